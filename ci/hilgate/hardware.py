@@ -13,12 +13,15 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hilgate.declare import CPU
 from hilgate.model import Environment
+from hilgate.names import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 TRACKED = ("torch", "triton", "vllm", "transformers", "lm_eval", "mamba-ssm", "causal-conv1d", "amd-aiter", "numpy")
@@ -194,7 +197,7 @@ def parse_nvidia(listing: str) -> list[Gpu]:
 
 
 def visible(gpus: Sequence[Gpu], env: Mapping[str, str], variables: Sequence[str]) -> list[Gpu]:
-    """Apply visibility variables in turn (`A|B`: A, else B): indices or uuids; the first that names no GPU ends the list.
+    """Apply visibility variables in turn (`A|B`: A, else B): indices or uuids; the first unknown one ends the list.
 
     That rule is the vendors' own (CUDA programming guide, environment variables; HIP follows it), so `-1` hides all.
     """

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOMS = ("kernels", "ci", "evals", "tests", "docker")
 """Folders that are no packages: `kernels/__init__.py` would shadow the `kernels` package that transformers imports."""

@@ -13,15 +13,18 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hilgate.changes import tracked_files
 from hilgate.declare import find_root
 from hilgate.errors import Exit, HilgateError, NothingSelectedError
 from hilgate.house import RULES
 from hilgate.model import Check, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TIMEOUT_SECONDS = 400
 MESSAGE_LINES = 25
