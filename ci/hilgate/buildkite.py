@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from hilgate.errors import DeclarationError, Exit, NothingSelectedError
 from hilgate.graph import find_cycle
-from hilgate.names import CPU
+from hilgate.names import BUILDKITE_KEY, CPU
 
 if TYPE_CHECKING:
     from hilgate.declare import Declarations
@@ -179,8 +179,8 @@ def lint(text: str) -> list[str]:
 
 def _step_problems(step: dict[str, Any], keys: set[str]) -> list[str]:
     problems = []
-    if not step.get("key"):
-        problems.append("has no key")
+    if not BUILDKITE_KEY.fullmatch(step.get("key") or ""):
+        problems.append("has no key that Buildkite takes")
     if not "".join(step.get("command") or []).strip():
         problems.append("has no command")
     if not (step.get("agents") or {}).get("queue"):

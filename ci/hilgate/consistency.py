@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pathspec
 
 from hilgate.graph import find_cycle
-from hilgate.names import CPU, RESERVED_KEYS, planned_key
+from hilgate.names import BUILDKITE_KEY, CPU, RESERVED_KEYS, planned_key
 from hilgate.suggest import suggest
 
 if TYPE_CHECKING:
@@ -120,6 +120,11 @@ def _check_names(areas: Sequence[Document[Area]]) -> None:
             )
         for loc, keys in _names(document.noun):
             for key in keys:
+                if not BUILDKITE_KEY.fullmatch(key):
+                    document.blame(
+                        loc, f"{key!r} is no Buildkite step key", "use lower case, digits, '_' and '-', at most 100"
+                    )
+                    break
                 if key in RESERVED_KEYS:
                     document.blame(loc, f"{key!r} is a step of the pipeline itself", "choose another key")
                 elif key in taken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,6 +10,9 @@ if TYPE_CHECKING:
 
 CPU = "cpu"
 """The device that every machine has: kernels under Triton's interpreter, and everything that needs no GPU."""
+
+BUILDKITE_KEY = re.compile(r"[a-z0-9_-]{1,100}")
+"""What every published version of Buildkite's schema takes as a step key; only the newest also takes a '.'."""
 
 RESERVED_KEYS = frozenset({"plan", "verdict"})
 """Step keys of the pipeline itself."""

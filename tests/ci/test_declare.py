@@ -94,6 +94,7 @@ def test_queue_is_the_smallest_unless_the_step_names_one(tmp_path):
         (STEP.replace("python -m x", "'python \"x'"), "cannot be split into words"),
         (STEP.replace("junit", "xml"), "steps[0].evidence"),
         (STEP.replace("key: one", "key: One"), "must be lower case letters"),
+        (STEP.replace("key: one", "key: triton-3.6"), "'triton-3.6' is no Buildkite step key"),
         (STEP.replace("key: one, ", ""), "key 'key' is missing"),
         (STEP.replace("key: one", "key: verdict"), "'verdict' is a step of the pipeline itself"),
     ],
