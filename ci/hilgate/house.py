@@ -17,7 +17,7 @@ MAX_KERNEL_LINES = 300
 """For a file with a jitted kernel: kernel and launcher belong on one page."""
 
 _JIT = re.compile(r"^@triton\.(jit|heuristics|autotune)", re.MULTILINE)
-_MACHINE_PATH = re.compile(r"(?<![\w.$}-])/(?:home|Users|work)/\w[\w./-]*")
+_MACHINE_PATH = re.compile(r"(?<![\w.$}~-])/(?:home|Users|work)/\w[\w./-]*")
 _PACKAGE_INDEX = re.compile(
     r"https?://[^\s/\"']*(?:pypi|artifactory|jfrog|nexus|devpi)[^\s\"']*|--(?:extra-)?index-url[= ]\S+", re.IGNORECASE
 )

@@ -149,9 +149,10 @@ def lint(linter: Linter, files: list[str], root: Path) -> Check:
 
 
 def _program(words: list[str]) -> str:
-    """The program to start: this interpreter for an installed module, else beside it, else on the path; '' if none."""
+    """The program to start: this interpreter if its module is installed, else beside it, else on the path; '' if none."""
     if words[0] == "python":
-        return sys.executable if importlib.util.find_spec(words[2]) else ""
+        absent = words[1] == "-m" and importlib.util.find_spec(words[2].partition(".")[0]) is None
+        return "" if absent else sys.executable
     beside = Path(sys.executable).with_name(words[0])
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(words[0]) or ""
 

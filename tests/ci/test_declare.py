@@ -1,5 +1,6 @@
 """Declarations: what is accepted, and that each mistake is named with its file, line and remedy."""
 
+import itertools
 import textwrap
 from pathlib import Path
 
@@ -155,7 +156,7 @@ def test_cycle_is_named(tmp_path):
     cycle = found.split("steps need each other: ")[1].split(";")[0].split(" -> ")
     assert len(cycle) == 4
     assert cycle[0] == cycle[-1]
-    assert all((a, b) in {("x", "y"), ("y", "z"), ("z", "x")} for a, b in zip(cycle, cycle[1:], strict=False))
+    assert all((a, b) in {("x", "y"), ("y", "z"), ("z", "x")} for a, b in itertools.pairwise(cycle))
 
 
 def test_need_that_runs_on_no_shared_device(tmp_path):

