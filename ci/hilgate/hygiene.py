@@ -51,7 +51,7 @@ LINTERS = (
     Linter("ruff-check", "python -m ruff check --quiet ."),
     Linter("ruff-format", "python -m ruff format --check --quiet ."),
     Linter("mypy", "python -m mypy --no-error-summary"),
-    Linter("import-contracts", "lint-imports"),
+    Linter("import-contracts", "lint-imports --no-logo"),
     Linter("yamllint", f"python -m yamllint --strict -d {shlex.quote(YAML_RULES)}", (".yaml", ".yml")),
     Linter(
         "buildkite-schema",
@@ -149,7 +149,7 @@ def lint(linter: Linter, files: list[str], root: Path) -> Check:
 
 
 def _program(words: list[str]) -> str:
-    """The program to start: this interpreter if its module is installed, else beside it, else on the path; '' if none."""
+    """The program to start: this interpreter, a program beside it, or one on the path; '' when it is missing."""
     if words[0] == "python":
         absent = words[1] == "-m" and importlib.util.find_spec(words[2].partition(".")[0]) is None
         return "" if absent else sys.executable
