@@ -263,6 +263,10 @@ class StepVerdict(Noun):
     seconds: float | None
     reproduce: str
     """A line to paste: the command that repeats this step."""
+    exit_status: int | None = None
+    """As recorded; None when nothing was recorded, started or left to end by itself."""
+    attempts: int = Field(default=0, ge=0)
+    """How often it was run (more than once after `--resume`); the last attempt counts."""
 
 
 class Verdict(Noun):
