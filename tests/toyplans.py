@@ -1,0 +1,116 @@
+"""Plans of `python -c` steps, for tests of everything that happens after planning."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import shlex
+from typing import TYPE_CHECKING
+
+from hilgate.model import Environment, Evidence, Omission, Plan, PlannedStep
+from hilgate.plan import plan_digest
+from hilgate.run import Runner
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hilgate import process, results
+
+ENVIRONMENT = Environment(
+    host="desk", device="a processor", cores=2, memory_gib=8.0, python="3.11.0", versions={"torch": "2.13.0"}
+)
+COMMIT = "c" * 40
+
+
+def writes_findings(*checks: dict[str, object], status: int = 0, then: str = "") -> str:
+    """A command that writes these findings and exits."""
+    lines = "".join(json.dumps(check) + "\n" for check in checks)
+    code = f"import os, sys, pathlib; pathlib.Path(os.environ['HILGATE_OUT'], 'findings.jsonl').write_text({lines!r}); "
+    return python(f"{code}{then or 'pass'}; sys.exit({status})")
+
+
+def python(code: str) -> str:
+    return f"python -c {shlex.quote(code)}"
+
+
+def passing(name: str = "it works") -> dict[str, object]:
+    return {"id": name, "outcome": "pass"}
+
+
+def failing(name: str = "it breaks") -> dict[str, object]:
+    return {"id": name, "outcome": "fail", "message": "max_abs_err 0.5 > 0.001\nsecond line"}
+
+
+def skipped(name: str = "it waits") -> dict[str, object]:
+    return {"id": name, "outcome": "did not run", "message": "needs gfx950"}
+
+
+def undecided(name: str = "it depends") -> dict[str, object]:
+    return {"id": name, "outcome": "inconclusive", "message": "n=50 cannot see 3 points"}
+
+
+def step(name: str, command: str, **changes: object) -> PlannedStep:
+    values: dict[str, object] = {
+        "key": f"{name}-cpu",
+        "step": name,
+        "area": "toys",
+        "label": f"{name} toys",
+        "device": "cpu",
+        "queue": "amd-cpu",
+        "command": command,
+        "env": {},
+        "evidence": Evidence.FINDINGS,
+        "minimum": 1,
+        "timeout_minutes": 1,
+        "depends_on": (),
+        "cores": 1,
+        "minutes": 0.1,
+        "columns": (),
+        "reason": "toys/layout.py changed",
+    }
+    return PlannedStep.model_validate(values | changes)
+
+
+def plan(*steps: PlannedStep, **changes: object) -> Plan:
+    values: dict[str, object] = {
+        "created": dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC),
+        "commit": COMMIT,
+        "dirty": False,
+        "base": "main",
+        "profile": "gate",
+        "changed_files": ("toys/layout.py",),
+        "steps": steps,
+        "omissions": (Omission(key="far-gfx950", area="toys", label="far", reason="needs gfx950"),),
+    }
+    return Plan.model_validate(values | changes)
+
+
+class Silent:
+    """Progress that shows nothing and remembers the order."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    def started(self, step: PlannedStep, child: process.Child) -> None:  # noqa: ARG002
+        self.events.append(("started", step.key))
+
+    def finished(self, step: PlannedStep, attempt: results.Attempt, log: Path) -> None:  # noqa: ARG002
+        self.events.append(("finished", step.key))
+
+    def tick(self) -> None:
+        pass
+
+
+def runner(a_plan: Plan, folder: Path, **changes: object) -> Runner:
+    folder.mkdir(parents=True, exist_ok=True)
+    values: dict[str, object] = {
+        "plan": a_plan,
+        "digest": plan_digest(a_plan),
+        "root": folder,
+        "results_folder": folder,
+        "environment": ENVIRONMENT,
+        "commit": a_plan.commit,
+        "cores": 2,
+        "progress": Silent(),
+    }
+    return Runner(**(values | changes))
