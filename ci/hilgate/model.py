@@ -132,6 +132,8 @@ class PlannedStep(Noun):
     cores: int
     minutes: float
     columns: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    """Distributions that must be installed; where one is missing the step did not run."""
     reason: str
     """Why it is in the plan."""
 

@@ -1,0 +1,109 @@
+"""What a change touches: the only module that runs git."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from hilgate.errors import CannotRunHereError, MisuseError
+
+
+@dataclass(frozen=True)
+class Changes:
+    """State of a checkout and, when it was compared with something, the files that differ."""
+
+    commit: str
+    """Full sha of HEAD; empty outside a git checkout."""
+    dirty: bool
+    """Whether the working tree (untracked files included) differs from the commit."""
+    base: str | None
+    """What it was compared with, as given; None when nothing was asked for."""
+    files: tuple[str, ...] | None
+    """Paths relative to the root, sorted: changed, added, deleted, both names of a rename, untracked. None without base."""
+
+
+def inspect(root: Path, base: str | None) -> Changes:
+    """Compare the working tree under `root` with the merge base of HEAD and `base`.
+
+    Raises:
+        MisuseError: `base` names no commit, shares no history with HEAD, or `root` is no git checkout.
+        CannotRunHereError: A base was given and git is not installed.
+    """
+    if base is None:
+        return _without_base(root)
+    if not _is_checkout(root):
+        raise MisuseError("not a git checkout, so there is nothing to compare", where=str(root),
+                          remedy="leave out --base to plan everything")
+    if base.startswith("-") or _git(root, "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}") is None:
+        raise MisuseError(f"git knows no commit {base!r}", where=str(root),
+                          remedy="fetch it (git fetch origin) or name another --base, e.g. origin/main")
+    commit = (_git(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}") or "").strip()
+    fork = (_git(root, "merge-base", base, "HEAD") or "").strip()
+    if not fork:
+        raise MisuseError(f"{base!r} and HEAD share no history here", where=str(root),
+                          remedy="in a shallow clone run git fetch --unshallow; else leave out --base")
+    differing = _required(root, "diff", "--name-status", "-z", "--find-renames", "--no-ext-diff", fork, "--")
+    untracked = _required(root, "ls-files", "--others", "--exclude-standard", "-z")
+    files = set(_names(differing)) | {name for name in untracked.split("\0") if name}
+    return Changes(commit, _is_dirty(root), base, tuple(sorted(files)))
+
+
+def tracked_files(root: Path) -> tuple[str, ...]:
+    """Files that git tracks or would track (untracked and not ignored), relative to `root`, sorted; links included.
+
+    Raises:
+        CannotRunHereError: git is not installed or `root` is no checkout.
+    """
+    names = _required(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
+    return tuple(sorted({name for name in names if name and (root / name).is_file()}))
+
+
+def _names(status: str) -> list[str]:
+    """File names in `git diff --name-status -z`: status, then one name, or two after R (rename) and C (copy)."""
+    words = iter(status.split("\0"))
+    names: list[str] = []
+    for letter in words:
+        if letter:
+            names.append(next(words))
+            if letter[0] in "RC":
+                names.append(next(words))
+    return names
+
+
+def _without_base(root: Path) -> Changes:
+    try:
+        checkout = _is_checkout(root)
+    except CannotRunHereError:
+        return Changes("", dirty=False, base=None, files=None)
+    commit = (_git(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}") or "").strip() if checkout else ""
+    return Changes(commit, dirty=checkout and _is_dirty(root), base=None, files=None)
+
+
+def _is_checkout(root: Path) -> bool:
+    """Whether git's own top folder is `root`: a copy unpacked inside another checkout is not that checkout."""
+    top = _git(root, "rev-parse", "--show-toplevel")
+    return top is not None and Path(top.rstrip("\n")).resolve() == root.resolve()
+
+
+def _is_dirty(root: Path) -> bool:
+    return bool(_required(root, "status", "--porcelain", "-z"))
+
+
+def _required(root: Path, *arguments: str) -> str:
+    out = _git(root, *arguments)
+    if out is None:
+        raise CannotRunHereError(f"git {arguments[0]} failed", where=str(root),
+                                 remedy=f"run `git {' '.join(arguments)}` there to see why")
+    return out
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Standard output of a git command; None when it failed. Undecodable names become replacement characters."""
+    command = ("git", "-c", "core.fsmonitor=false", "-c", "status.showUntrackedFiles=all", *arguments)
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    except FileNotFoundError as error:
+        raise CannotRunHereError("git is not installed", where=str(root),
+                                 remedy="install git, or leave out --base to plan everything") from error
+    return done.stdout.decode("utf-8", errors="replace") if done.returncode == 0 else None
