@@ -110,6 +110,7 @@ def runner(a_plan: Plan, folder: Path, **changes: object) -> Runner:
         "results_folder": folder,
         "environment": ENVIRONMENT,
         "commit": a_plan.commit,
+        "tree": "t" * 64,
         "cores": 2,
         "progress": Silent(),
     }

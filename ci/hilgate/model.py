@@ -210,6 +210,8 @@ class BuildRecord(Noun):
     plan_digest: str
     """sha256 of the canonical plan JSON; results of another plan are refused."""
     commit: str
+    tree: str = ""
+    """Fingerprint of the files under test (`hilgate.tree`); empty outside a git checkout."""
     environment: Environment
 
 

@@ -42,7 +42,7 @@ class Recorded:
     """Everything that a results file says.
 
     Attributes:
-        builds: The first run and its continuations, in order; never empty.
+        builds: The first run and its continuations, in order; empty only when no job left any.
         attempts: Step key -> its finished runs in order; the last one counts.
         unfinished: Steps with checks and no record of their end.
     """
@@ -130,17 +130,16 @@ def read(path: Path, plan: Plan, digest: str) -> Recorded:
     return reader.recorded()
 
 
-def read_agents(results: Path, plan: Plan, digest: str) -> Recorded:
-    """Read `results.jsonl` of this folder and of each `agents/<name>/` under it, as agents upload theirs.
+def read_all(results: Path, jobs: Path | None, plan: Plan, digest: str) -> Recorded:
+    """Read `results.jsonl` of this folder, or of each folder in `jobs` where agents ran one step each.
 
     Raises:
-        RecordsError: No file is there, or one of them is not sound (see `read`).
+        RecordsError: One of the files is not sound (see `read`), or there is none where one was expected. With `jobs`,
+            a job that left nothing is no error here: its step has no record, so it did not run.
     """
-    paths = [results / RESULTS_FILE, *sorted(results.glob(f"agents/*/{RESULTS_FILE}"))]
-    present = [path for path in paths if path.exists()]
-    if not present:
-        raise RecordsError("no results", where=str(paths[0]), remedy="run `hilgate gate` first")
-    parts = [read(path, plan, digest) for path in present]
+    if jobs is None:
+        return read(results / RESULTS_FILE, plan, digest)
+    parts = [read(path, plan, digest) for path in sorted(jobs.glob(f"*/{RESULTS_FILE}"))]
     attempts: dict[str, list[Attempt]] = defaultdict(list)
     for part in parts:
         for key, found in part.attempts.items():
@@ -218,18 +217,9 @@ class _Reader:
             record = record_adapter.validate_json(line)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            return f"not a record: {'.'.join(str(part) for part in first['loc'])} {first['msg']}".replace("  ", " ")
-        if isinstance(record, BuildRecord):
-            return self._open(record)
-        if not self.builds:
-            return "the first record must be the build's"
-        key = record.step if isinstance(record, CheckRecord) else record.key
-        if key not in self._keys:
-            return f"the step {key!r} is not in the plan"
-        if isinstance(record, CheckRecord):
-            self.pending[key].append(record.check)
-            return ""
-        return self._close(record)
+            place = ".".join(str(part) for part in first["loc"])
+            return f"not a record: {place + ': ' if place else ''}{first['msg']}"
+        return self._open(record) if isinstance(record, BuildRecord) else self._add(record)
 
     def _open(self, build: BuildRecord) -> str:
         if build.plan_digest != self.digest:
@@ -238,8 +228,22 @@ class _Reader:
         if build.commit != self.plan.commit:
             self.foreign = True
             return f"these results are of commit {build.commit[:12] or '(none)'}, the plan of {self.plan.commit[:12]}"
+        if self.builds and build.tree != self.builds[0].tree:
+            self.foreign = True
+            return "these results are of two states of the files under test"
         self.builds.append(build)
         self.pending.clear()  # what an interrupted run had not finished runs again
+        return ""
+
+    def _add(self, record: CheckRecord | StepRecord) -> str:
+        key = record.step if isinstance(record, CheckRecord) else record.key
+        if not self.builds:
+            return "the first record must be the build's"
+        if key not in self._keys:
+            return f"the step {key!r} is not in the plan"
+        if isinstance(record, StepRecord):
+            return self._close(record)
+        self.pending[key].append(record.check)
         return ""
 
     def _close(self, record: StepRecord) -> str:

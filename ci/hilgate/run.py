@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from hilgate import process, results, rules
 from hilgate.errors import RunInterruptedError
 from hilgate.evidence import JUNIT_FILE, collect
+from hilgate.hardware import installed
 from hilgate.model import BuildRecord, CheckRecord, Environment, Evidence, Outcome, Plan, PlannedStep, StepRecord
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ SECONDS_PER_MINUTE = 60.0
 POLL_SECONDS = 0.05
 LOG_FILE = "log.txt"
 OUT_VARIABLE = "HILGATE_OUT"
+_ENDED = {Outcome.FAIL: "failed", Outcome.INCONCLUSIVE: "was inconclusive", Outcome.DID_NOT_RUN: "did not run"}
 
 
 class Progress(Protocol):
@@ -71,6 +73,7 @@ class Runner:
     results_folder: Path
     environment: Environment
     commit: str
+    tree: str
     cores: int
     progress: Progress
     only: frozenset[str] | None = None
@@ -87,7 +90,13 @@ class Runner:
             RunInterruptedError: Ctrl-C or SIGTERM; every child was ended, finished results are on disk.
         """
         self._append(
-            BuildRecord(started=_now(), plan_digest=self.digest, commit=self.commit, environment=self.environment)
+            BuildRecord(
+                started=_now(),
+                plan_digest=self.digest,
+                commit=self.commit,
+                tree=self.tree,
+                environment=self.environment,
+            )
         )
         steps = {
             step.key: step
@@ -124,15 +133,24 @@ class Runner:
         settled = []
         for key in list(waiting):
             step = steps[key]
-            obstacle = next((n for n in step.depends_on if self._outcomes.get(n, Outcome.PASS) is not Outcome.PASS), "")
+            obstacle = self._obstacle(step)
             if obstacle:
                 waiting.remove(key)
-                self._record(step, process.Ended(None, _needs(obstacle, self._outcomes[obstacle]), 0.0, None), _now())
+                self._record(step, process.Ended(None, obstacle, 0.0, None), _now())
                 settled.append(key)
             elif self._fits(step, steps):
                 waiting.remove(key)
                 self._start(step)
         return settled
+
+    def _obstacle(self, step: PlannedStep) -> str:
+        """Why it must not start: a need that did not pass, or a distribution that is not installed."""
+        for need in step.depends_on:
+            outcome = self._outcomes.get(need, Outcome.PASS)
+            if outcome is not Outcome.PASS:
+                return f"needs {need}, which {_ENDED[outcome]}"
+        missing = [name for name in step.packages if name not in installed(step.packages)]
+        return f"needs {', '.join(missing)}, not installed here" if missing else ""
 
     def _fits(self, step: PlannedStep, steps: dict[str, PlannedStep]) -> bool:
         """Whether its cores are free (a step that wants more than there are runs alone) and its GPU is."""
@@ -217,11 +235,6 @@ def chain_minutes(steps: tuple[PlannedStep, ...]) -> dict[str, float]:
         for need in needs[key]:
             minutes[need] = max(minutes[need], by_key[need].minutes + minutes[key])
     return minutes
-
-
-def _needs(obstacle: str, outcome: Outcome) -> str:
-    words = {Outcome.FAIL: "failed", Outcome.INCONCLUSIVE: "was inconclusive", Outcome.DID_NOT_RUN: "did not run"}
-    return f"needs {obstacle}, which {words[outcome]}"
 
 
 def _now() -> dt.datetime:

@@ -38,7 +38,7 @@ def marked(outcome: Outcome) -> str:
 def duration(seconds: float | None) -> str:
     """`0.4 s`, `59 s`, `12 min 03 s`, `1 h 04 min`; a dash when nothing was timed."""
     if seconds is None:
-        return "–"
+        return "–"  # noqa: RUF001 - a dash, not a minus
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
