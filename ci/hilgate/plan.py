@@ -22,6 +22,8 @@ from hilgate.selection import select as select_areas
 from hilgate.suggest import suggest
 
 Profile = Literal["gate", "pr"]
+NOT_AFFECTED = "not affected by this change"
+NOT_ASKED_FOR = "not asked for"
 
 
 def make_plan(root: Path, *, base: str | None, profile: Profile, select: tuple[str, ...] = ()) -> Plan:
@@ -41,17 +43,28 @@ def make_plan(root: Path, *, base: str | None, profile: Profile, select: tuple[s
     return assemble(declarations, changes.inspect(root, base), machine, profile=profile, select=select)
 
 
-def assemble(declarations: Declarations, change: changes.Changes, machine: hardware.Machine | None, *,
-             profile: Profile, select: tuple[str, ...] = ()) -> Plan:
+def assemble(
+    declarations: Declarations,
+    change: changes.Changes,
+    machine: hardware.Machine | None,
+    *,
+    profile: Profile,
+    select: tuple[str, ...] = (),
+) -> Plan:
     """Like `make_plan`, from facts already gathered: no git, no files, no hardware."""
     wanted = _named(declarations, select) if select else _affected(declarations, change)
-    expansion = expand(declarations, wanted, machine)
+    otherwise = NOT_ASKED_FOR if select else NOT_AFFECTED
+    expansion = expand(declarations, wanted, machine, otherwise=otherwise)
     if not expansion.steps:
-        reasons = [f"{omission.key}: {omission.reason}" for omission in expansion.omissions
-                   if not select or omission.key in wanted or not omission.reason.startswith("not affected")]
+        reasons = [
+            f"{omission.key}: {omission.reason}" for omission in expansion.omissions if omission.reason != otherwise
+        ]
         error = CannotRunHereError if select else NothingSelectedError
-        raise error("no step can be planned", where="; ".join(reasons[:5]) or "no declared step is affected",
-                    remedy="run it on a machine or queue that has the device; `hilgate plan` shows what this one can do")
+        raise error(
+            "no step can be planned",
+            where="; ".join(reasons[:5]) or "no declared step is affected",
+            remedy="run it on a machine or queue that has the device; `hilgate plan` shows what this one can do",
+        )
     return Plan(
         created=dt.datetime.now(dt.UTC),
         commit=change.commit,
@@ -151,8 +164,11 @@ def read_plan(path: Path) -> Plan:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise RecordsError(f"not a plan: {place}: {first['msg']}", where=str(path),
-                           remedy="make a new one with `hilgate plan` of this version") from error
+        raise RecordsError(
+            f"not a plan: {place}: {first['msg']}",
+            where=str(path),
+            remedy="make a new one with `hilgate plan` of this version",
+        ) from error
     seen: set[Key] = set()
     for step in plan.steps:
         late = [need for need in step.depends_on if need not in seen]

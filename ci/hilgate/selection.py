@@ -29,7 +29,7 @@ def select(areas: Sequence[Area], changed: Iterable[str] | None) -> Selection:
     The reason names the most telling cause: a changed file of the area, else an unclaimed file, else `always`.
     """
     if changed is None:
-        return Selection({area.area: "everything is planned (no base to compare with)" for area in areas}, ())
+        return Selection({area.area: "everything runs (no --base)" for area in areas}, ())
     files = sorted(set(changed))
     reasons: dict[Key, str] = {}
     claimed: set[str] = set()
