@@ -16,7 +16,7 @@ from hilgate.errors import Exit, MisuseError, RecordsError
 from hilgate.model import Outcome
 
 if TYPE_CHECKING:
-    from hilgate.model import Plan, Verdict
+    from hilgate.model import Check, Plan, Verdict
     from hilgate.results import Recorded
 
 PLAN_FILE = "plan.json"
@@ -204,6 +204,17 @@ def print_verdict(judged: Judged) -> None:
     console.print(Text.assemble((shown.marked(verdict.outcome), style), f": {shown.headline(verdict, recorded)}"))
     console.print(Text(shown.step_counts(verdict), "dim"))
     console.print(Text(f"report: {_short(judged.report)}", "dim"), soft_wrap=True)
+
+
+def print_checks(checks: tuple[Check, ...]) -> None:
+    """One line per check and its message below, readable at 80 columns."""
+    console = stdout()
+    for check in checks:
+        console.print(
+            Text.assemble((shown.marked(check.outcome), shown.STYLES[check.outcome]), f" {check.id}"), soft_wrap=True
+        )
+        console.print(Text(f"  {check.message}", "dim"), soft_wrap=True)
+    console.print(Text(f"\n{rules.summary(rules.count(checks))}"))
 
 
 def _short(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -167,6 +168,8 @@ def selftest(
 ) -> None:
     """Plant known bugs in a copy of the kernels and demand that the gate turns red for each."""
     from hilgate import selftest as zoo
+    from hilgate.cli import gating
+    from hilgate.evidence import write_findings
     from hilgate.results import Folder
 
     root: Path = ctx.obj.repository()
@@ -176,9 +179,14 @@ def selftest(
         text = json.dumps(rows, indent=1) if as_json else "\n".join(f"{b.id}  {b.title}  ({b.source})" for b in chosen)
         sys.stdout.write(text + "\n")
         return
-    folder = results or root / "results" / "selftest"
+    out = os.environ.get("HILGATE_OUT")  # set when the self-test is itself a step of a gate
+    folder = results or (Path(out) / "zoo" if out else root / "results" / "selftest")
     with Folder(folder):
         checks = zoo.run_bugs(root, chosen, folder)
-    zoo.leave_findings(checks, folder)
-    zoo.print_checks(checks, as_json=as_json)
+    if out:
+        write_findings(Path(out), checks)
+    if as_json:
+        sys.stdout.write(json.dumps([check.model_dump(mode="json") for check in checks], indent=1) + "\n")
+    else:
+        gating.print_checks(checks)
     raise typer.Exit(zoo.status_of(checks))
