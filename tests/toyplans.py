@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.model import Environment, Evidence, Omission, Plan, PlannedStep
@@ -12,14 +16,13 @@ from hilgate.plan import plan_digest
 from hilgate.run import Runner
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hilgate import process, results
 
 ENVIRONMENT = Environment(
     host="desk", device="a processor", cores=2, memory_gib=8.0, python="3.11.0", versions={"torch": "2.13.0"}
 )
 COMMIT = "c" * 40
+IDENTITY = ["-c", "user.name=toys", "-c", "user.email=toys@example.invalid"]
 
 
 def writes_findings(*checks: dict[str, object], status: int = 0, then: str = "") -> str:
@@ -115,3 +118,50 @@ def runner(a_plan: Plan, folder: Path, **changes: object) -> Runner:
         "progress": Silent(),
     }
     return Runner(**(values | changes))
+
+
+AGENTS = "devices: {cpu: {}}\nqueues: {amd-cpu: {device: cpu, gpus: 0, memory_gib: 16}}\n"
+
+
+def write_repository(root: Path, commands: dict[str, str], **changes: object) -> Path:
+    """A git checkout with one area of these commands (step key -> command), as the planner reads it."""
+    steps = [
+        {
+            "key": key,
+            "label": f"{key} toys",
+            "command": command,
+            "devices": ["cpu"],
+            "evidence": "findings",
+            "timeout_minutes": 1,
+        }
+        | changes.get(key, {})
+        for key, command in commands.items()
+    ]
+    area = {"area": "toys", "title": "Toys", "why": "Toys work.", "paths": ["*"], "always": True, "steps": steps}
+    (root / "ci" / "areas").mkdir(parents=True, exist_ok=True)
+    (root / "ci" / "agents.yaml").write_text(AGENTS)
+    (root / "ci" / "areas" / "toys.yaml").write_text(json.dumps(area))
+    (root / ".gitignore").write_text("results/\n")
+    for arguments in (["init", "-q"], ["add", "-A"], [*IDENTITY, "commit", "-qm", "toys"]):
+        subprocess.run(["git", *arguments], cwd=root, check=True)
+    return root
+
+
+def hilgate(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `hilgate` in a toy repository."""
+    return subprocess.run(
+        [sys.executable, "-m", "hilgate", *arguments],
+        cwd=root,
+        env=environ(**env),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def environ(**env: str) -> dict[str, str]:
+    """This process's environment with import paths that hold in another folder, and no trace of an outer gate."""
+    path = os.pathsep.join(str(Path(part).resolve()) for part in sys.path if part)
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("HILGATE", "BUILDKITE"))}
+    return outer | {"PYTHONPATH": path, "COLUMNS": "80"} | env

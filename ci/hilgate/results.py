@@ -7,24 +7,21 @@ come before its `StepRecord`; checks without one belong to a step that did not f
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from hilgate.errors import MisuseError, RecordsError
+from hilgate.errors import RecordsError
 from hilgate.model import BuildRecord, Check, CheckRecord, Plan, StepRecord, record_adapter
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
 RESULTS_FILE = "results.jsonl"
 DAMAGED_FILE = "results.jsonl.damaged"
-LOCK_FILE = ".lock"
 
 _REMEDY = "run `hilgate gate --resume`: it sets the damage aside and repeats the steps it belonged to"
 
@@ -54,38 +51,6 @@ class Recorded:
     def last(self, key: str) -> Attempt | None:
         """The attempt that counts, or None when the step did not finish."""
         return self.attempts[key][-1] if key in self.attempts else None
-
-
-class Folder:
-    """Exclusive use of a results folder: two runs in one folder would mix their records."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        """Take the lock.
-
-        Raises:
-            MisuseError: Another process holds it.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._descriptor)
-            raise MisuseError(
-                "another hilgate run is writing its results here",
-                where=str(self.path),
-                remedy="wait for it, or name another folder with --results",
-            ) from None
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._descriptor)  # closing releases the lock; the empty file stays, so no race to create it
 
 
 def append(path: Path, records: list[BuildRecord | CheckRecord | StepRecord]) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from hilgate import process, results, rules
+from hilgate import process, results, rules, schedule
 from hilgate.errors import RunInterruptedError
 from hilgate.evidence import JUNIT_FILE, collect
 from hilgate.hardware import installed
@@ -106,7 +106,7 @@ class Runner:
         self._outcomes.update(dict.fromkeys(self.done, Outcome.PASS))
         sorter = graphlib.TopologicalSorter({k: [n for n in s.depends_on if n in steps] for k, s in steps.items()})
         sorter.prepare()
-        order = chain_minutes(tuple(steps.values()))
+        order = schedule.chain_minutes(tuple(steps.values()))
         waiting: list[str] = []
         with _signals(self):
             try:
@@ -138,7 +138,7 @@ class Runner:
                 waiting.remove(key)
                 self._record(step, process.Ended(None, obstacle, 0.0, None), _now())
                 settled.append(key)
-            elif self._fits(step, steps):
+            elif schedule.fits(step, [steps[other] for other in self._running], self.cores):
                 waiting.remove(key)
                 self._start(step)
         return settled
@@ -151,14 +151,6 @@ class Runner:
                 return f"needs {need}, which {_ENDED[outcome]}"
         missing = [name for name in step.packages if name not in installed(step.packages)]
         return f"needs {', '.join(missing)}, not installed here" if missing else ""
-
-    def _fits(self, step: PlannedStep, steps: dict[str, PlannedStep]) -> bool:
-        """Whether its cores are free (a step that wants more than there are runs alone) and its GPU is."""
-        running = [steps[key] for key in self._running]
-        if step.device != "cpu" and any(other.device == step.device for other in running):
-            return False
-        busy = sum(min(other.cores, self.cores) for other in running)
-        return busy + min(step.cores, self.cores) <= self.cores
 
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key).absolute()
@@ -224,17 +216,6 @@ class Runner:
         while self._running:
             self._running = {key: child for key, child in self._running.items() if child.poll() is None}
             time.sleep(POLL_SECONDS)
-
-
-def chain_minutes(steps: tuple[PlannedStep, ...]) -> dict[str, float]:
-    """Minutes of the longest chain of dependants that begins with each step, itself included."""
-    by_key = {step.key: step for step in steps}
-    needs = {key: [need for need in step.depends_on if need in by_key] for key, step in by_key.items()}
-    minutes = {key: step.minutes for key, step in by_key.items()}
-    for key in reversed(list(graphlib.TopologicalSorter(needs).static_order())):
-        for need in needs[key]:
-            minutes[need] = max(minutes[need], by_key[need].minutes + minutes[key])
-    return minutes
 
 
 def _now() -> dt.datetime:

@@ -12,7 +12,7 @@ import pytest
 import toyplans
 from toyplans import failing, passing, plan, python, runner, skipped, step, undecided, writes_findings
 
-from hilgate import process, results, run
+from hilgate import process, results, run, schedule
 from hilgate.errors import DeclarationError, RunInterruptedError
 from hilgate.model import Outcome
 from hilgate.plan import plan_digest
@@ -104,7 +104,7 @@ def test_the_longest_chain_starts_first():
         step("head", "x", minutes=1),
         step("tail", "x", minutes=5, depends_on=("head-cpu",)),
     )
-    assert run.chain_minutes(steps) == {"short-cpu": 3, "head-cpu": 6, "tail-cpu": 5}
+    assert schedule.chain_minutes(steps) == {"short-cpu": 3, "head-cpu": 6, "tail-cpu": 5}
 
 
 def test_stale_evidence_is_never_read(tmp_path):

@@ -1,38 +1,24 @@
-"""What the running commands share: the results folder, the run itself, the verdict and what is printed about it."""
+"""What the running commands share: the results folder, the run itself, and the verdict."""
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from hilgate import rules, shown
+from hilgate.cli import printing
 from hilgate.errors import Exit, MisuseError, RecordsError
-from hilgate.model import Outcome
 
 if TYPE_CHECKING:
-    from hilgate.model import Check, Plan, Verdict
+    from pathlib import Path
+
+    from hilgate.model import Plan, Verdict
     from hilgate.results import Recorded
 
 PLAN_FILE = "plan.json"
 OURS = ("plan.json", "results.jsonl", "results.jsonl.damaged", "verdict.json", "report.html", "annotation.md",
         "junit.xml", "steps")  # fmt: skip
 """What one build leaves in a results folder; the previous build's are kept in `previous/`."""
-
-
-def stdout() -> Console:
-    """Results go here."""
-    return Console()
-
-
-def stderr() -> Console:
-    """Narration goes here."""
-    return Console(stderr=True)
 
 
 def set_previous_aside(folder: Path) -> None:
@@ -104,7 +90,7 @@ def run_plan(plan: Plan, request: Request, *, resume: bool = False) -> None:
         done = passed_keys(recorded) if recorded else frozenset()
     machine = hardware.detect()
     keys = frozenset(step.key for step in plan.steps if request.only is None or step.key in request.only) - done
-    with progress.choose(plan, keys, stderr()) as shown_progress:
+    with progress.choose(plan, keys, printing.stderr()) as shown_progress:
         Runner(
             plan=plan,
             digest=digest,
@@ -158,68 +144,6 @@ def find_logs(folder: Path, jobs: Path | None, plan: Plan) -> dict[str, str]:
         if log.is_relative_to(folder) and log.exists():
             found[step.key] = log.relative_to(folder).as_posix()
     return found
-
-
-def print_plan(plan: Plan) -> None:
-    """What will run and why, on stderr, before anything runs."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("step", no_wrap=True, max_width=36, overflow="ellipsis")
-    table.add_column("~min", justify="right")
-    table.add_column("because", overflow="fold")
-    for step in plan.steps:
-        table.add_row(step.key, f"{step.minutes:g}", Text(step.reason))
-    console = stderr()
-    console.print(table)
-    omitted = f", {len(plan.omissions)} not planned here" if plan.omissions else ""
-    minutes = sum(step.minutes for step in plan.steps)
-    console.print(f"{len(plan.steps)} steps, about {minutes:.0f} CPU-minutes{omitted}\n", style="dim", highlight=False)
-
-
-def print_verdict(judged: Judged) -> None:
-    """The four outcomes, the first failure of each step that is not green, and where the report is."""
-    recorded, verdict = judged.recorded, judged.verdict
-    console = stdout()
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("outcome", no_wrap=True)
-    table.add_column("step", no_wrap=True, max_width=34, overflow="ellipsis")
-    for name in ("passed", "failed", "other", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for step in verdict.steps:
-        counts, style = step.counts, shown.STYLES[step.outcome]
-        other = str(counts.inconclusive + counts.did_not_run)
-        words = (str(counts.passed), str(counts.failed), other, shown.duration(step.seconds))
-        table.add_row(Text(shown.marked(step.outcome), style), step.key, *words)
-    console.print(table)
-    for step in shown.not_green(verdict):
-        console.print()
-        console.print(Text(f"{shown.marked(step.outcome)} {step.key}", shown.STYLES[step.outcome]))
-        attempt = recorded.last(step.key)
-        check = rules.first(attempt.checks, Outcome.FAIL) if attempt else None
-        lines = [check.id, *check.message.splitlines()[:12]] if check else [step.why]
-        for line in lines:
-            console.print(Text(f"  {line}"), soft_wrap=True)
-        console.print(Text(f"  reproduce: {step.reproduce}", "bold"), soft_wrap=True)
-    console.print()
-    style = shown.STYLES[verdict.outcome]
-    console.print(Text.assemble((shown.marked(verdict.outcome), style), f": {shown.headline(verdict, recorded)}"))
-    console.print(Text(shown.step_counts(verdict), "dim"))
-    console.print(Text(f"report: {_short(judged.report)}", "dim"), soft_wrap=True)
-
-
-def print_checks(checks: tuple[Check, ...]) -> None:
-    """One line per check and its message below, readable at 80 columns."""
-    console = stdout()
-    for check in checks:
-        console.print(
-            Text.assemble((shown.marked(check.outcome), shown.STYLES[check.outcome]), f" {check.id}"), soft_wrap=True
-        )
-        console.print(Text(f"  {check.message}", "dim"), soft_wrap=True)
-    console.print(Text(f"\n{rules.summary(rules.count(checks))}"))
-
-
-def _short(path: Path) -> Path:
-    """Relative to the current folder where that is shorter to read."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def with_arguments(plan: Plan, names: tuple[str, ...], arguments: str) -> Plan:

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 EXTRA = "hilgate.extra"
 
-Results = Annotated[
-    Path | None, typer.Option("--results", metavar="DIR", envvar="HILGATE_RESULTS", help="By default results/.")
-]
+Results = Annotated[Path | None, typer.Option("--results", metavar="DIR", help="By default results/.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Cores to fill; by default all.")]
 JobsFolder = Annotated[
     Path | None, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job, instead.")
@@ -50,6 +48,7 @@ def register(app: typer.Typer) -> None:
 
 def gate(
     ctx: typer.Context,
+    *,
     base: Annotated[
         str | None,
         typer.Option(metavar="REF", envvar="HILGATE_BASE", help="Run what differs from it; else everything."),
@@ -62,9 +61,9 @@ def gate(
     results: Results = None,
 ) -> None:
     """Plan, run, judge and report on this machine; the exit status is the verdict."""
-    from hilgate.cli import gating
+    from hilgate.cli import gating, printing
+    from hilgate.lock import Folder
     from hilgate.plan import make_plan, plan_digest, read_plan, write_plan
-    from hilgate.results import Folder
 
     root: Path = ctx.obj.repository()
     folder = results or root / "results"
@@ -82,10 +81,10 @@ def gate(
         else:
             gating.set_previous_aside(folder)
             write_plan(plan, plan_file)
-        gating.print_plan(plan)
+        printing.print_plan(plan)
         gating.run_plan(plan, gating.Request(root, folder, jobs), resume=resuming)
         judged = gating.decide(folder, plan)
-    gating.print_verdict(judged)
+    printing.print_verdict(judged)
     raise typer.Exit(gating.status_of(judged))
 
 
@@ -99,9 +98,9 @@ def run(
     results: Results = None,
 ) -> None:
     """Run steps by name. What follows -- is added to their commands: hilgate run kernels-cache -- -k hnd."""
-    from hilgate.cli import gating
+    from hilgate.cli import gating, printing
+    from hilgate.lock import Folder
     from hilgate.plan import make_plan, read_plan, write_plan
-    from hilgate.results import Folder
 
     extra = shlex.join(ctx.meta[EXTRA])
     chosen = tuple(names)
@@ -125,7 +124,7 @@ def run(
         write_plan(plan, folder / gating.PLAN_FILE)
         gating.run_plan(plan, gating.Request(root, folder, jobs, only))
         judged = gating.decide(folder, plan, only=only)
-    gating.print_verdict(judged)
+    printing.print_verdict(judged)
     raise typer.Exit(gating.status_of(judged))
 
 
@@ -137,7 +136,7 @@ def judge(
     as_json: Json = False,
 ) -> None:
     """Decide on recorded results and write the reports; the exit status is the verdict."""
-    from hilgate.cli import gating
+    from hilgate.cli import gating, printing
     from hilgate.plan import read_plan
 
     folder = results or ctx.obj.repository() / "results"
@@ -145,7 +144,7 @@ def judge(
     if as_json:
         sys.stdout.write(judged.verdict.model_dump_json(indent=1) + "\n")
     else:
-        gating.print_verdict(judged)
+        printing.print_verdict(judged)
     raise typer.Exit(gating.status_of(judged))
 
 
@@ -168,9 +167,9 @@ def selftest(
 ) -> None:
     """Plant known bugs in a copy of the kernels and demand that the gate turns red for each."""
     from hilgate import selftest as zoo
-    from hilgate.cli import gating
+    from hilgate.cli import printing
     from hilgate.evidence import write_findings
-    from hilgate.results import Folder
+    from hilgate.lock import Folder
 
     root: Path = ctx.obj.repository()
     chosen = zoo.load_bugs(root, tuple(bugs or ()))
@@ -188,5 +187,5 @@ def selftest(
     if as_json:
         sys.stdout.write(json.dumps([check.model_dump(mode="json") for check in checks], indent=1) + "\n")
     else:
-        gating.print_checks(checks)
+        printing.print_checks(checks)
     raise typer.Exit(zoo.status_of(checks))
