@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ANNOTATION_FILE = "annotation.md"
 JUNIT_FILE = "junit.xml"
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|~@:])")
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]|~])")  # the rest of CommonMark's marks only mean something first on a line
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, section 2.2
 
 
@@ -70,6 +70,7 @@ def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail) ->
             parts.append(fenced(shorten(step.why, detail.message_characters)))
         for check in problem.checks:
             parts += _check(check, detail)
+        parts += [f"{shown.MARKS[Outcome.DID_NOT_RUN]} {n} not run: {escape(why)}" for why, n in problem.skips]
         if problem.more:
             parts.append(f"and {problem.more} more that are not green")
         parts.append(f"reproduce:\n{fenced(step.reproduce)}")

@@ -127,7 +127,7 @@ def _verdict(step: PlannedStep, attempt: Attempt | None, decision: rules.Decisio
         outcome=decision.outcome,
         why=decision.why,
         counts=rules.count(attempt.checks) if attempt else Counts(),
-        seconds=attempt.record.seconds if attempt else None,
+        seconds=attempt.record.seconds or None if attempt else None,
         reproduce=reproduce_line(step, attempt),
         exit_status=attempt.record.exit_status if attempt else None,
         attempts=attempts,

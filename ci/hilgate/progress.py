@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 HEARTBEAT_SECONDS = 60.0
 REFRESH_SECONDS = 0.5
 LOG_TAIL_LINES = 40
+COMMAND_CHARACTERS = 200
 
 
 class LiveTable:
@@ -101,7 +102,7 @@ class Lines:
     def started(self, step: PlannedStep, child: Child) -> None:
         """Say that it began."""
         self._children[step.key] = child
-        self._say(f"{'--- ' if self._buildkite else ''}{step.key}: started: {step.command}")
+        self._say(f"{'--- ' if self._buildkite else ''}{step.key}: started: {step.command[:COMMAND_CHARACTERS]}")
 
     def finished(self, step: PlannedStep, attempt: Attempt, log: Path) -> None:
         """Say how it ended; in Buildkite an open group with the end of its log when that is not green."""

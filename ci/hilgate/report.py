@@ -6,6 +6,7 @@ shown: the verdict, what changed, what is not green, then everything.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,9 @@ class Problem:
     step: StepVerdict
     checks: tuple[Check, ...]
     more: int
-    """Checks that are not green and not shown."""
+    """Checks that failed or were inconclusive and are not shown."""
+    skips: tuple[tuple[str, int], ...]
+    """(reason, how many checks), of the checks that did not run."""
 
 
 def render(plan: Plan, recorded: Recorded, verdict: Verdict, logs: dict[str, str] | None = None) -> str:
@@ -72,9 +75,13 @@ def problems(recorded: Recorded, verdict: Verdict, *, limit: int) -> tuple[Probl
     found = []
     for step in shown.not_green(verdict):
         attempt = recorded.last(step.key)
-        checks = [check for check in attempt.checks if check.outcome is not Outcome.PASS] if attempt else []
-        checks.sort(key=lambda check: -rules.SEVERITY[check.outcome])
-        found.append(Problem(step, tuple(checks[:limit]), max(0, len(checks) - limit)))
+        checks = attempt.checks if attempt else ()
+        found_wrong = [check for check in checks if check.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
+        found_wrong.sort(key=lambda check: -rules.SEVERITY[check.outcome])
+        skipped = [check for check in checks if check.outcome is Outcome.DID_NOT_RUN]
+        reasons = Counter(shorten(rules.first_line(check.message), 300) for check in skipped)
+        more = max(0, len(found_wrong) - limit)
+        found.append(Problem(step, tuple(found_wrong[:limit]), more, tuple(reasons.most_common(limit))))
     return tuple(found)
 
 
