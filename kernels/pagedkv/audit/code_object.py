@@ -79,7 +79,9 @@ def read_code_object(code: bytes) -> CodeObject:
 
 def _metadata(code: bytes) -> dict[str, Any]:
     try:
-        sections = [section for section in ELFFile(io.BytesIO(code)).iter_sections() if isinstance(section, NoteSection)]
+        sections = [
+            section for section in ELFFile(io.BytesIO(code)).iter_sections() if isinstance(section, NoteSection)
+        ]
         notes = [note for section in sections for note in section.iter_notes()]
     except ELFError as error:
         raise UnreadableCodeObjectError(f"not an ELF file: {error}") from error

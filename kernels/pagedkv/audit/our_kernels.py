@@ -1,0 +1,2 @@
+def our_cases():
+    return []
