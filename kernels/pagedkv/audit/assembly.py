@@ -16,6 +16,8 @@ _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]+)"')
 _LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
 _INSTRUCTION = re.compile(r"^\s+([a-z][a-z0-9_]*)\b")
 _OCCUPANCY = re.compile(r"^;\s*Occupancy:\s*(\d+)", re.MULTILINE)
+_RELOAD = "Folded Reload"
+"""LLVM's comment on a load that only brings back a spilled register; gfx90a spills with buffer instructions."""
 _LOAD = re.compile(r"^(?:global|buffer|flat)_load_(?:lds_)?(\w+)$")
 
 _LOAD_BYTES = {
@@ -101,7 +103,7 @@ def read_assembly(text: str) -> Assembly:
         if found := _INSTRUCTION.match(line):
             mnemonic = found[1]
             mnemonics[mnemonic] += 1
-            if load := _LOAD.match(mnemonic):
+            if (load := _LOAD.match(mnemonic)) and _RELOAD not in line:
                 loads[source, _width(mnemonic, load[1])] += 1
         elif found := _LOC.match(line):
             name = files.get(found[1], "unknown")

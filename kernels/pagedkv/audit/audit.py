@@ -13,7 +13,7 @@ from .errors import CannotRunHereError
 from .findings import Finding, exit_status, write_findings
 from .judge import compare, judge_refusal, judge_row
 from .probe import probe
-from .report import print_report
+from .report import format_report
 from .work import compile_all, plan_work, row_id
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .cases import Case
 
-__all__ = ["exit_status", "print_report", "row_id", "run", "select", "write_findings"]
+__all__ = ["exit_status", "format_report", "row_id", "run", "select", "write_findings"]
 
 
 def select(only: str, arches: Sequence[str]) -> list[tuple[str, Case]]:
@@ -74,4 +74,5 @@ def _warm_up() -> None:
 
 def _progress(done: int, total: int) -> None:
     if sys.stderr.isatty():
-        print(f"\rcompiled {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        sys.stderr.write(f"\rcompiled {done} of {total}" + ("\n" if done == total else ""))
+        sys.stderr.flush()

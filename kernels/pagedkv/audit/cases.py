@@ -88,7 +88,7 @@ def vllm_cases() -> list[Case]:
 
 
 def pr_38502() -> Case:
-    """vLLM's decode kernel with the tile it had before PR 38502.
+    """The decode kernel of vLLM with the tile it had before PR 38502.
 
     A tile of 2048 tokens x head size 64 x 2 bytes of bf16 is 262144 bytes of LDS, four times what gfx942 has. If this
     audit lets it pass, the audit is broken.

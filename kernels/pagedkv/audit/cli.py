@@ -16,8 +16,6 @@ from .machine import ARCHES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .cases import Case
-
 _EPILOG = """\
 exit status: 0 all pass; 1 a budget or a comparison failed, or a kernel does not compile; 2 misuse; 4 nothing was
 selected or compiled; 5 this machine cannot do it (no AMD compiler, another Triton than asked for); 6 inconclusive.
@@ -37,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(_run(options))
     except AuditError as error:
-        print(f"audit: {error}", file=sys.stderr)
+        sys.stderr.write(f"audit: {error}\n")
         return int(error.exit_status)
 
 
@@ -73,12 +71,11 @@ def _run(options: argparse.Namespace) -> Exit:
     if not cases:
         raise NothingSelectedError(f"no case matches --only {options.only!r}\n  to do: see --list")
     if options.list:
-        for arch, case in cases:
-            print(audit.row_id(arch, case, "+".join(case.kernels)))
+        sys.stdout.writelines(f"{audit.row_id(arch, case, '+'.join(case.kernels))}\n" for arch, case in cases)
         return Exit.PASS
     findings, compiled = audit.run(cases, version=version, jobs=options.jobs, timeout=options.timeout)
     if out := options.out or os.environ.get("HILGATE_OUT"):
         audit.write_findings(Path(out) / "findings.jsonl", findings)
     status = audit.exit_status(findings, compiled=compiled)
-    audit.print_report(findings, status=status, seconds=time.monotonic() - started)
+    sys.stdout.write(audit.format_report(findings, status=status, seconds=time.monotonic() - started))
     return status

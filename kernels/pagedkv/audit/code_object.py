@@ -74,7 +74,7 @@ def read_code_object(code: bytes) -> CodeObject:
     if "--" not in target:
         raise UnreadableCodeObjectError(f"the code object's note names no gfx target (got {target!r})")
     figures = {name: int(kernel[key]) for name, key in _FIELDS.items()}
-    return CodeObject(name=kernel[".name"], arch=target.rsplit("--", 1)[1].split(":")[0], **figures)
+    return CodeObject(name=kernel[".name"], arch=target.rsplit("--", 1)[1].split(":", maxsplit=1)[0], **figures)
 
 
 def _metadata(code: bytes) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class _Utils:
     arch: Arch
 
     def get_device_properties(self, _device: int) -> dict[str, Any]:
+        """Under the names of HIP's driver."""
         return {
             "max_shared_mem": self.arch.lds_bytes,
             "arch": self.arch.name,
@@ -52,8 +53,8 @@ class _Utils:
         """(module, function, registers, spills, largest workgroup): the first two are opaque to Triton."""
         return name, name, 0, 0, self.arch.max_workgroup
 
-    def unload_module(self, _module: Any) -> None:  # Triton >= 3.8 unloads what it loaded
-        return
+    def unload_module(self, _module: Any) -> None:
+        """Triton >= 3.8 unloads what it loaded."""
 
 
 @dataclass
@@ -78,30 +79,38 @@ class OfflineHipDriver(DriverBase):
 
     @classmethod
     def is_active(cls) -> bool:
-        return False  # never picked by itself, only by `offline`
+        """Never picked by itself, only by `offline`."""
+        return False
 
     def map_python_to_cpp_type(self, ty: str) -> str:
+        """Only a real launcher needs C types."""
         return ty
 
     def get_current_target(self) -> GPUTarget:
+        """What Triton compiles for."""
         return GPUTarget("hip", self.arch.name, self.arch.wave_size)
 
     def get_current_device(self) -> int:
+        """Index of the arch."""
         return list(ARCHES).index(self.arch.name)
 
     def set_current_device(self, _device: int) -> None:
-        return
+        """There is one device."""
 
     def get_current_stream(self, _device: int) -> int:
+        """The default stream."""
         return 0
 
     def get_active_torch_device(self) -> torch.device:
+        """Where launchers make their tensors."""
         return torch.device("cpu")
 
     def get_device_interface(self) -> Any:
+        """Torch's module for the device."""
         return torch.cpu
 
     def get_benchmarker(self) -> Any:
+        """Refuses: nothing runs."""
         raise NotImplementedError("nothing runs on this driver, so nothing can be timed: autotuning needs a GPU")
 
 

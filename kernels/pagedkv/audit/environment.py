@@ -31,7 +31,8 @@ def check_environment(triton: str | None) -> str:
         The version of the Triton that will be imported.
 
     Raises:
-        CannotRunHereError: No Triton, another version than asked for, no AMD backend, or a setting that changes the machine code.
+        CannotRunHereError: No Triton, another version than asked for, no AMD backend, or a setting that changes the
+            machine code.
     """
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:

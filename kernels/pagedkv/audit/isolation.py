@@ -6,6 +6,7 @@ the imported torch, Triton and vLLM, so a child starts in milliseconds.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -88,6 +89,7 @@ def _start(index: int, call: Callable[[], Result]) -> _Child[Result]:
 
 
 def _child(call: Callable[[], Result], answer: Connection, output: IO[bytes]) -> None:
+    faulthandler.disable()  # a Python stack of the fork would push the compiler's words out of the tail
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
     try:

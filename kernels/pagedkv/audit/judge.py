@@ -1,4 +1,4 @@
-"""From figures to findings: budgets for ours, comparisons of ours with theirs, and the proof that the audit can fail."""
+"""From figures to findings: budgets for ours, ours compared with theirs, and the proof that the audit can fail."""
 
 from __future__ import annotations
 

@@ -82,10 +82,7 @@ def waves_per_simd(arch: Arch, *, vgpr: int, sgpr: int, lds_bytes: int, num_wave
     """
     waves_a_simd_gets = -(-num_waves // arch.simds)
     slots = register_waves(arch, vgpr=vgpr, sgpr=sgpr)
-    if num_waves >= arch.simds:
-        by_registers = slots // waves_a_simd_gets
-    else:
-        by_registers = slots * arch.simds // num_waves
+    by_registers = slots // waves_a_simd_gets if num_waves >= arch.simds else slots * arch.simds // num_waves
     by_lds = arch.lds_bytes // _granted(lds_bytes, arch.lds_granule) if lds_bytes else by_registers
     by_barriers = arch.max_workgroups if num_waves > 1 else arch.max_waves * arch.simds
     return min(by_registers, by_lds, by_barriers) * num_waves / arch.simds

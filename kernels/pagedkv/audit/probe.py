@@ -20,7 +20,7 @@ def probe_kernel(
     out_ptr,  # [SIDE, SIDE], float32
     SIDE: tl.constexpr,
 ):
-    """out = a @ b."""
+    """Compute out = a @ b."""
     rows, columns = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
     place = rows * SIDE + columns
     tl.store(out_ptr + place, tl.dot(tl.load(a_ptr + place), tl.load(b_ptr + place)))

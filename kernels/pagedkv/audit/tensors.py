@@ -39,10 +39,12 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
+        """Of this step, over all sequences."""
         return self.num_seqs * self.query_len
 
     @property
     def scale(self) -> float:
+        """Of the softmax."""
         return 1 / math.sqrt(self.head_size)
 
     @property

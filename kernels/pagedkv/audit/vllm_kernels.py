@@ -15,10 +15,11 @@ import torch
 from triton.backends import backends
 
 from .errors import CannotRunHereError
-from .tensors import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from .tensors import Batch
 
 _OPS = "vllm.v1.attention.ops"
 _TILE_CAP = 128

@@ -1,4 +1,4 @@
-"""From cases to figures: find out what each would compile, compile every distinct kernel once, hand the figures back."""
+"""From cases to figures: what would each case compile? Compile every distinct kernel once, hand the figures back."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class Refusal:
 
     @property
     def id(self) -> str:
+        """Stable name of the refused launch."""
         return row_id(self.arch, self.case, "launch")
 
 
