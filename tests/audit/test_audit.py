@@ -9,7 +9,8 @@ import torch
 from hilgate.model import Check
 from pagedkv.audit import judge
 from pagedkv.audit.budgets import Budgets, KernelBudget
-from pagedkv.audit.cases import Case, pr_38502
+from pagedkv.audit.case import Case
+from pagedkv.audit.cases import pr_38502
 from pagedkv.audit.errors import Exit, LdsExceededError
 from pagedkv.audit.findings import Finding, exit_status, write_findings
 from pagedkv.audit.isolation import Crash
@@ -24,7 +25,7 @@ BATCH = Batch(torch.bfloat16, head_size=64, num_heads=8, num_kv_heads=2, block_s
 
 
 def case(launch=probe, *, name="probe", side="ours", expected_lds=0):
-    return Case(name, side, "decode", BATCH, ("probe_kernel",), launch, expected_lds=expected_lds)
+    return Case(name, side, "decode", BATCH, ("probe_kernel",), launch, "planes", expected_lds=expected_lds)
 
 
 def audit(*cases, arch="gfx942", timeout=60):

@@ -19,7 +19,7 @@ from .work import compile_all, plan_work, row_id
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .cases import Case
+    from .case import Case
 
 __all__ = ["exit_status", "format_report", "row_id", "run", "select", "write_findings"]
 

@@ -2,66 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
 from . import vllm_kernels
+from .case import Case, dtype_name
+from .our_kernels import our_cases
 from .tensors import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Side = Literal["ours", "vllm"]
-
 PR_38502_TILE = 2048
 """The defect's tile: the whole physical block of Jamba."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One launch to compile."""
-
-    name: str
-    """Operation, dtype and shapes, as in a finding's id."""
-    side: Side
-    operation: str
-    """What ours and theirs have in common: decode, prefill, cache_write, cache_gather."""
-    batch: Batch
-    kernels: tuple[str, ...]
-    """Triton functions that the launch must compile; it compiles nothing else."""
-    launch: Callable[[], None]
-    layout: str = "interleaved"
-    """Of the cache, for the reader."""
-    dense_rows: bool = True
-    """Whether that layout lets a lane read 16 consecutive bytes of a row of K and of V."""
-    expected_lds: int = 0
-    """For the planted defect: the LDS it must be caught with."""
-
-    @property
-    def shape(self) -> tuple[str, str, int, int]:
-        """What must agree for ours and theirs to be compared."""
-        return self.operation, _dtype(self.batch), self.batch.head_size, self.batch.block_size
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """What the case is about, in words."""
-        return {
-            "side": self.side,
-            "operation": self.operation,
-            "dtype": _dtype(self.batch),
-            "head_size": str(self.batch.head_size),
-            "block_size": str(self.batch.block_size),
-            "layout": self.layout,
-            "cache": "2GiB+" if self.batch.big else "small",
-        }
-
-
 def all_cases() -> list[Case]:
     """Every case, ours first."""
-    from .our_kernels import our_cases  # noqa: PLC0415 - theirs can be audited while ours does not import
-
     return [*our_cases(), *vllm_cases(), pr_38502()]
 
 
@@ -72,9 +30,16 @@ def vllm_cases() -> list[Case]:
         batch = Batch(torch.bfloat16, head_size, num_heads=32, num_kv_heads=8, block_size=block_size)
         tile = vllm_kernels.decode_tile(block_size)
         cases += [
-            _theirs("decode", batch, ("kernel_paged_attention_2d",), vllm_kernels.paged_attention_2d(batch, tile)),
             _theirs(
                 "decode",
+                "x-packed",
+                batch,
+                ("kernel_paged_attention_2d",),
+                vllm_kernels.paged_attention_2d(batch, tile),
+            ),
+            _theirs(
+                "decode",
+                "packed",
                 batch,
                 ("kernel_unified_attention", "reduce_segments"),
                 vllm_kernels.unified_attention(batch, segments=16),
@@ -83,7 +48,7 @@ def vllm_cases() -> list[Case]:
     for head_size, block_size in ((64, 2048), (128, 544), (256, 544)):
         batch = Batch(torch.bfloat16, head_size, num_heads=32, num_kv_heads=8, block_size=block_size, query_len=512)
         launch = vllm_kernels.unified_attention(batch, segments=0)
-        cases.append(_theirs("prefill", batch, ("kernel_unified_attention",), launch))
+        cases.append(_theirs("prefill", "packed", batch, ("kernel_unified_attention",), launch))
     return cases
 
 
@@ -98,6 +63,7 @@ def pr_38502() -> Case:
         name="pr-38502-tile-2048-hd64",
         side="vllm",
         operation="proof",
+        layout="x-packed",
         batch=batch,
         kernels=("kernel_paged_attention_2d",),
         launch=vllm_kernels.paged_attention_2d(batch, PR_38502_TILE),
@@ -105,16 +71,13 @@ def pr_38502() -> Case:
     )
 
 
-def _theirs(operation: str, batch: Batch, kernels: tuple[str, ...], launch: Callable[[], None]) -> Case:
+def _theirs(operation: str, layout: str, batch: Batch, kernels: tuple[str, ...], launch: Callable[[], None]) -> Case:
     return Case(
-        name=f"{operation}-{_dtype(batch)}-hd{batch.head_size}-bs{batch.block_size}",
+        name=f"{operation}-{dtype_name(batch.dtype)}-hd{batch.head_size}-bs{batch.block_size}",
         side="vllm",
         operation=operation,
+        layout=layout,
         batch=batch,
         kernels=kernels,
         launch=launch,
     )
-
-
-def _dtype(batch: Batch) -> str:
-    return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[batch.dtype]

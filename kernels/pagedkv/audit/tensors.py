@@ -13,8 +13,13 @@ import mmap
 import warnings
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Literal
 
 import torch
+
+Layout = Literal["planes", "interleaved", "packed"]
+"""Where K and V lie: a plane each; K then V in every block, as hybrid models need; or K and V side by side in every
+(head, token), vLLM 0.32's own. The rows of a head are dense in all three."""
 
 _BIG = 2**31
 """Bytes at which Triton's AMD backend stops using buffer instructions for a tensor."""
@@ -81,13 +86,16 @@ class Batch:
             return torch.empty(shape, dtype=self.dtype)
         return _reservation().view(self.dtype)[: math.prod(shape)].view(shape)
 
-    def caches(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V, logical [num_blocks, block_size, num_kv_heads, head_size], interleaved block by block.
-
-        That is how hybrid models lay them out: stride(0) is twice a block, everything inside is dense.
-        """
-        both = self.pool(self.num_blocks, 2, self.block_size, self.num_kv_heads, self.head_size)
-        return both[:, 0], both[:, 1]
+    def caches(self, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V, logical [num_blocks, block_size, num_kv_heads, head_size], where `layout` puts them."""
+        blocks, tokens, heads, size = self.num_blocks, self.block_size, self.num_kv_heads, self.head_size
+        if layout == "planes":
+            key_cache, value_cache = self.pool(2, blocks, tokens, heads, size).unbind(0)
+        elif layout == "interleaved":
+            key_cache, value_cache = self.pool(blocks, 2, tokens, heads, size).unbind(1)
+        else:
+            key_cache, value_cache = self.pool(blocks, heads, tokens, 2 * size).transpose(1, 2).split(size, dim=-1)
+        return key_cache, value_cache
 
 
 @cache

@@ -105,13 +105,13 @@ def paged_attention_2d(batch: Batch, tile: int) -> Callable[[], None]:
 
 
 def unified_attention(batch: Batch, *, segments: int) -> Callable[[], None]:
-    """A call of `unified_attention` on a cache of dense rows.
+    """A call of `unified_attention` on the cache that vLLM 0.32 gives it.
 
     Args:
         batch: Shapes and dtype.
         segments: Parts of a sequence handled by separate programs (their "3D" kernel); 0 for the "2D" kernel.
     """
-    key_cache, value_cache = batch.caches()
+    key_cache, value_cache = batch.caches("packed")
     query, out = batch.query(), batch.query()
     scratch = {}
     if segments:

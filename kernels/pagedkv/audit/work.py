@@ -13,7 +13,7 @@ from .isolation import Crash, run_isolated
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .cases import Case
+    from .case import Case
 
 
 @dataclass(frozen=True)
