@@ -12,7 +12,7 @@ import functools
 import inspect
 import json
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import yaml
@@ -21,10 +21,13 @@ from buildkite_sdk.pipeline import Pipeline
 from buildkite_sdk.schema import AutomaticRetry, CommandStep, CommandStepRetry, GroupStep
 from pydantic import BaseModel
 
-from hilgate.declare import CPU, Declarations
 from hilgate.errors import DeclarationError, Exit, NothingSelectedError
 from hilgate.graph import find_cycle
-from hilgate.model import Plan, PlannedStep
+from hilgate.names import BUILDKITE_KEY, CPU
+
+if TYPE_CHECKING:
+    from hilgate.declare import Declarations
+    from hilgate.model import Plan, PlannedStep
 
 PLAN_FILE = "results/plan.json"
 JOBS_FOLDER = "results/jobs"
@@ -139,14 +142,12 @@ def _verdict(keys: list[str], queue: str) -> CommandStep:
 @functools.cache
 def _forbid_unknown_keys() -> None:
     """Make the SDK's models refuse what they would drop."""
-    models = [
-        model
-        for _, model in inspect.getmembers(schema, inspect.isclass)
-        if issubclass(model, BaseModel) and model is not BaseModel
-    ]
-    for model in (*models, Pipeline):
+    models: list[type[BaseModel]] = [Pipeline]
+    models += [model for _, model in inspect.getmembers(schema, inspect.isclass) if issubclass(model, BaseModel)]
+    models.remove(BaseModel)
+    for model in models:
         model.model_config["extra"] = "forbid"
-    for model in (*models, Pipeline):
+    for model in models:
         model.model_rebuild(force=True)
 
 
@@ -178,8 +179,8 @@ def lint(text: str) -> list[str]:
 
 def _step_problems(step: dict[str, Any], keys: set[str]) -> list[str]:
     problems = []
-    if not step.get("key"):
-        problems.append("has no key")
+    if not BUILDKITE_KEY.fullmatch(step.get("key") or ""):
+        problems.append("has no key that Buildkite takes")
     if not "".join(step.get("command") or []).strip():
         problems.append("has no command")
     if not (step.get("agents") or {}).get("queue"):

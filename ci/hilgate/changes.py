@@ -20,7 +20,7 @@ class Changes:
     base: str | None
     """What it was compared with, as given; None when nothing was asked for."""
     files: tuple[str, ...] | None
-    """Paths relative to the root, sorted: changed, added, deleted, both names of a rename, untracked. None without base."""
+    """Sorted paths below the root: changed, added, deleted, untracked, both names of a rename. None without a base."""
 
 
 def inspect(root: Path, base: str | None) -> Changes:

@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hilgate.declare import CPU, Declarations, planned_key
-from hilgate.hardware import Machine
 from hilgate.model import Area, Key, Omission, PlannedStep, Step
+from hilgate.names import CPU, planned_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hilgate.declare import Declarations
+    from hilgate.hardware import Machine
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ def expand(
                 continue
             depends_on = tuple(key for key in needs.values() if key is not None)
             reason = wanted[step.key].reason + _missing_note(machine, step)
-            planned.append(_planned(declarations, area, step, device, depends_on, reason))
+            planned.append(_planned(declarations, area, step, device, depends_on=depends_on, reason=reason))
     return Expansion(tuple(planned), tuple(omissions))
 
 
@@ -135,7 +140,7 @@ def _missing_note(machine: Machine | None, step: Step) -> str:
 
 
 def _planned(
-    declarations: Declarations, area: Area, step: Step, device: Key, depends_on: tuple[Key, ...], reason: str
+    declarations: Declarations, area: Area, step: Step, device: Key, *, depends_on: tuple[Key, ...], reason: str
 ) -> PlannedStep:
     return PlannedStep(
         key=planned_key(step, device),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 
 def find_cycle(needs: Mapping[str, Iterable[str]]) -> list[str]:

@@ -13,12 +13,15 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hilgate.declare import CPU
 from hilgate.model import Environment
+from hilgate.names import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 TRACKED = ("torch", "triton", "vllm", "transformers", "lm_eval", "mamba-ssm", "causal-conv1d", "amd-aiter", "numpy")
@@ -88,10 +91,9 @@ def detect(
 ) -> Machine:
     """Look at this machine. `packages` are looked up besides the tracked ones.
 
-    The other arguments are for tests: a recorded sysfs tree, and an environment in place of the process's own.
+    The other arguments are for tests: a recorded sysfs tree, and another environment than the process's.
     """
-    env = os.environ if env is None else env
-    notes: list[str] = []
+    env, notes = os.environ if env is None else env, list[str]()
     amd = visible(amd_gpus(kfd), env, ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES|CUDA_VISIBLE_DEVICES"))
     if amd and not os.access(dev_kfd, os.R_OK | os.W_OK):
         notes.append(
@@ -180,21 +182,20 @@ def nvidia_gpus(notes: list[str]) -> list[Gpu]:
     if done.returncode != 0:
         notes.append(f"nvidia-smi: {(done.stdout or done.stderr).strip().splitlines()[:1]}")
         return []
-    return parse_nvidia(done.stdout)
-
-
-def parse_nvidia(listing: str) -> list[Gpu]:
-    """Lines `uuid, name, compute capability, memory.total` with memory as `<MiB> MiB`."""
-    gpus = []
-    for line in filter(None, listing.splitlines()):
-        uuid, name, capability, memory = (word.strip() for word in line.split(","))
-        mib = re.fullmatch(r"(\d+) MiB", memory)
-        gpus.append(Gpu("cuda", f"{name} (sm_{capability.replace('.', '')})", int(mib[1]) / 1024 if mib else 0.0, uuid))
+    gpus = parse_nvidia(done.stdout)
+    if not gpus:
+        notes.append(f"nvidia-smi lists no GPU: {done.stdout.strip()}")
     return gpus
 
 
+def parse_nvidia(listing: str) -> list[Gpu]:
+    """GPUs of `uuid, name, compute capability, <MiB> MiB` lines; none unless every line has that shape."""
+    lines = [re.fullmatch(r"(GPU-[\w-]+), (.+), (\d+)\.(\d+), (\d+) MiB", line) for line in listing.splitlines()]
+    return [Gpu("cuda", f"{m[2]} (sm_{m[3]}{m[4]})", int(m[5]) / 1024, m[1]) for m in lines if m] if all(lines) else []
+
+
 def visible(gpus: Sequence[Gpu], env: Mapping[str, str], variables: Sequence[str]) -> list[Gpu]:
-    """Apply visibility variables in turn (`A|B`: A, else B): indices or uuids; the first that names no GPU ends the list.
+    """Apply visibility variables in turn (`A|B`: A, else B): indices or uuids; the first unknown one ends the list.
 
     That rule is the vendors' own (CUDA programming guide, environment variables; HIP follows it), so `-1` hides all.
     """

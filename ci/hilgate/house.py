@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOMS = ("kernels", "ci", "evals", "tests", "docker")
 """Folders that are no packages: `kernels/__init__.py` would shadow the `kernels` package that transformers imports."""
@@ -14,7 +17,7 @@ MAX_KERNEL_LINES = 300
 """For a file with a jitted kernel: kernel and launcher belong on one page."""
 
 _JIT = re.compile(r"^@triton\.(jit|heuristics|autotune)", re.MULTILINE)
-_MACHINE_PATH = re.compile(r"(?<![\w.$}-])/(?:home|Users|work)/\w[\w./-]*")
+_MACHINE_PATH = re.compile(r"(?<![\w.$}~-])/(?:home|Users|work)/\w[\w./-]*")
 _PACKAGE_INDEX = re.compile(
     r"https?://[^\s/\"']*(?:pypi|artifactory|jfrog|nexus|devpi)[^\s\"']*|--(?:extra-)?index-url[= ]\S+", re.IGNORECASE
 )

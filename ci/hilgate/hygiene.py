@@ -13,15 +13,18 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hilgate.changes import tracked_files
 from hilgate.declare import find_root
 from hilgate.errors import Exit, HilgateError, NothingSelectedError
 from hilgate.house import RULES
 from hilgate.model import Check, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TIMEOUT_SECONDS = 400
 MESSAGE_LINES = 25
@@ -48,7 +51,7 @@ LINTERS = (
     Linter("ruff-check", "python -m ruff check --quiet ."),
     Linter("ruff-format", "python -m ruff format --check --quiet ."),
     Linter("mypy", "python -m mypy --no-error-summary"),
-    Linter("import-contracts", "lint-imports"),
+    Linter("import-contracts", "lint-imports --no-logo"),
     Linter("yamllint", f"python -m yamllint --strict -d {shlex.quote(YAML_RULES)}", (".yaml", ".yml")),
     Linter(
         "buildkite-schema",
@@ -146,9 +149,10 @@ def lint(linter: Linter, files: list[str], root: Path) -> Check:
 
 
 def _program(words: list[str]) -> str:
-    """The program to start: this interpreter for an installed module, else beside it, else on the path; '' if none."""
+    """The program to start: this interpreter, a program beside it, or one on the path; '' when it is missing."""
     if words[0] == "python":
-        return sys.executable if importlib.util.find_spec(words[2]) else ""
+        absent = words[1] == "-m" and importlib.util.find_spec(words[2].partition(".")[0]) is None
+        return "" if absent else sys.executable
     beside = Path(sys.executable).with_name(words[0])
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(words[0]) or ""
 

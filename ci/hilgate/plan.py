@@ -14,10 +14,11 @@ from typing import Literal
 from pydantic import ValidationError
 
 from hilgate import changes, hardware
-from hilgate.declare import Declarations, load, planned_key
+from hilgate.declare import Declarations, load
 from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.expand import Wanted, expand
 from hilgate.model import Key, Plan
+from hilgate.names import planned_key
 from hilgate.selection import select as select_areas
 from hilgate.suggest import suggest
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hilgate.declare import CPU, Declarations
-from hilgate.hardware import Machine
-from hilgate.model import Key, Step
+from hilgate.names import CPU
+
+if TYPE_CHECKING:
+    from hilgate.declare import Declarations
+    from hilgate.hardware import Machine
+    from hilgate.model import Key, Step
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,15 @@ Selection only ever adds: one more changed file can select more areas and never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pathspec
 
-from hilgate.model import Area, Key
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from hilgate.model import Area, Key
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def select(areas: Sequence[Area], changed: Iterable[str] | None) -> Selection:
 
 def claimed_by(area: Area, files: Iterable[str]) -> list[str]:
     """The files that match the area's globs, in the given order."""
-    spec = pathspec.PathSpec.from_lines("gitwildmatch", area.paths)
+    spec = pathspec.PathSpec.from_lines("gitignore", area.paths)
     return [name for name in files if spec.match_file(name)]
 
 

@@ -1,21 +1,24 @@
 """YAML into a noun, strictly, remembering the line of every key.
 
-PyYAML keeps the last of two equal keys and pydantic knows no line numbers. Here a file is composed to nodes (which carry
-marks), turned into plain data once, and validated; each mistake is reported as `file:line key.path`.
+PyYAML keeps the last of two equal keys and pydantic knows no line numbers. Here a file is composed to nodes, which
+carry marks, turned into plain data once, and validated; each mistake is reported as `file:line key.path`.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
 
 from hilgate.model import Noun
 from hilgate.suggest import suggest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NounT = TypeVar("NounT", bound=Noun)
 Loc = tuple[str | int, ...]
@@ -142,9 +145,13 @@ def _validate(data: object, model: type[NounT], document: Document[NounT]) -> No
     try:
         document.noun = model.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
-        for detail in error.errors():
+        details = error.errors()
+        unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
+        for detail in details:
             loc = tuple(part for part in detail["loc"] if part != "[key]")
             name = str(loc[-1]) if loc else ""
+            if _follows_from_another(detail["type"], detail["loc"], detail["input"], unknown):
+                continue
             if detail["type"] == "extra_forbidden":
                 document.blame(loc, f"unknown key {name!r}", suggest(name, _keys_at(model, loc[:-1])))
             elif detail["type"] == "missing":
@@ -152,6 +159,14 @@ def _validate(data: object, model: type[NounT], document: Document[NounT]) -> No
             else:
                 what = _MESSAGES.get(detail["type"], detail["msg"].lower())
                 document.blame(loc, f"{what}, got {_short(detail['input'])}", _meaning(model, loc))
+
+
+def _follows_from_another(kind: str, loc: Loc, value: object, unknown: list[Loc]) -> bool:
+    """Whether a mistake only repeats another: pydantic counts invalid items as absent, and a typo as a missing key."""
+    if kind == "too_short":
+        return bool(value)
+    typos = [str(other[-1]) for other in unknown if other[:-1] == loc[:-1]]
+    return kind == "missing" and bool(difflib.get_close_matches(str(loc[-1]), typos))
 
 
 def _model_at(model: type[Noun], loc: Loc) -> type[Noun]:

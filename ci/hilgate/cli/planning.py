@@ -1,9 +1,11 @@
 """Commands that look and decide but run nothing: plan, explain, doctor, pipeline, and the first screen."""
 
+# ruff: noqa: PLC0415, PLR0917 - a command imports what it needs when it runs, and has the options it has
+
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -12,8 +14,6 @@ from hilgate.cli.app import SUMMARY, Settings
 from hilgate.errors import Exit
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from hilgate.declare import Declarations
     from hilgate.hardware import Machine
 

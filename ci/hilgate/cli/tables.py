@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hilgate.declare import Declarations, planned_key
 from hilgate.hardware import TRACKED, Machine
-from hilgate.model import Area, Plan, Step
+from hilgate.names import planned_key
 from hilgate.plan import estimate
-from hilgate.readiness import Readiness
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from hilgate.declare import Declarations
+    from hilgate.model import Area, Plan, Step
+    from hilgate.readiness import Readiness
 
 _STYLE = {"yes": "green", "partly": "yellow", "no": "red"}
 

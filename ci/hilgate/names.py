@@ -1,0 +1,23 @@
+"""Names that have a meaning of their own, in one place."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hilgate.model import Key, Step
+
+CPU = "cpu"
+"""The device that every machine has: kernels under Triton's interpreter, and everything that needs no GPU."""
+
+BUILDKITE_KEY = re.compile(r"[a-z0-9_-]{1,100}")
+"""What every published version of Buildkite's schema takes as a step key; only the newest also takes a '.'."""
+
+RESERVED_KEYS = frozenset({"plan", "verdict"})
+"""Step keys of the pipeline itself."""
+
+
+def planned_key(step: Step, device: Key) -> Key:
+    """Key of a step on a device."""
+    return f"{step.key}-{device}"

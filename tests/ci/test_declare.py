@@ -1,0 +1,173 @@
+"""Declarations: what is accepted, and that each mistake is named with its file, line and remedy."""
+
+import itertools
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from hilgate.declare import InvalidDeclarationsError, find_root, load
+from hilgate.errors import Exit, MisuseError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+AGENTS = """\
+devices:
+  cpu: {}
+  gfx942: {}
+queues:
+  amd-cpu: {device: cpu, gpus: 0, memory_gib: 64}
+  amd_mi325_1: {device: gfx942, gpus: 1, memory_gib: 256}
+  amd_mi300_1: {device: gfx942, gpus: 1, memory_gib: 192}
+  amd_mi300_8: {device: gfx942, gpus: 8, memory_gib: 192}
+"""
+
+STEP = "{key: one, label: l, command: python -m x, devices: [cpu], evidence: junit, timeout_minutes: 5}"
+
+
+def area(name: str, *steps: str) -> str:
+    listed = "".join(f"  - {step}\n" for step in steps or (STEP,))
+    return f"area: {name}\ntitle: T\nwhy: W.\npaths: [src/]\nsteps:\n{listed}"
+
+
+def write(root: Path, agents: str = AGENTS, **areas: str) -> Path:
+    (root / "ci" / "areas").mkdir(parents=True)
+    (root / "ci" / "agents.yaml").write_text(agents)
+    for name, text in areas.items():
+        (root / "ci" / "areas" / f"{name}.yaml").write_text(textwrap.dedent(text))
+    return root
+
+
+def mistakes(root: Path) -> list[str]:
+    with pytest.raises(InvalidDeclarationsError) as caught:
+        load(root)
+    assert caught.value.exit_status == Exit.INVALID_DECLARATION
+    return [str(mistake) for mistake in caught.value.mistakes]
+
+
+def test_repository_declares_every_queue_of_the_fleet():
+    queues = load(REPOSITORY).agents.queues
+    fleet = {f"amd_mi{product}_{count}" for product in (250, 300, 325, 355) for count in (1, 2, 4, 8)}
+    assert set(queues) == fleet | {"amd-cpu"}
+    assert all(name == "amd-cpu" or queue.gpus == int(name[-1]) for name, queue in queues.items())
+
+
+def test_gate_at_a_desk_stays_under_nine_cpu_minutes():
+    at_a_desk = [step for _, step in load(REPOSITORY).steps() if "cpu" in step.devices]
+    assert sum(step.minutes for step in at_a_desk) < 9
+
+
+def test_queue_is_the_smallest_unless_the_step_names_one(tmp_path):
+    named = STEP.replace("one,", "two,").replace("[cpu]", "[gfx942], queues: {gfx942: amd_mi300_8}")
+    declarations = load(write(tmp_path, a=area("a", STEP.replace("[cpu]", "[cpu, gfx942]"), named)))
+    one, two = (step for _, step in declarations.steps())
+    assert declarations.queue_for(one, "gfx942") == "amd_mi300_1"
+    assert declarations.queue_for(two, "gfx942") == "amd_mi300_8"
+    assert declarations.queue_for(one, "gfx950") is None
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (
+            STEP.replace("timeout_minutes", "timeout_minuts"),
+            "unknown key 'timeout_minuts'; did you mean 'timeout_minutes'",
+        ),
+        (STEP.replace("[cpu]", "[gfx924]"), "steps[0].devices[0]: unknown device 'gfx924'; did you mean 'gfx942'"),
+        (STEP.replace("[cpu]", "[cpu, cpu]"), "device 'cpu' is listed twice"),
+        (STEP.replace("[cpu]", "[]"), "steps[0].devices: must not be empty"),
+        (STEP.replace("[cpu]", "[gfx942], queues: {gfx942: amd_mi30_1}"), "unknown queue 'amd_mi30_1'; did you mean"),
+        (STEP.replace("[cpu]", "[gfx942], queues: {gfx942: amd-cpu}"), "queue 'amd-cpu' offers cpu, not gfx942"),
+        (STEP.replace("[cpu]", "[cpu], queues: {gfx942: amd_mi300_1}"), "'gfx942' is not a device of step 'one'"),
+        (
+            STEP.replace("label: l", "label: l, needs: [ones]"),
+            "steps[0].needs[0]: unknown step 'ones'; did you mean 'one'",
+        ),
+        (
+            STEP.replace("label: l", "env: {TRITON_INTERPRET: 0}, label: l"),
+            "env.TRITON_INTERPRET: must be text (quote it), got 0",
+        ),
+        (STEP.replace("label: l", "label: 2026-01-01"), "'2026-01-01' is read as a date; quote it"),
+        (STEP.replace("label: l", "label: l, key: two"), "key 'key' is already on line 6; keep one of them"),
+        (STEP.replace("label: l", "label: l, minutes: 9"), "usually 9 minutes, but ended after 5"),
+        (STEP.replace("label: l", "label: l, minutes: .nan"), "steps[0].minutes"),
+        (STEP.replace("python -m x", "python x | tee log"), "'|' needs a shell and there is none"),
+        (STEP.replace("python -m x", "'python \"x'"), "cannot be split into words"),
+        (STEP.replace("junit", "xml"), "steps[0].evidence"),
+        (STEP.replace("key: one", "key: One"), "must be lower case letters"),
+        (STEP.replace("key: one", "key: triton-3.6"), "'triton-3.6' is no Buildkite step key"),
+        (STEP.replace("key: one, ", ""), "key 'key' is missing"),
+        (STEP.replace("key: one", "key: verdict"), "'verdict' is a step of the pipeline itself"),
+    ],
+)
+def test_mistake_in_a_step_is_named_with_line_and_remedy(tmp_path, step, expected):
+    (found,) = mistakes(write(tmp_path, a=area("a", step)))
+    assert found.startswith("ci/areas/a.yaml:6 ")
+    assert expected in found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "ci/areas/a.yaml:1: is empty"),
+        ("area: [", "ci/areas/a.yaml:1: is not YAML"),
+        ("area: a\n---\narea: b\n", "is not YAML: but found another document"),
+        ("- a\n", "must be a mapping"),
+        ("x: &x [*x]\n", "x[0]: is an alias of what contains it"),
+        (area("b"), "area 'b' is declared in a.yaml; name the file b.yaml"),
+        (area("a").replace("[src/]", "['!']"), "paths[0]: not a glob"),
+        (area("a") + "on: true\n", "key True is not text; quote it"),
+    ],
+)
+def test_mistake_in_a_file(tmp_path, text, expected):
+    assert any(expected in found for found in mistakes(write(tmp_path, a=text)))
+
+
+def test_all_mistakes_are_reported_at_once(tmp_path):
+    agents = AGENTS.replace("gpus: 8", "gpus: 0").replace(
+        "device: gfx942, gpus: 1, memory_gib: 256", "device: gfx9, gpus: 1, memory_gib: 256"
+    )
+    root = write(
+        tmp_path, agents, a=area("a", STEP.replace("[cpu]", "[gpu]")), b=area("b", STEP.replace("label", "lable"))
+    )
+    found = mistakes(root)
+    assert [one.split(":")[0] for one in found] == ["ci/agents.yaml"] * 2 + ["ci/areas/a.yaml"] + ["ci/areas/b.yaml"]
+    with pytest.raises(InvalidDeclarationsError, match="4 mistakes in the declarations"):
+        load(root)
+
+
+def test_key_taken_in_another_file_names_the_place(tmp_path):
+    (found,) = mistakes(write(tmp_path, a=area("a"), b=area("b")))
+    assert (
+        found == "ci/areas/b.yaml:6 steps[0].key: 'one' is taken by ci/areas/a.yaml:6 steps[0].key; choose another key"
+    )
+
+
+def test_planned_keys_may_not_collide_either(tmp_path):
+    other = STEP.replace("key: one", "key: one-cpu").replace("[cpu]", "[gfx942]")
+    assert "'one-cpu' is taken" in mistakes(write(tmp_path, a=area("a", STEP, other)))[0]
+
+
+def test_cycle_is_named(tmp_path):
+    def step(key: str, need: str) -> str:
+        return STEP.replace("key: one", f"key: {key}, needs: [{need}]")
+
+    (found,) = mistakes(write(tmp_path, a=area("a", step("x", "y"), step("y", "z"), step("z", "x"))))
+    cycle = found.split("steps need each other: ")[1].split(";")[0].split(" -> ")
+    assert len(cycle) == 4
+    assert cycle[0] == cycle[-1]
+    assert all((a, b) in {("x", "y"), ("y", "z"), ("z", "x")} for a, b in itertools.pairwise(cycle))
+
+
+def test_need_that_runs_on_no_shared_device(tmp_path):
+    gpu_only = STEP.replace("[cpu]", "[gfx942]")
+    dependant = STEP.replace("key: one", "key: two, needs: [one]")
+    (found,) = mistakes(write(tmp_path, a=area("a", gpu_only, dependant)))
+    assert "step 'one' does not run on cpu" in found
+
+
+def test_root_is_found_from_below(tmp_path):
+    root = write(tmp_path / "repository", a=area("a"))
+    assert find_root(root / "ci" / "areas") == root.resolve()
+    with pytest.raises(MisuseError, match="not inside a repository"):
+        find_root(tmp_path)
