@@ -5,7 +5,7 @@ from __future__ import annotations
 import graphlib
 from typing import TYPE_CHECKING
 
-from hilgate.declare import CPU
+from hilgate.names import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
