@@ -18,7 +18,7 @@ from hilgate.model import Check, Evidence, Number, Outcome
 from hilgate.rules import SEVERITY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from junitparser.xunit2 import TestCase
 
@@ -82,7 +82,7 @@ def _read_junit(path: Path, root: Path) -> Collected:
     announced = held = 0
     for suite in document if isinstance(document, xunit2.JUnitXml) else [document]:
         announced += suite.tests or 0
-        for case in suite:
+        for case in _cases(suite):
             held += 1
             check = _check_of_case(case, root)
             # A test that fails and then fails in its teardown is written as two cases: the worse one counts.
@@ -93,6 +93,17 @@ def _read_junit(path: Path, root: Path) -> Collected:
     if announced > held:
         return Collected(tuple(checks.values()), f"its {path.name} announces {announced} tests and holds {held}")
     return Collected(tuple(checks.values()))
+
+
+def _cases(suite: Iterable[object]) -> Iterator[TestCase]:
+    """All cases of a suite, those of the suites inside it included."""
+    from junitparser import xunit2
+
+    for inside in suite:
+        if isinstance(inside, xunit2.TestSuite):
+            yield from _cases(inside)
+        elif isinstance(inside, xunit2.TestCase):
+            yield inside
 
 
 def _check_of_case(case: TestCase, root: Path) -> Check:
@@ -130,7 +141,7 @@ def _check_of_case(case: TestCase, root: Path) -> Check:
 
 
 def _properties(case: TestCase) -> Iterator[tuple[str, str]]:
-    for found in case.properties():
+    for found in case.properties():  # type: ignore[no-untyped-call]  # junitparser 5.0.3 left it untyped
         yield found.name or "(no name)", "" if found.value is None else str(found.value)
 
 

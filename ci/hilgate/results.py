@@ -129,7 +129,8 @@ def repair(path: Path, plan: Plan, digest: str) -> Recorded | None:
     """
     if not path.exists():
         return None
-    kept, damaged = [], []
+    kept: list[bytes] = []
+    damaged: list[bytes] = []
     reader = _Reader(plan, digest)
     for line in _lines(path):
         problem = reader.accept(line)

@@ -7,15 +7,12 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from hilgate.errors import MisuseError
-
-if TYPE_CHECKING:
-    import click
 
 EXTRA = "hilgate.extra"
 
@@ -29,9 +26,9 @@ PlanFile = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="B
 
 
 class _TakesExtra(TyperCommand):
-    """Keeps what follows `--` apart from the names before it, which click would mix."""
+    """Keeps what follows `--` apart from the names before it, which the parser would mix."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         cut = args.index("--") if "--" in args else len(args)
         ctx.meta[EXTRA] = args[cut + 1 :]
         return super().parse_args(ctx, args[:cut])
