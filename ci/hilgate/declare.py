@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from hilgate.consistency import check
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Agents, Area, Key, Step
-from hilgate.names import planned_key
+from hilgate.names import CPU, planned_key
 from hilgate.strictyaml import Mistake, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+__all__ = ["CPU", "Declarations", "InvalidDeclarationsError", "find_root", "load", "planned_key"]
 
 
 class InvalidDeclarationsError(DeclarationError):

@@ -30,11 +30,6 @@ TIMEOUT_SECONDS = 400
 MESSAGE_LINES = 25
 """Of a linter's output; the rest is one pasted command away."""
 
-YAML_RULES = (
-    "{extends: default, rules: {line-length: {max: 120}, document-start: disable, comments-indentation: disable,"
-    " braces: {max-spaces-inside: 1}, truthy: {check-keys: false}, indentation: {indent-sequences: whatever}}}"
-)
-
 
 @dataclass(frozen=True)
 class Linter:
@@ -52,13 +47,13 @@ LINTERS = (
     Linter("ruff-format", "python -m ruff format --check --quiet ."),
     Linter("mypy", "python -m mypy --no-error-summary"),
     Linter("import-contracts", "lint-imports --no-logo"),
-    Linter("yamllint", f"python -m yamllint --strict -d {shlex.quote(YAML_RULES)}", (".yaml", ".yml")),
+    Linter("yamllint", "python -m yamllint --strict", (".yaml", ".yml")),
     Linter(
         "buildkite-schema",
         "check-jsonschema --builtin-schema vendor.buildkite",
         (".buildkite/pipeline.yml", ".buildkite/rerun.yml", ".buildkite/release.yml"),
     ),
-    Linter("shellcheck", "shellcheck", (".sh",)),
+    Linter("shellcheck", "shellcheck", (".sh", ".ci/run")),
     Linter("hadolint", "hadolint", ("Dockerfile",)),
 )
 

@@ -4,7 +4,8 @@ import importlib.metadata
 
 import pytest
 
-from hilgate.hardware import Gpu, amd_gpus, detect, environment, gfx_name, installed, parse_nvidia, visible
+from hilgate.gpus import Gpu, amd_gpus, gfx_name, parse_nvidia, visible
+from hilgate.hardware import detect, environment, installed
 
 MI300X = {"simd_count": 1216, "gfx_target_version": 90402, "device_id": 0x74A1, "unique_id": 0xABC0}
 MI250 = {"simd_count": 416, "gfx_target_version": 90010, "device_id": 0x740C, "unique_id": 0xABC1}
@@ -78,6 +79,12 @@ def test_visibility_list_ends_at_the_first_unknown_gpu():
     assert [gpu.name for gpu in seen] == ["2"]
 
 
+def test_hiding_every_gpu_is_noted(tmp_path, device_node):
+    nodes = topology(tmp_path / "nodes", MI300X, MI300X)
+    machine = detect(kfd=nodes, dev_kfd=device_node, env={"HIP_VISIBLE_DEVICES": "-1"})
+    assert machine.notes == ("2 x AMD MI300X, all hidden by HIP_VISIBLE_DEVICES",)
+
+
 def test_mixed_machine_is_its_gpu_0_and_says_so(tmp_path, device_node):
     machine = detect(kfd=topology(tmp_path / "nodes", MI250, MI300X), dev_kfd=device_node, env={})
     assert (machine.device, machine.gpus) == ("gfx90a", 1)
@@ -108,6 +115,8 @@ def test_nvidia_listing():
     assert (first.device, first.name, first.uuid) == ("cuda", "NVIDIA H200 (sm_90)", "GPU-5f0c")
     assert first.memory_gib == pytest.approx(140.4, abs=0.01)
     assert second.uuid == "GPU-77aa"
+    (shared,) = parse_nvidia("GPU-1, NVIDIA GB10, 12.1, [N/A]\n")
+    assert (shared.name, shared.memory_gib) == ("NVIDIA GB10 (sm_121)", 0.0)
 
 
 @pytest.mark.parametrize("listing", ["NVIDIA H200, 9.0\n", "No devices were found\n"])
