@@ -88,3 +88,9 @@ class CannotRunHereError(HilgateError):
     """This machine lacks what the step needs."""
 
     exit_status = Exit.CANNOT_RUN_HERE
+
+
+class RunInterruptedError(HilgateError):
+    """Ctrl-C or SIGTERM while steps were running."""
+
+    exit_status = Exit.INTERRUPTED

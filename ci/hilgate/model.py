@@ -210,6 +210,8 @@ class BuildRecord(Noun):
     plan_digest: str
     """sha256 of the canonical plan JSON; results of another plan are refused."""
     commit: str
+    tree: str = ""
+    """Fingerprint of the files under test (`hilgate.tree`); empty outside a git checkout."""
     environment: Environment
 
 
@@ -265,6 +267,10 @@ class StepVerdict(Noun):
     seconds: float | None
     reproduce: str
     """A line to paste: the command that repeats this step."""
+    exit_status: int | None = None
+    """As recorded; None when nothing was recorded, started or left to end by itself."""
+    attempts: int = Field(default=0, ge=0)
+    """How often it was run (more than once after `--resume`); the last attempt counts."""
 
 
 class Verdict(Noun):

@@ -1,0 +1,89 @@
+"""What the running commands print: results on stdout, narration on stderr, readable at 80 columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hilgate import rules, shown
+from hilgate.model import Outcome
+
+if TYPE_CHECKING:
+    from hilgate.cli.gating import Judged
+    from hilgate.model import Check, Plan
+
+
+def stdout() -> Console:
+    """Results go here."""
+    return Console()
+
+
+def stderr() -> Console:
+    """Narration goes here."""
+    return Console(stderr=True)
+
+
+def print_plan(plan: Plan) -> None:
+    """What will run and why, on stderr, before anything runs."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("step", no_wrap=True, max_width=36, overflow="ellipsis")
+    table.add_column("~min", justify="right")
+    table.add_column("because", overflow="fold")
+    for step in plan.steps:
+        table.add_row(step.key, f"{step.minutes:g}", Text(step.reason))
+    console = stderr()
+    console.print(table)
+    omitted = f", {len(plan.omissions)} not planned here" if plan.omissions else ""
+    minutes = sum(step.minutes for step in plan.steps)
+    console.print(f"{len(plan.steps)} steps, about {minutes:.0f} CPU-minutes{omitted}\n", style="dim", highlight=False)
+
+
+def print_verdict(judged: Judged) -> None:
+    """The four outcomes, the first failure of each step that is not green, and where the report is."""
+    recorded, verdict = judged.recorded, judged.verdict
+    console = stdout()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("step", no_wrap=True, max_width=34, overflow="ellipsis")
+    for name in ("passed", "failed", "other", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for step in verdict.steps:
+        counts, style = step.counts, shown.STYLES[step.outcome]
+        other = str(counts.inconclusive + counts.did_not_run)
+        words = (str(counts.passed), str(counts.failed), other, shown.duration(step.seconds))
+        table.add_row(Text(shown.marked(step.outcome), style), step.key, *words)
+    console.print(table)
+    for step in shown.not_green(verdict):
+        console.print()
+        console.print(Text(f"{shown.marked(step.outcome)} {step.key}", shown.STYLES[step.outcome]))
+        attempt = recorded.last(step.key)
+        check = rules.first(attempt.checks, Outcome.FAIL) if attempt else None
+        lines = [check.id, *check.message.splitlines()[:12]] if check else [step.why]
+        for line in lines:
+            console.print(Text(f"  {line}"), soft_wrap=True)
+        console.print(Text(f"  reproduce: {step.reproduce}", "bold"), soft_wrap=True)
+    console.print()
+    style = shown.STYLES[verdict.outcome]
+    console.print(Text.assemble((shown.marked(verdict.outcome), style), f": {shown.headline(verdict, recorded)}"))
+    console.print(Text(shown.step_counts(verdict), "dim"))
+    console.print(Text(f"report: {_short(judged.report)}", "dim"), soft_wrap=True)
+
+
+def print_checks(checks: tuple[Check, ...]) -> None:
+    """One line per check and its message below, readable at 80 columns."""
+    console = stdout()
+    for check in checks:
+        console.print(
+            Text.assemble((shown.marked(check.outcome), shown.STYLES[check.outcome]), f" {check.id}"), soft_wrap=True
+        )
+        console.print(Text(f"  {check.message}", "dim"), soft_wrap=True)
+    console.print(Text(f"\n{rules.summary(rules.count(checks))}"))
+
+
+def _short(path: Path) -> Path:
+    """Relative to the current folder where that is shorter to read."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,188 @@
+"""The commands that run and judge: gate, run, judge, report, selftest. What they import is imported when they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from hilgate.errors import MisuseError
+
+EXTRA = "hilgate.extra"
+
+Results = Annotated[Path | None, typer.Option("--results", metavar="DIR", help="By default results/.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Cores to fill; by default all.")]
+JobsFolder = Annotated[
+    Path | None, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job, instead.")
+]
+Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
+PlanFile = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="By default plan.json of the results.")]
+
+
+class _TakesExtra(TyperCommand):
+    """Keeps what follows `--` apart from the names before it, which the parser would mix."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        cut = args.index("--") if "--" in args else len(args)
+        ctx.meta[EXTRA] = args[cut + 1 :]
+        return super().parse_args(ctx, args[:cut])
+
+
+def register(app: typer.Typer) -> None:
+    """Add the running commands to the program."""
+    app.command("gate")(gate)
+    app.command("run", cls=_TakesExtra)(run)
+    app.command("judge")(judge)
+    app.command("report")(report)
+    app.command("selftest")(selftest)
+
+
+def gate(
+    ctx: typer.Context,
+    *,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="REF", envvar="HILGATE_BASE", help="Run what differs from it; else everything."),
+    ] = None,
+    steps: Annotated[
+        list[str] | None, typer.Option("--steps", metavar="NAME", help="Only this step or area; may be repeated.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue: repeat only what has not passed.")] = False,
+    jobs: Jobs = None,
+    results: Results = None,
+) -> None:
+    """Plan, run, judge and report on this machine; the exit status is the verdict."""
+    from hilgate.cli import gating, printing
+    from hilgate.lock import Folder
+    from hilgate.plan import make_plan, plan_digest, read_plan, write_plan
+
+    root: Path = ctx.obj.repository()
+    folder = results or root / "results"
+    plan_file = folder / gating.PLAN_FILE
+    with Folder(folder):
+        plan = make_plan(root, base=base, profile="gate", select=tuple(steps or ()))
+        resuming = resume and plan_file.exists()
+        if resuming:
+            if plan_digest(read_plan(plan_file)) != plan_digest(plan):
+                raise MisuseError(
+                    "--resume continues the same plan, and this is another (commit, changed files or options)",
+                    where=str(plan_file),
+                    remedy="start afresh without --resume; the old results go to previous/",
+                )
+        else:
+            gating.set_previous_aside(folder)
+            write_plan(plan, plan_file)
+        printing.print_plan(plan)
+        gating.run_plan(plan, gating.Request(root, folder, jobs), resume=resuming)
+        judged = gating.decide(folder, plan)
+    printing.print_verdict(judged)
+    raise typer.Exit(gating.status_of(judged))
+
+
+def run(
+    ctx: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="STEP...", help="Steps or areas; with --plan its keys.")],
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="Run these steps of this plan and nothing they need.")
+    ] = None,
+    jobs: Jobs = None,
+    results: Results = None,
+) -> None:
+    """Run steps by name. What follows -- is added to their commands: hilgate run kernels-cache -- -k hnd."""
+    from hilgate.cli import gating, printing
+    from hilgate.lock import Folder
+    from hilgate.plan import make_plan, read_plan, write_plan
+
+    extra = shlex.join(ctx.meta[EXTRA])
+    chosen = tuple(names)
+    root: Path = ctx.obj.repository()
+    folder = results or root / "results" / "run"
+    only = None
+    if plan_file is not None:
+        if extra:
+            raise MisuseError(
+                "arguments after -- would run something else than the plan says",
+                where=str(plan_file),
+                remedy="leave out --plan to run a part of a step",
+            )
+        plan = read_plan(plan_file)
+        gating.require_known(chosen, frozenset(step.key for step in plan.steps), str(plan_file))
+        only = frozenset(chosen)
+    else:
+        plan = gating.with_arguments(make_plan(root, base=None, profile="gate", select=chosen), chosen, extra)
+    with Folder(folder):
+        gating.set_previous_aside(folder)
+        write_plan(plan, folder / gating.PLAN_FILE)
+        gating.run_plan(plan, gating.Request(root, folder, jobs, only))
+        judged = gating.decide(folder, plan, only=only)
+    printing.print_verdict(judged)
+    raise typer.Exit(gating.status_of(judged))
+
+
+def judge(
+    ctx: typer.Context,
+    plan_file: PlanFile = None,
+    jobs: JobsFolder = None,
+    results: Results = None,
+    as_json: Json = False,
+) -> None:
+    """Decide on recorded results and write the reports; the exit status is the verdict."""
+    from hilgate.cli import gating, printing
+    from hilgate.plan import read_plan
+
+    folder = results or ctx.obj.repository() / "results"
+    judged = gating.decide(folder, read_plan(plan_file or folder / gating.PLAN_FILE), jobs=jobs)
+    if as_json:
+        sys.stdout.write(judged.verdict.model_dump_json(indent=1) + "\n")
+    else:
+        printing.print_verdict(judged)
+    raise typer.Exit(gating.status_of(judged))
+
+
+def report(ctx: typer.Context, plan_file: PlanFile = None, jobs: JobsFolder = None, results: Results = None) -> None:
+    """Write verdict.json, report.html, annotation.md and junit.xml again; prints the path of the report."""
+    from hilgate.cli import gating
+    from hilgate.plan import read_plan
+
+    folder = results or ctx.obj.repository() / "results"
+    judged = gating.decide(folder, read_plan(plan_file or folder / gating.PLAN_FILE), jobs=jobs)
+    sys.stdout.write(f"{judged.report}\n")
+
+
+def selftest(
+    ctx: typer.Context,
+    bugs: Annotated[list[str] | None, typer.Argument(metavar="[BUG]...", help="Planted bugs; by default all.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Print the bugs and stop.")] = False,
+    as_json: Json = False,
+    results: Results = None,
+) -> None:
+    """Plant known bugs in a copy of the kernels and demand that the gate turns red for each."""
+    from hilgate import selftest as zoo
+    from hilgate.cli import printing
+    from hilgate.evidence import write_findings
+    from hilgate.lock import Folder
+
+    root: Path = ctx.obj.repository()
+    chosen = zoo.load_bugs(root, tuple(bugs or ()))
+    if listed:
+        rows = [bug.model_dump(mode="json") for bug in chosen]
+        text = json.dumps(rows, indent=1) if as_json else "\n".join(f"{b.id}  {b.title}  ({b.source})" for b in chosen)
+        sys.stdout.write(text + "\n")
+        return
+    out = os.environ.get("HILGATE_OUT")  # set when the self-test is itself a step of a gate
+    folder = results or (Path(out) / "zoo" if out else root / "results" / "selftest")
+    with Folder(folder):
+        checks = zoo.run_bugs(root, chosen, folder)
+    if out:
+        write_findings(Path(out), checks)
+    if as_json:
+        sys.stdout.write(json.dumps([check.model_dump(mode="json") for check in checks], indent=1) + "\n")
+    else:
+        printing.print_checks(checks)
+    raise typer.Exit(zoo.status_of(checks))

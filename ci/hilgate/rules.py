@@ -1,0 +1,218 @@
+"""What an exit status and its evidence mean together: one table, read from the top, first match decides.
+
+The runner uses it to know whether dependants may start, the judge to decide. Both see the same table.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hilgate.errors import EXIT_MEANINGS, Exit
+from hilgate.model import Check, Counts, Evidence, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+PYTEST_MEANINGS: dict[int, str] = {
+    1: "tests failed",
+    2: "the test run was interrupted",
+    3: "pytest met an internal error",
+    4: "pytest was called wrongly",
+    5: "no tests were collected",
+}
+"""`pytest.ExitCode`; its 5 is not our 5 (this environment cannot run it)."""
+
+SEVERITY: dict[Outcome, int] = {
+    Outcome.PASS: 0,
+    Outcome.INCONCLUSIVE: 1,
+    Outcome.DID_NOT_RUN: 2,
+    Outcome.FAIL: 3,
+}
+"""The order in which outcomes win: fail over did not run over inconclusive over pass."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that is known of one step.
+
+    Attributes:
+        exit_status: None when the step was not started or was ended by us; then `stopped` says why.
+        problem: What is wrong with the evidence as a whole (missing, corrupt); empty when it could be read.
+        last_line: The last thing the step printed, to explain an exit without evidence.
+    """
+
+    evidence: Evidence
+    minimum: int
+    exit_status: int | None
+    checks: tuple[Check, ...]
+    stopped: str = ""
+    problem: str = ""
+    last_line: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """An outcome and the first thing that explains it."""
+
+    outcome: Outcome
+    why: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """If `when` holds, the outcome is `outcome`, explained by `why`."""
+
+    name: str
+    when: Callable[[Facts], bool]
+    outcome: Outcome
+    why: Callable[[Facts], str]
+
+
+def count(checks: Iterable[Check]) -> Counts:
+    """How many checks ended how."""
+    outcomes = [check.outcome for check in checks]
+    return Counts(
+        passed=outcomes.count(Outcome.PASS),
+        failed=outcomes.count(Outcome.FAIL),
+        inconclusive=outcomes.count(Outcome.INCONCLUSIVE),
+        did_not_run=outcomes.count(Outcome.DID_NOT_RUN),
+    )
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """The outcome that wins; of nothing at all: did not run."""
+    return max(outcomes, key=SEVERITY.__getitem__, default=Outcome.DID_NOT_RUN)
+
+
+def first(checks: Iterable[Check], outcome: Outcome) -> Check | None:
+    """The first check with this outcome."""
+    return next((check for check in checks if check.outcome is outcome), None)
+
+
+def first_line(text: str) -> str:
+    """The first line with text, which is where pytest and our own messages say what is wrong."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def exit_meaning(exit_status: int, evidence: Evidence) -> str:
+    """An exit status in words, e.g. `exit 5 (no tests were collected)`."""
+    if exit_status < 0:
+        try:
+            return f"killed by {signal.Signals(-exit_status).name}"
+        except ValueError:
+            return f"killed by signal {-exit_status}"
+    if evidence is Evidence.JUNIT:
+        meaning = PYTEST_MEANINGS.get(exit_status, "")
+    else:
+        known = {status.value for status in Exit}
+        meaning = EXIT_MEANINGS[Exit(exit_status)] if exit_status in known else ""
+    return f"exit {exit_status} ({meaning})" if meaning else f"exit {exit_status}"
+
+
+def summary(counts: Counts) -> str:
+    """`41 passed, 1 failed, 2 inconclusive, 12 not run`; zeros are left out except passed and failed."""
+    words = [f"{counts.passed} passed", f"{counts.failed} failed"]
+    words += [f"{counts.inconclusive} inconclusive"] if counts.inconclusive else []
+    words += [f"{counts.did_not_run} not run"] if counts.did_not_run else []
+    return ", ".join(words)
+
+
+def _found(facts: Facts) -> int:
+    """Checks that reached a result: an inconclusive one did its work, a skipped one did not."""
+    counts = count(facts.checks)
+    return counts.passed + counts.inconclusive
+
+
+def _why_check(outcome: Outcome) -> Callable[[Facts], str]:
+    def why(facts: Facts) -> str:
+        check = first(facts.checks, outcome)
+        assert check is not None
+        return f"{check.id}: {first_line(check.message)}"
+
+    return why
+
+
+def _why_exit(facts: Facts) -> str:
+    assert facts.exit_status is not None
+    return _with_detail(exit_meaning(facts.exit_status, facts.evidence), facts)
+
+
+def _with_detail(text: str, facts: Facts) -> str:
+    text += f"; {facts.problem}" if facts.problem else ""
+    return text + (f"; last line: {facts.last_line}" if facts.last_line else "")
+
+
+def _why_nothing_but_skips(facts: Facts) -> str:
+    check = first(facts.checks, Outcome.DID_NOT_RUN)
+    assert check is not None
+    return f"none of its {len(facts.checks)} checks ran; the first: {first_line(check.message)}"
+
+
+def _why_inconclusive(facts: Facts) -> str:
+    if first(facts.checks, Outcome.INCONCLUSIVE):
+        return _why_check(Outcome.INCONCLUSIVE)(facts)
+    return "exit 6 (inconclusive) and no check that says why"
+
+
+def _why_pass(facts: Facts) -> str:
+    counts = count(facts.checks)
+    if not counts.did_not_run:
+        return f"{counts.passed} passed"
+    check = first(facts.checks, Outcome.DID_NOT_RUN)
+    assert check is not None
+    return f"{counts.passed} passed, {counts.did_not_run} not run ({first_line(check.message)})"
+
+
+RULES: tuple[Rule, ...] = (
+    # A failure that was seen stays a failure, whatever the exit status says and whatever happened afterwards.
+    Rule(
+        "a check failed",
+        lambda f: any(check.outcome is Outcome.FAIL for check in f.checks),
+        Outcome.FAIL,
+        _why_check(Outcome.FAIL),
+    ),
+    Rule(
+        "exit 1 without a failing check",
+        lambda f: f.exit_status == Exit.FAIL,
+        Outcome.FAIL,
+        lambda f: _with_detail("exit 1 and no failing check", f),
+    ),
+    Rule(
+        "ended by hilgate, or never started",
+        lambda f: f.exit_status is None,
+        Outcome.DID_NOT_RUN,
+        lambda f: f.stopped or "it has no exit status",
+    ),
+    Rule(
+        "any status that is not a finding: misuse, no tests, this environment, signals",
+        lambda f: f.exit_status not in {Exit.PASS, Exit.INCONCLUSIVE},
+        Outcome.DID_NOT_RUN,
+        _why_exit,
+    ),
+    Rule("evidence missing or unreadable", lambda f: bool(f.problem), Outcome.DID_NOT_RUN, lambda f: f.problem),
+    Rule("evidence without a check", lambda f: not f.checks, Outcome.DID_NOT_RUN, lambda _: "it recorded no checks"),
+    Rule("nothing but skips", lambda f: _found(f) == 0, Outcome.DID_NOT_RUN, _why_nothing_but_skips),
+    Rule(
+        "fewer checks than the step promises",
+        lambda f: _found(f) < f.minimum,
+        Outcome.DID_NOT_RUN,
+        lambda f: f"{_found(f)} checks ran where at least {f.minimum} must; {summary(count(f.checks))}",
+    ),
+    Rule(
+        "an inconclusive check, or exit 6",
+        lambda f: f.exit_status == Exit.INCONCLUSIVE or first(f.checks, Outcome.INCONCLUSIVE) is not None,
+        Outcome.INCONCLUSIVE,
+        _why_inconclusive,
+    ),
+    Rule("exit 0 and good evidence", lambda f: f.exit_status == Exit.PASS, Outcome.PASS, _why_pass),
+)
+
+
+def decide(facts: Facts) -> Decision:
+    """Apply the first rule that matches; the last two rules cover what the others leave."""
+    for rule in RULES:
+        if rule.when(facts):
+            return Decision(rule.outcome, rule.why(facts))
+    raise AssertionError(f"no rule for {facts}")

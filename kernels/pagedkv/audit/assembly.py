@@ -1,0 +1,136 @@
+"""What can be counted in the AMDGCN text of a kernel: matrix instructions, and how wide its loads are.
+
+The counts are static: an instruction in a loop counts once. That is enough to tell a kernel that reads the KV cache in
+16-byte pieces from one that reads it two bytes at a time, and it is all that can be said without running it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from .errors import UnreadableCodeObjectError
+
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]+)"')
+_LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
+_INSTRUCTION = re.compile(r"^\s+([a-z][a-z0-9_]*)\b")
+_OCCUPANCY = re.compile(r"^;\s*Occupancy:\s*(\d+)", re.MULTILINE)
+_RELOAD = "Folded Reload"
+"""LLVM's comment on a load that only brings back a spilled register; gfx90a spills with buffer instructions."""
+_LOAD = re.compile(r"^(?:global|buffer|flat)_load_(?:lds_)?(\w+)$")
+
+_LOAD_BYTES = {
+    "dwordx4": 16,
+    "dwordx3": 12,
+    "dwordx2": 8,
+    "dword": 4,
+    "ushort": 2,
+    "sshort": 2,
+    "short_d16": 2,
+    "short_d16_hi": 2,
+    "ubyte": 1,
+    "sbyte": 1,
+    "ubyte_d16": 1,
+    "ubyte_d16_hi": 1,
+    "sbyte_d16": 1,
+    "sbyte_d16_hi": 1,
+}
+"""Bytes each lane reads; CDNA3 ISA, microcode formats MUBUF and FLAT. Scratch loads are spills and counted as such."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The loads of one width that come from one line of Python."""
+
+    source: str
+    """`file.py:line`; the file alone where the compiler merged lines."""
+    width: int
+    """Bytes per lane."""
+    count: int
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Static counts of one kernel."""
+
+    instructions: int
+    mfma: int
+    ds_ops: int
+    waits: int
+    loads: tuple[Site, ...]
+    """Vector-memory loads, widest first."""
+    occupancy: int
+    """LLVM's own estimate from the registers alone, waves per SIMD."""
+
+    def count_loads(self, width: int) -> int:
+        """Number of loads of exactly `width` bytes."""
+        return sum(site.count for site in self.loads if site.width == width)
+
+    def narrow_loads(self) -> tuple[Site, ...]:
+        """Loads of less than a dword: each still costs a full address and a cache request."""
+        return tuple(site for site in self.loads if site.width < 4)
+
+    def wide_share(self, sources: tuple[str, ...] | None = None) -> float | None:
+        """Share of the loaded bytes that arrive in 16-byte loads.
+
+        Args:
+            sources: Count only loads of these `file.py:line` places; None counts all.
+
+        Returns:
+            0 to 1, or None where nothing is loaded.
+        """
+        sites = [site for site in self.loads if sources is None or site.source in sources]
+        total = sum(site.width * site.count for site in sites)
+        return sum(site.width * site.count for site in sites if site.width == 16) / total if total else None
+
+
+def read_assembly(text: str) -> Assembly:
+    """Count what is in the AMDGCN text of one kernel.
+
+    Args:
+        text: What Triton keeps as `asm["amdgcn"]`.
+
+    Raises:
+        UnreadableCodeObjectError: No instruction, no occupancy comment, or a load of unknown width. A load we cannot
+            measure would otherwise be missing from a ratio, and the ratio would look better than it is.
+    """
+    mnemonics: Counter[str] = Counter()
+    loads: Counter[tuple[str, int]] = Counter()
+    files: dict[str, str] = {}
+    source = "unknown"
+    for line in text.splitlines():
+        if found := _INSTRUCTION.match(line):
+            mnemonic = found[1]
+            mnemonics[mnemonic] += 1
+            if (load := _LOAD.match(mnemonic)) and _RELOAD not in line:
+                loads[source, _width(mnemonic, load[1])] += 1
+        elif found := _LOC.match(line):
+            name = files.get(found[1], "unknown")
+            source = f"{name}:{found[2]}" if found[2] != "0" else name
+        elif found := _FILE.match(line):
+            files[found[1]] = found[2]
+    occupancy = _OCCUPANCY.search(text)
+    if not mnemonics or occupancy is None:
+        raise UnreadableCodeObjectError("the AMDGCN text holds no instructions or no occupancy comment")
+    return Assembly(
+        instructions=mnemonics.total(),
+        mfma=_starting_with(mnemonics, "v_mfma_", "v_smfmac_"),
+        ds_ops=_starting_with(mnemonics, "ds_"),
+        waits=_starting_with(mnemonics, "s_waitcnt"),
+        loads=tuple(
+            Site(source, width, count)
+            for (source, width), count in sorted(loads.items(), key=lambda item: (-item[0][1], item[0][0]))
+        ),
+        occupancy=int(occupancy[1]),
+    )
+
+
+def _width(mnemonic: str, kind: str) -> int:
+    if kind not in _LOAD_BYTES:
+        raise UnreadableCodeObjectError(f"load of unknown width: {mnemonic}; teach it to pagedkv/audit/assembly.py")
+    return _LOAD_BYTES[kind]
+
+
+def _starting_with(mnemonics: Counter[str], *prefixes: str) -> int:
+    return sum(count for mnemonic, count in mnemonics.items() if mnemonic.startswith(prefixes))

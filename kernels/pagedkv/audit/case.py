@@ -1,0 +1,68 @@
+"""One launch to compile: whose it is, what it does, and what it is expected to compile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .tensors import Batch
+
+Side = Literal["ours", "vllm"]
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""By the names used in ids."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch to compile."""
+
+    name: str
+    """Operation, dtype and shapes, as in a finding's id."""
+    side: Side
+    operation: str
+    """What ours and theirs have in common: decode, prefill, cache_write, cache_gather."""
+    batch: Batch
+    kernels: tuple[str, ...]
+    """Triton functions that the launch must compile; it compiles nothing else."""
+    launch: Callable[[], None]
+    layout: str
+    """Of the cache, for the reader."""
+    dense_rows: bool = True
+    """Whether that layout lets a lane read 16 consecutive bytes of a row of K and of V."""
+    expected_lds: int = 0
+    """For the planted defect: the LDS it must be caught with."""
+
+    @property
+    def shape(self) -> tuple[str, str, int, int]:
+        """What must agree for ours and theirs to be compared."""
+        return self.operation, self.dtype, self.batch.head_size, self.batch.block_size
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What the case is about, in words."""
+        return {
+            "side": self.side,
+            "operation": self.operation,
+            "dtype": self.dtype,
+            "head_size": str(self.batch.head_size),
+            "block_size": str(self.batch.block_size),
+            "layout": self.layout,
+            "cache": "2GiB+" if self.batch.big else "small",
+        }
+
+    @property
+    def dtype(self) -> str:
+        """Of the cache, as in ids."""
+        return dtype_name(self.batch.dtype)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name of a dtype in ids."""
+    return {value: name for name, value in DTYPES.items()}[dtype]

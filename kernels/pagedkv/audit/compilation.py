@@ -1,0 +1,192 @@
+"""Compile whatever a Python launcher launches, and keep the figures; or list what it would compile.
+
+LDS is looked at first. The compiler knows it after a fraction of a second, whereas compiling an oversize tile to the
+end takes minutes, so such a kernel is stopped there with its figure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triton import knobs
+from triton._C.libtriton import amd, ir, passes
+
+from .assembly import Assembly, read_assembly
+from .code_object import CodeObject, read_code_object
+from .driver import offline
+from .errors import LdsExceededError
+from .machine import ARCHES, register_waves, waves_per_simd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """One kernel as Triton would compile it for a launch: same key, same machine code."""
+
+    kernel: str
+    key: str
+    constants: tuple[tuple[str, str], ...]
+    """Its compile-time arguments by name."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One compiled kernel."""
+
+    kernel: str
+    arch: str
+    lds_bytes: int
+    num_waves: int
+    """Waves of a workgroup."""
+    code: CodeObject
+    text: Assembly
+    compile_seconds: float
+
+    @property
+    def waves_per_simd(self) -> float:
+        """Occupancy by registers, LDS and barriers."""
+        return waves_per_simd(
+            ARCHES[self.arch],
+            vgpr=self.code.vgpr,
+            sgpr=self.code.sgpr,
+            lds_bytes=self.lds_bytes,
+            num_waves=self.num_waves,
+        )
+
+    @property
+    def register_waves(self) -> int:
+        """Occupancy by registers alone, which LLVM computes too."""
+        return register_waves(ARCHES[self.arch], vgpr=self.code.vgpr, sgpr=self.code.sgpr)
+
+
+def specialisations(arch: str, launch: Callable[[], None]) -> list[Specialisation]:
+    """What `launch` would compile, without compiling it.
+
+    Args:
+        arch: A gfx name.
+        launch: Runs a launcher on CPU tensors.
+
+    Returns:
+        In order of first launch, without repetitions.
+    """
+    found: dict[str, Specialisation] = {}
+
+    def note(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002 - Triton's keyword
+        names = fn.jit_function.arg_names
+        constants = tuple((names[path[0]], str(value)) for path, value in compile["constants"].items())
+        full_key = f"{fn.module}.{fn.name} {key}"
+        found[full_key] = Specialisation(fn.name, full_key, constants)
+        return True  # "do not compile"
+
+    with _knob("jit_cache_hook", note), offline(arch):
+        launch()
+    return list(found.values())
+
+
+def compile_launches(arch: str, launch: Callable[[], None]) -> list[Figures]:
+    """Compile what `launch` launches, from source, with no cache.
+
+    Meant for a child process: MLIR aborts the process when one of its own checks fails.
+
+    Args:
+        arch: A gfx name.
+        launch: Runs a launcher on CPU tensors.
+
+    Returns:
+        One entry per compiled kernel, in order of launch.
+
+    Raises:
+        LdsExceededError: A kernel needs more LDS than the arch has. Kernels launched after it are not compiled.
+        UnreadableCodeObjectError: See `read_code_object` and `read_assembly`.
+    """
+    done: list[Figures] = []
+    started = time.perf_counter()
+
+    def keep(*, metadata: dict[str, Any], metadata_group: dict[str, str], **_: Any) -> None:
+        nonlocal started
+        paths = {Path(path).suffix: Path(path) for path in metadata_group.values()}
+        done.append(
+            Figures(
+                kernel=metadata["name"],
+                arch=arch,
+                lds_bytes=metadata["shared"],
+                num_waves=metadata["num_warps"],
+                code=read_code_object(paths[".hsaco"].read_bytes()),
+                text=read_assembly(paths[".amdgcn"].read_text()),
+                compile_seconds=time.perf_counter() - started,
+            )
+        )
+        started = time.perf_counter()
+
+    with tempfile.TemporaryDirectory(prefix="audit-") as cache, knobs.cache.scope(), knobs.compilation.scope():
+        knobs.cache.dir = cache
+        knobs.compilation.always_compile = True
+        knobs.compilation.listener = keep
+        with _knob("add_stages_inspection_hook", _check_lds_first), offline(arch):
+            launch()
+    return done
+
+
+@contextlib.contextmanager
+def _knob(name: str, value: Any) -> Iterator[None]:
+    with knobs.runtime.scope():
+        setattr(knobs.runtime, name, value)
+        yield
+
+
+def _check_lds_first(*args: Any) -> tuple[str, str] | None:
+    """Put an LDS check in front of the stage that lowers to LLVM.
+
+    Triton >= 3.8 also calls the hook without arguments, for something to add to its cache keys.
+    """
+    if not args:
+        return "lds-first", "lds-first"
+    _backend, stages, options, _language, _capability = args
+    lower = stages["llir"]
+
+    def lower_if_it_fits(module: Any, metadata: dict[str, Any]) -> Any:
+        lds_bytes = _lds_bytes(module, options.arch)
+        limit = ARCHES[options.arch].lds_bytes
+        if lds_bytes > limit:
+            raise LdsExceededError(module.get_entry_func_name(), lds_bytes, limit)
+        lowered = lower(module, metadata)
+        assert metadata["shared"] == lds_bytes, f"LDS differs: {lds_bytes} B ahead, {metadata['shared']} B at the end"
+        return lowered
+
+    stages["llir"] = lower_if_it_fits
+    return None
+
+
+def _lds_bytes(module: Any, arch: str) -> int:
+    """LDS of a kernel in Triton's GPU dialect, from the compiler's own allocation pass run on a copy.
+
+    The pipeline is the head of the AMD backend's `make_llir`, up to the allocation.
+    """
+    with tempfile.NamedTemporaryFile("w", suffix=".ttgir") as copy:
+        copy.write(str(module))
+        copy.flush()
+        clone = ir.parse_mlir_module(copy.name, module.context)
+    manager = ir.pass_manager(module.context)
+    gpu = amd.passes.ttgpuir
+    gpu.add_update_async_wait_count(manager, arch)
+    if hasattr(gpu, "add_optimize_lds_usage"):  # up to 3.7
+        gpu.add_optimize_lds_usage(manager, arch, 0)
+        passes.convert.add_scf_to_cf(manager)
+        passes.gluon.add_inliner(manager)
+        passes.convert.add_index_to_llvmir(manager)
+        gpu.add_allocate_shared_memory(manager)
+    else:
+        gpu.add_warp_pipeline_conversion(manager, arch)
+        passes.convert.add_scf_to_cf(manager)
+        passes.gluon.add_inliner(manager)
+        passes.convert.add_index_to_llvmir(manager)
+        gpu.add_allocate_shared_memory(manager, arch)
+    manager.run(clone, "lds_first")
+    return int(clone.get_int_attr("ttg.shared"))

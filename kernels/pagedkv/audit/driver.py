@@ -1,0 +1,135 @@
+"""A HIP driver for machines without a GPU: launches compile, and then end in a callback instead of on a device.
+
+With it active, a real Python launcher runs on CPU tensors. Triton specialises on the real arguments (divisibility by
+16, pointer range, strides equal to 1), compiles for the wanted gfx arch, and hands us the code object where it would
+have started a grid. Nothing is executed, so outputs keep whatever they held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.compiler import compiler as triton_compiler
+from triton.runtime import driver as active_driver
+
+from .machine import ARCHES, Arch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel that a launcher would have started."""
+
+    name: str
+    """Name of the Triton function."""
+    kernel: Any
+    """triton.compiler.CompiledKernel."""
+
+
+@dataclass
+class _Utils:
+    """What Triton asks of a device: its properties, and to load a code object."""
+
+    arch: Arch
+
+    def get_device_properties(self, _device: int) -> dict[str, Any]:
+        """Under the names of HIP's driver."""
+        return {
+            "max_shared_mem": self.arch.lds_bytes,
+            "arch": self.arch.name,
+            "warpSize": self.arch.wave_size,
+            "multiprocessor_count": self.arch.compute_units,
+            "max_num_regs": self.arch.vgprs,
+        }
+
+    def load_binary(self, name: str, _code: bytes, _shared: int, _device: int) -> tuple[Any, ...]:
+        """(module, function, registers, spills, largest workgroup): the first two are opaque to Triton."""
+        return name, name, 0, 0, self.arch.max_workgroup
+
+    def unload_module(self, _module: Any) -> None:
+        """Triton >= 3.8 unloads what it loaded."""
+
+
+@dataclass
+class OfflineHipDriver(DriverBase):
+    """Driver of one gfx arch that is not there.
+
+    Every arch has its own device index, because Triton caches targets, compiled kernels and the LDS limit per device:
+    with one index for all, the second arch would be answered with the first one's code.
+    """
+
+    arch: Arch
+    launches: list[Launch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.utils = _Utils(self.arch)
+
+    def launcher_cls(self, src: Any, _metadata: Any) -> Any:
+        """Stands where Triton would compile a C launcher; the launch itself is a no-op."""
+        assert src is not None
+        return lambda *_args, **_kwargs: None
+
+    @classmethod
+    def is_active(cls) -> bool:
+        """Never picked by itself, only by `offline`."""
+        return False
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        """Only a real launcher needs C types."""
+        return ty
+
+    def get_current_target(self) -> GPUTarget:
+        """What Triton compiles for."""
+        return GPUTarget("hip", self.arch.name, self.arch.wave_size)
+
+    def get_current_device(self) -> int:
+        """Index of the arch."""
+        return list(ARCHES).index(self.arch.name)
+
+    def set_current_device(self, _device: int) -> None:
+        """There is one device."""
+
+    def get_current_stream(self, _device: int) -> int:
+        """The default stream."""
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        """Where launchers make their tensors."""
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        """Torch's module for the device."""
+        return torch.cpu
+
+    def get_benchmarker(self) -> Any:
+        """Refuses: nothing runs."""
+        raise NotImplementedError("nothing runs on this driver, so nothing can be timed: autotuning needs a GPU")
+
+
+@contextlib.contextmanager
+def offline(arch: str) -> Iterator[OfflineHipDriver]:
+    """Make `arch` the active device for the duration of the block.
+
+    Yields:
+        The driver.
+
+    Raises:
+        KeyError: `arch` is not one of `ARCHES` (the command line checks first).
+    """
+    driver = OfflineHipDriver(ARCHES[arch])
+    before = active_driver._active  # noqa: SLF001 - Triton offers a setter and no getter that does not probe GPUs
+    triton_compiler.max_shared_mem.cache_clear()
+    active_driver.set_active(driver)
+    try:
+        yield driver
+    finally:
+        active_driver._active = before  # noqa: SLF001
+        triton_compiler.max_shared_mem.cache_clear()

@@ -1,0 +1,62 @@
+"""Mistakes the audit can meet, each with what is wrong and what to do, and the exit status it ends with."""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class Exit(enum.IntEnum):
+    """Exit status of `python -m pagedkv.audit`; the numbers are those of the hilgate command."""
+
+    PASS = 0
+    FAIL = 1
+    MISUSE = 2
+    NOTHING_COMPILED = 4
+    CANNOT_RUN_HERE = 5
+    INCONCLUSIVE = 6
+
+
+class AuditError(Exception):
+    """A reason to stop before or during the audit. Subclasses fix the exit status."""
+
+    exit_status: ClassVar[Exit] = Exit.FAIL
+
+
+class MisuseError(AuditError):
+    """An option names something that does not exist."""
+
+    exit_status = Exit.MISUSE
+
+
+class NothingSelectedError(AuditError):
+    """The selection leaves no case: an audit of nothing is not a pass."""
+
+    exit_status = Exit.NOTHING_COMPILED
+
+
+class CannotRunHereError(AuditError):
+    """This machine's Triton, vLLM or settings cannot do the work."""
+
+    exit_status = Exit.CANNOT_RUN_HERE
+
+
+class UnreadableCodeObjectError(AuditError):
+    """A code object is not the ELF file, or has not the metadata, that the AMD compiler writes."""
+
+
+class LdsExceededError(AuditError):
+    """A kernel wants more LDS than a workgroup may have; raised before the expensive half of the compilation.
+
+    Attributes:
+        kernel: Name of the Triton function.
+        lds_bytes: What it wants.
+        limit: What the arch has.
+    """
+
+    def __init__(self, kernel: str, lds_bytes: int, limit: int) -> None:
+        self.kernel, self.lds_bytes, self.limit = kernel, lds_bytes, limit
+        super().__init__(f"{kernel} wants {lds_bytes} B of LDS, the arch has {limit} B per workgroup")
+
+    def __reduce__(self) -> tuple[type[LdsExceededError], tuple[str, int, int]]:
+        return type(self), (self.kernel, self.lds_bytes, self.limit)  # it crosses a process boundary

@@ -1,0 +1,66 @@
+"""The audit on a terminal: one table per arch at 80 columns, then whatever is not a pass, then one line."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .errors import Exit
+    from .findings import Finding
+
+_WIDTH = 80
+_HEAD = (
+    f"{'kernel head/block/tile':<32}{'LDS':>7}{'VGPR':>5}{'AGPR':>5}{'spill':>7}{'scr':>4}{'wav':>4}{'MFMA':>5}"
+    f"{'16/8/4/<4':>11}"
+)
+
+
+def format_report(findings: Sequence[Finding], *, status: Exit, seconds: float) -> str:
+    """Everything a person needs to see; the files hold the rest."""
+    lines: list[str] = []
+    for arch in sorted({finding.labels["arch"] for finding in findings}):
+        rows = [finding for finding in findings if finding.labels["arch"] == arch and "vgpr" in finding.numbers]
+        if rows:
+            limit = int(rows[0].numbers["lds_limit_bytes"])
+            lines += ["", f"{arch}: {limit} B of LDS, 512 VGPRs a lane, at most 8 waves a SIMD", _HEAD]
+            lines += [_row(row) for row in sorted(rows, key=_order)]
+    proofs = [each for each in findings if each.labels.get("operation") == "proof" and each.outcome == "pass"]
+    if proofs:
+        lines += ["", "The defect of vLLM PR 38502, planted again:"]
+        lines += [
+            f"  {each.labels['arch']}: {int(each.numbers['lds_bytes'])} B of LDS wanted, caught" for each in proofs
+        ]
+    for outcome in ("fail", "inconclusive", "did not run"):
+        for finding in (each for each in findings if each.outcome == outcome):
+            lines += ["", f"{outcome}: {finding.id}"]
+            lines += textwrap.wrap(finding.message, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    passed, failed = (sum(each.outcome == outcome for each in findings) for outcome in ("pass", "fail"))
+    neither = len(findings) - passed - failed
+    verdict = status.name.lower().replace("_", " ")
+    lines += ["", f"{verdict}: {passed} passed, {failed} failed, {neither} neither, in {seconds:.0f} s"]
+    return "\n".join(lines) + "\n"
+
+
+def _order(finding: Finding) -> tuple[str, int, int, str, str]:
+    labels = finding.labels
+    return (labels["operation"], int(labels["head_size"]), int(labels["block_size"]), labels["side"], finding.id)
+
+
+def _row(finding: Finding) -> str:
+    labels, numbers = finding.labels, {name: _short(value) for name, value in finding.numbers.items()}
+    shape = "/".join(filter(None, (labels["head_size"], labels["block_size"], labels["tile"])))
+    kernel = labels["kernel"].removeprefix("kernel_").removesuffix("_kernel")
+    name = f"{labels['side'][0]} {kernel[: 29 - len(shape)]} {shape}"
+    spills = numbers["vgpr_spills"] + (f"+{numbers['sgpr_spills']}" if numbers["sgpr_spills"] != "0" else "")
+    loads = "/".join(numbers[key] for key in ("loads_x4", "loads_x2", "loads_x1", "narrow_loads"))
+    return (
+        f"{name:<32}{numbers['lds_bytes']:>7}{numbers['vgpr']:>5}{numbers['agpr']:>5} {spills:>6}"
+        f"{numbers['scratch_bytes']:>4}{numbers['waves_per_simd']:>4}{numbers['mfma']:>5} {loads:>10}"
+    )
+
+
+def _short(value: float) -> str:
+    return f"{value:g}"

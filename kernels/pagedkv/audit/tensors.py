@@ -1,0 +1,115 @@
+"""CPU tensors with the shapes, strides and sizes of a serving batch, for launches that only compile.
+
+Nothing is computed, so the values do not matter; what Triton specialises on does: divisibility of pointers and strides
+by 16, strides equal to 1, and whether a tensor's storage is below 2 GiB. The last decides between buffer instructions
+(32-bit offsets) and global ones (64-bit). A serving KV cache is far above 2 GiB, one in a unit test far below, and so
+both kinds of code exist in the world. The memory is reserved and never touched.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import warnings
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Literal
+
+import torch
+
+Layout = Literal["planes", "interleaved", "packed"]
+"""Where K and V lie: a plane each; K then V in every block, as hybrid models need; or K and V side by side in every
+(head, token), vLLM 0.32's own. The rows of a head are dense in all three."""
+
+_BIG = 2**31
+"""Bytes at which Triton's AMD backend stops using buffer instructions for a tensor."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch over one paged cache."""
+
+    dtype: torch.dtype
+    head_size: int
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    block_size: int
+    query_len: int = 1
+    """Tokens of each sequence in this step: 1 is decode."""
+    seq_len: int = 8192
+    num_seqs: int = 16
+    big: bool = True
+    """Whether the cache is 2 GiB or more, as in serving."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of this step, over all sequences."""
+        return self.num_seqs * self.query_len
+
+    @property
+    def scale(self) -> float:
+        """Of the softmax."""
+        return 1 / math.sqrt(self.head_size)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache: enough for one sequence, or enough for K and V together to pass 2 GiB each."""
+        enough = -(-self.seq_len // self.block_size)
+        if not self.big:
+            return enough
+        block_bytes = self.block_size * self.num_kv_heads * self.head_size * self.dtype.itemsize
+        return max(enough, _BIG // block_bytes + 16)
+
+    @cached_property
+    def block_table(self) -> torch.Tensor:
+        """[num_seqs, max_num_blocks], int32."""
+        return torch.zeros(self.num_seqs, _round_up(-(-self.seq_len // self.block_size), 16), dtype=torch.int32)
+
+    @cached_property
+    def seq_lens(self) -> torch.Tensor:
+        """[num_seqs], int32."""
+        return torch.full((self.num_seqs,), self.seq_len, dtype=torch.int32)
+
+    @cached_property
+    def query_start_loc(self) -> torch.Tensor:
+        """[num_seqs + 1], int32."""
+        return torch.arange(self.num_seqs + 1, dtype=torch.int32) * self.query_len
+
+    def query(self) -> torch.Tensor:
+        """[num_tokens, num_heads, head_size]; the output has the same shape."""
+        return torch.empty(self.num_tokens, self.num_heads, self.head_size, dtype=self.dtype)
+
+    def pool(self, *shape: int) -> torch.Tensor:
+        """A cache of this shape: a piece of the one big reservation, or memory of its own size."""
+        if not self.big:
+            return torch.empty(shape, dtype=self.dtype)
+        return _reservation().view(self.dtype)[: math.prod(shape)].view(shape)
+
+    def caches(self, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V, logical [num_blocks, block_size, num_kv_heads, head_size], where `layout` puts them."""
+        blocks, tokens, heads, size = self.num_blocks, self.block_size, self.num_kv_heads, self.head_size
+        if layout == "planes":
+            key_cache, value_cache = self.pool(2, blocks, tokens, heads, size).unbind(0)
+        elif layout == "interleaved":
+            key_cache, value_cache = self.pool(blocks, 2, tokens, heads, size).unbind(1)
+        else:
+            key_cache, value_cache = self.pool(blocks, heads, tokens, 2 * size).transpose(1, 2).split(size, dim=-1)
+        return key_cache, value_cache
+
+
+@cache
+def _reservation() -> torch.Tensor:
+    """Address space for the largest cache, int8.
+
+    Read-only, so that it counts as no memory (a fork would otherwise have to find all of it a second time), and so that
+    a launcher that wrote to a cache from Python would be noticed.
+    """
+    pages = mmap.mmap(-1, 4 * _BIG, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(pages, dtype=torch.int8)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

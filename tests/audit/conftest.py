@@ -1,0 +1,46 @@
+"""Compiling in a child, and figures to plant violations into."""
+
+import functools
+
+import pytest
+
+from pagedkv.audit.assembly import Assembly, Site
+from pagedkv.audit.code_object import CodeObject
+from pagedkv.audit.compilation import Figures, compile_launches
+from pagedkv.audit.isolation import run_isolated
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """compiled(arch, launch): what the launch compiles to, or how it failed."""
+
+    def run(arch, launch):
+        [(_, result, _)] = run_isolated([functools.partial(compile_launches, arch, launch)], jobs=1, timeout=60)
+        return result
+
+    return run
+
+
+@pytest.fixture
+def figures():
+    """figures(**changes): a kernel named `attend` that is within any sane budget, but for the changes."""
+
+    def make(**changes):
+        code = {"vgpr": 96, "agpr": 0, "sgpr": 40, "vgpr_spills": 0, "sgpr_spills": 0, "scratch_bytes": 0}
+        text = {
+            "mfma": 16,
+            "occupancy": 5,
+            "loads": (Site("attend.py:7", 16, 12), Site("attend.py:5", 4, 1)),
+        }
+        rest = {"kernel": "attend", "lds_bytes": 16384, "arch": "gfx942"}
+        for name, value in changes.items():
+            next(group for group in (code, text, rest) if name in group)[name] = value
+        return Figures(
+            **rest,
+            num_waves=4,
+            compile_seconds=0.5,
+            code=CodeObject(name="attend", arch="gfx942", max_workgroup=256, **code),
+            text=Assembly(instructions=500, ds_ops=20, waits=20, **text),
+        )
+
+    return make

@@ -1,0 +1,172 @@
+"""From a launch to a finding, with kernels that are right, too large, absent, or fatal to the compiler."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hilgate.model import Check
+from pagedkv.audit import judge
+from pagedkv.audit.budgets import Budgets, KernelBudget
+from pagedkv.audit.case import Case
+from pagedkv.audit.cases import pr_38502
+from pagedkv.audit.errors import Exit, LdsExceededError
+from pagedkv.audit.findings import Finding, exit_status, write_findings
+from pagedkv.audit.isolation import Crash
+from pagedkv.audit.probe import probe
+from pagedkv.audit.tensors import Batch
+from pagedkv.audit.work import Row, compile_all, plan_work
+
+BUDGETS = Budgets(
+    vgpr_spills=0, scratch_bytes=0, kernels={"probe_kernel": KernelBudget(tile="SIDE", mfma=1)}, evidence={}
+)
+BATCH = Batch(torch.bfloat16, head_size=64, num_heads=8, num_kv_heads=2, block_size=16, big=False)
+
+
+def case(launch=probe, *, name="probe", side="ours", expected_lds=0):
+    return Case(name, side, "decode", BATCH, ("probe_kernel",), launch, "planes", expected_lds=expected_lds)
+
+
+def audit(*cases, arch="gfx942", timeout=60):
+    plan = plan_work([(arch, each) for each in cases])
+    rows = compile_all(plan, jobs=2, timeout=timeout, progress=lambda _done, _total: None)
+    return [judge.judge_refusal(each, {}) for each in plan.refusals] + [
+        judge.judge_row(row, BUDGETS, {"triton": "x"}) for row in rows
+    ]
+
+
+def too_large():
+    probe(512)
+
+
+def fatal():
+    probe(32)  # planned like any other; only a compiling child reaches the next line
+    if os.getpid() != PARENT:
+        os.write(2, b"LLVM ERROR: cannot select\n")
+        os.abort()
+
+
+PARENT = os.getpid()
+
+
+def test_a_good_kernel_passes_with_its_figures():
+    [finding] = audit(case())
+    assert (finding.id, finding.outcome) == ("gfx942/ours/probe/probe_kernel", "pass")
+    assert finding.numbers["lds_bytes"] == 8192
+    assert finding.numbers["lds_limit_bytes"] == 65536
+    assert finding.numbers["mfma"] == 8
+    assert finding.labels["tile"] == "64"
+    assert finding.labels["arch"] == "gfx942"
+
+
+def test_an_oversize_tile_fails_at_once_and_says_by_how_much():
+    [finding] = audit(case(too_large))
+    assert finding.outcome == "fail"
+    assert "524288 B of LDS, gfx942 has 65536 B" in finding.message
+    assert finding.numbers == {"lds_bytes": 524288, "lds_limit_bytes": 65536}
+
+
+def test_the_limit_is_that_of_the_arch(figures):
+    [finding] = audit(case(lambda: probe(256)))
+    assert "131072 B of LDS, gfx942 has 65536 B" in finding.message
+    fits = figures(kernel="probe_kernel", lds_bytes=131072, arch="gfx950", occupancy=5)
+    assert BUDGETS.violations(fits, dense_rows=True) == []
+
+
+def test_a_compiler_crash_is_a_finding_with_the_compilers_words():
+    finding, neighbour = audit(case(fatal, name="fatal"), case())
+    assert finding.outcome == "fail"
+    assert "SIGABRT" in finding.message
+    assert "cannot select" in finding.message
+    assert neighbour.outcome == "pass"
+
+
+def test_a_timeout_is_no_answer_rather_than_a_wrong_one():
+    [finding] = audit(case(), timeout=0.01)
+    assert finding.outcome == "inconclusive"
+    assert "time limit" in finding.message
+
+
+def test_a_launch_that_compiles_nothing_fails():
+    [finding] = audit(case(lambda: None))
+    assert finding.outcome == "fail"
+    assert "it launched nothing" in finding.message
+
+
+def test_a_launcher_that_raises_fails():
+    def refuse():
+        raise ValueError("head_size 64: expected 128")
+
+    [finding] = audit(case(refuse))
+    assert finding.outcome == "fail"
+    assert "ValueError: head_size 64" in finding.message
+
+
+def test_the_same_machine_code_is_compiled_once_and_reported_twice():
+    plan = plan_work([("gfx942", case()), ("gfx942", case(name="again")), ("gfx950", case())])
+    assert [(unit.arch, unit.case.name) for unit in plan.units] == [("gfx942", "probe"), ("gfx950", "probe")]
+    assert len(plan.rows) == 3
+
+
+def row(result, *, side="ours", expected_lds=0):
+    [planned] = plan_work([("gfx942", case(side=side, expected_lds=expected_lds))]).rows
+    return Row(planned[0], "gfx942", planned[2], result, 1.0)
+
+
+CAUGHT = LdsExceededError("kernel_paged_attention_2d", 262144, 65536)
+
+
+def test_the_proof_passes_only_when_the_defect_is_caught_with_its_figure(figures):
+    assert judge.judge_row(row(CAUGHT, expected_lds=262144), BUDGETS, {}).outcome == "pass"
+    for other in (figures(), LdsExceededError("k", 131072, 65536), Crash("died"), RuntimeError("no")):
+        finding = judge.judge_row(row(other, side="vllm", expected_lds=262144), BUDGETS, {})
+        assert finding.outcome == "fail"
+        assert "the audit is broken" in finding.message
+
+
+def test_their_kernels_never_fail_our_gate(figures):
+    spilled = judge.judge_row(row(figures(vgpr_spills=175), side="vllm"), BUDGETS, {})
+    assert (spilled.outcome, spilled.numbers["vgpr_spills"]) == ("pass", 175)
+    assert "175 VGPRs spilled" in spilled.message
+    assert judge.judge_row(row(CAUGHT, side="vllm"), BUDGETS, {}).outcome == "pass"
+    assert judge.judge_row(row(Crash("died"), side="vllm"), BUDGETS, {}).outcome == "inconclusive"
+
+
+def test_lower_occupancy_than_theirs_fails(figures):
+    mine, theirs = row(figures(vgpr=136)), row(figures(vgpr=128), side="vllm")
+    mine, theirs = (replace(each, case=replace(each.case, batch=replace(BATCH, big=True))) for each in (mine, theirs))
+    [finding] = judge.compare([mine, theirs], {})
+    assert finding.outcome == "fail"
+    assert "ours 3, theirs 4" in finding.message
+    [reverse] = judge.compare([replace(mine, result=theirs.result), replace(theirs, result=mine.result)], {})
+    assert reverse.outcome == "pass"
+    [unknown] = judge.compare([replace(mine, result=Crash("died")), theirs], {})
+    assert unknown.outcome == "inconclusive"
+
+
+def test_the_planted_defect_is_the_one_of_the_pull_request():
+    assert pr_38502().expected_lds == 262144
+
+
+STATUS = [
+    pytest.param(["pass"], 1, Exit.PASS, id="all pass"),
+    pytest.param(["pass", "fail", "inconclusive"], 1, Exit.FAIL, id="a failure outweighs doubt"),
+    pytest.param(["pass", "inconclusive"], 1, Exit.INCONCLUSIVE, id="doubt"),
+    pytest.param(["pass"], 0, Exit.NOTHING_COMPILED, id="nothing was read"),
+    pytest.param([], 1, Exit.NOTHING_COMPILED, id="nothing was judged"),
+]
+
+
+@pytest.mark.parametrize(("outcomes", "compiled", "status"), STATUS)
+def test_exit_status(outcomes, compiled, status):
+    findings = [Finding(f"f{index}", outcome, message="why") for index, outcome in enumerate(outcomes)]
+    assert exit_status(findings, compiled=compiled) == status
+
+
+def test_findings_are_what_hilgate_reads(tmp_path):
+    findings = audit(case(), case(too_large, name="large"))
+    write_findings(tmp_path / "findings.jsonl", findings)
+    checks = [Check.model_validate_json(line) for line in (tmp_path / "findings.jsonl").read_text().splitlines()]
+    assert [check.outcome for check in checks] == ["pass", "fail"]
+    assert checks[0].numbers == findings[0].numbers

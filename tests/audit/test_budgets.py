@@ -1,0 +1,72 @@
+"""Every budget has a planted violation, and nothing else in the kernel is wrong."""
+
+import pytest
+
+from pagedkv.audit.assembly import Site
+from pagedkv.audit.budgets import FILE, Budgets, InvalidBudgetsError, KernelBudget, load_budgets
+
+BUDGETS = Budgets(
+    vgpr_spills=0, scratch_bytes=0, kernels={"attend": KernelBudget(tile="TILE", mfma=1, wide_share=0.9)}, evidence={}
+)
+
+NARROW = (Site("attend.py:7", 16, 2), Site("attend.py:7", 2, 40))
+
+VIOLATIONS = [
+    pytest.param({"lds_bytes": 65537}, "65537 B of LDS, gfx942 has 65536", id="LDS"),
+    pytest.param({"vgpr_spills": 1}, "1 VGPRs spilled", id="a spill without scratch, as on gfx90a"),
+    pytest.param({"scratch_bytes": 4}, "4 B of scratch", id="scratch"),
+    pytest.param({"mfma": 0}, "0 MFMA", id="no MFMA"),
+    pytest.param({"loads": NARROW}, "29% of the loaded bytes .*40 of 2 B from attend.py:7", id="narrow loads"),
+    pytest.param({"loads": ()}, "no loads at all", id="no loads"),
+    pytest.param({"kernel": "stranger"}, "stranger has no budget", id="a kernel without a budget"),
+    pytest.param({"occupancy": 4}, "LLVM says 4", id="our occupancy model disagrees with LLVM's"),
+]
+
+
+def test_a_good_kernel_is_within_budget(figures):
+    assert BUDGETS.violations(figures(), dense_rows=True) == []
+
+
+@pytest.mark.parametrize(("change", "message"), VIOLATIONS)
+def test_a_planted_violation_is_found_and_is_the_only_one(figures, change, message):
+    [violation] = BUDGETS.violations(figures(**change), dense_rows=True)
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(violation)
+
+
+def test_narrow_loads_are_allowed_where_rows_are_not_dense(figures):
+    assert BUDGETS.violations(figures(loads=NARROW), dense_rows=False) == []
+
+
+def test_sgpr_spills_are_reported_and_not_judged(figures):
+    assert BUDGETS.violations(figures(sgpr_spills=300), dense_rows=True) == []
+
+
+def test_our_budgets_allow_no_spill_and_no_scratch():
+    budgets = load_budgets()
+    assert (budgets.vgpr_spills, budgets.scratch_bytes) == (0, 0)
+
+
+def test_every_kernel_with_a_dot_product_must_use_matrix_instructions():
+    for name, budget in load_budgets().kernels.items():
+        assert budget.mfma >= 1 or "attention" not in name or "reduce" in name, name
+
+
+INVALID = [
+    pytest.param("[every", "not TOML", id="syntax"),
+    pytest.param("[every]\nvgpr_spills = 0\n", "expected .every.", id="a limit is missing"),
+    pytest.param("{every}\n[kernel.a]\nmfma = 1\n", "kernel", id="misspelt table"),
+    pytest.param("{every}\n[kernels.a]\nmmfa = 1\n", "unknown mmfa", id="misspelt key"),
+    pytest.param("{every}\n[kernels.a]\nmfma = -1\n", "at least 0", id="negative"),
+    pytest.param("{every}\n[kernels.a]\nmfma = true\n", "must be a int", id="a boolean is no number"),
+    pytest.param("{every}\n[kernels.a]\nwide_share = 1.5\n", "is a share", id="more than all"),
+    pytest.param("{every}\n[kernels.a]\ntile = 32\n", "name of a kernel argument", id="a tile is a name"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), INVALID)
+def test_invalid_budgets_are_refused(tmp_path, text, message):
+    path = tmp_path / FILE.name
+    path.write_text(text.format(every="[every]\nvgpr_spills = 0\nscratch_bytes = 0") if "{" in text else text)
+    with pytest.raises(InvalidBudgetsError, match=message):
+        load_budgets(path)

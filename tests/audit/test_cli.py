@@ -1,0 +1,107 @@
+"""The command: its refusals, its exit statuses, its files. The full audit is a step of its own, not a test."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pagedkv.audit import cli
+from pagedkv.audit.findings import Finding
+from pagedkv.audit.report import format_report
+
+
+def command(*arguments, **env):
+    """Run the audit as a person would, in a fresh interpreter."""
+    return subprocess.run(
+        [sys.executable, "-m", "pagedkv.audit", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--arch", "gfx1100"], ["--jobs", "0"], ["--timeout", "-1"]])
+def test_misuse_is_2_and_names_the_value(arguments, capsys):
+    assert cli.main(arguments) == 2
+    assert arguments[1] in capsys.readouterr().err
+
+
+def test_an_unknown_option_is_2():
+    with pytest.raises(SystemExit) as left:
+        cli.main(["--archs", "gfx942"])
+    assert left.value.code == 2
+
+
+def test_another_triton_is_5_and_says_how_to_get_it(capsys):
+    assert cli.main(["--triton", "3.0.0"]) == 5
+    said = capsys.readouterr().err
+    assert "asked for Triton 3.0.0" in said
+    assert "pip install --target .triton/3.0.0 --no-deps triton==3.0.0" in said
+
+
+@pytest.mark.parametrize("setting", ["TRITON_INTERPRET", "AMDGCN_USE_BUFFER_OPS", "TRITON_OVERRIDE_ARCH"])
+def test_settings_that_change_the_machine_code_are_5(setting, monkeypatch, capsys):
+    monkeypatch.setenv(setting, "1")
+    assert cli.main([]) == 5
+    assert f"unset {setting}" in capsys.readouterr().err
+
+
+def test_a_triton_without_the_amd_backend_is_5(tmp_path, monkeypatch, capsys):
+    package = tmp_path / "triton"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    info = tmp_path / "triton-3.6.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: triton\nVersion: 3.6.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    assert cli.main([]) == 5
+    assert "has no AMD backend" in capsys.readouterr().err
+
+
+def test_a_selection_of_nothing_is_4(capsys):
+    assert cli.main(["--only", "no such case"]) == 4
+    assert "no such case" in capsys.readouterr().err
+
+
+def test_the_list_holds_the_block_that_broke_vllm_and_compiles_nothing(capsys):
+    assert cli.main(["--list", "--arch", "gfx942"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert any("/ours/decode-bf16-hd64-bs2048" in line for line in listed)
+    assert any("/vllm/pr-38502" in line for line in listed)
+    assert len(listed) == len(set(listed))
+
+
+def test_the_planted_defect_is_caught_end_to_end(tmp_path: Path):
+    done = command("--only", "pr-38502", "--arch", "gfx942", HILGATE_OUT=str(tmp_path))
+    # Caught before anything is compiled: right, and yet no code object was audited, so it is no pass on its own.
+    assert done.returncode == 4, done.stdout + done.stderr
+    [finding] = [json.loads(line) for line in (tmp_path / "findings.jsonl").read_text().splitlines()]
+    assert finding["outcome"] == "pass"
+    assert (finding["numbers"]["lds_bytes"], finding["numbers"]["lds_limit_bytes"]) == (262144, 65536)
+
+
+def test_the_report_fits_80_columns_and_shows_what_is_not_green():
+    numbers = dict.fromkeys(
+        ("agpr", "vgpr_spills", "sgpr_spills", "scratch_bytes", "mfma", "loads_x4", "loads_x2", "loads_x1"), 1234
+    )
+    numbers |= {"narrow_loads": 1, "vgpr": 512, "lds_bytes": 262144, "lds_limit_bytes": 65536, "waves_per_simd": 0.5}
+    labels = {
+        "arch": "gfx942",
+        "kernel": "kernel_with_a_name_far_too_long_for_this",
+        "side": "ours",
+        "operation": "decode",
+        "head_size": "256",
+        "block_size": "2048",
+        "tile": "128",
+    }
+    findings = [Finding("gfx942/ours/x", "fail", message="word " * 60, labels=labels, numbers=numbers)]
+    report = format_report(findings, status=cli.Exit.FAIL, seconds=1.5)
+    table = report.split("fail: ")[0].splitlines()
+    assert max(map(len, report.splitlines())) <= 92
+    assert max(len(line) for line in table[:3]) <= 80
+    assert "0 passed, 1 failed, 0 neither" in report

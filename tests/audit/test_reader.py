@@ -1,0 +1,83 @@
+"""The readers against a kernel whose figures are known by arithmetic, and against what they must refuse."""
+
+import pytest
+
+from pagedkv.audit.assembly import read_assembly
+from pagedkv.audit.code_object import read_code_object
+from pagedkv.audit.errors import UnreadableCodeObjectError
+from pagedkv.audit.probe import probe
+
+TEXT = """\
+	.file	1 "/somewhere" "attend.py"
+attend:
+	.loc	1 10 4
+	s_load_dwordx4 s[0:3], s[4:5], 0x0
+	buffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen
+	global_load_dwordx4 v[0:3], v[4:5], off
+	.loc	1 11 4
+	global_load_lds_dword v[4:5], off
+	buffer_load_ushort v0, v4, s[0:3], 0 offen
+	buffer_load_dword v9, off, s[0:3], 0 offset:8 ; 4-byte Folded Reload
+	.loc	1 0 0
+	global_load_ubyte v0, v[4:5], off
+	ds_read_b128 v[0:3], v4
+	ds_write_b64 v4, v[0:1]
+	s_waitcnt vmcnt(0)
+	v_mfma_f32_16x16x16_bf16 v[0:3], v[4:5], v[6:7], v[0:3]
+	s_endpgm
+; Occupancy: 6
+"""
+
+
+@pytest.mark.parametrize(("arch", "mfma"), [("gfx90a", 8), ("gfx942", 8), ("gfx950", 4)])
+def test_figures_of_the_probe(compiled, arch, mfma):
+    [figures] = compiled(arch, probe)
+    assert (figures.kernel, figures.code.name, figures.code.arch) == ("probe_kernel", "probe_kernel", arch)
+    # One operand of 64 x 64 bf16 goes through LDS; each of 256 lanes loads 16 elements of each of two operands.
+    assert figures.lds_bytes == 64 * 64 * 2
+    assert [(site.width, site.count) for site in figures.text.loads] == [(16, 4)]
+    assert figures.text.wide_share() == 1
+    # 64 x 64 x 64 multiply-adds in 4 waves are 65536 each; the widest bf16 instruction does 32 x 32 x 8 = 8192 of them,
+    # on gfx950 32 x 32 x 16.
+    assert figures.text.mfma == mfma
+    assert (figures.code.vgpr_spills, figures.code.sgpr_spills, figures.code.scratch_bytes) == (0, 0, 0)
+    assert 0 < figures.code.vgpr <= 128
+    assert figures.code.agpr <= figures.code.vgpr, "the VGPR count is the unified total"
+    assert figures.code.max_workgroup == 256
+    assert figures.register_waves == figures.text.occupancy, "our register model and LLVM's agree"
+
+
+def test_loads_are_counted_by_width_and_source_line():
+    text = read_assembly(TEXT)
+    assert [(site.source, site.width, site.count) for site in text.loads] == [
+        ("attend.py:10", 16, 2),
+        ("attend.py:11", 4, 1),
+        ("attend.py:11", 2, 1),
+        ("attend.py", 1, 1),
+    ]
+    assert text.wide_share() == pytest.approx(32 / 39)
+    assert text.wide_share(("attend.py:10",)) == 1
+    assert text.wide_share(("elsewhere.py:1",)) is None
+    assert sum(site.count for site in text.narrow_loads()) == 2
+
+
+def test_other_instructions_are_counted():
+    text = read_assembly(TEXT)
+    assert (text.mfma, text.ds_ops, text.waits, text.occupancy) == (1, 2, 1, 6)
+
+
+def test_a_load_of_unknown_width_is_refused():
+    with pytest.raises(UnreadableCodeObjectError, match="buffer_load_format_xyz"):
+        read_assembly(TEXT + "\tbuffer_load_format_xyz v[0:2], v4, s[0:3], 0 offen\n")
+
+
+@pytest.mark.parametrize("text", ["", "; Occupancy: 8\n", "\ts_endpgm\n"])
+def test_text_without_a_kernel_is_refused(text):
+    with pytest.raises(UnreadableCodeObjectError, match="no instructions or no occupancy"):
+        read_assembly(text)
+
+
+@pytest.mark.parametrize("code", [b"", b"not an ELF file", b"\x7fELF" + bytes(60)])
+def test_bytes_that_are_no_code_object_are_refused(code):
+    with pytest.raises(UnreadableCodeObjectError):
+        read_code_object(code)
