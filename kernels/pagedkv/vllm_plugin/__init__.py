@@ -25,7 +25,9 @@ vLLM can also create a member at run time, but that one is lost between processe
 and a spawned engine core unpickles its configuration before it has loaded any plugin. CUSTOM exists from the start.
 """
 
-log = logging.getLogger("vllm.pagedkv")  # a child of vLLM's logger, so that vLLM's handler prints it
+log = logging.getLogger("vllm.pagedkv")
+"""A child of vLLM's logger, so that vLLM's handlers print it. The front end loads plugins before it has any, and shows
+warnings only; the backend therefore speaks up once more when it is built."""
 
 
 def register() -> None:

@@ -15,7 +15,7 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from pagedkv.vllm_plugin import NAME
+from pagedkv.vllm_plugin import NAME, log
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
 from pagedkv.vllm_plugin.impl import HEAD_SIZES, SERVED_KV_CACHE_DTYPES, PagedKVImpl
 
@@ -92,6 +92,7 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        log.info("pagedkv serves %d attention layers, %d tokens per block", len(layer_names), kv_cache_spec.block_size)
 
     def build(
         self,

@@ -68,11 +68,15 @@ class NotServedError(PluginError):
         )
 
 
-class PoisonTooLateError(PluginError):
-    """The KV pool was to be poisoned after requests had already written to it."""
+class PoisonUnsafeError(PluginError):
+    """Poisoning the KV pool now would destroy contents that vLLM still means to read.
 
-    def __init__(self, requests: int) -> None:
+    Args:
+        reason: Who still needs them.
+    """
+
+    def __init__(self, reason: str) -> None:
         super().__init__(
-            f"the KV pool can be poisoned only before the first request; this worker has seen {requests}. "
-            "To do: call pagedkv_poison right after the engine has started."
+            f"the KV pool cannot be poisoned: {reason}. To do: call pagedkv_poison while no request is running, on an "
+            "engine started with enable_prefix_caching=False."
         )

@@ -25,7 +25,7 @@ from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.platforms import current_platform
 
 from pagedkv.vllm_plugin import BACKEND, NAME
-from pagedkv.vllm_plugin.errors import NotInterpretedError, NotServedError, PoisonTooLateError
+from pagedkv.vllm_plugin.errors import NotInterpretedError, NotServedError, PoisonUnsafeError
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -85,13 +85,14 @@ class WorkerReport:
             Bytes poisoned.
 
         Raises:
-            PoisonTooLateError: This worker has already run a request.
+            PoisonUnsafeError: A request is running, or finished requests may live on in a prefix cache.
         """
         runner = self.model_runner
         requests = getattr(runner, "requests", None)  # model runner V1; V2 keeps them in req_states
-        seen = len(runner.req_states.req_id_to_index if requests is None else requests)
-        if seen:
-            raise PoisonTooLateError(seen)
+        if running := len(runner.req_states.req_id_to_index if requests is None else requests):
+            raise PoisonUnsafeError(f"{running} requests are running")
+        if self.vllm_config.cache_config.enable_prefix_caching:
+            raise PoisonUnsafeError("prefix caching may hold blocks of finished requests")
         caches = [layer.kv_cache for layer in _attention_layers(self).values()]
         pools = {cache.untyped_storage().data_ptr(): cache for cache in caches}
         for cache in pools.values():
