@@ -1,0 +1,180 @@
+"""Gather K and V of the context of several sequences from the paged cache into dense rows.
+
+    pos = n - cu_seq_lens[s] + seq_starts[s],  s = token_to_seq[n]
+    key[n, h, :] = key_cache[block_table[s, pos // block_size], pos % block_size, h, :]     V alike
+
+This is the gather before the extend step of a chunked prefill (vLLM PR 37228). A program copies ROWS head rows
+(token, head) of K and of V; every stride but the last is an argument, for K and V separately; offsets are int64.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from . import checks
+from .arch import next_power_of_two
+from .device import current, on
+from .launch import tuning
+from .strides import alignment
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@triton.jit
+def _gather_kernel(
+    key_cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache,
+    key,  # [num_tokens, num_kv_heads, head_size]
+    value,
+    block_table,  # [num_seqs, max_blocks] int32
+    cu_seq_lens,  # [num_seqs + 1] int32
+    token_to_seq,  # [n] int32
+    seq_starts,  # [num_seqs] int32
+    num_rows,  # n * NUM_HEADS
+    max_blocks,
+    stride_kc_block: tl.int64,
+    stride_kc_token: tl.int64,
+    stride_kc_head: tl.int64,
+    stride_vc_block: tl.int64,
+    stride_vc_token: tl.int64,
+    stride_vc_head: tl.int64,
+    stride_key_token: tl.int64,
+    stride_key_head: tl.int64,
+    stride_value_token: tl.int64,
+    stride_value_head: tl.int64,
+    stride_table: tl.int64,
+    NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    ALIGN: tl.constexpr,  # a power of two that divides every stride of K and V
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = row < num_rows
+    token = row // NUM_HEADS
+    head = row % NUM_HEADS
+    seq = tl.load(token_to_seq + token, mask=inside, other=0).to(tl.int64)
+    first = tl.load(cu_seq_lens + seq, mask=inside, other=0)
+    start = tl.load(seq_starts + seq, mask=inside, other=0)
+    position = token - first + start
+    column = position // BLOCK_SIZE
+    # A position beyond the row of the block table has no block: reading the next row would gather another sequence.
+    inside = inside & (column >= 0) & (column < max_blocks)
+    block = tl.load(block_table + seq * stride_table + column, mask=inside, other=0).to(tl.int64)
+    offset = position % BLOCK_SIZE
+    channel = tl.arange(0, PADDED)[None, :]
+    mask = inside[:, None] & (channel < HEAD_SIZE)
+
+    source = tl.multiple_of(block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head, ALIGN)
+    target = tl.multiple_of(token * stride_key_token + head * stride_key_head, ALIGN)
+    k = tl.load(key_cache + source[:, None] + channel, mask=mask)
+    tl.store(key + target[:, None] + channel, k, mask=mask)
+
+    source = tl.multiple_of(block * stride_vc_block + offset * stride_vc_token + head * stride_vc_head, ALIGN)
+    target = tl.multiple_of(token * stride_value_token + head * stride_value_head, ALIGN)
+    v = tl.load(value_cache + source[:, None] + channel, mask=mask)
+    tl.store(value + target[:, None] + channel, v, mask=mask)
+
+
+def _check_positions(
+    block_table: Tensor, cu_seq_lens: Tensor, token_to_seq: Tensor, seq_starts: Tensor, cache_shape: torch.Size
+) -> None:
+    num_blocks, block_size = cache_shape[:2]
+    num_seqs, max_blocks = block_table.shape
+    checks.within("token_to_seq", token_to_seq, num_seqs, "num_seqs of block_table")
+    seq = token_to_seq.long()
+    position = torch.arange(seq.shape[0], device=seq.device) - cu_seq_lens[seq] + seq_starts[seq]
+    checks.within("cu_seq_lens, seq_starts", position, max_blocks * block_size, "max_blocks * block_size, a position")
+    used = torch.zeros(block_table.shape, dtype=torch.bool, device=block_table.device)
+    used[seq, position // block_size] = True
+    checks.blocks_exist(block_table, used, num_blocks)
+
+
+def gather_kv_cache(
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    key: Tensor,  # [num_tokens, num_kv_heads, head_size]
+    value: Tensor,  # [num_tokens, num_kv_heads, head_size]
+    block_table: Tensor,  # [num_seqs, max_blocks] int32
+    cu_seq_lens: Tensor,  # [num_seqs + 1] int32
+    token_to_seq: Tensor,  # [n <= num_tokens] int32
+    seq_starts: Tensor,  # [num_seqs] int32
+    *,
+    debug: bool = False,
+) -> None:
+    """Fill rows 0 .. n - 1 of `key` and `value` from the cache; the other rows are left as they are.
+
+    Args:
+        key_cache: Logical view of the K side of the pool, any strides with a dense last dimension.
+        value_cache: Logical view of the V side of the pool.
+        key: Output for K, in the dtype of the cache.
+        value: Output for V.
+        block_table: Block ids of each sequence.
+        cu_seq_lens: Where the rows of each sequence begin in the output.
+        token_to_seq: The sequence of each output row.
+        seq_starts: The position at which the gathered part of each sequence begins.
+        debug: Also check sequences, positions and block ids (synchronises with the device).
+
+    Raises:
+        ArgumentError: the subclass of `pagedkv.errors` that names the mistake.
+    """
+    checks.caches(key_cache, value_cache)
+    _, block_size, num_kv_heads, head_size = key_cache.shape
+    axes = "[num_tokens, num_kv_heads, head_size]"
+    checks.shape("key", key, (None, num_kv_heads, head_size), axes)
+    checks.shape("value", value, tuple(key.shape), axes)
+    checks.shape("block_table", block_table, (None, None), "[num_seqs, max_blocks]")
+    num_seqs, max_blocks = block_table.shape
+    checks.shape("cu_seq_lens", cu_seq_lens, (num_seqs + 1,), "[num_seqs + 1]")
+    checks.shape("seq_starts", seq_starts, (num_seqs,), "[num_seqs]")
+    checks.shape("token_to_seq", token_to_seq, (None,), "[n], the sequence of each output row")
+    checks.at_most("token_to_seq", token_to_seq.shape[0], key.shape[0], "num_tokens of key")
+    for name, tensor in (("key", key), ("value", value)):
+        checks.dtype(name, tensor, (key_cache.dtype,), "The gather copies; allocate the output in the dtype of the cache.")
+        checks.dense(name, tensor)
+    indices = {
+        "block_table": block_table,
+        "cu_seq_lens": cu_seq_lens,
+        "token_to_seq": token_to_seq,
+        "seq_starts": seq_starts,
+    }
+    checks.indices(indices)
+    checks.device(("key_cache", key_cache), {"key": key, "value": value, **indices})
+    if debug:
+        _check_positions(block_table, cu_seq_lens, token_to_seq, seq_starts, key_cache.shape)
+    num_rows = token_to_seq.shape[0] * num_kv_heads
+    if num_rows == 0:
+        return
+    launch = tuning(current().name).gather
+    rows = min(launch.rows, next_power_of_two(num_rows))
+    with on(key_cache):
+        _gather_kernel[(triton.cdiv(num_rows, rows),)](
+            key_cache,
+            value_cache,
+            key,
+            value,
+            block_table,
+            cu_seq_lens,
+            token_to_seq,
+            seq_starts,
+            num_rows,
+            max_blocks,
+            *key_cache.stride()[:3],
+            *value_cache.stride()[:3],
+            *key.stride()[:2],
+            *value.stride()[:2],
+            block_table.stride(0),
+            NUM_HEADS=num_kv_heads,
+            HEAD_SIZE=head_size,
+            PADDED=next_power_of_two(head_size),
+            BLOCK_SIZE=block_size,
+            ROWS=rows,
+            ALIGN=alignment(key_cache, value_cache, key, value),
+            num_warps=launch.waves,
+        )

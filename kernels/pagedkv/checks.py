@@ -1,0 +1,199 @@
+"""Argument checks that the launchers share. Cheap ones always run; those that read device memory need debug=True."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .errors import (
+    BlockTableError,
+    DenseError,
+    DeviceError,
+    DtypeError,
+    HeadSizeError,
+    LengthError,
+    ShapeError,
+    SlotError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SMALLEST_HEAD, LARGEST_HEAD = 32, 256
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def shape(name: str, tensor: torch.Tensor, expected: tuple[int | None, ...], axes: str) -> None:
+    """Check rank and extents; None leaves an extent free.
+
+    Raises:
+        ShapeError: if they differ.
+    """
+    actual = tuple(tensor.shape)
+    if len(actual) != len(expected) or any(e not in (None, a) for a, e in zip(actual, expected, strict=True)):
+        wanted = tuple("any" if e is None else e for e in expected)
+        raise ShapeError(name, got=actual, expected=f"{wanted} = {axes}", remedy="Pass a view with these axes.")
+
+
+def dense(name: str, tensor: torch.Tensor) -> None:
+    """Check that the last dimension has stride 1; every other stride is free.
+
+    Raises:
+        DenseError: if it has not.
+    """
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise DenseError(
+            name,
+            got=f"stride {tensor.stride(-1)} in the last dimension (strides {tensor.stride()})",
+            expected="stride 1 there, any strides elsewhere",
+            remedy="Transpose the other axes only, or call .contiguous().",
+        )
+
+
+def dtype(name: str, tensor: torch.Tensor, allowed: Iterable[torch.dtype], why: str) -> None:
+    """Check the dtype.
+
+    Raises:
+        DtypeError: if it is none of `allowed`.
+    """
+    allowed = tuple(allowed)
+    if tensor.dtype not in allowed:
+        raise DtypeError(name, got=tensor.dtype, expected=" or ".join(map(str, allowed)), remedy=why)
+
+
+def head_size(name: str, tensor: torch.Tensor) -> None:
+    """Check the head size (last dimension).
+
+    Raises:
+        HeadSizeError: if it is outside 32 .. 256 or not a multiple of 8 (16 bytes of a two-byte element).
+    """
+    size = tensor.shape[-1]
+    if not SMALLEST_HEAD <= size <= LARGEST_HEAD or size % 8:
+        raise HeadSizeError(
+            name,
+            got=f"head_size {size}",
+            expected=f"a multiple of 8 in {SMALLEST_HEAD} .. {LARGEST_HEAD}",
+            remedy="Pad the head, or use another backend for this model.",
+        )
+
+
+def device(reference: tuple[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
+    """Check that all tensors lie where the first one does.
+
+    Raises:
+        DeviceError: if one does not.
+    """
+    name, first = reference
+    for other, tensor in others.items():
+        if tensor.device != first.device:
+            raise DeviceError(
+                other, got=tensor.device, expected=f"{first.device}, where {name} is", remedy="Move it with .to()."
+            )
+
+
+def caches(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
+    """Check a pair of caches `[num_blocks, block_size, num_kv_heads, head_size]`: same shape and dtype, dense rows.
+
+    Raises:
+        ShapeError, DtypeError, DenseError, HeadSizeError, DeviceError: for the mistake of that name.
+    """
+    axes = "[num_blocks, block_size, num_kv_heads, head_size]"
+    shape("key_cache", key_cache, (None, None, None, None), axes)
+    shape("value_cache", value_cache, tuple(key_cache.shape), axes)
+    dtype("key_cache", key_cache, DTYPES, "Quantised caches have operations of their own.")
+    dtype("value_cache", value_cache, (key_cache.dtype,), "K and V share one dtype; view the pool once for both.")
+    head_size("key_cache", key_cache)
+    dense("key_cache", key_cache)
+    dense("value_cache", value_cache)
+    device(("key_cache", key_cache), {"value_cache": value_cache})
+    if 0 in key_cache.shape:
+        raise ShapeError(
+            "key_cache", got=tuple(key_cache.shape), expected="no empty axis", remedy="Allocate at least one block."
+        )
+
+
+def blocks_exist(block_table: torch.Tensor, used: torch.Tensor, num_blocks: int) -> None:
+    """Check the block ids that a call will use (reads device memory).
+
+    Args:
+        block_table: `[num_seqs, max_blocks]` int32.
+        used: `[num_seqs, max_blocks]` bool, the entries that the call looks up.
+        num_blocks: Blocks of the cache.
+
+    Raises:
+        BlockTableError: if a used entry names no block.
+    """
+    wrong = used & ((block_table < 0) | (block_table >= num_blocks))
+    if wrong.any():
+        seq, column = wrong.nonzero()[0].tolist()
+        raise BlockTableError(
+            "block_table",
+            got=f"block {int(block_table[seq, column])} at sequence {seq}, column {column} ({int(wrong.sum())} such ids)",
+            expected=f"0 <= block < {num_blocks}",
+            remedy="Look for a freed block, a stale row or an id of another KV group.",
+        )
+
+
+def slots_exist(slot_mapping: torch.Tensor, num_slots: int) -> None:
+    """Check that every non-negative slot is inside the pool and named once (reads device memory).
+
+    Raises:
+        SlotError: if one is beyond the pool, or two tokens would be written to the same slot in no defined order.
+    """
+    written = slot_mapping[slot_mapping >= 0]
+    if (written >= num_slots).any():
+        token = int((slot_mapping >= num_slots).nonzero()[0])
+        raise SlotError(
+            "slot_mapping",
+            got=f"slot {int(slot_mapping[token])} for token {token}",
+            expected=f"slot < {num_slots} = num_blocks * block_size, or negative for a token that is not written",
+            remedy="Look for a block id of another pool or a wrong block_size.",
+        )
+    unique, counts = written.unique(return_counts=True)
+    if (counts > 1).any():
+        slot = int(unique[counts > 1][0])
+        raise SlotError(
+            "slot_mapping",
+            got=f"slot {slot} for tokens {(slot_mapping == slot).nonzero().flatten().tolist()}",
+            expected="each slot at most once",
+            remedy="Two writers race; look for a block shared between two sequences.",
+        )
+
+
+def at_most(name: str, count: int, most: int, of: str) -> None:
+    """Check an extent against its bound.
+
+    Raises:
+        ShapeError: if it is larger.
+    """
+    if count > most:
+        raise ShapeError(name, got=f"{count} entries", expected=f"at most {most} ({of})", remedy="Slice it.")
+
+
+def indices(tensors: dict[str, torch.Tensor]) -> None:
+    """Check that index tensors are int32 with a dense last dimension.
+
+    Raises:
+        DtypeError, DenseError: for the mistake of that name.
+    """
+    for name, tensor in tensors.items():
+        dtype(name, tensor, (torch.int32,), "Cast with .to(torch.int32).")
+        dense(name, tensor)
+
+
+def within(name: str, values: torch.Tensor, end: int, what: str) -> None:
+    """Check that all values lie in 0 .. end - 1 (reads device memory).
+
+    Raises:
+        LengthError: if one does not.
+    """
+    wrong = (values < 0) | (values >= end)
+    if wrong.any():
+        at = int(wrong.nonzero()[0])
+        raise LengthError(
+            name,
+            got=f"{int(values[at])} at index {at}",
+            expected=f"0 <= value < {end} ({what})",
+            remedy="Look for stale or uninitialised metadata.",
+        )

@@ -1,0 +1,35 @@
+"""The one place that asks which device runs the kernels."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from .arch import Arch, limits
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Whether `@triton.jit` made interpreted functions; Triton decides that when a kernel is defined, so it is read once."""
+
+
+def current() -> Arch:
+    """Return the limits of the device that the kernels are compiled for.
+
+    Raises:
+        UnsupportedArchError: if it is of an arch without limits and tuning data.
+    """
+    if INTERPRETED:
+        return limits("interpreter")
+    target = triton.runtime.driver.active.get_current_target()
+    # CUDA targets carry the compute capability as an integer (90), HIP targets the gfx name.
+    return limits(f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch))
+
+
+def on(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """Return a context in which launches go to the device of `tensor`."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

@@ -1,0 +1,188 @@
+"""Launch configurations: data in `tuning/<arch>.toml`, turned into a launch by pure functions."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from .arch import limits, next_power_of_two, tile_tokens
+
+if TYPE_CHECKING:
+    from .arch import Arch
+
+
+class TuningError(ValueError):
+    """A tuning file lacks a key, has an unknown one, or holds a value of the wrong type."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the copy operations (write, gather) and the split-KV reduce are launched."""
+
+    rows: int
+    """Head rows that one program handles, a power of two."""
+    waves: int
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How attention is launched in one phase (decode: one query token a sequence; prefill: more)."""
+
+    rows: int
+    """Most query rows (tokens times heads) of one program, a power of two >= 16; one token's heads may exceed it."""
+    tokens: int
+    """Most KV tokens of one tile; fewer where LDS or registers say so."""
+    waves: int
+    stages: int
+    occupancy: int
+    """Programs that shall fit one compute unit."""
+    heads: int
+    """Most KV heads of one program."""
+    seqs: int
+    """Most sequences of one program (decode only)."""
+    split_tokens: int
+    """Fewest KV tokens worth a partition of their own."""
+    programs_per_unit: int
+    """Programs per compute unit below which the KV is split."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """`tuning/<arch>.toml`."""
+
+    write: Rows
+    gather: Rows
+    reduce: Rows
+    decode: Attention
+    prefill: Attention
+
+
+@dataclass(frozen=True)
+class AttentionLaunch:
+    """What one call of paged attention launches; all of it compile-time constants but `splits`."""
+
+    tile: int
+    """KV tokens of a tile."""
+    rows: int
+    """Query rows of a program, a power of two >= 16."""
+    tokens: int
+    """Query tokens of a program (1 in decode)."""
+    seqs: int
+    heads: int
+    """KV heads of a program; divides num_kv_heads."""
+    waves: int
+    stages: int
+    splits: int
+
+
+def _section(kind: type, where: str, values: object) -> Any:
+    names = set(kind.__dataclass_fields__)
+    if not isinstance(values, dict) or set(values) != names:
+        got = sorted(values) if isinstance(values, dict) else values
+        raise TuningError(f"{where}: got {got}; expected exactly the keys {sorted(names)}")
+    wrong = {key: value for key, value in values.items() if type(value) is not int or value < 1}
+    if wrong:
+        raise TuningError(f"{where}: got {wrong}; expected integers >= 1")
+    return kind(**values)
+
+
+def parse(text: str, where: str) -> Tuning:
+    """Read a tuning file.
+
+    Raises:
+        TuningError: if it is not TOML or its keys or values are not those of `Tuning`.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise TuningError(f"{where}: {error}") from error
+    kinds = {"write": Rows, "gather": Rows, "reduce": Rows, "decode": Attention, "prefill": Attention}
+    if set(data) != set(kinds):
+        raise TuningError(f"{where}: got the tables {sorted(data)}; expected exactly {sorted(kinds)}")
+    return Tuning(**{name: _section(kind, f"{where} [{name}]", data[name]) for name, kind in kinds.items()})
+
+
+@functools.cache
+def tuning(arch: str) -> Tuning:
+    """Return the tuning data of an arch.
+
+    Raises:
+        UnsupportedArchError: if there is none.
+        TuningError: if its file is wrong.
+    """
+    limits(arch)
+    file = resources.files("pagedkv") / "tuning" / f"{arch}.toml"
+    return parse(file.read_text(encoding="utf-8"), f"pagedkv/tuning/{arch}.toml")
+
+
+def power_of_two_divisor(n: int, most: int) -> int:
+    """Return the largest power of two that divides n and is at most `most` (>= 1)."""
+    return min(n & -n, 1 << (most.bit_length() - 1))
+
+
+def choose_splits(programs: int, max_tiles: int, *, units: int, per_unit: int, fewest_tiles: int) -> int:
+    """Return into how many partitions the KV of every sequence is split.
+
+    Enough that `programs * splits` reaches `units * per_unit`, and no more than leaves `fewest_tiles` tiles to a partition
+    of the longest sequence. It depends on shapes and on the bound of the lengths alone, so a captured graph stays valid.
+    """
+    wanted = -(-units * per_unit // max(programs, 1))
+    return max(1, min(wanted, max_tiles // fewest_tiles, 128))
+
+
+@functools.lru_cache(maxsize=4096)
+def attention(
+    arch: Arch,
+    *,
+    head_size: int,
+    element_bytes: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    num_tokens: int,
+    num_seqs: int,
+    max_query_len: int,
+    max_kv_len: int,
+    num_splits: int | None,
+) -> AttentionLaunch:
+    """Return the launch of one paged-attention call; a pure function of shapes and of `tuning/<arch>.toml`."""
+    decode = max_query_len == 1
+    data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
+    group = num_q_heads // num_kv_heads
+    heads = power_of_two_divisor(num_kv_heads, data.heads)
+    seqs = min(data.seqs, next_power_of_two(num_seqs)) if decode else 1
+    most_tokens = 1 if decode else max(1, data.rows // (group * heads))
+    tokens = min(most_tokens, next_power_of_two(max_query_len))
+    rows = max(16, next_power_of_two(tokens * seqs * group * heads))
+    tile = tile_tokens(
+        arch,
+        head_size=head_size,
+        element_bytes=element_bytes,
+        rows=rows,
+        waves=data.waves,
+        stages=data.stages,
+        occupancy=data.occupancy,
+        most=min(data.tokens, next_power_of_two(max_kv_len)),
+    )
+    if num_splits is None:
+        programs = query_tiles(num_tokens, num_seqs, tokens, seqs, decode=decode) * (num_kv_heads // heads)
+        num_splits = choose_splits(
+            programs,
+            -(-max_kv_len // tile),
+            units=arch.compute_units,
+            per_unit=data.programs_per_unit,
+            fewest_tiles=max(1, data.split_tokens // tile),
+        )
+    return AttentionLaunch(tile, rows, tokens, seqs, heads, data.waves, data.stages, num_splits)
+
+
+def query_tiles(num_tokens: int, num_seqs: int, tokens: int, seqs: int, *, decode: bool) -> int:
+    """Return how many query tiles a launch needs without looking at the lengths.
+
+    In decode a program takes `seqs` sequences. Otherwise sequence `s` owns the tiles from `query_start[s] // tokens + s` on:
+    at least `ceil(query_len / tokens)` of them, whatever the lengths, and `num_tokens // tokens + num_seqs` in all.
+    """
+    return -(-num_seqs // seqs) if decode else num_tokens // tokens + num_seqs
+

@@ -1,0 +1,104 @@
+"""The oracles: what each operation means, in plain torch loops over sequences, in float64 where numbers are computed.
+
+They share no code with the kernels and know no layout but the logical one: caches are `[num_blocks, block_size,
+num_kv_heads, head_size]`, indexed by block and by token in the block.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write each token of `slot_mapping` (shape [n], n <= num_tokens) to its slot; negative slots are not written.
+
+    Args:
+        key: `[num_tokens, num_kv_heads, head_size]`.
+        value: Like `key`.
+        key_cache: `[num_blocks, block_size, num_kv_heads, head_size]`, changed in place.
+        value_cache: Like `key_cache`.
+        slot_mapping: `block * block_size + token_in_block`.
+    """
+    block_size = key_cache.shape[1]
+    for n, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            key_cache[slot // block_size, slot % block_size] = key[n]
+            value_cache[slot // block_size, slot % block_size] = value[n]
+
+
+def context(cache: Tensor, block_row: Tensor, start: int, end: int) -> Tensor:
+    """Return the rows `start .. end - 1` of a sequence whose blocks are `block_row`: `[end - start, num_kv_heads, d]`."""
+    block_size = cache.shape[1]
+    rows = [cache[int(block_row[p // block_size]), p % block_size] for p in range(start, end)]
+    return torch.stack(rows) if rows else cache.new_empty((0, *cache.shape[2:]))
+
+
+def gather(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    key: Tensor,
+    value: Tensor,
+    block_table: Tensor,
+    cu_seq_lens: Tensor,
+    token_to_seq: Tensor,
+    seq_starts: Tensor,
+) -> None:
+    """Fill `key[n]`, `value[n]` (`[num_tokens, num_kv_heads, head_size]`) for each n of `token_to_seq` from the cache."""
+    for n, seq in enumerate(token_to_seq.tolist()):
+        position = n - int(cu_seq_lens[seq]) + int(seq_starts[seq])
+        key[n] = context(key_cache, block_table[seq], position, position + 1)[0]
+        value[n] = context(value_cache, block_table[seq], position, position + 1)[0]
+
+
+def attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    *,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    scale: float,
+    causal: bool = True,
+    sliding_window: int | None = None,
+) -> Tensor:
+    """Return softmax(scale * Q K^T) V for every query token, in float64 on the CPU.
+
+    Query token t of a sequence stands at position `seq_len - query_len + t`. It sees positions up to its own (causal) or
+    all of the sequence, and with a window w of those only the last w, its own included. A query that sees nothing gets 0.
+    Rows of `query` beyond `query_start_loc[-1]` are NaN in the result: they have no answer.
+
+    Args:
+        query: `[num_tokens, num_q_heads, head_size]`.
+        key_cache: `[num_blocks, block_size, num_kv_heads, head_size]`.
+        value_cache: Like `key_cache`.
+        block_table: `[num_seqs, max_blocks]`.
+        seq_lens: `[num_seqs]`, keys of each sequence (context and this step).
+        query_start_loc: `[num_seqs + 1]`.
+        scale: Factor of the scores.
+        causal: Whether a query sees no later position.
+        sliding_window: Window, or None.
+
+    Returns:
+        `[num_tokens, num_q_heads, head_size]` float64.
+    """
+    query = query.double().cpu()
+    group = query.shape[1] // key_cache.shape[2]
+    out = torch.full_like(query, float("nan"))
+    for seq, seq_len in enumerate(seq_lens.tolist()):
+        begin, end = (int(x) for x in query_start_loc[seq : seq + 2])
+        first = seq_len - (end - begin)
+        # Keys that no query of this step sees are not read: a freed block may hold anything.
+        oldest = 0 if sliding_window is None else max(0, first - sliding_window + 1)
+        keys = context(key_cache, block_table[seq], oldest, seq_len).double().cpu().repeat_interleave(group, dim=1)
+        values = context(value_cache, block_table[seq], oldest, seq_len).double().cpu().repeat_interleave(group, dim=1)
+        for n in range(begin, end):
+            position = first + n - begin
+            low = oldest if sliding_window is None else max(oldest, position - sliding_window + 1)
+            high = position + 1 if causal else seq_len
+            seen = slice(max(0, low - oldest), max(0, high - oldest))
+            scores = torch.einsum("hd,khd->hk", query[n], keys[seen]) * scale
+            weights = torch.softmax(scores, dim=1)
+            out[n] = torch.einsum("hk,khd->hd", weights, values[seen])
+    return out
