@@ -15,7 +15,7 @@ import torch
 DRIVER = Path(__file__).with_name("drive.py")
 GPU = torch.cuda.is_available()  # ROCm answers as CUDA
 DTYPE = torch.float16 if GPU else torch.float32
-"""Not bfloat16, which GPUs serve: its rounding alone moves log-probabilities of this model by 0.7, a lost block by 1.4."""
+"""Not bfloat16, which GPUs serve: its rounding moves this model's log-probabilities by up to 0.7, a lost block by 1.4."""
 
 SECONDS = 240
 """Several times what a start and a few batches take on two slow cores."""

@@ -34,29 +34,41 @@ def oracle(checkpoint):
 
 @pytest.fixture(scope="module")
 def runs(checkpoint, tmp_path_factory):
-    """Two engines, side by side where each has a core: one as served, one that has lost our plugin."""
-    served = {"ours": True, "batches": BATCHES}
-    unplugged = {"ours": False, "batches": {"prefill": BATCHES["prefill"]}}
-    jobs = [
-        (tmp_path_factory.mktemp("served"), served, {"VLLM_PLUGINS": "pagedkv"}),
-        (tmp_path_factory.mktemp("unplugged"), unplugged, {"VLLM_PLUGINS": "", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}),
-    ]
+    """Three engines, two at a time where each has a core, by name.
+
+    `served` is vLLM as deployed, with an engine core and a worker of their own. `packed` stores all layers of a block
+    together, so that nothing but the last dimension is dense. `unplugged` has lost our plugin, as after a failed load.
+    """
+    in_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    jobs = {
+        "served": ({"ours": True, "batches": BATCHES}, {}),
+        "unplugged": ({"ours": False, "batches": {"prefill": BATCHES["prefill"]}}, in_process | {"VLLM_PLUGINS": ""}),
+        "packed": (
+            {"ours": True, "batches": {"chunks": BATCHES["chunks"]}},
+            in_process | {"VLLM_KV_CACHE_LAYOUT": "BLHNC"},
+        ),
+    }
     with ThreadPoolExecutor(max_workers=1 if engine.GPU else 2) as pool:  # two would measure one GPU's memory at once
-        futures = [
-            pool.submit(engine.run, folder, spec | {"model": str(checkpoint)}, environment)
-            for folder, spec, environment in jobs
-        ]
-        return [future.result() for future in futures]
+        futures = {
+            name: pool.submit(
+                engine.run,
+                tmp_path_factory.mktemp(name),
+                spec | {"model": str(checkpoint)},
+                {"VLLM_PLUGINS": "pagedkv"} | environment,
+            )
+            for name, (spec, environment) in jobs.items()
+        }
+        return {name: future.result() for name, future in futures.items()}
 
 
 @pytest.fixture(scope="module")
 def served(runs):
-    return runs[0]
+    return runs["served"]
 
 
 @pytest.fixture(scope="module")
 def unplugged(runs):
-    return runs[1]
+    return runs["unplugged"]
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +88,9 @@ def rows(batch, answers):
         yield f"{batch}, prompt of {len(prompt)}", prompt, answer["tokens"], torch.tensor(answer["log_probs"]).double()
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-def test_log_probabilities_equal_transformers(batch, served, oracle, tolerance):
-    for name, prompt, tokens, got in rows(batch, served["batches"][batch]["answers"]):
+@pytest.mark.parametrize(("run", "batch"), [*(("served", batch) for batch in BATCHES), ("packed", "chunks")])
+def test_log_probabilities_equal_transformers(run, batch, runs, oracle, tolerance):
+    for name, prompt, tokens, got in rows(batch, runs[run]["batches"][batch]["answers"]):
         assert len(tokens) == BATCHES[batch]["max_tokens"], name
         want = oracle.log_probs(prompt + tokens[:-1])
         assert got.shape == want.shape, name
@@ -127,17 +139,20 @@ def test_every_attention_layer_was_ours(batch, served):
     assert served["refusal"] == ""
 
 
-def test_block_is_inflated_to_the_state_page(served):
-    assert served["block_size"] == tiny_hybrid.BLOCK_SIZE
-    assert served["block_size"].bit_count() > 1, "a power of two would hide wrong index arithmetic"
-    for row in served["batches"]["chunks"]["layers"]:
-        cell = [tiny_hybrid.KV_HEADS, tiny_hybrid.BLOCK_SIZE, 2 * tiny_hybrid.HEAD_SIZE]
-        assert row["kv_shape"] == [engine.ENGINE["num_gpu_blocks_override"], *cell]
+@pytest.mark.parametrize(("run", "layers_per_block"), [("served", 1), ("packed", len(tiny_hybrid.ATTENTION_LAYERS))])
+def test_kv_pool_is_that_of_a_hybrid(run, layers_per_block, runs):
+    """The block is inflated until it holds a state page, and in the packed layout blocks of a layer are far apart."""
+    block_size, channels = tiny_hybrid.BLOCK_SIZE, 2 * tiny_hybrid.HEAD_SIZE
+    assert runs[run]["block_size"] == block_size
+    assert block_size.bit_count() > 1, "a power of two would hide wrong index arithmetic"
+    shape = [engine.ENGINE["num_gpu_blocks_override"], tiny_hybrid.KV_HEADS, block_size, channels]
+    for row in runs[run]["batches"]["chunks"]["layers"]:
+        assert row["kv_shape"] == shape
+        assert row["kv_strides"][0] == layers_per_block * math.prod(shape[1:])
         assert row["kv_strides"][-1] == 1
         assert row["kv_dtype"] == str(engine.DTYPE).removeprefix("torch.")
-
-    element, layers = engine.DTYPE.itemsize, len(tiny_hybrid.ATTENTION_LAYERS)
-    assert served["poisoned_bytes"] == [layers * element * math.prod(row["kv_shape"])]
+    layers = len(tiny_hybrid.ATTENTION_LAYERS)
+    assert runs[run]["poisoned_bytes"] == [layers * engine.DTYPE.itemsize * math.prod(shape)]
 
 
 def test_engine_without_the_plugin_is_detected(unplugged, oracle, tolerance):

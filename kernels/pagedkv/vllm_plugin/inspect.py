@@ -119,12 +119,12 @@ def build_llm(model: str, **arguments: Any) -> LLM:
     Raises:
         NotInterpretedError: The CPU platform without TRITON_INTERPRET=1.
     """
-    from vllm import LLM  # noqa: PLC0415 - only the front end needs it, workers import this module too
-
     if not current_platform.is_cpu():
         arguments["attention_backend"] = NAME
     elif os.environ.get("TRITON_INTERPRET") != "1":
         raise NotInterpretedError
+    from vllm import LLM  # noqa: PLC0415 - only the front end needs it, and it takes seconds; workers import this too
+
     return LLM(model=model, worker_extension_cls=WORKER_EXTENSION, **arguments)
 
 
