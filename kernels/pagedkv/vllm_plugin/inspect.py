@@ -1,0 +1,199 @@
+"""Evidence from inside the workers: who served which attention layer, how often, on what memory.
+
+vLLM logs a plugin that failed to load and carries on with another backend, so a right answer proves nothing about our
+kernels. The worker is asked instead:
+
+    llm = build_llm("path/to/model", dtype="float32", max_model_len=256)
+    llm.generate(...)
+    require_served(served_layers(llm))
+
+or, without importing this package, with vLLM's own names:
+
+    llm = LLM(model, worker_extension_cls="pagedkv.vllm_plugin.inspect.WorkerReport", ...)
+    workers = llm.collective_rpc("pagedkv_report")  # one list per worker, one dict per attention layer
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import torch
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.mamba.abstract import MambaBase
+from vllm.platforms import current_platform
+
+from pagedkv.vllm_plugin import BACKEND, NAME
+from pagedkv.vllm_plugin.errors import NotInterpretedError, NotServedError, PoisonUnsafeError
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+WORKER_EXTENSION = "pagedkv.vllm_plugin.inspect.WorkerReport"
+"""Value of vLLM's `worker_extension_cls`."""
+
+NAN_BYTE = 0xFF
+"""Repeated, it is NaN as float64, float32, float16, bfloat16, float8_e4m3fn and float8_e5m2 alike."""
+
+
+class ServedLayer(TypedDict):
+    """One attention layer of one worker, as JSON."""
+
+    layer: str
+    """vLLM's layer name."""
+    backend: str
+    """Class path of the backend that vLLM selected for the layer."""
+    impl: str
+    """Class path of the object that runs it."""
+    writes: int | None
+    """Calls of the cache write since the engine started or `pagedkv_reset`; None where the impl is not ours."""
+    attentions: int | None
+    """Calls of the attention, likewise."""
+    kv_shape: list[int]
+    """[num_blocks, num_kv_heads, block_size, 2 * head_size]; empty before the cache is allocated."""
+    kv_strides: list[int]
+    """Strides of the same axes, in elements."""
+    kv_dtype: str
+    block_size: int | None
+    """Tokens per block as the kernels see them."""
+    rank: int
+    """Global rank of the worker."""
+
+
+class WorkerReport:
+    """Methods that vLLM adds to its worker class; call them with `llm.collective_rpc(name)`."""
+
+    def pagedkv_report(self) -> list[ServedLayer]:
+        """Describe every attention layer of this worker, ours or not, in the order of the model."""
+        return [_describe(name, layer, self.rank) for name, layer in _attention_layers(self).items()]
+
+    def pagedkv_reset(self) -> None:
+        """Set the counts of all layers of ours to 0."""
+        for layer in _attention_layers(self).values():
+            if hasattr(layer.impl, "attentions"):
+                layer.impl.writes = layer.impl.attentions = 0
+
+    def pagedkv_poison(self) -> int:
+        """Fill the KV pool with NaN, and from now on every newly allocated attention block too.
+
+        vLLM zeroes new attention blocks of a hybrid model before use, which would also hide a kernel that reads
+        positions nobody has written. After this call such a read meets NaN, in the block's tail as elsewhere. The pool
+        is shared with the state layers: their pages are poisoned once, which vLLM must overwrite before it reads them.
+
+        Returns:
+            Bytes poisoned.
+
+        Raises:
+            PoisonUnsafeError: A request is running, or finished requests may live on in a prefix cache.
+        """
+        runner = self.model_runner
+        requests = getattr(runner, "requests", None)  # model runner V1; V2 keeps them in req_states
+        if running := len(runner.req_states.req_id_to_index if requests is None else requests):
+            raise PoisonUnsafeError(f"{running} requests are running")
+        if self.vllm_config.cache_config.enable_prefix_caching:
+            raise PoisonUnsafeError("prefix caching may hold blocks of finished requests")
+        caches = [layer.kv_cache for layer in _attention_layers(self).values()]
+        pools = {cache.untyped_storage().data_ptr(): cache for cache in caches}
+        for cache in pools.values():
+            _bytes_of(cache).fill_(NAN_BYTE)
+        num_blocks = runner.kv_cache_config.num_blocks
+        poison = partial(_poison_blocks, [cache.unflatten(0, (num_blocks, -1)) for cache in caches])
+        if requests is None:
+            runner.kv_block_zeroer.zero_block_ids = poison
+        else:
+            runner._zero_block_ids = poison  # noqa: SLF001 - the one place where model runner V1 zeroes blocks
+        return sum(cache.untyped_storage().nbytes() for cache in pools.values())
+
+
+def build_llm(model: str, **arguments: Any) -> LLM:
+    """Start vLLM with our backend and the report in its workers.
+
+    Args:
+        model: What vLLM's `LLM` takes as model.
+        **arguments: Further arguments of `LLM`; `worker_extension_cls` and the attention backend are set here.
+
+    Returns:
+        The engine. Whether our backend serves it is what `require_served` checks after a request.
+
+    Raises:
+        NotInterpretedError: The CPU platform without TRITON_INTERPRET=1.
+    """
+    if not current_platform.is_cpu():
+        arguments["attention_backend"] = NAME
+    elif os.environ.get("TRITON_INTERPRET") != "1":
+        raise NotInterpretedError
+    from vllm import LLM  # noqa: PLC0415 - only the front end needs it, and it takes seconds; workers import this too
+
+    return LLM(model=model, worker_extension_cls=WORKER_EXTENSION, **arguments)
+
+
+def served_layers(llm: LLM) -> list[ServedLayer]:
+    """Collect the reports of all workers: one entry per attention layer and worker."""
+    return [row for worker in llm.collective_rpc("pagedkv_report") for row in worker]
+
+
+def require_served(layers: list[ServedLayer]) -> None:
+    """Check that our backend served every attention layer at least once.
+
+    Args:
+        layers: What `served_layers` returned after a request.
+
+    Raises:
+        NotServedError: There is no attention layer, another backend served one, or ours was never called.
+    """
+    problems = [] if layers else ["the workers report no attention layer at all"]
+    for row in layers:
+        where = f"{row['layer']} (rank {row['rank']})"
+        if row["backend"] != BACKEND:
+            problems.append(f"{where}: served by {row['backend']}")
+        elif not row["attentions"]:
+            problems.append(f"{where}: selected pagedkv, but no attention call reached it")
+    if problems:
+        raise NotServedError(problems)
+
+
+def _attention_layers(worker: Any) -> dict[str, Any]:
+    """Every layer with a KV cache or an attention impl; only the state (Mamba) layers are left out."""
+    context = worker.vllm_config.compilation_config.static_forward_context
+    return {
+        name: layer
+        for name, layer in context.items()
+        if isinstance(layer, AttentionLayerBase) and not isinstance(layer, MambaBase)
+    }
+
+
+def _describe(name: str, layer: Any, rank: int) -> ServedLayer:
+    cache = layer.kv_cache
+    return ServedLayer(
+        layer=name,
+        backend=_path(layer.get_attn_backend()),
+        impl=_path(type(layer.impl)),
+        writes=getattr(layer.impl, "writes", None),
+        attentions=getattr(layer.impl, "attentions", None),
+        kv_shape=list(cache.shape) if cache.numel() else [],
+        kv_strides=list(cache.stride()) if cache.numel() else [],
+        kv_dtype=str(cache.dtype).removeprefix("torch."),
+        block_size=cache.shape[2] if cache.dim() == 4 else None,
+        rank=rank,
+    )
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole storage behind a tensor, [bytes] uint8."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _poison_blocks(caches: list[torch.Tensor], blocks: list[int]) -> None:
+    """Fill whole attention blocks with NaN.
+
+    Args:
+        caches: Per layer [num_blocks, kernel blocks per block, num_kv_heads, kernel block_size, 2 * head_size].
+        blocks: Block ids of the pool; may be empty.
+    """
+    for cache in caches:
+        cache[blocks] = float("nan")

@@ -1,0 +1,61 @@
+"""Run in a process of its own: start vLLM, answer the batches of a spec, write what came out.
+
+    python tests/models/drive.py spec.json result.json
+
+A process of its own, because the environment decides whether Triton interprets and which plugins vLLM loads, and
+because whatever the engine leaves behind ends with its process group.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM, RequestOutput, SamplingParams
+
+from pagedkv.vllm_plugin.errors import NotServedError
+from pagedkv.vllm_plugin.inspect import WORKER_EXTENSION, build_llm, require_served, served_layers
+
+
+def main(spec_file: Path, result_file: Path) -> None:
+    """Do what the spec says; the result is written once, at the end, so that half a run is no result."""
+    spec = json.loads(spec_file.read_text())
+    if spec["ours"]:
+        llm = build_llm(spec["model"], **spec["engine"])
+    else:
+        llm = LLM(spec["model"], worker_extension_cls=WORKER_EXTENSION, **spec["engine"])
+    result: dict[str, Any] = {"batches": {}}
+    if spec["ours"]:
+        result["poisoned_bytes"] = llm.collective_rpc("pagedkv_poison")
+    for name, batch in spec["batches"].items():
+        llm.collective_rpc("pagedkv_reset")
+        answers = generate(llm, batch["prompts"], batch["max_tokens"])
+        result["batches"][name] = {"answers": answers, "layers": served_layers(llm)}
+    result["block_size"] = llm.llm_engine.vllm_config.cache_config.block_size
+    result["refusal"] = ""
+    try:
+        require_served(served_layers(llm))
+    except NotServedError as error:
+        result["refusal"] = str(error)
+    result_file.write_text(json.dumps(result))
+
+
+def generate(llm: LLM, prompts: list[list[int]], max_tokens: int) -> list[dict[str, Any]]:
+    """Greedy tokens of one batch, with all log-probabilities of prompts and answers."""
+    sampling = SamplingParams(
+        temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=-1, prompt_logprobs=-1, detokenize=False
+    )
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
+    return [{"tokens": list(o.outputs[0].token_ids), "log_probs": log_probs(o)} for o in outputs]
+
+
+def log_probs(output: RequestOutput) -> list[list[float]]:
+    """[prompt + answer - 1, vocabulary]: row i is the distribution after the first i + 1 tokens."""
+    rows = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+    return [[row[token].logprob for token in range(len(row))] for row in rows]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,85 @@
+"""Start `drive.py`, wait, and end every process it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DRIVER = Path(__file__).with_name("drive.py")
+GPU = torch.cuda.is_available()  # ROCm answers as CUDA
+DTYPE = torch.float16 if GPU else torch.float32
+"""Not bfloat16, which GPUs serve: its rounding moves this model's log-probabilities by up to 0.7, a lost block by 1.4."""
+
+SECONDS = 240
+"""Several times what a start and a few batches take on two slow cores."""
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles small helpers even when told to be eager; 25 s on a cold machine
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+} | ({} if GPU else {"TRITON_INTERPRET": "1"})
+
+ENGINE = {
+    "dtype": str(DTYPE).removeprefix("torch."),
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "block_size": 16,
+    "max_model_len": 256,
+    "max_num_seqs": 4,
+    "enable_chunked_prefill": True,
+    "max_num_batched_tokens": 37,  # divides neither the block nor the prompts
+    "enable_prefix_caching": False,
+    "max_logprobs": -1,
+    "num_gpu_blocks_override": 40,
+    "seed": 0,
+} | ({"gpu_memory_utilization": 0.2} if GPU else {"kv_cache_memory_bytes": 1 << 26})
+
+
+def run(folder: Path, spec: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+    """Run one engine.
+
+    Args:
+        folder: Where the spec, the result and the log are written.
+        spec: What `drive.py` is to do.
+        environment: Variables on top of this process's and of ENVIRONMENT.
+
+    Returns:
+        The result. A driver that fails or hangs raises AssertionError with the end of its log.
+    """
+    spec_file, result_file, log_file = (folder / name for name in ("spec.json", "result.json", "log.txt"))
+    spec_file.write_text(json.dumps(spec | {"engine": ENGINE}))
+    command = [sys.executable, str(DRIVER), str(spec_file), str(result_file)]
+    with log_file.open("w") as log:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | ENVIRONMENT | environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status: int | str = process.wait(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            status = f"killed after {SECONDS} s"
+        finally:
+            _end_group(process)
+    assert status == 0, f"vLLM's driver ended with {status}:\n" + "\n".join(log_file.read_text().splitlines()[-40:])
+    return json.loads(result_file.read_text()) | {"log": log_file.read_text()}
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of the driver's session: engine core and workers live in it too."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        process.wait()

@@ -1,0 +1,157 @@
+"""The border to vLLM without an engine: what is refused and what is passed on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="the plugin is about vLLM")
+
+from vllm.v1.attention.backend import AttentionType, MultipleOf
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from pagedkv.vllm_plugin import backend, errors, impl
+
+HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS = 4, 2, 32, 48, 5
+
+
+def make_impl(**features):
+    defaults = {"num_heads": HEADS, "head_size": HEAD_SIZE, "scale": 0.25, "num_kv_heads": KV_HEADS}
+    return impl.PagedKVImpl(**(defaults | features))
+
+
+def packed_cache():
+    """vLLM's packed layout: K and V of one token and head side by side."""
+    numbers = torch.arange(BLOCKS * KV_HEADS * BLOCK_SIZE * 2 * HEAD_SIZE, dtype=torch.float32)
+    return numbers.view(BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
+
+
+def metadata(**changes):
+    common = {
+        "num_actual_tokens": 3,
+        "max_query_len": 3,
+        "max_seq_len": 60,
+        "query_start_loc": torch.tensor([0, 3], dtype=torch.int32),
+        "seq_lens": torch.tensor([60], dtype=torch.int32),
+        "block_table_tensor": torch.tensor([[4, 2]], dtype=torch.int32),
+        "causal": True,
+        "mm_req_doc_ranges": None,
+        "rswa_prefix_lens": None,
+        "dcp_local_seq_lens": None,
+    }
+    return SimpleNamespace(**(common | changes))
+
+
+@pytest.fixture
+def builder():
+    spec = SimpleNamespace(block_size=BLOCK_SIZE)
+    return backend.PagedKVMetadataBuilder(spec, ["layer"], SimpleNamespace(), torch.device("cpu"))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Records what reaches the kernels."""
+    seen = []
+    monkeypatch.setattr(impl, "paged_attention", lambda *args, **kwargs: seen.append((args, kwargs)))
+    monkeypatch.setattr(impl, "write_kv_cache", lambda *args: seen.append((args, {})))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("features", "named"),
+    [
+        ({"alibi_slopes": [0.5] * HEADS}, "ALiBi"),
+        ({"logits_soft_cap": 30.0}, "logits soft cap"),
+        ({"sinks": torch.zeros(HEADS)}, "attention sinks"),
+        ({"kv_cache_dtype": "fp8"}, "KV cache dtype 'fp8'"),
+        ({"kv_cache_dtype": "int8_per_token_head"}, "KV cache dtype 'int8_per_token_head'"),
+        ({"attn_type": AttentionType.ENCODER_ONLY}, "attention type 'encoder_only'"),
+        ({"attn_type": AttentionType.ENCODER_DECODER}, "attention type 'encoder_decoder'"),
+        ({"head_size": 512}, "head_size 512"),
+        ({"head_size": 16}, "head_size 16"),
+        ({"chunk_lookback": 1}, "attention argument 'chunk_lookback'"),
+    ],
+)
+def test_layer_refuses_what_is_not_served(features, named):
+    with pytest.raises(errors.UnsupportedFeatureError, match=f"does not serve {named}"):
+        make_impl(**features)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"causal": False}, "non-causal attention"),
+        ({"causal": torch.tensor([True])}, "non-causal attention"),
+        ({"mm_req_doc_ranges": {0: [(0, 2)]}}, "bidirectional prefixes"),
+        ({"rswa_prefix_lens": torch.tensor([2])}, "reference sliding window"),
+        ({"dcp_local_seq_lens": torch.tensor([30])}, "decode context parallelism"),
+    ],
+)
+def test_batch_refuses_what_is_not_served(builder, change, named):
+    with pytest.raises(errors.UnsupportedFeatureError, match=named):
+        builder.build(0, metadata(**change))
+
+
+def test_cache_of_unlike_key_and_value_sizes_is_refused(calls):
+    with pytest.raises(errors.UnsupportedFeatureError, match="unlike sizes"):
+        make_impl().do_kv_cache_update(None, *torch.zeros(2, 1, 2, 32), packed_cache()[..., :48], torch.tensor([0]))
+    assert calls == []
+
+
+def test_quantised_output_is_refused(calls):
+    output = torch.zeros(3, HEADS, HEAD_SIZE)
+    with pytest.raises(errors.UnsupportedFeatureError, match="output quantisation"):
+        make_impl().forward(None, output, None, None, packed_cache(), None, output, output_scale=torch.ones(1))
+    assert calls == []
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_forward_passes_on_window_views_and_actual_tokens(builder, calls, window):
+    layer, cache = make_impl(sliding_window=window), packed_cache()
+    query, output = torch.zeros(8, HEADS, HEAD_SIZE), torch.full((8, HEADS, HEAD_SIZE), torch.nan)
+    assert layer.forward(None, query, None, None, cache, builder.build(0, metadata()), output) is output
+    [((got_query, keys, values, got_output), named)] = calls
+    assert got_query.shape[0] == got_output.shape[0] == 3, "padding rows must not reach the kernel"
+    assert got_output.data_ptr() == output.data_ptr()
+    for block, token, head in ((0, 0, 0), (4, 47, 1), (2, 15, 0)):
+        torch.testing.assert_close(keys[block, token, head], cache[block, head, token, :HEAD_SIZE])
+        torch.testing.assert_close(values[block, token, head], cache[block, head, token, HEAD_SIZE:])
+    assert keys.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr(), "a copy would hide the strides"
+    assert named["sliding_window"] == window
+    assert named["scale"] == 0.25
+    assert (named["max_query_len"], named["max_seq_len"]) == (3, 60)
+    assert named["block_table"].tolist() == [[4, 2]]
+    assert (layer.writes, layer.attentions) == (0, 1)
+
+
+def test_write_leaves_padding_rows_out(calls):
+    layer = make_impl()
+    key, value = torch.zeros(2, 8, KV_HEADS, HEAD_SIZE)
+    layer.do_kv_cache_update(None, key, value, packed_cache(), torch.tensor([9, -1, 50]))
+    [((got_key, got_value, keys, values, slots), _)] = calls
+    assert got_key.shape == got_value.shape == (3, KV_HEADS, HEAD_SIZE)
+    assert keys.shape == values.shape == (BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_SIZE)
+    assert slots.tolist() == [9, -1, 50]
+    assert (layer.writes, layer.attentions) == (1, 0)
+
+
+def test_memory_profiling_gives_zeros_and_counts_nothing(calls):
+    layer, output = make_impl(), torch.full((8, HEADS, HEAD_SIZE), torch.nan)
+    layer.forward(None, output, None, None, torch.tensor([]), None, output)
+    assert output.count_nonzero() == 0
+    assert calls == []
+    assert layer.attentions == 0
+
+
+def test_backend_declares_what_the_kernels_take():
+    ours = backend.PagedKVBackend
+    assert ours.get_supported_kernel_block_sizes() == [MultipleOf(16)]
+    assert [size for size in (16, 32, 80, 96, 128, 192, 256, 288) if ours.supports_head_size(size)] == [
+        *(32, 80, 96, 128, 192, 256)
+    ]
+    assert ours.supports_block_size(784)
+    assert not ours.supports_block_size(24)
+    assert not ours.is_mla()
+    assert AttentionBackendEnum[ours.get_name()] is AttentionBackendEnum.CUSTOM

@@ -1,0 +1,161 @@
+"""How the plugin registers, and what the workers' report can and cannot be fooled by."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="the plugin is about vLLM")
+
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+from pagedkv import vllm_plugin
+from pagedkv.vllm_plugin import backend, errors, inspect
+
+KV_HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS = 2, 32, 48, 5
+
+
+@pytest.fixture
+def registry():
+    """vLLM's registry with nobody in our places, before and after."""
+    members = (AttentionBackendEnum.CUSTOM, AttentionBackendEnum.CPU_ATTN)
+    for member in members:
+        member.clear_override()
+    yield AttentionBackendEnum
+    for member in members:
+        member.clear_override()
+
+
+def platform(monkeypatch, *, cpu):
+    monkeypatch.setattr("vllm.platforms.current_platform", SimpleNamespace(is_cpu=lambda: cpu))
+
+
+@pytest.mark.parametrize(
+    ("cpu", "interpret", "overridden"), [(True, "1", True), (True, "0", False), (False, "1", False)]
+)
+def test_cpu_attn_is_overridden_only_for_the_interpreter(monkeypatch, registry, cpu, interpret, overridden):
+    platform(monkeypatch, cpu=cpu)
+    monkeypatch.setenv("TRITON_INTERPRET", interpret)
+    vllm_plugin.register()
+    vllm_plugin.register()  # vLLM may call it again
+    assert registry.CUSTOM.get_class() is backend.PagedKVBackend
+    assert registry.CPU_ATTN.is_overridden() is overridden
+
+
+def test_leaving_cpu_attn_alone_is_said(monkeypatch, registry, caplog):  # noqa: ARG001 - restores the registry
+    platform(monkeypatch, cpu=True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    vllm_plugin.log.addHandler(caplog.handler)  # vLLM's logger does not propagate to the root
+    try:
+        vllm_plugin.register()
+    finally:
+        vllm_plugin.log.removeHandler(caplog.handler)
+    assert "CPU_ATTN stays vLLM's own, because TRITON_INTERPRET=1 is not set" in caplog.text
+
+
+def test_a_name_that_is_taken_is_an_error(monkeypatch, registry):
+    platform(monkeypatch, cpu=False)
+    register_backend(registry.CUSTOM, "somebody.Else")
+    with pytest.raises(errors.BackendTakenError, match=r"CUSTOM is already registered as somebody\.Else"):
+        vllm_plugin.register()
+
+
+def test_package_imports_without_vllm_and_torch():
+    program = "import sys; sys.modules['vllm'] = sys.modules['torch'] = None; import pagedkv.vllm_plugin"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+class Layer(AttentionLayerBase):
+    """Just enough of an attention layer for the worker's report."""
+
+    def __init__(self, served_by, cache):
+        self.impl = backend.PagedKVImpl(num_heads=4, head_size=HEAD_SIZE, scale=0.25, num_kv_heads=KV_HEADS)
+        self.backend, self.kv_cache = served_by, cache
+
+    def get_attn_backend(self):
+        return self.backend
+
+    def get_kv_cache_spec(self, vllm_config):
+        raise NotImplementedError
+
+
+@pytest.fixture
+def worker():
+    worker = inspect.WorkerReport()
+    pool = torch.zeros(2, BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)  # two layers in one allocation, layer by layer
+    context = {"a": Layer(backend.PagedKVBackend, pool[0]), "b": Layer(Layer, pool[1]), "not attention": object()}
+    worker.rank = 3
+    worker.vllm_config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context=context),
+        cache_config=SimpleNamespace(enable_prefix_caching=False),
+    )
+    worker.model_runner = SimpleNamespace(requests={}, kv_cache_config=SimpleNamespace(num_blocks=BLOCKS))
+    worker.pool = pool
+    return worker
+
+
+def test_report_names_every_attention_layer(worker):
+    ours, theirs = worker.pagedkv_report()
+    assert ours["backend"] == vllm_plugin.BACKEND
+    assert (ours["layer"], ours["rank"], ours["block_size"]) == ("a", 3, BLOCK_SIZE)
+    assert ours["kv_strides"] == [2 * HEAD_SIZE * BLOCK_SIZE * KV_HEADS, 2 * HEAD_SIZE * BLOCK_SIZE, 2 * HEAD_SIZE, 1]
+    assert theirs["backend"].endswith("Layer")
+
+
+def test_counts_start_again_after_a_reset(worker):
+    worker.vllm_config.compilation_config.static_forward_context["a"].impl.attentions = 5
+    assert worker.pagedkv_report()[0]["attentions"] == 5
+    worker.pagedkv_reset()
+    assert worker.pagedkv_report()[0]["attentions"] == 0
+
+
+def test_poison_fills_the_pool_and_new_blocks(worker):
+    assert worker.pagedkv_poison() == worker.pool.untyped_storage().nbytes()
+    assert worker.pool.isnan().all()
+    worker.pool.zero_()
+    worker.model_runner._zero_block_ids([4, 1])
+    assert worker.pool.isnan().all(dim=(0, 2, 3, 4)).tolist() == [False, True, False, False, True]
+    assert worker.pool[:, [0, 2, 3]].count_nonzero() == 0
+
+
+def test_poison_is_refused_where_contents_are_needed(worker):
+    worker.model_runner.requests = {"one": object()}
+    with pytest.raises(errors.PoisonUnsafeError, match="1 requests are running"):
+        worker.pagedkv_poison()
+    worker.model_runner.requests = {}
+    worker.vllm_config.cache_config.enable_prefix_caching = True
+    with pytest.raises(errors.PoisonUnsafeError, match="prefix caching"):
+        worker.pagedkv_poison()
+    assert worker.pool.count_nonzero() == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"backend": "vllm.Other"}, r"layer 1 \(rank 0\): served by vllm\.Other"),
+        ({"attentions": 0}, "no attention call reached it"),
+        ({"attentions": None}, "no attention call reached it"),
+    ],
+)
+def test_one_layer_not_served_is_enough_to_fail(change, problem):
+    good = {"layer": "layer 0", "rank": 0, "backend": vllm_plugin.BACKEND, "attentions": 1}
+    inspect.require_served([good])
+    with pytest.raises(errors.NotServedError, match=problem):
+        inspect.require_served([good, good | {"layer": "layer 1"} | change])
+
+
+def test_an_empty_report_is_not_a_pass():
+    with pytest.raises(errors.NotServedError, match="no attention layer at all"):
+        inspect.require_served([])
+
+
+def test_cpu_platform_without_interpreter_is_refused(monkeypatch):
+    monkeypatch.setattr(inspect, "current_platform", SimpleNamespace(is_cpu=lambda: True))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(errors.NotInterpretedError, match="TRITON_INTERPRET=1"):
+        inspect.build_llm("model")
