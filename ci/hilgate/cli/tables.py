@@ -46,8 +46,8 @@ def show_plan(out: Console, plan: Plan) -> None:
     size = estimate(plan)
     gpu = f", {size.gpu_minutes:.3g} of them on GPUs" if size.gpu_minutes else ""
     out.print(
-        f"\n{_count(len(plan.steps), 'step')}, about {size.minutes:.3g} minutes{gpu}; longest chain {size.chain_minutes:.3g}:"
-        f" {' -> '.join(size.chain)}"
+        f"\n{_count(len(plan.steps), 'step')}, about {size.minutes:.3g} minutes{gpu}; "
+        f"longest chain {size.chain_minutes:.3g}: {' -> '.join(size.chain)}"
     )
 
 
