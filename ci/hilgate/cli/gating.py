@@ -104,6 +104,8 @@ def run_plan(plan: Plan, request: Request, *, resume: bool = False) -> None:
             only=request.only,
             done=done,
         ).run()
+    if tree.fingerprint(request.root) != fingerprint:
+        printing.stderr().print("note: files changed while it ran; the verdict may be of neither state", style="yellow")
 
 
 def decide(folder: Path, plan: Plan, *, jobs: Path | None = None, only: frozenset[str] | None = None) -> Judged:
