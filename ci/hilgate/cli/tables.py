@@ -26,7 +26,7 @@ _STYLE = {"yes": "green", "partly": "yellow", "no": "red"}
 
 def show_plan(out: Console, plan: Plan) -> None:
     """Steps with place, minutes and reason; omissions with reasons; the size of it all."""
-    against = f"against {plan.base}, {len(plan.changed_files)} files changed" if plan.base else "everything"
+    against = f"against {plan.base}, {_count(len(plan.changed_files), 'file')} changed" if plan.base else "everything"
     where = "on the agents" if plan.profile == "pr" else "on this machine"
     commit = (plan.commit[:12] or "no git") + (" with local changes" if plan.dirty else "")
     out.print(f"Plan of {escape(commit)}, {escape(against)}, {where}")
@@ -46,8 +46,8 @@ def show_plan(out: Console, plan: Plan) -> None:
     size = estimate(plan)
     gpu = f", {size.gpu_minutes:.3g} of them on GPUs" if size.gpu_minutes else ""
     out.print(
-        f"\n{len(plan.steps)} steps, about {size.minutes:.3g} minutes{gpu}; longest chain {size.chain_minutes:.3g}:"
-        f" {' -> '.join(size.chain)}"
+        f"\n{_count(len(plan.steps), 'step')}, about {size.minutes:.3g} minutes{gpu}; "
+        f"longest chain {size.chain_minutes:.3g}: {' -> '.join(size.chain)}"
     )
 
 
@@ -104,6 +104,10 @@ def show_readiness(out: Console, areas: Sequence[Readiness], *, every_obstacle: 
         style = _STYLE[area.answer]
         table.add_row(area.area, f"[{style}]{area.answer}[/]", f"{area.ready}/{area.steps}", escape(detail))
     out.print(table)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _table(*names: str, header: bool = True) -> Table:
