@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -111,6 +112,14 @@ def test_resume_refuses_another_state_of_the_files(green):
     assert "start afresh" in hilgate(green, "gate", "--resume").stderr
 
 
+def test_an_edit_while_it_runs_is_reported_and_cannot_be_resumed(tmp_path):
+    code = f"pathlib.Path({str(tmp_path / 'edited.py')!r}).write_text('')"
+    root = write_repository(tmp_path, {"a": writes_findings(passing(), then=code)})
+    done = hilgate(root, "gate")
+    assert "files changed while it ran" in done.stderr
+    assert "start afresh" in hilgate(root, "gate", "--resume").stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_gate_ends_its_steps_and_resumes(tmp_path, number):
     mark = tmp_path / "results" / "pid"
@@ -129,15 +138,9 @@ def test_an_interrupted_gate_ends_its_steps_and_resumes(tmp_path, number):
     assert gate.returncode == Exit.INTERRUPTED, errors
     assert "continue with --resume" in errors
     with pytest.raises(ProcessLookupError):
-        signal.pidfd_send_signal(_pidfd(int(mark.read_text())), 0)
+        os.kill(int(mark.read_text()), 0)
     done = hilgate(root, "gate", "--resume")
     assert done.returncode == Exit.PASS, done.stderr
-
-
-def _pidfd(pid):
-    import os
-
-    return os.pidfd_open(pid)
 
 
 def test_two_gates_in_one_folder_refuse(tmp_path):

@@ -104,6 +104,8 @@ def run_plan(plan: Plan, request: Request, *, resume: bool = False) -> None:
             only=request.only,
             done=done,
         ).run()
+    if tree.fingerprint(request.root) != fingerprint:
+        printing.stderr().print("note: files changed while it ran; the verdict may be of neither state", style="yellow")
 
 
 def decide(folder: Path, plan: Plan, *, jobs: Path | None = None, only: frozenset[str] | None = None) -> Judged:
@@ -146,20 +148,20 @@ def find_logs(folder: Path, jobs: Path | None, plan: Plan) -> dict[str, str]:
     return found
 
 
-def with_arguments(plan: Plan, names: tuple[str, ...], arguments: str) -> Plan:
-    """The plan with arguments added to the commands of the named steps.
+def narrowed(plan: Plan, names: tuple[str, ...], arguments: str) -> Plan:
+    """The plan of named steps: with arguments added to their commands, and without omissions nobody asked about.
 
     A part of a step cannot keep the whole step's promise of a minimum of checks, so one check is enough there. Such a
     plan has another digest than the gate's, and its results can never stand in for the gate's.
     """
-    if not arguments:
-        return plan
     steps = []
     for step in plan.steps:
-        named = step.key in names or step.step in names or step.area in names
-        changes = {"command": f"{step.command} {arguments}", "minimum": 1} if named else {}
+        changes: dict[str, object] = {}
+        if arguments and not {step.key, step.step, step.area}.isdisjoint(names):
+            changes = {"command": f"{step.command} {arguments}", "minimum": 1}
         steps.append(step.model_copy(update=changes))
-    return plan.model_copy(update={"steps": tuple(steps)})
+    omissions = tuple(one for one in plan.omissions if not {one.key, one.area}.isdisjoint(names))
+    return plan.model_copy(update={"steps": tuple(steps), "omissions": omissions})
 
 
 def require_known(names: tuple[str, ...], known: frozenset[str], where: str) -> None:

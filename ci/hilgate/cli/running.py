@@ -115,7 +115,7 @@ def run(
         gating.require_known(chosen, frozenset(step.key for step in plan.steps), str(plan_file))
         only = frozenset(chosen)
     else:
-        plan = gating.with_arguments(make_plan(root, base=None, profile="gate", select=chosen), chosen, extra)
+        plan = gating.narrowed(make_plan(root, base=None, profile="gate", select=chosen), chosen, extra)
     with Folder(folder):
         gating.set_previous_aside(folder)
         write_plan(plan, folder / gating.PLAN_FILE)
