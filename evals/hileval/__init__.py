@@ -1,0 +1,1 @@
+"""hileval: accuracy gates for hybrid models (statistics, lm-eval harness, baselines and a pocket model)."""

@@ -1,0 +1,5 @@
+"""`python -m hileval`."""
+
+from hileval.cli import main
+
+main()

@@ -1,0 +1,246 @@
+"""lm-eval around an engine: the stock task makes the prompts, extracts the numbers and scores them; we keep every answer."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from hileval.broken import flags_of
+from hileval.declare import EVALS
+from hileval.records import Identity, Run, Sample
+from hilgate.errors import DeclarationError, HilgateError, NothingSelectedError, RecordsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hileval.declare import Gate
+    from hileval.engines import Answer, Engine
+
+INVALID = "[invalid]"
+"""What lm-eval's filters give where they find nothing."""
+STRICT, FLEXIBLE = "strict-match", "flexible-extract"
+
+
+class TaskError(DeclarationError):
+    """A task file is unreadable or names what does not exist."""
+
+
+class ScoreError(RecordsError):
+    """lm-eval's result lacks a filter or a question, or holds a score that is neither 0 nor 1."""
+
+
+def resolve_task(path: Path, num_fewshot: int) -> dict[str, Any]:
+    """The task as one dict: lm-eval's stock file, overlaid with ours, with absolute data files.
+
+    Raises:
+        TaskError: unreadable file, no `include`/`task`/`data.test`, missing stock task or data, examples wanted without
+            training data.
+    """
+    try:
+        ours = yaml.safe_load(path.read_text(encoding="utf-8"))
+        include, name, data = ours.pop("include"), ours["task"], ours.pop("data")
+        stock = importlib.metadata.distribution("lm_eval").locate_file(f"lm_eval/tasks/{include}")
+        config: dict[str, Any] = yaml.safe_load(EVALS.joinpath(str(stock)).read_text(encoding="utf-8")) | ours
+        files = {split: EVALS / file for split, file in data.items()}
+        if "test" not in files:
+            raise KeyError("data.test")
+    except (OSError, yaml.YAMLError, KeyError, AttributeError, TypeError) as error:
+        raise TaskError(
+            f"not a task: {type(error).__name__} {error}", where=str(path), remedy="see evals/tasks/pocket_gsm8k.yaml"
+        ) from error
+    for file in files.values():
+        if not file.is_file():
+            raise TaskError(f"no data file {file.name}", where=str(path), remedy="python -m hileval.pocket questions")
+    if num_fewshot and "train" not in files:
+        raise TaskError(f"{num_fewshot} examples without data.train", where=str(path), remedy="name the training file")
+    if not num_fewshot:
+        config.pop("training_split", None)
+        config.pop("fewshot_split", None)
+    else:
+        # The stock sampler walks one random stream over the questions, so a subset gets other prompts than the whole.
+        config["fewshot_config"] = {"sampler": "first_n"}
+    config.pop("dataset_name", None)
+    config |= {"task": name, "dataset_path": "json", "num_fewshot": num_fewshot}
+    config["dataset_kwargs"] = {"data_files": {split: str(file) for split, file in files.items()}}
+    return config
+
+
+def sha256_files(*files: Path) -> str:
+    """sha256 over names and contents of files, in the given order; a missing file counts as absent."""
+    digest = hashlib.sha256()
+    for file in files:
+        content = file.read_bytes() if file.is_file() else b"absent"
+        digest.update(f"{file.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def identify(gate: Gate, config: dict[str, Any]) -> Identity:
+    """What this run would have to share with a baseline."""
+    folder = gate.path(gate.model)
+    weights = sorted(folder.glob("*.safetensors"))
+    portable = {key: value for key, value in config.items() if key != "dataset_kwargs"}
+    return Identity(
+        model=gate.model,
+        weights=sha256_files(*weights, folder / "config.json"),
+        tokenizer=sha256_files(*(folder / n for n in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"))),
+        task=hashlib.sha256(json.dumps(portable, sort_keys=True).encode()).hexdigest(),
+        num_fewshot=gate.num_fewshot,
+        generation=json.dumps(config["generation_kwargs"] | {"max_gen_toks": gate.max_gen_toks}, sort_keys=True),
+        lm_eval=importlib.metadata.version("lm_eval"),
+    )
+
+
+def evaluate(gate: Gate, start: Callable[[], Engine], limit: int | None = None) -> tuple[Run, Engine]:
+    """Start the engine and run the task of a gate on it.
+
+    Args:
+        gate: The declaration.
+        start: Makes the engine; called after the cheap checks.
+        limit: Ask only the first `limit` questions.
+
+    Returns:
+        The run and the engine that made it (to be asked who served attention).
+
+    Raises:
+        NothingSelectedError: no question is left to ask.
+        ScoreError: lm-eval's result is not one binary score per question and filter.
+        HilgateError: whatever the engine or the declaration raises.
+    """
+    questions = min(gate.questions, limit) if limit is not None else gate.questions
+    if questions < 1:
+        raise NothingSelectedError("no questions to ask", remedy="use a --limit of at least 1")
+    config = resolve_task(gate.path(gate.task), gate.num_fewshot)
+    identity = identify(gate, config)
+    began = time.monotonic()
+    engine = start()
+    adapter = make_adapter(engine, gate.max_gen_toks)
+    records = _simple_evaluate(adapter, config, questions, gate.max_gen_toks)
+    samples = read_samples(records, adapter.answers, questions)
+    return Run(identity=identity, samples=samples, seconds=time.monotonic() - began), engine
+
+
+def make_adapter(engine: Engine, max_tokens: int) -> Any:
+    """An `lm_eval.api.model.LM` over the engine that keeps what lm-eval drops (`answers`, keyed by the hash of the prompt)."""
+    from lm_eval.api.model import LM
+
+    class Adapter(LM):  # type: ignore[misc]  # lm_eval ships no types
+        def __init__(self) -> None:
+            super().__init__()
+            self.answers: dict[str, Answer] = {}
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
+            prompts = [request.args[0] for request in requests]
+            arguments = requests[0].args[1]
+            if any(request.args[1] != arguments for request in requests):
+                raise TaskError("questions with different generation arguments", remedy="use one set for the task")
+            asked = {"until", "do_sample", "temperature", "max_gen_toks"}
+            if unknown := set(arguments) - asked:
+                raise TaskError(f"generation arguments {sorted(unknown)} are not passed on", remedy="remove them")
+            if arguments.get("do_sample") or arguments.get("temperature", 0):
+                raise TaskError("the gate compares greedy answers", remedy="set do_sample: false, temperature: 0")
+            answers = engine.answer(prompts, max_tokens=max_tokens, stop=arguments.get("until", []))
+            self.answers = dict(zip(map(_sha, prompts), answers, strict=True))
+            return [answer.text for answer in answers]
+
+        def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
+            raise TaskError("the gate's tasks generate text", remedy="use a generate_until task")
+
+        def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
+            raise TaskError("the gate's tasks generate text", remedy="use a generate_until task")
+
+    return Adapter()
+
+
+def _simple_evaluate(adapter: Any, config: dict[str, Any], questions: int, max_tokens: int) -> list[dict[str, Any]]:
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        os.environ.setdefault(name, "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import datasets
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    datasets.disable_progress_bars()
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    try:
+        result = lm_eval.simple_evaluate(
+            model=adapter,
+            tasks=[config],
+            task_manager=TaskManager(include_defaults=False),
+            gen_kwargs={"max_gen_toks": max_tokens},
+            limit=questions,
+            log_samples=True,
+            bootstrap_iters=0,
+        )
+    except HilgateError:
+        raise
+    except Exception as error:
+        raise ScoreError(
+            f"lm-eval stopped: {type(error).__name__}: {error}", where=config["task"], remedy="check the task and its data"
+        ) from error
+    records: list[dict[str, Any]] = result["samples"][config["task"]]
+    return records
+
+
+def read_samples(records: list[dict[str, Any]], answers: dict[str, Answer], questions: int) -> tuple[Sample, ...]:
+    """Join lm-eval's records (one per question and filter) with the engine's answers.
+
+    Raises:
+        ScoreError: a filter, question or answer is missing, or a score is not 0 or 1 (NaN is not).
+    """
+    by_filter = {name: {r["doc_id"]: r for r in records if r["filter"] == name} for name in (STRICT, FLEXIBLE)}
+    ids = sorted(by_filter[STRICT])
+    if len(ids) != questions or sorted(by_filter[FLEXIBLE]) != ids:
+        raise ScoreError(
+            f"{len(ids)} strict and {len(by_filter[FLEXIBLE])} flexible scores for {questions} questions",
+            remedy="the task's data holds fewer questions than the gate declares, or a filter is missing",
+        )
+    return tuple(_sample(by_filter[STRICT][i], by_filter[FLEXIBLE][i], answers) for i in ids)
+
+
+def _sample(strict: dict[str, Any], flexible: dict[str, Any], answers: dict[str, Answer]) -> Sample:
+    answer = answers.get(strict["prompt_hash"])
+    if answer is None:
+        raise ScoreError(f"question {strict['doc_id']} has a score but no answer", remedy="repeat the run")
+    return Sample(
+        doc_id=strict["doc_id"],
+        doc_hash=strict["doc_hash"],
+        prompt_hash=strict["prompt_hash"],
+        question=str(strict["doc"]["question"]),
+        target=str(strict["target"]).rsplit("#### ", 1)[-1],
+        text=answer.text,
+        finish_reason=answer.finish_reason,
+        n_tokens=answer.n_tokens,
+        non_finite=answer.non_finite,
+        strict=_extracted(strict),
+        flexible=_extracted(flexible),
+        strict_correct=_binary(strict),
+        flexible_correct=_binary(flexible),
+        flags=flags_of(answer.text, finish_reason=answer.finish_reason, non_finite=answer.non_finite),
+    )
+
+
+def _extracted(record: dict[str, Any]) -> str:
+    found = record["filtered_resps"]
+    return str(found[0]) if found else INVALID
+
+
+def _binary(record: dict[str, Any]) -> bool:
+    score = record.get("exact_match")
+    if score not in (0, 1, 0.0, 1.0):
+        raise ScoreError(
+            f"question {record['doc_id']} ({record['filter']}): exact_match is {score!r}, not 0 or 1",
+            remedy="the metric of the task is not a binary exact match",
+        )
+    return bool(score)
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

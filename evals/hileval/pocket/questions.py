@@ -1,0 +1,116 @@
+"""Word problems in the format of GSM8K, made from a seed.
+
+Every person owns some of the same thing; the question names two or three of them. All others are distractors, and the
+order in which people are introduced is not the order in which they are asked for, so an answer needs one look-up per
+person in the context: attention over the KV cache, not only recurrent state.
+
+The rationale restates what was looked up before it computes. Without the restatement a model of this size does not learn
+the task (measured: 49 % exact match after twice the steps).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hilgate.errors import RecordsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NAMES = (
+    "Ada", "Ann", "Ben", "Bob", "Cem", "Eva", "Ian", "Ivy", "Joe", "Kim", "Leo", "Mia", "Ned", "Sam", "Tom", "Zoe",
+)  # fmt: skip
+ITEMS = ("pens", "books", "coins", "cards", "apples", "eggs", "shells", "stamps")
+MAX_COUNT = 9
+"""Most things one person owns; the largest answer is three times that."""
+PEOPLE = (4, 12)
+"""Fewest and most people in one question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One question with its worked answer, as GSM8K stores it."""
+
+    question: str
+    answer: str
+    """Rationale, a line break, `#### N`."""
+
+    @property
+    def number(self) -> int:
+        """The final answer."""
+        return int(self.answer.rsplit("#### ", 1)[1])
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the question text: how overlap between training and test questions is excluded."""
+        return hashlib.sha256(self.question.encode()).hexdigest()
+
+
+def make_problem(rng: random.Random, people: tuple[int, int] = PEOPLE) -> Problem:
+    """Draw one problem; the same generator state gives the same problem."""
+    names = rng.sample(NAMES, rng.randint(*people))
+    item = rng.choice(ITEMS)
+    owns = {name: rng.randint(1, MAX_COUNT) for name in names}
+    told = " ".join(f"{name} has {owns[name]} {item}." for name in names)
+    kind = rng.choice(("sum of two", "difference", "sum of three"))
+    asked = rng.sample(names, 3 if kind == "sum of three" else 2)
+    if kind == "difference":
+        asked.sort(key=lambda name: -owns[name])
+        more, fewer = asked
+        ask = f"How many more {item} does {more} have than {fewer}?"
+        working = f"{owns[more]} - {owns[fewer]} = {(result := owns[more] - owns[fewer])}"
+    else:
+        *first, last = asked
+        ask = f"How many {item} do {', '.join(first)} and {last} have together?"
+        result = sum(owns[name] for name in asked)
+        working = f"{' + '.join(str(owns[name]) for name in asked)} = {result}"
+    restated = " ".join(f"{name} has {owns[name]}." for name in asked)
+    return Problem(question=f"{told} {ask}", answer=f"{restated} {working}\n#### {result}")
+
+
+def problems(
+    seed: int, *, people: tuple[int, int] = PEOPLE, exclude: frozenset[str] = frozenset()
+) -> Iterator[Problem]:
+    """Yield an endless stream of distinct problems, none of whose digests is in `exclude`."""
+    rng = random.Random(seed)
+    seen = set(exclude)
+    while True:
+        problem = make_problem(rng, people)
+        if problem.digest not in seen:
+            seen.add(problem.digest)
+            yield problem
+
+
+def write_jsonl(path: Path, rows: list[Problem]) -> None:
+    """Write problems as GSM8K's JSON lines (`question`, `answer`)."""
+    lines = [json.dumps({"question": row.question, "answer": row.answer}) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_jsonl(path: Path) -> list[Problem]:
+    """Read GSM8K's JSON lines.
+
+    Raises:
+        RecordsError: the file is missing or empty, or a line is not an object with exactly `question` and `answer`.
+    """
+    if not path.is_file():
+        raise RecordsError("no question file", where=str(path), remedy="python -m hileval.pocket questions")
+    rows: list[Problem] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            rows.append(Problem(question=row["question"], answer=row["answer"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordsError(
+                "not a GSM8K record (question, answer)",
+                where=f"{path}:{number}",
+                remedy="restore the file from git or write it again: python -m hileval.pocket questions",
+            ) from error
+    if not rows:
+        raise RecordsError("a question file without questions", where=str(path), remedy="restore it from git")
+    return rows

@@ -1,0 +1,43 @@
+"""A word-level tokenizer that loses nothing: decoding the tokens of a text gives the text back.
+
+A blank belongs to the word after it (` Bob`), punctuation stands alone, a number is one token. lm-eval's regular
+expressions therefore read exactly what the model wrote.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hileval.pocket.questions import ITEMS, MAX_COUNT, NAMES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SPECIAL = ("<pad>", "<unk>", "</s>")
+PATTERN = r" ?[A-Za-z]+| ?[0-9]+| [+=-]|####|[.,?:\n]"
+
+
+def words() -> list[str]:
+    """Every token in the order of its id."""
+    fixed = ["Question", ":", "\n", "Answer", "####", ".", ",", "?", " +", " -", " ="]
+    spoken = ["How", "many", "more", "do", "does", "have", "has", "than", "and", "together"]
+    numbers = [str(n) for n in range(3 * MAX_COUNT + 1)]
+    return [*SPECIAL, *fixed, *(f" {word}" for word in [*spoken, *numbers, *NAMES, *ITEMS])]
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer as transformers' fast class; `save_pretrained` makes it loadable by AutoTokenizer offline."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words())}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        clean_up_tokenization_spaces=False,
+        model_max_length=512,
+    )
