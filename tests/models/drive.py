@@ -3,13 +3,17 @@
     python tests/models/drive.py spec.json result.json
 
 A process of its own, because the environment decides whether Triton interprets and which plugins vLLM loads, and
-because whatever the engine leaves behind ends with its process group.
+because whatever the engine leaves behind ends with its process group. It ends when its standard input closes, too: a
+test run that is killed takes its engines with it.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -57,5 +61,12 @@ def log_probs(output: RequestOutput) -> list[list[float]]:
     return [[row[token].logprob for token in range(len(row))] for row in rows]
 
 
+def end_with_parent() -> None:
+    """Kill this process group, engine core and workers included, once nobody holds the other end of standard input."""
+    os.read(sys.stdin.fileno(), 1)
+    os.killpg(0, signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=end_with_parent, daemon=True).start()
     main(Path(sys.argv[1]), Path(sys.argv[2]))

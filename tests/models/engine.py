@@ -15,10 +15,10 @@ import torch
 DRIVER = Path(__file__).with_name("drive.py")
 GPU = torch.cuda.is_available()  # ROCm answers as CUDA
 DTYPE = torch.float16 if GPU else torch.float32
-"""Not bfloat16, which GPUs serve: its rounding moves this model's log-probabilities by up to 0.7, a lost block by 1.4."""
+"""Not bfloat16, which GPUs serve: its rounding moves this log-probability or that by up to 0.7, a lost block by 1.4."""
 
 SECONDS = 240
-"""Several times what a start and a few batches take on two slow cores."""
+"""Several times what a start and a few batches take on two busy cores."""
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -61,6 +61,7 @@ def run(folder: Path, spec: dict[str, Any], environment: dict[str, str]) -> dict
         process = subprocess.Popen(
             command,
             env=os.environ | ENVIRONMENT | environment,
+            stdin=subprocess.PIPE,  # never written to: the driver ends when this process does
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -83,3 +84,4 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         return
     finally:
         process.wait()
+        process.stdin.close()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from models import engine, tiny_hybrid
 
-pytestmark = [pytest.mark.engine, pytest.mark.device]
+pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(3 * engine.SECONDS + 60)]
 
 BATCHES = {
     "prefill": {"prompts": [tiny_hybrid.prompt(29, seed=1)], "max_tokens": 1},

@@ -123,6 +123,19 @@ def test_poison_fills_the_pool_and_new_blocks(worker):
     assert worker.pool[:, [0, 2, 3]].count_nonzero() == 0
 
 
+def test_poison_reaches_new_blocks_of_model_runner_v2(worker):
+    zeroer = SimpleNamespace(zero_block_ids=None)
+    states = SimpleNamespace(req_id_to_index={})
+    config = SimpleNamespace(num_blocks=BLOCKS)
+    worker.model_runner = SimpleNamespace(req_states=states, kv_block_zeroer=zeroer, kv_cache_config=config)
+    worker.pagedkv_poison()
+    worker.pool.zero_()
+    zeroer.zero_block_ids([])
+    assert worker.pool.count_nonzero() == 0
+    zeroer.zero_block_ids([2])
+    assert worker.pool[:, 2].isnan().all()
+
+
 def test_poison_is_refused_where_contents_are_needed(worker):
     worker.model_runner.requests = {"one": object()}
     with pytest.raises(errors.PoisonUnsafeError, match="1 requests are running"):

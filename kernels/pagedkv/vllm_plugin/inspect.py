@@ -99,10 +99,10 @@ class WorkerReport:
             _bytes_of(cache).fill_(NAN_BYTE)
         num_blocks = runner.kv_cache_config.num_blocks
         poison = partial(_poison_blocks, [cache.unflatten(0, (num_blocks, -1)) for cache in caches])
-        if requests is None:
-            runner.kv_block_zeroer.zero_block_ids = poison
-        else:
+        if requests is not None:
             runner._zero_block_ids = poison  # noqa: SLF001 - the one place where model runner V1 zeroes blocks
+        elif runner.kv_block_zeroer is not None:  # None where the model needs no zeroing
+            runner.kv_block_zeroer.zero_block_ids = poison
         return sum(cache.untyped_storage().nbytes() for cache in pools.values())
 
 
