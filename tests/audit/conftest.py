@@ -30,7 +30,10 @@ def figures():
         text = {
             "mfma": 16,
             "occupancy": 5,
-            "loads": (Site("attend.py:7", 16, 12), Site("attend.py:5", 4, 1)),
+            "loads": (
+                Site("attend.py:7", 16, 12, "k = tl.load(key_cache + row, mask=mask)"),
+                Site("attend.py:5", 4, 1),
+            ),
         }
         rest = {"kernel": "attend", "lds_bytes": 16384, "arch": "gfx942"}
         for name, value in changes.items():

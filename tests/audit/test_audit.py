@@ -1,7 +1,6 @@
 """From a launch to a finding, with kernels that are right, too large, absent, or fatal to the compiler."""
 
 import os
-from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +18,12 @@ from pagedkv.audit.tensors import Batch
 from pagedkv.audit.work import Row, compile_all, plan_work
 
 BUDGETS = Budgets(
-    vgpr_spills=0, scratch_bytes=0, kernels={"probe_kernel": KernelBudget(tile="SIDE", mfma=1)}, evidence={}
+    vgpr_spills=0,
+    scratch_bytes=0,
+    wide_share=1.0,
+    rules=(),
+    kernels={"probe_kernel": KernelBudget(tile="SIDE", mfma=1)},
+    evidence={},
 )
 BATCH = Batch(torch.bfloat16, head_size=64, num_heads=8, num_kv_heads=2, block_size=16, big=False)
 
@@ -131,18 +135,6 @@ def test_their_kernels_never_fail_our_gate(figures):
     assert "175 VGPRs spilled" in spilled.message
     assert judge.judge_row(row(CAUGHT, side="vllm"), BUDGETS, {}).outcome == "pass"
     assert judge.judge_row(row(Crash("died"), side="vllm"), BUDGETS, {}).outcome == "inconclusive"
-
-
-def test_lower_occupancy_than_theirs_fails(figures):
-    mine, theirs = row(figures(vgpr=136)), row(figures(vgpr=128), side="vllm")
-    mine, theirs = (replace(each, case=replace(each.case, batch=replace(BATCH, big=True))) for each in (mine, theirs))
-    [finding] = judge.compare([mine, theirs], {})
-    assert finding.outcome == "fail"
-    assert "ours 3, theirs 4" in finding.message
-    [reverse] = judge.compare([replace(mine, result=theirs.result), replace(theirs, result=mine.result)], {})
-    assert reverse.outcome == "pass"
-    [unknown] = judge.compare([replace(mine, result=Crash("died")), theirs], {})
-    assert unknown.outcome == "inconclusive"
 
 
 def test_the_planted_defect_is_the_one_of_the_pull_request():

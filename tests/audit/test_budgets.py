@@ -6,18 +6,27 @@ from pagedkv.audit.assembly import Site
 from pagedkv.audit.budgets import FILE, Budgets, InvalidBudgetsError, KernelBudget, load_budgets
 
 BUDGETS = Budgets(
-    vgpr_spills=0, scratch_bytes=0, kernels={"attend": KernelBudget(tile="TILE", mfma=1, wide_share=0.9)}, evidence={}
+    vgpr_spills=0,
+    scratch_bytes=0,
+    wide_share=0.9,
+    rules=(),
+    kernels={"attend": KernelBudget(tile="TILE", mfma=1, wide=("key_cache",))},
+    evidence={},
 )
 
-NARROW = (Site("attend.py:7", 16, 2), Site("attend.py:7", 2, 40))
+K_LOAD = "k = tl.load(key_cache + row[:, None] + channel[None, :], mask=mask, other=0.0)"
+NARROW = (Site("attend.py:7", 16, 2, K_LOAD), Site("attend.py:7", 2, 40, K_LOAD))
 
 VIOLATIONS = [
     pytest.param({"lds_bytes": 65537}, "65537 B of LDS, gfx942 has 65536", id="LDS"),
     pytest.param({"vgpr_spills": 1}, "1 VGPRs spilled", id="a spill without scratch, as on gfx90a"),
     pytest.param({"scratch_bytes": 4}, "4 B of scratch", id="scratch"),
     pytest.param({"mfma": 0}, "0 MFMA", id="no MFMA"),
-    pytest.param({"loads": NARROW}, "29% of the loaded bytes .*40 of 2 B from attend.py:7", id="narrow loads"),
-    pytest.param({"loads": ()}, "no loads at all", id="no loads"),
+    pytest.param(
+        {"loads": NARROW}, "29% of the bytes read through key_cache .*40 of 2 B at attend.py:7", id="narrow loads"
+    ),
+    pytest.param({"loads": ()}, "no tl.load through key_cache", id="no loads at all"),
+    pytest.param({"loads": (Site("a.py:1", 16, 9, "q = tl.load(query)"),)}, "no tl.load through key", id="other loads"),
     pytest.param({"kernel": "stranger"}, "stranger has no budget", id="a kernel without a budget"),
     pytest.param({"occupancy": 4}, "LLVM says 4", id="our occupancy model disagrees with LLVM's"),
 ]
@@ -44,7 +53,15 @@ def test_sgpr_spills_are_reported_and_not_judged(figures):
 
 def test_our_budgets_allow_no_spill_and_no_scratch():
     budgets = load_budgets()
-    assert (budgets.vgpr_spills, budgets.scratch_bytes) == (0, 0)
+    assert (budgets.vgpr_spills, budgets.scratch_bytes, budgets.wide_share) == (0, 0, 1)
+
+
+def test_every_rule_names_kernels_that_the_file_knows():
+    budgets = load_budgets()
+    assert {rule.operation for rule in budgets.rules} == {"decode", "prefill"}
+    for rule in budgets.rules:
+        assert rule.ours in budgets.kernels
+        assert rule.theirs in budgets.evidence
 
 
 def test_every_kernel_with_a_dot_product_must_use_matrix_instructions():
@@ -59,14 +76,18 @@ INVALID = [
     pytest.param("{every}\n[kernels.a]\nmmfa = 1\n", "unknown mmfa", id="misspelt key"),
     pytest.param("{every}\n[kernels.a]\nmfma = -1\n", "at least 0", id="negative"),
     pytest.param("{every}\n[kernels.a]\nmfma = true\n", "must be a int", id="a boolean is no number"),
-    pytest.param("{every}\n[kernels.a]\nwide_share = 1.5\n", "is a share", id="more than all"),
-    pytest.param("{every}\n[kernels.a]\ntile = 32\n", "name of a kernel argument", id="a tile is a name"),
+    pytest.param("{every}\n[kernels.a]\nwide = 'key'\n", "list of kernel arguments", id="a string is no list"),
+    pytest.param("{every}\n[[compare]]\noperation = 'decode'\n", "takes operation, ours", id="half a rule"),
+    pytest.param("[every]\nvgpr_spills = 0\nscratch_bytes = 0\nwide_share = 1.5\n", "is a share", id="more than all"),
+    pytest.param("{every}\n[kernels.a]\ntile = 32\n", "names a kernel argument", id="a tile is a name"),
 ]
 
 
 @pytest.mark.parametrize(("text", "message"), INVALID)
 def test_invalid_budgets_are_refused(tmp_path, text, message):
     path = tmp_path / FILE.name
-    path.write_text(text.format(every="[every]\nvgpr_spills = 0\nscratch_bytes = 0") if "{" in text else text)
+    path.write_text(
+        text.format(every="[every]\nvgpr_spills = 0\nscratch_bytes = 0\nwide_share = 0.9") if "{" in text else text
+    )
     with pytest.raises(InvalidBudgetsError, match=message):
         load_budgets(path)

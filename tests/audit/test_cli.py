@@ -98,6 +98,9 @@ def test_the_report_fits_80_columns_and_shows_what_is_not_green():
         "head_size": "256",
         "block_size": "2048",
         "tile": "128",
+        "layout": "interleaved",
+        "dtype": "fp16",
+        "cache": "small",
     }
     findings = [Finding("gfx942/ours/x", "fail", message="word " * 60, labels=labels, numbers=numbers)]
     report = format_report(findings, status=cli.Exit.FAIL, seconds=1.5)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagedkv.audit.assembly import read_assembly
+from pagedkv.audit.assembly import read_assembly, wide_share
 from pagedkv.audit.code_object import read_code_object
 from pagedkv.audit.errors import UnreadableCodeObjectError
 from pagedkv.audit.probe import probe
@@ -36,7 +36,7 @@ def test_figures_of_the_probe(compiled, arch, mfma):
     # One operand of 64 x 64 bf16 goes through LDS; each of 256 lanes loads 16 elements of each of two operands.
     assert figures.lds_bytes == 64 * 64 * 2
     assert [(site.width, site.count) for site in figures.text.loads] == [(16, 4)]
-    assert figures.text.wide_share() == 1
+    assert wide_share(figures.text.loads_through("a_ptr")) == 1
     # 64 x 64 x 64 multiply-adds in 4 waves are 65536 each; the widest bf16 instruction does 32 x 32 x 8 = 8192 of them,
     # on gfx950 32 x 32 x 16.
     assert figures.text.mfma == mfma
@@ -55,10 +55,24 @@ def test_loads_are_counted_by_width_and_source_line():
         ("attend.py:11", 2, 1),
         ("attend.py", 1, 1),
     ]
-    assert text.wide_share() == pytest.approx(32 / 39)
-    assert text.wide_share(("attend.py:10",)) == 1
-    assert text.wide_share(("elsewhere.py:1",)) is None
+    assert wide_share(text.loads) == pytest.approx(32 / 39)
+    assert wide_share(()) == 0
     assert sum(site.count for site in text.narrow_loads()) == 2
+
+
+def test_loads_are_found_by_the_pointer_they_go_through(tmp_path):
+    (tmp_path / "attend.py").write_text("k = tl.load(key_cache + row)\nv = tl.load(value_cache_2 + key_cache)\n")
+    text = read_assembly(
+        f'\t.file\t1 "{tmp_path}" "attend.py"\n\t.loc\t1 1 0\n\tbuffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen\n'
+        "\t.loc\t1 2 0\n\tglobal_load_ushort v0, v[4:5], off\n; Occupancy: 8\n"
+    )
+    assert [site.source for site in text.loads_through("key_cache")] == ["attend.py:1"]
+    assert text.loads_through("value_cache") == ()
+
+
+def test_reloads_of_spilled_registers_are_not_loads_of_the_kernel():
+    assert "Folded Reload" in TEXT
+    assert 4 not in {site.width for site in read_assembly(TEXT.replace("global_load_lds_dword ", "s_nop ")).loads}
 
 
 def test_other_instructions_are_counted():

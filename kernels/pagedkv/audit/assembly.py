@@ -6,13 +6,19 @@ The counts are static: an instruction in a loop counts once. That is enough to t
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import UnreadableCodeObjectError
 
-_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]+)"')
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]+)"')
 _LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
 _INSTRUCTION = re.compile(r"^\s+([a-z][a-z0-9_]*)\b")
 _OCCUPANCY = re.compile(r"^;\s*Occupancy:\s*(\d+)", re.MULTILINE)
@@ -48,6 +54,8 @@ class Site:
     width: int
     """Bytes per lane."""
     count: int
+    code: str = ""
+    """The line itself, where the file is at hand."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +79,17 @@ class Assembly:
         """Loads of less than a dword: each still costs a full address and a cache request."""
         return tuple(site for site in self.loads if site.width < 4)
 
-    def wide_share(self, sources: tuple[str, ...] | None = None) -> float | None:
-        """Share of the loaded bytes that arrive in 16-byte loads.
+    def loads_through(self, pointer: str) -> tuple[Site, ...]:
+        """Loads whose line of Python is a `tl.load` through the kernel argument `pointer`."""
+        pattern = re.compile(rf"\btl\.load\(\s*{re.escape(pointer)}\b")
+        return tuple(site for site in self.loads if pattern.search(site.code))
 
-        Args:
-            sources: Count only loads of these `file.py:line` places; None counts all.
 
-        Returns:
-            0 to 1, or None where nothing is loaded.
-        """
-        sites = [site for site in self.loads if sources is None or site.source in sources]
-        total = sum(site.width * site.count for site in sites)
-        return sum(site.width * site.count for site in sites if site.width == 16) / total if total else None
+def wide_share(sites: Iterable[Site]) -> float:
+    """Share of the bytes of these loads that arrive in 16-byte pieces; 0 where nothing is loaded."""
+    sizes = [(site.width * site.count, site.width == 16) for site in sites]
+    total = sum(size for size, _ in sizes)
+    return sum(size for size, wide in sizes if wide) / total if total else 0.0
 
 
 def read_assembly(text: str) -> Assembly:
@@ -96,20 +103,21 @@ def read_assembly(text: str) -> Assembly:
             measure would otherwise be missing from a ratio, and the ratio would look better than it is.
     """
     mnemonics: Counter[str] = Counter()
-    loads: Counter[tuple[str, int]] = Counter()
-    files: dict[str, str] = {}
-    source = "unknown"
+    loads: Counter[tuple[str, int, str]] = Counter()
+    files: dict[str, Path] = {}
+    source, code = "unknown", ""
     for line in text.splitlines():
         if found := _INSTRUCTION.match(line):
             mnemonic = found[1]
             mnemonics[mnemonic] += 1
             if (load := _LOAD.match(mnemonic)) and _RELOAD not in line:
-                loads[source, _width(mnemonic, load[1])] += 1
+                loads[source, _width(mnemonic, load[1]), code] += 1
         elif found := _LOC.match(line):
-            name = files.get(found[1], "unknown")
-            source = f"{name}:{found[2]}" if found[2] != "0" else name
+            path, number = files.get(found[1], Path("unknown")), int(found[2])
+            source = f"{path.name}:{number}" if number else path.name
+            code = linecache.getline(str(path), number).strip() if number else ""
         elif found := _FILE.match(line):
-            files[found[1]] = found[2]
+            files[found[1]] = Path(found[2] or "", found[3])
     occupancy = _OCCUPANCY.search(text)
     if not mnemonics or occupancy is None:
         raise UnreadableCodeObjectError("the AMDGCN text holds no instructions or no occupancy comment")
@@ -119,8 +127,8 @@ def read_assembly(text: str) -> Assembly:
         ds_ops=_starting_with(mnemonics, "ds_"),
         waits=_starting_with(mnemonics, "s_waitcnt"),
         loads=tuple(
-            Site(source, width, count)
-            for (source, width), count in sorted(loads.items(), key=lambda item: (-item[0][1], item[0][0]))
+            Site(source, width, count, code)
+            for (source, width, code), count in sorted(loads.items(), key=lambda item: (-item[0][1], item[0][0]))
         ),
         occupancy=int(occupancy[1]),
     )

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from . import vllm_kernels
 from .budgets import load_budgets
 from .cases import all_cases
+from .compare import compare
 from .compilation import Figures, compile_launches
 from .errors import CannotRunHereError
 from .findings import Finding, exit_status, write_findings
-from .judge import compare, judge_refusal, judge_row
+from .judge import judge_refusal, judge_row
 from .probe import probe
 from .report import format_report
 from .work import compile_all, plan_work, row_id
@@ -58,7 +59,7 @@ def run(cases: Sequence[tuple[str, Case]], *, version: str, jobs: int, timeout: 
     rows = compile_all(plan, jobs=jobs, timeout=timeout, progress=_progress)
     findings = [judge_refusal(refusal, labels) for refusal in plan.refusals]
     findings += [judge_row(row, budgets, labels) for row in rows]
-    findings += compare(rows, labels)
+    findings += compare(findings, budgets.rules)
     return findings, sum(isinstance(row.result, Figures) and not row.twin for row in rows)
 
 

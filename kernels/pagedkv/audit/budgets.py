@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .assembly import wide_share
+from .compare import FIGURES, Rule
 from .errors import AuditError
 from .machine import ARCHES
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from .compilation import Figures
 
 FILE = Path(__file__).with_name("budgets.toml")
+
+_LIMITS = {"vgpr_spills": int, "scratch_bytes": int, "wide_share": float}
+"""Keys of `[every]`."""
 
 
 class InvalidBudgetsError(AuditError):
@@ -25,9 +30,12 @@ class KernelBudget:
     """Limits of one Triton function."""
 
     tile: str = ""
-    """Name of the compile-time argument that holds its tile; empty for kernels without one."""
+    """Compile-time argument that holds the tokens of K and V that a program handles at once; empty without one."""
+    rows: str = ""
+    """Compile-time argument that holds the query rows of a program; empty without one."""
     mfma: int = 0
-    wide_share: float = 0.0
+    wide: tuple[str, ...] = ()
+    """Pointer arguments through which rows of K and V are read, 16 bytes at a time wherever rows allow it."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +44,28 @@ class Budgets:
 
     vgpr_spills: int
     scratch_bytes: int
+    wide_share: float
+    rules: tuple[Rule, ...]
     kernels: dict[str, KernelBudget]
     evidence: dict[str, KernelBudget]
 
-    def tile_argument(self, kernel: str) -> str:
-        """Compile-time argument holding the tile of `kernel`, ours or not; empty if unknown."""
-        return (self.kernels.get(kernel) or self.evidence.get(kernel) or KernelBudget()).tile
+    def known(self, kernel: str) -> KernelBudget:
+        """What is declared of a Triton function, ours or not."""
+        return self.kernels.get(kernel) or self.evidence.get(kernel) or KernelBudget()
+
+    def _narrow(self, figures: Figures, pointer: str) -> str:
+        """What is wrong with the loads through `pointer`; empty if they are as wide as asked."""
+        sites = figures.text.loads_through(pointer)
+        if not sites:
+            return f"no tl.load through {pointer} in the machine code: correct the kernel, or `wide` in {FILE.name}"
+        share = wide_share(sites)
+        if share >= self.wide_share:
+            return ""
+        narrow = ", ".join(f"{site.count} of {site.width} B at {site.source}" for site in sites if site.width < 16)
+        return (
+            f"{share:.0%} of the bytes read through {pointer} come in 16-byte loads, at least {self.wide_share:.0%} "
+            f"must: {narrow}"
+        )
 
     def violations(self, figures: Figures, *, dense_rows: bool) -> list[str]:
         """What is wrong with one compiled kernel of ours, one sentence each; empty when it is within budget.
@@ -68,13 +92,8 @@ class Budgets:
             found.append(
                 f"{text.mfma} MFMA instructions (at least {budget.mfma}): the dot product runs on the vector ALU"
             )
-        share = text.wide_share()
-        if dense_rows and budget.wide_share and (share is None or share < budget.wide_share):
-            narrow = ", ".join(f"{s.count} of {s.width} B from {s.source}" for s in text.loads if s.width < 16)
-            found.append(
-                f"{share or 0:.0%} of the loaded bytes come in 16-byte loads (at least {budget.wide_share:.0%}): "
-                f"{narrow or 'no loads at all'}"
-            )
+        if dense_rows:
+            found += [problem for pointer in budget.wide if (problem := self._narrow(figures, pointer))]
         if figures.register_waves != text.occupancy:
             found.append(
                 f"the audit's register model says {figures.register_waves} waves per SIMD, LLVM says {text.occupancy}: "
@@ -101,15 +120,18 @@ def load_budgets(path: Path = FILE) -> Budgets:
         data = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
         raise InvalidBudgetsError(f"{path.name} is not TOML: {error}") from error
-    unknown = set(data) - {"every", "kernels", "evidence"}
-    if unknown or set(data.get("every", {})) != {"vgpr_spills", "scratch_bytes"}:
+    unknown = set(data) - {"every", "kernels", "evidence", "compare"}
+    if unknown or set(data.get("every", {})) != set(_LIMITS):
         raise InvalidBudgetsError(
-            f"{path.name}: expected [every] with vgpr_spills and scratch_bytes, and tables under kernels and evidence"
+            f"{path.name}: expected [every] with {', '.join(_LIMITS)}, and tables under kernels and evidence"
             + (f"; got {', '.join(sorted(unknown))}" if unknown else "")
         )
-    limits = {key: _number(path, f"every.{key}", value, int) for key, value in data["every"].items()}
+    limits = {key: _number(path, f"every.{key}", data["every"][key], kind) for key, kind in _LIMITS.items()}
+    if limits["wide_share"] > 1:
+        raise InvalidBudgetsError(f"{path.name}: every.wide_share is a share, got {limits['wide_share']}")
     return Budgets(
         **limits,
+        rules=tuple(_rule(path, table) for table in data.get("compare", [])),
         kernels={name: _kernel(path, name, table) for name, table in data.get("kernels", {}).items()},
         evidence={name: _kernel(path, name, table) for name, table in data.get("evidence", {}).items()},
     )
@@ -121,13 +143,23 @@ def _kernel(path: Path, name: str, table: dict[str, Any]) -> KernelBudget:
         raise InvalidBudgetsError(
             f"{path.name}: {name} has unknown {', '.join(sorted(unknown))}; known: {sorted(known)}"
         )
-    if not isinstance(table.get("tile", ""), str):
-        raise InvalidBudgetsError(f"{path.name}: {name}.tile is the name of a kernel argument, got {table['tile']!r}")
+    for key in ("tile", "rows"):
+        if not isinstance(table.get(key, ""), str):
+            raise InvalidBudgetsError(f"{path.name}: {name}.{key} names a kernel argument, got {table[key]!r}")
     if "mfma" in table:
         _number(path, f"{name}.mfma", table["mfma"], int)
-    if "wide_share" in table and _number(path, f"{name}.wide_share", table["wide_share"], float) > 1:
-        raise InvalidBudgetsError(f"{path.name}: {name}.wide_share is a share, got {table['wide_share']}")
-    return KernelBudget(**table)
+    wide = table.get("wide", [])
+    if not isinstance(wide, list) or not all(isinstance(pointer, str) for pointer in wide):
+        raise InvalidBudgetsError(f"{path.name}: {name}.wide is a list of kernel arguments, got {wide!r}")
+    return KernelBudget(**(table | {"wide": tuple(wide)}))
+
+
+def _rule(path: Path, table: dict[str, Any]) -> Rule:
+    if set(table) != {field.name for field in fields(Rule)} or table["figure"] not in FIGURES:
+        raise InvalidBudgetsError(
+            f"{path.name}: [[compare]] takes operation, ours, theirs and a figure of {', '.join(FIGURES)}; got {table}"
+        )
+    return Rule(**table)
 
 
 def _number(path: Path, where: str, value: Any, kind: type) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 import time
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _TAIL = 1500
-"""Characters of a dead child's output that are kept: an MLIR assertion and the end of its stack."""
+"""Characters of a child's output that are kept."""
+
+_DIAGNOSTIC = re.compile(r"\b(error|LLVM ERROR|fatal|Assertion)\b.*[:`']")
+"""A line on which MLIR or LLVM says what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ def run_isolated(
         work: What to call; results and exceptions must be picklable.
         jobs: Children at a time.
         timeout: Seconds after which a child is killed.
+
+    An exception carries what its child printed as a note: MLIR raises a bare "failed" and prints the reason.
 
     Yields:
         (index into `work`, what it returned or raised or how it died, seconds), as they finish.
@@ -102,7 +108,10 @@ def _child(call: Callable[[], Result], answer: Connection, output: IO[bytes]) ->
 def _finish(child: _Child[Result]) -> Result | Exception | Crash:
     try:
         if child.answer.poll():
-            return child.answer.recv()
+            answer = child.answer.recv()
+            if isinstance(answer, Exception):
+                answer.add_note(_tail(child.output))
+            return answer
         child.process.kill()
         return Crash(f"no answer within the time limit{_tail(child.output)}", timed_out=True)
     except EOFError:
@@ -121,7 +130,12 @@ def _ending(exit_code: int | None) -> str:
 
 
 def _tail(output: IO[bytes]) -> str:
-    size = output.seek(0, os.SEEK_END)
-    output.seek(max(0, size - _TAIL))
+    """What the compiler had to say: its diagnostics where there are any, else the end of what it printed.
+
+    MLIR prints a reproducer of thousands of lines between the error and the end.
+    """
+    output.seek(0)
     text = output.read().decode(errors="replace").strip()
-    return f"; it printed: {text}" if text else "; it printed nothing"
+    if diagnostics := [line.strip() for line in text.splitlines() if _DIAGNOSTIC.search(line)]:
+        text = "\n".join(diagnostics)
+    return f"; the compiler printed: {text[-_TAIL:]}" if text else "; the compiler printed nothing"

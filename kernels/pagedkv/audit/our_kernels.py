@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pagedkv
 import torch
+
+from pagedkv.cache_gather import gather_kv_cache
+from pagedkv.cache_write import write_kv_cache
+from pagedkv.paged_attention import paged_attention
 
 from .case import DTYPES, Case, dtype_name
 from .tensors import Batch, Layout
@@ -57,7 +60,7 @@ def _attention(batch: Batch, layout: Layout) -> Case:
     decode = batch.query_len == 1
 
     def launch() -> None:
-        pagedkv.paged_attention(
+        paged_attention(
             query,
             key_cache,
             value_cache,
@@ -80,7 +83,7 @@ def _write(batch: Batch, layout: Layout) -> Case:
     slots = torch.zeros(batch.num_tokens, dtype=torch.int64)
 
     def launch() -> None:
-        pagedkv.write_kv_cache(key, value, key_cache, value_cache, slots)
+        write_kv_cache(key, value, key_cache, value_cache, slots)
 
     return _ours("cache_write", batch, layout, ("_write_kernel",), launch)
 
@@ -92,7 +95,7 @@ def _gather(batch: Batch, layout: Layout) -> Case:
     token_to_seq, seq_starts = (torch.zeros(size, dtype=torch.int32) for size in (batch.num_tokens, batch.num_seqs))
 
     def launch() -> None:
-        pagedkv.gather_kv_cache(
+        gather_kv_cache(
             key_cache,
             value_cache,
             key,
@@ -106,9 +109,7 @@ def _gather(batch: Batch, layout: Layout) -> Case:
     return _ours("cache_gather", batch, layout, ("_gather_kernel",), launch)
 
 
-def _ours(
-    operation: str, batch: Batch, layout: Layout, kernels: tuple[str, ...], launch: Callable[[], None]
-) -> Case:
+def _ours(operation: str, batch: Batch, layout: Layout, kernels: tuple[str, ...], launch: Callable[[], None]) -> Case:
     cache = "" if batch.big else "-small"
     return Case(
         name=f"{operation}-{dtype_name(batch.dtype)}-hd{batch.head_size}-bs{batch.block_size}-{layout}{cache}",

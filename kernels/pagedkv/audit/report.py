@@ -27,6 +27,8 @@ def format_report(findings: Sequence[Finding], *, status: Exit, seconds: float) 
             limit = int(rows[0].numbers["lds_limit_bytes"])
             lines += ["", f"{arch}: {limit} B of LDS, 512 VGPRs a lane, at most 8 waves a SIMD", _HEAD]
             lines += [_row(row) for row in sorted(rows, key=_order)]
+    lines += ["", "o ours, v vLLM's; cache layout: in(terleaved), pl(anes), pa(cked); bf16 and 2 GiB or more"]
+    lines += ["unless said; loads by bytes per lane; spill: VGPRs+SGPRs; scr: scratch bytes per lane"]
     proofs = [each for each in findings if each.labels.get("operation") == "proof" and each.outcome == "pass"]
     if proofs:
         lines += ["", "The defect of vLLM PR 38502, planted again:"]
@@ -52,7 +54,8 @@ def _order(finding: Finding) -> tuple[str, int, int, str, str]:
 def _row(finding: Finding) -> str:
     labels, numbers = finding.labels, {name: _short(value) for name, value in finding.numbers.items()}
     shape = "/".join(filter(None, (labels["head_size"], labels["block_size"], labels["tile"])))
-    kernel = labels["kernel"].removeprefix("kernel_").removesuffix("_kernel")
+    shape += "".join(f" {mark}" for mark in _marks(labels))
+    kernel = labels["kernel"].strip("_").removeprefix("kernel_").removesuffix("_kernel")
     name = f"{labels['side'][0]} {kernel[: 29 - len(shape)]} {shape}"
     spills = numbers["vgpr_spills"] + (f"+{numbers['sgpr_spills']}" if numbers["sgpr_spills"] != "0" else "")
     loads = "/".join(numbers[key] for key in ("loads_x4", "loads_x2", "loads_x1", "narrow_loads"))
@@ -60,6 +63,14 @@ def _row(finding: Finding) -> str:
         f"{name:<32}{numbers['lds_bytes']:>7}{numbers['vgpr']:>5}{numbers['agpr']:>5} {spills:>6}"
         f"{numbers['scratch_bytes']:>4}{numbers['waves_per_simd']:>4}{numbers['mfma']:>5} {loads:>10}"
     )
+
+
+def _marks(labels: dict[str, str]) -> list[str]:
+    """What tells two kernels of ours with the same shape apart."""
+    if labels["side"] != "ours":
+        return []
+    marks = [labels["layout"][:2]]
+    return marks + [mark for mark in (labels["dtype"], labels["cache"]) if mark not in {"bf16", "2GiB+"}]
 
 
 def _short(value: float) -> str:
