@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import io
 import json
 import os
 import shlex
@@ -10,7 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
+from hilgate.cli.app import run
 from hilgate.model import Environment, Evidence, Omission, Plan, PlannedStep
 from hilgate.plan import plan_digest
 from hilgate.run import Runner
@@ -148,16 +152,22 @@ def write_repository(root: Path, commands: dict[str, str], **changes: object) ->
 
 
 def hilgate(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run `hilgate` in a toy repository."""
-    return subprocess.run(
-        [sys.executable, "-m", "hilgate", *arguments],
-        cwd=root,
-        env=environ(**env),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    """Run the command line in a toy repository, in this process: starting another one costs more than most tests do."""
+    out, errors = io.StringIO(), io.StringIO()
+    status = None
+    with (
+        contextlib.chdir(root),
+        mock.patch.dict(os.environ, environ(**env), clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            run(list(arguments))
+        except SystemExit as end:
+            status = int(end.code or 0)
+    assert status is not None
+    command = [sys.executable, "-m", "hilgate", *arguments]
+    return subprocess.CompletedProcess(command, status, out.getvalue(), errors.getvalue())
 
 
 def environ(**env: str) -> dict[str, str]:

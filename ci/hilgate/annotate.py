@@ -58,7 +58,7 @@ def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail) ->
     more = f" and {len(plan.changed_files) - 8} more" if len(plan.changed_files) > 8 else ""
     commit = f"`{plan.commit[:12]}`" if plan.commit else "(not a git checkout)"
     dirty = " with uncommitted changes" if plan.dirty else ""
-    against = f" against {escape(plan.base)}" if plan.base else ", everything planned"
+    against = f" against {escape(plan.base)}" if plan.base else ", compared with nothing"
     parts = [
         f"## {shown.marked(verdict.outcome)}: {escape(shown.headline(verdict, recorded))}",
         f"{commit}{dirty}{against}{': ' + files + more if files else ''}",

@@ -130,6 +130,6 @@ class Lines:
 def choose(plan: Plan, keys: frozenset[str], console: Console) -> LiveTable | Lines:
     """The live table on a terminal, lines elsewhere."""
     buildkite = os.environ.get("BUILDKITE") == "true"
-    if console.is_terminal and not buildkite:
+    if console.file.isatty() and not buildkite:  # FORCE_COLOR makes rich take a pipe for a terminal
         return LiveTable(plan, keys, console)
     return Lines(console, buildkite=buildkite)

@@ -65,4 +65,6 @@ def cell(check: Check, column: str) -> str:
 
 
 def _is_numeric(column: str, checks: tuple[Check, ...]) -> bool:
-    return any(column in check.numbers for check in checks) and not any(column in check.labels for check in checks)
+    """Whether every value of a column is a number; sizes come as labels, because they name the case."""
+    labels = [check.labels[column] for check in checks if column in check.labels]
+    return all(label.isdigit() for label in labels) and (bool(labels) or any(column in c.numbers for c in checks))

@@ -54,6 +54,12 @@ def test_a_gate_run_again_keeps_the_previous_results(green):
     assert not (green / "results" / "steps" / "a-cpu").exists()
 
 
+def test_colour_only_where_asked_for(green):
+    assert "\x1b[" not in hilgate(green, "gate", "--steps", "b").stdout
+    assert "\x1b[" in hilgate(green, "judge", FORCE_COLOR="1").stdout
+    assert "\x1b[3" not in hilgate(green, "--no-color", "judge", FORCE_COLOR="1").stdout
+
+
 def test_run_adds_arguments_to_the_command(green):
     done = hilgate(green, "run", "a", "--", "-k", "a b")
     assert done.returncode == Exit.PASS, done.stderr

@@ -7,12 +7,15 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from hilgate.errors import MisuseError
+
+if TYPE_CHECKING:
+    from hilgate.cli.app import Settings
 
 EXTRA = "hilgate.extra"
 
@@ -62,7 +65,7 @@ def gate(
     from hilgate.lock import Folder
     from hilgate.plan import make_plan, plan_digest, read_plan, write_plan
 
-    root: Path = ctx.obj.repository()
+    root = _root(ctx)
     folder = results or root / "results"
     plan_file = folder / gating.PLAN_FILE
     with Folder(folder):
@@ -101,7 +104,7 @@ def run(
 
     extra = shlex.join(ctx.meta[EXTRA])
     chosen = tuple(names)
-    root: Path = ctx.obj.repository()
+    root = _root(ctx)
     folder = results or root / "results" / "run"
     only = None
     if plan_file is not None:
@@ -136,7 +139,7 @@ def judge(
     from hilgate.cli import gating, printing
     from hilgate.plan import read_plan
 
-    folder = results or ctx.obj.repository() / "results"
+    folder = results or _root(ctx) / "results"
     judged = gating.decide(folder, read_plan(plan_file or folder / gating.PLAN_FILE), jobs=jobs)
     if as_json:
         sys.stdout.write(judged.verdict.model_dump_json(indent=1) + "\n")
@@ -150,7 +153,7 @@ def report(ctx: typer.Context, plan_file: PlanFile = None, jobs: JobsFolder = No
     from hilgate.cli import gating
     from hilgate.plan import read_plan
 
-    folder = results or ctx.obj.repository() / "results"
+    folder = results or _root(ctx) / "results"
     judged = gating.decide(folder, read_plan(plan_file or folder / gating.PLAN_FILE), jobs=jobs)
     sys.stdout.write(f"{judged.report}\n")
 
@@ -168,7 +171,7 @@ def selftest(
     from hilgate.evidence import write_findings
     from hilgate.lock import Folder
 
-    root: Path = ctx.obj.repository()
+    root = _root(ctx)
     chosen = zoo.load_bugs(root, tuple(bugs or ()))
     if listed:
         rows = [bug.model_dump(mode="json") for bug in chosen]
@@ -186,3 +189,11 @@ def selftest(
     else:
         printing.print_checks(checks)
     raise typer.Exit(zoo.status_of(checks))
+
+
+def _root(ctx: typer.Context) -> Path:
+    """The repository; --no-color holds for this process and for the steps it starts."""
+    settings: Settings = ctx.obj
+    if settings.no_color:
+        os.environ["NO_COLOR"] = "1"
+    return settings.repository()
