@@ -1,0 +1,40 @@
+"""What every noun shares: the base class, names, outcomes and kinds of evidence."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+SCHEMA_VERSION: Final = 1
+
+Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=100)]
+"""A name usable as a Buildkite step key and as a folder name."""
+
+Number = int | float
+Scalar = str | int | float | bool | None
+
+
+class Noun(BaseModel):
+    """Base of every record: frozen, no unknown keys, no NaN or infinity (JSON has neither)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Outcome(enum.StrEnum):
+    """The only four things that can be said of a check, a step or a build."""
+
+    PASS = "pass"  # noqa: S105 - an outcome, not a password
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+    DID_NOT_RUN = "did not run"
+
+
+class Evidence(enum.StrEnum):
+    """What a step must leave in its output folder besides an exit status."""
+
+    JUNIT = "junit"
+    """`junit.xml`, one test case per check (pytest --junitxml)."""
+    FINDINGS = "findings"
+    """`findings.jsonl`, one `Check` per line."""

@@ -1,0 +1,74 @@
+"""Declarations: devices and queues, areas and steps."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from hilgate.model.base import Evidence, Key, Noun
+
+
+class Device(Noun):
+    """Something kernels run on. `cpu` runs them under Triton's interpreter."""
+
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of every step on this device."""
+
+
+class Queue(Noun):
+    """A Buildkite queue: a pool of identical agents."""
+
+    device: Key
+    """A key of `devices`: cpu, or a gfx arch."""
+    gpus: int = Field(ge=0, le=8)
+    memory_gib: int = Field(gt=0)
+    """GPU memory of one device, or host memory for a cpu queue."""
+
+
+class Agents(Noun):
+    """`ci/agents.yaml`: the devices that exist and the queues that offer them."""
+
+    devices: dict[Key, Device]
+    queues: dict[Key, Queue]
+
+
+class Step(Noun):
+    """One declared unit of work. It becomes one planned step per device."""
+
+    key: Key
+    label: str
+    """What a person reads: a few words, no device name."""
+    command: str
+    """Run without a shell in the repository root; a leading `python` is the interpreter that runs hilgate."""
+    devices: tuple[Key, ...] = Field(min_length=1)
+    """Where it can run, keys of `agents.yaml: devices`."""
+    queues: dict[Key, Key] = Field(default_factory=dict)
+    """device -> queue, where the smallest queue of that device is not the right one."""
+    evidence: Evidence
+    minimum: int = Field(default=1, ge=1)
+    """Fewest checks that must have passed: a step that ran fewer did not do its work."""
+    timeout_minutes: int = Field(ge=1, le=180)
+    env: dict[str, str] = Field(default_factory=dict)
+    needs: tuple[Key, ...] = ()
+    """Step keys (of any area) that must have passed first, on the same device or on the cpu."""
+    packages: tuple[str, ...] = ()
+    """Distributions that must be installed, e.g. torch, triton, vllm."""
+    cores: int = Field(default=1, ge=1)
+    """CPU cores it keeps busy; the local runner fills the machine with them."""
+    minutes: float = Field(default=1.0, gt=0)
+    """What it usually takes on 2 cores; used for ordering and for the estimate in the plan."""
+    columns: tuple[str, ...] = ()
+    """Labels and numbers of its checks that the report shows as a table; empty shows only what is not green."""
+
+
+class Area(Noun):
+    """`ci/areas/*.yaml`: a family of steps and the files that can break them."""
+
+    area: Key
+    title: str
+    why: str
+    """One sentence: what a green tick of this area tells the reader."""
+    paths: tuple[str, ...] = Field(min_length=1)
+    """gitignore-style globs; a change to a matching file selects the area."""
+    always: bool = False
+    """Selected whatever changed."""
+    steps: tuple[Step, ...] = Field(min_length=1)
