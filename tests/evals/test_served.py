@@ -18,13 +18,15 @@ def layer(number, *, ours=True, writes=9, attentions=9):
         else "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackendImpl"
     )
     counts = {"writes": writes, "attentions": attentions} if ours else {"writes": None, "attentions": None}
-    return {"layer": f"model.layers.{number}.self_attn.attn", "backend": backend, "impl": impl} | counts
+    name = f"model.layers.{number}.self_attn.attn"
+    return {"layer": name, "backend": backend, "impl": impl, "block_size": 48} | counts
 
 
 def test_both_layers_ours_and_called():
     check = check_served("g", "pagedkv", [layer(1), layer(3)])
     assert check.outcome is Outcome.PASS
     assert check.numbers == {"layers": 2, "writes": 18, "attentions": 18}
+    assert check.labels == {"backend": "PagedKVBackend", "block_size": "48"}
 
 
 @pytest.mark.parametrize(
