@@ -1,5 +1,5 @@
 """`python -m hileval`."""
 
-from hileval.cli import main
+from hileval.cli import app, run
 
-main()
+run(app)

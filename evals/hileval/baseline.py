@@ -1,5 +1,7 @@
 """Recording a baseline: the trusted run that later runs are paired with."""
 
+# ruff: noqa: PLC0415 - torch takes seconds to import
+
 from __future__ import annotations
 
 import datetime as dt
@@ -37,7 +39,9 @@ def make_baseline(gate: str, run: Run, *, floor: float, engine: str, attention_b
             remedy="find out why first; a baseline below the floor could not pass its own gate",
         )
     if bad := sum(sample.non_finite > 0 for sample in run.samples):
-        raise UnfitBaselineError(f"{bad} answers have non-finite log-probabilities", where=gate, remedy="fix the engine")
+        raise UnfitBaselineError(
+            f"{bad} answers have non-finite log-probabilities", where=gate, remedy="fix the engine"
+        )
     return Baseline(
         gate=gate,
         recorded=dt.datetime.now(tz=dt.UTC).date(),

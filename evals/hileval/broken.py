@@ -16,8 +16,8 @@ class Flag(enum.StrEnum):
 
     EMPTY = "empty"
     REPEAT = "repeat"
-    """At most 3 distinct characters in 12 or more (`!!!!` is what the argmax over NaN logits prints when token 0 is `!`),
-    or fewer than half of the 4-grams distinct in 24 or more words."""
+    """At most 3 distinct characters in 12 or more (`!!!!` is the argmax over NaN logits where token 0 is `!`), or fewer
+    than half of the 4-grams distinct in 24 or more words."""
     GARBAGE = "garbage"
     """U+FFFD, or under 80 % printable ASCII (English tasks only)."""
     NO_NUMBER = "no number"

@@ -1,8 +1,10 @@
 """The command line: `gate`, `baseline record`, `gates`.
 
-`gate` leaves `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) in the output folder and exits
-with the status that the worst check has.
+`gate` leaves `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) in the output folder and
+exits with the status that the worst check has.
 """
+
+# ruff: noqa: PLC0415 - `--help` and a mistyped name must be quick, so engines are imported when one is needed
 
 from __future__ import annotations
 
@@ -13,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from hileval.baseline import make_baseline
 from hileval.declare import Gate, find_gate, load_gates
@@ -43,12 +44,10 @@ Out = Annotated[Path, typer.Option(envvar="HILGATE_OUT", help="Folder of finding
 @app.command("gates")
 def list_gates() -> None:
     """List the declared gates."""
-    table = Table("gate", "title", "engine", "attention", "n", "alpha", "margin", "floor")
     for name, gate in load_gates().items():
-        backend = gate.attention_backend or "-"
-        numbers = (str(gate.questions), f"{gate.alpha:g}", f"{gate.margin:.1%}", f"{gate.floor:.0%}")
-        table.add_row(name, gate.title, gate.engine, backend, *numbers)
-    console.print(table)
+        attention = f", attention by {gate.attention_backend}" if gate.attention_backend else ""
+        limits = f"n={gate.questions} alpha={gate.alpha:g} margin={gate.margin:.1%} floor={gate.floor:.0%}"
+        typer.echo(f"{name}: {gate.title}\n  {gate.engine}{attention}, {limits}")
 
 
 @app.command("gate")
@@ -119,7 +118,9 @@ def measure(name: str, gate: Gate, engine: EngineName, limit: int | None) -> tup
 def did_not_run(name: str, error: HilgateError) -> Check:
     """The finding of a gate that was stopped by an error: it says so instead of being absent."""
     message = "; ".join(str(error).splitlines())
-    return Check(id=f"{name}/accuracy", outcome=Outcome.DID_NOT_RUN, message=message, labels={"error": type(error).__name__})
+    return Check(
+        id=f"{name}/accuracy", outcome=Outcome.DID_NOT_RUN, message=message, labels={"error": type(error).__name__}
+    )
 
 
 def write_findings(out: Path, checks: Sequence[Check], run: Run | None = None) -> None:
@@ -149,11 +150,11 @@ def _engine_version(engine: str) -> str:
     return f"{engine} {environment().versions.get(engine, '?')}"
 
 
-def main() -> NoReturn:
-    """Run the command line; every mistake is a few lines and an exit status, never a traceback."""
+def run(command: typer.Typer) -> NoReturn:
+    """Run a command line; every mistake is a few lines and an exit status, never a traceback."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
-        app(standalone_mode=False)
+        command()
     except HilgateError as error:
         stderr.print(f"[red]{type(error).__name__}[/]: ", end="", highlight=False)
         stderr.print(str(error), markup=False, highlight=False, soft_wrap=True)

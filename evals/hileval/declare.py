@@ -45,11 +45,11 @@ class Gate(Noun):
     max_gen_toks: int = Field(ge=1)
     """Token limit of an answer; reaching it sets the flag `truncated`."""
     engine: Literal["vllm", "transformers"]
-    attention_backend: Key | None
-    """Who must serve every attention layer, in lower case: `pagedkv` (ours), `vllm` (the engine's own); None where the engine has
-    no backends to choose from."""
+    attention_backend: Literal["pagedkv", "vllm"] | None
+    """Who must serve every attention layer: `pagedkv` (ours) or `vllm` (the engine's own); None where the engine has no
+    backends to choose from."""
     engine_args: dict[str, Scalar] = Field(default_factory=dict)
-    """Arguments of `vllm.LLM`, chosen so that the run meets what the gate is about (block size, batch, chunked prefill)."""
+    """Arguments of `vllm.LLM`, chosen so that the run meets what the gate is about (block_size, batch, cut prompts)."""
     alpha: float = Field(gt=0, lt=0.5)
     """Level of the paired test: how often an unchanged model may fail."""
     margin: float = Field(gt=0, lt=1)

@@ -1,7 +1,9 @@
 """Engines: prompts in, answers out. vLLM in process (the one under test) and transformers (a second opinion).
 
-An engine that fails raises `EngineError`. It never turns trouble into an empty answer: that would be scored as a wrong one.
+An engine that fails raises `EngineError`. It never turns trouble into an empty answer: that would be scored as wrong.
 """
+
+# ruff: noqa: PLC0415 - an engine's packages take seconds to import and may be absent where another engine is used
 
 from __future__ import annotations
 
@@ -90,8 +92,8 @@ def _as_engine_error(doing: str, where: str) -> Iterator[None]:
 class VllmEngine:
     """`vllm.LLM` in this process, with the plugin's report in its workers."""
 
-    BACKEND_NAMES = {"pagedkv": "CUSTOM"}
-    """vLLM's enum member of a backend, on platforms that let one choose (the CPU platform has one, which the plugin replaces)."""
+    OURS = "CUSTOM"
+    """The plugin's member of vLLM's AttentionBackendEnum; on the CPU platform it replaces the only one."""
     REPORTER = "pagedkv.vllm_plugin.inspect.WorkerReport"
 
     def __init__(self, model: Path, attention_backend: str, arguments: Mapping[str, Any]) -> None:
@@ -126,7 +128,7 @@ class VllmEngine:
 
         accelerated = torch.cuda.is_available()
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         if attention_backend == "vllm":
@@ -138,11 +140,10 @@ class VllmEngine:
             if attention_backend == "pagedkv":
                 os.environ.setdefault("TRITON_INTERPRET", "1")
             return {}
-        name = cls.BACKEND_NAMES.get(attention_backend)
-        return {"attention_backend": name} if name else {}
+        return {"attention_backend": cls.OURS} if attention_backend == "pagedkv" else {}
 
     def answer(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
-        """Answer every prompt greedily. With our backend the KV pool is NaN before: an unwritten slot that is read shows."""
+        """Answer every prompt greedily. Our backend starts on a KV pool of NaN: reading an unwritten slot shows."""
         with _as_engine_error("generating", self._where):
             from vllm import SamplingParams
 
@@ -201,7 +202,7 @@ class TransformersEngine:
             self.model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
     def attention_layers(self) -> None:
-        """transformers has no backend to ask for."""
+        """None: there is one attention only."""
         return
 
     def answer(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:

@@ -32,7 +32,9 @@ def pair_answers(run: Run, baseline: Baseline) -> list[tuple[StoredAnswer, Sampl
         IdentityMismatchError: an identity field or a prompt differs, or a question is not in the baseline.
     """
     where = f"baseline of {baseline.gate}, recorded {baseline.recorded}"
-    remedy = "undo the change, or record a new baseline on purpose: python -m hileval baseline record <gate> --reason ..."
+    remedy = (
+        "undo the change, or record a new baseline on purpose: python -m hileval baseline record <gate> --reason ..."
+    )
     if differences := run.identity.differences(baseline.identity):
         raise IdentityMismatchError(
             f"not the run the baseline was recorded with: {'; '.join(differences)}", where=where, remedy=remedy
@@ -115,7 +117,13 @@ def _broken(check_id: str, gate: Gate, pairs: Sequence[tuple[StoredAnswer, Sampl
     expected = before / n + 1 / n
     p_value = stats.excess(count, n, expected)
     allowed = max(gate.broken.max_rate, 2 * before / n)
-    numbers: dict[str, Number] = {"n": n, "broken": count, "baseline_broken": before, "p_value": p_value, "limit": allowed}
+    numbers: dict[str, Number] = {
+        "n": n,
+        "broken": count,
+        "baseline_broken": before,
+        "p_value": p_value,
+        "limit": allowed,
+    }
     numbers |= {flag.value.replace(" ", "_").replace("-", "_"): kinds[flag] for flag in Flag if kinds[flag]}
     listed = ", ".join(f"{kinds[flag]} {flag.value}" for flag in Flag if kinds[flag]) or "none"
     first = next((sample for _, sample in pairs if sample.flags), None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
+import datetime as dt  # noqa: TC003 - pydantic reads the annotation
 import json
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from hileval.broken import Flag
+from hileval.broken import Flag  # noqa: TC001
 from hilgate.errors import RecordsError
 from hilgate.model import Environment, Key, Noun
 
@@ -29,7 +29,7 @@ class BaselineError(RecordsError):
 
 
 class Identity(Noun):
-    """What must be equal for two runs to be comparable. Engine, kernels and hardware are not here: they are under test."""
+    """What must be equal for two runs to be comparable. Engine, kernels and hardware are not: they are under test."""
 
     model: str
     """Path or name as declared."""
@@ -48,7 +48,9 @@ class Identity(Noun):
     def differences(self, other: Identity) -> list[str]:
         """`field: theirs -> ours` for each field that differs."""
         mine, theirs = self.model_dump(), other.model_dump()
-        return [f"{field}: {theirs[field]!s:.60} -> {mine[field]!s:.60}" for field in mine if mine[field] != theirs[field]]
+        return [
+            f"{field}: {theirs[field]!s:.60} -> {mine[field]!s:.60}" for field in mine if mine[field] != theirs[field]
+        ]
 
 
 class Sample(Noun):

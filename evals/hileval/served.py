@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 REMEDY = {
-    "pagedkv": "on a machine without a GPU the plugin needs TRITON_INTERPRET=1 before Python starts, and VLLM_PLUGINS unset",
+    "pagedkv": "without a GPU the plugin needs TRITON_INTERPRET=1 before Python starts, and VLLM_PLUGINS unset",
     "vllm": "set VLLM_PLUGINS= (empty) so that no plugin replaces the engine's attention",
 }
 
@@ -25,33 +25,40 @@ def check_served(gate: str, required: str, layers: Sequence[Mapping[str, object]
     Args:
         gate: The gate's key.
         required: `pagedkv`, or `vllm` for any backend of the engine itself.
-        layers: The worker's report, one mapping per attention layer: `layer`, `backend`, `impl` (dotted class), and where the
-            backend counts them `writes` (KV-cache writes) and `attentions` (attention calls).
+        layers: The worker's report, one mapping per attention layer: `layer`, `backend` and `impl` (class paths), and
+            where the backend counts them `writes` (of the KV cache) and `attentions` (calls); `block_size` is shown.
     """
     check_id = f"{gate}/served-by-{required}"
     if not layers:
         return _did_not_run(check_id, required, "the engine reports no attention layer")
     ours = [layer for layer in layers if str(layer.get("impl", "")).startswith("pagedkv.")]
     wrong = [layer for layer in layers if (layer in ours) != (required == "pagedkv")]
-    backends = ", ".join(sorted({str(layer.get("backend", "?")) for layer in layers}))
+    backends = ", ".join(sorted({_name(layer.get("backend")) for layer in layers}))
     if wrong:
-        names = ", ".join(f"{layer.get('layer')} by {layer.get('backend')}" for layer in wrong[:3])
-        return _did_not_run(check_id, required, f"{len(wrong)} of {len(layers)} layers served by another backend: {names}")
+        names = ", ".join(f"{layer.get('layer')} by {_name(layer.get('backend'))}" for layer in wrong[:3])
+        return _did_not_run(
+            check_id, required, f"{len(wrong)} of {len(layers)} layers served by another backend: {names}"
+        )
     writes, attentions = _total(ours, "writes"), _total(ours, "attentions")
     idle = [str(layer.get("layer")) for layer in ours if not (_count(layer, "writes") and _count(layer, "attentions"))]
     if idle:
         return _did_not_run(check_id, required, f"never called for {', '.join(idle[:3])}")
     calls = f", {writes} cache writes, {attentions} attentions" if ours else ""
+    blocks = ", ".join(sorted({str(layer.get("block_size")) for layer in layers}))
     numbers: dict[str, Number] = {"layers": len(layers)}
     if ours:
         numbers |= {"writes": writes, "attentions": attentions}
     return Check(
         id=check_id,
         outcome=Outcome.PASS,
-        message=f"{len(layers)} attention layers by {backends}{calls}",
-        labels={"backend": backends},
+        message=f"{len(layers)} attention layers by {backends}, block_size {blocks}{calls}",
+        labels={"backend": backends, "block_size": blocks},
         numbers=numbers,
     )
+
+
+def _name(path: object) -> str:
+    return str(path).rsplit(".", 1)[-1]
 
 
 def _count(layer: Mapping[str, object], name: str) -> int:

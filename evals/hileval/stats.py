@@ -9,6 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scipy.stats import binom, binomtest, t
+from statsmodels.stats.proportion import proportion_confint
+
 from hilgate.errors import RecordsError
 
 if TYPE_CHECKING:
@@ -55,8 +58,6 @@ def mcnemar(paired: Paired) -> float:
     Binomial(lost + gained, 1/2) (McNemar 1947, exact form). Questions that did not change carry no information, so the
     accuracy itself need not be known. No discordant question: p = 1.
     """
-    from scipy.stats import binomtest
-
     discordant = paired.lost + paired.gained
     if discordant == 0:
         return 1.0
@@ -69,8 +70,6 @@ def drop_upper(paired: Paired, alpha: float) -> float:
     Student's t over the per-question differences (-1, 0, 1). Their standard deviation is floored at sqrt(1/(2n)), half
     a flip: without the floor a run without any flip would claim that no drop is possible.
     """
-    from scipy.stats import t
-
     n = paired.n
     if n < 2:
         return 1.0
@@ -82,16 +81,12 @@ def drop_upper(paired: Paired, alpha: float) -> float:
 
 def interval(correct: int, n: int, alpha: float) -> tuple[float, float]:
     """Two-sided Wilson interval (level 1 - alpha) of a share (Wilson 1927; statsmodels)."""
-    from statsmodels.stats.proportion import proportion_confint
-
     low, high = proportion_confint(correct, n, alpha=alpha, method="wilson")
     return float(low), float(high)
 
 
 def excess(count: int, n: int, expected_rate: float) -> float:
     """Exact one-sided p-value that `count` of `n` comes from at most `expected_rate`."""
-    from scipy.stats import binomtest
-
     return float(binomtest(count, n, min(1.0, expected_rate), alternative="greater").pvalue)
 
 
@@ -112,8 +107,6 @@ def power(n: int, drop: float, noise: float, alpha: float) -> float:
     Losses are Binomial(n, drop + noise/2) and gains Binomial(n, noise/2), taken as independent, which is exact for
     noise = 0 and good while both rates are small.
     """
-    from scipy.stats import binom
-
     total = 0.0
     for gained in range(n + 1):
         weight = float(binom.pmf(gained, n, noise / 2))

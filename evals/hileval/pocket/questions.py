@@ -4,8 +4,8 @@ Every person owns some of the same thing; the question names two or three of the
 order in which people are introduced is not the order in which they are asked for, so an answer needs one look-up per
 person in the context: attention over the KV cache, not only recurrent state.
 
-The rationale restates what was looked up before it computes. Without the restatement a model of this size does not learn
-the task (measured: 49 % exact match after twice the steps).
+The rationale restates what was looked up before it computes. Without the restatement a model of this size does not
+learn the task (measured: 49 % exact match after twice the steps).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMES = (
 )  # fmt: skip
 ITEMS = ("pens", "books", "coins", "cards", "apples", "eggs", "shells", "stamps")
 MAX_COUNT = 9
-"""Most things one person owns; the largest answer is three times that."""
+"""Most things one person owns (fewest: 2, for the plural); the largest answer is three times that."""
 PEOPLE = (4, 12)
 """Fewest and most people in one question."""
 
@@ -51,14 +51,14 @@ class Problem:
         return hashlib.sha256(self.question.encode()).hexdigest()
 
 
-def make_problem(rng: random.Random, people: tuple[int, int] = PEOPLE) -> Problem:
+def make_problem(rng: random.Random, people: tuple[int, int] = PEOPLE, names: tuple[str, ...] = NAMES) -> Problem:
     """Draw one problem; the same generator state gives the same problem."""
-    names = rng.sample(NAMES, rng.randint(*people))
+    told_of = rng.sample(names, rng.randint(*people))
     item = rng.choice(ITEMS)
-    owns = {name: rng.randint(1, MAX_COUNT) for name in names}
-    told = " ".join(f"{name} has {owns[name]} {item}." for name in names)
+    owns = {name: rng.randint(2, MAX_COUNT) for name in told_of}
+    told = " ".join(f"{name} has {owns[name]} {item}." for name in told_of)
     kind = rng.choice(("sum of two", "difference", "sum of three"))
-    asked = rng.sample(names, 3 if kind == "sum of three" else 2)
+    asked = rng.sample(told_of, 3 if kind == "sum of three" else 2)
     if kind == "difference":
         asked.sort(key=lambda name: -owns[name])
         more, fewer = asked
@@ -74,13 +74,17 @@ def make_problem(rng: random.Random, people: tuple[int, int] = PEOPLE) -> Proble
 
 
 def problems(
-    seed: int, *, people: tuple[int, int] = PEOPLE, exclude: frozenset[str] = frozenset()
+    seed: int,
+    *,
+    people: tuple[int, int] = PEOPLE,
+    names: tuple[str, ...] = NAMES,
+    exclude: frozenset[str] = frozenset(),
 ) -> Iterator[Problem]:
     """Yield an endless stream of distinct problems, none of whose digests is in `exclude`."""
     rng = random.Random(seed)
     seen = set(exclude)
     while True:
-        problem = make_problem(rng, people)
+        problem = make_problem(rng, people, names)
         if problem.digest not in seen:
             seen.add(problem.digest)
             yield problem

@@ -6,14 +6,12 @@ expressions therefore read exactly what the model wrote.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from hileval.pocket.questions import ITEMS, MAX_COUNT, NAMES
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-SPECIAL = ("<pad>", "<unk>", "</s>")
+PAD, UNKNOWN, END = SPECIAL = ("<pad>", "<unk>", "</s>")
 PATTERN = r" ?[A-Za-z]+| ?[0-9]+| [+=-]|####|[.,?:\n]"
 
 
@@ -27,17 +25,14 @@ def words() -> list[str]:
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer as transformers' fast class; `save_pretrained` makes it loadable by AutoTokenizer offline."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words())}, unk_token="<unk>"))
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words())}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        unk_token="<unk>",
-        pad_token="<pad>",
-        eos_token="</s>",
+        unk_token=UNKNOWN,
+        pad_token=PAD,
+        eos_token=END,
         clean_up_tokenization_spaces=False,
         model_max_length=512,
     )

@@ -1,0 +1,78 @@
+"""`python -m hileval.pocket`: make the questions, train the model, measure it and its sensitivity to planted faults."""
+
+# ruff: noqa: PLC0415 - `--help` must be quick
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from typing import Annotated
+
+import typer
+
+from hileval import stats
+from hileval.declare import EVALS
+from hileval.pocket.questions import Problem, problems, read_jsonl, write_jsonl
+
+TEST_FILE = EVALS / "pocket/data/test.jsonl"
+MODEL = EVALS / "pocket/hybrid"
+TEST_SEED, FRESH_SEED = 7, 8
+TEST_QUESTIONS = 400
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+
+
+@app.command("questions")
+def questions() -> None:
+    """Write the test questions (deterministic)."""
+    TEST_FILE.parent.mkdir(parents=True, exist_ok=True)
+    write_jsonl(TEST_FILE, list(itertools.islice(problems(TEST_SEED), TEST_QUESTIONS)))
+    typer.echo(f"{TEST_FILE}: {TEST_QUESTIONS} questions, seed {TEST_SEED}")
+
+
+@app.command("train")
+def train_model() -> None:
+    """Train from scratch on questions that are not test questions, and write the model folder."""
+    from hileval.pocket.train import Recipe, train
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    test = frozenset(row.digest for row in read_jsonl(TEST_FILE))
+    model, tokenizer, seconds = train(Recipe(), test)
+    model.generation_config.update(do_sample=False, max_new_tokens=32)
+    model.save_pretrained(MODEL)
+    tokenizer.save_pretrained(MODEL)
+    typer.echo(f"{MODEL}: {sum(p.numel() for p in model.parameters())} parameters in {seconds:.0f} s")
+
+
+@app.command("measure")
+def measure(
+    n: Annotated[int, typer.Option(help="Fresh questions (neither training nor test).")] = 1000,
+    faults: Annotated[int, typer.Option(help="Questions per planted fault; 0 leaves them out.")] = 200,
+) -> None:
+    """Exact match on fresh questions, intact and under planted cache faults (`hileval.pocket.corrupt`)."""
+    from hileval.engines import TransformersEngine
+    from hileval.pocket.corrupt import FAULTS, plant
+
+    test = frozenset(row.digest for row in read_jsonl(TEST_FILE))
+    rows = list(itertools.islice(problems(FRESH_SEED, exclude=test), max(n, faults)))
+    engine = TransformersEngine(MODEL)
+    report("intact", exact_match(engine, rows[:n]), n)
+    for fault in FAULTS if faults else ():
+        remove = plant(engine.model, fault)
+        report(fault, exact_match(engine, rows[:faults]), faults)
+        remove()
+
+
+def exact_match(engine: object, rows: list[Problem]) -> int:
+    """How many rows an engine answers with the right `#### N`."""
+    from hileval.pocket.train import prompt_of
+
+    answers = engine.answer([prompt_of(row) for row in rows], max_tokens=32, stop=["Question:"])  # type: ignore[attr-defined]
+    return sum(answer.text.endswith(f"#### {row.number}") for answer, row in zip(answers, rows, strict=True))
+
+
+def report(what: str, correct: int, n: int) -> None:
+    """Print one line of JSON."""
+    low, high = stats.interval(correct, n, 0.05)
+    typer.echo(json.dumps({"what": what, "n": n, "exact_match": correct / n, "ci95": [round(low, 4), round(high, 4)]}))

@@ -1,0 +1,107 @@
+"""Exit statuses and findings of the command line, without an engine."""
+
+import json
+import sys
+
+import pytest
+
+from hileval import cli, declare
+from hileval.engines import EngineError
+from hilgate.model import Check, Outcome
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["hileval", *arguments])
+        monkeypatch.setenv("HILGATE_OUT", str(tmp_path))
+        with pytest.raises(SystemExit) as exited:
+            cli.run(cli.app)
+        findings = tmp_path / "findings.jsonl"
+        lines = findings.read_text().splitlines() if findings.exists() else []
+        return exited.value.code, capsys.readouterr(), [Check.model_validate(json.loads(line)) for line in lines]
+
+    return command
+
+
+@pytest.fixture
+def planted(monkeypatch, plant):
+    """Replace the measurement and the baseline with planted ones."""
+    good = [True] * 200
+
+    def use(correct, served=Outcome.PASS):
+        check = Check(id="pocket-hybrid/served-by-pagedkv", outcome=served, message="planted")
+        monkeypatch.setattr(cli, "measure", lambda *_: (plant.run(correct), check))
+        monkeypatch.setattr(cli.Baseline, "read", lambda _: plant.baseline(good))
+
+    return use
+
+
+def test_a_pass(run, planted, tmp_path):
+    planted([True] * 200)
+    code, output, findings = run("gate", "pocket-hybrid")
+    assert code == 0
+    assert [check.outcome for check in findings] == [Outcome.PASS] * 4
+    assert findings[2].id == "pocket-hybrid/accuracy"
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 200
+    assert "200/200 = 100.0%" in output.out
+
+
+@pytest.mark.parametrize(("lost", "code"), [(3, 6), (7, 1), (150, 1)])
+def test_inconclusive_and_fail(run, planted, lost, code):
+    planted([i >= lost for i in range(200)])
+    assert run("gate", "pocket-hybrid")[0] == code
+
+
+def test_another_backend_is_not_a_pass(run, planted):
+    planted([True] * 200, Outcome.DID_NOT_RUN)
+    assert run("gate", "pocket-hybrid")[0] == 4
+
+
+def test_a_dead_engine_leaves_a_finding_and_no_traceback(run, planted, monkeypatch, tmp_path):
+    planted([True] * 200)
+    (tmp_path / "samples.jsonl").write_text("stale\n")
+
+    def die(*_):
+        raise EngineError("starting vLLM failed: OSError: boom", where="pocket/hybrid", remedy="read the log")
+
+    monkeypatch.setattr(cli, "measure", die)
+    code, output, findings = run("gate", "pocket-hybrid")
+    assert code == 4
+    assert "Traceback" not in output.err
+    assert "boom" in output.err
+    assert [check.outcome for check in findings] == [Outcome.DID_NOT_RUN]
+    assert not (tmp_path / "samples.jsonl").exists()
+
+
+def test_misuse(run):
+    code, output, findings = run("gate", "poket-hybrid")
+    assert code == 2
+    assert "did you mean 'pocket-hybrid'?" in output.err
+    assert findings == []
+    assert run("gate", "pocket-hybrid", "--engine", "sglang")[0] == 2
+    assert run("baseline", "record", "pocket-hybrid")[0] == 2
+
+
+def test_a_missing_baseline_is_a_record_error(run, monkeypatch, tmp_path):
+    gate = declare.load_gates()["pocket-hybrid"].model_copy(update={"baseline": str(tmp_path / "none.json")})
+    monkeypatch.setattr(cli, "load_gates", lambda: {"pocket-hybrid": gate})
+    code, output, _ = run("gate", "pocket-hybrid")
+    assert code == 3
+    assert "no baseline" in output.err
+
+
+def test_missing_weights_cannot_run_here(run, monkeypatch, plant, tmp_path):
+    gate = declare.load_gates()["pocket-hybrid"].model_copy(update={"model": str(tmp_path)})
+    monkeypatch.setattr(cli, "load_gates", lambda: {"pocket-hybrid": gate})
+    monkeypatch.setattr(cli.Baseline, "read", lambda _: plant.baseline([True]))
+    code, output, findings = run("gate", "pocket-hybrid")
+    assert code == 5
+    assert "config.json is missing" in output.err
+    assert findings[0].outcome is Outcome.DID_NOT_RUN
+
+
+def test_list(run):
+    code, output, _ = run("gates")
+    assert code == 0
+    assert "pocket-hybrid" in output.out

@@ -1,0 +1,124 @@
+"""lm-eval's own task, prompts and filters around engines made of a dict."""
+
+import math
+
+import pytest
+
+from hileval.engines import Answer, EngineError
+from hileval.harness import ScoreError, evaluate, read_samples
+from hileval.pocket.cli import TEST_FILE
+from hileval.pocket.questions import read_jsonl
+from hileval.task import TaskError, resolve_task
+from hilgate.errors import Exit, NothingSelectedError
+
+KNOWN = {f"Question: {row.question}\nAnswer:": row for row in read_jsonl(TEST_FILE)}
+
+
+class Canned:
+    """Answers from the file; `spoil` changes some."""
+
+    name = "canned"
+
+    def __init__(self, spoil=None):
+        self.spoil = spoil or {}
+
+    def answer(self, prompts, *, stop, **_):
+        assert "Question:" in stop
+        return [self.spoil.get(i, Answer(f" {KNOWN[p].answer}", "stop", 17, 0)) for i, p in enumerate(prompts)]
+
+    def attention_layers(self):
+        return None
+
+
+def test_right_wrong_and_broken_answers_are_told_apart(gate):
+    """Question 0 wrong, 1 empty, 2 right by the last number only."""
+    row = list(KNOWN.values())[2]
+    spoil = {
+        0: Answer(" 1 + 1 = 2\n#### 99", "stop", 9, 0),
+        1: Answer("", "stop", 1, 0),
+        2: Answer(f" It is {row.number}", "length", 32, 2),
+    }
+    run, _ = evaluate(gate, lambda: Canned(spoil), limit=5)
+    assert [s.strict_correct for s in run.samples] == [False, False, False, True, True]
+    assert [s.flexible_correct for s in run.samples] == [False, False, True, True, True]
+    assert run.samples[0].strict == "99"
+    assert run.samples[1].strict == "[invalid]"
+    assert [[f.value for f in s.flags] for s in run.samples[1:3]] == [["empty"], ["truncated", "non-finite"]]
+    assert [s.target for s in run.samples] == [str(row.number) for row in list(KNOWN.values())[:5]]
+
+
+def test_identity_and_hashes_do_not_depend_on_the_answers(gate):
+    one, _ = evaluate(gate, Canned, limit=2)
+    two, _ = evaluate(gate, lambda: Canned({0: Answer("no", "stop", 1, 0)}), limit=3)
+    assert one.identity == two.identity
+    assert [s.prompt_hash for s in one.samples] == [s.prompt_hash for s in two.samples[:2]]
+    assert "/" not in one.identity.model.removeprefix("pocket/")
+
+
+def test_an_engine_error_is_an_error_and_not_a_wrong_answer(gate):
+    class Dead(Canned):
+        def answer(self, *_, **__):
+            raise EngineError("the engine died", where="here", remedy="look")
+
+    with pytest.raises(EngineError, match="died") as caught:
+        evaluate(gate, Dead, limit=2)
+    assert caught.value.exit_status is Exit.NOTHING_RAN
+
+
+def test_too_few_answers_are_an_error(gate):
+    class Forgetful(Canned):
+        def answer(self, prompts, **kwargs):
+            return super().answer(prompts, **kwargs)[:-1]
+
+    with pytest.raises(ScoreError, match="lm-eval stopped"):
+        evaluate(gate, Forgetful, limit=2)
+
+
+def test_no_questions(gate):
+    with pytest.raises(NothingSelectedError):
+        evaluate(gate, Canned, limit=0)
+
+
+def test_more_questions_than_the_data_holds(gate):
+    with pytest.raises(ScoreError, match="400 strict and 400 flexible"):
+        evaluate(gate.model_copy(update={"questions": 401}), Canned)
+
+
+@pytest.mark.parametrize("score", [math.nan, 0.5, None, "1"])
+def test_a_score_that_is_neither_0_nor_1_is_refused(score):
+    record = {"doc_id": 0, "doc_hash": "a", "prompt_hash": "p", "doc": {"question": "q"}, "target": "#### 1"}
+    record |= {"filtered_resps": ["1"], "exact_match": score}
+    records = [record | {"filter": name} for name in ("strict-match", "flexible-extract")]
+    with pytest.raises(ScoreError, match="not 0 or 1"):
+        read_samples(records, {"p": Answer(" 1", "stop", 2, 0)}, 1)
+
+
+def test_a_missing_filter_or_answer_is_refused():
+    record = {"doc_id": 0, "prompt_hash": "p", "filter": "strict-match", "exact_match": 1.0}
+    with pytest.raises(ScoreError, match="1 strict and 0 flexible"):
+        read_samples([record], {}, 1)
+    with pytest.raises(ScoreError, match="no answer"):
+        read_samples([record, record | {"filter": "flexible-extract"}], {}, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("task: x", "not a task"),
+        ("include: gsm8k/none.yaml\ntask: x\ndata: {test: pocket/data/test.jsonl}", "not a task"),
+        ("include: gsm8k/gsm8k.yaml\ntask: x\ndata: {test: pocket/data/none.jsonl}", "no data file"),
+        ("include: gsm8k/gsm8k.yaml\ntask: x\ndata: {train: pocket/data/test.jsonl}", "not a task"),
+        ("[", "not a task"),
+    ],
+)
+def test_a_wrong_task_file_is_named(tmp_path, text, why):
+    path = tmp_path / "task.yaml"
+    path.write_text(text)
+    with pytest.raises(TaskError, match=why):
+        resolve_task(path, 0)
+
+
+def test_examples_need_training_data_and_do_not_depend_on_the_subset(gate):
+    path = gate.path(gate.task)
+    with pytest.raises(TaskError, match=r"without data\.train"):
+        resolve_task(path, 5)
