@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _QUERY_LEN = {"copy": 512, "decode": 1, "extend": 512, "prefill": 512}
-"""Tokens of a sequence in one step of each phase. Extend and prefill differ in context, which is no compile-time matter."""
+"""Tokens of a sequence in one step of each phase. Extend and prefill differ in context alone: they compile alike."""
 
 
 def our_cases() -> list[Case]:
