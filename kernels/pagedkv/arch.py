@@ -22,22 +22,67 @@ class Arch:
     """32-bit registers of a compute unit, shared by the lanes of all its programs."""
     lanes: int
     """Lanes of a wave (warp)."""
+    operand_from_lds_rows: int
+    """Rows from which the matrix instruction takes K and V from LDS (wgmma: 64); otherwise they pass registers."""
     compute_units: int
     """Compute units (multiprocessors) of the device, for the number of split-KV partitions."""
 
 
+NEVER = 1 << 30
+
 ARCHES: dict[str, Arch] = {
     arch.name: arch
     for arch in (
-        # AMD CDNA2, CDNA3 and CDNA4 ISA documents: LDS of a workgroup, 512 unified VGPRs a lane, four SIMDs of 64 lanes.
+        # AMD CDNA2, CDNA3 and CDNA4 ISA documents: LDS of a workgroup, 512 unified VGPRs a lane, 4 SIMDs of 64 lanes.
         # Compute units: one die of an MI250X, an MI300X, an MI355X (vendor data sheets).
-        Arch("gfx90a", lds_bytes=65_536, registers=512, unit_registers=131_072, lanes=64, compute_units=110),
-        Arch("gfx942", lds_bytes=65_536, registers=512, unit_registers=131_072, lanes=64, compute_units=304),
-        Arch("gfx950", lds_bytes=163_840, registers=512, unit_registers=131_072, lanes=64, compute_units=256),
+        Arch(
+            "gfx90a",
+            lds_bytes=65_536,
+            registers=512,
+            unit_registers=131_072,
+            lanes=64,
+            operand_from_lds_rows=NEVER,
+            compute_units=110,
+        ),
+        Arch(
+            "gfx942",
+            lds_bytes=65_536,
+            registers=512,
+            unit_registers=131_072,
+            lanes=64,
+            operand_from_lds_rows=NEVER,
+            compute_units=304,
+        ),
+        Arch(
+            "gfx950",
+            lds_bytes=163_840,
+            registers=512,
+            unit_registers=131_072,
+            lanes=64,
+            operand_from_lds_rows=NEVER,
+            compute_units=256,
+        ),
         # CUDA C++ programming guide, compute capability 9.0; multiprocessors of an H200.
-        Arch("sm_90", lds_bytes=232_448, registers=255, unit_registers=65_536, lanes=32, compute_units=132),
-        # Triton's interpreter has neither LDS nor registers; what bounds it is host memory. One program at a time.
-        Arch("interpreter", lds_bytes=1 << 28, registers=1 << 26, unit_registers=1 << 26, lanes=1, compute_units=1),
+        Arch(
+            "sm_90",
+            lds_bytes=232_448,
+            registers=255,
+            unit_registers=65_536,
+            lanes=32,
+            operand_from_lds_rows=64,
+            compute_units=132,
+        ),
+        # Triton's interpreter has neither LDS nor registers, and one program at a time. These bounds keep tiles and
+        # scores under 2^20 elements, the most that Triton lets a tensor have.
+        Arch(
+            "interpreter",
+            lds_bytes=1 << 22,
+            registers=1 << 21,
+            unit_registers=1 << 21,
+            lanes=1,
+            operand_from_lds_rows=1,
+            compute_units=1,
+        ),
     )
 }
 """Every arch the kernels have tuning data for."""
@@ -67,47 +112,57 @@ def next_power_of_two(n: int) -> int:
 
 
 def tile_tokens(
-    arch: Arch, *, head_size: int, element_bytes: int, rows: int, waves: int, stages: int, occupancy: int, most: int
+    arch: Arch,
+    *,
+    head_size: int,
+    element_bytes: int,
+    rows: int,
+    waves: int,
+    stages: int,
+    occupancy: int,
+    most: int,
+    columns: int = 1,
 ) -> int:
-    """Return how many tokens of K and V one attention program holds at once: a power of two, at least 16.
+    """Return how many tokens of K and V one attention program holds at once.
+
+    It is a power of two and at least 16, the smallest matrix operand; 0 says that not even 16 fit.
 
     `occupancy` programs share a compute unit, so each may use that fraction of LDS and of registers. The two needs of a
-    program with `rows` query rows and a tile of `t` tokens of `d` channels (`d` padded to a power of two):
+    program with `rows` query rows and a tile of `t` columns of `d` channels (`d` padded to a power of two), in bytes:
 
-    * LDS: K and V tiles, once for every pipeline stage: `stages * 2 * t * d * element_bytes`.
-    * Registers, in bytes over all lanes: the fp32 accumulator and the rescaled one `2 * rows * d * 4`, scores and
-      probabilities `2 * rows * t * 4`, and one K and one V operand `2 * t * d * element_bytes`; 48 registers a lane are
-      left for addresses and loop state.
+    * LDS: K and V for each pipeline stage but the one in flight, and the weights on their way to the second product:
+      `(stages - 1) * 2 * t * d * e + rows * t * e` for elements of `e` bytes (what Triton 3.6 allocates on CDNA).
+    * Registers: accumulator `4 * rows * d`, query `e * rows * d`, scores and weights `8 * rows * t`, K and V in flight
+      `2 * t * d * e`, and one of them as operand of the matrix instruction: `t * d * e`, in each wave anew where waves
+      take different rows, and not at all where the instruction reads LDS. 64 registers a lane are left for addresses.
 
     Args:
         arch: Limits of the device.
         head_size: Channels of a head.
         element_bytes: Bytes of one cache element.
-        rows: Query rows of the program (tokens times heads).
+        rows: Query rows of the program (sequences times tokens times heads).
         waves: Waves of the program.
         stages: Pipeline stages that hold a K and a V tile in LDS.
         occupancy: Programs that shall fit a compute unit together.
         most: Where more is no longer faster (tuning data), at least 16.
-
-    Raises:
-        ValueError: if not even 16 tokens (the smallest matrix operand) fit.
+        columns: Columns of one token: KV heads times sequences of the program.
     """
     channels = next_power_of_two(head_size)
-    lds = arch.lds_bytes // occupancy
+    lds_bytes = arch.lds_bytes // occupancy
     lane_registers = min(arch.registers, arch.unit_registers // (occupancy * waves * arch.lanes))
-    register_bytes = (lane_registers - 48) * 4 * arch.lanes * waves
+    register_bytes = (lane_registers - 64) * 4 * arch.lanes * waves
+    copies = 0 if rows >= arch.operand_from_lds_rows else min(waves, rows // 16)
 
     def fits(tokens: int) -> bool:
-        tile = 2 * tokens * channels * element_bytes
-        need = 2 * rows * channels * 4 + 2 * rows * tokens * 4 + tile
-        return stages * tile <= lds and need <= register_bytes
+        t = tokens * columns
+        side = t * channels * element_bytes
+        lds = max(1, stages - 1) * 2 * side + rows * t * element_bytes
+        registers = rows * channels * (4 + element_bytes) + 8 * rows * t + (2 + copies) * side
+        return lds <= lds_bytes and registers <= register_bytes
 
     tokens = 16
     if not fits(tokens):
-        raise ValueError(
-            f"{rows} rows of {channels} channels with 16 tokens do not fit {arch.name} at occupancy {occupancy} with "
-            f"{waves} waves and {stages} stages; use fewer rows, fewer stages or more waves (pagedkv/tuning/{arch.name}.toml)"
-        )
+        return 0
     while tokens < most and fits(2 * tokens):
         tokens *= 2
     return tokens

@@ -2,14 +2,15 @@
 
     out[n, h, :] = softmax_p(scale * query[n, h, :] . K[p, h // GROUP, :]) V[p, h // GROUP, :]
 
-over the positions p that query n sees: `p <= position(n)` if causal, and `p > position(n) - sliding_window` with a window.
-Query t of a sequence stands at `seq_len - query_len + t`. The softmax is online (Milakov and Gimelshein, arXiv
+over the positions p that query n sees: `p <= position(n)` if causal, and `p > position(n) - sliding_window` with a
+window. Query t of a sequence stands at `seq_len - query_len + t`. The softmax is online (Milakov and Gimelshein, arXiv
 1805.02867) in base 2, accumulated in fp32.
 
-A program takes ROWS query rows (sequences x tokens x heads) and walks over tiles of TILE tokens x HEADS KV heads; a row and
-a column of another head or sequence do not see each other. On a GPU HEADS = SEQS = 1 and that costs nothing; under the
-interpreter, where an operation costs the same whatever its size, they make programs few and large. A tile may straddle
-blocks of any size. Tokens that no row of the program sees are not loaded, so their blocks may hold anything, NaN included.
+A program takes ROWS query rows (sequences x tokens x heads) and walks over tiles of TILE tokens x HEADS KV heads; a row
+and a column of another head or sequence do not see each other. On a GPU HEADS = SEQS = 1 and that costs nothing; under
+the interpreter, where an operation costs the same whatever its size, they make programs few and large. A tile may
+straddle blocks of any size. Tokens that no row of the program sees are not loaded, so their blocks may hold anything,
+NaN included.
 
 With SPLITS > 1 the tiles of a sequence are shared by that many programs, and `split_reduce` merges their results.
 """
@@ -74,6 +75,7 @@ def attention_kernel(
     WINDOWED: tl.constexpr,
     ALIGN: tl.constexpr,  # a power of two that divides every stride of the caches
 ):
+    """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, SPLITS]."""
     # Programs of neighbouring heads run together: in a token-first layout their rows are neighbours in memory.
     query_tile = tl.program_id(0) // HEAD_PROGRAMS
     first_head = tl.program_id(0) % HEAD_PROGRAMS * HEADS
@@ -81,6 +83,11 @@ def attention_kernel(
     if DECODE:
         first_seq = query_tile * SEQS
         first_token = 0
+        if SEQS == 1:
+            # A sequence without a query is padding of a captured graph: its length and its blocks mean nothing.
+            end = tl.load(query_start_loc + first_seq + 1)
+            if end == tl.load(query_start_loc + first_seq):
+                return
     else:
         first_seq = _sequence_of_tile(query_start_loc, query_tile, num_seqs, TOKENS, 128)
         if first_seq >= num_seqs:
@@ -94,36 +101,32 @@ def attention_kernel(
     row = tl.arange(0, ROWS)
     column = tl.arange(0, TILE * HEADS * SEQS)
     channel = tl.arange(0, PADDED)
-    # With one sequence these are scalars, with more they are vectors over rows and over columns.
+    # Sequence, lengths and bounds are scalars with one sequence in the program, else vectors: over rows, over columns.
     row_seq = first_seq + (row // PER_SEQ if SEQS > 1 else 0)
-    column_seq = first_seq + (column // (HEADS * TILE) if SEQS > 1 else 0)
-
-    row_start = tl.load(query_start_loc + row_seq, mask=row_seq < num_seqs, other=0)
-    row_end = tl.load(query_start_loc + row_seq + 1, mask=row_seq < num_seqs, other=0)
-    row_token = first_token + row % PER_SEQ // (GROUP * HEADS)
+    is_seq = row_seq < num_seqs
+    row_start = tl.load(query_start_loc + row_seq, mask=is_seq, other=0)
+    row_query_len = tl.load(query_start_loc + row_seq + 1, mask=is_seq, other=0) - row_start
+    row_token = 0 if DECODE else first_token + row // (GROUP * HEADS)
     row_head = first_head * GROUP + row % (GROUP * HEADS)
-    row_live = (row < SEQS * PER_SEQ) & (row_start + row_token < row_end)
-    row_seq_len = tl.load(seq_lens + row_seq, mask=row_seq < num_seqs, other=0)
-    position = row_seq_len - (row_end - row_start) + row_token
+    row_live = (row < SEQS * PER_SEQ) & (row_token < row_query_len)
 
-    # Tokens that some row of the program sees: kv_begin .. kv_end - 1, per sequence.
-    kv_end = tl.load(seq_lens + column_seq, mask=column_seq < num_seqs, other=0)
-    query_len = tl.load(query_start_loc + column_seq + 1, mask=column_seq < num_seqs, other=0) - tl.load(
-        query_start_loc + column_seq, mask=column_seq < num_seqs, other=0
-    )
-    kv_begin = 0
-    if WINDOWED:
-        kv_begin = tl.maximum(kv_end - query_len + first_token - window + 1, 0)
-    if CAUSAL:
-        kv_end = tl.minimum(kv_end, kv_end - query_len + first_token + TOKENS)
-    first_tile = kv_begin // TILE
-    end_tile = tl.cdiv(tl.maximum(kv_end, 0), TILE)
+    # Tokens that some row of the program sees: kv_begin .. kv_end - 1, per sequence. With a single query token that row
+    # sees all of them, and the causal mask and the window need no further test.
     if SEQS > 1:
-        end_tile = tl.max(end_tile, axis=0)
-        if WINDOWED:
-            first_tile = tl.min(first_tile, axis=0)
+        column_seq = first_seq + column // (HEADS * TILE)
+        start = tl.load(query_start_loc + column_seq, mask=column_seq < num_seqs, other=0)
+        is_seq = tl.load(query_start_loc + column_seq + 1, mask=column_seq < num_seqs, other=0) > start
+    else:
+        column_seq = row_seq
+    seq_len = tl.load(seq_lens + column_seq, mask=is_seq, other=0)
+    context_len = seq_len - (1 if DECODE else row_query_len)
+    kv_begin = tl.maximum(context_len + first_token - window + 1, 0) if WINDOWED else 0
+    kv_end = tl.minimum(seq_len, context_len + first_token + TOKENS) if CAUSAL and not DECODE else seq_len
+    first_tile = (tl.min(kv_begin, axis=0) if SEQS > 1 else kv_begin) // TILE if WINDOWED else 0
+    end_tile = ((tl.max(kv_end, axis=0) if SEQS > 1 else kv_end) + TILE - 1) // TILE
+    position = context_len + row_token
     if SPLITS > 1:
-        tiles = tl.cdiv(tl.maximum(end_tile - first_tile, 0), SPLITS)
+        tiles = (tl.maximum(end_tile - first_tile, 0) + SPLITS - 1) // SPLITS
         first_tile += split * tiles
         end_tile = tl.minimum(end_tile, first_tile + tiles)
 
@@ -144,8 +147,8 @@ def attention_kernel(
     value_head = (first_head + column_head) * stride_vc_head
 
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, PADDED], tl.float32)
+    total = tl.full([ROWS], 0.0, tl.float32)
+    acc = tl.full([ROWS, PADDED], 0.0, tl.float32)
     for tile in range(first_tile, end_tile):
         token = tile * TILE + column_token
         loaded = (token >= kv_begin) & (token < kv_end)
@@ -160,9 +163,9 @@ def attention_kernel(
         k = tl.load(key_cache + key_row[:, None] + channel[None, :], mask=mask, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2e
         seen = same & loaded[None, :]
-        if CAUSAL:
+        if CAUSAL and not DECODE:
             seen = seen & (token[None, :] <= position[:, None])
-        if WINDOWED:
+        if WINDOWED and not DECODE:
             seen = seen & (token[None, :] > position[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
         # A row that has seen nothing yet keeps the maximum -inf; -inf - -inf would be NaN.

@@ -136,7 +136,9 @@ def gather_kv_cache(
     checks.shape("token_to_seq", token_to_seq, (None,), "[n], the sequence of each output row")
     checks.at_most("token_to_seq", token_to_seq.shape[0], key.shape[0], "num_tokens of key")
     for name, tensor in (("key", key), ("value", value)):
-        checks.dtype(name, tensor, (key_cache.dtype,), "The gather copies; allocate the output in the dtype of the cache.")
+        checks.dtype(
+            name, tensor, (key_cache.dtype,), "The gather copies; allocate the output in the dtype of the cache."
+        )
         checks.dense(name, tensor)
     indices = {
         "block_table": block_table,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
-"""Whether `@triton.jit` made interpreted functions; Triton decides that when a kernel is defined, so it is read once."""
+"""Whether `@triton.jit` made interpreted functions. Triton decides when a kernel is defined, so it is read once."""
 
 
 def current() -> Arch:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TuningError(ValueError):
-    """A tuning file lacks a key, has an unknown one, or holds a value of the wrong type."""
+    """A tuning file lacks a key, has an unknown one, holds a wrong value, or asks for more than the arch has."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,21 @@ def power_of_two_divisor(n: int, most: int) -> int:
 def choose_splits(programs: int, max_tiles: int, *, units: int, per_unit: int, fewest_tiles: int) -> int:
     """Return into how many partitions the KV of every sequence is split.
 
-    Enough that `programs * splits` reaches `units * per_unit`, and no more than leaves `fewest_tiles` tiles to a partition
-    of the longest sequence. It depends on shapes and on the bound of the lengths alone, so a captured graph stays valid.
+    Enough that `programs * splits` reaches `units * per_unit`, and no more than leaves `fewest_tiles` tiles to a
+    partition of the longest sequence. It depends on shapes and on the bound of the lengths alone, so a captured graph
+    stays valid.
     """
     wanted = -(-units * per_unit // max(programs, 1))
     return max(1, min(wanted, max_tiles // fewest_tiles, 128))
+
+
+def _tile_and_stages(arch: Arch, data: Attention, **shape: int) -> tuple[int, int]:
+    """Return tile and stages: those wanted if 16 tokens fit, else with a lower occupancy, else with fewer stages."""
+    for stages in range(data.stages, 0, -1):
+        for occupancy in range(data.occupancy, 0, -1):
+            if tile := tile_tokens(arch, **shape, waves=data.waves, stages=stages, occupancy=occupancy):
+                return tile, stages
+    return 0, 0
 
 
 @functools.lru_cache(maxsize=4096)
@@ -147,25 +157,41 @@ def attention(
     max_kv_len: int,
     num_splits: int | None,
 ) -> AttentionLaunch:
-    """Return the launch of one paged-attention call; a pure function of shapes and of `tuning/<arch>.toml`."""
+    """Return the launch of one paged-attention call; a pure function of shapes and of `tuning/<arch>.toml`.
+
+    Raises:
+        TuningError: if the data ask for more registers or LDS than the arch has.
+    """
     decode = max_query_len == 1
     data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
     group = num_q_heads // num_kv_heads
     heads = power_of_two_divisor(num_kv_heads, data.heads)
     seqs = min(data.seqs, next_power_of_two(num_seqs)) if decode else 1
-    most_tokens = 1 if decode else max(1, data.rows // (group * heads))
-    tokens = min(most_tokens, next_power_of_two(max_query_len))
-    rows = max(16, next_power_of_two(tokens * seqs * group * heads))
-    tile = tile_tokens(
-        arch,
-        head_size=head_size,
-        element_bytes=element_bytes,
-        rows=rows,
-        waves=data.waves,
-        stages=data.stages,
-        occupancy=data.occupancy,
-        most=min(data.tokens, next_power_of_two(max_kv_len)),
-    )
+    tokens = 1 if decode else min(max(1, data.rows // (group * heads)), next_power_of_two(max_query_len))
+    while True:
+        rows = max(16, next_power_of_two(tokens * seqs * group * heads))
+        tile, stages = _tile_and_stages(
+            arch,
+            data,
+            rows=rows,
+            columns=heads * seqs,
+            head_size=head_size,
+            element_bytes=element_bytes,
+            most=min(data.tokens, next_power_of_two(max_kv_len)),
+        )
+        if tile:
+            break
+        if seqs > 1:
+            seqs //= 2
+        elif heads > 1:
+            heads //= 2
+        elif tokens > 1:
+            tokens //= 2
+        else:
+            raise TuningError(
+                f"pagedkv/tuning/{arch.name}.toml: {rows} rows of {head_size} channels and a tile of 16 tokens do not "
+                f"fit {arch.name} with {data}. Use more waves."
+            )
     if num_splits is None:
         programs = query_tiles(num_tokens, num_seqs, tokens, seqs, decode=decode) * (num_kv_heads // heads)
         num_splits = choose_splits(
@@ -175,14 +201,14 @@ def attention(
             per_unit=data.programs_per_unit,
             fewest_tiles=max(1, data.split_tokens // tile),
         )
-    return AttentionLaunch(tile, rows, tokens, seqs, heads, data.waves, data.stages, num_splits)
+    return AttentionLaunch(tile, rows, tokens, seqs, heads, data.waves, stages, num_splits)
 
 
 def query_tiles(num_tokens: int, num_seqs: int, tokens: int, seqs: int, *, decode: bool) -> int:
     """Return how many query tiles a launch needs without looking at the lengths.
 
-    In decode a program takes `seqs` sequences. Otherwise sequence `s` owns the tiles from `query_start[s] // tokens + s` on:
-    at least `ceil(query_len / tokens)` of them, whatever the lengths, and `num_tokens // tokens + num_seqs` in all.
+    In decode a program takes `seqs` sequences. Otherwise sequence `s` owns the tiles from
+    `query_start_loc[s] // tokens + s` on: at least `ceil(query_len / tokens)` of them whatever the lengths, and
+    `num_tokens // tokens + num_seqs` in all.
     """
     return -(-num_seqs // seqs) if decode else num_tokens // tokens + num_seqs
-

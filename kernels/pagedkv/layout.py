@@ -87,4 +87,5 @@ def describe(
             value = View(head_size, key.strides)
         case _:
             raise ValueError(f"got layout {name!r}; expected one of {', '.join(NAMES)}")
-    return Layout(name, shape, key, value, num_blocks * 2 * (side + padding) if name in {"nhd", "hnd"} else num_blocks * block)
+    sides = 2 if name in {"nhd", "hnd"} else 1
+    return Layout(name, shape, key, value, sides * num_blocks * block)

@@ -1,4 +1,4 @@
-"""The launcher of attention over the paged cache: checks, launch configuration, kernel, and the reduce of a split KV."""
+"""The launcher of attention over the paged cache: checks, launch configuration, kernel, reduce of a split KV."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def paged_attention(
     Fit for graph capture: it never waits for the device, and grid and scratch follow from shapes and from the two bounds.
 
     Args:
-        query: Queries of all sequences, one after the other, in the dtype of the cache; any strides, last dimension dense.
+        query: Queries of all sequences, one after the other, in the dtype of the cache; last dimension dense.
         key_cache: Logical view of the K side of the pool, any strides, last dimension dense.
         value_cache: Logical view of the V side of the pool, with strides of its own.
-        out: Result. Rows behind `query_start_loc[-1]` keep what they hold; a query that sees no token gets 0.
+        out: Result. Rows behind `query_start_loc[-1]` are left alone; a query that sees no token gets 0.
         block_table: Block ids of each sequence. Entries outside the visible tokens are not looked up.
         seq_lens: Tokens of each sequence in the cache, those of this step included.
         query_start_loc: Where the queries of each sequence begin in `query`.
@@ -65,7 +65,9 @@ def paged_attention(
     num_seqs = _check(query, key_cache, value_cache, out, block_table, seq_lens, query_start_loc)
     _check_options(max_query_len, max_seq_len, causal=causal, sliding_window=sliding_window, num_splits=num_splits)
     if debug:
-        _check_values(key_cache, block_table, seq_lens, query_start_loc, query, max_query_len, max_seq_len, sliding_window)
+        _check_values(
+            key_cache, block_table, seq_lens, query_start_loc, query, max_query_len, max_seq_len, sliding_window
+        )
     num_tokens, num_q_heads, head_size = query.shape
     _, block_size, num_kv_heads, _ = key_cache.shape
     if num_tokens == 0 or num_seqs == 0:
@@ -180,7 +182,7 @@ def _check(
         checks.dense(name, tensor)
     if INTERPRETED and query.dtype == torch.bfloat16:
         # Triton 3.6 to 3.9 interpret bf16 arithmetic on the bit patterns.
-        checks.dtype("query", query, (torch.float32, torch.float16), "Triton's interpreter computes bf16 wrongly; use a GPU.")
+        checks.dtype("query", query, (torch.float32, torch.float16), "Triton's interpreter computes bf16 wrongly.")
     index = {"block_table": block_table, "seq_lens": seq_lens, "query_start_loc": query_start_loc}
     checks.indices(index)
     checks.device(("key_cache", key_cache), {"query": query, "out": out, **index})
@@ -201,7 +203,9 @@ def _check_options(
             remedy="Pass None for full attention; a window without a causal mask is not defined here.",
         )
     if num_splits is not None and num_splits < 1:
-        raise SplitError("num_splits", got=num_splits, expected="None or >= 1", remedy="Pass None to let tuning decide.")
+        raise SplitError(
+            "num_splits", got=num_splits, expected="None or >= 1", remedy="Pass None to let tuning decide."
+        )
 
 
 def _check_values(

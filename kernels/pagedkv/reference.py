@@ -28,7 +28,7 @@ def write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, sl
 
 
 def context(cache: Tensor, block_row: Tensor, start: int, end: int) -> Tensor:
-    """Return the rows `start .. end - 1` of a sequence whose blocks are `block_row`: `[end - start, num_kv_heads, d]`."""
+    """Return the rows `start .. end - 1` of the sequence in `block_row`: `[end - start, num_kv_heads, head_size]`."""
     block_size = cache.shape[1]
     rows = [cache[int(block_row[p // block_size]), p % block_size] for p in range(start, end)]
     return torch.stack(rows) if rows else cache.new_empty((0, *cache.shape[2:]))
@@ -44,7 +44,7 @@ def gather(
     token_to_seq: Tensor,
     seq_starts: Tensor,
 ) -> None:
-    """Fill `key[n]`, `value[n]` (`[num_tokens, num_kv_heads, head_size]`) for each n of `token_to_seq` from the cache."""
+    """Fill rows n < len(token_to_seq) of `key` and `value`, `[num_tokens, num_kv_heads, head_size]`, from the cache."""
     for n, seq in enumerate(token_to_seq.tolist()):
         position = n - int(cu_seq_lens[seq]) + int(seq_starts[seq])
         key[n] = context(key_cache, block_table[seq], position, position + 1)[0]
@@ -65,9 +65,9 @@ def attention(
 ) -> Tensor:
     """Return softmax(scale * Q K^T) V for every query token, in float64 on the CPU.
 
-    Query token t of a sequence stands at position `seq_len - query_len + t`. It sees positions up to its own (causal) or
-    all of the sequence, and with a window w of those only the last w, its own included. A query that sees nothing gets 0.
-    Rows of `query` beyond `query_start_loc[-1]` are NaN in the result: they have no answer.
+    Query token t of a sequence stands at position `seq_len - query_len + t`. It sees positions up to its own (causal)
+    or all of the sequence, and with a window w of those only the last w, its own included. A query that sees nothing
+    gets 0. Rows of `query` beyond `query_start_loc[-1]` are NaN in the result: they have no answer.
 
     Args:
         query: `[num_tokens, num_q_heads, head_size]`.

@@ -26,6 +26,7 @@ def reduce_kernel(
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,  # (token, head) rows of a program
 ):
+    """Merge SPLITS partial results of each of ROWS rows; grid [ceil(num_tokens * NUM_HEADS / ROWS)]."""
     # Rows behind the last sequence (padding of a captured graph) have no partial results and keep what `out` holds.
     num_rows = tl.load(query_start_loc + num_seqs).to(tl.int64) * NUM_HEADS
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

@@ -1,0 +1,122 @@
+"""What CI promises to support: one list, as data, for the tests and for the code-object audit.
+
+The block sizes are those engines really choose: 16 by default; 544, 784, 1056 and 2048 where the attention page of a
+hybrid model is rounded up to its Mamba state (Qwen3-Next, Qwen3.5, Jamba); 48 as the smallest that is no power of two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from .layout import Name
+
+Op = Literal["write", "gather", "attention"]
+Phase = Literal["copy", "decode", "extend", "prefill"]
+Dtype = Literal["float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One promised case of one operation."""
+
+    op: Op
+    phase: Phase
+    """`copy` for write and gather. Of attention: one query token a sequence, several with context, several without."""
+    dtype: Dtype
+    num_q_heads: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    layout: Name
+    window: int | None = None
+    """Sliding window in tokens."""
+    causal: bool = True
+    splits: int | None = None
+    """Split-KV partitions; None lets the tuning data decide."""
+
+    @property
+    def id(self) -> str:
+        """A name to paste back: op-phase-dtype-heads-head_size-block_size-layout and what is special."""
+        special = [f"w{self.window}"] if self.window else []
+        special += [] if self.causal else ["full"]
+        special += [f"s{self.splits}"] if self.splits else []
+        name = (
+            f"{self.op}-{self.phase}-{self.dtype}-q{self.num_q_heads}kv{self.num_kv_heads}"
+            f"-d{self.head_size}-bs{self.block_size}-{self.layout}"
+        )
+        return "-".join([name, *special])
+
+
+def _copies(op: Op) -> tuple[Configuration, ...]:
+    return tuple(
+        Configuration(op, "copy", dtype, heads, heads, head_size, block_size, layout)
+        for dtype, heads, head_size, block_size, layout in (
+            ("float16", 2, 80, 784, "interleaved"),
+            ("bfloat16", 2, 128, 784, "interleaved"),
+            ("bfloat16", 8, 128, 16, "packed"),
+            ("bfloat16", 4, 256, 544, "interleaved"),
+            ("float16", 3, 96, 48, "hnd"),
+            ("float32", 1, 40, 16, "nhd"),
+            ("bfloat16", 1, 64, 2048, "interleaved"),
+            ("float16", 5, 192, 1056, "packed"),
+            ("float32", 8, 64, 16, "nhd"),
+        )
+    )
+
+
+def _attention(phase: Phase) -> tuple[Configuration, ...]:
+    return tuple(
+        Configuration("attention", phase, dtype, q_heads, kv_heads, head_size, block_size, layout)
+        for dtype, q_heads, kv_heads, head_size, block_size, layout in (
+            ("float16", 16, 2, 256, 544, "interleaved"),
+            ("bfloat16", 16, 2, 256, 544, "interleaved"),
+            ("bfloat16", 32, 8, 128, 16, "nhd"),
+            ("bfloat16", 32, 8, 128, 784, "interleaved"),
+            ("float16", 6, 2, 80, 48, "packed"),
+            ("float16", 8, 8, 64, 2048, "interleaved"),
+            ("float32", 7, 1, 96, 16, "hnd"),
+            ("float32", 4, 2, 160, 1056, "interleaved"),
+            ("float16", 10, 2, 112, 784, "interleaved"),
+            ("bfloat16", 24, 8, 192, 16, "packed"),
+            ("float32", 4, 4, 40, 16, "nhd"),
+            ("float16", 3, 3, 32, 48, "nhd"),
+        )
+    )
+
+
+def _special() -> tuple[Configuration, ...]:
+    def case(phase: Phase, dtype: Dtype, block_size: int, layout: Name, **more: int | bool) -> Configuration:
+        return Configuration("attention", phase, dtype, 8, 2, 64, block_size, layout, **more)  # type: ignore[arg-type]
+
+    return (
+        case("decode", "float16", 48, "interleaved", window=50),
+        case("extend", "float32", 48, "interleaved", window=50),
+        case("extend", "bfloat16", 16, "packed", window=33),
+        case("decode", "bfloat16", 784, "interleaved", window=100),
+        case("prefill", "float32", 16, "nhd", window=7),
+        case("decode", "float32", 16, "interleaved", splits=5),
+        case("decode", "bfloat16", 784, "interleaved", splits=7),
+        case("extend", "float16", 48, "packed", splits=3),
+        case("decode", "float16", 48, "packed", window=50, splits=3),
+        case("prefill", "float32", 48, "packed", causal=False),
+        case("extend", "bfloat16", 16, "nhd", causal=False),
+        case("decode", "float16", 784, "interleaved", causal=False),
+    )
+
+
+CONFIGURATIONS: tuple[Configuration, ...] = (
+    *_copies("write"),
+    *_copies("gather"),
+    *_attention("decode"),
+    *_attention("extend"),
+    *_attention("prefill"),
+    *_special(),
+)
+"""Every promised case."""
+
+
+def promised(op: Op) -> tuple[Configuration, ...]:
+    """Return the promised cases of one operation."""
+    return tuple(c for c in CONFIGURATIONS if c.op == op)

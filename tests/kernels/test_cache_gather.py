@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from pools import batch, same_bits
+
+from pagedkv import reference
+from pagedkv.cache_gather import gather_kv_cache
+from pagedkv.configurations import promised
+
+pytestmark = pytest.mark.device
+
+
+def gather_arguments(starts: list[int], counts: list[int], device: str) -> dict[str, torch.Tensor]:
+    counted = torch.tensor(counts)
+    arguments = {
+        "cu_seq_lens": torch.tensor([0, *counts]).cumsum(0),
+        "token_to_seq": torch.arange(len(counts)).repeat_interleave(counted),
+        "seq_starts": torch.tensor(starts),
+    }
+    return {name: tensor.int().to(device) for name, tensor in arguments.items()}
+
+
+def outputs(num_tokens: int, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V outputs that share one tensor: their token stride is twice the dense one."""
+    both = torch.full((num_tokens, 2, *cache.shape[2:]), float("nan"), dtype=cache.dtype, device=cache.device)
+    return both[:, 0], both[:, 1]
+
+
+@pytest.mark.parametrize("case", promised("gather"), ids=lambda c: c.id)
+def test_gather_kv_cache(case, device):
+    starts, counts = [0, 5, case.block_size - 1, 3], [17, 1, case.block_size + 2, 0]
+    data = batch(
+        layout_name=case.layout,
+        dtype=case.dtype,
+        device=device,
+        num_q_heads=case.num_kv_heads,
+        num_kv_heads=case.num_kv_heads,
+        head_size=case.head_size,
+        block_size=case.block_size,
+        query_lens=[1, 1, 1, 1],
+        seq_lens=[start + count for start, count in zip(starts, counts, strict=True)],
+    )
+    arguments = gather_arguments(starts, counts, device)
+    total = sum(counts)
+    key, value = outputs(total + 3, data.pool.key)
+    expected_key, expected_value = outputs(total + 3, data.pool.key)
+    gather_kv_cache(data.pool.key, data.pool.value, key, value, data.block_table, **arguments, debug=True)
+    reference.gather(data.pool.key, data.pool.value, expected_key, expected_value, data.block_table, **arguments)
+    assert same_bits(key, expected_key)
+    assert same_bits(value, expected_value)
+    assert key[:total].isfinite().all()
+    assert key[total:].isnan().all(), "rows behind the last token were written"
+
+
+def test_gather_kv_cache_leaves_positions_without_a_block(device):
+    """A row of the block table is not read beyond its end: the next row is another sequence."""
+    data = batch(
+        layout_name="nhd",
+        dtype="float32",
+        device=device,
+        num_q_heads=1,
+        num_kv_heads=1,
+        head_size=32,
+        block_size=16,
+        query_lens=[1, 1],
+        seq_lens=[16, 16],
+    )
+    key, value = outputs(20, data.pool.key)
+    arguments = gather_arguments([0, 0], [20, 0], device)
+    gather_kv_cache(data.pool.key, data.pool.value, key, value, data.block_table, **arguments)
+    assert key[:16].isfinite().all()
+    assert key[16:].isnan().all()
+
+
+def test_gather_kv_cache_beyond_int32(far_pool):
+    """Block 4 lies 2^32 elements behind block 0; 32-bit offsets would wrap into block 0, which holds NaN."""
+    key_cache, value_cache = far_pool
+    key_cache[4], value_cache[4] = 3.0, 5.0
+    key, value = outputs(16, key_cache)
+    table = torch.tensor([[4]], dtype=torch.int32, device=key_cache.device)
+    arguments = gather_arguments([0], [16], key_cache.device)
+    gather_kv_cache(key_cache, value_cache, key, value, table, **arguments, debug=True)
+    assert (key == 3.0).all()
+    assert (value == 5.0).all()

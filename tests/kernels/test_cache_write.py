@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from pools import pool, same_bits
+
+from pagedkv import reference
+from pagedkv.cache_write import write_kv_cache
+from pagedkv.configurations import promised
+
+pytestmark = pytest.mark.device
+
+
+def tokens(count: int, heads: int, head_size: int, dtype: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V as the slices of a fused QKV projection: token stride 3 times the dense one."""
+    fused = torch.randn(count, 3, heads, head_size).to(device, getattr(torch, dtype))
+    return fused[:, 1], fused[:, 2]
+
+
+def permuted_slots(count: int, num_slots: int, device: str) -> torch.Tensor:
+    return torch.randperm(num_slots)[:count].to(device)
+
+
+@pytest.mark.parametrize("case", promised("write"), ids=lambda c: c.id)
+def test_write_kv_cache(case, device):
+    torch.manual_seed(case.head_size)
+    shape = (7, case.block_size, case.num_kv_heads, case.head_size)
+    got = pool(case.layout, shape, case.dtype, device)
+    expected = got.clone()
+    key, value = tokens(37, case.num_kv_heads, case.head_size, case.dtype, device)
+    slots = permuted_slots(37, 7 * case.block_size, device)
+    slots[::5] = -1
+    write_kv_cache(key, value, got.key, got.value, slots, debug=True)
+    reference.write(key, value, expected.key, expected.value, slots)
+    assert same_bits(got.storage, expected.storage)
+    assert got.key.isfinite().sum() == (slots >= 0).sum() * case.num_kv_heads * case.head_size
+
+
+def test_write_kv_cache_with_fewer_slots_than_tokens(device):
+    got = pool("packed", (3, 16, 2, 64), "float16", device)
+    key, value = tokens(9, 2, 64, "float16", device)
+    write_kv_cache(key, value, got.key, got.value, permuted_slots(4, 48, device))
+    assert got.value.isfinite().sum() == 4 * 2 * 64
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_write_kv_cache_of_nothing(count, device):
+    got = pool("nhd", (2, 16, 1, 32), "float32", device)
+    key, value = tokens(count, 1, 32, "float32", device)
+    write_kv_cache(key, value, got.key, got.value, torch.full((count,), -1, device=device))
+    assert got.storage.isnan().all()
+
+
+def test_write_kv_cache_with_strides_of_its_own_for_v(device):
+    """K token-first, V head-first: a kernel that reuses K's strides for V fails."""
+    key_side = pool("nhd", (4, 16, 3, 48), "float32", device)
+    value_side = pool("hnd", (4, 16, 3, 48), "float32", device, padding=8)
+    key, value = tokens(20, 3, 48, "float32", device)
+    slots = permuted_slots(20, 64, device)
+    write_kv_cache(key, value, key_side.key, value_side.value, slots)
+    assert torch.equal(key_side.key[slots // 16, slots % 16], key)
+    assert torch.equal(value_side.value[slots // 16, slots % 16], value)
+    assert key_side.value.isnan().all()
+    assert value_side.key.isnan().all()
+
+
+def test_write_kv_cache_beyond_int32(far_pool):
+    """Block 4 lies 2^32 elements behind block 0; 32-bit offsets would wrap into block 0."""
+    key_cache, value_cache = far_pool
+    key, value = tokens(3, 2, 32, "float16", key_cache.device)
+    slots = torch.tensor([4 * 16, 4 * 16 + 7, 15], device=key_cache.device)
+    write_kv_cache(key, value, key_cache, value_cache, slots, debug=True)
+    for cache, source in ((key_cache, key), (value_cache, value)):
+        assert torch.equal(cache[4, [0, 7]], source[:2])
+        assert torch.equal(cache[0, 15], source[2])
+        assert cache[0, :15].isnan().all()

@@ -1,0 +1,166 @@
+"""Layouts, slots, tile sizes and launches are pure integers; properties hold for all of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagedkv import launch, layout, slots
+from pagedkv.arch import ARCHES, UnsupportedArchError, limits, next_power_of_two, tile_tokens
+from pagedkv.configurations import CONFIGURATIONS
+
+extents = st.tuples(*(st.integers(1, most) for most in (4, 5, 3, 4)))
+GPUS = [name for name in ARCHES if name != "interpreter"]
+
+
+@given(st.sampled_from(layout.NAMES), extents, st.integers(0, 5))
+def test_a_layout_gives_every_channel_an_element_of_its_own(name, shape, padding):
+    plan = layout.describe(name, *shape, padding=padding)
+    cells = list(itertools.product(*map(range, shape)))
+    elements = [view.element(*cell) for view in (plan.key, plan.value) for cell in cells]
+    assert len(set(elements)) == 2 * len(cells)
+    assert 0 <= min(elements)
+    assert max(elements) < plan.elements
+    assert plan.key.strides[3] == plan.value.strides[3] == 1
+
+
+def test_layouts_of_the_field():
+    """Strides (block, token, head, channel) and V's offset, worked out by hand for 10 blocks of 16 x 2 x 64."""
+    known = {
+        "nhd": ((2048, 128, 64, 1), 20480),
+        "hnd": ((2048, 64, 1024, 1), 20480),
+        "interleaved": ((4096, 128, 64, 1), 2048),
+        "packed": ((4096, 128, 2048, 1), 64),
+    }
+    for name, (strides, offset) in known.items():
+        plan = layout.describe(name, 10, 16, 2, 64)
+        assert (plan.key.offset, plan.key.strides) == (0, strides)
+        assert (plan.value.offset, plan.value.strides) == (offset, strides)
+
+
+@pytest.mark.parametrize("wrong", [("x-packed", 1, 1, 1, 1), ("nhd", 0, 16, 1, 32)], ids=["name", "extent"])
+def test_a_layout_that_does_not_exist(wrong):
+    with pytest.raises(ValueError, match="expected"):
+        layout.describe(*wrong)
+
+
+@given(st.integers(0, 2**40), st.integers(1, 4096))
+def test_slot_round_trip(slot, block_size):
+    assert slots.to_slot(*slots.from_slot(slot, block_size), block_size) == slot
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5, unique=True), st.integers(1, 40), st.data())
+def test_slot_mapping_is_injective(blocks, block_size, data):
+    first = data.draw(st.integers(0, len(blocks) * block_size))
+    count = data.draw(st.integers(0, len(blocks) * block_size - first))
+    mapping = slots.slot_mapping(blocks, first, count, block_size)
+    assert len(set(mapping)) == count
+    assert [slots.from_slot(s, block_size) for s in mapping] == [
+        (blocks[p // block_size], p % block_size) for p in range(first, first + count)
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: slots.from_slot(-1, 16),
+        lambda: slots.to_slot(0, 16, 16),
+        lambda: slots.to_slot(-1, 0, 16),
+        lambda: slots.slot_mapping([4], 10, 7, 16),
+    ],
+    ids=["negative slot", "token beyond block", "negative block", "row too short"],
+)
+def test_slots_that_do_not_exist(wrong):
+    with pytest.raises(IndexError):
+        wrong()
+
+
+@given(
+    st.sampled_from(GPUS),
+    st.integers(4, 32).map(lambda n: 8 * n),
+    st.sampled_from([2, 4]),
+    st.sampled_from([16, 32, 64]),
+    st.sampled_from([4, 8]),
+    st.integers(1, 3),
+)
+def test_a_tile_is_the_largest_that_fits(arch, head_size, element_bytes, rows, waves, stages):
+    unit = limits(arch)
+    shape = {"head_size": head_size, "element_bytes": element_bytes, "rows": rows, "waves": waves, "stages": stages}
+    tile = tile_tokens(unit, **shape, occupancy=1, most=1 << 20)
+    assert tile == 0 or (tile >= 16 and tile & (tile - 1) == 0)
+    assert tile == 0 or tile_tokens(unit, **shape, occupancy=1, most=tile) == tile
+
+    def lds(tokens: int) -> int:
+        return max(1, stages - 1) * 2 * tokens * next_power_of_two(head_size) * element_bytes
+
+    def accumulator_registers() -> float:
+        return rows * next_power_of_two(head_size) / (waves * unit.lanes)
+
+    assert lds(tile) <= unit.lds_bytes
+    assert tile == 0 or accumulator_registers() < unit.registers
+    if rows == 16:
+        # With few rows LDS is what binds; a tile four times as large must not fit.
+        assert lds(4 * max(tile, 16)) > min(unit.lds_bytes, 4 * unit.lanes * waves * unit.registers // 4)
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("case", [c for c in CONFIGURATIONS if c.op == "attention"], ids=lambda c: c.id)
+def test_every_promised_case_has_a_launch(arch, case):
+    chosen = launch.attention(
+        limits(arch),
+        head_size=case.head_size,
+        element_bytes=4 if case.dtype == "float32" else 2,
+        num_q_heads=case.num_q_heads,
+        num_kv_heads=case.num_kv_heads,
+        num_tokens=64,
+        num_seqs=64 if case.phase == "decode" else 2,
+        max_query_len=1 if case.phase == "decode" else 40,
+        max_kv_len=8192,
+        num_splits=case.splits,
+    )
+    assert chosen.tile >= 16
+    assert case.num_kv_heads % chosen.heads == 0
+    assert chosen.rows >= chosen.tokens * chosen.seqs * chosen.heads * case.num_q_heads // case.num_kv_heads
+    assert chosen.splits == case.splits or case.splits is None
+
+
+@given(st.lists(st.integers(0, 70), min_size=1, max_size=30), st.sampled_from([1, 2, 4, 16]), st.integers(0, 9))
+def test_query_tiles_cover_every_query_once(query_lens, tokens, padding):
+    starts = [0, *itertools.accumulate(query_lens)]
+    first = [start // tokens + seq for seq, start in enumerate(starts)]
+    assert first[-1] <= launch.query_tiles(starts[-1] + padding, len(query_lens), tokens, 1, decode=False)
+    for seq, query_len in enumerate(query_lens):
+        assert first[seq + 1] - first[seq] >= -(-query_len // tokens)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 5_000), st.integers(1, 304), st.integers(1, 8), st.integers(1, 16))
+def test_splits_never_exceed_what_there_is_to_split(programs, max_tiles, units, per_unit, fewest):
+    splits = launch.choose_splits(programs, max_tiles, units=units, per_unit=per_unit, fewest_tiles=fewest)
+    assert splits == 1 or splits * fewest <= max_tiles
+    assert splits == 1 or programs * (splits - 1) < units * per_unit
+
+
+def test_an_arch_without_data():
+    with pytest.raises(UnsupportedArchError, match=r"tuning/gfx1100\.toml"):
+        launch.tuning("gfx1100")
+
+
+ROWS = "rows = 1\nwaves = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[write", "t.toml"),
+        (f"[write]\n{ROWS}", "expected exactly"),
+        (f"[write]\n{ROWS}wave = 2\n[gather]\n[reduce]\n[decode]\n[prefill]\n", "expected exactly the keys"),
+        ("[write]\nrows = 0\nwaves = 1\n[gather]\n[reduce]\n[decode]\n[prefill]\n", "integers >= 1"),
+    ],
+    ids=["not toml", "missing table", "unknown key", "zero"],
+)
+def test_a_wrong_tuning_file(text, message):
+    with pytest.raises(launch.TuningError, match=message):
+        launch.parse(text, "t.toml")

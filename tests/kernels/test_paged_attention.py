@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from pools import batch, same_bits
+from tolerances import ROW_RELATIVE
+
+from pagedkv import reference
+from pagedkv.configurations import promised
+from pagedkv.device import INTERPRETED
+from pagedkv.paged_attention import paged_attention
+
+pytestmark = pytest.mark.device
+
+
+def lengths(phase: str, block_size: int) -> tuple[list[int], list[int]]:
+    """Query and sequence lengths: around the ends of blocks and tiles, and a sequence that is padding."""
+    match phase:
+        case "decode":
+            seq_lens = [1, block_size, block_size + 1, 37, 260]
+            return [1] * len(seq_lens), seq_lens
+        case "extend":
+            return [5, 1, 33, 0], [block_size + 3, 70, 33, 0]
+        case _:
+            return [1, 50, 17], [1, 50, 17]
+
+
+def attend(data, *, scale=None, **options) -> torch.Tensor:
+    out = torch.full_like(data.query, float("nan"))
+    paged_attention(
+        data.query,
+        data.pool.key,
+        data.pool.value,
+        out,
+        **data.metadata,
+        max_query_len=data.max_query_len,
+        max_seq_len=data.max_seq_len,
+        scale=data.query.shape[-1] ** -0.5 if scale is None else scale,
+        **options,
+    )
+    return out
+
+
+def expected(data, *, scale=None, **options) -> torch.Tensor:
+    scale = data.query.shape[-1] ** -0.5 if scale is None else scale
+    return reference.attention(data.query, data.pool.key, data.pool.value, **data.metadata, scale=scale, **options)
+
+
+def check(out: torch.Tensor, golden: torch.Tensor, record) -> None:
+    """Every row within the tolerance of its dtype; a row of zeros exactly zero; NaN nowhere."""
+    dtype = str(out.dtype).removeprefix("torch.")
+    error = out.double().cpu() - golden
+    record("max_abs_err", error.abs().max().item())
+    rows, norms = error.norm(dim=-1), golden.norm(dim=-1)
+    relative = torch.where(norms > 0, rows / norms, torch.where(rows > 0, float("inf"), 0.0))
+    record("max_row_relative_err", relative.max().item())
+    bound = ROW_RELATIVE["attention", dtype]
+    wrong = ~(relative <= bound)
+    assert not wrong.any(), (
+        f"{int(wrong.sum())} of {wrong.numel()} (token, head) rows are off by more than {bound:.1e} of their norm; first: "
+        f"(token, head) = {wrong.nonzero()[:5].tolist()}, off by {relative[wrong][:5].tolist()}"
+    )
+
+
+def data_for(case, device):
+    query_lens, seq_lens = lengths(case.phase, case.block_size)
+    return batch(
+        layout_name=case.layout,
+        dtype=case.dtype,
+        device=device,
+        num_q_heads=case.num_q_heads,
+        num_kv_heads=case.num_kv_heads,
+        head_size=case.head_size,
+        block_size=case.block_size,
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+        window=case.window,
+    )
+
+
+# Triton's interpreter computes bf16 on the bit patterns, so there the launcher refuses it (test_errors.py).
+CASES = [case for case in promised("attention") if not (INTERPRETED and case.dtype == "bfloat16")]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+def test_paged_attention(case, device, record_property):
+    data = data_for(case, device)
+    options = {"causal": case.causal, "sliding_window": case.window}
+    out = attend(data, **options, num_splits=case.splits, debug=True)
+    check(out, expected(data, **options), record_property)
+
+
+def small(device, query_lens, seq_lens, **more):
+    shape = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 64, "block_size": 16, "layout_name": "interleaved"}
+    return batch(device=device, query_lens=query_lens, seq_lens=seq_lens, **(shape | {"dtype": "float32"} | more))
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_paged_attention_leaves_padding_rows_alone(splits, device):
+    """A captured graph pads: tokens behind the last sequence, and sequences without a query but with stale lengths."""
+    data = small(device, [1, 1, 0], [40, 9, 25])
+    data.query = torch.cat([data.query, data.query.new_full((2, 4, 64), float("nan"))])
+    out = attend(data, num_splits=splits)
+    assert out[:2].isfinite().all()
+    assert out[2:].isnan().all()
+
+
+def test_paged_attention_of_a_query_that_sees_nothing(device):
+    data = small(device, [2, 3], [0, 20])
+    out = attend(data, causal=False)
+    assert (out[:2] == 0).all()
+    assert out[2:].isfinite().all()
+
+
+@pytest.mark.parametrize("query_len", [1, 6])
+def test_paged_attention_looks_up_no_block_it_does_not_need(query_len, device, record_property):
+    """Freed blocks before the window and stale ids behind the sequence may be anything, even no address at all."""
+    data = small(device, [query_len] * 2, [100, 20], window=30)
+    golden = expected(data, sliding_window=30)
+    data.block_table[0, : (100 - query_len - 30 + 1) // 16] = 2**31 - 1
+    data.block_table[1, 2:] = -(2**31)
+    check(attend(data, sliding_window=30), golden, record_property)
+
+
+def test_paged_attention_takes_strided_queries_and_outputs(device, record_property):
+    data = small(device, [3, 1], [30, 20])
+    golden = expected(data)
+    wide = torch.full((4, 3, 4, 64), float("nan"), device=device)
+    wide[:, 1] = data.query
+    data.query = wide[:, 1]
+    out = torch.full((4, 8, 64), float("nan"), device=device)
+    bounds = {"max_query_len": 3, "max_seq_len": 30}
+    paged_attention(data.query, data.pool.key, data.pool.value, out[:, ::2], **data.metadata, **bounds, scale=64**-0.5)
+    check(out[:, ::2], golden, record_property)
+    assert out[:, 1::2].isnan().all()
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 4.0])
+def test_paged_attention_scale(scale, device, record_property):
+    """A peaked, a flat and a reversed softmax. Error of a score grows with its size, so unit scores set the bound."""
+    data = small(device, [1, 4], [60, 20], dtype="float16")
+    check(attend(data, scale=scale), expected(data, scale=scale), record_property)
+
+
+def test_paged_attention_with_loose_bounds(device, record_property):
+    """max_seq_len and max_query_len are upper bounds; a decode step with a larger bound is still right."""
+    data = small(device, [1, 1], [50, 3])
+    data.max_query_len, data.max_seq_len = 9, 5000
+    check(attend(data), expected(data), record_property)
+
+
+def test_paged_attention_many_sequences(device, record_property):
+    """More sequences than the search of the query tile looks at in one go."""
+    data = small(device, [1, 2] * 70, [3, 2] * 70, num_q_heads=2, num_kv_heads=1, head_size=32)
+    check(attend(data), expected(data), record_property)
+
+
+def test_paged_attention_beyond_int32(far_pool, record_property):
+    """Block 4 lies 2^32 elements behind block 0; 32-bit offsets would wrap into block 0, which holds NaN."""
+    key_cache, value_cache = far_pool
+    torch.manual_seed(1)
+    key_cache[4], value_cache[4] = torch.randn(2, 16, 2, 32).to(key_cache)
+    query = torch.randn(1, 4, 32).to(key_cache)
+    data = small(key_cache.device, [1], [16], head_size=32, dtype="float16")
+    data.pool.key, data.pool.value, data.query = key_cache, value_cache, query
+    data.block_table.fill_(4)
+    check(attend(data), expected(data), record_property)
+
+
+def test_paged_attention_is_repeatable(device):
+    data = small(device, [1, 1, 1], [70, 9, 33], dtype="float16")
+    assert same_bits(attend(data, num_splits=3), attend(data, num_splits=3))
+
+
+if not INTERPRETED:  # the interpreter has no graphs
+
+    def test_paged_attention_in_a_captured_graph(device, record_property):
+        """Captured with one set of lengths and blocks, replayed with another."""
+        data = small(device, [1] * 4, [1] * 4, dtype="bfloat16")
+        later = small(device, [1] * 4, [300, 17, 64, 1], dtype="bfloat16")
+        data.block_table = torch.zeros_like(later.block_table)
+        data.max_seq_len, data.pool = 4096, later.pool
+        attend(data)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = attend(data)
+        for name in ("query", "block_table", "seq_lens", "query_start_loc"):
+            getattr(data, name).copy_(getattr(later, name))
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        check(out, expected(later), record_property)
