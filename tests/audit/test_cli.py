@@ -71,7 +71,7 @@ def test_a_selection_of_nothing_is_4(capsys):
 def test_the_list_holds_the_block_that_broke_vllm_and_compiles_nothing(capsys):
     assert cli.main(["--list", "--arch", "gfx942"]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert any("/ours/decode-bf16-hd64-bs2048" in line for line in listed)
+    assert any("/ours/attention-decode-bfloat16-q32kv8-d64-bs2048" in line for line in listed)
     assert any("/vllm/pr-38502" in line for line in listed)
     assert len(listed) == len(set(listed))
 
@@ -99,7 +99,7 @@ def test_the_report_fits_80_columns_and_shows_what_is_not_green():
         "block_size": "2048",
         "tile": "128",
         "layout": "interleaved",
-        "dtype": "fp16",
+        "dtype": "float16",
         "cache": "small",
     }
     findings = [Finding("gfx942/ours/x", "fail", message="word " * 60, labels=labels, numbers=numbers)]

@@ -31,7 +31,7 @@ def select(only: str, arches: Sequence[str]) -> list[tuple[str, Case]]:
         (arch, case)
         for arch in arches
         for case in all_cases()
-        if any(only in row_id(arch, case, kernel) for kernel in case.kernels)
+        if any(only in row_id(arch, case, kernel) for kernel in (*case.kernels, *case.optional))
     ]
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Side = Literal["ours", "vllm"]
 
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """By the names used in ids."""
 
 
@@ -27,17 +27,24 @@ class Case:
     """Operation, dtype and shapes, as in a finding's id."""
     side: Side
     operation: str
-    """What ours and theirs have in common: decode, prefill, cache_write, cache_gather."""
+    """What ours and theirs have in common: decode, extend, prefill, write, gather."""
     batch: Batch
     kernels: tuple[str, ...]
-    """Triton functions that the launch must compile; it compiles nothing else."""
+    """Triton functions that the launch must compile, in this order."""
     launch: Callable[[], None]
     layout: str
     """Of the cache, for the reader."""
+    optional: tuple[str, ...] = ()
+    """What it may compile after those; nothing else."""
     dense_rows: bool = True
     """Whether that layout lets a lane read 16 consecutive bytes of a row of K and of V."""
     expected_lds: int = 0
     """For the planted defect: the LDS it must be caught with."""
+
+    def launches(self, kernels: tuple[str, ...]) -> bool:
+        """Whether these are the Triton functions that the case should compile."""
+        count = len(self.kernels)
+        return kernels[:count] == self.kernels and set(kernels[count:]) <= set(self.optional)
 
     @property
     def shape(self) -> tuple[str, str, int, int]:

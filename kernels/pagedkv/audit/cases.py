@@ -60,7 +60,7 @@ def pr_38502() -> Case:
     """
     batch = Batch(torch.bfloat16, head_size=64, num_heads=32, num_kv_heads=8, block_size=PR_38502_TILE)
     return Case(
-        name="pr-38502-tile-2048-hd64",
+        name="pr-38502-tile-2048-d64",
         side="vllm",
         operation="proof",
         layout="x-packed",
@@ -73,7 +73,8 @@ def pr_38502() -> Case:
 
 def _theirs(operation: str, layout: str, batch: Batch, kernels: tuple[str, ...], launch: Callable[[], None]) -> Case:
     return Case(
-        name=f"{operation}-{dtype_name(batch.dtype)}-hd{batch.head_size}-bs{batch.block_size}",
+        name=f"{operation}-{dtype_name(batch.dtype)}-q{batch.num_heads}kv{batch.num_kv_heads}"
+        f"-d{batch.head_size}-bs{batch.block_size}-{layout}",
         side="vllm",
         operation=operation,
         layout=layout,

@@ -32,7 +32,8 @@ def judge_row(row: Row, budgets: Budgets, labels: dict[str, str]) -> Finding:
         outcome, message = _evidence(row)
     else:
         outcome, message = _ours(row, budgets)
-    return Finding(row.id, outcome, row.seconds, message, labels, row_numbers(row, labels))
+    seconds = row.result.compile_seconds if isinstance(row.result, Figures) and not row.twin else row.seconds
+    return Finding(row.id, outcome, seconds, message, labels, row_numbers(row, labels))
 
 
 def row_labels(row: Row, budgets: Budgets) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Our launchers on the configurations that we promise, each in the form in which a server would call it."""
+"""Our launchers on everything we promise, each called as a server would call it."""
 
 from __future__ import annotations
 
@@ -8,56 +8,72 @@ import torch
 
 from pagedkv.cache_gather import gather_kv_cache
 from pagedkv.cache_write import write_kv_cache
+from pagedkv.configurations import CONFIGURATIONS, Configuration
 from pagedkv.paged_attention import paged_attention
 
-from .case import DTYPES, Case, dtype_name
-from .tensors import Batch, Layout
+from .case import DTYPES, Case
+from .tensors import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_ATTENTION = ("attention_kernel", "reduce_kernel")
+_QUERY_LEN = {"copy": 512, "decode": 1, "extend": 512, "prefill": 512}
+"""Tokens of a sequence in one step of each phase. Extend and prefill differ in context alone: they compile alike."""
 
 
 def our_cases() -> list[Case]:
-    """Each operation over block sizes, head sizes, layouts and dtypes."""
-    return [*_decode(), *_prefill(), *_copies()]
+    """What is promised, the shapes at which vLLM's kernels are compiled too, and one cache below 2 GiB."""
+    cases = {case.name: case for case in map(make_case, (*CONFIGURATIONS, *_beside_vllm()))}
+    small = make_case(Configuration("attention", "decode", "bfloat16", 32, 8, 128, 544, "nhd"), big=False)
+    return [*cases.values(), small]
 
 
-def _decode() -> list[Case]:
-    shapes = [(64, 2048), (128, 2048), (128, 544), (256, 544), (64, 16), (128, 784)]
-    cases = [_attention(_batch(head_size, block_size), "interleaved") for head_size, block_size in shapes]
-    cases.append(_attention(_batch(128, 544), "packed"))
-    cases.append(_attention(_batch(128, 544, dtype="fp16"), "interleaved"))
-    cases.append(_attention(_batch(128, 544, big=False), "planes"))
-    return cases
+def make_case(configuration: Configuration, *, big: bool = True) -> Case:
+    """The launch that stands for one configuration.
 
-
-def _prefill() -> list[Case]:
-    shapes = [(64, 2048), (128, 544), (256, 544)]
-    return [_attention(_batch(head_size, block_size, query_len=512), "packed") for head_size, block_size in shapes]
-
-
-def _copies() -> list[Case]:
-    return [make(_batch(head_size, 544), "packed") for head_size in (64, 128, 256) for make in (_write, _gather)]
-
-
-def _batch(head_size: int, block_size: int, *, dtype: str = "bf16", query_len: int = 1, big: bool = True) -> Batch:
-    return Batch(
-        DTYPES[dtype],
-        head_size,
-        num_heads=32,
-        num_kv_heads=8,
-        block_size=block_size,
-        query_len=query_len,
+    Args:
+        configuration: What is promised.
+        big: Whether the cache is 2 GiB or more, as in serving.
+    """
+    batch = Batch(
+        DTYPES[configuration.dtype],
+        configuration.head_size,
+        num_heads=configuration.num_q_heads,
+        num_kv_heads=configuration.num_kv_heads,
+        block_size=configuration.block_size,
+        query_len=_QUERY_LEN[configuration.phase],
         big=big,
+    )
+    make = {"write": _write, "gather": _gather, "attention": _attention}[configuration.op]
+    attends = configuration.op == "attention"
+    kernels = ("attention_kernel",) if attends else (f"_{configuration.op}_kernel",)
+    if (configuration.splits or 1) > 1:
+        kernels += ("reduce_kernel",)
+    return Case(
+        name=configuration.id + ("" if big else "-small"),
+        side="ours",
+        operation=configuration.phase if attends else configuration.op,
+        batch=batch,
+        kernels=kernels,
+        optional=("reduce_kernel",) if attends and configuration.splits is None else (),
+        launch=make(configuration, batch),
+        layout=configuration.layout,
+        dense_rows=configuration.head_size * batch.dtype.itemsize % 16 == 0,
     )
 
 
-def _attention(batch: Batch, layout: Layout) -> Case:
-    key_cache, value_cache = batch.caches(layout)
+def _beside_vllm() -> list[Configuration]:
+    """Serving shapes of hybrid models: GQA 32 to 8, the block sizes of Jamba (2048) and Qwen3-Next (544)."""
+    shapes = [(64, 2048), (128, 2048), (128, 544), (256, 544)]
+    return [
+        *(Configuration("attention", "decode", "bfloat16", 32, 8, *shape, "interleaved") for shape in shapes),
+        *(Configuration("attention", "prefill", "bfloat16", 32, 8, *shape, "packed") for shape in shapes),
+    ]
+
+
+def _attention(configuration: Configuration, batch: Batch) -> Callable[[], None]:
+    key_cache, value_cache = batch.caches(configuration.layout)
     query, out = batch.query(), batch.query()
-    decode = batch.query_len == 1
 
     def launch() -> None:
         paged_attention(
@@ -71,27 +87,28 @@ def _attention(batch: Batch, layout: Layout) -> Case:
             max_query_len=batch.query_len,
             max_seq_len=batch.seq_len,
             scale=batch.scale,
+            causal=configuration.causal,
+            sliding_window=configuration.window,
+            num_splits=configuration.splits,
         )
 
-    return _ours("decode" if decode else "prefill", batch, layout, _ATTENTION if decode else _ATTENTION[:1], launch)
+    return launch
 
 
-def _write(batch: Batch, layout: Layout) -> Case:
-    key_cache, value_cache = batch.caches(layout)
-    rows = (batch.num_tokens, batch.num_kv_heads, batch.head_size)
-    key, value = (torch.empty(rows, dtype=batch.dtype) for _ in range(2))
+def _write(configuration: Configuration, batch: Batch) -> Callable[[], None]:
+    key_cache, value_cache = batch.caches(configuration.layout)
+    key, value = batch.rows(), batch.rows()
     slots = torch.zeros(batch.num_tokens, dtype=torch.int64)
 
     def launch() -> None:
         write_kv_cache(key, value, key_cache, value_cache, slots)
 
-    return _ours("cache_write", batch, layout, ("_write_kernel",), launch)
+    return launch
 
 
-def _gather(batch: Batch, layout: Layout) -> Case:
-    key_cache, value_cache = batch.caches(layout)
-    rows = (batch.num_tokens, batch.num_kv_heads, batch.head_size)
-    key, value = (torch.empty(rows, dtype=batch.dtype) for _ in range(2))
+def _gather(configuration: Configuration, batch: Batch) -> Callable[[], None]:
+    key_cache, value_cache = batch.caches(configuration.layout)
+    key, value = batch.rows(), batch.rows()
     token_to_seq, seq_starts = (torch.zeros(size, dtype=torch.int32) for size in (batch.num_tokens, batch.num_seqs))
 
     def launch() -> None:
@@ -106,18 +123,4 @@ def _gather(batch: Batch, layout: Layout) -> Case:
             seq_starts=seq_starts,
         )
 
-    return _ours("cache_gather", batch, layout, ("_gather_kernel",), launch)
-
-
-def _ours(operation: str, batch: Batch, layout: Layout, kernels: tuple[str, ...], launch: Callable[[], None]) -> Case:
-    cache = "" if batch.big else "-small"
-    return Case(
-        name=f"{operation}-{dtype_name(batch.dtype)}-hd{batch.head_size}-bs{batch.block_size}-{layout}{cache}",
-        side="ours",
-        operation=operation,
-        batch=batch,
-        kernels=kernels,
-        launch=launch,
-        layout=layout,
-        dense_rows=batch.head_size * batch.dtype.itemsize % 16 == 0,
-    )
+    return launch

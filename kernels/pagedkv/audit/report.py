@@ -23,12 +23,15 @@ def format_report(findings: Sequence[Finding], *, status: Exit, seconds: float) 
     lines: list[str] = []
     for arch in sorted({finding.labels["arch"] for finding in findings}):
         rows = [finding for finding in findings if finding.labels["arch"] == arch and "vgpr" in finding.numbers]
+        shapes = {_shape(row) for row in rows if row.labels["side"] == "vllm"}
+        shown = [row for row in rows if _shape(row) in shapes] or rows
         if rows:
             limit = int(rows[0].numbers["lds_limit_bytes"])
             lines += ["", f"{arch}: {limit} B of LDS, 512 VGPRs a lane, at most 8 waves a SIMD", _HEAD]
-            lines += [_row(row) for row in sorted(rows, key=_order)]
-    lines += ["", "o ours, v vLLM's; cache layout: in(terleaved), pl(anes), pa(cked); bf16 and 2 GiB or more"]
-    lines += ["unless said; loads by bytes per lane; spill: VGPRs+SGPRs; scr: scratch bytes per lane"]
+            lines += [_row(row) for row in sorted(shown, key=_order)]
+            lines += _rest([row for row in rows if row not in shown])
+    lines += ["", "o ours, v vLLM's; layouts nh(d), hn(d), in(terleaved), pa(cked); bfloat16 and caches of"]
+    lines += ["2 GiB or more unless said; spill: VGPRs+SGPRs; scr: bytes of scratch; loads by width"]
     proofs = [each for each in findings if each.labels.get("operation") == "proof" and each.outcome == "pass"]
     if proofs:
         lines += ["", "The defect of vLLM PR 38502, planted again:"]
@@ -44,6 +47,24 @@ def format_report(findings: Sequence[Finding], *, status: Exit, seconds: float) 
     verdict = status.name.lower().replace("_", " ")
     lines += ["", f"{verdict}: {passed} passed, {failed} failed, {neither} neither, in {seconds:.0f} s"]
     return "\n".join(lines) + "\n"
+
+
+def _shape(finding: Finding) -> tuple[str, ...]:
+    return tuple(finding.labels[label] for label in ("operation", "dtype", "head_size", "block_size"))
+
+
+def _rest(rows: list[Finding]) -> list[str]:
+    """One sentence for the configurations at which there is nothing of theirs to show beside ours."""
+    if not rows:
+        return []
+    most = {
+        name: max(row.numbers[name] for row in rows) for name in ("vgpr", "lds_bytes", "vgpr_spills", "scratch_bytes")
+    }
+    fewest = min(row.numbers["waves_per_simd"] for row in rows)
+    return [
+        f"o {len(rows)} more code objects: at most {most['vgpr']} VGPRs and {most['lds_bytes']} B of LDS,",
+        f"  {most['vgpr_spills']} VGPR spills, {most['scratch_bytes']} B of scratch, at least {fewest:g} waves a SIMD",
+    ]
 
 
 def _order(finding: Finding) -> tuple[str, int, int, str, str]:
@@ -70,7 +91,7 @@ def _marks(labels: dict[str, str]) -> list[str]:
     if labels["side"] != "ours":
         return []
     marks = [labels["layout"][:2]]
-    return marks + [mark for mark in (labels["dtype"], labels["cache"]) if mark not in {"bf16", "2GiB+"}]
+    return marks + [mark for mark in (labels["dtype"], labels["cache"]) if mark not in {"bfloat16", "2GiB+"}]
 
 
 def _short(value: float) -> str:

@@ -17,9 +17,9 @@ from typing import Literal
 
 import torch
 
-Layout = Literal["planes", "interleaved", "packed"]
-"""Where K and V lie: a plane each; K then V in every block, as hybrid models need; or K and V side by side in every
-(head, token), vLLM 0.32's own. The rows of a head are dense in all three."""
+Layout = Literal["nhd", "hnd", "interleaved", "packed"]
+"""Where K and V lie: a plane each, token first or head first; K then V in every block, as hybrid models need; or K and
+V side by side in every (head, token), vLLM 0.32's own. The rows of a head are dense in all of them."""
 
 _BIG = 2**31
 """Bytes at which Triton's AMD backend stops using buffer instructions for a tensor."""
@@ -80,6 +80,10 @@ class Batch:
         """[num_tokens, num_heads, head_size]; the output has the same shape."""
         return torch.empty(self.num_tokens, self.num_heads, self.head_size, dtype=self.dtype)
 
+    def rows(self) -> torch.Tensor:
+        """[num_tokens, num_kv_heads, head_size]: K or V of this step."""
+        return torch.empty(self.num_tokens, self.num_kv_heads, self.head_size, dtype=self.dtype)
+
     def pool(self, *shape: int) -> torch.Tensor:
         """A cache of this shape: a piece of the one big reservation, or memory of its own size."""
         if not self.big:
@@ -89,8 +93,10 @@ class Batch:
     def caches(self, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V, logical [num_blocks, block_size, num_kv_heads, head_size], where `layout` puts them."""
         blocks, tokens, heads, size = self.num_blocks, self.block_size, self.num_kv_heads, self.head_size
-        if layout == "planes":
+        if layout == "nhd":
             key_cache, value_cache = self.pool(2, blocks, tokens, heads, size).unbind(0)
+        elif layout == "hnd":
+            key_cache, value_cache = self.pool(2, blocks, heads, tokens, size).transpose(2, 3).unbind(0)
         elif layout == "interleaved":
             key_cache, value_cache = self.pool(blocks, 2, tokens, heads, size).unbind(1)
         else:
