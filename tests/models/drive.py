@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm import LLM, RequestOutput, SamplingParams
+from vllm.platforms import current_platform
 
 from pagedkv.vllm_plugin.errors import NotServedError
 from pagedkv.vllm_plugin.inspect import WORKER_EXTENSION, build_llm, require_served, served_layers
@@ -29,7 +30,9 @@ def main(spec_file: Path, result_file: Path) -> None:
     if spec["ours"]:
         llm = build_llm(spec["model"], **spec["engine"])
     else:
-        llm = LLM(spec["model"], worker_extension_cls=WORKER_EXTENSION, **spec["engine"])
+        # The CPU platform takes no choice; on GPUs this backend is in every build of vLLM, whatever libraries it has.
+        backend = {} if current_platform.is_cpu() else {"attention_backend": "TRITON_ATTN"}
+        llm = LLM(spec["model"], worker_extension_cls=WORKER_EXTENSION, **backend, **spec["engine"])
     result: dict[str, Any] = {"batches": {}}
     if spec["ours"]:
         result["poisoned_bytes"] = llm.collective_rpc("pagedkv_poison")
