@@ -66,7 +66,7 @@ def batch(
     """
     gen = torch.Generator().manual_seed(sum(seq_lens) * 31 + head_size)
     as_dtype = getattr(torch, dtype)
-    max_blocks = max(1, max(-(-n // block_size) for n in seq_lens))
+    max_blocks = max(1, *(-(-n // block_size) for n in seq_lens))
     num_blocks = len(seq_lens) * max_blocks + 2
     pages = pool(layout_name, (num_blocks, block_size, num_kv_heads, head_size), dtype, device)
     order = torch.randperm(num_blocks, generator=gen)

@@ -130,8 +130,9 @@ def tile_tokens(
     `occupancy` programs share a compute unit, so each may use that fraction of LDS and of registers. The two needs of a
     program with `rows` query rows and a tile of `t` columns of `d` channels (`d` padded to a power of two), in bytes:
 
-    * LDS: K and V for each pipeline stage but the one in flight, and the weights on their way to the second product:
-      `(stages - 1) * 2 * t * d * e + rows * t * e` for elements of `e` bytes (what Triton 3.6 allocates on CDNA).
+    * LDS: first the query, changing its register layout: `rows * d * e` for elements of `e` bytes. Then K and V for
+      each pipeline stage but the one in flight, and the weights on their way to the second product:
+      `(stages - 1) * 2 * t * d * e + rows * t * e`. (What Triton 3.6 allocates on CDNA.)
     * Registers: accumulator `4 * rows * d`, query `e * rows * d`, scores and weights `8 * rows * t`, K and V in flight
       `2 * t * d * e`, and one of them as operand of the matrix instruction: `t * d * e`, in each wave anew where waves
       take different rows, and not at all where the instruction reads LDS. 64 registers a lane are left for addresses.
@@ -156,7 +157,7 @@ def tile_tokens(
     def fits(tokens: int) -> bool:
         t = tokens * columns
         side = t * channels * element_bytes
-        lds = max(1, stages - 1) * 2 * side + rows * t * element_bytes
+        lds = max(rows * channels * element_bytes, max(1, stages - 1) * 2 * side + rows * t * element_bytes)
         registers = rows * channels * (4 + element_bytes) + 8 * rows * t + (2 + copies) * side
         return lds <= lds_bytes and registers <= register_bytes
 

@@ -56,8 +56,8 @@ def _gather_kernel(
     ALIGN: tl.constexpr,  # a power of two that divides every stride of K and V
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    # Indices are clamped, not masked: over a chain of masked index loads Triton 3.6's RemoveLayoutConversions gives a mask
-    # another layout than its pointer and then fails its own verifier. Only the copy itself is masked.
+    # Indices are clamped, not masked: over a chain of masked index loads Triton 3.6's RemoveLayoutConversions gives a
+    # mask another layout than its pointer and then fails its own verifier. Only the copy itself is masked.
     token = tl.minimum(row, num_rows - 1) // NUM_HEADS
     head = row % NUM_HEADS
     seq = tl.load(token_to_seq + token).to(tl.int64)

@@ -82,7 +82,7 @@ def write_kv_cache(
 ) -> None:
     """Copy K and V of the first n tokens to their slots; a negative slot is not written.
 
-    Any strides with a dense last dimension, for each of the four tensors separately. Nothing else of the pool is touched.
+    Any strides with a dense last dimension, for each of the four tensors on its own. Nothing else of the pool changes.
 
     Args:
         key: K of this step, in the dtype of the cache (fp32, fp16 or bf16).

@@ -129,7 +129,7 @@ def blocks_exist(block_table: torch.Tensor, used: torch.Tensor, num_blocks: int)
         seq, column = wrong.nonzero()[0].tolist()
         raise BlockTableError(
             "block_table",
-            got=f"block {int(block_table[seq, column])} at sequence {seq}, column {column} ({int(wrong.sum())} such ids)",
+            got=f"block {int(block_table[seq, column])} at sequence {seq}, column {column} ({int(wrong.sum())} in all)",
             expected=f"0 <= block < {num_blocks}",
             remedy="Look for a freed block, a stale row or an id of another KV group.",
         )

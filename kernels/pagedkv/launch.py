@@ -20,10 +20,21 @@ class TuningError(ValueError):
 
 @dataclass(frozen=True)
 class Rows:
-    """How the copy operations (write, gather) and the split-KV reduce are launched."""
+    """How a copy operation (write, gather) is launched."""
 
     rows: int
     """Head rows that one program handles, a power of two."""
+    waves: int
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """How the split-KV reduce is launched."""
+
+    rows: int
+    """(token, head) rows of one program, a power of two."""
+    chunk: int
+    """Partitions that one program loads at once, a power of two."""
     waves: int
 
 
@@ -55,7 +66,7 @@ class Tuning:
 
     write: Rows
     gather: Rows
-    reduce: Rows
+    reduce: Reduce
     decode: Attention
     prefill: Attention
 
@@ -99,7 +110,7 @@ def parse(text: str, where: str) -> Tuning:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise TuningError(f"{where}: {error}") from error
-    kinds = {"write": Rows, "gather": Rows, "reduce": Rows, "decode": Attention, "prefill": Attention}
+    kinds = {"write": Rows, "gather": Rows, "reduce": Reduce, "decode": Attention, "prefill": Attention}
     if set(data) != set(kinds):
         raise TuningError(f"{where}: got the tables {sorted(data)}; expected exactly {sorted(kinds)}")
     return Tuning(**{name: _section(kind, f"{where} [{name}]", data[name]) for name, kind in kinds.items()})

@@ -41,7 +41,11 @@ def paged_attention(
 ) -> None:
     """Attend each query to the cached K and V of its sequence; K and V of this step must already be in the cache.
 
-    Fit for graph capture: it never waits for the device, and grid and scratch follow from shapes and from the two bounds.
+    Fit for graph capture: it never waits for the device; grid and scratch follow from shapes and the two bounds.
+
+    Fit for graph capture: it never waits for the device; grid and scratch follow from shapes and the bounds alone.
+    with their slices and max_query_len=1, then with the other rows of the three metadata tensors and the whole `query`
+    (the starts in `query_start_loc` may begin anywhere).
 
     Args:
         query: Queries of all sequences, one after the other, in the dtype of the cache; last dimension dense.
@@ -147,6 +151,7 @@ def paged_attention(
                 PADDED=padded,
                 SPLITS=splits,
                 ROWS=reduce.rows,
+                CHUNK=min(reduce.chunk, next_power_of_two(splits)),
                 num_warps=reduce.waves,
             )
 

@@ -25,27 +25,40 @@ def reduce_kernel(
     PADDED: tl.constexpr,
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,  # (token, head) rows of a program
+    CHUNK: tl.constexpr,  # partitions loaded at once
 ):
     """Merge SPLITS partial results of each of ROWS rows; grid [ceil(num_tokens * NUM_HEADS / ROWS)]."""
-    # Rows behind the last sequence (padding of a captured graph) have no partial results and keep what `out` holds.
-    num_rows = tl.load(query_start_loc + num_seqs).to(tl.int64) * NUM_HEADS
+    # Rows before the first and behind the last sequence (another call's, the padding of a captured graph) have no
+    # partial results and keep what `out` holds.
+    first_row = tl.load(query_start_loc).to(tl.int64) * NUM_HEADS
+    end_row = tl.load(query_start_loc + num_seqs).to(tl.int64) * NUM_HEADS
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    channel = tl.arange(0, PADDED)[None, :]
-    live = row < num_rows
-    mask = live[:, None] & (channel < HEAD_SIZE)
+    channel = tl.arange(0, PADDED)
+    live = (row >= first_row) & (row < end_row)
+    in_head = channel < HEAD_SIZE
 
+    # Online over chunks, like the attention over its tiles: [ROWS, CHUNK, PADDED] partial results at a time.
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
-    for split in range(SPLITS):
-        maximum = tl.maximum(maximum, tl.load(lse + row * SPLITS + split, mask=live, other=float("-inf")))
-    base = tl.where(maximum == float("-inf"), 0.0, maximum)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, PADDED], tl.float32)
-    for split in range(SPLITS):
-        weight = tl.exp2(tl.load(lse + row * SPLITS + split, mask=live, other=float("-inf")) - base)
-        total += weight
-        acc += weight[:, None] * tl.load(
-            partial + ((row * SPLITS + split) * HEAD_SIZE)[:, None] + channel, mask=mask, other=0.0
+    total = tl.full([ROWS], 0.0, tl.float32)
+    acc = tl.full([ROWS, PADDED], 0.0, tl.float32)
+    for first in range(0, SPLITS, CHUNK):
+        split = first + tl.arange(0, CHUNK)
+        part = row[:, None] * SPLITS + split[None, :]
+        inside = live[:, None] & (split < SPLITS)[None, :]
+        weight = tl.load(lse + part, mask=inside, other=float("-inf"))
+        rows = tl.load(
+            partial + (part * HEAD_SIZE)[:, :, None] + channel[None, None, :],
+            mask=inside[:, :, None] & in_head[None, None, :],
+            other=0.0,
         )
+        maximum_now = tl.maximum(maximum, tl.max(weight, axis=1))
+        base = tl.where(maximum_now == float("-inf"), 0.0, maximum_now)
+        weight = tl.exp2(weight - base[:, None])
+        decay = tl.exp2(maximum - base)
+        total = total * decay + tl.sum(weight, axis=1)
+        acc = acc * decay[:, None] + tl.sum(weight[:, :, None] * rows, axis=1)
+        maximum = maximum_now
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     target = row // NUM_HEADS * stride_out_token + row % NUM_HEADS * stride_out_head
-    tl.store(out + target[:, None] + channel, result.to(out.dtype.element_ty), mask=mask)
+    mask = live[:, None] & in_head[None, :]
+    tl.store(out + target[:, None] + channel[None, :], result.to(out.dtype.element_ty), mask=mask)

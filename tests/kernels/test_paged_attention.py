@@ -57,8 +57,8 @@ def check(out: torch.Tensor, golden: torch.Tensor, record) -> None:
     bound = ROW_RELATIVE["attention", dtype]
     wrong = ~(relative <= bound)
     assert not wrong.any(), (
-        f"{int(wrong.sum())} of {wrong.numel()} (token, head) rows are off by more than {bound:.1e} of their norm; first: "
-        f"(token, head) = {wrong.nonzero()[:5].tolist()}, off by {relative[wrong][:5].tolist()}"
+        f"{int(wrong.sum())} of {wrong.numel()} (token, head) rows are off by more than {bound:.1e} of their norm; "
+        f"first (token, head): {wrong.nonzero()[:5].tolist()}, off by {relative[wrong][:5].tolist()}"
     )
 
 
@@ -133,6 +133,23 @@ def test_paged_attention_takes_strided_queries_and_outputs(device, record_proper
     paged_attention(data.query, data.pool.key, data.pool.value, out[:, ::2], **data.metadata, **bounds, scale=64**-0.5)
     check(out[:, ::2], golden, record_property)
     assert out[:, 1::2].isnan().all()
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_paged_attention_of_a_mixed_batch_in_two_calls(splits, device, record_property):
+    """Decode sequences first, then the others with starts that do not begin at 0: each call writes its own rows."""
+    data = small(device, [1, 1, 7, 4], [40, 9, 30, 4])
+    out = torch.full_like(data.query, float("nan"))
+    caches, scale = (data.pool.key, data.pool.value), 64**-0.5
+    for first, end, longest in ((2, 4, 7), (0, 2, 1)):
+        metadata = {
+            "block_table": data.block_table[first:end],
+            "seq_lens": data.seq_lens[first:end],
+            "query_start_loc": data.query_start_loc[first : end + 1],
+        }
+        bounds = {"max_query_len": longest, "max_seq_len": 40, "num_splits": splits, "debug": True}
+        paged_attention(data.query, *caches, out, **metadata, **bounds, scale=scale)
+    check(out, expected(data), record_property)
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 4.0])
