@@ -39,7 +39,7 @@ def train_model() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     test = frozenset(row.digest for row in read_jsonl(TEST_FILE))
     model, tokenizer, seconds = train(Recipe(), test)
-    model.generation_config.update(do_sample=False, max_new_tokens=32)
+    model.generation_config.update(do_sample=False, max_new_tokens=32, _from_model_config=False)
     model.save_pretrained(MODEL)
     tokenizer.save_pretrained(MODEL)
     typer.echo(f"{MODEL}: {sum(p.numel() for p in model.parameters())} parameters in {seconds:.0f} s")

@@ -60,7 +60,7 @@ KV_FAULTS: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, 
 }
 """Name -> (keys, values) -> damaged (keys, values); each [num_seqs, num_kv_heads, seq_len, head_size]."""
 
-STATE_FAULT = "conv and SSM state of one layer zeroed"
+STATE_FAULT = "conv and SSM state of every layer zeroed"
 FAULTS = (*KV_FAULTS, STATE_FAULT)
 
 
@@ -88,8 +88,8 @@ def plant(model: Any, fault: str) -> Callable[[], None]:
         cache.damaged = True
         types = model.config.layer_types
         if fault == STATE_FAULT:
-            layer = cache.layers[types.index("linear_attention")]
-            for states in (layer.conv_states, layer.recurrent_states):
+            layers = [layer for layer, kind in zip(cache.layers, types, strict=True) if kind == "linear_attention"]
+            for states in (states for layer in layers for states in (layer.conv_states, layer.recurrent_states)):
                 for state in states.values():
                     state.zero_()
         else:
