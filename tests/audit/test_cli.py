@@ -117,6 +117,6 @@ def test_the_report_fits_80_columns_and_shows_what_is_not_green():
     table = [line for line in report.splitlines() if not line.startswith("fail: ")]
     assert max(map(len, table)) == 80
     assert "o with_" in report
-    assert "160+160" in report
+    assert "168+22" in report
     assert "fail: gfx942/ours/x\nfail: gfx942/ours/y\n  word" in report, "one message for all that it is true of"
     assert "0 passed, 2 failed, 0 neither" in report
