@@ -56,17 +56,17 @@ def _gather_kernel(
     ALIGN: tl.constexpr,  # a power of two that divides every stride of K and V
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = row < num_rows
-    token = row // NUM_HEADS
+    # Indices are clamped, not masked: over a chain of masked index loads Triton 3.6's RemoveLayoutConversions gives a mask
+    # another layout than its pointer and then fails its own verifier. Only the copy itself is masked.
+    token = tl.minimum(row, num_rows - 1) // NUM_HEADS
     head = row % NUM_HEADS
-    seq = tl.load(token_to_seq + token, mask=inside, other=0).to(tl.int64)
-    first = tl.load(cu_seq_lens + seq, mask=inside, other=0)
-    start = tl.load(seq_starts + seq, mask=inside, other=0)
-    position = token - first + start
+    seq = tl.load(token_to_seq + token).to(tl.int64)
+    position = token - tl.load(cu_seq_lens + seq) + tl.load(seq_starts + seq)
     column = position // BLOCK_SIZE
     # A position beyond the row of the block table has no block: reading the next row would gather another sequence.
-    inside = inside & (column >= 0) & (column < max_blocks)
-    block = tl.load(block_table + seq * stride_table + column, mask=inside, other=0).to(tl.int64)
+    inside = (row < num_rows) & (position >= 0) & (column < max_blocks)
+    column = tl.minimum(tl.maximum(column, 0), max_blocks - 1)
+    block = tl.load(block_table + seq * stride_table + column).to(tl.int64)
     offset = position % BLOCK_SIZE
     channel = tl.arange(0, PADDED)[None, :]
     mask = inside[:, None] & (channel < HEAD_SIZE)
@@ -151,7 +151,7 @@ def gather_kv_cache(
     if debug:
         _check_positions(block_table, cu_seq_lens, token_to_seq, seq_starts, key_cache.shape)
     num_rows = token_to_seq.shape[0] * num_kv_heads
-    if num_rows == 0:
+    if num_rows == 0 or max_blocks == 0:
         return
     launch = tuning(current().name).gather
     rows = min(launch.rows, next_power_of_two(num_rows))
