@@ -1,6 +1,7 @@
 """Compiling in a child, and figures to plant violations into."""
 
 import functools
+import importlib
 
 import pytest
 
@@ -8,6 +9,18 @@ from pagedkv.audit.assembly import Assembly, Site
 from pagedkv.audit.code_object import CodeObject
 from pagedkv.audit.compilation import Figures, compile_launches
 from pagedkv.audit.isolation import run_isolated
+
+# Triton decides when a kernel is defined whether to interpret it, and a session without a GPU interprets. This one
+# kernel must compile; the others are tested elsewhere, interpreted, and so are audited in processes of their own.
+with pytest.MonkeyPatch.context() as without:
+    without.delenv("TRITON_INTERPRET", raising=False)
+    importlib.import_module("pagedkv.audit.probe")
+
+
+@pytest.fixture(autouse=True)
+def compiling(monkeypatch):
+    """The audit refuses to run where kernels would be interpreted."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _WIDTH = 80
 _HEAD = (
-    f"{'kernel head/block/tile':<32}{'LDS':>7}{'VGPR':>5}{'AGPR':>5}{'spill':>7}{'scr':>4}{'wav':>4}{'MFMA':>5}"
-    f"{'16/8/4/<4':>11}"
+    f"{'kernel head/block/tile':<31}{'LDS':>7}{'VGPR':>5}{'AGPR':>5}{'spill':>7}{'scr':>4}{'wav':>4}{'MFMA':>5}"
+    f"{'16/8/4/<4':>12}"
 )
 
 
@@ -30,8 +30,9 @@ def format_report(findings: Sequence[Finding], *, status: Exit, seconds: float) 
             lines += ["", f"{arch}: {limit} B of LDS, 512 VGPRs a lane, at most 8 waves a SIMD", _HEAD]
             lines += [_row(row) for row in sorted(shown, key=_order)]
             lines += _rest([row for row in rows if row not in shown])
-    lines += ["", "o ours, v vLLM's; layouts nh(d), hn(d), in(terleaved), pa(cked); bfloat16 and caches of"]
-    lines += ["2 GiB or more unless said; spill: VGPRs+SGPRs; scr: bytes of scratch; loads by width"]
+    lines += ["", "o ours, v vLLM's; layouts nh(d), hn(d), in(terleaved), pa(cked); bfloat16 and a"]
+    lines += ["cache of 2 GiB or more unless said; spill: VGPRs+SGPRs; scr: scratch bytes;"]
+    lines += ["wav: waves a SIMD; 16/8/4/<4: loads by bytes per lane"]
     proofs = [each for each in findings if each.labels.get("operation") == "proof" and each.outcome == "pass"]
     if proofs:
         lines += ["", "The defect of vLLM PR 38502, planted again:"]
@@ -39,9 +40,12 @@ def format_report(findings: Sequence[Finding], *, status: Exit, seconds: float) 
             f"  {each.labels['arch']}: {int(each.numbers['lds_bytes'])} B of LDS wanted, caught" for each in proofs
         ]
     for outcome in ("fail", "inconclusive", "did not run"):
+        said: dict[str, list[str]] = {}
         for finding in (each for each in findings if each.outcome == outcome):
-            lines += ["", f"{outcome}: {finding.id}"]
-            lines += textwrap.wrap(finding.message, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+            said.setdefault(finding.message, []).append(finding.id)
+        for message, ids in said.items():
+            lines += ["", *(f"{outcome}: {each}" for each in ids)]
+            lines += textwrap.wrap(message, _WIDTH, initial_indent="  ", subsequent_indent="  ")
     passed, failed = (sum(each.outcome == outcome for each in findings) for outcome in ("pass", "fail"))
     neither = len(findings) - passed - failed
     verdict = status.name.lower().replace("_", " ")
@@ -77,12 +81,12 @@ def _row(finding: Finding) -> str:
     shape = "/".join(filter(None, (labels["head_size"], labels["block_size"], labels["tile"])))
     shape += "".join(f" {mark}" for mark in _marks(labels))
     kernel = labels["kernel"].strip("_").removeprefix("kernel_").removesuffix("_kernel")
-    name = f"{labels['side'][0]} {kernel[: 29 - len(shape)]} {shape}"
+    name = f"{labels['side'][0]} {kernel[: 28 - len(shape)]} {shape}"
     spills = numbers["vgpr_spills"] + (f"+{numbers['sgpr_spills']}" if numbers["sgpr_spills"] != "0" else "")
     loads = "/".join(numbers[key] for key in ("loads_x4", "loads_x2", "loads_x1", "narrow_loads"))
     return (
-        f"{name:<32}{numbers['lds_bytes']:>7}{numbers['vgpr']:>5}{numbers['agpr']:>5} {spills:>6}"
-        f"{numbers['scratch_bytes']:>4}{numbers['waves_per_simd']:>4}{numbers['mfma']:>5} {loads:>10}"
+        f"{name:<31}{numbers['lds_bytes']:>7}{numbers['vgpr']:>5}{numbers['agpr']:>5} {spills:>6}"
+        f"{numbers['scratch_bytes']:>4}{numbers['waves_per_simd']:>4}{numbers['mfma']:>5} {loads:>11}"
     )
 
 
