@@ -20,8 +20,8 @@ def pytest_configure() -> None:
 @pytest.fixture(scope="session")
 def device() -> str:
     """The torch device of the kernels under test: "cuda" (CUDA or HIP) or "cpu" (interpreted)."""
-    import torch  # noqa: PLC0415
-    import triton  # noqa: PLC0415
+    import torch
+    import triton
 
     if triton.knobs.runtime.interpret:
         return "cpu"

@@ -6,9 +6,9 @@ import torch
 
 
 def test_write_attend_gather(device):
-    from pagedkv.cache_gather import gather_kv_cache  # noqa: PLC0415 - after the device is settled
-    from pagedkv.cache_write import write_kv_cache  # noqa: PLC0415
-    from pagedkv.paged_attention import paged_attention  # noqa: PLC0415
+    from pagedkv.cache_gather import gather_kv_cache
+    from pagedkv.cache_write import write_kv_cache
+    from pagedkv.paged_attention import paged_attention
 
     torch.manual_seed(0)
     pool = torch.full((3, 2, 16, 1, 32), float("nan"), device=device)

@@ -1,7 +1,5 @@
 """Recording a baseline: the trusted run that later runs are paired with."""
 
-# ruff: noqa: PLC0415 - torch takes seconds to import
-
 from __future__ import annotations
 
 import datetime as dt

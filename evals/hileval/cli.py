@@ -4,8 +4,6 @@
 exits with the status that the worst check has.
 """
 
-# ruff: noqa: PLC0415 - `--help` and a mistyped name must be quick, so engines are imported when one is needed
-
 from __future__ import annotations
 
 import os

@@ -3,8 +3,6 @@
 An engine that fails raises `EngineError`. It never turns trouble into an empty answer: that would be scored as wrong.
 """
 
-# ruff: noqa: PLC0415 - an engine's packages take seconds to import and may be absent where another engine is used
-
 from __future__ import annotations
 
 import contextlib

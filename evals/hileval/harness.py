@@ -1,7 +1,5 @@
 """lm-eval around an engine: the stock task makes the prompts, extracts the numbers and scores; we keep every answer."""
 
-# ruff: noqa: PLC0415 - importing lm-eval takes seconds; a wrong declaration is answered before
-
 from __future__ import annotations
 
 import hashlib

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt  # noqa: TC003 - pydantic reads the annotation
+import datetime as dt
 import json
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from hileval.broken import Flag  # noqa: TC001
+from hileval.broken import Flag
 from hilgate.errors import RecordsError
 from hilgate.model import Environment, Key, Noun
 

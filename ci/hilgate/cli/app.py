@@ -3,8 +3,6 @@
 Results go to standard output, narration and errors to standard error.
 """
 
-# ruff: noqa: PLC0415 - `--help` must be quick, so imports wait until they are needed
-
 from __future__ import annotations
 
 import datetime as dt

@@ -1,7 +1,5 @@
 """Commands that look and decide but run nothing: plan, explain, doctor, pipeline, and the first screen."""
 
-# ruff: noqa: PLC0415, PLR0917 - a command imports what it needs when it runs, and has the options it has
-
 from __future__ import annotations
 
 import sys

@@ -1,7 +1,5 @@
 """`python -m hileval.pocket`: make the questions, train the model, measure it and its sensitivity to planted faults."""
 
-# ruff: noqa: PLC0415 - `--help` must be quick
-
 from __future__ import annotations
 
 import itertools

@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> Exit:
         raise MisuseError(f"--jobs and --timeout must be above 0, got {options.jobs} and {options.timeout:g}")
     version = check_environment(options.triton)
     try:
-        from . import audit  # noqa: PLC0415 - imports Triton, whose presence and version have only now been checked
+        from . import audit
     except ImportError as error:
         raise CannotRunHereError(f"the audit cannot be imported with Triton {version}: {error}") from error
 

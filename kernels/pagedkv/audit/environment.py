@@ -49,7 +49,8 @@ def check_environment(triton: str | None) -> str:
         raise CannotRunHereError(
             f"Triton {version} in {package} has no AMD backend.\n  to do: install the triton wheel from PyPI"
         )
-    if altering := [name for name in _ALTERING if os.environ.get(name)]:
+    interpreted = os.environ.get("TRITON_INTERPRET", "") not in {"", "0"}  # "0" is how a runner says: compile
+    if altering := [n for n in _ALTERING if (interpreted if n == "TRITON_INTERPRET" else os.environ.get(n))]:
         raise CannotRunHereError(
             f"{', '.join(altering)} is set: the compiler would not make the code that a server runs.\n"
             f"  to do: unset {' '.join(altering)}"

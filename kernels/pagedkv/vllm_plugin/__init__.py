@@ -40,8 +40,8 @@ def register() -> None:
     Raises:
         BackendTakenError: Another plugin has registered the same name.
     """
-    from vllm.platforms import current_platform  # noqa: PLC0415 - importable without vLLM
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: PLC0415
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     _claim(AttentionBackendEnum.CUSTOM)
     if not current_platform.is_cpu():
@@ -59,7 +59,7 @@ def _claim(member: AttentionBackendEnum) -> None:
     Raises:
         BackendTakenError: The member already points at somebody else's class.
     """
-    from vllm.v1.attention.backends.registry import register_backend  # noqa: PLC0415
+    from vllm.v1.attention.backends.registry import register_backend
 
     if member.is_overridden() and member.get_path() != BACKEND:
         raise BackendTakenError(member.name, member.get_path())

@@ -29,7 +29,7 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         attentions: Calls that attended to the cache, likewise.
     """
 
-    def __init__(  # noqa: PLR0917 - vLLM's signature
+    def __init__(
         self,
         num_heads: int,
         head_size: int,
@@ -105,7 +105,7 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         write_kv_cache(key[:tokens], value[:tokens], *self._planes(kv_cache), slot_mapping)
         self.writes += 1
 
-    def forward(  # noqa: PLR0917 - vLLM's signature
+    def forward(
         self,
         layer: AttentionLayer,  # noqa: ARG002 - as above
         query: torch.Tensor,

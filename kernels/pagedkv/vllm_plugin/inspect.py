@@ -123,7 +123,7 @@ def build_llm(model: str, **arguments: Any) -> LLM:
         arguments["attention_backend"] = NAME
     elif os.environ.get("TRITON_INTERPRET") != "1":
         raise NotInterpretedError
-    from vllm import LLM  # noqa: PLC0415 - only the front end needs it, and it takes seconds; workers import this too
+    from vllm import LLM
 
     return LLM(model=model, worker_extension_cls=WORKER_EXTENSION, **arguments)
 
