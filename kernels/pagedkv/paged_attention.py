@@ -44,8 +44,8 @@ def paged_attention(
     Fit for graph capture: it never waits for the device; grid and scratch follow from shapes and the two bounds.
 
     A batch that mixes decode with prefill is right in one call and fast in two. With the decode sequences first, call
-    it with their rows of the metadata and max_query_len=1, then with the other rows; both with the whole `query` and `out`
-    (a call touches only the tokens of its own sequences, wherever `query_start_loc` begins).
+    it with their rows of the metadata and max_query_len=1, then with the other rows; both with the whole `query` and
+    `out` (a call touches only the tokens of its own sequences, wherever `query_start_loc` begins).
 
     Args:
         query: Queries of all sequences, one after the other, in the dtype of the cache; last dimension dense.
