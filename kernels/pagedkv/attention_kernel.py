@@ -20,6 +20,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .strides import multiple
+
 
 @triton.jit
 def _sequence_of_tile(query_start_loc, tile, num_seqs, TOKENS: tl.constexpr, SEARCH: tl.constexpr):
@@ -73,9 +75,18 @@ def attention_kernel(
     DECODE: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
-    ALIGN: tl.constexpr,  # a power of two that divides every stride of the caches
+    ALIGN: tl.constexpr,  # see strides.hidden_alignment
 ):
     """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, SPLITS]."""
+    if ALIGN > 1:
+        stride_query_token = multiple(stride_query_token, ALIGN)
+        stride_query_head = multiple(stride_query_head, ALIGN)
+        stride_kc_block = multiple(stride_kc_block, ALIGN)
+        stride_kc_token = multiple(stride_kc_token, ALIGN)
+        stride_kc_head = multiple(stride_kc_head, ALIGN)
+        stride_vc_block = multiple(stride_vc_block, ALIGN)
+        stride_vc_token = multiple(stride_vc_token, ALIGN)
+        stride_vc_head = multiple(stride_vc_head, ALIGN)
     # Programs of neighbouring heads run together: in a token-first layout their rows are neighbours in memory.
     query_tile = tl.program_id(0) // HEAD_PROGRAMS
     first_head = tl.program_id(0) % HEAD_PROGRAMS * HEADS
@@ -159,7 +170,7 @@ def attention_kernel(
             block = tl.load(table + token // BLOCK_SIZE, mask=loaded, other=0).to(tl.int64)
             offset = token % BLOCK_SIZE
         mask = loaded[:, None] & in_head[None, :]
-        key_row = tl.multiple_of(block * stride_kc_block + offset * stride_kc_token + key_head, ALIGN)
+        key_row = block * stride_kc_block + offset * stride_kc_token + key_head
         k = tl.load(key_cache + key_row[:, None] + channel[None, :], mask=mask, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2e
         seen = same & loaded[None, :]
@@ -176,7 +187,7 @@ def attention_kernel(
         total = total * decay + tl.sum(weights, axis=1)
         maximum = maximum_now
         # Lanes of V that were not loaded are 0 and not whatever the block holds: 0 * NaN would be NaN.
-        value_row = tl.multiple_of(block * stride_vc_block + offset * stride_vc_token + value_head, ALIGN)
+        value_row = block * stride_vc_block + offset * stride_vc_token + value_head
         v = tl.load(value_cache + value_row[:, None] + channel[None, :], mask=mask, other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
 

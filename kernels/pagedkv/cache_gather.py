@@ -19,7 +19,7 @@ from . import checks
 from .arch import next_power_of_two
 from .device import current, on
 from .launch import tuning
-from .strides import alignment
+from .strides import hidden_alignment, multiple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,8 +53,19 @@ def _gather_kernel(
     PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
-    ALIGN: tl.constexpr,  # a power of two that divides every stride of K and V
+    ALIGN: tl.constexpr,  # see strides.hidden_alignment
 ):
+    if ALIGN > 1:
+        stride_kc_block = multiple(stride_kc_block, ALIGN)
+        stride_kc_token = multiple(stride_kc_token, ALIGN)
+        stride_kc_head = multiple(stride_kc_head, ALIGN)
+        stride_vc_block = multiple(stride_vc_block, ALIGN)
+        stride_vc_token = multiple(stride_vc_token, ALIGN)
+        stride_vc_head = multiple(stride_vc_head, ALIGN)
+        stride_key_token = multiple(stride_key_token, ALIGN)
+        stride_key_head = multiple(stride_key_head, ALIGN)
+        stride_value_token = multiple(stride_value_token, ALIGN)
+        stride_value_head = multiple(stride_value_head, ALIGN)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     # Indices are clamped, not masked: over a chain of masked index loads Triton 3.6's RemoveLayoutConversions gives a
     # mask another layout than its pointer and then fails its own verifier. Only the copy itself is masked.
@@ -71,13 +82,13 @@ def _gather_kernel(
     channel = tl.arange(0, PADDED)[None, :]
     mask = inside[:, None] & (channel < HEAD_SIZE)
 
-    source = tl.multiple_of(block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head, ALIGN)
-    target = tl.multiple_of(token * stride_key_token + head * stride_key_head, ALIGN)
+    source = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
+    target = token * stride_key_token + head * stride_key_head
     k = tl.load(key_cache + source[:, None] + channel, mask=mask)
     tl.store(key + target[:, None] + channel, k, mask=mask)
 
-    source = tl.multiple_of(block * stride_vc_block + offset * stride_vc_token + head * stride_vc_head, ALIGN)
-    target = tl.multiple_of(token * stride_value_token + head * stride_value_head, ALIGN)
+    source = block * stride_vc_block + offset * stride_vc_token + head * stride_vc_head
+    target = token * stride_value_token + head * stride_value_head
     v = tl.load(value_cache + source[:, None] + channel, mask=mask)
     tl.store(value + target[:, None] + channel, v, mask=mask)
 
@@ -177,6 +188,6 @@ def gather_kv_cache(
             PADDED=next_power_of_two(head_size),
             BLOCK_SIZE=block_size,
             ROWS=rows,
-            ALIGN=alignment(key_cache, value_cache, key, value),
+            ALIGN=hidden_alignment(key_cache, value_cache, key, value),
             num_warps=launch.waves,
         )

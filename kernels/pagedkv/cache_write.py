@@ -19,7 +19,7 @@ from . import checks
 from .arch import next_power_of_two
 from .device import current, on
 from .launch import tuning
-from .strides import alignment
+from .strides import hidden_alignment, multiple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,8 +49,19 @@ def _write_kernel(
     PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
-    ALIGN: tl.constexpr,  # a power of two that divides every stride of K and V
+    ALIGN: tl.constexpr,  # see strides.hidden_alignment
 ):
+    if ALIGN > 1:
+        stride_key_token = multiple(stride_key_token, ALIGN)
+        stride_key_head = multiple(stride_key_head, ALIGN)
+        stride_value_token = multiple(stride_value_token, ALIGN)
+        stride_value_head = multiple(stride_value_head, ALIGN)
+        stride_kc_block = multiple(stride_kc_block, ALIGN)
+        stride_kc_token = multiple(stride_kc_token, ALIGN)
+        stride_kc_head = multiple(stride_kc_head, ALIGN)
+        stride_vc_block = multiple(stride_vc_block, ALIGN)
+        stride_vc_token = multiple(stride_vc_token, ALIGN)
+        stride_vc_head = multiple(stride_vc_head, ALIGN)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     token = row // NUM_HEADS
     head = row % NUM_HEADS
@@ -60,13 +71,13 @@ def _write_kernel(
     block = slot // BLOCK_SIZE
     offset = slot % BLOCK_SIZE
 
-    source = tl.multiple_of(token * stride_key_token + head * stride_key_head, ALIGN)
-    target = tl.multiple_of(block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head, ALIGN)
+    source = token * stride_key_token + head * stride_key_head
+    target = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
     k = tl.load(key + source[:, None] + channel, mask=mask)
     tl.store(key_cache + target[:, None] + channel, k, mask=mask)
 
-    source = tl.multiple_of(token * stride_value_token + head * stride_value_head, ALIGN)
-    target = tl.multiple_of(block * stride_vc_block + offset * stride_vc_token + head * stride_vc_head, ALIGN)
+    source = token * stride_value_token + head * stride_value_head
+    target = block * stride_vc_block + offset * stride_vc_token + head * stride_vc_head
     v = tl.load(value + source[:, None] + channel, mask=mask)
     tl.store(value_cache + target[:, None] + channel, v, mask=mask)
 
@@ -133,6 +144,6 @@ def write_kv_cache(
             PADDED=next_power_of_two(head_size),
             BLOCK_SIZE=block_size,
             ROWS=rows,
-            ALIGN=alignment(key, value, key_cache, value_cache),
+            ALIGN=hidden_alignment(key, value, key_cache, value_cache),
             num_warps=launch.waves,
         )

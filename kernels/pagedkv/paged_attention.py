@@ -16,7 +16,7 @@ from .errors import HeadRatioError, LengthError, SplitError, WindowError
 from .launch import attention as choose_launch
 from .launch import query_tiles, tuning
 from .split_reduce import reduce_kernel
-from .strides import alignment
+from .strides import hidden_alignment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,9 +43,9 @@ def paged_attention(
 
     Fit for graph capture: it never waits for the device; grid and scratch follow from shapes and the two bounds.
 
-    Fit for graph capture: it never waits for the device; grid and scratch follow from shapes and the bounds alone.
-    with their slices and max_query_len=1, then with the other rows of the three metadata tensors and the whole `query`
-    (the starts in `query_start_loc` may begin anywhere).
+    A batch that mixes decode with prefill is right in one call and fast in two. With the decode sequences first, call
+    it with their rows of the metadata and max_query_len=1, then with the other rows; both with the whole `query` and
+    `out` (a call touches only the tokens of its own sequences, wherever `query_start_loc` begins).
 
     Args:
         query: Queries of all sequences, one after the other, in the dtype of the cache; last dimension dense.
@@ -133,7 +133,7 @@ def paged_attention(
             DECODE=decode,
             CAUSAL=causal,
             WINDOWED=sliding_window is not None,
-            ALIGN=alignment(key_cache, value_cache),
+            ALIGN=hidden_alignment(query, key_cache, value_cache),
             num_warps=launch.waves,
             num_stages=launch.stages,
         )

@@ -1,19 +1,31 @@
-"""What the launchers may promise the compiler about the strides of their tensors."""
+"""What the launchers tell the compiler about the strides of their tensors."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+import triton
+import triton.language as tl
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def alignment(*tensors: Tensor) -> int:
-    """Return the largest power of two <= 16 that divides every stride (in elements) but the last of every tensor.
+def hidden_alignment(*tensors: Tensor) -> int:
+    """Return 8, 4 or 2 if that divides every stride (in elements) but the last of every tensor and 16 does not, else 1.
 
-    Triton specialises an integer argument on divisibility by 16 only; a head of 40 or 72 channels has rows that are
-    16-byte aligned (8 elements of two bytes) and would be read two bytes at a time without this.
+    Triton specialises an integer argument on divisibility by 16 only. A head of 40 or 72 channels has rows that are
+    16-byte aligned (8 elements of two bytes) and would be read element by element without this.
     """
     common = math.gcd(16, *(stride for tensor in tensors for stride in tensor.stride()[:-1]))
-    return common & -common
+    return 1 if common == 16 else common
+
+
+@triton.jit
+def multiple(stride, ALIGN: tl.constexpr):
+    """Return `stride`, known to the compiler as a multiple of ALIGN, which the caller guarantees.
+
+    A product with a constant survives every pass; the attribute that `tl.multiple_of` sets does not.
+    """
+    return stride // ALIGN * ALIGN

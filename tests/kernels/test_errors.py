@@ -102,7 +102,11 @@ GATHER = {
     "more rows than output": ({"token_to_seq": ints(*[0] * 6)}, errors.ShapeError, "token_to_seq"),
     "output in another dtype": ({"key": torch.zeros(5, 2, 64).half()}, errors.DtypeError, "key"),
     "transposed output": ({"value": torch.zeros(5, 64, 2).mT}, errors.DenseError, "value"),
-    "strided table": ({"block_table": ints(*[0] * 4).view(1, 4)[:, ::2]}, errors.DenseError, "block_table"),
+    "transposed table": (
+        {"block_table": ints(0, 0, 0, 0).view(2, 2).T, "cu_seq_lens": ints(0, 5, 5), "seq_starts": ints(0, 0)},
+        errors.DenseError,
+        "block_table",
+    ),
     "sequence that is none": ({"token_to_seq": ints(0, 0, 1, 0, 0), "debug": True}, errors.LengthError, "token_to_seq"),
     "position beyond the row": ({"seq_starts": ints(30), "debug": True}, errors.LengthError, "seq_starts"),
     "block that is none": ({"block_table": ints(3, 0).view(1, 2), "debug": True}, errors.BlockTableError, "block 3 at"),
