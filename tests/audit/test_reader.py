@@ -61,12 +61,19 @@ def test_loads_are_counted_by_width_and_source_line():
 
 
 def test_loads_are_found_by_the_pointer_they_go_through(tmp_path):
-    (tmp_path / "attend.py").write_text("k = tl.load(key_cache + row)\nv = tl.load(value_cache_2 + key_cache)\n")
+    lines = [
+        "k = tl.load(key_cache + row)",
+        "v = tl.load(value_cache_2 + key_cache)",
+        "    key_cache + row,",
+        "key_cache = 1",
+    ]
+    (tmp_path / "attend.py").write_text("\n".join(lines))
     text = read_assembly(
         f'\t.file\t1 "{tmp_path}" "attend.py"\n\t.loc\t1 1 0\n\tbuffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen\n'
-        "\t.loc\t1 2 0\n\tglobal_load_ushort v0, v[4:5], off\n; Occupancy: 8\n"
+        "\t.loc\t1 2 0\n\tglobal_load_ushort v0, v[4:5], off\n\t.loc\t1 3 0\n\tglobal_load_ubyte v0, v[4:5], off\n"
+        "\t.loc\t1 4 0\n\tglobal_load_dword v0, v[4:5], off\n; Occupancy: 8\n"
     )
-    assert [site.source for site in text.loads_through("key_cache")] == ["attend.py:1"]
+    assert [site.source for site in text.loads_through("key_cache")] == ["attend.py:1", "attend.py:3"]
     assert text.loads_through("value_cache") == ()
 
 

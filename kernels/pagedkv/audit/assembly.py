@@ -80,8 +80,11 @@ class Assembly:
         return tuple(site for site in self.loads if site.width < 4)
 
     def loads_through(self, pointer: str) -> tuple[Site, ...]:
-        """Loads whose line of Python is a `tl.load` through the kernel argument `pointer`."""
-        pattern = re.compile(rf"\btl\.load\(\s*{re.escape(pointer)}\b")
+        """Loads through the kernel argument `pointer`, by their line of Python.
+
+        The line is that of `tl.load(pointer ...`, or of `pointer ...` alone where the call goes over several lines.
+        """
+        pattern = re.compile(rf"(?:\btl\.load\(\s*|^){re.escape(pointer)}\b(?!\s*=)")
         return tuple(site for site in self.loads if pattern.search(site.code))
 
 
