@@ -82,6 +82,7 @@ class Runner:
     _started: dict[str, dt.datetime] = field(default_factory=dict)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _interrupt: int = 0
+    _installed: frozenset[str] = frozenset()
 
     def run(self) -> None:
         """Run to the end.
@@ -98,6 +99,7 @@ class Runner:
                 environment=self.environment,
             )
         )
+        self._installed = frozenset(installed({name for step in self.plan.steps for name in step.packages}))
         steps = {
             step.key: step
             for step in self.plan.steps
@@ -149,7 +151,7 @@ class Runner:
             outcome = self._outcomes.get(need, Outcome.PASS)
             if outcome is not Outcome.PASS:
                 return f"needs {need}, which {_ENDED[outcome]}"
-        missing = [name for name in step.packages if name not in installed(step.packages)]
+        missing = [name for name in step.packages if name not in self._installed]
         return f"needs {', '.join(missing)}, not installed here" if missing else ""
 
     def _start(self, step: PlannedStep) -> None:

@@ -41,7 +41,8 @@ def metadata(**changes):
         "rswa_prefix_lens": None,
         "dcp_local_seq_lens": None,
     }
-    return SimpleNamespace(**(common | changes))
+    common |= changes
+    return SimpleNamespace(**common, query_start_loc_cpu=common["query_start_loc"])
 
 
 @pytest.fixture
@@ -124,6 +125,36 @@ def test_forward_passes_on_window_views_and_actual_tokens(builder, calls, window
     assert (named["max_query_len"], named["max_seq_len"]) == (3, 60)
     assert named["block_table"].tolist() == [[4, 2]]
     assert (layer.writes, layer.attentions) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "parts"),
+    [
+        ((1, 1, 1), [(0, 3, 1)]),
+        ((4, 2), [(0, 2, 4)]),
+        ((1, 1, 5, 2), [(0, 2, 1), (2, 4, 5)]),
+        ((5, 1, 2), [(0, 3, 5)]),  # not reordered: right, though slower
+        ((1, 0), [(0, 2, 1)]),  # a padding sequence of a captured graph
+    ],
+)
+def test_a_mixed_batch_is_one_call_for_decode_and_one_for_the_rest(query_lens, parts, builder, calls):
+    sequences = len(query_lens)
+    starts = torch.tensor([0, *query_lens], dtype=torch.int32).cumsum(0).int()
+    batch = metadata(
+        num_actual_tokens=int(starts[-1]),
+        max_query_len=max(query_lens),
+        query_start_loc=starts,
+        seq_lens=torch.arange(40, 40 + sequences, dtype=torch.int32),
+        block_table_tensor=torch.arange(2 * sequences, dtype=torch.int32).view(sequences, 2),
+    )
+    layer, query = make_impl(), torch.zeros(int(starts[-1]), HEADS, HEAD_SIZE)
+    layer.forward(None, query, None, None, packed_cache(), builder.build(0, batch), query)
+    assert layer.attentions == 1, "one layer call, however many kernel calls"
+    for (first, end, longest), (_, named) in zip(parts, calls, strict=True):
+        assert named["max_query_len"] == longest
+        assert named["query_start_loc"].tolist() == starts[first : end + 1].tolist()
+        assert named["seq_lens"].tolist() == list(range(40 + first, 40 + end))
+        assert named["block_table"].tolist() == [[2 * i, 2 * i + 1] for i in range(first, end)]
 
 
 def test_write_leaves_padding_rows_out(calls):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypedDict
 
 import torch
 from vllm.v1.attention.backend import (
@@ -68,25 +68,37 @@ class PagedKVBackend(AttentionBackend):
         return attn_type == AttentionType.DECODER
 
 
-@dataclass
-class PagedKVMetadata(AttentionMetadata):
-    """One batch of one KV cache group. S sequences, T query tokens, M entries per block table row."""
+class Part(TypedDict):
+    """Neighbouring sequences of a batch that one kernel call serves, as its arguments. S sequences, M blocks each."""
 
-    num_actual_tokens: int
-    """T without the padding rows of query and output."""
     max_query_len: int
+    """1 for sequences that decode."""
     max_seq_len: int
     """An upper bound, in tokens."""
     query_start_loc: torch.Tensor
-    """[S + 1] int32."""
+    """[S + 1] int32; begins where the part begins in the query."""
     seq_lens: torch.Tensor
     """[S] int32, context and query together."""
     block_table: torch.Tensor
     """[S, M] int32."""
 
 
+@dataclass
+class PagedKVMetadata(AttentionMetadata):
+    """One batch of one KV cache group."""
+
+    num_actual_tokens: int
+    """Query tokens without the padding rows of query and output."""
+    parts: list[Part]
+    """The sequences that decode, then the others; either may be missing. A decode step has cheaper programs, so a batch
+    that mixes both is served by two calls."""
+
+
 class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
-    """Passes on what the kernels need; there is no plan to compute on the host."""
+    """Splits a batch into decode and the rest; there is no other plan to compute on the host."""
+
+    reorder_batch_threshold: int | None = 1
+    """Asks vLLM to put sequences with a single query token first."""
 
     def __init__(
         self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
@@ -115,11 +127,21 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         for feature, asked in refused.items():
             if asked:
                 raise UnsupportedFeatureError(feature)
+        query_lens = common.query_start_loc_cpu.diff()
+        longer = (query_lens > 1).nonzero()
+        decodes = int(longer[0]) if len(longer) else len(query_lens)
+        bounds = [(0, decodes, 1), (decodes, len(query_lens), common.max_query_len)]
         return PagedKVMetadata(
             num_actual_tokens=common.num_actual_tokens,
-            max_query_len=common.max_query_len,
-            max_seq_len=common.max_seq_len,
-            query_start_loc=common.query_start_loc,
-            seq_lens=common.seq_lens,
-            block_table=common.block_table_tensor,
+            parts=[
+                Part(
+                    max_query_len=max_query_len,
+                    max_seq_len=common.max_seq_len,
+                    query_start_loc=common.query_start_loc[first : end + 1],
+                    seq_lens=common.seq_lens[first:end],
+                    block_table=common.block_table_tensor[first:end],
+                )
+                for first, end, max_query_len in bounds
+                if first < end
+            ],
         )

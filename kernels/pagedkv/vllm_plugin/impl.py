@@ -141,18 +141,15 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         if attn_metadata is None:
             return output.fill_(0)
         tokens = attn_metadata.num_actual_tokens
-        paged_attention(
-            query[:tokens],
-            *self._planes(kv_cache),
-            output[:tokens],
-            block_table=attn_metadata.block_table,
-            seq_lens=attn_metadata.seq_lens,
-            query_start_loc=attn_metadata.query_start_loc,
-            max_query_len=attn_metadata.max_query_len,
-            max_seq_len=attn_metadata.max_seq_len,
-            scale=self.scale,
-            sliding_window=self.sliding_window,
-        )
+        for part in attn_metadata.parts:
+            paged_attention(
+                query[:tokens],
+                *self._planes(kv_cache),
+                output[:tokens],
+                scale=self.scale,
+                sliding_window=self.sliding_window,
+                **part,
+            )
         self.attentions += 1
         return output
 
