@@ -90,7 +90,7 @@ def record(
     baseline = make_baseline(name, run, floor=gate.floor, engine=versions, attention_backend=backend, reason=reason)
     path = gate.path(gate.baseline)
     baseline.write(path)
-    console.print(f"{path}: {run.strict_correct}/{len(run.samples)} right on {versions}, {run.seconds:.0f} s")
+    typer.echo(f"{path}: {run.strict_correct}/{len(run.samples)} right on {versions}, {run.seconds:.0f} s")
 
 
 def measure(name: str, gate: Gate, engine: EngineName, limit: int | None) -> tuple[Run, Check | None]:

@@ -117,7 +117,8 @@ class VllmEngine:
             self._llm = vllm.LLM(
                 model=str(model), worker_extension_cls=self.REPORTER, disable_log_stats=True, **chosen, **arguments
             )
-            self._poison = attention_backend == "pagedkv"
+            layers = self.attention_layers()
+            self._poison = bool(layers) and all(str(layer["impl"]).startswith("pagedkv.") for layer in layers)
 
     @classmethod
     def _prepare(cls, attention_backend: str) -> dict[str, Any]:
@@ -141,7 +142,10 @@ class VllmEngine:
         return {"attention_backend": cls.OURS} if attention_backend == "pagedkv" else {}
 
     def answer(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
-        """Answer every prompt greedily. Our backend starts on a KV pool of NaN: reading an unwritten slot shows."""
+        """Answer every prompt greedily. If ours serves, the KV pool is NaN before: reading an unwritten slot shows.
+
+        The engine's own attention is spared: it may multiply slots that it masks by zero, which is harmless on zeros.
+        """
         with _as_engine_error("generating", self._where):
             from vllm import SamplingParams
 

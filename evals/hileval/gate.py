@@ -77,7 +77,7 @@ def judge(name: str, gate: Gate, run: Run, baseline: Baseline, served: Check | N
     if served is None:
         return checks
     if served.outcome is not Outcome.PASS:
-        checks = [_not_this_backend(check, served) for check in checks]
+        checks = [_not_measured(check) for check in checks]
     return [served, *checks]
 
 
@@ -100,11 +100,11 @@ def exit_status(checks: Sequence[Check]) -> Exit:
     return Exit.PASS
 
 
-def _not_this_backend(check: Check, served: Check) -> Check:
+def _not_measured(check: Check) -> Check:
     return check.model_copy(
         update={
             "outcome": Outcome.DID_NOT_RUN,
-            "message": f"not measured on the required attention ({served.message}); it says: {check.message}",
+            "message": f"not measured on the required attention; what answered instead: {check.message}",
         }
     )
 
