@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pools import batch, same_bits
+from pools import batch, pool, same_bits
 
 from pagedkv import reference
 from pagedkv.cache_gather import gather_kv_cache
@@ -71,6 +71,21 @@ def test_gather_kv_cache_leaves_positions_without_a_block(device):
     gather_kv_cache(data.pool.key, data.pool.value, key, value, data.block_table, **arguments)
     assert key[:16].isfinite().all()
     assert key[16:].isnan().all()
+
+
+def test_gather_kv_cache_with_strides_of_its_own_for_v(device):
+    """K token-first, V head-first: a kernel that reuses K's strides for V fails."""
+    key_side = pool("nhd", (4, 16, 3, 48), "float32", device)
+    value_side = pool("hnd", (4, 16, 3, 48), "float32", device, padding=8)
+    key_side.key.normal_()
+    value_side.value.normal_()
+    key, value = outputs(40, key_side.key)
+    table = torch.tensor([[2, 0, 3]], dtype=torch.int32, device=device)
+    gather_kv_cache(key_side.key, value_side.value, key, value, table, **gather_arguments([1], [40], device))
+    position = torch.arange(1, 41, device=device)
+    where = (table[0, position // 16].long(), position % 16)
+    assert torch.equal(key, key_side.key[where])
+    assert torch.equal(value, value_side.value[where])
 
 
 def test_gather_kv_cache_beyond_int32(far_pool):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pools import batch, same_bits
+from pools import batch, pool, same_bits
 from tolerances import ROW_RELATIVE
 
 from pagedkv import reference
@@ -135,13 +135,24 @@ def test_paged_attention_takes_strided_queries_and_outputs(device, record_proper
     assert out[:, 1::2].isnan().all()
 
 
+@pytest.mark.parametrize("query_len", [1, 6])
+def test_paged_attention_with_strides_of_its_own_for_v(query_len, device, record_property):
+    """K token-first, V head-first in a pool of its own: a kernel that reuses K's strides for V fails."""
+    data = small(device, [query_len] * 2, [40, 20], layout_name="nhd")
+    golden = expected(data)
+    other = pool("hnd", tuple(data.pool.value.shape), "float32", device, padding=40)
+    other.value.copy_(data.pool.value)
+    data.pool.value = other.value
+    check(attend(data), golden, record_property)
+
+
 @pytest.mark.parametrize("splits", [1, 3])
 def test_paged_attention_of_a_mixed_batch_in_two_calls(splits, device, record_property):
     """Decode sequences first, then the others with starts that do not begin at 0: each call writes its own rows."""
     data = small(device, [1, 1, 7, 4], [40, 9, 30, 4])
     out = torch.full_like(data.query, float("nan"))
     caches, scale = (data.pool.key, data.pool.value), 64**-0.5
-    for first, end, longest in ((2, 4, 7), (0, 2, 1)):
+    for first, end, longest in ((0, 2, 1), (2, 4, 7)):
         metadata = {
             "block_table": data.block_table[first:end],
             "seq_lens": data.seq_lens[first:end],

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tolerances import ROW_RELATIVE
+
+from pagedkv.split_reduce import reduce_kernel
+
+pytestmark = pytest.mark.device
+
+
+@pytest.mark.parametrize("splits", [2, 13, 70])
+def test_reduce_kernel(splits, device, record_property):
+    """Merged by the definition in float64; more partitions than one chunk, empty partitions, and an empty row."""
+    torch.manual_seed(splits)
+    num_tokens, heads, head_size = 7, 3, 80
+    partial = torch.randn(num_tokens, heads, splits, head_size, device=device)
+    lse = 8 * torch.randn(num_tokens, heads, splits, device=device)
+    lse[:, :, 1::3] = float("-inf")
+    lse[3, 1] = float("-inf")
+    partial[lse == float("-inf")] = 0.0
+    starts = torch.tensor([1, 3, 6], dtype=torch.int32, device=device)
+    out = torch.full((num_tokens, heads, head_size), float("nan"), device=device)
+    sizes = {"NUM_HEADS": heads, "HEAD_SIZE": head_size, "PADDED": 128, "SPLITS": splits, "ROWS": 4, "CHUNK": 8}
+    reduce_kernel[(6,)](partial, lse, out, starts, 2, *out.stride()[:2], **sizes)
+
+    weights = torch.exp2(lse.double() - lse.double().amax(-1, keepdim=True)).nan_to_num(0.0)
+    total = weights.sum(-1, keepdim=True)
+    golden = (weights[..., None] * partial.double()).sum(2) / torch.where(total > 0, total, 1.0)
+    assert out[:1].isnan().all(), "rows of another call were written"
+    assert out[6:].isnan().all(), "rows behind the last sequence were written"
+    assert (out[3, 1] == 0).all()
+    error = (out - golden).norm(dim=-1)[1:6] / golden.norm(dim=-1)[1:6].clamp(min=1e-30)
+    record_property("max_row_relative_err", error.max().item())
+    assert error.max() <= ROW_RELATIVE["attention", "float32"]
