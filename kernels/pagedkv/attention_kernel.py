@@ -105,7 +105,7 @@ def attention_kernel(
             return
         query_start = tl.load(query_start_loc + first_seq)
         first_token = (query_tile - query_start // TOKENS - first_seq) * TOKENS
-        if first_token >= tl.load(query_start_loc + first_seq + 1) - query_start:
+        if (first_token < 0) | (first_token >= tl.load(query_start_loc + first_seq + 1) - query_start):
             return
 
     PER_SEQ: tl.constexpr = TOKENS * GROUP * HEADS

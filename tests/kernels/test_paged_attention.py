@@ -147,12 +147,17 @@ def test_paged_attention_with_strides_of_its_own_for_v(query_len, device, record
 
 
 @pytest.mark.parametrize("splits", [1, 3])
-def test_paged_attention_of_a_mixed_batch_in_two_calls(splits, device, record_property):
-    """Decode sequences first, then the others with starts that do not begin at 0: each call writes its own rows."""
-    data = small(device, [1, 1, 7, 4], [40, 9, 30, 4])
+@pytest.mark.parametrize("decodes", [2, 130])
+def test_paged_attention_of_a_mixed_batch_in_two_calls(decodes, splits, device, record_property):
+    """Decode sequences first, then the others with starts that do not begin at 0: each call writes its own rows.
+
+    130 decodes are more tokens than a query tile has: tiles before the part's own must not reach back into them. The
+    part of the others runs last, so that it would overwrite what decode has written.
+    """
+    data = small(device, [1] * decodes + [7, 4], [40, 9] * (decodes // 2) + [30, 4])
     out = torch.full_like(data.query, float("nan"))
     caches, scale = (data.pool.key, data.pool.value), 64**-0.5
-    for first, end, longest in ((0, 2, 1), (2, 4, 7)):
+    for first, end, longest in ((0, decodes, 1), (decodes, decodes + 2, 7)):
         metadata = {
             "block_table": data.block_table[first:end],
             "seq_lens": data.seq_lens[first:end],
