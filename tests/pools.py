@@ -93,6 +93,13 @@ def batch(
     )
 
 
-def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors hold the same bytes (NaN equals NaN)."""
-    return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
+def assert_same_bits(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
+    """Fail unless two tensors hold the same bytes (NaN equals NaN); the message names the first difference."""
+    element = {2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
+    different = (got.contiguous().view(element) != want.contiguous().view(element)).nonzero()
+    if len(different):
+        first = tuple(different[0].tolist())
+        raise AssertionError(
+            f"{what}: {len(different)} of {got.numel()} elements differ; first at {list(first)}: "
+            f"got {got[first].item()}, expected {want[first].item()}"
+        )

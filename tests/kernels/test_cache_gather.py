@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pools import batch, pool, same_bits
+from pools import assert_same_bits, batch, pool
 
 from pagedkv import reference
 from pagedkv.cache_gather import gather_kv_cache
@@ -47,8 +47,8 @@ def test_gather_kv_cache(case, device):
     expected_key, expected_value = outputs(total + 3, data.pool.key)
     gather_kv_cache(data.pool.key, data.pool.value, key, value, data.block_table, **arguments, debug=True)
     reference.gather(data.pool.key, data.pool.value, expected_key, expected_value, data.block_table, **arguments)
-    assert same_bits(key, expected_key)
-    assert same_bits(value, expected_value)
+    assert_same_bits(key, expected_key, "key")
+    assert_same_bits(value, expected_value, "value")
     assert key[:total].isfinite().all()
     assert key[total:].isnan().all(), "rows behind the last token were written"
 

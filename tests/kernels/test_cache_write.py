@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pools import pool, same_bits
+from pools import assert_same_bits, pool
 
 from pagedkv import reference
 from pagedkv.cache_write import write_kv_cache
@@ -32,7 +32,7 @@ def test_write_kv_cache(case, device):
     slots[::5] = -1
     write_kv_cache(key, value, got.key, got.value, slots, debug=True)
     reference.write(key, value, expected.key, expected.value, slots)
-    assert same_bits(got.storage, expected.storage)
+    assert_same_bits(got.storage, expected.storage, "storage of the pool")
     assert got.key.isfinite().sum() == (slots >= 0).sum() * case.num_kv_heads * case.head_size
 
 

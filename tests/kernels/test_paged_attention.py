@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pools import batch, pool, same_bits
+from pools import assert_same_bits, batch, pool
 from tolerances import ROW_RELATIVE
 
 from pagedkv import reference
@@ -202,7 +202,7 @@ def test_paged_attention_beyond_int32(far_pool, record_property):
 
 def test_paged_attention_is_repeatable(device):
     data = small(device, [1, 1, 1], [70, 9, 33], dtype="float16")
-    assert same_bits(attend(data, num_splits=3), attend(data, num_splits=3))
+    assert_same_bits(attend(data, num_splits=3), attend(data, num_splits=3), "second run")
 
 
 if not INTERPRETED:  # the interpreter has no graphs
