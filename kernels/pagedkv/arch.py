@@ -111,6 +111,15 @@ def next_power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def reading_waves(arch: Arch, *, tile: int, head_size: int, element_bytes: int, most: int) -> int:
+    """Return how many waves a program can have if each of their lanes is to read at least 16 bytes of a K tile.
+
+    16 bytes is the widest load of a lane (global_load_dwordx4, ld.global.v4); with more waves than that the compiler
+    shares the tile out in narrower pieces.
+    """
+    return max(1, min(most, tile * next_power_of_two(head_size) * element_bytes // (16 * arch.lanes)))
+
+
 def tile_tokens(
     arch: Arch,
     *,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from .arch import limits, next_power_of_two, tile_tokens
+from .arch import limits, next_power_of_two, reading_waves, tile_tokens
 
 if TYPE_CHECKING:
     from .arch import Arch
@@ -212,7 +212,8 @@ def attention(
             per_unit=data.programs_per_unit,
             fewest_tiles=max(1, data.split_tokens // tile),
         )
-    return AttentionLaunch(tile, rows, tokens, seqs, heads, data.waves, stages, num_splits)
+    waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=element_bytes, most=data.waves)
+    return AttentionLaunch(tile, rows, tokens, seqs, heads, waves, stages, num_splits)
 
 
 def query_tiles(num_tokens: int, num_seqs: int, tokens: int, seqs: int, *, decode: bool) -> int:

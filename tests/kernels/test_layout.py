@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedkv import launch, layout, slots
-from pagedkv.arch import ARCHES, UnsupportedArchError, limits, next_power_of_two, tile_tokens
+from pagedkv.arch import ARCHES, UnsupportedArchError, limits, next_power_of_two, reading_waves, tile_tokens
 from pagedkv.configurations import CONFIGURATIONS
 
 extents = st.tuples(*(st.integers(1, most) for most in (4, 5, 3, 4)))
@@ -172,3 +172,18 @@ ROWS = "rows = 1\nwaves = 1\n"
 def test_a_wrong_tuning_file(text, message):
     with pytest.raises(launch.TuningError, match=message):
         launch.parse(text, "t.toml")
+
+
+@pytest.mark.parametrize(
+    ("arch", "tile", "head_size", "element_bytes", "waves"),
+    [
+        ("gfx950", 32, 32, 2, 2),  # 2048 B of K are 16 B for 128 lanes
+        ("gfx950", 32, 128, 2, 4),  # enough for 8 waves; the tuning data asks for 4
+        ("gfx942", 16, 32, 2, 1),
+        ("sm_90", 32, 40, 2, 4),  # 40 channels are padded to 64
+        ("interpreter", 16, 32, 4, 4),
+    ],
+)
+def test_every_lane_of_every_wave_can_read_16_bytes(arch, tile, head_size, element_bytes, waves):
+    shape = {"tile": tile, "head_size": head_size, "element_bytes": element_bytes}
+    assert reading_waves(limits(arch), **shape, most=4) == waves
