@@ -9,8 +9,16 @@ READY := $(VENV)/.ready
 gate: $(READY)  ## plan, run, judge, report: everything this machine can run
 	@$(VENV)/bin/hilgate gate $(ARGS)
 
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile
+
+# Two sessions: a process either interprets kernels or compiles them (tests/conftest.py). ARGS replaces both.
 test: $(READY)  ## the test suite
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+ifeq ($(ARGS),)
+	@$(PYTEST) --ignore=tests/audit
+	@TRITON_INTERPRET=0 $(PYTEST) tests/audit
+else
+	@$(PYTEST) $(ARGS)
+endif
 
 setup: $(READY)
 

@@ -8,13 +8,30 @@ from pathlib import Path
 import pytest
 
 GPU_NODES = ("/dev/kfd", "/dev/nvidiactl")
+HERE = Path(__file__).parent
+INTERPRETING = (HERE / "kernels", HERE / "test_tiny.py")
+COMPILING = HERE / "audit"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # Triton decides once a process, when it is first imported, how its own library functions (`tl.sum`, `tl.cdiv`) run.
+    if _asked_for(config, COMPILING) and any(_asked_for(config, place) for place in INTERPRETING):
+        raise pytest.UsageError(
+            "tests/audit compiles kernels and tests/kernels may interpret them: one process cannot do both. "
+            "Run `make test`, or add --ignore=tests/audit, or name one of the two."
+        )
     # Triton decides when a kernel is defined, so this must precede every import of triton. Looking for the driver's
     # device nodes keeps torch out of the sessions that do not need it; the `device` fixture checks what torch says.
     if not any(Path(node).exists() for node in GPU_NODES):
         os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def _asked_for(config: pytest.Config, place: Path) -> bool:
+    ignored = {Path(path).resolve() for path in config.getoption("ignore") or ()}
+    arguments = [Path(argument.split("::")[0]).resolve() for argument in config.args]
+    return place not in ignored and any(
+        place == path or path in place.parents or place in path.parents for path in arguments
+    )
 
 
 @pytest.fixture(scope="session")
