@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from hilgate.model import Check, Outcome, Plan
     from hilgate.results import Recorded
 
+FOLD_ROWS = 30
 NOTHING = "–"  # noqa: RUF001 - a dash, where a check has no such label or number
 
 
@@ -28,6 +29,7 @@ class StepTable:
     Attributes:
         numeric: Per column, whether every cell with a value is a number (set flush right).
         more: Rows that are not shown.
+        not_green: How many checks did not pass, shown or not.
     """
 
     key: str
@@ -36,10 +38,16 @@ class StepTable:
     numeric: tuple[bool, ...]
     rows: tuple[Row, ...]
     more: int
+    not_green: int
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it would push what follows off the reader's screen, and is better folded."""
+        return len(self.rows) > FOLD_ROWS
 
 
 def step_tables(plan: Plan, recorded: Recorded, row_limit: int) -> tuple[StepTable, ...]:
-    """A table per step that declares columns and recorded checks; checks that are not green come first."""
+    """A table per step that declares columns and recorded checks, short ones first; not green checks lead each."""
     tables = []
     for step in plan.steps:
         attempt = recorded.last(step.key)
@@ -52,12 +60,18 @@ def step_tables(plan: Plan, recorded: Recorded, row_limit: int) -> tuple[StepTab
             for check in checks[:row_limit]
         )
         more = len(checks) - len(rows)
-        tables.append(StepTable(step.key, step.label, step.columns, numeric, rows, more))
-    return tuple(tables)
+        not_green = sum(check.outcome.value != "pass" for check in checks)
+        tables.append(StepTable(step.key, step.label, step.columns, numeric, rows, more, not_green))
+    return tuple(sorted(tables, key=lambda table: len(table.rows) + table.more))
 
 
 def cell(check: Check, column: str) -> str:
-    """A number with at most four significant digits unless it is whole, a label as it is, else a dash."""
+    """A number with at most four significant digits unless it is whole, a label as it is, else a dash.
+
+    The column `check` is the id.
+    """
+    if column == "check":
+        return check.id
     if column in check.numbers:
         number = check.numbers[column]
         return f"{number:,}".replace(",", "\u202f") if isinstance(number, int) else f"{number:.4g}"

@@ -57,7 +57,8 @@ class Step(Noun):
     minutes: float = Field(default=1.0, gt=0)
     """What it usually takes on 2 cores; used for ordering and for the estimate in the plan."""
     columns: tuple[str, ...] = ()
-    """Labels and numbers of its checks that the report shows as a table; empty shows only what is not green."""
+    """Labels and numbers of its checks, and `check` for the id, that the report shows as a table; empty shows only what
+    is not green."""
 
 
 class Area(Noun):
