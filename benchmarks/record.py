@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import statistics
 from typing import TYPE_CHECKING
@@ -70,6 +71,12 @@ class Record:
     hardware: str
     versions: dict[str, str]
     commit: str
+
+    def line(self) -> str:
+        """Return the record as one line of JSON; five significant digits are more than the spread allows."""
+        fields = dataclasses.asdict(self)
+        short = {name: float(f"{value:.5g}") for name, value in fields.items() if isinstance(value, float)}
+        return json.dumps(fields | short, allow_nan=False)
 
 
 def build(

@@ -12,10 +12,8 @@ Exit status: 0 all ran and are right (a missed goal is a figure, not a failure),
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import gc
 import importlib.metadata
-import json
 import os
 import subprocess
 import sys
@@ -140,7 +138,7 @@ def _run(chosen: list[Case], out: Path, commit: str) -> int:
         for case in chosen:
             ours, peer = measure(case)
             records.append(build(case, ours, peer, rates=rates, earlier=records, **context))
-            file.write(json.dumps(dataclasses.asdict(records[-1])) + "\n")
+            file.write(records[-1].line() + "\n")
             file.flush()
             print(*table(records[-1:], rates).splitlines()[2:], sep="\n", file=sys.stderr, flush=True)
             gc.collect()
