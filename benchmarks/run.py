@@ -48,7 +48,7 @@ def measure(case: Case) -> tuple[Measured, Measured]:
 
     work = operations.prepare(case, "cuda", torch.bfloat16, timing.CACHE_BYTES)
     sides: list[Side | None] = [work.ours, None]
-    graphs, troubles = [None, None], ["", ""]
+    graphs: list[torch.cuda.CUDAGraph | None] = [None, None]
 
     def capture(index: int) -> Measured:
         side = sides[index] = work.ours if index == 0 else work.peer()
