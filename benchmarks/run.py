@@ -1,0 +1,179 @@
+"""Our kernels beside vLLM's own, in one run: `python -m benchmarks.run` from the root of the repository, on a GPU.
+
+Each side replays a captured graph over inputs larger than the last-level cache; the sides take turns. The outputs are
+NaN before the timed replays and are compared with a float64 reference after them: a wrong side has no time.
+
+Exit status: 0 all ran and are right (a missed goal is a figure, not a failure), 1 one of our results is wrong,
+2 misuse, 5 no GPU here, or a peer that did not run or was wrong.
+"""
+
+# ruff: noqa: T201  a command line prints
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+from . import cases as data
+from .record import Measured, Record, build, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .cases import Case
+    from .operations import Side
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def _guard(step: Callable[[], Measured]) -> Measured:
+    try:
+        return step()
+    except Exception as error:  # noqa: BLE001  whatever stops one side is its record, not the end of the run
+        return Measured(trouble=f"did not run: {type(error).__name__}: {error}".replace("\n", " ")[:300])
+
+
+def measure(case: Case) -> tuple[Measured, Measured]:
+    """Return our side and the peer's, measured on the GPU."""
+    import torch
+
+    from . import operations, timing
+
+    work = operations.prepare(case, "cuda", torch.bfloat16, timing.CACHE_BYTES)
+    sides: list[Side | None] = [work.ours, None]
+    graphs: list[torch.cuda.CUDAGraph | None] = [None, None]
+
+    def capture(index: int) -> Measured:
+        side = sides[index] = work.ours if index == 0 else work.peer()
+        side.poison()
+        graphs[index] = timing.capture(side.run)
+        side.poison()
+        return Measured()
+
+    troubles = [_guard(lambda i=i: capture(i)).trouble for i in range(2)]
+    ready = [i for i in range(2) if not troubles[i]]
+    times: dict[int, list[float]] = {}
+
+    def replay() -> Measured:
+        times.update(zip(ready, timing.alternate([graphs[i] for i in ready]) if ready else [], strict=True))
+        return Measured()
+
+    stopped = _guard(replay).trouble
+
+    def judge(index: int) -> Measured:
+        return Measured(tuple(t / work.sets for t in times[index]), sides[index].error(), work.bound)
+
+    ours, peer = (
+        _guard(lambda i=i: judge(i)) if i in times else Measured(trouble=troubles[i] or stopped) for i in range(2)
+    )
+    return ours, peer
+
+
+def smoke(names: list[Case]) -> int:
+    """Run both sides of shrunken cases under Triton's interpreter and print their errors; no time is taken."""
+    import torch
+
+    from . import operations
+
+    wrong = 0
+    for case in map(data.smoke, names):
+        work = operations.prepare(case, "cpu", torch.float16, 1)
+
+        def check(make: Callable[[], Side], bound: float = work.bound) -> Measured:
+            side = make()
+            side.poison()
+            side.run()
+            return Measured(error=side.error(), bound=bound)
+
+        # vLLM's cache write asks the device's compute capability before it launches.
+        with mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)):
+            sides = [_guard(lambda m=m: check(m)) for m in (lambda w=work: w.ours, work.peer)]
+        wrong += not all(side.right for side in sides)
+        texts = [side.trouble or f"{'right' if side.right else 'WRONG'} {side.error:.1e}" for side in sides]
+        print(f"{case.name:<30} ours {texts[0]}   peer {texts[1]}")
+    return 1 if wrong else 0
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    from . import peers
+
+    toolkit = {"hip": torch.version.hip} if torch.version.hip else {"cuda": torch.version.cuda}
+    return {
+        "torch": torch.__version__,
+        "triton": importlib.metadata.version("triton"),
+        "vllm": peers.version(),
+    } | toolkit
+
+
+def _commit(given: str | None) -> str:
+    if given:
+        return given
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
+    dirty = subprocess.run([*git, "status", "--porcelain", "kernels"], capture_output=True, text=True, check=False)
+    if head.returncode:
+        raise SystemExit("not a git checkout: which commit is this?\n  to do: name it with --commit")
+    return head.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
+
+
+def _run(chosen: list[Case], out: Path, commit: str) -> int:
+    import torch
+
+    from . import timing
+
+    rates = timing.yardsticks()
+    context = {"hardware": torch.cuda.get_device_name(), "versions": _versions(), "commit": commit}
+    records: list[Record] = []
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("w", encoding="utf-8") as file:
+        for case in chosen:
+            ours, peer = measure(case)
+            records.append(build(case, ours, peer, rates=rates, earlier=records, **context))
+            file.write(records[-1].line() + "\n")
+            file.flush()
+            print(*table(records[-1:], rates).splitlines()[2:], sep="\n", file=sys.stderr, flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+    print(f"{context['hardware']}, {context['versions']}, commit {commit}")
+    print(table(records, rates))
+    for what, why in data.NOT_MEASURED:
+        print(f"not measured: {what}: {why}")
+    if any("ours:" in record.trouble for record in records):
+        return 1
+    return 5 if any(record.trouble for record in records) else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the command line, run, return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds TEXT")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "benchmarks.jsonl", help="results (JSON lines)")
+    parser.add_argument("--commit", help="what is measured, where there is no git checkout")
+    parser.add_argument("--smoke", action="store_true", help="tiny cases without a GPU: both sides right? No times")
+    given = parser.parse_args(arguments)
+    chosen = [case for case in data.CASES if given.only in case.name]
+    if not chosen:
+        parser.error(f"--only {given.only!r} matches none of: {', '.join(case.name for case in data.CASES)}")
+    if given.smoke:
+        # Without a visible device vLLM keeps Triton instead of replacing it.
+        os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+        return smoke(chosen)
+    import torch
+
+    if not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
+        print("needs a GPU, and TRITON_INTERPRET unset\n  to do: run it on one, or --smoke here", file=sys.stderr)
+        return 5
+    return _run(chosen, given.out, _commit(given.commit))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""What the benchmarks count, what they refuse to report, and that their oracle can say no. No device."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to no distribution
+
+from benchmarks import cases, oracle, record, run  # noqa: E402
+
+RATES = {"read": 4e12, "copy": 4e12, "matmul": 8e14}
+RIGHT = record.Measured((100e-6, 110e-6, 130e-6), error=1e-3, bound=8e-3)
+PEER = record.Measured((220e-6,) * 3, error=2e-3, bound=8e-3)
+BY_NAME = {case.name: case for case in cases.CASES}
+
+
+def build(ours=RIGHT, peer=PEER, case=cases.CASES[0], earlier=()):
+    return record.build(
+        case, ours, peer, rates=RATES, earlier=earlier, hardware="chip", versions={"torch": "1"}, commit="abc"
+    )
+
+
+def test_bytes_of_decode_count_the_cache_once_and_queries_and_outputs():
+    case = BY_NAME["decode bs64 8k"]
+    assert case.cache_bytes() == 64 * 8192 * 8 * 128 * 2 * 2
+    assert case.bytes_moved() == case.cache_bytes() + 2 * 64 * 32 * 128 * 2
+
+
+@pytest.mark.parametrize("name", ["gather 262k", "write 262k random slots"])
+def test_bytes_of_a_copy_are_read_and_written(name):
+    case = BY_NAME[name]
+    assert case.num_seqs * case.seq_len == 262144
+    assert case.bytes_moved() == 2 * 262144 * 2 * 8 * 128 * 2
+    assert case.flops() == 0
+
+
+def test_flops_count_only_visible_pairs():
+    small = dataclasses.replace(BY_NAME["extend 512 on 16k"], num_seqs=2, seq_len=7, query_len=3)
+    visible = sum(1 for query in range(4, 7) for key in range(7) if key <= query)
+    assert small.flops() == 2 * visible * 32 * 128 * 4
+
+
+def test_names_are_unique_and_goals_refer_to_earlier_cases():
+    names = [case.name for case in cases.CASES]
+    assert len(set(names)) == len(names)
+    for i, case in enumerate(cases.CASES):
+        assert case.goal.like is None or case.goal.like in names[:i]
+
+
+def test_record_has_median_spread_and_ratio():
+    got = build()
+    assert got.ours_us == pytest.approx(110)
+    assert got.spread == pytest.approx(30)
+    assert got.ratio == pytest.approx(2)
+    assert got.gbps == pytest.approx(cases.CASES[0].bytes_moved() / 110e-6 / 1e9)
+    assert got.fraction == pytest.approx(got.gbps / 4000)
+    assert got.trouble == ""
+    assert got.goal == "x3", "2 is not 3 times faster"
+    assert set(json.loads(got.line())) >= {
+        "case", "ours_us", "spread", "peer", "peer_us", "ratio", "gbps", "fraction", "rel_error", "peer_rel_error",
+        "hardware", "versions", "commit",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [8.1e-3, math.inf, math.nan])
+def test_a_wrong_result_has_no_speed(error):
+    got = build(dataclasses.replace(RIGHT, error=error))
+    assert (got.ours_us, got.spread, got.ratio, got.gbps, got.tflops, got.fraction) == (None,) * 6
+    assert "ours: WRONG" in got.trouble
+    assert got.goal != "met"
+    assert json.loads(got.line())["ours_us"] is None
+    assert "WRONG" in record.table([got], RATES)
+
+
+def test_a_wrong_peer_has_no_speed_and_gives_no_ratio():
+    got = build(peer=dataclasses.replace(PEER, error=math.inf))
+    assert (got.peer_us, got.peer_spread, got.ratio) == (None,) * 3
+    assert got.ours_us is not None
+    assert "peer: WRONG" in got.trouble
+    assert got.goal != "met"
+
+
+def test_a_side_that_did_not_run_has_no_speed():
+    got = build(record.Measured(trouble="did not run: OutOfMemoryError"))
+    assert got.ours_us is None
+    assert got.rel_error is None
+    assert "OutOfMemoryError" in got.trouble
+
+
+def test_a_goal_relative_to_another_case():
+    case = BY_NAME["decode bs64 8k block 784"]
+    base = build(case=BY_NAME["decode bs64 8k"])
+    assert build(case=case, earlier=[base]).goal == "met"
+    slower = record.Measured(tuple(t * 1.06 for t in RIGHT.seconds), error=1e-3, bound=8e-3)
+    assert build(slower, case=case, earlier=[base]).goal == "within 5%"
+    assert build(case=case).goal == "within 5%", "without the base it cannot be met"
+
+
+def test_the_table_fits_100_columns():
+    records = [build(case=case) for case in cases.CASES]
+    assert max(map(len, record.table(records, RATES).splitlines())) <= 100
+
+
+def test_the_oracle_of_one_visible_token_is_its_value_and_the_errors_see_a_difference():
+    torch.manual_seed(0)
+    query = torch.randn(1, 4, 32)
+    key, value = torch.randn(1, 16, 2, 32), torch.randn(1, 16, 2, 32)
+    golden = oracle.attention(query, key, value, torch.zeros(1, 1, dtype=torch.int32), 1, 1)
+    assert torch.equal(golden[0], value[0, 0].repeat_interleave(2, 0).double())
+    assert oracle.row_error(golden, golden) == 0
+    wrong = golden.clone()
+    wrong[0, 3] *= 1.25
+    assert oracle.row_error(wrong, golden) == pytest.approx(0.25)
+    assert oracle.row_error(torch.full_like(golden, math.nan), golden) == math.inf
+
+
+def test_a_copy_has_no_tolerance():
+    want = torch.randn(8, 16).to(torch.bfloat16)
+    assert oracle.copy_error(want.clone(), want) == 0
+    got = want.clone()
+    got.view(torch.int16)[2, 3] ^= 1
+    assert oracle.copy_error(got, want) == pytest.approx(1 / 128)
+
+
+def test_no_case_selected_is_misuse(capsys):
+    with pytest.raises(SystemExit) as stop:
+        run.main(["--only", "no such case"])
+    assert stop.value.code == 2
+    assert "decode bs1 8k" in capsys.readouterr().err
+
+
+def test_without_a_gpu_there_is_no_result(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    out = tmp_path / "results.jsonl"
+    assert run.main(["--out", str(out)]) == 5
+    assert not out.exists()
+    assert "needs a GPU" in capsys.readouterr().err
