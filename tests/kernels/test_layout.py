@@ -151,6 +151,20 @@ def test_splits_never_exceed_what_there_is_to_split(programs, max_tiles, units, 
     assert splits == 1 or programs * (splits - 1) < units * per_unit
 
 
+@pytest.mark.parametrize(
+    ("programs", "splits"),
+    [
+        (8, 49),  # 392 of 396 places; 50 would be 400, a second round for four programs
+        (64, 6),
+        (256, 2),  # one partition would leave a third of the places empty
+        (396, 1),
+        (5000, 1),
+    ],
+)
+def test_partitions_do_not_spill_into_another_round(programs, splits):
+    assert launch.choose_splits(programs, 10_000, units=132, per_unit=3, fewest_tiles=1) == splits
+
+
 def test_an_arch_without_data():
     with pytest.raises(UnsupportedArchError, match=r"tuning/gfx1100\.toml"):
         launch.tuning("gfx1100")
