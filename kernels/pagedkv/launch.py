@@ -138,10 +138,10 @@ def choose_splits(programs: int, max_tiles: int, *, units: int, per_unit: int, f
     """Return into how many partitions the KV of every sequence is split.
 
     About as many as fill `units * per_unit` places with programs, and no more than leaves `fewest_tiles` tiles to a
-    partition of the longest sequence. Rounded down where that still fills three quarters of the places: the few programs
-    that do not find one would cost a whole round more (H200, batch 1, 32k tokens: 49 partitions make 392 programs for
-    396 places and take 41.2 us; 50 make 400 and take 46.1 us). It depends on shapes and on the bound of the lengths
-    alone, so a captured graph stays valid.
+    partition of the longest sequence. Rounded down where that still fills three quarters of the places: the few
+    programs that do not find one would cost a whole round more (H200, batch 1, 32k tokens: 49 partitions make 392
+    programs for 396 places and take 41.2 us; 50 make 400 and take 46.1 us). It depends on shapes and on the bound of
+    the lengths alone, so a captured graph stays valid.
     """
     places = units * per_unit
     fewer = places // max(programs, 1)
