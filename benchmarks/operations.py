@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagedkv import layout
+from pagedkv.cache import PagedCache
 from pagedkv.cache_gather import gather_kv_cache
 from pagedkv.cache_write import write_kv_cache
 from pagedkv.paged_attention import paged_attention
@@ -104,7 +105,7 @@ def _attention(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
     def ours(each: tuple) -> None:
         (query, key, value, metadata), out = each
         bounds = {"max_query_len": case.query_len, "max_seq_len": case.seq_len, "scale": case.head_size**-0.5}
-        paged_attention(query, key, value, out, **metadata, **bounds)
+        paged_attention(query, PagedCache(key, value), out, **metadata, **bounds)
 
     def peer() -> Side:
         data = inputs
@@ -143,7 +144,10 @@ def _gather(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
         ]
         return _side(data, lambda each: call(*each), [out for rows in outs for out in rows], judge)
 
-    return Work(side(gather_kv_cache), lambda: side(peers.gather()), 0.0, sets)
+    def ours(key_cache: torch.Tensor, value_cache: torch.Tensor, *rest: torch.Tensor) -> None:
+        gather_kv_cache(PagedCache(key_cache, value_cache), *rest)
+
+    return Work(side(ours), lambda: side(peers.gather()), 0.0, sets)
 
 
 def _write(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
@@ -168,4 +172,9 @@ def _write(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
         data = [(*new, *caches, slot) for new, caches, slot in zip(rows, pools, slots, strict=True)]
         return _side(data, lambda each: call(*each), [cache for caches in pools for cache in caches], judge)
 
-    return Work(side(write_kv_cache), lambda: side(peers.write()), 0.0, sets)
+    def ours(
+        key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        write_kv_cache(key, value, PagedCache(key_cache, value_cache), slots)
+
+    return Work(side(ours), lambda: side(peers.write()), 0.0, sets)

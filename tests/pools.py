@@ -7,25 +7,99 @@ from dataclasses import dataclass
 import torch
 
 from pagedkv import layout
+from pagedkv.cache import PagedCache, Quantisation
+
+NAN_CODE = {"e4m3fn": 0x7F, "e4m3fnuz": 0x80, "e5m2": 0x7F}
+FLOAT8 = {"e4m3fn": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz, "e5m2": torch.float8_e5m2}
 
 
 @dataclass
 class Pool:
+    """A pool; `key` and `value` have the axes of its packing, `rows` gives what they mean whatever the packing."""
+
     storage: torch.Tensor  # [elements]
-    key: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_size]
+    plan: layout.Layout
+    key: torch.Tensor
     value: torch.Tensor
+    quantisation: Quantisation | None = None
+
+    @property
+    def cache(self) -> PagedCache:
+        return PagedCache(self.key, self.value, self.plan.packing, self.quantisation)
 
     def clone(self) -> Pool:
         storage = self.storage.clone()
         views = (storage.as_strided(v.shape, v.stride(), v.storage_offset()) for v in (self.key, self.value))
-        return Pool(storage, *views)
+        quantisation = self.quantisation
+        if quantisation is not None:
+            scales = (quantisation.key_scale.clone(), quantisation.value_scale.clone())
+            quantisation = Quantisation(quantisation.format, *scales)
+        return Pool(storage, self.plan, *views, quantisation)
+
+    def rows(self, side: str) -> torch.Tensor:
+        """Logical `[num_blocks, block_size, num_kv_heads, head_size]` of "key" or "value"; a quantised one in float64."""
+        if self.plan.packing == "rows" and self.quantisation is None:
+            return getattr(self, side)
+        stored = self.storage[self._elements(side)]
+        if self.quantisation is None:
+            return stored
+        return stored.view(FLOAT8[self.quantisation.format]).double() * self._scales(side)
+
+    def put(self, side: str, block: torch.Tensor, token: torch.Tensor, data: torch.Tensor) -> None:
+        """Store logical rows `data` [n, num_kv_heads, head_size], quantised by torch, at n (block, token) pairs."""
+        if self.plan.packing == "rows" and self.quantisation is None:
+            getattr(self, side)[block, token] = data.to(self.storage.dtype)
+            return
+        if self.quantisation is not None:
+            kind = FLOAT8[self.quantisation.format]
+            largest = torch.finfo(kind).max
+            scaled = data.float() / self._scales(side).expand(self.plan.shape)[block, token].float()
+            data = scaled.clamp(-largest, largest).to(kind).view(torch.uint8)
+        self.storage[self._elements(side)[block, token]] = data.to(self.storage.dtype)
+
+    def _elements(self, side: str) -> torch.Tensor:
+        axes = torch.meshgrid(*(torch.arange(n, device=self.storage.device) for n in self.plan.shape), indexing="ij")
+        return getattr(self.plan, side).element(*axes)
+
+    def _scales(self, side: str) -> torch.Tensor:
+        scale = getattr(self.quantisation, f"{side}_scale").double()
+        return scale[..., None] if scale.dim() else scale
 
 
-def pool(name: str, shape: tuple[int, int, int, int], dtype: str, device: str, *, padding: int = 24) -> Pool:
-    """A pool of `shape` = num_blocks, block_size, num_kv_heads, head_size, all NaN. `padding` follows each block."""
-    plan = layout.describe(name, *shape, padding=padding)
-    storage = torch.full((plan.elements,), float("nan"), dtype=getattr(torch, dtype), device=device)
-    return Pool(storage, *(storage.as_strided(shape, view.strides, view.offset) for view in (plan.key, plan.value)))
+def pool(
+    name: str,
+    shape: tuple[int, int, int, int],
+    dtype: str,
+    device: str,
+    *,
+    padding: int = 24,
+    quantised: str | None = None,
+    scales: str = "tensor",
+) -> Pool:
+    """A pool of `shape` = num_blocks, block_size, num_kv_heads, head_size, all NaN. `padding` follows each block.
+
+    Quantised (e4m3fn, e4m3fnuz, e5m2), every code is NaN, and K and V have different scales: one per "tensor", per
+    "head", or per "token" and head, the last all NaN with strides of their own.
+    """
+    as_dtype = torch.uint8 if quantised else getattr(torch, dtype)
+    padding = -(-padding // 16) * 16 if quantised else padding
+    plan = layout.describe(name, *shape, padding=padding, x=layout.vector_elements(as_dtype.itemsize))
+    poison = NAN_CODE[quantised] if quantised else float("nan")
+    storage = torch.full((plan.elements,), poison, dtype=as_dtype, device=device)
+    views = (storage.as_strided(view.shape, view.strides, view.offset) for view in (plan.key, plan.value))
+    return Pool(storage, plan, *views, quantisation(quantised, scales, shape, device) if quantised else None)
+
+
+def quantisation(kind: str, scales: str, shape: tuple[int, int, int, int], device: str) -> Quantisation:
+    """Scales that take unit-normal data well into the range of every format, different for K and V."""
+    num_blocks, block_size, heads, _ = shape
+    if scales == "token":
+        both = torch.full((num_blocks, heads, 3, block_size), float("nan"), device=device)
+        return Quantisation(kind, both[:, :, 0].transpose(1, 2), both[:, :, 2].transpose(1, 2))
+    numbers = torch.linspace(0.02, 0.07, 2 * heads, device=device)
+    if scales == "head":
+        return Quantisation(kind, numbers[:heads].clone(), numbers[heads:].clone())
+    return Quantisation(kind, torch.full((1,), 0.031, device=device), torch.tensor(0.053, device=device))
 
 
 @dataclass
@@ -59,6 +133,8 @@ def batch(
     query_lens: list[int],
     seq_lens: list[int],
     window: int | None = None,
+    quantised: str | None = None,
+    scales: str = "tensor",
 ) -> Batch:
     """Sequences of unit-normal data in a NaN pool; only the tokens that some query sees are finite.
 
@@ -68,7 +144,8 @@ def batch(
     as_dtype = getattr(torch, dtype)
     max_blocks = max(1, *(-(-n // block_size) for n in seq_lens))
     num_blocks = len(seq_lens) * max_blocks + 2
-    pages = pool(layout_name, (num_blocks, block_size, num_kv_heads, head_size), dtype, device)
+    shape = (num_blocks, block_size, num_kv_heads, head_size)
+    pages = pool(layout_name, shape, dtype, device, quantised=quantised, scales=scales)
     order = torch.randperm(num_blocks, generator=gen)
     nobody, order = order[0], order[1 : 1 + len(seq_lens) * max_blocks].view(len(seq_lens), max_blocks)
     table = torch.full((len(seq_lens), max_blocks), int(nobody), dtype=torch.int32)
@@ -77,9 +154,12 @@ def batch(
         position = torch.arange(oldest, seq_len)
         table[seq, position // block_size] = order[seq, position // block_size].int()
         where = (order[seq, position // block_size].to(device), (position % block_size).to(device))
-        for cache in (pages.key, pages.value):
-            data = torch.randn(len(position), num_kv_heads, head_size, generator=gen)
-            cache[where] = data.to(device, as_dtype)
+        for side in ("key", "value"):
+            data = torch.randn(len(position), num_kv_heads, head_size, generator=gen).to(device)
+            if scales == "token" and quantised:
+                absmax = data.abs().amax(-1) / torch.finfo(FLOAT8[quantised]).max
+                getattr(pages.quantisation, f"{side}_scale")[where] = absmax
+            pages.put(side, *where, data)
     starts = torch.tensor([0, *query_lens]).cumsum(0).int()
     query = torch.randn(int(starts[-1]), num_q_heads, head_size, generator=gen)
     return Batch(
@@ -95,7 +175,7 @@ def batch(
 
 def assert_same_bits(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     """Fail unless two tensors hold the same bytes (NaN equals NaN); the message names the first difference."""
-    element = {2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
+    element = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
     different = (got.contiguous().view(element) != want.contiguous().view(element)).nonzero()
     if len(different):
         first = tuple(different[0].tolist())

@@ -6,16 +6,17 @@ import torch
 
 
 def test_write_attend_gather(device):
+    from pagedkv.cache import PagedCache
     from pagedkv.cache_gather import gather_kv_cache
     from pagedkv.cache_write import write_kv_cache
     from pagedkv.paged_attention import paged_attention
 
     torch.manual_seed(0)
     pool = torch.full((3, 2, 16, 1, 32), float("nan"), device=device)
-    key_cache, value_cache = pool.unbind(1)
+    cache = PagedCache(*pool.unbind(1))
     key, value = torch.randn(2, 20, 1, 32, device=device)
     slots = torch.cat([torch.arange(32, 48), torch.arange(0, 4)]).to(device)
-    write_kv_cache(key, value, key_cache, value_cache, slots)
+    write_kv_cache(key, value, cache, slots)
 
     def ints(*numbers: int) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int32, device=device)
@@ -24,14 +25,13 @@ def test_write_attend_gather(device):
     query = torch.randn(1, 2, 32, device=device)
     lengths = {"seq_lens": ints(20), "query_start_loc": ints(0, 1), "max_query_len": 1, "max_seq_len": 20}
     table = ints(2, 0)[None]
-    paged_attention(query, key_cache, value_cache, out, block_table=table, **lengths, scale=0.2)
+    paged_attention(query, cache, out, block_table=table, **lengths, scale=0.2)
     weights = torch.softmax(torch.einsum("hd,kd->hk", query[0], key[:, 0]) * 0.2, dim=1)
     assert torch.allclose(out[0], weights @ value[:, 0], atol=1e-5, rtol=0)
 
     gathered = torch.full((2, 20, 1, 32), float("nan"), device=device)
     gather_kv_cache(
-        key_cache,
-        value_cache,
+        cache,
         *gathered,
         table,
         ints(0, 20),

@@ -13,6 +13,19 @@ tolerance that fits n = 1 would let any wrong block pass at n = 2000. With unit 
 * fp32: no rounding of weights, but the scores: d <= 256 sums of unit products round with rms u d / 2, scaled by
   1/sqrt(d): 8 u; the argument of exp2 (|x| <= 16) adds 16 u and exp2 itself 2 u. Root sum of squares 18 u, times 2.5.
   Bound 45 u. (A tf32 product would err by 2^-11 / 2^-24 = 8192 u.)
+
+Soft-capped scores, cap 5: the argument of exp2 is `c - 2 c / (e + 1)` with c = 5 log2(e) = 7.2. The exponential errs by
+2 u of itself, which moves the quotient by at most c u, division and subtraction by c u each: 3 c u = 22 u on the
+argument, ln 2 of that on a weight: 15 u. Beside 18 u in fp32: root sum of squares 24 u, times 2.5: 60 u. In fp16 and
+bf16 nothing visible.
+
+A cache with FP8 codes has no tolerance of its own: every code is exact in fp32, fp16 and bf16, and scales are applied
+in fp32, which adds 1 u there. Where each token has a scale, V is rounded to the dtype after scaling: the third rounding
+of u/sqrt(3), so 1 u rms instead of 0.82 u; bound 2.5 u.
+
+The sum of exponentials: its logarithm errs as the sum does relatively, which in fp32 is what a weight errs by, 18 u, and
+by the rounding of numbers up to 16 (the maximum in base 2 and the result): 16 u each. Together 29 u, times 2.5: 72 u. The
+scores are exact products summed in fp32 whatever the dtype, so that holds for all.
 """
 
 from __future__ import annotations
@@ -23,5 +36,14 @@ ROW_RELATIVE: dict[tuple[str, str], float] = {
     ("attention", "float32"): 45 * UNIT_ROUNDOFF["float32"],
     ("attention", "float16"): 2 * UNIT_ROUNDOFF["float16"],
     ("attention", "bfloat16"): 2 * UNIT_ROUNDOFF["bfloat16"],
+    ("attention of capped scores", "float32"): 60 * UNIT_ROUNDOFF["float32"],
+    ("attention of capped scores", "float16"): 2 * UNIT_ROUNDOFF["float16"],
+    ("attention of capped scores", "bfloat16"): 2 * UNIT_ROUNDOFF["bfloat16"],
+    ("attention of scaled rows", "float32"): 45 * UNIT_ROUNDOFF["float32"],
+    ("attention of scaled rows", "float16"): 2.5 * UNIT_ROUNDOFF["float16"],
+    ("attention of scaled rows", "bfloat16"): 2.5 * UNIT_ROUNDOFF["bfloat16"],
 }
 """(op, dtype) -> largest |out - ref|_2 / |ref|_2 of a (token, head) row."""
+
+LSE_ABSOLUTE = 72 * UNIT_ROUNDOFF["float32"]
+"""Largest difference of the logarithm of a sum of exponentials, whatever the dtype of the query."""

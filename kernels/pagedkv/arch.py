@@ -26,6 +26,8 @@ class Arch:
     """Rows from which the matrix instruction takes K and V from LDS (wgmma: 64); otherwise they pass registers."""
     compute_units: int
     """Compute units (multiprocessors) of the device, for the number of split-KV partitions."""
+    native_fp8: str = ""
+    """The FP8 format that the device converts in one instruction and `fp8.decode` in several; "" for none."""
 
 
 NEVER = 1 << 30
@@ -52,6 +54,7 @@ ARCHES: dict[str, Arch] = {
             lanes=64,
             operand_from_lds_rows=NEVER,
             compute_units=304,
+            native_fp8="e4m3fnuz",
         ),
         Arch(
             "gfx950",
@@ -61,6 +64,7 @@ ARCHES: dict[str, Arch] = {
             lanes=64,
             operand_from_lds_rows=NEVER,
             compute_units=256,
+            native_fp8="e4m3fn",
         ),
         # CUDA C++ programming guide, compute capability 9.0; multiprocessors of an H200.
         Arch(
@@ -71,6 +75,7 @@ ARCHES: dict[str, Arch] = {
             lanes=32,
             operand_from_lds_rows=64,
             compute_units=132,
+            native_fp8="e4m3fn",
         ),
         # Triton's interpreter has neither LDS nor registers, and one program at a time. These bounds keep tiles and
         # scores under 2^20 elements, the most that Triton lets a tensor have.

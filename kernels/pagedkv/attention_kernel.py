@@ -4,7 +4,9 @@
 
 over the positions p that query n sees: `p <= position(n)` if causal, and `p > position(n) - sliding_window` with a
 window. Query t of a sequence stands at `seq_len - query_len + t`. The softmax is online (Milakov and Gimelshein, arXiv
-1805.02867) in base 2, accumulated in fp32.
+1805.02867) in base 2, accumulated in fp32. On the way to it a score x becomes `cap * tanh(x / cap)` with a soft cap
+(Gemma 2, arXiv 2408.00118), then `x + slope[h] * (p - position(n))` with ALiBi (Press et al., arXiv 2108.12409). A sink is
+one more score of head h that has no value: it takes weight from the others (gpt-oss; Xiao et al., arXiv 2309.17453).
 
 A program takes ROWS query rows (sequences x tokens x heads) and walks over tiles of TILE tokens x HEADS KV heads; a row
 and a column of another head or sequence do not see each other. On a GPU HEADS = SEQS = 1 and that costs nothing; under
@@ -12,7 +14,9 @@ the interpreter, where an operation costs the same whatever its size, they make 
 straddle blocks of any size. Tokens that no row of the program sees are not loaded, so their blocks may hold anything,
 NaN included.
 
-With SPLITS > 1 the tiles of a sequence are shared by that many programs, and `split_reduce` merges their results.
+With SPLITS > 1 the tiles of a sequence are shared by that many programs, and `split_reduce` merges their results; the
+sink belongs to the first of them. K and V of a quantised cache are decoded without loss; the scale of K is applied to
+the scores and that of V to the result, both in fp32; one for each token is applied to V itself.
 """
 
 from __future__ import annotations
@@ -20,7 +24,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .addressing import key_channels, value_channels, value_tokens
+from .scales import decoded
 from .strides import multiple
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -35,32 +44,55 @@ def _sequence_of_tile(query_start_loc, tile, num_seqs, TOKENS: tl.constexpr, SEA
 
 
 @triton.jit
+def _unpacked(stored, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr):
+    """Return an operand of the dot product: a tile of the cache as it is, or its decoded codes."""
+    if SCALES == 0:
+        operand = stored
+    else:
+        operand = decoded(stored, FORMAT, NATIVE, DTYPE)
+    return operand
+
+
+@triton.jit
 def attention_kernel(
     query,  # [num_tokens, num_q_heads, head_size]
-    key_cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    key_cache,  # axes of PACKING
     value_cache,
     out,  # like query; with SPLITS > 1 partial results [num_tokens, num_q_heads, SPLITS, head_size] fp32
-    lse,  # [num_tokens, num_q_heads, SPLITS] fp32, base 2; used with SPLITS > 1
+    lse,  # fp32, written if LSE: [num_tokens, num_q_heads]; with SPLITS > 1 [num_tokens, num_q_heads, SPLITS], base 2
     block_table,  # [num_seqs, max_blocks] int32
     seq_lens,  # [num_seqs] int32
     query_start_loc,  # [num_seqs + 1] int32
+    key_scale,  # fp32; see scales.KernelScales
+    value_scale,
+    slopes,  # [num_q_heads] fp32, read if ALIBI
+    sinks,  # [num_q_heads] fp32, read if SINKS
     num_seqs,
-    scale_log2e,
+    scale,  # of the scores, times log2(e); with CAPPED times 2 log2(e) / cap
+    cap_log2e,
     window,
     stride_query_token: tl.int64,
     stride_query_head: tl.int64,
     stride_kc_block: tl.int64,
     stride_kc_token: tl.int64,
     stride_kc_head: tl.int64,
+    stride_kc_group: tl.int64,
     stride_vc_block: tl.int64,
     stride_vc_token: tl.int64,
     stride_vc_head: tl.int64,
+    stride_vc_channel: tl.int64,
     stride_out_token: tl.int64,
     stride_out_head: tl.int64,
     stride_out_split: tl.int64,
     stride_lse_token: tl.int64,
     stride_lse_head: tl.int64,
     stride_table: tl.int64,
+    stride_ks_block: tl.int64,
+    stride_ks_token: tl.int64,
+    stride_ks_head: tl.int64,
+    stride_vs_block: tl.int64,
+    stride_vs_token: tl.int64,
+    stride_vs_head: tl.int64,
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,  # head_size rounded up to a power of two
     BLOCK_SIZE: tl.constexpr,
@@ -75,6 +107,15 @@ def attention_kernel(
     DECODE: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    ALIBI: tl.constexpr,
+    SINKS: tl.constexpr,
+    LSE: tl.constexpr,
+    PACKING: tl.constexpr,
+    X: tl.constexpr,
+    SCALES: tl.constexpr,  # see scales.KernelScales
+    FORMAT: tl.constexpr,
+    NATIVE: tl.constexpr,  # whether the device converts FORMAT itself
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
 ):
     """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, SPLITS]."""
@@ -84,9 +125,11 @@ def attention_kernel(
         stride_kc_block = multiple(stride_kc_block, ALIGN)
         stride_kc_token = multiple(stride_kc_token, ALIGN)
         stride_kc_head = multiple(stride_kc_head, ALIGN)
+        stride_kc_group = multiple(stride_kc_group, ALIGN)
         stride_vc_block = multiple(stride_vc_block, ALIGN)
         stride_vc_token = multiple(stride_vc_token, ALIGN)
         stride_vc_head = multiple(stride_vc_head, ALIGN)
+        stride_vc_channel = multiple(stride_vc_channel, ALIGN)
     # Programs of neighbouring heads run together: in a token-first layout their rows are neighbours in memory.
     query_tile = tl.program_id(0) // HEAD_PROGRAMS
     first_head = tl.program_id(0) % HEAD_PROGRAMS * HEADS
@@ -156,9 +199,20 @@ def attention_kernel(
     table = block_table + column_seq.to(tl.int64) * stride_table
     key_head = (first_head + column_head) * stride_kc_head
     value_head = (first_head + column_head) * stride_vc_head
+    key_channel = key_channels(channel, stride_kc_group, PACKING, X)
+    value_channel = value_channels(channel, stride_vc_channel, PACKING)
+    if SCALES == 1:
+        row_kv_head = tl.where(row_live, row_head // GROUP, 0)
+        row_scale = tl.load(key_scale + row_kv_head * stride_ks_head) * scale
+    if ALIBI:
+        slope = tl.load(slopes + row_head, mask=row_live, other=0.0) * LOG2E
 
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.full([ROWS], 0.0, tl.float32)
+    if SINKS:
+        # Once: other partitions of the same row start without it.
+        maximum = tl.load(sinks + row_head, mask=row_live & (split == 0), other=float("-inf")) * LOG2E
+        total = tl.where(maximum > float("-inf"), 1.0, 0.0)
     acc = tl.full([ROWS, PADDED], 0.0, tl.float32)
     for tile in range(first_tile, end_tile):
         token = tile * TILE + column_token
@@ -171,8 +225,25 @@ def attention_kernel(
             offset = token % BLOCK_SIZE
         mask = loaded[:, None] & in_head[None, :]
         key_row = block * stride_kc_block + offset * stride_kc_token + key_head
-        k = tl.load(key_cache + key_row[:, None] + channel[None, :], mask=mask, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2e
+        k = tl.load(key_cache + key_row[:, None] + key_channel[None, :], mask=mask, other=0)
+        k = _unpacked(k, SCALES, FORMAT, NATIVE, q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if SCALES == 0:
+            scores *= scale
+        elif SCALES == 1:
+            scores *= row_scale[:, None]
+        else:
+            scale_row = block * stride_ks_block + offset * stride_ks_token
+            scale_row += (first_head + column_head) * stride_ks_head
+            scores *= (tl.load(key_scale + scale_row, mask=loaded, other=0.0) * scale)[None, :]
+        if CAPPED:
+            # cap * tanh(x), as 1 - 2 / (e^2x + 1): neither end overflows to NaN.
+            scores = cap_log2e - 2 * cap_log2e / (tl.exp2(scores) + 1)
+        if ALIBI:
+            if DECODE:
+                scores += slope[:, None] * (token - context_len).to(tl.float32)[None, :]
+            else:
+                scores += slope[:, None] * (token[None, :] - position[:, None]).to(tl.float32)
         seen = same & loaded[None, :]
         if CAUSAL and not DECODE:
             seen = seen & (token[None, :] <= position[:, None])
@@ -187,21 +258,30 @@ def attention_kernel(
         total = total * decay + tl.sum(weights, axis=1)
         maximum = maximum_now
         # Lanes of V that were not loaded are 0 and not whatever the block holds: 0 * NaN would be NaN.
-        value_row = block * stride_vc_block + offset * stride_vc_token + value_head
-        v = tl.load(value_cache + value_row[:, None] + channel[None, :], mask=mask, other=0.0)
+        value_row = block * stride_vc_block + value_tokens(offset, stride_vc_token, PACKING, X) + value_head
+        v = tl.load(value_cache + value_row[:, None] + value_channel[None, :], mask=mask, other=0)
+        if SCALES == 2:
+            # Scaled before the product: weights times a scale would leave the range of fp16.
+            scale_row = block * stride_vs_block + offset * stride_vs_token
+            scale_row += (first_head + column_head) * stride_vs_head
+            value_scales = tl.load(value_scale + scale_row, mask=loaded, other=0.0)
+            v = (decoded(v, FORMAT, NATIVE, tl.float32) * value_scales[:, None]).to(q.dtype)
+        else:
+            v = _unpacked(v, SCALES, FORMAT, NATIVE, q.dtype)
         acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
 
     # A row that saw nothing has total 0 and acc 0: its result is 0.
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    if SCALES == 1:
+        result *= tl.load(value_scale + row_kv_head * stride_vs_head)[:, None]
     out_offset = query_row * stride_out_token + row_head * stride_out_head + split * stride_out_split
     tl.store(
         out + out_offset[:, None] + channel[None, :],
         result.to(out.dtype.element_ty),
         mask=row_live[:, None] & in_head[None, :],
     )
-    if SPLITS > 1:
-        tl.store(
-            lse + query_row * stride_lse_token + row_head * stride_lse_head + split,
-            maximum + tl.log2(tl.where(total > 0.0, total, 1.0)),
-            mask=row_live,
-        )
+    if LSE:
+        sums = maximum + tl.log2(tl.where(total > 0.0, total, 1.0))
+        if SPLITS == 1:
+            sums *= LN2
+        tl.store(lse + query_row * stride_lse_token + row_head * stride_lse_head + split, sums, mask=row_live)

@@ -4,7 +4,8 @@
     key[n, h, :] = key_cache[block_table[s, pos // block_size], pos % block_size, h, :]     V alike
 
 This is the gather before the extend step of a chunked prefill (vLLM PR 37228). A program copies ROWS head rows
-(token, head) of K and of V; every stride but the last is an argument, for K and V separately; offsets are int64.
+(token, head) of K and of V; every stride but the innermost is an argument, for K and V separately; offsets are int64.
+Codes of a quantised cache become `decode(code) * scale`, computed in fp32 and rounded to the dtype of the output.
 """
 
 from __future__ import annotations
@@ -16,18 +17,37 @@ import triton
 import triton.language as tl
 
 from . import checks
+from .addressing import key_channels, value_channels, value_tokens
 from .arch import next_power_of_two
-from .device import current, on
+from .device import INTERPRETED, current, on
 from .launch import tuning
+from .layout import PACKINGS
+from .scales import decoded, kernel_scales
 from .strides import hidden_alignment, multiple
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .cache import PagedCache
+
+
+@triton.jit
+def _meant(
+    stored, scale, inside, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr
+):
+    """Return what rows of the cache [ROWS, PADDED] mean, in DTYPE; `scale` [ROWS] points at their scales."""
+    if SCALES == 0:
+        meant = stored
+    else:
+        meant = (decoded(stored, FORMAT, NATIVE, tl.float32) * tl.load(scale, mask=inside, other=1.0)[:, None]).to(
+            DTYPE
+        )
+    return meant
+
 
 @triton.jit
 def _gather_kernel(
-    key_cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    key_cache,  # axes of PACKING
     value_cache,
     key,  # [num_tokens, num_kv_heads, head_size]
     value,
@@ -35,33 +55,50 @@ def _gather_kernel(
     cu_seq_lens,  # [num_seqs + 1] int32
     token_to_seq,  # [n] int32
     seq_starts,  # [num_seqs] int32
+    key_scale,  # fp32; see scales.KernelScales
+    value_scale,
     num_rows,  # n * NUM_HEADS
     max_blocks,
     stride_kc_block: tl.int64,
     stride_kc_token: tl.int64,
     stride_kc_head: tl.int64,
+    stride_kc_group: tl.int64,
     stride_vc_block: tl.int64,
     stride_vc_token: tl.int64,
     stride_vc_head: tl.int64,
+    stride_vc_channel: tl.int64,
     stride_key_token: tl.int64,
     stride_key_head: tl.int64,
     stride_value_token: tl.int64,
     stride_value_head: tl.int64,
     stride_table: tl.int64,
+    stride_ks_block: tl.int64,
+    stride_ks_token: tl.int64,
+    stride_ks_head: tl.int64,
+    stride_vs_block: tl.int64,
+    stride_vs_token: tl.int64,
+    stride_vs_head: tl.int64,
     NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
+    PACKING: tl.constexpr,
+    X: tl.constexpr,
+    SCALES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    NATIVE: tl.constexpr,
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
 ):
     if ALIGN > 1:
         stride_kc_block = multiple(stride_kc_block, ALIGN)
         stride_kc_token = multiple(stride_kc_token, ALIGN)
         stride_kc_head = multiple(stride_kc_head, ALIGN)
+        stride_kc_group = multiple(stride_kc_group, ALIGN)
         stride_vc_block = multiple(stride_vc_block, ALIGN)
         stride_vc_token = multiple(stride_vc_token, ALIGN)
         stride_vc_head = multiple(stride_vc_head, ALIGN)
+        stride_vc_channel = multiple(stride_vc_channel, ALIGN)
         stride_key_token = multiple(stride_key_token, ALIGN)
         stride_key_head = multiple(stride_key_head, ALIGN)
         stride_value_token = multiple(stride_value_token, ALIGN)
@@ -84,32 +121,35 @@ def _gather_kernel(
 
     source = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
     target = token * stride_key_token + head * stride_key_head
-    k = tl.load(key_cache + source[:, None] + channel, mask=mask)
+    k = tl.load(key_cache + source[:, None] + key_channels(channel, stride_kc_group, PACKING, X), mask=mask)
+    scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
+    k = _meant(k, scale, inside, SCALES, FORMAT, NATIVE, key.dtype.element_ty)
     tl.store(key + target[:, None] + channel, k, mask=mask)
 
-    source = block * stride_vc_block + offset * stride_vc_token + head * stride_vc_head
+    source = block * stride_vc_block + value_tokens(offset, stride_vc_token, PACKING, X) + head * stride_vc_head
     target = token * stride_value_token + head * stride_value_head
-    v = tl.load(value_cache + source[:, None] + channel, mask=mask)
+    v = tl.load(value_cache + source[:, None] + value_channels(channel, stride_vc_channel, PACKING), mask=mask)
+    scale = value_scale + block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
+    v = _meant(v, scale, inside, SCALES, FORMAT, NATIVE, value.dtype.element_ty)
     tl.store(value + target[:, None] + channel, v, mask=mask)
 
 
 def _check_positions(
-    block_table: Tensor, cu_seq_lens: Tensor, token_to_seq: Tensor, seq_starts: Tensor, cache_shape: torch.Size
+    cache: PagedCache, block_table: Tensor, cu_seq_lens: Tensor, token_to_seq: Tensor, seq_starts: Tensor
 ) -> None:
-    num_blocks, block_size = cache_shape[:2]
     num_seqs, max_blocks = block_table.shape
     checks.within("token_to_seq", token_to_seq, num_seqs, "num_seqs of block_table")
     seq = token_to_seq.long()
     position = torch.arange(seq.shape[0], device=seq.device) - cu_seq_lens[seq] + seq_starts[seq]
-    checks.within("cu_seq_lens, seq_starts", position, max_blocks * block_size, "max_blocks * block_size, a position")
+    end = max_blocks * cache.block_size
+    checks.within("cu_seq_lens, seq_starts", position, end, "max_blocks * block_size, a position")
     used = torch.zeros(block_table.shape, dtype=torch.bool, device=block_table.device)
-    used[seq, position // block_size] = True
-    checks.blocks_exist(block_table, used, num_blocks)
+    used[seq, position // cache.block_size] = True
+    checks.blocks_exist(block_table, used, cache.num_blocks)
 
 
 def gather_kv_cache(
-    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    cache: PagedCache,
     key: Tensor,  # [num_tokens, num_kv_heads, head_size]
     value: Tensor,  # [num_tokens, num_kv_heads, head_size]
     block_table: Tensor,  # [num_seqs, max_blocks] int32
@@ -122,10 +162,9 @@ def gather_kv_cache(
     """Fill rows 0 .. n - 1 of `key` and `value` from the cache; the other rows are left as they are.
 
     Args:
-        key_cache: Logical view of the K side of the pool, any strides with a dense last dimension.
-        value_cache: Logical view of the V side of the pool.
-        key: Output for K, in the dtype of the cache.
-        value: Output for V.
+        cache: The cache, in any packing, quantised or not.
+        key: Output for K, in the dtype of the cache; of a quantised cache in fp32, fp16 or bf16.
+        value: Output for V, likewise.
         block_table: Block ids of each sequence.
         cu_seq_lens: Where the rows of each sequence begin in the output.
         token_to_seq: The sequence of each output row.
@@ -135,8 +174,8 @@ def gather_kv_cache(
     Raises:
         ArgumentError: the subclass of `pagedkv.errors` that names the mistake.
     """
-    checks.caches(key_cache, value_cache)
-    _, block_size, num_kv_heads, head_size = key_cache.shape
+    checks.cache(cache)
+    num_kv_heads, head_size = cache.num_kv_heads, cache.head_size
     axes = "[num_tokens, num_kv_heads, head_size]"
     checks.shape("key", key, (None, num_kv_heads, head_size), axes)
     checks.shape("value", value, tuple(key.shape), axes)
@@ -147,10 +186,10 @@ def gather_kv_cache(
     checks.shape("token_to_seq", token_to_seq, (None,), "[n], the sequence of each output row")
     checks.at_most("token_to_seq", token_to_seq.shape[0], key.shape[0], "num_tokens of key")
     for name, tensor in (("key", key), ("value", value)):
-        checks.dtype(
-            name, tensor, (key_cache.dtype,), "The gather copies; allocate the output in the dtype of the cache."
-        )
+        checks.beside_cache(name, tensor, cache)
         checks.dense(name, tensor)
+        if INTERPRETED and cache.quantisation is not None and tensor.dtype == torch.bfloat16:
+            checks.dtype(name, tensor, (torch.float32, torch.float16), "Triton's interpreter cuts off to bf16.")
     indices = {
         "block_table": block_table,
         "cu_seq_lens": cu_seq_lens,
@@ -158,36 +197,44 @@ def gather_kv_cache(
         "seq_starts": seq_starts,
     }
     checks.indices(indices)
-    checks.device(("key_cache", key_cache), {"key": key, "value": value, **indices})
+    checks.device(("cache.key", cache.key), {"key": key, "value": value, **indices})
     if debug:
-        _check_positions(block_table, cu_seq_lens, token_to_seq, seq_starts, key_cache.shape)
+        _check_positions(cache, block_table, cu_seq_lens, token_to_seq, seq_starts)
     num_rows = token_to_seq.shape[0] * num_kv_heads
     if num_rows == 0 or max_blocks == 0:
         return
-    launch = tuning(current().name).gather
+    arch = current()
+    launch = tuning(arch.name).gather
     rows = min(launch.rows, next_power_of_two(num_rows))
-    with on(key_cache):
+    strides = (*cache.key_strides, *cache.value_strides, *key.stride()[:2], *value.stride()[:2])
+    scales = kernel_scales(cache)
+    with on(cache.key):
         _gather_kernel[(triton.cdiv(num_rows, rows),)](
-            key_cache,
-            value_cache,
+            cache.key,
+            cache.value,
             key,
             value,
             block_table,
             cu_seq_lens,
             token_to_seq,
             seq_starts,
+            scales.key,
+            scales.value,
             num_rows,
             max_blocks,
-            *key_cache.stride()[:3],
-            *value_cache.stride()[:3],
-            *key.stride()[:2],
-            *value.stride()[:2],
+            *strides,
             block_table.stride(0),
+            *scales.strides,
             NUM_HEADS=num_kv_heads,
             HEAD_SIZE=head_size,
             PADDED=next_power_of_two(head_size),
-            BLOCK_SIZE=block_size,
+            BLOCK_SIZE=cache.block_size,
             ROWS=rows,
-            ALIGN=hidden_alignment(key_cache, value_cache, key, value),
+            PACKING=PACKINGS.index(cache.packing),
+            X=cache.x,
+            SCALES=scales.kind,
+            FORMAT=scales.format,
+            NATIVE=scales.kind > 0 and scales.format == arch.native_fp8,
+            ALIGN=hidden_alignment(*strides),
             num_warps=launch.waves,
         )

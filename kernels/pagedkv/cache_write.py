@@ -2,9 +2,10 @@
 
     key_cache[slot // block_size, slot % block_size, h, :] = key[n, h, :]     slot = slot_mapping[n] >= 0; V alike
 
-A program copies ROWS head rows (token, head) of K and of V. Every stride but the last is an argument, for K and V
+A program copies ROWS head rows (token, head) of K and of V. Every stride but the innermost is an argument, for K and V
 separately; offsets are int64, because a hybrid model's block stride reaches megabytes and int32 products wrap at a few
-thousand blocks.
+thousand blocks. A quantised cache stores `encode(x / scale)`; with a scale for each token and head the write computes
+it, `max(absmax / largest code, 1e-6)`, and stores it too.
 """
 
 from __future__ import annotations
@@ -16,22 +17,46 @@ import triton
 import triton.language as tl
 
 from . import checks
+from .addressing import key_channels, value_channels, value_tokens
 from .arch import next_power_of_two
 from .device import current, on
+from .fp8 import encode
 from .launch import tuning
+from .layout import PACKINGS
+from .scales import kernel_scales, row_scale
 from .strides import hidden_alignment, multiple
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from .cache import PagedCache
+
+
+@triton.jit
+def _stored(x, scale, scale_offset, slot, SCALES: tl.constexpr, FORMAT: tl.constexpr, LARGEST: tl.constexpr):
+    """Return what the cache holds for rows `x` [ROWS, PADDED]: themselves, or their codes."""
+    if SCALES == 0:
+        stored = x
+    else:
+        x = x.to(tl.float32)
+        if SCALES == 2:
+            divisor = row_scale(x, LARGEST)
+            tl.store(scale + scale_offset, divisor, mask=slot >= 0)
+        else:
+            divisor = tl.load(scale + scale_offset)
+        stored = encode(tl.div_rn(x, divisor[:, None]), FORMAT)
+    return stored
 
 
 @triton.jit
 def _write_kernel(
     key,  # [num_tokens, num_kv_heads, head_size]
     value,
-    key_cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    key_cache,  # axes of PACKING
     value_cache,
     slot_mapping,  # [num_slots] int64
+    key_scale,  # fp32; see scales.KernelScales
+    value_scale,
     num_rows,  # num_slots * NUM_HEADS
     stride_key_token: tl.int64,
     stride_key_head: tl.int64,
@@ -40,15 +65,28 @@ def _write_kernel(
     stride_kc_block: tl.int64,
     stride_kc_token: tl.int64,
     stride_kc_head: tl.int64,
+    stride_kc_group: tl.int64,
     stride_vc_block: tl.int64,
     stride_vc_token: tl.int64,
     stride_vc_head: tl.int64,
+    stride_vc_channel: tl.int64,
     stride_slot: tl.int64,
+    stride_ks_block: tl.int64,
+    stride_ks_token: tl.int64,
+    stride_ks_head: tl.int64,
+    stride_vs_block: tl.int64,
+    stride_vs_token: tl.int64,
+    stride_vs_head: tl.int64,
     NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
+    PACKING: tl.constexpr,
+    X: tl.constexpr,
+    SCALES: tl.constexpr,  # see scales.KernelScales
+    FORMAT: tl.constexpr,
+    LARGEST: tl.constexpr,
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
 ):
     if ALIGN > 1:
@@ -59,9 +97,11 @@ def _write_kernel(
         stride_kc_block = multiple(stride_kc_block, ALIGN)
         stride_kc_token = multiple(stride_kc_token, ALIGN)
         stride_kc_head = multiple(stride_kc_head, ALIGN)
+        stride_kc_group = multiple(stride_kc_group, ALIGN)
         stride_vc_block = multiple(stride_vc_block, ALIGN)
         stride_vc_token = multiple(stride_vc_token, ALIGN)
         stride_vc_head = multiple(stride_vc_head, ALIGN)
+        stride_vc_channel = multiple(stride_vc_channel, ALIGN)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     token = row // NUM_HEADS
     head = row % NUM_HEADS
@@ -73,33 +113,35 @@ def _write_kernel(
 
     source = token * stride_key_token + head * stride_key_head
     target = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
-    k = tl.load(key + source[:, None] + channel, mask=mask)
-    tl.store(key_cache + target[:, None] + channel, k, mask=mask)
+    k = tl.load(key + source[:, None] + channel, mask=mask, other=0.0)
+    scale_offset = block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
+    k = _stored(k, key_scale, scale_offset, slot, SCALES, FORMAT, LARGEST)
+    tl.store(key_cache + target[:, None] + key_channels(channel, stride_kc_group, PACKING, X), k, mask=mask)
 
     source = token * stride_value_token + head * stride_value_head
-    target = block * stride_vc_block + offset * stride_vc_token + head * stride_vc_head
-    v = tl.load(value + source[:, None] + channel, mask=mask)
-    tl.store(value_cache + target[:, None] + channel, v, mask=mask)
+    target = block * stride_vc_block + value_tokens(offset, stride_vc_token, PACKING, X) + head * stride_vc_head
+    v = tl.load(value + source[:, None] + channel, mask=mask, other=0.0)
+    scale_offset = block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
+    v = _stored(v, value_scale, scale_offset, slot, SCALES, FORMAT, LARGEST)
+    tl.store(value_cache + target[:, None] + value_channels(channel, stride_vc_channel, PACKING), v, mask=mask)
 
 
 def write_kv_cache(
     key: Tensor,  # [num_tokens, num_kv_heads, head_size]
     value: Tensor,  # [num_tokens, num_kv_heads, head_size]
-    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    cache: PagedCache,
     slot_mapping: Tensor,  # [n <= num_tokens] int64
     *,
     debug: bool = False,
 ) -> None:
     """Copy K and V of the first n tokens to their slots; a negative slot is not written.
 
-    Any strides with a dense last dimension, for each of the four tensors on its own. Nothing else of the pool changes.
+    Any strides with a dense last dimension, for each of the tensors on its own. Nothing else of the pool changes.
 
     Args:
-        key: K of this step, in the dtype of the cache (fp32, fp16 or bf16).
-        value: V of this step.
-        key_cache: Logical view of the K side of the pool.
-        value_cache: Logical view of the V side of the pool.
+        key: K of this step; fp32, fp16 or bf16, and in the dtype of the cache if that is not quantised.
+        value: V of this step, likewise.
+        cache: The cache, in any packing. With scales per token and head, those of the written slots are written too.
         slot_mapping: `block * block_size + token_in_block` of each token. May be shorter than `key`, which a captured
             graph pads.
         debug: Also check that every slot lies in the pool and occurs once (synchronises with the device).
@@ -107,43 +149,50 @@ def write_kv_cache(
     Raises:
         ArgumentError: the subclass of `pagedkv.errors` that names the mistake.
     """
-    checks.caches(key_cache, value_cache)
-    num_blocks, block_size, num_kv_heads, head_size = key_cache.shape
+    checks.cache(cache)
+    num_kv_heads, head_size = cache.num_kv_heads, cache.head_size
     axes = "[num_tokens, num_kv_heads, head_size]"
     checks.shape("key", key, (None, num_kv_heads, head_size), axes)
     checks.shape("value", value, tuple(key.shape), axes)
     checks.shape("slot_mapping", slot_mapping, (None,), "[n], one slot per token")
     checks.at_most("slot_mapping", slot_mapping.shape[0], key.shape[0], "num_tokens of key")
     for name, tensor in (("key", key), ("value", value)):
-        checks.dtype(name, tensor, (key_cache.dtype,), "Cast to the dtype of the cache.")
+        checks.beside_cache(name, tensor, cache)
         checks.dense(name, tensor)
     checks.dtype("slot_mapping", slot_mapping, (torch.int64,), "Slots of a large pool exceed 32 bits.")
-    checks.device(("key_cache", key_cache), {"key": key, "value": value, "slot_mapping": slot_mapping})
+    checks.device(("cache.key", cache.key), {"key": key, "value": value, "slot_mapping": slot_mapping})
     if debug:
-        checks.slots_exist(slot_mapping, num_blocks * block_size)
+        checks.slots_exist(slot_mapping, cache.num_blocks * cache.block_size)
     num_rows = slot_mapping.shape[0] * num_kv_heads
     if num_rows == 0:
         return
     launch = tuning(current().name).write
     rows = min(launch.rows, next_power_of_two(num_rows))
-    with on(key_cache):
+    strides = (*key.stride()[:2], *value.stride()[:2], *cache.key_strides, *cache.value_strides)
+    scales = kernel_scales(cache)
+    with on(cache.key):
         _write_kernel[(triton.cdiv(num_rows, rows),)](
             key,
             value,
-            key_cache,
-            value_cache,
+            cache.key,
+            cache.value,
             slot_mapping,
+            scales.key,
+            scales.value,
             num_rows,
-            *key.stride()[:2],
-            *value.stride()[:2],
-            *key_cache.stride()[:3],
-            *value_cache.stride()[:3],
+            *strides,
             slot_mapping.stride(0),
+            *scales.strides,
             NUM_HEADS=num_kv_heads,
             HEAD_SIZE=head_size,
             PADDED=next_power_of_two(head_size),
-            BLOCK_SIZE=block_size,
+            BLOCK_SIZE=cache.block_size,
             ROWS=rows,
-            ALIGN=hidden_alignment(key, value, key_cache, value_cache),
+            PACKING=PACKINGS.index(cache.packing),
+            X=cache.x,
+            SCALES=scales.kind,
+            FORMAT=scales.format,
+            LARGEST=scales.largest,
+            ALIGN=hidden_alignment(*strides),
             num_warps=launch.waves,
         )

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from .fp8 import FormatName
     from .layout import Name
 
 Op = Literal["write", "gather", "attention"]
 Phase = Literal["copy", "decode", "extend", "prefill"]
 Dtype = Literal["float32", "float16", "bfloat16"]
+Scales = Literal["tensor", "head", "token"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,14 @@ class Configuration:
     causal: bool = True
     splits: int | None = None
     """Split-KV partitions; None lets the tuning data decide."""
+    quantised: FormatName | None = None
+    """FP8 format of the cache; `dtype` is then that of the query, or of what is written or gathered."""
+    scales: Scales = "tensor"
+    softcap: float | None = None
+    alibi: bool = False
+    sinks: bool = False
+    lse: bool = False
+    """Whether the sums of exponentials are asked for too."""
 
     @property
     def id(self) -> str:
@@ -42,6 +52,9 @@ class Configuration:
         special = [f"w{self.window}"] if self.window else []
         special += [] if self.causal else ["full"]
         special += [f"s{self.splits}"] if self.splits else []
+        special += [f"{self.quantised}-{self.scales}"] if self.quantised else []
+        special += [f"cap{self.softcap:g}"] if self.softcap else []
+        special += [name for name in ("alibi", "sinks", "lse") if getattr(self, name)]
         name = (
             f"{self.op}-{self.phase}-{self.dtype}-q{self.num_q_heads}kv{self.num_kv_heads}"
             f"-d{self.head_size}-bs{self.block_size}-{self.layout}"
@@ -54,6 +67,13 @@ def _copies(op: Op) -> tuple[Configuration, ...]:
         Configuration(op, "copy", dtype, heads, heads, head_size, block_size, layout)
         for dtype, heads, head_size, block_size, layout in (
             ("float16", 2, 80, 784, "interleaved"),
+            ("float16", 2, 80, 784, "native-interleaved"),
+            ("bfloat16", 8, 128, 16, "native"),
+            ("float32", 3, 20, 48, "native"),
+            ("bfloat16", 8, 128, 16, "shuffle"),
+            ("float16", 5, 192, 544, "shuffle-interleaved"),
+            ("float32", 2, 576, 16, "hnd"),
+            ("float16", 1, 18, 48, "packed"),
             ("bfloat16", 2, 128, 784, "interleaved"),
             ("bfloat16", 8, 128, 16, "packed"),
             ("bfloat16", 4, 256, 544, "interleaved"),
@@ -82,12 +102,18 @@ def _attention(phase: Phase) -> tuple[Configuration, ...]:
             ("bfloat16", 24, 8, 192, 16, "packed"),
             ("float32", 4, 4, 40, 16, "nhd"),
             ("float16", 3, 3, 32, 48, "nhd"),
+            ("bfloat16", 32, 8, 128, 16, "native"),
+            ("float16", 6, 2, 80, 784, "native-interleaved"),
+            ("bfloat16", 16, 2, 256, 544, "native-interleaved"),
+            ("bfloat16", 32, 8, 128, 16, "shuffle"),
+            ("float16", 16, 2, 256, 1056, "shuffle-interleaved"),
+            ("float32", 4, 2, 64, 48, "shuffle-interleaved"),
         )
     )
 
 
 def _special() -> tuple[Configuration, ...]:
-    def case(phase: Phase, dtype: Dtype, block_size: int, layout: Name, **more: int | bool) -> Configuration:
+    def case(phase: Phase, dtype: Dtype, block_size: int, layout: Name, **more: object) -> Configuration:
         return Configuration("attention", phase, dtype, 8, 2, 64, block_size, layout, **more)  # type: ignore[arg-type]
 
     return (
@@ -103,12 +129,50 @@ def _special() -> tuple[Configuration, ...]:
         case("prefill", "float32", 48, "packed", causal=False),
         case("extend", "bfloat16", 16, "nhd", causal=False),
         case("decode", "float16", 784, "interleaved", causal=False),
+        case("decode", "float16", 48, "native-interleaved", window=50, splits=3),
+        case("extend", "float32", 48, "shuffle", window=50),
+        case("decode", "float32", 48, "interleaved", softcap=5.0),
+        case("extend", "bfloat16", 16, "packed", softcap=5.0),
+        case("decode", "float32", 48, "interleaved", alibi=True),
+        case("decode", "bfloat16", 16, "packed", alibi=True, splits=3),
+        case("prefill", "float32", 48, "packed", alibi=True),
+        case("extend", "float16", 16, "interleaved", alibi=True),
+        case("decode", "float32", 48, "interleaved", sinks=True),
+        case("decode", "bfloat16", 16, "packed", sinks=True, splits=3, window=50),
+        case("extend", "float32", 48, "nhd", sinks=True, splits=3),
+        case("extend", "float16", 48, "shuffle-interleaved", sinks=True, softcap=5.0, alibi=True, window=50),
+        case("decode", "float32", 16, "interleaved", lse=True),
+        case("decode", "float32", 16, "interleaved", lse=True, splits=3, sinks=True),
+        case("extend", "bfloat16", 16, "nhd", lse=True, causal=False),
+        case("decode", "float16", 48, "packed", quantised="e4m3fn"),
+        case("decode", "bfloat16", 784, "interleaved", quantised="e4m3fnuz", scales="head"),
+        case("extend", "float16", 48, "interleaved", quantised="e5m2", scales="head"),
+        case("decode", "float32", 48, "interleaved", quantised="e4m3fnuz", scales="token"),
+        case("extend", "bfloat16", 16, "packed", quantised="e4m3fn", scales="token"),
+        case("decode", "float16", 16, "native-interleaved", quantised="e4m3fn"),
+        case("decode", "float16", 16, "shuffle", quantised="e4m3fnuz", scales="head", splits=3),
+    )
+
+
+def _quantised_copies(op: Op) -> tuple[Configuration, ...]:
+    return tuple(
+        Configuration(op, "copy", dtype, 3, 3, head_size, block_size, layout, quantised=kind, scales=scales)
+        for dtype, head_size, block_size, layout, kind, scales in (
+            ("float16", 64, 48, "packed", "e4m3fn", "tensor"),
+            ("bfloat16", 128, 16, "interleaved", "e4m3fnuz", "head"),
+            ("float32", 80, 48, "interleaved", "e5m2", "token"),
+            ("float16", 64, 16, "native-interleaved", "e4m3fnuz", "tensor"),
+            ("float32", 128, 16, "shuffle", "e4m3fn", "head"),
+            ("float16", 96, 16, "shuffle-interleaved", "e4m3fnuz", "token"),
+        )
     )
 
 
 CONFIGURATIONS: tuple[Configuration, ...] = (
     *_copies("write"),
     *_copies("gather"),
+    *_quantised_copies("write"),
+    *_quantised_copies("gather"),
     *_attention("decode"),
     *_attention("extend"),
     *_attention("prefill"),

@@ -27,6 +27,14 @@ class HeadSizeError(ArgumentError):
     """The head size is outside 32 .. 256 or not a multiple of 8."""
 
 
+class ScaleError(ArgumentError):
+    """A quantised cache has scales of a wrong shape, or a format that does not exist."""
+
+
+class OptionError(ArgumentError):
+    """A soft cap is not positive, or ALiBi is asked for without a causal mask."""
+
+
 class HeadRatioError(ArgumentError):
     """The query heads are not a multiple of the KV heads."""
 

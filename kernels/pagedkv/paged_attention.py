@@ -8,24 +8,26 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
-from . import checks
+from . import attention_checks
 from .arch import next_power_of_two
 from .attention_kernel import attention_kernel
-from .device import INTERPRETED, current, on
-from .errors import HeadRatioError, LengthError, SplitError, WindowError
+from .device import current, on
 from .launch import attention as choose_launch
 from .launch import query_tiles, tuning
+from .layout import PACKINGS
+from .scales import kernel_scales
 from .split_reduce import reduce_kernel
 from .strides import hidden_alignment
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .cache import PagedCache
+
 
 def paged_attention(
     query: Tensor,  # [num_tokens, num_q_heads, head_size]
-    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    cache: PagedCache,
     out: Tensor,  # [num_tokens, num_q_heads, head_size]
     *,
     block_table: Tensor,  # [num_seqs, max_blocks] int32
@@ -36,6 +38,10 @@ def paged_attention(
     scale: float,
     causal: bool = True,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,  # [num_q_heads] fp32
+    sinks: Tensor | None = None,  # [num_q_heads] fp32
+    lse: Tensor | None = None,  # [num_tokens, num_q_heads] fp32
     num_splits: int | None = None,
     debug: bool = False,
 ) -> None:
@@ -48,10 +54,11 @@ def paged_attention(
     `out` (a call touches only the tokens of its own sequences, wherever `query_start_loc` begins).
 
     Args:
-        query: Queries of all sequences, one after the other, in the dtype of the cache; last dimension dense.
-        key_cache: Logical view of the K side of the pool, any strides, last dimension dense.
-        value_cache: Logical view of the V side of the pool, with strides of its own.
-        out: Result. Rows behind `query_start_loc[-1]` are left alone; a query that sees no token gets 0.
+        query: Queries of all sequences, one after the other, in the dtype of the cache; beside a quantised cache in
+            fp32, fp16 or bf16. Last dimension dense.
+        cache: The cache, in any packing, quantised or not.
+        out: Result, in the dtype of the query. Rows behind `query_start_loc[-1]` are left alone; a query that sees no
+            token gets 0.
         block_table: Block ids of each sequence. Entries outside the visible tokens are not looked up.
         seq_lens: Tokens of each sequence in the cache, those of this step included.
         query_start_loc: Where the queries of each sequence begin in `query`.
@@ -60,20 +67,35 @@ def paged_attention(
         scale: Factor of the scores, usually `head_size ** -0.5`.
         causal: Whether a query sees no token after its own. False is cross-attention and encoder attention.
         sliding_window: How many tokens a query sees, its own included; None for all.
+        softcap: Scores x become `softcap * tanh(x / softcap)`; None leaves them as they are.
+        alibi_slopes: `slope[h] * (position of the key - position of the query)` is added to the scores, after the cap.
+        sinks: One more score of each head, unscaled and uncapped, that has no value but a share of the weight.
+        lse: Output: natural logarithm of the sum of exponentials of each query, the sink included; -inf for a query that
+            sees nothing. What `pagedkv.merge` needs to put two results together.
         num_splits: Partitions of the KV of each sequence; None lets the tuning data decide.
         debug: Also check lengths and block ids (synchronises with the device).
 
     Raises:
         ArgumentError: the subclass of `pagedkv.errors` that names the mistake.
     """
-    num_seqs = _check(query, key_cache, value_cache, out, block_table, seq_lens, query_start_loc)
-    _check_options(max_query_len, max_seq_len, causal=causal, sliding_window=sliding_window, num_splits=num_splits)
+    index = {"block_table": block_table, "seq_lens": seq_lens, "query_start_loc": query_start_loc}
+    attention_checks.tensors(query, cache, out, lse, index)
+    attention_checks.options(
+        query,
+        max_query_len,
+        max_seq_len,
+        causal=causal,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        num_splits=num_splits,
+    )
     if debug:
-        _check_values(
-            key_cache, block_table, seq_lens, query_start_loc, query, max_query_len, max_seq_len, sliding_window
-        )
+        bounds = {"max_query_len": max_query_len, "max_seq_len": max_seq_len, "sliding_window": sliding_window}
+        attention_checks.values(query, cache, **index, **bounds)
     num_tokens, num_q_heads, head_size = query.shape
-    _, block_size, num_kv_heads, _ = key_cache.shape
+    num_seqs, num_kv_heads = block_table.shape[0], cache.num_kv_heads
     if num_tokens == 0 or num_seqs == 0:
         return
     arch = current()
@@ -91,37 +113,46 @@ def paged_attention(
     )
     decode = max_query_len == 1
     splits = launch.splits
+    scales = kernel_scales(cache)
+    out_lse_strides = (0, 0) if lse is None else lse.stride()
     if splits > 1:
         target = query.new_empty((num_tokens, num_q_heads, splits, head_size), dtype=torch.float32)
-        lse = query.new_empty((num_tokens, num_q_heads, splits), dtype=torch.float32)
-        target_strides, lse_strides = target.stride()[:3], lse.stride()[:2]
+        sums = query.new_empty((num_tokens, num_q_heads, splits), dtype=torch.float32)
+        target_strides, sums_strides = target.stride()[:3], sums.stride()[:2]
     else:
-        target, lse = out, seq_lens
-        target_strides, lse_strides = (*out.stride()[:2], 0), (0, 0)
+        target, sums = out, seq_lens if lse is None else lse
+        target_strides, sums_strides = (*out.stride()[:2], 0), out_lse_strides
     tiles = query_tiles(num_tokens, num_seqs, launch.tokens, launch.seqs, decode=decode)
     padded = next_power_of_two(head_size)
+    input_strides = (*query.stride()[:2], *cache.key_strides, *cache.value_strides)
+    # tanh(x) is computed from exp2(2 log2(e) x), so that factor and the cap's go into the one multiplication.
+    log2e = math.log2(math.e)
     with on(query):
         attention_kernel[(tiles * (num_kv_heads // launch.heads), splits)](
             query,
-            key_cache,
-            value_cache,
+            cache.key,
+            cache.value,
             target,
-            lse,
+            sums,
             block_table,
             seq_lens,
             query_start_loc,
+            scales.key,
+            scales.value,
+            seq_lens if alibi_slopes is None else alibi_slopes,
+            seq_lens if sinks is None else sinks,
             num_seqs,
-            scale * math.log2(math.e),
+            scale * log2e * (2 / softcap if softcap else 1),
+            (softcap or 0.0) * log2e,
             sliding_window or 0,
-            *query.stride()[:2],
-            *key_cache.stride()[:3],
-            *value_cache.stride()[:3],
+            *input_strides,
             *target_strides,
-            *lse_strides,
+            *sums_strides,
             block_table.stride(0),
+            *scales.strides,
             HEAD_SIZE=head_size,
             PADDED=padded,
-            BLOCK_SIZE=block_size,
+            BLOCK_SIZE=cache.block_size,
             GROUP=num_q_heads // num_kv_heads,
             HEAD_PROGRAMS=num_kv_heads // launch.heads,
             HEADS=launch.heads,
@@ -133,7 +164,16 @@ def paged_attention(
             DECODE=decode,
             CAUSAL=causal,
             WINDOWED=sliding_window is not None,
-            ALIGN=hidden_alignment(query, key_cache, value_cache),
+            CAPPED=softcap is not None,
+            ALIBI=alibi_slopes is not None,
+            SINKS=sinks is not None,
+            LSE=splits > 1 or lse is not None,
+            PACKING=PACKINGS.index(cache.packing),
+            X=cache.x,
+            SCALES=scales.kind,
+            FORMAT=scales.format,
+            NATIVE=scales.kind > 0 and scales.format == arch.native_fp8,
+            ALIGN=hidden_alignment(*input_strides),
             num_warps=launch.waves,
             num_stages=launch.stages,
         )
@@ -141,99 +181,19 @@ def paged_attention(
             reduce = tuning(arch.name).reduce
             reduce_kernel[(triton.cdiv(num_tokens * num_q_heads, reduce.rows),)](
                 target,
-                lse,
+                sums,
                 out,
+                sums if lse is None else lse,
                 query_start_loc,
                 num_seqs,
                 *out.stride()[:2],
+                *out_lse_strides,
                 NUM_HEADS=num_q_heads,
                 HEAD_SIZE=head_size,
                 PADDED=padded,
                 SPLITS=splits,
                 ROWS=reduce.rows,
                 CHUNK=min(reduce.chunk, next_power_of_two(splits)),
+                LSE=lse is not None,
                 num_warps=reduce.waves,
             )
-
-
-def _check(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    out: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-) -> int:
-    """Check the tensors without reading them; return the number of sequences."""
-    checks.caches(key_cache, value_cache)
-    _, _, num_kv_heads, head_size = key_cache.shape
-    checks.shape("query", query, (None, None, head_size), "[num_tokens, num_q_heads, head_size]")
-    checks.shape("out", out, tuple(query.shape), "[num_tokens, num_q_heads, head_size]")
-    checks.shape("block_table", block_table, (None, None), "[num_seqs, max_blocks]")
-    num_seqs = block_table.shape[0]
-    checks.shape("seq_lens", seq_lens, (num_seqs,), "[num_seqs]")
-    checks.shape("query_start_loc", query_start_loc, (num_seqs + 1,), "[num_seqs + 1]")
-    num_q_heads = query.shape[1]
-    if num_q_heads == 0 or num_q_heads % num_kv_heads:
-        raise HeadRatioError(
-            "query",
-            got=f"{num_q_heads} query heads for {num_kv_heads} KV heads",
-            expected="a multiple",
-            remedy="Replicate the KV heads or pad the query heads.",
-        )
-    for name, tensor in (("query", query), ("out", out)):
-        checks.dtype(name, tensor, (key_cache.dtype,), "Cast to the dtype of the cache.")
-        checks.dense(name, tensor)
-    if INTERPRETED and query.dtype == torch.bfloat16:
-        # Triton 3.6 to 3.9 interpret bf16 arithmetic on the bit patterns.
-        checks.dtype("query", query, (torch.float32, torch.float16), "Triton's interpreter computes bf16 wrongly.")
-    index = {"block_table": block_table, "seq_lens": seq_lens, "query_start_loc": query_start_loc}
-    checks.indices(index)
-    checks.device(("key_cache", key_cache), {"query": query, "out": out, **index})
-    return num_seqs
-
-
-def _check_options(
-    max_query_len: int, max_seq_len: int, *, causal: bool, sliding_window: int | None, num_splits: int | None
-) -> None:
-    for name, value in (("max_query_len", max_query_len), ("max_seq_len", max_seq_len)):
-        if value < 1:
-            raise LengthError(name, got=value, expected=">= 1", remedy="Pass the upper bound of the step.")
-    if sliding_window is not None and (sliding_window < 1 or not causal):
-        raise WindowError(
-            "sliding_window",
-            got=f"{sliding_window} with causal={causal}",
-            expected="None, or at least 1 with causal=True",
-            remedy="Pass None for full attention; a window without a causal mask is not defined here.",
-        )
-    if num_splits is not None and num_splits < 1:
-        raise SplitError(
-            "num_splits", got=num_splits, expected="None or >= 1", remedy="Pass None to let tuning decide."
-        )
-
-
-def _check_values(
-    key_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    query: Tensor,
-    max_query_len: int,
-    max_seq_len: int,
-    sliding_window: int | None,
-) -> None:
-    """Check lengths, bounds and the block ids of visible tokens; reads device memory."""
-    num_blocks, block_size = key_cache.shape[:2]
-    query_lens = query_start_loc.diff()
-    checks.within("query_start_loc", query_start_loc, query.shape[0] + 1, "num_tokens + 1")
-    checks.within("query_start_loc (its differences)", query_lens, max_query_len + 1, "max_query_len + 1")
-    checks.within("seq_lens", seq_lens, max_seq_len + 1, "max_seq_len + 1")
-    checks.within("seq_lens", seq_lens, block_table.shape[1] * block_size + 1, "max_blocks * block_size + 1")
-    oldest = torch.zeros_like(seq_lens)
-    if sliding_window is not None:
-        oldest = (seq_lens - query_lens - sliding_window + 1).clamp(min=0)
-    column = torch.arange(block_table.shape[1], device=block_table.device)
-    used = (column >= (oldest // block_size)[:, None]) & (column * block_size < seq_lens[:, None])
-    used &= (query_lens > 0)[:, None]
-    checks.blocks_exist(block_table, used, num_blocks)

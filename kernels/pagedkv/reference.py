@@ -1,30 +1,13 @@
 """The oracles: what each operation means, in plain torch loops over sequences, in float64 where numbers are computed.
 
-They share no code with the kernels and know no layout but the logical one: caches are `[num_blocks, block_size,
-num_kv_heads, head_size]`, indexed by block and by token in the block.
+They share no code with the kernels and know no packing and no quantisation: caches are the logical `[num_blocks,
+block_size, num_kv_heads, head_size]` values, indexed by block and by token in the block.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-
-def write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write each token of `slot_mapping` (shape [n], n <= num_tokens) to its slot; negative slots are not written.
-
-    Args:
-        key: `[num_tokens, num_kv_heads, head_size]`.
-        value: Like `key`.
-        key_cache: `[num_blocks, block_size, num_kv_heads, head_size]`, changed in place.
-        value_cache: Like `key_cache`.
-        slot_mapping: `block * block_size + token_in_block`.
-    """
-    block_size = key_cache.shape[1]
-    for n, slot in enumerate(slot_mapping.tolist()):
-        if slot >= 0:
-            key_cache[slot // block_size, slot % block_size] = key[n]
-            value_cache[slot // block_size, slot % block_size] = value[n]
 
 
 def context(cache: Tensor, block_row: Tensor, start: int, end: int) -> Tensor:
@@ -62,12 +45,15 @@ def attention(
     scale: float,
     causal: bool = True,
     sliding_window: int | None = None,
-) -> Tensor:
-    """Return softmax(scale * Q K^T) V for every query token, in float64 on the CPU.
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return softmax(scale * Q K^T) V for every query token and the log of its sum of exponentials, in float64.
 
     Query token t of a sequence stands at position `seq_len - query_len + t`. It sees positions up to its own (causal)
     or all of the sequence, and with a window w of those only the last w, its own included. A query that sees nothing
-    gets 0. Rows of `query` beyond `query_start_loc[-1]` are NaN in the result: they have no answer.
+    gets 0 and -inf. Rows of `query` beyond `query_start_loc[-1]` are NaN in the result: they have no answer.
 
     Args:
         query: `[num_tokens, num_q_heads, head_size]`.
@@ -79,13 +65,17 @@ def attention(
         scale: Factor of the scores.
         causal: Whether a query sees no later position.
         sliding_window: Window, or None.
+        softcap: Scores x become `softcap * tanh(x / softcap)`.
+        alibi_slopes: `[num_q_heads]`; then `slope * (position of the key - position of the query)` is added.
+        sinks: `[num_q_heads]`; one more score of each head, whose value is 0.
 
     Returns:
-        `[num_tokens, num_q_heads, head_size]` float64.
+        `[num_tokens, num_q_heads, head_size]` and `[num_tokens, num_q_heads]`, on the CPU.
     """
     query = query.double().cpu()
     group = query.shape[1] // key_cache.shape[2]
     out = torch.full_like(query, float("nan"))
+    sums = out.new_full(out.shape[:2], float("nan"))
     for seq, seq_len in enumerate(seq_lens.tolist()):
         begin, end = (int(x) for x in query_start_loc[seq : seq + 2])
         first = seq_len - (end - begin)
@@ -99,6 +89,14 @@ def attention(
             high = position + 1 if causal else seq_len
             seen = slice(max(0, low - oldest), max(0, high - oldest))
             scores = torch.einsum("hd,khd->hk", query[n], keys[seen]) * scale
-            weights = torch.softmax(scores, dim=1)
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            if alibi_slopes is not None:
+                distance = torch.arange(low, high) - position
+                scores = scores + alibi_slopes.double().cpu()[:, None] * distance
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.double().cpu()[:, None]], dim=1)
+            weights = torch.softmax(scores, dim=1)[:, : keys[seen].shape[0]]
             out[n] = torch.einsum("hk,khd->hd", weights, values[seen])
-    return out
+            sums[n] = torch.logsumexp(scores, dim=1)
+    return out, sums

@@ -10,22 +10,28 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LN2 = tl.constexpr(0.6931471805599453)
+
 
 @triton.jit
 def reduce_kernel(
     partial,  # [num_tokens, num_q_heads, SPLITS, head_size] fp32, contiguous
     lse,  # [num_tokens, num_q_heads, SPLITS] fp32 base 2, contiguous
     out,  # [num_tokens, num_q_heads, head_size]
+    out_lse,  # [num_tokens, num_q_heads] fp32, written if LSE
     query_start_loc,  # [num_seqs + 1] int32
     num_seqs,
     stride_out_token: tl.int64,
     stride_out_head: tl.int64,
+    stride_out_lse_token: tl.int64,
+    stride_out_lse_head: tl.int64,
     NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,  # (token, head) rows of a program
     CHUNK: tl.constexpr,  # partitions loaded at once
+    LSE: tl.constexpr,
 ):
     """Merge SPLITS partial results of each of ROWS rows; grid [ceil(num_tokens * NUM_HEADS / ROWS)]."""
     # Rows before the first and behind the last sequence (another call's, the padding of a captured graph) have no
@@ -62,3 +68,7 @@ def reduce_kernel(
     target = row // NUM_HEADS * stride_out_token + row % NUM_HEADS * stride_out_head
     mask = live[:, None] & in_head[None, :]
     tl.store(out + target[:, None] + channel[None, :], result.to(out.dtype.element_ty), mask=mask)
+    if LSE:
+        target = row // NUM_HEADS * stride_out_lse_token + row % NUM_HEADS * stride_out_lse_head
+        sums = (maximum + tl.log2(tl.where(total > 0.0, total, 1.0))) * LN2
+        tl.store(out_lse + target, sums, mask=live)

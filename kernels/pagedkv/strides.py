@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-
-def hidden_alignment(*tensors: Tensor) -> int:
-    """Return 8, 4 or 2 if that divides every stride (in elements) but the last of every tensor and 16 does not, else 1.
+def hidden_alignment(*strides: int) -> int:
+    """Return 8, 4 or 2 if that divides every stride (in elements) and 16 does not, else 1.
 
     Triton specialises an integer argument on divisibility by 16 only. A head of 40 or 72 channels has rows that are
     16-byte aligned (8 elements of two bytes) and would be read element by element without this.
     """
-    common = math.gcd(16, *(stride for tensor in tensors for stride in tensor.stride()[:-1]))
+    common = math.gcd(16, *strides)
     return 1 if common == 16 else common
 
 

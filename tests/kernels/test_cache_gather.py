@@ -5,8 +5,10 @@ import torch
 from pools import assert_same_bits, batch, pool
 
 from pagedkv import reference
+from pagedkv.cache import PagedCache
 from pagedkv.cache_gather import gather_kv_cache
 from pagedkv.configurations import promised
+from pagedkv.device import INTERPRETED
 
 pytestmark = pytest.mark.device
 
@@ -21,13 +23,17 @@ def gather_arguments(starts: list[int], counts: list[int], device: str) -> dict[
     return {name: tensor.int().to(device) for name, tensor in arguments.items()}
 
 
-def outputs(num_tokens: int, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def outputs(num_tokens: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V outputs that share one tensor: their token stride is twice the dense one."""
-    both = torch.full((num_tokens, 2, *cache.shape[2:]), float("nan"), dtype=cache.dtype, device=cache.device)
+    both = torch.full((num_tokens, 2, *like.shape[-2:]), float("nan"), dtype=like.dtype, device=like.device)
     return both[:, 0], both[:, 1]
 
 
-@pytest.mark.parametrize("case", promised("gather"), ids=lambda c: c.id)
+# Under the interpreter a cast to bf16 cuts off instead of rounding, so there the launcher refuses it (test_errors.py).
+CASES = [case for case in promised("gather") if not (INTERPRETED and case.quantised and case.dtype == "bfloat16")]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_gather_kv_cache(case, device):
     starts, counts = [0, 5, case.block_size - 1, 3], [17, 1, case.block_size + 2, 0]
     data = batch(
@@ -40,13 +46,18 @@ def test_gather_kv_cache(case, device):
         block_size=case.block_size,
         query_lens=[1, 1, 1, 1],
         seq_lens=[start + count for start, count in zip(starts, counts, strict=True)],
+        quantised=case.quantised,
+        scales=case.scales,
     )
     arguments = gather_arguments(starts, counts, device)
     total = sum(counts)
-    key, value = outputs(total + 3, data.pool.key)
-    expected_key, expected_value = outputs(total + 3, data.pool.key)
-    gather_kv_cache(data.pool.key, data.pool.value, key, value, data.block_table, **arguments, debug=True)
-    reference.gather(data.pool.key, data.pool.value, expected_key, expected_value, data.block_table, **arguments)
+    key, value = outputs(total + 3, data.query)
+    expected_key, expected_value = outputs(total + 3, data.query)
+    gather_kv_cache(data.pool.cache, key, value, data.block_table, **arguments, debug=True)
+    sides = [data.pool.rows(side) for side in ("key", "value")]
+    if case.quantised:  # the product of a code and its scale is exact in float64; the kernel rounds it to fp32 first
+        sides = [side.float() for side in sides]
+    reference.gather(*sides, expected_key, expected_value, data.block_table, **arguments)
     assert_same_bits(key, expected_key, "key")
     assert_same_bits(value, expected_value, "value")
     assert key[:total].isfinite().all()
@@ -66,9 +77,9 @@ def test_gather_kv_cache_leaves_positions_without_a_block(device):
         query_lens=[1, 1],
         seq_lens=[16, 16],
     )
-    key, value = outputs(20, data.pool.key)
+    key, value = outputs(20, data.query)
     arguments = gather_arguments([0, 0], [20, 0], device)
-    gather_kv_cache(data.pool.key, data.pool.value, key, value, data.block_table, **arguments)
+    gather_kv_cache(data.pool.cache, key, value, data.block_table, **arguments)
     assert key[:16].isfinite().all()
     assert key[16:].isnan().all()
 
@@ -80,8 +91,9 @@ def test_gather_kv_cache_with_strides_of_its_own_for_v(device):
     key_side.key.normal_()
     value_side.value.normal_()
     key, value = outputs(40, key_side.key)
+    cache = PagedCache(key_side.key, value_side.value)
     table = torch.tensor([[2, 0, 3]], dtype=torch.int32, device=device)
-    gather_kv_cache(key_side.key, value_side.value, key, value, table, **gather_arguments([1], [40], device))
+    gather_kv_cache(cache, key, value, table, **gather_arguments([1], [40], device))
     position = torch.arange(1, 41, device=device)
     where = (table[0, position // 16].long(), position % 16)
     assert torch.equal(key, key_side.key[where])
@@ -95,6 +107,6 @@ def test_gather_kv_cache_beyond_int32(far_pool):
     key, value = outputs(16, key_cache)
     table = torch.tensor([[4]], dtype=torch.int32, device=key_cache.device)
     arguments = gather_arguments([0], [16], key_cache.device)
-    gather_kv_cache(key_cache, value_cache, key, value, table, **arguments, debug=True)
+    gather_kv_cache(PagedCache(key_cache, value_cache), key, value, table, **arguments, debug=True)
     assert (key == 3.0).all()
     assert (value == 5.0).all()

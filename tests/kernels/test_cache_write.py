@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pools import assert_same_bits, pool
+from pools import FLOAT8, assert_same_bits, pool
 
-from pagedkv import reference
+from pagedkv.cache import PagedCache
 from pagedkv.cache_write import write_kv_cache
 from pagedkv.configurations import promised
 
@@ -23,23 +23,34 @@ def permuted_slots(count: int, num_slots: int, device: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("case", promised("write"), ids=lambda c: c.id)
 def test_write_kv_cache(case, device):
+    """Every byte of the pool: the written rows as torch puts them, every other one as it was."""
     torch.manual_seed(case.head_size)
     shape = (7, case.block_size, case.num_kv_heads, case.head_size)
-    got = pool(case.layout, shape, case.dtype, device)
+    got = pool(case.layout, shape, case.dtype, device, quantised=case.quantised, scales=case.scales)
     expected = got.clone()
     key, value = tokens(37, case.num_kv_heads, case.head_size, case.dtype, device)
     slots = permuted_slots(37, 7 * case.block_size, device)
     slots[::5] = -1
-    write_kv_cache(key, value, got.key, got.value, slots, debug=True)
-    reference.write(key, value, expected.key, expected.value, slots)
+    write_kv_cache(key, value, got.cache, slots, debug=True)
+    written = slots[slots >= 0]
+    where = (written // case.block_size, written % case.block_size)
+    for side, rows in (("key", key[slots >= 0]), ("value", value[slots >= 0])):
+        if case.quantised and case.scales == "token":
+            largest = torch.finfo(FLOAT8[case.quantised]).max
+            scale = (rows.float().abs().amax(-1) / largest).clamp(min=1e-6)
+            getattr(expected.quantisation, f"{side}_scale")[where] = scale
+        expected.put(side, *where, rows)
     assert_same_bits(got.storage, expected.storage, "storage of the pool")
-    assert got.key.isfinite().sum() == (slots >= 0).sum() * case.num_kv_heads * case.head_size
+    if case.quantised:
+        for side in ("key_scale", "value_scale"):
+            scales = (getattr(each.quantisation, side) for each in (got, expected))
+            assert_same_bits(*scales, side)
 
 
 def test_write_kv_cache_with_fewer_slots_than_tokens(device):
     got = pool("packed", (3, 16, 2, 64), "float16", device)
     key, value = tokens(9, 2, 64, "float16", device)
-    write_kv_cache(key, value, got.key, got.value, permuted_slots(4, 48, device))
+    write_kv_cache(key, value, got.cache, permuted_slots(4, 48, device))
     assert got.value.isfinite().sum() == 4 * 2 * 64
 
 
@@ -47,7 +58,7 @@ def test_write_kv_cache_with_fewer_slots_than_tokens(device):
 def test_write_kv_cache_of_nothing(count, device):
     got = pool("nhd", (2, 16, 1, 32), "float32", device)
     key, value = tokens(count, 1, 32, "float32", device)
-    write_kv_cache(key, value, got.key, got.value, torch.full((count,), -1, device=device))
+    write_kv_cache(key, value, got.cache, torch.full((count,), -1, device=device))
     assert got.storage.isnan().all()
 
 
@@ -57,7 +68,7 @@ def test_write_kv_cache_with_strides_of_its_own_for_v(device):
     value_side = pool("hnd", (4, 16, 3, 48), "float32", device, padding=8)
     key, value = tokens(20, 3, 48, "float32", device)
     slots = permuted_slots(20, 64, device)
-    write_kv_cache(key, value, key_side.key, value_side.value, slots)
+    write_kv_cache(key, value, PagedCache(key_side.key, value_side.value), slots)
     assert torch.equal(key_side.key[slots // 16, slots % 16], key)
     assert torch.equal(value_side.value[slots // 16, slots % 16], value)
     assert key_side.value.isnan().all()
@@ -69,7 +80,7 @@ def test_write_kv_cache_beyond_int32(far_pool):
     key_cache, value_cache = far_pool
     key, value = tokens(3, 2, 32, "float16", key_cache.device)
     slots = torch.tensor([4 * 16, 4 * 16 + 7, 15], device=key_cache.device)
-    write_kv_cache(key, value, key_cache, value_cache, slots, debug=True)
+    write_kv_cache(key, value, PagedCache(key_cache, value_cache), slots, debug=True)
     for cache, source in ((key_cache, key), (value_cache, value)):
         assert torch.equal(cache[4, [0, 7]], source[:2])
         assert torch.equal(cache[0, 15], source[2])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from pagedkv import errors
+from pagedkv.cache import PagedCache, Quantisation
 from pagedkv.cache_gather import gather_kv_cache
 from pagedkv.cache_write import write_kv_cache
 from pagedkv.device import INTERPRETED
@@ -14,13 +17,24 @@ from pagedkv.paged_attention import paged_attention
 pytestmark = pytest.mark.device
 
 
+SHAPE = (3, 16, 2, 64)
+
+
+def cache(device: str = "cpu", *, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = SHAPE, **changes):
+    """A cache that is right but for the changes."""
+    if dtype == torch.uint8:
+        scales = {"key_scale": torch.ones(1, device=device), "value_scale": torch.ones(1, device=device)}
+        changes["quantisation"] = Quantisation(changes.pop("format", "e4m3fn"), **(scales | changes.pop("scales", {})))
+    sides = {side: torch.zeros(shape, dtype=dtype, device=device) for side in ("key", "value")}
+    return PagedCache(**(sides | changes))
+
+
 @pytest.fixture
 def write(device):
     arguments = {
         "key": torch.randn(5, 2, 64, device=device),
         "value": torch.randn(5, 2, 64, device=device),
-        "key_cache": torch.full((3, 16, 2, 64), float("nan"), device=device),
-        "value_cache": torch.full((3, 16, 2, 64), float("nan"), device=device),
+        "cache": cache(device),
         "slot_mapping": torch.arange(5, device=device),
     }
     return lambda **wrong: write_kv_cache(**(arguments | wrong))
@@ -29,8 +43,7 @@ def write(device):
 @pytest.fixture
 def gather(device):
     arguments = {
-        "key_cache": torch.randn(3, 16, 2, 64, device=device),
-        "value_cache": torch.randn(3, 16, 2, 64, device=device),
+        "cache": cache(device),
         "key": torch.full((5, 2, 64), float("nan"), device=device),
         "value": torch.full((5, 2, 64), float("nan"), device=device),
         "block_table": torch.zeros(1, 2, dtype=torch.int32, device=device),
@@ -45,8 +58,7 @@ def gather(device):
 def attend(device):
     arguments = {
         "query": torch.randn(5, 4, 64, device=device),
-        "key_cache": torch.randn(3, 16, 2, 64, device=device),
-        "value_cache": torch.randn(3, 16, 2, 64, device=device),
+        "cache": cache(device),
         "out": torch.full((5, 4, 64), float("nan"), device=device),
         "block_table": torch.zeros(1, 2, dtype=torch.int32, device=device),
         "seq_lens": torch.tensor([20], dtype=torch.int32, device=device),
@@ -64,17 +76,59 @@ def ints(*numbers: int) -> torch.Tensor:
 
 # Wrong argument, the class of the mistake, the argument that its message names.
 WRITE = {
-    "cache of rank 3": ({"key_cache": torch.zeros(3, 16, 64)}, errors.ShapeError, "key_cache"),
-    "V cache of another shape": ({"value_cache": torch.zeros(3, 16, 1, 64)}, errors.ShapeError, "value_cache"),
-    "no block": (
-        {"key_cache": torch.zeros(0, 16, 2, 64), "value_cache": torch.zeros(0, 16, 2, 64)},
-        errors.ShapeError,
-        "key_cache",
+    "cache of rank 3": ({"cache": cache(key=torch.zeros(3, 16, 64))}, errors.ShapeError, "cache.key"),
+    "V cache of another shape": ({"cache": cache(value=torch.zeros(3, 16, 1, 64))}, errors.ShapeError, "cache.value"),
+    "no block": ({"cache": cache(shape=(0, 16, 2, 64))}, errors.ShapeError, "cache.key"),
+    "transposed rows": ({"cache": cache(key=torch.zeros(3, 16, 64, 2).mT)}, errors.DenseError, "cache.key"),
+    "transposed rows of V": ({"cache": cache(value=torch.zeros(3, 16, 64, 2).mT)}, errors.DenseError, "cache.value"),
+    "codes without scales": ({"cache": cache(key=torch.zeros(SHAPE).byte())}, errors.DtypeError, "Quantisation"),
+    "V cache in another dtype": ({"cache": cache(value=torch.zeros(SHAPE).half())}, errors.DtypeError, "cache.value"),
+    "scales without codes": (
+        {"cache": cache(quantisation=Quantisation("e5m2", torch.ones(1), torch.ones(1)))},
+        errors.DtypeError,
+        "cache.key",
     ),
-    "transposed rows": ({"key_cache": torch.zeros(3, 16, 64, 2).mT}, errors.DenseError, "key_cache"),
-    "transposed rows of V": ({"value_cache": torch.zeros(3, 16, 64, 2).mT}, errors.DenseError, "value_cache"),
-    "8-bit cache": ({"key_cache": torch.zeros(3, 16, 2, 64, dtype=torch.int8)}, errors.DtypeError, "key_cache"),
-    "V cache in another dtype": ({"value_cache": torch.zeros(3, 16, 2, 64).half()}, errors.DtypeError, "value_cache"),
+    "format that does not exist": (
+        {"cache": cache(dtype=torch.uint8, format="e3m4")},
+        errors.ScaleError,
+        "quantisation.format",
+    ),
+    "scales of more heads": (
+        {"cache": cache(dtype=torch.uint8, scales={"key_scale": torch.ones(3)})},
+        errors.ScaleError,
+        "key_scale",
+    ),
+    "scales per token for V alone": (
+        {"cache": cache(dtype=torch.uint8, scales={"value_scale": torch.ones(3, 16, 2)})},
+        errors.ScaleError,
+        "value_scale",
+    ),
+    "scales in fp16": (
+        {"cache": cache(dtype=torch.uint8, scales={"value_scale": torch.ones(1).half()})},
+        errors.DtypeError,
+        "value_scale",
+    ),
+    "native K of rank 4": ({"cache": cache(packing="native")}, errors.ShapeError, "cache.key"),
+    "native K with another x": (
+        {"cache": cache(packing="native", key=torch.zeros(3, 2, 8, 16, 8), value=torch.zeros(3, 2, 64, 16))},
+        errors.ShapeError,
+        "cache.key",
+    ),
+    "shuffled V as native V": (
+        {"cache": cache(packing="shuffle", key=torch.zeros(3, 2, 16, 16, 4), value=torch.zeros(3, 2, 64, 16))},
+        errors.ShapeError,
+        "cache.value",
+    ),
+    "shuffled block of 18": (
+        {"cache": cache(packing="shuffle", key=torch.zeros(3, 2, 16, 18, 4), value=torch.zeros(3, 2, 4, 64, 4))},
+        errors.ShapeError,
+        "block_size 18",
+    ),
+    "native V with padded tokens": (
+        {"cache": cache(packing="native", key=torch.zeros(3, 2, 16, 16, 4), value=torch.zeros(3, 2, 64, 32)[..., ::2])},
+        errors.DenseError,
+        "cache.value",
+    ),
     "tokens in another dtype": ({"key": torch.zeros(5, 2, 64).half()}, errors.DtypeError, "key"),
     "tokens with fewer heads": ({"key": torch.zeros(5, 1, 64)}, errors.ShapeError, "key"),
     "V tokens fewer than K": ({"value": torch.zeros(4, 2, 64)}, errors.ShapeError, "value"),
@@ -122,6 +176,15 @@ ATTENTION = {
         errors.HeadRatioError,
         "query",
     ),
+    "sums of another shape": ({"lse": torch.zeros(5, 2)}, errors.ShapeError, "lse"),
+    "sums in fp16": ({"lse": torch.zeros(5, 4).half()}, errors.DtypeError, "lse"),
+    "cap of nothing": ({"softcap": 0.0}, errors.OptionError, "softcap"),
+    "endless cap": ({"softcap": float("inf")}, errors.OptionError, "softcap"),
+    "slopes of fewer heads": ({"alibi_slopes": torch.ones(2)}, errors.ShapeError, "alibi_slopes"),
+    "slopes in fp16": ({"alibi_slopes": torch.ones(4).half()}, errors.DtypeError, "alibi_slopes"),
+    "slopes without a mask": ({"alibi_slopes": torch.ones(4), "causal": False}, errors.OptionError, "alibi_slopes"),
+    "sinks in fp16": ({"sinks": torch.ones(4).half()}, errors.DtypeError, "sinks"),
+    "strided sinks": ({"sinks": torch.ones(8)[::2]}, errors.DenseError, "sinks"),
     "lengths of more sequences": ({"seq_lens": ints(20, 20)}, errors.ShapeError, "seq_lens"),
     "no bound": ({"max_seq_len": 0}, errors.LengthError, "max_seq_len"),
     "window of nothing": ({"sliding_window": 0}, errors.WindowError, "sliding_window"),
@@ -143,14 +206,20 @@ ATTENTION = {
 }
 
 
+def moved(value: object, device: str) -> object:
+    """The same argument where the kernels run; what lies on "meta" is to be refused for lying there."""
+    if isinstance(value, torch.Tensor):
+        return value if value.device.type == "meta" else value.to(device)
+    if dataclasses.is_dataclass(value):
+        parts = {field.name: moved(getattr(value, field.name), device) for field in dataclasses.fields(value)}
+        return dataclasses.replace(value, **parts)
+    return value
+
+
 def check(call, case, device) -> None:
     wrong, mistake, named = case
-    moved = {
-        name: v.to(device) if isinstance(v, torch.Tensor) and v.device.type != "meta" else v
-        for name, v in wrong.items()
-    }
     with pytest.raises(mistake, match=named) as caught:
-        call(**moved)
+        call(**{name: moved(value, device) for name, value in wrong.items()})
     assert type(caught.value) is mistake
     assert "got" in str(caught.value)
     assert "expected" in str(caught.value)
@@ -173,10 +242,15 @@ def test_paged_attention_refuses(case, attend, device):
 
 
 @pytest.mark.parametrize("head_size", [24, 36, 264])
-def test_head_sizes_that_are_refused(head_size, write, device):
-    cache = torch.zeros(3, 16, 2, head_size)
-    wrong = {"key_cache": cache, "value_cache": cache.clone()}
-    check(write, (wrong, errors.HeadSizeError, f"head_size {head_size}"), device)
+def test_head_sizes_that_attention_refuses(head_size, attend, device):
+    rows = torch.zeros(5, 4, head_size)
+    wrong = {"cache": cache(shape=(3, 16, 2, head_size)), "query": rows, "out": rows.clone()}
+    check(attend, (wrong, errors.HeadSizeError, f"head_size {head_size}"), device)
+
+
+def test_a_packing_that_does_not_exist():
+    with pytest.raises(ValueError, match="expected one of rows, native, shuffle"):
+        cache(packing="x-packed")
 
 
 def test_debug_ignores_blocks_that_are_not_looked_up(attend, device):
@@ -189,7 +263,10 @@ def test_debug_ignores_blocks_that_are_not_looked_up(attend, device):
 if INTERPRETED:
 
     def test_bf16_attention_is_refused_under_the_interpreter(attend, device):
-        names = ("query", "key_cache", "value_cache", "out")
-        shapes = ((5, 4, 64), (3, 16, 2, 64), (3, 16, 2, 64), (5, 4, 64))
-        wrong = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in zip(names, shapes, strict=True)}
+        rows = torch.zeros(5, 4, 64, dtype=torch.bfloat16)
+        wrong = {"query": rows, "out": rows.clone(), "cache": cache(dtype=torch.bfloat16)}
         check(attend, (wrong, errors.DtypeError, "interpreter"), device)
+
+    def test_bf16_gather_of_codes_is_refused_under_the_interpreter(gather, device):
+        wrong = {"key": torch.zeros(5, 2, 64, dtype=torch.bfloat16), "cache": cache(dtype=torch.uint8)}
+        check(gather, (wrong, errors.DtypeError, "interpreter"), device)

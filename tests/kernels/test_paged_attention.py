@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from pools import assert_same_bits, batch, pool
-from tolerances import ROW_RELATIVE
+from tolerances import LSE_ABSOLUTE, ROW_RELATIVE
 
 from pagedkv import reference
 from pagedkv.configurations import promised
@@ -29,8 +29,7 @@ def attend(data, *, scale=None, **options) -> torch.Tensor:
     out = torch.full_like(data.query, float("nan"))
     paged_attention(
         data.query,
-        data.pool.key,
-        data.pool.value,
+        data.pool.cache,
         out,
         **data.metadata,
         max_query_len=data.max_query_len,
@@ -41,12 +40,17 @@ def attend(data, *, scale=None, **options) -> torch.Tensor:
     return out
 
 
-def expected(data, *, scale=None, **options) -> torch.Tensor:
+def expected_with_lse(data, *, scale=None, **options) -> tuple[torch.Tensor, torch.Tensor]:
     scale = data.query.shape[-1] ** -0.5 if scale is None else scale
-    return reference.attention(data.query, data.pool.key, data.pool.value, **data.metadata, scale=scale, **options)
+    sides = [data.pool.rows(side) for side in ("key", "value")]
+    return reference.attention(data.query, *sides, **data.metadata, scale=scale, **options)
 
 
-def check(out: torch.Tensor, golden: torch.Tensor, record) -> None:
+def expected(data, **options) -> torch.Tensor:
+    return expected_with_lse(data, **options)[0]
+
+
+def check(out: torch.Tensor, golden: torch.Tensor, record, op: str = "attention") -> None:
     """Every row within the tolerance of its dtype; a row of zeros exactly zero; NaN nowhere."""
     dtype = str(out.dtype).removeprefix("torch.")
     error = out.double().cpu() - golden
@@ -54,7 +58,7 @@ def check(out: torch.Tensor, golden: torch.Tensor, record) -> None:
     rows, norms = error.norm(dim=-1), golden.norm(dim=-1)
     relative = torch.where(norms > 0, rows / norms, torch.where(rows > 0, float("inf"), 0.0))
     record("max_row_relative_err", relative.max().item())
-    bound = ROW_RELATIVE["attention", dtype]
+    bound = ROW_RELATIVE[op, dtype]
     wrong = ~(relative <= bound)
     assert not wrong.any(), (
         f"{int(wrong.sum())} of {wrong.numel()} (token, head) rows are off by more than {bound:.1e} of their norm; "
@@ -75,7 +79,18 @@ def data_for(case, device):
         query_lens=query_lens,
         seq_lens=seq_lens,
         window=case.window,
+        quantised=case.quantised,
+        scales=case.scales,
     )
+
+
+def options_of(case, device) -> dict[str, object]:
+    """Mask and score options; slopes as Press et al. choose them, sinks around the scores."""
+    options: dict[str, object] = {"causal": case.causal, "sliding_window": case.window, "softcap": case.softcap}
+    heads = torch.arange(case.num_q_heads, device=device)
+    options["alibi_slopes"] = torch.exp2(-(heads + 1) * 8.0 / case.num_q_heads) if case.alibi else None
+    options["sinks"] = (heads - 1.5) * 0.7 if case.sinks else None
+    return options
 
 
 # Triton's interpreter computes bf16 on the bit patterns, so there the launcher refuses it (test_errors.py).
@@ -85,9 +100,16 @@ CASES = [case for case in promised("attention") if not (INTERPRETED and case.dty
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_paged_attention(case, device, record_property):
     data = data_for(case, device)
-    options = {"causal": case.causal, "sliding_window": case.window}
-    out = attend(data, **options, num_splits=case.splits, debug=True)
-    check(out, expected(data, **options), record_property)
+    options = options_of(case, device)
+    lse = torch.full(data.query.shape[1::-1], float("nan"), device=device).T if case.lse else None
+    out = attend(data, **options, lse=lse, num_splits=case.splits, debug=True)
+    golden, golden_lse = expected_with_lse(data, **options)
+    op = "attention of capped scores" if case.softcap else "attention"
+    check(out, golden, record_property, "attention of scaled rows" if case.scales == "token" else op)
+    if lse is not None:
+        error = (lse.double().cpu() - golden_lse).nan_to_num(nan=float("inf"))  # -inf - -inf: nothing seen, both say so
+        error = torch.where(lse.cpu() == golden_lse, 0.0, error)
+        assert error.abs().max() <= LSE_ABSOLUTE
 
 
 def small(device, query_lens, seq_lens, **more):
@@ -130,7 +152,7 @@ def test_paged_attention_takes_strided_queries_and_outputs(device, record_proper
     data.query = wide[:, 1]
     out = torch.full((4, 8, 64), float("nan"), device=device)
     bounds = {"max_query_len": 3, "max_seq_len": 30}
-    paged_attention(data.query, data.pool.key, data.pool.value, out[:, ::2], **data.metadata, **bounds, scale=64**-0.5)
+    paged_attention(data.query, data.pool.cache, out[:, ::2], **data.metadata, **bounds, scale=64**-0.5)
     check(out[:, ::2], golden, record_property)
     assert out[:, 1::2].isnan().all()
 
@@ -156,7 +178,7 @@ def test_paged_attention_of_a_mixed_batch_in_two_calls(decodes, splits, device, 
     """
     data = small(device, [1] * decodes + [7, 4], [40, 9] * (decodes // 2) + [30, 4])
     out = torch.full_like(data.query, float("nan"))
-    caches, scale = (data.pool.key, data.pool.value), 64**-0.5
+    cache, scale = data.pool.cache, 64**-0.5
     for first, end, longest in ((0, decodes, 1), (decodes, decodes + 2, 7)):
         metadata = {
             "block_table": data.block_table[first:end],
@@ -164,7 +186,7 @@ def test_paged_attention_of_a_mixed_batch_in_two_calls(decodes, splits, device, 
             "query_start_loc": data.query_start_loc[first : end + 1],
         }
         bounds = {"max_query_len": longest, "max_seq_len": 40, "num_splits": splits, "debug": True}
-        paged_attention(data.query, *caches, out, **metadata, **bounds, scale=scale)
+        paged_attention(data.query, cache, out, **metadata, **bounds, scale=scale)
     check(out, expected(data), record_property)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from tolerances import ROW_RELATIVE
@@ -22,7 +24,9 @@ def test_reduce_kernel(splits, device, record_property):
     starts = torch.tensor([1, 3, 6], dtype=torch.int32, device=device)
     out = torch.full((num_tokens, heads, head_size), float("nan"), device=device)
     sizes = {"NUM_HEADS": heads, "HEAD_SIZE": head_size, "PADDED": 128, "SPLITS": splits, "ROWS": 4, "CHUNK": 8}
-    reduce_kernel[(6,)](partial, lse, out, starts, 2, *out.stride()[:2], **sizes)
+    sums = torch.full((heads, num_tokens), float("nan"), device=device).T
+    strides = (*out.stride()[:2], *sums.stride())
+    reduce_kernel[(6,)](partial, lse, out, sums, starts, 2, *strides, **sizes, LSE=True)
 
     weights = torch.exp2(lse.double() - lse.double().amax(-1, keepdim=True)).nan_to_num(0.0)
     total = weights.sum(-1, keepdim=True)
@@ -33,3 +37,8 @@ def test_reduce_kernel(splits, device, record_property):
     error = (out - golden).norm(dim=-1)[1:6] / golden.norm(dim=-1)[1:6].clamp(min=1e-30)
     record_property("max_row_relative_err", error.max().item())
     assert error.max() <= ROW_RELATIVE["attention", "float32"]
+    golden_sums = torch.logsumexp(lse.double() * math.log(2), dim=-1)
+    assert sums[:1].isnan().all()
+    assert sums[6:].isnan().all()
+    # Numbers up to 30 in fp32, each rounded three times: exponential, sum, logarithm.
+    assert torch.allclose(sums[1:6].double(), golden_sums[1:6], rtol=0, atol=3 * 32 * 2.0**-24)

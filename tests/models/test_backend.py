@@ -113,7 +113,8 @@ def test_forward_passes_on_window_views_and_actual_tokens(builder, calls, window
     layer, cache = make_impl(sliding_window=window), packed_cache()
     query, output = torch.zeros(8, HEADS, HEAD_SIZE), torch.full((8, HEADS, HEAD_SIZE), torch.nan)
     assert layer.forward(None, query, None, None, cache, builder.build(0, metadata()), output) is output
-    [((got_query, keys, values, got_output), named)] = calls
+    [((got_query, paged, got_output), named)] = calls
+    keys, values = paged.key, paged.value
     assert got_query.shape[0] == got_output.shape[0] == 3, "padding rows must not reach the kernel"
     assert got_output.data_ptr() == output.data_ptr()
     for block, token, head in ((0, 0, 0), (4, 47, 1), (2, 15, 0)):
@@ -161,9 +162,9 @@ def test_write_leaves_padding_rows_out(calls):
     layer = make_impl()
     key, value = torch.zeros(2, 8, KV_HEADS, HEAD_SIZE)
     layer.do_kv_cache_update(None, key, value, packed_cache(), torch.tensor([9, -1, 50]))
-    [((got_key, got_value, keys, values, slots), _)] = calls
+    [((got_key, got_value, paged, slots), _)] = calls
     assert got_key.shape == got_value.shape == (3, KV_HEADS, HEAD_SIZE)
-    assert keys.shape == values.shape == (BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_SIZE)
+    assert paged.key.shape == paged.value.shape == (BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_SIZE)
     assert slots.tolist() == [9, -1, 50]
     assert (layer.writes, layer.attentions) == (1, 0)
 

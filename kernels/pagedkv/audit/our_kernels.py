@@ -72,14 +72,13 @@ def _beside_vllm() -> list[Configuration]:
 
 
 def _attention(configuration: Configuration, batch: Batch) -> Callable[[], None]:
-    key_cache, value_cache = batch.caches(configuration.layout)
-    query, out = batch.query(), batch.query()
+    cache = batch.paged_cache(configuration.layout, configuration.quantised, configuration.scales)
+    query, out, per_head = batch.query(), batch.query(), torch.empty(batch.num_heads)
 
     def launch() -> None:
         paged_attention(
             query,
-            key_cache,
-            value_cache,
+            cache,
             out,
             block_table=batch.block_table,
             seq_lens=batch.seq_lens,
@@ -89,6 +88,10 @@ def _attention(configuration: Configuration, batch: Batch) -> Callable[[], None]
             scale=batch.scale,
             causal=configuration.causal,
             sliding_window=configuration.window,
+            softcap=configuration.softcap,
+            alibi_slopes=per_head if configuration.alibi else None,
+            sinks=per_head if configuration.sinks else None,
+            lse=torch.empty(query.shape[:2]) if configuration.lse else None,
             num_splits=configuration.splits,
         )
 
@@ -96,25 +99,24 @@ def _attention(configuration: Configuration, batch: Batch) -> Callable[[], None]
 
 
 def _write(configuration: Configuration, batch: Batch) -> Callable[[], None]:
-    key_cache, value_cache = batch.caches(configuration.layout)
+    cache = batch.paged_cache(configuration.layout, configuration.quantised, configuration.scales)
     key, value = batch.rows(), batch.rows()
     slots = torch.zeros(batch.num_tokens, dtype=torch.int64)
 
     def launch() -> None:
-        write_kv_cache(key, value, key_cache, value_cache, slots)
+        write_kv_cache(key, value, cache, slots)
 
     return launch
 
 
 def _gather(configuration: Configuration, batch: Batch) -> Callable[[], None]:
-    key_cache, value_cache = batch.caches(configuration.layout)
+    cache = batch.paged_cache(configuration.layout, configuration.quantised, configuration.scales)
     key, value = batch.rows(), batch.rows()
     token_to_seq, seq_starts = (torch.zeros(size, dtype=torch.int32) for size in (batch.num_tokens, batch.num_seqs))
 
     def launch() -> None:
         gather_kv_cache(
-            key_cache,
-            value_cache,
+            cache,
             key,
             value,
             block_table=batch.block_table,

@@ -13,13 +13,17 @@ import mmap
 import warnings
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import torch
 
-Layout = Literal["nhd", "hnd", "interleaved", "packed"]
-"""Where K and V lie: a plane each, token first or head first; K then V in every block, as hybrid models need; or K and
-V side by side in every (head, token), vLLM 0.32's own. The rows of a head are dense in all of them."""
+from pagedkv import layout
+from pagedkv.cache import PagedCache, Quantisation
+
+if TYPE_CHECKING:
+    from pagedkv.configurations import Scales
+    from pagedkv.fp8 import FormatName
+    from pagedkv.layout import Name
 
 _BIG = 2**31
 """Bytes at which Triton's AMD backend stops using buffer instructions for a tensor."""
@@ -90,18 +94,18 @@ class Batch:
             return torch.empty(shape, dtype=self.dtype)
         return _reservation().view(self.dtype)[: math.prod(shape)].view(shape)
 
-    def caches(self, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V, logical [num_blocks, block_size, num_kv_heads, head_size], where `layout` puts them."""
-        blocks, tokens, heads, size = self.num_blocks, self.block_size, self.num_kv_heads, self.head_size
-        if layout == "nhd":
-            key_cache, value_cache = self.pool(2, blocks, tokens, heads, size).unbind(0)
-        elif layout == "hnd":
-            key_cache, value_cache = self.pool(2, blocks, heads, tokens, size).transpose(2, 3).unbind(0)
-        elif layout == "interleaved":
-            key_cache, value_cache = self.pool(blocks, 2, tokens, heads, size).unbind(1)
-        else:
-            key_cache, value_cache = self.pool(blocks, heads, tokens, 2 * size).transpose(1, 2).split(size, dim=-1)
-        return key_cache, value_cache
+    def paged_cache(self, name: Name, quantised: FormatName | None = None, scales: Scales = "tensor") -> PagedCache:
+        """K and V where the layout `name` puts them, quantised if so asked."""
+        dtype = torch.uint8 if quantised else self.dtype
+        shape = (self.num_blocks, self.block_size, self.num_kv_heads, self.head_size)
+        plan = layout.describe(name, *shape, x=layout.vector_elements(dtype.itemsize))
+        pool = _reservation().view(dtype) if self.big else torch.empty(plan.elements, dtype=dtype)
+        sides = [pool.as_strided(side.shape, side.strides, side.offset) for side in (plan.key, plan.value)]
+        if quantised is None:
+            return PagedCache(*sides, plan.packing)
+        per_scale = {"tensor": (1,), "head": (self.num_kv_heads,), "token": shape[:3]}[scales]
+        key_scale, value_scale = torch.empty(2, *per_scale)
+        return PagedCache(*sides, plan.packing, Quantisation(quantised, key_scale, value_scale))
 
 
 @cache

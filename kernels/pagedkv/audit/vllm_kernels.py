@@ -111,7 +111,8 @@ def unified_attention(batch: Batch, *, segments: int) -> Callable[[], None]:
         batch: Shapes and dtype.
         segments: Parts of a sequence handled by separate programs (their "3D" kernel); 0 for the "2D" kernel.
     """
-    key_cache, value_cache = batch.caches("packed")
+    cache = batch.paged_cache("packed")
+    key_cache, value_cache = cache.key, cache.value
     query, out = batch.query(), batch.query()
     scratch = {}
     if segments:

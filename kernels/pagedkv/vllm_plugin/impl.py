@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
+from pagedkv.cache import PagedCache
 from pagedkv.cache_write import write_kv_cache
 from pagedkv.paged_attention import paged_attention
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
@@ -102,7 +103,7 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
             slot_mapping: [N] int64 with N <= T; -1 writes nothing.
         """
         tokens = slot_mapping.shape[0]
-        write_kv_cache(key[:tokens], value[:tokens], *self._planes(kv_cache), slot_mapping)
+        write_kv_cache(key[:tokens], value[:tokens], self._cache(kv_cache), slot_mapping)
         self.writes += 1
 
     def forward(
@@ -144,7 +145,7 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         for part in attn_metadata.parts:
             paged_attention(
                 query[:tokens],
-                *self._planes(kv_cache),
+                self._cache(kv_cache),
                 output[:tokens],
                 scale=self.scale,
                 sliding_window=self.sliding_window,
@@ -153,11 +154,10 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         self.attentions += 1
         return output
 
-    def _planes(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views [num_blocks, block_size, num_kv_heads, head_size] of K and of V, which alternate per token and head."""
+    def _cache(self, kv_cache: torch.Tensor) -> PagedCache:
+        """The cache as the kernels take it: K and V alternate per token and head."""
         if kv_cache.shape[-1] != 2 * self.head_size:
             raise UnsupportedFeatureError(
                 f"a KV cache of {kv_cache.shape[-1]} channels for head_size {self.head_size} (K and V of unlike sizes)"
             )
-        key_cache, value_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
-        return key_cache, value_cache
+        return PagedCache(*kv_cache.transpose(1, 2).split(self.head_size, dim=-1))

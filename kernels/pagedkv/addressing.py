@@ -1,0 +1,42 @@
+"""Where a token and a channel lie in a block, for the kernels: every packing is a sum of a token term and a channel term.
+
+PACKING is the index in `pagedkv.layout.PACKINGS`: 0 rows, 1 native, 2 shuffle. Strides are those of
+`pagedkv.cache.PagedCache`, in elements; X is the number of elements in 16 bytes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def key_channels(channel, stride_group, PACKING: tl.constexpr, X: tl.constexpr):
+    """Return the channel term of K; its token term is `token * stride_token` in every packing."""
+    if PACKING == 0:
+        term = channel
+    else:
+        term = channel // X * stride_group + channel % X
+    return term
+
+
+@triton.jit
+def value_tokens(token, stride_token, PACKING: tl.constexpr, X: tl.constexpr):
+    """Return the token term of V; `token` counts inside its block."""
+    if PACKING == 0:
+        term = token * stride_token
+    elif PACKING == 1:
+        term = token
+    else:
+        term = token // X * stride_token + token % X
+    return term
+
+
+@triton.jit
+def value_channels(channel, stride_channel, PACKING: tl.constexpr):
+    """Return the channel term of V."""
+    if PACKING == 0:
+        term = channel
+    else:
+        term = channel * stride_channel
+    return term

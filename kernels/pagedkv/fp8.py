@@ -1,0 +1,131 @@
+"""The three 8-bit float formats of a quantised KV cache, in integer arithmetic: the same bits on every platform.
+
+A code is `sign, exponent, mantissa` with m mantissa bits and the value, for exponent field E and mantissa field M,
+
+    (-1)^sign 2^(E - bias) (1 + M / 2^m)      E > 0
+    (-1)^sign 2^(1 - bias) M / 2^m            E = 0, a subnormal
+
+* `e4m3fn`    m = 3, bias 7: no infinity, NaN is 0x7f and 0xff, largest value 448 (OCP 8-bit Floating Point
+              Specification 1.0; gfx950, sm_90).
+* `e4m3fnuz`  m = 3, bias 8: no infinity, no -0, NaN is 0x80 alone, largest value 240 (Noune et al., arXiv 2206.02915;
+              gfx942).
+* `e5m2`      m = 2, bias 15: the upper byte of an fp16, with infinity and NaN as there, largest value 57344 (OCP).
+
+A GPU converts only the format of its own kind, Triton's interpreter none of them faithfully, and the hardware's casts
+disagree about overflow. These two functions need no conversion instruction but the one from fp16, and no fp32
+subnormals, which a kernel may flush.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import triton
+import triton.language as tl
+
+FormatName = Literal["e4m3fn", "e4m3fnuz", "e5m2"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """One 8-bit float format."""
+
+    mantissa_bits: int
+    bias: int
+    """Of the exponent."""
+    max: float
+    """Largest finite value; what lies beyond is clamped to it."""
+    dtype: torch.dtype
+    """Torch's name of the format. Caches and kernels hold the codes as uint8."""
+
+
+FORMATS: dict[FormatName, Format] = {
+    "e4m3fn": Format(mantissa_bits=3, bias=7, max=448.0, dtype=torch.float8_e4m3fn),
+    "e4m3fnuz": Format(mantissa_bits=3, bias=8, max=240.0, dtype=torch.float8_e4m3fnuz),
+    "e5m2": Format(mantissa_bits=2, bias=15, max=57344.0, dtype=torch.float8_e5m2),
+}
+FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
+
+_E4M3FN, _E4M3FNUZ, _E5M2 = (tl.constexpr(name) for name in FORMAT_NAMES)
+
+
+@triton.constexpr_function
+def _mantissa_bits(name):
+    return FORMATS[name].mantissa_bits
+
+
+@triton.constexpr_function
+def _bias(name):
+    return FORMATS[name].bias
+
+
+@triton.constexpr_function
+def max_value(name):
+    """Return the largest finite value of a format; for use in kernels."""
+    return FORMATS[name].max
+
+
+@triton.constexpr_function
+def _fp32_bits(value):
+    """Return the bits of a positive power of two, or of a `max`, as an fp32."""
+    return torch.tensor(value, dtype=torch.float32).view(torch.int32).item()
+
+
+@triton.jit
+def decode(code, FORMAT: tl.constexpr, DTYPE: tl.constexpr = tl.float32):
+    """Return the values of uint8 codes in DTYPE (fp32, fp16 or bf16), each of which holds every value exactly.
+
+    An e5m2 code is the upper byte of an fp16. Shifted into an fp16, exponent and mantissa of an e4m3 code keep their
+    places relative to the point, subnormals included; only the bias (15 in fp16) differs, by a factor of a power of
+    two.
+    """
+    bits = code.to(tl.uint16)
+    if FORMAT == _E5M2:
+        half = (bits << 8).to(tl.float16, bitcast=True)
+        if DTYPE.is_fp16():
+            return half
+        value = half.to(tl.float32)
+    else:
+        half = (((bits & 0x7F) << 7) | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True)
+        # Exact in fp16 too: the product of a code is at most 480 and at least 2^-10, and fp16 reaches down to 2^-24.
+        value = half.to(tl.float16 if DTYPE.is_fp16() else tl.float32) * (2.0 ** (15 - _bias(FORMAT)))
+        is_nan = (bits == 0x80) if FORMAT == _E4M3FNUZ else ((bits & 0x7F) == 0x7F)
+        value = tl.where(is_nan, float("nan"), value)
+    if DTYPE.is_bf16():
+        # Cut off, which is exact here. A rounding cast takes gfx942 several instructions, and the interpreter errs.
+        return (value.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return value
+
+
+@triton.jit
+def encode(value, FORMAT: tl.constexpr):
+    """Return the uint8 codes of fp32 values, rounded to nearest, ties to even.
+
+    What is larger than the format's `max`, infinity included, becomes `max`: a cache never holds an infinity. NaN stays
+    NaN. A negative value that rounds to zero becomes -0 where the format has one, and 0 in e4m3fnuz, whose 0x80 is NaN.
+    """
+    MANTISSA: tl.constexpr = _mantissa_bits(FORMAT)
+    SMALLEST_NORMAL: tl.constexpr = 2.0 ** (1 - _bias(FORMAT))
+    # The code of a normal value is the upper part of its fp32 bits, less the difference of the biases.
+    CUT: tl.constexpr = 23 - MANTISSA
+    REBIAS: tl.constexpr = (127 - _bias(FORMAT)) << MANTISSA
+    # Added to a number below the smallest normal, this leaves the number's multiple of the smallest subnormal,
+    # rounded by the addition, in the last bits: at this magnitude that subnormal is one unit in the last place.
+    MAGIC: tl.constexpr = SMALLEST_NORMAL * 2.0**CUT
+
+    bits = value.to(tl.int32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    magnitude = bits & 0x7FFFFFFF
+    is_nan = magnitude > 0x7F800000
+    magnitude = tl.minimum(magnitude, _fp32_bits(max_value(FORMAT)))
+    normal = ((magnitude + (1 << (CUT - 1)) - 1 + ((magnitude >> CUT) & 1)) >> CUT) - REBIAS
+    subnormal = (magnitude.to(tl.float32, bitcast=True) + MAGIC).to(tl.int32, bitcast=True) - _fp32_bits(MAGIC)
+    code = tl.where(magnitude < _fp32_bits(SMALLEST_NORMAL), subnormal, normal)
+    if FORMAT == _E4M3FNUZ:
+        code = tl.where(code == 0, 0, code | sign)
+        code = tl.where(is_nan, 0x80, code)
+    else:
+        code = tl.where(is_nan, 0x7F, code) | sign
+    return code.to(tl.uint8)

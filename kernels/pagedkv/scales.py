@@ -1,0 +1,81 @@
+"""The scales of a quantised cache as the kernels take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from .fp8 import FORMATS, decode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .cache import PagedCache
+
+UNSCALED, PER_HEAD, PER_TOKEN = range(3)
+"""SCALES of the kernels: the cache is not quantised; a scale for each head (or one for all); for each token and head."""
+
+
+@dataclass(frozen=True)
+class KernelScales:
+    """Arguments that stand for a cache's `Quantisation`."""
+
+    kind: int
+    """UNSCALED, PER_HEAD or PER_TOKEN."""
+    format: str
+    """Of `fp8.FORMATS`; "" if UNSCALED."""
+    largest: float
+    """Largest finite value of the format."""
+    key: Tensor
+    """Where the scales are; any tensor if UNSCALED."""
+    value: Tensor
+    strides: tuple[int, int, int, int, int, int]
+    """Of block, token and head, in elements, of K and then of V; 0 where a scale does not depend on the axis."""
+
+
+def kernel_scales(cache: PagedCache) -> KernelScales:
+    """Return the kernel arguments of a cache that `checks.cache` has accepted."""
+    if cache.quantisation is None:
+        return KernelScales(UNSCALED, "", 0.0, cache.key, cache.value, (0,) * 6)
+    quantisation = cache.quantisation
+    return KernelScales(
+        PER_TOKEN if quantisation.per_token else PER_HEAD,
+        quantisation.format,
+        FORMATS[quantisation.format].max,
+        quantisation.key_scale,
+        quantisation.value_scale,
+        (*_strides(quantisation.key_scale), *_strides(quantisation.value_scale)),
+    )
+
+
+def _strides(scale: Tensor) -> tuple[int, int, int]:
+    if scale.dim() == 3:
+        block, token, head = scale.stride()
+        return block, token, head
+    return 0, 0, scale.stride(0) if scale.numel() > 1 else 0
+
+
+@triton.jit
+def decoded(code, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the values of uint8 codes in DTYPE; by the device's own conversion if NATIVE, else by `fp8.decode`."""
+    if not NATIVE:
+        value = decode(code, FORMAT, DTYPE)
+    elif FORMAT == "e4m3fn":
+        value = code.to(tl.float8e4nv, bitcast=True).to(DTYPE)
+    else:
+        value = code.to(tl.float8e4b8, bitcast=True).to(DTYPE)
+    return value
+
+
+@triton.jit
+def row_scale(x, LARGEST: tl.constexpr):
+    """Return the scale [ROWS] with which each row of `x` [ROWS, PADDED] fp32 fills the range of the format.
+
+    `max(absmax / LARGEST, 1e-6)`, as vLLM's per-token-head caches have it. NaN does not count, and an infinity counts as
+    the largest finite number, so that the scale stays finite and the other channels keep their values.
+    """
+    absmax = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=1)
+    return tl.maximum(tl.minimum(absmax, 3.4028234663852886e38) / LARGEST, 1e-6)
