@@ -37,7 +37,7 @@ class Pool:
         return Pool(storage, self.plan, *views, quantisation)
 
     def rows(self, side: str) -> torch.Tensor:
-        """Logical `[num_blocks, block_size, num_kv_heads, head_size]` of "key" or "value"; a quantised one in float64."""
+        """Logical `[num_blocks, block_size, num_kv_heads, head_size]` of a side; of a quantised one in float64."""
         if self.plan.packing == "rows" and self.quantisation is None:
             return getattr(self, side)
         stored = self.storage[self._elements(side)]

@@ -23,9 +23,9 @@ A cache with FP8 codes has no tolerance of its own: every code is exact in fp32,
 in fp32, which adds 1 u there. Where each token has a scale, V is rounded to the dtype after scaling: the third rounding
 of u/sqrt(3), so 1 u rms instead of 0.82 u; bound 2.5 u.
 
-The sum of exponentials: its logarithm errs as the sum does relatively, which in fp32 is what a weight errs by, 18 u, and
-by the rounding of numbers up to 16 (the maximum in base 2 and the result): 16 u each. Together 29 u, times 2.5: 72 u. The
-scores are exact products summed in fp32 whatever the dtype, so that holds for all.
+The sum of exponentials: its logarithm errs as the sum does relatively, which in fp32 is what a weight errs by, 18 u,
+and by the rounding of numbers up to 16 (the maximum in base 2 and the result): 16 u each. Together 29 u, times 2.5:
+72 u. The scores are exact products summed in fp32 whatever the dtype, so that holds for all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a token and a channel lie in a block, for the kernels: every packing is a sum of a token term and a channel term.
+"""Where a token and a channel lie in a block, for the kernels: a sum of a token term and a channel term in any packing.
 
 PACKING is the index in `pagedkv.layout.PACKINGS`: 0 rows, 1 native, 2 shuffle. Strides are those of
 `pagedkv.cache.PagedCache`, in elements; X is the number of elements in 16 bytes.
@@ -13,11 +13,7 @@ import triton.language as tl
 @triton.jit
 def key_channels(channel, stride_group, PACKING: tl.constexpr, X: tl.constexpr):
     """Return the channel term of K; its token term is `token * stride_token` in every packing."""
-    if PACKING == 0:
-        term = channel
-    else:
-        term = channel // X * stride_group + channel % X
-    return term
+    return channel if PACKING == 0 else channel // X * stride_group + channel % X
 
 
 @triton.jit
@@ -35,8 +31,4 @@ def value_tokens(token, stride_token, PACKING: tl.constexpr, X: tl.constexpr):
 @triton.jit
 def value_channels(channel, stride_channel, PACKING: tl.constexpr):
     """Return the channel term of V."""
-    if PACKING == 0:
-        term = channel
-    else:
-        term = channel * stride_channel
-    return term
+    return channel if PACKING == 0 else channel * stride_channel

@@ -5,8 +5,8 @@
 over the positions p that query n sees: `p <= position(n)` if causal, and `p > position(n) - sliding_window` with a
 window. Query t of a sequence stands at `seq_len - query_len + t`. The softmax is online (Milakov and Gimelshein, arXiv
 1805.02867) in base 2, accumulated in fp32. On the way to it a score x becomes `cap * tanh(x / cap)` with a soft cap
-(Gemma 2, arXiv 2408.00118), then `x + slope[h] * (p - position(n))` with ALiBi (Press et al., arXiv 2108.12409). A sink is
-one more score of head h that has no value: it takes weight from the others (gpt-oss; Xiao et al., arXiv 2309.17453).
+(Gemma 2, arXiv 2408.00118), then `x + slope[h] * (p - position(n))` with ALiBi (Press et al., arXiv 2108.12409). A
+sink is one more score of head h that has no value: it takes weight from the others (Xiao et al., arXiv 2309.17453).
 
 A program takes ROWS query rows (sequences x tokens x heads) and walks over tiles of TILE tokens x HEADS KV heads; a row
 and a column of another head or sequence do not see each other. On a GPU HEADS = SEQS = 1 and that costs nothing; under
@@ -46,11 +46,7 @@ def _sequence_of_tile(query_start_loc, tile, num_seqs, TOKENS: tl.constexpr, SEA
 @triton.jit
 def _unpacked(stored, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr):
     """Return an operand of the dot product: a tile of the cache as it is, or its decoded codes."""
-    if SCALES == 0:
-        operand = stored
-    else:
-        operand = decoded(stored, FORMAT, NATIVE, DTYPE)
-    return operand
+    return stored if SCALES == 0 else decoded(stored, FORMAT, NATIVE, DTYPE)
 
 
 @triton.jit

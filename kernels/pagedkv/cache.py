@@ -91,7 +91,10 @@ class PagedCache:
 
     @property
     def value_strides(self) -> tuple[int, int, int, int]:
-        """Of block, token (in `shuffle` group of x tokens, in `native` 0: dense), head, channel (0 in `rows`: dense)."""
+        """Of block, token, head and channel, in elements.
+
+        A dense axis has 0: tokens in `native`, channels in `rows`. In `shuffle` the second is of a group of x tokens.
+        """
         axes = VALUE_AXES[self.packing]
         return _strides(self.value, axes, {"rows": "bth ", "native": "b hc", "shuffle": "bThc"}[self.packing])
 

@@ -32,17 +32,12 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def _meant(
-    stored, scale, inside, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr
-):
-    """Return what rows of the cache [ROWS, PADDED] mean, in DTYPE; `scale` [ROWS] points at their scales."""
-    if SCALES == 0:
-        meant = stored
-    else:
-        meant = (decoded(stored, FORMAT, NATIVE, tl.float32) * tl.load(scale, mask=inside, other=1.0)[:, None]).to(
-            DTYPE
-        )
-    return meant
+def _meant(stored, scale, inside, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr, OUT: tl.constexpr):
+    """Return what rows of the cache [ROWS, PADDED] mean, in dtype OUT; `scale` [ROWS] points at their scales."""
+    if SCALES > 0:
+        factor = tl.load(scale, mask=inside, other=1.0)[:, None]
+        stored = (decoded(stored, FORMAT, NATIVE, tl.float32) * factor).to(OUT)
+    return stored
 
 
 @triton.jit

@@ -14,8 +14,8 @@ A *layout* adds where the blocks lie in the pool that K and V share:
 * `hnd`                        planes of rows, and a block is `[num_kv_heads, block_size, head_size]`.
 * `interleaved`, `native-interleaved`, `shuffle-interleaved`   K0 V0 K1 V1 ...: what a hybrid model needs, because
                                attention and Mamba share one pool and block `b` must be the same bytes for both.
-* `packed`                     rows, `[num_blocks, num_kv_heads, block_size, 2 * head_size]`: K and V of one token side by
-                               side (vLLM 0.32, logical axes B, H, N, C).
+* `packed`                     rows, `[num_blocks, num_kv_heads, block_size, 2 * head_size]`: K and V of one token side
+                               by side (vLLM 0.32, logical axes B, H, N, C).
 
 In every one of them only the innermost axis is dense, and that is all a kernel may assume.
 """

@@ -70,8 +70,8 @@ def paged_attention(
         softcap: Scores x become `softcap * tanh(x / softcap)`; None leaves them as they are.
         alibi_slopes: `slope[h] * (position of the key - position of the query)` is added to the scores, after the cap.
         sinks: One more score of each head, unscaled and uncapped, that has no value but a share of the weight.
-        lse: Output: natural logarithm of the sum of exponentials of each query, the sink included; -inf for a query that
-            sees nothing. What `pagedkv.merge` needs to put two results together.
+        lse: Output: natural logarithm of the sum of exponentials of each query, the sink included; -inf for a query
+            that sees nothing. Two results over parts of the KV are merged by it (`pagedkv.cascade`).
         num_splits: Partitions of the KV of each sequence; None lets the tuning data decide.
         debug: Also check lengths and block ids (synchronises with the device).
 

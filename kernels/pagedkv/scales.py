@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .cache import PagedCache
 
 UNSCALED, PER_HEAD, PER_TOKEN = range(3)
-"""SCALES of the kernels: the cache is not quantised; a scale for each head (or one for all); for each token and head."""
+"""SCALES of the kernels: not quantised; a scale for each head (or one for all); a scale for each token and head."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def decoded(code, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexp
 def row_scale(x, LARGEST: tl.constexpr):
     """Return the scale [ROWS] with which each row of `x` [ROWS, PADDED] fp32 fills the range of the format.
 
-    `max(absmax / LARGEST, 1e-6)`, as vLLM's per-token-head caches have it. NaN does not count, and an infinity counts as
-    the largest finite number, so that the scale stays finite and the other channels keep their values.
+    `max(absmax / LARGEST, 1e-6)`, as vLLM's per-token-head caches have it. NaN does not count, and an infinity counts
+    as the largest finite number, so that the scale stays finite.
     """
-    absmax = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=1)
+    absmax = tl.max(tl.where(tl.abs(x) >= 0.0, tl.abs(x), 0.0), axis=1)
     return tl.maximum(tl.minimum(absmax, 3.4028234663852886e38) / LARGEST, 1e-6)
