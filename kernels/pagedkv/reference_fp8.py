@@ -63,3 +63,22 @@ def encode(numbers: Tensor, name: str) -> Tensor:
     if name == "e4m3fnuz":
         negative &= (code > 0) & (code < 0x80)
     return (code + 0x80 * negative).to(torch.uint8).to(numbers.device)
+
+
+def row_scales(rows: Tensor, name: str) -> Tensor:
+    """Return the fp32 scale of each row of `[..., head_size]` with which the row fills the range of the format.
+
+    `max(absmax / largest, 1e-6)`. NaN does not count, and an infinity counts as the largest fp32 number.
+    """
+    absmax = rows.float().abs().nan_to_num(nan=0.0).amax(-1)
+    return (absmax / largest(name)).clamp(min=1e-6)
+
+
+def quantise(rows: Tensor, scale: Tensor, name: str) -> Tensor:
+    """Return the codes of `rows / scale`, the quotient rounded to fp32; `scale` is fp32 and broadcasts to `rows`."""
+    return encode(rows.float() / scale, name)
+
+
+def dequantise(codes: Tensor, scale: Tensor, name: str) -> Tensor:
+    """Return what codes mean, in float64, where the product with an fp32 scale is exact."""
+    return decode(codes, name) * scale.double()
