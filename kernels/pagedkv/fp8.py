@@ -37,18 +37,18 @@ class Format:
     """Of the exponent."""
     max: float
     """Largest finite value; what lies beyond is clamped to it."""
+    max_code: int
+    """Its code."""
     dtype: torch.dtype
     """Torch's name of the format. Caches and kernels hold the codes as uint8."""
 
 
 FORMATS: dict[FormatName, Format] = {
-    "e4m3fn": Format(mantissa_bits=3, bias=7, max=448.0, dtype=torch.float8_e4m3fn),
-    "e4m3fnuz": Format(mantissa_bits=3, bias=8, max=240.0, dtype=torch.float8_e4m3fnuz),
-    "e5m2": Format(mantissa_bits=2, bias=15, max=57344.0, dtype=torch.float8_e5m2),
+    "e4m3fn": Format(mantissa_bits=3, bias=7, max=448.0, max_code=0x7E, dtype=torch.float8_e4m3fn),
+    "e4m3fnuz": Format(mantissa_bits=3, bias=8, max=240.0, max_code=0x7F, dtype=torch.float8_e4m3fnuz),
+    "e5m2": Format(mantissa_bits=2, bias=15, max=57344.0, max_code=0x7B, dtype=torch.float8_e5m2),
 }
 FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
-
-_E4M3FN, _E4M3FNUZ, _E5M2 = (tl.constexpr(name) for name in FORMAT_NAMES)
 
 
 @triton.constexpr_function
@@ -62,15 +62,14 @@ def _bias(name):
 
 
 @triton.constexpr_function
-def max_value(name):
-    """Return the largest finite value of a format; for use in kernels."""
-    return FORMATS[name].max
+def _max_code(name):
+    return FORMATS[name].max_code
 
 
 @triton.constexpr_function
-def _fp32_bits(value):
-    """Return the bits of a positive power of two, or of a `max`, as an fp32."""
-    return torch.tensor(value, dtype=torch.float32).view(torch.int32).item()
+def max_value(name):
+    """Return the largest finite value of the format; for use in kernels."""
+    return FORMATS[name].max
 
 
 @triton.jit
@@ -81,21 +80,20 @@ def decode(code, FORMAT: tl.constexpr, DTYPE: tl.constexpr = tl.float32):
     places relative to the point, subnormals included; only the bias (15 in fp16) differs, by a factor of a power of
     two.
     """
-    bits = code.to(tl.uint16)
-    if FORMAT == _E5M2:
-        half = (bits << 8).to(tl.float16, bitcast=True)
-        if DTYPE.is_fp16():
-            return half
-        value = half.to(tl.float32)
+    EXACT: tl.constexpr = tl.float16 if DTYPE.is_fp16() else tl.float32
+    upper = code.to(tl.int16) << 8
+    if FORMAT == "e5m2":
+        value = upper.to(tl.float16, bitcast=True).to(EXACT)
     else:
-        half = (((bits & 0x7F) << 7) | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True)
-        # Exact in fp16 too: the product of a code is at most 480 and at least 2^-10, and fp16 reaches down to 2^-24.
-        value = half.to(tl.float16 if DTYPE.is_fp16() else tl.float32) * (2.0 ** (15 - _bias(FORMAT)))
-        is_nan = (bits == 0x80) if FORMAT == _E4M3FNUZ else ((bits & 0x7F) == 0x7F)
+        # The arithmetic shift keeps the sign in bit 15 and leaves a copy of it in bit 14.
+        half = ((upper >> 1) & ~0x4000).to(tl.float16, bitcast=True)
+        # Exact in fp16 too: the products lie between 2^-10 and 480, and fp16 reaches down to 2^-24.
+        value = half.to(EXACT) * (2.0 ** (15 - _bias(FORMAT)))
+        is_nan = (code == 0x80) if FORMAT == "e4m3fnuz" else (tl.abs(value) > max_value(FORMAT))
         value = tl.where(is_nan, float("nan"), value)
     if DTYPE.is_bf16():
         # Cut off, which is exact here. A rounding cast takes gfx942 several instructions, and the interpreter errs.
-        return (value.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        value = (value.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     return value
 
 
@@ -107,23 +105,25 @@ def encode(value, FORMAT: tl.constexpr):
     NaN. A negative value that rounds to zero becomes -0 where the format has one, and 0 in e4m3fnuz, whose 0x80 is NaN.
     """
     MANTISSA: tl.constexpr = _mantissa_bits(FORMAT)
-    SMALLEST_NORMAL: tl.constexpr = 2.0 ** (1 - _bias(FORMAT))
     # The code of a normal value is the upper part of its fp32 bits, less the difference of the biases.
     CUT: tl.constexpr = 23 - MANTISSA
     REBIAS: tl.constexpr = (127 - _bias(FORMAT)) << MANTISSA
-    # Added to a number below the smallest normal, this leaves the number's multiple of the smallest subnormal,
-    # rounded by the addition, in the last bits: at this magnitude that subnormal is one unit in the last place.
-    MAGIC: tl.constexpr = SMALLEST_NORMAL * 2.0**CUT
+    SMALLEST_NORMAL: tl.constexpr = (128 - _bias(FORMAT)) << 23  # 2^(1 - bias), as the bits of an fp32
+    LARGEST: tl.constexpr = (_max_code(FORMAT) + REBIAS) << CUT
+    # A power of two at which the smallest subnormal is one unit in the last place: added to a number below the smallest
+    # normal, it leaves the number's multiple of that subnormal, rounded by the addition, in the last bits.
+    MAGIC: tl.constexpr = 2.0 ** (1 - _bias(FORMAT) + CUT)
+    MAGIC_BITS: tl.constexpr = (128 - _bias(FORMAT) + CUT) << 23
 
     bits = value.to(tl.int32, bitcast=True)
     sign = (bits >> 24) & 0x80
     magnitude = bits & 0x7FFFFFFF
     is_nan = magnitude > 0x7F800000
-    magnitude = tl.minimum(magnitude, _fp32_bits(max_value(FORMAT)))
+    magnitude = tl.minimum(magnitude, LARGEST)
     normal = ((magnitude + (1 << (CUT - 1)) - 1 + ((magnitude >> CUT) & 1)) >> CUT) - REBIAS
-    subnormal = (magnitude.to(tl.float32, bitcast=True) + MAGIC).to(tl.int32, bitcast=True) - _fp32_bits(MAGIC)
-    code = tl.where(magnitude < _fp32_bits(SMALLEST_NORMAL), subnormal, normal)
-    if FORMAT == _E4M3FNUZ:
+    subnormal = (magnitude.to(tl.float32, bitcast=True) + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
+    code = tl.where(magnitude < SMALLEST_NORMAL, subnormal, normal)
+    if FORMAT == "e4m3fnuz":
         code = tl.where(code == 0, 0, code | sign)
         code = tl.where(is_nan, 0x80, code)
     else:
