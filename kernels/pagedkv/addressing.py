@@ -11,6 +11,19 @@ import triton.language as tl
 
 
 @triton.jit
+def token_and_head(row, num_rows, NUM_HEADS: tl.constexpr, PACKING: tl.constexpr):
+    """Return token and head of the rows of a copy: neighbours are those whose rows lie side by side in the cache."""
+    if PACKING == 0:
+        token = row // NUM_HEADS
+        head = row % NUM_HEADS
+    else:
+        num_tokens = num_rows // NUM_HEADS
+        token = row % num_tokens
+        head = row // num_tokens
+    return token, head
+
+
+@triton.jit
 def key_channels(channel, stride_group, PACKING: tl.constexpr, X: tl.constexpr):
     """Return the channel term of K; its token term is `token * stride_token` in every packing."""
     return channel if PACKING == 0 else channel // X * stride_group + channel % X

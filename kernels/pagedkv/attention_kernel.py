@@ -147,6 +147,7 @@ def attention_kernel(
         if (first_token < 0) | (first_token >= tl.load(query_start_loc + first_seq + 1) - query_start):
             return
 
+    GROUPED: tl.constexpr = PACKING > 0 and BLOCK_SIZE % X == 0
     PER_SEQ: tl.constexpr = TOKENS * GROUP * HEADS
     row = tl.arange(0, ROWS)
     column = tl.arange(0, TILE * HEADS * SEQS)
@@ -213,11 +214,16 @@ def attention_kernel(
     for tile in range(first_tile, end_tile):
         token = tile * TILE + column_token
         loaded = (token >= kv_begin) & (token < kv_end)
+        # Where tokens are neighbours in memory, V is read in groups of X of one block or not at all, so that a lane can
+        # read a whole group; what was not asked for is dropped afterwards.
+        near = loaded
+        if GROUPED:
+            near = (token // X * X + X > kv_begin) & (token // X * X < kv_end)
         if BLOCK_SIZE % TILE == 0 and SEQS == 1:
             block = tl.load(table + tile * TILE // BLOCK_SIZE).to(tl.int64)
             offset = tile * TILE % BLOCK_SIZE + column_token
         else:
-            block = tl.load(table + token // BLOCK_SIZE, mask=loaded, other=0).to(tl.int64)
+            block = tl.load(table + token // BLOCK_SIZE, mask=near, other=0).to(tl.int64)
             offset = token % BLOCK_SIZE
         mask = loaded[:, None] & in_head[None, :]
         key_row = block * stride_kc_block + offset * stride_kc_token + key_head
@@ -255,7 +261,10 @@ def attention_kernel(
         maximum = maximum_now
         # Lanes of V that were not loaded are 0 and not whatever the block holds: 0 * NaN would be NaN.
         value_row = block * stride_vc_block + value_tokens(offset, stride_vc_token, PACKING, X) + value_head
+        mask = near[:, None] & in_head[None, :]
         v = tl.load(value_cache + value_row[:, None] + value_channel[None, :], mask=mask, other=0)
+        if GROUPED:
+            v = tl.where(loaded[:, None], v, 0)
         if SCALES == 2:
             # Scaled before the product: weights times a scale would leave the range of fp16.
             scale_row = block * stride_vs_block + offset * stride_vs_token

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from . import checks
-from .addressing import key_channels, value_channels, value_tokens
+from .addressing import key_channels, token_and_head, value_channels, value_tokens
 from .arch import next_power_of_two
 from .device import INTERPRETED, current, on
 from .launch import tuning
@@ -101,8 +101,7 @@ def _gather_kernel(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     # Indices are clamped, not masked: over a chain of masked index loads Triton 3.6's RemoveLayoutConversions gives a
     # mask another layout than its pointer and then fails its own verifier. Only the copy itself is masked.
-    token = tl.minimum(row, num_rows - 1) // NUM_HEADS
-    head = row % NUM_HEADS
+    token, head = token_and_head(tl.minimum(row, num_rows - 1), num_rows, NUM_HEADS, PACKING)
     seq = tl.load(token_to_seq + token).to(tl.int64)
     position = token - tl.load(cu_seq_lens + seq) + tl.load(seq_starts + seq)
     column = position // BLOCK_SIZE
@@ -111,22 +110,27 @@ def _gather_kernel(
     column = tl.minimum(tl.maximum(column, 0), max_blocks - 1)
     block = tl.load(block_table + seq * stride_table + column).to(tl.int64)
     offset = position % BLOCK_SIZE
-    channel = tl.arange(0, PADDED)[None, :]
-    mask = inside[:, None] & (channel < HEAD_SIZE)
+    channel = tl.arange(0, PADDED)
+    mask = inside[:, None] & (channel < HEAD_SIZE)[None, :]
 
     source = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
     target = token * stride_key_token + head * stride_key_head
-    k = tl.load(key_cache + source[:, None] + key_channels(channel, stride_kc_group, PACKING, X), mask=mask)
+    k = tl.load(key_cache + source[:, None] + key_channels(channel, stride_kc_group, PACKING, X)[None, :], mask=mask)
     scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
     k = _meant(k, scale, inside, SCALES, FORMAT, NATIVE, key.dtype.element_ty)
-    tl.store(key + target[:, None] + channel, k, mask=mask)
+    tl.store(key + target[:, None] + channel[None, :], k, mask=mask)
 
     source = block * stride_vc_block + value_tokens(offset, stride_vc_token, PACKING, X) + head * stride_vc_head
     target = token * stride_value_token + head * stride_value_head
-    v = tl.load(value_cache + source[:, None] + value_channels(channel, stride_vc_channel, PACKING), mask=mask)
+    if PACKING == 0:
+        v = tl.load(value_cache + source[:, None] + channel[None, :], mask=mask)
+    else:
+        # Tokens are neighbours in memory there, so that is the axis along which lanes lie.
+        source = source[None, :] + value_channels(channel, stride_vc_channel, PACKING)[:, None]
+        v = tl.trans(tl.load(value_cache + source, mask=tl.trans(mask)))
     scale = value_scale + block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
     v = _meant(v, scale, inside, SCALES, FORMAT, NATIVE, value.dtype.element_ty)
-    tl.store(value + target[:, None] + channel, v, mask=mask)
+    tl.store(value + target[:, None] + channel[None, :], v, mask=mask)
 
 
 def _check_positions(

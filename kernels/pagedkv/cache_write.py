@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from . import checks
-from .addressing import key_channels, value_channels, value_tokens
+from .addressing import key_channels, token_and_head, value_channels, value_tokens
 from .arch import next_power_of_two
 from .device import current, on
 from .fp8 import encode
@@ -103,27 +103,31 @@ def _write_kernel(
         stride_vc_head = multiple(stride_vc_head, ALIGN)
         stride_vc_channel = multiple(stride_vc_channel, ALIGN)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    token = row // NUM_HEADS
-    head = row % NUM_HEADS
+    token, head = token_and_head(row, num_rows, NUM_HEADS, PACKING)
     slot = tl.load(slot_mapping + token * stride_slot, mask=row < num_rows, other=-1)
-    channel = tl.arange(0, PADDED)[None, :]
-    mask = (slot >= 0)[:, None] & (channel < HEAD_SIZE)
+    channel = tl.arange(0, PADDED)
+    mask = (slot >= 0)[:, None] & (channel < HEAD_SIZE)[None, :]
     block = slot // BLOCK_SIZE
     offset = slot % BLOCK_SIZE
 
     source = token * stride_key_token + head * stride_key_head
     target = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
-    k = tl.load(key + source[:, None] + channel, mask=mask, other=0.0)
+    k = tl.load(key + source[:, None] + channel[None, :], mask=mask, other=0.0)
     scale_offset = block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
     k = _stored(k, key_scale, scale_offset, slot, SCALES, FORMAT, LARGEST)
-    tl.store(key_cache + target[:, None] + key_channels(channel, stride_kc_group, PACKING, X), k, mask=mask)
+    tl.store(key_cache + target[:, None] + key_channels(channel, stride_kc_group, PACKING, X)[None, :], k, mask=mask)
 
     source = token * stride_value_token + head * stride_value_head
     target = block * stride_vc_block + value_tokens(offset, stride_vc_token, PACKING, X) + head * stride_vc_head
-    v = tl.load(value + source[:, None] + channel, mask=mask, other=0.0)
+    v = tl.load(value + source[:, None] + channel[None, :], mask=mask, other=0.0)
     scale_offset = block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
     v = _stored(v, value_scale, scale_offset, slot, SCALES, FORMAT, LARGEST)
-    tl.store(value_cache + target[:, None] + value_channels(channel, stride_vc_channel, PACKING), v, mask=mask)
+    if PACKING == 0:
+        tl.store(value_cache + target[:, None] + channel[None, :], v, mask=mask)
+    else:
+        # Tokens are neighbours in memory there, so that is the axis along which lanes lie.
+        target = target[None, :] + value_channels(channel, stride_vc_channel, PACKING)[:, None]
+        tl.store(value_cache + target, tl.trans(v), mask=tl.trans(mask))
 
 
 def write_kv_cache(

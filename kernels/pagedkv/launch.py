@@ -171,8 +171,11 @@ def attention(
     max_query_len: int,
     max_kv_len: int,
     num_splits: int | None,
+    cache_bytes: int | None = None,
 ) -> AttentionLaunch:
     """Return the launch of one paged-attention call; a pure function of shapes and of `tuning/<arch>.toml`.
+
+    `element_bytes` is that of the operands of the products, `cache_bytes` that of what is read, if another.
 
     Raises:
         TuningError: if the data ask for more registers or LDS than the arch has.
@@ -216,7 +219,8 @@ def attention(
             per_unit=data.programs_per_unit,
             fewest_tiles=max(1, data.split_tokens // tile),
         )
-    waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=element_bytes, most=data.waves)
+    read_bytes = cache_bytes or element_bytes
+    waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=read_bytes, most=data.waves)
     return AttentionLaunch(tile, rows, tokens, seqs, heads, waves, stages, num_splits)
 
 

@@ -110,6 +110,7 @@ def paged_attention(
         max_query_len=max_query_len,
         max_kv_len=max_seq_len if sliding_window is None else min(max_seq_len, sliding_window + max_query_len),
         num_splits=num_splits,
+        cache_bytes=cache.key.element_size(),
     )
     decode = max_query_len == 1
     splits = launch.splits

@@ -67,12 +67,12 @@ class Budgets:
             f"must: {narrow}"
         )
 
-    def violations(self, figures: Figures, *, dense_rows: bool) -> list[str]:
+    def violations(self, figures: Figures, *, scattered: tuple[str, ...] = ()) -> list[str]:
         """What is wrong with one compiled kernel of ours, one sentence each; empty when it is within budget.
 
         Args:
             figures: The kernel.
-            dense_rows: Whether the cache layout lets a lane read 16 consecutive bytes of a row.
+            scattered: Pointers through which the cache layout lets no lane read 16 consecutive bytes.
         """
         budget = self.kernels.get(figures.kernel)
         if budget is None:
@@ -92,8 +92,8 @@ class Budgets:
             found.append(
                 f"{text.mfma} MFMA instructions (at least {budget.mfma}): the dot product runs on the vector ALU"
             )
-        if dense_rows:
-            found += [problem for pointer in budget.wide if (problem := self._narrow(figures, pointer))]
+        wide = (pointer for pointer in budget.wide if pointer not in scattered)
+        found += [problem for pointer in wide if (problem := self._narrow(figures, pointer))]
         if figures.register_waves != text.occupancy:
             found.append(
                 f"the audit's register model says {figures.register_waves} waves per SIMD, LLVM says {text.occupancy}: "

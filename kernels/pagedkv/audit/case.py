@@ -36,8 +36,8 @@ class Case:
     """Of the cache, for the reader."""
     optional: tuple[str, ...] = ()
     """What it may compile after those; nothing else."""
-    dense_rows: bool = True
-    """Whether that layout lets a lane read 16 consecutive bytes of a row of K and of V."""
+    scattered: tuple[str, ...] = ()
+    """Pointers through which no lane can read 16 consecutive bytes in that layout."""
     expected_lds: int = 0
     """For the planted defect: the LDS it must be caught with."""
 

@@ -87,7 +87,7 @@ def _ours(row: Row, budgets: Budgets) -> tuple[Outcome, str]:
         return ("inconclusive" if result.timed_out else "fail"), result.message
     if isinstance(result, Exception):
         return "fail", _words(result)
-    violations = budgets.violations(result, dense_rows=row.case.dense_rows)
+    violations = budgets.violations(result, scattered=row.case.scattered)
     if violations:
         return "fail", "; ".join(violations)
     return "pass", f"same machine code as {row.twin}" if row.twin else ""

@@ -9,6 +9,7 @@ import torch
 from pagedkv.cache_gather import gather_kv_cache
 from pagedkv.cache_write import write_kv_cache
 from pagedkv.configurations import CONFIGURATIONS, Configuration
+from pagedkv.layout import packing_of
 from pagedkv.paged_attention import paged_attention
 
 from .case import DTYPES, Case
@@ -58,8 +59,22 @@ def make_case(configuration: Configuration, *, big: bool = True) -> Case:
         optional=("reduce_kernel",) if attends and configuration.splits is None else (),
         launch=make(configuration, batch),
         layout=configuration.layout,
-        dense_rows=configuration.head_size * batch.dtype.itemsize % 16 == 0,
+        scattered=_scattered(configuration, batch),
     )
+
+
+def _scattered(configuration: Configuration, batch: Batch) -> tuple[str, ...]:
+    """What cannot come in 16-byte loads: rows of another length, and V of a gather from a packing.
+
+    There the tokens are neighbours in memory, and those of one program may belong to different sequences.
+    """
+    sides = ("key_cache", "value_cache")
+    if configuration.head_size * batch.dtype.itemsize % 16:
+        return (*sides, "key", "value")
+    if configuration.quantised and configuration.head_size % 16:
+        return sides
+    packed = packing_of(configuration.layout) != "rows"
+    return sides[1:] if packed and configuration.op == "gather" else ()
 
 
 def _beside_vllm() -> list[Configuration]:
