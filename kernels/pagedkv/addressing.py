@@ -30,14 +30,18 @@ def key_channels(channel, stride_group, PACKING: tl.constexpr, X: tl.constexpr):
 
 
 @triton.jit
-def value_tokens(token, stride_token, PACKING: tl.constexpr, X: tl.constexpr):
-    """Return the token term of V; `token` counts inside its block."""
+def value_tokens(token, stride_token, PACKING: tl.constexpr, X: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Return the token term of V; `token` counts inside its block, in `shuffle` it may count from anywhere.
+
+    There the compiler sees neighbours only where it divides a contiguous range, which the tokens of a tile are and
+    their remainders in several blocks are not.
+    """
     if PACKING == 0:
         term = token * stride_token
     elif PACKING == 1:
         term = token
     else:
-        term = token // X * stride_token + token % X
+        term = token // X % (BLOCK_SIZE // X) * stride_token + token % X
     return term
 
 

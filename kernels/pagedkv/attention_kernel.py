@@ -221,9 +221,12 @@ def attention_kernel(
             near = (token // X * X + X > kv_begin) & (token // X * X < kv_end)
         if BLOCK_SIZE % TILE == 0 and SEQS == 1:
             block = tl.load(table + tile * TILE // BLOCK_SIZE).to(tl.int64)
-            offset = tile * TILE % BLOCK_SIZE + column_token
+            # Triton loses the divisibility of a scalar remainder, and with it the wide loads along the tokens.
+            offset = multiple(tile * TILE % BLOCK_SIZE, 16) + column_token
         else:
             block = tl.load(table + token // BLOCK_SIZE, mask=near, other=0).to(tl.int64)
+            if GROUPED:
+                block = tl.max_constancy(block, X)
             offset = token % BLOCK_SIZE
         mask = loaded[:, None] & in_head[None, :]
         key_row = block * stride_kc_block + offset * stride_kc_token + key_head
@@ -260,7 +263,9 @@ def attention_kernel(
         total = total * decay + tl.sum(weights, axis=1)
         maximum = maximum_now
         # Lanes of V that were not loaded are 0 and not whatever the block holds: 0 * NaN would be NaN.
-        value_row = block * stride_vc_block + value_tokens(offset, stride_vc_token, PACKING, X) + value_head
+        value_token = token if PACKING == 2 else offset
+        value_token = value_tokens(value_token, stride_vc_token, PACKING, X, BLOCK_SIZE)
+        value_row = block * stride_vc_block + value_token + value_head
         mask = near[:, None] & in_head[None, :]
         v = tl.load(value_cache + value_row[:, None] + value_channel[None, :], mask=mask, other=0)
         if GROUPED:

@@ -73,6 +73,8 @@ def _scattered(configuration: Configuration, batch: Batch) -> tuple[str, ...]:
         return (*sides, "key", "value")
     if configuration.quantised and configuration.head_size % 16:
         return sides
+    if configuration.op == "gather" and configuration.quantised:
+        return sides  # some rows are too short for all lanes to read 16 codes
     packed = packing_of(configuration.layout) != "rows"
     return sides[1:] if packed and configuration.op == "gather" else ()
 
