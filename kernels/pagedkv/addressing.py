@@ -1,6 +1,6 @@
 """Where a token and a channel lie in a block, for the kernels: a sum of a token term and a channel term in any packing.
 
-PACKING is the index in `pagedkv.layout.PACKINGS`: 0 rows, 1 native, 2 shuffle. Strides are those of
+It also says which sequence a query tile belongs to. PACKING is the index in `pagedkv.layout.PACKINGS`: 0 rows, 1 native, 2 shuffle. Strides are those of
 `pagedkv.cache.PagedCache`, in elements; X is the number of elements in 16 bytes.
 """
 
@@ -49,3 +49,14 @@ def value_tokens(token, stride_token, PACKING: tl.constexpr, X: tl.constexpr, BL
 def value_channels(channel, stride_channel, PACKING: tl.constexpr):
     """Return the channel term of V."""
     return channel if PACKING == 0 else channel * stride_channel
+
+
+@triton.jit
+def sequence_of_tile(query_start_loc, tile, num_seqs, TOKENS: tl.constexpr, SEARCH: tl.constexpr):
+    """Return the sequence that owns the query tile (see `launch.query_tiles`); num_seqs if none does."""
+    seq = 0
+    for first in range(0, num_seqs, SEARCH):
+        s = first + tl.arange(0, SEARCH)
+        end = tl.load(query_start_loc + s + 1, mask=s < num_seqs, other=0) // TOKENS + s + 1
+        seq += tl.sum(((end <= tile) & (s < num_seqs)).to(tl.int32), axis=0)
+    return seq

@@ -24,29 +24,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .addressing import key_channels, value_channels, value_tokens
-from .scales import decoded
+from .addressing import key_channels, sequence_of_tile, value_channels, value_tokens
+from .scales import decoded, operand
 from .strides import multiple
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def _sequence_of_tile(query_start_loc, tile, num_seqs, TOKENS: tl.constexpr, SEARCH: tl.constexpr):
-    """Return the sequence that owns the query tile (see `launch.query_tiles`); num_seqs if none does."""
-    seq = 0
-    for first in range(0, num_seqs, SEARCH):
-        s = first + tl.arange(0, SEARCH)
-        end = tl.load(query_start_loc + s + 1, mask=s < num_seqs, other=0) // TOKENS + s + 1
-        seq += tl.sum(((end <= tile) & (s < num_seqs)).to(tl.int32), axis=0)
-    return seq
-
-
-@triton.jit
-def _unpacked(stored, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr):
-    """Return an operand of the dot product: a tile of the cache as it is, or its decoded codes."""
-    return stored if SCALES == 0 else decoded(stored, FORMAT, NATIVE, DTYPE)
 
 
 @triton.jit
@@ -139,7 +122,7 @@ def attention_kernel(
             if end == tl.load(query_start_loc + first_seq):
                 return
     else:
-        first_seq = _sequence_of_tile(query_start_loc, query_tile, num_seqs, TOKENS, 128)
+        first_seq = sequence_of_tile(query_start_loc, query_tile, num_seqs, TOKENS, 128)
         if first_seq >= num_seqs:
             return
         query_start = tl.load(query_start_loc + first_seq)
@@ -231,7 +214,7 @@ def attention_kernel(
         mask = loaded[:, None] & in_head[None, :]
         key_row = block * stride_kc_block + offset * stride_kc_token + key_head
         k = tl.load(key_cache + key_row[:, None] + key_channel[None, :], mask=mask, other=0)
-        k = _unpacked(k, SCALES, FORMAT, NATIVE, q.dtype)
+        k = operand(k, SCALES, FORMAT, NATIVE, q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if SCALES == 0:
             scores *= scale
@@ -277,7 +260,7 @@ def attention_kernel(
             value_scales = tl.load(value_scale + scale_row, mask=loaded, other=0.0)
             v = (decoded(v, FORMAT, NATIVE, tl.float32) * value_scales[:, None]).to(q.dtype)
         else:
-            v = _unpacked(v, SCALES, FORMAT, NATIVE, q.dtype)
+            v = operand(v, SCALES, FORMAT, NATIVE, q.dtype)
         acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
 
     # A row that saw nothing has total 0 and acc 0: its result is 0.

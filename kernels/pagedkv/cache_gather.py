@@ -120,9 +120,8 @@ def _gather_kernel(
     k = _meant(k, scale, inside, SCALES, FORMAT, NATIVE, key.dtype.element_ty)
     tl.store(key + target[:, None] + channel[None, :], k, mask=mask)
 
-    source = (
-        block * stride_vc_block + value_tokens(offset, stride_vc_token, PACKING, X, BLOCK_SIZE) + head * stride_vc_head
-    )
+    source = block * stride_vc_block + head * stride_vc_head
+    source += value_tokens(offset, stride_vc_token, PACKING, X, BLOCK_SIZE)
     target = token * stride_value_token + head * stride_value_head
     if PACKING == 0:
         v = tl.load(value_cache + source[:, None] + channel[None, :], mask=mask)

@@ -118,9 +118,8 @@ def _write_kernel(
     tl.store(key_cache + target[:, None] + key_channels(channel, stride_kc_group, PACKING, X)[None, :], k, mask=mask)
 
     source = token * stride_value_token + head * stride_value_head
-    target = (
-        block * stride_vc_block + value_tokens(offset, stride_vc_token, PACKING, X, BLOCK_SIZE) + head * stride_vc_head
-    )
+    target = block * stride_vc_block + head * stride_vc_head
+    target += value_tokens(offset, stride_vc_token, PACKING, X, BLOCK_SIZE)
     v = tl.load(value + source[:, None] + channel[None, :], mask=mask, other=0.0)
     scale_offset = block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
     v = _stored(v, value_scale, scale_offset, slot, SCALES, FORMAT, LARGEST)

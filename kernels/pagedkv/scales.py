@@ -71,6 +71,12 @@ def decoded(code, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexp
 
 
 @triton.jit
+def operand(stored, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr):
+    """Return an operand of a dot product: a tile of the cache as it is, or its decoded codes."""
+    return stored if SCALES == 0 else decoded(stored, FORMAT, NATIVE, DTYPE)
+
+
+@triton.jit
 def row_scale(x, LARGEST: tl.constexpr):
     """Return the scale [ROWS] with which each row of `x` [ROWS, PADDED] fp32 fills the range of the format.
 
