@@ -1,6 +1,8 @@
 """Where a token and a channel lie in a block, for the kernels: a sum of a token term and a channel term in any packing.
 
-It also says which sequence a query tile belongs to. PACKING is the index in `pagedkv.layout.PACKINGS`: 0 rows, 1 native, 2 shuffle. Strides are those of
+It also says which sequence a query tile belongs to.
+
+PACKING is the index in `pagedkv.layout.PACKINGS`: 0 rows, 1 native, 2 shuffle. Strides are those of
 `pagedkv.cache.PagedCache`, in elements; X is the number of elements in 16 bytes.
 """
 
