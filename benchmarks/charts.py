@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator
 
-from .series import GOALS, LEAST, OURS
+from .series import GOALS, LEAST, OURS, OURS_NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,8 +38,14 @@ STYLE = {
     "text.color": "#1f2328",
     "figure.facecolor": "white",  # read on a dark page too
 }
-COLOURS: dict[Op, str] = {"decode": "#2f6fb0", "prefill": "#8a5aa8", "gather": "#2a8c7c", "write": "#c9852b"}
-LINES = {OURS: ("#2f6fb0", "o", "-"), LEAST: ("#8b949e", "", ":")}
+COLOURS: dict[Op, str] = {
+    "decode": "#2f6fb0",
+    "mixed": "#5b7083",
+    "prefill": "#8a5aa8",
+    "gather": "#2a8c7c",
+    "write": "#c9852b",
+}
+LINES = {OURS: ("#2f6fb0", "o", "-"), OURS_NATIVE: ("#7aa6d6", "D", "--"), LEAST: ("#8b949e", "", ":")}
 PEER_LINES = (("#c8553d", "s", "-"), ("#9a6510", "^", "-"))
 MISSED = "#b42318"
 GOAL = "#1f2328"
@@ -62,7 +68,7 @@ def ratio_chart(bars: Sequence[Bar]) -> str:
         for place, bar in enumerate(bars):
             if bar.value is not None:
                 axes.barh(place, bar.value - 1, left=1, height=0.66, color=COLOURS[bar.op])
-            _value(axes, bar, place, 1.0 if bar.value is None else max(bar.value, 1.0), "{:.2f}", offset=4)
+            _value(axes, bar, place, 1.0 if bar.value is None else max(bar.value, 1.0), "{:.2f}")
             if bar.goal not in {None, 1}:
                 _goal(axes, bar, place)
         axes.axvline(1, color=GOAL, linewidth=1.2)
@@ -81,7 +87,7 @@ def bandwidth_chart(bars: Sequence[Bar]) -> str:
         for place, bar in enumerate(bars):
             if bar.value is not None:
                 axes.barh(place, bar.value, height=0.66, color=COLOURS[bar.op])
-            _value(axes, bar, place, bar.value or 0, "{:.0f}", offset=4)
+            _value(axes, bar, place, bar.value or 0, "{:.1f}" if bar.missed else "{:.0f}")
             if bar.goal is not None:
                 _goal(axes, bar, place)
         _legend(figure, bars, "goal of the case")
@@ -107,7 +113,7 @@ def line_chart(lines: Sequence[Line], label: str, *, thousands: bool = False) ->
         for line in lines:
             colour, marker, dash = LINES.get(line.name) or next(peers)
             axes.plot(*zip(*line.points, strict=True), dash, color=colour, marker=marker, linewidth=2, label=line.name)
-            if line.name != LEAST:
+            if line.name not in {LEAST, OURS_NATIVE}:  # the second lies on ours
                 _point_labels(axes, line, colour, below=line.name == OURS and not above)
         axes.set_ylim(axes.get_ylim()[0] / 1.35, axes.get_ylim()[1] * 1.35)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
@@ -134,10 +140,10 @@ def _bar_axes(bars: Sequence[Bar], label: str) -> tuple[Figure, Any]:
     return figure, axes
 
 
-def _value(axes: Any, bar: Bar, place: int, x: float, form: str, *, offset: float) -> None:
+def _value(axes: Any, bar: Bar, place: int, x: float, form: str) -> None:
     text = "not measured" if bar.value is None else form.format(bar.value) + ("  missed" if bar.missed else "")
     axes.annotate(
-        text, (max(x, bar.goal or 0) if bar.missed else x, place), (offset, 0), textcoords="offset points", va="center",
+        text, (max(x, bar.goal or 0) if bar.missed else x, place), (4, 0), textcoords="offset points", va="center",
         color=MISSED if bar.missed or bar.value is None else GOAL, fontsize=8.5,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
     )  # fmt: skip

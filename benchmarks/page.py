@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .cases import CASES
 from .record import rates_of_use
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ CHARTS = {
         "Bandwidth",
         (
             "Bytes that the operation cannot avoid, over time, as a share of what a plain read (decode) or copy "
-            "(gather, write) reaches on this machine. What the matrix units bound (prefill, extend) is in the table."
+            "(gather, write) reaches on this machine. What the matrix units bound too is in the table: prefill, extend, "
+            "mixed."
         ),
     ),
     "block_size": (
@@ -80,9 +82,16 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def left_out(rows: Sequence[Row]) -> str:
+    """Return which cases have no record in this run, as one sentence."""
+    recorded = {row.case.name for row in rows}
+    names = [f"`{case.name}`" for case in CASES if case.name not in recorded]
+    return f"Not in this run: {', '.join(names)}." if names else "Every case is in this run."
+
+
 def section(rows: Sequence[Row]) -> str:
     """Return what stands between `BEGIN` and `END`."""
-    return f"{BEGIN}\n{environment(rows)}\n\n{table(rows)}\n{END}"
+    return f"{BEGIN}\n{environment(rows)}\n\n{table(rows)}\n\n{left_out(rows)}\n{END}"
 
 
 def with_section(text: str, rows: Sequence[Row], where: str) -> str:
@@ -116,7 +125,7 @@ def page(rows: Sequence[Row], charts: Mapping[str, str], source: str, folder: st
     for name, (heading, sentence) in CHARTS.items():
         picture = f"![{ALT[name]}]({folder}/{name}.svg)" if name in charts else "Too few records to draw it."
         parts += [f"## {heading}", sentence, picture]
-    parts += ["## All rows", table(rows)]
+    parts += ["## All rows", table(rows), left_out(rows)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 GOALS = (80, 85, 90)
 """Percent of the measured bandwidth that the goals of `cases.py` ask for."""
 
-OURS, LEAST = "ours", "the bytes at the measured read rate"
+OURS, OURS_NATIVE, LEAST = "ours", "ours, native packing", "the bytes at the measured read rate"
 THEIRS = {UNIFIED: f"vLLM {UNIFIED}", PAGED_2D: f"vLLM {PAGED_2D}"}
 
 
@@ -51,7 +51,7 @@ def ratios(rows: Sequence[Row]) -> list[Bar]:
 
 
 def bandwidths(rows: Sequence[Row]) -> list[Bar]:
-    """Return percent of the measured read or copy rate, per case that such a rate bounds."""
+    """Return percent of the measured read or copy rate, per case that such a rate alone bounds."""
     return [
         Bar(
             row.case.name,
@@ -60,14 +60,14 @@ def bandwidths(rows: Sequence[Row]) -> list[Bar]:
             None if row.case.goal.fraction is None else 100 * row.case.goal.fraction,
         )
         for row in rows
-        if row.case.yardstick != "matmul"
+        if row.case.op not in {"prefill", "mixed"}
     ]
 
 
 def over_block_size(rows: Sequence[Row]) -> list[Line]:
     """Return time against tokens of a block: decode of 64 sequences of 8k tokens, head size 128."""
     return _lines(
-        [row for row in rows if _is_decode(row.case, 64, 128) and row.case.seq_len == 8192],
+        [row for row in rows if _is_decode(row.case, 64, 128) and row.case.seq_len == 8192 and not _shuffled(row.case)],
         lambda case: case.block_size,
     )
 
@@ -80,14 +80,19 @@ def over_context(rows: Sequence[Row]) -> list[Line]:
 
 
 def _is_decode(case: Case, num_seqs: int, head_size: int) -> bool:
-    return case.op == "decode" and case.num_seqs == num_seqs and case.head_size == head_size
+    return case.op == "decode" and case.plain and (case.num_seqs, case.head_size) == (num_seqs, head_size)
+
+
+def _shuffled(case: Case) -> bool:
+    return case.layout.startswith("shuffle")
 
 
 def _lines(rows: Sequence[Row], axis: Callable[[Case], int]) -> list[Line]:
     """Return ours, then each peer's; of two records at one place the earlier counts."""
-    times: dict[str, dict[int, float]] = {name: {} for name in (OURS, *THEIRS.values())}
+    times: dict[str, dict[int, float]] = {name: {} for name in (OURS, OURS_NATIVE, *THEIRS.values())}
     for row in rows:
-        for name, time in ((OURS, row.record.ours_us), (THEIRS.get(row.case.peer), row.record.peer_us)):
+        ours = OURS_NATIVE if row.case.layout.startswith("native") else OURS
+        for name, time in ((ours, row.record.ours_us), (THEIRS.get(row.case.peer), row.record.peer_us)):
             if name is not None and time is not None:
                 times[name].setdefault(axis(row.case), time)
     return [line for name, found in times.items() for line in _line(name, found)]
