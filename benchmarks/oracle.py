@@ -29,10 +29,10 @@ class Stored:
 
     def read(self, blocks: Tensor, seq_len: int, head: int) -> Tensor:
         """Return the first `seq_len` tokens `[seq_len, head_size]` of these blocks in float64."""
-        rows = self.elements[blocks][:, :, head].flatten(0, 1)[:seq_len]
+        rows = self.elements[:, :, head][blocks].flatten(0, 1)[:seq_len]
         if self.scale is None or self.dtype is None:
             return rows.double()
-        scale = self.scale[blocks][:, :, head].flatten()[:seq_len, None] if self.scale.dim() else self.scale
+        scale = self.scale[:, :, head][blocks].flatten()[:seq_len, None] if self.scale.dim() else self.scale
         return rows.contiguous().view(self.dtype).double() * scale.double()
 
 

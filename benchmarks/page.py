@@ -32,8 +32,8 @@ CHARTS = {
         "Bandwidth",
         (
             "Bytes that the operation cannot avoid, over time, as a share of what a plain read (decode) or copy "
-            "(gather, write) reaches on this machine. What the matrix units bound too is in the table: prefill, extend, "
-            "mixed."
+            "(gather, write) reaches on this machine. Prefill, extend and mixed, which the matrix units bound too, are "
+            "in the table."
         ),
     ),
     "block_size": (
