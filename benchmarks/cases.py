@@ -5,16 +5,25 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-Op = Literal["decode", "prefill", "gather", "write"]
+Op = Literal["decode", "mixed", "prefill", "gather", "write"]
 Yardstick = Literal["read", "copy", "matmul"]
+Scales = Literal["none", "tensor", "token"]
 
-YARDSTICKS: dict[Op, Yardstick] = {"decode": "read", "prefill": "matmul", "gather": "copy", "write": "copy"}
-"""What bounds an operation: decode reads the cache, gather and write copy it, prefill multiplies matrices."""
+YARDSTICKS: dict[Op, Yardstick] = {
+    "decode": "read", "mixed": "read", "prefill": "matmul", "gather": "copy", "write": "copy",
+}  # fmt: skip
+"""What bounds an operation: decode reads the cache, gather and write copy it, prefill multiplies matrices. A mixed
+batch does both and is held against the reading, which the products of its prefill come on top of."""
 
 UNIFIED = "kernel_unified_attention"
 PAGED_2D = "kernel_paged_attention_2d"
 GATHER = "cp_mha_gather_cache"
 WRITE = "triton_reshape_and_cache_flash"
+SHUFFLE_WRITE = "reshape_and_cache_shuffle_triton"
+
+ELEMENT_BYTES = 2
+"""Of queries, outputs and a cache that is not quantised: bf16, and fp16 where an interpreter cannot do bf16."""
+SCALE_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +40,7 @@ class Goal:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One row of the table. All sequences of a case are alike."""
+    """One row of the table. The sequences of a case are alike, but for the prefill of a mixed batch."""
 
     name: str
     op: Op
@@ -46,45 +55,76 @@ class Case:
     head_size: int = 128
     peer: str = UNIFIED
     goal: Goal = Goal()
+    scales: Scales = "none"
+    """Of an FP8 cache: one for K and one for V, or one for each token and head; none says that it is not quantised."""
+    window: int | None = None
+    """Tokens that a query sees, its own included."""
+    capped: bool = False
+    """Whether scores are soft-capped and heads have sinks."""
+    prefill_tokens: int = 0
+    """Tokens of one more sequence, all of them new."""
+    num_splits: int | None = None
+    """Partitions of the KV whatever the batch, so that a sequence gets the same bits alone and in company. The peer
+    then does what vLLM does where batch invariance is asked for: it does not split."""
 
     @property
     def yardstick(self) -> Yardstick:
         """The measured rate of this machine that bounds the case."""
         return YARDSTICKS[self.op]
 
-    def cache_bytes(self, element_bytes: int = 2) -> int:
-        """Bytes of K and V of all sequences, each counted once."""
-        return 2 * self.num_seqs * self.seq_len * self.num_kv_heads * self.head_size * element_bytes
+    @property
+    def plain(self) -> bool:
+        """Whether it is attention without anything that the charts over one axis hold constant."""
+        return not (self.scales != "none" or self.window or self.capped or self.num_splits)
 
-    def bytes_moved(self, element_bytes: int = 2) -> int:
+    @property
+    def lens(self) -> tuple[tuple[int, int], ...]:
+        """(seq_len, query_len) of every sequence."""
+        return ((self.seq_len, self.query_len),) * self.num_seqs + ((self.prefill_tokens,) * 2,) * bool(
+            self.prefill_tokens
+        )
+
+    def cache_bytes(self) -> int:
+        """Bytes of K and V of all tokens that a query sees, and of their scales, each counted once."""
+        tokens = sum(min(seq, (self.window or seq) + query - 1) for seq, query in self.lens)
+        quantised = self.head_size + SCALE_BYTES * (self.scales == "token")
+        row = ELEMENT_BYTES * self.head_size if self.scales == "none" else quantised
+        return 2 * tokens * self.num_kv_heads * row
+
+    def bytes_moved(self) -> int:
         """Fewest bytes the operation moves: each input read once, each output written once; indices are not counted."""
         if self.op in {"gather", "write"}:
-            return 2 * self.cache_bytes(element_bytes)
-        queries = self.num_seqs * self.query_len * self.num_q_heads * self.head_size * element_bytes
-        return self.cache_bytes(element_bytes) + 2 * queries
+            return 2 * self.cache_bytes()
+        queries = sum(query for _, query in self.lens) * self.num_q_heads * self.head_size * ELEMENT_BYTES
+        return self.cache_bytes() + 2 * queries
 
     def flops(self) -> int:
-        """Floating-point operations of the two products over the (query, key) pairs that the causal mask leaves."""
+        """Floating-point operations of the two products over the (query, key) pairs that mask and window leave."""
         if self.op in {"gather", "write"}:
             return 0
-        context = self.seq_len - self.query_len
-        pairs = self.query_len * context + self.query_len * (self.query_len + 1) // 2
-        return 4 * self.num_seqs * pairs * self.num_q_heads * self.head_size
+        pairs = sum(
+            min(seen, self.window or seen) for seq, query in self.lens for seen in range(seq - query + 1, seq + 1)
+        )
+        return 4 * pairs * self.num_q_heads * self.head_size
 
 
 def _decode(name: str, num_seqs: int, seq_len: int, goal: Goal, **more: object) -> Case:
     return Case(name=f"decode {name}", op="decode", num_seqs=num_seqs, seq_len=seq_len, goal=goal, **more)
 
 
+SIXTY_FOUR = Goal(like="decode bs64 8k")
+
 CASES: tuple[Case, ...] = (
+    _decode("bs1 2k", 1, 2048, Goal()),
     _decode("bs1 8k", 1, 8192, Goal(ratio=3)),
     _decode("bs1 32k", 1, 32768, Goal(ratio=3)),
+    _decode("bs1 128k", 1, 131072, Goal(ratio=3)),
     _decode("bs8 8k", 8, 8192, Goal(fraction=0.8)),
     _decode("bs32 4k", 32, 4096, Goal(fraction=0.8)),
     _decode("bs64 8k", 64, 8192, Goal(fraction=0.9)),
     _decode("bs256 2k", 256, 2048, Goal(fraction=0.9)),
     *(
-        _decode(f"bs64 8k block {size}", 64, 8192, Goal(like="decode bs64 8k"), block_size=size, layout="interleaved")
+        _decode(f"bs64 8k block {size}", 64, 8192, SIXTY_FOUR, block_size=size, layout="interleaved")
         for size in (544, 784, 2048)
     ),
     _decode("bs64 8k d256", 64, 8192, Goal(), num_q_heads=16, num_kv_heads=2, head_size=256),
@@ -99,25 +139,46 @@ CASES: tuple[Case, ...] = (
         block_size=784,
         layout="interleaved",
     ),
-    _decode("bs64 8k block 16 / 2d", 64, 8192, Goal(like="decode bs64 8k"), peer=PAGED_2D),
-    _decode(
-        "bs64 8k block 2048 / 2d", 64, 8192, Goal(like="decode bs64 8k"), block_size=2048, peer=PAGED_2D
+    _decode("bs64 8k block 16 / 2d", 64, 8192, SIXTY_FOUR, peer=PAGED_2D),
+    _decode("bs64 8k block 2048 / 2d", 64, 8192, SIXTY_FOUR, block_size=2048, peer=PAGED_2D),
+    *(
+        _decode(f"bs64 8k native {size}", 64, 8192, SIXTY_FOUR, block_size=size, layout="native", peer=PAGED_2D)
+        for size in (16, 544, 784, 2048)
     ),
+    *(
+        _decode(f"bs64 8k shuffle {size}", 64, 8192, SIXTY_FOUR, block_size=size, layout="shuffle", peer=PAGED_2D)
+        for size in (16, 784)
+    ),
+    _decode("bs1 32k fp8", 1, 32768, Goal(), scales="tensor"),
+    _decode("bs64 8k fp8", 64, 8192, Goal(fraction=0.8), scales="tensor"),
+    _decode("bs64 8k fp8 per token", 64, 8192, Goal(fraction=0.8), scales="token"),
+    _decode("bs32 32k window 4k", 32, 32768, Goal(like="decode bs32 4k"), window=4096),
+    _decode("bs64 8k softcap sinks", 64, 8192, SIXTY_FOUR, capped=True),
+    _decode("bs1 8k 16 splits", 1, 8192, Goal(like="decode bs1 8k"), num_splits=16),
+    _decode("bs64 8k 16 splits", 64, 8192, SIXTY_FOUR, num_splits=16),
+    Case("mixed 32 x 8k + prefill 2k", "mixed", 32, 8192, prefill_tokens=2048),
     Case("prefill 4 x 4k", "prefill", 4, 4096, 4096),
     Case("extend 512 on 16k", "prefill", 1, 16384 + 512, 512),
     Case("gather 262k", "gather", 32, 8192, peer=GATHER, goal=Goal(fraction=0.85)),
     Case("gather 262k block 784", "gather", 32, 8192, block_size=784, layout="interleaved", peer=GATHER,
          goal=Goal(fraction=0.85)),
+    *(
+        Case(f"gather 262k {packing}", "gather", 32, 8192, layout=packing, peer=GATHER, goal=Goal(fraction=0.85))
+        for packing in ("native", "shuffle")
+    ),
     Case("write 262k random slots", "write", 32, 8192, peer=WRITE, goal=Goal(fraction=0.85)),
     Case("write 262k block 784", "write", 32, 8192, block_size=784, layout="interleaved", peer=WRITE,
          goal=Goal(fraction=0.85)),
+    Case("write 262k native", "write", 32, 8192, layout="native", peer=WRITE, goal=Goal(fraction=0.85)),
+    Case("write 262k shuffle", "write", 32, 8192, layout="shuffle", peer=SHUFFLE_WRITE, goal=Goal(fraction=0.85)),
 )  # fmt: skip
-"""Cases marked `/ 2d` compare with the decode kernel of vLLM's ROCM_ATTN, which reads an x-packed
-copy of the cache."""
+"""`kernel_paged_attention_2d`, the decode kernel of vLLM's ROCM_ATTN, reads the native packing: in the cases marked
+`/ 2d` and `shuffle`, where ours reads another one, it gets a copy of the same data. So does vLLM's gather, which reads
+rows and shuffle, in the native case."""
 
 NOT_MEASURED: tuple[tuple[str, str], ...] = (
-    ("MLA decode, 16 and 128 heads, bs 1 .. 128", "no MLA kernel in pagedkv yet"),
-    ("FP8 caches", "no FP8 kernel in pagedkv yet"),
+    ("MLA decode, 16 and 128 heads, bs 1 .. 128", "no case here yet"),
+    ("write and gather of FP8 caches", "no case here yet; decode reads them above"),
     ("AMD GPUs", "no AMD machine has run this; python -m pagedkv.audit reads what the compiler says"),
 )
 """Goals without a measurement, and why; printed under every table."""
@@ -125,8 +186,8 @@ NOT_MEASURED: tuple[tuple[str, str], ...] = (
 
 def smoke(case: Case) -> Case:
     """Return the case shrunk to what Triton's interpreter finishes in a second or two."""
-    query_len = 1 if case.op == "decode" else 5
     return dataclasses.replace(
-        case, num_seqs=2, seq_len=37, query_len=query_len, num_q_heads=4, num_kv_heads=2, head_size=32,
-        block_size=min(case.block_size, 16) if case.layout == "nhd" else 24,
+        case, num_seqs=2, seq_len=37, query_len=5 if case.op == "prefill" else 1, num_q_heads=4, num_kv_heads=2,
+        head_size=32, block_size=16 if case.block_size == 16 else 24, window=case.window and 9,
+        prefill_tokens=min(case.prefill_tokens, 5), num_splits=case.num_splits and 2,
     )  # fmt: skip

@@ -2,43 +2,88 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Of the dtypes that are measured."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """One side (K or V) of a cache, `[num_blocks, block_size, num_kv_heads, head_size]`, as it was stored."""
+
+    elements: Tensor
+    """Values; with `scale` uint8 codes."""
+    dtype: torch.dtype | None = None
+    """The FP8 format of the codes."""
+    scale: Tensor | None = None
+    """What a code's value is multiplied by: `[]` or `[num_blocks, block_size, num_kv_heads]`."""
+
+    def read(self, blocks: Tensor, seq_len: int, head: int) -> Tensor:
+        """Return the first `seq_len` tokens `[seq_len, head_size]` of these blocks in float64."""
+        rows = self.elements[:, :, head][blocks].flatten(0, 1)[:seq_len]
+        if self.scale is None or self.dtype is None:
+            return rows.double()
+        scale = self.scale[:, :, head][blocks].flatten()[:seq_len, None] if self.scale.dim() else self.scale
+        return rows.contiguous().view(self.dtype).double() * scale.double()
+
+
 def attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_len: int, query_len: int
+    query: Tensor,
+    key: Stored,
+    value: Stored,
+    block_table: Tensor,
+    lens: Sequence[tuple[int, int]],
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return causal attention in float64, on the device of the inputs; the scale is head_size ** -0.5.
 
     Args:
-        query: `[num_seqs * query_len, num_q_heads, head_size]`; the last `query_len` positions of each sequence.
-        key_cache: `[num_blocks, block_size, num_kv_heads, head_size]`.
-        value_cache: Like `key_cache`.
+        query: `[num_tokens, num_q_heads, head_size]`; of each sequence the last `query_len` positions.
+        key: The K side of the cache.
+        value: The V side.
         block_table: `[num_seqs, max_blocks]`.
-        seq_len: Tokens of every sequence.
-        query_len: Query tokens of every sequence.
+        lens: (seq_len, query_len) of each sequence.
+        window: Tokens that a query sees, its own included; None for all before it.
+        softcap: Scores x become softcap * tanh(x / softcap) (Gemma 2, arXiv 2408.00118); None leaves them.
+        sinks: `[num_q_heads]`, one more score of each head, without a value (gpt-oss; arXiv 2309.17453).
     """
     num_tokens, num_q_heads, head_size = query.shape
-    num_kv_heads = key_cache.shape[2]
+    num_kv_heads = key.elements.shape[2]
     group = num_q_heads // num_kv_heads
     out = torch.empty(num_tokens, num_q_heads, head_size, dtype=torch.float64, device=query.device)
-    position = torch.arange(seq_len, device=query.device)
-    hidden = position[None, :] > position[seq_len - query_len :, None]
-    for seq, blocks in enumerate(block_table.long()):
-        rows = slice(seq * query_len, (seq + 1) * query_len)
-        keys = key_cache[blocks].flatten(0, 1)[:seq_len]
-        values = value_cache[blocks].flatten(0, 1)[:seq_len]
+    begin = 0
+    for blocks, (seq_len, query_len) in zip(block_table.long(), lens, strict=True):
+        rows = slice(begin, begin + query_len)
+        begin += query_len
+        position = torch.arange(seq_len, device=query.device)
+        ahead = position[None, :] - position[seq_len - query_len :, None]
+        hidden = ahead > 0 if window is None else (ahead > 0) | (ahead <= -window)
+        used = blocks[: -(-seq_len // key.elements.shape[1])]
         for head in range(num_kv_heads):
             heads = slice(head * group, (head + 1) * group)
-            scores = query[rows, heads].double().transpose(0, 1) @ keys[:, head].double().T / math.sqrt(head_size)
-            weights = torch.softmax(scores.masked_fill_(hidden, -math.inf), dim=-1)
-            out[rows, heads] = (weights @ values[:, head].double()).transpose(0, 1)
+            keys, values = key.read(used, seq_len, head), value.read(used, seq_len, head)
+            scores = query[rows, heads].double().transpose(0, 1) @ keys.T / math.sqrt(head_size)
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            scores = scores.masked_fill_(hidden, -math.inf)
+            if sinks is not None:
+                sink = sinks[heads].double()[:, None, None].expand(-1, query_len, 1)
+                weights = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
+            else:
+                weights = torch.softmax(scores, dim=-1)
+            out[rows, heads] = (weights @ values).transpose(0, 1)
     return out
 
 
@@ -48,9 +93,13 @@ def row_error(out: Tensor, golden: Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def attention_bound(dtype: torch.dtype) -> float:
-    """Return the largest accepted `row_error`, 2 u: weights and result rounded once each (tests/tolerances.py)."""
-    return 2 * UNIT_ROUNDOFF[dtype]
+def attention_bound(dtype: torch.dtype, *, scaled_rows: bool = False) -> float:
+    """Return the largest accepted `row_error` (tests/tolerances.py).
+
+    2 u: weights and result rounded once each. 2.5 u where each token has a scale: V too is rounded after scaling. One
+    scale for all of an FP8 cache rounds nothing as long as it is a power of two.
+    """
+    return (2.5 if scaled_rows else 2) * UNIT_ROUNDOFF[dtype]
 
 
 def copy_error(out: Tensor, golden: Tensor) -> float:

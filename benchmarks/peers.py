@@ -17,8 +17,14 @@ from unittest import mock
 
 import torch
 
+from pagedkv.fp8 import FORMATS
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
+
+    from pagedkv.cache import PagedCache
 
     from .cases import Case
 
@@ -72,9 +78,10 @@ def version() -> str:
         return "missing"
 
 
-def unified_attention(case: Case, query: torch.Tensor) -> Callable[..., None]:
-    """Return a function (query, key, value, out, block_table, seq_lens, query_start_loc) for the case's shapes."""
+def unified_attention(case: Case, query: Tensor, options: Mapping[str, Any]) -> Callable[..., None]:
+    """Return a function (query, cache, metadata, out) for the case's shapes; `options` are those of ours."""
     ops = _module(f"{_OPS}.triton_unified_attention")
+    mode = _module("vllm.v1.kv_cache_interface").KVQuantMode
     threshold = LEAST_PROGRAMS // case.num_kv_heads
     width = 1 << (case.head_size - 1).bit_length()
     shape = (threshold, case.num_q_heads, SEGMENTS)
@@ -83,25 +90,33 @@ def unified_attention(case: Case, query: torch.Tensor) -> Callable[..., None]:
         "softmax_segm_max": query.new_empty(shape, dtype=torch.float32),
         "softmax_segm_expsum": query.new_empty(shape, dtype=torch.float32),
     }
-    one = torch.ones(1, device=query.device).expand(case.num_seqs, case.num_kv_heads)
+    one = torch.ones(1, device=query.device)
+    max_seq_len, max_query_len = (max(lens) for lens in zip(*case.lens, strict=True))
+    window = case.window - 1 if case.window else -1
 
-    def run(query, key, value, out, *, block_table, seq_lens, query_start_loc) -> None:
+    def run(query, cache, metadata, out) -> None:
+        key, value, key_scale, value_scale, scales = cache.key, cache.value, one, one, {}
+        if cache.quantisation is not None:
+            quantisation = cache.quantisation
+            key, value = (side.view(FORMATS[quantisation.format].dtype) for side in (key, value))
+            key_scale, value_scale = quantisation.key_scale, quantisation.value_scale
+            scales = {"kv_quant_mode": mode.FP8_PER_TENSOR}
+            if quantisation.per_token:
+                scales = {"k_scale_cache": key_scale, "v_scale_cache": value_scale}
+                scales |= {"kv_quant_mode": mode.FP8_PER_TOKEN_HEAD}
+                key_scale = value_scale = one
+        per_head = (len(case.lens), case.num_kv_heads)
         ops.unified_attention(
-            q=query, k=key, v=value, out=out,
-            cu_seqlens_q=query_start_loc, max_seqlen_q=case.query_len, seqused_k=seq_lens, max_seqlen_k=case.seq_len,
-            softmax_scale=case.head_size**-0.5, causal=True, window_size=(-1, -1), block_table=block_table, softcap=0,
-            q_descale=None, k_descale=one, v_descale=one,
-            seq_threshold_3D=threshold, num_par_softmax_segments=SEGMENTS, **scratch,
+            q=query, k=key, v=value, out=out, cu_seqlens_q=metadata["query_start_loc"], max_seqlen_q=max_query_len,
+            seqused_k=metadata["seq_lens"], max_seqlen_k=max_seq_len, softmax_scale=case.head_size**-0.5, causal=True,
+            window_size=(window, 0 if case.window else -1), block_table=metadata["block_table"],
+            softcap=options.get("softcap", 0), sinks=options.get("sinks"), q_descale=None,
+            k_descale=key_scale.expand(per_head), v_descale=value_scale.expand(per_head), **scales,
+            seq_threshold_3D=threshold if case.num_splits is None else None, num_par_softmax_segments=SEGMENTS,
+            **scratch,
         )  # fmt: skip
 
     return run
-
-
-def x_packed(key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copy logical K and V caches into ROCM_ATTN's: K `[b, H, d/x, n, x]`, V `[b, H, d, n]`, x = 16 bytes."""
-    x = 16 // key.element_size()
-    packed = key.unflatten(-1, (-1, x)).permute(0, 2, 3, 1, 4).contiguous()
-    return packed, value.permute(0, 2, 3, 1).contiguous()
 
 
 def _rocm_platform() -> Any:
@@ -114,25 +129,25 @@ def _rocm_platform() -> Any:
     return sys.modules.setdefault(name, stand_in)
 
 
-def paged_attention_2d(case: Case, query: torch.Tensor) -> Callable[..., None]:
-    """Return a function like that of `unified_attention`; it wants the caches of `x_packed`."""
+def paged_attention_2d(case: Case, query: Tensor) -> Callable[..., None]:
+    """Return a function (query, cache, metadata, out); it wants the cache in the native packing."""
     ops = _module(f"{_OPS}.chunked_prefill_paged_decode")
     rocm = _rocm_platform()
     one = torch.ones(1, device=query.device)
 
-    def run(query, key, value, out, *, block_table, seq_lens, query_start_loc) -> None:
+    def run(query, cache, metadata, out) -> None:
         with mock.patch.object(rocm, "use_rocm_custom_paged_attention", return_value=False):
             ops.chunked_prefill_paged_decode(
-                query=query, key=None, value=None, output=out, kv_cache_dtype="auto", key_cache=key, value_cache=value,
-                block_table=block_table, query_start_loc=query_start_loc, seq_lens=seq_lens, max_seq_len=case.seq_len,
-                max_query_len=1, k_scale=one, v_scale=one, sm_scale=case.head_size**-0.5,
+                query=query, key=None, value=None, output=out, kv_cache_dtype="auto", key_cache=cache.key,
+                value_cache=cache.value, **metadata, max_seq_len=case.seq_len, max_query_len=1, k_scale=one,
+                v_scale=one, sm_scale=case.head_size**-0.5,
             )  # fmt: skip
 
     return run
 
 
 @functools.cache
-def _gather_module() -> Any:
+def _aiter_backend() -> Any:
     _module("vllm._aiter_ops")
     _module("vllm.model_executor.layers.attention")
     platform = _module("vllm.platforms").current_platform
@@ -140,25 +155,38 @@ def _gather_module() -> Any:
         return _module("vllm.v1.attention.backends.rocm_aiter_fa")
 
 
-def gather() -> Callable[..., None]:
-    """Return a function (key_cache, value_cache, key, value, block_table, cu_seq_lens, token_to_seq, seq_starts)."""
-    backend = _gather_module()
+def _in_rows(cache: PagedCache) -> tuple[Tensor, Tensor]:
+    """Return the planes of a shuffle cache under the shape of rows, as vLLM hands them to its shuffle kernels."""
+    shape = (cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_size)
+    return cache.key.view(shape), cache.value.view(shape)
 
-    def run(key_cache, value_cache, key, value, block_table, cu_seq_lens, token_to_seq, seq_starts) -> None:
+
+def gather() -> Callable[..., None]:
+    """Return a function (cache, key, value, block_table, cu_seq_lens, token_to_seq, seq_starts)."""
+    backend = _aiter_backend()
+
+    def run(cache, key, value, block_table, cu_seq_lens, token_to_seq, seq_starts) -> None:
+        key_cache, value_cache = _in_rows(cache) if cache.packing == "shuffle" else (cache.key, cache.value)
         backend.cp_mha_gather_cache(
             key_cache=key_cache, value_cache=value_cache, key=key, value=value, block_tables=block_table,
             k_scales=None, v_scales=None, cu_seqlens_kv=cu_seq_lens, token_to_batch=token_to_seq,
-            seq_starts=seq_starts, dequant=False, kv_cache_layout="NHD", total_tokens=len(token_to_seq),
+            seq_starts=seq_starts, dequant=False, kv_cache_layout="SHUFFLE" if cache.packing == "shuffle" else "NHD",
+            total_tokens=len(token_to_seq),
         )  # fmt: skip
 
     return run
 
 
 def write() -> Callable[..., None]:
-    """Return a function (key, value, key_cache, value_cache, slot_mapping)."""
+    """Return a function (key, value, cache, slot_mapping); vLLM has one kernel for rows and native, one for shuffle."""
     ops = _module(f"{_OPS}.triton_reshape_and_cache_flash")
 
-    def run(key, value, key_cache, value_cache, slot_mapping) -> None:
-        ops.triton_reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping, "auto", None, None)
+    def run(key, value, cache, slot_mapping) -> None:
+        if cache.packing == "shuffle":
+            sides = _in_rows(cache)
+            _aiter_backend().reshape_and_cache_shuffle_triton(key, value, *sides, slot_mapping, "auto", None, None)
+        else:
+            sides = (cache.key, cache.value)
+            ops.triton_reshape_and_cache_flash(key, value, *sides, slot_mapping, "auto", None, None)
 
     return run

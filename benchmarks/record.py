@@ -6,12 +6,14 @@ import dataclasses
 import json
 import math
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from .cases import Op, Yardstick  # noqa: TC001  saved.py evaluates the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .cases import Case, Yardstick
+    from .cases import Case
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +48,11 @@ class Measured:
 class Record:
     """One line of the results file. Times in us, `spread` = max - min over the replays; None where there is none."""
 
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+    """How `saved.py` reads it."""
+
     case: str
-    op: str
+    op: Op
     ours_us: float | None
     spread: float | None
     peer: str
@@ -60,7 +65,7 @@ class Record:
     """Attention only."""
     fraction: float | None
     """Of the yardstick measured in the same run."""
-    yardstick: str
+    yardstick: Yardstick
     yardstick_rate: float
     """Bytes/s (read, copy) or FLOP/s (matmul)."""
     rel_error: float | None
@@ -93,13 +98,8 @@ def build(
     """Return the record of a case; `earlier` holds the records that a goal may refer to."""
     time, peer_time = ours.median_us, peer.median_us
     rate = rates[case.yardstick]
-    gbps = tflops = fraction = ratio = None
-    if time is not None:
-        gbps = case.bytes_moved() / time / 1e3
-        tflops = case.flops() / time / 1e6 if case.flops() else None
-        fraction = (tflops * 1e12 if case.yardstick == "matmul" and tflops else gbps * 1e9) / rate
-        ratio = peer_time / time if peer_time is not None else None
-    missing = _missing(case, time, ratio, fraction, earlier)
+    derived = compared(case, time, peer_time, rate)
+    missing = _missing(case, time, derived["ratio"], derived["fraction"], earlier)
     trouble = [
         f"{name}: {side.trouble or f'WRONG, error {side.error:.1e}'}"
         for name, side in (("ours", ours), ("peer", peer))
@@ -113,10 +113,7 @@ def build(
         peer=case.peer,
         peer_us=peer_time,
         peer_spread=peer.spread_us,
-        ratio=ratio,
-        gbps=gbps,
-        tflops=tflops,
-        fraction=fraction,
+        **derived,
         yardstick=case.yardstick,
         yardstick_rate=rate,
         rel_error=_finite(ours.error),
@@ -127,6 +124,22 @@ def build(
         versions=versions,
         commit=commit,
     )
+
+
+def compared(case: Case, time: float | None, peer_time: float | None, rate: float) -> dict[str, float | None]:
+    """Return what two times (us) and the yardstick's rate say of a case: ratio, gbps, tflops and fraction."""
+    if time is None:
+        return dict.fromkeys(("ratio", "gbps", "tflops", "fraction"))
+    gbps = case.bytes_moved() / time / 1e3
+    tflops = case.flops() / time / 1e6 if case.flops() else None
+    done = tflops * 1e12 if case.yardstick == "matmul" and tflops else gbps * 1e9
+    ratio = peer_time / time if peer_time is not None else None
+    return {"ratio": ratio, "gbps": gbps, "tflops": tflops, "fraction": done / rate}
+
+
+def rates_of_use(records: Sequence[Record]) -> dict[Yardstick, float]:
+    """Return the measured rates that the records refer to."""
+    return {record.yardstick: record.yardstick_rate for record in records}
 
 
 def _missing(

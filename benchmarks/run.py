@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .cases import Case
-    from .operations import Side
+    from .sides import Side
 
 ROOT = Path(__file__).resolve().parents[1]
 

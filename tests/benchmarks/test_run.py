@@ -22,7 +22,7 @@ PEER = record.Measured((220e-6,) * 3, error=2e-3, bound=8e-3)
 BY_NAME = {case.name: case for case in cases.CASES}
 
 
-def build(ours=RIGHT, peer=PEER, case=cases.CASES[0], earlier=()):
+def build(ours=RIGHT, peer=PEER, case=BY_NAME["decode bs1 8k"], earlier=()):
     return record.build(
         case, ours, peer, rates=RATES, earlier=earlier, hardware="chip", versions={"torch": "1"}, commit="abc"
     )
@@ -42,10 +42,33 @@ def test_bytes_of_a_copy_are_read_and_written(name):
     assert case.flops() == 0
 
 
-def test_flops_count_only_visible_pairs():
-    small = dataclasses.replace(BY_NAME["extend 512 on 16k"], num_seqs=2, seq_len=7, query_len=3)
-    visible = sum(1 for query in range(4, 7) for key in range(7) if key <= query)
+@pytest.mark.parametrize("window", [None, 3])
+def test_flops_count_only_visible_pairs(window):
+    small = dataclasses.replace(BY_NAME["extend 512 on 16k"], num_seqs=2, seq_len=7, query_len=3, window=window)
+    visible = sum(1 for query in range(4, 7) for key in range(7) if query - (window or 7) < key <= query)
     assert small.flops() == 2 * visible * 32 * 128 * 4
+
+
+def test_bytes_of_fp8_are_one_a_channel_and_four_a_scaled_row():
+    plain, tensor, token = (BY_NAME[f"decode bs64 8k{more}"] for more in ("", " fp8", " fp8 per token"))
+    assert 2 * tensor.cache_bytes() == plain.cache_bytes()
+    assert token.cache_bytes() - tensor.cache_bytes() == 2 * 64 * 8192 * 8 * 4
+    assert tensor.bytes_moved() - tensor.cache_bytes() == 2 * 64 * 32 * 128 * 2, "queries and outputs stay bf16"
+
+
+def test_bytes_of_a_window_are_those_it_shows():
+    windowed = BY_NAME["decode bs32 32k window 4k"]
+    assert windowed.bytes_moved() == BY_NAME["decode bs32 4k"].bytes_moved()
+    extended = dataclasses.replace(windowed, num_seqs=1, query_len=5)
+    assert extended.cache_bytes() == 2 * (4096 + 4) * 8 * 128 * 2
+
+
+def test_a_mixed_batch_counts_its_decodes_and_its_prefill():
+    mixed = BY_NAME["mixed 32 x 8k + prefill 2k"]
+    assert len(mixed.lens) == 33
+    assert mixed.cache_bytes() == 2 * (32 * 8192 + 2048) * 8 * 128 * 2
+    assert mixed.bytes_moved() - mixed.cache_bytes() == 2 * (32 + 2048) * 32 * 128 * 2
+    assert mixed.flops() == 4 * (32 * 8192 + 2048 * 2049 // 2) * 32 * 128
 
 
 def test_names_are_unique_and_goals_refer_to_earlier_cases():
@@ -60,7 +83,7 @@ def test_record_has_median_spread_and_ratio():
     assert got.ours_us == pytest.approx(110)
     assert got.spread == pytest.approx(30)
     assert got.ratio == pytest.approx(2)
-    assert got.gbps == pytest.approx(cases.CASES[0].bytes_moved() / 110e-6 / 1e9)
+    assert got.gbps == pytest.approx(BY_NAME["decode bs1 8k"].bytes_moved() / 110e-6 / 1e9)
     assert got.fraction == pytest.approx(got.gbps / 4000)
     assert got.trouble == ""
     assert got.goal == "x3", "2 is not 3 times faster"
@@ -113,7 +136,8 @@ def test_the_oracle_of_one_visible_token_is_its_value_and_the_errors_see_a_diffe
     torch.manual_seed(0)
     query = torch.randn(1, 4, 32)
     key, value = torch.randn(1, 16, 2, 32), torch.randn(1, 16, 2, 32)
-    golden = oracle.attention(query, key, value, torch.zeros(1, 1, dtype=torch.int32), 1, 1)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    golden = oracle.attention(query, oracle.Stored(key), oracle.Stored(value), table, [(1, 1)])
     assert torch.equal(golden[0], value[0, 0].repeat_interleave(2, 0).double())
     assert oracle.row_error(golden, golden) == 0
     wrong = golden.clone()

@@ -1,0 +1,138 @@
+"""Each kind of case, shrunk: our side is right by the oracle, and the oracle sees what the kind is about."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to no distribution
+
+from benchmarks import attention, cases, operations, oracle, pools  # noqa: E402
+from pagedkv import layout  # noqa: E402
+from pagedkv.cache import PagedCache  # noqa: E402
+
+BY_NAME = {case.name: case for case in cases.CASES}
+KINDS = (
+    "decode bs1 8k", "decode bs64 8k block 784", "decode bs64 8k native 16", "decode bs64 8k native 544",
+    "decode bs64 8k shuffle 784", "decode bs64 8k fp8", "decode bs64 8k fp8 per token", "decode bs32 32k window 4k",
+    "decode bs64 8k softcap sinks", "decode bs64 8k 16 splits", "mixed 32 x 8k + prefill 2k", "prefill 4 x 4k",
+    "gather 262k", "gather 262k native", "gather 262k shuffle", "write 262k block 784", "write 262k native",
+    "write 262k shuffle",
+)  # fmt: skip
+
+
+def small(name: str, **changes: object) -> cases.Case:
+    return dataclasses.replace(cases.smoke(BY_NAME[name]), **changes)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("name", KINDS)
+def test_our_side_is_right_and_before_it_ran_it_was_not(name):
+    work = operations.prepare(small(name), "cpu", torch.float16, 1)
+    work.ours.poison()
+    assert work.ours.error() > work.bound
+    work.ours.run()
+    assert work.ours.error() <= work.bound
+
+
+def golden(case: cases.Case, **options: object) -> torch.Tensor:
+    torch.manual_seed(3)
+    table = pools.block_table(case, "cpu")
+    cache = pools.new(case, "cpu", torch.float16, table.numel())
+    query = torch.randn(sum(query for _, query in case.lens), case.num_q_heads, case.head_size)
+    return oracle.attention(query, *pools.stored(cache), table, case.lens, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"window": 9}, {"window": 36}, {"softcap": attention.SOFTCAP}, {"sinks": torch.zeros(4)}]
+)
+def test_the_oracle_sees_each_option(options):
+    case = small("decode bs1 8k")
+    assert oracle.row_error(golden(case, **options), golden(case)) > oracle.attention_bound(torch.bfloat16)
+
+
+def test_a_window_as_long_as_the_sequence_hides_nothing():
+    case = small("prefill 4 x 4k")
+    assert torch.equal(golden(case, window=37), golden(case))
+
+
+def test_the_oracle_of_a_window_of_one_token_is_its_value():
+    value = torch.randn(3, 4, 1, 8)
+    query, key = torch.randn(1, 2, 8), torch.randn(3, 4, 1, 8)
+    table = torch.tensor([[2, 0]])
+    out = oracle.attention(query, oracle.Stored(key), oracle.Stored(value), table, [(7, 1)], window=1)
+    assert torch.equal(out[0], value[0, 2].expand(2, 8).double())
+
+
+def test_the_oracle_of_a_sink_as_high_as_the_only_score_halves_the_value():
+    query, key, value = torch.zeros(1, 2, 8), torch.randn(1, 4, 1, 8), torch.randn(1, 4, 1, 8)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    out = oracle.attention(query, oracle.Stored(key), oracle.Stored(value), table, [(1, 1)], sinks=torch.zeros(2))
+    assert torch.allclose(out[0], value[0, 0].expand(2, 8).double() / 2, rtol=1e-12)
+
+
+def test_the_oracle_of_a_soft_cap_bounds_the_scores():
+    query, key = torch.full((1, 1, 1), 1e3), torch.tensor([1e3, 0.0]).view(1, 2, 1, 1)
+    value = torch.tensor([1.0, 0.0]).view(1, 2, 1, 1)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    out = oracle.attention(query, oracle.Stored(key), oracle.Stored(value), table, [(2, 1)], softcap=2.0)
+    assert out.item() == pytest.approx(math.exp(2) / (math.exp(2) + 1))
+
+
+def test_codes_mean_their_value_times_the_scale_of_their_row():
+    values = torch.tensor([1.0, -2.0, 448.0, 0.125]).view(1, 2, 1, 2)
+    codes = values.to(torch.float8_e4m3fn).view(torch.uint8)
+    each = oracle.Stored(codes, torch.float8_e4m3fn, torch.tensor([[[3.0], [5.0]]]))
+    assert each.read(torch.tensor([0]), 2, 0).tolist() == [[3.0, -6.0], [2240.0, 0.625]]
+    one = oracle.Stored(codes, torch.float8_e4m3fn, torch.tensor(0.25))
+    assert one.read(torch.tensor([0]), 1, 0).tolist() == [[0.25, -0.5]]
+
+
+@pytest.mark.parametrize("scales", ["tensor", "token"])
+def test_a_quantised_pool_is_unit_normal_and_a_scaled_row_fills_the_format(scales):
+    cache = pools.new(small("decode bs64 8k fp8", scales=scales), "cpu", torch.float16, 50)
+    key, value = pools.stored(cache)
+    assert cache.key.dtype == torch.uint8
+    for side in (key, value):
+        read = torch.stack([side.read(torch.arange(50), 800, head) for head in range(2)])
+        assert 0.95 < read.std().item() < 1.05
+        assert (side.scale != 1).all()
+        if scales == "token":
+            assert (side.elements.view(torch.float8_e4m3fn).float().abs().amax(-1) == 448).all()
+
+
+@pytest.mark.parametrize("name", ["native", "shuffle"])
+def test_rows_of_a_packing_are_where_the_layout_says(name):
+    extents = (3, 16, 2, 32)
+    plan = layout.describe(name, *extents)
+    storage = torch.arange(plan.elements)
+    sides = [storage.as_strided(side.shape, side.strides, side.offset) for side in (plan.key, plan.value)]
+    cache = PagedCache(*sides, name)
+    for view, rows in zip((plan.key, plan.value), pools.rows(cache), strict=True):
+        assert rows.shape == extents
+        for place in ((0, 0, 0, 0), (2, 15, 1, 31), (1, 9, 0, 17), (0, 3, 1, 8)):
+            assert rows[place].item() == view.element(*place)
+
+
+@pytest.mark.parametrize("name", ["native", "shuffle"])
+def test_packed_and_back_is_the_same(name):
+    cache = pools.new(small("decode bs64 8k block 784"), "cpu", torch.float16, 4)
+    copy = pools.packed(cache, name)
+    assert copy.packing == name
+    assert copy.has_native_kv_cache_layout
+    for rows, source in zip(pools.rows(copy), pools.rows(cache), strict=True):
+        assert torch.equal(rows, source)
+    assert pools.packed(copy, name) is copy
+
+
+def test_a_block_table_has_no_block_twice():
+    case = small("mixed 32 x 8k + prefill 2k")
+    table = pools.block_table(case, "cpu")
+    assert table.shape == (3, 3)
+    assert table.unique().numel() == table.numel()

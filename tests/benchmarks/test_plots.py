@@ -1,0 +1,189 @@
+"""What the pages and the charts say, and that the committed ones say what the committed records do. No device."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to no distribution
+
+from benchmarks import charts, page, plots, saved, series  # noqa: E402
+
+FOLDER = ROOT / "benchmarks"
+RECORDED = FOLDER / "results" / "h200.jsonl"
+SAMPLE = Path(__file__).with_name("sample.jsonl")
+"""A run that stays as it is when a new one is recorded: what the tests know by heart."""
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return saved.read(SAMPLE)
+
+
+@pytest.fixture(scope="module")
+def rendered():
+    return plots.render(RECORDED, FOLDER / "README.md")
+
+
+def texts(svg: str) -> list[str]:
+    """Every piece of text of a picture, in its order."""
+    found = ["".join(node.itertext()).strip() for node in ElementTree.fromstring(svg).findall(".//{*}text")]
+    assert found
+    return found
+
+
+def without(rows, name, **changes):
+    return [
+        dataclasses.replace(row, record=dataclasses.replace(row.record, **changes)) if row.case.name == name else row
+        for row in rows
+    ]
+
+
+def test_the_committed_tables_are_those_of_the_committed_records(rendered):
+    for path in (FOLDER / "README.md", FOLDER / "results" / "h200.md"):
+        assert path.read_text(encoding="utf-8") == rendered[path], "run python -m benchmarks.plots"
+
+
+def test_the_committed_charts_say_what_the_committed_records_do(rendered):
+    committed = sorted((FOLDER / "results" / "h200").iterdir())
+    assert committed == sorted(path for path in rendered if path.suffix == ".svg")
+    for path in committed:
+        assert texts(path.read_text(encoding="utf-8")) == texts(rendered[path]), "run python -m benchmarks.plots"
+        assert path.stat().st_size < 64 << 10
+
+
+def test_the_same_records_give_the_same_bytes(rendered):
+    assert plots.render(RECORDED, FOLDER / "README.md") == rendered
+    for path, text in rendered.items():
+        if path.suffix == ".svg":
+            assert not re.search(r"<dc:date>|matplotlib v", text)
+
+
+def test_the_table_has_a_row_a_record_and_says_what_is_missed(rows):
+    lines = page.table(rows).splitlines()
+    assert len(lines) == 2 + len(rows)
+    assert lines[2] == (
+        "| decode bs1 8k | 16.6 (0.2) | 46.4 (0.4) | 2.80 | 2,027 GB/s | 44%r | 2.8e-03, 2.8e-03 | **missed: x3** |"
+    )
+    assert next(line for line in lines if line.startswith("| prefill")).split(" | ")[4:6] == ["292 TFLOP/s", "37%m"]
+    assert {line.count("|") for line in lines} == {9}
+
+
+def test_a_side_without_a_time_has_no_figure_in_the_table(rows):
+    name = rows[0].case.name
+    changed = without(rows, name, peer_us=None, peer_spread=None, ratio=None, goal="x3", trouble="peer: a | b")
+    line = page.table(changed).splitlines()[2]
+    assert " | - | - | " in line
+    assert line.endswith("**missed: x3**; peer: a / b |")
+
+
+def test_ratio_bars_are_the_records(rows):
+    bars = series.ratios(rows)
+    assert [(bar.name, bar.value) for bar in bars] == [(row.case.name, row.record.ratio) for row in rows]
+    assert [bar.name for bar in bars if bar.missed] == ["decode bs1 8k"]
+
+
+def test_bandwidth_bars_leave_out_what_matrix_units_bound(rows):
+    bars = {bar.name: bar for bar in series.bandwidths(rows)}
+    assert set(bars) == {row.case.name for row in rows if row.record.yardstick != "matmul"}
+    assert bars["gather 262k"].value == pytest.approx(93.848)
+    assert bars["gather 262k"].goal == pytest.approx(85)
+    assert {round(bar.goal) for bar in bars.values() if bar.goal} <= set(series.GOALS)
+
+
+def test_a_bar_without_a_figure_misses_its_goal_and_says_so(rows):
+    changed = without(rows, "decode bs64 8k", ours_us=None, ratio=None, fraction=None)
+    bars = series.bandwidths(changed)
+    assert [bar.name for bar in bars if bar.missed] == ["decode bs64 8k"]
+    for svg in (charts.bandwidth_chart(bars), charts.ratio_chart(series.ratios(changed))):
+        assert texts(svg).count("not measured") == 1
+
+
+def test_a_missed_goal_is_written_at_its_bar(rows):
+    assert [text for text in texts(charts.ratio_chart(series.ratios(rows))) if "missed" in text] == ["2.80  missed"]
+
+
+def test_a_bar_is_as_long_as_its_figure(rows):
+    """Widths in the picture, of two bars on the linear axis, are as their percentages."""
+    svg = charts.bandwidth_chart([bar for bar in series.bandwidths(rows) if bar.op == "gather"])
+    paths = [node for node in ElementTree.fromstring(svg).findall(".//{*}path") if "#2a8c7c" in node.get("style", "")]
+    spans = [[float(x) for x in re.findall(r"[ML] ([\d.]+) ", path.get("d"))] for path in paths]
+    widths = [max(span) - min(span) for span in spans[:2]]
+    assert widths[1] / widths[0] == pytest.approx(0.9518 / 0.93848, rel=1e-4)
+
+
+def test_lines_over_block_size_hold_each_kernel_at_its_sizes(rows):
+    found = {line.name: dict(line.points) for line in series.over_block_size(rows)}
+    assert list(found[series.OURS]) == [16, 544, 784, 2048]
+    assert found[series.OURS][544] == 488.93
+    assert found["vLLM kernel_unified_attention"][2048] == 626.37
+    assert found["vLLM kernel_paged_attention_2d"][2048] == 15039.0
+
+
+def test_lines_over_context_hold_ours_theirs_and_what_the_bytes_take(rows):
+    found = {line.name: dict(line.points) for line in series.over_context(rows)}
+    assert found[series.OURS][8192] == 16.562
+    assert found["vLLM kernel_unified_attention"][32768] == 167.0
+    read = next(row.record.yardstick_rate for row in rows if row.record.yardstick == "read")
+    assert found[series.LEAST][8192] == pytest.approx((2 * 8192 * 8 * 128 * 2 + 2 * 32 * 128 * 2) / read * 1e6)
+
+
+def test_one_point_is_no_line_and_no_chart(rows, tmp_path):
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(row.record.line() for row in rows if row.case.name in {"decode bs1 8k", "gather 262k"}))
+    files = plots.render(few, FOLDER / "README.md")
+    assert sorted(path.name for path in files) == ["README.md", "bandwidth.svg", "few.md", "ratio.svg"]
+    assert files[few.with_suffix(".md")].count("Too few records to draw it.") == 2
+
+
+def test_every_picture_of_the_page_is_written_and_none_more(rendered):
+    text = rendered[RECORDED.with_suffix(".md")]
+    assert set(re.findall(r"\((h200/\w+\.svg)\)", text)) == {
+        f"h200/{path.name}" for path in rendered if path.suffix == ".svg"
+    }
+
+
+def test_check_sees_a_changed_table_and_writing_repairs_it(tmp_path, capsys):
+    source, readme = tmp_path / "h200.jsonl", tmp_path / "README.md"
+    source.write_text(SAMPLE.read_text(encoding="utf-8"))
+    readme.write_text(f"before\n{page.BEGIN}\n{page.END}\nafter\n")
+    call = [str(source), "--readme", str(readme)]
+    assert plots.main([*call, "--check"]) == 1
+    assert not (tmp_path / "h200.md").exists(), "--check writes nothing"
+    assert plots.main(call) == 0
+    assert plots.main([*call, "--check"]) == 0
+    text = readme.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    readme.write_text(text.replace("16.6 (0.2)", "15.6 (0.2)"))
+    capsys.readouterr()
+    assert plots.main([*call, "--check"]) == 1
+    assert capsys.readouterr().out == f"stale: {readme}\n"
+
+
+def test_an_invalid_record_writes_nothing(tmp_path, capsys):
+    source, readme = tmp_path / "h200.jsonl", tmp_path / "README.md"
+    source.write_text(SAMPLE.read_text(encoding="utf-8").replace('"ratio": 2.8032', '"ratio": NaN'))
+    readme.write_text(f"{page.BEGIN}\n{page.END}\n")
+    assert plots.main([str(source), "--readme", str(readme)]) == 3
+    assert f"{source}:1: key 'ratio'" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == [readme, source]
+
+
+@pytest.mark.parametrize("text", ["", page.BEGIN, f"{page.END}\n{page.BEGIN}", f"{page.BEGIN}{page.END}{page.END}"])
+def test_a_readme_without_a_place_for_the_rows_is_refused(rows, text):
+    with pytest.raises(page.SectionError, match=r"README\.md: got \d beginnings and \d ends"):
+        page.with_section(text, rows, "README.md")
+
+
+def test_a_readme_that_is_not_there_is_misuse(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        plots.main([str(RECORDED), "--readme", str(tmp_path / "none.md")])
+    assert stop.value.code == 2
+    assert "none.md" in capsys.readouterr().err
