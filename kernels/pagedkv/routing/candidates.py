@@ -1,4 +1,4 @@
-"""Reads `candidates/*.toml` (one file per provider) and `preference.toml`: the kernels there are, in order of preference.
+"""Reads `candidates/*.toml`, one file per provider, and `preference.toml`: the kernels, in order of preference.
 
 Nothing has a default: a kernel that does not state a limit, or where it is written, is an error and not a kernel
 without that limit.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from .request import Request
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .request import Request
 
 Task = Literal["decode", "prefill", "write", "gather"]
 """`prefill` is every query with more than a decode step's tokens: prefill, and extend of a cached context."""

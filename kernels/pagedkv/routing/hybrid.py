@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .errors import MisuseError
-from .model_config import Config
 from .request import ELEMENT_BYTES
+
+if TYPE_CHECKING:
+    from .model_config import Config
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class State:
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
-    """Convolution window [channels, taps - 1] in the model's dtype; recurrent state in its own dtype, if there is one."""
+    """Convolution window [channels, taps - 1] in the model's dtype; recurrent state, if any, in its own."""
     element_bytes: tuple[int, ...]
 
     @property
@@ -63,7 +66,7 @@ def state(config: Config, *, tp: int, dtype: str, ssm_dtype: str | None) -> Stat
     name, channels, taps, inner = _describe(config, tp)
     if channels % tp or (inner and inner[0] % tp):
         raise MisuseError(f"--tp: got {tp}; expected a divisor of {channels} channels and {inner[:1]} heads.")
-    shapes = [(channels // tp, taps - 1)]
+    shapes: list[tuple[int, ...]] = [(channels // tp, taps - 1)]
     sizes = [ELEMENT_BYTES[dtype]]
     if inner:
         shapes.append((inner[0] // tp, *inner[1:]))

@@ -7,11 +7,13 @@ error that names the key.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from .model_config import Config
-from .request import AttnType
+
+if TYPE_CHECKING:
+    from .request import AttnType
 
 _LAYER_WORDS = {
     "full": ("full",),
@@ -34,6 +36,7 @@ _PATTERN_LETTERS = {"M": ("state",), "*": ("full",), "-": (), "E": ()}
 
 _EVERY_LAYER_SLIDES = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
 _EVEN_LAYERS_SLIDE = {"gemma2", "gpt_oss"}
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _RELATIVE_BIAS = {"t5", "mt5", "umt5", "longt5", "switch_transformers", "mpnet"}
 
 
@@ -57,7 +60,7 @@ class Kind:
     causal: bool = True
     attn_type: AttnType = "decoder"
     max_seq_len: int | None = None
-    """Bound of the model itself, in tokens."""
+    """Bound of the model itself, in tokens, where it has one."""
 
 
 def kinds(config: Config) -> tuple[Kind, ...]:
@@ -94,7 +97,7 @@ def _attention(config: Config, counts: Counter[str], window: int | None = None) 
         alibi=_alibi(config),
         sinks=config.model_type == "gpt_oss",
         scale=_scale(config, head_size),
-        max_seq_len=config.integer("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=2048),
+        max_seq_len=config.integer(*_LENGTHS) if config.has(*_LENGTHS) else None,
     )
 
 
@@ -115,14 +118,16 @@ def _encoder_decoder(config: Config) -> tuple[Kind, ...]:
     decoder = config.integer("decoder_layers")
     source = config.integer("max_source_positions", "max_position_embeddings")
     target = config.integer("max_target_positions", "max_position_embeddings")
-    shape = {"num_q_heads": heads, "num_kv_heads": heads, "head_size": width // heads}
-    return (
-        Kind("decoder self-attention", decoder, **shape, max_seq_len=target),
-        Kind(
-            "cross attention", decoder, **shape, causal=False, attn_type="encoder_decoder", max_seq_len=source
-        ),
-        Kind("encoder self-attention", config.integer("encoder_layers"), keeps="nothing"),
+    own = Kind(
+        "decoder self-attention",
+        decoder,
+        num_q_heads=heads,
+        num_kv_heads=heads,
+        head_size=width // heads,
+        max_seq_len=target,
     )
+    cross = replace(own, name="cross attention", causal=False, attn_type="encoder_decoder", max_seq_len=source)
+    return own, cross, Kind("encoder self-attention", config.integer("encoder_layers"), keeps="nothing")
 
 
 def _heads(config: Config) -> tuple[int, int]:
@@ -158,9 +163,9 @@ def _alibi(config: Config) -> bool:
 def _scale(config: Config, head_size: int) -> float | None:
     """Factor on the logits where a family has its own; None is 1/sqrt(head_size)."""
     if (scalar := config.number("query_pre_attn_scalar")) is not None:  # Gemma 2 and 3
-        return scalar**-0.5
+        return float(scalar**-0.5)
     if config.model_type == "zamba2":
-        return (head_size / 2) ** -0.5
+        return float((head_size / 2) ** -0.5)
     return config.number("attention_multiplier")  # Granite
 
 

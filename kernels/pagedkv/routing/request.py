@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..arch import ARCHES
+from ..layout import PACKINGS, Packing, vector_elements
 from .errors import RequestError
 
-Packing = Literal["rows", "native", "shuffle"]
 Sides = Literal["planes", "interleaved"]
 Phase = Literal["decode", "extend", "prefill", "mixed"]
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -25,8 +25,7 @@ class Layout:
     """The cache of one layer: `num_blocks` blocks of K and as many of V."""
 
     packing: Packing
-    """Interior of a block. `rows` [block_size, num_kv_heads, head_size] in any order with channels dense; `native` and
-    `shuffle` in runs of 16 bytes, see `pagedkv.layout`."""
+    """Axes of a block, see `pagedkv.layout`."""
     sides: Sides
     """`planes`: all blocks of K, then all of V. `interleaved`: K and V of a block lie side by side, as in every pool
     that attention shares with Mamba."""
@@ -124,7 +123,7 @@ class Request:
                 expected="none" if self.kv_cache_dtype == "auto" else "unit, tensor, head or token_head",
                 remedy=f"The KV cache dtype is {self.kv_cache_dtype}.",
             )
-        run = 16 // self.layout.element_bytes
+        run = vector_elements(self.layout.element_bytes)
         if self.packing != "rows" and self.head_size % run:
             raise RequestError(
                 "head_size", got=self.head_size, expected=f"a multiple of {run}", remedy=f"Packing {self.packing}."
@@ -157,7 +156,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "dtype": get_args(Dtype),
     "kv_cache_dtype": get_args(KvCacheDtype),
     "kv_scales": get_args(KvScales),
-    "packing": get_args(Packing),
+    "packing": PACKINGS,
     "sides": get_args(Sides),
     "attn_type": get_args(AttnType),
 }

@@ -9,16 +9,19 @@ request; otherwise the same prompt would be answered differently in a larger bat
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..arch import limits as arch_limits
 from .candidates import PROVIDERS, Kernel, Preferred, load
 from .errors import LayoutConflictError, NoKernelError, RequestError
 from .features import FEATURES, READERS, TASKS, Task
-from .request import Layout, Request
 
-_LAYOUT = ("packing", "sides", "block_size")
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from .request import Layout, Request
+
 _PHASES = {"decode": (), "extend": ("extend",), "prefill": ("prefill",), "mixed": ("extend", "prefill")}
 """What a request's phase asks of the reader of the task `prefill`."""
 
@@ -81,13 +84,17 @@ class Route:
 
     def __post_init__(self) -> None:
         kernels = {preferred.kernel.name: preferred.kernel for task in TASKS for preferred in load()[task]}
-        values = {feature.key: feature.value for feature in FEATURES if feature.key in _LAYOUT}
+        asked = {
+            "packing": self.layout.packing,
+            "sides": "planes" if self.layout.has_native_kv_cache_layout else "interleaved",
+            "block_size": self.layout.block_size,
+        }
         for choice in self.choices:
             if choice.kernel is None:
                 continue
-            for key in _LAYOUT:
+            for key, value in asked.items():
                 limit = kernels[choice.kernel].limits[key]
-                if not limit.admits(values[key](self.request, choice.task)):
+                if not limit.admits(value):
                     raise LayoutConflictError(
                         choice.task, choice.kernel, layout=str(self.layout), takes=f"{key} {limit}"
                     )
@@ -129,7 +136,9 @@ def route(request: Request, providers: Collection[str]) -> Route:
 def mismatches(kernel: Kernel, request: Request, task: Task) -> tuple[Mismatch, ...]:
     """Return every feature of a request that a kernel does not serve in a task."""
     found = [
-        Mismatch(feature.key, feature.words(request), str(kernel.limits[feature.key]), kernel.limits[feature.key].source)
+        Mismatch(
+            feature.key, feature.words(request), str(kernel.limits[feature.key]), kernel.limits[feature.key].source
+        )
         for feature in FEATURES
         if task in feature.tasks and not kernel.limits[feature.key].admits(feature.value(request, task))
     ]

@@ -1,0 +1,242 @@
+"""Models as their configs describe them: kinds of layers, block sizes, and a route for each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pagedkv.routing import NoKernelError
+from pagedkv.routing.errors import ConfigError, MisuseError
+from pagedkv.routing.explain import Deployment, explain, kv_format
+from pagedkv.routing.hybrid import block_size
+from pagedkv.routing.model_config import Config, read
+
+CONFIGS = Path(__file__).parent / "configs"
+POCKET = Path(__file__).resolve().parents[2] / "evals" / "pocket" / "hybrid"
+EVERYBODY = ("pagedkv", "aiter", "vllm")
+
+
+def explained(name: str, arch: str = "gfx942", providers=EVERYBODY, **more):
+    return explain(read(CONFIGS / f"{name}.json"), Deployment(arch=arch, providers=providers, **more))
+
+
+KINDS = {
+    "granite-4.0-h-tiny": ["4 full attention q12kv4d128 scale=0.0078125", "36 Mamba-2"],
+    "qwen3-next-80b-a3b": ["12 full attention q16kv2d256", "36 gated delta net"],
+    "qwen3.5-35b-a3b": ["10 full attention q16kv2d256", "30 gated delta net"],
+    "qwen3.5-27b": ["16 full attention q24kv4d256", "48 gated delta net"],
+    "jamba-v0.1": ["4 full attention q32kv8d128", "28 Mamba"],
+    "bamba-9b": ["3 full attention q32kv8d128", "29 Mamba-2"],
+    "nemotron-h-8b": ["4 full attention q32kv8d128", "24 Mamba-2"],
+    "zamba2-1.2b": ["6 full attention q32kv32d128 scale=0.125", "38 Mamba-2"],
+    "falcon-h1-0.5b": ["36 full attention q8kv2d64", "36 Mamba-2"],
+    "lfm2-1.2b": ["6 full attention q32kv8d64", "10 short convolution"],
+    "gemma-2-27b": [
+        "23 full attention q32kv16d128 softcap=50.0 scale=0.0833333",
+        "23 sliding window of 4096 q32kv16d128 window=4096 softcap=50.0 scale=0.0833333",
+    ],
+    "gpt-oss-20b": [
+        "12 full attention q64kv8d64 sinks=True",
+        "12 sliding window of 128 q64kv8d64 window=128 sinks=True",
+    ],
+    "bloom-7b1": ["30 full attention q32kv32d128 alibi=True"],
+    "mpt-7b": ["32 full attention q32kv32d128 alibi=True"],
+    "whisper-large-v3": [
+        "32 decoder self-attention q20kv20d64",
+        "32 cross attention q20kv20d64 causal=False",
+        "32 encoder self-attention",
+    ],
+    "deepseek-v2-lite": ["27 MLA"],
+    "llama-3.1-8b": ["32 full attention q32kv8d128"],
+    "mistral-7b-v0.1": ["32 sliding window of 4096 q32kv8d128 window=4096"],
+}
+"""Model: its kinds of layers, from its model card."""
+
+
+def shown(layer) -> str:
+    words = [f"{layer.kind.count} {layer.kind.name}"]
+    if request := layer.request:
+        words += [f"q{request.num_q_heads}kv{request.num_kv_heads}d{request.head_size}"]
+        words += [
+            f"{key}={value:g}" if key == "scale" else f"{key}={value}"
+            for key in ("window", "softcap", "alibi", "sinks", "scale")
+            if (value := request.custom_scale if key == "scale" else getattr(request, key))
+        ]
+        words += [] if request.causal else ["causal=False"]
+    return " ".join(words)
+
+
+def test_every_config_is_tried():
+    assert {path.stem for path in CONFIGS.glob("*.json")} == set(KINDS)
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_kinds_of_layers(model):
+    assert [shown(layer) for layer in explained(model).layers] == KINDS[model]
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "sm_90", "interpreter"])
+@pytest.mark.parametrize("model", [*KINDS, "pocket"])
+def test_every_layer_is_served_by_our_kernels_alone(model, arch):
+    config = read(POCKET if model == "pocket" else CONFIGS / f"{model}.json")
+    hybrid = any(layer.kind.keeps == "state" for layer in explained_config(config, arch).layers)
+    for kv_cache_dtype in ("auto", "fp8", "fp8_e5m2"):
+        for packing in ("rows",) if model == "falcon-h1-0.5b" else ("rows", "native"):
+            answer = explained_config(config, arch, kv_cache_dtype=kv_cache_dtype, packing=packing)
+            assert answer.served
+            for layer in answer.layers:
+                if layer.answer:
+                    assert layer.answer.layout.sides == ("interleaved" if hybrid else "planes")
+                    assert {choice.kernel for choice in layer.answer.choices} == {
+                        "pagedkv.write_kv_cache",
+                        "pagedkv.paged_attention",
+                        None,
+                    }
+
+
+def explained_config(config, arch, **more):
+    return explain(config, Deployment(arch=arch, providers=("pagedkv",), **more))
+
+
+BLOCKS = {"qwen3-next-80b-a3b": 544, "qwen3.5-35b-a3b": 1056, "qwen3.5-27b": 784}
+
+
+@pytest.mark.parametrize("model", BLOCKS)
+def test_block_sizes_of_hybrids(model):
+    """As vLLM 0.32 reports them, worked out by hand for 544: (8192 x 3 + 32 x 128 x 128) x 2 bytes of state are 536
+    tokens of 2 x 2 x 256 x 2 bytes, and 544 is the next multiple of 16."""
+    assert explained(model).block_size == BLOCKS[model]
+
+
+@pytest.mark.parametrize(
+    ("state_bytes", "token_bytes", "asked", "tokens"),
+    [
+        (1_097_728, 2048, 16, 544),
+        (2_146_304, 2048, 16, 1056),
+        (3_207_168, 4096, 16, 784),
+        (268_288, 256, 128, 1152),  # seen on the CPU platform, whose blocks are multiples of 128
+        (2048 * 256, 256, 16, 2048),  # one KV head of 64 channels, as in vLLM PR 38502
+        (2048 * 256 + 1, 256, 16, 2064),
+        (1_097_728, 2048, 64, 576),
+        (100, 2048, 32, 32),
+        (2048 * 17, 2048, 1, 32),
+        (2048 * 17, 2048, 24, 32),  # 17 tokens are one block of 24, and 24 is no multiple of 16
+    ],
+)
+def test_block_size_by_hand(state_bytes, token_bytes, asked, tokens):
+    assert block_size(state_bytes, token_bytes, asked=asked) == tokens
+
+
+def test_what_moves_the_block_size():
+    """544 tokens of bf16; half the bytes a token, or twice the bytes of state, need about twice the tokens."""
+    assert explained("qwen3-next-80b-a3b", kv_cache_dtype="fp8").block_size == 1072
+    assert explained("qwen3-next-80b-a3b", ssm_dtype="float32").block_size == 1056
+    assert explained("qwen3-next-80b-a3b", tp=2).block_size == 544  # both are halved
+    assert explained("llama-3.1-8b", block_size=1).block_size == 1
+
+
+def decode(model, **more):
+    return [layer.answer.decode.kernel for layer in explained(model, **more).layers if layer.answer]
+
+
+def test_models_are_routed_to_kernels_that_take_them():
+    assert decode("llama-3.1-8b") == ["aiter.paged_attention_v1"]
+    assert decode("llama-3.1-8b", packing="shuffle") == ["aiter.paged_attention_rocm"]
+    assert decode("llama-3.1-8b", packing="shuffle", num_blocks=60_000) == ["aiter.paged_attention_common"]
+    assert decode("llama-3.1-8b", packing="native", arch="gfx90a") == ["vllm.paged_attention_rocm"]
+    assert decode("mpt-7b") == ["aiter.paged_attention_v1"]
+    assert decode("granite-4.0-h-tiny") == ["pagedkv.paged_attention"]
+    assert decode("gemma-2-27b") == ["aiter.paged_attention_v1", "pagedkv.paged_attention"]
+    assert decode("gpt-oss-20b", providers=("aiter", "vllm")) == ["vllm.kernel_unified_attention"] * 2
+
+
+def test_a_layer_that_nobody_serves_is_reported_with_the_near_misses():
+    answer = explained("gemma-2-27b", providers=("vllm",), packing="native")
+    assert not answer.served
+    for layer in answer.layers:
+        assert isinstance(layer.answer, NoKernelError)
+        near = {str(rejection) for rejection in layer.answer.rejected if len(rejection.mismatches) == 1}
+        assert any(line.startswith("vllm.kernel_unified_attention: packing native, takes rows only") for line in near)
+
+
+def test_heads_are_shared_by_ranks():
+    (layer, _) = explained("qwen3-next-80b-a3b", tp=4).layers
+    assert (layer.request.num_q_heads, layer.request.num_kv_heads) == (4, 1)
+    with pytest.raises(MisuseError, match="--tp: got 3"):
+        explained("llama-3.1-8b", tp=3)
+
+
+def test_fp8_means_what_the_arch_means():
+    assert [kv_format("fp8", arch, "bfloat16") for arch in ("gfx942", "gfx950")] == ["e4m3fnuz", "e4m3fn"]
+    assert kv_format("bfloat16", "gfx942", "bfloat16") == "auto"
+    with pytest.raises(MisuseError, match="got float16; expected auto, bfloat16"):
+        kv_format("float16", "gfx942", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "message"),
+    [
+        ("jamba-v0.1", {"sides": "planes"}, "expected interleaved"),
+        ("bloom-7b1", {"kv_cache_dtype": "int8"}, "--kv-cache-dtype: got int8"),
+        ("qwen3-next-80b-a3b", {"tp": 32}, "--tp: got 32"),
+    ],
+)
+def test_a_deployment_that_contradicts_the_model(model, more, message):
+    with pytest.raises(MisuseError, match=message):
+        explained(model, **more)
+
+
+LLAMA = json.loads((CONFIGS / "llama-3.1-8b.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"model_type": "t5"}, ConfigError, "relative position bias"),
+        ({"layer_types": ["chunked_attention"]}, ConfigError, "layers of type chunked_attention are not described"),
+        ({"layer_types": "full_attention"}, ConfigError, "expected a list of words"),
+        ({"sliding_window": 4096}, ConfigError, "does not say in which layers"),
+        ({"num_attention_heads": None}, ConfigError, "says none of num_attention_heads, n_head, n_heads"),
+        ({"num_key_value_heads": "8"}, ConfigError, "num_key_value_heads: got '8'"),
+        ({"attn_logit_softcapping": -1}, ConfigError, "attn_logit_softcapping: got -1"),
+        ({"hybrid_override_pattern": "M?"}, ConfigError, "letters"),
+        ({"layer_types": ["mamba", "attention"]}, ConfigError, "recurrent layers that are not described"),
+        ({"torch_dtype": "int4"}, ConfigError, "dtype: got 'int4'"),
+        ({"torch_dtype": None}, MisuseError, "--dtype"),
+        ({"max_position_embeddings": None}, MisuseError, "--max-model-len"),
+    ],
+)
+def test_a_config_that_does_not_say_enough(changes, error, message):
+    with pytest.raises(error, match=message):
+        explained_config(Config("config.json", LLAMA | changes), "gfx942")
+
+
+@pytest.mark.parametrize(
+    ("changes", "full", "sliding"),
+    [
+        ({"sliding_window": 64, "use_sliding_window": False}, 32, 0),
+        ({"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 28}, 28, 4),
+        ({"sliding_window": 64, "sliding_window_pattern": 6}, 5, 27),
+        ({"sliding_window": 64, "model_type": "gemma2"}, 16, 16),
+    ],
+)
+def test_which_layers_slide(changes, full, sliding):
+    answer = explained_config(Config("config.json", LLAMA | changes), "gfx942")
+    counts = {bool(layer.request.window): layer.kind.count for layer in answer.layers}
+    assert (counts.get(False, 0), counts.get(True, 0)) == (full, sliding)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kv_heads"),
+    [
+        ({"num_key_value_heads": None, "multi_query": True}, 1),
+        ({"num_key_value_heads": None, "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 8}, 8),
+        ({"num_key_value_heads": None}, 32),
+        ({"attn_config": {"kv_n_heads": 4}}, 4),
+    ],
+)
+def test_kv_heads_of_other_families(changes, kv_heads):
+    (layer,) = explained_config(Config("config.json", LLAMA | changes), "gfx942").layers
+    assert layer.request.num_kv_heads == kv_heads
