@@ -42,7 +42,7 @@ CHANGES = (
     *(
         {"kv_cache_dtype": dtype, "kv_scales": scales}
         for dtype in ("e4m3fn", "e4m3fnuz", "e5m2")
-        for scales in ("unit", "tensor", "head", "token_head")
+        for scales in ("unit", "tensor", "head", "token")
     ),
     *({"block_size": size} for size in (1, 32, 48, 544, 1056, 2048)),
     *({"packing": packing} for packing in ("native", "shuffle")),

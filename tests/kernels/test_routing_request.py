@@ -7,6 +7,8 @@ import re
 import pytest
 import routing_oracle as oracle
 
+from pagedkv.configurations import CONFIGURATIONS
+from pagedkv.layout import NAMES, describe, packing_of
 from pagedkv.routing import Layout, Request, RequestError, route
 
 
@@ -20,7 +22,7 @@ from pagedkv.routing import Layout, Request, RequestError, route
         ({"num_q_heads": 33}, "a multiple of num_kv_heads 8"),
         ({"dtype": "fp16"}, "dtype: got 'fp16'"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype: got 'fp8'; expected one of auto, e4m3fn"),
-        ({"kv_cache_dtype": "e4m3fn"}, "kv_scales: got 'none'; expected unit, tensor, head or token_head"),
+        ({"kv_cache_dtype": "e4m3fn"}, "kv_scales: got 'none'; expected unit, tensor, head or token"),
         ({"kv_scales": "tensor"}, "kv_scales: got 'tensor'; expected none"),
         ({"block_size": True}, "block_size: got True"),
         ({"packing": "nhd"}, "packing: got 'nhd'"),
@@ -60,3 +62,45 @@ def test_native_blocks(sides, strides, native):
     layout = Layout("native", sides, block_size=16, num_kv_heads=2, head_size=64, element_bytes=2)
     assert layout.block_strides == (strides, strides)
     assert layout.has_native_kv_cache_layout is native
+
+
+def sides_of(name):
+    return "interleaved" if name == "packed" or name.endswith("interleaved") else "planes"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_native_blocks_are_those_of_the_pool(name):
+    """The strides that tests and audit build their pools from say the same."""
+    pool = describe(name, 5, 16, 2, 64, x=8)
+    layout = Layout(packing_of(name), sides_of(name), block_size=16, num_kv_heads=2, head_size=64, element_bytes=2)
+    assert layout.block_strides == (pool.key.strides[0], pool.value.strides[0])
+    assert layout.has_native_kv_cache_layout is pool.has_native_kv_cache_layout
+
+
+@pytest.mark.parametrize("case", CONFIGURATIONS, ids=lambda case: case.id)
+def test_what_the_kernels_promise_is_routed_to_them(case):
+    """What the data says of our kernels is not less than what their tests and the audit hold them to."""
+    attends = case.op == "attention"
+    request = Request(
+        arch="gfx942",
+        phase=case.phase if attends else "mixed",
+        head_size=case.head_size if attends else 64,
+        num_q_heads=case.num_q_heads,
+        num_kv_heads=case.num_kv_heads,
+        dtype=case.dtype,
+        kv_cache_dtype=case.quantised or "auto",
+        kv_scales=case.scales if case.quantised else "none",
+        block_size=case.block_size,
+        packing=packing_of(case.layout),
+        sides=sides_of(case.layout),
+        window=case.window,
+        softcap=case.softcap,
+        alibi=case.alibi,
+        sinks=case.sinks,
+        causal=case.causal,
+        attn_type="decoder" if case.causal else "encoder_decoder",
+        max_num_seqs=64,
+        max_seq_len=8192,
+    )
+    named = {choice.kernel for choice in route(request, {"pagedkv"}).choices} - {None}
+    assert named == {"pagedkv.paged_attention", "pagedkv.write_kv_cache"}

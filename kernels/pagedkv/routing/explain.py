@@ -195,7 +195,7 @@ def _hybrid_block(state: State, kind: Kind, deployment: Deployment, dtype: str) 
     _, heads = _shared(kind, deployment.tp)
     quantised = kv_format(deployment.kv_cache_dtype, deployment.arch, dtype) != "auto"
     token = 2 * heads * kind.head_size * (1 if quantised else ELEMENT_BYTES[dtype])
-    if quantised and deployment.kv_scales == "token_head":
+    if quantised and deployment.kv_scales == "token":
         token += 2 * heads * ELEMENT_BYTES["float32"]
     tokens = hybrid.block_size(state.bytes, token, asked=deployment.block_size)
     reason = (

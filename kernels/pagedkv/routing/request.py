@@ -14,7 +14,7 @@ Sides = Literal["planes", "interleaved"]
 Phase = Literal["decode", "extend", "prefill", "mixed"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 KvCacheDtype = Literal["auto", "e4m3fn", "e4m3fnuz", "e5m2"]
-KvScales = Literal["none", "unit", "tensor", "head", "token_head"]
+KvScales = Literal["none", "unit", "tensor", "head", "token"]
 AttnType = Literal["decoder", "encoder", "encoder_only", "encoder_decoder"]
 
 ELEMENT_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -120,7 +120,7 @@ class Request:
             raise RequestError(
                 "kv_scales",
                 got=self.kv_scales,
-                expected="none" if self.kv_cache_dtype == "auto" else "unit, tensor, head or token_head",
+                expected="none" if self.kv_cache_dtype == "auto" else "unit, tensor, head or token",
                 remedy=f"The KV cache dtype is {self.kv_cache_dtype}.",
             )
         run = vector_elements(self.layout.element_bytes)
