@@ -64,6 +64,11 @@ DEFECTS = {
     "sink counted by every chunk (vllm ROCM_AITER_FA)": ({"sinks": True}, ("aiter.flash_attn_varlen_func",), "sinks"),
     "window in paged_attention_v1 (vllm 34570)": ({"window": 64}, ("aiter.paged_attention_v1",), "window"),
     "head size 32 skips V (vllm 34570)": ({"head_size": 32}, ("aiter.paged_attention_v1",), "head_size"),
+    "head size 80 is no power of two (vllm 37228)": (
+        SHUFFLE | {"head_size": 80},
+        ("vllm.reshape_and_cache_shuffle_triton",),
+        "head_size",
+    ),
     "fnuz bytes read as fn (vllm 45562)": (
         {"kv_cache_dtype": "e4m3fn", "kv_scales": "tensor"},
         ("vllm.kernel_unified_attention", "aiter.paged_attention_v1", "vllm.triton_reshape_and_cache_flash"),

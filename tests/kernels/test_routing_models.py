@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from pagedkv.routing import NoKernelError
-from pagedkv.routing.errors import ConfigError, MisuseError
+from pagedkv.routing.errors import MisuseError
 from pagedkv.routing.explain import Deployment, explain, kv_format
-from pagedkv.routing.hybrid import block_size
-from pagedkv.routing.model_config import Config, read
+from pagedkv.routing.hybrid import block_size, state
+from pagedkv.routing.model_config import read
 
 CONFIGS = Path(__file__).parent / "configs"
 POCKET = Path(__file__).resolve().parents[2] / "evals" / "pocket" / "hybrid"
@@ -129,6 +128,32 @@ def test_block_size_by_hand(state_bytes, token_bytes, asked, tokens):
     assert block_size(state_bytes, token_bytes, asked=asked) == tokens
 
 
+STATES = {
+    "qwen3-next-80b-a3b": 1_097_728,  # (8192 x 3 + 32 x 128 x 128) x 2
+    "qwen3.5-35b-a3b": 2_146_304,  # 8192 x 3 x 2 + 32 x 128 x 128 x 4
+    "qwen3.5-27b": 3_207_168,  # 10240 x 3 x 2 + 48 x 128 x 128 x 4
+    "granite-4.0-h-tiny": 806_400,  # ((3072 + 2 x 128) x 3 + 48 x 64 x 128) x 2
+    "bamba-9b": 2_147_840,  # ((8192 + 2 x 128) x 3 + 128 x 64 x 128) x 2
+    "nemotron-h-8b": 2_158_592,  # ((8192 + 2 x 8 x 128) x 3 + 128 x 64 x 128) x 2
+    "zamba2-1.2b": 549_632,  # ((4096 + 2 x 64) x 3 + 64 x 64 x 64) x 2
+    "falcon-h1-0.5b": 403_968,  # ((1536 + 2 x 128) x 3 + 24 x 64 x 128) x 2
+    "jamba-v0.1": 311_296,  # (8192 x 3 + 8192 x 16) x 2
+    "lfm2-1.2b": 8_192,  # 2048 x 2 x 2
+}
+"""Model: bytes of state of a sequence in one recurrent layer."""
+
+
+@pytest.mark.parametrize("model", STATES)
+def test_state_by_hand(model):
+    assert state(read(CONFIGS / f"{model}.json"), tp=1, dtype="bfloat16", ssm_dtype=None).bytes == STATES[model]
+
+
+def test_state_of_a_rank_holds_the_groups_of_its_heads():
+    """One group is repeated on each of two ranks: ((3072 + 2 x 2 x 128) / 2 x 3 + 24 x 64 x 128) x 2."""
+    config = read(CONFIGS / "granite-4.0-h-tiny.json")
+    assert state(config, tp=2, dtype="bfloat16", ssm_dtype=None).bytes == 403_968
+
+
 def test_what_moves_the_block_size():
     """544 tokens of bf16; half the bytes a token, or twice the bytes of state, need about twice the tokens."""
     assert explained("qwen3-next-80b-a3b", kv_cache_dtype="fp8").block_size == 1072
@@ -186,57 +211,3 @@ def test_fp8_means_what_the_arch_means():
 def test_a_deployment_that_contradicts_the_model(model, more, message):
     with pytest.raises(MisuseError, match=message):
         explained(model, **more)
-
-
-LLAMA = json.loads((CONFIGS / "llama-3.1-8b.json").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"model_type": "t5"}, ConfigError, "relative position bias"),
-        ({"layer_types": ["chunked_attention"]}, ConfigError, "layers of type chunked_attention are not described"),
-        ({"layer_types": "full_attention"}, ConfigError, "expected a list of words"),
-        ({"sliding_window": 4096}, ConfigError, "does not say in which layers"),
-        ({"num_attention_heads": None}, ConfigError, "says none of num_attention_heads, n_head, n_heads"),
-        ({"num_key_value_heads": "8"}, ConfigError, "num_key_value_heads: got '8'"),
-        ({"attn_logit_softcapping": -1}, ConfigError, "attn_logit_softcapping: got -1"),
-        ({"hybrid_override_pattern": "M?"}, ConfigError, "letters"),
-        ({"layer_types": ["mamba", "attention"]}, ConfigError, "recurrent layers that are not described"),
-        ({"torch_dtype": "int4"}, ConfigError, "dtype: got 'int4'"),
-        ({"torch_dtype": None}, MisuseError, "--dtype"),
-        ({"max_position_embeddings": None}, MisuseError, "--max-model-len"),
-    ],
-)
-def test_a_config_that_does_not_say_enough(changes, error, message):
-    with pytest.raises(error, match=message):
-        explained_config(Config("config.json", LLAMA | changes), "gfx942")
-
-
-@pytest.mark.parametrize(
-    ("changes", "full", "sliding"),
-    [
-        ({"sliding_window": 64, "use_sliding_window": False}, 32, 0),
-        ({"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 28}, 28, 4),
-        ({"sliding_window": 64, "sliding_window_pattern": 6}, 5, 27),
-        ({"sliding_window": 64, "model_type": "gemma2"}, 16, 16),
-    ],
-)
-def test_which_layers_slide(changes, full, sliding):
-    answer = explained_config(Config("config.json", LLAMA | changes), "gfx942")
-    counts = {bool(layer.request.window): layer.kind.count for layer in answer.layers}
-    assert (counts.get(False, 0), counts.get(True, 0)) == (full, sliding)
-
-
-@pytest.mark.parametrize(
-    ("changes", "kv_heads"),
-    [
-        ({"num_key_value_heads": None, "multi_query": True}, 1),
-        ({"num_key_value_heads": None, "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 8}, 8),
-        ({"num_key_value_heads": None}, 32),
-        ({"attn_config": {"kv_n_heads": 4}}, 4),
-    ],
-)
-def test_kv_heads_of_other_families(changes, kv_heads):
-    (layer,) = explained_config(Config("config.json", LLAMA | changes), "gfx942").layers
-    assert layer.request.num_kv_heads == kv_heads
