@@ -49,7 +49,7 @@ def test_a_config_that_does_not_say_enough(changes, error, message):
         ({"sliding_window": 64, "use_sliding_window": False}, 32, 0),
         ({"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 28}, 28, 4),
         ({"sliding_window": 64, "sliding_window_pattern": 6}, 5, 27),
-        ({"sliding_window": 64, "model_type": "gemma2"}, 16, 16),
+        ({"sliding_window": 64, "model_type": "gemma2", "num_hidden_layers": 33}, 16, 17),
     ],
 )
 def test_which_layers_slide(changes, full, sliding):

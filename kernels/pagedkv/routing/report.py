@@ -18,7 +18,7 @@ WIDTH = 80
 def format_text(explanation: Explanation) -> str:
     """Return what a person reads."""
     deployment = explanation.deployment
-    scales = "" if deployment.kv_cache_dtype == "auto" else f", scales per {deployment.kv_scales}"
+    scales = f" with scales: {deployment.kv_scales}" if deployment.kv_cache_dtype.startswith("fp8") else ""
     lines = [f"{explanation.model_type} on {deployment.arch}, kernels of {', '.join(deployment.providers)}"]
     lines += _wrap(
         f"{explanation.dtype}, cache {deployment.kv_cache_dtype}{scales}, at most {deployment.max_num_seqs} sequences, "
