@@ -1,0 +1,175 @@
+"""What one attention layer asks of its kernels, and the one description of its cache that they all must serve."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ..arch import ARCHES
+from ..layout import PACKINGS, Packing, vector_elements
+from .errors import RequestError
+
+Sides = Literal["planes", "interleaved"]
+Phase = Literal["decode", "extend", "prefill", "mixed"]
+Dtype = Literal["float32", "float16", "bfloat16"]
+KvCacheDtype = Literal["auto", "e4m3fn", "e4m3fnuz", "e5m2"]
+KvScales = Literal["none", "unit", "tensor", "head", "token"]
+AttnType = Literal["decoder", "encoder", "encoder_only", "encoder_decoder"]
+
+ELEMENT_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The cache of one layer: `num_blocks` blocks of K and as many of V."""
+
+    packing: Packing
+    """Axes of a block, see `pagedkv.layout`."""
+    sides: Sides
+    """`planes`: all blocks of K, then all of V. `interleaved`: K and V of a block lie side by side, as in every pool
+    that attention shares with Mamba."""
+    block_size: int
+    """Tokens."""
+    num_kv_heads: int
+    head_size: int
+    element_bytes: int
+
+    @property
+    def block_elements(self) -> int:
+        """Elements of one side of one block: the product of the inner extents."""
+        return self.block_size * self.num_kv_heads * self.head_size
+
+    @property
+    def block_strides(self) -> tuple[int, int]:
+        """Elements from one block to the next, in K and in V."""
+        stride = self.block_elements * (1 if self.sides == "planes" else 2)
+        return stride, stride
+
+    @property
+    def has_native_kv_cache_layout(self) -> bool:
+        """Whether the blocks of K follow each other without a gap, and those of V too (vLLM PR 38502)."""
+        return all(stride == self.block_elements for stride in self.block_strides)
+
+    def __str__(self) -> str:
+        return f"{self.packing}, {self.sides}, {self.block_size} tokens a block"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One attention layer on one arch. Counts are those of one rank.
+
+    Raises:
+        RequestError: a field has an impossible value or contradicts another.
+    """
+
+    arch: str
+    phase: Phase
+    """What will be asked of the layer; `mixed` is all of it, which is what a server does."""
+    head_size: int
+    num_q_heads: int
+    num_kv_heads: int
+    dtype: Dtype
+    kv_cache_dtype: KvCacheDtype
+    """`auto` is `dtype`."""
+    kv_scales: KvScales = "none"
+    """Of an fp8 cache: all 1, per tensor, per KV head, or per token and KV head."""
+    block_size: int
+    packing: Packing
+    sides: Sides
+    window: int | None = None
+    """Keys a query may see, itself included."""
+    softcap: float | None = None
+    alibi: bool = False
+    sinks: bool = False
+    scale: float | None = None
+    """Factor on the logits; None is 1/sqrt(head_size)."""
+    q_len: int = 1
+    """Most query tokens of a sequence in a decode step: 1, or 1 + speculated tokens."""
+    causal: bool = True
+    attn_type: AttnType = "decoder"
+    max_num_seqs: int
+    """Most sequences of a batch. A route never depends on how many there are."""
+    max_seq_len: int
+    """Longest sequence, in tokens."""
+    num_blocks: int | None = None
+    """Blocks of the pool; None is not known yet, and a kernel with a limit on it is then not chosen."""
+
+    def __post_init__(self) -> None:
+        for field, allowed in _WORDS.items():
+            if getattr(self, field) not in allowed:
+                raise RequestError(field, got=getattr(self, field), expected=f"one of {', '.join(allowed)}")
+        for field in _COUNTS:
+            _check_count(field, getattr(self, field))
+        for field in ("window", "num_blocks"):
+            if getattr(self, field) is not None:
+                _check_count(field, getattr(self, field))
+        for field in ("softcap", "scale"):
+            _check_factor(field, getattr(self, field))
+        for field in ("alibi", "sinks", "causal"):
+            if not isinstance(getattr(self, field), bool):
+                raise RequestError(field, got=getattr(self, field), expected="True or False")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.num_q_heads % self.num_kv_heads:
+            raise RequestError(
+                "num_q_heads", got=self.num_q_heads, expected=f"a multiple of num_kv_heads {self.num_kv_heads}"
+            )
+        if (self.kv_scales == "none") != (self.kv_cache_dtype == "auto"):
+            raise RequestError(
+                "kv_scales",
+                got=self.kv_scales,
+                expected="none" if self.kv_cache_dtype == "auto" else "unit, tensor, head or token",
+                remedy=f"The KV cache dtype is {self.kv_cache_dtype}.",
+            )
+        run = vector_elements(self.layout.element_bytes)
+        if self.packing != "rows" and self.head_size % run:
+            raise RequestError(
+                "head_size", got=self.head_size, expected=f"a multiple of {run}", remedy=f"Packing {self.packing}."
+            )
+        if self.packing == "shuffle" and self.block_size % run:
+            raise RequestError(
+                "block_size", got=self.block_size, expected=f"a multiple of {run}", remedy="Packing shuffle."
+            )
+        if self.window is not None and not self.causal:
+            raise RequestError("window", got=self.window, expected="None where causal is False")
+        if self.attn_type != "decoder" and self.causal:
+            raise RequestError("causal", got=True, expected=f"False for attention type {self.attn_type}")
+
+    @property
+    def layout(self) -> Layout:
+        """The cache of the layer, from which every kernel of a route is chosen."""
+        element = 1 if self.kv_cache_dtype != "auto" else ELEMENT_BYTES[self.dtype]
+        return Layout(self.packing, self.sides, self.block_size, self.num_kv_heads, self.head_size, element)
+
+    @property
+    def custom_scale(self) -> float | None:
+        """The scale, where it is another than 1/sqrt(head_size) to float32 precision."""
+        usual = self.scale is None or math.isclose(self.scale, self.head_size**-0.5, rel_tol=2**-24)
+        return None if usual else self.scale
+
+
+_WORDS: dict[str, tuple[str, ...]] = {
+    "arch": tuple(ARCHES),
+    "phase": get_args(Phase),
+    "dtype": get_args(Dtype),
+    "kv_cache_dtype": get_args(KvCacheDtype),
+    "kv_scales": get_args(KvScales),
+    "packing": PACKINGS,
+    "sides": get_args(Sides),
+    "attn_type": get_args(AttnType),
+}
+_COUNTS = ("head_size", "num_q_heads", "num_kv_heads", "block_size", "q_len", "max_num_seqs", "max_seq_len")
+
+
+def _check_count(field: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise RequestError(field, got=value, expected="an integer >= 1")
+
+
+def _check_factor(field: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise RequestError(field, got=value, expected="None or a finite number > 0")
