@@ -13,19 +13,6 @@ import triton.language as tl
 
 
 @triton.jit
-def token_and_head(row, num_rows, NUM_HEADS: tl.constexpr, PACKING: tl.constexpr):
-    """Return token and head of the rows of a copy: neighbours are those whose rows lie side by side in the cache."""
-    if PACKING == 0:
-        token = row // NUM_HEADS
-        head = row % NUM_HEADS
-    else:
-        num_tokens = num_rows // NUM_HEADS
-        token = row % num_tokens
-        head = row // num_tokens
-    return token, head
-
-
-@triton.jit
 def key_channels(channel, stride_group, PACKING: tl.constexpr, X: tl.constexpr):
     """Return the channel term of K; its token term is `token * stride_token` in every packing."""
     return channel if PACKING == 0 else channel // X * stride_group + channel % X
@@ -54,11 +41,15 @@ def value_channels(channel, stride_channel, PACKING: tl.constexpr):
 
 
 @triton.jit
-def sequence_of_tile(query_start_loc, tile, num_seqs, TOKENS: tl.constexpr, SEARCH: tl.constexpr):
-    """Return the sequence that owns the query tile (see `launch.query_tiles`); num_seqs if none does."""
+def sequence_of_tile(starts, tile, num_seqs, TOKENS: tl.constexpr, SEARCH: tl.constexpr, SPARE: tl.constexpr):
+    """Return the sequence that owns the tile; num_seqs if none does.
+
+    Sequence `s` owns the tiles from `starts[s] // TOKENS + SPARE * s` on; `starts` [num_seqs + 1] never falls. With
+    SPARE 1 those hold its tokens (see `launch.query_tiles`), with 2 also if its first one lies inside a tile.
+    """
     seq = 0
     for first in range(0, num_seqs, SEARCH):
         s = first + tl.arange(0, SEARCH)
-        end = tl.load(query_start_loc + s + 1, mask=s < num_seqs, other=0) // TOKENS + s + 1
+        end = tl.load(starts + s + 1, mask=s < num_seqs, other=0) // TOKENS + SPARE * (s + 1)
         seq += tl.sum(((end <= tile) & (s < num_seqs)).to(tl.int32), axis=0)
     return seq

@@ -24,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .addressing import key_channels, sequence_of_tile, value_channels, value_tokens
+from .addressing import sequence_of_tile, value_channels, value_tokens
 from .scales import decoded, operand
 from .strides import multiple
 
@@ -117,12 +117,15 @@ def attention_kernel(
         first_seq = query_tile * SEQS
         first_token = 0
         if SEQS == 1:
-            # A sequence without a query is padding of a captured graph: its length and its blocks mean nothing.
+            # A sequence without a query is padding of a captured graph: its length and its blocks mean nothing. The
+            # length stands in the condition to be on its way while the starts are: a decode step of one short sequence
+            # is a chain of such waits (H200, 8k tokens: SAVED).
+            start = tl.load(query_start_loc + first_seq)
             end = tl.load(query_start_loc + first_seq + 1)
-            if end == tl.load(query_start_loc + first_seq):
+            if (end == start) & (tl.load(seq_lens + first_seq) > -2147483648):
                 return
     else:
-        first_seq = sequence_of_tile(query_start_loc, query_tile, num_seqs, TOKENS, 128)
+        first_seq = sequence_of_tile(query_start_loc, query_tile, num_seqs, TOKENS, 128, 1)
         if first_seq >= num_seqs:
             return
         query_start = tl.load(query_start_loc + first_seq)
@@ -152,7 +155,7 @@ def attention_kernel(
         is_seq = tl.load(query_start_loc + column_seq + 1, mask=column_seq < num_seqs, other=0) > start
     else:
         column_seq = row_seq
-    seq_len = tl.load(seq_lens + column_seq, mask=is_seq, other=0)
+    seq_len = tl.load(seq_lens + column_seq, mask=is_seq, other=0) if SEQS > 1 else tl.load(seq_lens + first_seq)
     context_len = seq_len - (1 if DECODE else row_query_len)
     kv_begin = tl.maximum(context_len + first_token - window + 1, 0) if WINDOWED else 0
     kv_end = tl.minimum(seq_len, context_len + first_token + TOKENS) if CAUSAL and not DECODE else seq_len
@@ -179,7 +182,7 @@ def attention_kernel(
     table = block_table + column_seq.to(tl.int64) * stride_table
     key_head = (first_head + column_head) * stride_kc_head
     value_head = (first_head + column_head) * stride_vc_head
-    key_channel = key_channels(channel, stride_kc_group, PACKING, X)
+    group = tl.arange(0, PADDED // X)
     value_channel = value_channels(channel, stride_vc_channel, PACKING)
     if SCALES == 1:
         row_kv_head = tl.where(row_live, row_head // GROUP, 0)
@@ -213,9 +216,16 @@ def attention_kernel(
             offset = token % BLOCK_SIZE
         mask = loaded[:, None] & in_head[None, :]
         key_row = block * stride_kc_block + offset * stride_kc_token + key_head
-        k = tl.load(key_cache + key_row[:, None] + key_channel[None, :], mask=mask, other=0)
+        if PACKING == 0:
+            k = tl.trans(tl.load(key_cache + key_row[:, None] + channel[None, :], mask=mask, other=0))
+        else:
+            # Groups of X channels lie apart and tokens side by side: lanes along the tokens.
+            key_at = (group * stride_kc_group)[:, None, None] + key_row[None, :, None] + tl.arange(0, X)[None, None, :]
+            key_mask = (group * X < HEAD_SIZE)[:, None, None] & loaded[None, :, None]
+            k = tl.load(key_cache + key_at, mask=key_mask, other=0)
+            k = tl.reshape(tl.permute(k, (0, 2, 1)), [PADDED, TILE * HEADS * SEQS])
         k = operand(k, SCALES, FORMAT, NATIVE, q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        scores = tl.dot(q, k, input_precision="ieee")
         if SCALES == 0:
             scores *= scale
         elif SCALES == 1:

@@ -6,6 +6,7 @@
 This is the gather before the extend step of a chunked prefill (vLLM PR 37228). A program copies ROWS head rows
 (token, head) of K and of V; every stride but the innermost is an argument, for K and V separately; offsets are int64.
 Codes of a quantised cache become `decode(code) * scale`, computed in fp32 and rounded to the dtype of the output.
+Packed caches have a kernel of their own (`packed_gather`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import triton
 import triton.language as tl
 
 from . import checks
-from .addressing import key_channels, token_and_head, value_channels, value_tokens
 from .arch import next_power_of_two
 from .device import INTERPRETED, current, on
 from .launch import tuning
 from .layout import PACKINGS
-from .scales import decoded, kernel_scales
+from .packed_gather import packed_gather_kernel
+from .scales import kernel_scales, meant
 from .strides import hidden_alignment, multiple
 
 if TYPE_CHECKING:
@@ -32,17 +33,8 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def _meant(stored, scale, inside, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr, OUT: tl.constexpr):
-    """Return what rows of the cache [ROWS, PADDED] mean, in dtype OUT; `scale` [ROWS] points at their scales."""
-    if SCALES > 0:
-        factor = tl.load(scale, mask=inside, other=1.0)[:, None]
-        stored = (decoded(stored, FORMAT, NATIVE, tl.float32) * factor).to(OUT)
-    return stored
-
-
-@triton.jit
 def _gather_kernel(
-    key_cache,  # axes of PACKING
+    key_cache,  # [num_blocks, block_size, num_kv_heads, head_size]
     value_cache,
     key,  # [num_tokens, num_kv_heads, head_size]
     value,
@@ -57,11 +49,9 @@ def _gather_kernel(
     stride_kc_block: tl.int64,
     stride_kc_token: tl.int64,
     stride_kc_head: tl.int64,
-    stride_kc_group: tl.int64,
     stride_vc_block: tl.int64,
     stride_vc_token: tl.int64,
     stride_vc_head: tl.int64,
-    stride_vc_channel: tl.int64,
     stride_key_token: tl.int64,
     stride_key_head: tl.int64,
     stride_value_token: tl.int64,
@@ -78,8 +68,6 @@ def _gather_kernel(
     PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
-    PACKING: tl.constexpr,
-    X: tl.constexpr,
     SCALES: tl.constexpr,
     FORMAT: tl.constexpr,
     NATIVE: tl.constexpr,
@@ -89,11 +77,9 @@ def _gather_kernel(
         stride_kc_block = multiple(stride_kc_block, ALIGN)
         stride_kc_token = multiple(stride_kc_token, ALIGN)
         stride_kc_head = multiple(stride_kc_head, ALIGN)
-        stride_kc_group = multiple(stride_kc_group, ALIGN)
         stride_vc_block = multiple(stride_vc_block, ALIGN)
         stride_vc_token = multiple(stride_vc_token, ALIGN)
         stride_vc_head = multiple(stride_vc_head, ALIGN)
-        stride_vc_channel = multiple(stride_vc_channel, ALIGN)
         stride_key_token = multiple(stride_key_token, ALIGN)
         stride_key_head = multiple(stride_key_head, ALIGN)
         stride_value_token = multiple(stride_value_token, ALIGN)
@@ -101,7 +87,8 @@ def _gather_kernel(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     # Indices are clamped, not masked: over a chain of masked index loads Triton 3.6's RemoveLayoutConversions gives a
     # mask another layout than its pointer and then fails its own verifier. Only the copy itself is masked.
-    token, head = token_and_head(tl.minimum(row, num_rows - 1), num_rows, NUM_HEADS, PACKING)
+    token = tl.minimum(row, num_rows - 1) // NUM_HEADS
+    head = row % NUM_HEADS
     seq = tl.load(token_to_seq + token).to(tl.int64)
     position = token - tl.load(cu_seq_lens + seq) + tl.load(seq_starts + seq)
     column = position // BLOCK_SIZE
@@ -115,22 +102,16 @@ def _gather_kernel(
 
     source = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
     target = token * stride_key_token + head * stride_key_head
-    k = tl.load(key_cache + source[:, None] + key_channels(channel, stride_kc_group, PACKING, X)[None, :], mask=mask)
+    k = tl.load(key_cache + source[:, None] + channel[None, :], mask=mask)
     scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
-    k = _meant(k, scale, inside, SCALES, FORMAT, NATIVE, key.dtype.element_ty)
+    k = meant(k, scale, inside, SCALES, FORMAT, NATIVE, key.dtype.element_ty)
     tl.store(key + target[:, None] + channel[None, :], k, mask=mask)
 
-    source = block * stride_vc_block + head * stride_vc_head
-    source += value_tokens(offset, stride_vc_token, PACKING, X, BLOCK_SIZE)
+    source = block * stride_vc_block + offset * stride_vc_token + head * stride_vc_head
     target = token * stride_value_token + head * stride_value_head
-    if PACKING == 0:
-        v = tl.load(value_cache + source[:, None] + channel[None, :], mask=mask)
-    else:
-        # Tokens are neighbours in memory there, so that is the axis along which lanes lie.
-        source = source[None, :] + value_channels(channel, stride_vc_channel, PACKING)[:, None]
-        v = tl.trans(tl.load(value_cache + source, mask=tl.trans(mask)))
+    v = tl.load(value_cache + source[:, None] + channel[None, :], mask=mask)
     scale = value_scale + block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
-    v = _meant(v, scale, inside, SCALES, FORMAT, NATIVE, value.dtype.element_ty)
+    v = meant(v, scale, inside, SCALES, FORMAT, NATIVE, value.dtype.element_ty)
     tl.store(value + target[:, None] + channel[None, :], v, mask=mask)
 
 
@@ -167,7 +148,7 @@ def gather_kv_cache(
         value: Output for V, likewise.
         block_table: Block ids of each sequence.
         cu_seq_lens: Where the rows of each sequence begin in the output.
-        token_to_seq: The sequence of each output row.
+        token_to_seq: The sequence of each output row, as `cu_seq_lens` says it.
         seq_starts: The position at which the gathered part of each sequence begins.
         debug: Also check sequences, positions and block ids (synchronises with the device).
 
@@ -200,41 +181,70 @@ def gather_kv_cache(
     checks.device(("cache.key", cache.key), {"key": key, "value": value, **indices})
     if debug:
         _check_positions(cache, block_table, cu_seq_lens, token_to_seq, seq_starts)
-    num_rows = token_to_seq.shape[0] * num_kv_heads
+    num_rows = token_to_seq.shape[0]
     if num_rows == 0 or max_blocks == 0:
         return
     arch = current()
     launch = tuning(arch.name).gather
-    rows = min(launch.rows, next_power_of_two(num_rows))
-    strides = (*cache.key_strides, *cache.value_strides, *key.stride()[:2], *value.stride()[:2])
     scales = kernel_scales(cache)
+    packed = cache.packing != "rows"
+    cache_strides = (*cache.key_strides, *cache.value_strides)
+    if not packed:  # there the last of the four is of no use
+        cache_strides = (*cache.key_strides[:3], *cache.value_strides[:3])
+    strides = (*cache_strides, *key.stride()[:2], *value.stride()[:2])
+    shared = {
+        "HEAD_SIZE": head_size,
+        "PADDED": next_power_of_two(head_size),
+        "BLOCK_SIZE": cache.block_size,
+        "SCALES": scales.kind,
+        "FORMAT": scales.format,
+        "NATIVE": scales.kind > 0 and scales.format == arch.native_fp8,
+        "ALIGN": hidden_alignment(*strides),
+        "num_warps": launch.waves,
+    }
     with on(cache.key):
-        _gather_kernel[(triton.cdiv(num_rows, rows),)](
-            cache.key,
-            cache.value,
-            key,
-            value,
-            block_table,
-            cu_seq_lens,
-            token_to_seq,
-            seq_starts,
-            scales.key,
-            scales.value,
-            num_rows,
-            max_blocks,
-            *strides,
-            block_table.stride(0),
-            *scales.strides,
-            NUM_HEADS=num_kv_heads,
-            HEAD_SIZE=head_size,
-            PADDED=next_power_of_two(head_size),
-            BLOCK_SIZE=cache.block_size,
-            ROWS=rows,
-            PACKING=PACKINGS.index(cache.packing),
-            X=cache.x,
-            SCALES=scales.kind,
-            FORMAT=scales.format,
-            NATIVE=scales.kind > 0 and scales.format == arch.native_fp8,
-            ALIGN=hidden_alignment(*strides),
-            num_warps=launch.waves,
-        )
+        if packed:
+            tokens = max(16, min(launch.rows, next_power_of_two(num_rows)))
+            packed_gather_kernel[(num_rows // tokens + 2 * num_seqs, num_kv_heads)](
+                cache.key,
+                cache.value,
+                key,
+                value,
+                block_table,
+                cu_seq_lens,
+                seq_starts,
+                scales.key,
+                scales.value,
+                num_seqs,
+                num_rows,
+                max_blocks,
+                *strides,
+                block_table.stride(0),
+                *scales.strides,
+                TOKENS=tokens,
+                PACKING=PACKINGS.index(cache.packing),
+                X=cache.x,
+                **shared,
+            )
+        else:
+            rows = min(launch.rows, next_power_of_two(num_rows * num_kv_heads))
+            _gather_kernel[(triton.cdiv(num_rows * num_kv_heads, rows),)](
+                cache.key,
+                cache.value,
+                key,
+                value,
+                block_table,
+                cu_seq_lens,
+                token_to_seq,
+                seq_starts,
+                scales.key,
+                scales.value,
+                num_rows * num_kv_heads,
+                max_blocks,
+                *strides,
+                block_table.stride(0),
+                *scales.strides,
+                NUM_HEADS=num_kv_heads,
+                ROWS=rows,
+                **shared,
+            )

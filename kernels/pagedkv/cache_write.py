@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from . import checks
-from .addressing import key_channels, token_and_head, value_channels, value_tokens
+from .addressing import key_channels, value_channels, value_tokens
 from .arch import next_power_of_two
 from .device import current, on
 from .fp8 import encode
@@ -103,7 +103,8 @@ def _write_kernel(
         stride_vc_head = multiple(stride_vc_head, ALIGN)
         stride_vc_channel = multiple(stride_vc_channel, ALIGN)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    token, head = token_and_head(row, num_rows, NUM_HEADS, PACKING)
+    token = row // NUM_HEADS
+    head = row % NUM_HEADS
     slot = tl.load(slot_mapping + token * stride_slot, mask=row < num_rows, other=-1)
     channel = tl.arange(0, PADDED)
     mask = (slot >= 0)[:, None] & (channel < HEAD_SIZE)[None, :]
@@ -123,12 +124,7 @@ def _write_kernel(
     v = tl.load(value + source[:, None] + channel[None, :], mask=mask, other=0.0)
     scale_offset = block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
     v = _stored(v, value_scale, scale_offset, slot, SCALES, FORMAT, LARGEST)
-    if PACKING == 0:
-        tl.store(value_cache + target[:, None] + channel[None, :], v, mask=mask)
-    else:
-        # Tokens are neighbours in memory there, so that is the axis along which lanes lie.
-        target = target[None, :] + value_channels(channel, stride_vc_channel, PACKING)[:, None]
-        tl.store(value_cache + target, tl.trans(v), mask=tl.trans(mask))
+    tl.store(value_cache + target[:, None] + value_channels(channel, stride_vc_channel, PACKING)[None, :], v, mask=mask)
 
 
 def write_kv_cache(

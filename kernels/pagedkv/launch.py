@@ -48,6 +48,8 @@ class Attention:
     """Most KV tokens of one tile; fewer where LDS or registers say so."""
     waves: int
     stages: int
+    packed_stages: int
+    """Likewise where K and V are packed: more loads of a tile, with addresses of their own, are in flight there."""
     occupancy: int
     """Programs that shall fit one compute unit."""
     heads: int
@@ -149,9 +151,9 @@ def choose_splits(programs: int, max_tiles: int, *, units: int, per_unit: int, f
     return max(1, min(wanted, max_tiles // fewest_tiles, 128))
 
 
-def _tile_and_stages(arch: Arch, data: Attention, **shape: int) -> tuple[int, int]:
+def _tile_and_stages(arch: Arch, data: Attention, most_stages: int, **shape: int) -> tuple[int, int]:
     """Return tile and stages: those wanted if 16 tokens fit, else with a lower occupancy, else with fewer stages."""
-    for stages in range(data.stages, 0, -1):
+    for stages in range(most_stages, 0, -1):
         for occupancy in range(data.occupancy, 0, -1):
             if tile := tile_tokens(arch, **shape, waves=data.waves, stages=stages, occupancy=occupancy):
                 return tile, stages
@@ -172,10 +174,12 @@ def attention(
     max_kv_len: int,
     num_splits: int | None,
     cache_bytes: int | None = None,
+    packed: bool = False,
 ) -> AttentionLaunch:
     """Return the launch of one paged-attention call; a pure function of shapes and of `tuning/<arch>.toml`.
 
-    `element_bytes` is that of the operands of the products, `cache_bytes` that of what is read, if another.
+    `element_bytes` is that of the operands of the products, `cache_bytes` that of what is read, if another;
+    `packed` says that the packing of the cache is not `rows`.
 
     Raises:
         TuningError: if the data ask for more registers or LDS than the arch has.
@@ -191,6 +195,7 @@ def attention(
         tile, stages = _tile_and_stages(
             arch,
             data,
+            data.packed_stages if packed else data.stages,
             rows=rows,
             columns=heads * seqs,
             head_size=head_size,

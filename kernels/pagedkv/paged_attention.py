@@ -111,6 +111,7 @@ def paged_attention(
         max_kv_len=max_seq_len if sliding_window is None else min(max_seq_len, sliding_window + max_query_len),
         num_splits=num_splits,
         cache_bytes=cache.key.element_size(),
+        packed=cache.packing != "rows",
     )
     decode = max_query_len == 1
     splits = launch.splits
@@ -187,6 +188,7 @@ def paged_attention(
                 sums if lse is None else lse,
                 query_start_loc,
                 num_seqs,
+                num_tokens * num_q_heads,
                 *out.stride()[:2],
                 *out_lse_strides,
                 NUM_HEADS=num_q_heads,

@@ -77,6 +77,15 @@ def operand(stored, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.const
 
 
 @triton.jit
+def meant(stored, scale, mask, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr, OUT: tl.constexpr):
+    """Return what rows [ROWS, PADDED] of the cache mean, in dtype OUT; `scale` [ROWS] points at their scales."""
+    if SCALES > 0:
+        factor = tl.load(scale, mask=mask, other=1.0)[:, None]
+        stored = (decoded(stored, FORMAT, NATIVE, tl.float32) * factor).to(OUT)
+    return stored
+
+
+@triton.jit
 def row_scale(x, LARGEST: tl.constexpr):
     """Return the scale [ROWS] with which each row of `x` [ROWS, PADDED] fp32 fills the range of the format.
 

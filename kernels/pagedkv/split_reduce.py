@@ -21,6 +21,7 @@ def reduce_kernel(
     out_lse,  # [num_tokens, num_q_heads] fp32, written if LSE
     query_start_loc,  # [num_seqs + 1] int32
     num_seqs,
+    num_rows,  # num_tokens * NUM_HEADS
     stride_out_token: tl.int64,
     stride_out_head: tl.int64,
     stride_out_lse_token: tl.int64,
@@ -50,7 +51,8 @@ def reduce_kernel(
     for first in range(0, SPLITS, CHUNK):
         split = first + tl.arange(0, CHUNK)
         part = row[:, None] * SPLITS + split[None, :]
-        inside = live[:, None] & (split < SPLITS)[None, :]
+        # Rows that are not live hold anything and are not stored; a mask of them would wait for query_start_loc.
+        inside = (row < num_rows)[:, None] & (split < SPLITS)[None, :]
         weight = tl.load(lse + part, mask=inside, other=float("-inf"))
         rows = tl.load(
             partial + (part * HEAD_SIZE)[:, :, None] + channel[None, None, :],

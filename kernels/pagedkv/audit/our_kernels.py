@@ -48,6 +48,8 @@ def make_case(configuration: Configuration, *, big: bool = True) -> Case:
     make = {"write": _write, "gather": _gather, "attention": _attention}[configuration.op]
     attends = configuration.op == "attention"
     kernels = ("attention_kernel",) if attends else (f"_{configuration.op}_kernel",)
+    if configuration.op == "gather" and packing_of(configuration.layout) != "rows":
+        kernels = ("packed_gather_kernel",)
     if (configuration.splits or 1) > 1:
         kernels += ("reduce_kernel",)
     return Case(
@@ -64,10 +66,7 @@ def make_case(configuration: Configuration, *, big: bool = True) -> Case:
 
 
 def _scattered(configuration: Configuration, batch: Batch) -> tuple[str, ...]:
-    """What cannot come in 16-byte loads: rows of another length, and V of a gather from a packing.
-
-    There the tokens are neighbours in memory, and those of one program may belong to different sequences.
-    """
+    """What cannot come in 16-byte loads: rows of another length."""
     sides = ("key_cache", "value_cache")
     if configuration.head_size * batch.dtype.itemsize % 16:
         return (*sides, "key", "value")
@@ -75,8 +74,7 @@ def _scattered(configuration: Configuration, batch: Batch) -> tuple[str, ...]:
         return sides
     if configuration.op == "gather" and configuration.quantised:
         return sides  # some rows are too short for all lanes to read 16 codes
-    packed = packing_of(configuration.layout) != "rows"
-    return sides[1:] if packed and configuration.op == "gather" else ()
+    return ()
 
 
 def _beside_vllm() -> list[Configuration]:
