@@ -81,7 +81,8 @@ def row_scale(x, LARGEST: tl.constexpr):
     """Return the scale [ROWS] with which each row of `x` [ROWS, PADDED] fp32 fills the range of the format.
 
     `max(absmax / LARGEST, 1e-6)`, as vLLM's per-token-head caches have it. NaN does not count, and an infinity counts
-    as the largest finite number, so that the scale stays finite.
+    as the largest finite number, so that the scale stays finite. The quotient is correctly rounded (a plain division
+    errs by two units on NVIDIA, `div.full.f32`): a scale has the same bits on every platform.
     """
     absmax = tl.max(tl.where(tl.abs(x) >= 0.0, tl.abs(x), 0.0), axis=1)
-    return tl.maximum(tl.minimum(absmax, 3.4028234663852886e38) / LARGEST, 1e-6)
+    return tl.maximum(tl.div_rn(tl.minimum(absmax, 3.4028234663852886e38), LARGEST), 1e-6)
