@@ -63,7 +63,7 @@ def decoded(code, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexp
     """Return the values of uint8 codes in DTYPE; by the device's own conversion if NATIVE, else by `fp8.decode`."""
     if NATIVE:
         # By way of fp32, which is what the instructions give. Towards fp16 and bf16 Triton 3.6 has a conversion in
-        # software for gfx950, five times as long, and the one to bf16 turns NaN into 480.
+        # software for gfx950, several times as long, and the one to bf16 turns NaN into 480.
         KIND: tl.constexpr = tl.float8e4nv if FORMAT == "e4m3fn" else tl.float8e4b8
         value = narrowed(code.to(KIND, bitcast=True).to(tl.float32), DTYPE)
     else:
