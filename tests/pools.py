@@ -91,14 +91,15 @@ def pool(
 
 
 def quantisation(kind: str, scales: str, shape: tuple[int, int, int, int], device: str) -> Quantisation:
-    """Scales that take unit-normal data well into the range of every format, different for K and V."""
+    """Scales that take unit-normal data well into the range of every format; for K and V others, and other strides."""
     num_blocks, block_size, heads, _ = shape
     if scales == "token":
-        both = torch.full((num_blocks, heads, 3, block_size), float("nan"), device=device)
-        return Quantisation(kind, both[:, :, 0].transpose(1, 2), both[:, :, 2].transpose(1, 2))
-    numbers = torch.linspace(0.02, 0.07, 2 * heads, device=device)
+        of_key = torch.full((num_blocks, heads, 2, block_size), float("nan"), device=device)[:, :, 1].transpose(1, 2)
+        of_value = torch.full((num_blocks, block_size, heads + 2), float("nan"), device=device)[:, :, 1:-1]
+        return Quantisation(kind, of_key, of_value)
     if scales == "head":
-        return Quantisation(kind, numbers[:heads].clone(), numbers[heads:].clone())
+        numbers = torch.linspace(0.02, 0.07, 3 * heads, device=device)
+        return Quantisation(kind, numbers[:heads], numbers[heads::2])
     return Quantisation(kind, torch.full((1,), 0.031, device=device), torch.tensor(0.053, device=device))
 
 

@@ -43,7 +43,7 @@ def _stored(x, scale, scale_offset, slot, SCALES: tl.constexpr, FORMAT: tl.const
             divisor = row_scale(x, LARGEST)
             tl.store(scale + scale_offset, divisor, mask=slot >= 0)
         else:
-            divisor = tl.load(scale + scale_offset)
+            divisor = tl.load(scale + scale_offset, mask=slot >= 0, other=1.0)
         stored = encode(tl.div_rn(x, divisor[:, None]), FORMAT)
     return stored
 

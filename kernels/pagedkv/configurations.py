@@ -168,6 +168,19 @@ def _quantised_copies(op: Op) -> tuple[Configuration, ...]:
     )
 
 
+def _quantised_attention(phase: Phase) -> tuple[Configuration, ...]:
+    """Serving shapes: as large as heads and tiles get, with decoding in registers on top."""
+    return tuple(
+        Configuration("attention", phase, dtype, q_heads, kv_heads, head_size, block_size, layout, **kind)  # type: ignore[arg-type]
+        for dtype, q_heads, kv_heads, head_size, block_size, layout, kind in (
+            ("bfloat16", 32, 8, 128, 16, "shuffle", {"quantised": "e4m3fnuz", "scales": "head"}),
+            ("float16", 16, 2, 256, 544, "interleaved", {"quantised": "e4m3fn", "scales": "tensor"}),
+            ("bfloat16", 32, 8, 128, 784, "packed", {"quantised": "e4m3fnuz", "scales": "token"}),
+            ("bfloat16", 32, 8, 128, 784, "native-interleaved", {"quantised": "e5m2", "scales": "tensor"}),
+        )
+    )
+
+
 CONFIGURATIONS: tuple[Configuration, ...] = (
     *_copies("write"),
     *_copies("gather"),
@@ -177,6 +190,8 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     *_attention("extend"),
     *_attention("prefill"),
     *_special(),
+    *_quantised_attention("decode"),
+    *_quantised_attention("prefill"),
 )
 """Every promised case."""
 

@@ -73,6 +73,17 @@ def max_value(name):
 
 
 @triton.jit
+def narrowed(value, DTYPE: tl.constexpr):
+    """Return decoded values in DTYPE, which holds them exactly."""
+    if DTYPE.is_bf16():
+        # Cut off: a rounding cast takes gfx942 several instructions, and the interpreter's is wrong.
+        value = (value.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        value = value.to(DTYPE)
+    return value
+
+
+@triton.jit
 def decode(code, FORMAT: tl.constexpr, DTYPE: tl.constexpr = tl.float32):
     """Return the values of uint8 codes in DTYPE (fp32, fp16 or bf16), each of which holds every value exactly.
 
@@ -91,10 +102,7 @@ def decode(code, FORMAT: tl.constexpr, DTYPE: tl.constexpr = tl.float32):
         value = half.to(EXACT) * (2.0 ** (15 - _bias(FORMAT)))
         is_nan = (code == 0x80) if FORMAT == "e4m3fnuz" else (tl.abs(value) > max_value(FORMAT))
         value = tl.where(is_nan, float("nan"), value)
-    if DTYPE.is_bf16():
-        # Cut off, which is exact here. A rounding cast takes gfx942 several instructions, and the interpreter errs.
-        value = (value.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    return value
+    return narrowed(value, DTYPE)
 
 
 @triton.jit

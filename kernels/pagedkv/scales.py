@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from .fp8 import FORMATS, decode
+from .fp8 import FORMATS, decode, narrowed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,12 +61,13 @@ def _strides(scale: Tensor) -> tuple[int, int, int]:
 @triton.jit
 def decoded(code, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr):
     """Return the values of uint8 codes in DTYPE; by the device's own conversion if NATIVE, else by `fp8.decode`."""
-    if not NATIVE:
-        value = decode(code, FORMAT, DTYPE)
-    elif FORMAT == "e4m3fn":
-        value = code.to(tl.float8e4nv, bitcast=True).to(DTYPE)
+    if NATIVE:
+        # By way of fp32, which is what the instructions give. Towards fp16 and bf16 Triton 3.6 has a conversion in
+        # software for gfx950, several times as long, and the one to bf16 turns NaN into 480.
+        KIND: tl.constexpr = tl.float8e4nv if FORMAT == "e4m3fn" else tl.float8e4b8
+        value = narrowed(code.to(KIND, bitcast=True).to(tl.float32), DTYPE)
     else:
-        value = code.to(tl.float8e4b8, bitcast=True).to(DTYPE)
+        value = decode(code, FORMAT, DTYPE)
     return value
 
 
@@ -90,7 +91,8 @@ def row_scale(x, LARGEST: tl.constexpr):
     """Return the scale [ROWS] with which each row of `x` [ROWS, PADDED] fp32 fills the range of the format.
 
     `max(absmax / LARGEST, 1e-6)`, as vLLM's per-token-head caches have it. NaN does not count, and an infinity counts
-    as the largest finite number, so that the scale stays finite.
+    as the largest finite number, so that the scale stays finite. The quotient is correctly rounded (a plain division
+    errs by two units on NVIDIA, `div.full.f32`): a scale has the same bits on every platform.
     """
     absmax = tl.max(tl.where(tl.abs(x) >= 0.0, tl.abs(x), 0.0), axis=1)
-    return tl.maximum(tl.minimum(absmax, 3.4028234663852886e38) / LARGEST, 1e-6)
+    return tl.maximum(tl.div_rn(tl.minimum(absmax, 3.4028234663852886e38), LARGEST), 1e-6)
