@@ -69,7 +69,7 @@ def calls(monkeypatch):
         ({"kv_cache_dtype": "fp8"}, "KV cache dtype 'fp8'"),
         ({"kv_cache_dtype": "int8_per_token_head"}, "KV cache dtype 'int8_per_token_head'"),
         ({"attn_type": AttentionType.ENCODER_ONLY}, "attention type 'encoder_only'"),
-        ({"attn_type": AttentionType.ENCODER_DECODER}, "attention type 'encoder_decoder'"),
+        ({"attn_type": AttentionType.ENCODER}, "attention type 'encoder'"),
         ({"head_size": 512}, "head_size 512"),
         ({"head_size": 16}, "head_size 16"),
         ({"chunk_lookback": 1}, "attention argument 'chunk_lookback'"),
@@ -83,8 +83,7 @@ def test_layer_refuses_what_is_not_served(features, named):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"causal": False}, "non-causal attention"),
-        ({"causal": torch.tensor([True])}, "non-causal attention"),
+        ({"causal": torch.tensor([True])}, "a mix of causal and non-causal sequences"),
         ({"mm_req_doc_ranges": {0: [(0, 2)]}}, "bidirectional prefixes"),
         ({"rswa_prefix_lens": torch.tensor([2])}, "reference sliding window"),
         ({"dcp_local_seq_lens": torch.tensor([30])}, "decode context parallelism"),

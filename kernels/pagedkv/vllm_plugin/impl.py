@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pagedkv.vllm_plugin.backend import PagedKVMetadata
 
 SERVED_KV_CACHE_DTYPES = ("auto", "float16", "bfloat16")
+SERVED_ATTENTION = (AttentionType.DECODER, AttentionType.ENCODER_DECODER)
 HEAD_SIZES = range(32, 257, 8)
 """Head sizes served; the kernels mask what is not a power of two."""
 
@@ -56,7 +57,7 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
             sliding_window: Keys a query may see, itself included; None sees all.
             kv_cache_dtype: "auto", "float16" or "bfloat16".
             logits_soft_cap: Not served.
-            attn_type: Decoder only.
+            attn_type: Self-attention of a decoder, or its cross attention.
             kv_sharing_target_layer_name: Layer whose cache this one reads; vLLM then skips the write.
             sinks: Not served.
             **other_features: Whatever else a model asks its attention for: not served.
@@ -70,7 +71,7 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
             "logits soft cap": bool(logits_soft_cap),  # vLLM passes 0 for "none" in places
             "attention sinks": sinks is not None,
             f"KV cache dtype {kv_cache_dtype!r}": kv_cache_dtype not in SERVED_KV_CACHE_DTYPES,
-            f"attention type {str(getattr(attn_type, 'value', attn_type))!r}": attn_type != AttentionType.DECODER,
+            f"attention type {str(getattr(attn_type, 'value', attn_type))!r}": attn_type not in SERVED_ATTENTION,
         } | {f"attention argument {name!r}": value is not None for name, value in other_features.items()}
         for feature, asked in refused.items():
             if asked:

@@ -180,6 +180,8 @@ def _describe(name: str, layer: Any, rank: int) -> ServedLayer:
 
 
 def _path(cls: type) -> str:
+    """Path of a class; where vLLM has wrapped one of ours, as for cross attention, path of ours."""
+    cls = next((base for base in cls.__mro__ if base.__module__.startswith("pagedkv.")), cls)
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
