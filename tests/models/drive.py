@@ -87,9 +87,7 @@ def generate(
         detokenize=False,
     )
     outputs = llm.generate([as_vllm(prompt) for prompt in prompts], sampling, use_tqdm=False)
-    return [
-        {"tokens": list(o.outputs[0].token_ids)} | ({"log_probs": table(o)} if log_probs else {}) for o in outputs
-    ]
+    return [{"tokens": list(o.outputs[0].token_ids)} | ({"log_probs": table(o)} if log_probs else {}) for o in outputs]
 
 
 def as_vllm(prompt: Any) -> dict[str, Any]:

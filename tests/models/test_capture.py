@@ -1,4 +1,4 @@
-"""What a captured GPU graph keeps, without a GPU: the metadata of its dummy batch, with whatever the buffers hold later."""
+"""What a captured GPU graph keeps, without a GPU: the metadata of its dummy batch, over buffers that change later."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_captured_batch_serves_every_later_one(captured, bound, query_lens, se
 
     tokens, sequences = sum(query_lens), len(query_lens)
     keys, values = cache.transpose(1, 2).split(HEAD_SIZE, dim=-1)
-    golden = reference.attention(
+    golden, _ = reference.attention(
         query[:tokens],
         keys,
         values,

@@ -59,7 +59,7 @@ def audio(seed: int) -> np.ndarray:
 
 
 def log_probs(folder: Path, prompt: dict, answer: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """Log-probabilities of each answer token, [len(answer), VOCABULARY] float64, computed in `dtype` without a cache."""
+    """Log-probabilities of each answer token, [len(answer), VOCABULARY] float64, computed in `dtype`, no cache."""
     model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval()
     hear = WhisperFeatureExtractor.from_pretrained(folder)
     features = hear(audio(prompt["audio"]), sampling_rate=SAMPLING_RATE, return_tensors="pt").input_features

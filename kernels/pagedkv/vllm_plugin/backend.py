@@ -15,18 +15,20 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from pagedkv.vllm_plugin import NAME, log
+from pagedkv.vllm_plugin import NAME, log, pages
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
 from pagedkv.vllm_plugin.impl import HEAD_SIZES, SERVED_ATTENTION, SERVED_KV_CACHE_DTYPES, PagedKVImpl
+from pagedkv.vllm_plugin.settings import packing
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.config.cache import CacheDType
     from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
+    from vllm.v1.kv_cache_layout import KVCacheLayout
 
 
 class PagedKVBackend(AttentionBackend):
-    """Paged attention of decoder layers, to themselves or to an encoder, any KV layout whose last dimension is dense."""
+    """Paged attention of decoder layers, to themselves or to an encoder, in any KV layout that the packing allows."""
 
     forward_includes_kv_cache_update: bool = False
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
@@ -53,6 +55,16 @@ class PagedKVBackend(AttentionBackend):
         return [MultipleOf(16)]
 
     @classmethod
+    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        """Complete the description of a layer's pages, as the packing wants them."""
+        return pages.ask(spec, packing())
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...] | None:
+        """Layouts that the packing allows, the preferred ones first; None for any."""
+        return pages.layouts(packing())
+
+    @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         """Whether the kernels serve this head_size."""
         return head_size in HEAD_SIZES
@@ -60,6 +72,16 @@ class PagedKVBackend(AttentionBackend):
     @classmethod
     def supports_sliding_window(cls) -> bool:
         """Served: the window is an argument of the kernel."""
+        return True
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        """Served: sinks are an argument of the kernel."""
+        return True
+
+    @classmethod
+    def supports_per_head_quant_scales(cls) -> bool:
+        """Served: so are scales per KV head."""
         return True
 
     @classmethod
