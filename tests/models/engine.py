@@ -64,13 +64,16 @@ def spec(
     return {"model": str(model), "ours": ours, "layout": layout, "engine": engine, "batches": batches}
 
 
-def run(folder: Path, engines: dict[str, dict[str, Any]], environment: dict[str, str]) -> dict[str, Any]:
+def run(
+    folder: Path, engines: dict[str, dict[str, Any]], environment: dict[str, str], *, seconds: int = SECONDS
+) -> dict[str, Any]:
     """Run engines one after the other in one process.
 
     Args:
         folder: Where the specs, the results and the log are written.
         engines: By name, what `spec` returned.
         environment: Variables on top of this process's and of ENVIRONMENT.
+        seconds: When to give up.
 
     Returns:
         The results by name. A driver that fails or hangs raises AssertionError with the end of its log.
@@ -88,9 +91,9 @@ def run(folder: Path, engines: dict[str, dict[str, Any]], environment: dict[str,
             start_new_session=True,
         )
         try:
-            status: int | str = process.wait(timeout=SECONDS)
+            status: int | str = process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
-            status = f"killed after {SECONDS} s"
+            status = f"killed after {seconds} s"
         finally:
             _end_group(process)
     assert status == 0, f"vLLM's driver ended with {status}:\n" + "\n".join(log_file.read_text().splitlines()[-40:])
