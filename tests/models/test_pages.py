@@ -30,7 +30,6 @@ from pagedkv.vllm_plugin import backend, impl, pages
 
 LAYERS, BLOCKS, BLOCK_SIZE, KV_HEADS, HEADS, HEAD_SIZE = 2, 5, 48, 2, 4, 32
 SEQ_LENS = [70, 20]
-FP8 = {"e4m3fn": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz, "e5m2": torch.float8_e5m2}
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,12 @@ class Case:
     split: int = 1  # kernel blocks of a block
     scales: str = "tensor"
     fnuz: bool = False  # whether the platform's e4m3 is that of gfx942
+
+    @property
+    def kind(self):
+        if self.kv_cache_dtype == "fp8_e5m2":
+            return torch.float8_e5m2
+        return torch.float8_e4m3fnuz if self.fnuz else torch.float8_e4m3fn
 
     @property
     def id(self):
@@ -178,7 +183,7 @@ def test_page(case, monkeypatch):
     for side, rows in enumerate((key, value)):
         stored, meant = rows, rows.double()
         if pool.quantised:
-            kind = FP8[layer.page.format]
+            kind = case.kind
             scale = scales_of(case)[side].expand(KV_HEADS)[:, None]
             if pool.per_token:
                 scale = (rows.abs().amax(-1, keepdim=True) / torch.finfo(kind).max).clamp(min=1e-6)
