@@ -23,7 +23,9 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from pagedkv.vllm_plugin import backend, errors, impl, pages, settings
 
-BLOCKS, SPEC = 3, {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float16}
+BLOCKS = 3
+SPEC = {"block_size": 32, "num_kv_heads": 4, "head_size": 64, "dtype": torch.float16}
+"""Not two heads: pages of rows and of two parts would then have the same axes."""
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def test_rows_unless_told_otherwise(monkeypatch, set_packing):
 def test_pages_of_two_parts(packing, set_packing):
     set_packing(packing)
     spec = backend.PagedKVBackend.customize_spec(FullAttentionSpec(**SPEC))
-    assert (spec.num_heads, spec.state_content_size_bytes) == (2, 2 * 64 * 2)
+    assert (spec.num_heads, spec.state_content_size_bytes) == (2, 4 * 64 * 2)
     assert spec.page_size_bytes == FullAttentionSpec(**SPEC).page_size_bytes
     assert backend.PagedKVBackend.customize_spec(spec) == spec, "asked twice, the answer stays"
     layouts = backend.PagedKVBackend.supported_kv_cache_layouts()
@@ -95,7 +97,7 @@ def test_both_groups_of_an_encoder_decoder_model_mean_the_same_bytes(packing, la
         layer_stride, block_stride, *_ = compute_layout_strides(spec, BLOCKS, 2, order)
         tensor = KVCacheTensor(raw.numel(), ["0", "1"], layer_stride, block_stride)
         views.append(create_kv_cache_views(raw, spec, BLOCKS, order, tensor)[1])
-    self_attention, cross_attention = (pages.Page(packing, 2, 64).cache(view) for view in views)
+    self_attention, cross_attention = (pages.Page(packing, 4, 64).cache(view) for view in views)
     for side in ("key", "value"):
         ours, theirs = getattr(self_attention, side), getattr(cross_attention, side)
         assert (ours.shape, ours.stride(), ours.data_ptr()) == (theirs.shape, theirs.stride(), theirs.data_ptr())

@@ -28,7 +28,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from pagedkv import reference
 from pagedkv.vllm_plugin import backend, impl, pages
 
-LAYERS, BLOCKS, BLOCK_SIZE, KV_HEADS, HEADS, HEAD_SIZE = 2, 5, 48, 2, 4, 32
+LAYERS, BLOCKS, BLOCK_SIZE, KV_HEADS, HEADS, HEAD_SIZE = 2, 5, 48, 3, 6, 32
 SEQ_LENS = [70, 20]
 
 
@@ -145,7 +145,7 @@ class Pool:
 
 def scales_of(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     if case.scales == "head":
-        return torch.tensor([0.02, 0.05]), torch.tensor([0.07, 0.03])
+        return torch.tensor([0.02, 0.05, 0.04]), torch.tensor([0.07, 0.03, 0.06])
     return torch.tensor(0.03), torch.tensor([0.05])
 
 
@@ -158,7 +158,7 @@ def quantised(rows: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> tor
 def test_page(case, monkeypatch):
     monkeypatch.setattr(impl, "packing", lambda: case.packing)
     monkeypatch.setattr(impl, "current_platform", SimpleNamespace(is_fp8_fnuz=lambda: case.fnuz))
-    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -2.0])
     layer = impl.PagedKVImpl(
         HEADS, HEAD_SIZE, 0.3, KV_HEADS, kv_cache_dtype=case.kv_cache_dtype, logits_soft_cap=5.0, sinks=sinks
     )
