@@ -24,6 +24,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles small helpers even when told to be eager; 25 s on a cold machine
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_PLUGINS": "pagedkv",
     "HF_HUB_OFFLINE": "1",
 } | ({} if GPU else {"TRITON_INTERPRET": "1"})
 
@@ -43,19 +44,42 @@ ENGINE = {
 } | ({"gpu_memory_utilization": 0.2} if GPU else {"kv_cache_memory_bytes": 1 << 26})
 
 
-def run(folder: Path, spec: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    """Run one engine.
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""Environment of an engine whose core and worker share the driver's process: it starts in seconds."""
+
+
+def spec(
+    model: Path, batches: dict[str, Any], *, ours: bool = True, layout: str | None = None, **arguments: Any
+) -> dict[str, Any]:
+    """What `drive.py` is to do with one engine.
 
     Args:
-        folder: Where the spec, the result and the log are written.
-        spec: What `drive.py` is to do.
+        model: Folder of the model.
+        batches: By name, the arguments of `drive.generate`.
+        ours: Whether our plugin shall serve.
+        layout: Physical order of vLLM's KV cache; None leaves it to vLLM.
+        **arguments: Of vLLM's `LLM`, on top of ENGINE.
+    """
+    engine = ENGINE | arguments
+    return {"model": str(model), "ours": ours, "layout": layout, "engine": engine, "batches": batches}
+
+
+def run(
+    folder: Path, engines: dict[str, dict[str, Any]], environment: dict[str, str], *, seconds: int = SECONDS
+) -> dict[str, Any]:
+    """Run engines one after the other in one process.
+
+    Args:
+        folder: Where the specs, the results and the log are written.
+        engines: By name, what `spec` returned.
         environment: Variables on top of this process's and of ENVIRONMENT.
+        seconds: When to give up.
 
     Returns:
-        The result. A driver that fails or hangs raises AssertionError with the end of its log.
+        The results by name. A driver that fails or hangs raises AssertionError with the end of its log.
     """
     spec_file, result_file, log_file = (folder / name for name in ("spec.json", "result.json", "log.txt"))
-    spec_file.write_text(json.dumps(spec | {"engine": ENGINE}))
+    spec_file.write_text(json.dumps(engines))
     command = [sys.executable, str(DRIVER), str(spec_file), str(result_file)]
     with log_file.open("w") as log:
         process = subprocess.Popen(
@@ -67,13 +91,13 @@ def run(folder: Path, spec: dict[str, Any], environment: dict[str, str]) -> dict
             start_new_session=True,
         )
         try:
-            status: int | str = process.wait(timeout=SECONDS)
+            status: int | str = process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
-            status = f"killed after {SECONDS} s"
+            status = f"killed after {seconds} s"
         finally:
             _end_group(process)
     assert status == 0, f"vLLM's driver ended with {status}:\n" + "\n".join(log_file.read_text().splitlines()[-40:])
-    return json.loads(result_file.read_text()) | {"log": log_file.read_text()}
+    return json.loads(result_file.read_text())
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -63,13 +63,12 @@ def calls(monkeypatch):
 @pytest.mark.parametrize(
     ("features", "named"),
     [
-        ({"alibi_slopes": [0.5] * HEADS}, "ALiBi"),
-        ({"logits_soft_cap": 30.0}, "logits soft cap"),
-        ({"sinks": torch.zeros(HEADS)}, "attention sinks"),
-        ({"kv_cache_dtype": "fp8"}, "KV cache dtype 'fp8'"),
+        ({"kv_cache_dtype": "fp8_ds_mla"}, "KV cache dtype 'fp8_ds_mla'"),
         ({"kv_cache_dtype": "int8_per_token_head"}, "KV cache dtype 'int8_per_token_head'"),
         ({"attn_type": AttentionType.ENCODER_ONLY}, "attention type 'encoder_only'"),
-        ({"attn_type": AttentionType.ENCODER_DECODER}, "attention type 'encoder_decoder'"),
+        ({"attn_type": AttentionType.ENCODER}, "attention type 'encoder'"),
+        ({"attn_type": AttentionType.ENCODER_DECODER, "sliding_window": 8}, "a sliding window in cross attention"),
+        ({"attn_type": AttentionType.ENCODER_DECODER, "alibi_slopes": [0.5] * HEADS}, "ALiBi in cross attention"),
         ({"head_size": 512}, "head_size 512"),
         ({"head_size": 16}, "head_size 16"),
         ({"chunk_lookback": 1}, "attention argument 'chunk_lookback'"),
@@ -83,8 +82,7 @@ def test_layer_refuses_what_is_not_served(features, named):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"causal": False}, "non-causal attention"),
-        ({"causal": torch.tensor([True])}, "non-causal attention"),
+        ({"causal": torch.tensor([True])}, "a mix of causal and non-causal sequences"),
         ({"mm_req_doc_ranges": {0: [(0, 2)]}}, "bidirectional prefixes"),
         ({"rswa_prefix_lens": torch.tensor([2])}, "reference sliding window"),
         ({"dcp_local_seq_lens": torch.tensor([30])}, "decode context parallelism"),
@@ -95,12 +93,6 @@ def test_batch_refuses_what_is_not_served(builder, change, named):
         builder.build(0, metadata(**change))
 
 
-def test_cache_of_unlike_key_and_value_sizes_is_refused(calls):
-    with pytest.raises(errors.UnsupportedFeatureError, match="unlike sizes"):
-        make_impl().do_kv_cache_update(None, *torch.zeros(2, 1, 2, 32), packed_cache()[..., :48], torch.tensor([0]))
-    assert calls == []
-
-
 def test_quantised_output_is_refused(calls):
     output = torch.zeros(3, HEADS, HEAD_SIZE)
     with pytest.raises(errors.UnsupportedFeatureError, match="output quantisation"):
@@ -109,8 +101,14 @@ def test_quantised_output_is_refused(calls):
 
 
 @pytest.mark.parametrize("window", [None, 7])
-def test_forward_passes_on_window_views_and_actual_tokens(builder, calls, window):
-    layer, cache = make_impl(sliding_window=window), packed_cache()
+def test_forward_passes_on_options_views_and_actual_tokens(builder, calls, window):
+    sinks = torch.nn.Parameter(torch.full((HEADS,), torch.nan, dtype=torch.bfloat16))
+    layer, cache = (
+        make_impl(sliding_window=window, logits_soft_cap=30, alibi_slopes=[0.5] * 4, sinks=sinks),
+        packed_cache(),
+    )
+    sinks.data.fill_(1.5)  # vLLM loads weights after it has made the layers
+    layer.process_weights_after_loading(torch.bfloat16)
     query, output = torch.zeros(8, HEADS, HEAD_SIZE), torch.full((8, HEADS, HEAD_SIZE), torch.nan)
     assert layer.forward(None, query, None, None, cache, builder.build(0, metadata()), output) is output
     [((got_query, paged, got_output), named)] = calls
@@ -123,9 +121,32 @@ def test_forward_passes_on_window_views_and_actual_tokens(builder, calls, window
     assert keys.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr(), "a copy would hide the strides"
     assert named["sliding_window"] == window
     assert named["scale"] == 0.25
+    assert named["softcap"] == 30
+    assert named["causal"]
+    assert named["alibi_slopes"].tolist() == [0.5] * HEADS
+    assert named["sinks"].tolist() == [1.5] * HEADS
+    assert named["alibi_slopes"].dtype == named["sinks"].dtype == torch.float32
     assert (named["max_query_len"], named["max_seq_len"]) == (3, 60)
     assert named["block_table"].tolist() == [[4, 2]]
     assert (layer.writes, layer.attentions) == (0, 1)
+
+
+def test_options_that_are_off_are_none(builder, calls):
+    """vLLM passes 0 for "no soft cap" in places, which as a cap would make all weights equal."""
+    layer, query = make_impl(logits_soft_cap=0), torch.zeros(3, HEADS, HEAD_SIZE)
+    layer.process_weights_after_loading(torch.float32)
+    layer.forward(None, query, None, None, packed_cache(), builder.build(0, metadata()), query)
+    [(_, named)] = calls
+    assert [named[name] for name in ("softcap", "alibi_slopes", "sinks", "sliding_window")] == [None] * 4
+
+
+def test_cross_attention_sees_the_whole_encoder(builder, calls):
+    """Keys and values come with the first step only; later ones find them in the cache."""
+    layer, query = make_impl(attn_type=AttentionType.ENCODER_DECODER), torch.zeros(3, HEADS, HEAD_SIZE)
+    layer.forward(None, query, None, None, packed_cache(), builder.build(0, metadata(causal=False)), query)
+    [(_, named)] = calls
+    assert named["causal"] is False
+    assert (named["max_query_len"], named["seq_lens"].tolist()) == (3, [60])
 
 
 @pytest.mark.parametrize(

@@ -39,26 +39,20 @@ def runs(checkpoint, tmp_path_factory):
     `served` is vLLM as deployed, with an engine core and a worker of their own. `packed` stores all layers of a block
     together, so that nothing but the last dimension is dense. `unplugged` has lost our plugin, as after a failed load.
     """
-    in_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     jobs = {
-        "served": ({"ours": True, "batches": BATCHES}, {}),
-        "unplugged": ({"ours": False, "batches": {"prefill": BATCHES["prefill"]}}, in_process | {"VLLM_PLUGINS": ""}),
-        "packed": (
-            {"ours": True, "batches": {"chunks": BATCHES["chunks"]}},
-            in_process | {"VLLM_KV_CACHE_LAYOUT": "BLHNC"},
+        "served": (engine.spec(checkpoint, BATCHES), {}),
+        "unplugged": (
+            engine.spec(checkpoint, {"prefill": BATCHES["prefill"]}, ours=False),
+            engine.IN_PROCESS | {"VLLM_PLUGINS": ""},
         ),
+        "packed": (engine.spec(checkpoint, {"chunks": BATCHES["chunks"]}, layout="BLHNC"), engine.IN_PROCESS),
     }
     with ThreadPoolExecutor(max_workers=1 if engine.GPU else 2) as pool:  # two would measure one GPU's memory at once
         futures = {
-            name: pool.submit(
-                engine.run,
-                tmp_path_factory.mktemp(name),
-                spec | {"model": str(checkpoint)},
-                {"VLLM_PLUGINS": "pagedkv"} | environment,
-            )
+            name: pool.submit(engine.run, tmp_path_factory.mktemp(name), {name: spec}, environment)
             for name, (spec, environment) in jobs.items()
         }
-        return {name: future.result() for name, future in futures.items()}
+        return {name: future.result()[name] for name, future in futures.items()}
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,11 @@ import torch
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backend import subclass_attention_backend_with_overrides
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from pagedkv import vllm_plugin
-from pagedkv.vllm_plugin import backend, errors, inspect
+from pagedkv.vllm_plugin import backend, errors, inspect, pages
 
 KV_HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS = 2, 32, 48, 5
 
@@ -105,6 +106,18 @@ def test_report_names_every_attention_layer(worker):
     assert (ours["layer"], ours["rank"], ours["block_size"]) == ("a", 3, BLOCK_SIZE)
     assert ours["kv_strides"] == [2 * HEAD_SIZE * BLOCK_SIZE * KV_HEADS, 2 * HEAD_SIZE * BLOCK_SIZE, 2 * HEAD_SIZE, 1]
     assert theirs["backend"].endswith("Layer")
+    assert (ours["packing"], ours["fp8_format"]) == ("rows", None)
+
+
+def test_report_sees_through_what_vllm_wraps(worker):
+    """For cross attention vLLM derives classes from ours at run time."""
+    wrapped = subclass_attention_backend_with_overrides("Cross_", backend.PagedKVBackend, {})
+    layer = Layer(wrapped, torch.zeros(BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE))
+    layer.impl.__class__ = type("CrossImpl", (backend.PagedKVImpl,), {"__module__": "vllm.somewhere"})
+    worker.vllm_config.compilation_config.static_forward_context = {"a": layer}
+    [row] = worker.pagedkv_report()
+    assert row["backend"] == vllm_plugin.BACKEND
+    assert row["impl"] == "pagedkv.vllm_plugin.impl.PagedKVImpl"
 
 
 def test_counts_start_again_after_a_reset(worker):
@@ -121,6 +134,21 @@ def test_poison_fills_the_pool_and_new_blocks(worker):
     worker.model_runner._zero_block_ids([4, 1])
     assert worker.pool.isnan().all(dim=(0, 2, 3, 4)).tolist() == [False, True, False, False, True]
     assert worker.pool[:, [0, 2, 3]].count_nonzero() == 0
+
+
+@pytest.mark.parametrize(("name", "fill"), [("e4m3fn", 0xFF), ("e4m3fnuz", 0x80), ("e5m2", 0xFF)])
+def test_poison_of_codes_is_nan_in_their_format(worker, name, fill):
+    """In e4m3fnuz 0xff is -240, which would go unnoticed."""
+    pool = torch.zeros(BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE, dtype=torch.uint8)
+    layer = Layer(backend.PagedKVBackend, pool)
+    layer.impl.page = pages.Page("rows", KV_HEADS, HEAD_SIZE, name)
+    worker.vllm_config.compilation_config.static_forward_context = {"a": layer}
+    worker.pagedkv_poison()
+    assert (pool == fill).all()
+    assert pool.view(getattr(torch, f"float8_{name}")).float().isnan().all()
+    pool.zero_()
+    worker.model_runner._zero_block_ids([2])
+    assert (pool == fill).all(dim=(1, 2, 3)).tolist() == [False, False, True, False, False]
 
 
 def test_poison_reaches_new_blocks_of_model_runner_v2(worker):

@@ -8,25 +8,27 @@ from typing import TYPE_CHECKING, ClassVar, TypedDict
 import torch
 from vllm.v1.attention.backend import (
     AttentionBackend,
+    AttentionCGSupport,
     AttentionMetadata,
     AttentionMetadataBuilder,
-    AttentionType,
     CommonAttentionMetadata,
     MultipleOf,
 )
 
-from pagedkv.vllm_plugin import NAME, log
+from pagedkv.vllm_plugin import NAME, log, pages
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
-from pagedkv.vllm_plugin.impl import HEAD_SIZES, SERVED_KV_CACHE_DTYPES, PagedKVImpl
+from pagedkv.vllm_plugin.impl import HEAD_SIZES, SERVED_ATTENTION, SERVED_KV_CACHE_DTYPES, PagedKVImpl
+from pagedkv.vllm_plugin.settings import packing
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.config.cache import CacheDType
     from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
+    from vllm.v1.kv_cache_layout import KVCacheLayout
 
 
 class PagedKVBackend(AttentionBackend):
-    """Paged causal attention for decoder layers, any KV layout whose last dimension is dense."""
+    """Paged attention of decoder layers, to themselves or to an encoder, in any KV layout that the packing allows."""
 
     forward_includes_kv_cache_update: bool = False
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
@@ -53,6 +55,16 @@ class PagedKVBackend(AttentionBackend):
         return [MultipleOf(16)]
 
     @classmethod
+    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        """Complete the description of a layer's pages, as the packing wants them."""
+        return pages.ask(spec, packing())
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...] | None:
+        """Layouts that the packing allows, the preferred ones first; None for any."""
+        return pages.layouts(packing())
+
+    @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         """Whether the kernels serve this head_size."""
         return head_size in HEAD_SIZES
@@ -63,14 +75,36 @@ class PagedKVBackend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_sink(cls) -> bool:
+        """Served: sinks are an argument of the kernel."""
+        return True
+
+    @classmethod
+    def supports_per_head_quant_scales(cls) -> bool:
+        """Served: so are scales per KV head."""
+        return True
+
+    @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
-        """Decoder self-attention only."""
-        return attn_type == AttentionType.DECODER
+        """Self-attention and cross attention of a decoder; encoders keep no KV cache and have backends of their own."""
+        return attn_type in SERVED_ATTENTION
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        """Served: whether a batch is causal is an argument of the kernel."""
+        return True
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """Not served: which sequences decode is read from the host's query lengths."""
+        return False
 
 
 class Part(TypedDict):
     """Neighbouring sequences of a batch that one kernel call serves, as its arguments. S sequences, M blocks each."""
 
+    causal: bool
+    """False for cross attention."""
     max_query_len: int
     """1 for sequences that decode."""
     max_seq_len: int
@@ -78,7 +112,7 @@ class Part(TypedDict):
     query_start_loc: torch.Tensor
     """[S + 1] int32; begins where the part begins in the query."""
     seq_lens: torch.Tensor
-    """[S] int32, context and query together."""
+    """[S] int32: context and query together; in cross attention the tokens of the encoder."""
     block_table: torch.Tensor
     """[S, M] int32."""
 
@@ -89,6 +123,8 @@ class PagedKVMetadata(AttentionMetadata):
 
     num_actual_tokens: int
     """Query tokens without the padding rows of query and output."""
+    whole: Part
+    """All sequences."""
     parts: list[Part]
     """The sequences that decode, then the others; either may be missing. A decode step has cheaper programs, so a batch
     that mixes both is served by two calls."""
@@ -106,20 +142,37 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         log.info("pagedkv serves %d attention layers, %d tokens per block", len(layer_names), kv_cache_spec.block_size)
 
+    @classmethod
+    def get_cudagraph_support(
+        cls,
+        vllm_config: VllmConfig,
+        kv_cache_spec: KVCacheSpec,  # noqa: ARG003 - no spec makes a difference
+    ) -> AttentionCGSupport:
+        """Which batches a captured graph may hold: any, where vLLM says how long their queries can become.
+
+        A graph keeps the grid and the kernel of its capture; lengths, blocks and tokens come from the device anew. That
+        is right for every later batch within the bounds of the capture. vLLM's model runner V2 captures mixed batches
+        of encoder-decoder models with the query length of its dummy batch as bound, which may be 1 and then promises
+        a decode step; with those models only batches of equal query lengths are captured.
+        """
+        if vllm_config.model_config.is_encoder_decoder:
+            return AttentionCGSupport.UNIFORM_BATCH
+        return AttentionCGSupport.ALWAYS
+
     def build(
         self,
         common_prefix_len: int,  # noqa: ARG002 - vLLM documents it as always 0
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,  # noqa: ARG002 - there is no slow part to leave out
     ) -> PagedKVMetadata:
-        """Describe one batch.
+        """Describe one batch, without waiting for the device.
 
         Raises:
-            UnsupportedFeatureError: The batch needs another mask than causal, or only a shard of each context.
+            UnsupportedFeatureError: The batch needs a mask of its own, or only a shard of each context.
         """
         common = common_attn_metadata
         refused = {
-            "non-causal attention": common.causal is not True,
+            "a mix of causal and non-causal sequences": not isinstance(common.causal, bool),
             "bidirectional prefixes of multimodal prompts": common.mm_req_doc_ranges is not None,
             "reference sliding window attention": common.rswa_prefix_lens is not None,
             "decode context parallelism": common.dcp_local_seq_lens is not None,
@@ -127,21 +180,39 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         for feature, asked in refused.items():
             if asked:
                 raise UnsupportedFeatureError(feature)
+        whole = Part(
+            causal=common.causal,
+            max_query_len=common.max_query_len,
+            max_seq_len=common.max_seq_len,
+            query_start_loc=common.query_start_loc,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+        )
         query_lens = common.query_start_loc_cpu.diff()
         longer = (query_lens > 1).nonzero()
         decodes = int(longer[0]) if len(longer) else len(query_lens)
         bounds = [(0, decodes, 1), (decodes, len(query_lens), common.max_query_len)]
-        return PagedKVMetadata(
-            num_actual_tokens=common.num_actual_tokens,
-            parts=[
-                Part(
-                    max_query_len=max_query_len,
-                    max_seq_len=common.max_seq_len,
-                    query_start_loc=common.query_start_loc[first : end + 1],
-                    seq_lens=common.seq_lens[first:end],
-                    block_table=common.block_table_tensor[first:end],
-                )
-                for first, end, max_query_len in bounds
-                if first < end
-            ],
-        )
+        parts = [_sequences(whole, first, end, longest) for first, end, longest in bounds if first < end]
+        return PagedKVMetadata(common.num_actual_tokens, whole, parts)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> PagedKVMetadata:
+        """Describe the dummy batch of a capture: in one part, because later batches divide elsewhere.
+
+        Raises:
+            UnsupportedFeatureError: see `build`.
+        """
+        metadata = self.build(0, common_attn_metadata)
+        metadata.parts = [metadata.whole]
+        return metadata
+
+
+def _sequences(whole: Part, first: int, end: int, max_query_len: int) -> Part:
+    """The sequences first .. end - 1 of a batch."""
+    return Part(
+        causal=whole["causal"],
+        max_query_len=max_query_len,
+        max_seq_len=whole["max_seq_len"],
+        query_start_loc=whole["query_start_loc"][first : end + 1],
+        seq_lens=whole["seq_lens"][first:end],
+        block_table=whole["block_table"][first:end],
+    )

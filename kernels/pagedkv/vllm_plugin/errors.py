@@ -27,6 +27,37 @@ class UnsupportedFeatureError(PluginError):
         )
 
 
+class SettingError(PluginError):
+    """A setting of the plugin has a value that means nothing.
+
+    Args:
+        variable: Environment variable.
+        value: What it holds.
+        allowed: What it may hold.
+    """
+
+    def __init__(self, variable: str, value: str, allowed: Iterable[str]) -> None:
+        super().__init__(
+            f"{variable}: got {value!r}; expected one of {', '.join(allowed)}. To do: set it to one of these, or unset "
+            "it, before Python starts."
+        )
+
+
+class PageError(PluginError):
+    """vLLM has handed out a KV pool that is not arranged as the plugin has asked for.
+
+    Args:
+        got: What the pool is like.
+        expected: What was asked for.
+    """
+
+    def __init__(self, got: str, expected: str) -> None:
+        super().__init__(
+            f"KV pool: got {got}; expected {expected}. To do: give all processes of one engine the same "
+            "PAGEDKV_PACKING, and see that no other plugin changes the KV cache spec of these layers."
+        )
+
+
 class BackendTakenError(PluginError):
     """Another plugin has claimed the backend name first.
 

@@ -4,28 +4,49 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from pagedkv.cache import PagedCache
 from pagedkv.cache_write import write_kv_cache
 from pagedkv.paged_attention import paged_attention
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
+from pagedkv.vllm_plugin.pages import Page
+from pagedkv.vllm_plugin.settings import packing
 
 if TYPE_CHECKING:
-    import torch
     from vllm.v1.attention.backend import AttentionLayer
 
-    from pagedkv.vllm_plugin.backend import PagedKVMetadata
+    from pagedkv.cache import PagedCache
+    from pagedkv.fp8 import FormatName
+    from pagedkv.vllm_plugin.backend import PagedKVMetadata, Part
 
-SERVED_KV_CACHE_DTYPES = ("auto", "float16", "bfloat16")
+SERVED_KV_CACHE_DTYPES = (
+    *("auto", "float16", "bfloat16"),
+    *("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head"),
+)
+SERVED_ATTENTION = (AttentionType.DECODER, AttentionType.ENCODER_DECODER)
 HEAD_SIZES = range(32, 257, 8)
 """Head sizes served; the kernels mask what is not a power of two."""
+
+
+def fp8_format(kv_cache_dtype: str) -> FormatName | None:
+    """Format of the codes behind vLLM's name of a cache dtype; None if it is not quantised.
+
+    What vLLM calls fp8 and e4m3 is the kind that the device computes with: e4m3fnuz on gfx942, e4m3fn elsewhere.
+    """
+    if not kv_cache_dtype.startswith("fp8"):
+        return None
+    if kv_cache_dtype == "fp8_e5m2":
+        return "e5m2"
+    return "e4m3fnuz" if current_platform.is_fp8_fnuz() else "e4m3fn"
 
 
 class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
     """Runs one layer with `pagedkv.cache_write` and `pagedkv.paged_attention`.
 
     Attributes:
+        page: What the layer's pages hold.
         writes: Calls that wrote keys and values to the cache. A replayed GPU graph does not count.
         attentions: Calls that attended to the cache, likewise.
     """
@@ -52,25 +73,36 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
             head_size: Channels per head, one of HEAD_SIZES.
             scale: Factor on the logits.
             num_kv_heads: Key and value heads; None means as many as query heads.
-            alibi_slopes: Not served.
+            alibi_slopes: One slope per query head, or None.
             sliding_window: Keys a query may see, itself included; None sees all.
-            kv_cache_dtype: "auto", "float16" or "bfloat16".
-            logits_soft_cap: Not served.
-            attn_type: Decoder only.
+            kv_cache_dtype: One of SERVED_KV_CACHE_DTYPES.
+            logits_soft_cap: Cap of the logits; None or 0 for none.
+            attn_type: Self-attention of a decoder, or its cross attention.
             kv_sharing_target_layer_name: Layer whose cache this one reads; vLLM then skips the write.
-            sinks: Not served.
+            sinks: One logit per query head that only takes weight, [num_heads]; a parameter that is loaded later.
             **other_features: Whatever else a model asks its attention for: not served.
 
         Raises:
             UnsupportedFeatureError: The layer needs a feature that is not served.
+            SettingError: The packing asked for does not exist.
         """
+        self.page = Page(
+            packing(),
+            num_heads if num_kv_heads is None else num_kv_heads,
+            head_size,
+            fp8_format(kv_cache_dtype) if kv_cache_dtype in SERVED_KV_CACHE_DTYPES else None,
+            scales_inside=kv_cache_dtype == "fp8_per_token_head",
+        )
+        cross = attn_type == AttentionType.ENCODER_DECODER
         refused = {
             f"head_size {head_size}": head_size not in HEAD_SIZES,
-            "ALiBi": alibi_slopes is not None,
-            "logits soft cap": bool(logits_soft_cap),  # vLLM passes 0 for "none" in places
-            "attention sinks": sinks is not None,
             f"KV cache dtype {kv_cache_dtype!r}": kv_cache_dtype not in SERVED_KV_CACHE_DTYPES,
-            f"attention type {str(getattr(attn_type, 'value', attn_type))!r}": attn_type != AttentionType.DECODER,
+            f"{self.page.packing} pages of FP8 codes with head_size {head_size} (no multiple of 16)": (
+                self.page.packing != "rows" and self.page.format is not None and head_size % 16
+            ),
+            f"attention type {str(getattr(attn_type, 'value', attn_type))!r}": attn_type not in SERVED_ATTENTION,
+            "a sliding window in cross attention": cross and sliding_window is not None,
+            "ALiBi in cross attention": cross and alibi_slopes is not None,
         } | {f"attention argument {name!r}": value is not None for name, value in other_features.items()}
         for feature, asked in refused.items():
             if asked:
@@ -78,37 +110,45 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
-        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.num_kv_heads = self.page.num_kv_heads
+        self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         self.sliding_window = sliding_window
+        self.logits_soft_cap = logits_soft_cap or None  # vLLM passes 0 for "none" in places
+        self.sinks = sinks
         self.kv_cache_dtype = kv_cache_dtype
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.writes = 0
         self.attentions = 0
+        self._sinks: torch.Tensor | None = sinks
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:  # noqa: ARG002 - sinks are fp32 anyway
+        """Take the sinks as fp32, now that they are loaded."""
+        self._sinks = None if self.sinks is None else self.sinks.detach().float()
 
     def do_kv_cache_update(
         self,
-        layer: AttentionLayer,  # noqa: ARG002 - holds quantisation scales, which an unquantised cache has not
+        layer: AttentionLayer,
         key: torch.Tensor,
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Write the new keys and values of one step.
+        """Write the new keys and values of one step; in cross attention those of the encoder, once.
 
         Args:
-            layer: The vLLM layer.
+            layer: The vLLM layer; holds the scales of a quantised cache.
             key: [T, num_kv_heads, head_size]; T may include padding rows.
             value: Like key.
-            kv_cache: [num_blocks, num_kv_heads, block_size, 2 * head_size], any strides, last dimension dense.
+            kv_cache: [B, H, N, C], see `pages`.
             slot_mapping: [N] int64 with N <= T; -1 writes nothing.
         """
         tokens = slot_mapping.shape[0]
-        write_kv_cache(key[:tokens], value[:tokens], self._cache(kv_cache), slot_mapping)
+        write_kv_cache(key[:tokens], value[:tokens], self._cache(layer, kv_cache), slot_mapping)
         self.writes += 1
 
     def forward(
         self,
-        layer: AttentionLayer,  # noqa: ARG002 - as above
+        layer: AttentionLayer,
         query: torch.Tensor,
         key: torch.Tensor,  # noqa: ARG002 - already in the cache
         value: torch.Tensor,  # noqa: ARG002 - likewise
@@ -121,11 +161,11 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         """Attend every query token to the cached context of its sequence.
 
         Args:
-            layer: The vLLM layer.
+            layer: The vLLM layer; holds the scales of a quantised cache.
             query: [T, num_heads, head_size]; T may include padding rows.
-            key: Unused: written to the cache before.
+            key: Unused: written to the cache before, in cross attention by an earlier step.
             value: Unused, likewise.
-            kv_cache: [num_blocks, num_kv_heads, block_size, 2 * head_size].
+            kv_cache: [B, H, N, C], see `pages`.
             attn_metadata: The batch; None while vLLM measures memory, when the output is filled with zeros.
             output: [T, num_heads, head_size], written in place; padding rows are left alone.
             output_scale: Not served.
@@ -142,22 +182,26 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         if attn_metadata is None:
             return output.fill_(0)
         tokens = attn_metadata.num_actual_tokens
+        cache = self._cache(layer, kv_cache)
         for part in attn_metadata.parts:
-            paged_attention(
-                query[:tokens],
-                self._cache(kv_cache),
-                output[:tokens],
-                scale=self.scale,
-                sliding_window=self.sliding_window,
-                **part,
-            )
+            self._attend(query[:tokens], cache, output[:tokens], part)
         self.attentions += 1
         return output
 
-    def _cache(self, kv_cache: torch.Tensor) -> PagedCache:
-        """The cache as the kernels take it: K and V alternate per token and head."""
-        if kv_cache.shape[-1] != 2 * self.head_size:
-            raise UnsupportedFeatureError(
-                f"a KV cache of {kv_cache.shape[-1]} channels for head_size {self.head_size} (K and V of unlike sizes)"
-            )
-        return PagedCache(*kv_cache.transpose(1, 2).split(self.head_size, dim=-1))
+    def _attend(self, query: torch.Tensor, cache: PagedCache, output: torch.Tensor, part: Part) -> None:
+        """Serve one part of a batch: the one place that chooses the kernel."""
+        paged_attention(
+            query,
+            cache,
+            output,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            softcap=self.logits_soft_cap,
+            alibi_slopes=self.alibi_slopes,
+            sinks=self._sinks,
+            **part,
+        )
+
+    def _cache(self, layer: AttentionLayer, kv_cache: torch.Tensor) -> PagedCache:
+        outside = self.page.format is not None and not self.page.scales_inside
+        return self.page.cache(kv_cache, (layer._k_scale, layer._v_scale) if outside else None)  # noqa: SLF001

@@ -26,6 +26,7 @@ from vllm.platforms import current_platform
 
 from pagedkv.vllm_plugin import BACKEND, NAME
 from pagedkv.vllm_plugin.errors import NotInterpretedError, NotServedError, PoisonUnsafeError
+from pagedkv.vllm_plugin.settings import packing
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -35,6 +36,9 @@ WORKER_EXTENSION = "pagedkv.vllm_plugin.inspect.WorkerReport"
 
 NAN_BYTE = 0xFF
 """Repeated, it is NaN as float64, float32, float16, bfloat16, float8_e4m3fn and float8_e5m2 alike."""
+
+FNUZ_NAN_BYTE = 0x80
+"""The only NaN of float8_e4m3fnuz."""
 
 
 class ServedLayer(TypedDict):
@@ -50,8 +54,12 @@ class ServedLayer(TypedDict):
     """Calls of the cache write since the engine started or `pagedkv_reset`; None where the impl is not ours."""
     attentions: int | None
     """Calls of the attention, likewise."""
+    packing: str | None
+    """How K and V lie in a page (`pagedkv.layout`); None where the impl is not ours."""
+    fp8_format: str | None
+    """Format of the codes of a quantised cache, likewise."""
     kv_shape: list[int]
-    """[num_blocks, num_kv_heads, block_size, 2 * head_size]; empty before the cache is allocated."""
+    """vLLM's [blocks, head slots, tokens, content]; empty before the cache is allocated."""
     kv_strides: list[int]
     """Strides of the same axes, in elements."""
     kv_dtype: str
@@ -93,12 +101,15 @@ class WorkerReport:
             raise PoisonUnsafeError(f"{running} requests are running")
         if self.vllm_config.cache_config.enable_prefix_caching:
             raise PoisonUnsafeError("prefix caching may hold blocks of finished requests")
-        caches = [layer.kv_cache for layer in _attention_layers(self).values()]
-        pools = {cache.untyped_storage().data_ptr(): cache for cache in caches}
+        layers = _attention_layers(self).values()
+        pools = {layer.kv_cache.untyped_storage().data_ptr(): layer.kv_cache for layer in layers}
         for cache in pools.values():
             _bytes_of(cache).fill_(NAN_BYTE)
         num_blocks = runner.kv_cache_config.num_blocks
-        poison = partial(_poison_blocks, [cache.unflatten(0, (num_blocks, -1)) for cache in caches])
+        poison = partial(
+            _poison_blocks, [(_codes(layer).unflatten(0, (num_blocks, -1)), _nan(layer)) for layer in layers]
+        )
+        poison(list(range(num_blocks)))
         if requests is not None:
             runner._zero_block_ids = poison  # noqa: SLF001 - the one place where model runner V1 zeroes blocks
         elif runner.kv_block_zeroer is not None:  # None where the model needs no zeroing
@@ -118,7 +129,9 @@ def build_llm(model: str, **arguments: Any) -> LLM:
 
     Raises:
         NotInterpretedError: The CPU platform without TRITON_INTERPRET=1.
+        SettingError: The packing asked for does not exist.
     """
+    packing()
     if not current_platform.is_cpu():
         arguments["attention_backend"] = NAME
     elif os.environ.get("TRITON_INTERPRET") != "1":
@@ -164,13 +177,15 @@ def _attention_layers(worker: Any) -> dict[str, Any]:
 
 
 def _describe(name: str, layer: Any, rank: int) -> ServedLayer:
-    cache = layer.kv_cache
+    cache, page = layer.kv_cache, getattr(layer.impl, "page", None)
     return ServedLayer(
         layer=name,
         backend=_path(layer.get_attn_backend()),
         impl=_path(type(layer.impl)),
         writes=getattr(layer.impl, "writes", None),
         attentions=getattr(layer.impl, "attentions", None),
+        packing=getattr(page, "packing", None),
+        fp8_format=getattr(page, "format", None),
         kv_shape=list(cache.shape) if cache.numel() else [],
         kv_strides=list(cache.stride()) if cache.numel() else [],
         kv_dtype=str(cache.dtype).removeprefix("torch."),
@@ -180,6 +195,8 @@ def _describe(name: str, layer: Any, rank: int) -> ServedLayer:
 
 
 def _path(cls: type) -> str:
+    """Path of a class; where vLLM has wrapped one of ours, as for cross attention, path of ours."""
+    cls = next((base for base in cls.__mro__ if base.__module__.startswith("pagedkv.")), cls)
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -188,12 +205,25 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-def _poison_blocks(caches: list[torch.Tensor], blocks: list[int]) -> None:
-    """Fill whole attention blocks with NaN.
+def _codes(layer: Any) -> torch.Tensor:
+    """A layer's pages; those of a quantised cache as bytes, whatever vLLM calls them."""
+    cache: torch.Tensor = layer.kv_cache
+    return cache.view(torch.uint8) if cache.element_size() == 1 else cache
+
+
+def _nan(layer: Any) -> float:
+    """What to fill a layer's pages with."""
+    if layer.kv_cache.element_size() > 1:
+        return float("nan")
+    return FNUZ_NAN_BYTE if getattr(layer.impl, "page", None) and layer.impl.page.format == "e4m3fnuz" else NAN_BYTE
+
+
+def _poison_blocks(caches: list[tuple[torch.Tensor, float]], blocks: list[int]) -> None:
+    """Fill whole attention blocks.
 
     Args:
-        caches: Per layer [num_blocks, kernel blocks per block, num_kv_heads, kernel block_size, 2 * head_size].
+        caches: Per layer its pages, [num_blocks, kernel blocks per block, head slots, tokens, content], and with what.
         blocks: Block ids of the pool; may be empty.
     """
-    for cache in caches:
-        cache[blocks] = float("nan")
+    for cache, fill in caches:
+        cache[blocks] = fill

@@ -1,0 +1,134 @@
+"""The setting that chooses a packing, and what the plugin then asks of vLLM."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="the plugin is about vLLM")
+
+from vllm.v1.kv_cache_interface import (
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    KVCacheTensor,
+    SlidingWindowSpec,
+    compute_layout_strides,
+    create_kv_cache_views,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from pagedkv.vllm_plugin import backend, errors, impl, pages, settings
+
+BLOCKS = 3
+SPEC = {"block_size": 32, "num_kv_heads": 4, "head_size": 64, "dtype": torch.float16}
+"""Not two heads: pages of rows and of two parts would then have the same axes."""
+
+
+@pytest.fixture
+def set_packing(monkeypatch):
+    def choose(value):
+        settings.packing.cache_clear()
+        monkeypatch.setenv(settings.PACKING_VARIABLE, value)
+
+    yield choose
+    settings.packing.cache_clear()
+
+
+def test_rows_unless_told_otherwise(monkeypatch, set_packing):
+    set_packing("native")
+    monkeypatch.delenv(settings.PACKING_VARIABLE)
+    assert settings.packing() == "rows"
+    spec = FullAttentionSpec(**SPEC)
+    assert backend.PagedKVBackend.customize_spec(spec) == spec
+    assert backend.PagedKVBackend.supported_kv_cache_layouts() is None
+
+
+@pytest.mark.parametrize("packing", ["native", "shuffle"])
+def test_pages_of_two_parts(packing, set_packing):
+    set_packing(packing)
+    spec = backend.PagedKVBackend.customize_spec(FullAttentionSpec(**SPEC))
+    assert (spec.num_heads, spec.state_content_size_bytes) == (2, 4 * 64 * 2)
+    assert spec.page_size_bytes == FullAttentionSpec(**SPEC).page_size_bytes
+    assert backend.PagedKVBackend.customize_spec(spec) == spec, "asked twice, the answer stays"
+    layouts = backend.PagedKVBackend.supported_kv_cache_layouts()
+    assert layouts[0] is KVCacheLayout.LHBNC, "planes, where there is no state layer"
+    assert {layout.value[-2:] for layout in layouts} == {(3, 4)}, "a part must be one run"
+
+
+def test_setting_is_read_once(monkeypatch, set_packing):
+    set_packing("shuffle")
+    assert settings.packing() == "shuffle"
+    monkeypatch.setenv(settings.PACKING_VARIABLE, "native")
+    assert settings.packing() == "shuffle"
+
+
+def test_a_packing_that_does_not_exist_is_an_error(set_packing):
+    set_packing("shuffled")
+    with pytest.raises(
+        errors.SettingError, match="PAGEDKV_PACKING: got 'shuffled'; expected one of rows, native, shuf"
+    ):
+        impl.PagedKVImpl(num_heads=4, head_size=64, scale=1.0)
+
+
+def test_a_wrong_packing_ends_the_engine_before_it_starts():
+    program = "from pagedkv.vllm_plugin.inspect import build_llm; build_llm('no such model')"
+    environment = os.environ | {settings.PACKING_VARIABLE: "x", "TRITON_INTERPRET": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode != 0
+    assert "SettingError: PAGEDKV_PACKING: got 'x'" in ended.stderr
+
+
+@pytest.mark.parametrize("packing", ["rows", "native", "shuffle"])
+@pytest.mark.parametrize("layout", ["LBHNC", "LHBNC", "BLHNC"])
+def test_both_groups_of_an_encoder_decoder_model_mean_the_same_bytes(packing, layout, set_packing):
+    """Block id b of self-attention and of cross attention are one page: vLLM overlays the groups."""
+    set_packing(packing)
+    order = KVCacheLayout[layout]
+    asked = [backend.PagedKVBackend.customize_spec(kind(**SPEC)) for kind in (FullAttentionSpec, CrossAttentionSpec)]
+    raw = torch.zeros(2 * BLOCKS * asked[0].page_size_bytes, dtype=torch.int8)
+    views = []
+    for spec in asked:
+        layer_stride, block_stride, *_ = compute_layout_strides(spec, BLOCKS, 2, order)
+        tensor = KVCacheTensor(raw.numel(), ["0", "1"], layer_stride, block_stride)
+        views.append(create_kv_cache_views(raw, spec, BLOCKS, order, tensor)[1])
+    self_attention, cross_attention = (pages.Page(packing, 4, 64).cache(view) for view in views)
+    for side in ("key", "value"):
+        ours, theirs = getattr(self_attention, side), getattr(cross_attention, side)
+        assert (ours.shape, ours.stride(), ours.data_ptr()) == (theirs.shape, theirs.stride(), theirs.data_ptr())
+
+
+@pytest.mark.parametrize("kind", [FullAttentionSpec, SlidingWindowSpec])
+@pytest.mark.parametrize("packing", ["rows", "native"])
+def test_keys_and_values_of_unlike_sizes_are_refused(kind, packing):
+    spec = kind(**SPEC, head_size_v=32, **({"sliding_window": 8} if kind is SlidingWindowSpec else {}))
+    with pytest.raises(errors.UnsupportedFeatureError, match="keys with 64 and values with 32 channels"):
+        pages.ask(spec, packing)
+
+
+@pytest.mark.parametrize("packing", ["native", "shuffle"])
+def test_fp8_heads_that_16_bytes_do_not_divide_are_refused(packing, set_packing):
+    set_packing(packing)
+    impl.PagedKVImpl(num_heads=4, head_size=72, scale=1.0)
+    with pytest.raises(errors.UnsupportedFeatureError, match=f"{packing} pages of FP8 codes with head_size 72"):
+        impl.PagedKVImpl(num_heads=4, head_size=72, scale=1.0, kv_cache_dtype="fp8")
+
+
+@pytest.mark.parametrize(
+    ("packing", "view", "what"),
+    [
+        ("rows", torch.zeros(3, 2, 32, 96), "axes"),
+        ("native", torch.zeros(3, 2, 32, 64 + 64 + 1), "axes"),
+        ("native", torch.zeros(3, 4, 32, 32), "axes"),
+        ("native", torch.zeros(3, 32, 2, 128).transpose(1, 2), "strides"),  # K and V of a token side by side
+        ("rows", torch.zeros(3, 2, 128, 32).transpose(2, 3), "strides"),
+    ],
+)
+def test_a_pool_that_is_not_as_asked_for_is_refused(packing, view, what):
+    with pytest.raises(errors.PageError, match=f"KV pool: got {what} .*PAGEDKV_PACKING"):
+        pages.Page(packing, num_kv_heads=2, head_size=64).cache(view)
