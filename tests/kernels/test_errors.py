@@ -207,9 +207,12 @@ ATTENTION = {
 
 
 def moved(value: object, device: str) -> object:
-    """The same argument where the kernels run; what lies on "meta" is to be refused for lying there."""
+    """The same argument where the kernels run, strides included; what lies on "meta" is to be refused for lying there."""
     if isinstance(value, torch.Tensor):
-        return value if value.device.type == "meta" else value.to(device)
+        if value.device.type == "meta":
+            return value
+        whole = torch.empty(value.untyped_storage().nbytes() // value.element_size(), dtype=value.dtype, device=device)
+        return whole.as_strided(value.shape, value.stride(), value.storage_offset()).copy_(value)
     if dataclasses.is_dataclass(value):
         parts = {field.name: moved(getattr(value, field.name), device) for field in dataclasses.fields(value)}
         return dataclasses.replace(value, **parts)
