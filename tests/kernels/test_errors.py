@@ -207,7 +207,7 @@ ATTENTION = {
 
 
 def moved(value: object, device: str) -> object:
-    """The same argument where the kernels run, strides included; what lies on "meta" is to be refused for lying there."""
+    """The same argument where the kernels run, strides included; what lies on "meta" is refused for lying there."""
     if isinstance(value, torch.Tensor):
         if value.device.type == "meta":
             return value
