@@ -5,7 +5,7 @@
 A program copies ROWS head rows (token, head) of K and of V. Every stride but the innermost is an argument, for K and V
 separately; offsets are int64, because a hybrid model's block stride reaches megabytes and int32 products wrap at a few
 thousand blocks. A quantised cache stores `encode(x / scale)`; with a scale for each token and head the write computes
-it, `max(absmax / largest code, 1e-6)`, and stores it too.
+it, `max(absmax / largest code, 1e-6)`, and stores it too. Packed caches have a kernel of their own (`packed_write`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import triton
 import triton.language as tl
 
 from . import checks
-from .addressing import key_channels, value_channels, value_tokens
 from .arch import next_power_of_two
 from .device import current, on
-from .fp8 import encode
 from .launch import tuning
 from .layout import PACKINGS
-from .scales import kernel_scales, row_scale
+from .packed_write import packed_write_kernel
+from .scales import PER_TOKEN, kernel_scales, stored
 from .strides import hidden_alignment, multiple
 
 if TYPE_CHECKING:
@@ -33,26 +32,10 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def _stored(x, scale, scale_offset, slot, SCALES: tl.constexpr, FORMAT: tl.constexpr, LARGEST: tl.constexpr):
-    """Return what the cache holds for rows `x` [ROWS, PADDED]: themselves, or their codes."""
-    if SCALES == 0:
-        stored = x
-    else:
-        x = x.to(tl.float32)
-        if SCALES == 2:
-            divisor = row_scale(x, LARGEST)
-            tl.store(scale + scale_offset, divisor, mask=slot >= 0)
-        else:
-            divisor = tl.load(scale + scale_offset, mask=slot >= 0, other=1.0)
-        stored = encode(tl.div_rn(x, divisor[:, None]), FORMAT)
-    return stored
-
-
-@triton.jit
 def _write_kernel(
     key,  # [num_tokens, num_kv_heads, head_size]
     value,
-    key_cache,  # axes of PACKING
+    key_cache,  # [num_blocks, block_size, num_kv_heads, head_size]
     value_cache,
     slot_mapping,  # [num_slots] int64
     key_scale,  # fp32; see scales.KernelScales
@@ -65,11 +48,9 @@ def _write_kernel(
     stride_kc_block: tl.int64,
     stride_kc_token: tl.int64,
     stride_kc_head: tl.int64,
-    stride_kc_group: tl.int64,
     stride_vc_block: tl.int64,
     stride_vc_token: tl.int64,
     stride_vc_head: tl.int64,
-    stride_vc_channel: tl.int64,
     stride_slot: tl.int64,
     stride_ks_block: tl.int64,
     stride_ks_token: tl.int64,
@@ -82,8 +63,6 @@ def _write_kernel(
     PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
-    PACKING: tl.constexpr,
-    X: tl.constexpr,
     SCALES: tl.constexpr,  # see scales.KernelScales
     FORMAT: tl.constexpr,
     LARGEST: tl.constexpr,
@@ -97,11 +76,9 @@ def _write_kernel(
         stride_kc_block = multiple(stride_kc_block, ALIGN)
         stride_kc_token = multiple(stride_kc_token, ALIGN)
         stride_kc_head = multiple(stride_kc_head, ALIGN)
-        stride_kc_group = multiple(stride_kc_group, ALIGN)
         stride_vc_block = multiple(stride_vc_block, ALIGN)
         stride_vc_token = multiple(stride_vc_token, ALIGN)
         stride_vc_head = multiple(stride_vc_head, ALIGN)
-        stride_vc_channel = multiple(stride_vc_channel, ALIGN)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     token = row // NUM_HEADS
     head = row % NUM_HEADS
@@ -114,17 +91,16 @@ def _write_kernel(
     source = token * stride_key_token + head * stride_key_head
     target = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
     k = tl.load(key + source[:, None] + channel[None, :], mask=mask, other=0.0)
-    scale_offset = block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
-    k = _stored(k, key_scale, scale_offset, slot, SCALES, FORMAT, LARGEST)
-    tl.store(key_cache + target[:, None] + key_channels(channel, stride_kc_group, PACKING, X)[None, :], k, mask=mask)
+    scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
+    k = stored(k, scale, slot >= 0, SCALES, FORMAT, LARGEST)
+    tl.store(key_cache + target[:, None] + channel[None, :], k, mask=mask)
 
     source = token * stride_value_token + head * stride_value_head
-    target = block * stride_vc_block + head * stride_vc_head
-    target += value_tokens(offset, stride_vc_token, PACKING, X, BLOCK_SIZE)
+    target = block * stride_vc_block + offset * stride_vc_token + head * stride_vc_head
     v = tl.load(value + source[:, None] + channel[None, :], mask=mask, other=0.0)
-    scale_offset = block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
-    v = _stored(v, value_scale, scale_offset, slot, SCALES, FORMAT, LARGEST)
-    tl.store(value_cache + target[:, None] + value_channels(channel, stride_vc_channel, PACKING)[None, :], v, mask=mask)
+    scale = value_scale + block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
+    v = stored(v, scale, slot >= 0, SCALES, FORMAT, LARGEST)
+    tl.store(value_cache + target[:, None] + channel[None, :], v, mask=mask)
 
 
 def write_kv_cache(
@@ -164,36 +140,53 @@ def write_kv_cache(
     checks.device(("cache.key", cache.key), {"key": key, "value": value, "slot_mapping": slot_mapping})
     if debug:
         checks.slots_exist(slot_mapping, cache.num_blocks * cache.block_size)
-    num_rows = slot_mapping.shape[0] * num_kv_heads
-    if num_rows == 0:
+    num_slots = slot_mapping.shape[0]
+    if num_slots == 0:
         return
     launch = tuning(current().name).write
-    rows = min(launch.rows, next_power_of_two(num_rows))
-    strides = (*key.stride()[:2], *value.stride()[:2], *cache.key_strides, *cache.value_strides)
     scales = kernel_scales(cache)
+    packed = cache.packing != "rows"
+    cache_strides = (*cache.key_strides, *cache.value_strides)
+    if not packed:  # there the last of the four is of no use
+        cache_strides = (*cache.key_strides[:3], *cache.value_strides[:3])
+    strides = (*key.stride()[:2], *value.stride()[:2], *cache_strides)
+    tensors = (key, value, cache.key, cache.value, slot_mapping, scales.key, scales.value)
+    padded = next_power_of_two(head_size)
+    shared = {
+        "NUM_HEADS": num_kv_heads,
+        "HEAD_SIZE": head_size,
+        "BLOCK_SIZE": cache.block_size,
+        "SCALES": scales.kind,
+        "FORMAT": scales.format,
+        "LARGEST": scales.largest,
+        "ALIGN": hidden_alignment(*strides),
+        "num_warps": launch.waves,
+    }
     with on(cache.key):
-        _write_kernel[(triton.cdiv(num_rows, rows),)](
-            key,
-            value,
-            cache.key,
-            cache.value,
-            slot_mapping,
-            scales.key,
-            scales.value,
-            num_rows,
-            *strides,
-            slot_mapping.stride(0),
-            *scales.strides,
-            NUM_HEADS=num_kv_heads,
-            HEAD_SIZE=head_size,
-            PADDED=next_power_of_two(head_size),
-            BLOCK_SIZE=cache.block_size,
-            ROWS=rows,
-            PACKING=PACKINGS.index(cache.packing),
-            X=cache.x,
-            SCALES=scales.kind,
-            FORMAT=scales.format,
-            LARGEST=scales.largest,
-            ALIGN=hidden_alignment(*strides),
-            num_warps=launch.waves,
-        )
+        if packed:
+            width = padded if scales.kind == PER_TOKEN else min(launch.slice, padded)
+            tokens = min(launch.rows * padded // width, next_power_of_two(num_slots))
+            packed_write_kernel[(triton.cdiv(num_slots, tokens), num_kv_heads * triton.cdiv(head_size, width))](
+                *tensors,
+                num_slots,
+                *strides,
+                slot_mapping.stride(0),
+                *scales.strides,
+                TOKENS=tokens,
+                SLICE=width,
+                PACKING=PACKINGS.index(cache.packing),
+                X=cache.x,
+                **shared,
+            )
+        else:
+            rows = min(launch.rows, next_power_of_two(num_slots * num_kv_heads))
+            _write_kernel[(triton.cdiv(num_slots * num_kv_heads, rows),)](
+                *tensors,
+                num_slots * num_kv_heads,
+                *strides,
+                slot_mapping.stride(0),
+                *scales.strides,
+                PADDED=padded,
+                ROWS=rows,
+                **shared,
+            )

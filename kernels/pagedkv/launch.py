@@ -19,11 +19,22 @@ class TuningError(ValueError):
 
 
 @dataclass(frozen=True)
-class Rows:
-    """How a copy operation (write, gather) is launched."""
+class Write:
+    """How a write is launched."""
 
     rows: int
     """Head rows that one program handles, a power of two."""
+    slice: int
+    """Channels of a program that writes into a packed cache, a power of two; it takes as many tokens more."""
+    waves: int
+
+
+@dataclass(frozen=True)
+class Gather:
+    """How a gather is launched."""
+
+    rows: int
+    """Head rows, from a packed cache tokens, that one program handles; a power of two."""
     waves: int
 
 
@@ -66,8 +77,8 @@ class Attention:
 class Tuning:
     """`tuning/<arch>.toml`."""
 
-    write: Rows
-    gather: Rows
+    write: Write
+    gather: Gather
     reduce: Reduce
     decode: Attention
     prefill: Attention
@@ -112,7 +123,7 @@ def parse(text: str, where: str) -> Tuning:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise TuningError(f"{where}: {error}") from error
-    kinds = {"write": Rows, "gather": Rows, "reduce": Reduce, "decode": Attention, "prefill": Attention}
+    kinds = {"write": Write, "gather": Gather, "reduce": Reduce, "decode": Attention, "prefill": Attention}
     if set(data) != set(kinds):
         raise TuningError(f"{where}: got the tables {sorted(data)}; expected exactly {sorted(kinds)}")
     return Tuning(**{name: _section(kind, f"{where} [{name}]", data[name]) for name, kind in kinds.items()})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from .fp8 import FORMATS, decode, narrowed
+from .fp8 import FORMATS, decode, encode, narrowed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,3 +96,20 @@ def row_scale(x, LARGEST: tl.constexpr):
     """
     absmax = tl.max(tl.where(tl.abs(x) >= 0.0, tl.abs(x), 0.0), axis=1)
     return tl.maximum(tl.div_rn(tl.minimum(absmax, 3.4028234663852886e38), LARGEST), 1e-6)
+
+
+@triton.jit
+def stored(x, scale, mask, SCALES: tl.constexpr, FORMAT: tl.constexpr, LARGEST: tl.constexpr):
+    """Return what the cache holds for rows `x` [ROWS, PADDED]: themselves, or their codes.
+
+    `scale` [ROWS] points at their scales; those per token are computed from whole rows and written where `mask` holds.
+    """
+    if SCALES > 0:
+        x = x.to(tl.float32)
+        if SCALES == 2:
+            divisor = row_scale(x, LARGEST)
+            tl.store(scale, divisor, mask=mask)
+        else:
+            divisor = tl.load(scale, mask=mask, other=1.0)
+        x = encode(tl.div_rn(x, divisor[:, None]), FORMAT)
+    return x

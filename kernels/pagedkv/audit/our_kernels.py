@@ -48,8 +48,8 @@ def make_case(configuration: Configuration, *, big: bool = True) -> Case:
     make = {"write": _write, "gather": _gather, "attention": _attention}[configuration.op]
     attends = configuration.op == "attention"
     kernels = ("attention_kernel",) if attends else (f"_{configuration.op}_kernel",)
-    if configuration.op == "gather" and packing_of(configuration.layout) != "rows":
-        kernels = ("packed_gather_kernel",)
+    if not attends and packing_of(configuration.layout) != "rows":
+        kernels = (f"packed_{configuration.op}_kernel",)
     if (configuration.splits or 1) > 1:
         kernels += ("reduce_kernel",)
     return Case(
