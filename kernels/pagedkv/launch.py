@@ -63,6 +63,36 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Mla:
+    """How MLA decode is launched."""
+
+    rows: int
+    """Most (token, head) rows of one program, a power of two >= 16."""
+    tokens: int
+    """Most KV tokens of one tile, a power of two >= 16; fewer where LDS or registers say so."""
+    waves: int
+    stages: int
+    programs_per_unit: int
+    """Programs that shall fit one compute unit; the grid has as many."""
+    split_tokens: int
+    """Fewest KV tokens worth a program of their own."""
+    fixed_tokens: int
+    """What a work item costs whatever its length, as the KV tokens that take as long."""
+
+
+@dataclass(frozen=True)
+class MlaReduce:
+    """How the reduce of MLA decode is launched; extents are powers of two."""
+
+    rows: int
+    """(token, head) rows of one program."""
+    channels: int
+    chunk: int
+    """Partial results that one program loads at once."""
+    waves: int
+
+
+@dataclass(frozen=True)
 class Tuning:
     """`tuning/<arch>.toml`."""
 
@@ -71,6 +101,8 @@ class Tuning:
     reduce: Reduce
     decode: Attention
     prefill: Attention
+    mla: Mla
+    mla_reduce: MlaReduce
 
 
 @dataclass(frozen=True)
@@ -113,6 +145,7 @@ def parse(text: str, where: str) -> Tuning:
     except tomllib.TOMLDecodeError as error:
         raise TuningError(f"{where}: {error}") from error
     kinds = {"write": Rows, "gather": Rows, "reduce": Reduce, "decode": Attention, "prefill": Attention}
+    kinds |= {"mla": Mla, "mla_reduce": MlaReduce}
     if set(data) != set(kinds):
         raise TuningError(f"{where}: got the tables {sorted(data)}; expected exactly {sorted(kinds)}")
     return Tuning(**{name: _section(kind, f"{where} [{name}]", data[name]) for name, kind in kinds.items()})
