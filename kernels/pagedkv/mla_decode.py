@@ -84,7 +84,9 @@ def mla_decode(
         tables = allocate(query, **shape, num_seqs=num_seqs, programs=programs)
         fill(tables, seq_lens, query_start_loc)
     else:
-        _check_tables(tables, choose(current(), **shape, element_bytes=query.element_size(), programs=programs), num_seqs)
+        _check_tables(
+            tables, choose(current(), **shape, element_bytes=query.element_size(), programs=programs), num_seqs
+        )
     if debug:
         _check_values(cache, block_table, seq_lens, query_start_loc, num_tokens, max_query_len, tables)
     launch = tables.launch

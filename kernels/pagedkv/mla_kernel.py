@@ -2,14 +2,14 @@
 
     out[n, h, :] = softmax_p(scale * query[n, h, :] . cache[p, :]) cache[p, :LATENT]
 
-All heads share one row a token, and the value is the row's own first LATENT channels: a tile of the cache is loaded once
-and used twice, as K and as V. That makes 2 * NUM_HEADS * (2 * LATENT + ROPE) operations out of every row, so 16 heads are
-bound by memory and 128 heads by the matrix units.
+All heads share one row a token, and the value is the row's own first LATENT channels: a tile of the cache is loaded
+once and used twice, as K and as V. That makes 2 * NUM_HEADS * (2 * LATENT + ROPE) operations out of every row, so 16
+heads are bound by memory and 128 heads by the matrix units.
 
-Programs are persistent: program `group * TILES + tile` walks the work items of its group (`mla_schedule.py`) for its ROWS
-rows, row = token * NUM_HEADS + head. Any number of heads will do; rows behind the last are masked. A work item that is
-the only one of its sequence writes the output, the others write partial results that `mla_reduce_kernel` merges. The
-softmax is online, in base 2, as in `attention_kernel.py`; tokens that no row sees are not loaded.
+Programs are persistent: program `group * TILES + tile` walks the work items of its group (`mla_schedule.py`) for its
+ROWS rows, row = token * NUM_HEADS + head. Any number of heads will do; rows behind the last are masked. A work item
+that is the only one of its sequence writes the output, the others write partial results that `mla_reduce_kernel`
+merges. The softmax is online, in base 2, as in `attention_kernel.py`; tokens that no row sees are not loaded.
 """
 
 from __future__ import annotations

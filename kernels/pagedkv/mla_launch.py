@@ -48,11 +48,11 @@ def tile_tokens(
 ) -> int:
     """Return how many rows of the latent cache a program holds at once, a power of two >= 16; 0 if not even 16 fit.
 
-    With `w = latent + rope` channels of `e` bytes, both sizes padded to powers of two, and a tile of `t` tokens, bytes:
+    With `w = latent + rope` channels of `e` bytes, both sizes padded to powers of two, and a tile of `t` tokens:
 
-    * LDS: half of the query's latent channels, changing their register layout; then the tile for each pipeline stage but
-      the one in flight (at least half of its latent channels), and the weights on their way to the second product. Where
-      the matrix instruction can read LDS (wgmma) the compiler leaves the query there.
+    * LDS: half of the query's latent channels, changing their register layout; then the tile for each pipeline stage
+      but the one in flight (at least half of its latent channels), and the weights on their way to the second product.
+      On sm_90 the whole query stays there.
     * Registers, wgmma: accumulator `4 * rows * latent` and scores with weights `8 * rows * t`.
     * Registers, mma.sync: twice the accumulator, which changes its layout when it is stored, and the tile `t * w * e`.
     * Registers, MFMA: that, and each wave holds its operands whole: up to 32 rows of the query, and the tile once for
@@ -85,10 +85,7 @@ def tile_tokens(
     def fits(tokens: int) -> bool:
         staged = max(tokens * half, (stages - 1) * tokens * width) + rows * tokens * element_bytes
         lds = max(rows * half, staged) if mfma else rows * width + staged
-        if wgmma:
-            registers = 4 * rows * latent + 8 * rows * tokens
-        else:
-            registers = 8 * rows * latent + tokens * width
+        registers = 4 * rows * latent + 8 * rows * tokens if wgmma else 8 * rows * latent + tokens * width
         if mfma:
             # Rows beyond 16 are shared by two waves, so 64 rows are 16 for each of 4 waves again.
             query_rows = 32 if rows == 32 else 16

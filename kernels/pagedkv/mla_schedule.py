@@ -1,9 +1,9 @@
 """Which program of MLA decode attends to which tokens: work items of nearly equal cost, and what is merged afterwards.
 
-A step has `num_seqs` sequences. The rows of a sequence are its query tokens times heads, row `token * num_heads + head`,
-cut into tiles of `rows`; `tiles` of them hold the longest query. The device has `slots` places for programs. Program
-`group * tiles + tile` serves row tile `tile` of all work items of its group, so the programs that read the same tokens of
-the latent cache are neighbours and run together.
+A step has `num_seqs` sequences. The rows of a sequence are its query tokens times heads, row `token * num_heads +
+head`, cut into tiles of `rows`; `tiles` of them hold the longest query. The device has `slots` places for programs.
+Program `group * tiles + tile` serves row tile `tile` of all work items of its group, so the programs that read the
+same tokens of the latent cache are neighbours and run together.
 
 Work is laid out on one line: a sequence takes `fixed + ceil(seq_len / granularity)` units of it, `fixed` being what a
 work item costs whatever its length. The line is cut every `quota` units and each piece is a group's. A cut inside a

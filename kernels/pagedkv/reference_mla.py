@@ -25,9 +25,9 @@ def mla_decode(
 ) -> tuple[Tensor, Tensor]:
     """Return the output and the natural log-sum-exp of every query, in float64 on the CPU.
 
-    Query token t of a sequence stands at position `seq_len - query_len + t` and sees positions up to its own. Key is the
-    whole cached row, value its first `latent_size` channels; all heads share them. A query that sees nothing gets 0 and
-    -inf. Rows of `query` beyond `query_start_loc[-1]` are NaN in the result: they have no answer.
+    Query token t of a sequence stands at position `seq_len - query_len + t` and sees positions up to its own. Key is
+    the whole cached row, value its first `latent_size` channels; all heads share them. A query that sees nothing gets
+    0 and -inf. Rows of `query` beyond `query_start_loc[-1]` are NaN in the result: they have no answer.
 
     Args:
         query: `[num_tokens, num_heads, latent_size + rope_size]`.
