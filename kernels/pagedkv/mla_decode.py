@@ -11,7 +11,8 @@ import triton
 from . import checks
 from .arch import next_power_of_two
 from .device import INTERPRETED, current, on
-from .errors import HeadRatioError, HeadSizeError, LengthError, ShapeError, SplitError, TablesError
+from .errors import HeadRatioError, HeadSizeError, LengthError, ScaleError, ShapeError, SplitError, TablesError
+from .fp8 import FORMAT_NAMES
 from .launch import tuning
 from .mla_kernel import mla_decode_kernel
 from .mla_launch import choose
@@ -23,6 +24,7 @@ from .strides import hidden_alignment
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .fp8 import FormatName
     from .mla_tables import Tables
 
 LARGEST_LATENT, LARGEST_ROPE = 512, 128
@@ -39,6 +41,8 @@ def mla_decode(
     max_query_len: int,
     scale: float,
     lse: Tensor | None = None,  # [num_tokens, num_heads] fp32
+    cache_format: FormatName | None = None,
+    cache_scale: Tensor | None = None,  # [] or [1] fp32
     tables: Tables | None = None,
     programs: int | None = None,
     debug: bool = False,
@@ -52,8 +56,9 @@ def mla_decode(
     scratch follow from shapes and from `max_query_len`.
 
     Args:
-        query: Absorbed queries, latent channels first, in the dtype of the cache; last dimension dense.
-        cache: Latent rows `kv_c | k_pe`, any block and row strides (padded pages), last dimension dense.
+        query: Absorbed queries, latent channels first; last dimension dense.
+        cache: Latent rows `kv_c | k_pe`, any block and row strides (padded pages), last dimension dense. In the dtype
+            of the query, or uint8 codes of `cache_format`.
         out: Result. Rows behind `query_start_loc[-1]` are left alone; a query that sees no token gets 0.
         block_table: Block ids of each sequence; entries behind its tokens are not looked up.
         seq_lens: Tokens of each sequence in the cache, those of this step included; 0 for padding.
@@ -61,6 +66,8 @@ def mla_decode(
         max_query_len: Upper bound of the query lengths.
         scale: Factor of the scores: that of the model's heads, not `576 ** -0.5`.
         lse: Where the natural logarithm of each row's softmax denominator goes, -inf for a query that sees nothing.
+        cache_format: FP8 format of the cache, if it is quantised.
+        cache_scale: What its values are multiplied with, one number for all.
         tables: The schedule of this step, for callers with many layers (`mla_tables.fill`); None makes one.
         programs: Programs that run at a time; None lets the tuning data decide.
         debug: Also check lengths, block ids and tables (synchronises with the device).
@@ -70,6 +77,7 @@ def mla_decode(
         ScheduleError: with debug, tables that do not cover the step (`pagedkv.mla_schedule`).
     """
     num_seqs = _check(query, cache, out, block_table, seq_lens, query_start_loc, lse)
+    _check_format(query, cache, cache_format, cache_scale)
     if max_query_len < 1:
         raise LengthError("max_query_len", got=max_query_len, expected=">= 1", remedy="Pass the bound of the step.")
     if programs is not None and programs < 1:
@@ -99,6 +107,7 @@ def mla_decode(
         mla_decode_kernel[(launch.groups * launch.tiles,)](
             query,
             cache,
+            cache_scale,
             out,
             lse,
             partial,
@@ -123,7 +132,8 @@ def mla_decode(
             TILE=launch.tile,
             TILES=launch.tiles,
             CAUSAL=max_query_len > 1,
-            ALIGN=hidden_alignment(query, cache),
+            FORMAT=cache_format,
+            ALIGN=hidden_alignment(*query.stride()[:2], *cache.stride()[:2]),
             num_warps=launch.waves,
             num_stages=launch.stages,
         )
@@ -172,9 +182,8 @@ def _check(
     num_seqs = block_table.shape[0]
     checks.shape("seq_lens", seq_lens, (num_seqs,), "[num_seqs]")
     checks.shape("query_start_loc", query_start_loc, (num_seqs + 1,), "[num_seqs + 1]")
-    checks.dtype("cache", cache, checks.DTYPES, "Quantised caches have operations of their own.")
-    for name, tensor in (("query", query), ("out", out)):
-        checks.dtype(name, tensor, (cache.dtype,), "Cast to the dtype of the cache.")
+    checks.dtype("query", query, checks.DTYPES, "Cast it; only the cache may hold codes.")
+    checks.dtype("out", out, (query.dtype,), "Allocate it in the dtype of the query.")
     for name, tensor in (("query", query), ("cache", cache), ("out", out)):
         checks.dense(name, tensor)
     if INTERPRETED and query.dtype == torch.bfloat16:
@@ -189,6 +198,31 @@ def _check(
     checks.indices({name: others[name] for name in ("block_table", "seq_lens", "query_start_loc")})
     checks.device(("cache", cache), others)
     return num_seqs
+
+
+def _check_format(query: Tensor, cache: Tensor, cache_format: str | None, cache_scale: Tensor | None) -> None:
+    """Check that the cache holds what the call says."""
+    if cache_format is None:
+        checks.dtype("cache", cache, (query.dtype,), "Cast the query, or name the cache_format of FP8 codes.")
+    else:
+        checks.dtype("cache", cache, (torch.uint8,), "View the FP8 codes as uint8.")
+    if cache_format not in (None, *FORMAT_NAMES):
+        raise ScaleError(
+            "cache_format",
+            got=repr(cache_format),
+            expected=f"None or one of {', '.join(FORMAT_NAMES)}",
+            remedy="e4m3fnuz is the format of gfx942, e4m3fn that of gfx950 and CUDA.",
+        )
+    if (cache_format is None) != (cache_scale is None) or (cache_scale is not None and cache_scale.numel() != 1):
+        raise ScaleError(
+            "cache_scale",
+            got="none" if cache_scale is None else tuple(cache_scale.shape),
+            expected="one number with a cache_format, none without",
+            remedy="Pass the layer's scale as it is; a latent cache has one for all rows.",
+        )
+    if cache_scale is not None:
+        checks.dtype("cache_scale", cache_scale, (torch.float32,), "Scales are fp32.")
+        checks.device(("cache", cache), {"cache_scale": cache_scale})
 
 
 def _check_channels(latent_size: int, rope_size: int) -> None:

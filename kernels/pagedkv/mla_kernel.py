@@ -17,6 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .fp8 import decode
 from .strides import multiple
 
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
@@ -26,6 +27,7 @@ LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 def mla_decode_kernel(
     query,  # [num_tokens, NUM_HEADS, LATENT + ROPE]
     cache,  # [num_blocks, BLOCK_SIZE, LATENT + ROPE]
+    cache_scale,  # [1] fp32; used with FORMAT
     out,  # [num_tokens, NUM_HEADS, LATENT]
     lse,  # [num_tokens, NUM_HEADS] fp32, natural log; used with HAS_LSE
     partial,  # [partials, TILES, ROWS, LATENT] fp32, contiguous
@@ -56,6 +58,7 @@ def mla_decode_kernel(
     TILES: tl.constexpr,
     CAUSAL: tl.constexpr,  # several query tokens a sequence: each sees the tokens up to its own
     HAS_LSE: tl.constexpr,
+    FORMAT: tl.constexpr,  # of the uint8 codes in the cache; None: it holds numbers
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
 ):
     """Attend ROWS rows to the tokens of each work item of a group; grid [groups * TILES]."""
@@ -75,6 +78,11 @@ def mla_decode_kernel(
     in_low = low < LATENT
     in_high = high < LATENT
     in_rope = rope < ROPE
+    scale = 1.0
+    if FORMAT is not None:
+        # One scale for all rows: it leaves the products and comes in where their results are fp32.
+        scale = tl.load(cache_scale)
+        scale_log2e *= scale
     end_work = tl.load(work_indptr + group + 1)
     for work in range(tl.load(work_indptr + group), end_work):
         seq = tl.load(works + work * 4)
@@ -110,9 +118,13 @@ def mla_decode_kernel(
                 offset = token % BLOCK_SIZE
             kv_row = cache + (block * stride_cache_block + offset * stride_cache_token)[:, None]
             # Tokens that were not loaded are 0 and not whatever the block holds: 0 * NaN would be NaN.
-            kv_low = tl.load(kv_row + low[None, :], mask=loaded[:, None] & in_low[None, :], other=0.0)
-            kv_high = tl.load(kv_row + high[None, :], mask=loaded[:, None] & in_high[None, :], other=0.0)
-            k_rope = tl.load(kv_row + LATENT + rope[None, :], mask=loaded[:, None] & in_rope[None, :], other=0.0)
+            kv_low = tl.load(kv_row + low[None, :], mask=loaded[:, None] & in_low[None, :], other=0)
+            kv_high = tl.load(kv_row + high[None, :], mask=loaded[:, None] & in_high[None, :], other=0)
+            k_rope = tl.load(kv_row + LATENT + rope[None, :], mask=loaded[:, None] & in_rope[None, :], other=0)
+            if FORMAT is not None:
+                kv_low = decode(kv_low, FORMAT, q_low.dtype)
+                kv_high = decode(kv_high, FORMAT, q_low.dtype)
+                k_rope = decode(k_rope, FORMAT, q_low.dtype)
             scores = tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
             scores = tl.dot(q_low, tl.trans(kv_low), scores, input_precision="ieee")
             scores = tl.dot(q_high, tl.trans(kv_high), scores, input_precision="ieee") * scale_log2e
@@ -134,17 +146,18 @@ def mla_decode_kernel(
         # A row that saw nothing has total 0 and accumulators 0: its result is 0, its lse -inf.
         total = tl.where(total > 0.0, total, 1.0)
         row_lse = maximum + tl.log2(total)
+        inverse = (scale / total)[:, None]
         mask_low = row_live[:, None] & in_low[None, :]
         mask_high = row_live[:, None] & in_high[None, :]
         if slot < 0:
             out_row = out + (query_row * stride_out_token + row_head * stride_out_head)[:, None]
-            tl.store(out_row + low[None, :], (acc_low / total[:, None]).to(out.dtype.element_ty), mask=mask_low)
-            tl.store(out_row + high[None, :], (acc_high / total[:, None]).to(out.dtype.element_ty), mask=mask_high)
+            tl.store(out_row + low[None, :], (acc_low * inverse).to(out.dtype.element_ty), mask=mask_low)
+            tl.store(out_row + high[None, :], (acc_high * inverse).to(out.dtype.element_ty), mask=mask_high)
             if HAS_LSE:
                 tl.store(lse + query_row * stride_lse_token + row_head * stride_lse_head, row_lse * LN2, mask=row_live)
         else:
             part = (slot.to(tl.int64) * TILES + row_tile) * ROWS + tl.arange(0, ROWS)
             partial_row = partial + (part * LATENT)[:, None]
-            tl.store(partial_row + low[None, :], acc_low / total[:, None], mask=mask_low)
-            tl.store(partial_row + high[None, :], acc_high / total[:, None], mask=mask_high)
+            tl.store(partial_row + low[None, :], acc_low * inverse, mask=mask_low)
+            tl.store(partial_row + high[None, :], acc_high * inverse, mask=mask_high)
             tl.store(partial_lse + part, row_lse, mask=row_live)

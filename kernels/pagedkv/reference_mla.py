@@ -31,7 +31,7 @@ def mla_decode(
 
     Args:
         query: `[num_tokens, num_heads, latent_size + rope_size]`.
-        cache: `[num_blocks, block_size, latent_size + rope_size]`.
+        cache: `[num_blocks, block_size, latent_size + rope_size]`, numbers (of a quantised cache: codes times scale).
         latent_size: Channels that are key and value.
         block_table: `[num_seqs, max_blocks]`.
         seq_lens: `[num_seqs]`.
