@@ -78,6 +78,8 @@ class Mla:
     """Fewest KV tokens worth a program of their own."""
     fixed_tokens: int
     """What a work item costs whatever its length, as the KV tokens that take as long."""
+    kpack: int
+    """AMD: how many operands of MFMA are read from LDS at once, 2 before gfx950 and 1 there. Elsewhere unused."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from .errors import HeadRatioError, HeadSizeError, LengthError, ScaleError, Shap
 from .fp8 import FORMAT_NAMES
 from .launch import tuning
 from .mla_kernel import mla_decode_kernel
-from .mla_launch import choose
+from .mla_launch import choose, options
 from .mla_reduce import mla_reduce_kernel
 from .mla_schedule import check, sizes
 from .mla_tables import allocate, fill
@@ -87,14 +87,12 @@ def mla_decode(
     if num_tokens == 0 or num_seqs == 0:
         return
     shape = {"latent_size": latent_size, "rope_size": width - latent_size, "num_heads": num_heads}
-    shape |= {"max_query_len": max_query_len}
+    shape |= {"max_query_len": max_query_len, "programs": programs, "quantised": cache_format is not None}
     if tables is None:
-        tables = allocate(query, **shape, num_seqs=num_seqs, programs=programs)
+        tables = allocate(query, **shape, num_seqs=num_seqs)
         fill(tables, seq_lens, query_start_loc)
     else:
-        _check_tables(
-            tables, choose(current(), **shape, element_bytes=query.element_size(), programs=programs), num_seqs
-        )
+        _check_tables(tables, choose(current(), **shape, element_bytes=query.element_size()), num_seqs)
     if debug:
         _check_values(cache, block_table, seq_lens, query_start_loc, num_tokens, max_query_len, tables)
     launch = tables.launch
@@ -136,6 +134,7 @@ def mla_decode(
             ALIGN=hidden_alignment(*query.stride()[:2], *cache.stride()[:2]),
             num_warps=launch.waves,
             num_stages=launch.stages,
+            **options(current(), launch),
         )
         reduce = tuning(current().name).mla_reduce
         rows = triton.cdiv(max_query_len * num_heads, reduce.rows)

@@ -78,6 +78,7 @@ def mla_decode_kernel(
     in_low = low < LATENT
     in_high = high < LATENT
     in_rope = rope < ROPE
+    cache_rope = cache + LATENT
     scale = 1.0
     if FORMAT is not None:
         # One scale for all rows: it leaves the products and comes in where their results are fp32.
@@ -116,11 +117,11 @@ def mla_decode_kernel(
             else:
                 block = tl.load(table + token // BLOCK_SIZE, mask=loaded, other=0).to(tl.int64)
                 offset = token % BLOCK_SIZE
-            kv_row = cache + (block * stride_cache_block + offset * stride_cache_token)[:, None]
+            kv_row = (block * stride_cache_block + offset * stride_cache_token)[:, None]
             # Tokens that were not loaded are 0 and not whatever the block holds: 0 * NaN would be NaN.
-            kv_low = tl.load(kv_row + low[None, :], mask=loaded[:, None] & in_low[None, :], other=0)
-            kv_high = tl.load(kv_row + high[None, :], mask=loaded[:, None] & in_high[None, :], other=0)
-            k_rope = tl.load(kv_row + LATENT + rope[None, :], mask=loaded[:, None] & in_rope[None, :], other=0)
+            kv_low = tl.load(cache + kv_row + low[None, :], mask=loaded[:, None] & in_low[None, :], other=0)
+            kv_high = tl.load(cache + kv_row + high[None, :], mask=loaded[:, None] & in_high[None, :], other=0)
+            k_rope = tl.load(cache_rope + kv_row + rope[None, :], mask=loaded[:, None] & in_rope[None, :], other=0)
             if FORMAT is not None:
                 kv_low = decode(kv_low, FORMAT, q_low.dtype)
                 kv_high = decode(kv_high, FORMAT, q_low.dtype)

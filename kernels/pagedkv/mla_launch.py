@@ -26,6 +26,8 @@ class MlaLaunch:
     """KV tokens of a tile, and the granularity of the schedule."""
     waves: int
     stages: int
+    occupancy: int
+    """Programs that fit a compute unit together."""
     groups: int
     """Groups of `tiles` programs; the grid is `groups * tiles`."""
     fixed: int
@@ -45,6 +47,7 @@ def tile_tokens(
     stages: int,
     occupancy: int,
     most: int,
+    quantised: bool = False,
 ) -> int:
     """Return how many rows of the latent cache a program holds at once, a power of two >= 16; 0 if not even 16 fit.
 
@@ -55,23 +58,26 @@ def tile_tokens(
       On sm_90 the whole query stays there.
     * Registers, wgmma: accumulator `4 * rows * latent` and scores with weights `8 * rows * t`.
     * Registers, mma.sync: twice the accumulator, which changes its layout when it is stored, and the tile `t * w * e`.
-    * Registers, MFMA: that, and each wave holds its operands whole: up to 32 rows of the query, and the tile once for
-      every stage.
+    * Registers, MFMA: the accumulator, twice in a pipelined loop, the tile, and the operands, which each wave holds
+      whole: up to 32 rows of the query, and the tile once for every stage.
+    * Codes on their way to numbers take 20 bytes each on CDNA, 4 elsewhere.
 
-    64 registers a lane are left for addresses. The formulas follow what Triton 3.6 allocates for 512 + 64 channels of
-    bf16, 16 to 64 rows, 16 to 64 tokens, 1 to 4 stages on gfx90a, gfx942, gfx950 and sm_90: what they let pass does not
-    spill. MFMA with 32 rows is the loosest: 426 registers instead of the 361 that gfx942 takes.
+    What is left for addresses and the rest: 64 registers a lane, 56 on CDNA. The formulas follow what Triton 3.6
+    allocates for 512 + 64 channels of bf16, 16 to 64 rows, 16 to 64 tokens, 1 and 2 stages on gfx90a, gfx942
+    (with `options`) and sm_90: on CDNA what they let pass does not spill, with one exception, 64 rows and 32
+    tokens on gfx950.
 
     Args:
         arch: Limits of the device.
         latent_size: Channels that are key and value.
         rope_size: Channels that are key alone.
-        element_bytes: Bytes of one cache element.
+        element_bytes: Bytes of one query element, and of one cache element once it is a number.
         rows: Rows of the program.
         waves: Waves of the program.
         stages: Pipeline stages.
         occupancy: Programs that shall fit a compute unit together.
         most: Where more is no longer faster (tuning data), at least 16.
+        quantised: Whether the cache holds FP8 codes.
     """
     latent, rope = next_power_of_two(latent_size), next_power_of_two(rope_size)
     width = (latent + rope) * element_bytes
@@ -80,16 +86,22 @@ def tile_tokens(
     mfma = arch.operand_from_lds_rows == NEVER
     lds_bytes = arch.lds_bytes // occupancy
     lane_registers = min(arch.registers, arch.unit_registers // (occupancy * waves * arch.lanes))
-    register_bytes = (lane_registers - 64) * 4 * arch.lanes * waves
+    register_bytes = (lane_registers - (56 if mfma else 64)) * 4 * arch.lanes * waves
 
     def fits(tokens: int) -> bool:
         staged = max(tokens * half, (stages - 1) * tokens * width) + rows * tokens * element_bytes
         lds = max(rows * half, staged) if mfma else rows * width + staged
-        registers = 4 * rows * latent + 8 * rows * tokens if wgmma else 8 * rows * latent + tokens * width
-        if mfma:
+        accumulator, tile = 4 * rows * latent, tokens * width
+        if wgmma:
+            registers = accumulator + 8 * rows * tokens
+        elif mfma:
             # Rows beyond 16 are shared by two waves, so 64 rows are 16 for each of 4 waves again.
             query_rows = 32 if rows == 32 else 16
-            registers += waves * (query_rows + stages * tokens) * width
+            registers = min(stages, 2) * accumulator + tile + waves * (query_rows * width + stages * tile)
+        else:
+            registers = 2 * accumulator + tile
+        if quantised:
+            registers += (20 if mfma else 4) * tokens * (latent + rope)
         return lds <= lds_bytes and registers <= register_bytes
 
     tokens = 16
@@ -110,6 +122,7 @@ def choose(
     num_heads: int,
     max_query_len: int,
     programs: int | None,
+    quantised: bool = False,
 ) -> MlaLaunch:
     """Return the launch of a step.
 
@@ -120,10 +133,11 @@ def choose(
         arch: Limits of the device.
         latent_size: Channels that are key and value.
         rope_size: Channels that are key alone.
-        element_bytes: Bytes of one cache element.
+        element_bytes: Bytes of one query element.
         num_heads: Query heads.
         max_query_len: Upper bound of the query lengths.
         programs: Programs that run at a time; None lets the tuning data decide.
+        quantised: Whether the cache holds FP8 codes.
 
     Raises:
         TuningError: if nothing fits.
@@ -143,6 +157,7 @@ def choose(
                     stages=stages,
                     occupancy=occupancy,
                     most=data.tokens,
+                    quantised=quantised,
                 )
                 if tile:
                     tiles = row_tiles(max_query_len, num_heads, rows)
@@ -153,6 +168,7 @@ def choose(
                         tile,
                         data.waves,
                         stages,
+                        occupancy,
                         groups(slots, tiles),
                         fixed=-(-data.fixed_tokens // tile),
                         least=-(-data.split_tokens // tile),
@@ -162,3 +178,15 @@ def choose(
         f"pagedkv/tuning/{arch.name}.toml: 16 rows of {latent_size} + {rope_size} channels and a tile of 16 tokens do "
         f"not fit {arch.name} with {data}. Use more waves."
     )
+
+
+def options(arch: Arch, launch: MlaLaunch) -> dict[str, int]:
+    """Return what the AMD compiler is told beyond waves and stages; nothing on other devices.
+
+    MFMA of 16 rows whatever the tile, and the waves of a SIMD (a compute unit has 4): without them Triton 3.6 takes 272
+    to 288 registers on gfx942 where 240 do, and one program a unit fewer runs.
+    """
+    if arch.operand_from_lds_rows != NEVER:
+        return {}
+    waves = max(1, launch.occupancy * launch.waves // 4)
+    return {"matrix_instr_nonkdim": 16, "kpack": tuning(arch.name).mla.kpack, "waves_per_eu": waves}

@@ -53,17 +53,19 @@ def allocate(
     num_seqs: int,
     max_query_len: int,
     programs: int | None = None,
+    quantised: bool = False,
 ) -> Tables:
     """Return empty tables for steps of these shapes.
 
     Args:
-        like: Any tensor of the dtype of the cache on the device of the step.
+        like: Any tensor of the dtype of the query on the device of the step.
         latent_size: Channels that are key and value.
         rope_size: Channels that are key alone.
         num_heads: Query heads.
         num_seqs: Sequences of the step, those that pad a captured graph included.
         max_query_len: Upper bound of the query lengths.
         programs: Programs that run at a time; None lets the tuning data decide.
+        quantised: Whether the cache holds FP8 codes.
     """
     launch = choose(
         current(),
@@ -73,6 +75,7 @@ def allocate(
         num_heads=num_heads,
         max_query_len=max_query_len,
         programs=programs,
+        quantised=quantised,
     )
 
     def table(*shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""MLA decode, ours and vLLM's, at the shapes of DeepSeek-V2 and V3: 512 latent and 64 rope channels, 16 and 128 heads."""
+"""MLA decode, ours and vLLM's, at the shape of DeepSeek-V2 and V3: 512 latent and 64 rope channels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KERNELS = ("mla_schedule_kernel", "mla_decode_kernel", "mla_reduce_kernel")
 
 
 def our_mla_cases() -> list[Case]:
-    """16 heads (a tensor-parallel share of 128), 128 heads, two tokens of 16, uneven heads; a page of 784, FP8 codes."""
+    """16 heads (a tensor-parallel share), 128 heads, an uneven number, several tokens, other block sizes, FP8 codes."""
     return [
         _ours(torch.bfloat16, 16),
         _ours(torch.bfloat16, 128),
@@ -40,14 +40,12 @@ def vllm_mla_cases() -> list[Case]:
         batch = _batch(torch.bfloat16, num_heads)
         launch = vllm_kernels.mla_decode(batch, LATENT)
         kernels = ("_fwd_grouped_kernel_stage1", "_fwd_kernel_stage2")
-        cases.append(Case(_name(batch), "vllm", "mla", batch, kernels, launch, "latent"))
+        cases.append(Case(_name(batch), "vllm", f"mla-{num_heads}", batch, kernels, launch, "latent"))
     return cases
 
 
 def _batch(dtype: torch.dtype, num_heads: int, block_size: int = 16, query_len: int = 1) -> Batch:
-    return Batch(
-        dtype, LATENT + ROPE, num_heads=num_heads, num_kv_heads=1, block_size=block_size, query_len=query_len
-    )
+    return Batch(dtype, LATENT + ROPE, num_heads=num_heads, num_kv_heads=1, block_size=block_size, query_len=query_len)
 
 
 def _name(batch: Batch, quantised: str | None = None) -> str:
@@ -86,4 +84,5 @@ def _ours(
             cache_scale=scale,
         )
 
-    return Case(_name(batch, quantised), "ours", "mla", batch, KERNELS, launch, "latent")
+    special = "-special" if quantised or query_len > 1 else ""
+    return Case(_name(batch, quantised), "ours", f"mla-{num_heads}{special}", batch, KERNELS, launch, "latent")
