@@ -9,6 +9,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from .arch import limits, next_power_of_two, reading_waves, tile_tokens
+from .mla_tuning import Mla, MlaReduce
 
 if TYPE_CHECKING:
     from .arch import Arch
@@ -60,38 +61,6 @@ class Attention:
     """Fewest KV tokens worth a partition of their own."""
     programs_per_unit: int
     """Programs per compute unit below which the KV is split."""
-
-
-@dataclass(frozen=True)
-class Mla:
-    """How MLA decode is launched."""
-
-    rows: int
-    """Most (token, head) rows of one program, a power of two >= 16."""
-    tokens: int
-    """Most KV tokens of one tile, a power of two >= 16; fewer where LDS or registers say so."""
-    waves: int
-    stages: int
-    programs_per_unit: int
-    """Programs that shall fit one compute unit; the grid has as many."""
-    split_tokens: int
-    """Fewest KV tokens worth a program of their own."""
-    fixed_tokens: int
-    """What a work item costs whatever its length, as the KV tokens that take as long."""
-    kpack: int
-    """AMD: how many operands of MFMA are read from LDS at once, 2 before gfx950 and 1 there. Elsewhere unused."""
-
-
-@dataclass(frozen=True)
-class MlaReduce:
-    """How the reduce of MLA decode is launched; extents are powers of two."""
-
-    rows: int
-    """(token, head) rows of one program."""
-    channels: int
-    chunk: int
-    """Partial results that one program loads at once."""
-    waves: int
 
 
 @dataclass(frozen=True)

@@ -4,73 +4,16 @@ import dataclasses
 
 import pytest
 import torch
+from mla_steps import Step, decode, step
 from tolerances import LSE_ABSOLUTE, ROW_RELATIVE
 
-from pagedkv import errors, fp8, mla_launch, reference_mla
+from pagedkv import fp8, mla_launch, reference_mla
 from pagedkv.device import INTERPRETED
 from pagedkv.launch import tuning
 from pagedkv.mla_decode import mla_decode
 from pagedkv.mla_tables import allocate, fill
 
 pytestmark = pytest.mark.device
-
-
-@dataclasses.dataclass
-class Step:
-    cache: torch.Tensor  # [num_blocks, block_size, latent + rope]
-    query: torch.Tensor  # [num_tokens, num_heads, latent + rope]
-    latent: int
-    block_table: torch.Tensor
-    seq_lens: torch.Tensor
-    query_start_loc: torch.Tensor
-    max_query_len: int
-
-    @property
-    def metadata(self) -> dict[str, torch.Tensor]:
-        return {name: getattr(self, name) for name in ("block_table", "seq_lens", "query_start_loc")}
-
-    @property
-    def scale(self) -> float:
-        return self.query.shape[-1] ** -0.5
-
-
-def step(
-    device, heads, seq_lens, query_lens=None, *, block_size=16, latent=64, rope=16, dtype="float32", padding=(24, 40)
-) -> Step:
-    """Unit-normal sequences in a NaN pool: rows and blocks are padded, block ids permuted, and columns of the block
-    table behind a sequence name a block that holds nothing but NaN."""
-    query_lens = [min(1, n) for n in seq_lens] if query_lens is None else query_lens
-    gen = torch.Generator().manual_seed(sum(seq_lens) * 31 + heads)
-    as_dtype, width = getattr(torch, dtype), latent + rope
-    max_blocks = max(1, *(-(-n // block_size) for n in seq_lens))
-    num_blocks = len(seq_lens) * max_blocks + 2
-    row = width + padding[0]
-    strides = (block_size * row + padding[1], row, 1)
-    pool = torch.full((num_blocks * strides[0],), float("nan"), dtype=as_dtype, device=device)
-    cache = pool.as_strided((num_blocks, block_size, width), strides)
-    order = torch.randperm(num_blocks, generator=gen)
-    blocks = order[1 : 1 + len(seq_lens) * max_blocks].view(len(seq_lens), max_blocks)
-    table = torch.full((len(seq_lens), max_blocks), int(order[0]), dtype=torch.int32)
-    for seq, seq_len in enumerate(seq_lens):
-        position = torch.arange(seq_len)
-        block = blocks[seq, position // block_size]
-        table[seq, position // block_size] = block.int()
-        rows = torch.randn(seq_len, width, generator=gen)
-        cache[block.to(device), (position % block_size).to(device)] = rows.to(device, as_dtype)
-    starts = torch.tensor([0, *query_lens]).cumsum(0).int()
-    query = torch.randn(int(starts[-1]), heads, width, generator=gen).to(device, as_dtype)
-    lens = torch.tensor(seq_lens, dtype=torch.int32, device=device)
-    return Step(cache, query, latent, table.to(device), lens, starts.to(device), max(1, *query_lens))
-
-
-def decode(data: Step, **options) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp of our kernels; both are NaN before."""
-    shape = data.query.shape[:2]
-    out = torch.full((*shape, data.latent), float("nan"), dtype=data.query.dtype, device=data.query.device)
-    lse = torch.full(shape, float("nan"), device=data.query.device)
-    options = {"scale": data.scale, "max_query_len": data.max_query_len, "lse": lse} | options
-    mla_decode(data.query, data.cache, out, **data.metadata, **options)
-    return out, lse
 
 
 def expected(data: Step, **options) -> tuple[torch.Tensor, torch.Tensor]:
@@ -226,25 +169,6 @@ def test_mla_decode_reuses_tables_of_the_same_shapes(device, record_property):
         check(decode(data, tables=tables, programs=7, debug=True), expected(data), record_property)
 
 
-@pytest.mark.parametrize("other", [{"num_heads": 600}, {"max_query_len": 300}, {"num_seqs": 3}, {"programs": 3}])
-def test_tables_of_another_step_are_refused(other, device):
-    """Sized for other heads than are launched, other queries, fewer sequences, or another number of programs."""
-    data = step(device, 4, [30, 9])
-    shape = {"latent_size": 64, "rope_size": 16, "num_heads": 4, "max_query_len": 1, "programs": 7, "num_seqs": 2}
-    tables = allocate(data.query, **(shape | other))
-    with pytest.raises(errors.TablesError, match="expected"):
-        decode(data, tables=tables, programs=7)
-
-
-def test_stale_tables_are_found(device):
-    data = step(device, 4, [30, 9])
-    shape = {"latent_size": 64, "rope_size": 16, "num_heads": 4, "max_query_len": 1, "num_seqs": 2}
-    tables = allocate(data.query, **shape)
-    fill(tables, data.seq_lens - 1, data.query_start_loc)
-    with pytest.raises(ValueError, match="expected a partition"):
-        decode(data, tables=tables, debug=True)
-
-
 def test_mla_decode_beyond_int32(device, tmp_path, record_property):
     """Block 4 lies 2^32 elements behind block 0; 32-bit offsets would wrap into block 0, which holds NaN."""
     stride, width, block = 2**30 + 64, 48, 16 * 48
@@ -266,77 +190,6 @@ def test_mla_decode_is_repeatable(device):
     data = step(device, 4, [270, 9], dtype="float16")
     first, second = decode(data, programs=5), decode(data, programs=5)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "named"),
-    [
-        ({"cache": lambda t: t[:, :, ::2]}, errors.ShapeError, "query"),
-        ({"cache": lambda t: t[:0]}, errors.ShapeError, "no empty axis"),
-        ({"cache": lambda t: t.half()}, errors.DtypeError, "cache: got torch.float16"),
-        ({"query": lambda t: t.double()}, errors.DtypeError, "query"),
-        ({"query": lambda t: t[:, :0]}, errors.HeadRatioError, "0 heads"),
-        ({"query": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2)}, errors.DenseError, "query"),
-        ({"latent": 24}, errors.HeadSizeError, "latent_size 24"),
-        ({"latent": 72}, errors.HeadSizeError, "rope_size 8"),
-        ({"latent": 36}, errors.HeadSizeError, "multiple of 8"),
-        ({"seq_lens": lambda t: t.long()}, errors.DtypeError, "seq_lens"),
-        ({"block_table": lambda t: t[:1]}, errors.ShapeError, "seq_lens"),
-        ({"max_query_len": 0}, errors.LengthError, "max_query_len"),
-    ],
-)
-def test_mla_decode_refuses(change, error, named, device):
-    data = step(device, 4, [30, 9])
-    for name, new in change.items():
-        setattr(data, name, new(getattr(data, name)) if callable(new) else new)
-    with pytest.raises(error, match=named):
-        decode(data)
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"programs": 0}, errors.SplitError),
-        ({"cache_format": "e4m3fn", "cache_scale": torch.ones(1)}, errors.DtypeError),
-        ({"cache_scale": torch.ones(1)}, errors.ScaleError),
-        ({"lse": torch.zeros(2, 3)}, errors.ShapeError),
-        ({"lse": torch.zeros(2, 4, dtype=torch.float64)}, errors.DtypeError),
-    ],
-)
-def test_mla_decode_refuses_options(options, error, device):
-    with pytest.raises(error, match="expected"):
-        decode(step(device, 4, [30, 9]), **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "scale", "error"),
-    [
-        ("e4m3", torch.ones(1), errors.ScaleError),
-        ("e4m3fn", None, errors.ScaleError),
-        ("e4m3fn", torch.ones(2), errors.ScaleError),
-        ("e4m3fn", torch.ones(1, dtype=torch.float64), errors.DtypeError),
-    ],
-)
-def test_mla_decode_refuses_formats_and_scales(name, scale, error, device):
-    data = step(device, 4, [30, 9])
-    data.cache = data.cache.to(torch.uint8)
-    with pytest.raises(error, match="expected"):
-        decode(data, cache_format=name, cache_scale=scale)
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "value", "error"),
-    [
-        ("seq_lens", 0, 33, errors.LengthError),
-        ("query_start_loc", 2, 5, errors.LengthError),
-        ("block_table", 1, 99, errors.BlockTableError),
-    ],
-)
-def test_debug_finds_wrong_values(name, row, value, error, device):
-    data = step(device, 4, [30, 9])
-    getattr(data, name)[row] = value
-    with pytest.raises(error, match="expected"):
-        decode(data, debug=True)
 
 
 if not INTERPRETED:  # the interpreter has no graphs

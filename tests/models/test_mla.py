@@ -65,7 +65,7 @@ def test_every_layer_was_ours(served):
         assert row["backend"] == "pagedkv.vllm_plugin.mla_backend.PagedKVMLABackend"
         assert row["attentions"] >= MAX_TOKENS - 1
         assert row["writes"] >= row["attentions"]
-        blocks, block_size, width = row["kv_shape"]
+        _blocks, block_size, width = row["kv_shape"]
         assert width == tiny_mla.LATENT + tiny_mla.ROPE
         assert row["kv_strides"][0] == block_size * width * (tiny_mla.LAYERS if layout == "BLHNC" else 1)
 

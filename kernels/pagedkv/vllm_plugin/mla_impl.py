@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 
-from pagedkv.mla_decode import LARGEST_LATENT, LARGEST_ROPE, mla_decode
+from pagedkv.mla_checks import LARGEST_LATENT, LARGEST_ROPE
+from pagedkv.mla_decode import mla_decode
 from pagedkv.mla_tables import Tables, allocate, fill
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
 
