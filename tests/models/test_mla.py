@@ -31,19 +31,21 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=["LBHNC", "BLHNC"])
-def served(request, checkpoint, tmp_path_factory):
-    """The engine with each layer's blocks side by side, and with all layers of a block together: padded pages."""
-    spec = {
-        "model": str(checkpoint),
-        "ours": True,
-        "batches": {"mixed": {"prompts": PROMPTS, "max_tokens": MAX_TOKENS}},
-        "engine": ENGINE,
-    }
-    environment = {"VLLM_PLUGINS": "pagedkv", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    environment |= {"VLLM_KV_CACHE_LAYOUT": request.param}
-    result = engine.run(tmp_path_factory.mktemp(request.param), spec, environment)
-    return request.param, result["batches"]["mixed"]
+LAYOUTS = {"LBHNC": 1, "BLHNC": tiny_mla.LAYERS}
+"""By name, the pages from one block of a layer to the next: its blocks lie side by side, or all layers of a block lie
+together, so that to each of them the pages are padded."""
+
+
+@pytest.fixture(scope="module")
+def runs(checkpoint, tmp_path_factory):
+    batches = {"mixed": {"prompts": PROMPTS, "max_tokens": MAX_TOKENS}}
+    engines = {layout: engine.spec(checkpoint, batches, layout=layout, **ENGINE) for layout in LAYOUTS}
+    return engine.run(tmp_path_factory.mktemp("mla"), engines, engine.IN_PROCESS | {"VLLM_PLUGINS": "pagedkv"})
+
+
+@pytest.fixture(params=LAYOUTS)
+def served(request, runs):
+    return request.param, runs[request.param]["batches"]["mixed"]
 
 
 def test_tokens_and_log_probabilities_equal_transformers(served, checkpoint):
@@ -67,7 +69,7 @@ def test_every_layer_was_ours(served):
         assert row["writes"] >= row["attentions"]
         _blocks, block_size, width = row["kv_shape"]
         assert width == tiny_mla.LATENT + tiny_mla.ROPE
-        assert row["kv_strides"][0] == block_size * width * (tiny_mla.LAYERS if layout == "BLHNC" else 1)
+        assert row["kv_strides"][0] == block_size * width * LAYOUTS[layout]
 
 
 def test_answers_are_not_degenerate(served):
