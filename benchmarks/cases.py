@@ -5,21 +5,25 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-Op = Literal["decode", "mixed", "prefill", "gather", "write"]
+Op = Literal["decode", "mla", "mixed", "prefill", "gather", "write"]
 Yardstick = Literal["read", "copy", "matmul"]
 Scales = Literal["none", "tensor", "token"]
 
 YARDSTICKS: dict[Op, Yardstick] = {
-    "decode": "read", "mixed": "read", "prefill": "matmul", "gather": "copy", "write": "copy",
+    "decode": "read", "mla": "read", "mixed": "read", "prefill": "matmul", "gather": "copy", "write": "copy",
 }  # fmt: skip
 """What bounds an operation: decode reads the cache, gather and write copy it, prefill multiplies matrices. A mixed
-batch does both and is held against the reading, which the products of its prefill come on top of."""
+batch does both and is held against the reading, which the products of its prefill come on top of. So is MLA decode with
+few heads; 128 heads multiply more than they read."""
+MATMUL_HEADS = 128
+"""Of MLA: 2 * 128 * (576 + 512) operations on a row of 1152 bytes are 242 a byte, more than a GPU has for each."""
 
 UNIFIED = "kernel_unified_attention"
 PAGED_2D = "kernel_paged_attention_2d"
 GATHER = "cp_mha_gather_cache"
 WRITE = "triton_reshape_and_cache_flash"
 SHUFFLE_WRITE = "reshape_and_cache_shuffle_triton"
+MLA_GROUPED = "_fwd_grouped_kernel_stage1"
 
 ELEMENT_BYTES = 2
 """Of queries, outputs and a cache that is not quantised: bf16, and fp16 where an interpreter cannot do bf16."""
@@ -66,11 +70,13 @@ class Case:
     num_splits: int | None = None
     """Partitions of the KV whatever the batch, so that a sequence gets the same bits alone and in company. The peer
     then does what vLLM does where batch invariance is asked for: it does not split."""
+    latent_size: int = 0
+    """Of MLA: how many of the `head_size` channels of a cached row are the value too."""
 
     @property
     def yardstick(self) -> Yardstick:
         """The measured rate of this machine that bounds the case."""
-        return YARDSTICKS[self.op]
+        return "matmul" if self.op == "mla" and self.num_q_heads >= MATMUL_HEADS else YARDSTICKS[self.op]
 
     @property
     def plain(self) -> bool:
@@ -85,8 +91,13 @@ class Case:
         )
 
     def cache_bytes(self) -> int:
-        """Bytes of K and V of all tokens that a query sees, and of their scales, each counted once."""
+        """Bytes of K and V of all tokens that a query sees, and of their scales, each counted once.
+
+        In a latent cache V is part of K.
+        """
         tokens = sum(min(seq, (self.window or seq) + query - 1) for seq, query in self.lens)
+        if self.op == "mla":
+            return tokens * ELEMENT_BYTES * self.head_size
         quantised = self.head_size + SCALE_BYTES * (self.scales == "token")
         row = ELEMENT_BYTES * self.head_size if self.scales == "none" else quantised
         return 2 * tokens * self.num_kv_heads * row
@@ -95,8 +106,8 @@ class Case:
         """Fewest bytes the operation moves: each input read once, each output written once; indices are not counted."""
         if self.op in {"gather", "write"}:
             return 2 * self.cache_bytes()
-        queries = sum(query for _, query in self.lens) * self.num_q_heads * self.head_size * ELEMENT_BYTES
-        return self.cache_bytes() + 2 * queries
+        rows = sum(query for _, query in self.lens) * self.num_q_heads
+        return self.cache_bytes() + rows * ELEMENT_BYTES * (self.head_size + (self.latent_size or self.head_size))
 
     def flops(self) -> int:
         """Floating-point operations of the two products over the (query, key) pairs that mask and window leave."""
@@ -105,11 +116,19 @@ class Case:
         pairs = sum(
             min(seen, self.window or seen) for seq, query in self.lens for seen in range(seq - query + 1, seq + 1)
         )
-        return 4 * pairs * self.num_q_heads * self.head_size
+        return 2 * pairs * self.num_q_heads * (self.head_size + (self.latent_size or self.head_size))
 
 
 def _decode(name: str, num_seqs: int, seq_len: int, goal: Goal, **more: object) -> Case:
     return Case(name=f"decode {name}", op="decode", num_seqs=num_seqs, seq_len=seq_len, goal=goal, **more)
+
+
+def _mla(num_seqs: int, num_heads: int, block_size: int = 16, **goal: float) -> Case:
+    name = f"mla {num_heads} heads bs{num_seqs} 8k" + (f" block {block_size}" if block_size != 16 else "")
+    return Case(
+        name, "mla", num_seqs, 8192, block_size=block_size, num_q_heads=num_heads, num_kv_heads=1, head_size=576,
+        latent_size=512, peer=MLA_GROUPED, goal=Goal(**goal),
+    )  # fmt: skip
 
 
 SIXTY_FOUR = Goal(like="decode bs64 8k")
@@ -156,6 +175,12 @@ CASES: tuple[Case, ...] = (
     _decode("bs64 8k softcap sinks", 64, 8192, SIXTY_FOUR, capped=True),
     _decode("bs1 8k 16 splits", 1, 8192, Goal(like="decode bs1 8k"), num_splits=16),
     _decode("bs64 8k 16 splits", 64, 8192, SIXTY_FOUR, num_splits=16),
+    _mla(1, 16),
+    _mla(8, 16),
+    _mla(32, 16, fraction=0.8),
+    _mla(128, 16, fraction=0.8),
+    _mla(32, 16, block_size=784, fraction=0.8),
+    *(_mla(num_seqs, 128) for num_seqs in (1, 8, 32, 128)),
     Case("mixed 32 x 8k + prefill 2k", "mixed", 32, 8192, prefill_tokens=2048),
     Case("prefill 4 x 4k", "prefill", 4, 4096, 4096),
     Case("extend 512 on 16k", "prefill", 1, 16384 + 512, 512),
@@ -177,7 +202,6 @@ CASES: tuple[Case, ...] = (
 rows and shuffle, in the native case."""
 
 NOT_MEASURED: tuple[tuple[str, str], ...] = (
-    ("MLA decode, 16 and 128 heads, bs 1 .. 128", "no case here yet"),
     ("write and gather of FP8 caches", "no case here yet; decode reads them above"),
     ("AMD GPUs", "no AMD machine has run this; python -m pagedkv.audit reads what the compiler says"),
 )
@@ -187,7 +211,8 @@ NOT_MEASURED: tuple[tuple[str, str], ...] = (
 def smoke(case: Case) -> Case:
     """Return the case shrunk to what Triton's interpreter finishes in a second or two."""
     return dataclasses.replace(
-        case, num_seqs=2, seq_len=37, query_len=5 if case.op == "prefill" else 1, num_q_heads=4, num_kv_heads=2,
-        head_size=32, block_size=16 if case.block_size == 16 else 24, window=case.window and 9,
+        case, num_seqs=2, seq_len=37, query_len=5 if case.op == "prefill" else 1, num_q_heads=4,
+        num_kv_heads=min(case.num_kv_heads, 2), head_size=48 if case.op == "mla" else 32,
+        latent_size=min(case.latent_size, 32), block_size=16 if case.block_size == 16 else 24, window=case.window and 9,
         prefill_tokens=min(case.prefill_tokens, 5), num_splits=case.num_splits and 2,
     )  # fmt: skip

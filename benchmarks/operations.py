@@ -11,6 +11,7 @@ from pagedkv.cache_write import write_kv_cache
 
 from . import oracle, peers, pools
 from .attention import attention
+from .mla import mla
 from .sides import Side, Work, side
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def prepare(case: Case, device: str, dtype: torch.dtype, cache_bytes: int) -> Work:
     """Return the work of a case over as many sets of unit-normal inputs as it takes to exceed `cache_bytes`."""
     sets = max(1, -(-cache_bytes // case.cache_bytes()))
-    make = {"gather": _gather, "write": _write}.get(case.op, attention)
+    make = {"gather": _gather, "write": _write, "mla": mla}.get(case.op, attention)
     torch.manual_seed(case.seq_len * 31 + case.num_seqs)
     return make(case, device, dtype, sets)
 

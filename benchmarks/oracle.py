@@ -60,9 +60,9 @@ def attention(
         sinks: `[num_q_heads]`, one more score of each head, without a value (gpt-oss; arXiv 2309.17453).
     """
     num_tokens, num_q_heads, head_size = query.shape
-    num_kv_heads = key.elements.shape[2]
+    num_kv_heads, value_size = key.elements.shape[2], value.elements.shape[3]
     group = num_q_heads // num_kv_heads
-    out = torch.empty(num_tokens, num_q_heads, head_size, dtype=torch.float64, device=query.device)
+    out = torch.empty(num_tokens, num_q_heads, value_size, dtype=torch.float64, device=query.device)
     begin = 0
     for blocks, (seq_len, query_len) in zip(block_table.long(), lens, strict=True):
         rows = slice(begin, begin + query_len)

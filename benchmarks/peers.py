@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 
+from pagedkv.device import current
 from pagedkv.fp8 import FORMATS
 
 if TYPE_CHECKING:
@@ -142,6 +143,25 @@ def paged_attention_2d(case: Case, query: Tensor) -> Callable[..., None]:
                 value_cache=cache.value, **metadata, max_seq_len=case.seq_len, max_query_len=1, k_scale=one,
                 v_scale=one, sm_scale=case.head_size**-0.5,
             )  # fmt: skip
+
+    return run
+
+
+def mla_decode(case: Case, query: Tensor, seq_lens: Tensor) -> Callable[..., None]:
+    """Return a function (query, cache, block_table, out) with the splits and the scratch of the TRITON_MLA backend."""
+    ops = _module(f"{_OPS}.triton_decode_attention")
+    backend = _module("vllm.v1.attention.backends.mla.triton_mla")
+    splits = backend._compute_num_kv_splits(case.seq_len, current().compute_units)  # noqa: SLF001
+    logits = query.new_empty((*query.shape[:2], splits, case.latent_size + 1), dtype=torch.float32)
+    lse = query.new_empty(query.shape[:2])
+    one = torch.ones((), device=query.device)
+
+    def run(query, cache, block_table, out) -> None:
+        rows = cache[:, :, None]
+        ops.decode_attention_fwd(
+            query, rows, rows[..., : case.latent_size], out, lse, block_table, seq_lens, logits, splits,
+            case.head_size**-0.5, case.block_size, k_scale=one, v_scale=one, is_mla=True,
+        )  # fmt: skip
 
     return run
 

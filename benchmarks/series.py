@@ -60,7 +60,7 @@ def bandwidths(rows: Sequence[Row]) -> list[Bar]:
             None if row.case.goal.fraction is None else 100 * row.case.goal.fraction,
         )
         for row in rows
-        if row.case.op not in {"prefill", "mixed"}
+        if row.case.op != "mixed" and row.case.yardstick != "matmul"
     ]
 
 

@@ -26,6 +26,9 @@ of u/sqrt(3), so 1 u rms instead of 0.82 u; bound 2.5 u.
 The sum of exponentials: its logarithm errs as the sum does relatively, which in fp32 is what a weight errs by, 18 u,
 and by the rounding of numbers up to 16 (the maximum in base 2 and the result): 16 u each. Together 29 u, times 2.5:
 72 u. The scores are exact products summed in fp32 whatever the dtype, so that holds for all.
+
+MLA decode is the same sum over more channels. fp16, bf16: as above, 2 u. fp32: d <= 640 (512 + 128), so that scores err
+by u d / 2 / sqrt(d) = 12.6 u rms, exp2 and its argument as above: root sum of squares 20.5 u, times 2.5. Bound 51 u.
 """
 
 from __future__ import annotations
@@ -42,6 +45,9 @@ ROW_RELATIVE: dict[tuple[str, str], float] = {
     ("attention of scaled rows", "float32"): 45 * UNIT_ROUNDOFF["float32"],
     ("attention of scaled rows", "float16"): 2.5 * UNIT_ROUNDOFF["float16"],
     ("attention of scaled rows", "bfloat16"): 2.5 * UNIT_ROUNDOFF["bfloat16"],
+    ("mla", "float32"): 51 * UNIT_ROUNDOFF["float32"],
+    ("mla", "float16"): 2 * UNIT_ROUNDOFF["float16"],
+    ("mla", "bfloat16"): 2 * UNIT_ROUNDOFF["bfloat16"],
 }
 """(op, dtype) -> largest |out - ref|_2 / |ref|_2 of a (token, head) row."""
 

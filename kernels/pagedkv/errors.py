@@ -61,3 +61,7 @@ class BlockTableError(ArgumentError):
 
 class SlotError(ArgumentError):
     """A slot names no place in the cache, or two tokens name the same one (checked with debug=True)."""
+
+
+class TablesError(ArgumentError):
+    """The tables of MLA decode were allocated for another step than this one."""

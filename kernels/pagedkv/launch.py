@@ -9,6 +9,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from .arch import limits, next_power_of_two, reading_waves, tile_tokens
+from .mla_tuning import Mla, MlaReduce
 
 if TYPE_CHECKING:
     from .arch import Arch
@@ -82,6 +83,8 @@ class Tuning:
     reduce: Reduce
     decode: Attention
     prefill: Attention
+    mla: Mla
+    mla_reduce: MlaReduce
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ def parse(text: str, where: str) -> Tuning:
     except tomllib.TOMLDecodeError as error:
         raise TuningError(f"{where}: {error}") from error
     kinds = {"write": Write, "gather": Gather, "reduce": Reduce, "decode": Attention, "prefill": Attention}
+    kinds |= {"mla": Mla, "mla_reduce": MlaReduce}
     if set(data) != set(kinds):
         raise TuningError(f"{where}: got the tables {sorted(data)}; expected exactly {sorted(kinds)}")
     return Tuning(**{name: _section(kind, f"{where} [{name}]", data[name]) for name, kind in kinds.items()})

@@ -34,6 +34,15 @@ def test_bytes_of_decode_count_the_cache_once_and_queries_and_outputs():
     assert case.bytes_moved() == case.cache_bytes() + 2 * 64 * 32 * 128 * 2
 
 
+def test_a_latent_row_is_read_once_and_used_twice():
+    case = BY_NAME["mla 16 heads bs32 8k"]
+    assert case.cache_bytes() == 32 * 8192 * 576 * 2
+    assert case.bytes_moved() == case.cache_bytes() + 32 * 16 * (576 + 512) * 2
+    assert case.flops() == 2 * 32 * 8192 * 16 * (576 + 512)
+    assert case.yardstick == "read"
+    assert BY_NAME["mla 128 heads bs32 8k"].yardstick == "matmul"
+
+
 @pytest.mark.parametrize("name", ["gather 262k", "write 262k random slots"])
 def test_bytes_of_a_copy_are_read_and_written(name):
     case = BY_NAME[name]

@@ -8,6 +8,7 @@ import torch
 
 from . import vllm_kernels
 from .case import Case, dtype_name
+from .mla_cases import our_mla_cases, vllm_mla_cases
 from .our_kernels import our_cases
 from .tensors import Batch
 
@@ -20,7 +21,7 @@ PR_38502_TILE = 2048
 
 def all_cases() -> list[Case]:
     """Every case, ours first."""
-    return [*our_cases(), *vllm_cases(), pr_38502()]
+    return [*our_cases(), *our_mla_cases(), *vllm_cases(), *vllm_mla_cases(), pr_38502()]
 
 
 def vllm_cases() -> list[Case]:

@@ -10,6 +10,7 @@ import importlib
 import os
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import torch
 from triton.backends import backends
@@ -26,6 +27,8 @@ _TILE_CAP = 128
 """Their decode tile: the block size, capped, where it is a power of two (vLLM PR 38502) ..."""
 _TILE_OTHERWISE = 32
 """... and this where it is not, such as 544."""
+_MLA_SPLITS = 4
+"""Any number: their MLA kernel compiles alike for all above 1."""
 
 
 def decode_tile(block_size: int) -> int:
@@ -145,6 +148,44 @@ def unified_attention(batch: Batch, *, segments: int) -> Callable[[], None]:
             v_descale=None,
             **scratch,
         )
+
+    return launch
+
+
+def mla_decode(batch: Batch, latent_size: int) -> Callable[[], None]:
+    """A launch of their grouped MLA decode as their ROCm platform configures it, and of its reduce.
+
+    Their launcher asks the platform once, at import, whether it is ROCm; here the answer is put in its place.
+
+    Args:
+        batch: Shapes and dtype; head_size is latent and rope together.
+        latent_size: Channels that are key and value.
+    """
+    ops = _ops("triton_decode_attention")
+    cache = batch.pool(batch.num_blocks, batch.block_size, 1, batch.head_size)
+    query = batch.query()
+    out = query.new_empty(*query.shape[:2], latent_size)
+    logits = torch.empty(batch.num_tokens, batch.num_heads, _MLA_SPLITS, latent_size + 1)
+    lse, one = torch.empty(query.shape[:2]), torch.ones(())
+
+    def launch() -> None:
+        with mock.patch.object(ops, "is_hip_", new=True):
+            ops.decode_attention_fwd(
+                query,
+                cache,
+                cache[..., :latent_size],
+                out,
+                lse,
+                batch.block_table,
+                batch.seq_lens,
+                logits,
+                _MLA_SPLITS,
+                batch.scale,
+                batch.block_size,
+                k_scale=one,
+                v_scale=one,
+                is_mla=True,
+            )
 
     return launch
 

@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from pagedkv.vllm_plugin.errors import BackendTakenError
+from pagedkv.vllm_plugin.mla_register import register_mla
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -49,6 +50,7 @@ def register() -> None:
     elif os.environ.get("TRITON_INTERPRET") == "1":
         _claim(AttentionBackendEnum.CPU_ATTN)
         log.info("pagedkv: CPU_ATTN is now %s (kernels interpreted)", BACKEND)
+        register_mla()
     else:
         log.warning("pagedkv: CPU_ATTN stays vLLM's own, because TRITON_INTERPRET=1 is not set")
 

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from mla_steps import Step, decode, step
+from tolerances import LSE_ABSOLUTE, ROW_RELATIVE
+
+from pagedkv import fp8, mla_launch, reference_mla
+from pagedkv.device import INTERPRETED
+from pagedkv.launch import tuning
+from pagedkv.mla_decode import mla_decode
+from pagedkv.mla_tables import allocate, fill
+
+pytestmark = pytest.mark.device
+
+
+def expected(data: Step, **options) -> tuple[torch.Tensor, torch.Tensor]:
+    options = {"scale": data.scale} | options
+    return reference_mla.mla_decode(data.query, data.cache, data.latent, **data.metadata, **options)
+
+
+def check(got, golden, record) -> None:
+    """Every row within the tolerance of its dtype, a row of zeros exactly zero; lse -inf exactly where it must be."""
+    (out, lse), (golden_out, golden_lse) = got, golden
+    dtype = str(out.dtype).removeprefix("torch.")
+    error, norm = (out.double().cpu() - golden_out).norm(dim=-1), golden_out.norm(dim=-1)
+    relative = torch.where(norm > 0, error / norm, torch.where(error > 0, float("inf"), 0.0))
+    record("max_row_relative_err", relative.max().item())
+    wrong = ~(relative <= ROW_RELATIVE["mla", dtype])
+    assert not wrong.any(), (
+        f"{int(wrong.sum())} of {wrong.numel()} (token, head) rows are off; first {wrong.nonzero()[:5].tolist()}, by "
+        f"{relative[wrong][:5].tolist()}, allowed {ROW_RELATIVE['mla', dtype]:.1e}"
+    )
+    lse = lse.double().cpu()
+    same = lse == golden_lse  # -inf
+    off = torch.where(same, 0.0, (lse - golden_lse).abs())
+    record("max_abs_lse_err", off.max().item())
+    assert (off <= LSE_ABSOLUTE).all(), f"lse off by {off[~(off <= LSE_ABSOLUTE)][:5].tolist()}"
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """16 rows and 16 tokens a program on every device, so that few heads make several row tiles."""
+
+    def tuned(arch):
+        data = tuning(arch)
+        return dataclasses.replace(data, mla=dataclasses.replace(data.mla, rows=16, tokens=16, split_tokens=1))
+
+    mla_launch.choose.cache_clear()
+    monkeypatch.setattr(mla_launch, "tuning", tuned)
+    yield
+    mla_launch.choose.cache_clear()
+
+
+DTYPES = ["float32", "float16"] if INTERPRETED else ["float16", "bfloat16"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [1, 4, 8, 12, 16, 24, 40, 128])
+def test_mla_decode_of_deepseek(heads, dtype, device, record_property):
+    """512 + 64 channels; lengths around the ends of blocks and tiles, one long, one padding."""
+    data = step(device, heads, [1, 16, 17, 700, 0, 33], [1, 1, 1, 1, 1, 0], latent=512, rope=64, dtype=dtype)
+    check(decode(data, programs=5, debug=True), expected(data), record_property)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 64, 784])
+@pytest.mark.parametrize("query_lens", [[1, 1, 1], [4, 1, 2]])
+def test_mla_decode_block_sizes(block_size, query_lens, device, record_property):
+    data = step(device, 6, [790, 64, 3], query_lens, block_size=block_size, latent=96, rope=32)
+    check(decode(data, programs=4, debug=True), expected(data), record_property)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("programs", [1, 2, 9, 40])
+def test_mla_decode_with_any_number_of_programs(programs, device, record_property):
+    """24 heads times up to 3 tokens are 5 row tiles of 16; a long sequence among short ones is split."""
+    data = step(device, 24, [3, 260, 1, 40, 0, 16], [3, 2, 1, 0, 1, 3])
+    check(decode(data, programs=programs, debug=True), expected(data), record_property)
+
+
+def test_mla_decode_of_1_to_128_heads(device):
+    """n heads give what the first n of 128 give; the rows that pad them reach neither output nor lse."""
+    data = step(device, 128, [20], [2], latent=32)
+    golden, golden_lse = expected(data)
+    everything = data.query
+    for heads in range(1, 129):
+        data.query = everything[:, :heads]
+        check(decode(data), (golden[:, :heads], golden_lse[:, :heads]), lambda *_: None)
+
+
+@pytest.mark.parametrize(("latent", "rope"), [(32, 16), (40, 24), (256, 64), (384, 72), (512, 128)])
+def test_mla_decode_of_other_sizes(latent, rope, device, record_property):
+    data = step(device, 3, [50, 9], [1, 3], latent=latent, rope=rope, padding=(8, 0))
+    check(decode(data, programs=3, debug=True), expected(data), record_property)
+
+
+def test_mla_decode_takes_strided_queries_outputs_and_lse(device, record_property):
+    data = step(device, 4, [300, 20], [3, 1])
+    golden = expected(data)
+    wide = torch.full((4, 3, 4, 80), float("nan"), device=device)
+    wide[:, 1] = data.query
+    data.query = wide[:, 1]
+    out, lse = (torch.full(shape, float("nan"), device=device) for shape in ((4, 8, 64), (4, 8)))
+    mla_decode(
+        data.query, data.cache, out[:, ::2], **data.metadata, max_query_len=3, scale=data.scale, lse=lse[:, ::2],
+        programs=4,
+    )  # fmt: skip
+    check((out[:, ::2], lse[:, ::2]), golden, record_property)
+    assert out[:, 1::2].isnan().all()
+    assert lse[:, 1::2].isnan().all()
+
+
+@pytest.mark.parametrize("programs", [1, 6])
+def test_mla_decode_leaves_padding_rows_alone(programs, device):
+    """Tokens behind the last sequence, and sequences without a query but with stale lengths."""
+    data = step(device, 4, [90, 9, 25], [1, 1, 0])
+    data.query = torch.cat([data.query, data.query.new_full((2, 4, 80), float("nan"))])
+    out, lse = decode(data, programs=programs)
+    assert out[:2].isfinite().all()
+    assert out[2:].isnan().all()
+    assert lse[2:].isnan().all()
+
+
+def test_mla_decode_looks_up_no_block_it_does_not_need(device, record_property):
+    data = step(device, 4, [100, 20])
+    golden = expected(data)
+    data.block_table[1, 2:] = -(2**31)
+    check(decode(data, programs=3), golden, record_property)
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 1.0])
+def test_mla_decode_scale(scale, device, record_property):
+    data = step(device, 4, [60, 20], [1, 4], latent=32, dtype="float16")
+    check(decode(data, scale=scale, programs=2), expected(data, scale=scale), record_property)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["e4m3fn", "e4m3fnuz", "e5m2"])
+def test_mla_decode_of_a_quantised_cache(name, dtype, device, record_property):
+    """Codes of torch's own cast with a scale that is not 1; the padding of rows and blocks holds the code of NaN."""
+    data, scale = step(device, 6, [270, 40, 0, 3], [1, 2, 1, 1], latent=96, rope=32, dtype=dtype), 0.37
+    kind = fp8.FORMATS[name].dtype
+    numbers, strides = data.cache, data.cache.stride()
+    codes = torch.full((data.cache.untyped_storage().nbytes() // data.cache.element_size(),), 0xFF, device=device)
+    codes = codes.to(torch.uint8) if name != "e4m3fnuz" else torch.full_like(codes, 0x80).to(torch.uint8)
+    quantised = codes.as_strided(numbers.shape, strides)
+    quantised.copy_((numbers.float() / scale).to(kind).view(torch.uint8))
+    data.cache = quantised.view(kind).float().double() * torch.tensor(scale).double().item()
+    golden = expected(data)
+    data.cache = quantised
+    options = {"cache_format": name, "cache_scale": torch.tensor([scale], device=device)}
+    check(decode(data, **options, programs=4, debug=True), golden, record_property)
+
+
+def test_mla_decode_without_lse(device):
+    data = step(device, 4, [200, 20])
+    torch.testing.assert_close(decode(data, lse=None, programs=3)[0], decode(data, programs=3)[0], rtol=0, atol=0)
+
+
+def test_mla_decode_reuses_tables_of_the_same_shapes(device, record_property):
+    """Filled again for each step, as around a captured graph."""
+    first, later = step(device, 4, [30, 9, 0], [2, 1, 1]), step(device, 4, [260, 100, 41], [1, 2, 2])
+    shape = {"latent_size": 64, "rope_size": 16, "num_heads": 4, "max_query_len": 2, "programs": 7}
+    tables = allocate(first.query, **shape, num_seqs=3)
+    for data in (first, later, first):
+        fill(tables, data.seq_lens, data.query_start_loc)
+        check(decode(data, tables=tables, programs=7, debug=True), expected(data), record_property)
+
+
+def test_mla_decode_beyond_int32(device, tmp_path, record_property):
+    """Block 4 lies 2^32 elements behind block 0; 32-bit offsets would wrap into block 0, which holds NaN."""
+    stride, width, block = 2**30 + 64, 48, 16 * 48
+    elements = 4 * stride + block
+    if device == "cpu":
+        storage = torch.from_file(str(tmp_path / "pool"), shared=True, size=elements, dtype=torch.float16)
+    else:
+        storage = torch.empty(elements, dtype=torch.float16, device=device)
+    data = step(device, 4, [16], latent=32, dtype="float16")
+    cache = storage.as_strided((5, 16, width), (stride, width, 1))
+    cache[0] = float("nan")
+    cache[4] = data.cache[data.block_table[0, 0].long()]
+    data.cache = cache
+    data.block_table.fill_(4)
+    check(decode(data), expected(data), record_property)
+
+
+def test_mla_decode_is_repeatable(device):
+    data = step(device, 4, [270, 9], dtype="float16")
+    first, second = decode(data, programs=5), decode(data, programs=5)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+if not INTERPRETED:  # the interpreter has no graphs
+
+    @pytest.mark.parametrize("prefilled", [True, False])
+    def test_mla_decode_in_a_captured_graph(prefilled, device, record_property):
+        """Captured with one set of lengths and blocks, replayed with another; tables filled outside or inside."""
+        later = step(device, 16, [3000, 17, 640, 1], latent=512, rope=64, dtype="bfloat16")
+        data = dataclasses.replace(
+            later,
+            query=torch.zeros_like(later.query),
+            block_table=torch.zeros_like(later.block_table),
+            seq_lens=torch.ones_like(later.seq_lens),
+            query_start_loc=later.query_start_loc.clone(),
+        )
+        shape = {"latent_size": 512, "rope_size": 64, "num_heads": 16, "max_query_len": 1, "num_seqs": 4}
+        tables = allocate(data.query, **shape) if prefilled else None
+        if tables:
+            fill(tables, data.seq_lens, data.query_start_loc)
+        decode(data, tables=tables)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = decode(data, tables=tables)
+        for name in ("query", "block_table", "seq_lens"):
+            getattr(data, name).copy_(getattr(later, name))
+        if tables:
+            fill(tables, data.seq_lens, data.query_start_loc)
+        for tensor in got:
+            tensor.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        check(got, expected(later), record_property)

@@ -1,0 +1,177 @@
+"""The MLA schedule is pure integers: properties over random steps, planted wrong schedules, and the device's tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagedkv import mla_launch, mla_schedule
+from pagedkv.arch import ARCHES, limits, next_power_of_two
+from pagedkv.mla_schedule import BoundError, CoverageError, ReduceError, Schedule, Work, check, plan
+from pagedkv.mla_tables import allocate, fill
+
+length = st.one_of(st.sampled_from([0, 1, 15, 16, 17]), st.integers(0, 5000))
+steps = st.lists(st.tuples(length, st.sampled_from([0, 1, 1, 1, 4])), min_size=1, max_size=20)
+knobs = st.fixed_dictionaries(
+    {
+        "groups": st.integers(1, 60),
+        "granularity": st.sampled_from([16, 32, 64]),
+        "fixed": st.integers(0, 6),
+        "least": st.integers(0, 9),
+    }
+)
+
+
+@given(steps, knobs)
+def test_a_schedule_covers_every_token_once_within_its_bounds(step, knobs):
+    seq_lens, query_lens = zip(*step, strict=True)
+    schedule = plan(seq_lens, query_lens, **knobs)
+    check(schedule, seq_lens, query_lens, granularity=knobs["granularity"])
+    assert {work.seq for work in schedule.works} == {s for s, (n, q) in enumerate(step) if n and q}
+
+
+@given(steps, knobs)
+def test_no_group_has_more_than_its_share(step, knobs):
+    """A share of the line, one work item that another group began, and one remainder that was not worth its own."""
+    seq_lens, query_lens = zip(*step, strict=True)
+    granularity, fixed = knobs["granularity"], knobs["fixed"]
+    schedule = plan(seq_lens, query_lens, **knobs)
+    line = sum(-(-n // granularity) + fixed for n, q in step if n and q)
+    share = max(-(-line // knobs["groups"]), knobs["least"], 1)
+    for begin, end in pairwise(schedule.work_indptr):
+        works = schedule.works[begin:end]
+        assert sum(-(-(w.kv_end - w.kv_begin) // granularity) + fixed for w in works) <= share + 2 * fixed
+
+
+@pytest.mark.parametrize(
+    ("step", "knobs", "works", "work_indptr", "reduce_indptr"),
+    [
+        # 100 tokens are 7 units, 30 are 2: a line of 9, cut after 5.
+        (([100, 30], [1, 1]), {"groups": 2}, [(0, 0, 80, 0), (0, 80, 100, 1), (1, 0, 30, -1)], [0, 1, 3], [0, 2, 2]),
+        # With 2 units for each work item the line is 13, cut after 7, where 5 units of sequence 0 are done: the other 2
+        # are worth a work item, with 3 units of fixed cost they are not (15, cut after 8).
+        (
+            ([100, 30], [1, 1]),
+            {"groups": 2, "fixed": 2},
+            [(0, 0, 80, 0), (0, 80, 100, 1), (1, 0, 30, -1)],
+            [0, 1, 3],
+            [0, 2, 2],
+        ),
+        (([100, 30], [1, 1]), {"groups": 2, "fixed": 3}, [(0, 0, 100, -1), (1, 0, 30, -1)], [0, 1, 2], [0, 0, 0]),
+        # Not worth more than one group of the four.
+        (([100, 30], [1, 1]), {"groups": 4, "least": 9}, [(0, 0, 100, -1), (1, 0, 30, -1)], [0, 2, 2, 2, 2], [0] * 3),
+        (([0, 40, 9], [1, 0, 1]), {"groups": 2}, [(2, 0, 9, -1)], [0, 1, 1], [0] * 4),
+        (([], []), {"groups": 3}, [], [0] * 4, [0]),
+    ],
+)
+def test_schedules_worked_out_by_hand(step, knobs, works, work_indptr, reduce_indptr):
+    expected = Schedule(tuple(Work(*work) for work in works), tuple(work_indptr), tuple(reduce_indptr))
+    assert plan(*step, **knobs) == expected
+
+
+GOOD = plan([100, 30, 0], [1, 1, 1], groups=2)
+"""Works (0, 0, 80, 0), (0, 80, 100, 1), (1, 0, 30, -1); work_indptr 0 1 3; reduce_indptr 0 2 2 2."""
+
+
+def changed(index, **fields):
+    works = list(GOOD.works)
+    works[index] = dataclasses.replace(works[index], **fields)
+    return dataclasses.replace(GOOD, works=tuple(works))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (changed(0, kv_end=64), CoverageError),  # a gap
+        (changed(1, kv_begin=64), CoverageError),  # an overlap
+        (changed(1, kv_end=99), CoverageError),  # the last token is lost
+        (changed(1, kv_end=112), CoverageError),  # beyond the sequence
+        (changed(2, kv_begin=30), CoverageError),  # nothing to do
+        (changed(2, seq=2), CoverageError),  # work for an empty sequence, none for another
+        (changed(2, seq=3), CoverageError),  # no such sequence
+        (changed(1, partial=-1), ReduceError),  # one part of two writes the output
+        (changed(1, partial=0), ReduceError),  # two results in one place
+        (changed(1, partial=2), ReduceError),  # a result that nobody merges
+        (changed(2, partial=2), ReduceError),  # a single work item that does not write the output
+        (dataclasses.replace(GOOD, reduce_indptr=(0, 0, 2, 2)), ReduceError),  # merged into another sequence
+        (dataclasses.replace(GOOD, reduce_indptr=(0, 2, 2)), BoundError),
+        (dataclasses.replace(GOOD, reduce_indptr=(0, 3, 3, 3)), BoundError),  # more partial results than bound
+        (dataclasses.replace(GOOD, work_indptr=(0, 1, 2)), BoundError),  # the last work item is nobody's
+        (dataclasses.replace(GOOD, work_indptr=(0, 4, 3)), BoundError),
+        (dataclasses.replace(GOOD, works=GOOD.works * 2, work_indptr=(0, 3, 6)), BoundError),
+    ],
+)
+def test_a_wrong_schedule_is_refused(wrong, error):
+    check(GOOD, [100, 30, 0], [1, 1, 1])
+    with pytest.raises(error, match="expected"):
+        check(wrong, [100, 30, 0], [1, 1, 1])
+
+
+def test_cuts_off_the_granularity_are_refused():
+    with pytest.raises(CoverageError, match="multiples of 32"):
+        check(GOOD, [100, 30, 0], [1, 1, 1], granularity=32)
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("max_query_len", [1, 2, 4])
+def test_every_row_has_a_place_for_1_to_128_heads(arch, max_query_len):
+    """Sizes come from the rows that are launched, padded and folded, whatever the number of heads."""
+    for num_heads in range(1, 129):
+        shape = {"latent_size": 512, "rope_size": 64, "element_bytes": 2, "num_heads": num_heads}
+        launch = mla_launch.choose(limits(arch), **shape, max_query_len=max_query_len, programs=None)
+        rows = num_heads * max_query_len
+        assert launch.rows >= 16
+        assert launch.rows == next_power_of_two(launch.rows)
+        assert launch.rows * (launch.tiles - 1) < rows <= launch.rows * launch.tiles
+        assert launch.groups >= 1
+        assert launch.tile % mla_schedule.GRANULARITY == 0
+        bound = mla_schedule.sizes(64, launch.groups)
+        schedule = plan([8192] * 64, [max_query_len] * 64, groups=launch.groups, granularity=launch.tile)
+        assert len(schedule.works) <= bound.works
+        # Partial results grow with the programs and not with programs times sequences.
+        assert bound.partials * launch.tiles <= 2 * launch.groups * launch.tiles
+
+
+@pytest.mark.parametrize("arch", [name for name in ARCHES if name != "interpreter"])
+@pytest.mark.parametrize("element_bytes", [2, 4])
+@pytest.mark.parametrize("rows", [16, 32, 64])
+def test_an_mla_tile_fits_the_arch(arch, element_bytes, rows):
+    """What must lie in LDS and in registers, counted from below: a staged tile and the accumulator."""
+    unit = limits(arch)
+    shape = {"latent_size": 512, "rope_size": 64, "element_bytes": element_bytes, "rows": rows, "waves": 8}
+    for stages in (1, 2, 3):
+        for occupancy in (1, 2):
+            tile = mla_launch.tile_tokens(unit, **shape, stages=stages, occupancy=occupancy, most=1 << 20)
+            assert tile == 0 or (tile >= 16 and tile & (tile - 1) == 0)
+            assert occupancy * (stages - 1) * tile * 576 * element_bytes <= unit.lds_bytes
+            assert tile == 0 or rows * 512 // (unit.lanes * 8) < unit.registers // occupancy
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("programs", [1, 7, 24])
+@pytest.mark.parametrize("fixed", [0, 3])
+def test_device_tables_equal_the_plan(programs, fixed, device):
+    """More sequences than one chunk, empty ones among them; rows of the table that no work item owns stay untouched."""
+    gen = torch.Generator().manual_seed(programs)
+    for num_seqs, longest in ((1, 3000), (5, 4000), (300, 200)):
+        seq_lens = torch.randint(0, longest, (num_seqs,), generator=gen, dtype=torch.int32)
+        seq_lens[torch.rand(num_seqs, generator=gen) < 0.2] = 0
+        query_lens = torch.randint(0, 4, (num_seqs,), generator=gen)
+        starts = torch.tensor([0, *query_lens.tolist()]).cumsum(0).int()
+        like = torch.empty(1, device=device)
+        shape = {"latent_size": 64, "rope_size": 16, "num_heads": 2, "max_query_len": 3, "num_seqs": num_seqs}
+        tables = allocate(like, **shape, programs=programs)
+        launch = dataclasses.replace(tables.launch, tile=16, fixed=fixed, least=4)
+        tables = dataclasses.replace(tables, launch=launch)
+        for table in (tables.works, tables.work_indptr, tables.reduce_indptr):
+            table.fill_(-7)
+        fill(tables, seq_lens.to(device), starts.to(device))
+        got, lists = tables.schedule(), (seq_lens.tolist(), query_lens.tolist())
+        assert got == plan(*lists, groups=launch.groups, fixed=fixed, least=4)
+        check(got, *lists)
+        assert (tables.works[got.work_indptr[-1] :] == -7).all()
