@@ -9,7 +9,7 @@ import pytest
 
 GPU_NODES = ("/dev/kfd", "/dev/nvidiactl")
 HERE = Path(__file__).parent
-INTERPRETING = (HERE / "kernels", HERE / "test_tiny.py")
+INTERPRETING = (HERE / "kernels", HERE / "mamba", HERE / "test_tiny.py")
 COMPILING = HERE / "audit"
 
 
