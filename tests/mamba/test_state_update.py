@@ -22,10 +22,13 @@ SHAPES = [
 
 
 def pool(heads: int, head_size: int, state: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """[8, heads, head_size, state], blocks padded to a page as hybrid models pad them; NaN wherever nobody owns it."""
+    """[8, heads, head_size, state], blocks padded to a page as hybrid models pad them; NaN wherever nobody owns it.
+
+    One more block lies in front, so that a slot of -1 would be a place in memory, and NaN.
+    """
     row = heads * head_size * state
-    storage = torch.full((8, row + 48), float("nan"), dtype=dtype, device=device)
-    states = storage[:, :row].view(8, heads, head_size, state)
+    storage = torch.full((9, row + 48), float("nan"), dtype=dtype, device=device)
+    states = storage[1:, :row].view(8, heads, head_size, state)
     for slot in SLOTS:
         if slot >= 0:
             states[slot] = torch.randn(heads, head_size, state).to(states)

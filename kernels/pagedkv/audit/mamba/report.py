@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("configurations", "usable", "oversize", "crashed", "spilling", "lds_bytes", "vgpr", "mfma")
 _HEAD = f"{'kernel':<37}{'conf':>5}{'ok':>4}{'LDS>':>5}{'crash':>6}{'spill':>6}{'LDS':>7}{'VGPR':>5}{'MFMA':>5}"
+_LEGEND = (
+    "conf: configurations; ok: they compile and fit; LDS>: they want more LDS than there is; crash: the compiler fails; "
+    "spill: VGPR spills or scratch; LDS, VGPR, MFMA: the most of any that compiles"
+)
 
 
 def format_report(findings: Sequence[Finding], *, status: Exit, seconds: float) -> str:
@@ -25,8 +29,7 @@ def format_report(findings: Sequence[Finding], *, status: Exit, seconds: float) 
         rows = [_row(finding) for finding in kernels if finding.labels["arch"] == arch]
         lines += ["", arch, _HEAD, *rows] if rows else []
     if kernels:
-        lines += ["", "conf: configurations; ok: compile and fit; LDS>: want more LDS than there is; crash: the"]
-        lines += ["compiler fails; spill: with VGPR spills or scratch; LDS, VGPR, MFMA: most of any that compiles"]
+        lines += ["", *textwrap.wrap(_LEGEND, WIDTH)]
     declared = [finding for finding in kernels if finding.outcome == "pass" and finding.message]
     for message in dict.fromkeys(finding.message for finding in declared):
         lines += ["", *(f"declared: {finding.id}" for finding in declared if finding.message == message)]
