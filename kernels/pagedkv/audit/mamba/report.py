@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _COLUMNS = ("configurations", "usable", "oversize", "crashed", "spilling", "lds_bytes", "vgpr", "mfma")
 _HEAD = f"{'kernel':<37}{'conf':>5}{'ok':>4}{'LDS>':>5}{'crash':>6}{'spill':>6}{'LDS':>7}{'VGPR':>5}{'MFMA':>5}"
 _LEGEND = (
-    "conf: configurations; ok: they compile and fit; LDS>: they want more LDS than there is; crash: the compiler fails; "
-    "spill: VGPR spills or scratch; LDS, VGPR, MFMA: the most of any that compiles"
+    "conf: configurations; ok: they compile and fit; LDS>: they want more LDS than there is; crash: the compiler "
+    "fails; spill: VGPR spills or scratch; LDS, VGPR, MFMA: the most of any that compiles"
 )
 
 
