@@ -44,6 +44,11 @@ cancel most of h C. States are judged by rows of `state` elements, relative to t
 The gated norm: the sum of squares is a mean of up to 512 positive terms, the gate one exponential and one division.
 fp32: 3 u from the sum and the root, 2 u from the exponential, 3 u from the rest. Bound 8 u. fp16, bf16: only the result
 is rounded, u/sqrt(3), times 2.5. Bound 1.5 u.
+
+The causal convolution adds up to five terms, then gates. fp32: five products and sums, each u/2 rms of a result that
+they rarely exceed twofold, 2 u; the gate 3 u; together 4 u, times 2. Bound 8 u. fp16, bf16: vLLM's kernel multiplies in
+the dtype and adds in fp32: four products rounded, at most twice the row in root sum of squares, and the result:
+sqrt(4 / 3 + 1 / 3) u = 1.3 u, times 2. Bound 2.6 u.
 """
 
 from __future__ import annotations
@@ -64,6 +69,9 @@ ROW_RELATIVE: dict[tuple[str, str], float] = {
     ("scan", "tf32"): 3.5 * UNIT_ROUNDOFF["tf32"],
     ("scan", "float16"): 3 * UNIT_ROUNDOFF["float16"],
     ("scan", "bfloat16"): 3 * UNIT_ROUNDOFF["bfloat16"],
+    ("conv", "float32"): 8 * UNIT_ROUNDOFF["float32"],
+    ("conv", "float16"): 2.6 * UNIT_ROUNDOFF["float16"],
+    ("conv", "bfloat16"): 2.6 * UNIT_ROUNDOFF["bfloat16"],
     ("gated_norm", "float32"): 8 * UNIT_ROUNDOFF["float32"],
     ("gated_norm", "float16"): 1.5 * UNIT_ROUNDOFF["float16"],
     ("gated_norm", "bfloat16"): 1.5 * UNIT_ROUNDOFF["bfloat16"],

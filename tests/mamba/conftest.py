@@ -42,20 +42,38 @@ def _without_cuda():
 TUNED = ("ssd_bmm", "ssd_chunk_scan", "ssd_chunk_state", "ssd_state_passing")
 
 
-@pytest.fixture
-def package():
-    """package(module): a module of mamba_ssm.ops.triton; every autotuned kernel of the scan has made its choice."""
+@contextlib.contextmanager
+def _decided(load):
+    """Every autotuned kernel of the scan, in the modules that `load` finds, with its choice made."""
     from triton.runtime import Autotuner
 
     from pagedkv.audit.mamba import imports
 
     with contextlib.ExitStack() as stack:
         for module in TUNED:
-            for name, tuner in vars(imports.mamba_ssm(module)).items():
+            for name, tuner in vars(load(module)).items():
                 if isinstance(tuner, Autotuner):
                     wanted = SIZES.get(name, OTHERWISE).items()
                     for config in tuner.configs:
                         if wanted <= config.kwargs.items():
                             stack.enter_context(imports.pinned(tuner, config))
                             break
+        yield
+
+
+@pytest.fixture
+def package():
+    """package(module): a module of mamba_ssm.ops.triton."""
+    from pagedkv.audit.mamba import imports
+
+    with _decided(imports.mamba_ssm):
         yield imports.mamba_ssm
+
+
+@pytest.fixture
+def vllm_ops():
+    """vllm_ops(module): a module of vLLM's Mamba operations."""
+    from pagedkv.audit.mamba import imports
+
+    with _decided(imports.vllm):
+        yield imports.vllm

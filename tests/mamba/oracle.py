@@ -100,3 +100,19 @@ def conv_states(x: Tensor, starts: list[int], width: int) -> Tensor:
         for back in range(min(width, end - begin)):
             states[sequence, :, width - 1 - back] = x[end - 1 - back].cpu()
     return states
+
+
+def causal_conv(x: Tensor, weight: Tensor, bias: Tensor, history: Tensor) -> Tensor:
+    """silu(bias + sum over j of weight_j x_{t - width + 1 + j}) of one sequence: [tokens, channels].
+
+    Args:
+        x: [tokens, channels].
+        weight: [channels, width].
+        bias: [channels].
+        history: [channels, width - 1], the tokens before the first, zeros for a new sequence.
+    """
+    x, weight, bias, history = (tensor.to("cpu", F64) for tensor in (x, weight, bias, history))
+    line = torch.cat([history.T, x])
+    width = weight.shape[1]
+    out = torch.stack([bias + (line[t : t + width] * weight.T).sum(0) for t in range(len(x))])
+    return out * torch.sigmoid(out)
