@@ -38,7 +38,7 @@ def format_report(findings: Sequence[Finding], *, status: Exit, seconds: float) 
 
 
 def _row(finding: Finding) -> str:
-    name = f"{finding.labels['package'][:5]} {finding.labels['kernel'].strip('_').replace('_kernel', '')}"
+    name = f"{finding.labels['package'].partition('-')[0]} {finding.labels['kernel'].strip('_').replace('_kernel', '')}"
     cells = [str(finding.numbers.get(column, "-")) for column in _COLUMNS]
     widths = (5, 4, 5, 6, 6, 7, 5, 5)
     return f"{name[:37]:<37}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
