@@ -53,24 +53,25 @@ def test_mamba_chunk_scan_combined_varlen(layer, dtype, device, vllm_ops, record
 @pytest.mark.parametrize(("heads", "head_size", "state", "groups"), SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_selective_state_update(heads, head_size, state, groups, dtype, device, vllm_ops, record_property):
-    """Read from one slot, written to another (a prefix cache keeps the first); block -1 stands for padding here."""
+    """Read from one slot, written to another (a prefix cache keeps the first); block 0 is the null block of padding."""
     torch.manual_seed(heads)
     states = pool(heads, head_size, state, torch.float32, device)
     data = arguments(heads, head_size, state, groups, getattr(torch, dtype), device)
-    sources, targets = [5, -1, 0, 3, -1, 6], [1, -1, 0, 7, -1, 4]
+    states[2] = states[0]
+    sources, targets = [5, 0, 2, 3, 0, 6], [1, 0, 2, 7, 0, 4]
     before = states.clone()
     out = torch.empty_like(data["x"])
     vllm_ops("mamba_ssm").selective_state_update(
-        states, **data, dt_softplus=True, out=out, null_block_id=-1,
+        states, **data, dt_softplus=True, out=out, null_block_id=0,
         state_batch_indices=torch.tensor(sources).int().to(device),
         dst_state_batch_indices=torch.tensor(targets).int().to(device),
     )  # fmt: skip
     for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        if source < 0:
+        if source == 0:
             continue
         golden = step(before, data, row, source)
         check(out[row : row + 1], golden.y, "scan", dtype, record_property, scale=golden.scale)
         check(states[target], golden.state, "scan", "float32", record_property)
-    for target in (target for target in targets if target >= 0):
+    for target in filter(None, targets):
         before[target] = states[target]
-    assert_same_bits(states, before, "slots of nobody")
+    assert_same_bits(states, before, "slots of nobody, and the null block")
