@@ -13,9 +13,9 @@ SIZES = {
     "_chunk_cumsum_fwd_kernel": {"BLOCK_SIZE_H": 4},
     "_state_passing_fwd_kernel": {"BLOCK_SIZE": 1024},
 }
-"""Which configuration, by what must be in it: smaller than the tests' shapes, so that edges and loops are walked."""
+"""Which configuration, by what must be in it: smaller than the shapes of the tests, so that edges and loops are met."""
 
-OTHERWISE = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32}
+OTHERWISE = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32}
 
 
 @pytest.fixture(autouse=True)

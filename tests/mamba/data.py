@@ -33,8 +33,8 @@ class Layer:
 
 
 LAYERS = (
-    Layer(4, 64, 128, 1, 64),  # Bamba and Granite 4, a few of their heads
-    Layer(6, 48, 24, 3, 32),  # nothing a power of two
+    Layer(2, 64, 128, 1, 64),  # Bamba and Granite 4, a few of their heads
+    Layer(4, 80, 24, 2, 32),  # sizes that are no powers of two
     Layer(4, 64, 64, 2, 128),  # Zamba2: the chunk is longer than some sequences
 )
 
