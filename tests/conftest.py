@@ -9,8 +9,9 @@ import pytest
 
 GPU_NODES = ("/dev/kfd", "/dev/nvidiactl")
 HERE = Path(__file__).parent
-INTERPRETING = (HERE / "kernels", HERE / "test_tiny.py")
+INTERPRETING = (HERE / "kernels", HERE / "mamba", HERE / "test_tiny.py")
 COMPILING = HERE / "audit"
+AS_IF_ON_A_GPU = HERE / "mamba"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -19,6 +20,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "tests/audit compiles kernels and tests/kernels may interpret them: one process cannot do both. "
             "Run `make test`, or add --ignore=tests/audit, or name one of the two."
+        )
+    # Without a GPU the Mamba operations of vLLM are imported as if there were one (pagedkv.audit.mamba.imports).
+    if _asked_for(config, AS_IF_ON_A_GPU) and _asked_for(config, HERE / "models"):
+        raise pytest.UsageError(
+            "tests/mamba imports vLLM's GPU kernels, tests/models vLLM as this machine runs it: one process cannot do "
+            "both. Run `make test`, or add --ignore=tests/mamba, or name one of the two."
         )
     # Triton decides when a kernel is defined, so this must precede every import of triton. Looking for the driver's
     # device nodes keeps torch out of the sessions that do not need it; the `device` fixture checks what torch says.

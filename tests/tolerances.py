@@ -29,11 +29,34 @@ and by the rounding of numbers up to 16 (the maximum in base 2 and the result): 
 
 MLA decode is the same sum over more channels. fp16, bf16: as above, 2 u. fp32: d <= 640 (512 + 128), so that scores err
 by u d / 2 / sqrt(d) = 12.6 u rms, exp2 and its argument as above: root sum of squares 20.5 u, times 2.5. Bound 51 u.
+
+The selective scan (tests/mamba) is judged per row of channels too, relative to the root of the sum of squares of what
+is added up in the row: h C over the state, D x, and the result. The norm of the result alone would not do, for D x may
+cancel most of h C. States are judged by rows of `state` elements, relative to their norm.
+
+* fp16, bf16: rounded are B times its decay, the state that a chunk starts from, the product C B times its decay, and
+  the result: four times u/sqrt(3), 1.15 u. Where one term rules a row its rounding is common to all channels, so rows
+  reach 2.5 times their rms. Bound 3 u.
+* fp32: dt = log(1 + exp) errs by u, absolutely; in the tests it is 0.05 at least, so 20 u at most, 10 u rms. Exponents
+  reach 11, where half a unit in the last place is 8 u; 32 tokens, beyond which the decay has hidden everything, add up
+  to sqrt(32) 8 u / sqrt(3) = 26 u. The sum over a state of 128 adds 6 u. Root sum of squares 28 u, times 2.5. Bound
+  70 u.
+* tf32: what CUDA makes of the fp32 products, u = 2^-11 (ten bits as fp16). Both operands of each of the three products
+  are rounded, and nothing else: sqrt(6 / 3) u, times 2.5. Bound 3.5 u.
+
+The gated norm: the sum of squares is a mean of up to 512 positive terms, the gate one exponential and one division.
+fp32: 3 u from the sum and the root, 2 u from the exponential, 3 u from the rest. Bound 8 u. fp16, bf16: only the result
+is rounded, u/sqrt(3), times 2.5. Bound 1.5 u.
+
+The causal convolution adds up to five terms, then gates. fp32: five products and sums, each u/2 rms of a result that
+they rarely exceed twofold, 2 u; the gate 3 u; together 4 u, times 2. Bound 8 u. fp16, bf16: vLLM's kernel multiplies in
+the dtype and adds in fp32: four products rounded, at most twice the row in root sum of squares, and the result:
+sqrt(4 / 3 + 1 / 3) u = 1.3 u, times 2. Bound 2.6 u.
 """
 
 from __future__ import annotations
 
-UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 ROW_RELATIVE: dict[tuple[str, str], float] = {
     ("attention", "float32"): 45 * UNIT_ROUNDOFF["float32"],
@@ -48,8 +71,18 @@ ROW_RELATIVE: dict[tuple[str, str], float] = {
     ("mla", "float32"): 51 * UNIT_ROUNDOFF["float32"],
     ("mla", "float16"): 2 * UNIT_ROUNDOFF["float16"],
     ("mla", "bfloat16"): 2 * UNIT_ROUNDOFF["bfloat16"],
+    ("scan", "float32"): 70 * UNIT_ROUNDOFF["float32"],
+    ("scan", "tf32"): 3.5 * UNIT_ROUNDOFF["tf32"],
+    ("scan", "float16"): 3 * UNIT_ROUNDOFF["float16"],
+    ("scan", "bfloat16"): 3 * UNIT_ROUNDOFF["bfloat16"],
+    ("conv", "float32"): 8 * UNIT_ROUNDOFF["float32"],
+    ("conv", "float16"): 2.6 * UNIT_ROUNDOFF["float16"],
+    ("conv", "bfloat16"): 2.6 * UNIT_ROUNDOFF["bfloat16"],
+    ("gated_norm", "float32"): 8 * UNIT_ROUNDOFF["float32"],
+    ("gated_norm", "float16"): 1.5 * UNIT_ROUNDOFF["float16"],
+    ("gated_norm", "bfloat16"): 1.5 * UNIT_ROUNDOFF["bfloat16"],
 }
-"""(op, dtype) -> largest |out - ref|_2 / |ref|_2 of a (token, head) row."""
+"""(op, dtype) -> largest |out - ref|_2 / |ref|_2 of a (token, head) row, or what is said above in place of |ref|_2."""
 
 LSE_ABSOLUTE = 72 * UNIT_ROUNDOFF["float32"]
 """Largest difference of the logarithm of a sum of exponentials, whatever the dtype of the query."""

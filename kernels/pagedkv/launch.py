@@ -84,6 +84,8 @@ class Tuning:
     decode: Attention
     prefill: Attention
     mla: Mla
+    mla_narrow: Mla
+    """Where one token has at most 16 heads."""
     mla_reduce: MlaReduce
 
 
@@ -127,7 +129,7 @@ def parse(text: str, where: str) -> Tuning:
     except tomllib.TOMLDecodeError as error:
         raise TuningError(f"{where}: {error}") from error
     kinds = {"write": Write, "gather": Gather, "reduce": Reduce, "decode": Attention, "prefill": Attention}
-    kinds |= {"mla": Mla, "mla_reduce": MlaReduce}
+    kinds |= {"mla": Mla, "mla_narrow": Mla, "mla_reduce": MlaReduce}
     if set(data) != set(kinds):
         raise TuningError(f"{where}: got the tables {sorted(data)}; expected exactly {sorted(kinds)}")
     return Tuning(**{name: _section(kind, f"{where} [{name}]", data[name]) for name, kind in kinds.items()})

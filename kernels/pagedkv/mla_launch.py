@@ -99,7 +99,8 @@ def tile_tokens(
             query_rows = 32 if rows == 32 else 16
             registers = min(stages, 2) * accumulator + tile + waves * (query_rows * width + stages * tile)
         else:
-            registers = 2 * accumulator + tile
+            # One half of the latent at a time passes registers on its way to the product.
+            registers = accumulator + tile // 2
         if quantised:
             registers += (20 if mfma else 4) * tokens * (latent + rope)
         return lds <= lds_bytes and registers <= register_bytes
@@ -142,8 +143,9 @@ def choose(
     Raises:
         TuningError: if nothing fits.
     """
-    data = tuning(arch.name).mla
-    rows = min(data.rows, max(16, next_power_of_two(num_heads * max_query_len)))
+    rows = max(16, next_power_of_two(num_heads * max_query_len))
+    data = tuning(arch.name).mla if rows > 16 else tuning(arch.name).mla_narrow
+    rows = min(data.rows, rows)
     while rows >= 16:
         for stages in range(data.stages, 0, -1):
             for occupancy in range(data.programs_per_unit, 0, -1):

@@ -1,4 +1,4 @@
-"""What the tables [mla] and [mla_reduce] of `tuning/<arch>.toml` say."""
+"""What the tables [mla], [mla_narrow] (at most 16 rows) and [mla_reduce] of `tuning/<arch>.toml` say."""
 
 from __future__ import annotations
 

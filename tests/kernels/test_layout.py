@@ -208,11 +208,12 @@ ROWS = "rows = 1\nwaves = 1\n"
         ("[write", "t.toml"),
         (f"[write]\n{ROWS}", "expected exactly"),
         (
-            f"[write]\n{ROWS}wave = 2\n[gather]\n[reduce]\n[decode]\n[prefill]\n[mla]\n[mla_reduce]\n",
+            f"[write]\n{ROWS}wave = 2\n[gather]\n[reduce]\n[decode]\n[prefill]\n[mla]\n[mla_narrow]\n[mla_reduce]\n",
             "expected exactly the keys",
         ),
         (
-            "[write]\nrows = 0\nslice = 1\nwaves = 1\n[gather]\n[reduce]\n[decode]\n[prefill]\n[mla]\n[mla_reduce]\n",
+            "[write]\nrows = 0\nslice = 1\nwaves = 1\n[gather]\n[reduce]\n[decode]\n[prefill]\n[mla]\n[mla_narrow]\n"
+            "[mla_reduce]\n",
             "integers >= 1",
         ),
     ],

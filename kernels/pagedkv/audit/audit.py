@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from . import vllm_kernels
 from .budgets import load_budgets
 from .cases import all_cases
 from .compare import compare
-from .compilation import Figures, compile_launches
-from .errors import CannotRunHereError
+from .compilation import Figures
 from .findings import Finding, exit_status, write_findings
 from .judge import judge_refusal, judge_row
-from .probe import probe
 from .report import format_report
+from .warmth import progress, warm_up
 from .work import compile_all, plan_work, row_id
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
     from .case import Case
 
-__all__ = ["exit_status", "format_report", "row_id", "run", "select", "write_findings"]
+__all__ = ["exit_status", "format_report", "ids", "run", "select", "write_findings"]
 
 
 def select(only: str, arches: Sequence[str]) -> list[tuple[str, Case]]:
@@ -33,6 +31,11 @@ def select(only: str, arches: Sequence[str]) -> list[tuple[str, Case]]:
         for case in all_cases()
         if any(only in row_id(arch, case, kernel) for kernel in (*case.kernels, *case.optional))
     ]
+
+
+def ids(cases: Sequence[tuple[str, Case]]) -> list[str]:
+    """What `--list` prints."""
+    return [row_id(arch, case, "+".join(case.kernels)) for arch, case in cases]
 
 
 def run(cases: Sequence[tuple[str, Case]], *, version: str, jobs: int, timeout: float) -> tuple[list[Finding], int]:
@@ -53,27 +56,11 @@ def run(cases: Sequence[tuple[str, Case]], *, version: str, jobs: int, timeout: 
     budgets = load_budgets()
     if any(case.side == "vllm" for _, case in cases):
         vllm_kernels.load()
-    _warm_up()
+    warm_up()
     labels = {"triton": version}
     plan = plan_work(cases)
-    rows = compile_all(plan, jobs=jobs, timeout=timeout, progress=_progress)
+    rows = compile_all(plan, jobs=jobs, timeout=timeout, progress=progress)
     findings = [judge_refusal(refusal, labels) for refusal in plan.refusals]
     findings += [judge_row(row, budgets, labels) for row in rows]
     findings += compare(findings, budgets.rules)
     return findings, sum(isinstance(row.result, Figures) and not row.twin for row in rows)
-
-
-def _warm_up() -> None:
-    """Start LLVM once, before the forks, with the one kernel that compiles wherever anything does."""
-    try:
-        compiled = compile_launches("gfx942", probe)
-    except Exception as error:
-        raise CannotRunHereError(f"the AMD compiler does not work here: {type(error).__name__}: {error}") from error
-    if not compiled:
-        raise CannotRunHereError("the AMD compiler was called and compiled nothing\n  to do: look at environment.py")
-
-
-def _progress(done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\rcompiled {done} of {total}" + ("\n" if done == total else ""))
-        sys.stderr.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import time
@@ -22,26 +23,30 @@ selected or compiled; 5 this machine cannot do it (no AMD compiler, another Trit
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, *, program: str = "pagedkv.audit", audit: str = "pagedkv.audit.audit"
+) -> int:
     """Run the command.
 
     Args:
         arguments: Command line without the program; None takes this process's.
+        program: Module that is run, for the help.
+        audit: Module that selects, compiles and judges; imported after this machine has been looked at.
 
     Returns:
         Exit status.
     """
-    options = _parse(arguments)
+    options = _parse(program, arguments)
     try:
-        return int(_run(options))
+        return int(_run(options, audit))
     except AuditError as error:
         sys.stderr.write(f"audit: {error}\n")
         return int(error.exit_status)
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse(program: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m pagedkv.audit",
+        prog=f"python -m {program}",
         description="Compile the kernels for AMD GPUs, without a GPU, and judge what the compiler made of them.",
         epilog=_EPILOG,
     )
@@ -55,7 +60,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _run(options: argparse.Namespace) -> Exit:
+def _run(options: argparse.Namespace, module: str) -> Exit:
     started = time.monotonic()
     if unknown := [arch for arch in options.arch if arch not in ARCHES]:
         raise MisuseError(f"unknown arch {', '.join(unknown)}; known: {', '.join(ARCHES)}")
@@ -63,7 +68,7 @@ def _run(options: argparse.Namespace) -> Exit:
         raise MisuseError(f"--jobs and --timeout must be above 0, got {options.jobs} and {options.timeout:g}")
     version = check_environment(options.triton)
     try:
-        from . import audit
+        audit = importlib.import_module(module)
     except ImportError as error:
         raise CannotRunHereError(f"the audit cannot be imported with Triton {version}: {error}") from error
 
@@ -71,7 +76,7 @@ def _run(options: argparse.Namespace) -> Exit:
     if not cases:
         raise NothingSelectedError(f"no case matches --only {options.only!r}\n  to do: see --list")
     if options.list:
-        sys.stdout.writelines(f"{audit.row_id(arch, case, '+'.join(case.kernels))}\n" for arch, case in cases)
+        sys.stdout.writelines(f"{name}\n" for name in audit.ids(cases))
         return Exit.PASS
     findings, compiled = audit.run(cases, version=version, jobs=options.jobs, timeout=options.timeout)
     if out := options.out or os.environ.get("HILGATE_OUT"):

@@ -86,7 +86,7 @@ def _ours(row: Row, budgets: Budgets) -> tuple[Outcome, str]:
     if isinstance(result, Crash):
         return ("inconclusive" if result.timed_out else "fail"), result.message
     if isinstance(result, Exception):
-        return "fail", _words(result)
+        return "fail", words(result)
     violations = budgets.violations(result, scattered=row.case.scattered)
     if violations:
         return "fail", "; ".join(violations)
@@ -101,10 +101,10 @@ def _evidence(row: Row) -> tuple[Outcome, str]:
     if isinstance(result, Figures):
         spilled = f", {result.code.vgpr_spills} VGPRs spilled" if result.code.vgpr_spills else ""
         return "pass", f"evidence: vLLM's kernel as installed{spilled}"
-    return "inconclusive", f"no figures for vLLM's kernel: {_words(result)}"
+    return "inconclusive", f"no figures for vLLM's kernel: {words(result)}"
 
 
-def _words(result: Exception | Crash) -> str:
+def words(result: Exception | Crash) -> str:
     """How a compilation failed, with what the compiler printed."""
     if isinstance(result, Crash):
         return result.message
@@ -118,6 +118,6 @@ def _judge_proof(row: Row, labels: dict[str, str]) -> Finding:
         return Finding(row.id, "pass", row.seconds, message, labels, row_numbers(row, labels))
     if isinstance(result, Crash) and result.timed_out:
         return Finding(row.id, "inconclusive", row.seconds, result.message, labels)
-    got = "compiled without complaint" if isinstance(result, Figures) else _words(result)
+    got = "compiled without complaint" if isinstance(result, Figures) else words(result)
     message = f"the audit is broken: a tile that needs {expected} B of LDS was not caught ({got})"
     return Finding(row.id, "fail", row.seconds, message, labels, row_numbers(row, labels))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .errors import Exit
     from .findings import Finding
 
-_WIDTH = 80
+WIDTH = 80
 _HEAD = (
     f"{'kernel head/block/tile':<31}{'LDS':>7}{'VGPR':>5}{'AGPR':>5}{'spill':>7}{'scr':>4}{'wav':>4}{'MFMA':>5}"
     f"{'16/8/4/<4':>12}"
@@ -39,18 +39,24 @@ def format_report(findings: Sequence[Finding], *, status: Exit, seconds: float) 
         lines += [
             f"  {each.labels['arch']}: {int(each.numbers['lds_bytes'])} B of LDS wanted, caught" for each in proofs
         ]
+    return "\n".join([*lines, *format_ending(findings, status=status, seconds=seconds)]) + "\n"
+
+
+def format_ending(findings: Sequence[Finding], *, status: Exit, seconds: float) -> list[str]:
+    """Lines with whatever is not a pass, each message once, and with the verdict."""
+    lines: list[str] = []
     for outcome in ("fail", "inconclusive", "did not run"):
         said: dict[str, list[str]] = {}
         for finding in (each for each in findings if each.outcome == outcome):
             said.setdefault(finding.message, []).append(finding.id)
         for message, ids in said.items():
             lines += ["", *(f"{outcome}: {each}" for each in ids)]
-            lines += textwrap.wrap(message, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+            lines += textwrap.wrap(message, WIDTH, initial_indent="  ", subsequent_indent="  ")
     passed, failed = (sum(each.outcome == outcome for each in findings) for outcome in ("pass", "fail"))
     neither = len(findings) - passed - failed
     verdict = status.name.lower().replace("_", " ")
     lines += ["", f"{verdict}: {passed} passed, {failed} failed, {neither} neither, in {seconds:.0f} s"]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _shape(finding: Finding) -> tuple[str, ...]:

@@ -1,0 +1,161 @@
+"""The Triton kernels of mamba-ssm, causal-conv1d and vLLM, imported where their compiled halves are missing.
+
+On a machine without a GPU mamba-ssm and causal-conv1d are installed from source without their extensions, and then
+`import mamba_ssm` fails on the first of them although the Triton kernels beside it need none. The stand-ins below are
+made in this process only; where an extension is installed, as in an image, nothing stands in for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from triton.backends import backends
+
+from pagedkv.audit.errors import CannotRunHereError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXTENSIONS = {"mamba_ssm": "selective_scan_cuda", "causal_conv1d": "causal_conv1d_cuda"}
+"""Package -> the extension module that it imports on being imported."""
+
+_VLLM_OPS = "vllm.model_executor.layers.mamba.ops"
+_VLLM_WITH_CPU_TWINS = {
+    "mamba_ssm": "selective_state_update",
+    "ssd_combined": "_mamba_chunk_scan_combined_fwd",
+    "causal_conv1d": "causal_conv1d_fn",
+}
+"""Modules of vLLM that, on a CPU platform, replace this function of theirs, a launcher of Triton, by another one."""
+
+
+def mamba_ssm(module: str) -> ModuleType:
+    """A module of `mamba_ssm.ops.triton`.
+
+    Args:
+        module: Its name there, such as "ssd_chunk_scan".
+
+    Raises:
+        CannotRunHereError: mamba-ssm is not installed, or cannot be imported for another reason than its extension.
+    """
+    _stand_in("mamba_ssm", run_init=False)
+    return _import("mamba_ssm", f"mamba_ssm.ops.triton.{module}")
+
+
+def causal_conv1d(module: str) -> ModuleType:
+    """A module of `causal_conv1d`, such as "causal_conv1d_varlen".
+
+    Raises:
+        CannotRunHereError: As `mamba_ssm`.
+    """
+    _stand_in("causal_conv1d", run_init=True)
+    return _import("causal_conv1d", f"causal_conv1d.{module}")
+
+
+def vllm(module: str) -> ModuleType:
+    """A module of vLLM's Mamba operations with its Triton launchers in place.
+
+    A CPU build of vLLM needs two things to show them: a Triton backend named "cpu" (its `triton_utils/importing.py`),
+    and a platform that is not a CPU, else each launcher is replaced by a CPU function, nothing is compiled and
+    everything passes. Both hold only while the module is imported.
+
+    Raises:
+        CannotRunHereError: vLLM is missing or too different, or was imported earlier with the CPU functions.
+    """
+    name = f"{_VLLM_OPS}.{module}"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    with _vllm_shows_triton():
+        imported = _import("vllm", name)
+    launcher = _VLLM_WITH_CPU_TWINS.get(module)
+    if launcher and getattr(imported, launcher).__module__ != name:
+        raise CannotRunHereError(
+            f"{name}.{launcher} is vLLM's CPU function: something imported that module before.\n"
+            "  to do: import pagedkv.audit.mamba first, in a process of its own"
+        )
+    return imported
+
+
+@contextlib.contextmanager
+def without_cuda() -> Iterator[None]:
+    """Let launchers that enter `torch.cuda.device(...)` run on CPU tensors; where there is a GPU, change nothing."""
+    if torch.cuda.is_available():
+        yield
+        return
+    real = torch.cuda.device
+    torch.cuda.device = lambda _index: contextlib.nullcontext()
+    try:
+        yield
+    finally:
+        torch.cuda.device = real
+
+
+@contextlib.contextmanager
+def pinned(tuner: Any, config: Any) -> Iterator[None]:
+    """Let an autotuned kernel take this configuration without timing any.
+
+    Args:
+        tuner: triton.runtime.Autotuner.
+        config: triton.Config, one of `tuner.configs` or another.
+    """
+    before = tuner.configs
+    tuner.configs = [config]
+    try:
+        yield
+    finally:
+        tuner.configs = before
+
+
+def _stand_in(package: str, *, run_init: bool) -> None:
+    """Make what is missing of a package's extension.
+
+    Args:
+        package: A key of `EXTENSIONS`.
+        run_init: Whether `package/__init__.py` can run then; mamba_ssm's also imports whole models and their hub.
+    """
+    extension = EXTENSIONS[package]
+    if extension in sys.modules or importlib.util.find_spec(extension) is not None:
+        return
+    stub = ModuleType(extension, f"Empty: {package} is installed here without its compiled extension.")
+    stub.__spec__ = ModuleSpec(extension, None)
+    sys.modules[extension] = stub
+    if not run_init and package not in sys.modules and (spec := importlib.util.find_spec(package)):
+        sys.modules[package] = importlib.util.module_from_spec(spec)
+
+
+def _import(package: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise CannotRunHereError(
+            f"the Mamba kernels of {package} cannot be imported ({error}).\n"
+            f"  to do: requirements/install.sh installs {package} as pinned"
+        ) from error
+
+
+@contextlib.contextmanager
+def _vllm_shows_triton() -> Iterator[None]:
+    backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
+    try:
+        platform = type(importlib.import_module("vllm.platforms").current_platform)
+    except ImportError as error:
+        del backends["cpu"]
+        raise CannotRunHereError(
+            f"vLLM cannot be imported ({error}).\n  to do: requirements/install.sh installs it as pinned"
+        ) from error
+    own = platform.__dict__.get("is_cpu")
+    platform.is_cpu = lambda _self: False
+    try:
+        yield
+    finally:
+        if own is None:
+            del platform.is_cpu
+        else:
+            platform.is_cpu = own
+        del backends["cpu"]

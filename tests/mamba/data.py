@@ -1,0 +1,88 @@
+"""Inputs of a Mamba2 layer, laid out as a model lays them out, and the comparison with the oracle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tolerances import ROW_RELATIVE
+from torch import Tensor
+
+from pagedkv.device import INTERPRETED
+
+DTYPES = ("float32", "float16") if INTERPRETED else ("float32", "float16", "bfloat16")
+"""The interpreter computes bfloat16 arithmetic wrongly."""
+
+DOTS = {dtype: dtype for dtype in DTYPES}
+"""dtype -> what `tl.dot` computes with; the packages leave it to Triton, which takes tf32 on CUDA, fp32 elsewhere."""
+if torch.version.cuda and not INTERPRETED:
+    DOTS["float32"] = "tf32"
+
+
+@dataclass(frozen=True)
+class Layer:
+    heads: int
+    head_size: int
+    state: int
+    groups: int
+    chunk: int
+
+    @property
+    def id(self) -> str:
+        return f"h{self.heads}x{self.head_size}-n{self.state}-g{self.groups}-chunk{self.chunk}"
+
+
+LAYERS = (
+    Layer(2, 64, 128, 1, 64),  # Bamba and Granite 4, a few of their heads
+    Layer(4, 80, 24, 2, 32),  # sizes that are no powers of two
+    Layer(4, 64, 64, 2, 128),  # Zamba2: the chunk is longer than some sequences
+)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    x: Tensor  # [batch, tokens, heads, head_size]
+    z: Tensor  # as x
+    B: Tensor  # [batch, tokens, groups, state]
+    C: Tensor  # as B
+    dt: Tensor  # [batch, tokens, heads]
+    dt_bias: Tensor  # [heads] float32
+    A: Tensor  # [heads] float32, negative
+    D: Tensor  # [heads] float32
+
+
+def inputs(layer: Layer, batch: int, tokens: int, dtype: str, device: str) -> Inputs:
+    """Unit-normal data in one projection per token, z x B C dt side by side, as Mamba2's in_proj gives it.
+
+    Rows, batches and the space behind the last token are separated by NaN. dt is softplus(normal / 2 - 1), 0.06 to 1,
+    and A lies in -0.25 .. -0.05, so the exponents of a chunk of 128 tokens end near -6.
+    """
+    torch.manual_seed(layer.heads * 1000 + tokens)
+    inner, project = layer.heads * layer.head_size, layer.groups * layer.state
+    widths = [inner, inner, project, project, layer.heads]
+    rows = torch.full((batch, tokens + 3, sum(widths) + 16), float("nan"), dtype=getattr(torch, dtype), device=device)
+    used = rows[:, :tokens, : sum(widths)]
+    used.copy_(torch.randn(used.shape))
+    used[..., -layer.heads :] /= 2
+    z, x, B, C, dt = used.split(widths, dim=-1)
+    heads, groups = (layer.heads, layer.head_size), (layer.groups, layer.state)
+    A = -(0.05 + 0.2 * torch.rand(layer.heads))
+    per_head = (0.1 * torch.randn(layer.heads) - 1, A, torch.randn(layer.heads))
+    return Inputs(
+        x.unflatten(-1, heads), z.unflatten(-1, heads), B.unflatten(-1, groups), C.unflatten(-1, groups), dt,
+        *(tensor.to(device) for tensor in per_head),
+    )  # fmt: skip
+
+
+def check(got: Tensor, golden: Tensor, op: str, dtype: str, record, *, scale: Tensor | None = None) -> None:
+    """Every row of channels within the tolerance of (op, dtype), relative to `scale` or its own norm; NaN nowhere."""
+    assert got.shape == golden.shape
+    rows = (got.double().cpu() - golden).norm(dim=-1)
+    relative = rows / (golden.norm(dim=-1) if scale is None else scale).clamp(min=1e-30)
+    record(f"max_row_relative_err_{op}", relative.max().item())
+    bound = ROW_RELATIVE[op, dtype]
+    wrong = ~(relative <= bound)
+    assert not wrong.any(), (
+        f"{op}: {int(wrong.sum())} of {wrong.numel()} rows are off by more than {bound:.1e} of their scale; first at "
+        f"{wrong.nonzero()[0].tolist()}, worst {relative.max().item():.1e}"
+    )

@@ -1,0 +1,81 @@
+"""vLLM's own copies of the Mamba2 kernels: packed sequences that each continue from a state, and decode on a pool."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from mamba import oracle
+from mamba.data import DOTS, DTYPES, LAYERS, check, inputs
+from mamba.test_state_update import SHAPES, arguments, pool, step
+from pools import assert_same_bits
+
+pytestmark = pytest.mark.device
+
+STARTS = [0, 90, 91, 124]
+
+
+def chunks(starts: list[int], chunk: int) -> tuple[list[int], list[int], list[int]]:
+    """vLLM's chunks belong to one sequence each: where they begin, whose they are, the last one of every sequence."""
+    begins, owners, last = [], [], []
+    for owner, (begin, end) in enumerate(itertools.pairwise(starts)):
+        own = range(begin, end, chunk)
+        begins, owners = [*begins, *own], [*owners, *[owner] * len(own)]
+        last.append(len(begins) - 1)
+    return [*begins, starts[-1]], owners, last
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.id)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_mamba_chunk_scan_combined_varlen(layer, dtype, device, vllm_ops, record_property):
+    """Only the middle one of three sequences is new; states are kept in float32, as hybrid models keep them."""
+    data = inputs(layer, 1, STARTS[-1], dtype, device)
+    x, z, B, C, dt = (each[0] for each in (data.x, data.z, data.B, data.C, data.dt))
+    initial = torch.randn(3, layer.heads, layer.head_size, layer.state)
+    initial[1] = 0.0
+    begins, owners, last = (torch.tensor(each).int().to(device) for each in chunks(STARTS, layer.chunk))
+    out = torch.empty(x.shape, dtype=x.dtype, device=device)
+    states = vllm_ops("ssd_combined").mamba_chunk_scan_combined_varlen(
+        x, dt, data.A, B, C, layer.chunk, torch.tensor(STARTS).int().to(device), begins, last, owners, out,
+        D=data.D, z=z, dt_bias=data.dt_bias, initial_states=initial.to(device), dt_softplus=True,
+        state_dtype=torch.float32,
+    )  # fmt: skip
+    step_size = oracle.step_size(dt, data.dt_bias, softplus=True)
+    for number, tokens in enumerate(slice(*ends) for ends in itertools.pairwise(STARTS)):
+        golden = oracle.scan(
+            x[tokens], step_size[tokens], data.A, B[tokens], C[tokens], D=data.D, z=z[tokens], initial=initial[number]
+        )
+        check(out[tokens], golden.y, "scan", DOTS[dtype], record_property, scale=golden.scale)
+        check(states[number], golden.state, "scan", DOTS[dtype], record_property)
+
+
+@pytest.mark.parametrize(("heads", "head_size", "state", "groups"), SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_selective_state_update(heads, head_size, state, groups, dtype, device, vllm_ops, record_property):
+    """Read from one slot, written to another (a prefix cache keeps the first); block 0 is the null block of padding."""
+    torch.manual_seed(heads)
+    states = pool(heads, head_size, state, torch.float32, device)
+    data = arguments(heads, head_size, state, groups, getattr(torch, dtype), device)
+    states[2] = states[0]
+    sources, targets = [5, 0, 2, 3, 0, 6], [1, 0, 2, 7, 0, 4]
+    before = states.clone()
+    out = torch.empty_like(data["x"])
+    module = vllm_ops("mamba_ssm")
+    with module.override_ssm_config(
+        (32, 4)
+    ):  # as its table says for MI300X; the fallback would be 8 times the programs
+        module.selective_state_update(
+            states, **data, dt_softplus=True, out=out, null_block_id=0,
+            state_batch_indices=torch.tensor(sources).int().to(device),
+            dst_state_batch_indices=torch.tensor(targets).int().to(device),
+        )  # fmt: skip
+    for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        if source == 0:
+            continue
+        golden = step(before, data, row, source)
+        check(out[row : row + 1], golden.y, "scan", dtype, record_property, scale=golden.scale)
+        check(states[target], golden.state, "scan", "float32", record_property)
+    for target in filter(None, targets):
+        before[target] = states[target]
+    assert_same_bits(states, before, "slots of nobody, and the null block")
