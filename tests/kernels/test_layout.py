@@ -213,8 +213,8 @@ ROWS = "rows = 1\nwaves = 1\n"
         ),
         (
             (
-                "[write]\nrows = 0\nslice = 1\nwaves = 1\n[gather]\n[reduce]\n[decode]\n[prefill]\n[mla]\n[mla_narrow]\n"
-                "[mla_reduce]\n"
+                "[write]\nrows = 0\nslice = 1\nwaves = 1\n[gather]\n[reduce]\n[decode]\n[prefill]\n"
+                "[mla]\n[mla_narrow]\n[mla_reduce]\n"
             ),
             "integers >= 1",
         ),
