@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import checks
+from . import cache_checks, checks
 from .device import INTERPRETED
 from .errors import HeadRatioError, LengthError, OptionError, SplitError, WindowError
 
@@ -22,7 +22,7 @@ def tensors(query: Tensor, cache: PagedCache, out: Tensor, lse: Tensor | None, i
     Raises:
         ArgumentError: the subclass that names the mistake.
     """
-    checks.cache(cache)
+    cache_checks.whole(cache)
     checks.head_size("cache.key", cache.head_size)
     checks.shape("query", query, (None, None, cache.head_size), "[num_tokens, num_q_heads, head_size]")
     checks.shape("out", out, tuple(query.shape), "[num_tokens, num_q_heads, head_size]")
@@ -38,7 +38,7 @@ def tensors(query: Tensor, cache: PagedCache, out: Tensor, lse: Tensor | None, i
             expected="a multiple",
             remedy="Replicate the KV heads or pad the query heads.",
         )
-    checks.beside_cache("query", query, cache)
+    cache_checks.beside("query", query, cache)
     checks.dtype("out", out, (query.dtype,), "Cast to the dtype of the query.")
     for name, tensor in (("query", query), ("out", out)):
         checks.dense(name, tensor)

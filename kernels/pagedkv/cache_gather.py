@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import checks
+from . import cache_checks, checks
 from .arch import next_power_of_two
 from .device import INTERPRETED, current, on
 from .launch import tuning
@@ -155,7 +155,7 @@ def gather_kv_cache(
     Raises:
         ArgumentError: the subclass of `pagedkv.errors` that names the mistake.
     """
-    checks.cache(cache)
+    cache_checks.whole(cache)
     num_kv_heads, head_size = cache.num_kv_heads, cache.head_size
     axes = "[num_tokens, num_kv_heads, head_size]"
     checks.shape("key", key, (None, num_kv_heads, head_size), axes)
@@ -167,7 +167,7 @@ def gather_kv_cache(
     checks.shape("token_to_seq", token_to_seq, (None,), "[n], the sequence of each output row")
     checks.at_most("token_to_seq", token_to_seq.shape[0], key.shape[0], "num_tokens of key")
     for name, tensor in (("key", key), ("value", value)):
-        checks.beside_cache(name, tensor, cache)
+        cache_checks.beside(name, tensor, cache)
         checks.dense(name, tensor)
         if INTERPRETED and cache.quantisation is not None and tensor.dtype == torch.bfloat16:
             checks.dtype(name, tensor, (torch.float32, torch.float16), "Triton's interpreter cuts off to bf16.")

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import checks
+from . import cache_checks, checks
 from .arch import next_power_of_two
 from .device import current, on
 from .launch import tuning
@@ -126,7 +126,7 @@ def write_kv_cache(
     Raises:
         ArgumentError: the subclass of `pagedkv.errors` that names the mistake.
     """
-    checks.cache(cache)
+    cache_checks.whole(cache)
     num_kv_heads, head_size = cache.num_kv_heads, cache.head_size
     axes = "[num_tokens, num_kv_heads, head_size]"
     checks.shape("key", key, (None, num_kv_heads, head_size), axes)
@@ -134,7 +134,7 @@ def write_kv_cache(
     checks.shape("slot_mapping", slot_mapping, (None,), "[n], one slot per token")
     checks.at_most("slot_mapping", slot_mapping.shape[0], key.shape[0], "num_tokens of key")
     for name, tensor in (("key", key), ("value", value)):
-        checks.beside_cache(name, tensor, cache)
+        cache_checks.beside(name, tensor, cache)
         checks.dense(name, tensor)
     checks.dtype("slot_mapping", slot_mapping, (torch.int64,), "Slots of a large pool exceed 32 bits.")
     checks.device(("cache.key", cache.key), {"key": key, "value": value, "slot_mapping": slot_mapping})
