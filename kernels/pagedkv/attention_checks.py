@@ -39,7 +39,7 @@ def tensors(query: Tensor, cache: PagedCache, out: Tensor, lse: Tensor | None, i
             remedy="Replicate the KV heads or pad the query heads.",
         )
     checks.beside_cache("query", query, cache)
-    checks.dtype("out", out, (query.dtype,), "Cast to the dtype of the query.")
+    checks.dtype("out", out, (query.dtype, torch.float32), "Cast to the dtype of the query, or keep fp32 for a merge.")
     for name, tensor in (("query", query), ("out", out)):
         checks.dense(name, tensor)
     if INTERPRETED and query.dtype == torch.bfloat16:

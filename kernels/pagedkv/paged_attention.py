@@ -57,8 +57,8 @@ def paged_attention(
         query: Queries of all sequences, one after the other, in the dtype of the cache; beside a quantised cache in
             fp32, fp16 or bf16. Last dimension dense.
         cache: The cache, in any packing, quantised or not.
-        out: Result, in the dtype of the query. Rows behind `query_start_loc[-1]` are left alone; a query that sees no
-            token gets 0.
+        out: Result, in the dtype of the query or in fp32. Rows behind `query_start_loc[-1]` are left alone; a query
+            that sees no token gets 0.
         block_table: Block ids of each sequence. Entries outside the visible tokens are not looked up.
         seq_lens: Tokens of each sequence in the cache, those of this step included.
         query_start_loc: Where the queries of each sequence begin in `query`.
