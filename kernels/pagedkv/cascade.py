@@ -55,24 +55,25 @@ def merge_attention(
     checks.shape("out", out, (None, None, None), "[num_tokens, num_q_heads, head_size]")
     num_tokens, num_q_heads, head_size = out.shape
     parts = {"prefix_out": prefix_out, "suffix_out": suffix_out}
-    sums = {"prefix_lse": prefix_lse, "suffix_lse": suffix_lse} | ({} if lse is None else {"lse": lse})
+    sums = {"prefix_lse": prefix_lse, "suffix_lse": suffix_lse}
+    asked = {} if lse is None else {"lse": lse}
     for name, tensor in ({"out": out} | parts).items():
         checks.shape(name, tensor, tuple(out.shape), "[num_tokens, num_q_heads, head_size]")
         checks.dtype(name, tensor, checks.DTYPES, "Attend into a float tensor.")
         checks.dense(name, tensor)
-    for name, tensor in sums.items():
+    for name, tensor in (sums | asked).items():
         checks.shape(name, tensor, (num_tokens, num_q_heads), "[num_tokens, num_q_heads]")
         checks.dtype(name, tensor, (torch.float32,), "Sums of exponentials are fp32.")
     if INTERPRETED:
         checks.dtype("out", out, (torch.float32, torch.float16), "Triton's interpreter cuts bf16 off, unrounded.")
     index = {} if query_start_loc is None else {"query_start_loc": query_start_loc}
     checks.indices(index)
-    checks.device(("out", out), parts | sums | index)
+    checks.device(("out", out), parts | sums | asked | index)
     if out.numel() == 0:
         return
-    for name, result, inputs in (("out", out, parts), ("lse", lse, sums)):
-        for other, tensor in inputs.items():
-            if result is not None and tensor is not result and result.data_ptr() == tensor.data_ptr():
+    for name, result in ({"out": out} | asked).items():
+        for other, tensor in (parts | sums).items():
+            if result.data_ptr() == tensor.data_ptr():
                 raise AliasError(name, got=f"the memory of {other}", expected="memory of its own", remedy="Copy it.")
     launch = tuning(current().name).gather  # it moves rows of heads, as a gather does
     with on(out):
@@ -207,7 +208,7 @@ def _options(
         raise WindowError(
             "sliding_window",
             got=sliding_window,
-            expected="None: where a window begins in the prefix depends on the query, and the prefix has one mask for all",
+            expected="None: a window begins at another token for each query, and in the prefix they share one mask",
             remedy="Call paged_attention, which skips what is outside the window anyway.",
         )
     if alibi_slopes is not None:

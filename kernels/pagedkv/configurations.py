@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .fp8 import FormatName
     from .layout import Name
 
-Op = Literal["write", "gather", "attention"]
+Op = Literal["write", "gather", "attention", "merge"]
 Phase = Literal["copy", "decode", "extend", "prefill"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 Scales = Literal["tensor", "head", "token"]
@@ -25,7 +25,7 @@ class Configuration:
 
     op: Op
     phase: Phase
-    """`copy` for write and gather. Of attention: one query token a sequence, several with context, several without."""
+    """`copy` for write, gather and merge. Of attention: one query token a sequence, several with context, several without."""
     dtype: Dtype
     num_q_heads: int
     num_kv_heads: int
@@ -154,6 +154,18 @@ def _special() -> tuple[Configuration, ...]:
     )
 
 
+def _merges() -> tuple[Configuration, ...]:
+    """A merge knows no cache: block size and layout say nothing here."""
+    return tuple(
+        Configuration("merge", "copy", dtype, heads, heads, head_size, 16, "nhd", lse=lse)
+        for dtype, heads, head_size, lse in (
+            ("bfloat16", 32, 128, False),
+            ("float16", 10, 80, True),
+            ("float32", 7, 256, True),
+        )
+    )
+
+
 def _quantised_copies(op: Op) -> tuple[Configuration, ...]:
     return tuple(
         Configuration(op, "copy", dtype, 3, 3, head_size, block_size, layout, quantised=kind, scales=scales)
@@ -192,6 +204,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     *_special(),
     *_quantised_attention("decode"),
     *_quantised_attention("prefill"),
+    *_merges(),
 )
 """Every promised case."""
 

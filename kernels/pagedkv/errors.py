@@ -52,7 +52,7 @@ class SplitError(ArgumentError):
 
 
 class PrefixError(ArgumentError):
-    """The prefix of cascade attention is not whole blocks, or not shared by all sequences (the latter with debug=True)."""
+    """The prefix of cascade attention is not whole blocks, or not shared (the latter checked with debug=True)."""
 
 
 class AliasError(ArgumentError):
