@@ -25,7 +25,7 @@ class Configuration:
 
     op: Op
     phase: Phase
-    """`copy` for write, gather and merge. Of attention: one query token a sequence, several with context, several without."""
+    """`copy` for all but attention. Of attention: one query token a sequence, several with context, several without."""
     dtype: Dtype
     num_q_heads: int
     num_kv_heads: int
@@ -45,6 +45,7 @@ class Configuration:
     sinks: bool = False
     lse: bool = False
     """Whether the sums of exponentials are asked for too."""
+    batch_invariant: bool = False
 
     @property
     def id(self) -> str:
@@ -54,7 +55,7 @@ class Configuration:
         special += [f"s{self.splits}"] if self.splits else []
         special += [f"{self.quantised}-{self.scales}"] if self.quantised else []
         special += [f"cap{self.softcap:g}"] if self.softcap else []
-        special += [name for name in ("alibi", "sinks", "lse") if getattr(self, name)]
+        special += [name for name in ("alibi", "sinks", "lse", "batch_invariant") if getattr(self, name)]
         name = (
             f"{self.op}-{self.phase}-{self.dtype}-q{self.num_q_heads}kv{self.num_kv_heads}"
             f"-d{self.head_size}-bs{self.block_size}-{self.layout}"
@@ -144,6 +145,9 @@ def _special() -> tuple[Configuration, ...]:
         case("decode", "float32", 16, "interleaved", lse=True),
         case("decode", "float32", 16, "interleaved", lse=True, splits=3, sinks=True),
         case("extend", "bfloat16", 16, "nhd", lse=True, causal=False),
+        case("decode", "float32", 16, "interleaved", batch_invariant=True),
+        case("decode", "bfloat16", 784, "interleaved", batch_invariant=True, window=100, sinks=True),
+        case("extend", "float16", 48, "packed", batch_invariant=True),
         case("decode", "float16", 48, "packed", quantised="e4m3fn"),
         case("decode", "bfloat16", 784, "interleaved", quantised="e4m3fnuz", scales="head"),
         case("extend", "float16", 48, "interleaved", quantised="e5m2", scales="head"),

@@ -61,7 +61,7 @@ def test_paged_attention(case, device, record_property):
     data = data_for(case, device)
     options = options_of(case, device)
     lse = torch.full(data.query.shape[1::-1], float("nan"), device=device).T if case.lse else None
-    out = attend(data, **options, lse=lse, num_splits=case.splits, debug=True)
+    out = attend(data, **options, lse=lse, num_splits=case.splits, batch_invariant=case.batch_invariant, debug=True)
     golden, golden_lse = expected_with_lse(data, **options)
     op = "attention of capped scores" if case.softcap else "attention"
     check(out, golden, record_property, "attention of scaled rows" if case.scales == "token" else op)

@@ -110,6 +110,7 @@ def _attention(configuration: Configuration, batch: Batch) -> Callable[[], None]
             sinks=per_head if configuration.sinks else None,
             lse=torch.empty(query.shape[:2]) if configuration.lse else None,
             num_splits=configuration.splits,
+            batch_invariant=configuration.batch_invariant,
         )
 
     return launch
