@@ -158,12 +158,14 @@ def test_cascade_attention_leaves_padding_alone(device, record_property):
     """Tokens before the first and behind the last sequence, and a sequence without a query but with a stale length."""
     data = shared(device, [3, 0, 1], [80, 25, 50], 32)
     golden, _ = expected_with_lse(data)
-    data.query = torch.cat([data.query.new_full((2, 4, 64), NAN), data.query, data.query.new_full((3, 4, 64), NAN)])
+    query = torch.cat([data.query.new_full((2, 4, 64), NAN), data.query, data.query.new_full((3, 4, 64), NAN)])
     data.query_start_loc += 2
-    out = attend(data, call=cascade_attention, common_prefix_len=32, debug=True)
+    out = torch.full_like(query, 7.0)
+    bounds = {"common_prefix_len": 32, "max_query_len": 3, "max_seq_len": 80}
+    cascade_attention(query, data.pool.cache, out, **data.metadata, **bounds, scale=64**-0.5, debug=True)
     check(out[2:6], golden, record_property, "attention in two parts")
-    assert out[:2].isnan().all()
-    assert out[6:].isnan().all()
+    assert (out[:2] == 7).all()
+    assert (out[6:] == 7).all()
 
 
 REFUSED = {

@@ -23,6 +23,7 @@ LENGTHS = {
         [5, 1, 17],
     ),  # fewer tokens in the encoder than queries: no query stands at a position >= 0
     "longer": ([2, 9, 4], [75, 33, 150]),
+    "long": ([150, 90], [170, 40]),  # more queries than a program takes
     "nothing": ([3, 5, 1], [0, 40, 0]),
     "decode": ([1, 1, 1], [75, 0, 16]),
 }
