@@ -52,6 +52,7 @@ The causal convolution adds up to five terms, then gates. fp32: five products an
 they rarely exceed twofold, 2 u; the gate 3 u; together 4 u, times 2. Bound 8 u. fp16, bf16: vLLM's kernel multiplies in
 the dtype and adds in fp32: four products rounded, at most twice the row in root sum of squares, and the result:
 sqrt(4 / 3 + 1 / 3) u = 1.3 u, times 2. Bound 2.6 u.
+
 Huge scores, up to 3e5 (unit-normal data of 64 channels, scale 1e4): the sum of products errs by u d / 2 = 32 u and that
 times 1e4, its scaling and the argument of exp2 by 4.3e5 u each: root sum of squares 6.9e5 u, sqrt(2) of that on the
 difference of two scores. Where two keys share the weight, w (1 - w) |a - b| is at most half of the norm of the result:
