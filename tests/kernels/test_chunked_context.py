@@ -11,6 +11,7 @@ from tolerances import LSE_MERGED_ABSOLUTE
 
 from pagedkv.cascade import merge_attention
 from pagedkv.device import INTERPRETED
+from pagedkv.errors import DtypeError
 from pagedkv.paged_attention import paged_attention
 
 if TYPE_CHECKING:
@@ -95,3 +96,12 @@ def test_a_sink_in_every_chunk_is_noticed(chunks, device, record_property):
     wrong, _ = in_chunks(data, chunks, sinks_of(device), everywhere=True)
     with pytest.raises(AssertionError, match=r"are off by more than"):
         check(wrong, expected(data, sinks=sinks_of(device)), record_property, "attention in six parts")
+
+
+def test_a_part_is_fp32_or_of_the_dtype_of_the_query(device):
+    """fp16 beside fp32 queries would be rounded before the merge."""
+    data = small(device, [1], [20])
+    out = torch.full_like(data.query, float("nan"), dtype=torch.float16)
+    bounds = {"max_query_len": 1, "max_seq_len": 20, "scale": 0.125}
+    with pytest.raises(DtypeError, match=r"^out: got torch\.float16"):
+        paged_attention(data.query, data.pool.cache, out, **data.metadata, **bounds)
