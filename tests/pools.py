@@ -12,6 +12,9 @@ from pagedkv.cache import PagedCache, Quantisation
 NAN_CODE = {"e4m3fn": 0x7F, "e4m3fnuz": 0x80, "e5m2": 0x7F}
 FLOAT8 = {"e4m3fn": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz, "e5m2": torch.float8_e5m2}
 
+FAR = 2**30 + 64
+"""A stride in elements; 4 * FAR wraps to 256 when it is computed in 32 bits."""
+
 
 @dataclass
 class Pool:

@@ -52,6 +52,22 @@ The causal convolution adds up to five terms, then gates. fp32: five products an
 they rarely exceed twofold, 2 u; the gate 3 u; together 4 u, times 2. Bound 8 u. fp16, bf16: vLLM's kernel multiplies in
 the dtype and adds in fp32: four products rounded, at most twice the row in root sum of squares, and the result:
 sqrt(4 / 3 + 1 / 3) u = 1.3 u, times 2. Bound 2.6 u.
+
+Huge scores, up to 3e5 (unit-normal data of 64 channels, scale 1e4): the sum of products errs by u d / 2 = 32 u and that
+times 1e4, its scaling and the argument of exp2 by 4.3e5 u each: root sum of squares 6.9e5 u, sqrt(2) of that on the
+difference of two scores. Where two keys share the weight, w (1 - w) |a - b| is at most half of the norm of the result:
+4.9e5 u, times 2.5: 1.2e6 u = 0.07. All other rows are exact as ever.
+
+A merge alone, of parts and sums that are exact: the exponent (up to 16) 16 u, times log2(e) 23 u, exponential, quotient
+and products 4 u: root sum of squares 28 u, times 2.5: 70 u; in fp16 and bf16 the one rounding of the result, u/sqrt(3)
+rms, times 2.5: 1.5 u. Its sum of exponentials errs by 29 u as the parts' do, by the weights' 28 u and by the last
+rounding, 16 u: root sum of squares 43 u, times 2.5: 108 u.
+
+Attention in parts that are merged: an error d of the logarithm of the ratio of weights w and 1 - w moves the result by
+w (1 - w) d |a - b| for parts a and b; those are independent, so that is at most d of the norm of the result. d is 41 u
+from two sums of exponentials (29 u each) and 28 u from the merge; with the 18 u of the parts' own weights and the 15 u
+of a soft cap, root sum of squares 55 u, times 2.5: 138 u. Each further merge adds 28 u and the 16 u of the sum before
+it: with six parts 85 u, times 2.5: 213 u. Parts are fp32 whatever the query, so in fp16 and bf16 nothing visible.
 """
 
 from __future__ import annotations
@@ -81,8 +97,21 @@ ROW_RELATIVE: dict[tuple[str, str], float] = {
     ("gated_norm", "float32"): 8 * UNIT_ROUNDOFF["float32"],
     ("gated_norm", "float16"): 1.5 * UNIT_ROUNDOFF["float16"],
     ("gated_norm", "bfloat16"): 1.5 * UNIT_ROUNDOFF["bfloat16"],
+    ("attention of huge scores", "float32"): 1.2e6 * UNIT_ROUNDOFF["float32"],
+    ("attention in two parts", "float32"): 138 * UNIT_ROUNDOFF["float32"],
+    ("attention in two parts", "float16"): 2 * UNIT_ROUNDOFF["float16"],
+    ("attention in two parts", "bfloat16"): 2 * UNIT_ROUNDOFF["bfloat16"],
+    ("attention in six parts", "float32"): 213 * UNIT_ROUNDOFF["float32"],
+    ("attention in six parts", "float16"): 2 * UNIT_ROUNDOFF["float16"],
+    ("attention in six parts", "bfloat16"): 2 * UNIT_ROUNDOFF["bfloat16"],
+    ("merge", "float32"): 70 * UNIT_ROUNDOFF["float32"],
+    ("merge", "float16"): 1.5 * UNIT_ROUNDOFF["float16"],
+    ("merge", "bfloat16"): 1.5 * UNIT_ROUNDOFF["bfloat16"],
 }
 """(op, dtype) -> largest |out - ref|_2 / |ref|_2 of a (token, head) row, or what is said above in place of |ref|_2."""
 
 LSE_ABSOLUTE = 72 * UNIT_ROUNDOFF["float32"]
 """Largest difference of the logarithm of a sum of exponentials, whatever the dtype of the query."""
+
+LSE_MERGED_ABSOLUTE = 108 * UNIT_ROUNDOFF["float32"]
+"""The same, merged from two parts."""

@@ -39,7 +39,7 @@ def tensors(query: Tensor, cache: PagedCache, out: Tensor, lse: Tensor | None, i
             remedy="Replicate the KV heads or pad the query heads.",
         )
     cache_checks.beside("query", query, cache)
-    checks.dtype("out", out, (query.dtype,), "Cast to the dtype of the query.")
+    checks.dtype("out", out, (query.dtype, torch.float32), "Cast to the dtype of the query, or keep fp32 for a merge.")
     for name, tensor in (("query", query), ("out", out)):
         checks.dense(name, tensor)
     if INTERPRETED and query.dtype == torch.bfloat16:
@@ -64,6 +64,7 @@ def options(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
     num_splits: int | None,
+    batch_invariant: bool,
 ) -> None:
     """Check bounds and options.
 
@@ -101,6 +102,13 @@ def options(
     if num_splits is not None and num_splits < 1:
         raise SplitError(
             "num_splits", got=num_splits, expected="None or >= 1", remedy="Pass None to let tuning decide."
+        )
+    if num_splits is not None and batch_invariant:
+        raise SplitError(
+            "num_splits",
+            got=f"{num_splits} with batch_invariant=True",
+            expected="None: partitions of a fixed length, as many as the bound of the lengths asks for",
+            remedy="Leave one of the two out.",
         )
 
 

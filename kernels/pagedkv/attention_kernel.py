@@ -83,6 +83,7 @@ def attention_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,  # of a partition; 0 shares the tiles of each sequence equally
     DECODE: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
@@ -163,7 +164,9 @@ def attention_kernel(
     end_tile = ((tl.max(kv_end, axis=0) if SEQS > 1 else kv_end) + TILE - 1) // TILE
     position = context_len + row_token
     if SPLITS > 1:
-        tiles = (tl.maximum(end_tile - first_tile, 0) + SPLITS - 1) // SPLITS
+        tiles = SPLIT_TILES
+        if SPLIT_TILES == 0:
+            tiles = (tl.maximum(end_tile - first_tile, 0) + SPLITS - 1) // SPLITS
         first_tile += split * tiles
         end_tile = tl.minimum(end_tile, first_tile + tiles)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .fp8 import FormatName
     from .layout import Name
 
-Op = Literal["write", "gather", "attention"]
+Op = Literal["write", "gather", "attention", "merge"]
 Phase = Literal["copy", "decode", "extend", "prefill"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 Scales = Literal["tensor", "head", "token"]
@@ -25,7 +25,7 @@ class Configuration:
 
     op: Op
     phase: Phase
-    """`copy` for write and gather. Of attention: one query token a sequence, several with context, several without."""
+    """`copy` for all but attention. Of attention: one query token a sequence, several with context, several without."""
     dtype: Dtype
     num_q_heads: int
     num_kv_heads: int
@@ -45,6 +45,7 @@ class Configuration:
     sinks: bool = False
     lse: bool = False
     """Whether the sums of exponentials are asked for too."""
+    batch_invariant: bool = False
 
     @property
     def id(self) -> str:
@@ -54,7 +55,7 @@ class Configuration:
         special += [f"s{self.splits}"] if self.splits else []
         special += [f"{self.quantised}-{self.scales}"] if self.quantised else []
         special += [f"cap{self.softcap:g}"] if self.softcap else []
-        special += [name for name in ("alibi", "sinks", "lse") if getattr(self, name)]
+        special += [name for name in ("alibi", "sinks", "lse", "batch_invariant") if getattr(self, name)]
         name = (
             f"{self.op}-{self.phase}-{self.dtype}-q{self.num_q_heads}kv{self.num_kv_heads}"
             f"-d{self.head_size}-bs{self.block_size}-{self.layout}"
@@ -144,6 +145,9 @@ def _special() -> tuple[Configuration, ...]:
         case("decode", "float32", 16, "interleaved", lse=True),
         case("decode", "float32", 16, "interleaved", lse=True, splits=3, sinks=True),
         case("extend", "bfloat16", 16, "nhd", lse=True, causal=False),
+        case("decode", "float32", 16, "interleaved", batch_invariant=True),
+        case("decode", "bfloat16", 784, "interleaved", batch_invariant=True, window=100, sinks=True),
+        case("extend", "float16", 48, "packed", batch_invariant=True),
         case("decode", "float16", 48, "packed", quantised="e4m3fn"),
         case("decode", "bfloat16", 784, "interleaved", quantised="e4m3fnuz", scales="head"),
         case("extend", "float16", 48, "interleaved", quantised="e5m2", scales="head"),
@@ -151,6 +155,18 @@ def _special() -> tuple[Configuration, ...]:
         case("extend", "bfloat16", 16, "packed", quantised="e4m3fn", scales="token"),
         case("decode", "float16", 16, "native-interleaved", quantised="e4m3fn"),
         case("decode", "float16", 16, "shuffle", quantised="e4m3fnuz", scales="head", splits=3),
+    )
+
+
+def _merges() -> tuple[Configuration, ...]:
+    """A merge knows no cache: block size and layout say nothing here."""
+    return tuple(
+        Configuration("merge", "copy", dtype, heads, heads, head_size, 16, "nhd", lse=lse)
+        for dtype, heads, head_size, lse in (
+            ("bfloat16", 32, 128, False),
+            ("float16", 10, 80, True),
+            ("float32", 7, 256, True),
+        )
     )
 
 
@@ -192,6 +208,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     *_special(),
     *_quantised_attention("decode"),
     *_quantised_attention("prefill"),
+    *_merges(),
 )
 """Every promised case."""
 

@@ -48,7 +48,15 @@ class WindowError(ArgumentError):
 
 
 class SplitError(ArgumentError):
-    """The number of split-KV partitions is not positive."""
+    """The number of split-KV partitions is not positive, or is given where it must follow from the length alone."""
+
+
+class PrefixError(ArgumentError):
+    """The prefix of cascade attention is not whole blocks, or not shared (the latter checked with debug=True)."""
+
+
+class AliasError(ArgumentError):
+    """An output shares its memory with an input."""
 
 
 class LengthError(ArgumentError):

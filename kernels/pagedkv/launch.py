@@ -9,6 +9,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from .arch import limits, next_power_of_two, reading_waves, tile_tokens
+from .attention_tuning import Attention, Gather, Reduce, Write
 from .mla_tuning import Mla, MlaReduce
 
 if TYPE_CHECKING:
@@ -17,61 +18,6 @@ if TYPE_CHECKING:
 
 class TuningError(ValueError):
     """A tuning file lacks a key, has an unknown one, holds a wrong value, or asks for more than the arch has."""
-
-
-@dataclass(frozen=True)
-class Write:
-    """How a write is launched."""
-
-    rows: int
-    """Head rows that one program handles, a power of two."""
-    slice: int
-    """Channels of a program that writes into a packed cache, a power of two; it takes as many tokens more."""
-    waves: int
-
-
-@dataclass(frozen=True)
-class Gather:
-    """How a gather is launched."""
-
-    rows: int
-    """Head rows, from a packed cache tokens, that one program handles; a power of two."""
-    waves: int
-
-
-@dataclass(frozen=True)
-class Reduce:
-    """How the split-KV reduce is launched."""
-
-    rows: int
-    """(token, head) rows of one program, a power of two."""
-    chunk: int
-    """Partitions that one program loads at once, a power of two."""
-    waves: int
-
-
-@dataclass(frozen=True)
-class Attention:
-    """How attention is launched in one phase (decode: one query token a sequence; prefill: more)."""
-
-    rows: int
-    """Most query rows (tokens times heads) of one program, a power of two >= 16; one token's heads may exceed it."""
-    tokens: int
-    """Most KV tokens of one tile; fewer where LDS or registers say so."""
-    waves: int
-    stages: int
-    packed_stages: int
-    """Likewise where K and V are packed: more loads of a tile, with addresses of their own, are in flight there."""
-    occupancy: int
-    """Programs that shall fit one compute unit."""
-    heads: int
-    """Most KV heads of one program."""
-    seqs: int
-    """Most sequences of one program (decode only)."""
-    split_tokens: int
-    """Fewest KV tokens worth a partition of their own."""
-    programs_per_unit: int
-    """Programs per compute unit below which the KV is split."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +51,8 @@ class AttentionLaunch:
     waves: int
     stages: int
     splits: int
+    split_tiles: int
+    """Tiles of a partition; 0 where partitions share the tiles of each sequence equally."""
 
 
 def _section(kind: type, where: str, values: object) -> Any:
@@ -192,11 +140,15 @@ def attention(
     num_splits: int | None,
     cache_bytes: int | None = None,
     packed: bool = False,
+    windowed: bool = False,
+    batch_invariant: bool = False,
 ) -> AttentionLaunch:
     """Return the launch of one paged-attention call; a pure function of shapes and of `tuning/<arch>.toml`.
 
     `element_bytes` is that of the operands of the products, `cache_bytes` that of what is read, if another;
     `packed` says that the packing of the cache is not `rows`.
+    With `batch_invariant` heads, dtypes and phase (whether `max_query_len` is 1) decide everything but how many
+    partitions of a fixed length there are, which is for `max_kv_len` to say.
 
     Raises:
         TuningError: if the data ask for more registers or LDS than the arch has.
@@ -205,8 +157,10 @@ def attention(
     data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
     group = num_q_heads // num_kv_heads
     heads = power_of_two_divisor(num_kv_heads, data.heads)
-    seqs = min(data.seqs, next_power_of_two(num_seqs)) if decode else 1
-    tokens = 1 if decode else min(max(1, data.rows // (group * heads)), next_power_of_two(max_query_len))
+    seqs = 1 if batch_invariant or not decode else min(data.seqs, next_power_of_two(num_seqs))
+    tokens, most = 1 if decode else max(1, data.rows // (group * heads)), data.tokens
+    if not batch_invariant:
+        tokens, most = min(tokens, next_power_of_two(max_query_len)), min(most, next_power_of_two(max_kv_len))
     while True:
         rows = max(16, next_power_of_two(tokens * seqs * group * heads))
         tile, stages = _tile_and_stages(
@@ -217,7 +171,7 @@ def attention(
             columns=heads * seqs,
             head_size=head_size,
             element_bytes=element_bytes,
-            most=min(data.tokens, next_power_of_two(max_kv_len)),
+            most=most,
         )
         if tile:
             break
@@ -232,7 +186,12 @@ def attention(
                 f"pagedkv/tuning/{arch.name}.toml: {rows} rows of {head_size} channels and a tile of 16 tokens do not "
                 f"fit {arch.name} with {data}. Use more waves."
             )
-    if num_splits is None:
+    split_tiles = 0
+    if batch_invariant:
+        split_tiles = max(1, data.fixed_split_tokens // tile)
+        # A window may begin at the last token of a tile.
+        num_splits = -(-(max_kv_len + (tile - 1 if windowed else 0)) // (split_tiles * tile))
+    elif num_splits is None:
         programs = query_tiles(num_tokens, num_seqs, tokens, seqs, decode=decode) * (num_kv_heads // heads)
         num_splits = choose_splits(
             programs,
@@ -241,9 +200,9 @@ def attention(
             per_unit=data.programs_per_unit,
             fewest_tiles=max(1, data.split_tokens // tile),
         )
-    read_bytes = cache_bytes or element_bytes
-    waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=read_bytes, most=data.waves)
-    return AttentionLaunch(tile, rows, tokens, seqs, heads, waves, stages, num_splits)
+    read = cache_bytes or element_bytes
+    waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=read, most=data.waves)
+    return AttentionLaunch(tile, rows, tokens, seqs, heads, waves, stages, num_splits, split_tiles)
 
 
 def query_tiles(num_tokens: int, num_seqs: int, tokens: int, seqs: int, *, decode: bool) -> int:

@@ -43,6 +43,7 @@ def paged_attention(
     sinks: Tensor | None = None,  # [num_q_heads] fp32
     lse: Tensor | None = None,  # [num_tokens, num_q_heads] fp32
     num_splits: int | None = None,
+    batch_invariant: bool = False,
     debug: bool = False,
 ) -> None:
     """Attend each query to the cached K and V of its sequence; K and V of this step must already be in the cache.
@@ -57,8 +58,8 @@ def paged_attention(
         query: Queries of all sequences, one after the other, in the dtype of the cache; beside a quantised cache in
             fp32, fp16 or bf16. Last dimension dense.
         cache: The cache, in any packing, quantised or not.
-        out: Result, in the dtype of the query. Rows behind `query_start_loc[-1]` are left alone; a query that sees no
-            token gets 0.
+        out: Result, in the dtype of the query or in fp32. Rows behind `query_start_loc[-1]` are left alone; a query
+            that sees no token gets 0.
         block_table: Block ids of each sequence. Entries outside the visible tokens are not looked up.
         seq_lens: Tokens of each sequence in the cache, those of this step included.
         query_start_loc: Where the queries of each sequence begin in `query`.
@@ -73,6 +74,9 @@ def paged_attention(
         lse: Output: natural logarithm of the sum of exponentials of each query, the sink included; -inf for a query
             that sees nothing. Two results over parts of the KV are merged by it (`pagedkv.cascade`).
         num_splits: Partitions of the KV of each sequence; None lets the tuning data decide.
+        batch_invariant: Whether a sequence gets the same bits whatever else is in the batch, in whatever order and
+            under whatever bounds, as long as it is in the same phase: decode sequences and the others in two calls, as
+            above. Decode is then split every `fixed_split_tokens` tokens (`tuning/<arch>.toml`), the others not.
         debug: Also check lengths and block ids (synchronises with the device).
 
     Raises:
@@ -90,6 +94,7 @@ def paged_attention(
         alibi_slopes=alibi_slopes,
         sinks=sinks,
         num_splits=num_splits,
+        batch_invariant=batch_invariant,
     )
     if debug:
         bounds = {"max_query_len": max_query_len, "max_seq_len": max_seq_len, "sliding_window": sliding_window}
@@ -112,6 +117,8 @@ def paged_attention(
         num_splits=num_splits,
         cache_bytes=cache.key.element_size(),
         packed=cache.packing != "rows",
+        windowed=sliding_window is not None,
+        batch_invariant=batch_invariant,
     )
     decode = max_query_len == 1
     splits = launch.splits
@@ -163,6 +170,7 @@ def paged_attention(
             ROWS=launch.rows,
             TILE=launch.tile,
             SPLITS=splits,
+            SPLIT_TILES=launch.split_tiles if splits > 1 else 0,
             DECODE=decode,
             CAUSAL=causal,
             WINDOWED=sliding_window is not None,
@@ -196,7 +204,7 @@ def paged_attention(
                 PADDED=padded,
                 SPLITS=splits,
                 ROWS=reduce.rows,
-                CHUNK=min(reduce.chunk, next_power_of_two(splits)),
+                CHUNK=reduce.chunk if batch_invariant else min(reduce.chunk, next_power_of_two(splits)),
                 LSE=lse is not None,
                 num_warps=reduce.waves,
             )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 import torch
+from pools import FAR
 
 
 @pytest.fixture(autouse=True)
@@ -18,18 +21,22 @@ def _nan_scratch(monkeypatch):
 
 
 @pytest.fixture
-def far_pool(device, tmp_path):
-    """K and V `[5, 16, 2, 32]` fp16 with a block stride of 2^30 elements and more; block 0 holds NaN.
+def far_storage(device, tmp_path):
+    """far_storage(elements, dtype): a tensor of which little is touched. On the CPU it is a sparse file of zeros."""
 
-    4 * stride wraps to an offset in block 0 when it is computed in 32 bits. On the CPU the pool is a sparse file.
-    """
-    shape, stride, side = (5, 16, 2, 32), 2**30 + 64, 1024
-    elements = 4 * stride + 2 * side
-    if device == "cpu":
-        file = str(tmp_path / "pool")
-        storage = torch.from_file(file, shared=True, size=elements, dtype=torch.float16)
-    else:
-        storage = torch.empty(elements, dtype=torch.float16, device=device)
+    def make(elements: int, dtype: torch.dtype) -> torch.Tensor:
+        if device != "cpu":
+            return torch.empty(elements, dtype=dtype, device=device)
+        return torch.from_file(str(tmp_path / f"storage-{uuid.uuid4()}"), shared=True, size=elements, dtype=dtype)
+
+    return make
+
+
+@pytest.fixture
+def far_pool(far_storage):
+    """K and V `[5, 16, 2, 32]` fp16 with a block stride of FAR elements; blocks 0 and 4 hold NaN."""
+    shape, side = (5, 16, 2, 32), 1024
+    storage = far_storage(4 * FAR + 2 * side, torch.float16)
     for block in (0, 4):
-        storage[block * stride : block * stride + 2 * side] = float("nan")
-    return tuple(storage.as_strided(shape, (stride, 64, 32, 1), offset) for offset in (0, side))
+        storage[block * FAR : block * FAR + 2 * side] = float("nan")
+    return tuple(storage.as_strided(shape, (FAR, 64, 32, 1), offset) for offset in (0, side))

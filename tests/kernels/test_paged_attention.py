@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attending import attend, check, expected, expected_with_lse, lse_error, small
 from pools import assert_same_bits, batch, pool
-from tolerances import LSE_ABSOLUTE, ROW_RELATIVE
+from tolerances import LSE_ABSOLUTE
 
-from pagedkv import reference
 from pagedkv.configurations import promised
 from pagedkv.device import INTERPRETED
 from pagedkv.paged_attention import paged_attention
@@ -23,47 +23,6 @@ def lengths(phase: str, block_size: int) -> tuple[list[int], list[int]]:
             return [5, 1, 33, 0], [block_size + 3, 70, 33, 0]
         case _:
             return [1, 50, 17], [1, 50, 17]
-
-
-def attend(data, *, scale=None, **options) -> torch.Tensor:
-    out = torch.full_like(data.query, float("nan"))
-    paged_attention(
-        data.query,
-        data.pool.cache,
-        out,
-        **data.metadata,
-        max_query_len=data.max_query_len,
-        max_seq_len=data.max_seq_len,
-        scale=data.query.shape[-1] ** -0.5 if scale is None else scale,
-        **options,
-    )
-    return out
-
-
-def expected_with_lse(data, *, scale=None, **options) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = data.query.shape[-1] ** -0.5 if scale is None else scale
-    sides = [data.pool.rows(side) for side in ("key", "value")]
-    return reference.attention(data.query, *sides, **data.metadata, scale=scale, **options)
-
-
-def expected(data, **options) -> torch.Tensor:
-    return expected_with_lse(data, **options)[0]
-
-
-def check(out: torch.Tensor, golden: torch.Tensor, record, op: str = "attention") -> None:
-    """Every row within the tolerance of its dtype; a row of zeros exactly zero; NaN nowhere."""
-    dtype = str(out.dtype).removeprefix("torch.")
-    error = out.double().cpu() - golden
-    record("max_abs_err", error.abs().max().item())
-    rows, norms = error.norm(dim=-1), golden.norm(dim=-1)
-    relative = torch.where(norms > 0, rows / norms, torch.where(rows > 0, float("inf"), 0.0))
-    record("max_row_relative_err", relative.max().item())
-    bound = ROW_RELATIVE[op, dtype]
-    wrong = ~(relative <= bound)
-    assert not wrong.any(), (
-        f"{int(wrong.sum())} of {wrong.numel()} (token, head) rows are off by more than {bound:.1e} of their norm; "
-        f"first (token, head): {wrong.nonzero()[:5].tolist()}, off by {relative[wrong][:5].tolist()}"
-    )
 
 
 def data_for(case, device):
@@ -102,19 +61,12 @@ def test_paged_attention(case, device, record_property):
     data = data_for(case, device)
     options = options_of(case, device)
     lse = torch.full(data.query.shape[1::-1], float("nan"), device=device).T if case.lse else None
-    out = attend(data, **options, lse=lse, num_splits=case.splits, debug=True)
+    out = attend(data, **options, lse=lse, num_splits=case.splits, batch_invariant=case.batch_invariant, debug=True)
     golden, golden_lse = expected_with_lse(data, **options)
     op = "attention of capped scores" if case.softcap else "attention"
     check(out, golden, record_property, "attention of scaled rows" if case.scales == "token" else op)
     if lse is not None:
-        error = (lse.double().cpu() - golden_lse).nan_to_num(nan=float("inf"))  # -inf - -inf: nothing seen, both say so
-        error = torch.where(lse.cpu() == golden_lse, 0.0, error)
-        assert error.abs().max() <= LSE_ABSOLUTE
-
-
-def small(device, query_lens, seq_lens, **more):
-    shape = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 64, "block_size": 16, "layout_name": "interleaved"}
-    return batch(device=device, query_lens=query_lens, seq_lens=seq_lens, **(shape | {"dtype": "float32"} | more))
+        assert lse_error(lse, golden_lse) <= LSE_ABSOLUTE
 
 
 @pytest.mark.parametrize("splits", [1, 4])

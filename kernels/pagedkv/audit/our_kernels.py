@@ -8,6 +8,7 @@ import torch
 
 from pagedkv.cache_gather import gather_kv_cache
 from pagedkv.cache_write import write_kv_cache
+from pagedkv.cascade import merge_attention
 from pagedkv.configurations import CONFIGURATIONS, Configuration
 from pagedkv.layout import packing_of
 from pagedkv.paged_attention import paged_attention
@@ -45,9 +46,10 @@ def make_case(configuration: Configuration, *, big: bool = True) -> Case:
         query_len=_QUERY_LEN[configuration.phase],
         big=big,
     )
-    make = {"write": _write, "gather": _gather, "attention": _attention}[configuration.op]
+    make = {"write": _write, "gather": _gather, "attention": _attention, "merge": _merge}[configuration.op]
     attends = configuration.op == "attention"
-    kernels = ("attention_kernel",) if attends else (f"_{configuration.op}_kernel",)
+    names = {"attention": "attention_kernel", "merge": "merge_kernel"}
+    kernels: tuple[str, ...] = (names.get(configuration.op, f"_{configuration.op}_kernel"),)
     if not attends and packing_of(configuration.layout) != "rows":
         kernels = (f"packed_{configuration.op}_kernel",)
     if (configuration.splits or 1) > 1:
@@ -108,7 +110,19 @@ def _attention(configuration: Configuration, batch: Batch) -> Callable[[], None]
             sinks=per_head if configuration.sinks else None,
             lse=torch.empty(query.shape[:2]) if configuration.lse else None,
             num_splits=configuration.splits,
+            batch_invariant=configuration.batch_invariant,
         )
+
+    return launch
+
+
+def _merge(configuration: Configuration, batch: Batch) -> Callable[[], None]:
+    """Partial results in fp32, as cascade attention has them."""
+    out, lse = batch.query(), torch.empty(batch.num_tokens, batch.num_heads)
+    parts = [torch.empty(shape) for shape in (out.shape, lse.shape) * 2]
+
+    def launch() -> None:
+        merge_attention(out, lse if configuration.lse else None, *parts, query_start_loc=batch.query_start_loc)
 
     return launch
 

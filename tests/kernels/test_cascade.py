@@ -1,0 +1,187 @@
+"""Results over parts of the KV: merged by definition, and a shared prefix that is attended once."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from attending import attend, check, expected_with_lse, lse_error, small
+from tolerances import LSE_ABSOLUTE, LSE_MERGED_ABSOLUTE
+
+from pagedkv import errors
+from pagedkv.cascade import cascade_attention, merge_attention
+from pagedkv.device import INTERPRETED
+
+if TYPE_CHECKING:
+    from pools import Batch
+
+pytestmark = pytest.mark.device
+
+DTYPES = ["float32", "float16"] + ([] if INTERPRETED else ["bfloat16"])  # the interpreter computes no bf16
+NAN, NOTHING = float("nan"), float("-inf")
+
+
+def parts(device: str, dtype: str) -> list[torch.Tensor]:
+    """Prefix and suffix of 9 tokens, 3 heads, 80 channels, with strides of their own; some saw nothing and are NaN."""
+    torch.manual_seed(3)
+    sums = torch.empty(2, 3, 9).uniform_(-8, 8).to(device).transpose(1, 2)
+    sums[0, 2:4], sums[1, 3:5] = NOTHING, NOTHING
+    rows = torch.randn(9, 2, 3, 96).to(device, getattr(torch, dtype))[..., :80].transpose(0, 1)
+    rows[sums == NOTHING] = NAN
+    return [rows[0], sums[0], rows[1].transpose(0, 1).contiguous().transpose(0, 1), sums[1]]
+
+
+@pytest.mark.parametrize("part", ["float32", "float16", "bfloat16"])  # loaded and widened: the interpreter can
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_merge_attention(part, dtype, device, record_property):
+    prefix, prefix_lse, suffix, suffix_lse = parts(device, part)
+    wide = torch.full((9, 6, 80), NAN, dtype=getattr(torch, dtype), device=device)
+    lse = torch.full((9, 6), NAN, device=device)
+    merge_attention(wide[:, ::2], lse[:, ::2], prefix, prefix_lse, suffix, suffix_lse)
+
+    sums = torch.stack([prefix_lse, suffix_lse]).double().cpu()
+    weights = torch.softmax(sums, dim=0).nan_to_num(0.0)[..., None]
+    golden = (weights * torch.stack([prefix, suffix]).double().cpu().nan_to_num(0.0)).sum(0)
+    check(wide[:, ::2], golden, record_property, "merge")
+    assert lse_error(lse[:, ::2], torch.logsumexp(sums, dim=0)) <= LSE_ABSOLUTE
+    assert (wide[3, ::2] == 0).all()
+    assert (lse[3, ::2] == NOTHING).all()
+    assert wide[:, 1::2].isnan().all()
+    assert lse[:, 1::2].isnan().all()
+
+
+def test_merge_attention_hides_no_nan(device):
+    prefix, prefix_lse, suffix, suffix_lse = parts(device, "float32")
+    prefix_lse[0], suffix_lse[4], prefix[5, 1, 7] = NAN, NAN, NAN
+    out = torch.zeros(9, 3, 80, device=device)
+    lse = torch.zeros(9, 3, device=device)
+    merge_attention(out, lse, prefix, prefix_lse, suffix, suffix_lse)
+    assert out[[0, 4]].isnan().all()
+    assert lse[[0, 4]].isnan().all()
+    assert out[5, 1].isnan().nonzero().tolist() == [[7]]
+    assert out[[1, 2, 3, 6, 7, 8]].isfinite().all()
+
+
+def test_merge_attention_leaves_rows_outside_its_sequences_alone(device):
+    starts = torch.tensor([2, 5, 7], dtype=torch.int32, device=device)
+    out = torch.full((9, 3, 80), 7.0, device=device)
+    merge_attention(out, None, *parts(device, "float32"), query_start_loc=starts)
+    assert (out[:2] == 7).all()
+    assert (out[7:] == 7).all()
+    assert (out[2:7] != 7).all()
+
+
+MERGE = {
+    "sums in fp16": ({"prefix_lse": torch.zeros(5, 4).half()}, errors.DtypeError, "prefix_lse"),
+    "sums of fewer heads": ({"suffix_lse": torch.zeros(5, 3)}, errors.ShapeError, "suffix_lse"),
+    "parts of other tokens": ({"suffix_out": torch.zeros(4, 4, 64)}, errors.ShapeError, "suffix_out"),
+    "integers": ({"prefix_out": torch.zeros(5, 4, 64).int()}, errors.DtypeError, "prefix_out"),
+    "transposed output": ({"out": torch.zeros(5, 64, 4).mT}, errors.DenseError, "out"),
+    "sums elsewhere": ({"lse": torch.zeros(5, 4, device="meta")}, errors.DeviceError, "lse"),
+    "64-bit starts": ({"query_start_loc": torch.tensor([0, 5])}, errors.DtypeError, "query_start_loc"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "mistake", "named"), MERGE.values(), ids=MERGE)
+def test_merge_attention_refuses(wrong, mistake, named, device):
+    right = {name: torch.zeros(5, 4, 64) for name in ("out", "prefix_out", "suffix_out")}
+    right |= {name: torch.zeros(5, 4) for name in ("lse", "prefix_lse", "suffix_lse")}
+    arguments = {n: t if t.device.type == "meta" else t.to(device) for n, t in (right | wrong).items()}
+    with pytest.raises(mistake, match=f"^{named}: got .*expected "):
+        merge_attention(**arguments)
+
+
+def test_merge_attention_refuses_an_output_that_is_an_input(device):
+    prefix, prefix_lse, suffix, suffix_lse = parts(device, "float32")
+    with pytest.raises(errors.AliasError, match=r"^out: got the memory of suffix_out"):
+        merge_attention(suffix, None, prefix, prefix_lse, suffix, suffix_lse)
+    out = torch.zeros(9, 3, 80, device=device)
+    with pytest.raises(errors.AliasError, match=r"^lse: got the memory of prefix_lse"):
+        merge_attention(out, prefix_lse, prefix, prefix_lse, suffix, suffix_lse)
+
+
+def shared(device: str, query_lens: list[int], seq_lens: list[int], prefix_len: int, **more) -> Batch:
+    """All rows of the table begin with the blocks of the first; the blocks that were there hold other tokens."""
+    data = small(device, query_lens, seq_lens, **more)
+    blocks = prefix_len // data.pool.cache.block_size
+    data.block_table[1:, :blocks] = data.block_table[0, :blocks]
+    return data
+
+
+PHASES = {"decode": ([1] * 4, [100, 49, 64, 73]), "extend": ([5, 1, 33, 16], [100, 49, 85, 64])}
+OPTIONS = {
+    "plain": {},
+    "sinks": {"sinks": True},
+    "capped": {"softcap": 5.0},
+    "split": {"num_splits": 3, "sinks": True, "softcap": 5.0},
+}
+CASES = [
+    *itertools.product(["float32"], ["interleaved"], PHASES, OPTIONS),
+    *itertools.product(DTYPES[1:], ["native-interleaved", "shuffle"], PHASES, ["split"]),
+]
+
+
+@pytest.mark.parametrize(("dtype", "layout", "phase", "options"), CASES, ids=map("-".join, CASES))
+def test_cascade_attention(dtype, layout, phase, options, device, record_property):
+    """A prefix of three blocks; the second sequence has one token of its own, the last one only its queries."""
+    data = shared(device, *PHASES[phase], 48, dtype=dtype, layout_name=layout)
+    options = dict(OPTIONS[options])
+    if options.get("sinks"):
+        options["sinks"] = (torch.arange(4, device=device) - 1.5) * 2
+    splits = options.pop("num_splits", None)
+    golden, golden_lse = expected_with_lse(data, **options)
+    lse = torch.full(data.query.shape[1::-1], NAN, device=device).T
+    how = {"call": cascade_attention, "common_prefix_len": 48, "lse": lse, "num_splits": splits, "debug": True}
+    check(attend(data, **how, **options), golden, record_property, "attention in two parts")
+    assert lse_error(lse, golden_lse) <= LSE_MERGED_ABSOLUTE
+
+
+def test_cascade_attention_reads_the_prefix_of_the_first_row_only(device, record_property):
+    """Once for all: the other rows of the table are not looked up there, whatever they say."""
+    data = shared(device, *PHASES["extend"], 48)
+    golden, _ = expected_with_lse(data)
+    data.block_table[1:, :3] = 2**31 - 1
+    out = attend(data, call=cascade_attention, common_prefix_len=48)
+    check(out, golden, record_property, "attention in two parts")
+
+
+def test_cascade_attention_over_codes(device, record_property):
+    codes = {"quantised": "e4m3fnuz", "scales": "token", "layout_name": "shuffle-interleaved"}
+    data = shared(device, *PHASES["decode"], 48, **codes)
+    out = attend(data, call=cascade_attention, common_prefix_len=48)
+    check(out, expected_with_lse(data)[0], record_property, "attention in two parts")
+
+
+def test_cascade_attention_leaves_padding_alone(device, record_property):
+    """Tokens before the first and behind the last sequence, and a sequence without a query but with a stale length."""
+    data = shared(device, [3, 0, 1], [80, 25, 50], 32)
+    golden, _ = expected_with_lse(data)
+    query = torch.cat([data.query.new_full((2, 4, 64), NAN), data.query, data.query.new_full((3, 4, 64), NAN)])
+    data.query_start_loc += 2
+    out = torch.full_like(query, 7.0)
+    bounds = {"common_prefix_len": 32, "max_query_len": 3, "max_seq_len": 80}
+    cascade_attention(query, data.pool.cache, out, **data.metadata, **bounds, scale=64**-0.5, debug=True)
+    check(out[2:6], golden, record_property, "attention in two parts")
+    assert (out[:2] == 7).all()
+    assert (out[6:] == 7).all()
+
+
+REFUSED = {
+    "no prefix": ({"common_prefix_len": 0}, errors.PrefixError, "common_prefix_len: got 0 "),
+    "half a block": ({"common_prefix_len": 40}, errors.PrefixError, "positive multiple of the block size 16"),
+    "nothing else": ({"common_prefix_len": 112, "max_seq_len": 112}, errors.PrefixError, "below max_seq_len"),
+    "a window": ({"sliding_window": 30}, errors.WindowError, "sliding_window: got 30"),
+    "slopes": ({"alibi_slopes": torch.ones(4)}, errors.OptionError, "alibi_slopes: got slopes"),
+    "query inside it": ({"common_prefix_len": 64, "debug": True}, errors.PrefixError, "sequence 1 has its first query"),
+    "not shared": ({"common_prefix_len": 48, "debug": True}, errors.PrefixError, "sequence 2 begins with other blocks"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "mistake", "named"), REFUSED.values(), ids=REFUSED)
+def test_cascade_attention_refuses(wrong, mistake, named, device):
+    data = shared(device, [1] * 3, [100, 60, 80], 48)
+    data.block_table[2, 1] += 1
+    with pytest.raises(mistake, match=named):
+        attend(data, call=cascade_attention, **({"common_prefix_len": 32} | wrong))
