@@ -167,6 +167,7 @@ def attention(
             arch,
             data,
             data.packed_stages if packed else data.stages,
+            packed=packed,
             rows=rows,
             columns=heads * seqs,
             head_size=head_size,

@@ -17,6 +17,7 @@ LABELS = {
     "head_size": "64",
     "block_size": "2048",
     "cache": "2GiB+",
+    "layout": "interleaved",
 }
 
 
@@ -63,3 +64,10 @@ def test_every_shape_of_theirs_has_ours_beside_it():
         if case.side == "vllm" and not case.expected_lds:
             assert case.operation in compared
             assert case.shape in shapes, case.name
+
+
+def test_a_packed_cache_is_compared_with_what_reads_one():
+    packed = mine(3, layout="native-interleaved")
+    assert compare([packed, theirs(4, layout="packed")], [RULE]) == []
+    [finding] = compare([packed, theirs(4, layout="x-packed")], [RULE])
+    assert finding.outcome == "fail"

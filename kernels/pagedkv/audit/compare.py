@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pagedkv.layout import packing_of
+
 from .findings import Finding
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def compare(findings: Sequence[Finding], rules: Sequence[Rule]) -> list[Finding]
 
     Returns:
         For every rule, one finding per kernel of ours that has a counterpart. Caches below 2 GiB are left out, because
-        theirs are compiled for serving.
+        theirs are compiled for serving. What reads a packed cache has one where theirs reads such a cache too.
     """
     return [
         _compare(mine, other, rule)
@@ -49,6 +51,7 @@ def compare(findings: Sequence[Finding], rules: Sequence[Rule]) -> list[Finding]
         for other in findings
         if _is(other, "vllm", rule.theirs, rule.operation)
         and all(mine.labels[label] == other.labels[label] for label in _SAME)
+        and (packing_of(mine.labels["layout"]) == "rows" or other.labels["layout"] == "x-packed")
     ]
 
 
