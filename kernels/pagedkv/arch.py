@@ -26,6 +26,8 @@ class Arch:
     """Rows from which the matrix instruction takes K and V from LDS (wgmma: 64); otherwise they pass registers."""
     compute_units: int
     """Compute units (multiprocessors) of the device, for the number of split-KV partitions."""
+    async_copies: bool = False
+    """Whether pipelined loads reach LDS past the registers (cp.async)."""
     native_fp8: str = ""
     """The FP8 format that the device converts in one instruction and `fp8.decode` in several; "" for none."""
 
@@ -75,6 +77,7 @@ ARCHES: dict[str, Arch] = {
             lanes=32,
             operand_from_lds_rows=64,
             compute_units=132,
+            async_copies=True,
             native_fp8="e4m3fn",
         ),
         # Triton's interpreter has neither LDS nor registers, and one program at a time. These bounds keep tiles and
@@ -150,7 +153,8 @@ def tile_tokens(
       `(stages - 1) * 2 * t * d * e + rows * t * e`. (What Triton 3.6 allocates on CDNA.)
     * Registers: accumulator `4 * rows * d`, query `e * rows * d`, scores and weights `8 * rows * t`, K and V in flight
       `2 * t * d * e`, and one of them as operand of the matrix instruction: `t * d * e`, in each wave anew where waves
-      take different rows, and not at all where the instruction reads LDS. 64 registers a lane are left for addresses.
+      take different rows. Neither counts where the instruction reads LDS and loads reach it past the registers. 64
+      registers a lane are left for addresses.
       Where K and V are packed, what is said of them counts twice: they change their register layout on the way (with
       less, Triton 3.6 spilled 69 VGPRs on gfx950 at 256 channels).
 
@@ -172,7 +176,8 @@ def tile_tokens(
     register_bytes = (lane_registers - 64) * 4 * arch.lanes * waves
     copies = 0 if rows >= arch.operand_from_lds_rows else min(waves, rows // 16)
 
-    sides = (2 + copies) * (2 if packed and copies else 1)
+    in_flight = 0 if arch.async_copies and stages > 1 and not copies else 2
+    sides = (in_flight + copies) * (2 if packed and copies else 1)
 
     def fits(tokens: int) -> bool:
         t = tokens * columns

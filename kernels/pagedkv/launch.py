@@ -160,7 +160,9 @@ def attention(
     seqs = 1 if batch_invariant or not decode else min(data.seqs, next_power_of_two(num_seqs))
     tokens, most = 1 if decode else max(1, data.rows // (group * heads)), data.tokens
     if not batch_invariant:
-        tokens, most = min(tokens, next_power_of_two(max_query_len)), min(most, next_power_of_two(max_kv_len))
+        longest = next_power_of_two(max_kv_len)
+        tokens = min(tokens, next_power_of_two(max_query_len))
+        most = min(most, longest, max(32, longest // data.tiles_at_least))
     while True:
         rows = max(16, next_power_of_two(tokens * seqs * group * heads))
         tile, stages = _tile_and_stages(

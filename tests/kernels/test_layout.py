@@ -128,8 +128,9 @@ def test_a_tile_fits_the_arch(arch, shape, occupancy):
     assert occupancy * max(1, shape["stages"] - 1) * 2 * tile * row_bytes <= unit.lds_bytes
     accumulator = shape["rows"] * next_power_of_two(shape["head_size"]) // (unit.lanes * shape["waves"])
     assert tile == 0 or accumulator < unit.registers
-    # Less to hold never gives a smaller tile.
-    assert tile_tokens(unit, **(shape | {"stages": 1}), occupancy=occupancy, most=1 << 20) >= tile
+    # Less to hold never gives a smaller tile; a single stage has no loads in flight that could pass the registers by.
+    fewer = shape | ({} if unit.async_copies else {"stages": 1})
+    assert tile_tokens(unit, **fewer, occupancy=occupancy, most=1 << 20) >= tile
     assert tile_tokens(unit, **(shape | {"head_size": 32}), occupancy=occupancy, most=1 << 20) >= tile
     assert tile_tokens(unit, **shape, occupancy=occupancy, most=64) == min(tile, 64)
 
