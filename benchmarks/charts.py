@@ -40,6 +40,7 @@ STYLE = {
 }
 COLOURS: dict[Op, str] = {
     "decode": "#2f6fb0",
+    "mla": "#3f9ac2",
     "mixed": "#5b7083",
     "prefill": "#8a5aa8",
     "gather": "#2a8c7c",

@@ -71,7 +71,7 @@ def row_scales(rows: Tensor, name: str) -> Tensor:
     `max(absmax / largest, 1e-6)`. NaN does not count, and an infinity counts as the largest fp32 number.
     """
     absmax = rows.float().abs().nan_to_num(nan=0.0).amax(-1)
-    return (absmax / largest(name)).clamp(min=1e-6)
+    return (absmax.double() / largest(name)).float().clamp(min=1e-6)
 
 
 def quantise(rows: Tensor, scale: Tensor, name: str) -> Tensor:
