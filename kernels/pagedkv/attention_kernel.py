@@ -120,7 +120,7 @@ def attention_kernel(
         if SEQS == 1:
             # A sequence without a query is padding of a captured graph: its length and its blocks mean nothing. The
             # length stands in the condition to be on its way while the starts are: a decode step of one short sequence
-            # is a chain of such waits (H200, 8k tokens: SAVED).
+            # is a chain of such waits.
             start = tl.load(query_start_loc + first_seq)
             end = tl.load(query_start_loc + first_seq + 1)
             if (end == start) & (tl.load(seq_lens + first_seq) > -2147483648):
