@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from models import engine, tiny_decoders, tiny_hybrid, tiny_whisper
+from models import engine, tiny_decoders, tiny_hybrid, tiny_sinks, tiny_whisper
 from transformers import AutoTokenizer
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ LAYOUTS = {
     "hybrid": {"native": ("LBHNC",), "shuffle": ("BLHNC",)},
     "pocket": {"rows": ("LBHNC", "LBNHC", "BLHNC"), "native": ("LBHNC", "BLHNC"), "shuffle": ("LBHNC", "BLHNC")},
     "alibi": {"rows": ("LBHNC",)},
+    "sinks": {"rows": ("LBHNC",), "native": ("LHBNC",), "shuffle": ("BLHNC",)},
     "fp8": {"rows": ("LBNHC",), "native": ("LBHNC",), "shuffle": ("BLHNC",)},
     "fp8 per token": {"rows": ("LBHNC",), "native": ("BLHNC",), "shuffle": ("LHBNC",)},
 }
@@ -51,6 +52,7 @@ SPEECH_PROMPTS = [{"audio": n, "tokens": [1, *tiny_hybrid.prompt(n, seed=n)]} fo
 BATCHES: dict[str, dict[str, Any]] = {
     "decoder": {"prompts": DECODER_PROMPTS, "max_tokens": 8},
     "alibi": {"prompts": DECODER_PROMPTS, "max_tokens": 8},
+    "sinks": {"prompts": DECODER_PROMPTS, "max_tokens": 8},
     "fp8": {"prompts": DECODER_PROMPTS, "max_tokens": 8},
     "fp8 per token": {"prompts": DECODER_PROMPTS, "max_tokens": 8},
     "hybrid": {"prompts": DECODER_PROMPTS, "max_tokens": 8},
@@ -83,9 +85,10 @@ def number(text: str) -> str:
 
 def save(folder: Path) -> dict[str, Path]:
     """Write the checkpoints; return their folders by model."""
-    folders = {name: folder / name.replace(" ", "-") for name in ("decoder", "alibi", "hybrid", "speech")}
+    folders = {name: folder / name.replace(" ", "-") for name in ("decoder", "alibi", "sinks", "hybrid", "speech")}
     tiny_decoders.save_gemma(folders["decoder"], DTYPE)
     tiny_decoders.save_bloom(folders["alibi"], DTYPE)
+    tiny_sinks.save(folders["sinks"], DTYPE)
     tiny_hybrid.save(folders["hybrid"], DTYPE)
     tiny_whisper.save(folders["speech"], DTYPE)
     return folders | {"fp8": folders["decoder"], "fp8 per token": folders["decoder"], "pocket": POCKET / "hybrid"}

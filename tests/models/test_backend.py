@@ -8,6 +8,7 @@ import pytest
 import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
+pytestmark = pytest.mark.usefixtures("inflated_blocks")
 
 from vllm.v1.attention.backend import AttentionType, MultipleOf
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -46,9 +47,14 @@ def metadata(**changes):
 
 
 @pytest.fixture
-def builder():
+def inflated_blocks(deployment):
+    deployment.cache_config.block_size = BLOCK_SIZE
+
+
+@pytest.fixture
+def builder(deployment):
     spec = SimpleNamespace(block_size=BLOCK_SIZE)
-    return backend.PagedKVMetadataBuilder(spec, ["layer"], SimpleNamespace(), torch.device("cpu"))
+    return backend.PagedKVMetadataBuilder(spec, [], deployment, torch.device("cpu"))
 
 
 @pytest.fixture
@@ -65,9 +71,12 @@ def calls(monkeypatch):
     [
         ({"kv_cache_dtype": "fp8_ds_mla"}, "KV cache dtype 'fp8_ds_mla'"),
         ({"kv_cache_dtype": "int8_per_token_head"}, "KV cache dtype 'int8_per_token_head'"),
-        ({"attn_type": AttentionType.ENCODER_ONLY}, "attention type 'encoder_only'"),
-        ({"attn_type": AttentionType.ENCODER}, "attention type 'encoder'"),
-        ({"attn_type": AttentionType.ENCODER_DECODER, "sliding_window": 8}, "a sliding window in cross attention"),
+        ({"attn_type": AttentionType.ENCODER_ONLY}, "attn_type encoder_only, takes decoder or encoder_decoder only"),
+        ({"attn_type": AttentionType.ENCODER}, "attn_type encoder, takes"),
+        (
+            {"attn_type": AttentionType.ENCODER_DECODER, "sliding_window": 8},
+            "window 8, takes None where causal is False",
+        ),
         ({"attn_type": AttentionType.ENCODER_DECODER, "alibi_slopes": [0.5] * HEADS}, "ALiBi in cross attention"),
         ({"head_size": 512}, "head_size 512"),
         ({"head_size": 16}, "head_size 16"),

@@ -59,9 +59,9 @@ def config(*, is_encoder_decoder):
 
 
 @pytest.fixture
-def builder():
+def builder(deployment):
     spec = SimpleNamespace(block_size=BLOCK_SIZE)
-    return backend.PagedKVMetadataBuilder(spec, ["layer"], config(is_encoder_decoder=False), torch.device("cpu"))
+    return backend.PagedKVMetadataBuilder(spec, [], deployment, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
-from models import matrix, tiny_decoders, tiny_hybrid, tiny_whisper
+from models import matrix, tiny_decoders, tiny_hybrid, tiny_sinks, tiny_whisper
 from transformers import AutoTokenizer
 
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(2 * matrix.SECONDS + 120)]
@@ -39,6 +39,10 @@ def oracle(folders):
             ways = [hybrid.log_probs(prompt + answer[:-1], exact=exact) for exact in (True, False)]
         elif model == "speech":
             ways = [tiny_whisper.log_probs(folders[model], prompt, answer, d) for d in (torch.float64, matrix.DTYPE)]
+        elif model == "sinks":
+            ways = [
+                tiny_sinks.log_probs(folders[model], prompt + answer[:-1], d) for d in (torch.float64, matrix.DTYPE)
+            ]
         else:
             chosen = [(torch.float64, "eager"), (matrix.DTYPE, "eager")]
             if model.startswith("fp8"):
@@ -123,6 +127,14 @@ def test_tolerance_resolves_another_audio(golden, folders):
     other = {"audio": prompts[1]["audio"], "tokens": prompts[0]["tokens"]}
     heard = tiny_whisper.log_probs(folders["speech"], other, tokens[0], torch.float64)
     assert (heard - exact[0]).abs().max() > 4 * tolerance
+
+
+def test_tolerance_resolves_lost_sinks(golden, folders):
+    """Each next-token distribution would notice attention without them."""
+    prompts, tokens, exact, tolerance = golden["sinks"]
+    for prompt, answer, want in zip(prompts, tokens, exact, strict=True):
+        without = tiny_sinks.log_probs(folders["sinks"], prompt + answer[:-1], torch.float64, sinks=False)
+        assert (without - want).abs().amax(-1).min() > 4 * tolerance
 
 
 def test_cross_attention_writes_once_and_attends_in_every_step(runs):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
+pytestmark = pytest.mark.usefixtures("deployment")
 
 from vllm.v1.kv_cache_interface import (
     CrossAttentionSpec,
@@ -21,6 +22,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from pagedkv.routing import Layout
 from pagedkv.vllm_plugin import backend, errors, impl, pages, settings
 
 BLOCKS = 3
@@ -97,7 +99,8 @@ def test_both_groups_of_an_encoder_decoder_model_mean_the_same_bytes(packing, la
         layer_stride, block_stride, *_ = compute_layout_strides(spec, BLOCKS, 2, order)
         tensor = KVCacheTensor(raw.numel(), ["0", "1"], layer_stride, block_stride)
         views.append(create_kv_cache_views(raw, spec, BLOCKS, order, tensor)[1])
-    self_attention, cross_attention = (pages.Page(packing, 4, 64).cache(view) for view in views)
+    page = pages.Page(Layout(packing, pages.sides(packing, order), 32, 4, 64, element_bytes=2))
+    self_attention, cross_attention = (page.cache(view) for view in views)
     for side in ("key", "value"):
         ours, theirs = getattr(self_attention, side), getattr(cross_attention, side)
         assert (ours.shape, ours.stride(), ours.data_ptr()) == (theirs.shape, theirs.stride(), theirs.data_ptr())
@@ -115,20 +118,25 @@ def test_keys_and_values_of_unlike_sizes_are_refused(kind, packing):
 def test_fp8_heads_that_16_bytes_do_not_divide_are_refused(packing, set_packing):
     set_packing(packing)
     impl.PagedKVImpl(num_heads=4, head_size=72, scale=1.0)
-    with pytest.raises(errors.UnsupportedFeatureError, match=f"{packing} pages of FP8 codes with head_size 72"):
+    with pytest.raises(
+        errors.UnsupportedFeatureError, match=rf"head_size 72, takes a multiple of 16 \(Packing {packing}"
+    ):
         impl.PagedKVImpl(num_heads=4, head_size=72, scale=1.0, kv_cache_dtype="fp8")
 
 
 @pytest.mark.parametrize(
-    ("packing", "view", "what"),
+    ("packing", "sides", "view", "what"),
     [
-        ("rows", torch.zeros(3, 2, 32, 96), "axes"),
-        ("native", torch.zeros(3, 2, 32, 64 + 64 + 1), "axes"),
-        ("native", torch.zeros(3, 4, 32, 32), "axes"),
-        ("native", torch.zeros(3, 32, 2, 128).transpose(1, 2), "strides"),  # K and V of a token side by side
-        ("rows", torch.zeros(3, 2, 128, 32).transpose(2, 3), "strides"),
+        ("rows", "interleaved", torch.zeros(3, 2, 32, 96), "axes"),
+        ("native", "interleaved", torch.zeros(3, 2, 32, 64 + 64 + 1), "axes"),
+        ("native", "interleaved", torch.zeros(3, 4, 32, 32), "axes"),
+        ("rows", "interleaved", torch.zeros(3, 2, 48, 128), "axes"),  # blocks of another size than the route's
+        # K and V of a token side by side
+        ("native", "interleaved", torch.zeros(3, 32, 2, 128).transpose(1, 2), "strides"),
+        ("rows", "interleaved", torch.zeros(3, 2, 128, 32).transpose(2, 3), "strides"),
+        ("native", "planes", torch.zeros(3, 2, 32, 128), "strides"),  # K and V of a block side by side
     ],
 )
-def test_a_pool_that_is_not_as_asked_for_is_refused(packing, view, what):
+def test_a_pool_that_is_not_as_asked_for_is_refused(packing, sides, view, what):
     with pytest.raises(errors.PageError, match=f"KV pool: got {what} .*PAGEDKV_PACKING"):
-        pages.Page(packing, num_kv_heads=2, head_size=64).cache(view)
+        pages.Page(Layout(packing, sides, block_size=32, num_kv_heads=2, head_size=64, element_bytes=4)).cache(view)

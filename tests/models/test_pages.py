@@ -26,7 +26,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from pagedkv import reference
-from pagedkv.vllm_plugin import backend, impl, pages
+from pagedkv.vllm_plugin import backend, impl, pages, routes
 
 LAYERS, BLOCKS, BLOCK_SIZE, KV_HEADS, HEADS, HEAD_SIZE = 2, 5, 48, 3, 6, 32
 SEQ_LENS = [70, 20]
@@ -155,9 +155,9 @@ def quantised(rows: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> tor
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_page(case, monkeypatch):
+def test_page(case, monkeypatch, deployment):
     monkeypatch.setattr(impl, "packing", lambda: case.packing)
-    monkeypatch.setattr(impl, "current_platform", SimpleNamespace(is_fp8_fnuz=lambda: case.fnuz))
+    monkeypatch.setattr(routes, "current_platform", SimpleNamespace(is_fp8_fnuz=lambda: case.fnuz))
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -2.0])
     layer = impl.PagedKVImpl(
         HEADS, HEAD_SIZE, 0.3, KV_HEADS, kv_cache_dtype=case.kv_cache_dtype, logits_soft_cap=5.0, sinks=sinks
@@ -165,6 +165,10 @@ def test_page(case, monkeypatch):
     layer.process_weights_after_loading(torch.float32)
     module = SimpleNamespace(_k_scale=scales_of(case)[0], _v_scale=scales_of(case)[1])
     pool, generator = Pool(case), torch.Generator().manual_seed(5)
+    deployment.cache_config.get_resolved_kv_cache_layout = lambda: KVCacheLayout[case.layout]
+    deployment.compilation_config.static_forward_context["layer"] = SimpleNamespace(impl=layer)
+    kernel_spec = SimpleNamespace(block_size=pool.tokens)
+    builder = backend.PagedKVMetadataBuilder(kernel_spec, ["layer"], deployment, torch.device("cpu"))
 
     # vLLM's block tables and slots count kernel blocks: block b of a manager is split * b ... split * b + split - 1.
     order = iter(torch.randperm(BLOCKS - 1, generator=generator) + 1)
@@ -213,7 +217,6 @@ def test_page(case, monkeypatch):
         rswa_prefix_lens=None,
         dcp_local_seq_lens=None,
     )
-    builder = backend.PagedKVMetadataBuilder(SimpleNamespace(block_size=1), [], SimpleNamespace(), torch.device("cpu"))
     metadata = builder.build(0, batch)
     query = torch.randn(3, HEADS, HEAD_SIZE, generator=generator)
     output = torch.full_like(query, torch.nan)

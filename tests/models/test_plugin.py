@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
+pytestmark = pytest.mark.usefixtures("deployment")
 
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import subclass_attention_backend_with_overrides
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from pagedkv import vllm_plugin
-from pagedkv.vllm_plugin import backend, errors, inspect, pages
+from pagedkv.vllm_plugin import backend, errors, inspect
 
 KV_HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS = 2, 32, 48, 5
 
@@ -107,6 +109,14 @@ def test_report_names_every_attention_layer(worker):
     assert ours["kv_strides"] == [2 * HEAD_SIZE * BLOCK_SIZE * KV_HEADS, 2 * HEAD_SIZE * BLOCK_SIZE, 2 * HEAD_SIZE, 1]
     assert theirs["backend"].endswith("Layer")
     assert (ours["packing"], ours["fp8_format"]) == ("rows", None)
+    reader = "pagedkv.paged_attention"
+    assert ours["route"] == {
+        "decode": reader,
+        "prefill": reader,
+        "write": "pagedkv.write_kv_cache",
+        "gather": None,
+        "layout": "rows, interleaved, 16 tokens a block",
+    }
 
 
 def test_report_sees_through_what_vllm_wraps(worker):
@@ -141,7 +151,7 @@ def test_poison_of_codes_is_nan_in_their_format(worker, name, fill):
     """In e4m3fnuz 0xff is -240, which would go unnoticed."""
     pool = torch.zeros(BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE, dtype=torch.uint8)
     layer = Layer(backend.PagedKVBackend, pool)
-    layer.impl.page = pages.Page("rows", KV_HEADS, HEAD_SIZE, name)
+    layer.impl.page = replace(layer.impl.page, format=name)
     worker.vllm_config.compilation_config.static_forward_context = {"a": layer}
     worker.pagedkv_poison()
     assert (pool == fill).all()

@@ -25,12 +25,19 @@ class RoutingError(ValueError):
 
 
 class RequestError(RoutingError):
-    """A field of a request has a value that no attention layer has, or contradicts another field."""
+    """A field of a request has a value that no attention layer has, or contradicts another field.
+
+    Attributes:
+        field: Its name.
+        got: Its value.
+        expected: What it may be.
+        remedy: What it contradicts, or what to do; may be empty.
+    """
 
     exit_status = Exit.MISUSE
 
     def __init__(self, field: str, *, got: object, expected: str, remedy: str = "") -> None:
-        self.field = field
+        self.field, self.got, self.expected, self.remedy = field, got, expected, remedy
         super().__init__(f"{field}: got {got!r}; expected {expected}." + (f" {remedy}" if remedy else ""))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypedDict
 
@@ -11,13 +12,15 @@ from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadata,
     AttentionMetadataBuilder,
+    AttentionType,
     CommonAttentionMetadata,
     MultipleOf,
 )
 
-from pagedkv.vllm_plugin import NAME, log, pages
+from pagedkv.routing.request import ELEMENT_BYTES
+from pagedkv.vllm_plugin import NAME, log, pages, routes
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
-from pagedkv.vllm_plugin.impl import HEAD_SIZES, SERVED_ATTENTION, SERVED_KV_CACHE_DTYPES, PagedKVImpl
+from pagedkv.vllm_plugin.impl import PagedKVImpl
 from pagedkv.vllm_plugin.settings import packing
 
 if TYPE_CHECKING:
@@ -31,8 +34,10 @@ class PagedKVBackend(AttentionBackend):
     """Paged attention of decoder layers, to themselves or to an encoder, in any KV layout that the packing allows."""
 
     forward_includes_kv_cache_update: bool = False
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[CacheDType]] = list(SERVED_KV_CACHE_DTYPES)
+    supported_dtypes: ClassVar[list[torch.dtype]] = [
+        getattr(torch, name) for name in ELEMENT_BYTES if routes.admits("dtype", name)
+    ]
+    supported_kv_cache_dtypes: ClassVar[list[CacheDType]] = list(routes.CACHE_DTYPES)
 
     @staticmethod
     def get_name() -> str:
@@ -67,32 +72,32 @@ class PagedKVBackend(AttentionBackend):
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         """Whether the kernels serve this head_size."""
-        return head_size in HEAD_SIZES
+        return routes.admits("head_size", head_size)
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
-        """Served: the window is an argument of the kernel."""
-        return True
+        """Whether the kernels serve a window."""
+        return routes.admits("window", 1)
 
     @classmethod
     def supports_sink(cls) -> bool:
-        """Served: sinks are an argument of the kernel."""
-        return True
+        """Whether the kernels serve sinks."""
+        return routes.admits("sinks", value=True)
 
     @classmethod
     def supports_per_head_quant_scales(cls) -> bool:
-        """Served: so are scales per KV head."""
-        return True
+        """Whether the kernels serve scales per KV head."""
+        return routes.admits("kv_scales", "head")
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
         """Self-attention and cross attention of a decoder; encoders keep no KV cache and have backends of their own."""
-        return attn_type in SERVED_ATTENTION
+        return routes.admits("attn_type", AttentionType(attn_type).value)
 
     @classmethod
     def supports_non_causal(cls) -> bool:
-        """Served: whether a batch is causal is an argument of the kernel."""
-        return True
+        """Whether the kernels serve full attention: whether a batch is causal is an argument."""
+        return routes.admits("mask", "full")
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
@@ -139,8 +144,19 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
     def __init__(
         self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
     ) -> None:
+        """Tell the layers which pool vLLM has decided on, and log each kind of them once.
+
+        Raises:
+            UnsupportedFeatureError: No kernel serves a layer in such a pool.
+        """
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        log.info("pagedkv serves %d attention layers, %d tokens per block", len(layer_names), kv_cache_spec.block_size)
+        layers = vllm_config.compilation_config.static_forward_context
+        order = vllm_config.cache_config.get_resolved_kv_cache_layout()
+        impls = [layers[name].impl for name in layer_names]
+        for impl in impls:
+            impl.settle(kv_cache_spec.block_size, order)
+        for route, count in Counter(impl.route for impl in impls).items():
+            log.info("pagedkv serves %d layers of %s", count, routes.words(route))
 
     @classmethod
     def get_cudagraph_support(

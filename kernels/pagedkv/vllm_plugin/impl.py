@@ -5,48 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from pagedkv.cache_write import write_kv_cache
 from pagedkv.paged_attention import paged_attention
+from pagedkv.vllm_plugin import routes
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
-from pagedkv.vllm_plugin.pages import Page
+from pagedkv.vllm_plugin.pages import Page, sides
 from pagedkv.vllm_plugin.settings import packing
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionLayer
+    from vllm.v1.kv_cache_layout import KVCacheLayout
 
     from pagedkv.cache import PagedCache
-    from pagedkv.fp8 import FormatName
+    from pagedkv.routing import Route
     from pagedkv.vllm_plugin.backend import PagedKVMetadata, Part
-
-SERVED_KV_CACHE_DTYPES = (
-    *("auto", "float16", "bfloat16"),
-    *("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head"),
-)
-SERVED_ATTENTION = (AttentionType.DECODER, AttentionType.ENCODER_DECODER)
-HEAD_SIZES = range(32, 257, 8)
-"""Head sizes served; the kernels mask what is not a power of two."""
-
-
-def fp8_format(kv_cache_dtype: str) -> FormatName | None:
-    """Format of the codes behind vLLM's name of a cache dtype; None if it is not quantised.
-
-    What vLLM calls fp8 and e4m3 is the kind that the device computes with: e4m3fnuz on gfx942, e4m3fn elsewhere.
-    """
-    if not kv_cache_dtype.startswith("fp8"):
-        return None
-    if kv_cache_dtype == "fp8_e5m2":
-        return "e5m2"
-    return "e4m3fnuz" if current_platform.is_fp8_fnuz() else "e4m3fn"
 
 
 class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
     """Runs one layer with `pagedkv.cache_write` and `pagedkv.paged_attention`.
 
     Attributes:
-        page: What the layer's pages hold.
+        route: The kernels that serve the layer, and the layout of its cache.
+        page: What the layer's pages hold, by that layout.
         writes: Calls that wrote keys and values to the cache. A replayed GPU graph does not count.
         attentions: Calls that attended to the cache, likewise.
     """
@@ -70,12 +52,12 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
 
         Args:
             num_heads: Query heads.
-            head_size: Channels per head, one of HEAD_SIZES.
+            head_size: Channels per head.
             scale: Factor on the logits.
             num_kv_heads: Key and value heads; None means as many as query heads.
             alibi_slopes: One slope per query head, or None.
             sliding_window: Keys a query may see, itself included; None sees all.
-            kv_cache_dtype: One of SERVED_KV_CACHE_DTYPES.
+            kv_cache_dtype: One of `routes.CACHE_DTYPES`.
             logits_soft_cap: Cap of the logits; None or 0 for none.
             attn_type: Self-attention of a decoder, or its cross attention.
             kv_sharing_target_layer_name: Layer whose cache this one reads; vLLM then skips the write.
@@ -86,40 +68,60 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
             UnsupportedFeatureError: The layer needs a feature that is not served.
             SettingError: The packing asked for does not exist.
         """
-        self.page = Page(
-            packing(),
-            num_heads if num_kv_heads is None else num_kv_heads,
-            head_size,
-            fp8_format(kv_cache_dtype) if kv_cache_dtype in SERVED_KV_CACHE_DTYPES else None,
-            scales_inside=kv_cache_dtype == "fp8_per_token_head",
-        )
+        # What the router has no word for: vLLM's own arguments, and one pair of features.
         cross = attn_type == AttentionType.ENCODER_DECODER
-        refused = {
-            f"head_size {head_size}": head_size not in HEAD_SIZES,
-            f"KV cache dtype {kv_cache_dtype!r}": kv_cache_dtype not in SERVED_KV_CACHE_DTYPES,
-            f"{self.page.packing} pages of FP8 codes with head_size {head_size} (no multiple of 16)": (
-                self.page.packing != "rows" and self.page.format is not None and head_size % 16
-            ),
-            f"attention type {str(getattr(attn_type, 'value', attn_type))!r}": attn_type not in SERVED_ATTENTION,
-            "a sliding window in cross attention": cross and sliding_window is not None,
-            "ALiBi in cross attention": cross and alibi_slopes is not None,
-        } | {f"attention argument {name!r}": value is not None for name, value in other_features.items()}
+        refused = {"ALiBi in cross attention": cross and alibi_slopes is not None}
+        refused |= {f"attention argument {name!r}": value is not None for name, value in other_features.items()}
         for feature, asked in refused.items():
             if asked:
                 raise UnsupportedFeatureError(feature)
+        self.logits_soft_cap = logits_soft_cap or None  # vLLM passes 0 for "none" in places
+        request = routes.describe(
+            num_heads=num_heads,
+            num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+            head_size=head_size,
+            scale=float(scale),
+            packing=packing(),
+            kv_cache_dtype=kv_cache_dtype,
+            sliding_window=sliding_window,
+            softcap=self.logits_soft_cap,
+            alibi=alibi_slopes is not None,
+            sinks=sinks is not None,
+            attn_type=attn_type,
+        )
+        self._take(routes.find(request))
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
-        self.num_kv_heads = self.page.num_kv_heads
+        self.num_kv_heads = request.num_kv_heads
         self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         self.sliding_window = sliding_window
-        self.logits_soft_cap = logits_soft_cap or None  # vLLM passes 0 for "none" in places
         self.sinks = sinks
         self.kv_cache_dtype = kv_cache_dtype
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.writes = 0
         self.attentions = 0
         self._sinks: torch.Tensor | None = sinks
+
+    def settle(self, block_size: int, order: KVCacheLayout) -> None:
+        """Take the pool as vLLM has decided on it, before anything is written to it.
+
+        Args:
+            block_size: Tokens of a block as the kernels see it; in hybrids more than the layer was made with.
+            order: Physical order of the pool.
+
+        Raises:
+            UnsupportedFeatureError: No kernel serves the layer in such a pool.
+        """
+        request = self.route.request
+        self._take(routes.settle(request, block_size, sides(request.packing, order)))
+
+    def _take(self, route: Route) -> None:
+        """The one decision for write and attention."""
+        asked = route.request
+        quantised = None if asked.kv_cache_dtype == "auto" else asked.kv_cache_dtype
+        self.route = route
+        self.page = Page(route.layout, quantised, scales_inside=asked.kv_scales == "token")
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:  # noqa: ARG002 - sinks are fp32 anyway
         """Take the sinks as fp32, now that they are loaded."""

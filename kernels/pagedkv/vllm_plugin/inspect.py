@@ -24,7 +24,7 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.platforms import current_platform
 
-from pagedkv.vllm_plugin import BACKEND, NAME
+from pagedkv.vllm_plugin import BACKEND, NAME, routes
 from pagedkv.vllm_plugin.errors import NotInterpretedError, NotServedError, PoisonUnsafeError
 from pagedkv.vllm_plugin.settings import packing
 
@@ -58,6 +58,8 @@ class ServedLayer(TypedDict):
     """How K and V lie in a page (`pagedkv.layout`); None where the impl is not ours."""
     fp8_format: str | None
     """Format of the codes of a quantised cache, likewise."""
+    route: dict[str, str | None] | None
+    """Kernel of each task, None for a task that needs nobody, and the layout; None where the router is not asked."""
     kv_shape: list[int]
     """vLLM's [blocks, head slots, tokens, content]; empty before the cache is allocated."""
     kv_strides: list[int]
@@ -177,15 +179,17 @@ def _attention_layers(worker: Any) -> dict[str, Any]:
 
 
 def _describe(name: str, layer: Any, rank: int) -> ServedLayer:
-    cache, page = layer.kv_cache, getattr(layer.impl, "page", None)
+    cache, route = layer.kv_cache, getattr(layer.impl, "route", None)
+    page = getattr(layer.impl, "page", None)
     return ServedLayer(
         layer=name,
         backend=_path(layer.get_attn_backend()),
         impl=_path(type(layer.impl)),
         writes=getattr(layer.impl, "writes", None),
         attentions=getattr(layer.impl, "attentions", None),
-        packing=getattr(page, "packing", None),
-        fp8_format=getattr(page, "format", None),
+        packing=None if page is None else page.layout.packing,
+        fp8_format=None if page is None else page.format,
+        route=None if route is None else routes.summary(route),
         kv_shape=list(cache.shape) if cache.numel() else [],
         kv_strides=list(cache.stride()) if cache.numel() else [],
         kv_dtype=str(cache.dtype).removeprefix("torch."),

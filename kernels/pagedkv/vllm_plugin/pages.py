@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from pagedkv.fp8 import FormatName
     from pagedkv.layout import Packing
+    from pagedkv.routing.request import Layout, Sides
 
 SCALE_BYTES = 4
 """Of one fp32 scale of a token and head."""
@@ -41,6 +42,11 @@ def layouts(packing: Packing) -> tuple[KVCacheLayout, ...] | None:
     if packing == "rows":
         return None
     return KVCacheLayout.LHBNC, KVCacheLayout.LBHNC, KVCacheLayout.BLHNC, KVCacheLayout.BHLNC
+
+
+def sides(packing: Packing, order: KVCacheLayout) -> Sides:
+    """How the blocks of K and of V lie in a pool of this order: in planes where each head slot is one, and K a slot."""
+    return "planes" if packing != "rows" and order is KVCacheLayout.LHBNC else "interleaved"
 
 
 def ask(spec: AttentionSpec, packing: Packing) -> AttentionSpec:
@@ -66,9 +72,8 @@ def ask(spec: AttentionSpec, packing: Packing) -> AttentionSpec:
 class Page:
     """What the pages of one layer hold."""
 
-    packing: Packing
-    num_kv_heads: int
-    head_size: int
+    layout: Layout
+    """Of the route, which chose writer and readers by it."""
     format: FormatName | None = None
     """Of the codes of a quantised cache."""
     scales_inside: bool = False
@@ -85,35 +90,34 @@ class Page:
         Raises:
             PageError: The view is not that of such pages.
         """
+        layout = self.layout
         view = view if self.format is None else view.view(torch.uint8)
-        rows = self.packing == "rows"
-        extra = SCALE_BYTES if self.scales_inside else 0
-        slots, content = (
-            (self.num_kv_heads, 2 * (self.head_size + extra))
-            if rows
-            else (2, self.num_kv_heads * (self.head_size + extra))
-        )
-        if view.dim() != 4 or (view.shape[1], view.shape[3]) != (slots, content):
-            raise PageError(f"axes {list(view.shape)}", f"[blocks, {slots}, tokens, {content}] ({self.packing})")
-        if view.stride(3) != 1 or not (rows or view.stride(2) == content):
-            raise PageError(f"strides {list(view.stride())}", f"a dense page of {self.packing}")
+        rows = layout.packing == "rows"
+        cell = layout.head_size + (SCALE_BYTES if self.scales_inside else 0)
+        slots, content = (layout.num_kv_heads, 2 * cell) if rows else (2, layout.num_kv_heads * cell)
+        if view.dim() != 4 or view.shape[1:] != (slots, layout.block_size, content):
+            expected = f"[blocks, {slots}, {layout.block_size}, {content}] ({layout.packing})"
+            raise PageError(f"axes {list(view.shape)}", expected)
+        dense = view.stride(3) == 1 and (rows or view.stride(2) == content)
+        if not dense or (layout.sides == "planes" and view.stride(0) != layout.block_size * content):
+            raise PageError(f"strides {list(view.stride())}", f"dense pages of {layout.packing}, {layout.sides}")
         key, value, *inside = self._rows(view) if rows else self._parts(view)
         if self.format is None:
-            return PagedCache(key, value, self.packing)
-        return PagedCache(key, value, self.packing, Quantisation(self.format, *(inside or scales)))
+            return PagedCache(key, value, layout.packing)
+        return PagedCache(key, value, layout.packing, Quantisation(self.format, *(inside or scales)))
 
     def _rows(self, view: torch.Tensor) -> list[torch.Tensor]:
-        d = self.head_size
+        d = self.layout.head_size
         cells = view.transpose(1, 2)
         sides = [cells[..., :d], cells[..., d : 2 * d]]
         return [*sides, *cells[..., 2 * d :].view(torch.float32).unbind(-1)] if self.scales_inside else sides
 
     def _parts(self, view: torch.Tensor) -> list[torch.Tensor]:
         blocks, _, tokens, content = view.shape
-        h, d, x = self.num_kv_heads, self.head_size, vector_elements(view.element_size())
+        h, d, x = self.layout.num_kv_heads, self.layout.head_size, vector_elements(view.element_size())
         parts = [part.view(blocks, tokens * content) for part in view.unbind(1)]
         key, value = (part[:, : tokens * h * d] for part in parts)
-        value_shape = (h, d, tokens) if self.packing == "native" else (h, tokens // x, d, x)
+        value_shape = (h, d, tokens) if self.layout.packing == "native" else (h, tokens // x, d, x)
         sides = [key.view(blocks, h, d // x, tokens, x), value.view(blocks, *value_shape)]
         if not self.scales_inside:
             return sides

@@ -1,0 +1,182 @@
+"""Asks the router which kernels serve a layer, in vLLM's words: one request for each kind of layer.
+
+The route is the one decision: its layout is what `pages` makes the cache of write and attention from, and its refusal is
+the plugin's. Only what the router has no word for is refused elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.platforms import current_platform
+from vllm.v1.attention.backend import AttentionType, max_decode_query_len
+
+from pagedkv.device import current
+from pagedkv.routing import NoKernelError, Request, RequestError, route
+from pagedkv.routing.candidates import load
+from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from pagedkv.fp8 import FormatName
+    from pagedkv.layout import Packing
+    from pagedkv.routing import Route
+    from pagedkv.routing.request import Dtype, KvScales, Sides
+
+PROVIDERS = frozenset({"pagedkv"})
+"""Whose kernels the plugin launches."""
+
+
+class CacheDtype(NamedTuple):
+    """What one of vLLM's names of a cache dtype means."""
+
+    kind: str
+    """`auto`; `e4m3`, of which the device has one of two formats; or `e5m2`."""
+    scales: KvScales
+    """`head` where vLLM may give one for the tensor or one for each KV head: who serves these serves that."""
+
+
+CACHE_DTYPES = {
+    "auto": CacheDtype("auto", "none"),
+    "float16": CacheDtype("auto", "none"),
+    "bfloat16": CacheDtype("auto", "none"),
+    "fp8": CacheDtype("e4m3", "head"),
+    "fp8_e4m3": CacheDtype("e4m3", "head"),
+    "fp8_e5m2": CacheDtype("e5m2", "head"),
+    "fp8_per_token_head": CacheDtype("e4m3", "token"),
+}
+"""vLLM's names of cache dtypes that the router has a word for."""
+
+
+def fp8_format(kv_cache_dtype: str) -> FormatName | None:
+    """Format of the codes behind vLLM's name of a cache dtype; None if it is not quantised.
+
+    What vLLM calls fp8 and e4m3 is the kind that its platform computes with: e4m3fnuz on gfx942, e4m3fn elsewhere.
+
+    Raises:
+        UnsupportedFeatureError: The router has no word for it; or the device of the kernels computes with the other
+            kind, so that a scale of the checkpoint would be off by a factor of 2.
+    """
+    if kv_cache_dtype not in CACHE_DTYPES:
+        raise UnsupportedFeatureError(f"KV cache dtype {kv_cache_dtype!r}")
+    kind = CACHE_DTYPES[kv_cache_dtype].kind
+    if kind == "auto":
+        return None
+    if kind == "e5m2":
+        return "e5m2"
+    found: FormatName = "e4m3fnuz" if current_platform.is_fp8_fnuz() else "e4m3fn"
+    arch = current()
+    if arch.native_fp8 not in {"", found}:
+        raise UnsupportedFeatureError(
+            f"KV cache dtype {kv_cache_dtype!r} in the format {found} on {arch.name}, which has {arch.native_fp8}"
+        )
+    return found
+
+
+def describe(
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    scale: float,
+    packing: Packing,
+    kv_cache_dtype: str,
+    sliding_window: int | None,
+    softcap: float | None,
+    alibi: bool,
+    sinks: bool,
+    attn_type: str,
+) -> Request:
+    """The request of one layer, asked while vLLM makes it.
+
+    dtype, block size and bounds are those of vLLM's configuration. The block size of a hybrid and the layout of the
+    pool are decided later: whoever learns them replaces these fields.
+
+    Raises:
+        UnsupportedFeatureError: Some feature has a value that no kernel could serve.
+    """
+    config = get_current_vllm_config()
+    kind = AttentionType(attn_type).value
+    try:
+        return Request(
+            arch=current().name,
+            phase="mixed",
+            head_size=head_size,
+            num_q_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            dtype=cast("Dtype", str(torch.get_default_dtype()).removeprefix("torch.")),
+            kv_cache_dtype=fp8_format(kv_cache_dtype) or "auto",
+            kv_scales=CACHE_DTYPES[kv_cache_dtype].scales,
+            block_size=config.cache_config.block_size,
+            packing=packing,
+            sides="interleaved",
+            window=sliding_window,
+            softcap=softcap,
+            alibi=alibi,
+            sinks=sinks,
+            scale=scale,
+            q_len=max_decode_query_len(config),
+            causal=kind == AttentionType.DECODER.value,
+            attn_type=kind,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            max_seq_len=config.model_config.max_model_len,
+        )
+    except RequestError as error:
+        raise UnsupportedFeatureError(_refused(error)) from error
+
+
+@functools.cache
+def find(request: Request) -> Route:
+    """The route of one kind of layer; the router is asked once for each.
+
+    Raises:
+        UnsupportedFeatureError: No kernel of ours serves it; every feature that they lack is named.
+    """
+    try:
+        return route(request, PROVIDERS)
+    except NoKernelError as error:
+        lacks = (str(mismatch) for rejection in error.rejected for mismatch in rejection.mismatches)
+        raise UnsupportedFeatureError("; ".join(dict.fromkeys(lacks))) from error
+
+
+def settle(request: Request, block_size: int, sides: Sides) -> Route:
+    """The route of a layer whose pool vLLM has now decided on.
+
+    Raises:
+        UnsupportedFeatureError: see `find`; or the packing cannot have such blocks.
+    """
+    try:
+        return find(replace(request, block_size=block_size, sides=sides))
+    except RequestError as error:
+        raise UnsupportedFeatureError(_refused(error)) from error
+
+
+def admits(feature: str, value: object) -> bool:
+    """Whether every kernel that a layer needs takes one value of one feature, whatever else is asked."""
+    kernels = [preferred.kernel for task in ("decode", "prefill", "write") for preferred in load()[task]]
+    ours = [kernel for kernel in kernels if kernel.provider in PROVIDERS and feature in kernel.limits]
+    return all(kernel.limits[feature].admits(value) for kernel in ours)
+
+
+def summary(found: Route) -> dict[str, str | None]:
+    """Kernel of each task and the layout, for the workers' report."""
+    return {choice.task: choice.kernel for choice in found.choices} | {"layout": str(found.layout)}
+
+
+def words(found: Route) -> str:
+    """The same for the log: kernels, packing and why."""
+    asked = found.request
+    options = [f"{key} {getattr(asked, key)}" for key in ("window", "softcap") if getattr(asked, key) is not None]
+    options += [key for key in ("alibi", "sinks") if getattr(asked, key)]
+    options += [] if asked.causal else [asked.attn_type]
+    options += [] if asked.kv_cache_dtype == "auto" else [f"cache {asked.kv_cache_dtype}"]
+    heads = f"{asked.num_q_heads} heads on {asked.num_kv_heads}, head size {asked.head_size}"
+    tasks = ", ".join(f"{choice.task} {choice.kernel}" for choice in found.choices if choice.kernel)
+    return f"{', '.join([heads, *options])} ({found.layout}): {tasks}; {found.decode.basis}: {found.decode.why}"
+
+
+def _refused(error: RequestError) -> str:
+    return f"{error.field} {error.got}, takes {error.expected}" + (f" ({error.remedy})" if error.remedy else "")

@@ -1,0 +1,24 @@
+"""The configuration that vLLM would have in force while it makes layers; tests of engines run in processes of their own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+
+@pytest.fixture
+def deployment(monkeypatch):
+    """The configuration as an object to change."""
+    routes = pytest.importorskip("pagedkv.vllm_plugin.routes", reason="the plugin is about vLLM")
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(block_size=16, get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBHNC),
+        compilation_config=SimpleNamespace(static_forward_context={}),
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+        model_config=SimpleNamespace(max_model_len=256),
+        speculative_config=None,
+    )
+    monkeypatch.setattr(routes, "get_current_vllm_config", lambda: config)
+    return config
