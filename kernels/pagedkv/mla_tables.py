@@ -37,6 +37,11 @@ class Tables:
     reduce_indptr: Tensor
     """[num_seqs + 1]."""
 
+    def of(self, num_seqs: int) -> Tables:
+        """Return the same memory as tables of a step of at most as many sequences."""
+        works = self.works[: sizes(num_seqs, self.launch.groups).works]
+        return Tables(self.launch, works, self.work_indptr, self.reduce_indptr[: num_seqs + 1])
+
     def schedule(self) -> Schedule:
         """Return the tables as `mla_schedule.check` takes them (reads device memory)."""
         indptr = tuple(self.work_indptr.tolist())

@@ -1,4 +1,4 @@
-"""The configuration that vLLM would have in force while it makes layers; tests of engines run in processes of their own."""
+"""The configuration that vLLM has in force while it makes layers; engines run in processes of their own."""
 
 from __future__ import annotations
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
-pytestmark = pytest.mark.usefixtures("inflated_blocks")
 
 from vllm.v1.attention.backend import AttentionType, MultipleOf
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from pagedkv.vllm_plugin import backend, errors, impl
+
+pytestmark = pytest.mark.usefixtures("inflated_blocks")
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS = 4, 2, 32, 48, 5
 

@@ -59,15 +59,18 @@ def test_tokens_and_log_probabilities_equal_transformers(served, checkpoint):
         assert answer["tokens"] == want[len(prompt) - 1 :].argmax(-1).tolist()
 
 
-def test_every_layer_was_ours(served):
+def test_every_layer_was_ours(served, runs):
     layout, batch = served
+    assert runs[layout]["refusal"] == ""
     layers = batch["layers"]
     assert [row["layer"] for row in layers] == [f"model.layers.{i}.self_attn.attn" for i in range(tiny_mla.LAYERS)]
     for row in layers:
         assert row["backend"] == "pagedkv.vllm_plugin.mla_backend.PagedKVMLABackend"
         assert row["attentions"] >= MAX_TOKENS - 1
         assert row["writes"] >= row["attentions"]
+        assert row["route"] is None, "the router knows no MLA"
         _blocks, block_size, width = row["kv_shape"]
+        assert row["block_size"] == block_size
         assert width == tiny_mla.LATENT + tiny_mla.ROPE
         assert row["kv_strides"][0] == block_size * width * LAYOUTS[layout]
 

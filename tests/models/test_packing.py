@@ -10,7 +10,6 @@ import pytest
 import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
-pytestmark = pytest.mark.usefixtures("deployment")
 
 from vllm.v1.kv_cache_interface import (
     CrossAttentionSpec,
@@ -24,6 +23,8 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from pagedkv.routing import Layout
 from pagedkv.vllm_plugin import backend, errors, impl, pages, settings
+
+pytestmark = pytest.mark.usefixtures("deployment")
 
 BLOCKS = 3
 SPEC = {"block_size": 32, "num_kv_heads": 4, "head_size": 64, "dtype": torch.float16}

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
-pytestmark = pytest.mark.usefixtures("deployment")
 
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import subclass_attention_backend_with_overrides
@@ -19,6 +18,8 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 
 from pagedkv import vllm_plugin
 from pagedkv.vllm_plugin import backend, errors, inspect
+
+pytestmark = pytest.mark.usefixtures("deployment")
 
 KV_HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS = 2, 32, 48, 5
 

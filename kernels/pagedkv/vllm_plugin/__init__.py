@@ -10,8 +10,9 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from pagedkv.vllm_plugin import settings
 from pagedkv.vllm_plugin.errors import BackendTakenError
-from pagedkv.vllm_plugin.mla_register import register_mla
+from pagedkv.vllm_plugin.mla_register import register_cpu_mla, register_gpu_mla
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -36,10 +37,12 @@ def register() -> None:
 
     The CPU platform ignores every selection but CPU_ATTN, so there the name is overridden, and only when Triton runs
     interpreted (`TRITON_INTERPRET=1`): without it the kernels could not run. On ROCm and CUDA nothing changes until
-    `--attention-backend CUSTOM` asks for it. Calling it again changes nothing.
+    `--attention-backend CUSTOM` asks for it; and TRITON_MLA is ours only with PAGEDKV_MLA=1. Calling it again changes
+    nothing.
 
     Raises:
         BackendTakenError: Another plugin has registered the same name.
+        SettingError: PAGEDKV_MLA is neither 0 nor 1.
     """
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -47,10 +50,12 @@ def register() -> None:
     _claim(AttentionBackendEnum.CUSTOM)
     if not current_platform.is_cpu():
         log.info("pagedkv: select it with --attention-backend %s", NAME)
+        if settings.mla():
+            register_gpu_mla()
     elif os.environ.get("TRITON_INTERPRET") == "1":
         _claim(AttentionBackendEnum.CPU_ATTN)
         log.info("pagedkv: CPU_ATTN is now %s (kernels interpreted)", BACKEND)
-        register_mla()
+        register_cpu_mla()
     else:
         log.warning("pagedkv: CPU_ATTN stays vLLM's own, because TRITON_INTERPRET=1 is not set")
 

@@ -26,10 +26,14 @@ from vllm.platforms import current_platform
 
 from pagedkv.vllm_plugin import BACKEND, NAME, routes
 from pagedkv.vllm_plugin.errors import NotInterpretedError, NotServedError, PoisonUnsafeError
-from pagedkv.vllm_plugin.settings import packing
+from pagedkv.vllm_plugin.mla_register import CPU_MLA_BACKEND, GPU_MLA_BACKEND, GPU_MLA_NAME
+from pagedkv.vllm_plugin.settings import mla, packing
 
 if TYPE_CHECKING:
     from vllm import LLM
+
+OURS = frozenset({BACKEND, CPU_MLA_BACKEND, GPU_MLA_BACKEND})
+"""Class paths of our backends."""
 
 WORKER_EXTENSION = "pagedkv.vllm_plugin.inspect.WorkerReport"
 """Value of vLLM's `worker_extension_cls`."""
@@ -61,7 +65,7 @@ class ServedLayer(TypedDict):
     route: dict[str, str | None] | None
     """Kernel of each task, None for a task that needs nobody, and the layout; None where the router is not asked."""
     kv_shape: list[int]
-    """vLLM's [blocks, head slots, tokens, content]; empty before the cache is allocated."""
+    """vLLM's [blocks, head slots, tokens, content], of MLA [blocks, tokens, content]; empty before it is allocated."""
     kv_strides: list[int]
     """Strides of the same axes, in elements."""
     kv_dtype: str
@@ -131,11 +135,14 @@ def build_llm(model: str, **arguments: Any) -> LLM:
 
     Raises:
         NotInterpretedError: The CPU platform without TRITON_INTERPRET=1.
-        SettingError: The packing asked for does not exist.
+        SettingError: A setting has a value that means nothing.
     """
     packing()
+    ours_for_mla = mla()
     if not current_platform.is_cpu():
         arguments["attention_backend"] = NAME
+        if ours_for_mla:
+            arguments["attention_config"] = {"backend_per_kind": {"mla_attention": GPU_MLA_NAME}}
     elif os.environ.get("TRITON_INTERPRET") != "1":
         raise NotInterpretedError
     from vllm import LLM
@@ -160,7 +167,7 @@ def require_served(layers: list[ServedLayer]) -> None:
     problems = [] if layers else ["the workers report no attention layer at all"]
     for row in layers:
         where = f"{row['layer']} (rank {row['rank']})"
-        if row["backend"] != BACKEND:
+        if row["backend"] not in OURS:
             problems.append(f"{where}: served by {row['backend']}")
         elif not row["attentions"]:
             problems.append(f"{where}: selected pagedkv, but no attention call reached it")
@@ -193,7 +200,7 @@ def _describe(name: str, layer: Any, rank: int) -> ServedLayer:
         kv_shape=list(cache.shape) if cache.numel() else [],
         kv_strides=list(cache.stride()) if cache.numel() else [],
         kv_dtype=str(cache.dtype).removeprefix("torch."),
-        block_size=cache.shape[2] if cache.dim() == 4 else None,
+        block_size=cache.shape[-2] if cache.dim() > 2 else None,
         rank=rank,
     )
 

@@ -1,53 +1,132 @@
-"""One MLA layer: latent rows into a cache with any block and row stride, decode with our kernels.
+"""One MLA layer: decode with our kernels on vLLM's CPU platform and on GPUs.
 
 The prefill, which attends to unabsorbed keys and values outside the cache, stays vLLM's.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl, MLACommonMetadata
+from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 
 from pagedkv.mla_checks import LARGEST_LATENT, LARGEST_ROPE
 from pagedkv.mla_decode import mla_decode
-from pagedkv.mla_tables import Tables, allocate, fill
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
+from pagedkv.vllm_plugin.routes import fp8_format
 
 if TYPE_CHECKING:
-    from vllm.model_executor.layers.attention.mla_attention import MLACommonMetadata
     from vllm.v1.attention.backend import AttentionLayer
 
+    from pagedkv.fp8 import FormatName
+    from pagedkv.vllm_plugin.mla_builder import PagedKVMLADecode
 
-class PagedKVMLAImpl(CPUMLAImpl):
-    """Runs one layer with `pagedkv.mla_decode`.
+
+class MLADecode:
+    """The part of a layer that is ours, whoever does the rest.
 
     Attributes:
+        cache_format: Format of the codes of a quantised cache.
         writes: Calls that wrote rows to the cache. A replayed GPU graph does not count.
         attentions: Decode calls, likewise; a step that only begins prompts makes none.
     """
 
     can_return_lse_for_decode: bool = True
+    supports_pcp: bool = False
+    served_kv_cache_dtypes: ClassVar[tuple[str, ...]]
 
-    def __init__(self, *arguments: Any, **features: Any) -> None:
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    kv_cache_dtype: str
+    dcp_world_size: int
+    scale: float
+    indexer: object | None
+
+    def __init__(
+        self,
+        *,
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
+        logits_soft_cap: float | None,
+        attn_type: str,
+        **constants: Any,
+    ) -> None:
         """Take the layer's constants, as vLLM passes them.
 
         Raises:
             UnsupportedFeatureError: The layer needs a feature that is not served.
         """
-        super().__init__(*arguments, **features)
         refused = {
-            f"a latent size of {self.kv_lora_rank}": self.kv_lora_rank > LARGEST_LATENT,
-            f"{self.qk_rope_head_dim} rope channels": self.qk_rope_head_dim > LARGEST_ROPE,
-            f"KV cache dtype {self.kv_cache_dtype!r}": self.kv_cache_dtype != "auto",
-            "sparse MLA": self.indexer is not None,
+            "ALiBi in MLA": alibi_slopes,
+            "a sliding window in MLA": sliding_window,
+            "a soft cap in MLA": logits_soft_cap,
+            f"attention type {attn_type!r} in MLA": attn_type != AttentionType.DECODER,
         }
-        for feature, asked in refused.items():
-            if asked:
-                raise UnsupportedFeatureError(feature)
+        _refuse(refused)
+        features = {"alibi_slopes": None, "sliding_window": None, "logits_soft_cap": None, "attn_type": attn_type}
+        super().__init__(**features, **constants)
+        latent, rope = self.kv_lora_rank, self.qk_rope_head_dim
+        refused = {
+            f"a latent size of {latent}": not 32 <= latent <= LARGEST_LATENT or latent % 8,
+            f"{rope} rope channels": not 16 <= rope <= LARGEST_ROPE or rope % 8,
+            f"KV cache dtype {self.kv_cache_dtype!r} of MLA": self.kv_cache_dtype not in self.served_kv_cache_dtypes,
+            "sparse MLA": self.indexer is not None,
+            "decode context parallelism": self.dcp_world_size > 1,
+        }
+        _refuse(refused)
+        self.cache_format: FormatName | None = fp8_format(self.kv_cache_dtype)
+        self.supports_quant_query_input = False  # codes are decoded to the query's dtype
         self.writes = 0
         self.attentions = 0
+
+    def forward_mqa(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: MLACommonMetadata[PagedKVMLADecode],
+        layer: AttentionLayer,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend the tokens of the sequences that decode, which come first in a step.
+
+        Args:
+            q: [D, num_heads, kv_lora_rank + qk_rope_head_dim], or its two parts; D may include padding rows.
+            kv_c_and_k_pe_cache: [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim], any block and row strides.
+            attn_metadata: The step.
+            layer: The vLLM layer; holds the scale of a quantised cache.
+
+        Returns:
+            [D, num_heads, kv_lora_rank] and the natural log-sum-exp [D, num_heads] fp32; padding rows are 0.
+        """
+        query = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+        decode = attn_metadata.decode
+        # vLLM takes the largest magnitude over all rows where it quantises the result, padding too.
+        out = query.new_zeros(*query.shape[:2], self.kv_lora_rank)
+        lse = query.new_zeros(query.shape[:2], dtype=torch.float32)
+        codes = self.cache_format is not None
+        mla_decode(
+            query,
+            kv_c_and_k_pe_cache.view(torch.uint8) if codes else kv_c_and_k_pe_cache,
+            out,
+            block_table=decode.block_table,
+            seq_lens=decode.seq_lens,
+            query_start_loc=decode.query_start_loc,
+            max_query_len=decode.max_query_len,
+            scale=self.scale,
+            lse=lse,
+            cache_format=self.cache_format,
+            cache_scale=layer._k_scale if codes else None,  # noqa: SLF001 - vLLM's own place for it
+            tables=decode.tables,
+        )
+        self.attentions += 1
+        return out, lse
+
+
+class PagedKVMLAImpl(MLADecode, CPUMLAImpl):
+    """On vLLM's CPU platform, whose write knows no padded pages: the write is ours too."""
+
+    served_kv_cache_dtypes = ("auto",)
 
     def do_kv_cache_update(
         self,
@@ -77,60 +156,19 @@ class PagedKVMLAImpl(CPUMLAImpl):
         kv_cache[block, token] = rows[written].to(kv_cache.dtype)
         self.writes += 1
 
-    def forward_mqa(
-        self,
-        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-        kv_c_and_k_pe_cache: torch.Tensor,
-        attn_metadata: MLACommonMetadata,
-        layer: AttentionLayer,  # noqa: ARG002 - holds the scales of a quantised cache
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend the decode tokens of a step, which come first, one of each sequence.
 
-        Args:
-            q: [D, num_heads, kv_lora_rank + qk_rope_head_dim], or its two parts.
-            kv_c_and_k_pe_cache: As in `do_kv_cache_update`.
-            attn_metadata: The step; its tables are made by its first layer and kept for the others.
-            layer: Unused.
+class PagedKVGPUMLAImpl(MLADecode, MLACommonImpl[MLACommonMetadata]):
+    """On ROCm and CUDA; the write stays vLLM's, whose kernel takes the strides of the cache."""
 
-        Returns:
-            [D, num_heads, kv_lora_rank] and the natural log-sum-exp [D, num_heads] fp32.
-        """
-        query = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
-        decode, num_seqs = attn_metadata.decode, attn_metadata.num_decodes
-        metadata = {
-            "seq_lens": decode.seq_lens[:num_seqs],
-            "query_start_loc": attn_metadata.query_start_loc[: num_seqs + 1],
-        }
-        out = query.new_empty(*query.shape[:2], self.kv_lora_rank)
-        lse = query.new_empty(query.shape[:2], dtype=torch.float32)
-        mla_decode(
-            query,
-            kv_c_and_k_pe_cache,
-            out,
-            block_table=decode.block_table[:num_seqs],
-            **metadata,
-            max_query_len=1,
-            scale=self.scale,
-            lse=lse,
-            tables=self._tables(query, attn_metadata, **metadata),
-        )
-        self.attentions += 1
-        return out, lse
+    served_kv_cache_dtypes = ("auto", "fp8", "fp8_e4m3")
 
-    def _tables(
-        self, query: torch.Tensor, step: MLACommonMetadata, seq_lens: torch.Tensor, query_start_loc: torch.Tensor
-    ) -> Tables:
-        """Return the schedule of the step. All layers of a group share `step`, and their shapes are alike."""
-        tables: Tables | None = getattr(step, "pagedkv_tables", None)
-        if tables is None:
-            tables = allocate(
-                query,
-                latent_size=self.kv_lora_rank,
-                rope_size=self.qk_rope_head_dim,
-                num_heads=query.shape[1],
-                num_seqs=seq_lens.shape[0],
-                max_query_len=1,
-            )
-            fill(tables, seq_lens, query_start_loc)
-            step.pagedkv_tables = tables
-        return tables
+    def do_kv_cache_update(self, *arguments: Any, **named: Any) -> None:
+        """Write the latent rows of one step, as vLLM does."""
+        super().do_kv_cache_update(*arguments, **named)
+        self.writes += 1
+
+
+def _refuse(features: dict[str, object]) -> None:
+    for feature, asked in features.items():
+        if asked:
+            raise UnsupportedFeatureError(feature)

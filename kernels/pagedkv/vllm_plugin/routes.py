@@ -1,7 +1,7 @@
 """Asks the router which kernels serve a layer, in vLLM's words: one request for each kind of layer.
 
-The route is the one decision: its layout is what `pages` makes the cache of write and attention from, and its refusal is
-the plugin's. Only what the router has no word for is refused elsewhere.
+The route is the one decision: its layout is what `pages` makes the cache of write and attention from, and its refusal
+is the plugin's. Only what the router has no word for is refused elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the plugin itself is told, beside what vLLM tells it."""
+"""What the plugin itself is told, beside what vLLM tells it. The standard library only: `register` reads it too."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pagedkv.layout import PACKINGS, Packing
 from pagedkv.vllm_plugin.errors import SettingError
 
 PACKING_VARIABLE = "PAGEDKV_PACKING"
+MLA_VARIABLE = "PAGEDKV_MLA"
 
 
 @functools.cache
@@ -21,7 +22,20 @@ def packing() -> Packing:
     Raises:
         SettingError: The variable names no packing.
     """
-    value = os.environ.get(PACKING_VARIABLE, "rows")
-    if value not in PACKINGS:
-        raise SettingError(PACKING_VARIABLE, value, PACKINGS)
-    return cast("Packing", value)
+    return cast("Packing", _read(PACKING_VARIABLE, PACKINGS, "rows"))
+
+
+def mla() -> bool:
+    """Whether TRITON_MLA shall be ours on ROCm and CUDA: the environment variable PAGEDKV_MLA, 0 where it is not set.
+
+    Raises:
+        SettingError: The variable is neither 0 nor 1.
+    """
+    return _read(MLA_VARIABLE, ("0", "1"), "0") == "1"
+
+
+def _read(variable: str, allowed: tuple[str, ...], default: str) -> str:
+    value = os.environ.get(variable, default)
+    if value not in allowed:
+        raise SettingError(variable, value, allowed)
+    return value
