@@ -12,12 +12,13 @@ import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
+from vllm.config.attention import AttentionConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import subclass_attention_backend_with_overrides
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from pagedkv import vllm_plugin
-from pagedkv.vllm_plugin import backend, errors, inspect
+from pagedkv.vllm_plugin import backend, errors, inspect, mla_backend, mla_register
 
 pytestmark = pytest.mark.usefixtures("deployment")
 
@@ -27,7 +28,7 @@ KV_HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS = 2, 32, 48, 5
 @pytest.fixture
 def registry():
     """vLLM's registry with nobody in our places, before and after."""
-    members = (AttentionBackendEnum.CUSTOM, AttentionBackendEnum.CPU_ATTN)
+    members = [AttentionBackendEnum[name] for name in ("CUSTOM", "CPU_ATTN", "CPU_MLA", "AMX_MLA", "TRITON_MLA")]
     for member in members:
         member.clear_override()
     yield AttentionBackendEnum
@@ -49,6 +50,40 @@ def test_cpu_attn_is_overridden_only_for_the_interpreter(monkeypatch, registry, 
     vllm_plugin.register()  # vLLM may call it again
     assert registry.CUSTOM.get_class() is backend.PagedKVBackend
     assert registry.CPU_ATTN.is_overridden() is overridden
+    assert registry.CPU_MLA.is_overridden() is registry.AMX_MLA.is_overridden() is overridden
+    assert not registry.TRITON_MLA.is_overridden()
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_triton_mla_is_ours_only_on_gpus_and_where_asked_for(monkeypatch, registry, cpu):
+    platform(monkeypatch, cpu=cpu)
+    monkeypatch.setenv("PAGEDKV_MLA", "1")
+    vllm_plugin.register()
+    vllm_plugin.register()
+    assert registry.TRITON_MLA.is_overridden() is not cpu
+    if not cpu:
+        assert registry.TRITON_MLA.get_class() is mla_backend.PagedKVGPUMLABackend
+        assert registry.CUSTOM.get_class() is backend.PagedKVBackend
+
+
+def test_a_setting_that_means_nothing_is_an_error(monkeypatch, registry):  # noqa: ARG001 - restores the registry
+    platform(monkeypatch, cpu=False)
+    monkeypatch.setenv("PAGEDKV_MLA", "yes")
+    with pytest.raises(errors.SettingError, match="PAGEDKV_MLA: got 'yes'; expected one of 0, 1"):
+        vllm_plugin.register()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_engine_on_a_gpu_selects_both_of_our_backends(monkeypatch, asked):
+    started = []
+    monkeypatch.setattr(inspect, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    monkeypatch.setattr("vllm.LLM", lambda **arguments: started.append(arguments))
+    monkeypatch.setenv("PAGEDKV_MLA", str(int(asked)))
+    inspect.build_llm("model", seed=3)
+    [arguments] = started
+    assert (arguments["model"], arguments["seed"], arguments["attention_backend"]) == ("model", 3, "CUSTOM")
+    config = AttentionConfig(**arguments.get("attention_config", {}))
+    assert config.backend_per_kind == ({"mla_attention": AttentionBackendEnum.TRITON_MLA} if asked else {})
 
 
 def test_leaving_cpu_attn_alone_is_said(monkeypatch, registry, caplog):  # noqa: ARG001 - restores the registry
@@ -199,6 +234,16 @@ def test_one_layer_not_served_is_enough_to_fail(change, problem):
     inspect.require_served([good])
     with pytest.raises(errors.NotServedError, match=problem):
         inspect.require_served([good, good | {"layer": "layer 1"} | change])
+
+
+@pytest.mark.parametrize("path", [mla_register.CPU_MLA_BACKEND, mla_register.GPU_MLA_BACKEND])
+def test_mla_layers_count_as_ours_where_ours_serves_them(path):
+    row = {"layer": "layer 0", "rank": 0, "backend": path, "attentions": 1}
+    inspect.require_served([row])
+    with pytest.raises(errors.NotServedError, match="no attention call"):
+        inspect.require_served([row | {"attentions": 0}])
+    with pytest.raises(errors.NotServedError, match="served by vllm"):
+        inspect.require_served([row | {"backend": "vllm.v1.attention.backends.mla.triton_mla.TritonMLABackend"}])
 
 
 def test_an_empty_report_is_not_a_pass():

@@ -95,7 +95,8 @@ class NotServedError(PluginError):
         super().__init__(
             f"pagedkv did not serve every attention layer:\n{lines}\n"
             "To do: look for 'pagedkv' in vLLM's log; VLLM_PLUGINS must be unset or name pagedkv, "
-            "TRITON_INTERPRET=1 must be set on the CPU platform, and ROCm and CUDA need --attention-backend CUSTOM."
+            "TRITON_INTERPRET=1 must be set on the CPU platform, and ROCm and CUDA need --attention-backend CUSTOM "
+            "(for MLA: PAGEDKV_MLA=1 and --attention-backend TRITON_MLA)."
         )
 
 
