@@ -53,7 +53,7 @@ class Budgets:
         """What is declared of a Triton function, ours or not."""
         return self.kernels.get(kernel) or self.evidence.get(kernel) or KernelBudget()
 
-    def _narrow(self, figures: Figures, pointer: str) -> str:
+    def narrow(self, figures: Figures, pointer: str) -> str:
         """What is wrong with the loads through `pointer`; empty if they are as wide as asked."""
         sites = figures.text.loads_through(pointer)
         if not sites:
@@ -93,7 +93,7 @@ class Budgets:
                 f"{text.mfma} MFMA instructions (at least {budget.mfma}): the dot product runs on the vector ALU"
             )
         wide = (pointer for pointer in budget.wide if pointer not in scattered)
-        found += [problem for pointer in wide if (problem := self._narrow(figures, pointer))]
+        found += [problem for pointer in wide if (problem := self.narrow(figures, pointer))]
         if figures.register_waves != text.occupancy:
             found.append(
                 f"the audit's register model says {figures.register_waves} waves per SIMD, LLVM says {text.occupancy}: "

@@ -11,6 +11,7 @@ from .errors import LdsExceededError
 from .findings import Finding, Outcome
 from .isolation import Crash
 from .machine import ARCHES
+from .narrow import declared
 
 if TYPE_CHECKING:
     from .work import Refusal, Row
@@ -87,7 +88,13 @@ def _ours(row: Row, budgets: Budgets) -> tuple[Outcome, str]:
         return ("inconclusive" if result.timed_out else "fail"), result.message
     if isinstance(result, Exception):
         return "fail", words(result)
-    violations = budgets.violations(result, scattered=row.case.scattered)
+    narrow = declared(row.id)
+    violations = budgets.violations(result, scattered=(*row.case.scattered, *narrow))
+    violations += [
+        f"loads through {pointer} are wide, and narrow.toml declares them narrow: remove that entry"
+        for pointer in narrow
+        if not budgets.narrow(result, pointer)
+    ]
     if violations:
         return "fail", "; ".join(violations)
     return "pass", f"same machine code as {row.twin}" if row.twin else ""
