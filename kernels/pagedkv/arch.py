@@ -155,8 +155,8 @@ def tile_tokens(
       `2 * t * d * e`, and one of them as operand of the matrix instruction: `t * d * e`, in each wave anew where waves
       take different rows. Neither counts where the instruction reads LDS and loads reach it past the registers. 64
       registers a lane are left for addresses.
-      Where K and V are packed, what is said of them counts twice: they change their register layout on the way (with
-      less, Triton 3.6 spilled 69 VGPRs on gfx950 at 256 channels).
+      Where K and V are packed, what is said of them counts twice on CDNA: they change their register layout on the way
+      (with less, Triton 3.6 spilled 69 VGPRs on gfx950 at 256 channels).
 
     Args:
         arch: Limits of the device.
@@ -177,7 +177,7 @@ def tile_tokens(
     copies = 0 if rows >= arch.operand_from_lds_rows else min(waves, rows // 16)
 
     in_flight = 0 if arch.async_copies and stages > 1 and not copies else 2
-    sides = (in_flight + copies) * (2 if packed and copies else 1)
+    sides = (in_flight + copies) * (2 if packed and arch.operand_from_lds_rows == NEVER else 1)
 
     def fits(tokens: int) -> bool:
         t = tokens * columns
