@@ -13,9 +13,9 @@ import triton.language as tl
 
 
 @triton.jit
-def key_channels(channel, stride_group, PACKING: tl.constexpr, X: tl.constexpr):
-    """Return the channel term of K; its token term is `token * stride_token` in every packing."""
-    return channel if PACKING == 0 else channel // X * stride_group + channel % X
+def key_channels(channel, stride_group, X: tl.constexpr):
+    """Return the channel term of K in groups of X; its token term is `token * stride_token` in every packing."""
+    return channel // X * stride_group + channel % X
 
 
 @triton.jit

@@ -198,7 +198,7 @@ def gather_kv_cache(
         "BLOCK_SIZE": cache.block_size,
         "SCALES": scales.kind,
         "FORMAT": scales.format,
-        "NATIVE": scales.kind > 0 and scales.format == arch.native_fp8,
+        "NATIVE": scales.native_on(arch),
         "ALIGN": hidden_alignment(*strides),
         "num_warps": launch.waves,
     }

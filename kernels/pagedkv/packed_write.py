@@ -83,7 +83,7 @@ def packed_write_kernel(
     scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
     k = stored(k, scale, slot >= 0, SCALES, FORMAT, LARGEST)
     target = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
-    tl.store(key_cache + target[:, None] + key_channels(channel, stride_kc_group, PACKING, X)[None, :], k, mask=mask)
+    tl.store(key_cache + target[:, None] + key_channels(channel, stride_kc_group, X)[None, :], k, mask=mask)
 
     source = token * stride_value_token + head * stride_value_head
     v = tl.load(value + source[:, None] + channel[None, :], mask=mask, other=0.0)

@@ -182,7 +182,7 @@ def paged_attention(
             X=cache.x,
             SCALES=scales.kind,
             FORMAT=scales.format,
-            NATIVE=scales.kind > 0 and scales.format == arch.native_fp8,
+            NATIVE=scales.native_on(arch),
             ALIGN=hidden_alignment(*input_strides),
             num_warps=launch.waves,
             num_stages=launch.stages,

@@ -13,6 +13,7 @@ from .fp8 import FORMATS, decode, encode, narrowed
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .arch import Arch
     from .cache import PagedCache
 
 UNSCALED, PER_HEAD, PER_TOKEN = range(3)
@@ -35,9 +36,13 @@ class KernelScales:
     strides: tuple[int, int, int, int, int, int]
     """Of block, token and head, in elements, of K and then of V; 0 where a scale does not depend on the axis."""
 
+    def native_on(self, arch: Arch) -> bool:
+        """Whether the device converts the format itself: NATIVE of the kernels."""
+        return self.kind != UNSCALED and self.format == arch.native_fp8
+
 
 def kernel_scales(cache: PagedCache) -> KernelScales:
-    """Return the kernel arguments of a cache that `checks.cache` has accepted."""
+    """Return the kernel arguments of a cache that `cache_checks.whole` has accepted."""
     if cache.quantisation is None:
         return KernelScales(UNSCALED, "", 0.0, cache.key, cache.value, (0,) * 6)
     quantisation = cache.quantisation
