@@ -17,6 +17,7 @@ class Exit(enum.IntEnum):
     CANNOT_RUN_HERE = 5
     INCONCLUSIVE = 6
     BUG = 70
+    SICK_NODE = 75
     INTERRUPTED = 130
 
 
@@ -29,6 +30,7 @@ EXIT_MEANINGS: dict[Exit, str] = {
     Exit.CANNOT_RUN_HERE: "this environment cannot run it (no GPU, no image, missing package)",
     Exit.INCONCLUSIVE: "inconclusive",
     Exit.BUG: "a bug in hilgate",
+    Exit.SICK_NODE: "this node is unfit: another may do (EX_TEMPFAIL of sysexits.h)",
     Exit.INTERRUPTED: "interrupted (finished results are kept; continue with --resume)",
 }
 """One line per status, in the words of the design."""

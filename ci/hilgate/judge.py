@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hilgate import rules
 from hilgate.errors import Exit, RecordsError
-from hilgate.model import Counts, Evidence, Outcome, Plan, PlannedStep, StepVerdict, Verdict
+from hilgate.model import Counts, Evidence, Outcome, Plan, PlannedStep, Ruling, StepVerdict, Verdict
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from hilgate.results import Attempt, Recorded
 
 VERDICT_FILE = "verdict.json"
+_RULINGS = {
+    Outcome.PASS: Ruling.PASS,
+    Outcome.FAIL: Ruling.REGRESSION,
+    Outcome.INCONCLUSIVE: Ruling.INCONCLUSIVE,
+    Outcome.DID_NOT_RUN: Ruling.INFRA,
+}
 
 
 def judge(plan: Plan, recorded: Recorded, digest: str, *, decided: dt.datetime) -> Verdict:
@@ -125,6 +131,7 @@ def _verdict(step: PlannedStep, attempt: Attempt | None, decision: rules.Decisio
         area=step.area,
         label=step.label,
         outcome=decision.outcome,
+        ruling=_RULINGS[decision.outcome],
         why=decision.why,
         counts=rules.count(attempt.checks) if attempt else Counts(),
         seconds=attempt.record.seconds or None if attempt else None,

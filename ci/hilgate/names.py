@@ -14,7 +14,7 @@ CPU = "cpu"
 BUILDKITE_KEY = re.compile(r"[a-z0-9_-]{1,100}")
 """What every published version of Buildkite's schema takes as a step key; only the newest also takes a '.'."""
 
-RESERVED_KEYS = frozenset({"plan", "verdict"})
+RESERVED_KEYS = frozenset({"plan", "recheck", "verdict"})
 """Step keys of the pipeline itself."""
 
 

@@ -9,7 +9,6 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from pydantic import ValidationError
 
@@ -17,12 +16,11 @@ from hilgate import changes, hardware
 from hilgate.declare import Declarations, load
 from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.expand import Wanted, expand
-from hilgate.model import Key, Plan
+from hilgate.model import Key, Plan, Profile
 from hilgate.names import planned_key
 from hilgate.selection import select as select_areas
 from hilgate.suggest import suggest
 
-Profile = Literal["gate", "pr"]
 NOT_AFFECTED = "not affected by this change"
 NOT_ASKED_FOR = "not asked for"
 

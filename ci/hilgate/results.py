@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from hilgate.errors import RecordsError
-from hilgate.model import BuildRecord, Check, CheckRecord, Plan, StepRecord, record_adapter
+from hilgate.model import BuildRecord, Check, CheckRecord, ImageRecord, Plan, RerunRecord, StepRecord, record_adapter
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hilgate.model import Health, Record
 
 RESULTS_FILE = "results.jsonl"
 DAMAGED_FILE = "results.jsonl.damaged"
@@ -42,18 +44,26 @@ class Recorded:
         builds: The first run and its continuations, in order; empty only when no job left any.
         attempts: Step key -> its finished runs in order; the last one counts.
         unfinished: Steps with checks and no record of their end.
+        reruns: Step key -> its failing checks that were run once more, in order.
+        images: Image -> what was built.
+        health: Step key -> what the hooks of its jobs saw, in order.
+        damaged: Step key -> why what its job left cannot be believed.
     """
 
     builds: tuple[BuildRecord, ...]
     attempts: dict[str, tuple[Attempt, ...]]
     unfinished: frozenset[str] = frozenset()
+    reruns: dict[str, tuple[RerunRecord, ...]] = field(default_factory=dict)
+    images: dict[str, ImageRecord] = field(default_factory=dict)
+    health: dict[str, tuple[Health, ...]] = field(default_factory=dict)
+    damaged: dict[str, str] = field(default_factory=dict)
 
     def last(self, key: str) -> Attempt | None:
         """The attempt that counts, or None when the step did not finish."""
         return self.attempts[key][-1] if key in self.attempts else None
 
 
-def append(path: Path, records: list[BuildRecord | CheckRecord | StepRecord]) -> None:
+def append(path: Path, records: list[Record]) -> None:
     """Append records, one `write(2)` per line, and make them durable before returning.
 
     A step is finished only once its `StepRecord` is on the disk, so one `fsync` after it covers the lines before it.
@@ -170,6 +180,8 @@ class _Reader:
     builds: list[BuildRecord] = field(default_factory=list)
     attempts: dict[str, list[Attempt]] = field(default_factory=lambda: defaultdict(list))
     pending: dict[str, list[Check]] = field(default_factory=lambda: defaultdict(list))
+    reruns: dict[str, list[RerunRecord]] = field(default_factory=lambda: defaultdict(list))
+    images: dict[str, ImageRecord] = field(default_factory=dict)
     foreign: bool = False
 
     def __post_init__(self) -> None:
@@ -201,14 +213,20 @@ class _Reader:
         self.pending.clear()  # what an interrupted run had not finished runs again
         return ""
 
-    def _add(self, record: CheckRecord | StepRecord) -> str:
-        key = record.step if isinstance(record, CheckRecord) else record.key
+    def _add(self, record: CheckRecord | StepRecord | RerunRecord | ImageRecord) -> str:
+        key = record.key if isinstance(record, StepRecord) else record.step
         if not self.builds:
             return "the first record must be the build's"
         if key not in self._keys:
             return f"the step {key!r} is not in the plan"
         if isinstance(record, StepRecord):
             return self._close(record)
+        if isinstance(record, RerunRecord):
+            self.reruns[key].append(record)
+            return ""
+        if isinstance(record, ImageRecord):
+            self.images[record.image] = record
+            return ""
         self.pending[key].append(record.check)
         return ""
 
@@ -223,4 +241,10 @@ class _Reader:
 
     def recorded(self) -> Recorded:
         attempts = {key: tuple(found) for key, found in self.attempts.items()}
-        return Recorded(tuple(self.builds), attempts, frozenset(key for key, checks in self.pending.items() if checks))
+        return Recorded(
+            tuple(self.builds),
+            attempts,
+            frozenset(key for key, checks in self.pending.items() if checks),
+            reruns={key: tuple(found) for key, found in self.reruns.items()},
+            images=dict(self.images),
+        )

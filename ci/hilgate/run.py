@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
+    from hilgate.model import Record
+
 SECONDS_PER_MINUTE = 60.0
 POLL_SECONDS = 0.05
 LOG_FILE = "log.txt"
@@ -208,7 +210,7 @@ class Runner:
         self._outcomes[step.key] = decision.outcome
         self.progress.finished(step, results.Attempt(record, checks), folder / LOG_FILE)
 
-    def _append(self, *records: BuildRecord | CheckRecord | StepRecord) -> None:
+    def _append(self, *records: Record) -> None:
         results.append(self.results_folder / results.RESULTS_FILE, list(records))
 
     def _end_all(self) -> None:

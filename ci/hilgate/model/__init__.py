@@ -4,11 +4,23 @@ Every file that one stage hands to the next (`plan.json`, `results.jsonl`, `find
 these models as JSON. They are frozen and forbid unknown keys, so a misspelt key is an error and never a silent default.
 """
 
-from hilgate.model.base import SCHEMA_VERSION, Evidence, Key, Noun, Number, Outcome, Scalar
+from hilgate.model.base import SCHEMA_VERSION, Evidence, Key, Noun, Number, Outcome, Profile, Ruling, Scalar
 from hilgate.model.decided import Counts, StepVerdict, Verdict
-from hilgate.model.declared import Agents, Area, Device, Queue, Step
-from hilgate.model.found import BuildRecord, Check, CheckRecord, Environment, Record, StepRecord, record_adapter
-from hilgate.model.planned import Omission, Plan, PlannedStep
+from hilgate.model.declared import Agents, Area, Device, Quarantine, Quarantined, Queue, Step
+from hilgate.model.found import (
+    BuildRecord,
+    Check,
+    CheckRecord,
+    Environment,
+    GpuHealth,
+    Health,
+    ImageRecord,
+    Record,
+    RerunRecord,
+    StepRecord,
+    record_adapter,
+)
+from hilgate.model.planned import Loosening, Omission, Plan, PlannedStep
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -21,15 +33,24 @@ __all__ = [
     "Device",
     "Environment",
     "Evidence",
+    "GpuHealth",
+    "Health",
+    "ImageRecord",
     "Key",
+    "Loosening",
     "Noun",
     "Number",
     "Omission",
     "Outcome",
     "Plan",
     "PlannedStep",
+    "Profile",
+    "Quarantine",
+    "Quarantined",
     "Queue",
     "Record",
+    "RerunRecord",
+    "Ruling",
     "Scalar",
     "Step",
     "StepRecord",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
@@ -11,6 +11,9 @@ SCHEMA_VERSION: Final = 1
 
 Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=100)]
 """A name usable as a Buildkite step key and as a folder name."""
+
+Profile = Literal["gate", "pr", "nightly", "release"]
+"""Who asks for a plan: this machine, a pull request, the night, a release."""
 
 Number = int | float
 Scalar = str | int | float | bool | None
@@ -29,6 +32,22 @@ class Outcome(enum.StrEnum):
     FAIL = "fail"
     INCONCLUSIVE = "inconclusive"
     DID_NOT_RUN = "did not run"
+
+
+class Ruling(enum.StrEnum):
+    """What the author of a change is told about a step; an `Outcome` says only whether it is green."""
+
+    PASS = "pass"  # noqa: S105 - a ruling, not a password
+    REGRESSION = "regression"
+    """The step did its work and what it checks is wrong, or it no longer does its work."""
+    INFRA = "infra"
+    """The node, the agent, the network or the image: nothing was learned about the change."""
+    FLAKY = "flaky"
+    """A check failed and then passed over the same files: not a pass, and named check by check."""
+    QUARANTINED = "quarantined"
+    """Nothing but failures that the merge base has in quarantine."""
+    INCONCLUSIVE = "inconclusive"
+    NOT_SELECTED = "not selected"
 
 
 class Evidence(enum.StrEnum):

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from hilgate.model.base import SCHEMA_VERSION, Key, Noun, Outcome
-from hilgate.model.planned import Omission
+from hilgate.model.base import SCHEMA_VERSION, Key, Noun, Outcome, Ruling
+from hilgate.model.planned import Loosening, Omission
 
 
 class Counts(Noun):
@@ -27,8 +27,21 @@ class StepVerdict(Noun):
     area: Key
     label: str
     outcome: Outcome
+    ruling: Ruling
     why: str
     """The first thing that is not green, or the count of what passed."""
+    evidence: tuple[str, ...] = ()
+    """What the ruling rests on, a line each: node, GPU, kernel log, VRAM before and after, reruns."""
+    node: str = ""
+    """Host that ran the attempt that counts."""
+    image: str = ""
+    """Digest of the image it ran in."""
+    flaky: tuple[str, ...] = ()
+    """Ids that failed and then passed."""
+    quarantined: tuple[str, ...] = ()
+    """Ids that failed in quarantine."""
+    unexpected_passes: tuple[str, ...] = ()
+    """Ids in quarantine that passed: the entry can go."""
     counts: Counts
     seconds: float | None
     reproduce: str
@@ -48,5 +61,10 @@ class Verdict(Noun):
     plan_digest: str
     outcome: Outcome
     why: str
+    images: dict[Key, str] = Field(default_factory=dict)
+    """Image -> digest, as built."""
+    loosened: tuple[Loosening, ...] = ()
+    approved_by: str = ""
+    """Who approved what the change loosens; empty when nothing is loosened or nobody has."""
     steps: tuple[StepVerdict, ...]
     omissions: tuple[Omission, ...]

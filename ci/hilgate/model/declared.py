@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 from pydantic import Field
 
-from hilgate.model.base import Evidence, Key, Noun
+from hilgate.model.base import Evidence, Key, Noun, Profile
 
 
 class Device(Noun):
@@ -22,6 +24,8 @@ class Queue(Noun):
     gpus: int = Field(ge=0, le=8)
     memory_gib: int = Field(gt=0)
     """GPU memory of one device, or host memory for a cpu queue."""
+    image: Key | None = None
+    """The image that its jobs run in; None runs them on the host."""
 
 
 class Agents(Noun):
@@ -52,6 +56,23 @@ class Step(Noun):
     """Step keys (of any area) that must have passed first, on the same device or on the cpu."""
     packages: tuple[str, ...] = ()
     """Distributions that must be installed, e.g. torch, triton, vllm."""
+    tools: tuple[str, ...] = ()
+    """Programs that must be on the path, e.g. buildah."""
+    imports: tuple[str, ...] = ()
+    """Modules (dotted) and test files that it runs: a changed Python module selects it only when one of these imports
+    it. Empty: every file of the area selects it."""
+    models: tuple[Key, ...] = ()
+    """Names of the models that it runs; `--models` selects by them."""
+    profiles: tuple[Profile, ...] = ("gate", "pr", "nightly", "release")
+    """Plans that it belongs to."""
+    gpus: int = Field(default=1, ge=1, le=8)
+    """GPUs it needs where its device is a GPU."""
+    network: bool = False
+    """Whether its container may reach the network."""
+    secrets: tuple[str, ...] = ()
+    """Environment variables it is given from the agent's secrets; never in a build of a fork."""
+    provides: Key | None = None
+    """The image that it builds; steps on queues with that image wait for it."""
     cores: int = Field(default=1, ge=1)
     """CPU cores it keeps busy; the local runner fills the machine with them."""
     minutes: float = Field(default=1.0, gt=0)
@@ -73,3 +94,26 @@ class Area(Noun):
     always: bool = False
     """Selected whatever changed."""
     steps: tuple[Step, ...] = Field(min_length=1)
+
+
+class Quarantined(Noun):
+    """One check that may fail for a while without stopping others, because somebody has promised to mend it."""
+
+    test: str = Field(min_length=1)
+    """Id of the check, as results write it."""
+    step: Key
+    """The declared step it belongs to."""
+    devices: tuple[Key, ...] = ()
+    """Where it fails; empty is everywhere."""
+    reason: str = Field(min_length=1)
+    owner: str = Field(min_length=1)
+    """A person or a team that can be asked."""
+    added: dt.date
+    expires: dt.date
+    """At most 14 days after `added`; from that day on the entry itself is red."""
+
+
+class Quarantine(Noun):
+    """`ci/quarantine.yaml`: quarantined checks still run and are still reported."""
+
+    tests: tuple[Quarantined, ...] = ()

@@ -86,5 +86,68 @@ class StepRecord(Noun):
     environment: Environment
 
 
-Record = Annotated[BuildRecord | CheckRecord | StepRecord, Field(discriminator="kind")]
-record_adapter: TypeAdapter[BuildRecord | CheckRecord | StepRecord] = TypeAdapter(Record)
+class RerunRecord(Noun):
+    """A failing check that was run once more over the same files. It never replaces the first answer."""
+
+    kind: Literal["rerun"] = "rerun"
+    step: Key
+    """The planned step that it failed in."""
+    check: str
+    """Id of the check."""
+    host: str
+    elsewhere: bool
+    """Whether this is another node than the one it failed on."""
+    outcome: Outcome
+    seconds: float = Field(ge=0)
+    message: str = ""
+
+
+class ImageRecord(Noun):
+    """An image that a step built, or found already built from the same contents."""
+
+    kind: Literal["image"] = "image"
+    step: Key
+    """The planned step that provides it."""
+    image: Key
+    content: str
+    """sha256 of everything it is built from; equals `Plan.images[image]`."""
+    digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+    """Of the image itself; every result that was made in it carries this digest."""
+    reused: bool = False
+
+
+class GpuHealth(Noun):
+    """One GPU as `amd-smi` reports it."""
+
+    index: int
+    bdf: str
+    """PCI address, e.g. 0000:05:00.0."""
+    name: str = ""
+    vram_total_mib: int = Field(ge=0)
+    vram_used_mib: int = Field(ge=0)
+    ecc_uncorrectable: int = Field(ge=0)
+    temperature_c: float | None = None
+
+
+class Health(Noun):
+    """`health-before.json`, `health-after.json` of a job: what the agent's hooks saw; no GPU result counts without."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    step: str
+    moment: Literal["before", "after"]
+    host: str
+    agent: str
+    """Buildkite's name of the agent; empty at a desk."""
+    taken: dt.datetime
+    seconds: float = Field(ge=0)
+    healthy: bool
+    problems: tuple[str, ...] = ()
+    gpus: tuple[GpuHealth, ...] = ()
+    dmesg: tuple[str, ...] = ()
+    """Kernel log lines of GPU trouble since the job began."""
+    ended: tuple[str, ...] = ()
+    """Processes that the step left behind and that were ended."""
+
+
+Record = Annotated[BuildRecord | CheckRecord | StepRecord | RerunRecord | ImageRecord, Field(discriminator="kind")]
+record_adapter: TypeAdapter[BuildRecord | CheckRecord | StepRecord | RerunRecord | ImageRecord] = TypeAdapter(Record)
