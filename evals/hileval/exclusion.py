@@ -30,8 +30,7 @@ def drop_interval(base: stats.Outcomes, new: stats.Outcomes, alpha: float) -> tu
     """
     before, after = stats.paired(base, new)
     questions = before.shape[1]
-    unit = len(before) * len(after)
-    observed = round((before.mean(axis=0) - after.mean(axis=0)).sum() * unit)
+    observed, unit = _observed(before, after)
     values, weights = noise(before, after)
 
     def at_most(delta: float) -> float:
@@ -43,6 +42,13 @@ def drop_interval(base: stats.Outcomes, new: stats.Outcomes, alpha: float) -> tu
     upper = 1.0 if at_most(1.0) > alpha else brentq(lambda delta: at_most(delta) - alpha, -1.0, 1.0, xtol=EDGE)
     lower = -1.0 if at_least(-1.0) > alpha else brentq(lambda delta: at_least(delta) - alpha, -1.0, 1.0, xtol=EDGE)
     return float(lower), float(upper)
+
+
+def excludes(base: stats.Outcomes, new: stats.Outcomes, margin: float, level: float) -> bool:
+    """Whether a drop of `margin` would show so little with a chance of at most `level`: the upper bound, asked once."""
+    observed, unit = _observed(base, new)
+    values, weights = noise(base, new)
+    return _at_most(margin, observed - values, weights, unit, base.shape[1]) <= level
 
 
 def noise(base: stats.Outcomes, new: stats.Outcomes) -> tuple[stats.Pmf, stats.Pmf]:
@@ -69,6 +75,11 @@ def noise(base: stats.Outcomes, new: stats.Outcomes) -> tuple[stats.Pmf, stats.P
             pmf = np.convolve(pmf, np.convolve(above, below[::-1]))
             lowest -= drawn * times * runs
     return np.arange(len(pmf)) + float(lowest), pmf
+
+
+def _observed(base: stats.Outcomes, new: stats.Outcomes) -> tuple[int, int]:
+    """The drop in whole units of 1/(K M) questions, and how many units a question has."""
+    return int(base.sum()) * len(new) - int(new.sum()) * len(base), len(base) * len(new)
 
 
 def _at_most(delta: float, room: stats.Pmf, weights: stats.Pmf, unit: int, questions: int) -> float:

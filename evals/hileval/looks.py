@@ -4,8 +4,9 @@ Looking again and again at level alpha cries wolf more often than alpha. Dividin
 and gives most of it away, because the looks share their questions. Here the whole level is spent, exactly: given which
 questions the runs disagree on, the right answers that a look adds are independent of those before it, so the
 probability to cross any boundary is a sum of convolutions (Armitage, McPherson and Rowe 1969), and the boundary of each
-look is the widest that keeps what is spent so far below the spending function (Lan and DeMets 1983). What a look could
-not spend, because outcomes come in whole questions, the next one may.
+look is the widest that keeps what is spent so far below the share of alpha that the questions asked so far are of all
+(Lan and DeMets 1983, with the linear spending function). What a look could not spend, because outcomes come in whole
+questions, the next one may.
 """
 
 from __future__ import annotations
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 
     from hileval.stats import Outcomes, Pmf
 
-SPENDING_POWER = 1.5
-"""Exponent of the spending function alpha * t^p (Kim and DeMets 1987), t the share of questions asked: little early,
-where only a wreck must be seen, the rest at the end. `python -m hileval power` shows what it buys."""
-
-
 @dataclass(frozen=True, slots=True)
 class Look:
     """What was known when `n` questions had been answered."""
@@ -38,7 +34,7 @@ class Look:
     spent: float
     """Probability, if nothing changed, that this or an earlier look calls a drop."""
     allowed: float
-    """What the spending function gives until here."""
+    """What may be spent until here."""
     dropped: bool
 
 
@@ -65,7 +61,7 @@ def looks(base: Outcomes, new: Outcomes, plan: Sequence[int], alpha: float) -> t
         open_pmf = np.convolve(open_pmf, stats.null_pmf(part, len(new)))
         counts = stats.strata(base[:, :end], new[:, :end])
         observed = stats.statistic(counts, new[:, :end])
-        allowed = alpha * (end / plan[-1]) ** SPENDING_POWER
+        allowed = alpha * end / plan[-1]
         boundary = _boundary(open_pmf, allowed - spent)
         spent += float(open_pmf[:boundary].sum())
         p_value = float(min(1.0, stats.null_pmf(counts, len(new))[: observed + 1].sum()))
