@@ -63,7 +63,8 @@ def noise(base: stats.Outcomes, new: stats.Outcomes) -> tuple[stats.Pmf, stats.P
         steps = 2 * round(float((new & ~base).mean(axis=0).sum()))
         return drawn * (2.0 * np.arange(steps + 1) - steps), binom.pmf(np.arange(steps + 1), steps, 0.5)
     counts = np.bincount(base.sum(axis=0), minlength=runs + 1)
-    pmf, lowest = np.ones(1), 0
+    pmf: stats.Pmf = np.ones(1)
+    lowest = 0
     for right in range(1, runs):
         times = math.ceil(counts[right] * runs / (runs - 1))
         if times:
@@ -85,8 +86,5 @@ def _observed(base: stats.Outcomes, new: stats.Outcomes) -> tuple[int, int]:
 def _at_most(delta: float, room: stats.Pmf, weights: stats.Pmf, unit: int, questions: int) -> float:
     """P(losses + noise <= observed) where `room` is observed - noise, and a share delta is lost (gained below 0)."""
     whole = np.floor(room / unit + EDGE)
-    if delta >= 0:
-        chances = binom.cdf(whole, questions, delta)
-    else:
-        chances = binom.sf(-whole - 1, questions, -delta)
+    chances = binom.cdf(whole, questions, delta) if delta >= 0 else binom.sf(-whole - 1, questions, -delta)
     return float(weights @ chances)

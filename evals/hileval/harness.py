@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 from hileval.broken import flags_of
-from hileval.records import Run, Sample
+from hileval.records import Sample
 from hileval.task import TaskError, identify, resolve_task
-from hilgate.errors import HilgateError, NothingSelectedError, RecordsError
+from hilgate.errors import HilgateError, RecordsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hileval.declare import Gate
     from hileval.engines import Answer, Engine
@@ -28,33 +27,42 @@ class ScoreError(RecordsError):
     """lm-eval's result lacks a filter or a question, or holds a score that is neither 0 nor 1."""
 
 
-def evaluate(gate: Gate, start: Callable[[], Engine], limit: int | None = None) -> tuple[Run, Engine]:
-    """Start the engine and run the task of a gate on it.
+class TaskQuestions:
+    """The questions of a gate's task on an engine; prompts do not depend on which of them are asked.
 
-    Args:
-        gate: The declaration.
-        start: Makes the engine; called after the cheap checks.
-        limit: Ask only the first `limit` questions.
-
-    Returns:
-        The run and the engine that made it (to be asked who served attention).
-
-    Raises:
-        NothingSelectedError: no question is left to ask.
-        ScoreError: lm-eval's result is not one binary score per question and filter.
-        HilgateError: whatever the engine or the declaration raises.
+    Attributes:
+        identity: What a baseline must share.
+        available: How many questions the task holds.
+        engine: Started when the first question is asked.
     """
-    questions = min(gate.questions, limit) if limit is not None else gate.questions
-    if questions < 1:
-        raise NothingSelectedError("no questions to ask", remedy="use a --limit of at least 1")
-    config = resolve_task(gate.path(gate.task), gate.num_fewshot)
-    identity = identify(gate, config)
-    began = time.monotonic()
-    engine = start()
-    adapter = make_adapter(engine, gate.max_gen_toks)
-    records = _simple_evaluate(adapter, config, questions, gate.max_gen_toks)
-    samples = read_samples(records, adapter.answers, questions)
-    return Run(identity=identity, samples=samples, seconds=time.monotonic() - began), engine
+
+    def __init__(self, gate: Gate, start: Callable[[], Engine]) -> None:
+        """Read the task and its data; nothing expensive starts yet.
+
+        Raises:
+            DeclarationError: The task or its data cannot be read.
+            ModelFilesError: The model folder lacks a file.
+        """
+        self._gate = gate
+        self._config = resolve_task(gate.path(gate.task), gate.num_fewshot)
+        self.identity = identify(gate, self._config)
+        self._task = _load(self._config)
+        self.available = len(self._task.eval_docs)
+        self._start = start
+        self.engine: Engine | None = None
+
+    def ask(self, ids: Sequence[int], run: int) -> list[Sample]:  # noqa: ARG002
+        """Answers to these questions, in their order.
+
+        Raises:
+            ScoreError: lm-eval's result is not one binary score per question and filter.
+            HilgateError: Whatever the engine raises.
+        """
+        self.engine = self.engine or self._start()
+        adapter = make_adapter(self.engine, self._gate.max_gen_toks)
+        records = _simple_evaluate(adapter, self._task, self._config["task"], ids, self._gate.max_gen_toks)
+        by_id = {sample.doc_id: sample for sample in read_samples(records, adapter.answers, len(ids))}
+        return [by_id[one] for one in ids]
 
 
 def make_adapter(engine: Engine, max_tokens: int) -> Any:
@@ -89,23 +97,39 @@ def make_adapter(engine: Engine, max_tokens: int) -> Any:
     return Adapter()
 
 
-def _simple_evaluate(adapter: Any, config: dict[str, Any], questions: int, max_tokens: int) -> list[dict[str, Any]]:
+def _load(config: dict[str, Any]) -> Any:
+    """lm-eval's task object, its data read.
+
+    Raises:
+        TaskError: lm-eval cannot make one.
+    """
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import datasets
-    import lm_eval
     from lm_eval.tasks import TaskManager
 
     datasets.disable_progress_bars()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     try:
+        return TaskManager(include_defaults=False).load([config])["tasks"][config["task"]]
+    except Exception as error:
+        raise TaskError(
+            f"lm-eval cannot load it: {type(error).__name__}: {error}",
+            where=config["task"],
+            remedy="check the task file and its data",
+        ) from error
+
+
+def _simple_evaluate(adapter: Any, task: Any, name: str, ids: Sequence[int], max_tokens: int) -> list[dict[str, Any]]:
+    import lm_eval
+
+    try:
         result = lm_eval.simple_evaluate(
             model=adapter,
-            tasks=[config],
-            task_manager=TaskManager(include_defaults=False),
+            tasks=[task],
             gen_kwargs={"max_gen_toks": max_tokens},
-            limit=questions,
+            samples={name: sorted(ids)},
             log_samples=True,
             bootstrap_iters=0,
         )
@@ -113,11 +137,9 @@ def _simple_evaluate(adapter: Any, config: dict[str, Any], questions: int, max_t
         raise
     except Exception as error:
         raise ScoreError(
-            f"lm-eval stopped: {type(error).__name__}: {error}",
-            where=config["task"],
-            remedy="check the task and its data",
+            f"lm-eval stopped: {type(error).__name__}: {error}", where=name, remedy="check the task and its data"
         ) from error
-    records: list[dict[str, Any]] = result["samples"][config["task"]]
+    records: list[dict[str, Any]] = result["samples"][name]
     return records
 
 

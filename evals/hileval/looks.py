@@ -11,6 +11,7 @@ questions, the next one may.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hileval.stats import Outcomes, Pmf
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -50,10 +52,11 @@ def looks(base: Outcomes, new: Outcomes, plan: Sequence[int], alpha: float) -> t
     Raises:
         MisuseError: The plan does not ascend.
     """
-    if not plan or plan[0] < 1 or any(b <= a for a, b in zip(plan, plan[1:], strict=False)):
+    if not plan or plan[0] < 1 or any(b <= a for a, b in itertools.pairwise(plan)):
         raise MisuseError(f"looks at {list(plan)} questions", remedy="name ascending numbers, e.g. 50, 100, 250")
     found: list[Look] = []
-    open_pmf, spent, begin = np.ones(1), 0.0, 0
+    open_pmf: Pmf = np.ones(1)
+    spent, begin = 0.0, 0
     for end in plan:
         if end > new.shape[1]:
             break

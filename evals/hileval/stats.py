@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     Outcomes = NDArray[np.bool_]
-    Pmf = NDArray[np.float64]
+    Pmf = NDArray[np.floating]
 
 
 def outcomes(runs: ArrayLike, *, what: str) -> Outcomes:
@@ -69,12 +69,12 @@ def strata(base: Outcomes, new: Outcomes) -> NDArray[np.int64]:
 def null_pmf(counts: NDArray[np.int64], new_runs: int) -> Pmf:
     """Distribution of the new runs' right answers beyond those of the always-right questions, if nothing changed.
 
-    A question that g of all K + M runs answer right gives each set of runs the same chance to hold those g: the new runs
-    hold Hypergeometric(K + M, g, M) of them, independently of other questions. Index k is k right answers; questions
-    that every or no run answers right add a constant and are left out.
+    A question that g of all K + M runs answer right gives each set of runs the same chance to hold those g: the new
+    runs hold Hypergeometric(K + M, g, M) of them, independently of other questions. Index k is k right answers;
+    questions that every or no run answers right add a constant and are left out.
     """
     runs = len(counts) - 1
-    pmf = np.ones(1)
+    pmf: Pmf = np.ones(1)
     for right in range(1, runs):
         if counts[right]:
             pmf = np.convolve(pmf, _power(runs, right, new_runs, int(counts[right])))
@@ -127,7 +127,7 @@ def discordance(base: ArrayLike) -> float:
 
 
 def holm(p_values: Sequence[float], alpha: float) -> tuple[bool, ...]:
-    """Which of several models dropped, at a joint level (Holm 1979): a merge that gates ten cries wolf no more often."""
+    """Which of several models dropped, at a joint level (Holm 1979): ten gates cry wolf no more often than one."""
     if not p_values:
         return ()
     return tuple(bool(rejected) for rejected in multipletests(list(p_values), alpha=alpha, method="holm")[0])
@@ -148,7 +148,7 @@ def excess(count: int, n: int, expected_rate: float) -> float:
 def _power(runs: int, right: int, drawn: int, times: int) -> Pmf:
     """The hypergeometric distribution of one question, convolved `times` times (by squaring)."""
     if times == 1:
-        return np.asarray(hypergeom.pmf(np.arange(drawn + 1), runs, right, drawn))
+        return np.asarray(hypergeom.pmf(np.arange(drawn + 1), runs, right, drawn), dtype=np.float64)
     half = _power(runs, right, drawn, times // 2)
     whole = np.convolve(half, half)
     return np.convolve(whole, _power(runs, right, drawn, 1)) if times % 2 else whole

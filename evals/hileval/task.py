@@ -74,9 +74,10 @@ def identify(gate: Gate, config: dict[str, Any]) -> Identity:
     return Identity(
         model=gate.model,
         weights=sha256_files(*weights, folder / "config.json"),
-        tokenizer=sha256_files(
-            *(folder / n for n in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"))
-        ),
+        revision=gate.revision,
+        tokenizer=sha256_files(*(folder / name for name in ("tokenizer.json", "tokenizer_config.json"))),
+        chat_template=sha256_files(folder / "chat_template.jinja"),
+        protocol=gate.protocol,
         task=hashlib.sha256(json.dumps(portable, sort_keys=True).encode()).hexdigest(),
         num_fewshot=gate.num_fewshot,
         generation=json.dumps(config["generation_kwargs"] | {"max_gen_toks": gate.max_gen_toks}, sort_keys=True),
