@@ -93,7 +93,7 @@ def require_same_prompts(baseline: Baseline, samples: Sequence[Sample]) -> None:
 
 def broken_beyond_doubt(gate: Gate, baseline: Baseline | None, samples: Sequence[Sample]) -> bool:
     """Whether asking more can no longer help: the output is broken."""
-    return bool(samples) and _broken("", gate, baseline, samples).outcome is Outcome.FAIL
+    return bool(samples) and _broken("so far", gate, baseline, samples).outcome is Outcome.FAIL
 
 
 def judge(

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hileval.broken import flags_of
+from hileval.engines import require_model_files
 from hileval.records import Sample
 from hileval.task import TaskError, identify, resolve_task
 from hilgate.errors import HilgateError, RecordsError
@@ -43,6 +44,8 @@ class TaskQuestions:
             DeclarationError: The task or its data cannot be read.
             ModelFilesError: The model folder lacks a file.
         """
+        if gate.weights == "repository":
+            require_model_files(gate.path(gate.model))
         self._gate = gate
         self._config = resolve_task(gate.path(gate.task), gate.num_fewshot)
         self.identity = identify(gate, self._config)
@@ -106,6 +109,7 @@ def _load(config: dict[str, Any]) -> Any:
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # a bar per look says nothing
     import datasets
     from lm_eval.tasks import TaskManager
 

@@ -33,7 +33,7 @@ class Identity(Noun):
     tokenizer: Sha
     """sha256 over tokenizer.json and tokenizer_config.json."""
     chat_template: Sha
-    """sha256 of the chat template; of nothing where there is none."""
+    """sha256 of the chat template, or of its absence."""
     protocol: Literal["completions", "chat"] = "completions"
     """The same model answers 97 % in one and 91 to 93 % in the other (vllm#57134)."""
     task: Sha

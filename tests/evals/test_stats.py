@@ -59,9 +59,7 @@ def test_three_questions_by_enumeration():
     base = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]], dtype=bool)
     new = np.array([[0, 1, 0], [0, 0, 1]], dtype=bool)
     together = np.vstack([base, new])
-    ways = [
-        [int(together[list(chosen), q].sum()) for chosen in itertools.combinations(range(5), 2)] for q in range(3)
-    ]
+    ways = [[int(together[list(chosen), q].sum()) for chosen in itertools.combinations(range(5), 2)] for q in range(3)]
     totals = [sum(combination) for combination in itertools.product(*ways)]
     expected = np.mean([total <= new.sum() for total in totals])
     assert stats.drop_p(base, new) == pytest.approx(expected)
@@ -125,7 +123,10 @@ def test_holm_equals_its_definition():
 def test_interval_is_wilsons():
     low, high = stats.interval(190, 200, 0.01)
     z, p, n = 2.5758293, 0.95, 200
-    middle, half = (p + z * z / 2 / n) / (1 + z * z / n), z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + (z / 2 / n) ** 2)
+    middle, half = (
+        (p + z * z / 2 / n) / (1 + z * z / n),
+        z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + (z / 2 / n) ** 2),
+    )
     assert (low, high) == pytest.approx((middle - half, middle + half), abs=1e-6)
 
 
