@@ -19,7 +19,7 @@ from hileval import cli_baseline, cli_power
 from hileval.baseline import Baseline
 from hileval.conduct import conduct
 from hileval.declare import EVALS, Gate, Occasion, find_gate, load_gates
-from hileval.gate import Evaluation, exit_status, judge
+from hileval.gate import exit_status, judge
 from hileval.journal import Heading, Journal, code_fingerprint
 from hileval.served import served_by
 from hileval.start import EngineName, starter
@@ -29,6 +29,7 @@ from hilgate.model import Check, Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hileval.evaluation import Evaluation
     from hileval.rule import Rule
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -95,8 +96,12 @@ def measure(
     journal = Journal(questions, JOURNALS / f"{name}.jsonl", heading)
     if journal.resumed:
         stderr.print(f"{journal.resumed} answers of an interrupted run are kept", highlight=False)
-    asked = conduct(gate, rule, baseline, journal, Lines(), limit)
-    served = served_by(name, gate.attention_backend, questions.engine)
+    try:
+        asked = conduct(gate, rule, baseline, journal, Lines(), limit)
+        served = served_by(name, gate.attention_backend, questions.engine)
+    finally:
+        if questions.engine is not None:
+            questions.engine.close()
     journal.finish()
     return asked, served
 
@@ -155,5 +160,6 @@ def run(command: typer.Typer) -> NoReturn:
         stderr.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_status)
     except KeyboardInterrupt:
+        stderr.print("interrupted; the answers so far are kept, and the same command goes on from them")
         sys.exit(Exit.INTERRUPTED)
     sys.exit(Exit.PASS)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from hileval import gate as judging
+from hileval.evaluation import Evaluation, require_same_prompts, stored_outcomes
+from hileval.gate import broken_beyond_doubt
 from hileval.records import Run
 from hileval.rule import State, first_runs, order, stand
 from hilgate.errors import NothingSelectedError
@@ -47,7 +48,7 @@ def conduct(
     questions: Questions,
     listener: Listener,
     limit: int | None = None,
-) -> judging.Evaluation:
+) -> Evaluation:
     """Ask what the rule wants to know.
 
     Without a baseline all questions of the plan are asked once: only the floor can be judged.
@@ -60,7 +61,7 @@ def conduct(
     ids = order(rule, questions.available)[:limit]
     if not ids:
         raise NothingSelectedError("no questions to ask", remedy="use a --limit of at least 1")
-    base = judging.stored_outcomes(gate, baseline, questions.identity, ids) if baseline else None
+    base = stored_outcomes(gate, baseline, questions.identity, ids) if baseline else None
     stops = rule.plan(len(ids))
     runs: list[list[Sample]] = []
     seconds: list[float] = []
@@ -71,14 +72,14 @@ def conduct(
         for stop in stops:
             fresh = questions.ask(ids[len(runs[-1]) : stop], len(runs) - 1)
             if baseline:
-                judging.require_same_prompts(baseline, fresh)
+                require_same_prompts(baseline, fresh)
             runs[-1] += fresh
             listener.asked(len(runs) - 1, stop, len(ids), sum(s.correct(gate.filter) for s in runs[-1]))
             wanted, more = _next(gate, rule, baseline, base, runs)
             if not more:
                 break
         seconds.append(time.monotonic() - began)
-    return judging.Evaluation(
+    return Evaluation(
         ids,
         tuple(
             Run(identity=questions.identity, samples=tuple(run), seconds=spent)
@@ -92,7 +93,7 @@ def _next(
     gate: Gate, rule: Rule, baseline: Baseline | None, base: Outcomes | None, runs: list[list[Sample]]
 ) -> tuple[bool, bool]:
     """Whether another run is wanted, and whether this one has to go on."""
-    if judging.broken_beyond_doubt(gate, baseline, [sample for run in runs for sample in run]):
+    if broken_beyond_doubt(gate, baseline, [sample for run in runs for sample in run]):
         return False, False
     if base is None:
         return False, True

@@ -14,7 +14,7 @@ import pytest
 from hileval.baseline import make_baseline
 from hileval.broken import flags_of
 from hileval.declare import Gate, load_gates
-from hileval.gate import Evaluation
+from hileval.evaluation import Evaluation
 from hileval.records import Identity, Run, Sample, Setting
 from hileval.rule import Rule
 from hilgate.model import Environment

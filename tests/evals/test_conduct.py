@@ -3,7 +3,7 @@
 import pytest
 
 from hileval.conduct import conduct
-from hileval.gate import IdentityMismatchError
+from hileval.evaluation import IdentityMismatchError
 from hileval.journal import Heading, Journal, code_fingerprint
 from hileval.rule import Rule
 from hilgate.errors import NothingSelectedError

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hileval.gate import IdentityMismatchError, exit_status, judge, require_same_prompts, stored_outcomes
+from hileval.evaluation import IdentityMismatchError, require_same_prompts, stored_outcomes
+from hileval.gate import exit_status, judge
 from hilgate.errors import Exit, NothingSelectedError
 from hilgate.model import Check, Outcome
 

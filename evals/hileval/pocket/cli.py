@@ -49,7 +49,7 @@ def measure(
     faults: Annotated[int, typer.Option(help="Questions per planted fault; 0 leaves them out.")] = 200,
 ) -> None:
     """Exact match on fresh questions, intact and under planted cache faults (`hileval.pocket.corrupt`)."""
-    from hileval.engines import TransformersEngine
+    from hileval.engines.transformers_engine import TransformersEngine
     from hileval.pocket.corrupt import FAULTS, plant
 
     test = frozenset(row.digest for row in read_jsonl(TEST_FILE))
