@@ -1,4 +1,4 @@
-"""The command line: `gate`, `gates`, `baseline ...`, `power`.
+"""The command line: `gate`, `gates`, `import`, `baseline ...`, `power`.
 
 `gate` leaves `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) in the output folder and
 exits with the status that the worst check has.
@@ -19,6 +19,7 @@ from hileval import cli_baseline, cli_power
 from hileval.baseline import Baseline
 from hileval.conduct import conduct
 from hileval.declare import EVALS, Gate, Occasion, find_gate, load_gates
+from hileval.foreign import as_yaml, read_foreign
 from hileval.gate import exit_status, judge
 from hileval.journal import Heading, Journal, code_fingerprint
 from hileval.served import served_by
@@ -55,9 +56,19 @@ def list_gates() -> None:
         typer.echo(f"{name}: {gate.title}\n  {gate.engine}{attention}{where}, floor {gate.floor:.0%}")
 
 
+@app.command("import")
+def import_config(
+    files: Annotated[list[Path], typer.Argument(help="Accuracy configurations of vLLM (either format).")],
+    gpus: Annotated[int, typer.Option(min=1, help="Tensor-parallel size where a file does not say.")] = 1,
+) -> None:
+    """Print them as entries of gates.yaml."""
+    for file in files:
+        typer.echo(as_yaml(*read_foreign(file, gpus)), nl=False)
+
+
 @app.command("gate")
 def run_gate(
-    name: Annotated[str, typer.Argument(help="A gate of evals/gates.yaml.")],
+    name: Annotated[str, typer.Argument(help="A gate of evals/gates.yaml, or an accuracy configuration of vLLM.")],
     when: When = "pre-merge",
     limit: Limit = None,
     engine: Annotated[EngineName | None, typer.Option(help="Another engine than declared: never a pass.")] = None,
@@ -65,7 +76,10 @@ def run_gate(
 ) -> None:
     """Run a gate and judge it against its baseline."""
     declared = load_gates()
-    gate = find_gate(name, declared)
+    if name.endswith((".yaml", ".yml")):
+        name, gate = read_foreign(Path(name))
+    else:
+        gate = find_gate(name, declared)
     rule = declared.rule(gate, when)
     path = gate.path(gate.baseline)
     baseline = Baseline.read(path) if path.exists() or gate.weights == "repository" else None

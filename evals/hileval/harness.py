@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hileval.broken import flags_of
 from hileval.engines import require_model_files
+from hileval.hub import snapshot
 from hileval.records import Sample
 from hileval.task import TaskError, identify, resolve_task
 from hilgate.errors import HilgateError, RecordsError
@@ -16,6 +17,7 @@ from hilgate.errors import HilgateError, RecordsError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hileval.adapter import Messages
     from hileval.declare import Gate
     from hileval.engines import Answer, Engine
 
@@ -52,6 +54,7 @@ class TaskQuestions:
         self._task = _load(self._config)
         self.available = len(self._task.eval_docs)
         self._start = start
+        self._template = chat_template(gate) if gate.protocol == "chat" else None
         self.engine: Engine | None = None
 
     def ask(self, ids: Sequence[int], run: int) -> list[Sample]:  # noqa: ARG002
@@ -62,42 +65,28 @@ class TaskQuestions:
             HilgateError: Whatever the engine raises.
         """
         self.engine = self.engine or self._start()
-        adapter = make_adapter(self.engine, self._gate.max_gen_toks)
-        records = _simple_evaluate(adapter, self._task, self._config["task"], ids, self._gate.max_gen_toks)
+        from hileval.adapter import Adapter
+
+        adapter = Adapter(self.engine, self._gate.max_gen_toks, self._template)
+        records = _simple_evaluate(adapter, self._task, self._config["task"], ids, self._gate)
         by_id = {sample.doc_id: sample for sample in read_samples(records, adapter.answers, len(ids))}
         return [by_id[one] for one in ids]
 
 
-def make_adapter(engine: Engine, max_tokens: int) -> Any:
-    """An `lm_eval.api.model.LM` over the engine that keeps what lm-eval drops: `answers`, by the hash of the prompt."""
-    from lm_eval.api.model import LM
+def chat_template(gate: Gate) -> Callable[[Messages], str]:
+    """Turns a conversation into the prompt that the model was trained on.
 
-    class Adapter(LM):  # type: ignore[misc]  # lm_eval ships no types
-        def __init__(self) -> None:
-            super().__init__()
-            self.answers: dict[str, Answer] = {}
+    Raises:
+        CannotRunHereError: The model's tokenizer is not here.
+        TaskError: It has no chat template.
+    """
+    import transformers
 
-        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
-            prompts = [request.args[0] for request in requests]
-            arguments = requests[0].args[1]
-            if any(request.args[1] != arguments for request in requests):
-                raise TaskError("questions with different generation arguments", remedy="use one set for the task")
-            asked = {"until", "do_sample", "temperature", "max_gen_toks"}
-            if unknown := set(arguments) - asked:
-                raise TaskError(f"generation arguments {sorted(unknown)} are not passed on", remedy="remove them")
-            if arguments.get("do_sample") or arguments.get("temperature", 0):
-                raise TaskError("the gate compares greedy answers", remedy="set do_sample: false, temperature: 0")
-            answers = engine.answer(prompts, max_tokens=max_tokens, stop=arguments.get("until", []))
-            self.answers = dict(zip(map(_sha, prompts), answers, strict=True))
-            return [answer.text for answer in answers]
-
-        def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:  # noqa: ARG002
-            raise TaskError("the gate's tasks generate text", remedy="use a generate_until task")
-
-        def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:  # noqa: ARG002
-            raise TaskError("the gate's tasks generate text", remedy="use a generate_until task")
-
-    return Adapter()
+    folder = snapshot(gate.model, gate.revision) if gate.weights == "hub" else gate.path(gate.model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if not tokenizer.chat_template:
+        raise TaskError("the model has no chat template", where=gate.model, remedy="use protocol: completions")
+    return lambda messages: str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def _load(config: dict[str, Any]) -> Any:
@@ -125,14 +114,15 @@ def _load(config: dict[str, Any]) -> Any:
         ) from error
 
 
-def _simple_evaluate(adapter: Any, task: Any, name: str, ids: Sequence[int], max_tokens: int) -> list[dict[str, Any]]:
+def _simple_evaluate(adapter: Any, task: Any, name: str, ids: Sequence[int], gate: Gate) -> list[dict[str, Any]]:
     import lm_eval
 
     try:
         result = lm_eval.simple_evaluate(
             model=adapter,
             tasks=[task],
-            gen_kwargs={"max_gen_toks": max_tokens},
+            gen_kwargs={"max_gen_toks": gate.max_gen_toks},
+            apply_chat_template=gate.protocol == "chat",
             samples={name: sorted(ids)},
             log_samples=True,
             bootstrap_iters=0,

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from hileval import harness
 from hileval.engines import Answer, EngineError
 from hileval.harness import ScoreError, TaskQuestions, read_samples
 from hileval.pocket.cli import TEST_FILE
@@ -125,3 +126,22 @@ def test_examples_need_training_data_and_do_not_depend_on_the_subset(gate):
     path = gate.path(gate.task)
     with pytest.raises(TaskError, match=r"without data\.train"):
         resolve_task(path, 5)
+
+
+def test_a_conversation_is_asked_with_the_template_of_the_model(gate, monkeypatch):
+    asked = []
+
+    class Chatty(Canned):
+        def answer(self, prompts, **_):
+            asked.extend(prompts)
+            return [Answer(" 1", "stop", 2, 0)] * len(prompts)
+
+    monkeypatch.setattr(harness, "chat_template", lambda _: lambda messages: f"<user>{messages[-1]['content']}<bot>")
+    chat = gate.model_copy(update={"protocol": "chat"})
+    TaskQuestions(chat, Chatty).ask([0, 1], 0)
+    assert all(prompt.startswith("<user>Question: ") and prompt.endswith("<bot>") for prompt in asked)
+
+
+def test_a_model_without_a_chat_template_is_refused(gate):
+    with pytest.raises(TaskError, match="no chat template"):
+        TaskQuestions(gate.model_copy(update={"protocol": "chat"}), Canned)

@@ -73,6 +73,7 @@ class ServerEngine:
         port = _free_port()
         self._command = [word.replace("{port}", str(port)) for word in command]
         self._model, self._concurrency, self._request_seconds = model, concurrency, request_seconds
+        self._quoted = False
         self._log = Path(tempfile.mkstemp(prefix="hileval-server-", suffix=".log")[1])
         self.url = f"http://127.0.0.1:{port}"
         try:
@@ -103,13 +104,15 @@ class ServerEngine:
         self.close()
 
     def close(self) -> None:
-        """End the server and everything it started."""
+        """End the server and everything it started; its log stays only where it has something to tell."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self._process.pid, number)
                 self._process.wait(GRACE_SECONDS)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
+        if not self._quoted:
+            self._log.unlink(missing_ok=True)
 
     def answer(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
         """Answer every prompt greedily; the answers are in the order of the prompts.
@@ -185,6 +188,7 @@ class ServerEngine:
             )
 
     def _last_words(self) -> str:
+        self._quoted = True
         lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
         return "read its log (" + str(self._log) + "): " + " | ".join(line.strip() for line in lines if line.strip())
 
