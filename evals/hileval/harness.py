@@ -116,11 +116,13 @@ def _load(config: dict[str, Any]) -> Any:
 
 def _simple_evaluate(adapter: Any, task: Any, name: str, ids: Sequence[int], gate: Gate) -> list[dict[str, Any]]:
     import lm_eval
+    from lm_eval.tasks import TaskManager
 
     try:
         result = lm_eval.simple_evaluate(
             model=adapter,
             tasks=[task],
+            task_manager=TaskManager(include_defaults=False),  # else it reads its 13,000 stock files at each look
             gen_kwargs={"max_gen_toks": gate.max_gen_toks},
             apply_chat_template=gate.protocol == "chat",
             samples={name: sorted(ids)},
