@@ -19,6 +19,7 @@ from hileval import cli_baseline, cli_power
 from hileval.baseline import Baseline
 from hileval.conduct import conduct
 from hileval.declare import EVALS, Gate, Occasion, find_gate, load_gates
+from hileval.flips import flips, side_by_side
 from hileval.foreign import as_yaml, read_foreign
 from hileval.gate import exit_status, judge
 from hileval.journal import Heading, Journal, code_fingerprint
@@ -90,6 +91,8 @@ def run_gate(
         write_findings(out, [did_not_run(name, error)])
         raise
     write_findings(out, checks, asked)
+    if baseline is not None:
+        (out / "flips.md").write_text(side_by_side(flips(asked, baseline, gate.filter), 10**6), encoding="utf-8")
     show(checks, out)
     raise typer.Exit(exit_status(checks))
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from hileval.baseline import Baseline
 from hileval.declare import Gate, Gates, Occasion, find_gate, load_gates
 from hileval.power import Plan, simulate, smallest_drop
+from hileval.rule import first_share
 from hilgate.errors import RecordsError
 from hilgate.model import Noun
 
@@ -85,8 +86,8 @@ def table(
         noise, runs, n = (baseline.d or 0.0) if d is None else d, baseline.runs, baseline.n
     noise = min(noise, accuracy, 1 - accuracy)
     looks = rule.plan(n)
-    plan = Plan(looks, rule.alpha * (1 - rule.extensions * rule.extension_share), rule.margin, rule.beta)
     new_runs = rule.noisy_runs if rule.noisy_d is not None and noise > rule.noisy_d else 1
+    plan = Plan(looks, rule.alpha * first_share(rule, new_runs), rule.margin, rule.beta)
     rows = []
     for drop in DROPS:
         seen = simulate(

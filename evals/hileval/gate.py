@@ -13,6 +13,7 @@ import numpy as np
 
 from hileval import stats
 from hileval.broken import Flag
+from hileval.flips import flips, side_by_side
 from hileval.rule import State, stand
 from hilgate.errors import Exit, NothingSelectedError
 from hilgate.model import Check, Number, Outcome
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from hileval.evaluation import Evaluation
     from hileval.records import Sample
     from hileval.rule import Rule, Standing
+
+
+SHOWN_FLIPS = 3
+"""Flipped questions that a message quotes; all of them are in flips.md."""
 
 
 def broken_beyond_doubt(gate: Gate, baseline: Baseline | None, samples: Sequence[Sample]) -> bool:
@@ -131,15 +136,17 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
     counted = np.array([run[: standing.n] for run in new[: standing.new_runs]])
     correct, n = int(counted.sum()), counted.size
     low, high = stats.interval(correct, n, rule.alpha)
-    share = counted.mean(axis=0) - base.mean(axis=0)
-    lost, gained = np.flatnonzero(share <= -0.5), np.flatnonzero(share >= 0.5)
+    found = flips(asked, baseline, gate.filter)
+    lost, gained = [flip for flip in found if flip.lost], [flip for flip in found if not flip.lost]
     message = (
         f"{correct}/{n} = {correct / n:.1%} [{low:.1%}, {high:.1%}], baseline {base.mean():.1%} in {baseline.runs} "
         f"runs, lost {len(lost)}, gained {len(gained)}: {verdict}"
     )
     labels = {"filter": gate.filter, "state": standing.state.value}
-    if len(lost):
-        labels["lost_questions"] = " ".join(str(asked.ids[i]) for i in lost[:20])
+    if lost:
+        labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
+    if outcome is not Outcome.PASS and lost:
+        message += "\n" + side_by_side(lost, SHOWN_FLIPS)
     numbers: dict[str, Number] = {
         "n": standing.n,
         "runs": standing.new_runs,

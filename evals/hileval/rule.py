@@ -4,7 +4,9 @@
     undecided at the last look    one more run of the same questions, at most `extensions` times
     still undecided               unresolved: blocks a release, flags a merge
 
-The level alpha is shared: each possible further run gets `extension_share` of it, the looks get the rest.
+The level alpha is shared: each possible run beyond the first gets `extension_share` of it, what is looked at first gets
+the rest. Where the baseline is so noisy that the rule starts with several runs, each complete run is looked at, so that
+a wreck does not cost three.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Rule(Noun):
     extensions: int = Field(default=0, ge=0, le=2)
     """Further runs of the same questions while undecided."""
     extension_share: float = Field(default=0.1, gt=0, lt=0.4)
-    """Share of alpha for each of them."""
+    """Share of alpha for each of them, and for each run before the last one that the rule starts with."""
     noisy_d: float | None = Field(default=None, gt=0, lt=1)
     """A baseline with more discordance than this starts with `noisy_runs` runs."""
     noisy_runs: int = Field(default=1, ge=1, le=5)
@@ -126,14 +128,15 @@ def stand(rule: Rule, base: stats.Outcomes, runs: Sequence[stats.Outcomes]) -> S
     start = first_runs(rule, base)
     if len(runs) == 1 and start == 1:
         return _by_looks(rule, base, np.atleast_2d(runs[0]))
-    if len(runs) < start or len(runs[-1]) < everything:
-        complete = [run for run in runs if len(run) == everything]
+    complete = [run for run in runs if len(run) == everything]
+    if len(complete) < len(runs):
         return _standing(State.ASK_MORE, rule, base, np.array(complete) if complete else np.atleast_2d(runs[0]), 0.0)
     new = np.array(runs)
-    level = rule.alpha * (rule.extension_share if len(runs) > start else _first_share(rule))
-    p_value = stats.drop_p(base, new)
-    if p_value <= level:
+    level = rule.alpha * (first_share(rule, start) if len(runs) == start else rule.extension_share)
+    if stats.drop_p(base, new) <= level:
         state = State.FAIL
+    elif len(runs) < start:
+        state = State.ASK_MORE
     elif exclusion.excludes(base, new, rule.margin, rule.beta):
         state = State.PASS
     else:
@@ -142,7 +145,7 @@ def stand(rule: Rule, base: stats.Outcomes, runs: Sequence[stats.Outcomes]) -> S
 
 
 def _by_looks(rule: Rule, base: stats.Outcomes, new: stats.Outcomes) -> Standing:
-    level = rule.alpha * _first_share(rule)
+    level = rule.alpha * first_share(rule, 1)
     plan = rule.plan(base.shape[1])
     found = looks(base, new, plan, level)
     for look in found:
@@ -159,8 +162,9 @@ def _by_looks(rule: Rule, base: stats.Outcomes, new: stats.Outcomes) -> Standing
     return _standing(state, rule, base[:, :asked], new[:, :asked], found[-1].allowed if found else 0.0)
 
 
-def _first_share(rule: Rule) -> float:
-    return 1.0 - rule.extensions * rule.extension_share
+def first_share(rule: Rule, start: int) -> float:
+    """Share of alpha for the looks at the run (or runs) that the rule starts with."""
+    return 1.0 - (start - 1 + rule.extensions) * rule.extension_share
 
 
 def _standing(state: State, rule: Rule, base: stats.Outcomes, new: stats.Outcomes, level: float) -> Standing:

@@ -83,6 +83,12 @@ def test_a_noisy_baseline_starts_with_three_runs():
     assert stand(RELEASE, noisy, [noisy[0], noisy[1], noisy[2]]).state is not State.ASK_MORE
 
 
+def test_a_wreck_of_a_noisy_model_costs_one_run():
+    rng = np.random.default_rng(6)
+    noisy = np.array([toss(rng, np.full(400, 0.8)) for _ in range(5)])
+    assert stand(RELEASE, noisy, [toss(rng, np.full(400, 0.4))]).state is State.FAIL
+
+
 @pytest.mark.parametrize("d", [0.02, 0.13])
 def test_level_is_held_over_looks_and_further_runs(d):
     rng = np.random.default_rng(int(d * 100))
