@@ -23,6 +23,7 @@ from hileval.flips import flips, side_by_side
 from hileval.foreign import as_yaml, read_foreign
 from hileval.gate import exit_status, judge
 from hileval.journal import Heading, Journal, code_fingerprint
+from hileval.rule import shared
 from hileval.served import served_by
 from hileval.start import EngineName, starter
 from hilgate.errors import Exit, HilgateError
@@ -72,6 +73,9 @@ def run_gate(
     name: Annotated[str, typer.Argument(help="A gate of evals/gates.yaml, or an accuracy configuration of vLLM.")],
     when: When = "pre-merge",
     limit: Limit = None,
+    of: Annotated[
+        int, typer.Option(min=1, envvar="HILEVAL_GATES", help="How many gates decide together; they share alpha.")
+    ] = 1,
     engine: Annotated[EngineName | None, typer.Option(help="Another engine than declared: never a pass.")] = None,
     out: Out = Path("results/evals"),
 ) -> None:
@@ -81,7 +85,7 @@ def run_gate(
         name, gate = read_foreign(Path(name))
     else:
         gate = find_gate(name, declared)
-    rule = declared.rule(gate, when)
+    rule = shared(declared.rule(gate, when), of)
     path = gate.path(gate.baseline)
     baseline = Baseline.read(path) if path.exists() or gate.weights == "repository" else None
     try:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from hileval.rule import Rule, State, first_runs, order, stand
+from hileval.rule import Rule, State, first_runs, order, shared, stand
 
 PRE_MERGE = Rule(
     questions=250, seed=3, look_every=25, first_look=50, alpha=0.01, margin=0.05, beta=0.03, baseline_runs=5,
@@ -87,6 +87,15 @@ def test_a_wreck_of_a_noisy_model_costs_one_run():
     rng = np.random.default_rng(6)
     noisy = np.array([toss(rng, np.full(400, 0.8)) for _ in range(5)])
     assert stand(RELEASE, noisy, [toss(rng, np.full(400, 0.4))]).state is State.FAIL
+
+
+def test_gates_that_decide_together_share_alpha():
+    lost = sure(250)
+    lost[::60] = False
+    base = np.ones((5, 250), dtype=bool)
+    alone, one_of_ten = (stand(rule, base, [lost]) for rule in (RELEASE, shared(RELEASE, 10)))
+    assert one_of_ten.level == pytest.approx(alone.level / 10)
+    assert alone.p_value == one_of_ten.p_value
 
 
 @pytest.mark.parametrize("d", [0.02, 0.13])
