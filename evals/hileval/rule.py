@@ -80,7 +80,7 @@ def shared(rule: Rule, gates: int) -> Rule:
     """The rule of one of several gates that decide on the same change together.
 
     Each takes its part of alpha (Bonferroni), because each decides on its own agent, before the others are done;
-    without that, ten gates at 1 % cry wolf at 10 % of all changes. Where all p-values are there, `stats.holm` says more.
+    without that, ten gates at 1 % cry wolf at 10 % of all changes. With all p-values at hand `stats.holm` says more.
     """
     return rule.model_copy(update={"alpha": rule.alpha / gates})
 
