@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from hilgate.buildkite import InvalidPipelineError, pipeline_yaml
 from hilgate.changes import Changes
-from hilgate.declare import load
 from hilgate.deadline import UPLOAD_SECONDS
+from hilgate.declare import load
 from hilgate.errors import NothingSelectedError
 from hilgate.followups import recheck_key, recheck_yaml, required_yaml
 from hilgate.pipeline_lint import lint, schema_problems, sdk_schema

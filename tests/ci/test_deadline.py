@@ -29,9 +29,20 @@ def job(minutes, started=NOW):
         (job(10, NOW - 3600), 0),
         (job(20, NOW + 3600), 1140),
     ],
-    ids=["desk", "no-timeout", "empty", "no-timeout-ignores-start", "roomy", "exactly-a-minute-more", "same-as-the-step",
-         "slow-checkout", "only-the-upload-left", "too-late", "clock-ahead"],
-)  # fmt: skip
+    ids=[
+        "desk",
+        "no-timeout",
+        "empty",
+        "no-timeout-ignores-start",
+        "roomy",
+        "exactly-a-minute-more",
+        "same-as-the-step",
+        "slow-checkout",
+        "only-the-upload-left",
+        "too-late",
+        "clock-ahead",
+    ],
+)
 def test_seconds_left_for_the_step(environment, expected):
     assert inner_timeout(1800.0, environment, NOW) == expected
 
@@ -48,7 +59,9 @@ def test_a_job_that_does_not_know_its_end_is_refused(environment):
 
 
 @given(
-    step=st.floats(1, 1e5), minutes=st.integers(1, 600), elapsed=st.floats(0, 1e5, allow_nan=False, allow_infinity=False)
+    step=st.floats(1, 1e5),
+    minutes=st.integers(1, 600),
+    elapsed=st.floats(0, 1e5, allow_nan=False, allow_infinity=False),
 )
 def test_it_never_outlives_the_job_or_its_own_timeout(step, minutes, elapsed):
     left = inner_timeout(step, job(minutes, NOW - elapsed), NOW)

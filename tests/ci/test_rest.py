@@ -1,97 +1,28 @@
 """Calls to Buildkite's REST API against a server on this machine that answers as documented, and as servers do."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from fake_buildkite import TOKEN, build, serving
 
 from hilgate.builds import NONCE_KEY, builds_url
 from hilgate.errors import Exit, MisuseError
 from hilgate.rest import ATTEMPTS, PAGES, PER_PAGE, Client, RemoteError
 
-TOKEN = "bkua_0123456789abcdef"
 PATH = "/v2/organizations/acme/pipelines/rocm/builds"
-
-
-def build(number, pull="7", **changes):
-    """A build as the API shows it, with fields that nobody here reads."""
-    values = {
-        "id": f"0190-{number}",
-        "number": number,
-        "web_url": f"https://buildkite.example.invalid/acme/rocm/builds/{number}",
-        "state": "failed",
-        "commit": "c" * 40,
-        "branch": "feature",
-        "env": {},
-        "meta_data": {},
-        "source": "webhook",
-        "pull_request": {"id": pull, "base": "main", "repository": "https://example.invalid/acme/rocm.git"},
-    }
-    return values | changes
-
-
-class Server(ThreadingHTTPServer):
-    """Plays back answers in order, the last one for ever, and remembers what it was asked."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answers, self.asked = [], []
-        self.silence = threading.Event()
-
-    def answer(self, status, body="", **headers):
-        text = body if isinstance(body, str) else json.dumps(body)
-        self.answers.append((status, text, {name.replace("_", "-"): value for name, value in headers.items()}))
-        return self
-
-
-class Handler(BaseHTTPRequestHandler):
-    def _play(self):
-        length = int(self.headers.get("Content-Length") or 0)
-        url = urlsplit(self.path)
-        self.server.asked.append(
-            (self.command, url.path, parse_qs(url.query), self.rfile.read(length).decode(), dict(self.headers))
-        )
-        answers = self.server.answers
-        status, text, headers = answers.pop(0) if len(answers) > 1 else answers[0]
-        if status == "silence":
-            self.server.silence.wait(5)
-            return
-        if status == "hang up":
-            self.close_connection = True
-            return
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(text)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    do_GET = do_POST = _play
-
-    def log_message(self, *_):
-        pass
 
 
 @pytest.fixture
 def server():
-    played = Server()
-    thread = threading.Thread(target=played.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield played
-    played.silence.set()
-    played.shutdown()
-    thread.join()
-    played.server_close()
+    with serving() as played:
+        yield played
 
 
 @pytest.fixture
 def client(server):
     waits = []
     url = builds_url("acme", "rocm", api=f"http://127.0.0.1:{server.server_address[1]}")
-    made = Client(url, TOKEN, sleep=waits.append, timeout_seconds=0.3)
+    made = Client(url, TOKEN, sleep=waits.append, timeout_seconds=10.0)
     made.waits = waits
     return made
 
@@ -167,6 +98,7 @@ def test_server_trouble_is_repeated_once_nothing_was_started(server, client):
 
 @pytest.mark.parametrize("lost", [500, 503, "silence", "hang up"])
 def test_build_whose_answer_was_lost_is_found_and_not_started_twice(server, client, lost):
+    client.timeout_seconds = 0.5 if lost == "silence" else 10.0
     server.answer(lost, "").answer(200, [build(12)])
     assert client.create(BODY, "n1").number == 12
     assert methods(server) == ["POST", "GET"]
@@ -184,10 +116,15 @@ def test_cut_off_answer_is_a_lost_one(server, client):
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [(503, "trouble of its own (503)"), ("silence", "no answer from Buildkite within 0.3"), ("hang up", "no connection")],
+    [
+        (503, "trouble of its own (503)"),
+        ("silence", "no answer from Buildkite within 0.2 seconds"),
+        ("hang up", "no connection"),
+    ],
     ids=["503", "silence", "hang-up"],
 )
 def test_it_gives_up_and_says_why(server, client, answer, words):
+    client.timeout_seconds = 0.2 if answer == "silence" else 10.0
     server.answer(answer, "")
     with pytest.raises(RemoteError) as raised:
         client.builds()
