@@ -1,10 +1,8 @@
 """Generated pipelines: golden files for named changes, both copies of Buildkite's schema, and random plans."""
 
-import json
 import os
 import re
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -14,25 +12,17 @@ from buildkite_sdk.schema import CommandStep, CommandStepRetry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from toypipelines import DECLARED, SCHEMAS, steps_of, toys
 
 from hilgate.buildkite import InvalidPipelineError, pipeline_yaml
 from hilgate.changes import Changes
 from hilgate.deadline import UPLOAD_SECONDS
-from hilgate.declare import load
 from hilgate.errors import NothingSelectedError
-from hilgate.followups import recheck_key, recheck_yaml, required_yaml
-from hilgate.pipeline_lint import lint, schema_problems, sdk_schema
+from hilgate.followups import recheck_key, recheck_yaml
+from hilgate.pipeline_lint import lint, schema_problems
 from hilgate.plan import assemble
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden"
-DECLARED = load(REPOSITORY)
-SCHEMAS = {
-    "check-jsonschema": json.loads(
-        resources.files("check_jsonschema").joinpath("builtin_schemas/vendor/buildkite.json").read_text("utf-8")
-    ),
-    "buildkite-sdk": sdk_schema(),
-}
 COMMIT = "c" * 40
 
 
@@ -42,16 +32,6 @@ def plan_of(*files, declared=DECLARED):
 
 def nightly():
     return assemble(DECLARED, Changes(COMMIT, dirty=False, base=None, files=None), None, profile="nightly")
-
-
-def toys(**changes):
-    """An image, a kernel test in it and a model that needs a token."""
-    image = toyplans.step("image-rocm", "docker/build.sh rocm", provides="rocm", network=True, timeout_minutes=60)
-    common = {"device": "gfx942", "queue": "amd_mi300_1", "gpus": 1, "image": "rocm", "depends_on": ("image-rocm-cpu",)}
-    kernels = toyplans.step("kernels", "python -m pytest", key="kernels-gfx942", **common)
-    models = toyplans.step("models", "python -m pytest", key="models-gfx942", secrets=("HF_TOKEN",), **common)
-    values = {"profile": "pr", "images": {"rocm": "d" * 64}, **changes}
-    return toyplans.plan(image, kernels, models, **values)
 
 
 NAMED_CHANGES = {
@@ -93,11 +73,6 @@ def test_pipeline_is_valid_by_both_copies_of_the_schema(name, schema):
     text = pipeline_yaml(NAMED_CHANGES[name](), DECLARED)
     assert schema_problems(text, schema) == []
     assert schema_problems(text.replace("timeout_in_minutes", "timeout_in_minuts", 1), schema) != []
-
-
-def steps_of(text):
-    pipeline = yaml.safe_load(text)
-    return {step["key"]: step for top in pipeline["steps"] for step in top.get("steps", [top])}
 
 
 def test_every_planned_step_is_in_it_as_planned():
@@ -199,45 +174,6 @@ def test_title_comes_from_the_area():
     renamed = replace(DECLARED, areas=tuple(area.model_copy(update={"title": "X"}) for area in DECLARED.areas))
     text = pipeline_yaml(plan_of("README.md"), renamed)
     assert {top["group"] for top in yaml.safe_load(text)["steps"]} == {"X"}
-
-
-def test_recheck_goes_to_the_same_queue_under_another_key_and_folder():
-    step = steps_of(recheck_yaml(toys(), {"models-gfx942": ("test_a[bf16]",)}))["models-gfx942-recheck"]
-    assert step["agents"] == {"queue": "amd_mi300_1"}
-    assert step["artifact_paths"] == ["results/jobs/models-gfx942.recheck/**/*"]
-    assert step["command"][-1].split()[3:] == [
-        "models-gfx942", "--recheck", "--plan", "results/plan.json", "--results", "results/jobs/models-gfx942.recheck",
-    ]  # fmt: skip
-    assert {"exit_status": 75, "limit": 3} in step["retry"]["automatic"]
-    assert "secrets" in step
-    assert "depends_on" not in step
-
-
-def test_nothing_to_recheck_is_no_pipeline():
-    assert recheck_yaml(toys(), {}) == ""
-    assert recheck_yaml(toys(), {"models-gfx942": ()}) == ""
-
-
-def test_recheck_of_a_fork_has_no_secrets():
-    assert "HF_TOKEN" not in recheck_yaml(toys(fork=True), {"models-gfx942": ("a",)})
-
-
-def test_recheck_of_an_unknown_step_is_refused():
-    with pytest.raises(InvalidPipelineError, match="'gone' is not in the plan"):
-        recheck_yaml(toys(), {"gone": ("a",)})
-
-
-def test_long_keys_are_shortened_and_stay_distinct():
-    long, longer = "k" * 95 + "-cpu", "k" * 96 + "-cpu"
-    assert recheck_key("short-cpu") == "short-cpu-recheck"
-    assert len({recheck_key(long), recheck_key(longer)}) == 2
-    assert len(recheck_key(long)) == len(recheck_key(longer)) == 100
-
-
-def test_verdict_of_a_complete_rerun_posts_the_required_context():
-    (step,) = steps_of(required_yaml(DECLARED)).values()
-    assert step["notify"] == [{"github_commit_status": {"context": "rocm/required"}}]
-    assert step["agents"]["queue"] == "amd-cpu"
 
 
 KEYS = st.from_regex(r"[a-z][a-z0-9_-]{0,20}-(cpu|gfx942)", fullmatch=True)
