@@ -126,9 +126,10 @@ def bootstrap():
         ({"HILGATE_FLOW": "release"}, 0, [".buildkite/release.yml"]),
         (PULL_REQUEST, 0, ["upload.yml"]),
         ({**PULL_REQUEST, "HILGATE_FLOW": "rerun"}, 0, ["upload.yml"]),
+        ({"HILGATE_MODELS": "jamba"}, 0, [".buildkite/rerun.yml"]),
         ({"HILGATE_FLOW": "../evil"}, 2, []),
     ],
-    ids=["main", "release", "pull-request", "rerun", "no-flow"],
+    ids=["main", "release", "pull-request", "rerun", "models-alone", "no-flow"],
 )
 def test_settings_take_the_flow_of_a_pull_request_from_its_base(tmp_path, env, ends, uploaded):
     ended = run(tmp_path, bootstrap(), env=env)
