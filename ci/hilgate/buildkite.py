@@ -163,7 +163,7 @@ def sound(
     Raises:
         InvalidPipelineError: With every problem found.
     """
-    text = Pipeline(env=ENV, steps=list(steps)).to_yaml(sort_keys=False, width=100, allow_unicode=True)
+    text = Pipeline(env=ENV, steps=list(steps)).to_yaml(sort_keys=False, width=80, allow_unicode=True)
     problems = lint(text, secrets=secrets, rechecks=rechecks, posts=posts) or schema_problems(text, sdk_schema())
     if problems:
         raise InvalidPipelineError(

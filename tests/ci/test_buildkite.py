@@ -1,5 +1,6 @@
 """Generated pipelines: golden files for named changes, both copies of Buildkite's schema, and random plans."""
 
+import functools
 import os
 import re
 from dataclasses import replace
@@ -45,6 +46,11 @@ NAMED_CHANGES = {
 }
 
 
+@functools.cache
+def text_of(name):
+    return pipeline_yaml(NAMED_CHANGES[name](), DECLARED)
+
+
 def test_every_golden_file_has_a_change():
     assert {path.stem for path in GOLDEN.glob("*.yml")} == {*NAMED_CHANGES, "recheck"}
 
@@ -60,7 +66,7 @@ def is_golden(name, text):
 
 @pytest.mark.parametrize("name", NAMED_CHANGES)
 def test_pipeline_of_a_named_change_is_the_golden_one(name):
-    assert is_golden(name, pipeline_yaml(NAMED_CHANGES[name](), DECLARED))
+    assert is_golden(name, text_of(name))
 
 
 def test_rechecks_are_the_golden_ones():
@@ -70,9 +76,13 @@ def test_rechecks_are_the_golden_ones():
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 @pytest.mark.parametrize("name", NAMED_CHANGES)
 def test_pipeline_is_valid_by_both_copies_of_the_schema(name, schema):
-    text = pipeline_yaml(NAMED_CHANGES[name](), DECLARED)
-    assert schema_problems(text, schema) == []
-    assert schema_problems(text.replace("timeout_in_minutes", "timeout_in_minuts", 1), schema) != []
+    assert schema_problems(text_of(name), schema) == []
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_misspelt_key_is_invalid_by_both_copies_of_the_schema(schema):
+    text = text_of("fork").replace("timeout_in_minutes", "timeout_in_minuts", 1)
+    assert schema_problems(text, schema) != []
 
 
 def test_every_planned_step_is_in_it_as_planned():
