@@ -16,7 +16,8 @@ DIGEST = "sha256:" + "ab" * 32
 IMAGE = f"registry.invalid/hilgate/rocm@{DIGEST}"
 JOB_ID = "01931f3e-7a4b-4c1c-9c1e-0123456789ab"
 SECRET = "hf_0123456789"
-AGENT = {"BUILDKITE": "true", "BUILDKITE_JOB_ID": JOB_ID, "BUILDKITE_TIMEOUT": "32", "HILGATE_JOB_STARTED": "1763700000",
+AGENT = {"BUILDKITE": "true", "BUILDKITE_JOB_ID": JOB_ID, "BUILDKITE_TIMEOUT": "32",
+         "HILGATE_JOB_STARTED": "1763700000",
          "HF_TOKEN": SECRET, "BUILDKITE_AGENT_ACCESS_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET}  # fmt: skip
 INSIDE = ("python3", "-m", "hilgate", "run", "kernels-mla-gfx942")
 

@@ -78,7 +78,7 @@ def test_what_cannot_be_told_is_a_fork(env, fork):
 
 def test_a_fork_may_nothing_that_outlives_it():
     decided = trust.Trust(fork=True, why="")
-    assert not (decided.may_have_secrets or decided.may_write_caches or decided.may_push)
+    assert not any((decided.may_have_secrets, decided.may_write_caches, decided.may_push))
     assert not decided.may_reach_network(declared=True, gpus=1)
     assert decided.may_reach_network(declared=True, gpus=0)
     ours = trust.Trust(fork=False, why="")
@@ -109,8 +109,9 @@ def test_no_name_brings_a_secret_into_a_fork(env, names):
 
 @pytest.mark.parametrize(
     "name",
-    ["PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "BUILDKITE_AGENT_ACCESS_TOKEN", "DOCKER_HOST", "GIT_SSH_COMMAND",
-     "BASH_ENV", "BASH_FUNC_x%%", "HIP_VISIBLE_DEVICES", "A=B", "a b", "", "-x", "A\nB", "HILGATE_FORK"],
+    ["PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "BUILDKITE_AGENT_ACCESS_TOKEN", "DOCKER_HOST",
+     "GIT_SSH_COMMAND", "BASH_ENV", "BASH_FUNC_x%%", "HIP_VISIBLE_DEVICES",
+     "A=B", "a b", "", "-x", "A\nB", "HILGATE_FORK"],
 )  # fmt: skip
 def test_a_secret_is_never_a_variable_that_something_reads_by_itself(name):
     with pytest.raises(DeclarationError, match="name of a secret"):

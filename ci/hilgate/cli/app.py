@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from hilgate import escape
 from hilgate.errors import EXIT_MEANINGS, Exit, HilgateError
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def run(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _complain(message: str) -> None:
-    sys.stderr.write(f"error: {message}\n")
+    sys.stderr.write(f"error: {escape.log(message)}\n")
 
 
 def _first_line(error: Exception) -> str:
