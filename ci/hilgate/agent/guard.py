@@ -2,7 +2,7 @@
 
     PYTHONPATH=<a copy outside of the checkout> python3 -m hilgate.agent.guard
 
-Called by a hook that belongs to the agent, in the checkout, before anything of the checkout runs. A fork that passes
+Called by the post-checkout hook that belongs to the agent: it runs in front of the checkout's own, so before anything of the checkout runs. A fork that passes
 has the planner, the hooks and the container's command line of the branch that it wants to be merged into.
 """
 
@@ -84,7 +84,8 @@ def _git(checkout: str, *arguments: str) -> str:
 def main() -> int:
     """Say what was decided; the exit status is 0 or that of the refusal."""
     try:
-        sys.stderr.write(f"guard: {refuse_changed_hosts(os.getcwd(), os.environ)}\n")  # noqa: PTH109
+        checkout = os.environ.get("BUILDKITE_BUILD_CHECKOUT_PATH") or "."
+        sys.stderr.write(f"guard: {refuse_changed_hosts(checkout, os.environ)}\n")
     except HilgateError as error:
         sys.stderr.write(f"error: {error}\n")
         return int(error.exit_status)
