@@ -2,8 +2,9 @@
 
     PYTHONPATH=<a copy outside of the checkout> python3 -m hilgate.agent.guard
 
-Called by the post-checkout hook that belongs to the agent: it runs in front of the checkout's own, so before anything of the checkout runs. A fork that passes
-has the planner, the hooks and the container's command line of the branch that it wants to be merged into.
+Called by the agent's own post-checkout hook, which runs before the checkout's (Buildkite, "Buildkite agent hooks"), so
+before anything of the checkout does. A fork that passes has the planner, the hooks and the container's command line of
+the branch that it wants to be merged into.
 """
 
 from __future__ import annotations
