@@ -20,7 +20,7 @@ def test_the_status_inside_is_the_status(agent, monkeypatch, status):
 
 
 def test_the_container_runs_the_step_of_the_plan_in_the_image_that_was_built(agent, monkeypatch):
-    agent.env["HILGATE_IMAGES"] = "registry.invalid/hilgate/"
+    agent.env["HILGATE_REGISTRY"] = "registry.invalid/hilgate/"
     assert agent.run(monkeypatch) == 0
     image = f"registry.invalid/hilgate/rocm@{DIGEST}"
     assert [call[0] for call in agent.calls()] == ["version", "pull", "run", "rm"]
@@ -99,7 +99,7 @@ def test_a_recheck_reads_what_the_job_left_and_runs_there(agent, monkeypatch):
     ("arrange", "status", "words"),
     [
         (lambda a: a.docker(fail=["version"]), 75, "daemon does not answer: Error response"),
-        (lambda a: a.env.update(HILGATE_IMAGES="r.invalid/h") or a.docker(fail=["pull"]), 75, "cannot be pulled"),
+        (lambda a: a.env.update(HILGATE_REGISTRY="r.invalid/h") or a.docker(fail=["pull"]), 75, "cannot be pulled"),
         (lambda a: a.docker(fail=["image"]), 75, "not in this host's store"),
         (lambda a: a.docker(status=125), 75, "could not run the container"),
         (lambda a: a.docker(status=126), 5, "no python3"),

@@ -124,10 +124,13 @@ def test_a_secret_is_never_a_variable_that_something_reads_by_itself(name):
         (".buildkite/hooks/pre-command", True), (".buildkite", True), ("ci/hilgate/agent/job.py", True), ("ci", True),
         ("ci/agents.yaml", True), ("docker/build.sh", True), ("hilgate/__init__.py", True), ("sitecustomize.py", True),
         ("ci/sitecustomize.py", True), ("kernels/usercustomize/__init__.py", True), ("argparse.py", True),
-        ("results", True), ("results/plan.json", True), (".gitattributes", True), ("pyproject.toml", True),
-        ("kernels/pagedkv/selfcheck.py", True), ("kernels/pagedkv/__init__.py", True),
+        ("json/__init__.py", True), ("ci/argparse.py", True), ("kernels/json.py", True), ("evals/socket.so", True),
+        ("results", True), ("results/plan.json", True), (".gitattributes", True), (".gitmodules", True),
+        ("pyproject.toml", True), ("Makefile", True), ("tests", True), ("kernels/pagedkv", True), ("", True),
+        ("ci/areas/x/y.yaml", True), ("ci/areas", True), (".md/x.py", True),
         ("kernels/pagedkv/paged_attention.py", False), ("tests/kernels/test_mla.py", False), ("README.md", False),
-        ("ci/areas/kernels.yaml", False), ("tests/argparse.py", False),
+        ("ci/areas/kernels.yaml", False), ("tests/argparse.py", False), ("tests/a\nb.py", False),
+        ("evals/gates.yaml", False), ("benchmarks/run.py", False), ("ci/RUNNING.md", False),
     ],
 )  # fmt: skip
 def test_files_that_agents_execute_outside_of_containers(path, on_host):

@@ -54,7 +54,7 @@ def obtain(image: str) -> None:
         what = "cannot be pulled"
     else:
         status, words = _quietly("image", "inspect", "--format", "{{.Id}}", image, seconds=ANSWER_SECONDS)
-        what = "is not in this host's store, and HILGATE_IMAGES names no repository to pull it from"
+        what = "is not in this host's store, and HILGATE_REGISTRY names no repository to pull it from"
     if status:
         raise SickDockerError(f"the image {what}: {words}", where=image, remedy="see the registry and this node")
 

@@ -26,9 +26,9 @@ from hilgate.errors import CannotRunHereError, Exit, HilgateError, RecordsError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-REPOSITORY = "HILGATE_IMAGES"
-"""Of the agent: the repository that images are pulled from, below which each has its name. Without it an image is taken
-from this host's own store."""
+REGISTRY = "HILGATE_REGISTRY"
+"""Of the agent: where images are pulled from, each below it by its name. Without it an image is taken from this host's
+own store."""
 
 CACHE = "HILGATE_CACHE"
 """Of the agent: a folder of models that its jobs share."""
@@ -122,7 +122,7 @@ def _in_container(
     scratch = Path(tempfile.mkdtemp(prefix="hilgate-job-")).resolve()
     try:
         digest = inputs.image_digest(step, env, scratch / "artifacts", local=arguments.results.parent)
-        image = f"{env[REPOSITORY].rstrip('/')}/{step.image}@{digest}" if env.get(REPOSITORY) else digest
+        image = f"{env[REGISTRY].rstrip('/')}/{step.image}@{digest}" if env.get(REGISTRY) else digest
         docker.obtain(image)
         workspace.copy(checkout, step.commit, scratch / "workspace")
         shutil.copyfile(arguments.plan, scratch / "plan.json")

@@ -37,17 +37,21 @@ KEPT = frozenset(
 upload pipeline steps, read secrets and replace the results of other jobs."""
 
 KEPT_ON_A_TRUSTED_HOST = frozenset(
-    {"BUILDKIT_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "DOCKER_HOST", "XDG_RUNTIME_DIR", "HILGATE_IMAGES"}
+    {
+        *("BUILDKIT_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "DOCKER_HOST", "XDG_RUNTIME_DIR", "HILGATE_REGISTRY"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+        *("PIP_CONFIG_FILE", "SSL_CERT_FILE"),
+    }
 )
-"""How a step that builds an image finds its builder and its registry."""
+"""How a step that builds an image finds its builder, its registry and the network."""
 
-RUNS_ON_HOST = re.compile(
-    r"\.buildkite(?:/.*)?|\.git(?:attributes|modules)|ci|ci/(?:hilgate|agents\.yaml)(?:/.*)?|docker(?:/.*)?|hilgate(?:/.*)?|"
-    r"pyproject\.toml|requirements(?:/.*)?|results(?:/.*)?|(?:ci/|kernels/|evals/)?(?:site|user)customize(?:\.py|/.*)|[^/]*\.py|"
-    r"kernels(?:/pagedkv)?(?:/__init__\.py|/selfcheck\.py)?"
+STAYS_INSIDE = re.compile(
+    r"(?:kernels/pagedkv|evals/(?:hileval|tasks|baselines|pocket)|tests|benchmarks)/.+|ci/areas/[^/]+\.yaml|"
+    r"evals/[^/]+\.yaml|ci/quarantine\.yaml|(?:[^/]+/)*[^/]+\.(?:md|png)|LICENSE",
+    re.DOTALL,
 )
-"""What an agent's host executes around its containers, or reads to decide how. A Python file or a `hilgate` folder in
-the checkout's top folder would be found before ours by `python3 -m`."""
+"""The files that a host only copies into a container, reads as data or does not read. All others count as executed by
+it: hooks, the planner, image recipes, what Python would find before its own library (`json/`, `ci/argparse.py`)."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _RESERVED = re.compile(
@@ -60,7 +64,6 @@ _URL = re.compile(
     r"(?P<scheme>https?|ssh|git)://(?:[^\s/@?#\\]*@)?(?P<host>[A-Za-z0-9.-]+)(?::(?P<port>[0-9]{1,5}))?(?P<path>/[^:]+)"
 )
 _SCP = re.compile(r"(?:[A-Za-z0-9._-]+@)?(?P<host>[A-Za-z0-9.-]+):(?P<path>[^:]+)")
-_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -168,10 +171,5 @@ def check_secrets(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def runs_on_host(path: str) -> bool:
-    """Whether a changed file is executed, or read as an instruction, by an agent outside of any container."""
-    return RUNS_ON_HOST.fullmatch(path) is not None
-
-
-def is_commit(text: str) -> bool:
-    """Whether this is a full object name."""
-    return _COMMIT.fullmatch(text) is not None
+    """Whether a changed file may be executed, or change what is executed, on an agent outside of any container."""
+    return STAYS_INSIDE.fullmatch(path) is None
