@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import html
-import re
 from typing import TYPE_CHECKING
 
+from hilgate import escape as safe
 from hilgate import shown
 from hilgate.model import Check, Outcome, Plan, Verdict
 from hilgate.report import DETAILS, LIMIT_BYTES, Detail, problems, shorten
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 
 ANNOTATION_FILE = "annotation.md"
 JUNIT_FILE = "junit.xml"
-
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]|~])")  # the rest of CommonMark's marks only mean something first on a line
-_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, section 2.2
 
 
 def render(plan: Plan, recorded: Recorded, verdict: Verdict) -> str:
@@ -43,20 +39,18 @@ def write_annotation(plan: Plan, recorded: Recorded, verdict: Verdict, folder: P
 
 def escape(text: str) -> str:
     """Text on one line that Markdown and HTML show as it is."""
-    return _MARKDOWN.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False))
+    return safe.markdown(text)
 
 
 def fenced(text: str) -> str:
     """A code block whose fence is longer than any run of backticks inside."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text}\n{fence}"
+    return safe.fenced(text)
 
 
 def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail) -> str:
     files = ", ".join(escape(file) for file in plan.changed_files[:8])
     more = f" and {len(plan.changed_files) - 8} more" if len(plan.changed_files) > 8 else ""
-    commit = f"`{plan.commit[:12]}`" if plan.commit else "(not a git checkout)"
+    commit = f"`{escape(plan.commit[:12])}`" if plan.commit else "(not a git checkout)"
     dirty = " with uncommitted changes" if plan.dirty else ""
     against = f" against {escape(plan.base)}" if plan.base else ", compared with nothing"
     parts = [
@@ -130,4 +124,4 @@ def _set_result(case: TestCase, check: Check) -> None:
 
 
 def _xml(text: str) -> str:
-    return _NOT_XML.sub("\ufffd", text)
+    return safe.xml(text)

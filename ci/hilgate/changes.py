@@ -118,3 +118,12 @@ def _git(root: Path, *arguments: str) -> str | None:
             "git is not installed", where=str(root), remedy="install git, or leave out --base to plan everything"
         ) from error
     return done.stdout.decode("utf-8", errors="replace") if done.returncode == 0 else None
+
+
+def commit_time(root: Path, commit: str) -> int:
+    """When a commit was made, in seconds since 1970 (UTC).
+
+    Raises:
+        CannotRunHereError: git is not installed or does not know the commit.
+    """
+    return int(_required(root, "show", "--no-patch", "--format=%ct", "--end-of-options", f"{commit}^{{commit}}", "--"))

@@ -6,12 +6,12 @@ that claims more than its evidence shows is overruled, and a step without a reco
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import TYPE_CHECKING
 
 from hilgate import rules
 from hilgate.errors import Exit, RecordsError
+from hilgate.escape import pytest_word
 from hilgate.model import Counts, Evidence, Outcome, Plan, PlannedStep, Ruling, StepVerdict, Verdict
 
 if TYPE_CHECKING:
@@ -147,12 +147,8 @@ def reproduce_line(step: PlannedStep, attempt: Attempt | None) -> str:
     failed = rules.first(attempt.checks, Outcome.FAIL) if attempt else None
     if failed is None or step.evidence is not Evidence.JUNIT or "::" not in failed.id:
         return line
-    name = failed.id.rsplit("::", 1)[1] if "[" not in failed.id else failed.id.split("[", 1)[0].rsplit("::", 1)[-1]
-    parameters = failed.id[failed.id.index("[") :] if "[" in failed.id else ""
-    # -k takes words of these characters only; with any other the test function alone is still true, and wider.
-    exact = name + parameters
-    word = exact if re.fullmatch(r"[\w:+\-.\[\]\\/]+", exact) else name
-    return f"{line} -- -k {shlex.quote(word)}"
+    word = pytest_word(failed.id)
+    return f"{line} -- -k {shlex.quote(word)}" if word else line
 
 
 def _why(outcome: Outcome, steps: tuple[StepVerdict, ...]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import jinja2
 
+from hilgate import escape as safe
 from hilgate import rules, shown
 from hilgate.model import Check, Outcome, Plan, StepVerdict, Verdict
 from hilgate.tables import StepTable, step_tables
@@ -128,6 +129,7 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("hilgate"),
         autoescape=True,
+        finalize=safe.finalize,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

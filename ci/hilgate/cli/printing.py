@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hilgate import rules, shown
+from hilgate import escape, rules, shown
 from hilgate.model import Outcome
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def print_plan(plan: Plan) -> None:
     table.add_column("~min", justify="right")
     table.add_column("because", overflow="fold")
     for step in plan.steps:
-        table.add_row(step.key, f"{step.minutes:g}", Text(step.reason))
+        table.add_row(step.key, f"{step.minutes:g}", Text(escape.line(step.reason)))
     console = stderr()
     console.print(table)
     omitted = f", {len(plan.omissions)} not planned here" if plan.omissions else ""
@@ -64,11 +64,13 @@ def print_verdict(judged: Judged) -> None:
         check = rules.first(attempt.checks, Outcome.FAIL) if attempt else None
         lines = [check.id, *check.message.splitlines()[:12]] if check else [step.why]
         for line in lines:
-            console.print(Text(f"  {line}"), soft_wrap=True)
-        console.print(Text(f"  reproduce: {step.reproduce}", "bold"), soft_wrap=True)
+            console.print(Text(f"  {escape.line(line)}"), soft_wrap=True)
+        console.print(Text(f"  reproduce: {escape.line(step.reproduce)}", "bold"), soft_wrap=True)
     console.print()
     style = shown.STYLES[verdict.outcome]
-    console.print(Text.assemble((shown.marked(verdict.outcome), style), f": {shown.headline(verdict, recorded)}"))
+    console.print(
+        Text.assemble((shown.marked(verdict.outcome), style), f": {escape.line(shown.headline(verdict, recorded))}")
+    )
     console.print(Text(shown.step_counts(verdict), "dim"))
     console.print(Text(f"report: {_short(judged.report)}", "dim"), soft_wrap=True)
 
@@ -78,9 +80,10 @@ def print_checks(checks: tuple[Check, ...]) -> None:
     console = stdout()
     for check in checks:
         console.print(
-            Text.assemble((shown.marked(check.outcome), shown.STYLES[check.outcome]), f" {check.id}"), soft_wrap=True
+            Text.assemble((shown.marked(check.outcome), shown.STYLES[check.outcome]), f" {escape.line(check.id)}"),
+            soft_wrap=True,
         )
-        console.print(Text(f"  {check.message}", "dim"), soft_wrap=True)
+        console.print(Text(escape.log(f"  {check.message}"), "dim"), soft_wrap=True)
     console.print(Text(f"\n{rules.summary(rules.count(checks))}"))
 
 
