@@ -96,7 +96,7 @@ def _end(found: list[processes.Process], grace_seconds: float, proc: Path) -> No
 
 
 def _send(process: processes.Process, number: signal.Signals, proc: Path) -> None:
-    """Signal exactly this process: the descriptor is taken first, so its number cannot pass to another one meanwhile."""
+    """Signal exactly this process: the descriptor is taken first, so the number cannot pass to another meanwhile."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         descriptor = os.pidfd_open(process.pid)
         try:

@@ -1,4 +1,4 @@
-"""What the hooks saw of a node: `hilgate.model.Health` without pydantic, as `health-before.json` and `health-after.json`.
+"""What the hooks saw of a node: `health-before.json`, `health-after.json`, which are `hilgate.model.Health`.
 
 An agent's host has a plain Python, so the file is written from a dataclass; a test reads it with the model.
 """

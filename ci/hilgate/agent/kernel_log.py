@@ -157,7 +157,7 @@ def of_gpus(trouble: tuple[Trouble, ...], bdfs: frozenset[str]) -> tuple[Trouble
 
 
 class Position:
-    """How far an agent has read the log of this boot. Where that is lost it is the beginning: it finds more, never less."""
+    """How far an agent has read the log of this boot. Lost, it is the beginning: that finds more, not less."""
 
     def __init__(self, env: Mapping[str, str], boot: Path) -> None:
         folder = env.get(STATE) or str(Path(env.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "hilgate")

@@ -1,7 +1,8 @@
 """Before a job: is this node fit for it? `python3 -m hilgate.agent.preflight`, called by .buildkite/hooks/pre-command.
 
 Fit is 0. Unfit is 75: the job's folder says why, the agent is paused with a note, and Buildkite gives the job to
-another one. Whatever cannot be looked at counts as unfit. A queue or a setting that makes no sense is 3 and pauses nothing.
+another one. Whatever cannot be looked at counts as unfit. A queue or a setting that makes no sense is 3 and pauses
+nothing.
 """
 
 from __future__ import annotations
