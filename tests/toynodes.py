@@ -81,10 +81,9 @@ class ToyNode:
     def checkout(self) -> Path:
         return self.folder / "checkout"
 
-    def node(self) -> inspection.Node:
-        return inspection.Node(
-            self.env, self.checkout, fleet.promised(self.env), self.proc, self.kfd, settle_seconds=0.0
-        )
+    def node(self, **changes: Any) -> inspection.Node:
+        quick = {"settle_seconds": 0.0, "elements": 2000} | changes
+        return inspection.Node(self.env, self.checkout, fleet.promised(self.env), self.proc, self.kfd, **quick)
 
     def program(self, name: str, body: str) -> None:
         path = self.bin / name

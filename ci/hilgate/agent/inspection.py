@@ -33,6 +33,8 @@ class Node:
         proc: Processes.
         kfd: The driver.
         settle_seconds: How long a passing problem may take to go.
+        smi_seconds: For one call of amd-smi.
+        elements: Words that the tiny kernel mixes.
     """
 
     env: Mapping[str, str]
@@ -41,6 +43,8 @@ class Node:
     proc: Path = paths.PROC
     kfd: Path = paths.KFD
     settle_seconds: float = SETTLE_SECONDS
+    smi_seconds: float = smi.SECONDS
+    elements: int = tinykernel.ELEMENTS
 
     def position(self) -> kernel_log.Position:
         """How far this agent has read the kernel's log."""
@@ -56,7 +60,7 @@ def before(node: Node, record: Health) -> None:
         return
     end = _look(node, record, idle=True)
     if not record.problems:
-        record.problems += tinykernel.problems(node.env, node.promise.gpus)
+        record.problems += tinykernel.problems(node.env, node.promise.gpus, elements=node.elements)
     if not record.problems and end is not None:
         node.position().save(end)
 
@@ -93,7 +97,7 @@ def _gpus(
 ) -> tuple[list[str], list[str]]:
     """What is wrong with the GPUs for good, and what may be gone in a few seconds."""
     try:
-        gpus, unread = smi.read()
+        gpus, unread = smi.read(seconds=node.smi_seconds)
     except HilgateError as error:
         return [f"{error.what} ({error.where})"], []
     own = [gpu for gpu in gpus if gpu.bdf in bdfs or not bdfs]

@@ -76,9 +76,10 @@ def problems(env: Mapping[str, str], gpus: int, *, elements: int = ELEMENTS, sec
         ]
     except (IndexError, KeyError, TypeError, ValueError):
         return [f"the tiny kernel said nothing that is understood: {ran.said()[:80]!r}"]
+    right_sums = expected(seed, elements)
     found = [] if len(devices) == gpus else [f"the tiny kernel ran on {len(devices)} GPUs of {gpus}"]
     for index, name, *sums in devices:
-        for what, got, right in zip(("integers", "matrix product"), sums, expected(seed, elements), strict=True):
+        for what, got, right in zip(("integers", "matrix product"), sums, right_sums, strict=True):
             if got != right:
                 found.append(
                     f"the tiny kernel: GPU {index} ({name}) computed {got:016x} of its {what}, not {right:016x}"
