@@ -1,4 +1,4 @@
-"""After a job what it left is ended first, then the node is looked at, and nothing is held against the next job twice."""
+"""After a job what it left is ended first, then the node is looked at, and nothing counts twice against the next."""
 
 from __future__ import annotations
 
