@@ -55,6 +55,7 @@ class ToyNode:
         self.computes()
         self.env |= {
             "BUILDKITE_JOB_ID": JOB,
+            "BUILDKITE_PULL_REQUEST": "false",
             "BUILDKITE_STEP_KEY": "kernels-gfx942",
             "BUILDKITE_AGENT_NAME": "mi300-node7-1",
             "BUILDKITE_ARTIFACT_PATHS": "results/jobs/kernels-gfx942/**/*",

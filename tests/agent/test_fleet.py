@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,12 @@ def test_an_agents_plain_python_can_run_it(path: Path) -> None:
         alias.name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
     }
     assert names & NEWER_THAN_310 == set()
+
+
+@pytest.mark.parametrize("path", AGENT, ids=lambda path: path.name)
+def test_an_agent_needs_no_package(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    own = {name for name in modules if name in {"hilgate.agent", "hilgate.errors"} or name.startswith("hilgate.agent.")}
+    assert {name.split(".")[0] for name in modules - own} <= sys.stdlib_module_names

@@ -124,6 +124,46 @@ def test_a_file_of_the_checkout_does_not_stand_before_the_package(node: ToyNode)
     assert run(node, "pre-command", PYTHONPATH=str(node.checkout)).returncode == 0
 
 
+FORK = {
+    "BUILDKITE_REPO": "git@github.com:rocm/hilgate.git",
+    "BUILDKITE_PULL_REQUEST": "7",
+    "BUILDKITE_PULL_REQUEST_REPO": "https://github.com/somebody/hilgate.git",
+}
+
+
+def test_a_forks_job_sees_no_secret_of_its_agent(node: ToyNode) -> None:
+    secrets = {"HF_TOKEN": "hf_abc", "BUILDKITE_API_TOKEN": "bkua_abc", "AWS_PROFILE": "ci", "lower": "1"}
+    kept = {"HOME": "/home/ci", "BUILDKITE_AGENT_ACCESS_TOKEN": "needed", "BUILDKITE_BRANCH": "main"}
+    (node.checkout / ".buildkite/hooks/seen").write_text(
+        f". {node.checkout}/.buildkite/hooks/pre-command\nenv > {node.folder}/env\n"
+    )
+    assert run(node, "seen", **FORK, **secrets, **kept).returncode == 0
+    seen = dict(line.split("=", 1) for line in (node.folder / "env").read_text().splitlines() if "=" in line)
+    assert secrets.keys() & seen.keys() == set()
+    assert kept.items() <= seen.items()
+    assert seen["HILGATE_PREFLIGHT"] == JOB
+    assert run(node, "seen", **secrets, **kept).returncode == 0
+    assert "HF_TOKEN=hf_abc" in (node.folder / "env").read_text().splitlines()
+
+
+def test_a_fork_whose_changes_cannot_be_told_is_refused_after_checkout(node: ToyNode) -> None:
+    assert run(node, "post-checkout").returncode == 0
+    done = run(node, "post-checkout", **FORK)
+    assert done.returncode == 5
+    assert "without a base branch" in done.stderr
+    assert "after:" not in done.stdout
+
+
+def test_the_guard_is_the_agents_own_whatever_the_checkout_holds(node: ToyNode) -> None:
+    (node.checkout / "subprocess.py").write_text("raise RuntimeError('the change runs on the host')\n")
+    assert run(node, "post-checkout").returncode == 0
+
+
+def test_without_the_guard_nothing_is_built(node: ToyNode) -> None:
+    shutil.rmtree(node.checkout / "ci")
+    assert run(node, "post-checkout").returncode != 0
+
+
 @pytest.mark.parametrize("status", ["0", "1", "-1"])
 @pytest.mark.parametrize("damage", ["none", "sick", "crash", "no package"])
 @pytest.mark.parametrize("hook", ["post-command", "pre-exit"])
