@@ -133,7 +133,7 @@ FORK = {
 
 def test_a_forks_job_sees_no_secret_of_its_agent(node: ToyNode) -> None:
     secrets = {"HF_TOKEN": "hf_abc", "BUILDKITE_API_TOKEN": "bkua_abc", "AWS_PROFILE": "ci", "lower": "1"}
-    kept = {"HOME": "/home/ci", "BUILDKITE_AGENT_ACCESS_TOKEN": "needed", "BUILDKITE_BRANCH": "main"}
+    kept = {"HOME": "/var/lib/agent", "BUILDKITE_AGENT_ACCESS_TOKEN": "needed", "BUILDKITE_BRANCH": "main"}
     (node.checkout / ".buildkite/hooks/seen").write_text(
         f". {node.checkout}/.buildkite/hooks/pre-command\nenv > {node.folder}/env\n"
     )
