@@ -338,3 +338,21 @@ def test_by_hand_it_writes_uploads_and_pauses_nothing(path: Path, capsys: pytest
     assert "unfit: GPU 2" in capsys.readouterr().out
     assert node.told() == []
     assert not (node.checkout / "results").exists()
+
+
+def test_a_look_by_hand_forgives_the_agent_nothing(path: Path) -> None:
+    node = ToyNode(path, "amd_mi300_8")
+    assert preflight.run(node.env, node.checkout, by_hand=True, node=node.node(remembers=False)) == 0
+    assert not (node.folder / "state").exists()
+    assert look(node) == 0
+    assert (node.folder / "state").exists()
+
+
+def test_what_a_program_says_cannot_colour_or_move_the_log(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = ToyNode(path, "amd_mi300_8")
+    node.program("amd-smi", r"printf '\033[2J\r+++ fit\a\302\260\n'; exit 1")
+    assert look(node) == 75
+    said = capsys.readouterr().out
+    assert all(line.isprintable() for line in said.splitlines())
+    assert r"\x1b[2J" in said
+    assert "\N{DEGREE SIGN}" in said

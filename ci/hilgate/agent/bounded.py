@@ -44,7 +44,12 @@ class Ran:
     def said(self) -> str:
         """The last line with text of what it wrote, for a message; empty when it wrote nothing."""
         lines = [line.strip() for line in (self.out + "\n" + self.err).splitlines() if line.strip()]
-        return lines[-1] if lines else ""
+        return plain(lines[-1]) if lines else ""
+
+
+def plain(text: str) -> str:
+    """Text in which no character moves a cursor, hides or colours anything: what is not printable is spelt out."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def run(words: Sequence[str], seconds: float, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Ran:

@@ -25,7 +25,7 @@ NOTE_CHARACTERS = 300
 
 def note(problems: Sequence[str], job: str) -> str:
     """One printable line: the first problems, then where the rest is."""
-    said = "; ".join(problems).encode("unicode_escape").decode()
+    said = bounded.plain("; ".join(problems))
     end = f" (hilgate preflight, job {job})"
     room = NOTE_CHARACTERS - len(end)
     return (said if len(said) <= room else said[: room - 3] + "...") + end

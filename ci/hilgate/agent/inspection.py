@@ -35,6 +35,7 @@ class Node:
         settle_seconds: How long a passing problem may take to go.
         smi_seconds: For one call of amd-smi.
         elements: Words that the tiny kernel mixes.
+        remembers: Whether a fit look notes how far the kernel's log was read.
     """
 
     env: Mapping[str, str]
@@ -45,6 +46,7 @@ class Node:
     settle_seconds: float = SETTLE_SECONDS
     smi_seconds: float = smi.SECONDS
     elements: int = tinykernel.ELEMENTS
+    remembers: bool = True
 
     def position(self) -> kernel_log.Position:
         """How far this agent has read the kernel's log."""
@@ -61,7 +63,7 @@ def before(node: Node, record: Health) -> None:
     end = _look(node, record, idle=True)
     if not record.problems:
         record.problems += tinykernel.problems(node.env, node.promise.gpus, elements=node.elements)
-    if not record.problems and end is not None:
+    if node.remembers and not record.problems and end is not None:
         node.position().save(end)
 
 

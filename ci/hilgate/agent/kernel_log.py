@@ -144,7 +144,7 @@ def understand(text: str, *, where: str = "", remedy: str = "") -> Log:
     lines = [match for line in text.splitlines() if (match := _STAMP.match(line))]
     if not lines:
         raise KernelLogError("the kernel's log is empty or has no times", where=where, remedy=remedy)
-    stamped = [(float(match[1]), match[2]) for match in lines]
+    stamped = [(float(match[1]), bounded.plain(match[2])) for match in lines]
     trouble = tuple(Trouble(stamp, line, kind) for stamp, line in stamped if (kind := kind_of(line)) is not None)
     return Log(trouble, max(stamp for stamp, _ in stamped))
 

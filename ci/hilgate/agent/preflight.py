@@ -46,7 +46,7 @@ def run(env: Mapping[str, str], checkout: Path, *, by_hand: bool = False, node: 
     Raises:
         DeclarationError: The queue is unknown, a setting of the agent makes no sense, or a GPU job has no folder.
     """
-    node = node or inspection.Node(env, checkout, fleet.promised(env))
+    node = node or inspection.Node(env, checkout, fleet.promised(env), remembers=not by_hand)
     folder, step = (None, "") if by_hand else health.job_folder(env, checkout)
     if node.promise.gpus and folder is None and not by_hand:
         raise DeclarationError(

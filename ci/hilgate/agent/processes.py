@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hilgate.agent import bounded
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -50,9 +52,7 @@ def read(proc: Path, pid: int) -> Process | None:
     fields = rest.split()
     if len(fields) < 20:
         return None
-    return Process(
-        pid, int(fields[1]), int(fields[3]), fields[0], int(fields[19]), name.encode("unicode_escape").decode()
-    )
+    return Process(pid, int(fields[1]), int(fields[3]), fields[0], int(fields[19]), bounded.plain(name))
 
 
 def snapshot(proc: Path) -> dict[int, Process]:
