@@ -101,7 +101,7 @@ def _ask(words: tuple[str, ...], seconds: float) -> str:
         raise AmdSmiError(ran.problem, where=command, remedy="install amd-smi (ROCm), or see dmesg for a hung driver")
     if ran.status != 0:
         raise AmdSmiError(
-            f"it ended with status {ran.status}: {ran.said() or 'no words'}",
+            f"amd-smi ended with status {ran.status}: {ran.said() or 'no words'}",
             where=command,
             remedy="run it by hand on this node",
         )
@@ -116,12 +116,12 @@ def _entries(text: str, what: str) -> dict[int, dict[str, Any]]:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise AmdSmiError(
-            f"its answer is not JSON: {error}: {text.strip()[:60]!r}", where=where, remedy=remedy
+            f"the answer of amd-smi is not JSON: {error}: {text.strip()[:60]!r}", where=where, remedy=remedy
         ) from error
     if isinstance(data, dict) and "gpu_data" in data:
         data = data["gpu_data"]
     if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
-        raise AmdSmiError("its answer is no list of GPUs", where=where, remedy=remedy)
+        raise AmdSmiError("the answer of amd-smi is no list of GPUs", where=where, remedy=remedy)
     found: dict[int, dict[str, Any]] = {}
     for entry in data:
         index = entry.get("gpu")
