@@ -1,8 +1,8 @@
 """Which AMD architectures a shared library holds code for: its offload bundles, read down to the code objects.
 
-clang puts one bundle per translation unit into the section `.hip_fatbin`: a table of (offset, size, target) and the code
-objects behind it, or the same compressed (`CCOB`). An entry alone proves nothing, so each code object is opened: it has
-to be an AMDGPU ELF whose own header names the architecture of its entry, and kernels are counted by their descriptors.
+clang puts one bundle per translation unit into section `.hip_fatbin`: a table of (offset, size, target) and its code
+objects, or the same compressed (`CCOB`). An entry alone proves nothing, so each code object is opened: it must be an
+AMDGPU ELF whose own header names the architecture of its entry, and kernels are counted by their descriptors.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -95,7 +96,7 @@ def pinned(pins: dict, found: dict[str, object]) -> list[str]:
     wrong = []
     for name in ("rocm", "python", "torch", "triton"):
         wanted, have = pins["rocm"][name], str(found.get(name, "missing"))
-        public = have.split("+")[0].split("-")[0]
+        public = re.split("[+-]", have, maxsplit=1)[0]
         if public != wanted and not (name == "python" and public.startswith(f"{wanted}.")):
             wrong.append(f"{name} is {have}, pins.toml says {wanted}")
     return wrong

@@ -94,7 +94,7 @@ def build(job: Job, choose: Callable[[Pins], Engine]) -> tuple[Check, ...]:
         seconds = time.monotonic() - began
         found.append(_built(digest, content, seconds, reused=reused))
         if digest:
-            expected = labels(job.image, pins, content, job.revision)
+            expected = engine.truly(labels(job.image, pins, content, job.revision))
             found.append(_labelled(expected, engine.labels(job.image, content)))
             found.append(_proven(*engine.run(job.image, content, ["cat", "/opt/image/proof.json"], {})))
             if job.image == "cpu" and not reused:
@@ -114,7 +114,7 @@ def refuse_unfilled(image: str, pins: Pins) -> None:
     if missing := unfilled(image, pins):
         listed = "\n".join(f"  {place}\n      {command}" for place, command in missing)
         raise DeclarationError(
-            f"{len(missing)} pin(s) of image {image!r} are not read off yet; each with the command that does:\n{listed}",
+            f"{len(missing)} pin(s) of image {image!r} are not read off yet; what does it:\n{listed}",
             where=PINS_FILE,
             remedy="run them where the network allows it, write the answers into the file, have them reviewed",
         )
@@ -124,8 +124,7 @@ def _order(job: Job, pins: Pins, keys: dict[str, str], engine: Engine) -> Order:
     context = job.scratch / f"context-{job.image}"
     copy_inputs(job.image, job.root, context)
     conf, mounts = job.conf()
-    store = getattr(engine, "store", "hilgate")
-    variables = bake_variables(pins, keys, wheel_keys(job.root, pins), store, job.revision)
+    variables = bake_variables(pins, keys, wheel_keys(job.root, pins), engine.store, job.revision)
     content = keys[job.image]
     return Order(
         image=job.image,

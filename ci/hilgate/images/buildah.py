@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hilgate.errors import CannotRunHereError
 from hilgate.images import programs
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hilgate.images.engine import Order
 
 PROGRAMS = ("buildah", "debootstrap")
@@ -48,10 +49,16 @@ class Buildah:
                 remedy="run it as root, or where docker buildx is installed",
             )
         folder.mkdir(parents=True, exist_ok=True)
+        self.store = "localhost/hilgate"
         self.folder = folder
         self.suite = suite
         self.script = script
         self.words = ["buildah", "--root", str(folder / "storage"), "--runroot", str(folder / "run")]
+
+    def truly(self, labels: dict[str, str]) -> dict[str, str]:
+        """The labels with the base that debootstrap made."""
+        base = {"name": f"debootstrap {self.suite}", "digest": self.find("base", self.suite) or ""}
+        return labels | {f"org.opencontainers.image.base.{key}": value for key, value in base.items()}
 
     def find(self, image: str, content: str) -> str | None:
         """Digest of an image in the store."""
@@ -73,7 +80,7 @@ class Buildah:
         ]
         for here, inside in order.mounts.items():
             command += ["--volume", f"{here}:{inside}:ro"]
-        for name, value in order.labels.items():
+        for name, value in self.truly(order.labels).items():
             command += ["--label", f"{name}={value}"]
         try:
             programs.build([*command, "."], order.log, order.context)
@@ -97,7 +104,7 @@ class Buildah:
             programs.ask([*self.words, "rm", container])
 
     def _name(self, image: str, content: str) -> str:
-        return f"localhost/hilgate/{image}:{content}"
+        return f"{self.store}/{image}:{content}"
 
     def _make_base(self, log: Path) -> None:
         """A folder of debootstrap, imported as an image and removed."""

@@ -1,8 +1,8 @@
 """What an image is built from, as one sha256: equal contents are the same image, whoever asks and whenever.
 
-The key of an image covers its part of the pins and every file that its build sees: the build gets a folder with exactly
-these files (`copy_inputs`), so nothing outside the key can enter the image. Docs, tests and the other image's recipe are
-not inputs. The key of a wheel covers what its bytes depend on, so that a change of ours does not compile aiter again.
+The key of an image covers its part of the pins and every file that its build sees: the build gets a folder with just
+these files (`copy_inputs`), so nothing outside the key can enter the image. Docs, tests and the recipe of the other
+image are not inputs. The key of a wheel covers what its bytes depend on: a change of ours does not compile aiter again.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
         "/docker/rocm.Dockerfile",
         "/docker/docker-bake.hcl",
         "/docker/codeobjects.py",
+        "/docker/build.txt",
         "/docker/prove.py",
         "/docker/patches/",
         "/docker/scripts/",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hilgate.errors import CannotRunHereError
@@ -15,6 +14,8 @@ from hilgate.images import programs
 from hilgate.images.described import WHEELS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hilgate.images.engine import Order
 
 INSPECT = ("docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}")
@@ -44,13 +45,17 @@ class Docker:
         self.store = "hilgate-fork" if fork else registry or "hilgate"
         self.bake_file = bake_file
 
+    def truly(self, labels: dict[str, str]) -> dict[str, str]:
+        """The labels: the base is the one of the pins."""
+        return labels
+
     def find(self, image: str, content: str) -> str | None:
         """Digest of an image in the registry, or else among those that a build like this one left on this machine."""
         return self._find(image, content)[1] or None
 
     def _find(self, image: str, content: str) -> tuple[str, str]:
         """Name and digest of an image; empty when there is none."""
-        places = [(self.registry, INSPECT)] if self.registry else []
+        places: list[tuple[str, tuple[str, ...]]] = [(self.registry, INSPECT)] if self.registry else []
         if self.store != self.registry:
             places.append((self.store, ("docker", "image", "inspect", "--format", "{{.Id}}")))
         for store, inspect in places:

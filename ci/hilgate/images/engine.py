@@ -39,6 +39,12 @@ class Order:
 class Engine(Protocol):
     """A program that builds images and finds them by their content."""
 
+    store: str
+    """Prefix of the names it gives."""
+
+    def truly(self, labels: dict[str, str]) -> dict[str, str]:
+        """The labels as this program can give them: about the base that it really builds on."""
+
     def find(self, image: str, content: str) -> str | None:
         """Digest of the image with this content, where it is already built."""
 

@@ -1,7 +1,7 @@
 """`docker/pins.toml`: every pin of the images, read strictly.
 
-TOML parsers know no line numbers, and a pin that is wrong in a file of pins is found by its line: the lines of tables and
-keys are collected once beside the parsed data.
+TOML parsers know no line numbers, and a wrong pin in a file of pins is found by its line: the lines of tables and keys
+are collected once beside the parsed data.
 """
 
 from __future__ import annotations

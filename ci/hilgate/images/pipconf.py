@@ -1,8 +1,8 @@
-"""This machine's pip configuration inside a build: where packages come from belongs to the machine, never to the recipe.
+"""The pip configuration of this machine, for a build: where packages come from belongs to the machine, not the recipe.
 
 pip merges files and environment variables; the build gets the merged result as one file, mounted as a secret. What it
-names on this machine (folders of wheels, a certificate bundle) is mounted read-only below `/run/hilgate`, so that no path
-of the machine reaches a layer.
+names on this machine (folders of wheels, a certificate bundle) is mounted read-only below `/run/hilgate`, so no path of
+the machine reaches a layer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def pip_configuration(listing: str | None = None) -> tuple[str, dict[str, str]]:
 
 
 def _moved(word: str, mounts: dict[str, str]) -> str:
-    """A word of a value with its path replaced by the one inside; the folder above `simple` is mounted, files and all."""
+    """A word with its path replaced by the one inside; of an index, the folder above `simple` is mounted."""
     match = re.fullmatch(r"(file://)?(/.*?)(/simple/?)?", word)
     if not match:
         return word
