@@ -31,7 +31,8 @@ if words[:2] == ["-m", "pip"]:
         module = package.replace("-", "_")
         text = '__version__ = "' + version + '"\\n'
         with tarfile.open(f"{{folder}}/{{module}}-{{version}}.tar.gz", "w:gz") as tar:
-            for path, body in ((f"{{module}}/__init__.py", text), *json.loads(os.environ.get("FAKE_FILES", "{{}}")).items()):
+            more = json.loads(os.environ.get("FAKE_FILES", "{{}}"))
+            for path, body in ((f"{{module}}/__init__.py", text), *more.items()):
                 info = tarfile.TarInfo(f"{{module}}-{{version}}/{{path}}")
                 info.size = len(body.encode())
                 tar.addfile(info, io.BytesIO(body.encode()))
@@ -76,7 +77,7 @@ def chain(tmp_path: Path) -> Chain:
 
 
 @pytest.fixture
-def tarball(tmp_path: Path):
+def tarball():
     """tarball(path, files): a tarball with one top folder, as forges make them."""
 
     def make(path: Path, files: dict[str, str]) -> Path:

@@ -1,10 +1,10 @@
-"""Building and finding: what is found by its content is not built, and image.json exists only when every promise holds."""
+"""What is found by its content is not built, and image.json exists only when every promise of an image holds."""
 
 from __future__ import annotations
 
 import fcntl
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +15,9 @@ from hilgate.images.build import Job, build
 from hilgate.images.described import labels
 from hilgate.images.programs import BuildFailedError
 from hilgate.model import Evidence, Outcome
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DIGEST = "sha256:" + "ab" * 32
 PROOF = json.dumps({"versions": {"torch": "2.13.0", "triton": "3.6.0"}, "problems": []})
@@ -48,7 +51,7 @@ class FakeEngine:
     def labels(self, image, content):
         return labels(image, read(self.root), content, "c" * 40) | self.spoiled.get("labels", {})
 
-    def run(self, image, content, words, mounts):
+    def run(self, _image, _content, words, mounts):
         self.runs.append((words, mounts))
         return self.spoiled.get("proof", (0, PROOF)) if words[0] == "cat" else self.spoiled.get("gate", (0, "ok"))
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from toyplans import IDENTITY
 
 from hilgate.errors import DeclarationError
-from hilgate.images import contents, read, wheel_keys
 from hilgate.images import __main__ as command
+from hilgate.images import contents, read, wheel_keys
 from hilgate.images.contents import copy_inputs, inputs
 from hilgate.images.pins import PINS_FILE
 
@@ -179,7 +179,7 @@ def test_a_repository_without_images_has_no_keys(tmp_path):
     assert contents(tmp_path) == {}
 
 
-def test_an_image_without_a_recipe_is_refused(repository):
+def test_an_image_without_a_recipe_is_refused():
     with pytest.raises(DeclarationError, match="no recipe"):
         inputs("cpu", ("README.md",))
 

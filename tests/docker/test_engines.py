@@ -48,7 +48,8 @@ def said(monkeypatch):
     return heard, answers
 
 
-def test_docker_pushes_an_image_and_the_wheels_that_are_missing(said, order, root):
+@pytest.mark.usefixtures("said")
+def test_docker_pushes_an_image_and_the_wheels_that_are_missing(order, root):
     words = Docker("registry/hilgate", root / "docker/docker-bake.hcl", fork=False).command(order())
     assert "--push" in words
     assert words[-5:] == ["rocm", "wheels-mamba", "wheels-conv1d", "wheels-aiter", "wheels-vllm"]
@@ -64,7 +65,8 @@ def test_docker_takes_a_wheel_that_the_registry_has_by_its_digest(said, order, r
 
 
 @pytest.mark.parametrize("registry", ["", "registry/hilgate"])
-def test_a_fork_pushes_nothing_and_exports_no_cache(said, order, root, registry):
+@pytest.mark.usefixtures("said")
+def test_a_fork_pushes_nothing_and_exports_no_cache(order, root, registry):
     engine = Docker(registry, root / "docker/docker-bake.hcl", fork=True)
     words = engine.command(order(fork=True))
     assert "--load" in words
@@ -86,7 +88,8 @@ def test_docker_reads_a_digest_and_nothing_else(said, root):
         assert engine.find("rocm", "1") == digest
 
 
-def test_docker_does_not_mount_folders_of_a_machine_into_a_build(said, order, root):
+@pytest.mark.usefixtures("said")
+def test_docker_does_not_mount_folders_of_a_machine_into_a_build(order, root):
     with pytest.raises(CannotRunHereError, match="folders or a certificate"):
         Docker("", root / "docker/docker-bake.hcl", fork=False).command(order(mounts={"/wheels": "/run/hilgate/pip-0"}))
 
@@ -108,9 +111,9 @@ def store(tmp_path, monkeypatch, root):
     built, names = [], []
     monkeypatch.setattr(buildah.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(buildah.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(programs, "build", lambda words, log, cwd, env=None: built.append(words))
+    monkeypatch.setattr(programs, "build", lambda words, *_: built.append(words))
 
-    def ask(words, env=None):
+    def ask(words):
         if "images" in words:
             return json.dumps([{"names": [name], "digest": DIGEST} for name in names]) if names else "null"
         return "container\n"
@@ -129,10 +132,8 @@ def test_buildah_builds_on_its_base_with_secret_mounts_and_labels(store, order):
     assert "--build-arg BASE=localhost/hilgate/base:bookworm" in text
     assert "--volume /wheels:/run/hilgate/pip-0:ro" in text
     assert f"--label hilgate.content={order('cpu').content}" in text
-    assert (
-        f"--label org.opencontainers.image.base.name=debootstrap bookworm --label org.opencontainers.image.base.digest={DIGEST}"
-        in text
-    )
+    assert "--label org.opencontainers.image.base.name=debootstrap bookworm" in text
+    assert f"--label org.opencontainers.image.base.digest={DIGEST}" in text
     assert f"--tag localhost/hilgate/cpu:{order('cpu').content}" in text
     assert not (engine.folder / "pip.conf").exists()
 

@@ -147,7 +147,7 @@ def test_targets_and_groups(bake):
 def test_arguments_are_variables_and_every_argument_of_the_recipe_is_given(bake, variables, image):
     targets, _, _ = bake
     given = {}
-    for name, target in targets.items():
+    for target in targets.values():
         if (
             unquoted(target["dockerfile"]) == f"docker/{image}.Dockerfile"
             if "dockerfile" in target
@@ -167,13 +167,13 @@ def test_labels_of_the_bake_file_are_those_that_are_checked(bake, variables, ima
     assert values == labels(image, read(ROOT), contents(ROOT)[image], "c" * 40)
 
 
-def test_nothing_is_published_or_cached_by_the_file_itself(bake):
+def test_nothing_is_published_or_cached_by_the_file_itself():
     text = (ROOT / "docker/docker-bake.hcl").read_text()
     assert not re.search(r"cache-(to|from)|output\s*=|push", text)
 
 
 def stage_runs(variables: dict[str, str], stage: str, folder: Path) -> list[str]:
-    """RUN commands of a stage as shell text: arguments filled in, absolute folders of the image moved below `folder`."""
+    """RUN commands of a stage as shell text: arguments filled in, folders of the image moved below `folder`."""
     commands, current = [], ""
     for one in instructions("rocm"):
         if one["instruction"] == "FROM":

@@ -145,7 +145,7 @@ def _built(digest: str, content: str, seconds: float, *, reused: bool) -> Check:
         id="built",
         outcome=Outcome.PASS if digest else Outcome.FAIL,
         seconds=seconds,
-        message=f"{how}: {digest}" if digest else "the build ended well, and there is no image under its content",
+        message=f"{how}: {digest[:19]}" if digest else "the build ended well, and there is no image under its content",
         labels={"content": content, "digest": digest},
     )
 
