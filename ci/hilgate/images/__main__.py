@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     building = commands.add_parser("build", help="build an image, or find it built")
     building.add_argument("image", help=" or ".join(INPUTS))
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         root = find_root(Path.cwd())
         if options.command == "build":
@@ -50,6 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write("interrupted: the next build goes on from the last finished layer\n")
         return Exit.INTERRUPTED
     return Exit.PASS
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    """SIGTERM, from a runner or an agent, ends a build as Ctrl-C does."""
+    raise KeyboardInterrupt
 
 
 def _keys(root: Path, *, as_json: bool) -> None:

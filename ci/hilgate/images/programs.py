@@ -1,9 +1,11 @@
-"""Running buildah and docker: their lists of words are made elsewhere, here they are started, heard and ended."""
+"""Running buildah and docker: their lists of words are made elsewhere, here they are started, heard and ended.
+
+They stay in this process's group, so that whoever ends the group (Ctrl-C, a runner's timeout) ends them as well.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,8 +53,8 @@ def build(words: list[str], log: Path, cwd: Path, env: dict[str, str] | None = N
                 sys.stderr.write(line)
                 file.write(line)
             status = child.wait()
-        except BaseException:  # Ctrl-C too: what it started must not go on building
-            os.killpg(child.pid, signal.SIGTERM)
+        except BaseException:  # an interrupt too: what was started must not go on building
+            child.terminate()
             raise
     if status:
         tail = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line][-TAIL_LINES:]
@@ -98,7 +100,6 @@ def _started(words: list[str], cwd: Path | None, env: dict[str, str] | None, err
             stderr=errors,
             text=True,
             errors="replace",
-            start_new_session=True,
         )
     except FileNotFoundError as error:
         raise CannotRunHereError(
