@@ -214,3 +214,30 @@ def test_a_script_is_short_strict_and_executable(script):
     assert len(lines) < 30
     assert "set -euo pipefail" in lines
     assert script.stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize(("status", "there"), [(0, True), (1, False)], ids=["complete", "interrupted"])
+def test_a_base_folder_appears_only_when_it_is_complete(chain, scripts, status, there):
+    fake = chain.programs / "debootstrap"
+    fake.write_text(f'#!/bin/sh\nmkdir -p "$3/etc" && echo "$@" > "$3/etc/words" && exit {status}\n')
+    fake.chmod(0o755)
+    (chain.folder / "root.partial").mkdir()
+    (chain.folder / "root.partial" / "left-over").touch()
+    done = chain.run(str(scripts / "debootstrap.sh"), "bookworm", "root")
+    assert (done.returncode, (chain.folder / "root").exists()) == (status, there)
+    assert not (chain.folder / "root" / "left-over").exists()
+
+
+def test_a_mirror_is_named_by_the_machine_only(chain, scripts):
+    fake = chain.programs / "debootstrap"
+    fake.write_text('#!/bin/sh\nmkdir -p "$3/etc" && echo "$@" > "$3/etc/words"\n')
+    fake.chmod(0o755)
+    assert chain.run(str(scripts / "debootstrap.sh"), "bookworm", "plain").returncode == 0
+    assert chain.run(str(scripts / "debootstrap.sh"), "bookworm", "near", DEBIAN_MIRROR="http://near").returncode == 0
+    assert (chain.folder / "plain/etc/words").read_text().split() == ["--variant=minbase", "bookworm", "plain.partial"]
+    assert (chain.folder / "near/etc/words").read_text().split()[-1] == "http://near"
+
+
+def test_no_packages_is_a_mistake_not_an_empty_image(chain, scripts):
+    done = chain.run(str(scripts / "apt.sh"))
+    assert (done.returncode, done.stderr) == (2, "apt.sh: name the packages (pins.toml, cpu.packages)\n")
