@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from hilgate.images import contents, read, wheel_keys
+from hilgate.images.described import bake_variables
+
 ROOT = Path(__file__).parents[2]
 
 FAKE = """#!{python}
@@ -101,3 +104,9 @@ def root() -> Path:
 def _no_outer_build(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("HILGATE", "BUILDKITE"))]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def variables() -> dict[str, str]:
+    pins = read(ROOT)
+    return bake_variables(pins, contents(ROOT), wheel_keys(ROOT, pins), "registry/hilgate", "c" * 40)
