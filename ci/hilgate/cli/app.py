@@ -51,7 +51,7 @@ class Settings:
 
 def build_app() -> typer.Typer:
     """The `hilgate` command line: what planning, running and kernels register."""
-    from hilgate.cli import kernels, planning, release, remote, running
+    from hilgate.cli import history, kernels, planning, release, remote, running
 
     # \\b keeps the line breaks of a paragraph.
     statuses = "\n".join(f"{status.value:>5}  {meaning}" for status, meaning in EXIT_MEANINGS.items())
@@ -88,6 +88,7 @@ def build_app() -> typer.Typer:
     kernels.register(app)
     remote.register(app)
     release.register(app)
+    history.register(app)
     return app
 
 
