@@ -92,7 +92,8 @@ def lines(health: Sequence[Health]) -> tuple[str, ...]:
         used = [f"{gpus[bdf].vram_used_mib:,} MiB {when}" if bdf in gpus else f"not there {when}"
                 for gpus, when in ((before, "before"), (after, "after"))]  # fmt: skip
         gpu = (after | before)[bdf]
-        shown.append(f"GPU {bdf} {gpu.name}: {', '.join(used)}, of {gpu.vram_total_mib:,} MiB".replace("  ", " "))
+        name = f"{bdf} {gpu.name}" if gpu.name else bdf
+        shown.append(f"GPU {name}: {', '.join(used)}, of {gpu.vram_total_mib:,} MiB")
     ended = [process for one in health for process in one.ended]
     return (*shown, *(f"left running, and ended: {process}" for process in ended[:SHOWN_LINES]))
 

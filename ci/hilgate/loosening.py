@@ -99,7 +99,7 @@ def _as_a_whole(before: bytes | None, after: bytes | None, how: Protected) -> li
     if how.compare == "presence":
         return []
     if before is None:
-        harmless = how.new_files_are_stricter if how.compare == "text" else bool(how.collections)
+        harmless = how.new_files_are_stricter or (how.compare == "values" and bool(how.collections))
         return [("new file", not harmless)]
     return [("changed", True)]
 

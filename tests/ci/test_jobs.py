@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import pytest
 from toyjobs import (
-    DIGEST, ELSEWHERE, GATHER, IMAGE_STEP, NODE, TEST, Jobs, again, agents_plan, environment, failed, finished, gpu_step,
-    health, image, passed,
+    DIGEST,
+    ELSEWHERE,
+    GATHER,
+    IMAGE_STEP,
+    NODE,
+    TEST,
+    Jobs,
+    again,
+    agents_plan,
+    environment,
+    failed,
+    finished,
+    gpu_step,
+    health,
+    image,
+    passed,
 )  # fmt: skip
 
 from hilgate.model import Outcome, Ruling
@@ -65,14 +79,16 @@ DAMAGE = {
     "not-a-number": (edited(b'"seconds":60.0', b'"seconds":NaN'), "not a record"),
     "binary": (lambda jobs: jobs.path().write_bytes(b"\x00\xff" * 50 + b"\n"), "not a record"),
     "a-folder-instead": (as_a_folder, "cannot be read"),
-    "another-plan": (lambda jobs: jobs.job(GATHER.key, *finished(GATHER, passed()), plan_digest="0" * 64), "another plan"),
-    "another-commit": (lambda jobs: jobs.job(GATHER.key, *finished(GATHER, passed()), commit="a" * 40), "of commit aaaa"),
+    "another-plan": (
+        lambda jobs: jobs.job(GATHER.key, *finished(GATHER, passed()), plan_digest="0" * 64), "another plan"),
+    "another-commit": (
+        lambda jobs: jobs.job(GATHER.key, *finished(GATHER, passed()), commit="a" * 40), "of commit aaaa"),
     "another-step": (
         lambda jobs: jobs.job(GATHER.key, *finished(IMAGE_STEP, passed())), f"holds records of '{IMAGE_STEP.key}'"),
     "a-step-of-no-plan": (
         lambda jobs: jobs.job(GATHER.key, *finished(WRITE, passed())), "the step 'write-gfx942' is not in the plan"),
     "an-image-it-does-not-build": (
-        lambda jobs: jobs.job(GATHER.key, *finished(GATHER, passed()), image(step=GATHER.key)), "which it does not build"),
+        lambda jobs: jobs.job(GATHER.key, *finished(GATHER, passed()), image(step=GATHER.key)), "does not build"),
     "a-rerun-elsewhere-among-its-own": (
         lambda jobs: jobs.job(GATHER.key, *finished(GATHER, passed()), again(host=ELSEWHERE)), "in each other's place"),
     "no-build-record": (lambda jobs: jobs.path().write_bytes(b""), "the file is empty"),

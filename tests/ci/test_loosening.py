@@ -44,11 +44,13 @@ EDITS = {
     "tolerance-up": ("tests/tolerances.py", TOLERANCES, "2 * U", "4 * U", "ROW[attention, fp16]: 0.000976562 ->", True),
     "tolerance-down": ("tests/tolerances.py", TOLERANCES, "2 * U", "1 * U", "ROW[attention, fp16]:", False),
     "roundoff-up-moves-all": ("tests/tolerances.py", TOLERANCES, "**-11", "**-9", "U.fp16: 0.000488281 ->", True),
-    "tolerance-removed": ("tests/tolerances.py", TOLERANCES, '("scan", "fp16"): 3 * U["fp16"]', "", "removed: ROW[scan", True),
+    "tolerance-removed": (
+        "tests/tolerances.py", TOLERANCES, '("scan", "fp16"): 3 * U["fp16"]', "", "removed: ROW[scan", True),
     "tolerance-added": (
         "tests/tolerances.py", TOLERANCES, 'LSE = -(1) + 2', 'LSE = 1\nNEW = {("x", "y"): 9.0}', "added: NEW", False),
     "constant-becomes-code": ("tests/tolerances.py", TOLERANCES, "LSE = -(1) + 2", "LSE = f()", "code around", True),
-    "code-around-it": ("tests/tolerances.py", TOLERANCES, 'ROW[op, "fp16"]', '9 * ROW[op, "fp16"]', "code around", True),
+    "code-around-it": (
+        "tests/tolerances.py", TOLERANCES, 'ROW[op, "fp16"]', '9 * ROW[op, "fp16"]', "code around", True),
     "a-docstring": ("tests/tolerances.py", TOLERANCES, "Why they are", "What they are", None, None),
     "a-comment": ("tests/tolerances.py", TOLERANCES, "LSE = -(1) + 2", "LSE = -(1) + 2  # as ever", None, None),
     "syntax-error": ("tests/tolerances.py", TOLERANCES, "def ", "dfe ", "cannot be compared", True),
@@ -61,12 +63,14 @@ EDITS = {
     "device-lost": ("ci/areas/k.yaml", AREA, "cpu, gfx942", "cpu", "removed: steps[a].devices[gfx942]", True),
     "device-more": ("ci/areas/k.yaml", AREA, "gfx942", "gfx942, gfx950", "added: steps[a].devices[gfx950]", False),
     "step-lost": ("ci/areas/k.yaml", AREA, AREA.splitlines()[-1], "", "removed: steps[b]", True),
-    "step-more": ("ci/areas/k.yaml", AREA, "  - {key: b", "  - {key: c, minimum: 1}\n  - {key: b", "added: steps[c]", False),
+    "step-more": (
+        "ci/areas/k.yaml", AREA, "  - {key: b", "  - {key: c, minimum: 1}\n  - {key: b", "added: steps[c]", False),
     "steps-in-another-order": (
         "ci/areas/k.yaml", AREA, "\n".join(AREA.splitlines()[4:]), "\n".join(AREA.splitlines()[:3:-1]), None, None),
     "command": ("ci/areas/k.yaml", AREA, "pytest a", "pytest a -k easy", "pytest a -> pytest a -k easy", True),
     "globs-in-another-order": ("ci/areas/k.yaml", AREA, 'tests/, "!*.md"', '"!*.md", tests/', "paths:", True),
-    "always-gone": ("ci/areas/k.yaml", f"always: true\n{AREA}", "always: true", "always: false", "always: True ->", True),
+    "always-gone": (
+        "ci/areas/k.yaml", f"always: true\n{AREA}", "always: true", "always: false", "always: True ->", True),
     "network": ("ci/areas/k.yaml", AREA, "minimum: 5", "minimum: 5, network: true", "network = True", True),
     "a-label": ("ci/areas/k.yaml", AREA, "label: A", "label: Better", None, None),
     "spills-up": ("kernels/pagedkv/audit/budgets.toml", BUDGETS, "spills = 0", "spills = 9", "every.vgpr_spills", True),
@@ -76,9 +80,12 @@ EDITS = {
         "kernels/pagedkv/audit/narrow.toml", BUDGETS, "[[narrow]]", '[[narrow]]\nrow = "q"\ntriton = "3"\n[[narrow]]',
         "added: narrow[q, 3].row", True),
     "not-toml": ("kernels/pagedkv/audit/budgets.toml", BUDGETS, "[every]", "[every", "cannot be compared", True),
-    "quarantine-more": ("ci/quarantine.yaml", QUARANTINE, "tests:", "tests:\n  - {test: u, step: a}", "added: tests[u, a]", True),
-    "quarantine-fewer": ("ci/quarantine.yaml", QUARANTINE, QUARANTINE.splitlines()[2], "", "removed: tests[t, b]", False),
-    "quarantine-longer": ("ci/quarantine.yaml", QUARANTINE, "11-10", "11-15", "expires: 2026-11-10 -> 2026-11-15", True),
+    "quarantine-more": (
+        "ci/quarantine.yaml", QUARANTINE, "tests:", "tests:\n  - {test: u, step: a}", "added: tests[u, a]", True),
+    "quarantine-fewer": (
+        "ci/quarantine.yaml", QUARANTINE, QUARANTINE.splitlines()[2], "", "removed: tests[t, b]", False),
+    "quarantine-longer": (
+        "ci/quarantine.yaml", QUARANTINE, "11-10", "11-15", "expires: 2026-11-10 -> 2026-11-15", True),
     "quarantine-everywhere": ("ci/quarantine.yaml", QUARANTINE, "devices: [gfx942], ", "", "added: tests[t, a]", True),
     "floor-down": ("evals/gates.yaml", GATES, "0.9", "0.5", "gates.g.floor: 0.9 -> 0.5", True),
     "margin-down": ("evals/gates.yaml", GATES, "0.03", "0.01", "gates.g.margin: 0.03 -> 0.01", False),
@@ -112,6 +119,7 @@ WHOLE = {
     "deleted-conftest": ("tests/conftest.py", b"x", None, [("deleted", True)]),
     "deleted-bug": ("tests/bugs/x/bug.yaml", b"x", None, [("deleted", True)]),
     "new-bug": ("tests/bugs/x/bug.yaml", None, b"x", [("new file", False)]),
+    "new-baseline": ("evals/baselines/x.json", None, b"{}", [("new file", False)]),
     "new-code": ("ci/hilgate/x.py", None, b"x", [("new file", True)]),
     "deleted-tolerances": ("tests/tolerances.py", b"x", None, [("deleted", True)]),
     "new-area": ("ci/areas/x.yaml", None, b"area: x", [("new file", False)]),
@@ -205,8 +213,8 @@ def test_a_change_cannot_take_a_file_off_the_list(checkout):
     assert len(loosening.loosened(root, sha, [protected.PROTECTED_FILE, "tests/tolerances.py"])) == 2
 
 
-def test_an_invalid_list_without_another_is_refused(tmp_path, checkout):
-    root, sha = checkout
+def test_an_invalid_list_without_another_is_refused(checkout):
+    root, _ = checkout
     (root / protected.PROTECTED_FILE).write_text("files: nonsense\n")
     subprocess.run(["git", *IDENTITY, "commit", "-qam", "bad"], cwd=root, check=True)
     bad = subprocess.run(
@@ -218,16 +226,9 @@ def test_an_invalid_list_without_another_is_refused(tmp_path, checkout):
 
 def test_only_data_is_put_back_and_only_what_is_looser(checkout):
     root, sha = checkout
-    told = tuple(
-        Loosening(path=path, what="changed", looser=looser)
-        for path, looser in [
-            ("tests/tolerances.py", True),
-            ("evals/gates.yaml", False),
-            ("ci/hilgate/x.py", True),
-            ("ci/areas/k.yaml", True),
-            ("tests/bugs/x/bug.yaml", True),
-        ]  # fmt: skip
-    )
+    names = {"tests/tolerances.py": True, "evals/gates.yaml": False, "ci/hilgate/x.py": True, "ci/areas/k.yaml": True}
+    told = tuple(Loosening(path=path, what="changed", looser=looser) for path, looser in names.items())
+    told += (Loosening(path="tests/bugs/x/bug.yaml", what="deleted", looser=True),)
     a_plan = plan(merge_base=sha, loosened=told, profile="pr")
     assert loosening.to_put_back(root, a_plan) == ("tests/bugs/x/bug.yaml", "tests/tolerances.py")
     assert loosening.to_put_back(root, plan(merge_base=sha)) == ()

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
-
+import time
 
 import pytest
 from toyjobs import (
-    ELSEWHERE, GATHER, IMAGE_STEP, NODE, TEST, Jobs, again, agents_plan, failed, finished, gpu_step, passed,
+    ELSEWHERE,
+    GATHER,
+    IMAGE_STEP,
+    NODE,
+    TEST,
+    Jobs,
+    again,
+    agents_plan,
+    failed,
+    finished,
+    gpu_step,
+    passed,
 )  # fmt: skip
 from toyplans import failing, plan, python, runner, step, writes_findings
 
@@ -27,7 +38,7 @@ def test_flaky(shape):
 def test_fine(): pass
 def test_slow(): pass
 """
-COMMAND = "python -m pytest tests -q -p no:cacheprovider -p no:randomly"
+COMMAND = "python -m pytest tests -q -p no:cacheprovider --deselect tests/test_toys.py::test_fine -k 'not slow'"
 
 
 @pytest.fixture
@@ -37,9 +48,9 @@ def toys(tmp_path):
     return tmp_path
 
 
-def run_step(root, command=COMMAND, **changes):
+def run_step(root):
     """One JUnit step with reruns; returns its records, its ruling and the folder of its rerun."""
-    a_plan = plan(step("toys", command, evidence=Evidence.JUNIT, **changes))
+    a_plan = plan(step("toys", COMMAND, evidence=Evidence.JUNIT, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}))
     runner(a_plan, root / "results", root=root, reruns=True).run()
     recorded = results.read(root / "results" / results.RESULTS_FILE, a_plan, plan_digest(a_plan))
     verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
@@ -75,27 +86,22 @@ def test_a_rerun_that_crashes_clears_nothing(toys):
     assert ruled.ruling is Ruling.REGRESSION
 
 
-def test_a_rerun_ends_with_its_steps_time(toys, monkeypatch):
-    monkeypatch.setattr(process, "GRACE_SECONDS", 0.3)
-    monkeypatch.setattr(run, "SECONDS_PER_MINUTE", 4.0)
-    (toys / "tests" / "conftest.py").write_text(
-        "import os, time\ndef pytest_runtest_setup(item):\n"
-        "    os.environ['HILGATE_OUT'].endswith('again') and time.sleep(60)\n"
-    )
-    recorded, ruled, _ = run_step(toys)
-    assert recorded.reruns["toys-cpu"][0].message.startswith("timed out after")
-    assert ruled.ruling is Ruling.REGRESSION
+@pytest.mark.parametrize("seconds", [0.0, -5.0])
+def test_without_time_left_there_is_no_rerun(toys, seconds):
+    toy = step("toys", COMMAND, evidence=Evidence.JUNIT)
+    ids = ("tests/test_toys.py::test_fine",)
+    assert recheck.start(toy, ids, toys / "again", root=toys, cores=1, seconds=seconds) is None
 
 
-@pytest.mark.parametrize(
-    "command",
-    [f"{COMMAND} --deselect tests/test_toys.py::test_fine", f"{COMMAND} -k flaky"],
-    ids=["value-that-is-a-path", "selection"],
-)
-def test_options_are_kept(toys, command):
-    recorded, _, folder = run_step(toys, command)
-    assert len(recorded.reruns["toys-cpu"]) == 2
-    assert "2 passed" in (folder / "log.txt").read_text()
+def test_a_rerun_that_hangs_is_ended_and_clears_nothing(toys, monkeypatch):
+    monkeypatch.setattr(process, "GRACE_SECONDS", 0.1)
+    (toys / "tests" / "conftest.py").write_text("import time\ntime.sleep(60)\n")
+    toy = step("toys", COMMAND, evidence=Evidence.JUNIT)
+    ids = ("tests/test_toys.py::test_fine",)
+    rerun = recheck.start(toy, ids, toys / "again", root=toys, cores=1, seconds=0.2)
+    while (records := rerun.poll("desk", elsewhere=False)) is None:
+        time.sleep(0.02)
+    assert [(one.outcome, one.message) for one in records] == [(Outcome.DID_NOT_RUN, "timed out after 0.2 s")]
 
 
 def test_findings_are_not_run_again(tmp_path):
@@ -191,7 +197,10 @@ def test_the_image_that_a_step_builds_is_recorded_or_it_did_not_run(tmp_path, na
     text, outcome, why = IMAGES[name]
     then = "" if text is None else f"pathlib.Path(os.environ['HILGATE_OUT'], 'image.json').write_text({text!r})"
     build = IMAGE_STEP.model_copy(
-        update={"command": writes_findings({"id": "built", "outcome": "pass"}, then=then), "evidence": "findings"}
+        update={
+            "command": writes_findings({"id": "built", "outcome": "pass"}, then=then),
+            "evidence": Evidence.FINDINGS,
+        }
     )
     a_plan = plan(build, images={"rocm": "e" * 64})
     runner(a_plan, tmp_path).run()
@@ -205,7 +214,8 @@ def test_the_image_that_a_step_builds_is_recorded_or_it_did_not_run(tmp_path, na
 
 def test_lost_evidence_beside_a_failure_is_a_failure_of_its_own(tmp_path):
     xml = '<testsuite tests="9"><testcase classname="t" name="a"><failure message="no"/></testcase></testsuite>'
-    code = f"import os, pathlib, sys; pathlib.Path(os.environ['HILGATE_OUT'], 'junit.xml').write_text({xml!r}); sys.exit(1)"
+    write = f"pathlib.Path(os.environ['HILGATE_OUT'], 'junit.xml').write_text({xml!r})"
+    code = f"import os, pathlib, sys; {write}; sys.exit(1)"
     a_plan = plan(step("a", python(code), evidence=Evidence.JUNIT))
     runner(a_plan, tmp_path).run()
     checks = results.read(tmp_path / results.RESULTS_FILE, a_plan, plan_digest(a_plan)).last("a-cpu").checks
