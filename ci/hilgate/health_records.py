@@ -75,13 +75,14 @@ def trouble(health: Sequence[Health], host: str, gpus: int) -> tuple[str, ...]:
         if host and one.host != host:
             found.append(f"the health {one.moment} is of {one.host}, the results are of {host}")
         found += [f"unfit {one.moment}: {problem}" for problem in one.problems]
-        if not one.healthy and not one.problems:
+        if not (one.healthy or one.problems or one.dmesg):
             found.append(f"unfit {one.moment}: the hook does not say why")
         if len(one.gpus) < gpus:
             found.append(f"{len(one.gpus)} of {gpus} GPUs {one.moment}")
     found += _changed(health)
-    after = [line for one in health if one.moment == "after" for line in one.dmesg]
-    return (*found, *(f"kernel log: {line}" for line in after[:SHOWN_LINES]))
+    # What the kernel said before the step began counts only where the hook found the node unfit for it.
+    log = [line for one in health if one.moment == "after" or not one.healthy for line in one.dmesg]
+    return (*found, *(f"kernel log: {line}" for line in log[:SHOWN_LINES]))
 
 
 def lines(health: Sequence[Health]) -> tuple[str, ...]:

@@ -126,7 +126,7 @@ LOST = {
 @pytest.mark.parametrize("name", LOST)
 def test_without_a_plan_there_is_a_red_verdict_and_an_annotation(tmp_path, name):
     root = write_repository(tmp_path, {"a": writes_findings(passing())})
-    hilgate(root, "gate")
+    hilgate(root, "plan", "--write", "results/plan.json")
     LOST[name](root / "results" / "plan.json")
     done = hilgate(root, *JUDGE)
     assert done.returncode == Exit.INVALID_DECLARATION

@@ -36,6 +36,8 @@ TROUBLE = {
     "old-memory-errors": (
         pair(before={"gpus": (gpu(ecc_uncorrectable=4),)}, after={"gpus": (gpu(ecc_uncorrectable=4),)}), ()),
     "kernel-log-from-before": (pair(before={"dmesg": ("old",)}), ()),
+    "unhealthy-for-its-kernel-log": (
+        pair(before={"healthy": False, "dmesg": ("GPU reset",)}), ("kernel log: GPU reset",)),
     "kernel-log-is-cut": (
         pair(after={"dmesg": tuple("abcdefg")}), tuple(f"kernel log: {letter}" for letter in "abcde")),
 }  # fmt: skip
