@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import datetime as dt
 import graphlib
+import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from hilgate import launch, process, recheck, results, rules, schedule
+from hilgate.deadline import inner_timeout
 from hilgate.errors import RunInterruptedError
 from hilgate.evidence import Collected, collect, collect_image
 from hilgate.hardware import installed
@@ -77,6 +79,7 @@ class Runner:
     reruns: bool = False
     _running: dict[str, process.Child] = field(default_factory=dict)
     _again: dict[str, recheck.Rerun] = field(default_factory=dict)
+    _limits: dict[str, float] = field(default_factory=dict)
     _started: dict[str, dt.datetime] = field(default_factory=dict)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _interrupts: process.Interrupts = field(default_factory=process.Interrupts)
@@ -156,23 +159,29 @@ class Runner:
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key)
         self._started[step.key] = _now()
-        child = launch.start(
-            step, step.command, folder, root=self.root, cores=self.cores, seconds=self._seconds_for(step)
-        )
+        seconds = self._limits[step.key] = self._seconds_left(step, 0.0)
+        child = launch.start(step, step.command, folder, root=self.root, cores=self.cores, seconds=seconds)
         self._running[step.key] = child
         self.progress.started(step, child)
 
-    def _seconds_for(self, step: PlannedStep) -> float:
-        """Seconds that a step may take, its reruns included."""
-        return step.timeout_minutes * SECONDS_PER_MINUTE
+    def _seconds_left(self, step: PlannedStep, used: float) -> float:
+        """What is left of a step's time after `used` seconds, or less where a job of Buildkite ends before that."""
+        return inner_timeout(step.timeout_minutes * SECONDS_PER_MINUTE - used, os.environ, time.time())
+
+    def _ended(self, step: PlannedStep, end: process.Ended) -> process.Ended:
+        """The same, saying so where the job left the step less than its own time: that is no hang of the step."""
+        own, given = step.timeout_minutes * SECONDS_PER_MINUTE, self._limits[step.key]
+        if given < own and end.reason.startswith(rules.TIMED_OUT):
+            return replace(end, reason=f"its job had {given:g} s left for it, and its own time is {own:g} s")
+        return end
 
     def _reap(self, steps: dict[str, PlannedStep]) -> list[str]:
         ended = [(key, end) for key, child in self._running.items() if (end := child.poll()) is not None]
         for key, end in ended:
             del self._running[key]
-            checks = self._record(steps[key], end, self._started[key])
+            checks = self._record(steps[key], self._ended(steps[key], end), self._started[key])
             if self.reruns and self._outcomes[key] is Outcome.FAIL:
-                self._run_again(steps[key], recheck.failing_ids(checks), self._seconds_for(steps[key]) - end.seconds)
+                self._run_again(steps[key], recheck.failing_ids(checks), self._seconds_left(steps[key], end.seconds))
         return [key for key, _ in ended]
 
     def _run_again(self, step: PlannedStep, ids: tuple[str, ...], seconds: float) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from hilgate import escape
 from hilgate.cli import printing
 from hilgate.model import Outcome, Ruling
 
@@ -20,7 +21,7 @@ def print_notes(verdict: Verdict) -> None:
     """Print what is not said by outcomes; nothing for a plain pass."""
     console = printing.stdout()
     for line in lines(verdict):
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(escape.line(line)), soft_wrap=True)
 
 
 def lines(verdict: Verdict) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import sys
 import time
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
@@ -44,6 +45,7 @@ def recheck(
     from hilgate import hardware, process, tree
     from hilgate import recheck as again
     from hilgate.cli import gating
+    from hilgate.deadline import inner_timeout
     from hilgate.lock import Folder
     from hilgate.model import BuildRecord
     from hilgate.plan import plan_digest, read_plan
@@ -90,7 +92,7 @@ def recheck(
                 results / "steps" / key / again.FOLDER,
                 root=root,
                 cores=machine.cores,
-                seconds=step.timeout_minutes * SECONDS_PER_MINUTE,
+                seconds=inner_timeout(step.timeout_minutes * SECONDS_PER_MINUTE, os.environ, time.time()),
             )
             if rerun is None:
                 raise NothingSelectedError(
