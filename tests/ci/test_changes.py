@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from hilgate.changes import inspect, tracked_files
+from hilgate.changes import file_at, inspect, tracked_files
 from hilgate.errors import CannotRunHereError, MisuseError
 
 
@@ -100,3 +100,19 @@ def test_tracked_files_leave_out_deleted_and_ignored_ones(checkout):
     (checkout / "ignored").write_text("")
     (checkout / "kept").unlink()
     assert tracked_files(checkout) == (".gitignore", "mine", "old")
+
+
+def test_a_file_is_read_as_a_commit_has_it(checkout):
+    head = inspect(checkout, None).commit
+    (checkout / "mine").write_bytes(b"\xff\x00 edited")
+    commit(checkout)
+    assert file_at(checkout, head, "mine") == b"m\n"
+    assert file_at(checkout, inspect(checkout, None).commit, "mine") == b"\xff\x00 edited"
+    assert file_at(checkout, head, "none") is None
+    assert file_at(checkout, head, "") is None
+
+
+@pytest.mark.parametrize("sha", ["", "HEAD", "main", "--all", "0" * 40, "z" * 40])
+def test_a_commit_that_is_not_here_is_not_a_missing_file(checkout, sha):
+    with pytest.raises(CannotRunHereError, match="is not in this checkout"):
+        file_at(checkout, sha, "mine")

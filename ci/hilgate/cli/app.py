@@ -51,7 +51,7 @@ class Settings:
 
 def build_app() -> typer.Typer:
     """The `hilgate` command line: what planning, running and kernels register."""
-    from hilgate.cli import history, kernels, planning, release, remote, running
+    from hilgate.cli import history, kernels, planning, rechecking, release, remote, running
 
     # \\b keeps the line breaks of a paragraph.
     statuses = "\n".join(f"{status.value:>5}  {meaning}" for status, meaning in EXIT_MEANINGS.items())
@@ -85,6 +85,7 @@ def build_app() -> typer.Typer:
 
     planning.register(app)
     running.register(app)
+    rechecking.register(app)
     kernels.register(app)
     remote.register(app)
     release.register(app)
