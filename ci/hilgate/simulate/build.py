@@ -10,27 +10,26 @@ from typing import TYPE_CHECKING
 
 from hilgate import results
 from hilgate.errors import Exit
-from hilgate.model import Loosening, Plan, Quarantine, Verdict
+from hilgate.model import Loosening
 from hilgate.plan import plan_digest, write_plan
 from hilgate.simulate import gate, records
 from hilgate.simulate.buildkite import LOST, Build, Ended, Host, Node, State, Upload
 from hilgate.simulate.faults import Fault, Kind
 from hilgate.simulate.job import run_job
-from hilgate.simulate.pipeline import Command, Retry
 from hilgate.simulate.site import Site, quarantine_of
-from hilgate.simulate.truth import PASSED, Truth, deserved
+from hilgate.simulate.truth import Truth, deserved
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hilgate.model import Record
+    from hilgate.model import Quarantine, Record, Verdict
+    from hilgate.simulate.pipeline import Command
     from hilgate.simulate.scenarios import Scenario
 
 HOSTS = 3
 """Machines of each queue: enough for a step to move twice."""
 
 APPROVER = "a maintainer"
-RECHECK_MINUTES = 10.0
 SHORT_MINUTES = 1.0
 
 
@@ -101,9 +100,7 @@ class _Flow:
 
     def __post_init__(self) -> None:
         skipped = frozenset(fault.step for fault in self.site.faults if fault.kind is Kind.SKIPPED)
-        hosts = {
-            queue: [Host(f"{queue}-{number}") for number in range(HOSTS)] for queue in self.scenario.queues
-        }
+        hosts = {queue: [Host(f"{queue}-{number}") for number in range(HOSTS)] for queue in self.scenario.queues}
         nodes = [Node(step) for step in self.scenario.flow]
         self.build = Build(nodes, hosts, self.perform, random.Random(f"{self.site.name}:agents"), skipped)
 
@@ -113,32 +110,41 @@ class _Flow:
             job = _recheck if command.rechecks else run_job
             return job(self.site, self.build, command, attempt, host, minute)
         if command.key == "plan":
-            return self._plan()
+            return self._plan(attempt)
         if command.key == "recheck":
             return self._recheck(minute, attempt)
         return self._verdict(minute, attempt)
 
-    def _plan(self) -> Ended:
-        if any(fault.kind is Kind.PLAN_FAILED for fault in self.site.faults):
+    def _struck(self, kind: Kind) -> int | None:
+        """The number of a fault of the build, or None."""
+        return next((fault.number for fault in self.site.faults if fault.kind is kind), None)
+
+    def _plan(self, attempt: int) -> Ended:
+        if self._struck(Kind.PLAN_FAILED) is not None:
             self.site.ledger.planned = False
             return Ended(int(Exit.INVALID_DECLARATION), SHORT_MINUTES)
         write_plan(self.site.plan, self.folder / gate.PLAN_FILE)
+        lost = self._struck(Kind.PLAN_AGENT_LOST)
+        if lost is not None and attempt == 0:
+            return Ended(LOST, SHORT_MINUTES, inserted=self.scenario.generated if lost % 2 else ())
+        if lost is not None and lost % 2:
+            # Buildkite refuses the same keys a second time, so the retry of a plan that was uploaded fails.
+            return Ended(int(Exit.FAIL), SHORT_MINUTES)
         return Ended(0, SHORT_MINUTES, inserted=self.scenario.generated)
 
     def _recheck(self, minute: float, attempt: int) -> Ended:
-        gathered = self._gather(f"recheck.{attempt}", minute)
-        wanted = gate.pending(gathered) if gathered else {}
+        try:
+            gathered = self._gather(f"recheck.{attempt}", minute)
+            wanted = gate.pending(gathered) if gathered else {}
+            inserted = self.scenario.rechecks(tuple(sorted(wanted)))
+        except Exception as error:  # noqa: BLE001 - whatever breaks it is a finding of the simulation
+            self.broke_down = f"{type(error).__name__}: {error}"
+            return Ended(int(Exit.BUG), SHORT_MINUTES)
         self.site.failing.update(wanted)
-        return Ended(0, SHORT_MINUTES, inserted=tuple(self._again(key) for key in wanted))
-
-    def _again(self, key: str) -> Command:
-        job = next(step for step in self.scenario.generated if isinstance(step, Command) and step.runs == key)
-        retries = (Retry(int(Exit.SICK_NODE), None, 3), *job.retries)
-        return Command(f"{key}-recheck", job.queue, (), False, RECHECK_MINUTES, retries, False, key, f"{key}.recheck", True)
+        return Ended(0, SHORT_MINUTES, inserted=inserted)
 
     def _verdict(self, minute: float, attempt: int) -> Ended:
-        lost = attempt == 0 and any(fault.kind is Kind.VERDICT_AGENT_LOST for fault in self.site.faults)
-        if lost:
+        if attempt == 0 and self._struck(Kind.VERDICT_AGENT_LOST) is not None:
             return Ended(LOST, SHORT_MINUTES)
         self.site.ledger.verdict_at = minute
         try:

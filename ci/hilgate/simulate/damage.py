@@ -75,7 +75,9 @@ def _not_a_number(rng: random.Random, whole: bytes) -> bytes:
 
 
 def _wrong_type(rng: random.Random, whole: bytes) -> bytes:
-    return _replace_value(rng, whole, lambda value: json.dumps(rng.choice([[value], {"value": value}, str(value), None])))
+    return _replace_value(
+        rng, whole, lambda value: json.dumps(rng.choice([[value], {"value": value}, str(value), None]))
+    )
 
 
 def _replace_value(rng: random.Random, whole: bytes, other: Callable[[object], str]) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from hilgate.model import Evidence
 from hilgate.names import CPU
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Iterable
 
     from hilgate.model import Plan, PlannedStep
@@ -60,26 +60,31 @@ class Kind(enum.StrEnum):
     QUARANTINE_EXPIRED = "expired quarantine"
     HEALTH_MISSING = "health file missing"
     HEALTH_CORRUPT = "health file corrupt"
+    HEALTH_OF_OTHER_NODE = "health of another node"
     PREFLIGHT_MISSING = "preflight missing"
+    PREFLIGHT_IGNORED = "unfit by preflight, and ran"
+    GPU_LOST = "GPU gone by the end"
     IMAGE_OTHER_CONTENT = "image of other content"
     IMAGE_NOT_RECORDED = "image not recorded"
+    IMAGE_IMPOSTOR = "image recorded by its user"
     RECHECK_SAME_NODE = "recheck on the same node"
     PLAN_FAILED = "plan job failed"
+    PLAN_AGENT_LOST = "agent of the plan lost"
     VERDICT_AGENT_LOST = "agent of the verdict lost"
     LOOSENED = "loosened gate, no approval"
     LOOSENED_APPROVED = "loosened gate, approved"
 
 
-OF_THE_BUILD = frozenset({Kind.PLAN_FAILED, Kind.VERDICT_AGENT_LOST, Kind.LOOSENED, Kind.LOOSENED_APPROVED})
+OF_THE_BUILD = frozenset(
+    {Kind.PLAN_FAILED, Kind.PLAN_AGENT_LOST, Kind.VERDICT_AGENT_LOST, Kind.LOOSENED, Kind.LOOSENED_APPROVED}
+)
 """Faults that strike no single step."""
 
-FIRST_ATTEMPT_ONLY = frozenset(
-    {Kind.AGENT_LOST, Kind.AGENT_STOPPED, Kind.SICK_NODE, Kind.HANG_HARD, Kind.VERDICT_AGENT_LOST}
-)
+FIRST_ATTEMPT_ONLY = frozenset({Kind.AGENT_LOST, Kind.AGENT_STOPPED, Kind.SICK_NODE, Kind.HANG_HARD})
 """Faults that Buildkite answers with another attempt, which then goes well; every other kind strikes each attempt."""
 
-DEFAULT_RATE = 0.035
-"""Probability of each kind in a build: 49 kinds make 1.7 faults a build on average, and one build in six has none."""
+DEFAULT_RATE = 0.03
+"""Probability of each kind in a build: 54 kinds make 1.5 faults a build on average, and one build in five has none."""
 
 
 @dataclass(frozen=True)
@@ -99,19 +104,20 @@ class Fault:
         return f"{self.kind.value} [{self.step or 'build'}, {self.number}]"
 
 
-def draw(rng: random.Random, plan: Plan, rate: float) -> tuple[Fault, ...]:
+def draw(rng: random.Random, plan: Plan, rate: float, kinds: frozenset[Kind] = frozenset(Kind)) -> tuple[Fault, ...]:
     """Draw the faults of a build.
 
     Args:
         rng: Seeded; the same numbers are drawn whatever the rate.
         plan: Offers the steps to strike.
         rate: Probability of each kind, 0 to 1.
+        kinds: Kinds that may strike.
     """
     drawn = []
     for kind in Kind:
         strikes, place, number = rng.random() < rate, rng.random(), rng.randrange(1 << 30)
         places = _places(kind, plan.steps)
-        if strikes and places:
+        if strikes and places and kind in kinds:
             drawn.append(Fault(kind, places[int(place * len(places))], number))
     return tuple(drawn)
 
@@ -130,9 +136,9 @@ def _places(kind: Kind, steps: Iterable[PlannedStep]) -> tuple[str, ...]:
 def _fits(kind: Kind, step: PlannedStep) -> bool:
     if kind in {Kind.IMAGE_OTHER_CONTENT, Kind.IMAGE_NOT_RECORDED}:
         return step.provides is not None
-    if kind is Kind.OTHER_IMAGE:
+    if kind in {Kind.OTHER_IMAGE, Kind.IMAGE_IMPOSTOR}:
         return step.image is not None
-    if kind is Kind.SICK_AFTERWARDS:
+    if kind in {Kind.SICK_AFTERWARDS, Kind.PREFLIGHT_IGNORED, Kind.GPU_LOST, Kind.HEALTH_OF_OTHER_NODE}:
         return step.device != CPU
     if kind is Kind.RECHECK_SAME_NODE:
         return step.evidence is Evidence.JUNIT

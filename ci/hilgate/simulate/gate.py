@@ -44,9 +44,7 @@ def pending(gathered: Gathered) -> dict[str, tuple[str, ...]]:
     return {}
 
 
-def decide(
-    gathered: Gathered, decided: dt.datetime, quarantine: Quarantine, approved_by: str
-) -> tuple[Verdict, Exit]:
+def decide(gathered: Gathered, decided: dt.datetime, quarantine: Quarantine, approved_by: str) -> tuple[Verdict, Exit]:
     """The verdict, and the exit status of the command that gives it."""
     del quarantine, approved_by
     verdict = judge.judge(gathered.plan, gathered.recorded, gathered.digest, decided=decided)

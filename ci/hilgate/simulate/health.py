@@ -30,9 +30,10 @@ def write(
     taken: dt.datetime,
     *,
     trouble: str = "",
+    lost: int = 0,
 ) -> None:
-    """Write a health file; `trouble` makes the node unfit and says why."""
-    gpus = range(step.gpus or 1) if step.device != CPU else ()
+    """Write a health file; `trouble` makes the node unfit and says why, `lost` is how many of its GPUs are gone."""
+    gpus = range((step.gpus or 1) - lost) if step.device != CPU else ()
     record = Health(
         step=step.key,
         moment=moment,

@@ -6,7 +6,7 @@ What really happens goes to the ledger first; then the files are written as real
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hilgate import results
 from hilgate.errors import Exit
@@ -31,10 +31,14 @@ KILLED = 137
 PREFLIGHT_MINUTES = 0.5
 _WORTHLESS = {
     Kind.SICK_AFTERWARDS: "its node was sick by the end",
+    Kind.GPU_LOST: "a GPU was gone by the end",
+    Kind.PREFLIGHT_IGNORED: "its node was unfit from the start",
+    Kind.HEALTH_OF_OTHER_NODE: "the health is another node's",
     Kind.OTHER_COMMIT: "of another commit",
     Kind.OTHER_PLAN: "of another plan",
     Kind.OTHER_TREE: "of another tree",
     Kind.OTHER_IMAGE: "in another image",
+    Kind.IMAGE_IMPOSTOR: "in another image, which it recorded as built",
     Kind.OTHER_COMMAND: "another command was run",
     Kind.OTHER_STEP: "the records are another step's",
     Kind.FALSE_CLAIM: "it claims more than it shows",
@@ -86,9 +90,7 @@ class _Job:
 
     def _refuse(self) -> Ended:
         """Preflight found the node unfit: the agent pauses, and the step moves elsewhere."""
-        health.write(
-            self.folder, self.step, self.host.name, "before", self.site.at(self.minute), trouble="uncorrectable ECC: 3"
-        )
+        self._health("before", self.minute, trouble="uncorrectable ECC: 3")
         self.host.paused = True
         return self._ended("preflight refused the node", int(Exit.SICK_NODE), PREFLIGHT_MINUTES)
 
@@ -119,7 +121,12 @@ class _Job:
 
     def _preflight(self) -> None:
         if Kind.PREFLIGHT_MISSING not in self.struck:
-            health.write(self.folder, self.step, self.host.name, "before", self.site.at(self.minute))
+            trouble = "uncorrectable ECC: 3" if Kind.PREFLIGHT_IGNORED in self.struck else ""
+            self._health("before", self.minute, trouble=trouble)
+
+    def _health(self, moment: Literal["before", "after"], minute: float, *, trouble: str = "", lost: int = 0) -> None:
+        host = f"{self.host.name}-other" if Kind.HEALTH_OF_OTHER_NODE in self.struck else self.host.name
+        health.write(self.folder, self.step, host, moment, self.site.at(minute), trouble=trouble, lost=lost)
 
     def _work(self) -> Ended:
         """Run the step, leave its records, damage them."""
@@ -151,7 +158,8 @@ class _Job:
         digest = self.site.images.get(self.step.image, "")
         if not digest:
             self.deed.wrong.append("its image was not built")
-        return records.other(digest) if Kind.OTHER_IMAGE in self.struck else digest
+        foreign = self.struck.keys() & {Kind.OTHER_IMAGE, Kind.IMAGE_IMPOSTOR}
+        return records.other(digest) if foreign else digest
 
     def _damage(self, path: Path) -> None:
         whole = path.read_bytes()
@@ -172,10 +180,9 @@ class _Job:
         unseen = self.site.rng("unseen", self.host.name).random() < 0.5
         sick = Kind.SICK_AFTERWARDS in self.struck or (self.host.name in self.site.sick and not unseen)
         if Kind.PREFLIGHT_MISSING not in self.struck:
-            taken = self.site.at(self.minute + self.minutes)
-            health.write(
-                self.folder, self.step, self.host.name, "after", taken, trouble="the GPU was reset" if sick else ""
-            )
+            trouble, lost = "the GPU was reset" if sick else "", int(Kind.GPU_LOST in self.struck)
+            self._health("after", self.minute + self.minutes, trouble=trouble, lost=lost)
+            self.deed.seen_sick = sick
         if Kind.HEALTH_MISSING in self.struck:
             health.lose(self.folder, self.struck[Kind.HEALTH_MISSING])
         if Kind.HEALTH_CORRUPT in self.struck:

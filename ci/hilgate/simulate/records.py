@@ -66,6 +66,9 @@ def of_job(
     failed = [check.id for check in said.checks if check.outcome is Outcome.FAIL]
     if step.evidence is Evidence.JUNIT and len(failed) <= RERUN_LIMIT:
         lines += [rerun(site, step, test, host, elsewhere=False) for test in failed]
+    if Kind.IMAGE_IMPOSTOR in struck and step.image is not None and image:
+        content = site.plan.images.get(step.image, "")
+        lines.append(ImageRecord(step=step.key, image=step.image, content=content, digest=image))
     return Written([*lines, *_built(site, step, deed, struck)], _EXITS[decision.outcome])
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hilgate import buildkite, changes
 from hilgate.declare import Declarations, load
 from hilgate.errors import NothingSelectedError
+from hilgate.followups import recheck_yaml
 from hilgate.model import Evidence, Plan, PlannedStep
 from hilgate.names import CPU
 from hilgate.plan import assemble
@@ -31,7 +32,7 @@ MAX_STEPS = 6
 """Of a toy plan, the step that builds its image not counted."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scenario:
     """A plan and its pipeline as Buildkite reads it.
 
@@ -46,6 +47,10 @@ class Scenario:
     flow: tuple[Command | Wait, ...]
     generated: tuple[Command | Wait, ...]
     queues: tuple[str, ...]
+
+    def rechecks(self, keys: tuple[str, ...]) -> tuple[Command | Wait, ...]:
+        """The steps that run failing tests of these planned steps once more; other tests make the same steps."""
+        return _rechecks(self, keys) if keys else ()
 
 
 class Scenarios:
@@ -81,6 +86,11 @@ class Scenarios:
     def _scenario(self, name: str, plan: Plan) -> Scenario:
         generated = parse(buildkite.pipeline_yaml(plan, self.declarations))
         return Scenario(name, plan, self.flow, generated, tuple(self.declarations.agents.queues))
+
+
+@functools.lru_cache(maxsize=4096)
+def _rechecks(scenario: Scenario, keys: tuple[str, ...]) -> tuple[Command | Wait, ...]:
+    return parse(recheck_yaml(scenario.plan, dict.fromkeys(keys, ("a test",))))
 
 
 def toy_plan(rng: random.Random, declarations: Declarations) -> Plan:

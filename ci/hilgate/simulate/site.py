@@ -101,10 +101,14 @@ class Site:
         tests = self.tests(step)
         return {tests[f.number % len(tests)] for f in self.faults if f.step == step.key and f.kind in kinds}
 
+    def failing_by_nature(self, key: str) -> set[str]:
+        """The tests of a step that fail whatever the node."""
+        return self.chosen(self.steps[key], _LASTING | {Kind.FLAKY})
+
     def outcomes(self, step: PlannedStep, host: Host) -> dict[str, str]:
         """What becomes of each test when a step runs on a host for the first time."""
         ends = dict.fromkeys(self.tests(step), PASSED)
-        failing = self.chosen(step, _LASTING | {Kind.FLAKY})
+        failing = self.failing_by_nature(step.key)
         if host.name in self.sick:
             failing |= set(list(ends)[:: self.rng("sick", host.name).randint(1, 3)])
         return ends | dict.fromkeys(failing, FAILED)

@@ -27,6 +27,7 @@ class Deed:
         wrong: What makes the attempt worthless, each in words: another commit, a sick node, damaged evidence ...
         doubtful: What a judge may take or leave: damage that changes nothing that decides.
         innocent: Whether nothing that went wrong is the change's doing.
+        seen_sick: Whether the hooks after the step saw that its node was sick.
         arrives: Simulated minute from which its records can be downloaded.
     """
 
@@ -38,6 +39,7 @@ class Deed:
     wrong: list[str] = field(default_factory=list)
     doubtful: list[str] = field(default_factory=list)
     innocent: bool = True
+    seen_sick: bool = False
     arrives: float = NEVER
 
     def failures(self) -> set[str]:
@@ -120,7 +122,7 @@ def of_step(step: PlannedStep, ledger: Ledger) -> tuple[list[str], list[str]]:
     excused = {test for test in deed.failures() if any(excuse.covers(step, test) for excuse in ledger.excuses)}
     against = list(deed.wrong)
     if deed.failures() - excused:
-        against.append(f"{sorted(deed.failures() - excused)[0]} failed")
+        against.append(f"{min(deed.failures() - excused)} failed")
     if sum(end == PASSED for end in deed.tests.values()) < step.minimum:
         against.append("it did not do its work")
     if deed.ended != 0 and not (deed.ended == 1 and excused):
@@ -128,5 +130,8 @@ def of_step(step: PlannedStep, ledger: Ledger) -> tuple[list[str], list[str]]:
     if deed.arrives > ledger.verdict_at:
         against.append("its results had not arrived")
     # A retried attempt's artifacts are out of reach of everybody who judges the build.
-    unsure = [*deed.doubtful, *("an attempt that was retried had failed" for d in ledger.deeds[step.key][:-1] if d.failures())]
+    unsure = [
+        *deed.doubtful,
+        *("an attempt that was retried had failed" for d in ledger.deeds[step.key][:-1] if d.failures()),
+    ]
     return against, unsure

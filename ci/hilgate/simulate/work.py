@@ -50,7 +50,7 @@ def do(site: Site, step: PlannedStep, host: Host, deed: Deed, struck: dict[Kind,
     if Kind.NO_EVIDENCE in struck:
         deed.ended = 0
         return Said(problem="it left no evidence")
-    claim = struck[Kind.FALSE_CLAIM] % 3 if Kind.FALSE_CLAIM in struck else None
+    claim = struck[Kind.FALSE_CLAIM] % 4 if Kind.FALSE_CLAIM in struck else None
     deed.tests = _tests(site, step, host, struck)
     if claim == 0:
         deed.tests[next(iter(deed.tests), "test")] = FAILED
@@ -58,6 +58,8 @@ def do(site: Site, step: PlannedStep, host: Host, deed: Deed, struck: dict[Kind,
     if not deed.tests:
         deed.ended = NO_TESTS if step.evidence is Evidence.JUNIT else 0
         return Said(problem="its evidence holds no tests")
+    if claim == 3:
+        deed.ended = None
     return Said() if claim == 2 else Said(tuple(check(test, end) for test, end in deed.tests.items()))
 
 
