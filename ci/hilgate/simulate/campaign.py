@@ -15,7 +15,7 @@ from hilgate.errors import MisuseError
 from hilgate.simulate.build import Finished, run_build
 from hilgate.simulate.faults import DEFAULT_RATE, Fault, Kind, draw
 from hilgate.simulate.scenarios import Scenarios
-from hilgate.simulate.score import Kinship, Problem, problems, unseen_failures
+from hilgate.simulate.score import Wrong, Problem, problems, unseen_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,7 @@ class Tally:
     verdicts: Counter[str] = field(default_factory=Counter)
     rulings: Counter[str] = field(default_factory=Counter)
     deserved: Counter[str] = field(default_factory=Counter)
-    problems: Counter[Kinship] = field(default_factory=Counter)
+    problems: Counter[Wrong] = field(default_factory=Counter)
     unseen_failures: int = 0
     failing: list[Failing] = field(default_factory=list)
     seconds: float = 0.0
@@ -72,7 +72,7 @@ class Tally:
     @property
     def sound(self) -> bool:
         """Whether no build passed that must not, and no result was lost."""
-        return not self.problems[Kinship.FALSE_PASS] and not self.problems[Kinship.LOST_RESULT]
+        return not self.problems[Wrong.FALSE_PASS] and not self.problems[Wrong.LOST_RESULT]
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`: the same names whatever happened."""
@@ -85,10 +85,10 @@ class Tally:
             "deserved": dict(self.deserved),
             "verdicts": dict(self.verdicts.most_common()),
             "rulings": dict(self.rulings.most_common()),
-            "false_passes": self.problems[Kinship.FALSE_PASS],
-            "lost_results": self.problems[Kinship.LOST_RESULT],
-            "false_blames": self.problems[Kinship.FALSE_BLAME],
-            "needless_blocks": self.problems[Kinship.NEEDLESS_BLOCK],
+            "false_passes": self.problems[Wrong.FALSE_PASS],
+            "lost_results": self.problems[Wrong.LOST_RESULT],
+            "false_blames": self.problems[Wrong.FALSE_BLAME],
+            "needless_blocks": self.problems[Wrong.NEEDLESS_BLOCK],
             "unseen_failures": self.unseen_failures,
             "failing": [failing.as_json() for failing in self.failing],
             "seconds": round(self.seconds, 2),
@@ -178,7 +178,7 @@ class Campaign:
             tally.failing.append(Failing(line, problem, shrunk))
 
 
-def shrink(scenario: Scenario, name: str, faults: tuple[Fault, ...], kind: Kinship, scratch: Path) -> tuple[Fault, ...]:
+def shrink(scenario: Scenario, name: str, faults: tuple[Fault, ...], kind: Wrong, scratch: Path) -> tuple[Fault, ...]:
     """Leave out one fault after the other, as long as the verdict stays wrong in the same way."""
     for fault in faults:
         fewer = tuple(other for other in faults if other != fault)

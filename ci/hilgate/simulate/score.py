@@ -18,7 +18,7 @@ _REACH_OTHERS = frozenset({Kind.OTHER_TREE, Kind.OTHER_STEP})
 """Kinds that spoil the evidence of steps beside the one they strike."""
 
 
-class Kinship(enum.StrEnum):
+class Wrong(enum.StrEnum):
     """How a verdict can be wrong."""
 
     FALSE_PASS = "false pass"  # noqa: S105 - not a password
@@ -31,7 +31,7 @@ class Kinship(enum.StrEnum):
 class Problem:
     """One way in which a verdict is wrong, and why."""
 
-    kind: Kinship
+    kind: Wrong
     why: str
 
 
@@ -40,15 +40,15 @@ def problems(finished: Finished) -> tuple[Problem, ...]:
     found = []
     truth = finished.truth
     if finished.passed and truth.forbidden:
-        found.append(Problem(Kinship.FALSE_PASS, truth.forbidden[0]))
+        found.append(Problem(Wrong.FALSE_PASS, truth.forbidden[0]))
     if not finished.passed and not truth.forbidden and not truth.doubtful:
         why = finished.verdict.why if finished.verdict else finished.broke_down or "no verdict was posted"
-        found.append(Problem(Kinship.NEEDLESS_BLOCK, why))
+        found.append(Problem(Wrong.NEEDLESS_BLOCK, why))
     if finished.broke_down:
-        found.append(Problem(Kinship.LOST_RESULT, f"the judge broke down: {finished.broke_down}"))
+        found.append(Problem(Wrong.LOST_RESULT, f"the judge broke down: {finished.broke_down}"))
     if finished.verdict is not None:
-        found += [Problem(Kinship.LOST_RESULT, why) for why in _lost(finished, finished.verdict)]
-        found += [Problem(Kinship.FALSE_BLAME, why) for why in _blamed(finished, finished.verdict)]
+        found += [Problem(Wrong.LOST_RESULT, why) for why in _lost(finished, finished.verdict)]
+        found += [Problem(Wrong.FALSE_BLAME, why) for why in _blamed(finished, finished.verdict)]
     return tuple(found)
 
 
