@@ -48,7 +48,9 @@ def test_a_job_that_does_not_know_its_end_is_refused(environment):
 
 
 @given(
-    step=st.floats(1, 1e5), minutes=st.integers(1, 600), elapsed=st.floats(0, 1e5, allow_nan=False, allow_infinity=False)
+    step=st.floats(1, 1e5),
+    minutes=st.integers(1, 600),
+    elapsed=st.floats(0, 1e5, allow_nan=False, allow_infinity=False),
 )
 def test_it_never_outlives_the_job_or_its_own_timeout(step, minutes, elapsed):
     left = inner_timeout(step, job(minutes, NOW - elapsed), NOW)

@@ -18,7 +18,7 @@ from hilgate.errors import Exit, MisuseError
 from hilgate.simulate import gate
 from hilgate.simulate.build import run_build
 from hilgate.simulate.campaign import Campaign, shrink
-from hilgate.simulate.damage import DAMAGING, damage, harmless
+from hilgate.simulate.damage import DAMAGING, damage
 from hilgate.simulate.faults import Fault, Kind, draw, possible
 from hilgate.simulate.scenarios import Scenarios
 from hilgate.simulate.score import Wrong, problems
@@ -45,7 +45,8 @@ def scenarios():
 
 
 def campaign(builds, seed="tests", **changes):
-    return Campaign(ROOT, builds, seed, **changes).run()
+    shared = scenarios() if seed == "tests" else None
+    return Campaign(ROOT, builds, seed, scenarios=shared, **changes).run()
 
 
 def test_without_faults_every_build_passes_and_nothing_is_held_back():
@@ -110,7 +111,7 @@ def schedules(draw_from):
     return scenario, tuple(faults), str(draw_from(st.integers(0, 99)))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(schedules())
 def test_no_schedule_of_faults_earns_a_false_pass_or_loses_a_result(schedule):
     scenario, faults, name = schedule
@@ -164,30 +165,6 @@ def test_damage_is_the_same_for_the_same_number_and_changes_the_file(kind):
     assert any(damage(kind, number, LINES) != LINES for number in range(9))
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [
-        (b'"seconds":0.5', b'"seconds":0.7', True),
-        (b'"outcome":"pass","checks"', b'"outcome":"fail","checks"', False),
-        (b'"checks":2', b'"checks":"2"', False),
-        (b'"s":1', b'"s":NaN', False),
-        (b'"s":1', b'"t":1', False),
-        (b'"s":1}\n', b'"s":1}', False),
-        (b'"id":"x"', b'"id":"z"', False),
-        (b'{"kind":"step"', b'{"kind":"stop"', False),
-    ],
-)
-def test_damage_is_harmless_only_where_nothing_that_decides_changes(before, after, expected):
-    assert before in LINES
-    assert harmless(LINES, LINES.replace(before, after)) is expected
-
-
-def test_neighbouring_checks_may_change_places_and_other_lines_may_not():
-    lines = LINES.splitlines(keepends=True)
-    assert harmless(LINES, b"".join([lines[0], lines[2], lines[1], lines[3]]))
-    assert not harmless(LINES, b"".join([lines[0], lines[1], lines[3], lines[2]]))
-
-
 def simulate(*arguments):
     return hilgate(ROOT, "simulate", *arguments)
 
@@ -233,8 +210,8 @@ def test_kept_folders_hold_each_build_and_are_never_overwritten(tmp_path):
         (["--seed", "a b"], "is no seed"),
         (["--seed", "1:x"], "is no seed"),
         (["--seed", "1:2", "--builds", "3"], "is one build"),
-        (["--builds", "0"], "0"),
-        (["--rate", "1.5"], "1.5"),
+        (["--builds", "0"], "builds"),
+        (["--rate", "1.5"], "rate"),
         (["--rate", "nan"], "rate"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from pathlib import Path  # noqa: TC003 - typer evaluates the annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +16,6 @@ from hilgate.errors import Exit, MisuseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from hilgate.cli.app import Settings
     from hilgate.simulate.campaign import Failing, Tally
@@ -29,7 +29,7 @@ _MEANINGS = {
     "lost_results": "arrived and are not in the verdict",
     "false_blames": "infrastructure ruled a regression",
     "needless_blocks": "deserved to pass and did not",
-    "unseen_failures": "failures of attempts that Buildkite retried",
+    "unseen_failures": "of attempts that were retried, in builds that passed",
 }
 
 

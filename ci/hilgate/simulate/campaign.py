@@ -15,7 +15,7 @@ from hilgate.errors import MisuseError
 from hilgate.simulate.build import Finished, run_build
 from hilgate.simulate.faults import DEFAULT_RATE, Fault, Kind, draw
 from hilgate.simulate.scenarios import Scenarios
-from hilgate.simulate.score import Wrong, Problem, problems, unseen_failures
+from hilgate.simulate.score import Problem, Wrong, problems, unseen_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,6 +115,7 @@ class Campaign:
         only: The one build of the series to run; None runs all.
         keep: Where each build's folder is kept; None keeps nothing.
         kinds: Kinds of fault that may strike.
+        scenarios: The plans of this seed, where they are made already.
     """
 
     root: Path
@@ -124,6 +125,7 @@ class Campaign:
     only: int | None = None
     keep: Path | None = None
     kinds: frozenset[Kind] = frozenset(Kind)
+    scenarios: Scenarios | None = None
 
     def run(self, tick: Callable[[int], None] = lambda _: None) -> Tally:
         """Run the series; `tick` hears of each finished build.
@@ -132,7 +134,7 @@ class Campaign:
             MisuseError: `keep` holds something already.
         """
         began = time.monotonic()
-        scenarios = Scenarios(self.root, self.seed)
+        scenarios = self.scenarios or Scenarios(self.root, self.seed)
         tally = Tally(self.seed, self.rate)
         numbers = range(self.builds) if self.only is None else (self.only,)
         with tempfile.TemporaryDirectory(prefix="hilgate-simulate-", dir=_memory()) as scratch:

@@ -1,63 +1,20 @@
-"""Damage to a `results.jsonl`, and whether it changes anything that decides. Works on bytes; knows no model."""
+"""Damage to a `results.jsonl`: works on bytes, knows no model. One changed byte makes the whole file worthless."""
 
 from __future__ import annotations
 
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hilgate.simulate.faults import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DECISIVE: dict[str, tuple[str, ...]] = {
-    "build": ("schema_version", "plan_digest", "commit", "tree"),
-    "check": ("step", "check.id", "check.outcome"),
-    "step": ("key", "exit_status", "outcome", "checks", "command", "environment.image"),
-    "rerun": ("step", "check", "elsewhere", "outcome"),
-    "image": ("step", "image", "content", "digest"),
-}
-"""Fields that a verdict may rest on. Damage elsewhere (a message, a time) makes nothing false that decides."""
-
 
 def damage(kind: Kind, number: int, whole: bytes) -> bytes:
     """Damage a file; `number` says where."""
     return _HOW[kind](random.Random(number), whole)
-
-
-def harmless(before: bytes, after: bytes) -> bool:
-    """Whether a damaged file still says, in sound JSON and in the same order of steps, all that decides."""
-    try:
-        told, told_now = _told(before), _told(after)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
-    return told == told_now and after.endswith(b"\n")
-
-
-def _told(whole: bytes) -> list[str]:
-    """The decisive fields of each line; neighbouring checks may stand in any order."""
-    lines = [_projected(json.loads(line, parse_constant=_refuse)) for line in whole.split(b"\n")[:-1]]
-    for start in range(len(lines)):
-        end = start
-        while end < len(lines) and lines[end].startswith('["check"'):
-            end += 1
-        lines[start:end] = sorted(lines[start:end])
-    return lines
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _projected(record: dict[str, Any]) -> str:
-    values: list[object] = [record["kind"], sorted(record)]
-    for path in DECISIVE[record["kind"]]:
-        value: Any = record
-        for name in path.split("."):
-            value = value[name]
-        values.append(value)
-    return json.dumps(values)
 
 
 def _flip(rng: random.Random, whole: bytes) -> bytes:

@@ -80,7 +80,7 @@ OF_THE_BUILD = frozenset(
 )
 """Faults that strike no single step."""
 
-FIRST_ATTEMPT_ONLY = frozenset({Kind.AGENT_LOST, Kind.AGENT_STOPPED, Kind.SICK_NODE, Kind.HANG_HARD})
+FIRST_ATTEMPT_ONLY = frozenset({Kind.AGENT_LOST, Kind.AGENT_STOPPED, Kind.SICK_NODE})
 """Faults that Buildkite answers with another attempt, which then goes well; every other kind strikes each attempt."""
 
 DEFAULT_RATE = 0.03

@@ -13,7 +13,7 @@ from hilgate.errors import Exit
 from hilgate.names import CPU
 from hilgate.simulate import health, records, work
 from hilgate.simulate.buildkite import LOST, Ended, State
-from hilgate.simulate.damage import DAMAGING, damage, harmless
+from hilgate.simulate.damage import DAMAGING, damage
 from hilgate.simulate.faults import Kind
 from hilgate.simulate.truth import Deed
 
@@ -36,7 +36,6 @@ _WORTHLESS = {
     Kind.HEALTH_OF_OTHER_NODE: "the health is another node's",
     Kind.OTHER_COMMIT: "of another commit",
     Kind.OTHER_PLAN: "of another plan",
-    Kind.OTHER_TREE: "of another tree",
     Kind.OTHER_IMAGE: "in another image",
     Kind.IMAGE_IMPOSTOR: "in another image, which it recorded as built",
     Kind.OTHER_COMMAND: "another command was run",
@@ -49,7 +48,7 @@ _AUTHORS = frozenset(
     {Kind.REGRESSION, Kind.FLAKY, Kind.NO_EVIDENCE, Kind.ZERO_TESTS, Kind.ALL_SKIPPED, Kind.BELOW_MINIMUM,
      Kind.FALSE_CLAIM, Kind.QUARANTINED_FAILURE, Kind.QUARANTINED_ELSEWHERE, Kind.HANG, Kind.HANG_HARD,
      Kind.OUT_OF_MEMORY, Kind.OUT_OF_MEMORY_HARD, Kind.OTHER_COMMAND, Kind.IMAGE_OTHER_CONTENT,
-     Kind.IMAGE_NOT_RECORDED}
+     Kind.IMAGE_NOT_RECORDED, Kind.SOFT_FAILED}
 )  # fmt: skip
 """Kinds that a change can bring about; where one struck, blaming the author is no injustice."""
 
@@ -133,6 +132,7 @@ class _Job:
         if Kind.HIDDEN_SICK_NODE in self.struck and not self.site.sick:
             self.site.sick.add(self.host.name)
         self.deed.wrong += [why for kind, why in _WORTHLESS.items() if kind in self.struck]
+        self.deed.other_tree = Kind.OTHER_TREE in self.struck
         if self.host.name in self.site.sick:
             self.deed.wrong.append("its node was sick")
         image = self._image()
@@ -142,6 +142,7 @@ class _Job:
         written = records.of_job(self.site, self.step, self.host, self.deed, said, self.struck, image, self.minute)
         path = self.folder / results.RESULTS_FILE
         results.append(path, written.lines)
+        self.deed.recorded = True
         self._damage(path)
         self._look_after()
         if self.struck.get(Kind.AGENT_STOPPED, 1) % 2 == 0:
@@ -171,8 +172,7 @@ class _Job:
             if kind in self.struck and spoilt:
                 spoilt = damage(kind, self.struck[kind], spoilt)
         if spoilt != whole:
-            reasons = self.deed.doubtful if harmless(whole, spoilt) else self.deed.wrong
-            reasons.append("its records are damaged")
+            self.deed.wrong.append("its records are damaged")
         path.write_bytes(spoilt)
 
     def _look_after(self) -> None:

@@ -30,7 +30,7 @@ TREE = hashlib.sha256(b"the files under test").hexdigest()
 LATE_MINUTES = 10_000.0
 """How much later than its job a late upload arrives: after every verdict."""
 
-_LASTING = frozenset({Kind.REGRESSION, Kind.QUARANTINED_FAILURE, Kind.QUARANTINED_ELSEWHERE})
+_LASTING = frozenset({Kind.REGRESSION, Kind.QUARANTINED_FAILURE, Kind.QUARANTINED_ELSEWHERE, Kind.SOFT_FAILED})
 _QUARANTINING = {
     Kind.QUARANTINED_FAILURE: False,
     Kind.QUARANTINED_ELSEWHERE: False,
@@ -120,6 +120,10 @@ class Site:
         fault = next((f for f in self.faults if f.kind is Kind.FLAKY and f.step == step.key), None)
         stubborn = fault is not None and fault.number % 2 == 1 and test in self.chosen(step, {Kind.FLAKY})
         return FAILED if stubborn and not elsewhere else PASSED
+
+    def excused(self, step: PlannedStep, test: str) -> bool:
+        """Whether the quarantine of the merge base excuses a failure."""
+        return any(excuse.covers(step, test) for excuse in self.ledger.excuses)
 
     def environment(self, step: PlannedStep, host: Host, image: str) -> Environment:
         """Where the records of a job are made."""

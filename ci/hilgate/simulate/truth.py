@@ -28,6 +28,8 @@ class Deed:
         doubtful: What a judge may take or leave: damage that changes nothing that decides.
         innocent: Whether nothing that went wrong is the change's doing.
         seen_sick: Whether the hooks after the step saw that its node was sick.
+        recorded: Whether it left records at all.
+        other_tree: Whether the files under test were others than the commit's.
         arrives: Simulated minute from which its records can be downloaded.
     """
 
@@ -40,6 +42,8 @@ class Deed:
     doubtful: list[str] = field(default_factory=list)
     innocent: bool = True
     seen_sick: bool = False
+    recorded: bool = False
+    other_tree: bool = False
     arrives: float = NEVER
 
     def failures(self) -> set[str]:
@@ -87,6 +91,11 @@ class Ledger:
         """The attempt that no other followed."""
         return self.deeds[key][-1] if key in self.deeds else None
 
+    def trees_differ(self) -> bool:
+        """Whether jobs whose records arrived in time ran over different files."""
+        last = [tries[-1] for tries in self.deeds.values()]
+        return len({deed.other_tree for deed in last if deed.recorded and deed.arrives <= self.verdict_at}) > 1
+
 
 @dataclass(frozen=True)
 class Truth:
@@ -121,6 +130,10 @@ def of_step(step: PlannedStep, ledger: Ledger) -> tuple[list[str], list[str]]:
         return ["it never ran"], []
     excused = {test for test in deed.failures() if any(excuse.covers(step, test) for excuse in ledger.excuses)}
     against = list(deed.wrong)
+    unsure = list(deed.doubtful)
+    if deed.other_tree:
+        # Trees are compared between jobs, so one alone is seen only where another arrived that differs.
+        (against if ledger.trees_differ() else unsure).append("of another tree")
     if deed.failures() - excused:
         against.append(f"{min(deed.failures() - excused)} failed")
     if sum(end == PASSED for end in deed.tests.values()) < step.minimum:
@@ -130,8 +143,5 @@ def of_step(step: PlannedStep, ledger: Ledger) -> tuple[list[str], list[str]]:
     if deed.arrives > ledger.verdict_at:
         against.append("its results had not arrived")
     # A retried attempt's artifacts are out of reach of everybody who judges the build.
-    unsure = [
-        *deed.doubtful,
-        *("an attempt that was retried had failed" for d in ledger.deeds[step.key][:-1] if d.failures()),
-    ]
+    unsure += ["an attempt that was retried had failed" for d in ledger.deeds[step.key][:-1] if d.failures()]
     return against, unsure
