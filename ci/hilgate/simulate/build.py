@@ -124,6 +124,7 @@ class _Flow:
             self.site.ledger.planned = False
             return Ended(int(Exit.INVALID_DECLARATION), SHORT_MINUTES)
         write_plan(self.site.plan, self.folder / gate.PLAN_FILE)
+        self._alter_plan(self.folder / gate.PLAN_FILE)
         lost = self._struck(Kind.PLAN_AGENT_LOST)
         if lost is not None and attempt == 0:
             return Ended(LOST, SHORT_MINUTES, inserted=self.scenario.generated if lost % 2 else ())
@@ -131,6 +132,21 @@ class _Flow:
             # Buildkite refuses the same keys a second time, so the retry of a plan that was uploaded fails.
             return Ended(int(Exit.FAIL), SHORT_MINUTES)
         return Ended(0, SHORT_MINUTES, inserted=self.scenario.generated)
+
+    def _alter_plan(self, path: Path) -> None:
+        """What the flow downloads is not what the jobs were given: cut off, a step fewer, or one that promises less."""
+        number = self._struck(Kind.PLAN_ALTERED)
+        if number is None:
+            return
+        self.site.ledger.wrong.append("the plan was altered")
+        plan = self.site.plan
+        if number % 3 == 0:
+            path.write_bytes(path.read_bytes()[:-2])
+        elif number % 3 == 1:
+            write_plan(plan.model_copy(update={"steps": plan.steps[:-1]}), path)
+        else:
+            easier = plan.steps[-1].model_copy(update={"minimum": 0})
+            write_plan(plan.model_copy(update={"steps": (*plan.steps[:-1], easier)}), path)
 
     def _recheck(self, minute: float, attempt: int) -> Ended:
         try:

@@ -69,6 +69,7 @@ class Kind(enum.StrEnum):
     IMAGE_IMPOSTOR = "image recorded by its user"
     RECHECK_SAME_NODE = "recheck on the same node"
     PLAN_FAILED = "plan job failed"
+    PLAN_ALTERED = "plan altered after the jobs began"
     PLAN_AGENT_LOST = "agent of the plan lost"
     VERDICT_AGENT_LOST = "agent of the verdict lost"
     LOOSENED = "loosened gate, no approval"
@@ -76,7 +77,14 @@ class Kind(enum.StrEnum):
 
 
 OF_THE_BUILD = frozenset(
-    {Kind.PLAN_FAILED, Kind.PLAN_AGENT_LOST, Kind.VERDICT_AGENT_LOST, Kind.LOOSENED, Kind.LOOSENED_APPROVED}
+    {
+        Kind.PLAN_FAILED,
+        Kind.PLAN_ALTERED,
+        Kind.PLAN_AGENT_LOST,
+        Kind.VERDICT_AGENT_LOST,
+        Kind.LOOSENED,
+        Kind.LOOSENED_APPROVED,
+    }
 )
 """Faults that strike no single step."""
 
@@ -84,7 +92,7 @@ FIRST_ATTEMPT_ONLY = frozenset({Kind.AGENT_LOST, Kind.AGENT_STOPPED, Kind.SICK_N
 """Faults that Buildkite answers with another attempt, which then goes well; every other kind strikes each attempt."""
 
 DEFAULT_RATE = 0.03
-"""Probability of each kind in a build: 54 kinds make 1.5 faults a build on average, and one build in five has none."""
+"""Probability of each kind in a build: 55 kinds make 1.6 faults a build on average, and one build in five has none."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hilgate.simulate.build import Finished
     from hilgate.simulate.truth import Deed, Ledger
 
-_REACH_OTHERS = frozenset({Kind.OTHER_TREE, Kind.OTHER_STEP})
+_REACH_OTHERS = frozenset({Kind.OTHER_TREE, Kind.OTHER_STEP, Kind.PLAN_ALTERED})
 """Kinds that spoil the evidence of steps beside the one they strike."""
 
 
@@ -80,11 +80,12 @@ def _untold(step: PlannedStep, deed: Deed, said: StepVerdict, ledger: Ledger) ->
     excused = {test for test in deed.tests if any(excuse.covers(step, test) for excuse in ledger.excuses)}
     if said.counts.failed != len(deed.failures()):
         return f"{len(deed.failures())} tests failed and the verdict counts {said.counts.failed}"
-    if said.counts.passed != sum(end == PASSED for end in deed.tests.values()):
+    passed = {test for test, end in deed.tests.items() if end == PASSED}
+    if said.counts.passed != len(passed):
         return f"the verdict counts {said.counts.passed} passed tests"
     if missing := (deed.failures() & excused) - set(said.quarantined):
         return f"{min(missing)} failed in quarantine and is not listed"
-    if missing := (excused - deed.failures()) - set(said.unexpected_passes):
+    if missing := (excused & passed) - set(said.unexpected_passes):
         return f"{min(missing)} passed in quarantine and is not listed"
     return ""
 
