@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import random
 import shutil
@@ -20,7 +19,7 @@ from hilgate.simulate.build import run_build
 from hilgate.simulate.campaign import Campaign, shrink
 from hilgate.simulate.damage import DAMAGING, damage
 from hilgate.simulate.faults import Fault, Kind, draw, possible
-from hilgate.simulate.scenarios import Scenarios
+from hilgate.simulate.scenarios import scenarios_of
 from hilgate.simulate.score import Wrong, problems
 
 ROOT = Path(__file__).parents[2]
@@ -39,25 +38,23 @@ RECOVERED = {
 """Kinds after which a build may still deserve to pass."""
 
 
-@functools.cache
 def scenarios():
-    return Scenarios(ROOT, "tests")
+    return scenarios_of(ROOT, "tests")
 
 
 def campaign(builds, seed="tests", **changes):
-    shared = scenarios() if seed == "tests" else None
-    return Campaign(ROOT, builds, seed, scenarios=shared, **changes).run()
+    return Campaign(ROOT, builds, seed, **changes).run()
 
 
 def test_without_faults_every_build_passes_and_nothing_is_held_back():
-    tally = campaign(60, rate=0.0)
-    assert tally.verdicts == {"pass": 60}
-    assert tally.deserved == {"must pass": 60}
+    tally = campaign(40, rate=0.0)
+    assert tally.verdicts == {"pass": 40}
+    assert tally.deserved == {"must pass": 40}
     assert not tally.problems
 
 
 def test_no_build_passes_that_must_not_and_no_result_is_lost():
-    tally = campaign(300)
+    tally = campaign(250)
     assert tally.as_json()["failing"] == []
     assert tally.sound
     assert tally.deserved["must not pass"] > 100
@@ -75,7 +72,7 @@ def test_a_plan_of_this_repository_is_judged_as_truly_as_a_toy():
 
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name.lower())
 def test_each_kind_of_fault_bites_and_deceives_nobody(kind):
-    tally = campaign(8, rate=1.0, kinds=frozenset({kind}))
+    tally = campaign(6, rate=1.0, kinds=frozenset({kind}))
     assert tally.as_json()["failing"] == []
     assert sum(tally.faults.values()) > 0
     if kind in RECOVERED:
@@ -86,9 +83,9 @@ def test_each_kind_of_fault_bites_and_deceives_nobody(kind):
 
 
 def test_the_same_seed_is_the_same_series():
-    first, second = campaign(40).as_json(), campaign(40).as_json()
+    first, second = campaign(20).as_json(), campaign(20).as_json()
     assert first | {"seconds": 0} == second | {"seconds": 0}
-    assert campaign(40, seed="other").as_json()["faults"] != first["faults"]
+    assert campaign(5, seed="other").as_json()["faults"] != first["faults"]
 
 
 def built(scenario, name, faults):
@@ -111,7 +108,7 @@ def schedules(draw_from):
     return scenario, tuple(faults), str(draw_from(st.integers(0, 99)))
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(schedules())
 def test_no_schedule_of_faults_earns_a_false_pass_or_loses_a_result(schedule):
     scenario, faults, name = schedule
@@ -119,7 +116,7 @@ def test_no_schedule_of_faults_earns_a_false_pass_or_loses_a_result(schedule):
     assert not [problem for problem in found if problem.kind in {Wrong.FALSE_PASS, Wrong.LOST_RESULT}]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(schedules())
 def test_what_forbids_a_pass_still_forbids_it_when_more_goes_wrong_with_the_build(schedule):
     scenario, faults, name = schedule
@@ -170,9 +167,9 @@ def simulate(*arguments):
 
 
 def test_the_command_says_what_it_did_in_80_columns():
-    done = simulate("--builds", "40", "--seed", "tests")
+    done = simulate("--builds", "20", "--seed", "tests")
     assert done.returncode == Exit.PASS
-    assert done.stdout.startswith("40 builds, ")
+    assert done.stdout.startswith("20 builds, ")
     assert "false passes" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 

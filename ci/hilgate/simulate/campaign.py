@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from hilgate.errors import MisuseError
 from hilgate.simulate.build import Finished, run_build
 from hilgate.simulate.faults import DEFAULT_RATE, Fault, Kind, draw
-from hilgate.simulate.scenarios import Scenarios
+from hilgate.simulate.scenarios import scenarios_of
 from hilgate.simulate.score import Problem, Wrong, problems, unseen_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hilgate.simulate.scenarios import Scenario
+    from hilgate.simulate.scenarios import Scenario, Scenarios
 
 SHRUNK = 5
 """How many failing builds are shrunk; the others only say how to repeat them."""
@@ -115,7 +115,6 @@ class Campaign:
         only: The one build of the series to run; None runs all.
         keep: Where each build's folder is kept; None keeps nothing.
         kinds: Kinds of fault that may strike.
-        scenarios: The plans of this seed, where they are made already.
     """
 
     root: Path
@@ -125,7 +124,6 @@ class Campaign:
     only: int | None = None
     keep: Path | None = None
     kinds: frozenset[Kind] = frozenset(Kind)
-    scenarios: Scenarios | None = None
 
     def run(self, tick: Callable[[int], None] = lambda _: None) -> Tally:
         """Run the series; `tick` hears of each finished build.
@@ -134,7 +132,7 @@ class Campaign:
             MisuseError: `keep` holds something already.
         """
         began = time.monotonic()
-        scenarios = self.scenarios or Scenarios(self.root, self.seed)
+        scenarios = scenarios_of(self.root, self.seed)
         tally = Tally(self.seed, self.rate)
         numbers = range(self.builds) if self.only is None else (self.only,)
         with tempfile.TemporaryDirectory(prefix="hilgate-simulate-", dir=_memory()) as scratch:
@@ -194,7 +192,7 @@ def shrink(scenario: Scenario, name: str, faults: tuple[Fault, ...], kind: Wrong
 
 def _outcome(finished: Finished) -> str:
     if finished.verdict is None:
-        return "no plan, so no pass" if not finished.site.ledger.planned else "none"
+        return "no plan, so no pass" if not finished.site.ledger.planned else "no verdict"
     return finished.verdict.outcome.value
 
 

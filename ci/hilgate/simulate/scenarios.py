@@ -20,7 +20,7 @@ from hilgate.simulate.pipeline import Command, Wait, parse
 if TYPE_CHECKING:
     from pathlib import Path
 
-TOYS, REALS = 24, 4
+TOYS, REALS = 20, 4
 """Different toy plans and real plans of one seed; builds share them."""
 
 REAL_SHARE = 0.02
@@ -86,6 +86,12 @@ class Scenarios:
     def _scenario(self, name: str, plan: Plan) -> Scenario:
         generated = parse(buildkite.pipeline_yaml(plan, self.declarations))
         return Scenario(name, plan, self.flow, generated, tuple(self.declarations.agents.queues))
+
+
+@functools.lru_cache(maxsize=16)
+def scenarios_of(root: Path, seed: str) -> Scenarios:
+    """The plans of a seed; made once in a process."""
+    return Scenarios(root, seed)
 
 
 @functools.lru_cache(maxsize=4096)
