@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,23 @@ def tracked_files(root: Path) -> tuple[str, ...]:
     """
     names = _required(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
     return tuple(sorted({name for name in names if name and (root / name).is_file()}))
+
+
+def file_at(root: Path, commit: str, path: str) -> bytes | None:
+    """A file as it is in a commit; None when it is not in it (or is a folder there).
+
+    Raises:
+        CannotRunHereError: git is not installed, or knows no such commit here.
+    """
+    if not re.fullmatch(r"[0-9a-f]{40,64}", commit) or _git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
+        raise CannotRunHereError(
+            f"commit {commit[:12] or '(none)'} is not in this checkout",
+            where=str(root),
+            remedy="fetch it; in a shallow clone run git fetch --unshallow",
+        )
+    command = ("git", "-c", "core.fsmonitor=false", "cat-file", "blob", f"{commit}:{path}")
+    done = subprocess.run(command, cwd=root, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    return done.stdout if done.returncode == 0 else None
 
 
 def _names(status: str) -> list[str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hilgate.errors import DeclarationError
+from hilgate.rules import TIMED_OUT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,7 +105,7 @@ class Child:
         now = time.monotonic()
         if pid == 0:
             if self._kill_at is None and now >= self._deadline:
-                self.stop(f"timed out after {self._timeout_seconds:g} s")
+                self.stop(f"{TIMED_OUT} after {self._timeout_seconds:g} s")
             elif self._kill_at is not None and now >= self._kill_at:
                 self._signal_group(signal.SIGKILL)
             return None
