@@ -13,21 +13,28 @@ from hilgate import rules
 from hilgate.errors import Exit
 from hilgate.model import Outcome, Ruling
 from hilgate.plan import plan_digest, read_plan
+from hilgate.records import sealed
 from hilgate.simulate import gate, health
 from hilgate.simulate.buildkite import NEVER, Build
 from hilgate.simulate.campaign import Campaign
 from hilgate.simulate.faults import Kind
 from hilgate.simulate.score import Wrong
+from hilgate.simulate.site import EPOCH
 
 ROOT = Path(__file__).parents[2]
-FAR = dt.date(2099, 1, 1)
+TODAY, WEEK = EPOCH.date(), dt.timedelta(days=7)
 gather, decide, download = gate.gather, gate.decide, Build.download
 
 
-def replace(path, content):
-    """Write a file anew: what was downloaded is linked to what the job left."""
-    path.unlink(missing_ok=True)
-    path.write_bytes(content)
+def records_of(path):
+    """Its records, without the seals."""
+    return [record for line in path.read_bytes().splitlines() if (record := json.loads(line))["kind"] != "seal"]
+
+
+def write(path, records):
+    """Write a file anew, with a seal that holds; what was downloaded is linked to what the job left."""
+    path.unlink()
+    path.write_bytes(sealed([json.dumps(record).encode() + b"\n" for record in records], b""))
 
 
 def reading(change):
@@ -36,16 +43,10 @@ def reading(change):
     def mutant(folder):
         plan = read_plan(folder / "plan.json") if (folder / "plan.json").exists() else None
         for path in (folder / "jobs").glob("*/results.jsonl"):
-            lines = []
-            for line in path.read_bytes().splitlines():
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    lines.append(line)
-                    continue
+            records = records_of(path)
+            for record in records:
                 change(record, plan, folder / "jobs")
-                lines.append(json.dumps(record).encode())
-            replace(path, b"".join(line + b"\n" for line in lines))
+            write(path, records)
         return gather(folder)
 
     return "gather", mutant
@@ -78,11 +79,11 @@ def any_content(record, plan, _):
 
 def any_image(record, plan, jobs):
     built = [
-        json.loads(line)["digest"]
+        one["digest"]
         for step in plan.steps
         if step.provides
-        for line in (jobs / step.key / "results.jsonl").read_bytes().splitlines()
-        if b'"kind": "image"' in line or b'"kind":"image"' in line
+        for one in records_of(jobs / step.key / "results.jsonl")
+        if one["kind"] == "image"
     ]
     if "environment" in record and record["environment"]["image"]:
         record["environment"]["image"] = built[0]
@@ -90,17 +91,12 @@ def any_image(record, plan, jobs):
 
 def counts_no_lines(folder):
     for path in (folder / "jobs").glob("*/results.jsonl"):
-        records, checks = [], 0
-        for line in path.read_bytes().splitlines():
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                continue
+        records, checks = records_of(path), 0
         for record in records:
-            checks += record.get("kind") == "check"
-            if record.get("kind") == "step":
+            checks += record["kind"] == "check"
+            if record["kind"] == "step":
                 record["checks"] = checks
-        replace(path, "".join(json.dumps(record) + "\n" for record in records).encode())
+        write(path, records)
     return gather(folder)
 
 
@@ -180,7 +176,7 @@ MUTANTS = {
     "exit 0 is enough": (forgiving(ended_well), {Kind.NO_EVIDENCE}),
     "exit 0 is enough, skips or not": (forgiving(ended_well), {Kind.ALL_SKIPPED}),
     "flaky is a pass": (forgiving(lambda step, _: step.ruling is Ruling.FLAKY), {Kind.FLAKY}),
-    "quarantine never ends": (with_quarantine(expires=lambda _: FAR), {Kind.QUARANTINE_EXPIRED}),
+    "quarantine never ends": (with_quarantine(added=lambda _: TODAY, expires=lambda _: TODAY + WEEK), {Kind.QUARANTINE_EXPIRED}),
     "quarantine holds everywhere": (with_quarantine(devices=lambda _: ()), {Kind.QUARANTINED_ELSEWHERE}),
     "nobody need approve": (("decide", lambda g, d, q, _: decide(g, d, q, "anybody")), {Kind.LOOSENED}),
 }  # fmt: skip

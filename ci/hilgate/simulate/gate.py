@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate import judge, results
+from hilgate import judge, recheck, results
 from hilgate.errors import Exit, RecordsError
 from hilgate.plan import plan_digest, read_plan
 
@@ -40,12 +40,17 @@ def gather(folder: Path) -> Gathered | None:
 
 def pending(gathered: Gathered) -> dict[str, tuple[str, ...]]:
     """Planned key -> its failing tests that still need a run on another node."""
-    del gathered
-    return {}
+    return recheck.pending(gathered.plan, gathered.recorded)
 
 
 def decide(gathered: Gathered, decided: dt.datetime, quarantine: Quarantine, approved_by: str) -> tuple[Verdict, Exit]:
     """The verdict, and the exit status of the command that gives it."""
-    del quarantine, approved_by
-    verdict = judge.judge(gathered.plan, gathered.recorded, gathered.digest, decided=decided)
+    verdict = judge.judge(
+        gathered.plan,
+        gathered.recorded,
+        gathered.digest,
+        decided=decided,
+        quarantine=quarantine,
+        approved_by=approved_by,
+    )
     return verdict, judge.exit_status(verdict, gathered.plan)

@@ -190,3 +190,4 @@ class _Job:
         if self.struck.keys() & {Kind.PREFLIGHT_MISSING, Kind.HEALTH_MISSING, Kind.HEALTH_CORRUPT}:
             reasons = self.deed.doubtful if self.step.device == CPU else self.deed.wrong
             reasons.append("the health of its node is not recorded")
+            self.deed.seen_sick = False

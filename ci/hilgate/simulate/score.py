@@ -59,21 +59,31 @@ def unseen_failures(finished: Finished) -> int:
 
 
 def _lost(finished: Finished, verdict: Verdict) -> list[str]:
-    """Findings that arrived sound and in time, and that the verdict does not tell."""
+    """Findings that arrived sound and in time, and that the verdict does not tell.
+
+    What ran in an image that nobody knows of is no finding.
+    """
     ledger, steps = finished.site.ledger, finished.site.steps
     if any(fault.kind in _REACH_OTHERS for fault in finished.faults):
         return []
     told = {step.key: step for step in verdict.steps}
     found = []
+    unproven = {step.provides for key, step in steps.items() if step.provides and not _arrived(ledger, key)}
     for key, step in steps.items():
         deed = ledger.last(key)
-        if deed is None or deed.wrong or deed.doubtful or deed.arrives > ledger.verdict_at or not deed.tests:
+        if deed is None or not _arrived(ledger, key) or not deed.tests or step.image in unproven:
             continue
         if key not in told:
             found.append(f"{key} is not in the verdict")
         elif why := _untold(step, deed, told[key], ledger):
             found.append(f"{key}: {why}")
     return found
+
+
+def _arrived(ledger: Ledger, key: str) -> bool:
+    """Whether the records of a step are there whole and in time, and nothing is wrong with how they came about."""
+    deed = ledger.last(key)
+    return deed is not None and not deed.wrong and not deed.doubtful and deed.arrives <= ledger.verdict_at
 
 
 def _untold(step: PlannedStep, deed: Deed, said: StepVerdict, ledger: Ledger) -> str:
