@@ -162,6 +162,14 @@ def test_damage_is_the_same_for_the_same_number_and_changes_the_file(kind):
     assert any(damage(kind, number, LINES) != LINES for number in range(9))
 
 
+@pytest.mark.parametrize("kind", sorted(DAMAGING))
+def test_a_file_that_is_damaged_already_can_be_damaged_again(kind):
+    for first in sorted(DAMAGING):
+        for number in range(30):
+            spoilt = damage(first, number, LINES)
+            assert isinstance(damage(kind, number + 1, spoilt) if spoilt else spoilt, bytes)
+
+
 def simulate(*arguments):
     return hilgate(ROOT, "simulate", *arguments)
 

@@ -43,8 +43,7 @@ def _replace_value(rng: random.Random, whole: bytes, other: Callable[[object], s
     numbers = [
         (place, name)
         for place, line in enumerate(lines)
-        if line
-        for name, value in json.loads(line).items()
+        for name, value in _fields(line).items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     ]
     if not numbers:
@@ -55,6 +54,15 @@ def _replace_value(rng: random.Random, whole: bytes, other: Callable[[object], s
     record[name] = "@here@"
     lines[place] = json.dumps(record).replace('"@here@"', text).encode()
     return b"\n".join(lines)
+
+
+def _fields(line: bytes) -> dict[str, object]:
+    """The fields of a line; none where an earlier damage left no JSON."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _remove(rng: random.Random, whole: bytes) -> bytes:

@@ -160,7 +160,7 @@ class _Job:
         if not digest:
             self.deed.wrong.append("its image was not built")
         foreign = self.struck.keys() & {Kind.OTHER_IMAGE, Kind.IMAGE_IMPOSTOR}
-        return records.other(digest) if foreign else digest
+        return records.other(digest) if foreign and digest else digest
 
     def _damage(self, path: Path) -> None:
         whole = path.read_bytes()
