@@ -51,7 +51,7 @@ def do(site: Site, step: PlannedStep, host: Host, deed: Deed, struck: dict[Kind,
         deed.ended = 0
         return Said(problem="it left no evidence")
     claim = struck[Kind.FALSE_CLAIM] % 4 if Kind.FALSE_CLAIM in struck else None
-    deed.tests = _tests(site, step, host, struck)
+    deed.tests = _tests(site, step, host, deed.attempt, struck)
     if claim == 0:
         deed.tests[next(iter(deed.tests), "test")] = FAILED
     deed.ended = int(claim == 1 or FAILED in deed.tests.values())
@@ -68,8 +68,8 @@ def check(test: str, end: str) -> Check:
     return Check(id=test, outcome=OUTCOMES[end], seconds=0.5, message=MESSAGES[end])
 
 
-def _tests(site: Site, step: PlannedStep, host: Host, struck: dict[Kind, int]) -> dict[str, str]:
-    tests = site.outcomes(step, host)
+def _tests(site: Site, step: PlannedStep, host: Host, attempt: int, struck: dict[Kind, int]) -> dict[str, str]:
+    tests = site.outcomes(step, host, attempt)
     if Kind.ZERO_TESTS in struck:
         return {}
     if Kind.ALL_SKIPPED in struck:
