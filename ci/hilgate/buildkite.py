@@ -11,7 +11,6 @@ What is generated is uploaded by the steps of `.buildkite/*.yml`, which hold the
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from buildkite_sdk import schema
@@ -113,13 +112,6 @@ def priority(plan: Plan, branch: str) -> int:
     return MERGE_QUEUE_PRIORITY if branch.startswith(MERGE_QUEUE_BRANCH) else PRIORITIES[plan.profile]
 
 
-@dataclass(frozen=True)
-class Lock:
-    """A concurrency group: jobs of one name run one after the other, whatever build they belong to."""
-
-    name: str
-
-
 def job(
     step: PlannedStep,
     plan: Plan,
@@ -130,10 +122,12 @@ def job(
     folder: str,
     command: list[str],
     depends_on: list[str] | None = None,
-    lock: Lock | None = None,
+    lock: str = "",
     retry: CommandStepRetry = RETRY,
 ) -> CommandStep:
     """A job of a planned step: where it runs, for how long, with what, and what it leaves in `folder`.
+
+    `lock` names a concurrency group: its jobs run one after the other, whatever build they belong to.
 
     Raises:
         InvalidPipelineError: No queue offers the step's device.
@@ -152,7 +146,7 @@ def job(
         depends_on=depends_on,
         priority=priority(plan, branch),
         concurrency=1 if lock else None,
-        concurrency_group=lock.name if lock else None,
+        concurrency_group=lock or None,
         concurrency_method="eager" if lock else None,
         timeout_in_minutes=step.timeout_minutes + MARGIN_MINUTES + (IMAGE_MINUTES if step.image else 0),
         artifact_paths=[f"{folder}/**/*"],
@@ -169,7 +163,7 @@ def sound(
     Raises:
         InvalidPipelineError: With every problem found.
     """
-    text = Pipeline(env=ENV, steps=list(steps)).to_yaml(sort_keys=False, width=1000, allow_unicode=True)
+    text = Pipeline(env=ENV, steps=list(steps)).to_yaml(sort_keys=False, width=80, allow_unicode=True)
     problems = lint(text, secrets=secrets, rechecks=rechecks, posts=posts) or schema_problems(text, sdk_schema())
     if problems:
         raise InvalidPipelineError(
@@ -182,10 +176,10 @@ def sound(
 
 def _step(step: PlannedStep, plan: Plan, branch: str) -> CommandStep:
     folder = f"{JOBS_FOLDER}/{step.key}"
-    lock = None
+    lock = ""
     if step.provides in plan.images:
         # Of two builds of the same contents the second waits, and then finds what the first has built.
-        lock = Lock(f"hilgate/image/{step.provides}/{plan.images[step.provides][:16]}")
+        lock = f"hilgate/image/{step.provides}/{plan.images[step.provides][:16]}"
     return job(
         step,
         plan,

@@ -81,6 +81,7 @@ def required_yaml(declarations: Declarations) -> str:
             f"buildkite-agent artifact download {PLAN_FILE} . --step plan",
             f"buildkite-agent artifact download '{JOBS_FOLDER}/**/*' .",
             f"hilgate judge --plan {PLAN_FILE} --jobs {JOBS_FOLDER} --results results",
+            "test -s results/verdict.json",
         ],
         agents={"queue": min(cpu)[1]},
         timeout_in_minutes=VERDICT_MINUTES,

@@ -194,9 +194,11 @@ def _retry_problems(retry: Step, *, answers: bool) -> list[str]:
 
 def _input_problems(step: Step) -> list[str]:
     problems = [] if BUILDKITE_KEY.fullmatch(step.get("key") or "") else ["has no key that Buildkite takes"]
-    if step["key"] == "approve" and not step.get("allowed_teams"):
+    if step.get("key") != "approve":
+        return problems
+    if not step.get("allowed_teams"):
         problems.append("lets anybody approve")
-    if step["key"] == "approve" and "if" in step:
+    if "if" in step:
         problems.append("can be left out by a condition")
     return problems
 

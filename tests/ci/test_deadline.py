@@ -29,9 +29,20 @@ def job(minutes, started=NOW):
         (job(10, NOW - 3600), 0),
         (job(20, NOW + 3600), 1140),
     ],
-    ids=["desk", "no-timeout", "empty", "no-timeout-ignores-start", "roomy", "exactly-a-minute-more", "same-as-the-step",
-         "slow-checkout", "only-the-upload-left", "too-late", "clock-ahead"],
-)  # fmt: skip
+    ids=[
+        "desk",
+        "no-timeout",
+        "empty",
+        "no-timeout-ignores-start",
+        "roomy",
+        "exactly-a-minute-more",
+        "same-as-the-step",
+        "slow-checkout",
+        "only-the-upload-left",
+        "too-late",
+        "clock-ahead",
+    ],
+)
 def test_seconds_left_for_the_step(environment, expected):
     assert inner_timeout(1800.0, environment, NOW) == expected
 

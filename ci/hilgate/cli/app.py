@@ -50,7 +50,7 @@ class Settings:
 
 def build_app() -> typer.Typer:
     """The `hilgate` command line: what planning, running and kernels register."""
-    from hilgate.cli import kernels, planning, running, simulating
+    from hilgate.cli import kernels, planning, remote, running, simulating
 
     # \\b keeps the line breaks of a paragraph.
     statuses = "\n".join(f"{status.value:>5}  {meaning}" for status, meaning in EXIT_MEANINGS.items())
@@ -85,6 +85,7 @@ def build_app() -> typer.Typer:
     planning.register(app)
     running.register(app)
     kernels.register(app)
+    remote.register(app)
     simulating.register(app)
     return app
 

@@ -1,4 +1,4 @@
-"""Commands that look and decide but run nothing: plan, explain, doctor, pipeline, and the first screen."""
+"""Commands that look and decide but run nothing: plan, explain, doctor, and the first screen."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def register(app: typer.Typer) -> None:
     app.command("plan")(plan)
     app.command("explain")(explain)
     app.command("doctor")(doctor)
-    app.command("pipeline")(pipeline)
 
 
 def plan(
@@ -110,25 +109,6 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
         show_readiness(out, areas, every_obstacle=True)
     if any(area.answer != "yes" for area in areas):
         raise typer.Exit(Exit.CANNOT_RUN_HERE)
-
-
-def pipeline(
-    ctx: typer.Context,
-    base: Base = None,
-    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Of this plan instead.")] = None,
-) -> None:
-    """Print the Buildkite pipeline (YAML) of this change: every step on the agents, and the verdict."""
-    from hilgate.buildkite import pipeline_yaml
-    from hilgate.declare import load
-    from hilgate.errors import MisuseError
-    from hilgate.plan import make_plan, read_plan
-
-    settings: Settings = ctx.obj
-    root = settings.repository()
-    if plan_file and base:
-        raise MisuseError("--plan and --base exclude each other", remedy="a plan already knows its base")
-    made = read_plan(plan_file) if plan_file else make_plan(root, base=base, profile="pr")
-    sys.stdout.write(pipeline_yaml(made, load(root)))
 
 
 def show_home(settings: Settings) -> None:
