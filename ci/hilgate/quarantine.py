@@ -1,7 +1,7 @@
 """`ci/quarantine.yaml`: checks that may fail for a while, because somebody has promised to mend them by a date.
 
-What counts is the file of the merge base: a change cannot put its own failure into quarantine. It may take an entry out,
-which counts at once.
+What counts is the file of the merge base: a change cannot put its own failure into quarantine. It may take an entry
+out, which counts at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 QUARANTINE_FILE = "ci/quarantine.yaml"
 LONGEST = dt.timedelta(days=14)
-"""Two weeks: a release of the kernels is cut about that often, and none should ship on a promise made before the last."""
+"""Two weeks: long enough to mend a kernel, and short enough that whoever promised it is still asked."""
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from hilgate.model import Check, Evidence, Outcome
+from hilgate import launch, rules
+from hilgate.errors import Exit
+from hilgate.evidence import collect
+from hilgate.model import Evidence, Outcome, RerunRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from hilgate.model import Plan
+    from hilgate.model import Check, Plan, PlannedStep
+    from hilgate.process import Child, Ended
     from hilgate.records import Recorded
+
+FOLDER: Final = "again"
+"""Of the rerun's log and evidence, below its step's folder."""
 
 MOST_IDS: Final = 20
 """More failing tests than this are no flake, and running them again would only cost time on scarce nodes."""
 
 WITH_VALUE = frozenset(
-    {"-k", "-m", "-p", "-c", "-o", "-W", "-n", "-r", "--ignore", "--ignore-glob", "--deselect", "--rootdir", "--basetemp",
+    {"-k", "-m", "-p", "-c", "-o", "-W", "-n", "--ignore", "--ignore-glob", "--deselect", "--rootdir", "--basetemp",
      "--confcutdir", "--timeout", "--maxfail", "--durations", "--tb", "--junitxml", "--junit-prefix", "--dist",
      "--import-mode", "--color", "--capture", "--log-level", "--override-ini", "--config-file", "--pyargs"}
 )  # fmt: skip
@@ -76,19 +84,63 @@ def pending(plan: Plan, recorded: Recorded) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def outcomes(ids: tuple[str, ...], checks: Mapping[str, Check], problem: str) -> list[tuple[str, Outcome, str]]:
-    """(id, outcome, message) of each id after a rerun.
+@dataclass(frozen=True)
+class Rerun:
+    """Failing tests of a step that are running once more."""
+
+    step: PlannedStep
+    ids: tuple[str, ...]
+    child: Child
+    folder: Path
+    root: Path
+
+    def poll(self, host: str, *, elsewhere: bool) -> list[RerunRecord] | None:
+        """A record of each test once all have ended; None while they run."""
+        end = self.child.poll()
+        if end is None:
+            return None
+        found = collect(self.step.evidence, self.folder, self.root)
+        problem = _problem(end) or found.problem
+        checks = {check.id: check for check in found.checks}
+        return [self._record(name, checks.get(name), problem, host, elsewhere=elsewhere) for name in self.ids]
+
+    def _record(self, name: str, check: Check | None, problem: str, host: str, *, elsewhere: bool) -> RerunRecord:
+        """A failure stays one whatever else went wrong; a pass needs a rerun that went well as a whole."""
+        believed = check is not None and (not problem or check.outcome is Outcome.FAIL)
+        return RerunRecord(
+            step=self.step.key,
+            check=name,
+            host=host,
+            elsewhere=elsewhere,
+            outcome=check.outcome if check and believed else Outcome.DID_NOT_RUN,
+            seconds=check.seconds if check else 0.0,
+            message=check.message if check and believed else problem or "the rerun does not name it",
+        )
+
+
+def start(
+    step: PlannedStep, ids: tuple[str, ...], folder: Path, *, root: Path, cores: int, seconds: float
+) -> Rerun | None:
+    """Start failing tests once more; None where there is nothing to run, no way to run it alone, or no time left.
 
     Args:
-        ids: What was run again.
-        checks: Id -> what became of it.
-        problem: Why the rerun as a whole cannot be believed; empty when it can. A failure stays one.
+        step: Whose tests they are.
+        ids: Node ids of pytest.
+        folder: For the log and the evidence.
+        root: The repository, where they run.
+        cores: Cores of the machine.
+        seconds: After which they are ended.
     """
-    told = []
-    for name in ids:
-        check = checks.get(name)
-        if check is None or (problem and check.outcome is not Outcome.FAIL):
-            told.append((name, Outcome.DID_NOT_RUN, problem or "the rerun does not name it"))
-        else:
-            told.append((name, check.outcome, check.message))
-    return told
+    command = narrowed(step.command, ids, root) if step.evidence is Evidence.JUNIT else ""
+    if not command or seconds <= 0:
+        return None
+    return Rerun(step, ids, launch.start(step, command, folder, root=root, cores=cores, seconds=seconds), folder, root)
+
+
+def _problem(end: Ended) -> str:
+    """Why a rerun cannot be believed: it was ended, crashed, or pytest could not do its work."""
+    if end.exit_status is None:
+        return end.reason
+    if end.exit_status in {Exit.PASS, Exit.FAIL}:
+        return ""
+    return rules.exit_meaning(end.exit_status, Evidence.JUNIT)

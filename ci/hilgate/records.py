@@ -1,8 +1,8 @@
 """The form of `results.jsonl`: one record per line, appended in groups, and each group sealed by a checksum.
 
-A seal is a line of its own. It covers the lines since the seal before it and that seal itself, so a changed byte, a lost
-line, two lines in another order or the same lines twice are all seen. It guards against damage, not against somebody
-who can write the file: whoever runs a step can run any other code there.
+A seal is a line of its own. It covers the lines since the seal before it and that seal itself, so a changed byte, a
+lost line, two lines in another order or the same lines twice are all seen. It guards against damage, not against
+somebody who can write the file: whoever runs a step can run any other code there.
 """
 
 from __future__ import annotations
@@ -216,11 +216,14 @@ class Reader:
             return "the first record must be the build's"
         if key not in self._provides:
             return f"the step {key!r} is not in the plan"
-        if self.job and key != self.job:
-            return f"the job of {self.job!r} holds records of {key!r}"
         if isinstance(record, ImageRecord) and self._provides[key] != record.image:
             return f"the step {key!r} records the image {record.image!r}, which it does not build"
-        if self.job and isinstance(record, RerunRecord) and record.elsewhere is not self.rechecks:
+        return self._of_another_job(record, key) if self.job else ""
+
+    def _of_another_job(self, record: CheckRecord | StepRecord | RerunRecord | ImageRecord, key: str) -> str:
+        if key != self.job:
+            return f"the job of {self.job!r} holds records of {key!r}"
+        if isinstance(record, RerunRecord) and record.elsewhere is not self.rechecks:
             return "a rerun on the same node and one on another node are in each other's place"
         if self.rechecks and not isinstance(record, RerunRecord):
             return f"a rerun on another node holds a record of kind {record.kind!r}"

@@ -64,17 +64,20 @@ def _content(path: Path) -> bytes | None:
 
 def _set(root: Path, name: str, content: bytes | None) -> None:
     path = root / name
+    problem = "" if path.parent.resolve().is_relative_to(root.resolve()) else "it leads out of the checkout"
     try:
-        if content is None:
+        if path.is_symlink() and not problem:
+            path.unlink()
+        if content is None and not problem:
             path.unlink(missing_ok=True)
-            return
-        if not path.parent.resolve().is_relative_to(root.resolve()) or path.is_symlink():
-            raise OSError(0, "it leads out of the checkout, or is a link")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        elif content is not None and not problem:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
     except OSError as error:
+        problem = error.strerror or type(error).__name__
+    if problem:
         raise CannotRunHereError(
-            f"{name} cannot be put back to the merge base: {error.strerror}",
+            f"{name} cannot be put back to the merge base: {problem}",
             where=str(root),
             remedy="a change that loosens its own gate is measured with the old values; give it a clean checkout",
-        ) from error
+        )

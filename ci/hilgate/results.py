@@ -24,7 +24,7 @@ from hilgate.restored import read_restored
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hilgate.model import Health, Plan
+    from hilgate.model import BuildRecord, Health, Plan
 
 __all__ = ["DAMAGED_FILE", "RECHECK_SUFFIX", "RESULTS_FILE", "Attempt", "Recorded", "append", "read", "read_all",
            "repair"]  # fmt: skip
@@ -206,7 +206,7 @@ def _tree_of_most(jobs: list[_Job]) -> str | None:
 
 def _together(jobs: list[_Job], tree: str | None) -> Recorded:
     whole = Recorded((), {})
-    builds = []
+    builds: list[BuildRecord] = []
     unfinished: frozenset[str] = frozenset()
     for job in jobs:
         problem, salvaged = job.problem, job.salvaged

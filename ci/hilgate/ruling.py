@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hilgate import health_records, rules
+from hilgate.case import Case
 from hilgate.errors import Exit
 from hilgate.model import Check, Evidence, Outcome, Ruling
-from hilgate.quarantine import Entries
 
 if TYPE_CHECKING:
-    from hilgate.model import Plan, PlannedStep, RerunRecord
+    from hilgate.model import Plan, PlannedStep
+    from hilgate.quarantine import Entries
     from hilgate.records import Attempt, Recorded
     from hilgate.rules import Decision
 
@@ -54,88 +55,43 @@ def rule(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entries) ->
     health = recorded.health.get(step.key, ())
     host = attempt.record.environment.host if attempt else ""
     gpus = max(step.gpus, 1) if health_records.is_demanded(step, plan.profile) else 0
-    case = _Case(step, plan, recorded, entries.of(step), attempt, health_records.trouble(health, host, gpus))
+    case = Case(step, plan, recorded, entries.of(step), attempt, health_records.trouble(health, host, gpus))
     ruled = _expired(_ruled(case), case, entries)
-    unknown = tuple(filter(None, [_without_health(case)])) if attempt else ()
-    seen = (*_node(case), *case.trouble, *unknown, *health_records.lines(health))
-    return replace(ruled, evidence=(*seen, *ruled.evidence, *_reruns(case)))
+    unknown = tuple(filter(None, [case.without_health()])) if attempt else ()
+    seen = (*case.node_lines(), *case.trouble, *unknown, *health_records.lines(health))
+    return replace(ruled, evidence=(*seen, *ruled.evidence, *case.rerun_lines()))
 
 
-@dataclass(frozen=True)
-class _Case:
-    step: PlannedStep
-    plan: Plan
-    recorded: Recorded
-    excused: frozenset[str]
-    """Ids in quarantine on this step and device."""
-    attempt: Attempt | None
-    trouble: tuple[str, ...]
-
-    @property
-    def reruns(self) -> tuple[RerunRecord, ...]:
-        return self.recorded.reruns.get(self.step.key, ())
-
-    def passed_again(self, check: Check) -> bool:
-        return any(rerun.check == check.id and rerun.outcome is Outcome.PASS for rerun in self.reruns)
-
-    def failed_elsewhere(self, check: Check) -> bool:
-        """Whether it failed on another node too, one whose own health says nothing against that."""
-        host = self.attempt.record.environment.host if self.attempt else ""
-        health = self.recorded.health.get(f"{self.step.key}.recheck", ())
-        return any(
-            rerun.check == check.id
-            and rerun.outcome is Outcome.FAIL
-            and rerun.elsewhere
-            and rerun.host != host
-            and not health_records.trouble(health, rerun.host, 0)
-            for rerun in self.reruns
-        )
-
-
-def _ruled(case: _Case) -> Ruled:
+def _ruled(case: Case) -> Ruled:
     """The first of these that applies: nothing to go by, worthless evidence, the checks themselves."""
     key, recorded = case.step.key, case.recorded
     if key in recorded.damaged:
         return _damaged(case, recorded.damaged[key])
     if case.attempt is None:
         why = "it began and its end was not recorded" if key in recorded.unfinished else "no record of it arrived"
-        return Ruled(Outcome.DID_NOT_RUN, Ruling.INFRA, _with_trouble(why, case))
+        return Ruled(Outcome.DID_NOT_RUN, Ruling.INFRA, case.with_trouble(why))
     record = case.attempt.record
     if record.command != case.step.command:
         return Ruled(Outcome.DID_NOT_RUN, Ruling.REGRESSION, f"another command was run: {record.command}")
-    worthless = _other_image(case)
+    worthless = case.other_image()
     if worthless:
         failed = rules.first(case.attempt.checks, Outcome.FAIL)
         return Ruled(Outcome.DID_NOT_RUN, Ruling.INFRA, worthless + (f"; {failed.id} failed there" if failed else ""))
     return _built(_of_attempts(case), case)
 
 
-def _damaged(case: _Case, problem: str) -> Ruled:
+def _damaged(case: Case, problem: str) -> Ruled:
     failing = [check for check in case.recorded.salvaged.get(case.step.key, ()) if check.id not in case.excused]
     if not failing:
-        why = _with_trouble(f"its results cannot be believed: {problem}", case)
+        why = case.with_trouble(f"its results cannot be believed: {problem}")
         return Ruled(Outcome.DID_NOT_RUN, Ruling.INFRA, why)
     why = f"{failing[0].id}: {rules.first_line(failing[0].message)} (its results are damaged as well: {problem})"
     if case.trouble:
-        return Ruled(Outcome.DID_NOT_RUN, Ruling.INFRA, _with_trouble(why, case))
+        return Ruled(Outcome.DID_NOT_RUN, Ruling.INFRA, case.with_trouble(why))
     return Ruled(Outcome.FAIL, Ruling.REGRESSION, why)
 
 
-def _other_image(case: _Case) -> str:
-    """Why the image it ran in is not the planned one; empty when it is, and at a desk."""
-    name = case.step.image
-    if name is None or case.plan.profile == "gate":
-        return ""
-    assert case.attempt is not None
-    built, ran = case.recorded.images.get(name), case.attempt.record.environment.image
-    if built is None:
-        return f"no record says which image {name!r} was built in this build"
-    if built.content != case.plan.images.get(name):
-        return f"the image {name!r} was built from other contents than the plan's"
-    return "" if ran == built.digest else f"it ran in image {ran or '(none)'}, built was {built.digest}"
-
-
-def _of_attempts(case: _Case) -> Ruled:
+def _of_attempts(case: Case) -> Ruled:
     """The last attempt decides. Only one that did not run may be made good by a later one over the same files."""
     assert case.attempt is not None
     earlier = case.recorded.attempts[case.step.key][:-1]
@@ -157,7 +113,7 @@ def _of_attempts(case: _Case) -> Ruled:
     return replace(ruled, outcome=Outcome.INCONCLUSIVE, ruling=kind, flaky=flaky)
 
 
-def _of_attempt(case: _Case) -> Ruled:
+def _of_attempt(case: Case) -> Ruled:
     """The checks of the attempt that counts, with what reruns, quarantine and node say of them."""
     assert case.attempt is not None
     step, attempt = case.step, case.attempt
@@ -172,12 +128,12 @@ def _of_attempt(case: _Case) -> Ruled:
         decision = decide(step, attempt, case.excused)
         confirmed = next((check for check in standing if case.failed_elsewhere(check)), None)
         if case.trouble and confirmed is None:
-            why = f"{decision.why}; but {_first_trouble(case)}: it may be the node's doing"
+            why = f"{decision.why}; but {case.first_trouble()}: it may be the node's doing"
             return replace(found, outcome=Outcome.DID_NOT_RUN, ruling=Ruling.INFRA, why=why)
         return replace(found, outcome=decision.outcome, ruling=Ruling.REGRESSION, why=decision.why)
     decision = decide(step, attempt, case.excused, frozenset(flaky))
-    if case.trouble or _without_health(case):
-        why = f"{_first_trouble(case) or _without_health(case)}; the step itself: {decision.why}"
+    if case.trouble or case.without_health():
+        why = f"{case.first_trouble() or case.without_health()}; the step itself: {decision.why}"
         return replace(found, outcome=Outcome.DID_NOT_RUN, ruling=Ruling.INFRA, why=why)
     if flaky and decision.outcome is Outcome.INCONCLUSIVE:
         why = f"{open_[0].id} failed and passed when run again: {rules.first_line(open_[0].message)}"
@@ -217,7 +173,7 @@ def _facts(step: PlannedStep, attempt: Attempt, status: int | None, checks: tupl
     return rules.Facts(step.evidence, step.minimum, status, checks, stopped=attempt.record.message)
 
 
-def _named(case: _Case, decision: Decision) -> Ruling:
+def _named(case: Case, decision: Decision) -> Ruling:
     """What an outcome without a failing check is called."""
     assert case.attempt is not None
     record = case.attempt.record
@@ -238,7 +194,7 @@ def _named(case: _Case, decision: Decision) -> Ruling:
     return Ruling.INFRA if refused or status in OF_THE_NODE else Ruling.REGRESSION
 
 
-def _built(ruled: Ruled, case: _Case) -> Ruled:
+def _built(ruled: Ruled, case: Case) -> Ruled:
     """A step that builds an image passes only with a record of that image, of the planned contents."""
     image = case.step.provides
     if image is None or ruled.outcome is not Outcome.PASS:
@@ -253,7 +209,7 @@ def _built(ruled: Ruled, case: _Case) -> Ruled:
     return replace(ruled, outcome=Outcome.DID_NOT_RUN, ruling=Ruling.REGRESSION, why=why)
 
 
-def _expired(ruled: Ruled, case: _Case, entries: Entries) -> Ruled:
+def _expired(ruled: Ruled, case: Case, entries: Entries) -> Ruled:
     """An entry that has expired is red by itself, so that it cannot be forgotten."""
     expired = entries.expired_of(case.step)
     if not expired:
@@ -262,38 +218,3 @@ def _expired(ruled: Ruled, case: _Case, entries: Entries) -> Ruled:
     if ruled.outcome is not Outcome.PASS:
         return replace(ruled, evidence=(*ruled.evidence, *words))
     return replace(ruled, outcome=Outcome.FAIL, ruling=Ruling.QUARANTINED, why=words[0], evidence=words[1:])
-
-
-def _without_health(case: _Case) -> str:
-    if not health_records.is_demanded(case.step, case.plan.profile):
-        return ""
-    missing = health_records.missing(case.recorded.health.get(case.step.key, ()))
-    return f"nothing is known of its node's health {missing}" if missing else ""
-
-
-def _first_trouble(case: _Case) -> str:
-    return f"its node is in doubt ({case.trouble[0]})" if case.trouble else ""
-
-
-def _with_trouble(why: str, case: _Case) -> str:
-    return f"{why}; {_first_trouble(case)}" if case.trouble else why
-
-
-def _node(case: _Case) -> tuple[str, ...]:
-    if case.attempt is None:
-        agents = sorted({one.host for one in case.recorded.health.get(case.step.key, ())})
-        return tuple(f"node {host}" for host in agents)
-    where = case.attempt.record.environment
-    files = case.recorded.restored.get(case.step.key, ())
-    restored = (f"with these files of the merge base: {', '.join(files)}",) if files else ()
-    return (f"node {where.host}: {where.device}", *restored)
-
-
-def _reruns(case: _Case) -> tuple[str, ...]:
-    damaged = case.recorded.damaged.get(f"{case.step.key}.recheck", "")
-    words = [
-        f"again {'elsewhere' if rerun.elsewhere else 'on the same node'}, {rerun.host}: {rerun.check}: "
-        f"{rerun.outcome.value}{': ' + rules.first_line(rerun.message) if rerun.message else ''}"
-        for rerun in case.reruns
-    ]
-    return (*words, *((f"its rerun elsewhere cannot be believed: {damaged}",) if damaged else ()))

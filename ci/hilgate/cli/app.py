@@ -50,7 +50,7 @@ class Settings:
 
 def build_app() -> typer.Typer:
     """The `hilgate` command line: what planning, running and kernels register."""
-    from hilgate.cli import kernels, planning, remote, running, simulating
+    from hilgate.cli import kernels, planning, rechecking, remote, running, simulating
 
     # \\b keeps the line breaks of a paragraph.
     statuses = "\n".join(f"{status.value:>5}  {meaning}" for status, meaning in EXIT_MEANINGS.items())
@@ -84,6 +84,7 @@ def build_app() -> typer.Typer:
 
     planning.register(app)
     running.register(app)
+    rechecking.register(app)
     kernels.register(app)
     remote.register(app)
     simulating.register(app)
