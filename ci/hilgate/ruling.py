@@ -163,7 +163,8 @@ def decide(
     )
     if left != attempt.checks and record.outcome is Outcome.FAIL:
         status = Exit.PASS if record.exit_status == Exit.FAIL else record.exit_status
-        return rules.decide(_facts(step, attempt, status, left))
+        facts = _facts(step, attempt, status, left)
+        return rules.decide(replace(facts, stopped="it was ended before it was done"))
     if rules.SEVERITY[derived.outcome] > rules.SEVERITY[record.outcome]:
         return rules.Decision(derived.outcome, f"{derived.why} (recorded as {record.outcome.value})")
     return rules.Decision(record.outcome, record.message or derived.why)
