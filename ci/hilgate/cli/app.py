@@ -51,7 +51,7 @@ class Settings:
 
 def build_app() -> typer.Typer:
     """The `hilgate` command line: what planning, running and kernels register."""
-    from hilgate.cli import history, kernels, planning, rechecking, release, remote, running
+    from hilgate.cli import history, kernels, planning, rechecking, release, remote, running, simulating
 
     # \\b keeps the line breaks of a paragraph.
     statuses = "\n".join(f"{status.value:>5}  {meaning}" for status, meaning in EXIT_MEANINGS.items())
@@ -90,6 +90,7 @@ def build_app() -> typer.Typer:
     remote.register(app)
     release.register(app)
     history.register(app)
+    simulating.register(app)
     return app
 
 
