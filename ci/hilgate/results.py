@@ -198,8 +198,11 @@ def _failing(reader: Reader, key: str) -> tuple[Check, ...]:
 
 
 def _tree_of_most(jobs: list[_Job]) -> str | None:
-    """The state of the files that more than half of the jobs ran over; None when there is no such state."""
-    trees = Counter(job.tree for job in jobs if job.tree is not None)
+    """The state of the files that more than half of the sound jobs ran over; None when there is no such state.
+
+    A damaged job has no vote: one flipped bit in it would otherwise set a sound job aside, and its failures with it.
+    """
+    trees = Counter(job.tree for job in jobs if job.tree is not None and not job.problem)
     tree, count = trees.most_common(1)[0] if trees else (None, 0)
     return tree if 2 * count > trees.total() else None
 

@@ -206,3 +206,11 @@ def test_files_beside_the_jobs_are_no_jobs(jobs):
 def test_what_a_job_put_back_is_told(jobs):
     note('{"merge_base": "b", "files": ["tests/tolerances.py"]}')(jobs)
     assert "with these files of the merge base: tests/tolerances.py" in jobs.ruled().evidence
+
+
+def test_a_damaged_job_has_no_vote_on_which_files_are_right(jobs):
+    jobs.job(IMAGE_STEP.key, image(), *finished(IMAGE_STEP, passed()), tree="u" * 64)
+    jobs.job(GATHER.key, *finished(GATHER, failed(), status=1))
+    path = jobs.path(IMAGE_STEP.key)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert set(jobs.recorded().damaged) == {IMAGE_STEP.key}
