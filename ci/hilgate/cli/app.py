@@ -51,7 +51,7 @@ class Settings:
 
 def build_app() -> typer.Typer:
     """The `hilgate` command line: what planning, running and kernels register."""
-    from hilgate.cli import kernels, planning, release, remote, running
+    from hilgate.cli import kernels, planning, release, remote, replaying, running
 
     # \\b keeps the line breaks of a paragraph.
     statuses = "\n".join(f"{status.value:>5}  {meaning}" for status, meaning in EXIT_MEANINGS.items())
@@ -84,6 +84,7 @@ def build_app() -> typer.Typer:
             planning.show_home(settings)
 
     planning.register(app)
+    replaying.register(app)
     running.register(app)
     kernels.register(app)
     remote.register(app)
