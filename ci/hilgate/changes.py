@@ -22,6 +22,10 @@ class Changes:
     """What it was compared with, as given; None when nothing was asked for."""
     files: tuple[str, ...] | None
     """Sorted paths below the root: changed, added, deleted, untracked, both names of a rename. None without a base."""
+    appeared: tuple[str, ...] = ()
+    """Those of `files` that the merge base does not have, sorted."""
+    merge_base: str = ""
+    """Full sha of the merge base of HEAD and `base`; empty without a base."""
 
 
 def inspect(root: Path, base: str | None) -> Changes:
@@ -55,8 +59,16 @@ def inspect(root: Path, base: str | None) -> Changes:
         )
     differing = _required(root, "diff", "--name-status", "-z", "--find-renames", "--no-ext-diff", fork, "--")
     untracked = _required(root, "ls-files", "--others", "--exclude-standard", "-z")
-    files = set(_names(differing)) | {name for name in untracked.split("\0") if name}
-    return Changes(commit, _is_dirty(root), base, tuple(sorted(files)))
+    changed, appeared = _names(differing)
+    new = {name for name in untracked.split("\0") if name}
+    return Changes(
+        commit,
+        _is_dirty(root),
+        base,
+        files=tuple(sorted(changed | new)),
+        appeared=tuple(sorted(appeared | new)),
+        merge_base=fork,
+    )
 
 
 def tracked_files(root: Path) -> tuple[str, ...]:
@@ -86,16 +98,25 @@ def file_at(root: Path, commit: str, path: str) -> bytes | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _names(status: str) -> list[str]:
-    """File names in `git diff --name-status -z`: status, then one name, or two after R (rename) and C (copy)."""
+def _names(status: str) -> tuple[set[str], set[str]]:
+    """Names in `git diff --name-status -z`, and those of them that are new.
+
+    It lists a letter, then one name, or two (old, new) after R (rename) and C (copy).
+    """
     words = iter(status.split("\0"))
-    names: list[str] = []
+    names: set[str] = set()
+    appeared: set[str] = set()
     for letter in words:
-        if letter:
-            names.append(next(words))
-            if letter[0] in "RC":
-                names.append(next(words))
-    return names
+        if not letter:
+            continue
+        name = next(words)
+        names.add(name)
+        if letter[0] in "RC":
+            name = next(words)
+            names.add(name)
+        if letter[0] in "ARC":
+            appeared.add(name)
+    return names, appeared
 
 
 def _without_base(root: Path) -> Changes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -21,6 +21,18 @@ Base = Annotated[
         metavar="REF", envvar="HILGATE_BASE", help="Plan what differs from the merge base with this; else everything."
     ),
 ]
+History = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        envvar="HILGATE_HISTORY",
+        help="Times of earlier builds, by default results/history/steps.jsonl.",
+    ),
+]
+ProfileName = Annotated[
+    Literal["gate", "pr", "nightly", "release"],
+    typer.Option(help="gate: this machine; the others: the agents, nightly and release whatever changed."),
+]
 Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
 
 
@@ -37,33 +49,42 @@ def plan(
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Areas or steps; else by change.")
     ] = None,
     base: Base = None,
-    profile: Annotated[Literal["gate", "pr"], typer.Option(help="This machine, or the agents.")] = "gate",
+    profile: ProfileName = "gate",
+    models: Annotated[
+        list[str] | None, typer.Option("--models", metavar="NAME", help="The steps of this model; may be repeated.")
+    ] = None,
+    history: History = None,
     write: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the plan (JSON) here.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show what would run, where, and why; and what would not, and why not. Runs nothing."""
     from hilgate.cli.tables import show_plan
+    from hilgate.durations import measured
     from hilgate.plan import make_plan, write_plan
 
     settings: Settings = ctx.obj
-    made = make_plan(settings.repository(), base=base, profile=profile, select=tuple(select or ()))
+    root = settings.repository()
+    times = measured(root, history)
+    made = make_plan(root, base=base, profile=profile, select=tuple(select or ()), models=tuple(models or ()))
     if write:
         write_plan(made, write)
     if as_json:
         sys.stdout.write(made.model_dump_json(indent=1) + "\n")
     else:
-        show_plan(settings.out(), made)
+        show_plan(settings.out(), made, times)
 
 
 def explain(
     ctx: typer.Context,
     step: Annotated[str, typer.Argument(metavar="STEP", help="A step, or a step on a device.")],
     base: Base = None,
+    history: History = None,
 ) -> None:
     """Everything about one step: files that select it, devices, queues, command, how to repeat it."""
-    from hilgate import changes
+    from hilgate import changes, imports
     from hilgate.cli.tables import show_step
     from hilgate.declare import load
+    from hilgate.durations import measured
     from hilgate.errors import MisuseError
     from hilgate.selection import select
     from hilgate.suggest import suggest
@@ -80,9 +101,11 @@ def explain(
         )
     rule = ""
     if base is not None:
-        selection = select(declarations.areas, changes.inspect(root, base).files)
-        rule = selection.reasons.get(found[0].area, "not affected by this change")
-    show_step(settings.out(), declarations, *found, rule=rule)
+        change = changes.inspect(root, base)
+        selection = select(declarations.areas, change.files, imports.build(root), change.appeared)
+        key = found[1].key
+        rule = selection.reasons.get(key) or selection.omitted[key]
+    show_step(settings.out(), declarations, *found, rule=rule, history=measured(root, history))
 
 
 def doctor(ctx: typer.Context, as_json: Json = False) -> None:
