@@ -70,7 +70,6 @@ def make_plan(
     """
     declarations = load(root)
     packages = [package for _, step in declarations.steps() for package in step.packages]
-    tools = {tool for _, step in declarations.steps() for tool in step.tools}
     change = changes.inspect(root, base)
     by_change = not select and not models and profile not in WHOLE
     modules = [name for name in change.files or () if imports.module_of(name)]
@@ -83,8 +82,14 @@ def make_plan(
         models=models,
         graph=imports.build(root) if by_change and modules else None,
         facts=gather(root, change),
-        absent_tools=frozenset(tool for tool in tools if shutil.which(tool) is None),
+        absent=absent_tools(declarations),
     )
+
+
+def absent_tools(declarations: Declarations) -> frozenset[str]:
+    """Programs that steps need and that are not on this machine's path."""
+    tools = {tool for _, step in declarations.steps() for tool in step.tools}
+    return frozenset(tool for tool in tools if shutil.which(tool) is None)
 
 
 def assemble(
@@ -97,12 +102,12 @@ def assemble(
     models: tuple[str, ...] = (),
     graph: imports.Imports | None = None,
     facts: Facts | None = None,
-    absent_tools: frozenset[str] = frozenset(),
+    absent: frozenset[str] = frozenset(),
 ) -> Plan:
     """Like `make_plan`, from facts already gathered: no git, no files, no hardware.
 
-    Without a `graph`, steps are selected by the globs of their areas alone. Without `facts`, no image is recorded, and
-    results of steps in images cannot pass.
+    `absent` are the programs that are not on this machine's path. Without a `graph`, steps are selected by the globs of
+    their areas alone. Without `facts`, no image is recorded, and results of steps in images cannot pass.
     """
     known = facts or Facts()
     otherwise = {step.key: NOT_ASKED_FOR for _, step in declarations.steps()}
@@ -110,7 +115,7 @@ def assemble(
         wanted = by_model(declarations, models) | by_name(declarations, select)
     else:
         wanted = _affected(declarations, change, profile, graph, otherwise)
-    site = Site(machine, absent_tools, known.fork)
+    site = Site(machine, absent, known.fork)
     expansion = expand(declarations, wanted, site, otherwise=otherwise)
     if not expansion.steps:
         reasons = [f"{one.key}: {one.reason}" for one in expansion.omissions if one.reason not in otherwise.values()]

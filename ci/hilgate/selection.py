@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pathspec
 
@@ -42,7 +42,7 @@ class _Cause:
 
     file: str
     how: str = ""
-    """What stands between the file and the step; empty where the area's globs say so."""
+    """What connects the file to the step; empty where the area's globs or the step itself name it."""
 
 
 def select(
@@ -53,10 +53,10 @@ def select(
 ) -> Selection:
     """Select steps for the changed files (paths relative to the root, `/` between parts); None selects all.
 
-    A changed module selects a step with `imports` where one of these reaches it. A module that is new, gone or cannot
-    be followed selects every step of the areas that claim it, and every step that imports from its package. Any other
-    file selects by the area's globs. The reason names the most telling cause: a changed file of the step, else an
-    unclaimed file, else `always`.
+    A changed module selects a step with `imports` where one of these reaches it. A module that is new or gone selects
+    every step of the areas that claim it besides, and one that is gone every step that imports from its package; while
+    the graph is not known, a module selects every step with `imports`. Any other file selects by the area's globs. The
+    reason names the most telling cause: a changed file of the step, else an unclaimed file, else `always`.
 
     Args:
         areas: What is declared.
@@ -94,7 +94,7 @@ def claimed_by(area: Area, files: Iterable[str]) -> list[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def _globs(paths: tuple[str, ...]) -> pathspec.PathSpec:
+def _globs(paths: tuple[str, ...]) -> pathspec.PathSpec[Any]:
     return pathspec.PathSpec.from_lines("gitignore", paths)
 
 
@@ -104,15 +104,16 @@ def _cause(step: Step, name: str, claimed: bool, imports: Imports | None, appear
     if imports is None or not step.imports or module is None:
         return _Cause(name) if claimed else None
     if imports.problem:
-        return _Cause(name, f"and what imports it is not known ({imports.problem})")
+        return _Cause(name, f"and what imports it is not known: {imports.problem}")
     reached = imports.reached(step.imports)
     if module in reached:
         return _Cause(name, "" if reached[module] == name else f"imported by {reached[module]}")
-    if imports.knows(name) and name not in appeared:
-        return None
-    package = module.partition(".")[0]
-    if claimed or any(other.partition(".")[0] == package for other in reached):
-        return _Cause(name, "and is new" if imports.knows(name) else "and is gone")
+    if imports.knows(name):
+        return _Cause(name, "is new") if claimed and name in appeared else None
+    # Whatever imported it does so no longer, or in vain: those that use its package are the ones that may have.
+    beside = f"{module.rpartition('.')[0]}."
+    if claimed or any(other.startswith(beside) for other in reached):
+        return _Cause(name, "is gone")
     return None
 
 
@@ -120,7 +121,5 @@ def _told(causes: Sequence[_Cause]) -> str:
     """The first file that the area itself claims, else the first; and how many more there are."""
     first = next((cause for cause in causes if not cause.how), causes[0])
     more = f" and {len(causes) - 1} more" if len(causes) > 1 else ""
-    if not first.how:
-        return f"{first.file}{more} changed"
-    joint = " " if first.how.startswith("and ") else ", "
-    return f"{first.file}{more} changed{joint}{first.how}"
+    how = f" {first.how}" if first.how.startswith("is ") else f" changed{', ' if first.how else ''}{first.how}"
+    return f"{first.file}{more}{how}"

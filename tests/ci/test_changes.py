@@ -13,6 +13,12 @@ def git(root, *arguments):
     subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True)
 
 
+def revision(root, name):
+    return subprocess.run(
+        ["git", "rev-parse", name], cwd=root, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
 def commit(root, **files):
     for name, text in files.items():
         (root / name).write_text(text)
@@ -35,7 +41,8 @@ def checkout(tmp_path):
 
 def test_compares_with_the_merge_base_not_with_the_tip(checkout):
     found = inspect(checkout, "main")
-    assert found.files == ("mine",)
+    assert (found.files, found.appeared) == (("mine",), ("mine",))
+    assert found.merge_base == revision(checkout, "main~1")
     assert not found.dirty
     assert len(found.commit) == 40
 
@@ -43,7 +50,9 @@ def test_compares_with_the_merge_base_not_with_the_tip(checkout):
 def test_rename_counts_both_names(checkout):
     git(checkout, "mv", "old", "new")
     commit(checkout)
-    assert inspect(checkout, "main").files == ("mine", "new", "old")
+    found = inspect(checkout, "main")
+    assert found.files == ("mine", "new", "old")
+    assert found.appeared == ("mine", "new")
 
 
 def test_working_tree_counts_with_untracked_deleted_and_staged_but_not_ignored(checkout):
@@ -56,11 +65,12 @@ def test_working_tree_counts_with_untracked_deleted_and_staged_but_not_ignored(c
     found = inspect(checkout, "main")
     assert found.dirty
     assert found.files == (".gitignore", "kept", "mine", "staged", "ünicode name")
+    assert found.appeared == (".gitignore", "mine", "staged", "ünicode name")
 
 
 def test_without_base_only_the_state_is_told(checkout):
     found = inspect(checkout, None)
-    assert (found.base, found.files, found.dirty) == (None, None, False)
+    assert (found.base, found.files, found.dirty, found.merge_base) == (None, None, False, "")
 
 
 @pytest.mark.parametrize("base", ["nope", "--output=x", "main^{tree}", ""])

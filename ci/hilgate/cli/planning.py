@@ -113,11 +113,12 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     import json
 
     from hilgate.cli.tables import show_machine, show_readiness
+    from hilgate.plan import absent_tools
     from hilgate.readiness import readiness
 
     settings: Settings = ctx.obj
     declarations, machine = _here(settings)
-    areas = readiness(declarations, machine)
+    areas = readiness(declarations, machine, absent_tools(declarations))
     if as_json:
         from dataclasses import asdict
 
@@ -137,6 +138,7 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
 def show_home(settings: Settings) -> None:
     """The first screen: what this is, what to try, what this machine can run."""
     from hilgate.cli.tables import show_readiness
+    from hilgate.plan import absent_tools
     from hilgate.readiness import readiness
 
     out = settings.out()
@@ -150,7 +152,7 @@ def show_home(settings: Settings) -> None:
         out.print(f"  [bold]{command:<22}[/]{meaning}")
     declarations, machine = _here(settings)
     out.print(f"\nThis machine: {_one_line(machine)}")
-    show_readiness(out, readiness(declarations, machine))
+    show_readiness(out, readiness(declarations, machine, absent_tools(declarations)))
     out.print("\nMore: hilgate --help, hilgate doctor")
 
 
