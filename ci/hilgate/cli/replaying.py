@@ -126,9 +126,8 @@ def _show(settings: Settings, found: Replay) -> None:
     share = f" ({saved / found.run_all_gpu_minutes:.0%})" if found.run_all_gpu_minutes else ""
     average = sum(line.steps for line in found.lines) / len(found.lines)
     out.print(
-        f"\n{len(found.lines)} changes, on average {average:.1f} of {found.of} steps; "
-        f"{found.gpu_minutes:.0f} GPU-minutes instead of {found.run_all_gpu_minutes:.0f}: "
-        f"{saved:.0f} saved{share}; {found.missed} steps missed"
+        f"\n{len(found.lines)} changes, on average {average:.1f} of {found.of} steps, {found.missed} steps missed\n"
+        f"{found.gpu_minutes:.0f} GPU-minutes instead of {found.run_all_gpu_minutes:.0f}: {saved:.0f} saved{share}"
     )
     if not found.readers:
         out.print("No reads are recorded: only steps that are known to break can be missed (python -m hilgate.reads)")
