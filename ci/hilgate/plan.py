@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +18,12 @@ from hilgate.asked import by_model, by_name
 from hilgate.declare import Declarations, load
 from hilgate.errors import CannotRunHereError, DeclarationError, NothingSelectedError, RecordsError
 from hilgate.expand import Expansion, Site, Wanted, expand
-from hilgate.model import Key, Loosening, Plan, Profile
+from hilgate.facts import Facts, gather_facts
+from hilgate.model import Key, Plan, Profile
 from hilgate.selection import select as select_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 NOT_ASKED_FOR = "not asked for"
 WHEN = {"gate": "at a desk", "pr": "for a pull request", "nightly": "nightly", "release": "for a release"}
@@ -33,21 +33,6 @@ WHOLE = ("nightly", "release")
 """Profiles that run everything, whatever changed."""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a plan records besides its steps."""
-
-    images: Mapping[Key, str] = field(default_factory=dict)
-    """Image -> sha256 of everything it is built from; images that no planned step uses or builds are left out."""
-    loosened: tuple[Loosening, ...] = ()
-    fork: bool = False
-
-
-def no_facts(root: Path, change: changes.Changes) -> Facts:  # noqa: ARG001 - the signature of what gathers facts
-    """Nothing known: no images, nothing loosened, no fork."""
-    return Facts()
-
-
 def make_plan(
     root: Path,
     *,
@@ -55,7 +40,7 @@ def make_plan(
     profile: Profile,
     select: tuple[str, ...] = (),
     models: tuple[str, ...] = (),
-    gather: Callable[[Path, changes.Changes], Facts] = no_facts,
+    gather: Callable[[Path, changes.Changes], Facts] = gather_facts,
 ) -> Plan:
     """Plan the change between `base` and the working tree (None: everything) for this machine or for the agents.
 

@@ -12,6 +12,7 @@ from hilgate.changes import tracked_files
 from hilgate.declare import load
 from hilgate.durations import estimate
 from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError
+from hilgate.facts import Facts
 from hilgate.imports import build
 from hilgate.plan import assemble, make_plan, plan_digest
 
@@ -187,6 +188,17 @@ def test_estimate_takes_what_was_measured():
     declared = declare(a=[step("x", minutes=1), step("z", ("gfx942",), minutes=2.5)])
     size = estimate(assemble(declared, EVERYTHING, None, profile="pr"), {"x-cpu": 4.0, "other-cpu": 9.0})
     assert (size.minutes, size.chain, size.measured) == (6.5, ("x-cpu",), 1)
+
+
+def test_facts_are_gathered_for_the_change_and_stand_in_the_plan():
+    asked = []
+
+    def gather(root, found):
+        asked.append((root, found.files))
+        return Facts(fork=True)
+
+    assert make_plan(REPOSITORY, base=None, profile="pr", select=("routing",), gather=gather).fork
+    assert asked == [(REPOSITORY, None)]
 
 
 def test_this_repository_can_be_planned_here():

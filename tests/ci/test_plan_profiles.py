@@ -6,8 +6,9 @@ import pytest
 from toydeclarations import AGENTS, EVERYTHING, LAPTOP, MI300X, change, declare, reasons, step
 
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError
+from hilgate.facts import Facts
 from hilgate.model import Agents, Loosening
-from hilgate.plan import Facts, assemble
+from hilgate.plan import assemble
 
 
 def keys(plan):

@@ -1,0 +1,28 @@
+"""What a plan records besides its steps: images, what the change loosens, and whether it comes from a fork."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from hilgate.changes import Changes
+    from hilgate.model import Key, Loosening
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found out about a change before it is planned."""
+
+    images: Mapping[Key, str] = field(default_factory=dict)
+    """Image -> sha256 of everything it is built from; images that no planned step uses or builds are left out."""
+    loosened: tuple[Loosening, ...] = ()
+    fork: bool = False
+
+
+def gather_facts(root: Path, change: Changes) -> Facts:  # noqa: ARG001 - what it is asked about
+    """The facts of a checkout and its change: no image is declared, so there are none to tell."""
+    return Facts()
