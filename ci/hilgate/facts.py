@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from hilgate.agent.trust import of_build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,5 +27,5 @@ class Facts:
 
 
 def gather_facts(root: Path, change: Changes) -> Facts:  # noqa: ARG001 - what it is asked about
-    """The facts of a checkout and its change: no image is declared, so there are none to tell."""
-    return Facts()
+    """The facts of a checkout and its change. No image is declared, so there are none to tell."""
+    return Facts(fork=of_build(os.environ).fork)
