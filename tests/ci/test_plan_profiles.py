@@ -6,7 +6,7 @@ import pytest
 from toydeclarations import AGENTS, EVERYTHING, LAPTOP, MI300X, change, declare, reasons, step
 
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError
-from hilgate.facts import Facts
+from hilgate.facts import Facts, gather_facts
 from hilgate.model import Agents, Loosening
 from hilgate.plan import assemble
 
@@ -170,3 +170,18 @@ def test_plan_records_what_is_loosened_and_the_merge_base():
     at = replace(change("a/x"), merge_base="b" * 40)
     plan = assemble(declare(a=[step("s")]), at, LAPTOP, profile="gate", facts=Facts(loosened=loosened))
     assert (plan.loosened, plan.merge_base) == (loosened, "b" * 40)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "fork"), [("git@github.com:them/it.git", True), ("git@github.com:us/it.git", False)]
+)
+def test_pull_request_of_another_repository_is_a_fork(monkeypatch, tmp_path, theirs, fork):
+    monkeypatch.delenv("HILGATE_FORK", raising=False)
+    for name, value in {
+        "BUILDKITE": "true",
+        "BUILDKITE_PULL_REQUEST": "7",
+        "BUILDKITE_REPO": "git@github.com:us/it.git",
+        "BUILDKITE_PULL_REQUEST_REPO": theirs,
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert gather_facts(tmp_path, EVERYTHING).fork is fork
