@@ -12,8 +12,10 @@ from hilgate import bundle, bundle_check, results
 from hilgate.cli import gating
 from hilgate.model import BuildRecord, Check, CheckRecord, ImageRecord, Outcome, StepRecord
 from hilgate.plan import plan_digest, write_plan
+from hilgate.records import sealed
 
 COMMITTED = 1763726400
+RECORDS = "results/results.jsonl"
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 DIGEST = "sha256:" + "ab" * 32
 CONTENT = "c" * 64
@@ -74,8 +76,11 @@ def sums(members):
 
 
 def forge(sound, out, change, *, summed=True, mtime=COMMITTED):
-    """Another bundle: its members changed, its checksums made anew as a careful forger would."""
+    """Another bundle: its members changed, its checksums and seals made anew as a careful forger would."""
     members = change(members_of(sound))
+    if summed and members.get(RECORDS, b"").endswith(b"\n"):
+        lines = [line for line in members[RECORDS].splitlines(keepends=True) if b'"kind":"seal"' not in line]
+        members = {**members, RECORDS: sealed(lines, b"")}
     with out.open("wb") as file:
         bundle.write_tar(file, sums(members) if summed else members, mtime)
     return out
