@@ -65,7 +65,7 @@ def check(out: torch.Tensor, golden: torch.Tensor, record, op: str = "attention"
     record("rows", wrong.numel())
     assert not wrong.any(), (
         f"{int(wrong.sum())} of {wrong.numel()} (token, head) rows are off by more than {bound:.1e} of their norm; "
-        f"first (token, head): {wrong.nonzero()[:5].tolist()}, off by {relative[wrong][:5].tolist()}"
+        f"first (token, head): {wrong.nonzero()[:5].tolist()}, off by {[float(f'{e:.2g}') for e in relative[wrong][:5].tolist()]}"
     )
 
 
