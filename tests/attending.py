@@ -63,9 +63,10 @@ def check(out: torch.Tensor, golden: torch.Tensor, record, op: str = "attention"
     record("max_row_relative_err_allowed", bound)
     record("rows_off", int(wrong.sum()))
     record("rows", wrong.numel())
+    off = [float(f"{each:.2g}") for each in relative[wrong][:5].tolist()]
     assert not wrong.any(), (
         f"{int(wrong.sum())} of {wrong.numel()} (token, head) rows are off by more than {bound:.1e} of their norm; "
-        f"first (token, head): {wrong.nonzero()[:5].tolist()}, off by {relative[wrong][:5].tolist()}"
+        f"first (token, head): {wrong.nonzero()[:5].tolist()}, off by {off}"
     )
 
 

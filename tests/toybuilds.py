@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime as dt
 from html.parser import HTMLParser
 
-from toyplans import ENVIRONMENT, plan
+from toyplans import ENVIRONMENT, plan, step
 
 from hilgate import judge, results
+from hilgate.history import collect, store
 from hilgate.model import BuildRecord, Check, Outcome, StepRecord
 from hilgate.plan import plan_digest
 
@@ -70,3 +71,19 @@ class Outline(HTMLParser):
     def handle_data(self, data):
         if self.open and self.open[-1] != "style":
             self.text += f"{data} "
+
+
+def entry(number=0, checks=None, **changes):
+    """The lines of a build of one step; another number is another build."""
+    one = step("a", "x", minutes=1.0 + number)
+    usual = [passed("n", numbers={"err": 0.5}), passed("quiet"), failed("f", "bad\nmore")]
+    return collect.of_build(*built((one, usual if checks is None else checks), **changes), branch="main")
+
+
+def remembered(folder):
+    with store.opened(folder) as history:
+        return history
+
+
+def bytes_of(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl*"))}

@@ -117,7 +117,7 @@ def _repeat(problem: Problem) -> list[str]:
 
 
 def _finding(finding: Finding, detail: Detail, about: list[str]) -> list[str]:
-    """What is asked first, then the whole message, folded where it says more than its first line."""
+    """What is asked first, then what the message says beyond its first line. No HTML: some viewers show it as text."""
     check, size = finding.check, finding.size
     facts = (("error", size.error), ("case", size.case), ("merge base", finding.merge_base), ("where", size.place))
     parts = [
@@ -126,9 +126,9 @@ def _finding(finding: Finding, detail: Detail, about: list[str]) -> list[str]:
         "\n".join(f"- {name}: {escape(shorten(words, 300))}" for name, words in facts if words),
         *about,
     ]
-    if check.message.strip() != size.assertion:
-        whole = fenced(shorten(check.message, detail.message_characters))
-        parts.append(f"<details><summary>everything it says</summary>\n\n{whole}\n\n</details>")
+    rest = "\n".join(check.message.strip().splitlines()[1:])
+    if rest:
+        parts += ["it also says:", fenced(shorten(rest, detail.message_characters))]
     return parts
 
 

@@ -59,7 +59,7 @@ def test_what_broke_is_said_in_the_order_in_which_it_is_asked(show):
     order = ["regression", "bad-cpu", TEST, "AssertionError: 2 of 80 rows are off", "max_abs_err 0.5, 2 of 80 rows off",
              "shape 5x16x64, dtype float16, arch gfx942", "passed at bbbbbbbbbbbb", "tests/kernels/test_x.py:67",
              "mi300-07", "VRAM 312 MiB before, 318 MiB after", "hilgate run bad-cpu -- -k", "docker run", DIGEST,
-             "everything it says", "second", "sick-cpu", "GPU reset begin!"]  # fmt: skip
+             "assert not True", "second", "sick-cpu", "GPU reset begin!"]  # fmt: skip
     places = [text.index(words) for words in order]
     assert places == sorted(places)
 
@@ -153,8 +153,7 @@ def test_the_annotation_is_commonmark_of_which_each_block_closes():
     tokens = MarkdownIt("commonmark").parse(note(*red()))
     assert sum(token.nesting for token in tokens) == 0
     assert next(token.content for token in tokens if token.type == "fence").startswith("AssertionError: 2 of 80")
-    html = MarkdownIt("commonmark").render(note(*red()))
-    assert html.count("<details>") == html.count("</details>") == 1
+    assert not {"html_block", "html_inline"} & {token.type for token in tokens}
 
 
 def test_a_page_works_in_both_colour_schemes_on_a_phone_and_on_paper():

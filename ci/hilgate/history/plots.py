@@ -36,7 +36,7 @@ def minutes(times: Sequence[str], series: Sequence[tuple[str, Sequence[float]]],
         axes.plot(places, values, style, color=colour, marker="o", markersize=2.6, linewidth=1.2, label=name)
     axes.set_ylim(bottom=0)
     if len(series) > 1:
-        axes.legend(frameon=False, fontsize=7, labelcolor=INK, loc="upper left", ncols=2)
+        axes.legend(frameon=False, fontsize=7, labelcolor=INK, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     _builds(axes, times)
     return _svg(figure, label)
 
