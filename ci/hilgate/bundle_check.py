@@ -17,19 +17,20 @@ from pydantic import ValidationError
 from hilgate import bundle, judge, sbom
 from hilgate.bundle_archive import UnsoundError, check_sums, unpack
 from hilgate.errors import HilgateError, RecordsError
+from hilgate.judge import NO_QUARANTINE
 from hilgate.model import Noun
 from hilgate.plan import plan_digest, read_plan
+from hilgate.quarantine import read_used
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hilgate.model import Plan, Verdict
+    from hilgate.model import Plan, Quarantine, Verdict
     from hilgate.results import Recorded
 
 LEGITIMATE = (
     re.compile(r"no queue offers [a-z0-9-]+; .*"),
-    re.compile(r"runs (?:in|only in|at) (?:profile )?(?:gate|pr|nightly)(?: only)?"),
-    re.compile(r"runs (?:gate|pr|nightly)(?:, (?:gate|pr|nightly))*"),
+    re.compile(r"runs (?:at a desk|for a pull request|nightly)(?: and (?:at a desk|for a pull request|nightly))*"),
 )
 """Why a release may leave a step out: no such machine exists, or the step belongs to other plans. Not being affected by
 a change, not being asked for or missing a tool are no reasons."""
@@ -180,7 +181,7 @@ def _verdict(opened: Opened) -> str:
     stored = judge.read_verdict(opened.members[judge.VERDICT_FILE])
     if (stored.plan_digest, stored.commit) != (opened.digest, opened.plan.commit):
         raise UnsoundError(f"the verdict is of plan {stored.plan_digest[:12]} and commit {stored.commit[:12]}")
-    derived = judge_again(opened.plan, opened.recorded, opened.digest, stored)
+    derived = judge_again(opened.plan, opened.recorded, opened.digest, stored, read_used(opened.folder / "results"))
     if derived.outcome is not stored.outcome:
         raise UnsoundError(
             f"the stored verdict says {stored.outcome.value}; the records give {derived.outcome.value}: {derived.why}"
@@ -193,9 +194,13 @@ def _verdict(opened: Opened) -> str:
     return f"derived again from the records: {stored.outcome.value}: {stored.why}"
 
 
-def judge_again(plan: Plan, recorded: Recorded, digest: str, stored: Verdict) -> Verdict:
-    """The verdict that these records give, at the time of the stored one."""
-    return judge.judge(plan, recorded, digest, decided=stored.decided)
+def judge_again(
+    plan: Plan, recorded: Recorded, digest: str, stored: Verdict, quarantine: Quarantine = NO_QUARANTINE
+) -> Verdict:
+    """The verdict that these records give, at the time of the stored one, with its approval and its quarantine."""
+    return judge.judge(
+        plan, recorded, digest, decided=stored.decided, quarantine=quarantine, approved_by=stored.approved_by
+    )
 
 
 def _difference(stored: Verdict, derived: Verdict) -> str:

@@ -7,11 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hilgate.agent.trust import of_build
-<<<<<<< HEAD
 from hilgate.images import contents
 from hilgate.loosening import loosened
-=======
->>>>>>> planner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +28,6 @@ class Facts:
     fork: bool = False
 
 
-<<<<<<< HEAD
 def gather_facts(root: Path, change: Changes) -> Facts:
     """The facts of a checkout and its change.
 
@@ -43,8 +39,3 @@ def gather_facts(root: Path, change: Changes) -> Facts:
         loosened=loosened(root, change.merge_base, change.files or ()),
         fork=of_build(os.environ).fork,
     )
-=======
-def gather_facts(root: Path, change: Changes) -> Facts:  # noqa: ARG001 - what it is asked about
-    """The facts of a checkout and its change. No image is declared, so there are none to tell."""
-    return Facts(fork=of_build(os.environ).fork)
->>>>>>> planner

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hilgate import strictyaml
 from hilgate.changes import file_at
 from hilgate.declare import InvalidDeclarationsError
+from hilgate.errors import RecordsError
 from hilgate.model import Quarantine, Quarantined
 from hilgate.suggest import suggest
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 QUARANTINE_FILE = "ci/quarantine.yaml"
 LONGEST = dt.timedelta(days=14)
 """Two weeks: long enough to mend a kernel, and short enough that whoever promised it is still asked."""
+
+USED_FILE = "quarantine.json"
+"""The one that a verdict was made with, in the results folder."""
 
 
 @dataclass(frozen=True)
@@ -128,3 +132,25 @@ def _check(document: Document[Quarantine], quarantine: Quarantine, declarations:
 
 def _meet(one: Quarantined, other: Quarantined) -> bool:
     return not one.devices or not other.devices or not set(one.devices).isdisjoint(other.devices)
+
+
+def write_used(quarantine: Quarantine, folder: Path) -> None:
+    """Keep the quarantine that a verdict was made with beside it, so that it can be derived again."""
+    (folder / USED_FILE).write_text(quarantine.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def read_used(folder: Path) -> Quarantine:
+    """The quarantine that a verdict was made with; an empty one where none was kept.
+
+    Raises:
+        RecordsError: It is not a quarantine.
+    """
+    path = folder / USED_FILE
+    if not path.is_file():
+        return Quarantine()
+    try:
+        return Quarantine.model_validate_json(path.read_bytes())
+    except ValueError as error:
+        raise RecordsError(
+            "not a quarantine", where=str(path), remedy="judge again: `hilgate judge` writes it"
+        ) from error

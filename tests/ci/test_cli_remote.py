@@ -1,7 +1,6 @@
 """`hilgate pipeline` and `hilgate rerun` as they are typed."""
 
 import json
-import sys
 import types
 
 import pytest
@@ -166,11 +165,9 @@ def test_part_of_a_plan_gets_nothing_and_the_reason(planned):
 @pytest.fixture
 def failing(monkeypatch):
     """What needs a rerun, as the judge's half of the program says."""
-    module = types.ModuleType("hilgate.recheck")
-    module.pending = lambda plan, recorded: module.answer  # noqa: ARG005
-    module.answer = {}
-    monkeypatch.setitem(sys.modules, "hilgate.recheck", module)
-    return module
+    said = types.SimpleNamespace(answer={})
+    monkeypatch.setattr("hilgate.recheck.pending", lambda plan, recorded: said.answer)  # noqa: ARG005
+    return said
 
 
 def test_recheck_prints_a_step_for_each_that_failed(planned, failing):

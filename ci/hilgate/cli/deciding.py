@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.errors import Exit, HilgateError, RecordsError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hilgate.model import Plan, Quarantine, Verdict
     from hilgate.results import Recorded
 
@@ -38,6 +38,7 @@ def decide(
     only: frozenset[str] | None = None,
     root: Path | None = None,
     approved_by: str = "",
+    against: Path | None = None,
 ) -> Judged:
     """Judge what is in a results folder (or what agents left in `jobs`) and write `verdict.json` and the reports.
 
@@ -49,6 +50,7 @@ def decide(
             approvals are left to the verdict of the whole build, which alone can know them.
         root: The repository that has the quarantine; None judges without one.
         approved_by: Who approved what the change loosens.
+        against: Results of the merge base, to set failures beside; None looks into the history.
 
     Raises:
         RecordsError: At a desk, where the results cannot be read. A verdict that says so is written before.
@@ -56,8 +58,10 @@ def decide(
     from hilgate import results
     from hilgate.annotate import write_annotation, write_junit
     from hilgate.judge import VERDICT_FILE, judge, write_verdict
+    from hilgate.merge_base import find
     from hilgate.model import Outcome
     from hilgate.plan import plan_digest
+    from hilgate.quarantine import write_used
     from hilgate.report import write_report
 
     digest = plan_digest(plan)
@@ -83,9 +87,11 @@ def decide(
     if refused:
         verdict = verdict.model_copy(update={"outcome": Outcome.FAIL, "why": f"the quarantine: {refused.what}"})
     write_verdict(verdict, folder / VERDICT_FILE)
-    write_annotation(judged, recorded, verdict, folder)
+    write_used(quarantine, folder)
+    facts = find(plan, history=history_folder(root), against=against)
+    write_annotation(judged, recorded, verdict, folder, facts=facts)
     write_junit(judged, recorded, verdict, folder)
-    path = write_report(judged, recorded, verdict, folder, logs=find_logs(folder, jobs, judged))
+    path = write_report(judged, recorded, verdict, folder, logs=find_logs(folder, jobs, judged), facts=facts)
     return Judged(judged, recorded, verdict, path, refused)
 
 
@@ -105,6 +111,13 @@ def quarantine_of(root: Path | None, plan: Plan, approved_by: str) -> tuple[Quar
         return quarantine.effective(root, "" if approved_by else plan.merge_base, here), None
     except HilgateError as error:
         return Quarantine(), error
+
+
+def history_folder(root: Path | None) -> Path | None:
+    """The history of this repository's builds, where there is one: $HILGATE_HISTORY, else results/history."""
+    named = os.environ.get("HILGATE_HISTORY")
+    folder = Path(named) if named else root / "results" / "history" if root else None
+    return folder if folder and folder.is_dir() else None
 
 
 def write_no_verdict(folder: Path, error: HilgateError, plan: Plan | None = None) -> None:

@@ -20,7 +20,7 @@ __all__ = ["OURS", "PLAN_FILE", "Judged", "Request", "decide", "files_to_put_bac
 
 PLAN_FILE = "plan.json"
 OURS = ("plan.json", "results.jsonl", "results.jsonl.damaged", "verdict.json", "report.html", "annotation.md",
-        "junit.xml", "restored.json", "steps")  # fmt: skip
+        "junit.xml", "quarantine.json", "restored.json", "steps")  # fmt: skip
 """What one build leaves in a results folder; the previous build's are kept in `previous/`."""
 
 

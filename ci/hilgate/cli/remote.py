@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -77,13 +76,14 @@ def pipeline(
 
 
 def _recheck(plan_file: Path, jobs: Path, branch: str) -> str:
+    from hilgate import recheck as again
     from hilgate import results
     from hilgate.followups import recheck_yaml
     from hilgate.plan import plan_digest, read_plan
 
     plan = read_plan(plan_file)
     recorded = results.read_all(jobs.parent, jobs, plan, plan_digest(plan))
-    pending = importlib.import_module("hilgate.recheck").pending(plan, recorded)
+    pending = again.pending(plan, recorded)
     for key, ids in pending.items():
         sys.stderr.write(f"{key}: {len(ids)} to run again on another node\n")
     return recheck_yaml(plan, pending, branch=branch)
