@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from hilgate.model import Key, Plan
 
-HISTORY_FILE = "results/history/steps.jsonl"
+HISTORY_FOLDER = "results/history"
+HISTORY_FILE = "steps.jsonl"
 """One JSON object per line; those of kind "step" have the planned key, the outcome and the seconds."""
 
 PASSES = 20
@@ -27,13 +28,13 @@ PASSES = 20
 
 
 def measured(root: Path, given: Path | None = None) -> dict[Key, float]:
-    """Planned key -> minutes: the median of its last passes. `given` is another file than the default.
+    """Planned key -> minutes: the median of its last passes. `given` is another folder than the default.
 
     Raises:
-        MisuseError: A file was given and does not exist.
+        MisuseError: A folder was given and holds no history.
         RecordsError: A line is no record; says which.
     """
-    path = given or root / HISTORY_FILE
+    path = (given or root / HISTORY_FOLDER) / HISTORY_FILE
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hilgate.errors import Exit, HilgateError, RecordsError
 
 if TYPE_CHECKING:
+    from hilgate.merge_base import Facts
     from hilgate.model import Plan, Quarantine, Verdict
     from hilgate.results import Recorded
 
@@ -20,6 +21,7 @@ class Judged:
     """A decision with all that led to it, and where its report is.
 
     Attributes:
+        facts: What is known of the merge base.
         refused: Why the quarantine that should count cannot be read; the verdict is red then.
     """
 
@@ -27,6 +29,7 @@ class Judged:
     recorded: Recorded
     verdict: Verdict
     report: Path
+    facts: Facts
     refused: HilgateError | None = None
 
 
@@ -88,11 +91,11 @@ def decide(
         verdict = verdict.model_copy(update={"outcome": Outcome.FAIL, "why": f"the quarantine: {refused.what}"})
     write_verdict(verdict, folder / VERDICT_FILE)
     write_used(quarantine, folder)
-    facts = find(plan, history=history_folder(root), against=against)
+    facts = find(judged, history=history_folder(root), against=against)
     write_annotation(judged, recorded, verdict, folder, facts=facts)
     write_junit(judged, recorded, verdict, folder)
     path = write_report(judged, recorded, verdict, folder, logs=find_logs(folder, jobs, judged), facts=facts)
-    return Judged(judged, recorded, verdict, path, refused)
+    return Judged(judged, recorded, verdict, path, facts, refused)
 
 
 def quarantine_of(root: Path | None, plan: Plan, approved_by: str) -> tuple[Quarantine, HilgateError | None]:

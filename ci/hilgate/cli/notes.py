@@ -1,4 +1,4 @@
-"""What a verdict says beside outcomes: what each ruling rests on, flakes, the quarantine, and what a change loosens."""
+"""What a change does to the values that decide about it, line by line."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from rich.text import Text
 
 from hilgate import escape
 from hilgate.cli import printing
-from hilgate.model import Outcome, Ruling
 
 if TYPE_CHECKING:
     from hilgate.model import Verdict
 
-MOST_LINES = 12
-"""Of evidence for one step; verdict.json has all of it."""
-
 
 def print_notes(verdict: Verdict) -> None:
-    """Print what is not said by outcomes; nothing for a plain pass."""
+    """Print them; nothing where the change leaves them alone."""
     console = printing.stdout()
     for line in lines(verdict):
         console.print(Text(escape.line(line)), soft_wrap=True)
@@ -26,16 +22,4 @@ def print_notes(verdict: Verdict) -> None:
 
 def lines(verdict: Verdict) -> list[str]:
     """The same as text, readable at 80 columns."""
-    told: list[str] = []
-    for step in verdict.steps:
-        if step.outcome is not Outcome.PASS:
-            told += [f"{step.key}: {step.ruling.value}", *(f"  {line}" for line in step.evidence[:MOST_LINES])]
-        elif step.ruling is Ruling.QUARANTINED:
-            told += [f"{step.key}: failed in quarantine: {name}" for name in step.quarantined]
-        told += [f"{step.key}: flaky: {name}" for name in step.flaky]
-        told += [f"{step.key}: in quarantine and passed, the entry can go: {name}" for name in step.unexpected_passes]
-    for one in verdict.loosened:
-        told.append(f"{'looser' if one.looser else 'stricter or new'}: {one.path}: {one.what}")
-    if any(one.looser for one in verdict.loosened):
-        told.append(f"approved by {verdict.approved_by}" if verdict.approved_by else f"verdict: {verdict.why}")
-    return told
+    return [f"{'looser' if one.looser else 'stricter or new'}: {one.path}: {one.what}" for one in verdict.loosened]

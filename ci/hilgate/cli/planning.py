@@ -24,9 +24,10 @@ Base = Annotated[
 History = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE",
+        metavar="DIR",
         envvar="HILGATE_HISTORY",
-        help="Times of earlier builds, by default results/history/steps.jsonl.",
+        file_okay=False,
+        help="Times of earlier builds, by default results/history/.",
     ),
 ]
 ProfileName = Annotated[

@@ -24,6 +24,9 @@ Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, metavar="N", he
 JobsFolder = Annotated[
     Path | None, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job, instead.")
 ]
+Against = Annotated[
+    Path | None, typer.Option("--against", metavar="DIR", help="Results of the merge base; by default the history.")
+]
 Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
 ApprovedBy = Annotated[
     str, typer.Option("--approved-by", metavar="NAME", help="Who approves what the change loosens of its gate.")
@@ -97,7 +100,7 @@ def gate(
         printing.print_plan(plan)
         gating.run_plan(plan, gating.Request(root, folder, jobs), resume=resuming)
         judged = gating.decide(folder, plan, root=root, approved_by=approved_by)
-    printing.print_verdict(judged)
+    printing.print_verdict(judged, judged.facts)
     notes.print_notes(judged.verdict)
     raise typer.Exit(gating.status_of(judged))
 
@@ -139,7 +142,7 @@ def run(
         write_plan(plan, folder / gating.PLAN_FILE)
         gating.run_plan(plan, gating.Request(root, folder, jobs, only, approved_by))
         judged = gating.decide(folder, plan, only=only, root=root)
-    printing.print_verdict(judged)
+    printing.print_verdict(judged, judged.facts)
     notes.print_notes(judged.verdict)
     raise typer.Exit(gating.status_of(judged))
 
@@ -150,6 +153,7 @@ def judge(
     jobs: JobsFolder = None,
     results: Results = None,
     approved_by: ApprovedBy = "",
+    against: Against = None,
     as_json: Json = False,
 ) -> None:
     """Decide on recorded results and write the reports; the exit status is the verdict."""
@@ -158,11 +162,11 @@ def judge(
     root = _root(ctx)
     folder = results or root / "results"
     plan = gating.read_plan_or_say_so(plan_file or folder / gating.PLAN_FILE, folder)
-    judged = gating.decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by)
+    judged = gating.decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
     if as_json:
         sys.stdout.write(judged.verdict.model_dump_json(indent=1) + "\n")
     else:
-        printing.print_verdict(judged)
+        printing.print_verdict(judged, judged.facts)
         notes.print_notes(judged.verdict)
     for where, why in judged.recorded.damaged.items():
         sys.stderr.write(f"damaged: {where}: {why}\n")
@@ -177,6 +181,7 @@ def report(
     jobs: JobsFolder = None,
     results: Results = None,
     approved_by: ApprovedBy = "",
+    against: Against = None,
 ) -> None:
     """Write verdict.json, report.html, annotation.md and junit.xml again; prints the path of the report."""
     from hilgate.cli import gating
@@ -184,7 +189,7 @@ def report(
     root = _root(ctx)
     folder = results or root / "results"
     plan = gating.read_plan_or_say_so(plan_file or folder / gating.PLAN_FILE, folder)
-    judged = gating.decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by)
+    judged = gating.decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
     sys.stdout.write(f"{judged.report}\n")
 
 

@@ -9,9 +9,7 @@ from pathlib import Path  # noqa: TC003 - typer evaluates the annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
-from hilgate.cli import printing
 from hilgate.errors import Exit, MisuseError
 
 if TYPE_CHECKING:
@@ -86,6 +84,8 @@ def simulate(
 
 def _heartbeat(builds: int) -> Callable[[int], None]:
     """A line on standard error every tenth of the way, so that a long series is not silent."""
+    from hilgate.cli import printing
+
     console = printing.stderr()
     every = max(1, builds // 10)
 
@@ -99,6 +99,8 @@ def _heartbeat(builds: int) -> Callable[[int], None]:
 def _print(tally: Tally) -> None:
     from rich.columns import Columns
     from rich.table import Table
+
+    from hilgate.cli import printing
 
     console = printing.stdout()
     total = sum(tally.faults.values())
@@ -126,6 +128,10 @@ def _print(tally: Tally) -> None:
 
 
 def _print_failing(failing: Failing) -> None:
+    from rich.text import Text
+
+    from hilgate.cli import printing
+
     console = printing.stdout()
     console.print()
     console.print(Text(f"{failing.problem.kind.value}: {failing.problem.why.splitlines()[0]}", "bold"), soft_wrap=True)
