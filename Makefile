@@ -4,7 +4,7 @@ VENV ?= .venv
 ARGS ?=
 READY := $(VENV)/.ready
 
-.PHONY: gate test setup lock clean
+.PHONY: gate test image setup lock clean
 
 gate: $(READY)  ## plan, run, judge, report: everything this machine can run
 	@$(VENV)/bin/hilgate gate $(ARGS)
@@ -20,6 +20,9 @@ ifeq ($(ARGS),)
 else
 	@$(PYTEST) $(ARGS)
 endif
+
+image: $(READY)  ## build the CPU image, or find it built (docker buildx, or root with buildah and debootstrap)
+	@$(VENV)/bin/python -m hilgate.images build cpu
 
 setup: $(READY)
 

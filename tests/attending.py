@@ -51,6 +51,8 @@ def expected(data: Batch, **options) -> torch.Tensor:
 def check(out: torch.Tensor, golden: torch.Tensor, record, op: str = "attention") -> None:
     """Every row within the tolerance of its dtype; a row of zeros exactly zero; NaN nowhere."""
     dtype = str(out.dtype).removeprefix("torch.")
+    record("dtype", dtype)
+    record("shape", "x".join(map(str, out.shape)))
     error = out.double().cpu() - golden
     record("max_abs_err", error.abs().max().item())
     rows, norms = error.norm(dim=-1), golden.norm(dim=-1)
@@ -58,9 +60,13 @@ def check(out: torch.Tensor, golden: torch.Tensor, record, op: str = "attention"
     record("max_row_relative_err", relative.max().item())
     bound = ROW_RELATIVE[op, dtype]
     wrong = ~(relative <= bound)
+    record("max_row_relative_err_allowed", bound)
+    record("rows_off", int(wrong.sum()))
+    record("rows", wrong.numel())
+    off = [float(f"{each:.2g}") for each in relative[wrong][:5].tolist()]
     assert not wrong.any(), (
         f"{int(wrong.sum())} of {wrong.numel()} (token, head) rows are off by more than {bound:.1e} of their norm; "
-        f"first (token, head): {wrong.nonzero()[:5].tolist()}, off by {relative[wrong][:5].tolist()}"
+        f"first (token, head): {wrong.nonzero()[:5].tolist()}, off by {off}"
     )
 
 

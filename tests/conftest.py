@@ -12,6 +12,8 @@ HERE = Path(__file__).parent
 INTERPRETING = (HERE / "kernels", HERE / "mamba", HERE / "test_tiny.py")
 COMPILING = HERE / "audit"
 AS_IF_ON_A_GPU = HERE / "mamba"
+LABELS = ("dtype", "layout")
+"""What a report names beside an error, where a parameter of the test is it or has it."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +41,18 @@ def _asked_for(config: pytest.Config, place: Path) -> bool:
     return place not in ignored and any(
         place == path or path in place.parents or place in path.parents for path in arguments
     )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # A test that fails before it compares anything still says what it was about.
+    if item.get_closest_marker("device") is None:
+        return
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    for name, value in parameters.items():
+        for label in LABELS:
+            found = value if name == label else getattr(value, label, None)
+            if isinstance(found, str):
+                item.user_properties.append((label, found))
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import html
-import re
 from typing import TYPE_CHECKING
 
+from hilgate import escape as safe
 from hilgate import shown
-from hilgate.model import Check, Outcome, Plan, Verdict
-from hilgate.report import DETAILS, LIMIT_BYTES, Detail, problems, shorten
+from hilgate.merge_base import NOTHING, Facts
+from hilgate.model import Check, Outcome, Plan, StepVerdict, Verdict
+from hilgate.pages import shorten
+from hilgate.problems import Finding, Problem, approval, named, problems
+from hilgate.report import DETAILS, LIMIT_BYTES, NAMED_IDS, Detail
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,74 +22,114 @@ if TYPE_CHECKING:
 ANNOTATION_FILE = "annotation.md"
 JUNIT_FILE = "junit.xml"
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]|~])")  # the rest of CommonMark's marks only mean something first on a line
-_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, section 2.2
 
-
-def render(plan: Plan, recorded: Recorded, verdict: Verdict) -> str:
+def render(plan: Plan, recorded: Recorded, verdict: Verdict, *, facts: Facts = NOTHING) -> str:
     """The first screen as CommonMark, below Buildkite's limit of 1 MiB."""
     text = ""
     for detail in DETAILS:
-        text = _render(plan, recorded, verdict, detail)
+        text = _render(plan, recorded, verdict, detail, facts)
         if len(text.encode()) < LIMIT_BYTES:
             return text
     raise AssertionError(f"an annotation of {len(text)} characters at the least detail")
 
 
-def write_annotation(plan: Plan, recorded: Recorded, verdict: Verdict, folder: Path) -> Path:
+def write_annotation(plan: Plan, recorded: Recorded, verdict: Verdict, folder: Path, *, facts: Facts = NOTHING) -> Path:
     """Write `annotation.md` into the results folder and return its path."""
     path = folder / ANNOTATION_FILE
-    path.write_text(render(plan, recorded, verdict), encoding="utf-8")
+    path.write_text(render(plan, recorded, verdict, facts=facts), encoding="utf-8")
     return path
 
 
 def escape(text: str) -> str:
     """Text on one line that Markdown and HTML show as it is."""
-    return _MARKDOWN.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False))
+    return safe.markdown(text)
 
 
 def fenced(text: str) -> str:
     """A code block whose fence is longer than any run of backticks inside."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text}\n{fence}"
+    return safe.fenced(text)
 
 
-def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail) -> str:
+def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: Facts) -> str:
     files = ", ".join(escape(file) for file in plan.changed_files[:8])
     more = f" and {len(plan.changed_files) - 8} more" if len(plan.changed_files) > 8 else ""
-    commit = f"`{plan.commit[:12]}`" if plan.commit else "(not a git checkout)"
+    commit = f"`{escape(plan.commit[:12])}`" if plan.commit else "(not a git checkout)"
     dirty = " with uncommitted changes" if plan.dirty else ""
     against = f" against {escape(plan.base)}" if plan.base else ", compared with nothing"
     parts = [
         f"## {shown.marked(verdict.outcome)}: {escape(shown.headline(verdict, recorded))}",
-        f"{commit}{dirty}{against}{': ' + files + more if files else ''}",
+        f"{escape(shown.step_counts(verdict))}; {commit}{dirty}{against}{': ' + files + more if files else ''}",
+        *_loosened(verdict, detail),
     ]
-    for problem in problems(recorded, verdict, limit=detail.failures_per_step):
-        step = problem.step
-        parts.append(f"### {shown.marked(step.outcome)} {escape(step.key)}: {escape(step.label)}")
-        if not problem.checks:
-            parts.append(fenced(shorten(step.why, detail.message_characters)))
-        for check in problem.checks:
-            parts += _check(check, detail)
-        parts += [f"{shown.MARKS[Outcome.DID_NOT_RUN]} {n} not run: {escape(why)}" for why, n in problem.skips]
-        if problem.more:
-            parts.append(f"and {problem.more} more that are not green")
-        parts.append(f"reproduce:\n{fenced(step.reproduce)}")
+    for problem in problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts):
+        parts += _problem(problem, detail)
+    for one in named(verdict):
+        ids = [f"- {escape(shorten(name, 300))}" for name in one.ids[:NAMED_IDS]]
+        left = len(one.ids) - len(ids)
+        ids += [f"- and {left} more in verdict.json"] if left else []
+        parts.append("\n".join([f"**{one.kind}** in {escape(one.step)} ({escape(one.what)})", "", *ids]))
     passed = [step for step in verdict.steps if step.outcome is Outcome.PASS]
     if passed:
         rows = [f"| {escape(s.key)} | {s.counts.passed} | {shown.duration(s.seconds)} |" for s in passed]
         parts.append("\n".join(["| passed | checks | time |", "|---|---:|---:|", *rows]))
     if verdict.omissions:
-        parts.append("\n".join(f"- not planned: {escape(o.key)}: {escape(o.reason)}" for o in verdict.omissions))
+        parts.append("\n".join(f"- not selected: {escape(o.key)}: {escape(o.reason)}" for o in verdict.omissions))
     return "\n\n".join(parts) + "\n"
 
 
-def _check(check: Check, detail: Detail) -> list[str]:
-    numbers = ", ".join(f"{escape(name)} {value:.6g}" for name, value in check.numbers.items())
-    parts = [f"{shown.MARKS[check.outcome]} {escape(shorten(check.id, 300))}"]
-    parts.append(fenced(shorten(check.message, detail.message_characters)))
-    return [*parts, numbers] if numbers else parts
+def _loosened(verdict: Verdict, detail: Detail) -> list[str]:
+    approved = approval(verdict)
+    if not approved:
+        return []
+    looser = [one for one in verdict.loosened if one.looser]
+    shown_here = looser[:NAMED_IDS]
+    lines = [f"- {escape(one.path)}: {escape(shorten(one.what, detail.message_characters))}" for one in shown_here]
+    lines += [f"- and {len(looser) - len(lines)} more in verdict.json"] if len(looser) > len(lines) else []
+    return ["\n".join([f"**Loosens its own gate: {escape(approved)}**", "", *lines])]
+
+
+def _problem(problem: Problem, detail: Detail) -> list[str]:
+    step = problem.step
+    parts = [f"### {shown.ruled(step)}: {escape(step.key)}, {escape(step.label)}", escape(shown.RULINGS[step.ruling])]
+    if not problem.findings:
+        parts += [fenced(shorten(step.why, detail.message_characters)), f"merge base: {escape(problem.merge_base)}"]
+    about = [*_evidence(problem.step), *_repeat(problem)]
+    for number, finding in enumerate(problem.findings):
+        parts += _finding(finding, detail, about if number == 0 else [])
+    if not problem.findings:
+        parts += about
+    parts += [f"{shown.MARKS[Outcome.DID_NOT_RUN]} {n} not run: {escape(why)}" for why, n in problem.skips]
+    if problem.more:
+        parts.append(f"and {problem.more} more that are not green")
+    return parts
+
+
+def _evidence(step: StepVerdict) -> list[str]:
+    lines = ([f"node {step.node}"] if step.node else []) + list(step.evidence[:12])
+    left = len(step.evidence) - 12
+    lines += [f"and {left} lines more in verdict.json"] if left > 0 else []
+    return ["\n".join(f"- {escape(shorten(line, 300))}" for line in lines)] if lines else []
+
+
+def _repeat(problem: Problem) -> list[str]:
+    lines = [problem.step.reproduce] + ([problem.container] if problem.container else [])
+    return ["reproduce:\n" + fenced("\n".join(lines))]
+
+
+def _finding(finding: Finding, detail: Detail, about: list[str]) -> list[str]:
+    """What is asked first, then what the message says beyond its first line. No HTML: some viewers show it as text."""
+    check, size = finding.check, finding.size
+    facts = (("error", size.error), ("case", size.case), ("merge base", finding.merge_base), ("where", size.place))
+    parts = [
+        f"{shown.MARKS[check.outcome]} {escape(shorten(check.id, 300))}",
+        fenced(shorten(size.assertion, 400)),
+        "\n".join(f"- {name}: {escape(shorten(words, 300))}" for name, words in facts if words),
+        *about,
+    ]
+    rest = "\n".join(check.message.strip().splitlines()[1:])
+    if rest:
+        parts += ["it also says:", fenced(shorten(rest, detail.message_characters))]
+    return parts
 
 
 def write_junit(plan: Plan, recorded: Recorded, verdict: Verdict, folder: Path) -> Path:
@@ -130,4 +172,4 @@ def _set_result(case: TestCase, check: Check) -> None:
 
 
 def _xml(text: str) -> str:
-    return _NOT_XML.sub("\ufffd", text)
+    return safe.xml(text)

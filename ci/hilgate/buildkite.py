@@ -1,61 +1,78 @@
-"""A plan as a Buildkite pipeline: the only module that knows Buildkite's vocabulary.
+"""A plan as Buildkite steps: the only module that knows Buildkite's vocabulary.
 
 buildkite-sdk 0.12.0 ignores keys that it does not know, so a misspelt `command` becomes a step that does nothing and
 passes. Four guards stand against that: model constructors only (never dicts), mypy strict on this file, unknown keys
-forbidden on the SDK's models, and `lint` below over the emitted text. The text is then validated against Buildkite's
-schema. Nothing emitted contains a `$`, so it means the same whether or not the uploader interpolates.
+forbidden on the SDK's models, and `hilgate.pipeline_lint` over the emitted text. The text is then validated against
+Buildkite's schema. Nothing emitted contains a `$`, so it means the same whether or not the uploader interpolates.
+
+What is generated is uploaded by the steps of `.buildkite/*.yml`, which hold the plan, the recheck and the verdict.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-import json
-from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jsonschema
-import yaml
 from buildkite_sdk import schema
 from buildkite_sdk.pipeline import Pipeline
-from buildkite_sdk.schema import AutomaticRetry, CommandStep, CommandStepRetry, GroupStep
+from buildkite_sdk.schema import (
+    AutomaticRetry,
+    CommandStep,
+    CommandStepManualRetryObject,
+    CommandStepRetry,
+    GroupStep,
+)
 from pydantic import BaseModel
 
 from hilgate.errors import DeclarationError, Exit, NothingSelectedError
-from hilgate.graph import find_cycle
-from hilgate.names import BUILDKITE_KEY, CPU
+from hilgate.pipeline_lint import lint, schema_problems, sdk_schema
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hilgate.declare import Declarations
-    from hilgate.model import Plan, PlannedStep
+    from hilgate.model import Plan, PlannedStep, Profile
 
 PLAN_FILE = "results/plan.json"
 JOBS_FOLDER = "results/jobs"
-VERDICT = "verdict"
-MAX_STEPS = 500
-"""Steps per upload (buildkite-agent, clicommand/pipeline_upload.go)."""
 
-MARGIN_MINUTES = 2
-"""What Buildkite's timeout adds to the runner's own: a minute for checkout and plan before the step, and a minute
-after it in which the results of a step that timed out are still uploaded."""
+MARGIN_MINUTES = 4
+"""What Buildkite's timeout adds to the step's own: checkout, preflight and plan before it, and after it the minute that
+`hilgate.deadline` keeps for the results."""
 
-VERDICT_MINUTES = 10
+IMAGE_MINUTES = 15
+"""More of it for a step in an image: a ROCm image is tens of GB, and a fresh node pulls it first."""
 
-RETRY = CommandStepRetry(
-    automatic=[
-        AutomaticRetry(exit_status=-1, limit=2),  # the agent was lost
-        AutomaticRetry(exit_status=int(Exit.CANNOT_RUN_HERE), limit=1),  # sick node: another may do
-        AutomaticRetry(signal_reason="agent_stop", limit=2),
-        AutomaticRetry(signal_reason="agent_refused", limit=2),
-        AutomaticRetry(signal_reason="stack_error", limit=1),
-    ]
+MERGE_QUEUE_BRANCH = "gh-readonly-queue/"
+"""What GitHub's merge queue calls its branches."""
+
+MERGE_QUEUE_PRIORITY = 200
+PRIORITIES: dict[Profile, int] = {"gate": 0, "pr": 100, "nightly": -10, "release": 0}
+"""Higher runs first (Buildkite's default is 0): what people wait for goes before what the night does."""
+
+MANUAL = CommandStepManualRetryObject(
+    allowed=False,
+    reason="A second try would hide what the first one found. For a fresh build of some models: hilgate rerun",
 )
-"""Infrastructure only. A failed check (1) or an inconclusive one (6) is an answer, and an answer is never re-rolled."""
 
-INFRASTRUCTURE_EXITS = frozenset({-1, int(Exit.CANNOT_RUN_HERE)})
-INFRASTRUCTURE_REASONS = frozenset(
-    {"agent_stop", "agent_refused", "agent_incompatible", "stack_error", "process_run_error"}
-)
+
+def infrastructure_retry(*, sick_limit: int) -> CommandStepRetry:
+    """Infrastructure only. A failed check (1) or an inconclusive one (6) is an answer, and is never asked for again."""
+    return CommandStepRetry(
+        automatic=[
+            AutomaticRetry(exit_status=-1, limit=2),  # the agent was lost
+            AutomaticRetry(exit_status=int(Exit.CANNOT_RUN_HERE), limit=1),
+            AutomaticRetry(exit_status=int(Exit.SICK_NODE), limit=sick_limit),  # the agent has paused itself
+            AutomaticRetry(signal_reason="agent_stop", limit=2),
+            AutomaticRetry(signal_reason="agent_refused", limit=2),
+            AutomaticRetry(signal_reason="stack_error", limit=1),
+        ],
+        manual=MANUAL,
+    )
+
+
+RETRY = infrastructure_retry(sick_limit=2)
+
 ENV = {"PYTHONPATH": "ci:kernels:evals"}
 """The checkout's own packages, ahead of those that the agent's image carries."""
 
@@ -64,27 +81,90 @@ class InvalidPipelineError(DeclarationError):
     """The declarations lead to a pipeline that Buildkite would refuse, or run differently than planned."""
 
 
-def pipeline_yaml(plan: Plan, declarations: Declarations) -> str:
-    """The pipeline of a `pr` plan as YAML text, linted and valid by Buildkite's schema.
+def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -> str:
+    """The steps of a plan for the agents as YAML text, linted and valid by Buildkite's schema.
+
+    Args:
+        plan: Of any profile but `gate`.
+        declarations: For the titles of areas.
+        branch: The branch that is built; those of the merge queue go first.
 
     Raises:
         InvalidPipelineError: It breaks an invariant; says which and where.
-        NothingSelectedError: No step of the plan has a queue.
+        NothingSelectedError: The plan has no steps.
     """
-    _forbid_unknown_keys()
+    if plan.profile == "gate":
+        raise InvalidPipelineError(
+            "the plan is for one machine", where="profile gate", remedy="make the plan with --profile pr"
+        )
+    if not plan.steps:
+        raise NothingSelectedError("the plan has no steps", remedy="a pipeline over nothing would be green")
     titles = {area.area: area.title for area in declarations.areas}
     groups = []
     for area in dict.fromkeys(step.area for step in plan.steps):
-        steps = [_step(step) for step in plan.steps if step.area == area]
+        steps = [_step(step, plan, branch) for step in plan.steps if step.area == area]
         groups.append(GroupStep(group=titles.get(area, area), key=area, steps=steps))
-    if not groups:
-        raise NothingSelectedError("the plan has no steps", remedy="a pipeline over nothing would be green")
-    cpu_queue = min(
-        (queue.memory_gib, name) for name, queue in declarations.agents.queues.items() if queue.device == CPU
-    )[1]
-    verdict = _verdict([step.key for step in plan.steps], cpu_queue)
-    text = Pipeline(env=ENV, steps=[*groups, verdict]).to_yaml(sort_keys=False, width=1000, allow_unicode=True)
-    problems = lint(text) or schema_problems(text, sdk_schema())
+    return sound(groups, secrets=not plan.fork)
+
+
+def priority(plan: Plan, branch: str) -> int:
+    """Buildkite's priority of a plan's jobs."""
+    return MERGE_QUEUE_PRIORITY if branch.startswith(MERGE_QUEUE_BRANCH) else PRIORITIES[plan.profile]
+
+
+def job(
+    step: PlannedStep,
+    plan: Plan,
+    *,
+    branch: str,
+    key: str,
+    label: str,
+    folder: str,
+    command: list[str],
+    depends_on: list[str] | None = None,
+    lock: str = "",
+    retry: CommandStepRetry = RETRY,
+) -> CommandStep:
+    """A job of a planned step: where it runs, for how long, with what, and what it leaves in `folder`.
+
+    `lock` names a concurrency group: its jobs run one after the other, whatever build they belong to.
+
+    Raises:
+        InvalidPipelineError: No queue offers the step's device.
+    """
+    if step.queue is None:
+        raise InvalidPipelineError(
+            f"step {step.key!r} has no queue",
+            where="ci/agents.yaml",
+            remedy=f"make the plan with --profile pr, or give {step.device} a queue",
+        )
+    return CommandStep(
+        key=key,
+        label=label,
+        command=[f"buildkite-agent artifact download {PLAN_FILE} . --step plan", *command],
+        agents={"queue": step.queue},
+        depends_on=depends_on,
+        priority=priority(plan, branch),
+        concurrency=1 if lock else None,
+        concurrency_group=lock or None,
+        concurrency_method="eager" if lock else None,
+        timeout_in_minutes=step.timeout_minutes + MARGIN_MINUTES + (IMAGE_MINUTES if step.image else 0),
+        artifact_paths=[f"{folder}/**/*"],
+        secrets=None if plan.fork else list(step.secrets) or None,
+        retry=retry,
+    )
+
+
+def sound(
+    steps: Sequence[GroupStep | CommandStep], *, secrets: bool = True, rechecks: bool = False, posts: str = ""
+) -> str:
+    """Emit, lint and validate.
+
+    Raises:
+        InvalidPipelineError: With every problem found.
+    """
+    text = Pipeline(env=ENV, steps=list(steps)).to_yaml(sort_keys=False, width=80, allow_unicode=True)
+    problems = lint(text, secrets=secrets, rechecks=rechecks, posts=posts) or schema_problems(text, sdk_schema())
     if problems:
         raise InvalidPipelineError(
             "the generated pipeline is not sound: " + "; ".join(problems),
@@ -94,52 +174,25 @@ def pipeline_yaml(plan: Plan, declarations: Declarations) -> str:
     return text
 
 
-def _step(step: PlannedStep) -> CommandStep:
-    if step.queue is None:
-        raise InvalidPipelineError(
-            f"step {step.key!r} has no queue",
-            where="ci/agents.yaml",
-            remedy=f"make the plan with --profile pr, or give {step.device} a queue",
-        )
+def _step(step: PlannedStep, plan: Plan, branch: str) -> CommandStep:
     folder = f"{JOBS_FOLDER}/{step.key}"
-    return CommandStep(
+    lock = ""
+    if step.provides in plan.images:
+        # Of two builds of the same contents the second waits, and then finds what the first has built.
+        lock = f"hilgate/image/{step.provides}/{plan.images[step.provides][:16]}"
+    return job(
+        step,
+        plan,
+        branch=branch,
         key=step.key,
         label=step.label,
-        command=[
-            f"buildkite-agent artifact download {PLAN_FILE} . --step plan",
-            f"hilgate run {step.key} --plan {PLAN_FILE} --results {folder}",
-        ],
-        agents={"queue": step.queue},
+        folder=folder,
+        command=[f"python3 -m hilgate.agent.job {step.key} --plan {PLAN_FILE} --results {folder}"],
         depends_on=list(step.depends_on) or None,
-        timeout_in_minutes=step.timeout_minutes + MARGIN_MINUTES,
-        artifact_paths=[f"{folder}/**/*"],
-        retry=RETRY,
+        lock=lock,
     )
 
 
-def _verdict(keys: list[str], queue: str) -> CommandStep:
-    """The step that always runs, and that alone decides: what left no results did not run."""
-    return CommandStep(
-        key=VERDICT,
-        label="verdict",
-        # The agent runs these lines as one `bash -e` script, so the trap posts the annotation after a failed verdict
-        # too, and the exit status stays the judge's.
-        command=[
-            f"buildkite-agent artifact download {PLAN_FILE} . --step plan",
-            f"buildkite-agent artifact download '{JOBS_FOLDER}/**/*' . || echo 'no job left results'",
-            "trap 'buildkite-agent annotate --context verdict < results/annotation.md || echo no annotation' EXIT",
-            f"hilgate judge --plan {PLAN_FILE} --jobs {JOBS_FOLDER} --results results",
-        ],
-        agents={"queue": queue},
-        depends_on=keys,
-        allow_dependency_failure=True,
-        timeout_in_minutes=VERDICT_MINUTES,
-        artifact_paths=["results/verdict.json", "results/report.html", "results/annotation.md", "results/junit.xml"],
-        retry=RETRY,
-    )
-
-
-@functools.cache
 def _forbid_unknown_keys() -> None:
     """Make the SDK's models refuse what they would drop."""
     models: list[type[BaseModel]] = [Pipeline]
@@ -151,66 +204,4 @@ def _forbid_unknown_keys() -> None:
         model.model_rebuild(force=True)
 
 
-def lint(text: str) -> list[str]:
-    """What Buildkite's schema cannot see, as sentences; empty when the pipeline is sound."""
-    pipeline: dict[str, Any] = yaml.safe_load(text)
-    steps: list[dict[str, Any]] = []
-    keys: list[str] = []
-    for top in pipeline["steps"]:
-        inner = top.get("steps", [])
-        keys += [entry["key"] for entry in (top, *inner) if entry.get("key")]
-        steps += inner if "group" in top else [top]
-    problems = [f"key {key!r} is used twice" for key in sorted({key for key in keys if keys.count(key) > 1})]
-    if len(keys) > MAX_STEPS:
-        problems.append(f"{len(keys)} steps, but one upload may hold {MAX_STEPS}")
-    if "$" in text:
-        problems.append("it contains '$', which an uploader may interpolate")
-    for step in steps:
-        problems += [f"step {step.get('key', '?')!r} {problem}" for problem in _step_problems(step, set(keys))]
-    graph = {step.get("key", "?"): step.get("depends_on") or [] for step in steps}
-    if cycle := find_cycle(graph):
-        problems.append("steps wait for each other: " + " -> ".join(cycle))
-    everything = {step.get("key") for step in steps} - {VERDICT}
-    last = next((step for step in steps if step.get("key") == VERDICT), None)
-    if last is None or not last.get("allow_dependency_failure") or set(last.get("depends_on") or ()) != everything:
-        problems.append(f"{VERDICT!r} does not wait for every step whatever becomes of it")
-    return problems
-
-
-def _step_problems(step: dict[str, Any], keys: set[str]) -> list[str]:
-    problems = []
-    if not BUILDKITE_KEY.fullmatch(step.get("key") or ""):
-        problems.append("has no key that Buildkite takes")
-    if not "".join(step.get("command") or []).strip():
-        problems.append("has no command")
-    if not (step.get("agents") or {}).get("queue"):
-        problems.append("has no queue")
-    if not step.get("timeout_in_minutes"):
-        problems.append("has no timeout")
-    problems += [
-        f"has {word!r}, which can turn a failure or a skip green"
-        for word in ("soft_fail", "block", "input", "skip", "if", "if_changed")
-        if word in step
-    ]
-    problems += [
-        f"depends on {need!r}, which does not exist" for need in step.get("depends_on") or () if need not in keys
-    ]
-    for rule in (step.get("retry") or {}).get("automatic") or ():
-        by_status = rule.get("exit_status") in INFRASTRUCTURE_EXITS
-        by_reason = rule.get("signal_reason") in INFRASTRUCTURE_REASONS and "exit_status" not in rule
-        if not (by_status or by_reason):
-            problems.append(f"retries {rule}, which is not infrastructure")
-    return problems
-
-
-def sdk_schema() -> dict[str, Any]:
-    """Buildkite's pipeline schema (draft 7) as the SDK ships it."""
-    loaded: dict[str, Any] = json.loads(resources.files("buildkite_sdk").joinpath("schema.json").read_text("utf-8"))
-    return loaded
-
-
-def schema_problems(text: str, against: dict[str, Any]) -> list[str]:
-    """Violations of a Buildkite pipeline schema, as `path: message`."""
-    validator = jsonschema.Draft7Validator(against)
-    errors = sorted(validator.iter_errors(yaml.safe_load(text)), key=lambda error: list(map(str, error.path)))
-    return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in errors]
+_forbid_unknown_keys()

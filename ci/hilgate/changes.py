@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,10 @@ class Changes:
     """What it was compared with, as given; None when nothing was asked for."""
     files: tuple[str, ...] | None
     """Sorted paths below the root: changed, added, deleted, untracked, both names of a rename. None without a base."""
+    appeared: tuple[str, ...] = ()
+    """Those of `files` that the merge base does not have, sorted."""
+    merge_base: str = ""
+    """Full sha of the merge base of HEAD and `base`; empty without a base."""
 
 
 def inspect(root: Path, base: str | None) -> Changes:
@@ -54,8 +59,16 @@ def inspect(root: Path, base: str | None) -> Changes:
         )
     differing = _required(root, "diff", "--name-status", "-z", "--find-renames", "--no-ext-diff", fork, "--")
     untracked = _required(root, "ls-files", "--others", "--exclude-standard", "-z")
-    files = set(_names(differing)) | {name for name in untracked.split("\0") if name}
-    return Changes(commit, _is_dirty(root), base, tuple(sorted(files)))
+    changed, appeared = _names(differing)
+    new = {name for name in untracked.split("\0") if name}
+    return Changes(
+        commit,
+        _is_dirty(root),
+        base,
+        files=tuple(sorted(changed | new)),
+        appeared=tuple(sorted(appeared | new)),
+        merge_base=fork,
+    )
 
 
 def tracked_files(root: Path) -> tuple[str, ...]:
@@ -68,16 +81,42 @@ def tracked_files(root: Path) -> tuple[str, ...]:
     return tuple(sorted({name for name in names if name and (root / name).is_file()}))
 
 
-def _names(status: str) -> list[str]:
-    """File names in `git diff --name-status -z`: status, then one name, or two after R (rename) and C (copy)."""
+def file_at(root: Path, commit: str, path: str) -> bytes | None:
+    """A file as it is in a commit; None when it is not in it (or is a folder there).
+
+    Raises:
+        CannotRunHereError: git is not installed, or knows no such commit here.
+    """
+    if not re.fullmatch(r"[0-9a-f]{40,64}", commit) or _git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
+        raise CannotRunHereError(
+            f"commit {commit[:12] or '(none)'} is not in this checkout",
+            where=str(root),
+            remedy="fetch it; in a shallow clone run git fetch --unshallow",
+        )
+    command = ("git", "-c", "core.fsmonitor=false", "cat-file", "blob", f"{commit}:{path}")
+    done = subprocess.run(command, cwd=root, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    return done.stdout if done.returncode == 0 else None
+
+
+def _names(status: str) -> tuple[set[str], set[str]]:
+    """Names in `git diff --name-status -z`, and those of them that are new.
+
+    It lists a letter, then one name, or two (old, new) after R (rename) and C (copy).
+    """
     words = iter(status.split("\0"))
-    names: list[str] = []
+    names: set[str] = set()
+    appeared: set[str] = set()
     for letter in words:
-        if letter:
-            names.append(next(words))
-            if letter[0] in "RC":
-                names.append(next(words))
-    return names
+        if not letter:
+            continue
+        name = next(words)
+        names.add(name)
+        if letter[0] in "RC":
+            name = next(words)
+            names.add(name)
+        if letter[0] in "ARC":
+            appeared.add(name)
+    return names, appeared
 
 
 def _without_base(root: Path) -> Changes:
@@ -118,3 +157,12 @@ def _git(root: Path, *arguments: str) -> str | None:
             "git is not installed", where=str(root), remedy="install git, or leave out --base to plan everything"
         ) from error
     return done.stdout.decode("utf-8", errors="replace") if done.returncode == 0 else None
+
+
+def commit_time(root: Path, commit: str) -> int:
+    """When a commit was made, in seconds since 1970 (UTC).
+
+    Raises:
+        CannotRunHereError: git is not installed or does not know the commit.
+    """
+    return int(_required(root, "show", "--no-patch", "--format=%ct", "--end-of-options", f"{commit}^{{commit}}", "--"))

@@ -1,4 +1,4 @@
-"""Whether declarations fit together: names that exist and are unique, places that match, needs that can be met."""
+"""Whether declarations fit together: names that exist and are unique, places that match."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import pathspec
 
-from hilgate.graph import find_cycle
+from hilgate import imports
 from hilgate.names import BUILDKITE_KEY, CPU, RESERVED_KEYS, planned_key
+from hilgate.needs import check_needs
 from hilgate.suggest import suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from hilgate.model import Agents, Area, Step
     from hilgate.strictyaml import Document
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
 SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>&1"})
 
 
-def check(agents: Document[Agents], areas: Sequence[Document[Area]]) -> None:
+def check(agents: Document[Agents], areas: Sequence[Document[Area]], root: Path) -> None:
     """Record every contradiction in the document where it stands; files with mistakes of their own are left out."""
     if agents.noun:
         _check_agents(agents)
         for document in areas:
             if document.noun:
-                _check_area(document, agents.noun)
+                _check_area(document, agents.noun, root)
     _check_names(areas)
-    _check_needs(areas)
+    check_needs(agents, areas)
 
 
 def _check_agents(document: Document[Agents]) -> None:
@@ -50,8 +51,8 @@ def _check_agents(document: Document[Agents]) -> None:
             )
 
 
-def _check_area(document: Document[Area], agents: Agents) -> None:
-    """Globs, commands, times, devices and queues of one area."""
+def _check_area(document: Document[Area], agents: Agents, root: Path) -> None:
+    """Globs, commands, imports, times, devices and queues of one area."""
     assert document.noun is not None
     for index, glob in enumerate(document.noun.paths):
         try:
@@ -63,6 +64,7 @@ def _check_area(document: Document[Area], agents: Agents) -> None:
         _check_command(document, at, step)
         _check_devices(document, at, step, agents)
         _check_queues(document, at, step, agents)
+        _check_imports(document, at, step, root)
         if step.minutes > step.timeout_minutes:
             what = f"usually {step.minutes:g} minutes, but ended after {step.timeout_minutes}"
             document.blame((*at, "minutes"), what, "raise timeout_minutes")
@@ -87,6 +89,10 @@ def _check_queues(document: Document[Area], at: tuple[str, int], step: Step, age
         elif (offered := agents.queues[queue].device) != device:
             fitting = (name for name, offer in agents.queues.items() if offer.device == device)
             document.blame(loc, f"queue {queue!r} offers {offered}, not {device}", suggest(queue, fitting))
+        elif device != CPU and (gpus := agents.queues[queue].gpus) < step.gpus:
+            document.blame(
+                loc, f"queue {queue!r} has {gpus} GPUs and the step needs {step.gpus}", "name a larger queue"
+            )
 
 
 def _check_command(document: Document[Area], at: tuple[str, int], step: Step) -> None:
@@ -103,6 +109,23 @@ def _check_command(document: Document[Area], at: tuple[str, int], step: Step) ->
             f"{word!r} needs a shell and there is none",
             "put it into a script or a module and run that",
         )
+
+
+def _check_imports(document: Document[Area], at: tuple[str, int], step: Step, root: Path) -> None:
+    """They exist, and what the command itself names is among them: left out, a change to it would not select it."""
+    places = [imports.locate(root, declared) for declared in step.imports]
+    for position, (declared, place) in enumerate(zip(step.imports, places, strict=True)):
+        if place is None:
+            what = f"there is no module or test file {declared!r}"
+            document.blame((*at, "imports", position), what, imports.remedy(root, declared))
+    try:
+        named = imports.run_by(root, shlex.split(step.command)) if step.imports else []
+    except ValueError:  # said of the command already
+        return
+    for name in named:
+        place = imports.locate(root, name)
+        if place is not None and not any(other == place or other in place.parents for other in places if other):
+            document.blame((*at, "imports"), f"the command runs {name!r}, which is not among them", "add it")
 
 
 def _check_names(areas: Sequence[Document[Area]]) -> None:
@@ -141,32 +164,3 @@ def _names(area: Area) -> Iterator[tuple[tuple[str | int, ...], list[str]]]:
         planned = [planned_key(step, device) for device in dict.fromkeys(step.devices)]
         # A step may carry its area's name: Buildkite sees the area's group and `<step>-<device>` only.
         yield ("steps", index, "key"), planned if step.key == area.area else [step.key, *planned]
-
-
-def _check_needs(areas: Sequence[Document[Area]]) -> None:
-    """Needs exist, can be met on each device, and have no cycle."""
-    steps: Mapping[str, Step] = {step.key: step for document in areas if document.noun for step in document.noun.steps}
-    unread = any(document.noun is None for document in areas)
-    graph: dict[str, set[str]] = {}
-    place: dict[str, tuple[Document[Area], tuple[str | int, ...]]] = {}
-    for document in areas:
-        for index, step in enumerate(document.noun.steps if document.noun else ()):
-            place[step.key] = (document, ("steps", index, "needs"))
-            graph[step.key] = set(step.needs)
-            for position, need in enumerate(step.needs):
-                loc: tuple[str | int, ...] = ("steps", index, "needs", position)
-                if need not in steps:
-                    # The step may stand in a file that has mistakes of its own; those come first.
-                    if not unread:
-                        document.blame(loc, f"unknown step {need!r}", suggest(need, steps))
-                    continue
-                never = [d for d in step.devices if not {d, CPU}.intersection(steps[need].devices)]
-                if never:
-                    document.blame(
-                        loc,
-                        f"step {need!r} does not run on {', '.join(dict.fromkeys((*never, CPU)))}",
-                        f"add a device to {need!r} or drop the need",
-                    )
-    if cycle := find_cycle(graph):
-        document, loc = place[cycle[0]]
-        document.blame(loc, "steps need each other: " + " -> ".join(cycle), "drop one of these needs")

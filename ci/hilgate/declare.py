@@ -58,13 +58,36 @@ class Declarations:
         )
 
     def queue_for(self, step: Step, device: Key) -> Key | None:
-        """Queue of a step on a device: the one it names, else the fewest GPUs, then the least memory, then by name."""
+        """Queue of a step on a device: the one it names, else the smallest with the GPUs that it needs.
+
+        Smallest is the fewest GPUs, then the least memory, then by name. None when no queue is large enough.
+        """
         if device in step.queues:
             return step.queues[device]
+        wanted = 0 if device == CPU else step.gpus
         offers = [
-            (queue.gpus, queue.memory_gib, name) for name, queue in self.agents.queues.items() if queue.device == device
+            (queue.gpus, queue.memory_gib, name)
+            for name, queue in self.agents.queues.items()
+            if queue.device == device and queue.gpus >= wanted
         ]
         return min(offers)[2] if offers else None
+
+    def image_for(self, step: Step, device: Key) -> Key | None:
+        """The image that a step's job on the agents runs in; what builds an image runs on the host."""
+        queue = None if step.provides else self.queue_for(step, device)
+        return self.agents.queues[queue].image if queue else None
+
+    def provider(self, image: Key) -> Step | None:
+        """The step that builds an image."""
+        return next((step for _, step in self.steps() if step.provides == image), None)
+
+    def models(self) -> dict[Key, tuple[Step, ...]]:
+        """Model -> the steps that run it, in declared order."""
+        found: dict[Key, tuple[Step, ...]] = {}
+        for _, step in self.steps():
+            for model in step.models:
+                found[model] = (*found.get(model, ()), step)
+        return found
 
 
 def find_root(start: Path) -> Path:
@@ -94,7 +117,7 @@ def load(root: Path) -> Declarations:
     areas = [read(path, root, Area) for path in files]
     if not files:
         agents.mistakes.append(Mistake("ci/areas", "no area is declared", "add a file ci/areas/<area>.yaml"))
-    check(agents, areas)
+    check(agents, areas, root)
     mistakes = [*agents.mistakes, *(mistake for document in areas for mistake in document.mistakes)]
     if mistakes:
         raise InvalidDeclarationsError(mistakes)

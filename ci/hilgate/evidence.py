@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from hilgate.model import Check, Evidence, Number, Outcome
+from hilgate.model import Check, Evidence, ImageRecord, Number, Outcome
 from hilgate.rules import SEVERITY
 
 if TYPE_CHECKING:
@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 
     from junitparser.xunit2 import TestCase
 
+    from hilgate.model import Plan, PlannedStep
+
 JUNIT_FILE = "junit.xml"
 FINDINGS_FILE = "findings.jsonl"
+IMAGE_FILE = "image.json"
+EVIDENCE_CHECK = "(the evidence is whole)"
+"""Id of the check that stands for lost evidence; no test can be called so."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,16 @@ class Collected:
 
     checks: tuple[Check, ...]
     problem: str = ""
+
+    def with_problem_as_failure(self) -> Collected:
+        """The same, with the problem as a failing check of its own where another check failed.
+
+        A record keeps the first reason only, and a failure that is in quarantine must not hide lost evidence.
+        """
+        if not self.problem or all(check.outcome is not Outcome.FAIL for check in self.checks):
+            return self
+        lost = Check(id=EVIDENCE_CHECK, outcome=Outcome.FAIL, message=self.problem)
+        return Collected((*self.checks, lost), self.problem)
 
 
 def collect(kind: Evidence, folder: Path, root: Path) -> Collected:
@@ -48,6 +63,27 @@ def collect(kind: Evidence, folder: Path, root: Path) -> Collected:
     if path.stat().st_size == 0:
         return Collected((), f"its {path.name} is empty")
     return _read_junit(path, root) if kind is Evidence.JUNIT else _read_findings(path)
+
+
+def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRecord | None, str]:
+    """The image that a step built, as its `image.json` says, and why that is not the one it should have built.
+
+    Returns:
+        (record, ""), (None, why), or (None, "") for a step that builds none.
+    """
+    if step.provides is None:
+        return None, ""
+    try:
+        told = json.loads((folder / IMAGE_FILE).read_bytes())
+        record = ImageRecord.model_validate({"kind": "image", "step": step.key} | told)
+    except FileNotFoundError:
+        return None, f"it left no {IMAGE_FILE}, and it builds the image {step.provides!r}"
+    except (OSError, ValueError, TypeError) as error:
+        return None, f"its {IMAGE_FILE} is not a record of an image: {str(error).splitlines()[0]}"
+    planned = plan.images.get(step.provides, "(nothing: the plan does not name it)")
+    if (record.step, record.image, record.content) != (step.key, step.provides, planned):
+        return None, f"its {IMAGE_FILE} is of {record.image} of {record.content}; planned: {step.provides} of {planned}"
+    return record, ""
 
 
 def _read_findings(path: Path) -> Collected:

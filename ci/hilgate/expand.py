@@ -1,19 +1,21 @@
-"""Selected areas to planned steps on devices, and a reason for each omission. Pure.
+"""Wanted steps to planned steps on devices, and a reason for each omission. Pure.
 
-`gate` asks what this machine can run: one device per step. `pr` asks what the agents run: every device with a queue.
+`gate` asks what this machine can run: one device per step, on the host. The other profiles ask what the agents run:
+every device with a queue, in the image of that queue, after the step that builds it.
 """
 
 from __future__ import annotations
 
 import graphlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hilgate.model import Area, Key, Omission, PlannedStep, Step
 from hilgate.names import CPU, planned_key
+from hilgate.places import place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hilgate.declare import Declarations
     from hilgate.hardware import Machine
@@ -28,6 +30,18 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class Site:
+    """Where a plan is to run."""
+
+    machine: Machine | None = None
+    """This machine; None for the agents."""
+    absent_tools: frozenset[str] = frozenset()
+    """Programs that steps need and that are not on this machine's path."""
+    fork: bool = False
+    """Whether the change comes from a fork, whose steps are given no secrets."""
+
+
+@dataclass(frozen=True)
 class Expansion:
     """Steps in an order that respects their dependencies, and what was left out."""
 
@@ -36,131 +50,145 @@ class Expansion:
 
 
 def expand(
-    declarations: Declarations, wanted: Mapping[Key, Wanted], machine: Machine | None, *, otherwise: str
+    declarations: Declarations, wanted: Mapping[Key, Wanted], site: Site, *, otherwise: Mapping[Key, str]
 ) -> Expansion:
-    """Place wanted steps (by declared key) on devices: this machine's, or the agents' when `machine` is None.
+    """Place wanted steps (by declared key) where `site` says.
 
-    `otherwise` is the reason of every step that is not wanted.
-
-    What a wanted step needs is planned too. A step whose need has nowhere to run is omitted, and the reason says so.
+    What a wanted step needs is planned too, and so is what builds the images of its queues. A step whose need has
+    nowhere to run is omitted, and the reason says so. `otherwise` has the reason of every step that is not wanted.
     """
-    wanted = with_needs(declarations, wanted)
+    wanted = with_needs(declarations, wanted, site)
     places: dict[Key, list[Key]] = {}
     omissions: list[Omission] = []
     for area, step in declarations.steps():
         if step.key not in wanted:
-            omissions.append(_omission(area, step, step.key, otherwise))
+            omissions.append(_omission(area, step, step.key, otherwise[step.key]))
             continue
-        devices, left_out = _devices(declarations, step, wanted[step.key].devices, machine)
-        omissions += [_omission(area, step, planned_key(step, device), why) for device, why in left_out]
-        places[step.key] = devices
-    planned: list[PlannedStep] = []
-    for area, step in _in_order(declarations, places):
-        for device in places[step.key]:
-            needs = {need: _meet(need, device, places[need]) for need in step.needs}
-            unmet = [need for need, key in needs.items() if key is None]
-            if unmet:
-                omissions.append(
-                    _omission(area, step, planned_key(step, device), f"needs {unmet[0]}, which is omitted")
-                )
-                places[step.key] = [d for d in places[step.key] if d != device]
-                continue
-            depends_on = tuple(key for key in needs.values() if key is not None)
-            reason = wanted[step.key].reason + _missing_note(machine, step)
-            planned.append(_planned(declarations, area, step, device, depends_on=depends_on, reason=reason))
-    return Expansion(tuple(planned), tuple(omissions))
+        placed = place(declarations, step, wanted[step.key].devices, site.machine, site.absent_tools)
+        omissions += [_omission(area, step, planned_key(step, device), why) for device, why in placed.left_out]
+        places[step.key] = list(placed.devices)
+    planner = _Planner(declarations, site, wanted, places)
+    for area, step in planner.in_order():
+        for device in tuple(places[step.key]):
+            planned = planner.planned(area, step, device)
+            if isinstance(planned, Omission):
+                omissions.append(planned)
+                places[step.key].remove(device)
+            else:
+                planner.steps.append(planned)
+    return Expansion(tuple(planner.steps), tuple(omissions))
 
 
-def with_needs(declarations: Declarations, wanted: Mapping[Key, Wanted]) -> dict[Key, Wanted]:
-    """`wanted` and, transitively, what it needs."""
+def with_needs(declarations: Declarations, wanted: Mapping[Key, Wanted], site: Site) -> dict[Key, Wanted]:
+    """`wanted` and, transitively, what it needs: steps, and what builds its images."""
     steps = {step.key: step for _, step in declarations.steps()}
     closed = dict(wanted)
     waiting = list(wanted)
     while waiting:
-        key = waiting.pop(0)
-        for need in steps[key].needs:
+        step = steps[waiting.pop(0)]
+        also = [(need, f"needed by {step.key}") for need in step.needs]
+        also += [
+            (provider.key, f"builds the image of {step.key}")
+            for device in step.devices
+            if _may_run_on(closed[step.key], device) and (provider := _provider(declarations, site, step, device))
+        ]
+        for need, reason in also:
             if need not in closed:
-                closed[need] = Wanted(f"needed by {key}")
+                closed[need] = Wanted(reason)
                 waiting.append(need)
             elif closed[need].devices is not None:
                 # Asked for on some devices only, but the dependant may meet it on another.
                 closed[need] = Wanted(closed[need].reason)
+                waiting.append(need)
     return closed
 
 
-def _devices(
-    declarations: Declarations, step: Step, only: frozenset[Key] | None, machine: Machine | None
-) -> tuple[list[Key], list[tuple[Key, str]]]:
-    """Devices to run on, and the others with the reason."""
-    listed = [device for device in step.devices if only is None or device in only]
-    if machine is None:
-        without_queue = [d for d in listed if declarations.queue_for(step, d) is None]
-        return (
-            [d for d in listed if d not in without_queue],
-            [(d, f"no queue offers {d}; run it at a desk that has one") for d in without_queue],
+@dataclass
+class _Planner:
+    """Makes planned steps, one after the other."""
+
+    declarations: Declarations
+    site: Site
+    wanted: Mapping[Key, Wanted]
+    places: Mapping[Key, list[Key]]
+    steps: list[PlannedStep] = field(default_factory=list)
+
+    def in_order(self) -> list[tuple[Area, Step]]:
+        """Declared steps that have a place, what they wait for first, else in declared order."""
+        declared = {step.key: (area, step) for area, step in self.declarations.steps() if step.key in self.places}
+        rank = {key: position for position, key in enumerate(declared)}
+        sorter = graphlib.TopologicalSorter(
+            {
+                key: {*step.needs, *(p.key for d in self.places[key] if (p := self._provider(step, d)))}
+                for key, (_, step) in declared.items()
+            }
         )
-    chosen = next((device for device in (machine.device, CPU) if device in listed), None)
-    here = "this machine has no GPU" if machine.device == CPU else f"this machine has {machine.device}"
-    left_out = []
-    for device in listed:
-        queue = declarations.queue_for(step, device)
-        if device == chosen:
-            continue
-        if device == CPU:
-            left_out.append((device, f"runs on {chosen} here, which is the stronger evidence"))
-        else:
-            left_out.append((device, f"needs {device}; {here}" + (f" (agents: {queue})" if queue else "")))
-    return [chosen] if chosen else [], left_out
+        sorter.prepare()
+        order: list[Key] = []
+        while sorter.is_active():
+            ready = sorted(sorter.get_ready(), key=rank.__getitem__)
+            order += ready
+            sorter.done(*ready)
+        return [declared[key] for key in order]
+
+    def planned(self, area: Area, step: Step, device: Key) -> PlannedStep | Omission:
+        """The step on a device, or its omission when something it waits for has no place."""
+        provider = self._provider(step, device)
+        needs = [*step.needs, *([provider.key] if provider and provider.key not in step.needs else [])]
+        met = {need: _meet(need, device, self.places[need]) for need in needs}
+        unmet = [need for need, key in met.items() if key is None]
+        if unmet:
+            return _omission(area, step, planned_key(step, device), f"needs {unmet[0]}, which is omitted")
+        return PlannedStep(
+            key=planned_key(step, device),
+            step=step.key,
+            area=area.area,
+            label=f"{step.label} ({device})" if len(step.devices) > 1 else step.label,
+            device=device,
+            queue=self.declarations.queue_for(step, device),
+            command=step.command,
+            env={**self.declarations.agents.devices[device].env, **step.env},
+            evidence=step.evidence,
+            minimum=step.minimum,
+            timeout_minutes=step.timeout_minutes,
+            depends_on=tuple(key for key in met.values() if key is not None),
+            cores=step.cores,
+            minutes=step.minutes,
+            columns=step.columns,
+            packages=step.packages,
+            tools=step.tools,
+            models=step.models,
+            gpus=0 if device == CPU else step.gpus,
+            image=provider.provides if provider else None,
+            network=step.network,
+            secrets=() if self.site.fork else step.secrets,
+            provides=step.provides,
+            reason=self.wanted[step.key].reason + self._missing_note(step),
+        )
+
+    def _provider(self, step: Step, device: Key) -> Step | None:
+        return _provider(self.declarations, self.site, step, device)
+
+    def _missing_note(self, step: Step) -> str:
+        """A missing package does not make a step vanish: it stays planned, and ends as did not run."""
+        missing = self.site.machine.missing(step.packages) if self.site.machine else []
+        return f"; will not run here, {', '.join(missing)} not installed" if missing else ""
 
 
-def _in_order(declarations: Declarations, places: Mapping[Key, list[Key]]) -> list[tuple[Area, Step]]:
-    """Declared steps that have a place, needs first, else in declared order."""
-    declared = {step.key: (area, step) for area, step in declarations.steps() if step.key in places}
-    rank = {key: position for position, key in enumerate(declared)}
-    sorter = graphlib.TopologicalSorter({key: step.needs for key, (_, step) in declared.items()})
-    sorter.prepare()
-    order: list[Key] = []
-    while sorter.is_active():
-        ready = sorted(sorter.get_ready(), key=rank.__getitem__)
-        order += ready
-        sorter.done(*ready)
-    return [declared[key] for key in order]
+def _may_run_on(wanted: Wanted, device: Key) -> bool:
+    return wanted.devices is None or device in wanted.devices
 
 
-def _meet(need: Key, device: Key, places: list[Key]) -> Key | None:
+def _provider(declarations: Declarations, site: Site, step: Step, device: Key) -> Step | None:
+    """The step that builds the image of a step's job; None on the host."""
+    image = declarations.image_for(step, device) if site.machine is None else None
+    return declarations.provider(image) if image else None
+
+
+def _meet(need: Key, device: Key, places: Sequence[Key]) -> Key | None:
     """The planned step that meets a need: on the same device, else on the cpu, else where it is planned at all."""
-    place = next((d for d in (device, CPU, *places) if d in places), None)
-    return f"{need}-{place}" if place else None
-
-
-def _missing_note(machine: Machine | None, step: Step) -> str:
-    """A missing package does not make a step vanish: it stays planned, and ends as did not run."""
-    missing = machine.missing(step.packages) if machine else []
-    return f"; will not run here, {', '.join(missing)} not installed" if missing else ""
-
-
-def _planned(
-    declarations: Declarations, area: Area, step: Step, device: Key, *, depends_on: tuple[Key, ...], reason: str
-) -> PlannedStep:
-    return PlannedStep(
-        key=planned_key(step, device),
-        step=step.key,
-        area=area.area,
-        label=f"{step.label} ({device})" if len(step.devices) > 1 else step.label,
-        device=device,
-        queue=declarations.queue_for(step, device),
-        command=step.command,
-        env={**declarations.agents.devices[device].env, **step.env},
-        evidence=step.evidence,
-        minimum=step.minimum,
-        timeout_minutes=step.timeout_minutes,
-        depends_on=depends_on,
-        cores=step.cores,
-        minutes=step.minutes,
-        columns=step.columns,
-        packages=step.packages,
-        reason=reason,
-    )
+    found = next((d for d in (device, CPU, *places) if d in places), None)
+    return f"{need}-{found}" if found else None
 
 
 def _omission(area: Area, step: Step, key: Key, reason: str) -> Omission:

@@ -31,6 +31,10 @@ MESSAGE_LINES = 25
 """Of a linter's output; the rest is one pasted command away."""
 
 
+HOOKS = ("environment", "post-checkout", "pre-command", "post-command", "pre-exit")
+"""Shell scripts without a suffix."""
+
+
 @dataclass(frozen=True)
 class Linter:
     """A tool that exits 0 when it has nothing to say."""
@@ -51,9 +55,9 @@ LINTERS = (
     Linter(
         "buildkite-schema",
         "check-jsonschema --builtin-schema vendor.buildkite",
-        (".buildkite/pipeline.yml", ".buildkite/rerun.yml", ".buildkite/release.yml"),
+        tuple(f".buildkite/{name}.yml" for name in ("pipeline", "rerun", "release", "approve")),
     ),
-    Linter("shellcheck", "shellcheck", (".sh", ".ci/run")),
+    Linter("shellcheck", "shellcheck", (".sh", ".ci/run", *(f".buildkite/hooks/{name}" for name in HOOKS))),
     Linter("hadolint", "hadolint", ("Dockerfile",)),
 )
 

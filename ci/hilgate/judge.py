@@ -1,54 +1,82 @@
 """The verdict: what the plan expected against what arrived. Pure; it can be replayed on any folder of results.
 
 The outcome of a step is never better than what its own records say, nor than what `rules.RULES` says of them: a record
-that claims more than its evidence shows is overruled, and a step without a record did not run.
+that claims more than its evidence shows is overruled, and a step without a record did not run. `ruling` says what each
+step is called and why; here they become one answer.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import TYPE_CHECKING
 
 from hilgate import rules
 from hilgate.errors import Exit, RecordsError
-from hilgate.model import Counts, Evidence, Outcome, Plan, PlannedStep, Ruling, StepVerdict, Verdict
+from hilgate.escape import pytest_word
+from hilgate.model import Counts, Evidence, Outcome, Plan, PlannedStep, Quarantine, StepVerdict, Verdict
+from hilgate.quarantine import Entries
+from hilgate.ruling import rule
 
 if TYPE_CHECKING:
     import datetime as dt
     from pathlib import Path
 
+    from hilgate.model import Loosening
     from hilgate.results import Attempt, Recorded
 
 VERDICT_FILE = "verdict.json"
-_RULINGS = {
-    Outcome.PASS: Ruling.PASS,
-    Outcome.FAIL: Ruling.REGRESSION,
-    Outcome.INCONCLUSIVE: Ruling.INCONCLUSIVE,
-    Outcome.DID_NOT_RUN: Ruling.INFRA,
-}
+NO_QUARANTINE = Quarantine()
 
 
-def judge(plan: Plan, recorded: Recorded, digest: str, *, decided: dt.datetime) -> Verdict:
+def judge(
+    plan: Plan,
+    recorded: Recorded,
+    digest: str,
+    *,
+    decided: dt.datetime,
+    quarantine: Quarantine = NO_QUARANTINE,
+    approved_by: str = "",
+) -> Verdict:
     """Decide on every planned step, and on the whole.
 
     Args:
         plan: What was expected.
-        recorded: What arrived; already known to answer this plan (`results.read`).
+        recorded: What arrived (`results.read_all`).
         digest: `plan_digest(plan)`.
-        decided: The time to write into the verdict.
+        decided: The time to write into the verdict; entries of the quarantine expire by its day (UTC).
+        quarantine: As the merge base has it (`quarantine.effective`).
+        approved_by: Who approved what the change loosens; empty for nobody.
     """
-    steps = tuple(_judge_step(step, recorded) for step in plan.steps)
+    entries = Entries(quarantine.tests, decided.date())
+    steps = tuple(_judge_step(step, plan, recorded, entries) for step in plan.steps)
     outcome = rules.worst(step.outcome for step in steps)
+    why = _why(outcome, steps)
+    expired = entries.expired()
+    if expired and outcome is not Outcome.FAIL:
+        outcome = Outcome.FAIL
+        why = f"quarantine of {expired[0].test} expired on {expired[0].expires}: mend it or take it out"
+    loosened = looser(plan)
+    if loosened and not approved_by and outcome is Outcome.PASS:
+        outcome = Outcome.INCONCLUSIVE
+        more = f" (and {len(loosened) - 1} more)" if len(loosened) > 1 else ""
+        why = f"needs a named approval: {loosened[0].path}: {loosened[0].what}{more}"
     return Verdict(
         decided=decided,
         commit=plan.commit,
         plan_digest=digest,
         outcome=outcome,
-        why=_why(outcome, steps),
+        why=why,
+        images={name: record.digest for name, record in recorded.images.items()},
+        loosened=plan.loosened,
+        approved_by=approved_by if loosened else "",
         steps=steps,
         omissions=plan.omissions,
     )
+
+
+def looser(plan: Plan) -> tuple[Loosening, ...]:
+    """What the change loosens of its own gate, without what is known to be stricter."""
+    return tuple(one for one in plan.loosened if one.looser)
 
 
 def exit_status(verdict: Verdict, plan: Plan) -> Exit:
@@ -100,44 +128,30 @@ def read_verdict(path: Path) -> Verdict:
         ) from None
 
 
-def _judge_step(step: PlannedStep, recorded: Recorded) -> StepVerdict:
+def _judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entries) -> StepVerdict:
+    ruled = rule(step, plan, recorded, entries)
     attempt = recorded.last(step.key)
-    if attempt is None:
-        unfinished = step.key in recorded.unfinished
-        why = "it began and its end was not recorded" if unfinished else "no record of it arrived"
-        return _verdict(step, None, rules.Decision(Outcome.DID_NOT_RUN, why), 0)
-    attempts = recorded.attempts[step.key]
-    decision = _decide(step, attempt)
-    if len(attempts) > 1:
-        earlier = ", ".join(a.record.outcome.value for a in attempts[:-1])
-        decision = rules.Decision(decision.outcome, f"{decision.why} (attempt {len(attempts)}; before: {earlier})")
-    return _verdict(step, attempt, decision, len(attempts))
-
-
-def _decide(step: PlannedStep, attempt: Attempt) -> rules.Decision:
-    record = attempt.record
-    if record.command != step.command:
-        return rules.Decision(Outcome.DID_NOT_RUN, f"another command was run: {record.command}")
-    facts = rules.Facts(step.evidence, step.minimum, record.exit_status, attempt.checks, stopped=record.message)
-    derived = rules.decide(facts)
-    if rules.SEVERITY[derived.outcome] > rules.SEVERITY[record.outcome]:
-        return rules.Decision(derived.outcome, f"{derived.why} (recorded as {record.outcome.value})")
-    return rules.Decision(record.outcome, record.message or derived.why)
-
-
-def _verdict(step: PlannedStep, attempt: Attempt | None, decision: rules.Decision, attempts: int) -> StepVerdict:
+    salvaged = recorded.salvaged.get(step.key, ())
+    image = attempt.record.environment.image if attempt else ""
+    line = reproduce_line(step, attempt)
     return StepVerdict(
         key=step.key,
         area=step.area,
         label=step.label,
-        outcome=decision.outcome,
-        ruling=_RULINGS[decision.outcome],
-        why=decision.why,
-        counts=rules.count(attempt.checks) if attempt else Counts(),
+        outcome=ruled.outcome,
+        ruling=ruled.ruling,
+        why=ruled.why,
+        evidence=ruled.evidence,
+        node=attempt.record.environment.host if attempt else "",
+        image=image,
+        flaky=ruled.flaky,
+        quarantined=ruled.quarantined,
+        unexpected_passes=ruled.unexpected_passes,
+        counts=rules.count(attempt.checks if attempt else salvaged),
         seconds=attempt.record.seconds or None if attempt else None,
-        reproduce=reproduce_line(step, attempt),
+        reproduce=f"{line}  # in image {image}" if image else line,
         exit_status=attempt.record.exit_status if attempt else None,
-        attempts=attempts,
+        attempts=len(recorded.attempts.get(step.key, ())),
     )
 
 
@@ -147,12 +161,8 @@ def reproduce_line(step: PlannedStep, attempt: Attempt | None) -> str:
     failed = rules.first(attempt.checks, Outcome.FAIL) if attempt else None
     if failed is None or step.evidence is not Evidence.JUNIT or "::" not in failed.id:
         return line
-    name = failed.id.rsplit("::", 1)[1] if "[" not in failed.id else failed.id.split("[", 1)[0].rsplit("::", 1)[-1]
-    parameters = failed.id[failed.id.index("[") :] if "[" in failed.id else ""
-    # -k takes words of these characters only; with any other the test function alone is still true, and wider.
-    exact = name + parameters
-    word = exact if re.fullmatch(r"[\w:+\-.\[\]\\/]+", exact) else name
-    return f"{line} -- -k {shlex.quote(word)}"
+    word = pytest_word(failed.id)
+    return f"{line} -- -k {shlex.quote(word)}" if word else line
 
 
 def _why(outcome: Outcome, steps: tuple[StepVerdict, ...]) -> str:

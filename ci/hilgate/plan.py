@@ -6,40 +6,75 @@ import datetime as dt
 import hashlib
 import json
 import os
+import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from hilgate import changes, hardware
+from hilgate import changes, hardware, imports
+from hilgate.asked import by_model, by_name
 from hilgate.declare import Declarations, load
-from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError, RecordsError
-from hilgate.expand import Wanted, expand
+from hilgate.errors import CannotRunHereError, DeclarationError, NothingSelectedError, RecordsError
+from hilgate.expand import Expansion, Site, Wanted, expand
+from hilgate.facts import Facts, gather_facts
 from hilgate.model import Key, Plan, Profile
-from hilgate.names import planned_key
-from hilgate.selection import select as select_areas
-from hilgate.suggest import suggest
+from hilgate.selection import select as select_steps
 
-NOT_AFFECTED = "not affected by this change"
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 NOT_ASKED_FOR = "not asked for"
+WHEN = {"gate": "at a desk", "pr": "for a pull request", "nightly": "nightly", "release": "for a release"}
+"""Profile -> when its plans are made, as in "runs nightly"."""
+
+WHOLE = ("nightly", "release")
+"""Profiles that run everything, whatever changed."""
 
 
-def make_plan(root: Path, *, base: str | None, profile: Profile, select: tuple[str, ...] = ()) -> Plan:
+def make_plan(
+    root: Path,
+    *,
+    base: str | None,
+    profile: Profile,
+    select: tuple[str, ...] = (),
+    models: tuple[str, ...] = (),
+    gather: Callable[[Path, changes.Changes], Facts] = gather_facts,
+) -> Plan:
     """Plan the change between `base` and the working tree (None: everything) for this machine or for the agents.
 
-    `select` names areas, steps or planned steps: those and what they need are planned, whatever changed.
+    `select` names areas, steps or planned steps, `models` names models: the steps of both and what they need are
+    planned, whatever changed and whichever profiles they belong to. `gather` is asked for images, loosenings and forks.
 
     Raises:
         InvalidDeclarationsError: A declaration is invalid.
-        MisuseError: `base` or a name in `select` does not exist.
+        MisuseError: `base`, a name in `select` or a model does not exist.
         CannotRunHereError: Everything that was asked for by name needs another machine.
         NothingSelectedError: The plan would be empty, which is never a pass.
     """
     declarations = load(root)
     packages = [package for _, step in declarations.steps() for package in step.packages]
-    machine = hardware.detect(packages) if profile == "gate" else None
-    return assemble(declarations, changes.inspect(root, base), machine, profile=profile, select=select)
+    change = changes.inspect(root, base)
+    by_change = not select and not models and profile not in WHOLE
+    modules = [name for name in change.files or () if imports.module_of(name)]
+    return assemble(
+        declarations,
+        change,
+        hardware.detect(packages) if profile == "gate" else None,
+        profile=profile,
+        select=select,
+        models=models,
+        graph=imports.build(root) if by_change and modules else None,
+        facts=gather(root, change),
+        absent=absent_tools(declarations),
+    )
+
+
+def absent_tools(declarations: Declarations) -> frozenset[str]:
+    """Programs that steps need and that are not on this machine's path."""
+    tools = {tool for _, step in declarations.steps() for tool in step.tools}
+    return frozenset(tool for tool in tools if shutil.which(tool) is None)
 
 
 def assemble(
@@ -49,16 +84,27 @@ def assemble(
     *,
     profile: Profile,
     select: tuple[str, ...] = (),
+    models: tuple[str, ...] = (),
+    graph: imports.Imports | None = None,
+    facts: Facts | None = None,
+    absent: frozenset[str] = frozenset(),
 ) -> Plan:
-    """Like `make_plan`, from facts already gathered: no git, no files, no hardware."""
-    wanted = _named(declarations, select) if select else _affected(declarations, change)
-    otherwise = NOT_ASKED_FOR if select else NOT_AFFECTED
-    expansion = expand(declarations, wanted, machine, otherwise=otherwise)
+    """Like `make_plan`, from facts already gathered: no git, no files, no hardware.
+
+    `absent` are the programs that are not on this machine's path. Without a `graph`, steps are selected by the globs of
+    their areas alone. Without `facts`, no image is recorded, and results of steps in images cannot pass.
+    """
+    known = facts or Facts()
+    otherwise = {step.key: NOT_ASKED_FOR for _, step in declarations.steps()}
+    if select or models:
+        wanted = by_model(declarations, models) | by_name(declarations, select)
+    else:
+        wanted = _affected(declarations, change, profile, graph, otherwise)
+    site = Site(machine, absent, known.fork)
+    expansion = expand(declarations, wanted, site, otherwise=otherwise)
     if not expansion.steps:
-        reasons = [
-            f"{omission.key}: {omission.reason}" for omission in expansion.omissions if omission.reason != otherwise
-        ]
-        error = CannotRunHereError if select else NothingSelectedError
+        reasons = [f"{one.key}: {one.reason}" for one in expansion.omissions if one.reason not in otherwise.values()]
+        error = CannotRunHereError if select or models else NothingSelectedError
         raise error(
             "no step can be planned",
             where="; ".join(reasons[:5]) or "no declared step is affected",
@@ -69,59 +115,53 @@ def assemble(
         commit=change.commit,
         dirty=change.dirty,
         base=change.base,
+        merge_base=change.merge_base,
         profile=profile,
+        fork=known.fork,
+        images=_images(expansion, facts) if facts else {},
+        loosened=known.loosened,
         changed_files=change.files or (),
         steps=expansion.steps,
         omissions=expansion.omissions,
     )
 
 
-def _affected(declarations: Declarations, change: changes.Changes) -> dict[Key, Wanted]:
-    reasons = select_areas(declarations.areas, change.files).reasons
-    return {step.key: Wanted(reasons[area.area]) for area, step in declarations.steps() if area.area in reasons}
-
-
-def _named(declarations: Declarations, names: tuple[str, ...]) -> dict[Key, Wanted]:
-    """Steps asked for by name; a name may be an area, a step, or a step on a device."""
+def _affected(
+    declarations: Declarations,
+    change: changes.Changes,
+    profile: Profile,
+    graph: imports.Imports | None,
+    otherwise: dict[Key, str],
+) -> dict[Key, Wanted]:
+    """Steps of the profile that the change selects; the reason of every other one goes to `otherwise`."""
+    selection = select_steps(declarations.areas, change.files, graph, change.appeared)
     wanted: dict[Key, Wanted] = {}
-    known = {area.area for area in declarations.areas}
     for _, step in declarations.steps():
-        known.update((step.key, *(planned_key(step, device) for device in step.devices)))
-    for name in names:
-        if name not in known:
-            raise MisuseError(f"no area or step is called {name!r}", where="ci/areas", remedy=suggest(name, known))
-        reason = f"asked for: {name}"
-        for area, step in declarations.steps():
-            if name in (area.area, step.key):
-                wanted[step.key] = Wanted(reason)
-            for device in step.devices:
-                if name == planned_key(step, device):
-                    before = wanted.get(step.key, Wanted(reason, frozenset()))
-                    devices = None if before.devices is None else before.devices | {device}
-                    wanted[step.key] = Wanted(reason, devices)
+        if profile not in step.profiles:
+            otherwise[step.key] = "runs " + " and ".join(WHEN[one] for one in step.profiles)
+        elif profile in WHOLE:
+            wanted[step.key] = Wanted(f"everything runs {WHEN[profile]}")
+        elif step.key in selection.reasons:
+            wanted[step.key] = Wanted(selection.reasons[step.key])
+        else:
+            otherwise[step.key] = selection.omitted[step.key]
     return wanted
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """How big a plan is, in minutes as declared (usual time on 2 cores)."""
+def _images(expansion: Expansion, facts: Facts) -> dict[Key, str]:
+    """The images that planned steps use or build, with what each is built from.
 
-    minutes: float
-    chain: tuple[Key, ...]
-    """The longest chain of steps that must wait for each other."""
-    chain_minutes: float
-    gpu_minutes: float
-
-
-def estimate(plan: Plan) -> Estimate:
-    """Sum and longest chain of a plan."""
-    chains: dict[Key, tuple[float, tuple[Key, ...]]] = {}
-    for step in plan.steps:  # dependencies stand before their dependants
-        longest, keys = max((chains[need] for need in step.depends_on), default=(0.0, ()))
-        chains[step.key] = (longest + step.minutes, (*keys, step.key))
-    chain_minutes, chain = max(chains.values(), default=(0.0, ()))
-    gpu = sum(step.minutes for step in plan.steps if step.device != "cpu")
-    return Estimate(sum(step.minutes for step in plan.steps), chain, chain_minutes, gpu)
+    Raises:
+        DeclarationError: Nobody says what an image is built from, so no result could be held against it.
+    """
+    names = sorted({name for step in expansion.steps for name in (step.image, step.provides) if name})
+    if unknown := [name for name in names if name not in facts.images]:
+        raise DeclarationError(
+            f"nothing says what the image {unknown[0]!r} is built from",
+            where="ci/agents.yaml",
+            remedy="add its recipe to docker/, or take the image from its queues",
+        )
+    return {name: facts.images[name] for name in names}
 
 
 def plan_digest(plan: Plan) -> str:

@@ -14,15 +14,42 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from hilgate.errors import DeclarationError
+from hilgate.rules import TIMED_OUT
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import FrameType
 
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL: long enough for pytest to write its report, short against any step's timeout."""
+
+
+class Interrupts:
+    """Turns SIGINT and SIGTERM into a request to stop while the context lasts; a second one changes nothing."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._before: dict[int, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """Of the first signal, e.g. `SIGINT`."""
+        return signal.Signals(self.number).name
+
+    def __enter__(self) -> Self:
+        """Take both signals."""
+        self._before = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _request(self, number: int, _frame: FrameType | None) -> None:
+        self.number = self.number or number
 
 
 @dataclass(frozen=True)
@@ -104,7 +131,7 @@ class Child:
         now = time.monotonic()
         if pid == 0:
             if self._kill_at is None and now >= self._deadline:
-                self.stop(f"timed out after {self._timeout_seconds:g} s")
+                self.stop(f"{TIMED_OUT} after {self._timeout_seconds:g} s")
             elif self._kill_at is not None and now >= self._kill_at:
                 self._signal_group(signal.SIGKILL)
             return None

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hilgate import shown
+from hilgate import escape, shown
 from hilgate.model import Outcome, Plan, PlannedStep
 
 if TYPE_CHECKING:
@@ -77,10 +77,20 @@ class LiveTable:
         if attempt:
             style = shown.STYLES[attempt.record.outcome]
             mark = Text(shown.MARKS[attempt.record.outcome], style)
-            return mark, Text(step.key), shown.duration(attempt.record.seconds), Text(attempt.record.message)
+            return (
+                mark,
+                Text(step.key),
+                shown.duration(attempt.record.seconds),
+                Text(escape.line(attempt.record.message)),
+            )
         child = self._children.get(step.key)
         if child:
-            return Text("▸", "cyan"), Text(step.key), shown.duration(child.seconds), Text(child.last_line(), "dim")
+            return (
+                Text("▸", "cyan"),
+                Text(step.key),
+                shown.duration(child.seconds),
+                Text(escape.line(child.last_line()), "dim"),
+            )
         return Text("·", "dim"), Text(step.key, "dim"), "", Text("waits", "dim")
 
 
@@ -102,7 +112,8 @@ class Lines:
     def started(self, step: PlannedStep, child: Child) -> None:
         """Say that it began."""
         self._children[step.key] = child
-        self._say(f"{'--- ' if self._buildkite else ''}{step.key}: started: {step.command[:COMMAND_CHARACTERS]}")
+        command = escape.line(step.command[:COMMAND_CHARACTERS])
+        self._say(f"{'--- ' if self._buildkite else ''}{step.key}: started: {command}")
 
     def finished(self, step: PlannedStep, attempt: Attempt, log: Path) -> None:
         """Say how it ended; in Buildkite an open group with the end of its log when that is not green."""
@@ -110,17 +121,17 @@ class Lines:
         record = attempt.record
         green = record.outcome is Outcome.PASS
         group = ("--- " if green else "+++ ") if self._buildkite else ""
-        words = f"{shown.marked(record.outcome)}, {shown.duration(record.seconds)}: {record.message}"
+        words = f"{shown.marked(record.outcome)}, {shown.duration(record.seconds)}: {escape.line(record.message)}"
         self._say(f"{group}{step.key}: {words}")
         if self._buildkite and not green and log.exists():
             for line in log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]:
-                self._say(line)
+                self._say(escape.log(line))
 
     def tick(self) -> None:
         """A heartbeat, so that a long silence is not taken for a hang."""
         if time.monotonic() - self._spoke_at >= HEARTBEAT_SECONDS and self._children:
             for key, child in self._children.items():
-                self._say(f"{key}: running for {shown.duration(child.seconds)}: {child.last_line()}")
+                self._say(f"{key}: running for {shown.duration(child.seconds)}: {escape.line(child.last_line())}")
 
     def _say(self, line: str) -> None:
         self._spoke_at = time.monotonic()

@@ -33,11 +33,13 @@ class Readiness:
         return "yes" if self.ready == self.steps else "partly" if self.ready else "no"
 
 
-def readiness(declarations: Declarations, machine: Machine) -> list[Readiness]:
-    """One entry per area, in declared order."""
+def readiness(
+    declarations: Declarations, machine: Machine, absent_tools: frozenset[str] = frozenset()
+) -> list[Readiness]:
+    """One entry per area, in declared order; `absent_tools` are programs that are not on this machine's path."""
     found = []
     for area in declarations.areas:
-        places = [place(step, machine) for step in area.steps]
+        places = [place(step, machine, absent_tools) for step in area.steps]
         found.append(
             Readiness(
                 area=area.area,
@@ -51,12 +53,12 @@ def readiness(declarations: Declarations, machine: Machine) -> list[Readiness]:
     return found
 
 
-def place(step: Step, machine: Machine) -> tuple[Key | None, str]:
+def place(step: Step, machine: Machine, absent_tools: frozenset[str]) -> tuple[Key | None, str]:
     """Device on which a step would run here; else None and why not."""
     device = next((device for device in (machine.device, CPU) if device in step.devices), None)
     if device is None:
         return None, f"needs {' or '.join(step.devices)}"
-    missing = machine.missing(step.packages)
+    missing = machine.missing(step.packages) + [tool for tool in step.tools if tool in absent_tools]
     if missing:
         return None, f"{', '.join(missing)} not installed"
     return device, ""

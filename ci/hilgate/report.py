@@ -1,25 +1,25 @@
 """The report: one HTML file that opens anywhere, the same first screen as Markdown, and one JUnit file for other tools.
 
 No script, no network, below 1 MiB, light and dark, printable. The templates hold the looks; this file decides what is
-shown: the verdict, what changed, what is not green, then everything.
+shown: the verdict, what broke, what changed, then everything.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import jinja2
-
-from hilgate import rules, shown
-from hilgate.model import Check, Outcome, Plan, StepVerdict, Verdict
-from hilgate.tables import StepTable, step_tables
+from hilgate import shown
+from hilgate.merge_base import NOTHING, Facts
+from hilgate.pages import environment
+from hilgate.problems import approval, named, problems
+from hilgate.tables import step_tables
 from hilgate.timeline import timeline
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hilgate.model import Plan, Verdict
     from hilgate.results import Recorded
 
 REPORT_FILE = "report.html"
@@ -39,69 +39,61 @@ class Detail:
 DETAILS = (Detail(20, 4000, 500), Detail(8, 1500, 150), Detail(3, 500, 30), Detail(1, 200, 0))
 """Tried in order until the report fits; what is left out is counted and stays in results.jsonl."""
 
-
-@dataclass(frozen=True)
-class Problem:
-    """A step that is not green, with the checks that say so."""
-
-    step: StepVerdict
-    checks: tuple[Check, ...]
-    more: int
-    """Checks that failed or were inconclusive and are not shown."""
-    skips: tuple[tuple[str, int], ...]
-    """(reason, how many checks), of the checks that did not run."""
+NAMED_IDS = 20
+"""Of flaky and quarantined checks of one step; the others are counted."""
 
 
-def render(plan: Plan, recorded: Recorded, verdict: Verdict, logs: dict[str, str] | None = None) -> str:
-    """The report as HTML, below `LIMIT_BYTES`; `logs` is step key -> address of its log relative to the report."""
-    template = _environment().get_template("report.html.j2")
+def render(
+    plan: Plan, recorded: Recorded, verdict: Verdict, logs: dict[str, str] | None = None, *, facts: Facts = NOTHING
+) -> str:
+    """The report as HTML, below `LIMIT_BYTES`.
+
+    Args:
+        plan: What was expected.
+        recorded: What arrived.
+        verdict: What was decided.
+        logs: Step key -> address of its log, relative to the report.
+        facts: What is known of the merge base.
+    """
+    template = environment().get_template("report.html.j2")
     html = ""
     for detail in DETAILS:
-        html = template.render(**_context(plan, recorded, verdict, detail), logs=logs or {})
+        html = template.render(**_context(plan, recorded, verdict, detail, facts), logs=logs or {})
         if len(html.encode()) < LIMIT_BYTES:
             return html
     raise AssertionError(f"a report of {len(html)} characters at the least detail")
 
 
-def write_report(plan: Plan, recorded: Recorded, verdict: Verdict, folder: Path, *, logs: dict[str, str]) -> Path:
+def write_report(
+    plan: Plan,
+    recorded: Recorded,
+    verdict: Verdict,
+    folder: Path,
+    *,
+    logs: dict[str, str],
+    facts: Facts = NOTHING,
+) -> Path:
     """Write `report.html` into the results folder and return its path."""
     path = folder / REPORT_FILE
-    path.write_text(render(plan, recorded, verdict, logs), encoding="utf-8")
+    path.write_text(render(plan, recorded, verdict, logs, facts=facts), encoding="utf-8")
     return path
 
 
-def problems(recorded: Recorded, verdict: Verdict, *, limit: int) -> tuple[Problem, ...]:
-    """Every step that is not green, worst first; a step that passed with skips is green and not here."""
-    found = []
-    for step in shown.not_green(verdict):
-        attempt = recorded.last(step.key)
-        checks = attempt.checks if attempt else ()
-        found_wrong = [check for check in checks if check.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
-        found_wrong.sort(key=lambda check: -rules.SEVERITY[check.outcome])
-        skipped = [check for check in checks if check.outcome is Outcome.DID_NOT_RUN]
-        reasons = Counter(shorten(rules.first_line(check.message), 300) for check in skipped)
-        more = max(0, len(found_wrong) - limit)
-        found.append(Problem(step, tuple(found_wrong[:limit]), more, tuple(reasons.most_common(limit))))
-    return tuple(found)
-
-
-def shorten(text: str, limit: int) -> str:
-    """At most `limit` characters, saying how many are missing."""
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more characters in results.jsonl)"
-
-
-def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail) -> dict[str, object]:
+def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: Facts) -> dict[str, object]:
     reasons = {step.key: step.reason for step in plan.steps}
-    tables: tuple[StepTable, ...] = step_tables(plan, recorded, detail.table_rows)
     return {
         "plan": plan,
         "verdict": verdict,
         "headline": shown.headline(verdict, recorded),
         "step_counts": shown.step_counts(verdict),
-        "problems": problems(recorded, verdict, limit=detail.failures_per_step),
+        "problems": problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts),
+        "rulings": shown.RULINGS,
+        "named": named(verdict),
+        "named_limit": NAMED_IDS,
+        "approval": approval(verdict),
         "reasons": reasons,
         "peaks": {s.key: a.record.peak_memory_mib for s in plan.steps if (a := recorded.last(s.key))},
-        "tables": tables,
+        "tables": step_tables(plan, recorded, detail.table_rows),
         "timeline": timeline(plan, recorded, verdict),
         "environments": environments(recorded),
         "characters": detail.message_characters,
@@ -122,20 +114,3 @@ def environments(recorded: Recorded) -> tuple[tuple[str, str], ...]:
             machine = f"{where.device}, {where.cores} cores, {where.memory_gib:g} GiB"
             found.append((where.host, f"{machine}; Python {where.python}, {versions}{image}"))
     return tuple(found)
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("hilgate"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "mark": lambda outcome: shown.MARKS[outcome],
-        "slug": lambda outcome: outcome.value.replace(" ", "-"),
-        "duration": shown.duration,
-        "shorten": shorten,
-    }
-    return environment

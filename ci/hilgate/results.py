@@ -1,85 +1,41 @@
-"""`results.jsonl`: append-only, one record per line, locked by its writer and believed only when every line is sound.
+"""Reads what a build left: one `results.jsonl` at a desk, a folder for each job on agents.
 
 The order is the meaning. A `BuildRecord` opens the file and every continuation of it; the `CheckRecord`s of a step
 come before its `StepRecord`; checks without one belong to a step that did not finish. A step that ran again (after
 `--resume`) has several attempts: the last one counts and the earlier ones stay readable.
+
+At a desk a damaged file is refused and `--resume` mends it. On agents nobody can mend it any more, and one bad job must
+not hide what the others found: it is marked as damaged, and the judge does not let it pass.
 """
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from hilgate.errors import RecordsError
-from hilgate.model import BuildRecord, Check, CheckRecord, ImageRecord, Plan, RerunRecord, StepRecord, record_adapter
+from hilgate.health_records import read_health
+from hilgate.model import Check, Outcome
+from hilgate.records import Attempt, Group, Reader, Recorded, append, groups, sealed
+from hilgate.restored import read_restored
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hilgate.model import Health, Record
+    from hilgate.model import BuildRecord, Health, Plan
+
+__all__ = ["DAMAGED_FILE", "RECHECK_SUFFIX", "RESULTS_FILE", "Attempt", "Recorded", "append", "read", "read_all",
+           "repair"]  # fmt: skip
 
 RESULTS_FILE = "results.jsonl"
 DAMAGED_FILE = "results.jsonl.damaged"
+RECHECK_SUFFIX = ".recheck"
+"""Of the folder of a rerun on another node."""
 
 _REMEDY = "run `hilgate gate --resume`: it sets the damage aside and repeats the steps it belonged to"
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One finished run of a step."""
-
-    record: StepRecord
-    checks: tuple[Check, ...]
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """Everything that a results file says.
-
-    Attributes:
-        builds: The first run and its continuations, in order; empty only when no job left any.
-        attempts: Step key -> its finished runs in order; the last one counts.
-        unfinished: Steps with checks and no record of their end.
-        reruns: Step key -> its failing checks that were run once more, in order.
-        images: Image -> what was built.
-        health: Step key -> what the hooks of its jobs saw, in order.
-        damaged: Step key -> why what its job left cannot be believed.
-    """
-
-    builds: tuple[BuildRecord, ...]
-    attempts: dict[str, tuple[Attempt, ...]]
-    unfinished: frozenset[str] = frozenset()
-    reruns: dict[str, tuple[RerunRecord, ...]] = field(default_factory=dict)
-    images: dict[str, ImageRecord] = field(default_factory=dict)
-    health: dict[str, tuple[Health, ...]] = field(default_factory=dict)
-    damaged: dict[str, str] = field(default_factory=dict)
-
-    def last(self, key: str) -> Attempt | None:
-        """The attempt that counts, or None when the step did not finish."""
-        return self.attempts[key][-1] if key in self.attempts else None
-
-
-def append(path: Path, records: list[Record]) -> None:
-    """Append records, one `write(2)` per line, and make them durable before returning.
-
-    A step is finished only once its `StepRecord` is on the disk, so one `fsync` after it covers the lines before it.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        for record in records:
-            line = record.model_dump_json().encode() + b"\n"
-            written = os.write(descriptor, line)
-            if written != len(line):
-                raise RecordsError(
-                    "a record could not be written whole", where=str(path), remedy="free disk space, then --resume"
-                )
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+_EMPTY = "the file is empty"
 
 
 def read(path: Path, plan: Plan, digest: str) -> Recorded:
@@ -91,43 +47,38 @@ def read(path: Path, plan: Plan, digest: str) -> Recorded:
         digest: `plan_digest(plan)`.
 
     Raises:
-        RecordsError: The file is missing, empty, truncated, holds a line that is no record, a step that is not in the
-            plan, another number of checks than a step announced, or answers another plan or commit.
+        RecordsError: The file is missing, empty, truncated or changed since it was written, holds a line that is no
+            record, a step that is not in the plan, another number of checks than a step announced, or answers another
+            plan or commit.
     """
-    reader = _Reader(plan, digest)
-    lines = _lines(path)
-    for number, line in enumerate(lines, start=1):
-        problem = reader.accept(line)
+    reader = Reader(plan, digest)
+    for group in groups(_bytes(path)):
+        problem, number = _accept(reader, group)
         if problem:
             raise RecordsError(problem, where=f"{path}:{number}", remedy=_REMEDY)
     if not reader.builds:
-        raise RecordsError("the file is empty", where=f"{path}:1", remedy=_REMEDY)
+        raise RecordsError(_EMPTY, where=f"{path}:1", remedy=_REMEDY)
     return reader.recorded()
 
 
 def read_all(results: Path, jobs: Path | None, plan: Plan, digest: str) -> Recorded:
     """Read `results.jsonl` of this folder, or of each folder in `jobs` where agents ran one step each.
 
+    With `jobs` nothing is raised for what a job left or did not leave: `Recorded.damaged` says what cannot be believed,
+    and a job without results has no record, so its step did not run.
+
     Raises:
-        RecordsError: One of the files is not sound (see `read`), or there is none where one was expected. With `jobs`,
-            a job that left nothing is no error here: its step has no record, so it did not run.
+        RecordsError: Without `jobs`: the file is not sound (see `read`).
     """
     if jobs is None:
         return read(results / RESULTS_FILE, plan, digest)
-    parts = [read(path, plan, digest) for path in sorted(jobs.glob(f"*/{RESULTS_FILE}"))]
-    attempts: dict[str, list[Attempt]] = defaultdict(list)
-    for part in parts:
-        for key, found in part.attempts.items():
-            attempts[key].extend(found)
-    return Recorded(
-        builds=tuple(build for part in parts for build in part.builds),
-        attempts={key: tuple(sorted(found, key=lambda a: a.record.started)) for key, found in attempts.items()},
-        unfinished=frozenset().union(*(part.unfinished for part in parts)),
-    )
+    folders = sorted(path for path in jobs.glob("*") if path.is_dir())
+    found = [_read_job(folder, plan, digest) for folder in folders]
+    return _together(found, _tree_of_most(found))
 
 
 def repair(path: Path, plan: Plan, digest: str) -> Recorded | None:
-    """Keep what is sound, move every other byte to `results.jsonl.damaged`, and say what is left.
+    """Keep the groups of lines that are sound, move every other byte to `results.jsonl.damaged`, say what is left.
 
     The only place where a results file is rewritten: into a new file that replaces it, after the damage is on disk.
 
@@ -139,112 +90,148 @@ def repair(path: Path, plan: Plan, digest: str) -> Recorded | None:
     """
     if not path.exists():
         return None
-    kept: list[bytes] = []
-    damaged: list[bytes] = []
-    reader = _Reader(plan, digest)
-    for line in _lines(path):
-        problem = reader.accept(line)
+    kept, damaged, before = b"", b"", b""
+    reader = Reader(plan, digest)
+    for group in groups(_bytes(path)):
+        problem, _ = ("", 0) if group.problem else _accept(reader, group)
         if reader.foreign:
             raise RecordsError(
                 problem, where=str(path), remedy="start afresh without --resume; the old results go to previous/"
             )
-        (damaged if problem else kept).append(line)
+        if group.problem or problem:
+            damaged += b"".join((*group.lines, group.seal))
+            continue
+        text = sealed(group.lines, before)
+        kept += text
+        before = text.rsplit(b'"', 2)[1]
     if damaged:
-        damage = path.with_name(DAMAGED_FILE)
-        with damage.open("ab") as file:
-            file.write(b"".join(line if line.endswith(b"\n") else line + b"\n" for line in damaged))
-            file.flush()
-            os.fsync(file.fileno())
+        _write(path.with_name(DAMAGED_FILE), damaged if damaged.endswith(b"\n") else damaged + b"\n", "ab")
         fresh = path.with_name(RESULTS_FILE + ".new")
-        with fresh.open("wb") as file:
-            file.write(b"".join(kept))
-            file.flush()
-            os.fsync(file.fileno())
+        _write(fresh, kept, "wb")
         fresh.replace(path)
     return reader.recorded() if reader.builds else None
 
 
-def _lines(path: Path) -> list[bytes]:
+def _accept(reader: Reader, group: Group) -> tuple[str, int]:
+    """The first thing wrong with a group and the number of its line; an empty text when it is sound."""
+    for number, line in enumerate(group.lines, start=group.first):
+        problem = reader.accept(line)
+        if problem:
+            return problem, number
+    return group.problem, group.first + len(group.lines)
+
+
+def _write(path: Path, text: bytes, mode: str) -> None:
+    with path.open(mode) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes().splitlines(keepends=True)
+        return path.read_bytes()
     except FileNotFoundError:
         raise RecordsError("no results", where=str(path), remedy="run `hilgate gate` first") from None
+    except OSError as error:
+        raise RecordsError(f"the results cannot be read: {error.strerror}", where=str(path), remedy=_REMEDY) from None
 
 
-@dataclass
-class _Reader:
-    """Accepts lines in order and remembers what they mean."""
+@dataclass(frozen=True)
+class _Job:
+    """What one folder holds; `tree` is empty where it holds no build record."""
 
-    plan: Plan
-    digest: str
-    builds: list[BuildRecord] = field(default_factory=list)
-    attempts: dict[str, list[Attempt]] = field(default_factory=lambda: defaultdict(list))
-    pending: dict[str, list[Check]] = field(default_factory=lambda: defaultdict(list))
-    reruns: dict[str, list[RerunRecord]] = field(default_factory=lambda: defaultdict(list))
-    images: dict[str, ImageRecord] = field(default_factory=dict)
-    foreign: bool = False
+    folder: str
+    recorded: Recorded
+    problem: str
+    health: tuple[Health, ...]
+    salvaged: tuple[Check, ...] = ()
+    restored: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        self._keys = {step.key for step in self.plan.steps}
+    @property
+    def key(self) -> str:
+        return self.folder.removesuffix(RECHECK_SUFFIX)
 
-    def accept(self, line: bytes) -> str:
-        """Take one line; returns what is wrong with it, empty for a sound line."""
-        if not line.endswith(b"\n"):
-            return "the last line is truncated"
+    @property
+    def tree(self) -> str | None:
+        return self.recorded.builds[0].tree if self.recorded.builds else None
+
+
+def _read_job(folder: Path, plan: Plan, digest: str) -> _Job:
+    key, rechecks = folder.name.removesuffix(RECHECK_SUFFIX), folder.name.endswith(RECHECK_SUFFIX)
+    if key not in {step.key for step in plan.steps}:
+        return _Job(folder.name, Recorded((), {}), f"the step {key!r} is not in the plan", ())
+    health, problem = read_health(folder, "" if rechecks else key)
+    restored, other = read_restored(folder)
+    problem = problem or other
+    reader = Reader(plan, digest, key, rechecks)
+    path = folder / RESULTS_FILE
+    if path.exists() or path.is_symlink():
         try:
-            record = record_adapter.validate_json(line)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(str(part) for part in first["loc"])
-            return f"not a record: {place + ': ' if place else ''}{first['msg']}"
-        return self._open(record) if isinstance(record, BuildRecord) else self._add(record)
+            text = _bytes(path)
+        except RecordsError as error:
+            problem = problem or error.what
+            text = b""
+        else:
+            problem = problem or ("" if text else _EMPTY)
+        for group in groups(text):
+            wrong, line = _accept_all(reader, group)
+            problem = problem or (f"{RESULTS_FILE}:{line}: {wrong}" if wrong else "")
+        problem = problem or ("" if reader.builds else "there is no record of the build")
+    salvaged = () if reader.foreign or not problem else _failing(reader, key)
+    return _Job(folder.name, reader.recorded(), problem, health, salvaged, restored)
 
-    def _open(self, build: BuildRecord) -> str:
-        if build.plan_digest != self.digest:
-            self.foreign = True
-            return f"these results answer another plan (digest {build.plan_digest[:12]}, not {self.digest[:12]})"
-        if build.commit != self.plan.commit:
-            self.foreign = True
-            return f"these results are of commit {build.commit[:12] or '(none)'}, the plan of {self.plan.commit[:12]}"
-        if self.builds and build.tree != self.builds[0].tree:
-            self.foreign = True
-            return "these results are of two states of the files under test"
-        self.builds.append(build)
-        self.pending.clear()  # what an interrupted run had not finished runs again
-        return ""
 
-    def _add(self, record: CheckRecord | StepRecord | RerunRecord | ImageRecord) -> str:
-        key = record.key if isinstance(record, StepRecord) else record.step
-        if not self.builds:
-            return "the first record must be the build's"
-        if key not in self._keys:
-            return f"the step {key!r} is not in the plan"
-        if isinstance(record, StepRecord):
-            return self._close(record)
-        if isinstance(record, RerunRecord):
-            self.reruns[key].append(record)
-            return ""
-        if isinstance(record, ImageRecord):
-            self.images[record.image] = record
-            return ""
-        self.pending[key].append(record.check)
-        return ""
+def _accept_all(reader: Reader, group: Group) -> tuple[str, int]:
+    """As `_accept`, but every line is looked at: a failing check behind damage is still a failure."""
+    first = ("", 0)
+    for number, line in enumerate(group.lines, start=group.first):
+        problem = reader.accept(line)
+        first = first if first[0] or not problem else (problem, number)
+    return first if first[0] else (group.problem, group.first + len(group.lines))
 
-    def _close(self, record: StepRecord) -> str:
-        checks = self.pending.pop(record.key, [])
-        if len(checks) != record.checks:
-            return (
-                f"the step {record.key!r} announced {record.checks} checks and {len(checks)} are here: lines were lost"
-            )
-        self.attempts[record.key].append(Attempt(record, tuple(checks)))
-        return ""
 
-    def recorded(self) -> Recorded:
-        attempts = {key: tuple(found) for key, found in self.attempts.items()}
-        return Recorded(
-            tuple(self.builds),
-            attempts,
-            frozenset(key for key, checks in self.pending.items() if checks),
-            reruns={key: tuple(found) for key, found in self.reruns.items()},
-            images=dict(self.images),
-        )
+def _failing(reader: Reader, key: str) -> tuple[Check, ...]:
+    attempts = reader.attempts.get(key, [])
+    checks = [*(attempts[-1].checks if attempts else ()), *reader.pending.get(key, [])]
+    return tuple(check for check in checks if check.outcome is Outcome.FAIL)
+
+
+def _tree_of_most(jobs: list[_Job]) -> str | None:
+    """The state of the files that more than half of the sound jobs ran over; None when there is no such state.
+
+    A damaged job has no vote: one flipped bit in it would otherwise set a sound job aside, and its failures with it.
+    """
+    trees = Counter(job.tree for job in jobs if job.tree is not None and not job.problem)
+    tree, count = trees.most_common(1)[0] if trees else (None, 0)
+    return tree if 2 * count > trees.total() else None
+
+
+def _together(jobs: list[_Job], tree: str | None) -> Recorded:
+    whole = Recorded((), {})
+    builds: list[BuildRecord] = []
+    unfinished: frozenset[str] = frozenset()
+    for job in jobs:
+        problem, salvaged = job.problem, job.salvaged
+        if not problem and job.tree is not None and job.tree != tree:
+            problem, salvaged = "its files differ from those that other jobs of this build ran over", ()
+        if job.health:
+            whole.health[job.folder] = job.health
+        if problem:
+            whole.damaged[job.folder] = problem
+            if salvaged:
+                whole.salvaged[job.key] = salvaged
+            continue
+        found = job.recorded
+        builds += found.builds
+        unfinished |= found.unfinished
+        whole.attempts.update(found.attempts)
+        whole.images.update(found.images)
+        if job.restored:
+            whole.restored[job.key] = job.restored
+        for key, reruns in found.reruns.items():
+            whole.reruns[key] = (*whole.reruns.get(key, ()), *reruns)
+    return Recorded(
+        tuple(builds), whole.attempts, unfinished, whole.reruns, whole.images, whole.health, whole.damaged,
+        whole.salvaged, whole.restored,
+    )  # fmt: skip

@@ -33,6 +33,10 @@ SEVERITY: dict[Outcome, int] = {
 """The order in which outcomes win: fail over did not run over inconclusive over pass."""
 
 
+TIMED_OUT = "timed out"
+"""How the reason begins when a step was ended at its timeout."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """Everything that is known of one step.

@@ -9,30 +9,25 @@ from __future__ import annotations
 import datetime as dt
 import graphlib
 import os
-import shutil
-import signal
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from hilgate import process, results, rules, schedule
+from hilgate import launch, process, recheck, results, rules, schedule
+from hilgate.deadline import inner_timeout
 from hilgate.errors import RunInterruptedError
-from hilgate.evidence import JUNIT_FILE, collect
+from hilgate.evidence import Collected, collect, collect_image
 from hilgate.hardware import installed
-from hilgate.model import BuildRecord, CheckRecord, Environment, Evidence, Outcome, Plan, PlannedStep, StepRecord
+from hilgate.launch import LOG_FILE
+from hilgate.model import BuildRecord, CheckRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-    from types import FrameType
 
-    from hilgate.model import Record
+    from hilgate.model import Check, Record
 
 SECONDS_PER_MINUTE = 60.0
 POLL_SECONDS = 0.05
-LOG_FILE = "log.txt"
-OUT_VARIABLE = "HILGATE_OUT"
 _ENDED = {Outcome.FAIL: "failed", Outcome.INCONCLUSIVE: "was inconclusive", Outcome.DID_NOT_RUN: "did not run"}
 
 
@@ -67,6 +62,7 @@ class Runner:
         only: Keys to run; None runs every step. What they need outside of it is taken as met (an agent's job starts
             after the jobs it depends on).
         done: Keys that passed in an earlier run of the same plan and are not repeated.
+        reruns: Whether failing tests are run once more, in what is left of their step's time.
     """
 
     plan: Plan
@@ -80,10 +76,13 @@ class Runner:
     progress: Progress
     only: frozenset[str] | None = None
     done: frozenset[str] = frozenset()
+    reruns: bool = False
     _running: dict[str, process.Child] = field(default_factory=dict)
+    _again: dict[str, recheck.Rerun] = field(default_factory=dict)
+    _limits: dict[str, float] = field(default_factory=dict)
     _started: dict[str, dt.datetime] = field(default_factory=dict)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
-    _interrupt: int = 0
+    _interrupts: process.Interrupts = field(default_factory=process.Interrupts)
     _installed: frozenset[str] = frozenset()
 
     def run(self) -> None:
@@ -112,12 +111,13 @@ class Runner:
         sorter.prepare()
         order = schedule.chain_minutes(tuple(steps.values()))
         waiting: list[str] = []
-        with _signals(self):
+        with self._interrupts:
             try:
-                while sorter.is_active() and not self._interrupt:
+                while (sorter.is_active() or self._again) and not self._interrupts.number:
                     waiting = sorted({*waiting, *sorter.get_ready()}, key=lambda key: (-order[key], key))
                     settled = self._start_ready(steps, waiting)
                     settled += self._reap(steps)
+                    self._reap_reruns()
                     for key in settled:
                         sorter.done(key)
                     if not settled:
@@ -125,9 +125,9 @@ class Runner:
                         time.sleep(POLL_SECONDS)
             finally:
                 self._end_all()
-        if self._interrupt:
+        if self._interrupts.number:
             raise RunInterruptedError(
-                f"interrupted by {signal.Signals(self._interrupt).name}; {len(self._outcomes)} finished steps are kept",
+                f"interrupted by {self._interrupts.name}; {len(self._outcomes)} finished steps are kept",
                 where=str(self.results_folder),
                 remedy="continue with --resume",
             )
@@ -142,7 +142,7 @@ class Runner:
                 waiting.remove(key)
                 self._record(step, process.Ended(None, obstacle, 0.0, None), _now())
                 settled.append(key)
-            elif schedule.fits(step, [steps[other] for other in self._running], self.cores):
+            elif schedule.fits(step, [steps[other] for other in (*self._running, *self._again)], self.cores):
                 waiting.remove(key)
                 self._start(step)
         return settled
@@ -157,43 +157,64 @@ class Runner:
         return f"needs {', '.join(missing)}, not installed here" if missing else ""
 
     def _start(self, step: PlannedStep) -> None:
-        folder = step_folder(self.results_folder, step.key).absolute()
-        shutil.rmtree(folder, ignore_errors=True)  # evidence of an earlier run must never be read as this one's
-        folder.mkdir(parents=True)
-        arguments = process.argument_list(step.command)
-        if step.evidence is Evidence.JUNIT:
-            arguments.append(f"--junitxml={folder / JUNIT_FILE}")
-        # Threads would otherwise be as many as the machine has cores, in every step at once.
-        env = {"OMP_NUM_THREADS": str(min(step.cores, self.cores)), **os.environ, **step.env, OUT_VARIABLE: str(folder)}
-        timeout = step.timeout_minutes * SECONDS_PER_MINUTE
+        folder = step_folder(self.results_folder, step.key)
         self._started[step.key] = _now()
-        child = process.Child(arguments, cwd=self.root, env=env, log=folder / LOG_FILE, timeout_seconds=timeout)
+        seconds = self._limits[step.key] = self._seconds_left(step, 0.0)
+        child = launch.start(step, step.command, folder, root=self.root, cores=self.cores, seconds=seconds)
         self._running[step.key] = child
         self.progress.started(step, child)
+
+    def _seconds_left(self, step: PlannedStep, used: float) -> float:
+        """What is left of a step's time after `used` seconds, or less where a job of Buildkite ends before that."""
+        return inner_timeout(step.timeout_minutes * SECONDS_PER_MINUTE - used, os.environ, time.time())
+
+    def _ended(self, step: PlannedStep, end: process.Ended) -> process.Ended:
+        """The same, saying so where the job left the step less than its own time: that is no hang of the step."""
+        own, given = step.timeout_minutes * SECONDS_PER_MINUTE, self._limits[step.key]
+        if given < own and end.reason.startswith(rules.TIMED_OUT):
+            return replace(end, reason=f"its job had {given:g} s left for it, and its own time is {own:g} s")
+        return end
 
     def _reap(self, steps: dict[str, PlannedStep]) -> list[str]:
         ended = [(key, end) for key, child in self._running.items() if (end := child.poll()) is not None]
         for key, end in ended:
             del self._running[key]
-            self._record(steps[key], end, self._started[key])
+            checks = self._record(steps[key], self._ended(steps[key], end), self._started[key])
+            if self.reruns and self._outcomes[key] is Outcome.FAIL:
+                self._run_again(steps[key], recheck.failing_ids(checks), self._seconds_left(steps[key], end.seconds))
         return [key for key, _ in ended]
 
-    def _record(self, step: PlannedStep, end: process.Ended, started: dt.datetime) -> None:
+    def _run_again(self, step: PlannedStep, ids: tuple[str, ...], seconds: float) -> None:
+        folder = step_folder(self.results_folder, step.key) / recheck.FOLDER
+        rerun = recheck.start(step, ids, folder, root=self.root, cores=self.cores, seconds=seconds)
+        if rerun:
+            self._again[step.key] = rerun
+
+    def _reap_reruns(self) -> None:
+        for key, rerun in list(self._again.items()):
+            records = rerun.poll(self.environment.host, elsewhere=False)
+            if records is not None:
+                del self._again[key]
+                self._append(*records)
+
+    def _record(self, step: PlannedStep, end: process.Ended, started: dt.datetime) -> tuple[Check, ...]:
         folder = step_folder(self.results_folder, step.key)
         ran = step.key in self._started
-        found = collect(step.evidence, folder, self.root) if ran else None
-        checks = found.checks if found else ()
+        found = collect(step.evidence, folder, self.root).with_problem_as_failure() if ran else Collected(())
         decision = rules.decide(
             rules.Facts(
                 evidence=step.evidence,
                 minimum=step.minimum,
                 exit_status=end.exit_status,
-                checks=checks,
+                checks=found.checks,
                 stopped=end.reason,
-                problem=found.problem if found else "",
+                problem=found.problem,
                 last_line=process.last_line(folder / LOG_FILE) if ran else "",
             )
         )
+        image, problem = collect_image(step, self.plan, folder) if decision.outcome is Outcome.PASS else (None, "")
+        if problem:
+            decision = rules.Decision(Outcome.DID_NOT_RUN, problem)
         record = StepRecord(
             key=step.key,
             started=started,
@@ -201,41 +222,29 @@ class Runner:
             exit_status=end.exit_status,
             outcome=decision.outcome,
             message=decision.why,
-            checks=len(checks),
+            checks=len(found.checks),
             command=step.command,
             peak_memory_mib=end.peak_memory_mib,
             environment=self.environment,
         )
-        self._append(*[CheckRecord(step=step.key, check=check) for check in checks], record)
+        checks = [CheckRecord(step=step.key, check=check) for check in found.checks]
+        self._append(*checks, *([image] if image else []), record)
         self._outcomes[step.key] = decision.outcome
-        self.progress.finished(step, results.Attempt(record, checks), folder / LOG_FILE)
+        self.progress.finished(step, results.Attempt(record, found.checks), folder / LOG_FILE)
+        return found.checks
 
     def _append(self, *records: Record) -> None:
         results.append(self.results_folder / results.RESULTS_FILE, list(records))
 
     def _end_all(self) -> None:
         """End what still runs; it leaves no record, so it counts as not finished."""
-        for child in self._running.values():
+        children = [*self._running.values(), *(rerun.child for rerun in self._again.values())]
+        for child in children:
             child.stop("interrupted")
-        while self._running:
-            self._running = {key: child for key, child in self._running.items() if child.poll() is None}
+        while children:
+            children = [child for child in children if child.poll() is None]
             time.sleep(POLL_SECONDS)
 
 
 def _now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
-
-
-@contextmanager
-def _signals(runner: Runner) -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into a request to stop; a second one changes nothing, the kill follows by itself."""
-
-    def request(number: int, _frame: FrameType | None) -> None:
-        runner._interrupt = runner._interrupt or number  # noqa: SLF001 - the handler belongs to the runner
-
-    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hilgate import rules
 from hilgate.judge import totals
-from hilgate.model import Outcome, StepVerdict, Verdict
+from hilgate.model import Outcome, Ruling, StepVerdict, Verdict
 
 if TYPE_CHECKING:
     from hilgate.results import Recorded
@@ -28,6 +28,18 @@ STYLES: dict[Outcome, str] = {
     Outcome.DID_NOT_RUN: "magenta",
 }
 """Styles of rich; did not run is not dimmed, because it is not green."""
+
+
+RULINGS: dict[Ruling, str] = {
+    Ruling.PASS: "it did its work and found nothing wrong",
+    Ruling.REGRESSION: "it did its work and what it checks is wrong",
+    Ruling.INFRA: "the node, the agent, the network or the image; nothing was learned about the change",
+    Ruling.FLAKY: "a check failed and then passed over the same files, which is not a pass",
+    Ruling.QUARANTINED: "nothing but failures that the merge base has in quarantine",
+    Ruling.INCONCLUSIVE: "the evidence is too thin to tell",
+    Ruling.NOT_SELECTED: "not in the plan",
+}
+"""What each ruling tells the author of a change."""
 
 
 def marked(outcome: Outcome) -> str:
@@ -57,10 +69,18 @@ def headline(verdict: Verdict, recorded: Recorded) -> str:
 
 
 def step_counts(verdict: Verdict) -> str:
-    """`3 of 4 steps passed, 1 omitted`."""
+    """`2 of 4 steps passed, 1 regression, 1 infra, 3 not selected`."""
     passed = sum(step.outcome is Outcome.PASS for step in verdict.steps)
-    text = f"{passed} of {len(verdict.steps)} steps passed"
-    return f"{text}, {len(verdict.omissions)} omitted" if verdict.omissions else text
+    words = [f"{passed} of {len(verdict.steps)} steps passed"]
+    rulings = [step.ruling for step in not_green(verdict)]
+    words += [f"{rulings.count(ruling)} {ruling.value}" for ruling in dict.fromkeys(rulings)]
+    words += [f"{len(verdict.omissions)} {Ruling.NOT_SELECTED.value}"] if verdict.omissions else []
+    return ", ".join(words)
+
+
+def ruled(step: StepVerdict) -> str:
+    """`✗ fail: regression`; the ruling is left out where it says the same as the outcome."""
+    return marked(step.outcome) + ("" if step.ruling.value == step.outcome.value else f": {step.ruling.value}")
 
 
 def not_green(verdict: Verdict) -> tuple[StepVerdict, ...]:

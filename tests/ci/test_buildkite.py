@@ -1,107 +1,152 @@
-"""Pipelines: golden files for named changes, both copies of Buildkite's schema, and each guard seen to work."""
+"""Generated pipelines: golden files for named changes, both copies of Buildkite's schema, and random plans."""
 
-import json
+import functools
 import os
-import subprocess
-import sys
+import re
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import pytest
+import toyplans
 import yaml
 from buildkite_sdk.schema import CommandStep, CommandStepRetry
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
+from toypipelines import DECLARED, SCHEMAS, steps_of, toys
 
-from hilgate.buildkite import InvalidPipelineError, lint, pipeline_yaml, schema_problems, sdk_schema
+from hilgate.buildkite import InvalidPipelineError, pipeline_yaml
 from hilgate.changes import Changes
-from hilgate.declare import load
+from hilgate.deadline import UPLOAD_SECONDS
+from hilgate.errors import NothingSelectedError
+from hilgate.followups import recheck_key, recheck_yaml
+from hilgate.pipeline_lint import lint, schema_problems
 from hilgate.plan import assemble
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden"
-DECLARED = load(REPOSITORY)
-VENDORED = json.loads(
-    resources.files("check_jsonschema").joinpath("builtin_schemas/vendor/buildkite.json").read_text("utf-8")
-)
-NAMED_CHANGES = {
-    "docs-only": ("README.md",),
-    "gather-kernel": ("kernels/pagedkv/cache_gather.py",),
-    "vllm-plugin": ("kernels/pagedkv/vllm_plugin/impl.py",),
-    "unclaimed-file": ("pyproject.toml",),
-}
+COMMIT = "c" * 40
 
 
 def plan_of(*files, declared=DECLARED):
-    return assemble(declared, Changes("c" * 40, dirty=False, base="main", files=files), None, profile="pr")
+    return assemble(declared, Changes(COMMIT, dirty=False, base="main", files=files), None, profile="pr")
 
 
-@pytest.mark.parametrize("name", NAMED_CHANGES)
-def test_pipeline_of_a_named_change_is_the_golden_one(name):
+def nightly():
+    return assemble(DECLARED, Changes(COMMIT, dirty=False, base=None, files=None), None, profile="nightly")
+
+
+NAMED_CHANGES = {
+    "docs-only": lambda: plan_of("README.md"),
+    "gather-kernel": lambda: plan_of("kernels/pagedkv/cache_gather.py"),
+    "vllm-plugin": lambda: plan_of("kernels/pagedkv/vllm_plugin/impl.py"),
+    "unclaimed-file": lambda: plan_of("pyproject.toml"),
+    "nightly": nightly,
+    "image-and-secret": toys,
+    "fork": lambda: toys(fork=True),
+}
+
+
+@functools.cache
+def text_of(name):
+    return pipeline_yaml(NAMED_CHANGES[name](), DECLARED)
+
+
+def test_every_golden_file_has_a_change():
+    assert {path.stem for path in GOLDEN.glob("*.yml")} == {*NAMED_CHANGES, "recheck"}
+
+
+def is_golden(name, text):
     """After an intended change: HILGATE_WRITE_GOLDEN=1 pytest tests/ci/test_buildkite.py, then read the diff."""
-    text = pipeline_yaml(plan_of(*NAMED_CHANGES[name]), DECLARED)
     path = GOLDEN / f"{name}.yml"
     if os.environ.get("HILGATE_WRITE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
         pytest.fail(f"{path.name} written; run again without HILGATE_WRITE_GOLDEN")
-    assert text == path.read_text(encoding="utf-8")
+    return text == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("schema", [VENDORED, sdk_schema()], ids=["check-jsonschema", "buildkite-sdk"])
+@pytest.mark.parametrize("name", NAMED_CHANGES)
+def test_pipeline_of_a_named_change_is_the_golden_one(name):
+    assert is_golden(name, text_of(name))
+
+
+def test_rechecks_are_the_golden_ones():
+    assert is_golden("recheck", recheck_yaml(toys(), {"models-gfx942": ("one",), "kernels-gfx942": ("two", "three")}))
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 @pytest.mark.parametrize("name", NAMED_CHANGES)
 def test_pipeline_is_valid_by_both_copies_of_the_schema(name, schema):
-    text = pipeline_yaml(plan_of(*NAMED_CHANGES[name]), DECLARED)
-    assert schema_problems(text, schema) == []
-    assert schema_problems(text.replace("timeout_in_minutes", "timeout_in_minuts", 1), schema) != []
+    assert schema_problems(text_of(name), schema) == []
 
 
-def test_bootstrap_is_valid_and_runs_the_commands_that_exist():
-    text = (REPOSITORY / ".buildkite" / "pipeline.yml").read_text(encoding="utf-8")
-    assert schema_problems(text, VENDORED) == []
-    (step,) = yaml.safe_load(text)["steps"]
-    assert step["key"] == "plan"
-    assert "--reject-parse-warnings --no-interpolation" in "".join(step["command"])
-    assert "soft_fail" not in text
-    script = "\n".join(step["command"]).replace("$$", "$")
-    assert subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0
-    assert "|| true" not in script
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_misspelt_key_is_invalid_by_both_copies_of_the_schema(schema):
+    text = text_of("fork").replace("timeout_in_minutes", "timeout_in_minuts", 1)
+    assert schema_problems(text, schema) != []
 
 
-def steps_of(text):
-    pipeline = yaml.safe_load(text)
-    return {step["key"]: step for top in pipeline["steps"] for step in top.get("steps", [top])}
-
-
-def test_every_planned_step_and_the_verdict_are_in_it():
+def test_every_planned_step_is_in_it_as_planned():
     plan = plan_of("kernels/pagedkv/layout.py")
     steps = steps_of(pipeline_yaml(plan, DECLARED))
-    assert set(steps) == {planned.key for planned in plan.steps} | {"verdict"}
-    assert set(steps["verdict"]["depends_on"]) == {planned.key for planned in plan.steps}
-    assert steps["verdict"]["allow_dependency_failure"] is True
+    assert list(steps) == [planned.key for planned in sorted(plan.steps, key=lambda s: areas(plan).index(s.area))]
     for planned in plan.steps:
         step = steps[planned.key]
         assert step["agents"] == {"queue": planned.queue}
-        assert step["timeout_in_minutes"] * 60 - planned.timeout_minutes * 60 >= 60
+        assert step["timeout_in_minutes"] * 60 - planned.timeout_minutes * 60 >= UPLOAD_SECONDS + 60
         assert step.get("depends_on", []) == list(planned.depends_on)
-        assert any(f"hilgate run {planned.key} " in line for line in step["command"])
+        assert step["artifact_paths"] == [f"results/jobs/{planned.key}/**/*"]
+        assert step["command"][-1] == (
+            f"python3 -m hilgate.agent.job {planned.key} --plan results/plan.json --results results/jobs/{planned.key}"
+        )
 
 
-def test_verdict_keeps_the_status_of_the_judge_and_posts_the_annotation(tmp_path):
-    """The verdict's commands as Buildkite runs them, with stand-ins that record their calls."""
-    for name, body in {"hilgate": "exit 6", "buildkite-agent": 'echo "$1" >> calls; [ "$1" != artifact ]'}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "annotation.md").write_text("text")
-    script = "\n".join(steps_of(pipeline_yaml(plan_of("README.md"), DECLARED))["verdict"]["command"][1:])
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=env, check=False, capture_output=True)
-    assert done.returncode == 6
-    assert (tmp_path / "calls").read_text().split() == ["artifact", "annotate"]
+def areas(plan):
+    return list(dict.fromkeys(step.area for step in plan.steps))
+
+
+def test_exit_status_of_a_failed_check_is_never_retried():
+    for step in steps_of(pipeline_yaml(toys(), DECLARED)).values():
+        statuses = {rule.get("exit_status") for rule in step["retry"]["automatic"]}
+        assert statuses == {-1, 5, 75, None}
+        assert step["retry"]["manual"]["allowed"] is False
+
+
+@pytest.mark.parametrize(
+    ("profile", "branch", "priority"),
+    [
+        ("pr", "", 100),
+        ("pr", "feature", 100),
+        ("pr", "gh-readonly-queue/main/pr-7-0123", 200),
+        ("nightly", "main", -10),
+        ("release", "main", 0),
+    ],
+)
+def test_priority_is_that_of_who_waits(profile, branch, priority):
+    steps = steps_of(pipeline_yaml(toys(profile=profile), DECLARED, branch=branch))
+    assert {step["priority"] for step in steps.values()} == {priority}
+
+
+def test_two_builds_of_one_image_wait_for_each_other_and_other_images_do_not():
+    same, other = toys(), toys(images={"rocm": "e" * 64})
+    locks = [steps_of(pipeline_yaml(plan, DECLARED))["image-rocm-cpu"]["concurrency_group"] for plan in (same, other)]
+    assert locks == [f"hilgate/image/rocm/{'d' * 16}", f"hilgate/image/rocm/{'e' * 16}"]
+    assert "concurrency" not in steps_of(pipeline_yaml(same, DECLARED))["kernels-gfx942"]
+
+
+def test_step_in_an_image_has_time_to_pull_it():
+    steps = steps_of(pipeline_yaml(toys(), DECLARED))
+    assert steps["kernels-gfx942"]["timeout_in_minutes"] - 1 >= 15 + 2
+
+
+def test_fork_differs_in_its_secrets_alone():
+    """The two golden files say the same."""
+    ours, theirs = (yaml.safe_load(pipeline_yaml(toys(fork=fork), DECLARED)) for fork in (False, True))
+    models = ours["steps"][0]["steps"][2]
+    assert models.pop("secrets") == ["HF_TOKEN"]
+    assert ours == theirs
 
 
 def test_misspelt_keys_are_refused_by_the_sdk_models():
-    pipeline_yaml(plan_of("README.md"), DECLARED)
     for misspelt in ({"comand": "x"}, {"command": "x", "timeout_in_minuts": 3}):
         with pytest.raises(ValidationError):
             CommandStep(**misspelt)
@@ -109,97 +154,75 @@ def test_misspelt_keys_are_refused_by_the_sdk_models():
         CommandStepRetry(automatic=[{"exit_statuss": 1}])
 
 
-def one_step(**change):
-    step = {"key": "a", "command": ["x"], "agents": {"queue": "q"}, "timeout_in_minutes": 1, **change}
-    verdict = {
-        "key": "verdict",
-        "command": ["j"],
-        "agents": {"queue": "q"},
-        "timeout_in_minutes": 1,
-        "depends_on": ["a"],
-        "allow_dependency_failure": True,
-    }
-    return {"steps": [{key: value for key, value in step.items() if value is not None}, verdict]}
-
-
-def test_a_sound_step_has_no_problems():
-    assert lint(yaml.safe_dump(one_step())) == []
-
-
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("change", "problem"),
     [
-        ({"key": None}, "has no key"),
-        ({"key": "triton-3.6"}, "has no key that Buildkite takes"),
-        ({"command": None}, "has no command"),
-        ({"command": [" "]}, "has no command"),
-        ({"agents": None}, "has no queue"),
-        ({"timeout_in_minutes": None}, "has no timeout"),
-        ({"soft_fail": True}, "has 'soft_fail'"),
-        ({"if_changed": "x"}, "has 'if_changed'"),
-        ({"skip": "later"}, "has 'skip'"),
-        ({"depends_on": ["gone"]}, "depends on 'gone', which does not exist"),
-        ({"depends_on": ["verdict"]}, "wait for each other: "),
-        ({"label": "costs $5"}, "contains '$'"),
-        ({"key": "verdict"}, "key 'verdict' is used twice"),
-        ({"retry": {"automatic": [{"exit_status": 1}]}}, "which is not infrastructure"),
-        ({"retry": {"automatic": [{"exit_status": "*"}]}}, "which is not infrastructure"),
-        ({"retry": {"automatic": [{"exit_status": 1, "signal_reason": "agent_stop"}]}}, "which is not infrastructure"),
-        ({"retry": {"automatic": [{"limit": 1}]}}, "which is not infrastructure"),
+        ({"queue": None}, "has no queue"),
+        ({"label": "costs $HOME"}, "may interpolate"),
+        ({"key": "plan"}, "belongs to .buildkite"),
+        ({"key": "toys"}, "used twice"),
+        ({"key": "dots.in.it"}, "has no key that Buildkite takes"),
+        ({"key": "a-recheck"}, "ends in '-recheck'"),
+        ({"depends_on": ("elsewhere",)}, "'elsewhere', which does not exist"),
     ],
 )
-def test_unsound_step_is_found(change, expected):
-    assert any(expected in problem for problem in lint(yaml.safe_dump(one_step(**change))))
-
-
-def test_verdict_that_misses_a_step_is_found():
-    pipeline = one_step()
-    pipeline["steps"].insert(0, {**pipeline["steps"][0], "key": "b"})
-    assert lint(yaml.safe_dump(pipeline)) == ["'verdict' does not wait for every step whatever becomes of it"]
-    assert any("does not wait" in problem for problem in lint(yaml.safe_dump({"steps": one_step()["steps"][:1]})))
-
-
-def test_more_steps_than_one_upload_may_hold():
-    pipeline = {"steps": [{**one_step()["steps"][0], "key": f"s{number}"} for number in range(501)]}
-    assert "501 steps, but one upload may hold 500" in lint(yaml.safe_dump(pipeline))
-
-
-def test_gate_plan_is_no_pipeline():
-    plan = plan_of("README.md")
-    stray = plan.model_copy(update={"steps": (plan.steps[0].model_copy(update={"queue": None}),)})
-    with pytest.raises(InvalidPipelineError, match="has no queue"):
+def test_plan_that_makes_no_sound_pipeline_is_refused(change, problem):
+    plan = toys()
+    stray = plan.model_copy(update={"steps": (plan.steps[0].model_copy(update=change),)})
+    with pytest.raises(InvalidPipelineError, match=re.escape(problem)):
         pipeline_yaml(stray, DECLARED)
 
 
-def test_dollar_in_a_label_is_refused():
-    plan = plan_of("README.md")
-    priced = plan.model_copy(update={"steps": (plan.steps[0].model_copy(update={"label": "costs $HOME"}),)})
-    with pytest.raises(InvalidPipelineError, match="may interpolate"):
-        pipeline_yaml(priced, DECLARED)
+def test_plan_of_one_machine_and_empty_plan_are_no_pipelines():
+    with pytest.raises(InvalidPipelineError, match="for one machine"):
+        pipeline_yaml(toys(profile="gate"), DECLARED)
+    with pytest.raises(NothingSelectedError):
+        pipeline_yaml(toys().model_copy(update={"steps": ()}), DECLARED)
 
 
 def test_title_comes_from_the_area():
     renamed = replace(DECLARED, areas=tuple(area.model_copy(update={"title": "X"}) for area in DECLARED.areas))
     text = pipeline_yaml(plan_of("README.md"), renamed)
-    assert [top["group"] for top in yaml.safe_load(text)["steps"] if "group" in top] == ["X"]
+    assert {top["group"] for top in yaml.safe_load(text)["steps"]} == {"X"}
 
 
-@pytest.mark.parametrize("command", ["run", "judge"])
-def test_commands_of_the_steps_are_known_to_the_command_line(command):
-    lines = [
-        line
-        for step in steps_of(pipeline_yaml(plan_of("pyproject.toml"), DECLARED)).values()
-        for line in step["command"]
-        if line.startswith(f"hilgate {command} ")
-    ]
-    options = {word for line in lines for word in line.split() if word.startswith("--")}
-    assert options
-    shown = subprocess.run(
-        [sys.executable, "-m", "hilgate", command, "--help"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-    )
-    assert shown.returncode == 0
-    assert options <= set(shown.stdout.split())
+KEYS = st.from_regex(r"[a-z][a-z0-9_-]{0,20}-(cpu|gfx942)", fullmatch=True)
+
+
+@st.composite
+def plans(draw):
+    keys = draw(st.lists(KEYS, min_size=1, max_size=8, unique=True))
+    steps = []
+    for position, key in enumerate(keys):
+        needs = draw(st.lists(st.sampled_from(keys[:position]), max_size=3, unique=True)) if position else []
+        steps.append(
+            toyplans.step(
+                "toy",
+                "true",
+                key=key,
+                area=draw(st.sampled_from(["one", "two", "three"])),
+                label=draw(st.text(st.characters(blacklist_characters="$", blacklist_categories=["C"]), min_size=1)),
+                queue=draw(st.sampled_from(["amd-cpu", "amd_mi300_1"])),
+                depends_on=tuple(needs),
+                timeout_minutes=draw(st.integers(1, 180)),
+                image=draw(st.sampled_from([None, "rocm"])),
+                provides=draw(st.sampled_from([None, "rocm", "cpu"])),
+                secrets=tuple(draw(st.lists(st.sampled_from(["HF_TOKEN", "OTHER"]), unique=True))),
+            )
+        )
+    profile = draw(st.sampled_from(["pr", "nightly", "release"]))
+    images = draw(st.sampled_from([{}, {"rocm": "a" * 64}]))
+    return toyplans.plan(*steps, fork=draw(st.booleans()), profile=profile, images=images)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(plan=plans(), branch=st.sampled_from(["main", "gh-readonly-queue/main/pr-1"]), failing=st.data())
+def test_any_plan_becomes_a_sound_pipeline_of_exactly_its_steps(plan, branch, failing):
+    text = pipeline_yaml(plan, DECLARED, branch=branch)
+    assert lint(text, secrets=not plan.fork) == []
+    assert all(schema_problems(text, schema) == [] for schema in SCHEMAS.values())
+    assert sorted(steps_of(text)) == sorted(step.key for step in plan.steps)
+    assert ("secrets" in text) is (not plan.fork and any(step.secrets for step in plan.steps))
+    keys = failing.draw(st.sets(st.sampled_from([step.key for step in plan.steps])))
+    rechecks = recheck_yaml(plan, dict.fromkeys(keys, ("an id",)), branch=branch)
+    assert sorted(steps_of(rechecks) if keys else rechecks) == sorted(map(recheck_key, keys))

@@ -4,13 +4,19 @@ import subprocess
 
 import pytest
 
-from hilgate.changes import inspect, tracked_files
+from hilgate.changes import file_at, inspect, tracked_files
 from hilgate.errors import CannotRunHereError, MisuseError
 
 
 def git(root, *arguments):
     identity = ("-c", "user.name=n", "-c", "user.email=e@x", "-c", "commit.gpgsign=false")
     subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True)
+
+
+def revision(root, name):
+    return subprocess.run(
+        ["git", "rev-parse", name], cwd=root, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def commit(root, **files):
@@ -35,7 +41,8 @@ def checkout(tmp_path):
 
 def test_compares_with_the_merge_base_not_with_the_tip(checkout):
     found = inspect(checkout, "main")
-    assert found.files == ("mine",)
+    assert (found.files, found.appeared) == (("mine",), ("mine",))
+    assert found.merge_base == revision(checkout, "main~1")
     assert not found.dirty
     assert len(found.commit) == 40
 
@@ -43,7 +50,9 @@ def test_compares_with_the_merge_base_not_with_the_tip(checkout):
 def test_rename_counts_both_names(checkout):
     git(checkout, "mv", "old", "new")
     commit(checkout)
-    assert inspect(checkout, "main").files == ("mine", "new", "old")
+    found = inspect(checkout, "main")
+    assert found.files == ("mine", "new", "old")
+    assert found.appeared == ("mine", "new")
 
 
 def test_working_tree_counts_with_untracked_deleted_and_staged_but_not_ignored(checkout):
@@ -56,11 +65,12 @@ def test_working_tree_counts_with_untracked_deleted_and_staged_but_not_ignored(c
     found = inspect(checkout, "main")
     assert found.dirty
     assert found.files == (".gitignore", "kept", "mine", "staged", "ünicode name")
+    assert found.appeared == (".gitignore", "mine", "staged", "ünicode name")
 
 
 def test_without_base_only_the_state_is_told(checkout):
     found = inspect(checkout, None)
-    assert (found.base, found.files, found.dirty) == (None, None, False)
+    assert (found.base, found.files, found.dirty, found.merge_base) == (None, None, False, "")
 
 
 @pytest.mark.parametrize("base", ["nope", "--output=x", "main^{tree}", ""])
@@ -100,3 +110,19 @@ def test_tracked_files_leave_out_deleted_and_ignored_ones(checkout):
     (checkout / "ignored").write_text("")
     (checkout / "kept").unlink()
     assert tracked_files(checkout) == (".gitignore", "mine", "old")
+
+
+def test_a_file_is_read_as_a_commit_has_it(checkout):
+    head = inspect(checkout, None).commit
+    (checkout / "mine").write_bytes(b"\xff\x00 edited")
+    commit(checkout)
+    assert file_at(checkout, head, "mine") == b"m\n"
+    assert file_at(checkout, inspect(checkout, None).commit, "mine") == b"\xff\x00 edited"
+    assert file_at(checkout, head, "none") is None
+    assert file_at(checkout, head, "") is None
+
+
+@pytest.mark.parametrize("sha", ["", "HEAD", "main", "--all", "0" * 40, "z" * 40])
+def test_a_commit_that_is_not_here_is_not_a_missing_file(checkout, sha):
+    with pytest.raises(CannotRunHereError, match="is not in this checkout"):
+        file_at(checkout, sha, "mine")

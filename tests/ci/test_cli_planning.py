@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from hilgate.cli.app import run
 from hilgate.errors import EXIT_MEANINGS, Exit
@@ -92,7 +91,7 @@ def test_plan_lists_steps_and_omissions_with_reasons(hilgate):
 def test_plan_as_json_is_the_plan_and_nothing_else(hilgate, tmp_path):
     shown = hilgate("plan", "hygiene", "--json", "--write", str(tmp_path / "plan.json"))
     plan = Plan.model_validate_json(shown.stdout)
-    assert [step.key for step in plan.steps] == ["hygiene-cpu"]
+    assert [step.key for step in plan.steps] == ["hygiene-cpu", "selection-cpu"]
     assert Plan.model_validate_json((tmp_path / "plan.json").read_text()) == plan
 
 
@@ -112,14 +111,6 @@ def test_doctor_answers_for_every_area(hilgate):
     assert shown.returncode == (Exit.PASS if complete else Exit.CANNOT_RUN_HERE)
 
 
-def test_pipeline_of_a_plan_file_is_the_pipeline(hilgate, tmp_path):
-    written = hilgate("plan", "--profile", "pr", "--write", str(tmp_path / "plan.json"))
-    assert written.returncode == 0
-    shown = hilgate("pipeline", "--plan", str(tmp_path / "plan.json"))
-    assert yaml.safe_load(shown.stdout)["steps"][-1]["key"] == "verdict"
-    assert shown.stdout == hilgate("pipeline").stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
@@ -128,8 +119,6 @@ def test_pipeline_of_a_plan_file_is_the_pipeline(hilgate, tmp_path):
         (["plan", "--base", "no-such-ref"], Exit.MISUSE, ["git knows no commit 'no-such-ref'", "to do: fetch it"]),
         (["plan", "kernels-cache-gfx942"], Exit.CANNOT_RUN_HERE, ["needs gfx942", "to do:"]),
         (["plann"], Exit.MISUSE, ["plan"]),
-        (["pipeline", "--plan", "absent.json"], Exit.INVALID_DECLARATION, ["there is no plan", "absent.json"]),
-        (["pipeline", "--plan", "x", "--base", "y"], Exit.MISUSE, ["exclude each other"]),
         (["--root", "/", "plan"], Exit.MISUSE, ["not inside a repository"]),
     ],
 )

@@ -94,7 +94,9 @@ def test_judge_and_report_can_be_replayed(green):
     assert done.returncode == Exit.INVALID_DECLARATION
     assert "truncated" in done.stderr
     assert "--resume" in done.stderr
-    assert not (green / "results" / "verdict.json").exists()
+    verdict = json.loads((green / "results" / "verdict.json").read_text())
+    assert (verdict["outcome"], verdict["steps"]) == ("did not run", [])
+    assert "truncated" in (green / "results" / "annotation.md").read_text()
 
 
 def test_resume_repairs_and_repeats_only_what_was_lost(green):

@@ -53,7 +53,7 @@ def test_repository_declares_every_queue_of_the_fleet():
 
 
 def test_gate_at_a_desk_stays_under_eighteen_cpu_minutes():
-    at_a_desk = [step for _, step in load(REPOSITORY).steps() if "cpu" in step.devices]
+    at_a_desk = [step for _, step in load(REPOSITORY).steps() if "cpu" in step.devices and "gate" in step.profiles]
     assert sum(step.minutes for step in at_a_desk) < 18
 
 
@@ -164,6 +164,83 @@ def test_need_that_runs_on_no_shared_device(tmp_path):
     dependant = STEP.replace("key: one", "key: two, needs: [one]")
     (found,) = mistakes(write(tmp_path, a=area("a", gpu_only, dependant)))
     assert "step 'one' does not run on cpu" in found
+
+
+BUILDS = STEP.replace("key: one", "key: image-rocm, provides: rocm")
+ON_GPU = STEP.replace("key: one", "key: two").replace("[cpu]", "[gfx942]")
+WITH_IMAGE = AGENTS.replace("gpus: 1, memory_gib: 192", "gpus: 1, memory_gib: 192, image: rocm")
+
+
+def test_image_that_a_step_provides_is_good(tmp_path):
+    declarations = load(write(tmp_path, WITH_IMAGE, a=area("a", BUILDS, ON_GPU)))
+    (_, builds), (_, on_gpu) = declarations.steps()
+    assert declarations.provider("rocm") == builds
+    assert declarations.image_for(on_gpu, "gfx942") == "rocm"
+    assert declarations.image_for(builds, "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param([ON_GPU], "ci/agents.yaml:7 queues.amd_mi300_1.image: no step provides", id="nobody builds it"),
+        pytest.param(
+            [BUILDS.replace("provides: rocm", "provides: rcom"), ON_GPU], "did you mean 'rcom'", id="misspelt image"
+        ),
+        pytest.param(
+            [BUILDS, BUILDS.replace("image-rocm", "again"), ON_GPU], "is built by step 'image-rocm' already", id="twice"
+        ),
+        pytest.param([BUILDS.replace("[cpu]", "[gfx942]"), ON_GPU], "runs on the cpu alone", id="built on a GPU"),
+        pytest.param(
+            [BUILDS.replace("label: l", "label: l, needs: [two]"), ON_GPU.replace("[gfx942]", "[cpu, gfx942]")],
+            "steps need each other: ",
+            id="built after what runs in it",
+        ),
+        pytest.param(
+            [BUILDS.replace("label: l", "label: l, profiles: [nightly]"), ON_GPU],
+            "'image-rocm' does not build in the plans pr, release",
+            id="not built in its plans",
+        ),
+    ],
+)
+def test_image_that_cannot_be_had(tmp_path, steps, expected):
+    assert any(expected in found for found in mistakes(write(tmp_path, WITH_IMAGE, a=area("a", *steps))))
+
+
+def test_need_that_is_not_in_the_same_plans(tmp_path):
+    nightly = STEP.replace("label: l", "label: l, profiles: [nightly, release]")
+    (found,) = mistakes(write(tmp_path, a=area("a", nightly, STEP.replace("key: one", "key: two, needs: [one]"))))
+    assert "step 'one' is not in the plans gate, pr; add to the profiles of 'one'" in found
+
+
+def test_queue_has_the_gpus_that_the_step_needs(tmp_path):
+    four = STEP.replace("[cpu]", "[cpu, gfx942]").replace("label: l", "label: l, gpus: 4")
+    ((_, step),) = load(write(tmp_path / "a", a=area("a", four))).steps()
+    declarations = load(write(tmp_path / "b", a=area("a", four)))
+    assert declarations.queue_for(step, "gfx942") == "amd_mi300_8"
+    assert declarations.queue_for(step, "cpu") == "amd-cpu"
+    named = four.replace("label: l", "label: l, queues: {gfx942: amd_mi300_1}")
+    (found,) = mistakes(write(tmp_path / "c", a=area("a", named)))
+    assert "queue 'amd_mi300_1' has 1 GPUs and the step needs 4; name a larger queue" in found
+
+
+@pytest.mark.parametrize(
+    ("imports", "command", "expected"),
+    [
+        ("[pagedkv.layuot]", "x", "imports[0]: there is no module or test file 'pagedkv.layuot'; did you mean"),
+        ("[tests/test_non.py]", "x", "'tests/test_non.py'; did you mean 'tests/test_one.py'?"),
+        ("[torch]", "x", "there is no module or test file 'torch'"),
+        ("[pagedkv]", "python -m pytest tests/test_one.py", "runs 'tests/test_one.py', which is not among them"),
+        ("[tests/test_one.py]", "python -m pagedkv.layout", "runs 'pagedkv.layout', which is not among them"),
+    ],
+)
+def test_import_that_is_not_there_and_one_that_is_missing(tmp_path, imports, command, expected):
+    for name in ("kernels/pagedkv/__init__.py", "kernels/pagedkv/layout.py", "tests/test_one.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    step = STEP.replace("label: l", f"label: l, imports: {imports}").replace("python -m x", command)
+    (found,) = mistakes(write(tmp_path, a=area("a", step)))
+    assert found.startswith("ci/areas/a.yaml:6 ")
+    assert expected in found
 
 
 def test_root_is_found_from_below(tmp_path):

@@ -1,67 +1,22 @@
 """Plans for a desk and for the agents: places, dependencies, omissions with reasons, files."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toydeclarations import EVERYTHING, EVERYWHERE, LAPTOP, MI300X, change, declare, reasons, step
 
-from hilgate.changes import Changes
-from hilgate.declare import Declarations, load
+from hilgate.changes import tracked_files
+from hilgate.declare import load
+from hilgate.durations import estimate
 from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError
-from hilgate.hardware import Machine
-from hilgate.model import Agents, Area
-from hilgate.plan import assemble, estimate, make_plan, plan_digest
+from hilgate.facts import Facts
+from hilgate.imports import build
+from hilgate.plan import assemble, make_plan, plan_digest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-AGENTS = Agents.model_validate(
-    {
-        "devices": {"cpu": {"env": {"TRITON_INTERPRET": "1", "A": "device"}}, "gfx942": {}, "cuda": {}},
-        "queues": {
-            "amd-cpu": {"device": "cpu", "gpus": 0, "memory_gib": 64},
-            "amd_mi300_1": {"device": "gfx942", "gpus": 1, "memory_gib": 192},
-        },
-    }
-)
-LAPTOP = Machine(device="cpu", name="a processor", gpus=0, cores=2, memory_gib=16.0, distributions={"torch": "2"})
-MI300X = replace(LAPTOP, device="gfx942", name="AMD MI300X", gpus=8)
-
-
-def step(key, devices=("cpu",), **more):
-    return {
-        "key": key,
-        "label": key.title(),
-        "command": "python -m x",
-        "devices": devices,
-        "evidence": "junit",
-        "timeout_minutes": 5,
-        **more,
-    }
-
-
-def declare(**areas):
-    """Areas by name; each claims the folder of its name."""
-    return Declarations(
-        tuple(
-            Area.model_validate({"area": name, "title": "T", "why": "W", "paths": [f"{name}/"], "steps": steps})
-            for name, steps in areas.items()
-        ),
-        AGENTS,
-    )
-
-
-def change(*files, base="main"):
-    return Changes("c" * 40, dirty=False, base=base, files=files if base else None)
-
-
-EVERYTHING = change(base=None)
-EVERYWHERE = ("cpu", "gfx942", "cuda")
-
-
-def reasons(plan):
-    return {omission.key: omission.reason for omission in plan.omissions}
 
 
 def test_laptop_takes_the_cpu_and_says_who_runs_the_rest():
@@ -179,19 +134,36 @@ def test_empty_plan_is_an_error():
         assemble(declare(a=[step("s", ("gfx942",))]), EVERYTHING, LAPTOP, profile="gate")
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    st.lists(st.sampled_from(["kernels/pagedkv/layout.py", "evals/gates.yaml", "README.md", "tests/ci/x.py", "new"])),
-    st.sampled_from(["kernels/pagedkv/audit/a.py", "pyproject.toml", "ci/hilgate/plan.py", "docs.md"]),
-    st.sampled_from([None, LAPTOP, MI300X]),
-)
-def test_one_more_file_never_removes_a_step(files, one_more, machine):
-    declared = load(REPOSITORY)
-    profile = "gate" if machine else "pr"
-    before = assemble(declared, change(*files), machine, profile=profile)
-    after = assemble(declared, change(*files, one_more), machine, profile=profile)
+DECLARED = load(REPOSITORY)
+GRAPH = build(REPOSITORY)
+FILES = st.lists(st.sampled_from([*tracked_files(REPOSITORY), "new", "kernels/pagedkv/gone.py"]), max_size=6)
+SITES = st.sampled_from([("gate", LAPTOP), ("gate", MI300X), ("pr", None), ("nightly", None), ("release", None)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(FILES, FILES, SITES)
+def test_one_more_file_never_removes_a_step(files, more, site):
+    profile, machine = site
+    before = assemble(DECLARED, change(*files), machine, profile=profile, graph=GRAPH)
+    after = assemble(DECLARED, change(*files, *more), machine, profile=profile, graph=GRAPH)
     assert {s.key for s in before.steps} <= {s.key for s in after.steps}
     assert not {s.key for s in after.steps} & {o.key for o in after.omissions}
+
+
+@settings(max_examples=40, deadline=None)
+@given(FILES, SITES)
+def test_every_step_and_omission_has_a_reason_and_no_cpu_step_takes_a_gpu(files, site):
+    profile, machine = site
+    plan = assemble(DECLARED, change(*files), machine, profile=profile, graph=GRAPH)
+    assert all(one.reason.strip() for one in (*plan.steps, *plan.omissions))
+    for planned in plan.steps:
+        queue = DECLARED.agents.queues[planned.queue] if planned.queue else None
+        assert queue is None or queue.device == planned.device
+        if planned.device == "cpu":
+            assert planned.gpus == 0
+            assert queue is None or queue.gpus == 0
+        else:
+            assert queue is None or queue.gpus >= planned.gpus >= 1
 
 
 def test_every_declared_step_is_planned_or_omitted_with_a_reason():
@@ -209,6 +181,24 @@ def test_estimate_sums_and_finds_the_longest_chain():
     )
     size = estimate(assemble(declared, EVERYTHING, None, profile="pr"))
     assert (size.minutes, size.chain, size.chain_minutes, size.gpu_minutes) == (5.5, ("x-cpu", "y-cpu"), 3, 2.5)
+    assert size.measured == 0
+
+
+def test_estimate_takes_what_was_measured():
+    declared = declare(a=[step("x", minutes=1), step("z", ("gfx942",), minutes=2.5)])
+    size = estimate(assemble(declared, EVERYTHING, None, profile="pr"), {"x-cpu": 4.0, "other-cpu": 9.0})
+    assert (size.minutes, size.chain, size.measured) == (6.5, ("x-cpu",), 1)
+
+
+def test_facts_are_gathered_for_the_change_and_stand_in_the_plan():
+    asked = []
+
+    def gather(root, found):
+        asked.append((root, found.files))
+        return Facts(fork=True)
+
+    assert make_plan(REPOSITORY, base=None, profile="pr", select=("routing",), gather=gather).fork
+    assert asked == [(REPOSITORY, None)]
 
 
 def test_this_repository_can_be_planned_here():

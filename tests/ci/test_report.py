@@ -2,52 +2,16 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
-from html.parser import HTMLParser
 
 import pytest
 from junitparser import Error, Failure, JUnitXml, Skipped
-from toyplans import ENVIRONMENT, plan, step
+from toybuilds import Outline, built, failed, passed, skipped
+from toyplans import step
 
-from hilgate import annotate, judge, report, results, shown, tables, timeline
-from hilgate.model import BuildRecord, Check, Outcome, StepRecord
-from hilgate.plan import plan_digest
+from hilgate import annotate, report, shown, tables, timeline
 
-NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 EVIL = "<script>alert(1)</script> ``` `x` | **b** \x00 \ud7ff"
-
-
-def built(*steps_and_checks, **changes):
-    """(plan, recorded, verdict) of steps that recorded these checks."""
-    a_plan = plan(*[one for one, _ in steps_and_checks], **changes)
-    digest = plan_digest(a_plan)
-    attempts = {}
-    for number, (one, checks) in enumerate(steps_and_checks):
-        if checks is None:
-            continue
-        failed = any(check.outcome is Outcome.FAIL for check in checks)
-        record = StepRecord(
-            key=one.key, started=NOW + dt.timedelta(seconds=number), seconds=90.0 + number, exit_status=int(failed),
-            outcome=Outcome.FAIL if failed else Outcome.PASS, message="", checks=len(checks), command=one.command,
-            peak_memory_mib=100.0, environment=ENVIRONMENT,
-        )  # fmt: skip
-        attempts[one.key] = (results.Attempt(record, tuple(checks)),)
-    build = BuildRecord(started=NOW, plan_digest=digest, commit=a_plan.commit, environment=ENVIRONMENT)
-    recorded = results.Recorded((build,), attempts)
-    return a_plan, recorded, judge.judge(a_plan, recorded, digest, decided=NOW)
-
-
-def passed(name="p", **more):
-    return Check(id=name, outcome=Outcome.PASS, **more)
-
-
-def failed(name="f", message="max_abs_err 0.5 > 0.001", **more):
-    return Check(id=name, outcome=Outcome.FAIL, message=message, **more)
-
-
-def skipped(name="s", message="needs gfx950"):
-    return Check(id=name, outcome=Outcome.DID_NOT_RUN, message=message)
 
 
 MIXED = built(
@@ -60,37 +24,13 @@ MIXED = built(
 )
 
 
-class Outline(HTMLParser):
-    """Tags, addresses and visible text; complains about tags that do not close."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.tags, self.addresses, self.open, self.text = [], [], [], ""
-        self.feed(html)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.addresses += [value for name, value in attributes if name in {"href", "src", "xlink:href"}]
-        if tag not in {"meta", "br", "line"}:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):  # noqa: ARG002
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] != "style":
-            self.text += f"{data} "
-
-
-def test_the_verdict_comes_first_then_the_change_then_what_is_not_green():
+def test_the_verdict_comes_first_then_what_broke_then_the_change():
     text = " ".join(Outline(report.render(*MIXED)).text.split())
-    order = ["✗ fail 2 passed, 1 failed, 30 not run (needs gfx950)", "What changed", "toys/layout.py", "Not green",
-             "max_abs_err 0.5 > 0.001", "30 not run: needs gfx950", "hilgate run bad-cpu", "no record of it arrived",
-             "Every step", "When it ran", "65 536", "Not planned", "far-gfx950", "Where it ran"]  # fmt: skip
+    order = ["✗ fail 2 passed, 1 failed, 30 not run (needs gfx950)", "1 regression, 1 infra, 1 not selected",
+             "What broke", "✗ regression bad-cpu", "max_abs_err 0.5 > 0.001", "error max_abs_err 0.5", "case arch cpu",
+             "merge base not known: no history", "reproduce hilgate run bad-cpu", "30 not run: needs gfx950",
+             "○ infra lost-cpu", "no record of it arrived", "What changed", "toys/layout.py", "Every step",
+             "When it ran", "65 536", "Not selected", "far-gfx950", "Where it ran"]  # fmt: skip
     text = text.replace("\u202f", " ")
     places = [text.index(words) for words in order]
     assert places == sorted(places)
@@ -98,7 +38,7 @@ def test_the_verdict_comes_first_then_the_change_then_what_is_not_green():
 
 def test_a_green_report_has_no_section_of_what_is_not():
     text = Outline(report.render(*built((step("good", "x"), [passed()])))).text
-    assert "Not green" not in text
+    assert "What broke" not in text
     assert "✓" in text
 
 
@@ -138,7 +78,7 @@ def test_the_annotation_is_the_first_screen():
     assert text.startswith("## ✗ fail: 2 passed, 1 failed, 30 not run (needs gfx950)\n")
     assert "```text\nhilgate run bad-cpu\n```" in text
     assert "| good-cpu | 1 | 1 min 30 s |" in text
-    assert "not planned: far-gfx950: needs gfx950" in text
+    assert "not selected: far-gfx950: needs gfx950" in text
 
 
 def test_junit_never_shows_a_red_step_as_green(tmp_path):

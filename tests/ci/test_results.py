@@ -10,7 +10,7 @@ from toyplans import failing, passing, plan, runner, step, writes_findings
 
 from hilgate import judge, lock, results
 from hilgate.errors import MisuseError, RecordsError
-from hilgate.model import Outcome
+from hilgate.model import Outcome, Ruling
 from hilgate.plan import plan_digest
 
 PLAN = plan(step("a", writes_findings(passing("a1"), passing("a2"))), step("b", writes_findings(passing("b1"))))
@@ -22,7 +22,7 @@ NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 def sound(tmp_path_factory):
     """The bytes of a complete, passing results file."""
     folder = tmp_path_factory.mktemp("sound")
-    runner(PLAN, folder).run()
+    runner(PLAN, folder, cores=1).run()  # one after the other, so that the lines have an order
     return (folder / results.RESULTS_FILE).read_bytes()
 
 
@@ -66,11 +66,16 @@ def test_a_file_with_any_line_removed_is_never_a_pass(sound, tmp_path):
     [
         (lambda lines: [b"{garbage\n", *lines], "not a record"),
         (lambda lines: [*lines, b'{"kind": "surprise"}\n'], "not a record"),
-        (lambda lines: [*lines, lines[1].replace(b'"step":"a-cpu"', b'"step":"zz"')], "'zz' is not in the plan"),
+        (lambda lines: [*lines, lines[2].replace(b'"step":"a-cpu"', b'"step":"zz"')], "'zz' is not in the plan"),
         (lambda lines: [lines[0].replace(DIGEST.encode(), b"0" * 64), *lines[1:]], "answer another plan"),
         (lambda lines: [lines[0].replace(b"c" * 40, b"d" * 40), *lines[1:]], "are of commit"),
         (lambda lines: [*lines, lines[0].replace(b"t" * 64, b"u" * 64)], "two states of the files"),
-        (lambda lines: lines[1:], "first record must be the build's"),
+        (lambda lines: lines[2:], "first record must be the build's"),
+        (lambda lines: lines[1:], "not as they were written"),
+        (lambda lines: lines * 2, "not as they were written"),
+        (lambda lines: [lines[0], lines[1], lines[3], lines[2], *lines[4:]], "not as they were written"),
+        (lambda lines: [lines[0], *[line.replace(b'"id":"a1"', b'"id":"a7"') for line in lines[1:]]], "not as they"),
+        (lambda lines: lines[:-1], "the last lines have no seal"),
         (lambda lines: [lines[0], *[line for line in lines[1:] if b'"check"' not in line[:20]]], "lines were lost"),
         (lambda _: [], "the file is empty"),
     ],
@@ -95,11 +100,12 @@ def test_repair_sets_damage_aside_and_loses_no_byte(sound, tmp_path):
     lines = sound.splitlines(keepends=True)
     last_of_b = next(n for n, line in enumerate(lines) if b'"key":"b-cpu"' in line)
     cut = lines[last_of_b][:30]
+    check_of_b = lines[last_of_b - 1]
     path.write_bytes(b"".join(lines[:last_of_b]) + b"\xff\x00 garbage\n" + cut)
     recorded = results.repair(path, PLAN, DIGEST)
     assert recorded is not None
     assert "b-cpu" not in recorded.attempts
-    assert (tmp_path / results.DAMAGED_FILE).read_bytes() == b"\xff\x00 garbage\n" + cut + b"\n"
+    assert (tmp_path / results.DAMAGED_FILE).read_bytes() == check_of_b + b"\xff\x00 garbage\n" + cut + b"\n"
     kept = results.read(path, PLAN, DIGEST)
     assert kept.attempts == recorded.attempts
     runner(PLAN, tmp_path, done=frozenset(recorded.attempts)).run()
@@ -122,17 +128,38 @@ def test_repair_refuses_the_results_of_another_plan(sound, tmp_path):
     assert path.read_bytes() == sound
 
 
-def test_a_step_that_ran_again_keeps_its_first_attempt(tmp_path):
+@pytest.mark.parametrize(
+    ("first_exit", "before", "outcome", "ruling"),
+    [(5, Outcome.DID_NOT_RUN, Outcome.PASS, Ruling.PASS), (1, Outcome.FAIL, Outcome.INCONCLUSIVE, Ruling.FLAKY)],
+    ids=["did-not-run-is-made-good", "a-failure-is-not"],
+)
+def test_a_step_that_ran_again_keeps_its_first_attempt(tmp_path, first_exit, before, outcome, ruling):
     mark = tmp_path / "seen"
-    code = f"p = pathlib.Path({str(mark)!r}); second = p.exists(); p.write_text('x'); sys.exit(0 if second else 1)"
+    code = f"p = pathlib.Path({str(mark)!r}); n = p.exists(); p.write_text('x'); sys.exit(0 if n else {first_exit})"
     a_plan = plan(step("a", writes_findings(passing(), then=code)))
     runner(a_plan, tmp_path).run()
     runner(a_plan, tmp_path).run()
     recorded = results.read(tmp_path / results.RESULTS_FILE, a_plan, plan_digest(a_plan))
-    assert [attempt.record.outcome for attempt in recorded.attempts["a-cpu"]] == [Outcome.FAIL, Outcome.PASS]
+    assert [attempt.record.outcome for attempt in recorded.attempts["a-cpu"]] == [before, Outcome.PASS]
     verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=NOW)
-    assert verdict.outcome is Outcome.PASS
-    assert "attempt 2; before: fail" in verdict.steps[0].why
+    assert (verdict.outcome, verdict.steps[0].ruling) == (outcome, ruling)
+    assert f"attempt 2; before: {before.value}" in verdict.steps[0].why
+
+
+def test_a_group_in_the_middle_is_lost_alone(sound, tmp_path):
+    path = tmp_path / results.RESULTS_FILE
+    path.write_bytes(sound.replace(b'"id":"a1"', b'"id":"a7"'))
+    recorded = results.repair(path, PLAN, DIGEST)
+    assert recorded is not None
+    assert set(recorded.attempts) == {"b-cpu"}
+    assert results.read(path, PLAN, DIGEST).attempts == recorded.attempts
+
+
+def test_nothing_is_appended_behind_an_end_without_a_seal(sound, tmp_path):
+    path = tmp_path / results.RESULTS_FILE
+    path.write_bytes(sound[:-1])
+    with pytest.raises(RecordsError, match="no seal"):
+        runner(PLAN, tmp_path).run()
 
 
 def test_jobs_of_agents_are_read_together_and_one_that_left_nothing_did_not_run(tmp_path):

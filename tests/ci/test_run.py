@@ -176,6 +176,17 @@ def test_each_child_gets_its_environment_and_measures(tmp_path):
     assert record.seconds > 0
 
 
+def test_a_step_that_its_job_leaves_too_little_time_did_not_hang(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "SECONDS_PER_MINUTE", 60.0)
+    monkeypatch.setenv("BUILDKITE_TIMEOUT", "10")
+    monkeypatch.setenv("HILGATE_JOB_STARTED", str(time.time() - 9 * 60 + 0.5))  # a minute is for the upload
+    slow = writes_findings(passing(), then="import time; time.sleep(60)")
+    recorded = recorded_after(plan(step("toy", slow)), tmp_path)
+    message = recorded.last("toy-cpu").record.message
+    assert message.startswith("its job had ")
+    assert message.endswith(" s left for it, and its own time is 60 s")
+
+
 def test_a_command_that_cannot_be_split_is_a_declaration_error():
     with pytest.raises(DeclarationError, match="quot"):
         process.argument_list("python -c 'open")

@@ -77,11 +77,17 @@ def inputs(layer: Layer, batch: int, tokens: int, dtype: str, device: str) -> In
 def check(got: Tensor, golden: Tensor, op: str, dtype: str, record, *, scale: Tensor | None = None) -> None:
     """Every row of channels within the tolerance of (op, dtype), relative to `scale` or its own norm; NaN nowhere."""
     assert got.shape == golden.shape
+    record("dtype", str(got.dtype).removeprefix("torch."))
+    record("shape", "x".join(map(str, got.shape)))
+    record(f"max_abs_err_{op}", (got.double().cpu() - golden).abs().max().item())
     rows = (got.double().cpu() - golden).norm(dim=-1)
     relative = rows / (golden.norm(dim=-1) if scale is None else scale).clamp(min=1e-30)
     record(f"max_row_relative_err_{op}", relative.max().item())
     bound = ROW_RELATIVE[op, dtype]
     wrong = ~(relative <= bound)
+    record(f"max_row_relative_err_{op}_allowed", bound)
+    record("rows_off", int(wrong.sum()))
+    record("rows", wrong.numel())
     assert not wrong.any(), (
         f"{op}: {int(wrong.sum())} of {wrong.numel()} rows are off by more than {bound:.1e} of their scale; first at "
         f"{wrong.nonzero()[0].tolist()}, worst {relative.max().item():.1e}"

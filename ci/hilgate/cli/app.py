@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from hilgate import escape
 from hilgate.errors import EXIT_MEANINGS, Exit, HilgateError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Settings:
 
 def build_app() -> typer.Typer:
     """The `hilgate` command line: what planning, running and kernels register."""
-    from hilgate.cli import kernels, planning, running
+    from hilgate.cli import history, kernels, planning, rechecking, release, remote, replaying, running, simulating
 
     # \\b keeps the line breaks of a paragraph.
     statuses = "\n".join(f"{status.value:>5}  {meaning}" for status, meaning in EXIT_MEANINGS.items())
@@ -83,8 +84,14 @@ def build_app() -> typer.Typer:
             planning.show_home(settings)
 
     planning.register(app)
+    replaying.register(app)
     running.register(app)
+    rechecking.register(app)
     kernels.register(app)
+    remote.register(app)
+    release.register(app)
+    history.register(app)
+    simulating.register(app)
     return app
 
 
@@ -113,7 +120,7 @@ def run(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _complain(message: str) -> None:
-    sys.stderr.write(f"error: {message}\n")
+    sys.stderr.write(f"error: {escape.log(message)}\n")
 
 
 def _first_line(error: Exception) -> str:

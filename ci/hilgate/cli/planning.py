@@ -1,9 +1,9 @@
-"""Commands that look and decide but run nothing: plan, explain, doctor, pipeline, and the first screen."""
+"""Commands that look and decide but run nothing: plan, explain, doctor, and the first screen."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -21,6 +21,19 @@ Base = Annotated[
         metavar="REF", envvar="HILGATE_BASE", help="Plan what differs from the merge base with this; else everything."
     ),
 ]
+History = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        envvar="HILGATE_HISTORY",
+        file_okay=False,
+        help="Times of earlier builds, by default results/history/.",
+    ),
+]
+ProfileName = Annotated[
+    Literal["gate", "pr", "nightly", "release"],
+    typer.Option(help="gate: this machine; the others: the agents, nightly and release whatever changed."),
+]
 Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
 
 
@@ -29,7 +42,6 @@ def register(app: typer.Typer) -> None:
     app.command("plan")(plan)
     app.command("explain")(explain)
     app.command("doctor")(doctor)
-    app.command("pipeline")(pipeline)
 
 
 def plan(
@@ -38,33 +50,42 @@ def plan(
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Areas or steps; else by change.")
     ] = None,
     base: Base = None,
-    profile: Annotated[Literal["gate", "pr"], typer.Option(help="This machine, or the agents.")] = "gate",
+    profile: ProfileName = "gate",
+    models: Annotated[
+        list[str] | None, typer.Option("--models", metavar="NAME", help="The steps of this model; may be repeated.")
+    ] = None,
+    history: History = None,
     write: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the plan (JSON) here.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show what would run, where, and why; and what would not, and why not. Runs nothing."""
     from hilgate.cli.tables import show_plan
+    from hilgate.durations import measured
     from hilgate.plan import make_plan, write_plan
 
     settings: Settings = ctx.obj
-    made = make_plan(settings.repository(), base=base, profile=profile, select=tuple(select or ()))
+    root = settings.repository()
+    times = measured(root, history)
+    made = make_plan(root, base=base, profile=profile, select=tuple(select or ()), models=tuple(models or ()))
     if write:
         write_plan(made, write)
     if as_json:
         sys.stdout.write(made.model_dump_json(indent=1) + "\n")
     else:
-        show_plan(settings.out(), made)
+        show_plan(settings.out(), made, times)
 
 
 def explain(
     ctx: typer.Context,
     step: Annotated[str, typer.Argument(metavar="STEP", help="A step, or a step on a device.")],
     base: Base = None,
+    history: History = None,
 ) -> None:
     """Everything about one step: files that select it, devices, queues, command, how to repeat it."""
-    from hilgate import changes
+    from hilgate import changes, imports
     from hilgate.cli.tables import show_step
     from hilgate.declare import load
+    from hilgate.durations import measured
     from hilgate.errors import MisuseError
     from hilgate.selection import select
     from hilgate.suggest import suggest
@@ -81,9 +102,11 @@ def explain(
         )
     rule = ""
     if base is not None:
-        selection = select(declarations.areas, changes.inspect(root, base).files)
-        rule = selection.reasons.get(found[0].area, "not affected by this change")
-    show_step(settings.out(), declarations, *found, rule=rule)
+        change = changes.inspect(root, base)
+        selection = select(declarations.areas, change.files, imports.build(root), change.appeared)
+        key = found[1].key
+        rule = selection.reasons.get(key) or selection.omitted[key]
+    show_step(settings.out(), declarations, *found, rule=rule, history=measured(root, history))
 
 
 def doctor(ctx: typer.Context, as_json: Json = False) -> None:
@@ -91,11 +114,12 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     import json
 
     from hilgate.cli.tables import show_machine, show_readiness
+    from hilgate.plan import absent_tools
     from hilgate.readiness import readiness
 
     settings: Settings = ctx.obj
     declarations, machine = _here(settings)
-    areas = readiness(declarations, machine)
+    areas = readiness(declarations, machine, absent_tools(declarations))
     if as_json:
         from dataclasses import asdict
 
@@ -112,28 +136,10 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
         raise typer.Exit(Exit.CANNOT_RUN_HERE)
 
 
-def pipeline(
-    ctx: typer.Context,
-    base: Base = None,
-    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Of this plan instead.")] = None,
-) -> None:
-    """Print the Buildkite pipeline (YAML) of this change: every step on the agents, and the verdict."""
-    from hilgate.buildkite import pipeline_yaml
-    from hilgate.declare import load
-    from hilgate.errors import MisuseError
-    from hilgate.plan import make_plan, read_plan
-
-    settings: Settings = ctx.obj
-    root = settings.repository()
-    if plan_file and base:
-        raise MisuseError("--plan and --base exclude each other", remedy="a plan already knows its base")
-    made = read_plan(plan_file) if plan_file else make_plan(root, base=base, profile="pr")
-    sys.stdout.write(pipeline_yaml(made, load(root)))
-
-
 def show_home(settings: Settings) -> None:
     """The first screen: what this is, what to try, what this machine can run."""
     from hilgate.cli.tables import show_readiness
+    from hilgate.plan import absent_tools
     from hilgate.readiness import readiness
 
     out = settings.out()
@@ -147,7 +153,7 @@ def show_home(settings: Settings) -> None:
         out.print(f"  [bold]{command:<22}[/]{meaning}")
     declarations, machine = _here(settings)
     out.print(f"\nThis machine: {_one_line(machine)}")
-    show_readiness(out, readiness(declarations, machine))
+    show_readiness(out, readiness(declarations, machine, absent_tools(declarations)))
     out.print("\nMore: hilgate --help, hilgate doctor")
 
 

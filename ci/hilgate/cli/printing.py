@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hilgate import rules, shown
-from hilgate.model import Outcome
+from hilgate import escape, rules, shown
 
 if TYPE_CHECKING:
     from hilgate.cli.gating import Judged
+    from hilgate.merge_base import Facts
     from hilgate.model import Check, Plan
+    from hilgate.problems import Problem
 
 
 def stdout() -> Console:
@@ -34,7 +35,7 @@ def print_plan(plan: Plan) -> None:
     table.add_column("~min", justify="right")
     table.add_column("because", overflow="fold")
     for step in plan.steps:
-        table.add_row(step.key, f"{step.minutes:g}", Text(step.reason))
+        table.add_row(step.key, f"{step.minutes:g}", Text(escape.line(step.reason)))
     console = stderr()
     console.print(table)
     omitted = f", {len(plan.omissions)} not planned here" if plan.omissions else ""
@@ -42,8 +43,11 @@ def print_plan(plan: Plan) -> None:
     console.print(f"{len(plan.steps)} steps, about {minutes:.0f} CPU-minutes{omitted}\n", style="dim", highlight=False)
 
 
-def print_verdict(judged: Judged) -> None:
-    """The four outcomes, the first failure of each step that is not green, and where the report is."""
+def print_verdict(judged: Judged, facts: Facts | None = None) -> None:
+    """The four outcomes, what broke in each step that is not green, and where the report is."""
+    from hilgate.merge_base import NOTHING
+    from hilgate.problems import approval, named, problems
+
     recorded, verdict = judged.recorded, judged.verdict
     console = stdout()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -57,20 +61,36 @@ def print_verdict(judged: Judged) -> None:
         words = (str(counts.passed), str(counts.failed), other, shown.duration(step.seconds))
         table.add_row(Text(shown.marked(step.outcome), style), step.key, *words)
     console.print(table)
-    for step in shown.not_green(verdict):
-        console.print()
-        console.print(Text(f"{shown.marked(step.outcome)} {step.key}", shown.STYLES[step.outcome]))
-        attempt = recorded.last(step.key)
-        check = rules.first(attempt.checks, Outcome.FAIL) if attempt else None
-        lines = [check.id, *check.message.splitlines()[:12]] if check else [step.why]
-        for line in lines:
-            console.print(Text(f"  {line}"), soft_wrap=True)
-        console.print(Text(f"  reproduce: {step.reproduce}", "bold"), soft_wrap=True)
+    for problem in problems(judged.plan, recorded, verdict, limit=1, facts=facts or NOTHING):
+        _print_problem(console, problem, with_merge_base=facts is not None)
+    for one in named(verdict):
+        console.print(Text(f"\n{one.kind} in {one.step}: {escape.line(', '.join(one.ids))}"), soft_wrap=True)
     console.print()
     style = shown.STYLES[verdict.outcome]
-    console.print(Text.assemble((shown.marked(verdict.outcome), style), f": {shown.headline(verdict, recorded)}"))
+    console.print(
+        Text.assemble((shown.marked(verdict.outcome), style), f": {escape.line(shown.headline(verdict, recorded))}")
+    )
     console.print(Text(shown.step_counts(verdict), "dim"))
+    if approved := approval(verdict):
+        console.print(Text(escape.line(f"loosens its own gate: {approved}"), "bold"), soft_wrap=True)
     console.print(Text(f"report: {_short(judged.report)}", "dim"), soft_wrap=True)
+
+
+def _print_problem(console: Console, problem: Problem, *, with_merge_base: bool) -> None:
+    step = problem.step
+    console.print(Text(f"\n{shown.ruled(step)}: {step.key}", shown.STYLES[step.outcome]))
+    lines, merge_base = [step.why], problem.merge_base
+    facts: list[tuple[str, str]] = []
+    if problem.findings:
+        finding = problem.findings[0]
+        merge_base = finding.merge_base
+        lines = [finding.check.id, *finding.check.message.splitlines()[:12]]
+        facts = [("error", finding.size.error), ("case", finding.size.case)]
+    facts += [("merge base", merge_base)] if with_merge_base else []
+    facts += [("node", step.node), *(("evidence", line) for line in step.evidence[:6])]
+    for line in lines + [f"{name}: {words}" for name, words in facts if words]:
+        console.print(Text(f"  {escape.line(line)}"), soft_wrap=True)
+    console.print(Text(f"  reproduce: {escape.line(step.reproduce)}", "bold"), soft_wrap=True)
 
 
 def print_checks(checks: tuple[Check, ...]) -> None:
@@ -78,9 +98,10 @@ def print_checks(checks: tuple[Check, ...]) -> None:
     console = stdout()
     for check in checks:
         console.print(
-            Text.assemble((shown.marked(check.outcome), shown.STYLES[check.outcome]), f" {check.id}"), soft_wrap=True
+            Text.assemble((shown.marked(check.outcome), shown.STYLES[check.outcome]), f" {escape.line(check.id)}"),
+            soft_wrap=True,
         )
-        console.print(Text(f"  {check.message}", "dim"), soft_wrap=True)
+        console.print(Text(escape.log(f"  {check.message}"), "dim"), soft_wrap=True)
     console.print(Text(f"\n{rules.summary(rules.count(checks))}"))
 
 

@@ -1,4 +1,4 @@
-"""The commands that run and judge: gate, run, judge, report, selftest. What they import is imported when they run."""
+"""The commands that run and judge: gate, run, judge, report, selftest. They import what they need when they run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,19 @@ Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, metavar="N", he
 JobsFolder = Annotated[
     Path | None, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job, instead.")
 ]
+Against = Annotated[
+    Path | None, typer.Option("--against", metavar="DIR", help="Results of the merge base; by default the history.")
+]
 Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
+ApprovedBy = Annotated[
+    str, typer.Option("--approved-by", metavar="NAME", help="Who approves what the change loosens of its gate.")
+]
+Approved = Annotated[
+    str,
+    typer.Option(
+        "--approved-by", metavar="NAME", envvar="HILGATE_APPROVED_BY", help="Run with what the change loosens."
+    ),
+]
 PlanFile = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="By default plan.json of the results.")]
 
 
@@ -57,17 +69,21 @@ def gate(
         list[str] | None, typer.Option("--steps", metavar="NAME", help="Only this step or area; may be repeated.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue: repeat only what has not passed.")] = False,
+    approved_by: ApprovedBy = "",
     jobs: Jobs = None,
     results: Results = None,
 ) -> None:
     """Plan, run, judge and report on this machine; the exit status is the verdict."""
-    from hilgate.cli import gating, printing
+    from hilgate import quarantine
+    from hilgate.cli import gating, notes, printing
+    from hilgate.declare import load
     from hilgate.lock import Folder
     from hilgate.plan import make_plan, plan_digest, read_plan, write_plan
 
     root = _root(ctx)
     folder = results or root / "results"
     plan_file = folder / gating.PLAN_FILE
+    quarantine.load(root, load(root))  # a mistake in it is told before anything runs
     with Folder(folder):
         plan = make_plan(root, base=base, profile="gate", select=tuple(steps or ()))
         resuming = resume and plan_file.exists()
@@ -83,8 +99,9 @@ def gate(
             write_plan(plan, plan_file)
         printing.print_plan(plan)
         gating.run_plan(plan, gating.Request(root, folder, jobs), resume=resuming)
-        judged = gating.decide(folder, plan)
-    printing.print_verdict(judged)
+        judged = gating.decide(folder, plan, root=root, approved_by=approved_by)
+    printing.print_verdict(judged, judged.facts)
+    notes.print_notes(judged.verdict)
     raise typer.Exit(gating.status_of(judged))
 
 
@@ -94,11 +111,12 @@ def run(
     plan_file: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="Run these steps of this plan and nothing they need.")
     ] = None,
+    approved_by: Approved = "",
     jobs: Jobs = None,
     results: Results = None,
 ) -> None:
     """Run steps by name. What follows -- is added to their commands: hilgate run kernels-cache -- -k hnd."""
-    from hilgate.cli import gating, printing
+    from hilgate.cli import gating, notes, printing
     from hilgate.lock import Folder
     from hilgate.plan import make_plan, read_plan, write_plan
 
@@ -122,9 +140,10 @@ def run(
     with Folder(folder):
         gating.set_previous_aside(folder)
         write_plan(plan, folder / gating.PLAN_FILE)
-        gating.run_plan(plan, gating.Request(root, folder, jobs, only))
-        judged = gating.decide(folder, plan, only=only)
-    printing.print_verdict(judged)
+        gating.run_plan(plan, gating.Request(root, folder, jobs, only, approved_by))
+        judged = gating.decide(folder, plan, only=only, root=root)
+    printing.print_verdict(judged, judged.facts)
+    notes.print_notes(judged.verdict)
     raise typer.Exit(gating.status_of(judged))
 
 
@@ -133,28 +152,44 @@ def judge(
     plan_file: PlanFile = None,
     jobs: JobsFolder = None,
     results: Results = None,
+    approved_by: ApprovedBy = "",
+    against: Against = None,
     as_json: Json = False,
 ) -> None:
     """Decide on recorded results and write the reports; the exit status is the verdict."""
-    from hilgate.cli import gating, printing
-    from hilgate.plan import read_plan
+    from hilgate.cli import gating, notes, printing
 
-    folder = results or _root(ctx) / "results"
-    judged = gating.decide(folder, read_plan(plan_file or folder / gating.PLAN_FILE), jobs=jobs)
+    root = _root(ctx)
+    folder = results or root / "results"
+    plan = gating.read_plan_or_say_so(plan_file or folder / gating.PLAN_FILE, folder)
+    judged = gating.decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
     if as_json:
         sys.stdout.write(judged.verdict.model_dump_json(indent=1) + "\n")
     else:
-        printing.print_verdict(judged)
+        printing.print_verdict(judged, judged.facts)
+        notes.print_notes(judged.verdict)
+    for where, why in judged.recorded.damaged.items():
+        sys.stderr.write(f"damaged: {where}: {why}\n")
+    if judged.refused:
+        sys.stderr.write(f"error: {judged.refused}\n")
     raise typer.Exit(gating.status_of(judged))
 
 
-def report(ctx: typer.Context, plan_file: PlanFile = None, jobs: JobsFolder = None, results: Results = None) -> None:
+def report(
+    ctx: typer.Context,
+    plan_file: PlanFile = None,
+    jobs: JobsFolder = None,
+    results: Results = None,
+    approved_by: ApprovedBy = "",
+    against: Against = None,
+) -> None:
     """Write verdict.json, report.html, annotation.md and junit.xml again; prints the path of the report."""
     from hilgate.cli import gating
-    from hilgate.plan import read_plan
 
-    folder = results or _root(ctx) / "results"
-    judged = gating.decide(folder, read_plan(plan_file or folder / gating.PLAN_FILE), jobs=jobs)
+    root = _root(ctx)
+    folder = results or root / "results"
+    plan = gating.read_plan_or_say_so(plan_file or folder / gating.PLAN_FILE, folder)
+    judged = gating.decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
     sys.stdout.write(f"{judged.report}\n")
 
 

@@ -8,33 +8,37 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
+from hilgate.durations import estimate
 from hilgate.hardware import TRACKED, Machine
 from hilgate.names import planned_key
-from hilgate.plan import estimate
+from hilgate.plan import WHEN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
     from hilgate.declare import Declarations
-    from hilgate.model import Area, Plan, Step
+    from hilgate.model import Area, Key, Plan, Step
     from hilgate.readiness import Readiness
 
 _STYLE = {"yes": "green", "partly": "yellow", "no": "red"}
 
 
-def show_plan(out: Console, plan: Plan) -> None:
-    """Steps with place, minutes and reason; omissions with reasons; the size of it all."""
+def show_plan(out: Console, plan: Plan, history: Mapping[Key, float]) -> None:
+    """Steps with place, minutes and reason; omissions with reasons; the size of it all. `history` is in minutes."""
+    here = plan.profile == "gate"
     against = f"against {plan.base}, {_count(len(plan.changed_files), 'file')} changed" if plan.base else "everything"
-    where = "on the agents" if plan.profile == "pr" else "on this machine"
+    where = "on this machine" if here else f"on the agents, profile {plan.profile}"
     commit = (plan.commit[:12] or "no git") + (" with local changes" if plan.dirty else "")
     out.print(f"Plan of {escape(commit)}, {escape(against)}, {where}")
-    table = _table("step", "queue" if plan.profile == "pr" else "device", "min", "because")
+    if plan.fork:
+        out.print("From a fork: no secrets are given and no caches are written")
+    table = _table("step", "device" if here else "queue", "min", "because")
     table.columns[2].justify = "right"
     for step in plan.steps:
-        place = step.queue if plan.profile == "pr" else step.device
-        table.add_row(step.key, place, f"{step.minutes:g}", escape(step.reason))
+        place = step.device if here else step.queue
+        table.add_row(step.key, place, f"{history.get(step.key, step.minutes):.3g}", escape(step.reason))
     out.print(table)
     if plan.omissions:
         out.print(f"\n{len(plan.omissions)} omitted")
@@ -43,37 +47,61 @@ def show_plan(out: Console, plan: Plan) -> None:
             keys = [omission.key for omission in plan.omissions if omission.reason == reason]
             table.add_row(escape(reason), ", ".join(keys), style="dim")
         out.print(table)
-    size = estimate(plan)
-    gpu = f", {size.gpu_minutes:.3g} of them on GPUs" if size.gpu_minutes else ""
+    size = estimate(plan, history)
+    gpu = f", {size.on_gpus:.3g} of them on GPUs" if size.on_gpus else ""
+    gpu += f" ({size.gpu_minutes:.3g} GPU-minutes)" if size.gpu_minutes != size.on_gpus else ""
+    known = f"measured for {size.measured} of {len(plan.steps)}" if size.measured else "as declared"
     out.print(
-        f"\n{_count(len(plan.steps), 'step')}, about {size.minutes:.3g} minutes{gpu}; "
+        f"\n{_count(len(plan.steps), 'step')}, about {size.minutes:.3g} minutes{gpu} ({known}); "
         f"longest chain {size.chain_minutes:.3g}: {' -> '.join(size.chain)}"
     )
 
 
-def show_step(out: Console, declarations: Declarations, area: Area, step: Step, *, rule: str) -> None:
-    """Everything declared about a step; `rule` says whether a change selects it."""
+def show_step(
+    out: Console,
+    declarations: Declarations,
+    area: Area,
+    step: Step,
+    *,
+    rule: str,
+    history: Mapping[Key, float],
+) -> None:
+    """Everything declared about a step; `rule` says whether a change selects it, `history` is in minutes."""
     out.print(f"[bold]{step.key}[/]  {escape(step.label)}  (area {area.area})")
-    rows = [
-        ("why", area.why),
-        ("declared in", f"ci/areas/{area.area}.yaml"),
-        ("selected by", "any change" if area.always else "a change to " + ", ".join(area.paths)),
-        *([("this change", rule)] if rule else []),
-        ("command", step.command),
-        *([("env", " ".join(f"{name}={shlex.quote(value)}" for name, value in step.env.items()))] if step.env else []),
-        ("evidence", f"{step.evidence.value}, at least {step.minimum} passed"),
-        ("ends after", f"{step.timeout_minutes} minutes (usually {step.minutes:g})"),
-        *([("needs", ", ".join(step.needs))] if step.needs else []),
-        *([("packages", ", ".join(step.packages))] if step.packages else []),
-    ]
+    selected = "any change" if area.always else "a change to " + ", ".join(area.paths)
+    if step.imports and not area.always:
+        selected = f"a changed module that {', '.join(step.imports)} imports; of other files, {selected}"
+    optional = {
+        "this change": rule,
+        "env": " ".join(f"{name}={shlex.quote(value)}" for name, value in step.env.items()),
+        "models": ", ".join(step.models),
+        "needs": ", ".join(step.needs),
+        "packages": ", ".join(step.packages),
+        "tools": ", ".join(step.tools),
+        "secrets": ", ".join(step.secrets),
+        "network": "its container may reach it" if step.network else "",
+        "builds": f"the image {step.provides}" if step.provides else "",
+    }
+    rows = {
+        "why": area.why,
+        "declared in": f"ci/areas/{area.area}.yaml",
+        "selected by": selected,
+        "runs": ", ".join(WHEN[profile] for profile in step.profiles),
+        "command": step.command,
+        "evidence": f"{step.evidence.value}, at least {step.minimum} passed",
+        "ends after": f"{step.timeout_minutes} minutes (usually {step.minutes:g} on 2 cores)",
+        **{name: value for name, value in optional.items() if value},
+    }
     table = _table("", "", header=False)
-    for name, value in rows:
+    for name, value in rows.items():
         table.add_row(name, escape(value))
     out.print(table)
-    table = _table("device", "queue", "repeat it there with")
+    table = _table("device", "queue", "image", "median", "repeat it there with")
     for device in step.devices:
         queue = declarations.queue_for(step, device) or "none: at a desk only"
-        table.add_row(device, queue, f"hilgate run {planned_key(step, device)}")
+        key = planned_key(step, device)
+        median = f"{history[key]:.3g} min" if key in history else "-"
+        table.add_row(device, queue, declarations.image_for(step, device) or "-", median, f"hilgate run {key}")
     out.print()
     out.print(table)
 

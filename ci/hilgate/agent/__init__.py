@@ -1,0 +1,1 @@
+"""What runs on an agent's host, around its containers: the standard library and `hilgate.errors`, Python >= 3.10."""

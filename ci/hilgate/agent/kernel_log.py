@@ -1,0 +1,213 @@
+"""GPU trouble in the kernel's log: which lines mean it, how bad they are, and how far this agent has read.
+
+A line is taken with the message texts of Linux, drivers/gpu/drm/amd (6.8 to 7.2); the file is named beside each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import enum
+import json
+import os
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hilgate.agent import bounded, paths
+from hilgate.errors import Exit, HilgateError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+COMMAND = "HILGATE_KERNEL_LOG"
+"""Of the agent: the command that prints the log, e.g. `sudo -n dmesg` where kernel.dmesg_restrict is 1."""
+
+STATE = "HILGATE_STATE"
+"""Of the agent: a folder that outlives jobs."""
+
+SECONDS = 20.0
+
+
+class Kind(enum.Enum):
+    """What a line says about the node."""
+
+    BROKEN = "broken"
+    """Does not pass by itself: counts until the machine is started again."""
+    HUNG = "hung"
+    """The GPU stopped and was, or is being, restarted: counts once."""
+    FAULT = "fault"
+    """A program reached for memory that is not its own: evidence against that program, not against the node."""
+
+
+PATTERNS = tuple(
+    (kind, re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        # amdgpu_ras.c, umc_v*.c, ras/rascore: errors that ECC could not mend. A count of zero is an all-clear.
+        (Kind.BROKEN, r"\b[1-9][0-9]* (?:new )?uncorrectable hardware errors detected"),
+        # amdgpu_ras_eeprom.c: too many bad pages.
+        (Kind.BROKEN, r"RAS records:\s*[0-9]+ exceed threshold"),
+        # amdgpu_device.c, amdgpu_kms.c
+        (Kind.BROKEN, r"GPU reset\([0-9]+\) failed|GPU Recovery Failed|GPU reset end with ret = -[0-9]+"),
+        (Kind.BROKEN, r"amdgpu.*\b(?:device lost from bus|Fatal error during GPU init)"),
+        # amdgpu_xgmi.c: the links between GPUs.
+        (Kind.BROKEN, r"\b(?:XGMI\w*|WAFL) PCS \w+Err\b.*detected"),
+        # pcie/aer.c
+        (Kind.BROKEN, r"amdgpu.*PCIe Bus Error: severity=Uncorrect\w+ \(Fatal\)"),
+        # amdgpu_job.c
+        (Kind.HUNG, r"\bring \S+ timeout, (?:signaled seq|but soft recovered)"),
+        # amdgpu_device.c
+        (Kind.HUNG, r"GPU reset begin!"),
+        # mes_v11_0.c, mes_v12_0.c: "failed to response" up to Linux 6.8.
+        (Kind.HUNG, r"\bMES(?:\([0-9]\))? failed to respon(?:d|se)\b|MES might be in unrecoverable state"),
+        # kfd_device_queue_manager.c
+        (Kind.HUNG, r"qcm fence wait loop timeout expired|cp might be in an unrecoverable state|HWS hang"),
+        (Kind.HUNG, r"Failed to (?:evict|restore) (?:process )?queues?\b"),
+        # gmc_v9_0.c, gmc_v11_0.c, gmc_v12_0.c
+        (Kind.FAULT, r"\[(?:gfx|mm)hub[0-9]*\] (?:retry |no-retry )?page fault|VM_L2_PROTECTION_FAULT_STATUS:0x"),
+    )
+)
+"""The first that matches decides."""
+
+_STAMP = re.compile(r"^\[\s*([0-9]+\.[0-9]+)\]\s?(.*)$")
+_BDF = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
+
+
+class KernelLogError(HilgateError):
+    """The log cannot be read, so nobody can say that it is free of trouble."""
+
+    exit_status = Exit.SICK_NODE
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One line of GPU trouble."""
+
+    stamp: float
+    """Seconds after boot, by the kernel's own clock."""
+    text: str
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"[{self.stamp:.6f}] {self.text}"
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log as read once: its trouble, and the stamp of its last line."""
+
+    trouble: tuple[Trouble, ...]
+    end: float
+
+    def since(self, seen: float, accepted: float) -> tuple[Trouble, ...]:
+        """What counts for an agent that has read up to `seen`: all that is newer, and whatever does not pass.
+
+        A person may have accepted everything up to a moment, after a repair that needed no restart.
+        """
+        newer = [line for line in self.trouble if line.stamp > accepted]
+        return tuple(line for line in newer if line.stamp > seen or line.kind is Kind.BROKEN)
+
+
+def kind_of(text: str) -> Kind | None:
+    """What a line of the log says about the node; None when it is no GPU trouble."""
+    return next((kind for kind, pattern in PATTERNS if pattern.search(text)), None)
+
+
+def read(env: Mapping[str, str]) -> Log:
+    """Read the log with the agent's command, `dmesg` where it names none.
+
+    Raises:
+        KernelLogError: The command fails, or prints nothing that has the kernel's times.
+    """
+    command = env.get(COMMAND, "dmesg")
+    try:
+        words = shlex.split(command) or ["dmesg"]
+    except ValueError as error:
+        raise KernelLogError(f"{COMMAND} is no command: {error}", where=command, remedy="close its quotes") from error
+    ran = bounded.run(words, SECONDS)
+    remedy = f"let the agent's user read it (sysctl kernel.dmesg_restrict=0), or set {COMMAND}, e.g. to 'sudo -n dmesg'"
+    if ran.problem or ran.status != 0:
+        said = ran.problem or f"it ended with status {ran.status}: {ran.said() or 'no words'}"
+        raise KernelLogError(f"the kernel's log cannot be read: {said}", where=command, remedy=remedy)
+    return understand(ran.out, where=command, remedy=remedy)
+
+
+def understand(text: str, *, where: str = "", remedy: str = "") -> Log:
+    """The trouble in a log.
+
+    Raises:
+        KernelLogError: No line has the kernel's time, so nothing can be told about when anything happened.
+    """
+    lines = [match for line in text.splitlines() if (match := _STAMP.match(line))]
+    if not lines:
+        raise KernelLogError("the kernel's log is empty or has no times", where=where, remedy=remedy)
+    stamped = [(float(match[1]), bounded.plain(match[2])) for match in lines]
+    trouble = tuple(Trouble(stamp, line, kind) for stamp, line in stamped if (kind := kind_of(line)) is not None)
+    return Log(trouble, max(stamp for stamp, _ in stamped))
+
+
+def of_gpus(trouble: tuple[Trouble, ...], bdfs: frozenset[str]) -> tuple[Trouble, ...]:
+    """Without the lines that name other GPUs than these; a line that names none may be about any."""
+    if not bdfs:
+        return trouble
+    return tuple(line for line in trouble if not (named := set(_BDF.findall(line.text.lower()))) or named & bdfs)
+
+
+class Position:
+    """How far an agent has read the log of this boot. Lost, it is the beginning: that finds more, not less."""
+
+    def __init__(self, env: Mapping[str, str], boot: Path) -> None:
+        folder = env.get(STATE) or str(Path(env.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "hilgate")
+        agent = re.sub(r"[^A-Za-z0-9-]", "-", env.get("BUILDKITE_AGENT_NAME", "") or "desk")
+        self.path = Path(folder) / f"kernel-log-{agent}.json"
+        try:
+            self.boot = boot.read_text(encoding="ascii").strip()
+        except OSError:
+            self.boot = ""
+
+    def load(self) -> tuple[float, float]:
+        """The stamps up to which the log was read, and up to which a person has accepted it; -1 for neither."""
+        try:
+            known = json.loads(self.path.read_text(encoding="utf-8"))
+            if self.boot and known["boot"] == self.boot:
+                return float(known["seen"]), float(known["accepted"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return -1.0, -1.0
+
+    def save(self, seen: float, *, accepted: bool = False) -> None:
+        """Note that everything up to `seen` was read. A folder that cannot be written leaves the old note."""
+        known = {"boot": self.boot, "seen": seen, "accepted": seen if accepted else self.load()[1]}
+        part = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(known), encoding="utf-8")
+            part.replace(self.path)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Show the trouble that counts for this agent; with --accept it no longer does. 0 without any, else 75."""
+    parser = argparse.ArgumentParser(prog="hilgate.agent.kernel_log", description="GPU trouble in the kernel's log.")
+    parser.add_argument("--accept", action="store_true", help="the node was repaired: none of this counts any more")
+    arguments = parser.parse_args(words)
+    position = Position(os.environ, paths.PROC / "sys" / "kernel" / "random" / "boot_id")
+    try:
+        log = read(os.environ)
+    except HilgateError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return int(error.exit_status)
+    counting = log.since(*position.load())
+    for line in counting:
+        sys.stdout.write(f"{line.kind.value:<7} {line}\n")
+    if arguments.accept:
+        position.save(log.end, accepted=True)
+        sys.stdout.write(f"accepted up to {log.end:.6f} s after boot\n")
+        return 0
+    return int(Exit.SICK_NODE) if counting else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

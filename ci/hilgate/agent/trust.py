@@ -1,0 +1,175 @@
+"""What a build may do, from who asks for it: pure functions over the environment that Buildkite gives a job.
+
+A build of a fork runs code that nobody here has read. It gets no secrets, writes no cache, pushes nothing, and its
+kernel steps have no network. Whatever cannot be told counts as a fork.
+
+Which code decides this is said in SECURITY.md: on agents that build forks it is a copy outside of the checkout.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hilgate.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+CASELESS_HOSTS = frozenset({"github.com"})
+"""Where `Owner/Repo` and `owner/repo` are the same repository; elsewhere they may belong to two people."""
+
+DEFAULT_PORTS = {"https": 443, "http": 80, "ssh": 22, "git": 9418}
+
+KEPT = frozenset(
+    {
+        *("HOME", "LANG", "LC_ALL", "LOGNAME", "NO_COLOR", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "TERM", "TMPDIR"),
+        *("TZ", "USER"),
+        *("BUILDKITE", "BUILDKITE_AGENT_NAME", "BUILDKITE_BRANCH", "BUILDKITE_BUILD_ID", "BUILDKITE_BUILD_NUMBER"),
+        *("BUILDKITE_COMMIT", "BUILDKITE_JOB_ID", "BUILDKITE_PIPELINE_SLUG", "BUILDKITE_PULL_REQUEST"),
+        *("BUILDKITE_PULL_REQUEST_BASE_BRANCH", "BUILDKITE_PULL_REQUEST_REPO", "BUILDKITE_REPO"),
+        *("BUILDKITE_RETRY_COUNT", "BUILDKITE_STEP_KEY", "BUILDKITE_TIMEOUT"),
+        *("HILGATE_BASE", "HILGATE_FORK", "HILGATE_JOB_ID", "HILGATE_JOB_STARTED"),
+    }
+)
+"""All that a step sees of its agent's environment. BUILDKITE_AGENT_ACCESS_TOKEN is not here: with it a step could
+upload pipeline steps, read secrets and replace the results of other jobs."""
+
+KEPT_ON_A_TRUSTED_HOST = frozenset(
+    {
+        *("BUILDKIT_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "DOCKER_HOST", "XDG_RUNTIME_DIR", "HILGATE_REGISTRY"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+        *("PIP_CONFIG_FILE", "SSL_CERT_FILE"),
+    }
+)
+"""How a step that builds an image finds its builder, its registry and the network."""
+
+STAYS_INSIDE = re.compile(
+    r"(?:kernels/pagedkv|evals/(?:hileval|tasks|baselines|pocket)|tests|benchmarks)/.+|ci/areas/[^/]+\.yaml|"
+    r"evals/[^/]+\.yaml|ci/quarantine\.yaml|(?:[^/]+/)*[^/]+\.(?:md|png)|LICENSE",
+    re.DOTALL,
+)
+"""The files that a host only copies into a container, reads as data or does not read. All others count as executed by
+it: hooks, the planner, image recipes, what Python would find before its own library (`json/`, `ci/argparse.py`)."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_RESERVED = re.compile(
+    r"(?:BUILDKITE|HILGATE|DOCKER|BUILDKIT|LD|DYLD|PYTHON|GIT|SSH|HIP|HSA|ROCR|CUDA|GPU)(?:_.*)?|PYTHON.*|BASH.*|"
+    r"PATH|HOME|IFS|ENV|SHELL|TERM|USER|LOGNAME|TMPDIR|LANG|LC_.*"
+)
+_HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
+_SEGMENT = re.compile(r"[A-Za-z0-9_~][A-Za-z0-9._~-]*")
+_URL = re.compile(
+    r"(?P<scheme>https?|ssh|git)://(?:[^\s/@?#\\]*@)?(?P<host>[A-Za-z0-9.-]+)(?::(?P<port>[0-9]{1,5}))?(?P<path>/[^:]+)"
+)
+_SCP = re.compile(r"(?:[A-Za-z0-9._-]+@)?(?P<host>[A-Za-z0-9.-]+):(?P<path>[^:]+)")
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What a build may do, and the one fact that decided it."""
+
+    fork: bool
+    why: str
+
+    @property
+    def may_have_secrets(self) -> bool:
+        """Whether a step is given the secrets that it declares."""
+        return not self.fork
+
+    @property
+    def may_write_caches(self) -> bool:
+        """Whether anything it leaves is read by another build."""
+        return not self.fork
+
+    @property
+    def may_push(self) -> bool:
+        """Whether an image that it builds goes to a registry."""
+        return not self.fork
+
+    def may_reach_network(self, *, declared: bool, gpus: int) -> bool:
+        """Whether a step's container is on a network: only where declared, and never a kernel step of a fork."""
+        return declared and not (self.fork and gpus > 0)
+
+
+def of_build(env: Mapping[str, str]) -> Trust:
+    """The trust in a build, from Buildkite's variables; at a desk there are none: the checkout is the user's."""
+    ours, theirs = env.get("BUILDKITE_REPO", ""), env.get("BUILDKITE_PULL_REQUEST_REPO", "")
+    if env.get("HILGATE_FORK", "") not in {"", "0"}:
+        return Trust(fork=True, why="HILGATE_FORK is set")
+    if not any(name.startswith("BUILDKITE") for name in env):
+        return Trust(fork=False, why="not a Buildkite build")
+    if theirs:
+        return _of_pull_request(ours, theirs)
+    # "false" outside of a pull request; a number without the repository that it comes from proves nothing.
+    number = env.get("BUILDKITE_PULL_REQUEST", "")
+    if number != "false":
+        return Trust(fork=True, why=f"pull request {number!r} without BUILDKITE_PULL_REQUEST_REPO")
+    return Trust(fork=False, why="not a pull request")
+
+
+def _of_pull_request(ours: str, theirs: str) -> Trust:
+    known, other = repository(ours), repository(theirs)
+    if known is None or other is None:
+        unreadable = "BUILDKITE_REPO" if known is None else "BUILDKITE_PULL_REQUEST_REPO"
+        return Trust(fork=True, why=f"{unreadable} cannot be read as a repository")
+    if known != other:
+        return Trust(fork=True, why=f"{other} is not {known}")
+    return Trust(fork=False, why=f"a pull request from {known} itself")
+
+
+def repository(url: str) -> str | None:
+    """`host/owner/repo` of a repository's address; None for one that is not plainly one.
+
+    https, ssh, git and scp-like spellings, a user, the scheme's own port, `.git` and a closing slash mean nothing. All
+    else must be plain: no query, no percent sign, no empty or dotted segment, ASCII only.
+    """
+    match = (_URL if "://" in url else _SCP).fullmatch(url)
+    if match is None:
+        return None
+    found = match.groupdict()
+    host = found["host"].lower()
+    segments = found["path"].removeprefix("/").removesuffix("/").removesuffix(".git").split("/")
+    plain = all(_SEGMENT.fullmatch(segment) and ".." not in segment for segment in segments)
+    if not _HOST.fullmatch(host) or ".." in host or len(segments) < 2 or not plain:
+        return None
+    port = found.get("port") or ""
+    own_port = port if port and int(port) != DEFAULT_PORTS[found["scheme"]] else ""
+    name = "/".join(segments)
+    return f"{host}{':' if own_port else ''}{own_port}/{name.lower() if host in CASELESS_HOSTS else name}"
+
+
+def environment(env: Mapping[str, str], trust: Trust, secrets: Iterable[str] = ()) -> dict[str, str]:
+    """The environment of a step that runs on the host: named variables only, and of the secrets only those it declares.
+
+    Raises:
+        DeclarationError: A secret has a name that would change how something runs.
+    """
+    names = KEPT | frozenset(check_secrets(secrets) if trust.may_have_secrets else ())
+    if not trust.fork:
+        names |= KEPT_ON_A_TRUSTED_HOST
+    kept = {name: env[name] for name in sorted(names) if name in env}
+    return {**kept, "HILGATE_FORK": "1"} if trust.fork else kept
+
+
+def check_secrets(names: Iterable[str]) -> tuple[str, ...]:
+    """The names of secrets, each a variable that only carries a value.
+
+    Raises:
+        DeclarationError: A name is no variable's, or one that the agent, the shell, the loader or git read themselves.
+    """
+    chosen = tuple(names)
+    for name in chosen:
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or _RESERVED.fullmatch(name):
+            raise DeclarationError(
+                f"{name!r} cannot be the name of a secret",
+                where="secrets of a step in ci/areas",
+                remedy="name the variable of the secret itself, e.g. HF_TOKEN",
+            )
+    return chosen
+
+
+def runs_on_host(path: str) -> bool:
+    """Whether a changed file may be executed, or change what is executed, on an agent outside of any container."""
+    return STAYS_INSIDE.fullmatch(path) is None

@@ -1,0 +1,125 @@
+"""The commands of a release: bundle, verify-bundle. What they import is imported when they run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from pathlib import Path  # noqa: TC003 - typer evaluates the annotations
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hilgate import escape
+from hilgate.errors import Exit, RecordsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hilgate.bundle_check import Answer, Finding
+    from hilgate.cli.app import Settings
+
+COLUMNS = 80
+MARKS = {True: "✓", False: "✗", None: "○"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    app.command("bundle")(bundle)
+    app.command("verify-bundle")(verify_bundle)
+
+
+def bundle(
+    ctx: typer.Context,
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The tar to write.")],
+    results: Annotated[Path | None, typer.Option("--results", metavar="DIR", help="By default results/.")] = None,
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="Sign it with this OpenSSH key, into FILE.sig.")
+    ] = None,
+) -> None:
+    """Write the evidence of a judged build to one file: plan, records, verdict, pins, bill and checksums."""
+    from hilgate.bundle import write_bundle
+    from hilgate.bundle_check import verify
+    from hilgate.changes import commit_time, inspect
+    from hilgate.plan import read_plan
+    from hilgate.signature import sign
+
+    settings: Settings = ctx.obj
+    root = settings.repository()
+    folder = results or root / "results"
+    plan, here = read_plan(folder / "plan.json"), inspect(root, None).commit
+    if not here or here != plan.commit:
+        raise RecordsError(
+            f"the plan is of commit {plan.commit[:12] or '(none)'} and {here[:12] or '(none)'} is checked out",
+            where=str(root),
+            remedy="check that commit out: its lock files and pins go into the bundle",
+        )
+    manifest = write_bundle(root, folder, out, committed=commit_time(root, plan.commit))
+    answer = verify(out)
+    if not answer.sound:
+        out.unlink()
+        _print(answer, sys.stderr.write)
+        raise RecordsError(
+            "what would be bundled is not sound", where=str(folder), remedy="see above; then judge again"
+        )
+    sys.stdout.write(f"{out}\n")
+    words = f"{manifest.outcome.value}, commit {manifest.commit[:12]}, plan {manifest.plan_digest[:12]}"
+    sys.stderr.write(f"{words}, profile {manifest.profile}\n")
+    if key is not None:
+        sys.stdout.write(f"{sign(out, key)}\n")
+
+
+def verify_bundle(
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    profile: Annotated[str | None, typer.Option("--profile", help="Demand this profile, e.g. release.")] = None,
+    commit: Annotated[str | None, typer.Option("--commit", metavar="SHA", help="Demand this commit.")] = None,
+    signers: Annotated[
+        Path | None,
+        typer.Option("--signers", metavar="FILE", help="Demand FILE.sig by one of these (allowed_signers)."),
+    ] = None,
+    signer: Annotated[str, typer.Option("--signer", metavar="NAME", help="The name in that file.")] = "release",
+) -> None:
+    """Check a bundle and derive its verdict again. Exit status: 3 when it is not sound, else that of its verdict."""
+    from hilgate.bundle_check import verify
+    from hilgate.judge import exit_status
+
+    demanded = {"profile": profile, "commit": commit}
+    answer = verify(file, demanded={name: value for name, value in demanded.items() if value is not None})
+    if signers is not None:
+        answer = answer.after(_signature(file, signers, signer))
+    verdict = answer.verdict
+    if as_json:
+        found = [finding.model_dump(mode="json") for finding in answer.findings]
+        shown = {"sound": answer.sound, "findings": found, "outcome": verdict.outcome.value if verdict else None}
+        sys.stdout.write(json.dumps(shown, indent=1) + "\n")
+    else:
+        _print(answer, sys.stdout.write)
+    if verdict is None or answer.plan is None:
+        raise typer.Exit(Exit.INVALID_DECLARATION)
+    raise typer.Exit(exit_status(verdict, answer.plan))
+
+
+def _signature(file: Path, signers: Path, signer: str) -> Finding:
+    from hilgate import signature
+    from hilgate.bundle_check import Finding
+
+    sound, words = signature.verify(file, signers, signer)
+    return Finding(check="signature", sound=sound, words=words)
+
+
+def _print(answer: Answer, write: Callable[[str], object]) -> None:
+    for finding in answer.findings:
+        lines = escape.visible(finding.words).splitlines()
+        start = f"{MARKS[finding.sound]} {finding.check:<10} "
+        for line in lines:
+            wrapped = textwrap.wrap(line.strip(), COLUMNS - len(start), break_long_words=False, break_on_hyphens=False)
+            for part in wrapped:
+                write(f"{start}{part}\n")
+                start = " " * len(start)
+    if answer.verdict is not None:
+        write(f"sound; its verdict: {answer.verdict.outcome.value}\n")
+    else:
+        write("NOT SOUND: nothing that it says counts\n")

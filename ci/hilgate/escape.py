@@ -1,0 +1,98 @@
+"""Text of a change, shown as text: what a test prints, what a file is called, never what a log or a page would obey.
+
+A test id, a message or a file name can hold escape sequences, links, Markdown, HTML or characters that turn the reading
+direction. Each place where a person reads has one function here.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from urllib.parse import quote
+
+HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode categories without a shape of their own: controls (escape sequences begin with one), directions and joiners,
+surrogates, private and unassigned characters, line and paragraph separators."""
+
+INVISIBLE = frozenset("\u115f\u1160\u3164\uffa0\u2800\u034f")
+"""Letters and marks that take room and show nothing."""
+
+GROUPS = re.compile(r"(?m)^(?=(?:---|\+\+\+|~~~|\^\^\^))")
+"""What begins a group in a Buildkite log (Buildkite, "Managing log output"), or opens the last one (`^^^ +++`)."""
+
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]|~@]|(?<=[a-z]):(?=//)|(?<=\bwww)\.)", re.IGNORECASE)
+_BLOCK = re.compile(r"^(\d{0,9})([-+#=>.)])")
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_WORD = re.compile(r"[A-Za-z_][\w:+\-.\[\]\\/]*", re.ASCII)
+_RELATIVE = re.compile(r"(?!/)(?:(?!\.\.(?:/|$))[^/]+/)*(?!\.\.$)[^/]+")
+
+
+def visible(text: str) -> str:
+    r"""Text in which everything can be seen: other characters stand as `\x1b` or `\u202e`. Newlines and tabs stay."""
+    if text.isascii() and text.isprintable():
+        return text
+    text = text.replace("\r\n", "\n")
+    return "".join(c if c in "\n\t" or _has_shape(c) else _code(c) for c in text)
+
+
+def line(text: str) -> str:
+    """Visible text on one line."""
+    return " ".join(visible(text).split())
+
+
+def log(text: str) -> str:
+    """Visible text for a Buildkite log, in which no line begins a group of its own."""
+    return GROUPS.sub(" ", visible(text))
+
+
+def markdown(text: str) -> str:
+    """Text on one line that CommonMark, its GitHub dialect and HTML show as it is; addresses in it become no links."""
+    escaped = _MARKDOWN.sub(r"\\\1", html.escape(line(text), quote=False))
+    return _BLOCK.sub(r"\1\\\2", escaped)
+
+
+def fenced(text: str) -> str:
+    """A Markdown code block whose fence is longer than any run of backticks inside."""
+    shown = visible(text)
+    longest = max((len(run) for run in re.findall("`+", shown)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{shown}\n{fence}"
+
+
+def xml(text: str) -> str:
+    """Text that XML 1.0 can hold (section 2.2), with everything visible."""
+    return _NOT_XML.sub("\ufffd", visible(text))
+
+
+def address(path: str) -> str:
+    """A path below the page that names it, as the value of `href`; empty for anything else, such as `javascript:`."""
+    return "./" + quote(path) if _RELATIVE.fullmatch(path) and "\0" not in path else ""
+
+
+def pytest_word(test_id: str) -> str:
+    """What pytest's -k selects this test by; empty where its name is none that pytest could collect.
+
+    -k is an expression of its own: only words of these characters are a name in it. With any others in the parameters
+    the test function alone is still true, and wider.
+    """
+    name, bracket, parameters = test_id.partition("[")
+    name = name.rsplit("::", 1)[-1]
+    if not name.isidentifier() or not name.isascii():
+        return ""
+    exact = name + bracket + parameters
+    return exact if _WORD.fullmatch(exact) else name
+
+
+def finalize(value: object) -> object:
+    """What jinja2 does with each value before it escapes it as HTML; markup of our own stays as it is."""
+    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _has_shape(character: str) -> bool:
+    return unicodedata.category(character) not in HIDDEN and character not in INVISIBLE
+
+
+def _code(character: str) -> str:
+    number = ord(character)
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

@@ -1,0 +1,115 @@
+"""Health of the node a job ran on: the files its hooks left, and what they say about the results beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from hilgate.model import Health
+from hilgate.names import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hilgate.model import GpuHealth, PlannedStep
+
+MOMENTS = ("before", "after")
+SHOWN_LINES = 5
+"""Kernel log lines that a ruling quotes; the rest stay in the health file."""
+
+
+def health_file(moment: str) -> str:
+    """Name of the file in a job's folder."""
+    return f"health-{moment}.json"
+
+
+def read_health(folder: Path, key: str) -> tuple[tuple[Health, ...], str]:
+    """The health files of a job, and what is wrong with them (empty: nothing; a missing file is not wrong here).
+
+    Args:
+        folder: The job's folder.
+        key: The planned step they must be of; empty for a rerun, whose job is called otherwise.
+    """
+    found: list[Health] = []
+    problem = ""
+    for moment in MOMENTS:
+        path = folder / health_file(moment)
+        if not path.exists() and not path.is_symlink():
+            continue
+        try:
+            health = Health.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error.strerror
+            problem = problem or f"{path.name}: not a health record: {why}"
+            continue
+        if health.moment != moment or (key and health.step != key):
+            problem = problem or f"{path.name}: it is of {health.step}, {health.moment} it ran"
+            continue
+        found.append(health)
+    return tuple(found), problem
+
+
+def is_demanded(step: PlannedStep, profile: str) -> bool:
+    """Whether a result of this step counts only with both records: on a GPU of an agent. A desk has no hooks."""
+    return profile != "gate" and step.queue is not None and (step.gpus > 0 or step.device != CPU)
+
+
+def missing(health: Sequence[Health]) -> str:
+    """Which of the two records is not there; empty when both are."""
+    moments = {one.moment for one in health}
+    return ", ".join(moment for moment in MOMENTS if moment not in moments)
+
+
+def trouble(health: Sequence[Health], host: str, gpus: int) -> tuple[str, ...]:
+    """What the hooks saw that makes a result worthless; empty on a node that was fit throughout.
+
+    Args:
+        health: The records of one job.
+        host: Node that the results name; empty when there are none.
+        gpus: GPUs the step needs.
+    """
+    found: list[str] = []
+    for one in health:
+        if host and one.host != host:
+            found.append(f"the health {one.moment} is of {one.host}, the results are of {host}")
+        found += [f"unfit {one.moment}: {problem}" for problem in one.problems]
+        if not (one.healthy or one.problems or one.dmesg):
+            found.append(f"unfit {one.moment}: the hook does not say why")
+        if len(one.gpus) < gpus:
+            found.append(f"{len(one.gpus)} of {gpus} GPUs {one.moment}")
+    found += _changed(health)
+    # What the kernel said before the step began counts only where the hook found the node unfit for it.
+    log = [line for one in health if one.moment == "after" or not one.healthy for line in one.dmesg]
+    return (*found, *(f"kernel log: {line}" for line in log[:SHOWN_LINES]))
+
+
+def lines(health: Sequence[Health]) -> tuple[str, ...]:
+    """Node and GPU memory before and after, a line for each GPU."""
+    before, after = _by_bdf(health, "before"), _by_bdf(health, "after")
+    shown = []
+    for bdf in sorted(before | after):
+        used = [f"{gpus[bdf].vram_used_mib:,} MiB {when}" if bdf in gpus else f"not there {when}"
+                for gpus, when in ((before, "before"), (after, "after"))]  # fmt: skip
+        gpu = (after | before)[bdf]
+        name = f"{bdf} {gpu.name}" if gpu.name else bdf
+        shown.append(f"GPU {name}: {', '.join(used)}, of {gpu.vram_total_mib:,} MiB")
+    ended = [process for one in health for process in one.ended]
+    return (*shown, *(f"left running, and ended: {process}" for process in ended[:SHOWN_LINES]))
+
+
+def _by_bdf(health: Sequence[Health], moment: str) -> dict[str, GpuHealth]:
+    return {gpu.bdf: gpu for one in health if one.moment == moment for gpu in one.gpus}
+
+
+def _changed(health: Sequence[Health]) -> list[str]:
+    """GPUs that went away or counted new uncorrectable errors while the step ran."""
+    if missing(health):
+        return []
+    before, after = _by_bdf(health, "before"), _by_bdf(health, "after")
+    gone = [f"GPU {bdf} was gone afterwards" for bdf in sorted(before.keys() - after.keys())]
+    errors = [
+        (bdf, after[bdf].ecc_uncorrectable - gpu.ecc_uncorrectable) for bdf, gpu in before.items() if bdf in after
+    ]
+    return gone + [f"GPU {bdf}: {new} new uncorrectable memory errors" for bdf, new in errors if new > 0]

@@ -1,0 +1,113 @@
+"""`python -m hilgate.images`: the key of each image and wheel; `build IMAGE` builds one, `pins` checks them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hilgate.changes import inspect
+from hilgate.declare import find_root
+from hilgate.errors import CannotRunHereError, Exit, HilgateError
+from hilgate.images import INPUTS, contents, read, unfilled, wheel_keys
+from hilgate.images.build import Job, build
+from hilgate.images.buildah import Buildah
+from hilgate.images.docker import Docker, available
+from hilgate.images.pipconf import mountable, pip_configuration
+from hilgate.model import Outcome
+
+if TYPE_CHECKING:
+    from hilgate.images.engine import Engine
+    from hilgate.images.pins import Pins
+
+SCRATCH = ".images"
+"""Store, contexts and lock; ignored by git."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; the exit status is one of `hilgate.errors.Exit`."""
+    parser = argparse.ArgumentParser(prog="python -m hilgate.images", description=__doc__)
+    commands = parser.add_subparsers(dest="command")
+    parser.add_argument("--json", action="store_true", help="keys as JSON")
+    commands.add_parser("pins", help="check docker/pins.toml and list what is not read off yet")
+    building = commands.add_parser("build", help="build an image, or find it built")
+    building.add_argument("image", help=" or ".join(INPUTS))
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        root = find_root(Path.cwd())
+        if options.command == "build":
+            return _build(options.image, root)
+        if options.command == "pins":
+            return _pins(root)
+        _keys(root, as_json=options.json)
+    except HilgateError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_status
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: the next build goes on from the last finished layer\n")
+        return Exit.INTERRUPTED
+    return Exit.PASS
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    """SIGTERM, from a runner or an agent, ends a build as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def _keys(root: Path, *, as_json: bool) -> None:
+    keys = {"images": contents(root), "wheels": wheel_keys(root, read(root))}
+    if as_json:
+        sys.stdout.write(json.dumps(keys, indent=1) + "\n")
+        return
+    for kind, found in keys.items():
+        for name, key in found.items():
+            sys.stdout.write(f"{kind.removesuffix('s'):<6} {name:<14} {key[:56]}\n")
+
+
+def _pins(root: Path) -> int:
+    pins = read(root)
+    for image in INPUTS:
+        missing = unfilled(image, pins)
+        sys.stdout.write(
+            f"{image:<5} {'every pin is read off' if not missing else f'{len(missing)} not read off yet'}\n"
+        )
+        sys.stdout.writelines(f"  {place}\n    {command}\n" for place, command in missing)
+    return Exit.PASS
+
+
+def _build(image: str, root: Path) -> int:
+    fork = os.environ.get("HILGATE_FORK", "") not in {"", "0"}
+    scratch = root / SCRATCH / ("fork" if fork else "own")
+    out = Path(os.environ.get("HILGATE_OUT", root / "results" / "images" / image))
+
+    def conf() -> tuple[str, dict[str, str]]:
+        text, mounts = pip_configuration()
+        return text, mountable(mounts)
+
+    def choose(pins: Pins) -> Engine:
+        if available():
+            registry = os.environ.get("HILGATE_REGISTRY", "").rstrip("/")
+            return Docker(registry, root / "docker" / "docker-bake.hcl", fork=fork)
+        if image == "rocm":
+            raise CannotRunHereError(
+                "the ROCm image needs docker with buildx", where="image rocm", remedy="build it on the image queue"
+            )
+        return Buildah(scratch / "store", pins.cpu.suite, root / "docker" / "scripts" / "debootstrap.sh")
+
+    revision = inspect(root, None).commit
+    checks = build(Job(image, root, out, scratch, revision, fork, conf), choose)
+    for check in checks:
+        sys.stdout.write(f"{check.outcome.value:<5} {check.id:<24} {check.seconds:6.1f} s  {check.message}\n")
+    if any(check.outcome is not Outcome.PASS for check in checks):
+        return Exit.FAIL
+    sys.stdout.write((out / "image.json").read_text(encoding="utf-8"))
+    return Exit.PASS
+
+
+if __name__ == "__main__":
+    sys.exit(main())

