@@ -73,3 +73,15 @@ def test_not_a_gates_file(tmp_path, text):
 def test_missing_file(tmp_path):
     with pytest.raises(DeclarationError, match="cannot read"):
         load_gates(tmp_path / "none.yaml")
+
+
+def test_every_gate_has_a_step_and_hub_gates_share_their_level():
+    steps = yaml.safe_load((EVALS.parent / "ci/areas/accuracy.yaml").read_text())["steps"]
+    gates = load_gates().gates
+    hub = {name for name, gate in gates.items() if gate.weights == "hub"}
+    commands = {step["command"].rsplit(" ", 1)[1]: step for step in steps}
+    assert set(commands) == set(gates)
+    for name in hub:
+        step, gate = commands[name], gates[name]
+        assert step["env"]["HILEVAL_GATES"] == str(len(hub))
+        assert (tuple(step["devices"]), step["gpus"]) == (gate.arch, gate.gpus)
