@@ -7,11 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hilgate.agent.trust import of_build
-<<<<<<< HEAD
 from hilgate.images import contents
 from hilgate.loosening import loosened
-=======
->>>>>>> planner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,20 +28,15 @@ class Facts:
     fork: bool = False
 
 
-<<<<<<< HEAD
 def gather_facts(root: Path, change: Changes) -> Facts:
-    """The facts of a checkout and its change.
+    """The facts of a checkout and its change; outside of a checkout there is no content to tell images by.
 
     Raises:
-        DeclarationError: The images' pins or the list of protected files cannot be read.
+        DeclarationError: The pins or the list of protected files are wrong.
+        CannotRunHereError: The merge base is not in this checkout.
     """
     return Facts(
-        images=contents(root),
+        images=contents(root) if change.commit else {},
         loosened=loosened(root, change.merge_base, change.files or ()),
         fork=of_build(os.environ).fork,
     )
-=======
-def gather_facts(root: Path, change: Changes) -> Facts:  # noqa: ARG001 - what it is asked about
-    """The facts of a checkout and its change. No image is declared, so there are none to tell."""
-    return Facts(fork=of_build(os.environ).fork)
->>>>>>> planner
