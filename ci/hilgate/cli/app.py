@@ -51,21 +51,7 @@ class Settings:
 
 def build_app() -> typer.Typer:
     """The `hilgate` command line: what planning, running and kernels register."""
-<<<<<<< HEAD
-    from hilgate.cli import (
-        history,
-        kernels,
-        planning,
-        rechecking,
-        release,
-        remote,
-        replaying,
-        running,
-        simulating,
-    )
-=======
     from hilgate.cli import history, kernels, planning, rechecking, release, remote, replaying, running, simulating
->>>>>>> planner
 
     # \\b keeps the line breaks of a paragraph.
     statuses = "\n".join(f"{status.value:>5}  {meaning}" for status, meaning in EXIT_MEANINGS.items())
