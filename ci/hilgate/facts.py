@@ -29,13 +29,14 @@ class Facts:
 
 
 def gather_facts(root: Path, change: Changes) -> Facts:
-    """The facts of a checkout and its change.
+    """The facts of a checkout and its change; outside of a checkout there is no content to tell images by.
 
     Raises:
-        DeclarationError: The images' pins or the list of protected files cannot be read.
+        DeclarationError: The pins or the list of protected files are wrong.
+        CannotRunHereError: The merge base is not in this checkout.
     """
     return Facts(
-        images=contents(root),
+        images=contents(root) if change.commit else {},
         loosened=loosened(root, change.merge_base, change.files or ()),
         fork=of_build(os.environ).fork,
     )

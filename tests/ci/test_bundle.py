@@ -85,7 +85,8 @@ def test_a_release_leaves_nothing_out_without_a_reason(tmp_path, changes, words)
 
 
 @pytest.mark.parametrize(
-    "reason", ["no queue offers cuda; run it at a desk that has one", "runs nightly", "runs in pr only"]
+    "reason",
+    ["no queue offers cuda; run it at a desk that has one", "runs nightly", "runs at a desk and for a pull request"],
 )
 def test_a_release_may_leave_out_what_no_machine_offers_or_other_plans_run(tmp_path, reason):
     file = write(tmp_path, **RELEASE, omissions=omission(reason))

@@ -71,18 +71,20 @@ def test_profiles(toy):
 
 
 def test_history_is_in_the_footer_and_in_the_explanation(toy):
-    history = toy / "times.jsonl"
-    history.write_text('{"kind": "step", "key": "plain-cpu", "outcome": "pass", "seconds": 300}\n')
+    history = toy / "times"
+    history.mkdir()
+    times = history / "steps.jsonl"
+    times.write_text('{"kind": "step", "key": "plain-cpu", "outcome": "pass", "seconds": 300}\n')
     shown = hilgate(toy, "plan", "--history", str(history)).stdout
     assert "2 steps, about 6 minutes (measured for 1 of 2); longest chain 5: plain-cpu" in shown
     assert "(as declared)" in hilgate(toy, "plan").stdout
     assert "5 min" in hilgate(toy, "explain", "plain", HILGATE_HISTORY=str(history)).stdout
     absent = hilgate(toy, "plan", "--history", str(toy / "absent"))
     assert (absent.returncode, absent.stdout) == (Exit.MISUSE, "")
-    history.write_text("{")
+    times.write_text("{")
     damaged = hilgate(toy, "plan", "--history", str(history))
     assert damaged.returncode == Exit.INVALID_DECLARATION
-    assert "times.jsonl:1" in damaged.stderr
+    assert "steps.jsonl:1" in damaged.stderr
 
 
 def test_replay_counts_and_ends_red_when_a_step_is_missed(toy, tmp_path):

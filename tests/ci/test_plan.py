@@ -195,7 +195,7 @@ def test_facts_are_gathered_for_the_change_and_stand_in_the_plan():
 
     def gather(root, found):
         asked.append((root, found.files))
-        return Facts(fork=True)
+        return Facts(images={"cpu": "0" * 64}, fork=True)
 
     assert make_plan(REPOSITORY, base=None, profile="pr", select=("routing",), gather=gather).fork
     assert asked == [(REPOSITORY, None)]

@@ -29,7 +29,7 @@ class Judged:
     recorded: Recorded
     verdict: Verdict
     report: Path
-    facts: Facts
+    facts: Facts | None = None
     refused: HilgateError | None = None
 
 

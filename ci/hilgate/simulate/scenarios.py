@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from hilgate import buildkite, changes
 from hilgate.declare import Declarations, load
 from hilgate.errors import NothingSelectedError
+from hilgate.facts import Facts
 from hilgate.followups import recheck_yaml
+from hilgate.images import contents
 from hilgate.model import Evidence, Plan, PlannedStep
 from hilgate.names import CPU
 from hilgate.plan import assemble
@@ -60,6 +62,7 @@ class Scenarios:
         self.root = root
         self.seed = seed
         self.declarations = load(root)
+        self.images = contents(root)
         self.flow = parse((root / ".buildkite" / "pipeline.yml").read_text(encoding="utf-8"))
         self.toy = functools.cache(self._toy)
         self.real = functools.cache(self._real)
@@ -79,7 +82,8 @@ class Scenarios:
             changed = tuple(sorted(rng.sample(files, rng.choice((1, 1, 2, 5)))))
             change = changes.Changes("0" * 40, dirty=False, base="main", files=changed)
             try:
-                return self._scenario(f"real {number}", assemble(self.declarations, change, None, profile="pr"))
+                plan = assemble(self.declarations, change, None, profile="pr", facts=Facts(images=self.images))
+                return self._scenario(f"real {number}", plan)
             except NothingSelectedError:
                 continue
 
