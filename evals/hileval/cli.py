@@ -1,4 +1,4 @@
-"""The command line: `gate`, `baseline record`, `gates`.
+"""The command line: `gate`, `gates`, `import`, `baseline ...`, `power`.
 
 `gate` leaves `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) in the output folder and
 exits with the status that the worst check has.
@@ -8,33 +8,43 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
-from hileval.baseline import make_baseline
-from hileval.declare import Gate, find_gate, load_gates
+from hileval import cli_baseline, cli_power
+from hileval.baseline import Baseline
+from hileval.conduct import conduct
+from hileval.declare import EVALS, Gate, Occasion, find_gate, load_gates
+from hileval.flips import flips, side_by_side
+from hileval.foreign import as_yaml, read_foreign
 from hileval.gate import exit_status, judge
-from hileval.records import Baseline, Run
-from hileval.served import check_served
-from hilgate.errors import Exit, HilgateError, MisuseError
+from hileval.journal import Heading, Journal, code_fingerprint
+from hileval.rule import shared
+from hileval.served import served_by
+from hileval.start import EngineName, starter
+from hilgate.errors import Exit, HilgateError
 from hilgate.model import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hileval.engines import Engine
+    from hileval.evaluation import Evaluation
+    from hileval.rule import Rule
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-baseline_app = typer.Typer(no_args_is_help=True, help="Stored runs that later runs are paired with.")
-app.add_typer(baseline_app, name="baseline")
+app.add_typer(cli_baseline.app, name="baseline")
+app.command("power")(cli_power.power)
 console = Console()
 stderr = Console(stderr=True)
 
 COLOURS = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow", Outcome.DID_NOT_RUN: "yellow"}
-EngineName = Literal["vllm", "transformers"]
+JOURNALS = Path("results/journals")
+"""Where answers are kept until their gate has spoken."""
+When = Annotated[Occasion, typer.Option("--when", envvar="HILEVAL_WHEN", help="Which of the gate's rules applies.")]
 Limit = Annotated[int | None, typer.Option(help="Ask only the first N questions; too few are inconclusive.")]
 Out = Annotated[Path, typer.Option(envvar="HILGATE_OUT", help="Folder of findings.jsonl and samples.jsonl.")]
 
@@ -42,75 +52,94 @@ Out = Annotated[Path, typer.Option(envvar="HILGATE_OUT", help="Folder of finding
 @app.command("gates")
 def list_gates() -> None:
     """List the declared gates."""
-    for name, gate in load_gates().items():
+    for name, gate in load_gates().gates.items():
         attention = f", attention by {gate.attention_backend}" if gate.attention_backend else ""
-        limits = f"n={gate.questions} alpha={gate.alpha:g} margin={gate.margin:.1%} floor={gate.floor:.0%}"
-        typer.echo(f"{name}: {gate.title}\n  {gate.engine}{attention}, {limits}")
+        where = f" on {', '.join(gate.arch)}" if gate.arch else ""
+        typer.echo(f"{name}: {gate.title}\n  {gate.engine}{attention}{where}, floor {gate.floor:.0%}")
+
+
+@app.command("import")
+def import_config(
+    files: Annotated[list[Path], typer.Argument(help="Accuracy configurations of vLLM (either format).")],
+    gpus: Annotated[int, typer.Option(min=1, help="Tensor-parallel size where a file does not say.")] = 1,
+) -> None:
+    """Print them as entries of gates.yaml."""
+    for file in files:
+        typer.echo(as_yaml(*read_foreign(file, gpus)), nl=False)
 
 
 @app.command("gate")
 def run_gate(
-    name: Annotated[str, typer.Argument(help="A gate of evals/gates.yaml.")],
+    name: Annotated[str, typer.Argument(help="A gate of evals/gates.yaml, or an accuracy configuration of vLLM.")],
+    when: When = "pre-merge",
     limit: Limit = None,
+    of: Annotated[
+        int, typer.Option(min=1, envvar="HILEVAL_GATES", help="How many gates decide together; they share alpha.")
+    ] = 1,
     engine: Annotated[EngineName | None, typer.Option(help="Another engine than declared: never a pass.")] = None,
     out: Out = Path("results/evals"),
 ) -> None:
     """Run a gate and judge it against its baseline."""
-    gate = find_gate(name, load_gates())
-    baseline = Baseline.read(gate.path(gate.baseline))
-    used = engine or gate.engine
+    declared = load_gates()
+    if name.endswith((".yaml", ".yml")):
+        name, gate = read_foreign(Path(name))
+    else:
+        gate = find_gate(name, declared)
+    rule = shared(declared.rule(gate, when), of)
+    path = gate.path(gate.baseline)
+    baseline = Baseline.read(path) if path.exists() or gate.weights == "repository" else None
     try:
-        run, served = measure(name, gate, used, limit)
-        checks = judge(name, gate, run, baseline, served)
+        asked, served = measure(name, gate, rule, baseline, engine or gate.engine, limit)
+        checks = judge(name, gate, rule, asked, baseline, served)
     except HilgateError as error:
         write_findings(out, [did_not_run(name, error)])
         raise
-    write_findings(out, checks, run)
+    write_findings(out, checks, asked)
+    if baseline is not None:
+        (out / "flips.md").write_text(side_by_side(flips(asked, baseline, gate.filter), 10**6), encoding="utf-8")
     show(checks, out)
     raise typer.Exit(exit_status(checks))
 
 
-@baseline_app.command("record")
-def record(
-    name: Annotated[str, typer.Argument(help="A gate of evals/gates.yaml.")],
-    reason: Annotated[str, typer.Option(help="Why: it is stored in the baseline and read in review.")],
-    attention_backend: Annotated[
-        Literal["vllm", "pagedkv"], typer.Option(help="Which attention to trust; vllm is the engine's own.")
-    ] = "vllm",
-) -> None:
-    """Record the baseline of a gate: all its questions, on an attention that is trusted."""
-    gate = find_gate(name, load_gates())
-    if gate.engine == "vllm":
-        gate = gate.model_copy(update={"attention_backend": attention_backend})
-    run, served = measure(name, gate, gate.engine, None)
-    if served is not None and served.outcome is not Outcome.PASS:
-        raise MisuseError(f"not recorded: {served.message}", where=name)
-    versions = _engine_version(gate.engine)
-    backend = served.labels["backend"] if served else gate.engine
-    baseline = make_baseline(name, run, floor=gate.floor, engine=versions, attention_backend=backend, reason=reason)
-    path = gate.path(gate.baseline)
-    baseline.write(path)
-    typer.echo(f"{path}: {run.strict_correct}/{len(run.samples)} right on {versions}, {run.seconds:.0f} s")
-
-
-def measure(name: str, gate: Gate, engine: EngineName, limit: int | None) -> tuple[Run, Check | None]:
-    """Run a gate's questions and ask who served them.
+def measure(
+    name: str, gate: Gate, rule: Rule, baseline: Baseline | None, engine: EngineName, limit: int | None
+) -> tuple[Evaluation, Check | None]:
+    """Ask a gate's questions and who served them.
 
     Raises:
         HilgateError: the declaration, the model, the engine or lm-eval stopped it; nothing was measured.
     """
-    from hileval.engines import TransformersEngine, VllmEngine
-    from hileval.harness import evaluate
+    from hileval.harness import TaskQuestions
 
-    def start() -> Engine:
-        model = gate.path(gate.model)
-        if engine == "vllm":
-            return VllmEngine(model, gate.attention_backend or "vllm", gate.engine_args)
-        return TransformersEngine(model)
+    questions = TaskQuestions(gate, starter(gate, engine))
+    code = code_fingerprint(EVALS.parent / "kernels", EVALS / "hileval")
+    heading = Heading(gate=name, identity=questions.identity, engine=engine, code=code)
+    journal = Journal(questions, JOURNALS / f"{name}.jsonl", heading)
+    if journal.resumed:
+        stderr.print(f"{journal.resumed} answers of an interrupted run are kept", highlight=False)
+    try:
+        asked = conduct(gate, rule, baseline, journal, Lines(), limit)
+        served = served_by(name, gate.attention_backend, questions.engine)
+    finally:
+        if questions.engine is not None:
+            questions.engine.close()
+    journal.finish()
+    return asked, served
 
-    run, used = evaluate(gate, start, limit)
-    required = gate.attention_backend
-    return run, None if required is None else check_served(name, required, used.attention_layers() or [])
+
+class Lines:
+    """A line per batch on stderr: how far, how right, how long still."""
+
+    def __init__(self) -> None:
+        self._began, self._run = time.monotonic(), 0
+
+    def asked(self, run: int, done: int, most: int, right: int) -> None:
+        """See `conduct.Listener`."""
+        if run != self._run:
+            self._run, self._began = run, time.monotonic()
+        spent = time.monotonic() - self._began
+        left = f", at most {spent / done * (most - done):.0f} s more" if done < most else ""
+        stderr.print(f"run {run + 1}: {done}/{most} asked, {right} right, {spent:.0f} s{left}", highlight=False)
 
 
 def did_not_run(name: str, error: HilgateError) -> Check:
@@ -121,16 +150,16 @@ def did_not_run(name: str, error: HilgateError) -> Check:
     )
 
 
-def write_findings(out: Path, checks: Sequence[Check], run: Run | None = None) -> None:
-    """Write findings.jsonl, and samples.jsonl where there is a run."""
+def write_findings(out: Path, checks: Sequence[Check], asked: Evaluation | None = None) -> None:
+    """Write findings.jsonl, and samples.jsonl where there are answers."""
     out.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{check.model_dump_json()}\n" for check in checks)
     (out / "findings.jsonl").write_text(text, encoding="utf-8")
     samples = out / "samples.jsonl"
-    if run is None:
+    if asked is None:
         samples.unlink(missing_ok=True)
     else:
-        samples.write_text("".join(f"{sample.model_dump_json()}\n" for sample in run.samples), encoding="utf-8")
+        samples.write_text("".join(f"{sample.model_dump_json()}\n" for sample in asked.samples), encoding="utf-8")
 
 
 def show(checks: Sequence[Check], out: Path) -> None:
@@ -140,12 +169,6 @@ def show(checks: Sequence[Check], out: Path) -> None:
         console.print(f"[{colour}]{check.outcome.value:<12}[/] {check.id}: ", end="", highlight=False)
         console.print(check.message, markup=False, highlight=False, soft_wrap=True)
     console.print(f"{out}/findings.jsonl, {out}/samples.jsonl", highlight=False)
-
-
-def _engine_version(engine: str) -> str:
-    from hileval.baseline import environment
-
-    return f"{engine} {environment().versions.get(engine, '?')}"
 
 
 def run(command: typer.Typer) -> NoReturn:
@@ -158,5 +181,6 @@ def run(command: typer.Typer) -> NoReturn:
         stderr.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_status)
     except KeyboardInterrupt:
+        stderr.print("interrupted; the answers so far are kept, and the same command goes on from them")
         sys.exit(Exit.INTERRUPTED)
     sys.exit(Exit.PASS)

@@ -1,4 +1,4 @@
-"""`evals/gates.yaml`: what is gated, with which model, task, engine and limits."""
+"""`evals/gates.yaml`: what is gated, with which model, task, engine, limits and rule."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from typing import Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from hileval.rule import Rule
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Key, Noun, Scalar
 
 EVALS = Path(__file__).resolve().parents[1]
 """The `evals/` folder: paths in gates.yaml are relative to it."""
+
+
+Occasion = Literal["pre-merge", "release"]
+"""When a gate is asked; each has a rule."""
 
 
 class UnknownGateError(MisuseError):
@@ -31,39 +36,63 @@ class BrokenLimits(Noun):
     """Fewest broken answers for the second rule."""
 
 
+class Published(Noun):
+    """A figure somebody published for the model: what a floor rests on until there is a baseline of our own."""
+
+    value: float = Field(ge=0, le=1)
+    metric: str = Field(min_length=1)
+    """Which metric, filter, shots and number of questions it is."""
+    source: str = Field(min_length=1)
+
+
 class Gate(Noun):
     """One accuracy gate."""
 
     title: str
     model: str
-    """Folder with weights, config and tokenizer, relative to evals/."""
+    """Folder with weights, config and tokenizer, relative to evals/, or the name of a hub model."""
+    weights: Literal["repository", "hub"] = "repository"
+    """Where the weights are; those of a hub are fetched by the agents, which have the network and the cache."""
+    revision: str = ""
+    """Commit of the hub model."""
     task: str
     """lm-eval task file, relative to evals/."""
     num_fewshot: int = Field(ge=0)
-    questions: int = Field(ge=1)
-    """How many of the task's questions, from the first (the test file is in random order)."""
     max_gen_toks: int = Field(ge=1)
     """Token limit of an answer; reaching it sets the flag `truncated`."""
-    engine: Literal["vllm", "transformers"]
+    protocol: Literal["completions", "chat"] = "completions"
+    filter: Literal["strict", "flexible"] = "strict"
+    """Which of lm-eval's two extractions is gated; the other is watched."""
+    engine: Literal["vllm", "transformers", "server"]
+    """vLLM in this process, transformers, or an OpenAI-compatible server that the harness starts and watches."""
     attention_backend: Literal["pagedkv", "vllm"] | None
-    """Who must serve every attention layer: `pagedkv` (ours) or `vllm` (the engine's own); None where the engine has no
-    backends to choose from."""
+    """Who must serve every attention layer: `pagedkv` (ours) or `vllm` (the engine's own); None where the engine cannot
+    say."""
     engine_args: dict[str, Scalar] = Field(default_factory=dict)
-    """Arguments of `vllm.LLM`, chosen so that the run meets what the gate is about (block_size, batch, cut prompts)."""
-    alpha: float = Field(gt=0, lt=0.5)
-    """Level of the paired test: how often an unchanged model may fail."""
-    margin: float = Field(gt=0, lt=1)
-    """A drop of exact match that must be excluded (at level alpha) before the gate passes."""
+    """Arguments of `vllm.LLM` (or of the server), chosen so that the run meets what the gate is about."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment of the engine: layout and kernel switches."""
+    arch: tuple[Key, ...] = ()
+    """Devices it is gated on; empty is every device."""
+    gpus: int = Field(default=1, ge=1, le=8)
+    """Tensor-parallel size."""
+    rules: dict[Occasion, Key] = Field(default={"pre-merge": "pre-merge", "release": "release"})
+    """Which of `rules:` applies when."""
     floor: float = Field(gt=0, lt=1)
     """Exact match below which the model is not the model any more, baseline or not."""
+    published: tuple[Published, ...] = ()
     broken: BrokenLimits
     baseline: str
     """Stored per-question outcomes, relative to evals/."""
 
     @model_validator(mode="after")
     def _engine_and_backend_agree(self) -> Gate:
-        if (self.engine == "vllm") != (self.attention_backend is not None):
-            raise ValueError("attention_backend is required with engine vllm and meaningless with any other")
+        if self.engine == "vllm" and self.attention_backend is None:
+            raise ValueError("attention_backend is required with engine vllm")
+        if self.engine == "transformers" and self.attention_backend is not None:
+            raise ValueError("attention_backend means nothing to transformers")
+        if self.weights == "repository" and self.revision:
+            raise ValueError("revision is for models of a hub")
         return self
 
     def path(self, relative: str) -> Path:
@@ -74,10 +103,29 @@ class Gate(Noun):
 class Gates(Noun):
     """The file."""
 
+    rules: dict[Key, Rule] = Field(min_length=1)
     gates: dict[Key, Gate] = Field(min_length=1)
 
+    @model_validator(mode="after")
+    def _rules_exist(self) -> Gates:
+        for name, gate in self.gates.items():
+            for when, rule in gate.rules.items():
+                if rule not in self.rules:
+                    raise ValueError(f"gate {name}: no rule {rule!r} for {when}; declared: {', '.join(self.rules)}")
+        return self
 
-def load_gates(path: Path = EVALS / "gates.yaml") -> dict[str, Gate]:
+    def rule(self, gate: Gate, when: Occasion) -> Rule:
+        """The rule of a gate.
+
+        Raises:
+            MisuseError: The gate is not for that occasion.
+        """
+        if when not in gate.rules:
+            raise MisuseError(f"this gate has no rule for {when}", where=gate.title, remedy="add it to its `rules`")
+        return self.rules[gate.rules[when]]
+
+
+def load_gates(path: Path = EVALS / "gates.yaml") -> Gates:
     """Read gates.yaml.
 
     Raises:
@@ -91,19 +139,20 @@ def load_gates(path: Path = EVALS / "gates.yaml") -> dict[str, Gate]:
     except yaml.YAMLError as error:
         raise DeclarationError(f"not YAML: {str(error).splitlines()[0]}", where=str(path), remedy=remedy) from error
     try:
-        return dict(Gates.model_validate(declared).gates)
+        return Gates.model_validate(declared)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise DeclarationError(f"{place}: {first['msg']}", where=str(path), remedy=remedy) from error
 
 
-def find_gate(name: str, gates: dict[str, Gate]) -> Gate:
+def find_gate(name: str, declared: Gates) -> Gate:
     """The gate of that name.
 
     Raises:
         UnknownGateError: no such gate; the message offers the nearest name.
     """
+    gates = declared.gates
     if name in gates:
         return gates[name]
     near = difflib.get_close_matches(name, gates, n=1, cutoff=0.5)

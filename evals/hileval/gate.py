@@ -1,6 +1,6 @@
-"""The rule: from a run and a baseline to checks. Pure; no clock, no file, no engine.
+"""The judgement: from runs and a baseline to checks. Pure; no clock, no file, no engine.
 
-Order matters. First who served the run (accuracy of something else proves nothing), then broken output (it names the
+Order matters. First who served the runs (accuracy of something else proves nothing), then broken output (it names the
 cause), then the paired test against the baseline, then the absolute floor.
 """
 
@@ -9,70 +9,54 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hileval import stats
 from hileval.broken import Flag
-from hilgate.errors import Exit, NothingSelectedError, RecordsError
+from hileval.flips import flips, side_by_side
+from hileval.rule import State, stand
+from hilgate.errors import Exit, NothingSelectedError
 from hilgate.model import Check, Number, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hileval.baseline import Baseline
     from hileval.declare import Gate
-    from hileval.records import Baseline, Run, Sample, StoredAnswer
+    from hileval.evaluation import Evaluation
+    from hileval.records import Sample
+    from hileval.rule import Rule, Standing
 
 
-class IdentityMismatchError(RecordsError):
-    """The baseline was recorded with another model, tokenizer, prompt or generation: nothing to compare."""
+SHOWN_FLIPS = 3
+"""Flipped questions that a message quotes; all of them are in flips.md."""
 
 
-def pair_answers(run: Run, baseline: Baseline) -> list[tuple[StoredAnswer, Sample]]:
-    """Match every sample with its stored answer; a run on fewer questions uses fewer of the baseline's.
-
-    Raises:
-        IdentityMismatchError: an identity field or a prompt differs, or a question is not in the baseline.
-    """
-    where = f"baseline of {baseline.gate}, recorded {baseline.recorded}"
-    remedy = (
-        "undo the change, or record a new baseline on purpose: python -m hileval baseline record <gate> --reason ..."
-    )
-    if differences := run.identity.differences(baseline.identity):
-        raise IdentityMismatchError(
-            f"not the run the baseline was recorded with: {'; '.join(differences)}", where=where, remedy=remedy
-        )
-    stored = {answer.doc_hash: answer for answer in baseline.answers}
-    pairs = []
-    for sample in run.samples:
-        answer = stored.get(sample.doc_hash)
-        if answer is None:
-            raise IdentityMismatchError(
-                f"question {sample.doc_id} ({sample.doc_hash[:12]}) is not in the baseline", where=where, remedy=remedy
-            )
-        if answer.prompt_hash != sample.prompt_hash:
-            raise IdentityMismatchError(
-                f"question {sample.doc_id} was asked with another prompt", where=where, remedy=remedy
-            )
-        pairs.append((answer, sample))
-    return pairs
+def broken_beyond_doubt(gate: Gate, baseline: Baseline | None, samples: Sequence[Sample]) -> bool:
+    """Whether asking more can no longer help: the output is broken."""
+    return bool(samples) and _broken("so far", gate, baseline, samples).outcome is Outcome.FAIL
 
 
-def judge(name: str, gate: Gate, run: Run, baseline: Baseline, served: Check | None) -> list[Check]:
+def judge(
+    name: str, gate: Gate, rule: Rule, asked: Evaluation, baseline: Baseline | None, served: Check | None
+) -> list[Check]:
     """Every check of a gate.
 
     Args:
         name: The gate's key; check ids start with it.
         gate: Its declaration.
-        run: What was measured; must hold at least one sample.
-        baseline: What it is compared with.
+        rule: What applies to it now.
+        asked: What was measured.
+        baseline: What it is compared with; None judges the floor alone.
         served: The check of who served attention (`hileval.served`), None where the engine has no choice.
-
-    Raises:
-        IdentityMismatchError: the run and the baseline are not comparable.
     """
-    pairs = pair_answers(run, baseline)
+    accuracy_id = f"{name}/accuracy"
     checks = [
-        _broken(f"{name}/broken-output", gate, pairs),
-        _accuracy(f"{name}/accuracy", gate, pairs, run.seconds),
-        _floor(f"{name}/floor", gate, run),
+        _broken(f"{name}/broken-output", gate, baseline, asked.samples),
+        _accuracy(accuracy_id, gate, rule, asked, baseline)
+        if baseline is not None
+        else _without_baseline(accuracy_id, gate, rule, asked),
+        _floor(f"{name}/floor", gate, rule, asked),
     ]
     if served is None:
         return checks
@@ -109,24 +93,27 @@ def _not_measured(check: Check) -> Check:
     )
 
 
-def _broken(check_id: str, gate: Gate, pairs: Sequence[tuple[StoredAnswer, Sample]]) -> Check:
-    n = len(pairs)
-    kinds = Counter(flag for _, sample in pairs for flag in sample.flags)
-    count = sum(bool(sample.flags) for _, sample in pairs)
-    before = sum(bool(answer.flags) for answer, _ in pairs)
-    expected = before / n + 1 / n
-    p_value = stats.excess(count, n, expected)
-    allowed = max(gate.broken.max_rate, 2 * before / n)
+def _broken(check_id: str, gate: Gate, baseline: Baseline | None, samples: Sequence[Sample]) -> Check:
+    n = len(samples)
+    kinds = Counter(flag for sample in samples for flag in sample.flags)
+    count = sum(bool(sample.flags) for sample in samples)
+    before = 0.0
+    if baseline is not None:
+        known = {question.doc_hash for question in baseline.questions}
+        asked = [sample.doc_hash for sample in samples if sample.doc_hash in known]
+        before = float(baseline.outcomes("broken", asked).mean()) if asked else 0.0
+    p_value = stats.excess(count, n, before + 1 / n)
+    allowed = max(gate.broken.max_rate, 2 * before)
     numbers: dict[str, Number] = {
         "n": n,
         "broken": count,
-        "baseline_broken": before,
+        "baseline_broken_rate": before,
         "p_value": p_value,
         "limit": allowed,
     }
     numbers |= {flag.value.replace(" ", "_").replace("-", "_"): kinds[flag] for flag in Flag if kinds[flag]}
     listed = ", ".join(f"{kinds[flag]} {flag.value}" for flag in Flag if kinds[flag]) or "none"
-    first = next((sample for _, sample in pairs if sample.flags), None)
+    first = next((sample for sample in samples if sample.flags), None)
     shown = f"; first: question {first.doc_id}: {first.text[:60]!r}" if first else ""
     reasons = []
     if kinds[Flag.NON_FINITE]:
@@ -134,57 +121,95 @@ def _broken(check_id: str, gate: Gate, pairs: Sequence[tuple[StoredAnswer, Sampl
     if count / n > allowed:
         reasons.append(f"more than {allowed:.1%} broken")
     if count >= gate.broken.min_count and p_value <= gate.broken.alpha:
-        reasons.append(f"p={p_value:.1e} against the baseline's {before}")
+        reasons.append(f"p={p_value:.1e} against the baseline's {before:.1%}")
     message = f"{count}/{n} answers broken ({listed})" + (f": {', '.join(reasons)}{shown}" if reasons else shown)
     outcome = Outcome.FAIL if reasons else Outcome.PASS
     return Check(id=check_id, outcome=outcome, message=message, numbers=numbers)
 
 
-def _accuracy(check_id: str, gate: Gate, pairs: Sequence[tuple[StoredAnswer, Sample]], seconds: float) -> Check:
-    n = len(pairs)
-    paired = stats.pair([a.strict_correct for a, _ in pairs], [s.strict_correct for _, s in pairs])
-    correct = sum(sample.strict_correct for _, sample in pairs)
-    before = sum(answer.strict_correct for answer, _ in pairs)
-    flexible = sum(sample.flexible_correct for _, sample in pairs)
-    p_value = stats.mcnemar(paired)
-    upper = stats.drop_upper(paired, gate.alpha)
-    low, high = stats.interval(correct, n, gate.alpha)
-    if p_value <= gate.alpha:
-        outcome, verdict = Outcome.FAIL, f"dropped (p={p_value:.1e} <= {gate.alpha:g})"
-    elif upper < gate.margin:
-        outcome, verdict = Outcome.PASS, f"a drop of {gate.margin:.1%} is excluded (bound {upper:.1%})"
-    else:
-        outcome = Outcome.INCONCLUSIVE
-        verdict = f"a drop of {gate.margin:.1%} is not excluded (bound {upper:.1%}, p={p_value:.2g})"
+def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline: Baseline) -> Check:
+    assert asked.base is not None
+    new = asked.outcomes(gate)
+    standing = stand(rule, asked.base, new)
+    outcome, verdict = _verdict(rule, baseline, standing)
+    base = asked.base[:, : standing.n]
+    counted = np.array([run[: standing.n] for run in new[: standing.new_runs]])
+    correct, n = int(counted.sum()), counted.size
+    low, high = stats.interval(correct, n, rule.alpha)
+    found = flips(asked, baseline, gate.filter)
+    lost, gained = [flip for flip in found if flip.lost], [flip for flip in found if not flip.lost]
     message = (
-        f"{correct}/{n} = {correct / n:.1%} [{low:.1%}, {high:.1%}], baseline {before / n:.1%}, "
-        f"lost {paired.lost}, gained {paired.gained}: {verdict}"
+        f"{correct}/{n} = {correct / n:.1%} [{low:.1%}, {high:.1%}], baseline {base.mean():.1%} in {baseline.runs} "
+        f"runs, lost {len(lost)}, gained {len(gained)}: {verdict}"
     )
-    lost = [str(sample.doc_id) for answer, sample in pairs if answer.strict_correct and not sample.strict_correct]
-    labels = {"filter": "strict-match", "lost_questions": " ".join(lost[:20])} if lost else {"filter": "strict-match"}
+    labels = {"filter": gate.filter, "state": standing.state.value}
+    if lost:
+        labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
+    if outcome is not Outcome.PASS and lost:
+        message += "\n" + side_by_side(lost, SHOWN_FLIPS)
     numbers: dict[str, Number] = {
-        "n": n,
+        "n": standing.n,
+        "runs": standing.new_runs,
         "correct": correct,
         "exact_match": correct / n,
         "ci_low": low,
         "ci_high": high,
-        "flexible_exact_match": flexible / n,
-        "baseline_exact_match": before / n,
-        "lost": paired.lost,
-        "gained": paired.gained,
-        "same_text": sum(answer.text == sample.text for answer, sample in pairs),
-        "p_value": p_value,
-        "alpha": gate.alpha,
-        "drop_upper": upper,
-        "margin": gate.margin,
-        "seconds": round(seconds, 1),
+        "baseline_exact_match": float(base.mean()),
+        "baseline_runs": baseline.runs,
+        "lost": len(lost),
+        "gained": len(gained),
+        "p_value": standing.p_value,
+        "level": standing.level,
+        "drop": standing.drop,
+        "drop_low": standing.low,
+        "drop_upper": standing.high,
+        "margin": rule.margin,
+        "seconds": round(asked.seconds, 1),
     }
-    return Check(id=check_id, outcome=outcome, message=message, labels=labels, numbers=numbers, seconds=seconds)
+    numbers |= {} if baseline.d is None else {"d": baseline.d}
+    return Check(id=check_id, outcome=outcome, message=message, labels=labels, numbers=numbers, seconds=asked.seconds)
 
 
-def _floor(check_id: str, gate: Gate, run: Run) -> Check:
-    n, correct = len(run.samples), run.strict_correct
-    low, high = stats.interval(correct, n, gate.alpha)
+def _verdict(rule: Rule, baseline: Baseline, standing: Standing) -> tuple[Outcome, str]:
+    """What a standing means for a merge or a release, in words."""
+    if standing.state is State.FAIL:
+        return Outcome.FAIL, f"dropped by {standing.drop:.1%} (p={standing.p_value:.1e})"
+    if baseline.runs < rule.baseline_runs:
+        return Outcome.INCONCLUSIVE, (
+            f"not failed (p={standing.p_value:.2g}), but the baseline holds {baseline.runs} runs and the rule wants "
+            f"{rule.baseline_runs}: one run's luck would be shared by every merge"
+        )
+    excluded = f"a drop of {rule.margin:.1%} is excluded (bound {standing.high:.1%})"
+    undecided = f"a drop of {rule.margin:.1%} is not excluded (bound {standing.high:.1%}, p={standing.p_value:.2g})"
+    if standing.state is State.PASS:
+        return Outcome.PASS, excluded
+    if standing.state is State.UNRESOLVED and rule.unresolved == "flag":
+        return Outcome.PASS, f"FLAGGED, {undecided} after {standing.new_runs} runs of {standing.n} questions"
+    missing = "; more questions would tell" if standing.state in {State.ASK_MORE, State.RUN_AGAIN} else ""
+    return Outcome.INCONCLUSIVE, undecided + missing
+
+
+def _without_baseline(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) -> Check:
+    correct = sum(int(run.sum()) for run in asked.outcomes(gate))
+    n = len(asked.samples)
+    low, high = stats.interval(correct, n, rule.alpha)
+    source = f"; published: {gate.published[0].value:.1%} ({gate.published[0].metric})" if gate.published else ""
+    return Check(
+        id=check_id,
+        outcome=Outcome.PASS if rule.unresolved == "flag" else Outcome.INCONCLUSIVE,
+        message=(
+            f"{correct}/{n} = {correct / n:.1%} [{low:.1%}, {high:.1%}], FLAGGED: no baseline yet, so only the floor "
+            f"holds{source}; record one: python -m hileval baseline record"
+        ),
+        labels={"filter": gate.filter, "state": "no baseline"},
+        numbers={"n": n, "correct": correct, "exact_match": correct / n, "ci_low": low, "ci_high": high},
+        seconds=asked.seconds,
+    )
+
+
+def _floor(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) -> Check:
+    n, correct = len(asked.samples), sum(int(run.sum()) for run in asked.outcomes(gate))
+    low, high = stats.interval(correct, n, rule.alpha)
     share = correct / n
     if share >= gate.floor:
         outcome, verdict = Outcome.PASS, "not below"

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 from hileval.broken import flags_of
-from hileval.records import Run, Sample
+from hileval.engines import require_model_files
+from hileval.hub import snapshot
+from hileval.records import Sample
 from hileval.task import TaskError, identify, resolve_task
-from hilgate.errors import HilgateError, NothingSelectedError, RecordsError
+from hilgate.errors import HilgateError, RecordsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from hileval.adapter import Messages
     from hileval.declare import Gate
     from hileval.engines import Answer, Engine
 
@@ -28,84 +30,102 @@ class ScoreError(RecordsError):
     """lm-eval's result lacks a filter or a question, or holds a score that is neither 0 nor 1."""
 
 
-def evaluate(gate: Gate, start: Callable[[], Engine], limit: int | None = None) -> tuple[Run, Engine]:
-    """Start the engine and run the task of a gate on it.
+class TaskQuestions:
+    """The questions of a gate's task on an engine; prompts do not depend on which of them are asked.
 
-    Args:
-        gate: The declaration.
-        start: Makes the engine; called after the cheap checks.
-        limit: Ask only the first `limit` questions.
+    Attributes:
+        identity: What a baseline must share.
+        available: How many questions the task holds.
+        engine: Started when the first question is asked.
+    """
 
-    Returns:
-        The run and the engine that made it (to be asked who served attention).
+    def __init__(self, gate: Gate, start: Callable[[], Engine]) -> None:
+        """Read the task and its data; nothing expensive starts yet.
+
+        Raises:
+            DeclarationError: The task or its data cannot be read.
+            ModelFilesError: The model folder lacks a file.
+        """
+        if gate.weights == "repository":
+            require_model_files(gate.path(gate.model))
+        self._gate = gate
+        self._config = resolve_task(gate.path(gate.task), gate.num_fewshot)
+        self.identity = identify(gate, self._config)
+        self._task = _load(self._config)
+        self.available = len(self._task.eval_docs)
+        self._start = start
+        self._template = chat_template(gate) if gate.protocol == "chat" else None
+        self.engine: Engine | None = None
+
+    def ask(self, ids: Sequence[int], run: int) -> list[Sample]:  # noqa: ARG002
+        """Answers to these questions, in their order.
+
+        Raises:
+            ScoreError: lm-eval's result is not one binary score per question and filter.
+            HilgateError: Whatever the engine raises.
+        """
+        self.engine = self.engine or self._start()
+        from hileval.adapter import Adapter
+
+        adapter = Adapter(self.engine, self._gate.max_gen_toks, self._template)
+        records = _simple_evaluate(adapter, self._task, self._config["task"], ids, self._gate)
+        by_id = {sample.doc_id: sample for sample in read_samples(records, adapter.answers, len(ids))}
+        return [by_id[one] for one in ids]
+
+
+def chat_template(gate: Gate) -> Callable[[Messages], str]:
+    """Turns a conversation into the prompt that the model was trained on.
 
     Raises:
-        NothingSelectedError: no question is left to ask.
-        ScoreError: lm-eval's result is not one binary score per question and filter.
-        HilgateError: whatever the engine or the declaration raises.
+        CannotRunHereError: The model's tokenizer is not here.
+        TaskError: It has no chat template.
     """
-    questions = min(gate.questions, limit) if limit is not None else gate.questions
-    if questions < 1:
-        raise NothingSelectedError("no questions to ask", remedy="use a --limit of at least 1")
-    config = resolve_task(gate.path(gate.task), gate.num_fewshot)
-    identity = identify(gate, config)
-    began = time.monotonic()
-    engine = start()
-    adapter = make_adapter(engine, gate.max_gen_toks)
-    records = _simple_evaluate(adapter, config, questions, gate.max_gen_toks)
-    samples = read_samples(records, adapter.answers, questions)
-    return Run(identity=identity, samples=samples, seconds=time.monotonic() - began), engine
+    import transformers
+
+    folder = snapshot(gate.model, gate.revision) if gate.weights == "hub" else gate.path(gate.model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if not tokenizer.chat_template:
+        raise TaskError("the model has no chat template", where=gate.model, remedy="use protocol: completions")
+    return lambda messages: str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def make_adapter(engine: Engine, max_tokens: int) -> Any:
-    """An `lm_eval.api.model.LM` over the engine that keeps what lm-eval drops: `answers`, by the hash of the prompt."""
-    from lm_eval.api.model import LM
+def _load(config: dict[str, Any]) -> Any:
+    """lm-eval's task object, its data read.
 
-    class Adapter(LM):  # type: ignore[misc]  # lm_eval ships no types
-        def __init__(self) -> None:
-            super().__init__()
-            self.answers: dict[str, Answer] = {}
-
-        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
-            prompts = [request.args[0] for request in requests]
-            arguments = requests[0].args[1]
-            if any(request.args[1] != arguments for request in requests):
-                raise TaskError("questions with different generation arguments", remedy="use one set for the task")
-            asked = {"until", "do_sample", "temperature", "max_gen_toks"}
-            if unknown := set(arguments) - asked:
-                raise TaskError(f"generation arguments {sorted(unknown)} are not passed on", remedy="remove them")
-            if arguments.get("do_sample") or arguments.get("temperature", 0):
-                raise TaskError("the gate compares greedy answers", remedy="set do_sample: false, temperature: 0")
-            answers = engine.answer(prompts, max_tokens=max_tokens, stop=arguments.get("until", []))
-            self.answers = dict(zip(map(_sha, prompts), answers, strict=True))
-            return [answer.text for answer in answers]
-
-        def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:  # noqa: ARG002
-            raise TaskError("the gate's tasks generate text", remedy="use a generate_until task")
-
-        def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:  # noqa: ARG002
-            raise TaskError("the gate's tasks generate text", remedy="use a generate_until task")
-
-    return Adapter()
-
-
-def _simple_evaluate(adapter: Any, config: dict[str, Any], questions: int, max_tokens: int) -> list[dict[str, Any]]:
+    Raises:
+        TaskError: lm-eval cannot make one.
+    """
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # a bar per look says nothing
     import datasets
-    import lm_eval
     from lm_eval.tasks import TaskManager
 
     datasets.disable_progress_bars()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     try:
+        return TaskManager(include_defaults=False).load([config])["tasks"][config["task"]]
+    except Exception as error:
+        raise TaskError(
+            f"lm-eval cannot load it: {type(error).__name__}: {error}",
+            where=config["task"],
+            remedy="check the task file and its data",
+        ) from error
+
+
+def _simple_evaluate(adapter: Any, task: Any, name: str, ids: Sequence[int], gate: Gate) -> list[dict[str, Any]]:
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    try:
         result = lm_eval.simple_evaluate(
             model=adapter,
-            tasks=[config],
-            task_manager=TaskManager(include_defaults=False),
-            gen_kwargs={"max_gen_toks": max_tokens},
-            limit=questions,
+            tasks=[task],
+            task_manager=TaskManager(include_defaults=False),  # else it reads its 13,000 stock files at each look
+            gen_kwargs={"max_gen_toks": gate.max_gen_toks},
+            apply_chat_template=gate.protocol == "chat",
+            samples={name: sorted(ids)},
             log_samples=True,
             bootstrap_iters=0,
         )
@@ -113,11 +133,9 @@ def _simple_evaluate(adapter: Any, config: dict[str, Any], questions: int, max_t
         raise
     except Exception as error:
         raise ScoreError(
-            f"lm-eval stopped: {type(error).__name__}: {error}",
-            where=config["task"],
-            remedy="check the task and its data",
+            f"lm-eval stopped: {type(error).__name__}: {error}", where=name, remedy="check the task and its data"
         ) from error
-    records: list[dict[str, Any]] = result["samples"][config["task"]]
+    records: list[dict[str, Any]] = result["samples"][name]
     return records
 
 

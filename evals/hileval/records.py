@@ -1,20 +1,17 @@
-"""What an evaluation leaves behind: answers, the identity of what answered, and the stored baseline."""
+"""What an evaluation leaves behind: answers, and the identity of what answered."""
 
 from __future__ import annotations
 
-import datetime as dt
-import json
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from hileval.broken import Flag
 from hilgate.errors import RecordsError
-from hilgate.model import Environment, Key, Noun
+from hilgate.model import Noun, Scalar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 Sha = str
 """64 hex digits."""
@@ -24,22 +21,26 @@ class DuplicateQuestionError(RecordsError):
     """A question occurs twice: it would count twice, and pairing would be ambiguous."""
 
 
-class BaselineError(RecordsError):
-    """The baseline is missing, truncated, or not what its schema says."""
-
-
 class Identity(Noun):
     """What must be equal for two runs to be comparable. Engine, kernels and hardware are not: they are under test."""
 
     model: str
     """Path or name as declared."""
+    revision: str = ""
+    """Commit of a hub model; empty where the weights are in this repository."""
     weights: Sha
-    """sha256 over the weight files and config.json."""
+    """sha256 over the weight files and config.json (their format and quantization included)."""
     tokenizer: Sha
-    """sha256 over tokenizer.json, tokenizer_config.json and the chat template."""
+    """sha256 over tokenizer.json and tokenizer_config.json."""
+    chat_template: Sha
+    """sha256 of the chat template, or of its absence."""
+    protocol: Literal["completions", "chat"] = "completions"
+    """The same model answers 97 % in one and 91 to 93 % in the other (vllm#57134)."""
     task: Sha
     """sha256 of the resolved task configuration without machine paths."""
     num_fewshot: int
+    fewshot: str = "first_n"
+    """How examples are chosen; a sampler that walks a random stream gives a subset other prompts than the whole."""
     generation: str
     """Canonical JSON of the generation arguments lm-eval passes (until, temperature, max_gen_toks ...)."""
     lm_eval: str
@@ -47,10 +48,33 @@ class Identity(Noun):
 
     def differences(self, other: Identity) -> list[str]:
         """`field: theirs -> ours` for each field that differs."""
+        return _differences(self.model_dump(), other.model_dump())
+
+
+class Setting(Noun):
+    """What the comparison is about: it may differ, and the report says how."""
+
+    engine: str
+    """Name and version, e.g. `vllm 0.32.0`."""
+    attention_backend: str
+    """Who served attention, as the workers say."""
+    arguments: dict[str, Scalar] = Field(default_factory=dict)
+    """Of the engine: dtype, kv_cache_dtype, layout flags, tensor_parallel_size, max_num_seqs, graphs ..."""
+
+    def differences(self, other: Setting) -> list[str]:
+        """`field: theirs -> ours` for each field that differs; arguments one by one."""
         mine, theirs = self.model_dump(), other.model_dump()
-        return [
-            f"{field}: {theirs[field]!s:.60} -> {mine[field]!s:.60}" for field in mine if mine[field] != theirs[field]
-        ]
+        flat = [fields | fields.pop("arguments") for fields in (mine, theirs)]
+        return _differences(*flat)
+
+
+def _differences(mine: dict[str, Scalar], theirs: dict[str, Scalar]) -> list[str]:
+    names = dict.fromkeys([*theirs, *mine])
+    return [
+        f"{name}: {theirs.get(name, 'unset')!s:.60} -> {mine.get(name, 'unset')!s:.60}"
+        for name in names
+        if mine.get(name) != theirs.get(name)
+    ]
 
 
 class Sample(Noun):
@@ -76,6 +100,10 @@ class Sample(Noun):
     flexible_correct: bool
     flags: tuple[Flag, ...]
 
+    def correct(self, which: Literal["strict", "flexible"]) -> bool:
+        """Whether it is right under a filter."""
+        return self.strict_correct if which == "strict" else self.flexible_correct
+
 
 class Run(Noun):
     """One evaluation: who answered, how, and every answer."""
@@ -93,81 +121,6 @@ class Run(Noun):
     def strict_correct(self) -> int:
         """Questions right under the gated filter."""
         return sum(sample.strict_correct for sample in self.samples)
-
-
-class StoredAnswer(Noun):
-    """One question of a baseline: enough to pair, to compare and to see what changed."""
-
-    doc_hash: Sha
-    prompt_hash: Sha
-    text: str
-    finish_reason: str | None
-    n_tokens: int | None
-    strict_correct: bool
-    flexible_correct: bool
-    flags: tuple[Flag, ...]
-
-
-class Baseline(Noun):
-    """`evals/baselines/*.json`: per-question outcomes of a trusted run, and what it was a run of."""
-
-    schema_version: Literal[1] = 1
-    gate: Key
-    recorded: dt.date
-    reason: str = Field(min_length=1)
-    """Why this baseline was (re)recorded."""
-    engine: str
-    """e.g. `vllm 0.32.0`."""
-    attention_backend: str
-    """Which attention served it."""
-    environment: Environment
-    identity: Identity
-    n: int = Field(gt=0)
-    answers: tuple[StoredAnswer, ...]
-
-    @model_validator(mode="after")
-    def _complete(self) -> Baseline:
-        if self.n != len(self.answers):
-            raise ValueError(f"says n={self.n} but holds {len(self.answers)} answers: lines were lost")
-        refuse_duplicates([answer.doc_hash for answer in self.answers], f"baseline of {self.gate}")
-        return self
-
-    def write(self, path: Path) -> None:
-        """Write as JSON, one answer per line so that a diff shows which questions changed."""
-        head = self.model_dump(mode="json", exclude={"answers"})
-        answers = ",\n  ".join(json.dumps(answer.model_dump(mode="json")) for answer in self.answers)
-        text = json.dumps(head, indent=1)[:-2] + f',\n "answers": [\n  {answers}\n ]\n}}\n'
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: Path) -> Baseline:
-        """Read and check a baseline.
-
-        Raises:
-            BaselineError: missing, cut short, of another schema, or self-contradictory.
-        """
-        remedy = "restore it from git, or record it anew: python -m hileval baseline record <gate> --reason ..."
-        if not path.is_file():
-            raise BaselineError("no baseline", where=str(path), remedy=remedy)
-        return _parse(cls, path.read_text(encoding="utf-8"), BaselineError, where=str(path), remedy=remedy)
-
-
-_Model = TypeVar("_Model", bound=Noun)
-
-
-def _parse(model: type[_Model], text: str, error: type[RecordsError], *, where: str, remedy: str) -> _Model:
-    try:
-        return model.model_validate_json(text)
-    except ValidationError as invalid:
-        first = invalid.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        more = f" (and {invalid.error_count() - 1} more)" if invalid.error_count() > 1 else ""
-        raise error(
-            f"{model.__name__.lower()} is not valid: {place + ': ' if place else ''}{first['msg']}{more}",
-            where=where,
-            remedy=remedy,
-        ) from invalid
 
 
 def refuse_duplicates(hashes: Sequence[str], where: str) -> None:

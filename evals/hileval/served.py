@@ -13,10 +13,19 @@ from hilgate.model import Check, Number, Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from hileval.engines import Engine
+
 REMEDY = {
     "pagedkv": "without a GPU the plugin needs TRITON_INTERPRET=1 before Python starts, and VLLM_PLUGINS unset",
     "vllm": "set VLLM_PLUGINS= (empty) so that no plugin replaces the engine's attention",
 }
+
+
+def served_by(gate: str, required: str | None, engine: Engine | None) -> Check | None:
+    """Who served attention, of an engine that can say; None where nothing is required of it."""
+    if required is None:
+        return None
+    return check_served(gate, required, (engine.attention_layers() or []) if engine else [])
 
 
 def check_served(gate: str, required: str, layers: Sequence[Mapping[str, object]]) -> Check:

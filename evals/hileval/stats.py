@@ -1,15 +1,19 @@
-"""Pure statistics of the gate: exact paired test, intervals, and the drop it can see.
+"""Pure statistics of the gate: the exact paired test over several runs, and what else is said of a single look.
 
-No I/O and no opinion: the rule that turns these numbers into an outcome is `gate.py`.
+No I/O and no opinion: the rule that turns these numbers into an outcome is `gate.py`; several looks at one run are in
+`looks.py`, what excludes a drop in `exclusion.py`, what a plan can see in `power.py`.
+
+Outcomes are arrays `[runs, questions]` of bool: the same prompts in the same order, True for a right answer.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+import functools
 from typing import TYPE_CHECKING
 
-from scipy.stats import binom, binomtest, t
+import numpy as np
+from scipy.stats import binomtest, hypergeom
+from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
 from hilgate.errors import RecordsError
@@ -17,66 +21,116 @@ from hilgate.errors import RecordsError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import ArrayLike, NDArray
 
-@dataclass(frozen=True, slots=True)
-class Paired:
-    """Outcomes of the same questions before and after, reduced to what the tests need."""
-
-    n: int
-    """Questions."""
-    lost: int
-    """Right before, wrong now."""
-    gained: int
-    """Wrong before, right now."""
-
-    @property
-    def drop(self) -> float:
-        """Baseline exact match minus new exact match, as a share; negative is an improvement."""
-        return (self.lost - self.gained) / self.n
+    Outcomes = NDArray[np.bool_]
+    Pmf = NDArray[np.floating]
 
 
-def pair(before: Sequence[bool], after: Sequence[bool]) -> Paired:
-    """Reduce two outcome vectors of the same questions in the same order.
+def outcomes(runs: ArrayLike, *, what: str) -> Outcomes:
+    """Outcomes as an array [runs, questions]; one run may be given as a plain list.
 
     Raises:
-        RecordsError: the vectors are empty or differ in length.
+        RecordsError: There is no run, no question, or something that is neither 0 nor 1 (NaN, a score of 0.5).
     """
-    if len(before) != len(after) or not before:
+    array = np.atleast_2d(np.asarray(runs))
+    if array.ndim != 2 or not array.size:
+        raise RecordsError(f"{what}: no outcomes", remedy="record at least one run of at least one question")
+    if array.dtype != np.bool_:
+        numbers = array.astype(np.float64)
+        if not np.isin(numbers, (0.0, 1.0)).all():
+            wrong = numbers[~np.isin(numbers, (0.0, 1.0))][0]
+            raise RecordsError(f"{what}: {wrong:g} is no outcome", remedy="an answer is right (1) or wrong (0)")
+        array = numbers.astype(np.bool_)
+    return array
+
+
+def paired(base: ArrayLike, new: ArrayLike) -> tuple[Outcomes, Outcomes]:
+    """Both sides as `[runs, questions]` over the same questions.
+
+    Raises:
+        RecordsError: A side is empty or not binary, or they hold different numbers of questions.
+    """
+    before, after = outcomes(base, what="baseline"), outcomes(new, what="new run")
+    if before.shape[1] != after.shape[1]:
         raise RecordsError(
-            f"{len(before)} outcomes before and {len(after)} after cannot be paired",
+            f"{before.shape[1]} questions before and {after.shape[1]} after cannot be paired",
             remedy="compare runs of the same questions",
         )
-    lost = sum(b and not a for b, a in zip(before, after, strict=True))
-    gained = sum(a and not b for b, a in zip(before, after, strict=True))
-    return Paired(n=len(before), lost=lost, gained=gained)
+    return before, after
 
 
-def mcnemar(paired: Paired) -> float:
-    """Exact one-sided p-value of "accuracy did not drop".
+def strata(base: Outcomes, new: Outcomes) -> NDArray[np.int64]:
+    """How many questions were answered right by g of the K + M runs: counts [K + M + 1]."""
+    right = base.sum(axis=0) + new.sum(axis=0)
+    return np.bincount(right, minlength=len(base) + len(new) + 1)
 
-    Under the null a discordant question is as likely to be lost as gained, so the losses among the discordant ones are
-    Binomial(lost + gained, 1/2) (McNemar 1947, exact form). Questions that did not change carry no information, so the
-    accuracy itself need not be known. No discordant question: p = 1.
+
+def null_pmf(counts: NDArray[np.int64], new_runs: int) -> Pmf:
+    """Distribution of the new runs' right answers beyond those of the always-right questions, if nothing changed.
+
+    A question that g of all K + M runs answer right gives each set of runs the same chance to hold those g: the new
+    runs hold Hypergeometric(K + M, g, M) of them, independently of other questions. Index k is k right answers;
+    questions that every or no run answers right add a constant and are left out.
     """
-    discordant = paired.lost + paired.gained
-    if discordant == 0:
-        return 1.0
-    return float(binomtest(paired.lost, discordant, 0.5, alternative="greater").pvalue)
+    runs = len(counts) - 1
+    pmf: Pmf = np.ones(1)
+    for right in range(1, runs):
+        if counts[right]:
+            pmf = np.convolve(pmf, _power(runs, right, new_runs, int(counts[right])))
+    return pmf
 
 
-def drop_upper(paired: Paired, alpha: float) -> float:
-    """One-sided upper confidence bound (level 1 - alpha) of the drop, as a share.
+def statistic(counts: NDArray[np.int64], new: Outcomes) -> int:
+    """What `null_pmf` is the distribution of: right answers of the new runs, less those that could not be otherwise."""
+    return int(new.sum()) - len(new) * int(counts[-1])
 
-    Student's t over the per-question differences (-1, 0, 1). Their standard deviation is floored at sqrt(1/(2n)), half
-    a flip: without the floor a run without any flip would claim that no drop is possible.
+
+def drop_p(base: ArrayLike, new: ArrayLike) -> float:
+    """Exact one-sided p-value of "the new runs are exchangeable with the baseline's" against a drop.
+
+    Only questions on which the runs disagree carry information, so the accuracy itself need not be known. With one run
+    on each side it is the exact one-sided McNemar test (McNemar 1947). No disagreement: p = 1.
+
+    Args:
+        base: K stored runs, [K, n].
+        new: M new runs, [M, n].
+
+    Raises:
+        RecordsError: See `paired`.
     """
-    n = paired.n
-    if n < 2:
-        return 1.0
-    mean = paired.drop
-    variance = ((paired.lost + paired.gained) / n - mean**2) * n / (n - 1)
-    deviation = max(math.sqrt(max(variance, 0.0)), math.sqrt(0.5 / n))
-    return min(1.0, mean + float(t.ppf(1 - alpha, n - 1)) * deviation / math.sqrt(n))
+    before, after = paired(base, new)
+    counts = strata(before, after)
+    pmf = null_pmf(counts, len(after))
+    return float(min(1.0, pmf[: statistic(counts, after) + 1].sum()))
+
+
+def drop(base: ArrayLike, new: ArrayLike) -> float:
+    """Mean exact match of the baseline minus that of the new runs, as a share; negative is an improvement."""
+    before, after = paired(base, new)
+    return float(before.mean() - after.mean())
+
+
+def discordance(base: ArrayLike) -> float:
+    """d: expected share of questions whose outcome differs between two runs of the same thing.
+
+    The mean of 2 p (1 - p) over questions, unbiased over K runs (factor K / (K - 1)).
+
+    Raises:
+        RecordsError: Fewer than two runs: one run says nothing about the next.
+    """
+    runs = outcomes(base, what="baseline")
+    if len(runs) < 2:
+        raise RecordsError("d needs at least two runs of the baseline", remedy="record K >= 5 runs")
+    p = runs.mean(axis=0)
+    return float(np.mean(2 * p * (1 - p)) * len(runs) / (len(runs) - 1))
+
+
+def holm(p_values: Sequence[float], alpha: float) -> tuple[bool, ...]:
+    """Which of several models dropped, at a joint level (Holm 1979): ten gates cry wolf no more often than one."""
+    if not p_values:
+        return ()
+    return tuple(bool(rejected) for rejected in multipletests(list(p_values), alpha=alpha, method="holm")[0])
 
 
 def interval(correct: int, n: int, alpha: float) -> tuple[float, float]:
@@ -90,30 +144,11 @@ def excess(count: int, n: int, expected_rate: float) -> float:
     return float(binomtest(count, n, min(1.0, expected_rate), alternative="greater").pvalue)
 
 
-def losses_to_fail(alpha: float) -> int:
-    """Fewest losses without any gain that the paired test calls a drop: 2^-k <= alpha."""
-    return math.ceil(-math.log2(alpha))
-
-
-def power(n: int, drop: float, noise: float, alpha: float) -> float:
-    """Probability that the paired test fails a true drop.
-
-    Args:
-        n: Questions.
-        drop: True loss of exact match, as a share.
-        noise: Share of questions that flip for no reason (half of them each way); 0 for a deterministic engine.
-        alpha: Level of the test.
-
-    Losses are Binomial(n, drop + noise/2) and gains Binomial(n, noise/2), taken as independent, which is exact for
-    noise = 0 and good while both rates are small.
-    """
-    total = 0.0
-    for gained in range(n + 1):
-        weight = float(binom.pmf(gained, n, noise / 2))
-        if weight < 1e-12:
-            if gained > n * noise / 2:
-                break
-            continue
-        lost = next((k for k in range(n + 1) if mcnemar(Paired(n, k, gained)) <= alpha), n + 1)
-        total += weight * float(binom.sf(lost - 1, n, min(1.0, drop + noise / 2)))
-    return total
+@functools.lru_cache(maxsize=4096)
+def _power(runs: int, right: int, drawn: int, times: int) -> Pmf:
+    """The hypergeometric distribution of one question, convolved `times` times (by squaring)."""
+    if times == 1:
+        return np.asarray(hypergeom.pmf(np.arange(drawn + 1), runs, right, drawn), dtype=np.float64)
+    half = _power(runs, right, drawn, times // 2)
+    whole = np.convolve(half, half)
+    return np.convolve(whole, _power(runs, right, drawn, 1)) if times % 2 else whole

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import os
 from typing import TYPE_CHECKING
@@ -12,18 +11,24 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 import pytest
 
+from hileval.baseline import make_baseline
 from hileval.broken import flags_of
 from hileval.declare import Gate, load_gates
-from hileval.records import Baseline, Identity, Run, Sample, StoredAnswer
+from hileval.evaluation import Evaluation
+from hileval.records import Identity, Run, Sample, Setting
+from hileval.rule import Rule
 from hilgate.model import Environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hileval.baseline import Baseline
+
 IDENTITY = Identity(
     model="pocket/hybrid",
     weights="a" * 64,
     tokenizer="b" * 64,
+    chat_template="e" * 64,
     task="c" * 64,
     num_fewshot=0,
     generation="{}",
@@ -67,30 +72,29 @@ class Plant:
         return Run(identity=IDENTITY, samples=tuple(samples), seconds=1.5)
 
     @classmethod
-    def baseline(cls, correct: Sequence[bool], **changes: object) -> Baseline:
-        fields = (
-            "doc_hash",
-            "prompt_hash",
-            "text",
-            "finish_reason",
-            "n_tokens",
-            "strict_correct",
-            "flexible_correct",
-            "flags",
+    def baseline(cls, *runs: Sequence[bool], **changes: object) -> Baseline:
+        """One vector is five equal runs."""
+        vectors = runs if len(runs) > 1 else runs * 5
+        made = make_baseline(
+            "pocket-hybrid",
+            [cls.run(vector) for vector in vectors],
+            floor=0.01,
+            setting=Setting(engine="vllm 0.32.0", attention_backend="CPU_ATTN"),
+            environment=Environment(host="", device="cpu", cores=2, memory_gib=8.0, python="3.11", versions={}),
+            reason="planted",
+            by="a planter",
         )
-        answers = [StoredAnswer(**{f: getattr(s, f) for f in fields}) for s in cls.run(correct).samples]
-        values = {
-            "gate": "pocket-hybrid",
-            "recorded": dt.date(2026, 11, 21),
-            "reason": "planted",
-            "engine": "vllm 0.32.0",
-            "attention_backend": "CPU_ATTN",
-            "environment": Environment(host="", device="cpu", cores=2, memory_gib=8.0, python="3.11", versions={}),
-            "identity": IDENTITY,
-            "n": len(answers),
-            "answers": answers,
-        }
-        return Baseline.model_validate(values | changes)
+        return made.model_copy(update=changes)
+
+    @classmethod
+    def asked(cls, baseline: Baseline | None, *runs: Run) -> Evaluation:
+        """As `conduct` leaves it, questions in the order of their ids."""
+        ids = tuple(sample.doc_id for sample in max(runs, key=lambda run: len(run.samples)).samples)
+        if baseline is None:
+            return Evaluation(ids, runs, None)
+        ids = tuple(question.doc_id for question in baseline.questions)
+        hashes = [question.doc_hash for question in baseline.questions]
+        return Evaluation(ids, runs, baseline.outcomes("strict", hashes))
 
 
 @pytest.fixture
@@ -100,4 +104,10 @@ def plant() -> type[Plant]:
 
 @pytest.fixture(scope="session")
 def gate() -> Gate:
-    return load_gates()["pocket-hybrid"]
+    return load_gates().gates["pocket-hybrid"]
+
+
+@pytest.fixture(scope="session")
+def rule() -> Rule:
+    """Two hundred questions, looked at once."""
+    return Rule(questions=200, alpha=0.01, margin=0.03, beta=0.01, baseline_runs=5, unresolved="block")

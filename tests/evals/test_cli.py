@@ -31,7 +31,7 @@ def planted(monkeypatch, plant):
 
     def use(correct, served=Outcome.PASS):
         check = Check(id="pocket-hybrid/served-by-pagedkv", outcome=served, message="planted")
-        monkeypatch.setattr(cli, "measure", lambda *_: (plant.run(correct), check))
+        monkeypatch.setattr(cli, "measure", lambda *_: (plant.asked(plant.baseline(good), plant.run(correct)), check))
         monkeypatch.setattr(cli.Baseline, "read", lambda _: plant.baseline(good))
 
     return use
@@ -47,10 +47,10 @@ def test_a_pass(run, planted, tmp_path):
     assert "200/200 = 100.0%" in output.out
 
 
-@pytest.mark.parametrize(("lost", "code"), [(3, 6), (7, 1), (150, 1)])
-def test_inconclusive_and_fail(run, planted, lost, code):
+@pytest.mark.parametrize(("lost", "when", "code"), [(1, "release", 6), (9, "release", 1), (150, "pre-merge", 1)])
+def test_inconclusive_and_fail(run, planted, lost, when, code):
     planted([i >= lost for i in range(200)])
-    assert run("gate", "pocket-hybrid")[0] == code
+    assert run("gate", "pocket-hybrid", "--when", when)[0] == code
 
 
 def test_another_backend_is_not_a_pass(run, planted):
@@ -83,17 +83,21 @@ def test_misuse(run):
     assert run("baseline", "record", "pocket-hybrid")[0] == 2
 
 
+def use_gate(monkeypatch, **changes):
+    declared = declare.load_gates()
+    gate = declared.gates["pocket-hybrid"].model_copy(update=changes)
+    monkeypatch.setattr(cli, "load_gates", lambda: declared.model_copy(update={"gates": {"pocket-hybrid": gate}}))
+
+
 def test_a_missing_baseline_is_a_record_error(run, monkeypatch, tmp_path):
-    gate = declare.load_gates()["pocket-hybrid"].model_copy(update={"baseline": str(tmp_path / "none.json")})
-    monkeypatch.setattr(cli, "load_gates", lambda: {"pocket-hybrid": gate})
+    use_gate(monkeypatch, baseline=str(tmp_path / "none.json"))
     code, output, _ = run("gate", "pocket-hybrid")
     assert code == 3
     assert "no baseline" in output.err
 
 
 def test_missing_weights_cannot_run_here(run, monkeypatch, plant, tmp_path):
-    gate = declare.load_gates()["pocket-hybrid"].model_copy(update={"model": str(tmp_path)})
-    monkeypatch.setattr(cli, "load_gates", lambda: {"pocket-hybrid": gate})
+    use_gate(monkeypatch, model=str(tmp_path))
     monkeypatch.setattr(cli.Baseline, "read", lambda _: plant.baseline([True]))
     code, output, findings = run("gate", "pocket-hybrid")
     assert code == 5

@@ -8,13 +8,15 @@ from hilgate.errors import DeclarationError, Exit
 
 
 def test_the_committed_gates_name_existing_files():
-    for gate in load_gates().values():
+    for gate in load_gates().gates.values():
+        if gate.weights == "hub":
+            continue
         for relative in (gate.task, gate.baseline, f"{gate.model}/model.safetensors"):
             assert gate.path(relative).is_file(), relative
 
 
 def test_the_gate_and_its_a_a_differ_in_the_attention_only():
-    gates = load_gates()
+    gates = load_gates().gates
     ours, own = (gates[name].model_dump() for name in ("pocket-hybrid", "pocket-hybrid-own"))
     assert {key for key in ours if ours[key] != own[key]} == {"title", "attention_backend"}
 
@@ -30,13 +32,15 @@ def test_unknown_gate_offers_the_nearest_name():
     ("change", "why"),
     [
         ({"flor": 0.9}, "flor"),
-        ({"alpha": 0}, "alpha"),
-        ({"alpha": float("nan")}, "alpha"),
-        ({"questions": 0}, "questions"),
+        ({"floor": float("nan")}, "floor"),
+        ({"max_gen_toks": 0}, "max_gen_toks"),
+        ({"rules": {"pre-merge": "quick"}}, "no rule 'quick' for pre-merge"),
+        ({"rules": {"someday": "release"}}, "someday"),
+        ({"revision": "abc"}, "revision is for models of a hub"),
         ({"engine": "sglang"}, "engine"),
         ({"attention_backend": "paged"}, "attention_backend"),
         ({"attention_backend": None}, "attention_backend is required"),
-        ({"engine": "transformers"}, "meaningless"),
+        ({"engine": "transformers"}, "means nothing"),
     ],
 )
 def test_one_mistake_is_named(tmp_path, change, why):
@@ -47,6 +51,15 @@ def test_one_mistake_is_named(tmp_path, change, why):
     with pytest.raises(DeclarationError, match=why) as caught:
         load_gates(path)
     assert caught.value.exit_status is Exit.INVALID_DECLARATION
+
+
+def test_a_mistake_in_a_rule_is_named(tmp_path):
+    content = yaml.safe_load((EVALS / "gates.yaml").read_text())
+    content["rules"]["release"]["alpha"] = 0
+    path = tmp_path / "gates.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(DeclarationError, match=r"rules\.release\.alpha"):
+        load_gates(path)
 
 
 @pytest.mark.parametrize("text", ["", "gates: {}", "gates: [", "- a"])
@@ -60,3 +73,15 @@ def test_not_a_gates_file(tmp_path, text):
 def test_missing_file(tmp_path):
     with pytest.raises(DeclarationError, match="cannot read"):
         load_gates(tmp_path / "none.yaml")
+
+
+def test_every_gate_has_a_step_and_hub_gates_share_their_level():
+    steps = yaml.safe_load((EVALS.parent / "ci/areas/accuracy.yaml").read_text())["steps"]
+    gates = load_gates().gates
+    hub = {name for name, gate in gates.items() if gate.weights == "hub"}
+    commands = {step["command"].rsplit(" ", 1)[1]: step for step in steps}
+    assert set(commands) == set(gates)
+    for name in hub:
+        step, gate = commands[name], gates[name]
+        assert step["env"]["HILEVAL_GATES"] == str(len(hub))
+        assert (tuple(step["devices"]), step["gpus"]) == (gate.arch, gate.gpus)

@@ -4,12 +4,13 @@ import math
 
 import pytest
 
+from hileval import harness
 from hileval.engines import Answer, EngineError
-from hileval.harness import ScoreError, evaluate, read_samples
+from hileval.harness import ScoreError, TaskQuestions, read_samples
 from hileval.pocket.cli import TEST_FILE
 from hileval.pocket.questions import read_jsonl
 from hileval.task import TaskError, resolve_task
-from hilgate.errors import Exit, NothingSelectedError
+from hilgate.errors import Exit
 
 KNOWN = {f"Question: {row.question}\nAnswer:": row for row in read_jsonl(TEST_FILE)}
 
@@ -38,21 +39,29 @@ def test_right_wrong_and_broken_answers_are_told_apart(gate):
         1: Answer("", "stop", 1, 0),
         2: Answer(f" It is {row.number}", "length", 32, 2),
     }
-    run, _ = evaluate(gate, lambda: Canned(spoil), limit=5)
-    assert [s.strict_correct for s in run.samples] == [False, False, False, True, True]
-    assert [s.flexible_correct for s in run.samples] == [False, False, True, True, True]
-    assert run.samples[0].strict == "99"
-    assert run.samples[1].strict == "[invalid]"
-    assert [[f.value for f in s.flags] for s in run.samples[1:3]] == [["empty"], ["truncated", "non-finite"]]
-    assert [s.target for s in run.samples] == [str(row.number) for row in list(KNOWN.values())[:5]]
+    samples = TaskQuestions(gate, lambda: Canned(spoil)).ask(range(5), 0)
+    assert [s.strict_correct for s in samples] == [False, False, False, True, True]
+    assert [s.flexible_correct for s in samples] == [False, False, True, True, True]
+    assert samples[0].strict == "99"
+    assert samples[1].strict == "[invalid]"
+    assert [[f.value for f in s.flags] for s in samples[1:3]] == [["empty"], ["truncated", "non-finite"]]
+    assert [s.target for s in samples] == [str(row.number) for row in list(KNOWN.values())[:5]]
 
 
-def test_identity_and_hashes_do_not_depend_on_the_answers(gate):
-    one, _ = evaluate(gate, Canned, limit=2)
-    two, _ = evaluate(gate, lambda: Canned({0: Answer("no", "stop", 1, 0)}), limit=3)
-    assert one.identity == two.identity
-    assert [s.prompt_hash for s in one.samples] == [s.prompt_hash for s in two.samples[:2]]
-    assert "/" not in one.identity.model.removeprefix("pocket/")
+def test_prompts_do_not_depend_on_the_subset_nor_answers_on_their_order(gate):
+    questions = TaskQuestions(gate, Canned)
+    some = questions.ask([307, 5, 12], 0)
+    assert questions.available == 400
+    assert [sample.doc_id for sample in some] == [307, 5, 12]
+    assert all(sample.strict_correct for sample in some)
+    again = {sample.doc_id: sample.prompt_hash for sample in TaskQuestions(gate, Canned).ask(range(13), 0)}
+    assert [again[5], again[12]] == [some[1].prompt_hash, some[2].prompt_hash]
+
+
+def test_identity_names_no_machine_and_is_stable(gate):
+    one, two = TaskQuestions(gate, Canned).identity, TaskQuestions(gate, Canned).identity
+    assert one == two
+    assert "/" not in one.model.removeprefix("pocket/")
 
 
 def test_an_engine_error_is_an_error_and_not_a_wrong_answer(gate):
@@ -61,7 +70,7 @@ def test_an_engine_error_is_an_error_and_not_a_wrong_answer(gate):
             raise EngineError("the engine died", where="here", remedy="look")
 
     with pytest.raises(EngineError, match="died") as caught:
-        evaluate(gate, Dead, limit=2)
+        TaskQuestions(gate, Dead).ask([0, 1], 0)
     assert caught.value.exit_status is Exit.NOTHING_RAN
 
 
@@ -71,17 +80,12 @@ def test_too_few_answers_are_an_error(gate):
             return super().answer(prompts, **kwargs)[:-1]
 
     with pytest.raises(ScoreError, match="lm-eval stopped"):
-        evaluate(gate, Forgetful, limit=2)
+        TaskQuestions(gate, Forgetful).ask([0, 1], 0)
 
 
-def test_no_questions(gate):
-    with pytest.raises(NothingSelectedError):
-        evaluate(gate, Canned, limit=0)
-
-
-def test_more_questions_than_the_data_holds(gate):
-    with pytest.raises(ScoreError, match="400 strict and 400 flexible"):
-        evaluate(gate.model_copy(update={"questions": 401}), Canned)
+def test_a_question_that_the_data_does_not_hold(gate):
+    with pytest.raises(ScoreError):
+        TaskQuestions(gate, Canned).ask([400], 0)
 
 
 @pytest.mark.parametrize("score", [math.nan, 0.5, None, "1"])
@@ -122,3 +126,22 @@ def test_examples_need_training_data_and_do_not_depend_on_the_subset(gate):
     path = gate.path(gate.task)
     with pytest.raises(TaskError, match=r"without data\.train"):
         resolve_task(path, 5)
+
+
+def test_a_conversation_is_asked_with_the_template_of_the_model(gate, monkeypatch):
+    asked = []
+
+    class Chatty(Canned):
+        def answer(self, prompts, **_):
+            asked.extend(prompts)
+            return [Answer(" 1", "stop", 2, 0)] * len(prompts)
+
+    monkeypatch.setattr(harness, "chat_template", lambda _: lambda messages: f"<user>{messages[-1]['content']}<bot>")
+    chat = gate.model_copy(update={"protocol": "chat"})
+    TaskQuestions(chat, Chatty).ask([0, 1], 0)
+    assert all(prompt.startswith("<user>Question: ") and prompt.endswith("<bot>") for prompt in asked)
+
+
+def test_a_model_without_a_chat_template_is_refused(gate):
+    with pytest.raises(TaskError, match="no chat template"):
+        TaskQuestions(gate.model_copy(update={"protocol": "chat"}), Canned)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hileval.engines import ModelFilesError, TransformersEngine
+from hileval.engines import ModelFilesError
+from hileval.engines.transformers_engine import TransformersEngine
 from hileval.pocket.cli import MODEL, TEST_FILE, exact_match
 from hileval.pocket.corrupt import KV_FAULTS, STATE_FAULT, plant
 from hileval.pocket.questions import read_jsonl

@@ -1,77 +1,135 @@
-"""Statistics against brute force and against other implementations."""
-
 import itertools
-import math
 
 import numpy as np
 import pytest
-from statsmodels.stats.contingency_tables import mcnemar as two_sided
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest, hypergeom
 
 from hileval import stats
-from hileval.stats import Paired
 from hilgate.errors import RecordsError
 
-
-def enumerated(lost: int, gained: int) -> float:
-    """P(losses >= lost) over all equally likely directions of the discordant questions."""
-    outcomes = list(itertools.product((0, 1), repeat=lost + gained))
-    return sum(sum(o) >= lost for o in outcomes) / len(outcomes)
+RUNS = st.integers(1, 5)
 
 
-@pytest.mark.parametrize(("lost", "gained"), [(0, 0), (1, 0), (0, 1), (7, 0), (6, 1), (5, 5), (3, 8), (10, 2)])
-def test_mcnemar_counts_the_ways(lost, gained):
-    assert stats.mcnemar(Paired(200, lost, gained)) == pytest.approx(enumerated(lost, gained), rel=1e-12)
+@st.composite
+def two_sides(draw):
+    n, base_runs, new_runs = draw(st.integers(1, 40)), draw(RUNS), draw(st.integers(1, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    chance = rng.random(n)
+    return rng.random((base_runs, n)) < chance, rng.random((new_runs, n)) < chance
 
 
-def test_mcnemar_doubles_to_the_two_sided_test():
-    one = stats.mcnemar(Paired(1319, 34, 12))
-    assert one == pytest.approx(two_sided([[1200, 34], [12, 73]], exact=True).pvalue / 2, rel=1e-12)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 120))
+def test_one_run_each_is_scipys_exact_mcnemar(seed, n):
+    rng = np.random.default_rng(seed)
+    before, after = rng.random(n) < 0.7, rng.random(n) < 0.6
+    lost, gained = int((before & ~after).sum()), int((after & ~before).sum())
+    expected = binomtest(lost, lost + gained, 0.5, alternative="greater").pvalue if lost + gained else 1.0
+    assert stats.drop_p(before, after) == pytest.approx(expected, abs=1e-12)
 
 
-def test_pair_counts_only_what_changed():
-    before = [True, True, False, False, True]
-    after = [True, False, True, False, False]
-    assert stats.pair(before, after) == Paired(n=5, lost=2, gained=1)
+def test_fifteen_lost_and_two_gained():
+    lost, gained, same = 15, 2, 183
+    before = [1] * lost + [0] * gained + [1] * same
+    after = [0] * lost + [1] * gained + [1] * same
+    assert stats.drop_p(before, after) == pytest.approx(0.0011749, rel=1e-4)
 
 
-@pytest.mark.parametrize(("before", "after"), [([], []), ([True], [True, False])])
-def test_pair_refuses_vectors_that_do_not_match(before, after):
-    with pytest.raises(RecordsError, match="cannot be paired"):
-        stats.pair(before, after)
+@given(two_sides(), st.randoms(use_true_random=False))
+def test_order_of_questions_and_of_runs_does_not_matter(sides, random):
+    base, new = sides
+    order = random.sample(range(base.shape[1]), base.shape[1])
+    assert stats.drop_p(base[::-1, order], new[::-1, order]) == pytest.approx(stats.drop_p(base, new), abs=1e-12)
 
 
-def test_drop_upper_covers_the_true_drop():
-    """In 400 simulated runs with a true drop of 3 points the 99 % bound is above it in at least 97 %."""
-    rng = np.random.default_rng(0)
-    n, covered = 200, 0
-    for _ in range(400):
-        lost, gained = rng.binomial(n, 0.04), rng.binomial(n, 0.01)
-        covered += stats.drop_upper(Paired(n, int(lost), int(gained)), 0.01) >= 0.03
-    assert covered / 400 >= 0.97
+@given(two_sides(), st.data())
+def test_one_more_wrong_answer_never_raises_p(sides, data):
+    base, new = sides
+    right = np.argwhere(new)
+    if not len(right):
+        return
+    worse = new.copy()
+    worse[tuple(right[data.draw(st.integers(0, len(right) - 1))])] = False
+    assert stats.drop_p(base, worse) <= stats.drop_p(base, new) + 1e-12
 
 
-def test_drop_upper_without_flips_is_not_zero_and_shrinks_with_n():
-    few, many = (stats.drop_upper(Paired(n, 0, 0), 0.01) for n in (20, 200))
-    assert 0.05 < few < 0.15
-    assert 0.005 < many < 0.01
-    assert stats.drop_upper(Paired(1, 0, 0), 0.01) == 1.0
+def test_three_questions_by_enumeration():
+    # The reference walks every way to choose which of the K + M runs are the new ones, question by question.
+    base = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]], dtype=bool)
+    new = np.array([[0, 1, 0], [0, 0, 1]], dtype=bool)
+    together = np.vstack([base, new])
+    ways = [[int(together[list(chosen), q].sum()) for chosen in itertools.combinations(range(5), 2)] for q in range(3)]
+    totals = [sum(combination) for combination in itertools.product(*ways)]
+    expected = np.mean([total <= new.sum() for total in totals])
+    assert stats.drop_p(base, new) == pytest.approx(expected)
+
+
+def test_null_distribution_is_a_distribution_with_the_right_mean():
+    counts = np.array([30, 4, 3, 2, 5, 6, 150])
+    pmf = stats.null_pmf(counts, new_runs=2)
+    assert pmf.sum() == pytest.approx(1.0)
+    expected = sum(int(counts[g]) * hypergeom.mean(6, g, 2) for g in range(1, 6))
+    assert np.arange(len(pmf)) @ pmf == pytest.approx(expected)
+
+
+def test_the_level_is_held_where_nothing_changed():
+    rng = np.random.default_rng(11)
+    chance = np.concatenate([np.full(20, 0.5), np.ones(170), np.zeros(10)])
+    p_values = [stats.drop_p(rng.random((5, 200)) < chance, rng.random((1, 200)) < chance) for _ in range(3000)]
+    assert np.mean(np.array(p_values) <= 0.05) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 3000)
+    assert np.mean(np.array(p_values) <= 0.05) >= 0.02  # and it is not given away
+
+
+def test_no_disagreement_says_nothing():
+    assert stats.drop_p(np.ones((5, 100)), np.ones((1, 100))) == 1.0
+
+
+def test_discordance_is_unbiased():
+    rng = np.random.default_rng(3)
+    chance = rng.choice([0.1, 0.5, 0.9, 1.0], size=4000)
+    measured = stats.discordance(rng.random((5, 4000)) < chance)
+    assert measured == pytest.approx(np.mean(2 * chance * (1 - chance)), abs=0.01)
+
+
+def test_discordance_of_one_run_is_refused():
+    with pytest.raises(RecordsError, match="at least two runs"):
+        stats.discordance([1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "message"),
+    [
+        ([], [1], "baseline: no outcomes"),
+        ([[1, 0]], [], "new run: no outcomes"),
+        ([1, 0], [1, 0, 1], "2 questions before and 3 after"),
+        ([1, float("nan")], [1, 0], "nan is no outcome"),
+        ([1, 0], [1, 0.5], "0.5 is no outcome"),
+    ],
+    ids=["no baseline", "no new run", "other questions", "NaN", "half an answer"],
+)
+def test_refuses_what_is_no_outcome(base, new, message):
+    with pytest.raises(RecordsError, match=message):
+        stats.drop_p(base, new)
+
+
+def test_holm_equals_its_definition():
+    # Sorted p-values are compared with alpha / (m - i), and the first that is too large stops it.
+    assert stats.holm([0.004, 0.02, 0.0001], alpha=0.01) == (True, False, True)
+    assert stats.holm([0.0034, 0.0034, 0.0034], alpha=0.01) == (False, False, False)
+    assert stats.holm([], alpha=0.01) == ()
 
 
 def test_interval_is_wilsons():
-    n, k, z = 200, 196, 2.5758293035489004
-    p = k / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    assert stats.interval(k, n, 0.01) == pytest.approx((centre - half, centre + half), rel=1e-9)
+    low, high = stats.interval(190, 200, 0.01)
+    z, p, n = 2.5758293, 0.95, 200
+    middle, half = (
+        (p + z * z / 2 / n) / (1 + z * z / n),
+        z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + (z / 2 / n) ** 2),
+    )
+    assert (low, high) == pytest.approx((middle - half, middle + half), abs=1e-6)
 
 
-def test_power_without_noise_is_a_binomial_tail():
-    fewest = stats.losses_to_fail(0.01)
-    assert fewest == 7
-    expected = 1 - sum(math.comb(200, k) * 0.05**k * 0.95 ** (200 - k) for k in range(fewest))
-    assert stats.power(200, 0.05, 0.0, 0.01) == pytest.approx(expected, rel=1e-9)
-
-
-def test_power_of_no_drop_stays_below_alpha():
-    assert stats.power(200, 0.0, 0.04, 0.01) <= 0.01
-    assert stats.power(200, 0.10, 0.02, 0.01) > stats.power(200, 0.05, 0.02, 0.01) > stats.power(200, 0.02, 0.02, 0.01)
+def test_excess_of_broken_answers():
+    assert stats.excess(12, 250, 1 / 250) == pytest.approx(7e-10, rel=0.3)
+    assert stats.excess(3, 250, 1 / 250) == pytest.approx(0.08, rel=0.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,9 +14,13 @@ from hileval.declare import EVALS
 from hileval.pocket.questions import Problem, problems, read_jsonl, write_jsonl
 
 TEST_FILE = EVALS / "pocket/data/test.jsonl"
-MODEL = EVALS / "pocket/hybrid"
+MODELS = EVALS / "pocket"
 TEST_SEED, FRESH_SEED = 7, 8
 TEST_QUESTIONS = 400
+
+Name = Annotated[
+    Literal["hybrid", "window", "latent", "packed"], typer.Argument(help="Which pocket model (architectures.py).")
+]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
@@ -30,31 +34,33 @@ def questions() -> None:
 
 
 @app.command("train")
-def train_model() -> None:
+def train_model(name: Name = "hybrid") -> None:
     """Train from scratch on questions that are not test questions, and write the model folder."""
-    from hileval.pocket.train import Recipe, train
+    from hileval.pocket.train import RECIPES, train
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     test = frozenset(row.digest for row in read_jsonl(TEST_FILE))
-    model, tokenizer, seconds = train(Recipe(), test)
+    model, tokenizer, seconds = train(RECIPES[name], test)
     model.generation_config.update(do_sample=False, max_new_tokens=32, _from_model_config=False)
-    model.save_pretrained(MODEL)
-    tokenizer.save_pretrained(MODEL)
-    typer.echo(f"{MODEL}: {sum(p.numel() for p in model.parameters())} parameters in {seconds:.0f} s")
+    folder = MODELS / name
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    typer.echo(f"{folder}: {sum(p.numel() for p in model.parameters())} parameters in {seconds:.0f} s")
 
 
 @app.command("measure")
 def measure(
+    name: Name = "hybrid",
     n: Annotated[int, typer.Option(help="Fresh questions (neither training nor test).")] = 1000,
     faults: Annotated[int, typer.Option(help="Questions per planted fault; 0 leaves them out.")] = 200,
 ) -> None:
     """Exact match on fresh questions, intact and under planted cache faults (`hileval.pocket.corrupt`)."""
-    from hileval.engines import TransformersEngine
+    from hileval.engines.transformers_engine import TransformersEngine
     from hileval.pocket.corrupt import FAULTS, plant
 
     test = frozenset(row.digest for row in read_jsonl(TEST_FILE))
     rows = list(itertools.islice(problems(FRESH_SEED, exclude=test), max(n, faults)))
-    engine = TransformersEngine(MODEL)
+    engine = TransformersEngine(MODELS / name)
     report("intact", exact_match(engine, rows[:n]), n)
     for fault in FAULTS if faults else ():
         remove = plant(engine.model, fault)

@@ -1,0 +1,113 @@
+"""vLLM in this process: the engine under test."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hileval.engines.engine import Answer, EngineError, as_engine_error, require_model_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class VllmEngine:
+    """`vllm.LLM` in this process, with the plugin's report in its workers."""
+
+    OURS = "CUSTOM"
+    """The plugin's member of vLLM's AttentionBackendEnum; on the CPU platform it replaces the only one."""
+    REPORTER = "pagedkv.vllm_plugin.inspect.WorkerReport"
+
+    def __init__(self, model: Path | str, attention_backend: str, arguments: Mapping[str, Any]) -> None:
+        """Start the engine.
+
+        Args:
+            model: Folder of the model, or the name of one of a hub.
+            attention_backend: `pagedkv` or `vllm`, as gates.yaml declares it.
+            arguments: Further arguments of `vllm.LLM`.
+
+        Raises:
+            ModelFilesError: see `require_model_files`.
+            CannotRunHereError: vLLM is not installed.
+            EngineError: vLLM did not start.
+        """
+        if isinstance(model, Path):
+            require_model_files(model)
+        with as_engine_error("starting vLLM", str(model)):
+            chosen = self._prepare(attention_backend)
+            import vllm
+
+            self.name = f"vllm {vllm.__version__}"
+            self._where = str(model)
+            self._llm = vllm.LLM(
+                model=str(model), worker_extension_cls=self.REPORTER, disable_log_stats=True, **chosen, **arguments
+            )
+            layers = self.attention_layers()
+            self._poison = bool(layers) and all(str(layer["impl"]).startswith("pagedkv.") for layer in layers)
+
+    @classmethod
+    def _prepare(cls, attention_backend: str) -> dict[str, Any]:
+        """Set the environment vLLM reads at import; return the arguments that select the backend."""
+        import torch
+
+        accelerated = torch.cuda.is_available()
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        if attention_backend == "vllm":
+            os.environ["VLLM_PLUGINS"] = ""
+        if not accelerated:
+            torch.set_num_threads(1)
+            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+            if attention_backend == "pagedkv":
+                os.environ.setdefault("TRITON_INTERPRET", "1")
+            return {}
+        return {"attention_backend": cls.OURS} if attention_backend == "pagedkv" else {}
+
+    def answer(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
+        """Answer every prompt greedily. If ours serves, the KV pool is NaN before: reading an unwritten slot shows.
+
+        The engine's own attention is spared: it may multiply slots that it masks by zero, which is harmless on zeros.
+        """
+        with as_engine_error("generating", self._where):
+            from vllm import SamplingParams
+
+            if self._poison:
+                self._llm.collective_rpc("pagedkv_poison")
+                self._llm.collective_rpc("pagedkv_reset")
+                self._poison = False
+            params = SamplingParams(temperature=0.0, max_tokens=max_tokens, stop=list(stop), logprobs=0)
+            outputs = self._llm.generate(list(prompts), params, use_tqdm=False)
+            if len(outputs) != len(prompts):
+                raise EngineError(f"{len(outputs)} answers to {len(prompts)} prompts", where=self._where)
+            return [self._read(output.outputs[0]) for output in outputs]
+
+    @staticmethod
+    def _read(completion: Any) -> Answer:
+        logprobs = completion.logprobs or []
+        if len(logprobs) != len(completion.token_ids):
+            raise EngineError(
+                f"{len(logprobs)} log-probabilities for {len(completion.token_ids)} tokens",
+                remedy="non-finite values cannot be excluded; check the engine's `logprobs` support",
+            )
+        chosen = [entry[token].logprob for entry, token in zip(logprobs, completion.token_ids, strict=True)]
+        return Answer(
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            n_tokens=len(completion.token_ids),
+            non_finite=sum(not math.isfinite(value) for value in chosen),
+        )
+
+    def attention_layers(self) -> list[dict[str, Any]]:
+        """The report of every worker, one mapping per attention layer."""
+        with as_engine_error("asking who served attention", self._where):
+            return [dict(row) for worker in self._llm.collective_rpc("pagedkv_report") for row in worker]
+
+    def close(self) -> None:
+        """End the engine, so that another one may start in this process."""
+        with as_engine_error("closing vLLM", self._where):
+            self._llm.llm_engine.engine_core.shutdown()

@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from hileval.rule import Rule, State, first_runs, order, shared, stand
+
+PRE_MERGE = Rule(
+    questions=250, seed=3, look_every=25, first_look=50, alpha=0.01, margin=0.05, beta=0.03, baseline_runs=5,
+    extensions=1, unresolved="flag",
+)  # fmt: skip
+RELEASE = Rule(
+    alpha=0.01, margin=0.02, beta=0.01, baseline_runs=5, extensions=2, noisy_d=0.05, noisy_runs=3, unresolved="block"
+)
+
+
+def toss(rng, chance):
+    return rng.random(len(chance)) < chance
+
+
+def sure(n, wrong=0):
+    run = np.ones(n, dtype=bool)
+    run[:wrong] = False
+    return run
+
+
+def test_plan_looks_every_25_from_50_and_never_beyond_the_task():
+    assert PRE_MERGE.plan(1319) == (50, 75, 100, 125, 150, 175, 200, 225, 250)
+    assert PRE_MERGE.plan(60) == (50, 60)
+    assert PRE_MERGE.plan(30) == (30,)
+    assert RELEASE.plan(1319) == (1319,)
+
+
+def test_order_is_a_seeded_draw_without_repetition():
+    drawn = order(PRE_MERGE, 1319)
+    assert len(set(drawn)) == 250
+    assert drawn == order(PRE_MERGE, 1319)
+    assert drawn != order(PRE_MERGE.model_copy(update={"seed": 4}), 1319)
+    assert np.mean(drawn) > 500  # not the first 250
+
+
+def test_an_unchanged_deterministic_model_passes_after_75_questions():
+    base = np.ones((5, 250), dtype=bool)
+    standings = [stand(PRE_MERGE, base, [sure(n)]) for n in (25, 50, 75)]
+    assert [s.state for s in standings] == [State.ASK_MORE, State.ASK_MORE, State.PASS]
+    assert standings[-1].high < 0.05
+
+
+def test_answers_beyond_the_deciding_look_do_not_change_it():
+    base = np.ones((5, 250), dtype=bool)
+    late = sure(250)
+    late[100:] = False
+    assert stand(PRE_MERGE, base, [late]).state is State.PASS
+    assert stand(PRE_MERGE, base, [late]).n == 75
+
+
+def test_a_wreck_fails_at_the_first_look():
+    found = stand(PRE_MERGE, np.ones((5, 250), dtype=bool), [sure(50, wrong=30)])
+    assert (found.state, found.n) == (State.FAIL, 50)
+    assert found.drop == pytest.approx(0.6)
+
+
+def test_undecided_after_all_questions_asks_for_another_run_and_then_is_unresolved():
+    rng = np.random.default_rng(2)
+    chance = np.concatenate([np.full(60, 0.5), np.ones(190)])
+    base = np.array([toss(rng, chance) for _ in range(5)])
+    lossy = base[0].copy()
+    lossy[np.flatnonzero(lossy)[-7:]] = False
+    first = stand(PRE_MERGE, base, [lossy])
+    assert first.state is State.RUN_AGAIN
+    assert stand(PRE_MERGE, base, [lossy, lossy[:100]]).state is State.ASK_MORE
+    again = stand(PRE_MERGE, base, [lossy, lossy])
+    assert again.new_runs == 2
+    assert again.state in {State.FAIL, State.UNRESOLVED}
+    assert again.p_value < first.p_value
+
+
+def test_a_noisy_baseline_starts_with_three_runs():
+    rng = np.random.default_rng(5)
+    noisy = np.array([toss(rng, np.full(400, 0.8)) for _ in range(5)])
+    quiet = np.ones((5, 400), dtype=bool)
+    assert (first_runs(RELEASE, noisy), first_runs(RELEASE, quiet)) == (3, 1)
+    assert stand(RELEASE, noisy, [noisy[0]]).state is State.ASK_MORE
+    assert stand(RELEASE, noisy, [noisy[0], noisy[1], noisy[2]]).state is not State.ASK_MORE
+
+
+def test_a_wreck_of_a_noisy_model_costs_one_run():
+    rng = np.random.default_rng(6)
+    noisy = np.array([toss(rng, np.full(400, 0.8)) for _ in range(5)])
+    assert stand(RELEASE, noisy, [toss(rng, np.full(400, 0.4))]).state is State.FAIL
+
+
+def test_gates_that_decide_together_share_alpha():
+    lost = sure(250)
+    lost[::60] = False
+    base = np.ones((5, 250), dtype=bool)
+    alone, one_of_ten = (stand(rule, base, [lost]) for rule in (RELEASE, shared(RELEASE, 10)))
+    assert one_of_ten.level == pytest.approx(alone.level / 10)
+    assert alone.p_value == one_of_ten.p_value
+
+
+@pytest.mark.parametrize("d", [0.02, 0.13])
+def test_level_is_held_over_looks_and_further_runs(d):
+    rng = np.random.default_rng(int(d * 100))
+    rule = PRE_MERGE.model_copy(update={"alpha": 0.05, "extensions": 2})
+    failed = 0
+    for _ in range(600):
+        chance = rng.permutation(np.concatenate([np.full(round(500 * d), 0.5), np.ones(250 - round(500 * d))]))
+        base = np.array([toss(rng, chance) for _ in range(5)])
+        runs = [toss(rng, chance)]
+        while (state := stand(rule, base, runs).state) is State.RUN_AGAIN:
+            runs.append(toss(rng, chance))
+        failed += state is State.FAIL
+    assert failed / 600 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 600)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"questions": None}, "look_every needs a number of questions"),
+        ({"first_look": 300}, "comes after the last"),
+        ({"alpha": 0.0}, "greater than 0"),
+        ({"extensions": 3}, "less than or equal to 2"),
+        ({"unresolved": "pass"}, "block"),
+        ({"lookevery": 3}, "Extra inputs"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_refuses_a_rule_that_makes_no_sense(changes, message):
+    with pytest.raises(ValidationError, match=message):
+        Rule(**(PRE_MERGE.model_dump() | changes))
