@@ -19,7 +19,13 @@ LOG_FILE = "log.txt"
 OUT_VARIABLE = "HILGATE_OUT"
 
 
-def start(step: PlannedStep, command: str, folder: Path, *, root: Path, cores: int, seconds: float) -> process.Child:
+PROFILE_VARIABLE = "HILGATE_PROFILE"
+"""What the plan is for, told to every step: gates are stricter before a release."""
+
+
+def start(
+    step: PlannedStep, command: str, folder: Path, *, root: Path, cores: int, seconds: float, profile: str
+) -> process.Child:
     """Start a command of a step.
 
     Args:
@@ -29,6 +35,7 @@ def start(step: PlannedStep, command: str, folder: Path, *, root: Path, cores: i
         root: The repository, where it runs.
         cores: Cores of the machine.
         seconds: After which it is ended.
+        profile: Of the plan.
     """
     folder = folder.absolute()
     shutil.rmtree(folder, ignore_errors=True)  # evidence of an earlier run must never be read as this one's
@@ -37,5 +44,6 @@ def start(step: PlannedStep, command: str, folder: Path, *, root: Path, cores: i
     if step.evidence is Evidence.JUNIT:
         arguments.append(f"--junitxml={folder / JUNIT_FILE}")
     # Threads would otherwise be as many as the machine has cores, in every step at once.
-    env = {"OMP_NUM_THREADS": str(min(step.cores, cores)), **os.environ, **step.env, OUT_VARIABLE: str(folder)}
+    env = {"OMP_NUM_THREADS": str(min(step.cores, cores)), **os.environ, **step.env}
+    env |= {OUT_VARIABLE: str(folder), PROFILE_VARIABLE: profile}
     return process.Child(arguments, cwd=root, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)

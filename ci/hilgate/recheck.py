@@ -119,7 +119,7 @@ class Rerun:
 
 
 def start(
-    step: PlannedStep, ids: tuple[str, ...], folder: Path, *, root: Path, cores: int, seconds: float
+    step: PlannedStep, ids: tuple[str, ...], folder: Path, *, root: Path, cores: int, seconds: float, profile: str
 ) -> Rerun | None:
     """Start failing tests once more; None where there is nothing to run, no way to run it alone, or no time left.
 
@@ -130,11 +130,13 @@ def start(
         root: The repository, where they run.
         cores: Cores of the machine.
         seconds: After which they are ended.
+        profile: Of the plan.
     """
     command = narrowed(step.command, ids, root) if step.evidence is Evidence.JUNIT else ""
     if not command or seconds <= 0:
         return None
-    return Rerun(step, ids, launch.start(step, command, folder, root=root, cores=cores, seconds=seconds), folder, root)
+    child = launch.start(step, command, folder, root=root, cores=cores, seconds=seconds, profile=profile)
+    return Rerun(step, ids, child, folder, root)
 
 
 def _problem(end: Ended) -> str:

@@ -160,7 +160,15 @@ class Runner:
         folder = step_folder(self.results_folder, step.key)
         self._started[step.key] = _now()
         seconds = self._limits[step.key] = self._seconds_left(step, 0.0)
-        child = launch.start(step, step.command, folder, root=self.root, cores=self.cores, seconds=seconds)
+        child = launch.start(
+            step,
+            step.command,
+            folder,
+            root=self.root,
+            cores=self.cores,
+            seconds=seconds,
+            profile=self.plan.profile,
+        )
         self._running[step.key] = child
         self.progress.started(step, child)
 
@@ -186,7 +194,8 @@ class Runner:
 
     def _run_again(self, step: PlannedStep, ids: tuple[str, ...], seconds: float) -> None:
         folder = step_folder(self.results_folder, step.key) / recheck.FOLDER
-        rerun = recheck.start(step, ids, folder, root=self.root, cores=self.cores, seconds=seconds)
+        profile = self.plan.profile
+        rerun = recheck.start(step, ids, folder, root=self.root, cores=self.cores, seconds=seconds, profile=profile)
         if rerun:
             self._again[step.key] = rerun
 

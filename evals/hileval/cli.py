@@ -18,7 +18,7 @@ from rich.console import Console
 from hileval import cli_baseline, cli_power
 from hileval.baseline import Baseline
 from hileval.conduct import conduct
-from hileval.declare import EVALS, Gate, Occasion, find_gate, load_gates
+from hileval.declare import EVALS, Gate, Occasion, find_gate, load_gates, occasion
 from hileval.flips import flips, side_by_side
 from hileval.foreign import as_yaml, read_foreign
 from hileval.gate import exit_status, judge
@@ -44,7 +44,9 @@ stderr = Console(stderr=True)
 COLOURS = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow", Outcome.DID_NOT_RUN: "yellow"}
 JOURNALS = Path("results/journals")
 """Where answers are kept until their gate has spoken."""
-When = Annotated[Occasion, typer.Option("--when", envvar="HILEVAL_WHEN", help="Which of the gate's rules applies.")]
+When = Annotated[
+    Occasion | None, typer.Option("--when", help="Which of the gate's rules applies; by default what the plan is for.")
+]
 Limit = Annotated[int | None, typer.Option(help="Ask only the first N questions; too few are inconclusive.")]
 Out = Annotated[Path, typer.Option(envvar="HILGATE_OUT", help="Folder of findings.jsonl and samples.jsonl.")]
 
@@ -71,7 +73,7 @@ def import_config(
 @app.command("gate")
 def run_gate(
     name: Annotated[str, typer.Argument(help="A gate of evals/gates.yaml, or an accuracy configuration of vLLM.")],
-    when: When = "pre-merge",
+    when: When = None,
     limit: Limit = None,
     of: Annotated[
         int, typer.Option(min=1, envvar="HILEVAL_GATES", help="How many gates decide together; they share alpha.")
@@ -85,7 +87,7 @@ def run_gate(
         name, gate = read_foreign(Path(name))
     else:
         gate = find_gate(name, declared)
-    rule = shared(declared.rule(gate, when), of)
+    rule = shared(declared.rule(gate, when or occasion(os.environ)), of)
     path = gate.path(gate.baseline)
     baseline = Baseline.read(path) if path.exists() or gate.weights == "repository" else None
     try:

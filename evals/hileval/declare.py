@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -13,12 +13,22 @@ from hileval.rule import Rule
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Key, Noun, Scalar
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 EVALS = Path(__file__).resolve().parents[1]
 """The `evals/` folder: paths in gates.yaml are relative to it."""
 
 
 Occasion = Literal["pre-merge", "release"]
 """When a gate is asked; each has a rule."""
+
+PROFILE_VARIABLE = "HILGATE_PROFILE"
+
+
+def occasion(environment: Mapping[str, str]) -> Occasion:
+    """What the plan that runs this gate is for; at a desk, before a merge."""
+    return "release" if environment.get(PROFILE_VARIABLE) == "release" else "pre-merge"
 
 
 class UnknownGateError(MisuseError):

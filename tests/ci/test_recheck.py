@@ -90,7 +90,7 @@ def test_a_rerun_that_crashes_clears_nothing(toys):
 def test_without_time_left_there_is_no_rerun(toys, seconds):
     toy = step("toys", COMMAND, evidence=Evidence.JUNIT)
     ids = ("tests/test_toys.py::test_fine",)
-    assert recheck.start(toy, ids, toys / "again", root=toys, cores=1, seconds=seconds) is None
+    assert recheck.start(toy, ids, toys / "again", root=toys, cores=1, seconds=seconds, profile="gate") is None
 
 
 def test_a_rerun_that_hangs_is_ended_and_clears_nothing(toys, monkeypatch):
@@ -98,7 +98,7 @@ def test_a_rerun_that_hangs_is_ended_and_clears_nothing(toys, monkeypatch):
     (toys / "tests" / "conftest.py").write_text("import time\ntime.sleep(60)\n")
     toy = step("toys", COMMAND, evidence=Evidence.JUNIT)
     ids = ("tests/test_toys.py::test_fine",)
-    rerun = recheck.start(toy, ids, toys / "again", root=toys, cores=1, seconds=0.2)
+    rerun = recheck.start(toy, ids, toys / "again", root=toys, cores=1, seconds=0.2, profile="gate")
     while (records := rerun.poll("desk", elsewhere=False)) is None:
         time.sleep(0.02)
     assert [(one.outcome, one.message) for one in records] == [(Outcome.DID_NOT_RUN, "timed out after 0.2 s")]

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from hileval.declare import EVALS, UnknownGateError, find_gate, load_gates
+from hileval.declare import EVALS, UnknownGateError, find_gate, load_gates, occasion
 from hilgate.errors import DeclarationError, Exit
 
 
@@ -85,3 +85,9 @@ def test_every_gate_has_a_step_and_hub_gates_share_their_level():
         step, gate = commands[name], gates[name]
         assert step["env"]["HILEVAL_GATES"] == str(len(hub))
         assert (tuple(step["devices"]), step["gpus"]) == (gate.arch, gate.gpus)
+
+
+def test_a_plan_for_a_release_asks_for_the_release_rule():
+    assert occasion({"HILGATE_PROFILE": "release"}) == "release"
+    assert {occasion({"HILGATE_PROFILE": profile}) for profile in ("gate", "pr", "nightly")} == {"pre-merge"}
+    assert occasion({}) == "pre-merge"

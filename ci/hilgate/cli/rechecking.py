@@ -92,6 +92,7 @@ def recheck(
                 results / "steps" / key / again.FOLDER,
                 root=root,
                 cores=machine.cores,
+                profile=plan.profile,
                 seconds=inner_timeout(step.timeout_minutes * SECONDS_PER_MINUTE, os.environ, time.time()),
             )
             if rerun is None:
