@@ -118,25 +118,20 @@ class Rerun:
         )
 
 
-def start(
-    step: PlannedStep, ids: tuple[str, ...], folder: Path, *, root: Path, cores: int, seconds: float, profile: str
-) -> Rerun | None:
+def start(step: PlannedStep, ids: tuple[str, ...], folder: Path, site: launch.Site, seconds: float) -> Rerun | None:
     """Start failing tests once more; None where there is nothing to run, no way to run it alone, or no time left.
 
     Args:
         step: Whose tests they are.
         ids: Node ids of pytest.
         folder: For the log and the evidence.
-        root: The repository, where they run.
-        cores: Cores of the machine.
+        site: Where they run.
         seconds: After which they are ended.
-        profile: Of the plan.
     """
-    command = narrowed(step.command, ids, root) if step.evidence is Evidence.JUNIT else ""
+    command = narrowed(step.command, ids, site.root) if step.evidence is Evidence.JUNIT else ""
     if not command or seconds <= 0:
         return None
-    child = launch.start(step, command, folder, root=root, cores=cores, seconds=seconds, profile=profile)
-    return Rerun(step, ids, child, folder, root)
+    return Rerun(step, ids, launch.start(step, command, folder, site, seconds), folder, site.root)
 
 
 def _problem(end: Ended) -> str:

@@ -156,19 +156,15 @@ class Runner:
         missing = [name for name in step.packages if name not in self._installed]
         return f"needs {', '.join(missing)}, not installed here" if missing else ""
 
+    @property
+    def _site(self) -> launch.Site:
+        return launch.Site(self.root, self.cores, self.plan.profile)
+
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key)
         self._started[step.key] = _now()
         seconds = self._limits[step.key] = self._seconds_left(step, 0.0)
-        child = launch.start(
-            step,
-            step.command,
-            folder,
-            root=self.root,
-            cores=self.cores,
-            seconds=seconds,
-            profile=self.plan.profile,
-        )
+        child = launch.start(step, step.command, folder, self._site, seconds)
         self._running[step.key] = child
         self.progress.started(step, child)
 
@@ -194,8 +190,7 @@ class Runner:
 
     def _run_again(self, step: PlannedStep, ids: tuple[str, ...], seconds: float) -> None:
         folder = step_folder(self.results_folder, step.key) / recheck.FOLDER
-        profile = self.plan.profile
-        rerun = recheck.start(step, ids, folder, root=self.root, cores=self.cores, seconds=seconds, profile=profile)
+        rerun = recheck.start(step, ids, folder, self._site, seconds)
         if rerun:
             self._again[step.key] = rerun
 

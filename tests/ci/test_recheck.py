@@ -23,6 +23,7 @@ from toyjobs import (
 from toyplans import failing, plan, python, runner, step, writes_findings
 
 from hilgate import judge, process, recheck, results, run
+from hilgate.launch import Site
 from hilgate.model import Evidence, Outcome, Ruling
 from hilgate.plan import plan_digest
 
@@ -90,7 +91,7 @@ def test_a_rerun_that_crashes_clears_nothing(toys):
 def test_without_time_left_there_is_no_rerun(toys, seconds):
     toy = step("toys", COMMAND, evidence=Evidence.JUNIT)
     ids = ("tests/test_toys.py::test_fine",)
-    assert recheck.start(toy, ids, toys / "again", root=toys, cores=1, seconds=seconds, profile="gate") is None
+    assert recheck.start(toy, ids, toys / "again", Site(toys, 1, "gate"), seconds) is None
 
 
 def test_a_rerun_that_hangs_is_ended_and_clears_nothing(toys, monkeypatch):
@@ -98,7 +99,7 @@ def test_a_rerun_that_hangs_is_ended_and_clears_nothing(toys, monkeypatch):
     (toys / "tests" / "conftest.py").write_text("import time\ntime.sleep(60)\n")
     toy = step("toys", COMMAND, evidence=Evidence.JUNIT)
     ids = ("tests/test_toys.py::test_fine",)
-    rerun = recheck.start(toy, ids, toys / "again", root=toys, cores=1, seconds=0.2, profile="gate")
+    rerun = recheck.start(toy, ids, toys / "again", Site(toys, 1, "gate"), 0.2)
     while (records := rerun.poll("desk", elsewhere=False)) is None:
         time.sleep(0.02)
     assert [(one.outcome, one.message) for one in records] == [(Outcome.DID_NOT_RUN, "timed out after 0.2 s")]

@@ -46,6 +46,7 @@ def recheck(
     from hilgate import recheck as again
     from hilgate.cli import gating
     from hilgate.deadline import inner_timeout
+    from hilgate.launch import Site
     from hilgate.lock import Folder
     from hilgate.model import BuildRecord
     from hilgate.plan import plan_digest, read_plan
@@ -90,10 +91,8 @@ def recheck(
                 step,
                 ids,
                 results / "steps" / key / again.FOLDER,
-                root=root,
-                cores=machine.cores,
-                profile=plan.profile,
-                seconds=inner_timeout(step.timeout_minutes * SECONDS_PER_MINUTE, os.environ, time.time()),
+                Site(root, machine.cores, plan.profile),
+                inner_timeout(step.timeout_minutes * SECONDS_PER_MINUTE, os.environ, time.time()),
             )
             if rerun is None:
                 raise NothingSelectedError(
