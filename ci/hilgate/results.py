@@ -77,6 +77,11 @@ def read_all(results: Path, jobs: Path | None, plan: Plan, digest: str) -> Recor
     return _together(found, _tree_of_most(found))
 
 
+def passed_keys(recorded: Recorded) -> frozenset[str]:
+    """The steps whose last attempt passed."""
+    return frozenset(key for key, attempts in recorded.attempts.items() if attempts[-1].record.outcome is Outcome.PASS)
+
+
 def repair(path: Path, plan: Plan, digest: str) -> Recorded | None:
     """Keep the groups of lines that are sound, move every other byte to `results.jsonl.damaged`, say what is left.
 

@@ -49,11 +49,6 @@ def step_folder(results_folder: Path, key: str) -> Path:
     return results_folder / "steps" / key
 
 
-def passed_keys(recorded: results.Recorded) -> frozenset[str]:
-    """The steps whose last attempt passed."""
-    return frozenset(key for key, attempts in recorded.attempts.items() if attempts[-1].record.outcome is Outcome.PASS)
-
-
 @dataclass
 class Runner:
     """One run of the steps of one plan.

@@ -152,11 +152,11 @@ def test_an_interrupt_keeps_what_finished_and_resume_runs_the_rest(tmp_path):
         runner(a_plan, tmp_path, progress=progress).run()
     path = tmp_path / results.RESULTS_FILE
     recorded = results.read(path, a_plan, plan_digest(a_plan))
-    assert run.passed_keys(recorded) == {"quick-cpu"}
+    assert results.passed_keys(recorded) == {"quick-cpu"}
     again = toyplans.Silent()
-    runner(a_plan, tmp_path, progress=again, done=run.passed_keys(recorded)).run()
+    runner(a_plan, tmp_path, progress=again, done=results.passed_keys(recorded)).run()
     assert again.events == [("started", "slow-cpu"), ("finished", "slow-cpu")]
-    assert run.passed_keys(results.read(path, a_plan, plan_digest(a_plan))) == {"quick-cpu", "slow-cpu"}
+    assert results.passed_keys(results.read(path, a_plan, plan_digest(a_plan))) == {"quick-cpu", "slow-cpu"}
 
 
 def test_each_child_gets_its_environment_and_measures(tmp_path):

@@ -64,7 +64,7 @@ def run_plan(plan: Plan, request: Request, *, resume: bool = False) -> None:
     from hilgate import hardware, progress, results, tree
     from hilgate.plan import plan_digest
     from hilgate.restored import put_back
-    from hilgate.run import Runner, passed_keys
+    from hilgate.run import Runner
 
     require_commit(plan, request.root)
     digest = plan_digest(plan)
@@ -79,7 +79,7 @@ def run_plan(plan: Plan, request: Request, *, resume: bool = False) -> None:
                     where=str(request.folder),
                     remedy="start afresh without --resume; the old results go to previous/",
                 )
-            done = passed_keys(recorded) if recorded else frozenset()
+            done = results.passed_keys(recorded) if recorded else frozenset()
         machine = hardware.detect()
         keys = frozenset(step.key for step in plan.steps if request.only is None or step.key in request.only) - done
         with progress.choose(plan, keys, printing.stderr()) as shown_progress:
