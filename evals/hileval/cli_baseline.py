@@ -41,7 +41,9 @@ def record(
     attention_backend: Annotated[
         Literal["vllm", "pagedkv"], typer.Option(help="Which attention to trust; vllm is the engine's own.")
     ] = "vllm",
-    engine: Annotated[EngineName | None, typer.Option(help="Another engine, where vLLM cannot serve the class.")] = None,
+    engine: Annotated[
+        EngineName | None, typer.Option(help="Another engine, where vLLM cannot serve the class.")
+    ] = None,
 ) -> None:
     """Ask all questions of a gate K times on an attention that is trusted, and leave a proposal."""
     from hileval.harness import TaskQuestions

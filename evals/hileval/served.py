@@ -71,7 +71,7 @@ def check_served(
         return _did_not_run(check_id, required, f"ours served it, in the packing {found} instead of {packing}")
     if ours and latent and not all("MLA" in _name(layer.get("impl")) for layer in ours):
         return _did_not_run(check_id, required, "ours served it, without MLA")
-    stored = ", ".join(sorted({_stored(layer) for layer in ours} - {"rows"}))
+    stored = "".join(f", {kind}" for kind in sorted({_stored(layer) for layer in ours} - {"rows"}))
     calls = f", {writes} cache writes, {attentions} attentions" if ours else ""
     blocks = ", ".join(sorted({str(layer.get("block_size")) for layer in layers}))
     numbers: dict[str, Number] = {"layers": len(layers)}
@@ -80,7 +80,7 @@ def check_served(
     return Check(
         id=check_id,
         outcome=Outcome.PASS,
-        message=f"{len(layers)} attention layers by {backends}, block_size {blocks}{f', {stored}' if stored else ''}{calls}",
+        message=f"{len(layers)} attention layers by {backends}, block_size {blocks}{stored}{calls}",
         labels={"backend": backends, "block_size": blocks},
         numbers=numbers,
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BLOCK = 16
 """Tokens per block of the faults that act on blocks."""
 LAYER = 1
-"""The damaged layer: in every pocket model the first one that matches names."""
+"""The damaged layer: the first one that matches names."""
 PLAIN = 32
 """Channels of a latent model's key that come from the latent row; the others are its rope channels."""
 PACK = 16
@@ -87,33 +87,27 @@ def _rope_zeroed(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor
     return torch.cat([keys[..., :PLAIN], keys[..., PLAIN:] * 0], -1), values
 
 
-def _heads_of_latent_swapped(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return keys, values.roll(1, dims=1)
-
-
-_STALE = {"one block of one layer overwritten by another": _stale_block}
-_INVISIBLE: dict[str, Damage] = {"K and V of one layer moved together (invisible to attention)": _moved_together}
 KV_FAULTS: dict[str, Damage] = {
     "V of one layer zeroed": _zero_values,
     "K and V of one layer swapped": _swap,
     "V of one layer shifted by one block": _shift_values,
     "KV heads of V of one layer swapped": _heads_swapped,
-    **_STALE,
-    **_INVISIBLE,
+    "one block of one layer overwritten by another": _stale_block,
+    "K and V of one layer moved together (invisible to attention)": _moved_together,
 }
 PACKED_FAULTS: dict[str, Damage] = {
     "V of one layer read in another packing": _read_as_native,
     "codes of one layer read in the other E4M3 format": _other_codes,
 }
 LATENT_FAULTS: dict[str, Damage] = {
-    "latent rows of one layer zeroed": _latent_zeroed,
-    "latent rows of one layer shifted by one block against their rope channels": _latent_shifted,
-    "V of one layer shifted by one block": _shift_values,
-    "heads of V of one layer swapped": _heads_of_latent_swapped,
-    **_STALE,
-    "rope channels of one layer zeroed": _rope_zeroed,
-    **_INVISIBLE,
+    "latent rows of every layer zeroed": _latent_zeroed,
+    "latent rows of every layer shifted by one block against their rope channels": _latent_shifted,
+    "V of every layer shifted by one block": _shift_values,
+    "one block of every layer overwritten by another": _stale_block,
+    "rope channels of every layer zeroed": _rope_zeroed,
+    "rows of every layer moved together (invisible to attention)": _moved_together,
 }
+"""Of every layer: this model looks names up in three, and one damaged layer costs it 0 to 80 points."""
 STATE_FAULT = "conv and SSM state of every layer zeroed"
 SETTINGS: dict[str, dict[str, Any]] = {
     "window of 2 tokens instead of 8": {"sliding_window": 2},
@@ -163,8 +157,8 @@ def plant(model: Any, fault: str) -> Callable[[], None]:
         if damage_kv is None:
             _zero_states(model, cache)
         else:
-            layer = cache.layers[LAYER]
-            layer.keys, layer.values = (t.contiguous() for t in damage_kv(layer.keys, layer.values))
+            for layer in cache.layers if fault in LATENT_FAULTS else [cache.layers[LAYER]]:
+                layer.keys, layer.values = (t.contiguous() for t in damage_kv(layer.keys, layer.values))
 
     handle = model.register_forward_pre_hook(damage, with_kwargs=True)
 
