@@ -107,7 +107,7 @@ LATENT_FAULTS: dict[str, Damage] = {
     "rope channels of every layer zeroed": _rope_zeroed,
     "rows of every layer moved together (invisible to attention)": _moved_together,
 }
-"""Of every layer: this model looks names up in three, and one damaged layer costs it 0 to 80 points."""
+"""Of every layer: this model looks names up in three, and one damaged layer costs it 0 to 87 points."""
 STATE_FAULT = "conv and SSM state of every layer zeroed"
 SETTINGS: dict[str, dict[str, Any]] = {
     "window of 2 tokens instead of 8": {"sliding_window": 2},
