@@ -121,7 +121,7 @@ def measure(
         stderr.print(f"{journal.resumed} answers of an interrupted run are kept", highlight=False)
     try:
         asked = conduct(gate, rule, baseline, journal, Lines(), limit)
-        served = served_by(name, gate.attention_backend, questions.engine)
+        served = served_by(name, gate, questions.engine)
     finally:
         if questions.engine is not None:
             questions.engine.close()

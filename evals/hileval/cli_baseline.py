@@ -19,7 +19,7 @@ from hileval.declare import find_gate, load_gates
 from hileval.environment import environment
 from hileval.records import Run, Setting
 from hileval.served import served_by
-from hileval.start import starter
+from hileval.start import EngineName, starter
 from hilgate.errors import MisuseError, RecordsError
 from hilgate.model import Outcome
 
@@ -41,14 +41,18 @@ def record(
     attention_backend: Annotated[
         Literal["vllm", "pagedkv"], typer.Option(help="Which attention to trust; vllm is the engine's own.")
     ] = "vllm",
+    engine: Annotated[
+        EngineName | None, typer.Option(help="Another engine, where vLLM cannot serve the class.")
+    ] = None,
 ) -> None:
     """Ask all questions of a gate K times on an attention that is trusted, and leave a proposal."""
     from hileval.harness import TaskQuestions
 
     gate = find_gate(name, load_gates())
-    if gate.engine == "vllm":
-        gate = gate.model_copy(update={"attention_backend": attention_backend})
-    questions = TaskQuestions(gate, starter(gate, gate.engine))
+    chosen = engine or gate.engine
+    trusted = {"vllm": attention_backend, "transformers": None}.get(chosen, gate.attention_backend)
+    gate = gate.model_copy(update={"engine": chosen, "attention_backend": trusted})
+    questions = TaskQuestions(gate, starter(gate, chosen))
     everything = list(range(questions.available))
     recorded = []
     for number in range(runs):
@@ -56,7 +60,7 @@ def record(
         samples = tuple(questions.ask(everything, number))
         recorded.append(Run(identity=questions.identity, samples=samples, seconds=time.monotonic() - began))
         typer.echo(f"run {number + 1} of {runs}: {recorded[-1].strict_correct}/{len(samples)} right", err=True)
-    served = served_by(name, gate.attention_backend, questions.engine)
+    served = served_by(name, gate, questions.engine)
     if served is not None and served.outcome is not Outcome.PASS:
         raise MisuseError(f"not recorded: {served.message}", where=name)
     assert questions.engine is not None

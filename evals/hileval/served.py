@@ -13,22 +13,34 @@ from hilgate.model import Check, Number, Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from hileval.declare import Gate
     from hileval.engines import Engine
 
+PACKING, MLA = "PAGEDKV_PACKING", "PAGEDKV_MLA"
+"""Variables of a gate's environment that say which of our paths must serve it."""
 REMEDY = {
     "pagedkv": "without a GPU the plugin needs TRITON_INTERPRET=1 before Python starts, and VLLM_PLUGINS unset",
     "vllm": "set VLLM_PLUGINS= (empty) so that no plugin replaces the engine's attention",
 }
 
 
-def served_by(gate: str, required: str | None, engine: Engine | None) -> Check | None:
+def served_by(name: str, gate: Gate, engine: Engine | None) -> Check | None:
     """Who served attention, of an engine that can say; None where nothing is required of it."""
+    required = gate.attention_backend
     if required is None:
         return None
-    return check_served(gate, required, (engine.attention_layers() or []) if engine else [])
+    layers = (engine.attention_layers() or []) if engine else []
+    return check_served(name, required, layers, packing=gate.env.get(PACKING), latent=gate.env.get(MLA) == "1")
 
 
-def check_served(gate: str, required: str, layers: Sequence[Mapping[str, object]]) -> Check:
+def check_served(
+    gate: str,
+    required: str,
+    layers: Sequence[Mapping[str, object]],
+    *,
+    packing: str | None = None,
+    latent: bool = False,
+) -> Check:
     """Whether `required` served every attention layer of the run, and was called.
 
     Args:
@@ -36,6 +48,8 @@ def check_served(gate: str, required: str, layers: Sequence[Mapping[str, object]
         required: `pagedkv`, or `vllm` for any backend of the engine itself.
         layers: The worker's report, one mapping per attention layer: `layer`, `backend` and `impl` (class paths), and
             where the backend counts them `writes` (of the KV cache) and `attentions` (calls); `block_size` is shown.
+        packing: How K and V must lie in the pages of layers that are ours; None requires nothing.
+        latent: Whether layers that are ours must be MLA's.
     """
     check_id = f"{gate}/served-by-{required}"
     if not layers:
@@ -52,6 +66,12 @@ def check_served(gate: str, required: str, layers: Sequence[Mapping[str, object]
     idle = [str(layer.get("layer")) for layer in ours if not (_count(layer, "writes") and _count(layer, "attentions"))]
     if idle:
         return _did_not_run(check_id, required, f"never called for {', '.join(idle[:3])}")
+    if ours and packing and any(layer.get("packing") != packing for layer in ours):
+        found = ", ".join(sorted({str(layer.get("packing")) for layer in ours}))
+        return _did_not_run(check_id, required, f"ours served it, in the packing {found} instead of {packing}")
+    if ours and latent and not all("MLA" in _name(layer.get("impl")) for layer in ours):
+        return _did_not_run(check_id, required, "ours served it, without MLA")
+    stored = "".join(f", {kind}" for kind in sorted({_stored(layer) for layer in ours} - {"rows"}))
     calls = f", {writes} cache writes, {attentions} attentions" if ours else ""
     blocks = ", ".join(sorted({str(layer.get("block_size")) for layer in layers}))
     numbers: dict[str, Number] = {"layers": len(layers)}
@@ -60,10 +80,16 @@ def check_served(gate: str, required: str, layers: Sequence[Mapping[str, object]
     return Check(
         id=check_id,
         outcome=Outcome.PASS,
-        message=f"{len(layers)} attention layers by {backends}, block_size {blocks}{calls}",
+        message=f"{len(layers)} attention layers by {backends}, block_size {blocks}{stored}{calls}",
         labels={"backend": backends, "block_size": blocks},
         numbers=numbers,
     )
+
+
+def _stored(layer: Mapping[str, object]) -> str:
+    """How K and V lie: packing and FP8 format; MLA's latent rows have neither."""
+    packing, codes = layer.get("packing"), layer.get("fp8_format")
+    return f"{packing or 'rows'}{f' of {codes}' if codes else ''}"
 
 
 def _name(path: object) -> str:

@@ -1,20 +1,33 @@
-"""The committed model: it loads offline, answers, and stops answering when its cache is damaged."""
+"""The committed models: they load offline, answer, and stop answering when their caches are damaged."""
 
 import pytest
+import torch
 
 from hileval.engines import ModelFilesError
 from hileval.engines.transformers_engine import TransformersEngine
-from hileval.pocket.cli import MODEL, TEST_FILE, exact_match
-from hileval.pocket.corrupt import KV_FAULTS, STATE_FAULT, plant
+from hileval.pocket import architectures, corrupt
+from hileval.pocket.cli import MODELS, TEST_FILE, exact_match
 from hileval.pocket.questions import read_jsonl
+from hileval.pocket.train import RECIPES
+from hileval.pocket.vocabulary import build_tokenizer
 from hilgate.errors import Exit, MisuseError
 
-INVISIBLE = "K and V of one layer moved together (invisible to attention)"
+VISIBLE = [
+    ("hybrid", fault) for fault in corrupt.KV_FAULTS if "invisible" not in fault
+] + [
+    ("packed", "V of one layer zeroed"),
+    ("packed", "V of one layer read in another packing"),
+    ("latent", "latent rows of every layer zeroed"),
+    ("latent", "rope channels of every layer zeroed"),
+    ("window", "V of one layer shifted by one block"),
+    ("window", "window of 2 tokens instead of 8"),
+    ("window", "no window"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def engine():
-    return TransformersEngine(MODEL)
+def engines():
+    return {name: TransformersEngine(MODELS / name) for name in architectures.ARCHITECTURES}
 
 
 @pytest.fixture(scope="module")
@@ -22,49 +35,90 @@ def rows():
     return read_jsonl(TEST_FILE)[:20]
 
 
-def test_it_is_small(engine):
-    assert sum(p.numel() for p in engine.model.parameters()) < 1_000_000
-    assert sum(file.stat().st_size for file in MODEL.iterdir()) < 4 << 20
-    config = engine.model.config
-    assert config.layer_types == ["linear_attention", "full_attention"] * 2
-    assert config.hidden_size // config.num_attention_heads == 32
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+def test_they_are_small(name):
+    assert sum(file.stat().st_size for file in (MODELS / name).iterdir()) < 2.6 * 2**20
 
 
-def test_it_answers_twenty_questions(engine, rows):
-    assert exact_match(engine, rows) == 20
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+def test_they_answer_twenty_questions(engines, rows, name):
+    assert exact_match(engines[name], rows) == 20
 
 
-@pytest.mark.parametrize("fault", [fault for fault in KV_FAULTS if fault != INVISIBLE])
-def test_a_damaged_kv_cache_shows(engine, rows, fault):
-    remove = plant(engine.model, fault)
+@pytest.mark.parametrize(("name", "fault"), VISIBLE)
+def test_damage_shows(engines, rows, name, fault):
+    remove = corrupt.plant(engines[name].model, fault)
     try:
-        assert exact_match(engine, rows) <= 15
+        assert exact_match(engines[name], rows) <= 15
     finally:
         remove()
 
 
-def test_lost_state_costs_some_answers_only(engine):
+def test_lost_state_costs_some_answers_only(engines):
     """The other limit: the look-up runs through attention, so a state fault costs about 13 points (measured on 200)."""
     rows = read_jsonl(TEST_FILE)[:40]
-    remove = plant(engine.model, STATE_FAULT)
+    remove = corrupt.plant(engines["hybrid"].model, corrupt.STATE_FAULT)
     try:
-        assert exact_match(engine, rows) <= 38
+        assert exact_match(engines["hybrid"], rows) <= 38
     finally:
         remove()
 
 
-def test_moving_keys_and_values_together_does_not_show(engine, rows):
+def test_moving_keys_and_values_together_does_not_show(engines, rows):
     """Attention does not depend on the order of its slots: a limit of the gate, stated rather than hidden."""
-    remove = plant(engine.model, INVISIBLE)
+    model = engines["packed"].model
+    fault = next(fault for fault in corrupt.faults(model) if "moved together" in fault)
+    remove = corrupt.plant(model, fault)
     try:
-        assert exact_match(engine, rows) == 20
+        assert exact_match(engines["packed"], rows) == 20
     finally:
         remove()
 
 
-def test_missing_weights_and_unknown_faults(tmp_path, engine):
+def test_a_removed_setting_fault_leaves_nothing(engines, rows):
+    model = engines["window"].model
+    corrupt.plant(model, "no window")()
+    assert model.config.sliding_window == 8
+    assert exact_match(engines["window"], rows[:5]) == 5
+
+
+def test_another_packing_moves_values_within_their_blocks():
+    values = torch.arange(2.0 * 40 * 32).reshape(1, 2, 40, 32)
+    keys, damaged = corrupt.PACKED_FAULTS["V of one layer read in another packing"](values, values)
+    assert keys is values
+    assert not torch.equal(damaged[:, :, :32], values[:, :, :32])
+    assert torch.equal(damaged[:, :, :32].flatten().sort()[0], values[:, :, :32].flatten().sort()[0])
+    assert torch.equal(damaged[:, :, 32:], values[:, :, 32:]), "a block that is not full stays"
+
+
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+def test_an_untrained_model_is_the_seeds(name):
+    tokenizer = build_tokenizer()
+    states = []
+    for _ in range(2):
+        torch.manual_seed(RECIPES[name].seed)
+        states.append(architectures.build(name, tokenizer).state_dict())
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@pytest.mark.parametrize("name", ["packed", "window"])
+def test_the_first_layer_starts_by_looking_one_and_two_tokens_back(name):
+    torch.manual_seed(0)
+    model = architectures.build(name, build_tokenizer())
+    attention = model.model.layers[0].self_attn
+    query = attention.q_proj.weight.view(4, 32, -1)[:, :, 0].detach()
+    key = attention.k_proj.weight.view(2, 32, -1)[0, :, 0].detach()
+    turns = torch.arange(0, 6)[:, None] * (architectures.SLOW ** (-torch.arange(0, 32, 2) / 32))
+    cos, sin = turns.cos(), turns.sin()
+    for head in range(4):
+        first, second = query[head, :16], query[head, 16:]
+        score = ((first * cos - second * sin) * key[:16] + (second * cos + first * sin) * key[16:]).sum(-1)
+        assert int(score.argmax()) == 1 + head % 2
+
+
+def test_missing_weights_and_unknown_faults(tmp_path, engines):
     with pytest.raises(ModelFilesError, match=r"config\.json is missing") as caught:
         TransformersEngine(tmp_path)
     assert caught.value.exit_status is Exit.CANNOT_RUN_HERE
     with pytest.raises(MisuseError, match="no fault"):
-        plant(engine.model, "gremlins")
+        corrupt.plant(engines["hybrid"].model, "gremlins")

@@ -49,3 +49,16 @@ def test_everything_else_did_not_run(required, layers, why):
 
 def test_the_engines_own_attention_needs_no_counts():
     assert check_served("g", "vllm", [layer(1, ours=False)]).outcome is Outcome.PASS
+
+
+def test_our_backend_alone_does_not_prove_the_packing_or_mla():
+    packed = [layer(0) | {"packing": "shuffle", "fp8_format": "e4m3fn"}]
+    check = check_served("g", "pagedkv", packed, packing="shuffle")
+    assert check.outcome is Outcome.PASS
+    assert "shuffle of e4m3fn" in check.message
+    wrong = check_served("g", "pagedkv", [layer(0) | {"packing": "rows"}], packing="shuffle")
+    assert wrong.outcome is Outcome.DID_NOT_RUN
+    assert "packing rows instead of shuffle" in wrong.message
+    assert check_served("g", "pagedkv", packed, latent=True).outcome is Outcome.DID_NOT_RUN
+    mla = [layer(0) | {"impl": "pagedkv.vllm_plugin.mla_impl.PagedKVMLAImpl", "packing": None}]
+    assert check_served("g", "pagedkv", mla, latent=True).outcome is Outcome.PASS

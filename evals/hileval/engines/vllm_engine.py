@@ -65,7 +65,8 @@ class VllmEngine:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             if attention_backend == "pagedkv":
                 os.environ.setdefault("TRITON_INTERPRET", "1")
-            return {}
+            # vLLM-CPU's C++ rotary embedding turns a query [tokens, heads, channels] (MLA's) wrongly: Python's does it.
+            return {"compilation_config": {"custom_ops": ["-rotary_embedding"]}}
         return {"attention_backend": cls.OURS} if attention_backend == "pagedkv" else {}
 
     def answer(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:

@@ -1,7 +1,7 @@
 """The pocket models: one for each class of KV cache that the kernels serve. Untrained, fp32.
 
 hybrid    attention and Mamba-2 (GraniteMoeHybrid)     rows of a pool that attention and state share
-window    soft cap, every second layer sees 24 tokens  two cache groups of one pool (Gemma 2)
+window    soft cap, every second layer sees 8 tokens  two cache groups of one pool (Gemma 2)
 latent    multi-head latent attention                  one latent row per token (DeepSeek V2)
 packed    plain attention with normed queries and keys served from aiter's SHUFFLE packing with FP8 codes (Qwen 3)
 """
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 
+from hileval.pocket.start_weights import structure
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 HIDDEN = 128
 LAYERS = 4
 LONGEST = 512
+SLOW = 1e6
+"""RoPE's theta: most channels hardly turn within a question, so that names match wherever they stand."""
 
 
 def build(name: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
@@ -37,7 +41,11 @@ def build(name: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
         "eos_token_id": tokenizer.eos_token_id,
         "dtype": "float32",
     }
-    return ARCHITECTURES[name](common)
+    if name == "hybrid":
+        return ARCHITECTURES[name](common)
+    model = ARCHITECTURES[name](common | {"rope_parameters": {"rope_type": "default", "rope_theta": SLOW}})
+    structure(model)
+    return model
 
 
 def _hybrid(common: dict[str, Any]) -> PreTrainedModel:
@@ -67,8 +75,8 @@ def _window(common: dict[str, Any]) -> PreTrainedModel:
         num_key_value_heads=2,
         head_dim=32,
         query_pre_attn_scalar=32,
-        sliding_window=24,
-        attn_logit_softcapping=20.0,
+        sliding_window=8,
+        attn_logit_softcapping=50.0,
         final_logit_softcapping=None,
     )
     return transformers.Gemma2ForCausalLM(config)

@@ -36,6 +36,8 @@ def questions() -> None:
 @app.command("train")
 def train_model(name: Name = "hybrid") -> None:
     """Train from scratch on questions that are not test questions, and write the model folder."""
+    import torch
+
     from hileval.pocket.train import RECIPES, train
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -43,7 +45,7 @@ def train_model(name: Name = "hybrid") -> None:
     model, tokenizer, seconds = train(RECIPES[name], test)
     model.generation_config.update(do_sample=False, max_new_tokens=32, _from_model_config=False)
     folder = MODELS / name
-    model.save_pretrained(folder)
+    model.to(getattr(torch, RECIPES[name].stored)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     typer.echo(f"{folder}: {sum(p.numel() for p in model.parameters())} parameters in {seconds:.0f} s")
 
@@ -52,19 +54,19 @@ def train_model(name: Name = "hybrid") -> None:
 def measure(
     name: Name = "hybrid",
     n: Annotated[int, typer.Option(help="Fresh questions (neither training nor test).")] = 1000,
-    faults: Annotated[int, typer.Option(help="Questions per planted fault; 0 leaves them out.")] = 200,
+    damaged: Annotated[int, typer.Option("--faults", help="Questions per planted fault; 0 leaves them out.")] = 200,
 ) -> None:
     """Exact match on fresh questions, intact and under planted cache faults (`hileval.pocket.corrupt`)."""
     from hileval.engines.transformers_engine import TransformersEngine
-    from hileval.pocket.corrupt import FAULTS, plant
+    from hileval.pocket.corrupt import faults, plant
 
     test = frozenset(row.digest for row in read_jsonl(TEST_FILE))
-    rows = list(itertools.islice(problems(FRESH_SEED, exclude=test), max(n, faults)))
+    rows = list(itertools.islice(problems(FRESH_SEED, exclude=test), max(n, damaged)))
     engine = TransformersEngine(MODELS / name)
     report("intact", exact_match(engine, rows[:n]), n)
-    for fault in FAULTS if faults else ():
+    for fault in faults(engine.model) if damaged else ():
         remove = plant(engine.model, fault)
-        report(fault, exact_match(engine, rows[:faults]), faults)
+        report(fault, exact_match(engine, rows[:damaged]), damaged)
         remove()
 
 

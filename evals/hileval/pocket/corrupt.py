@@ -1,23 +1,33 @@
-"""Planted faults: what the pocket hybrid's exact match becomes when its caches are damaged.
+"""Planted faults: what a pocket model's exact match becomes when its caches are damaged.
 
-Each fault is one that a wrong kernel or a wrong layout makes, applied to transformers' cache during decoding (after the
-prompt). A gate that stays green under them would be watching something else. One fault is expected to be invisible and
-is kept to say so: moving K and V of a layer together, because attention does not depend on the order of its slots.
+Each fault is one that a wrong kernel or a wrong layout makes. Those of a cache are applied to transformers' cache
+during decoding, once, between the prompt and the first decode step; those of a setting hold for the whole answer. A
+gate that stays green under them would be watching something else. Some are expected to be invisible and are kept to
+say so: moving K and V of a layer together, because attention does not depend on the order of its slots.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hilgate.errors import MisuseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
+    Damage = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    """(keys, values) -> damaged (keys, values); each [num_seqs, num_kv_heads, seq_len, channels]."""
 
 BLOCK = 16
 """Tokens per block of the faults that act on blocks."""
+LAYER = 1
+"""The damaged layer: the first one that matches names."""
+PLAIN = 32
+"""Channels of a latent model's key that come from the latent row; the others are its rope channels."""
+PACK = 16
+"""Elements of 16 bytes of FP8 codes."""
 
 
 def _swap(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,7 +60,34 @@ def _moved_together(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Ten
     return keys.roll(BLOCK, dims=2), values.roll(BLOCK, dims=2)
 
 
-KV_FAULTS: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
+def _read_as_native(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """V lies as [tokens / x, channels, x] in each block of 2 x tokens and is read as [channels, tokens]."""
+    damaged = values.clone()
+    size = 2 * PACK
+    for start in range(0, values.shape[2] - size + 1, size):
+        block = values[:, :, start : start + size]
+        lies = block.unflatten(2, (2, PACK)).transpose(3, 4)
+        damaged[:, :, start : start + size] = lies.reshape(*block.shape[:2], block.shape[3], size).transpose(2, 3)
+    return keys, damaged
+
+
+def _other_codes(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return keys / 2, values / 2
+
+
+def _latent_zeroed(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([keys[..., :PLAIN] * 0, keys[..., PLAIN:]], -1), values * 0
+
+
+def _latent_shifted(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([keys[..., :PLAIN].roll(BLOCK, dims=2), keys[..., PLAIN:]], -1), values.roll(BLOCK, dims=2)
+
+
+def _rope_zeroed(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([keys[..., :PLAIN], keys[..., PLAIN:] * 0], -1), values
+
+
+KV_FAULTS: dict[str, Damage] = {
     "V of one layer zeroed": _zero_values,
     "K and V of one layer swapped": _swap,
     "V of one layer shifted by one block": _shift_values,
@@ -58,18 +95,44 @@ KV_FAULTS: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, 
     "one block of one layer overwritten by another": _stale_block,
     "K and V of one layer moved together (invisible to attention)": _moved_together,
 }
-"""Name -> (keys, values) -> damaged (keys, values); each [num_seqs, num_kv_heads, seq_len, head_size]."""
-
+PACKED_FAULTS: dict[str, Damage] = {
+    "V of one layer read in another packing": _read_as_native,
+    "codes of one layer read in the other E4M3 format": _other_codes,
+}
+LATENT_FAULTS: dict[str, Damage] = {
+    "latent rows of every layer zeroed": _latent_zeroed,
+    "latent rows of every layer shifted by one block against their rope channels": _latent_shifted,
+    "V of every layer shifted by one block": _shift_values,
+    "one block of every layer overwritten by another": _stale_block,
+    "rope channels of every layer zeroed": _rope_zeroed,
+    "rows of every layer moved together (invisible to attention)": _moved_together,
+}
+"""Of every layer: this model looks names up in three, and one damaged layer costs it 0 to 87 points."""
 STATE_FAULT = "conv and SSM state of every layer zeroed"
-FAULTS = (*KV_FAULTS, STATE_FAULT)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "window of 2 tokens instead of 8": {"sliding_window": 2},
+    "no window": {"sliding_window": 4096},
+    "no soft cap": {"attn_logit_softcapping": None},
+}
+"""Fault -> what the configuration says instead."""
+
+
+def faults(model: Any) -> tuple[str, ...]:
+    """Names of the faults that a transformers pocket model can suffer, by its class of cache."""
+    return {
+        "granitemoehybrid": (*KV_FAULTS, STATE_FAULT),
+        "gemma2": (*KV_FAULTS, *SETTINGS),
+        "deepseek_v2": tuple(LATENT_FAULTS),
+        "qwen3": (*KV_FAULTS, *PACKED_FAULTS),
+    }[model.config.model_type]
 
 
 def plant(model: Any, fault: str) -> Callable[[], None]:
-    """Make a transformers pocket hybrid suffer a fault once per answer, between prompt and first decode step.
+    """Make a transformers pocket model suffer a fault in every answer.
 
     Args:
-        model: GraniteMoeHybridForCausalLM.
-        fault: A name in `FAULTS`.
+        model: A pocket model.
+        fault: A name in `faults(model)`.
 
     Returns:
         A function that removes the fault again.
@@ -77,8 +140,13 @@ def plant(model: Any, fault: str) -> Callable[[], None]:
     Raises:
         MisuseError: no such fault.
     """
-    if fault not in FAULTS:
-        raise MisuseError(f"no fault {fault!r}", where="hileval.pocket.corrupt", remedy=f"one of {', '.join(FAULTS)}")
+    if fault not in faults(model):
+        raise MisuseError(
+            f"no fault {fault!r}", where="hileval.pocket.corrupt", remedy=f"one of {', '.join(faults(model))}"
+        )
+    if fault in SETTINGS:
+        return _plant_setting(model, SETTINGS[fault])
+    damage_kv = (KV_FAULTS | LATENT_FAULTS | PACKED_FAULTS).get(fault)
 
     def damage(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
         cache, ids = kwargs.get("past_key_values"), kwargs.get("input_ids")
@@ -86,19 +154,37 @@ def plant(model: Any, fault: str) -> Callable[[], None]:
         if cache is None or already or ids is None or ids.shape[1] != 1:
             return
         cache.damaged = True
-        types = model.config.layer_types
-        if fault == STATE_FAULT:
-            layers = [layer for layer, kind in zip(cache.layers, types, strict=True) if kind == "linear_attention"]
-            for states in (states for layer in layers for states in (layer.conv_states, layer.recurrent_states)):
-                for state in states.values():
-                    state.zero_()
+        if damage_kv is None:
+            _zero_states(model, cache)
         else:
-            layer = cache.layers[types.index("full_attention")]
-            layer.keys, layer.values = (t.contiguous() for t in KV_FAULTS[fault](layer.keys, layer.values))
+            for layer in cache.layers if fault in LATENT_FAULTS else [cache.layers[LAYER]]:
+                layer.keys, layer.values = (t.contiguous() for t in damage_kv(layer.keys, layer.values))
 
     handle = model.register_forward_pre_hook(damage, with_kwargs=True)
 
     def remove() -> None:
         handle.remove()
+
+    return remove
+
+
+def _zero_states(model: Any, cache: Any) -> None:
+    for layer, kind in zip(cache.layers, model.config.layer_types, strict=True):
+        if kind == "linear_attention":
+            for states in (layer.conv_states, layer.recurrent_states):
+                for state in states.values():
+                    state.zero_()
+
+
+def _plant_setting(model: Any, changes: dict[str, Any]) -> Callable[[], None]:
+    """Change the configuration and the copies that the attention layers keep of it."""
+    holders = [model.config, *(layer.self_attn for layer in model.model.layers)]
+    before = [(one, name, getattr(one, name)) for one in holders for name in changes if getattr(one, name, None)]
+    for one, name, _ in before:
+        setattr(one, name, changes[name])
+
+    def remove() -> None:
+        for one, name, value in before:
+            setattr(one, name, value)
 
     return remove
