@@ -21,6 +21,10 @@ NOBODY = 65534
 HOOKS_OWN = ("health-before.json", "health-after.json")
 """Written by the agent's hooks beside the results; a step that leaves files of these names is not believed."""
 
+COMPILERS = ".triton"
+"""Compilers of other versions, which steps name relative to the repository; the images keep them beside the folder that
+a container works in (`docker/cpu.Dockerfile`, /hilgate)."""
+
 COPY_BYTES = 1024 * 1024
 GIT_SECONDS = 600
 
@@ -48,6 +52,7 @@ def copy(checkout: Path, commit: str, target: Path) -> None:
     _git(checkout, "clone", "--quiet", "--no-hardlinks", "--no-checkout", "--", str(checkout), str(target))
     _git(target, "-c", "advice.detachedHead=false", "checkout", "--quiet", "--detach", commit)
     _git(target, "remote", "remove", "origin")  # a path of the host
+    (target / COMPILERS).symlink_to(Path("..", COMPILERS))
 
 
 def hand_over(folder: Path) -> None:
