@@ -16,6 +16,7 @@ from hilgate.errors import MisuseError
 
 if TYPE_CHECKING:
     from hilgate.cli.app import Settings
+    from hilgate.cli.gating import Judged
 
 EXTRA = "hilgate.extra"
 
@@ -159,10 +160,7 @@ def judge(
     """Decide on recorded results and write the reports; the exit status is the verdict."""
     from hilgate.cli import gating, notes, printing
 
-    root = _root(ctx)
-    folder = results or root / "results"
-    plan = gating.read_plan_or_say_so(plan_file or folder / gating.PLAN_FILE, folder)
-    judged = gating.decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
+    judged = _decided(ctx, plan_file, jobs, results, approved_by, against)
     if as_json:
         sys.stdout.write(judged.verdict.model_dump_json(indent=1) + "\n")
     else:
@@ -184,13 +182,23 @@ def report(
     against: Against = None,
 ) -> None:
     """Write verdict.json, report.html, annotation.md and junit.xml again; prints the path of the report."""
+    sys.stdout.write(f"{_decided(ctx, plan_file, jobs, results, approved_by, against).report}\n")
+
+
+def _decided(
+    ctx: typer.Context,
+    plan_file: Path | None,
+    jobs: Path | None,
+    results: Path | None,
+    approved_by: str,
+    against: Path | None,
+) -> Judged:
     from hilgate.cli import gating
 
     root = _root(ctx)
     folder = results or root / "results"
     plan = gating.read_plan_or_say_so(plan_file or folder / gating.PLAN_FILE, folder)
-    judged = gating.decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
-    sys.stdout.write(f"{judged.report}\n")
+    return gating.decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
 
 
 def selftest(
