@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.errors import Exit, HilgateError, RecordsError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hilgate.merge_base import Facts
     from hilgate.model import Plan, Quarantine, Verdict
     from hilgate.results import Recorded
@@ -60,6 +60,7 @@ def decide(
     """
     from hilgate import results
     from hilgate.annotate import write_annotation, write_junit
+    from hilgate.cli.history import folder_of
     from hilgate.judge import VERDICT_FILE, judge, write_verdict
     from hilgate.merge_base import find
     from hilgate.model import Outcome
@@ -91,7 +92,8 @@ def decide(
         verdict = verdict.model_copy(update={"outcome": Outcome.FAIL, "why": f"the quarantine: {refused.what}"})
     write_verdict(verdict, folder / VERDICT_FILE)
     write_used(quarantine, folder)
-    facts = find(judged, history=history_folder(root), against=against)
+    history = folder_of(root) if root else None
+    facts = find(judged, history=history if history and history.is_dir() else None, against=against)
     write_annotation(judged, recorded, verdict, folder, facts=facts)
     write_junit(judged, recorded, verdict, folder)
     path = write_report(judged, recorded, verdict, folder, logs=find_logs(folder, jobs, judged), facts=facts)
@@ -114,13 +116,6 @@ def quarantine_of(root: Path | None, plan: Plan, approved_by: str) -> tuple[Quar
         return quarantine.effective(root, "" if approved_by else plan.merge_base, here), None
     except HilgateError as error:
         return Quarantine(), error
-
-
-def history_folder(root: Path | None) -> Path | None:
-    """The history of this repository's builds, where there is one: $HILGATE_HISTORY, else results/history."""
-    named = os.environ.get("HILGATE_HISTORY")
-    folder = Path(named) if named else root / "results" / "history" if root else None
-    return folder if folder and folder.is_dir() else None
 
 
 def write_no_verdict(folder: Path, error: HilgateError, plan: Plan | None = None) -> None:
