@@ -14,17 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Console
-
-from hilgate import hardware, results
+from hilgate.apart import run_apart
 from hilgate.changes import tracked_files
 from hilgate.declare import find_root, load
 from hilgate.errors import CannotRunHereError, Exit, HilgateError
 from hilgate.model import Outcome
-from hilgate.plan import make_plan, plan_digest
-from hilgate.progress import Lines
+from hilgate.plan import make_plan
 from hilgate.reads_file import READS_FILE, read, text_of
-from hilgate.run import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,20 +75,7 @@ def record(root: Path, key: Key) -> tuple[str, ...]:
         }
         watched = step.model_copy(update={"env": step.env | env, "depends_on": ()})
         plan = plan.model_copy(update={"steps": (watched,), "omissions": ()})
-        machine = hardware.detect()
-        with Lines(Console(stderr=True), buildkite=False) as progress:
-            Runner(
-                plan=plan,
-                digest=plan_digest(plan),
-                root=root,
-                results_folder=folder,
-                environment=hardware.environment(machine),
-                commit=plan.commit,
-                tree="",
-                cores=machine.cores,
-                progress=progress,
-            ).run()
-        last = results.read(folder / results.RESULTS_FILE, plan, plan_digest(plan)).last(watched.key)
+        last = run_apart(plan, root, folder).last(watched.key)
         if last is None or last.record.outcome is not Outcome.PASS:
             raise CannotRunHereError(
                 f"step {key!r} did not pass, so it may not have read all that it reads",

@@ -17,16 +17,14 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
-from rich.console import Console
 
-from hilgate import hardware, results, rules, strictyaml
+from hilgate import rules, strictyaml
+from hilgate.apart import run_apart
 from hilgate.declare import InvalidDeclarationsError
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
 from hilgate.judge import judge
 from hilgate.model import Check, Key, Noun, Outcome, Plan, Verdict
 from hilgate.plan import make_plan, plan_digest
-from hilgate.progress import Lines
-from hilgate.run import Runner
 from hilgate.suggest import suggest
 
 ZOO = Path("tests/bugs")
@@ -193,22 +191,8 @@ def _same_files(left: Path, right: Path) -> bool:
 def _run(root: Path, bug: Bug, folder: Path) -> Trial:
     """Run the one step over the copy, with the gate's own runner and judge."""
     plan = _plan(root, bug, folder)
-    digest = plan_digest(plan)
-    machine = hardware.detect()
-    with Lines(Console(stderr=True), buildkite=False) as progress:
-        Runner(
-            plan=plan,
-            digest=digest,
-            root=root,
-            results_folder=folder,
-            environment=hardware.environment(machine),
-            commit=plan.commit,
-            tree="",
-            cores=machine.cores,
-            progress=progress,
-        ).run()
-    recorded = results.read(folder / results.RESULTS_FILE, plan, digest)
-    verdict = judge(plan, recorded, digest, decided=dt.datetime.now(dt.UTC))
+    recorded = run_apart(plan, root, folder)
+    verdict = judge(plan, recorded, plan_digest(plan), decided=dt.datetime.now(dt.UTC))
     last = recorded.last(plan.steps[0].key)
     failures = tuple(check for check in last.checks if check.outcome is Outcome.FAIL) if last else ()
     return Trial(verdict, failures)
