@@ -95,13 +95,13 @@ def run(
         except subprocess.TimeoutExpired:
             status = f"killed after {seconds} s"
         finally:
-            _end_group(process)
+            end_group(process)
     assert status == 0, f"vLLM's driver ended with {status}:\n" + "\n".join(log_file.read_text().splitlines()[-40:])
     return json.loads(result_file.read_text())
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of the driver's session: engine core and workers live in it too."""
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of a driver's session: engine core and workers live in it too."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

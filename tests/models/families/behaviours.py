@@ -1,0 +1,245 @@
+"""What is driven, and what shows that it was: one function for each column of the table.
+
+Each takes the bench of one family and returns what it measured. It raises WrongAnswerError or CompanyError when the
+answers are wrong, NotDrivenError when the engine did not do what the column is about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from models.families import fuzz, judge
+from models.families.engines import STATE_DTYPE
+from models.families.schedule import Limits, Request, Schedule, awkward_lengths, prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from models.families.declared import Family
+    from models.families.running import Answer, Engine
+
+Numbers = dict[str, float]
+
+
+class NotDrivenError(Exception):
+    """The engine answered, but did not do what the behaviour is about."""
+
+
+class NotHereError(Exception):
+    """This platform cannot do it; the message says why."""
+
+
+@dataclass
+class Bench:
+    """One engine of one family, the oracle, and what has been asked of the engine before."""
+
+    engine: Engine
+    oracle: judge.Oracle
+    family: Family
+    longest: int
+    """Tokens of a request, prompt and answers together."""
+    seed: int
+    examples: int
+    _alone: dict[Request, Answer] = field(default_factory=dict)
+
+    def request(self, length: int, answers: int, *, seed: int = 1, arrives: int = 0) -> Request:
+        """A request of the text `seed`."""
+        words = prompt(length, seed, self.vocabulary)
+        return Request(words, answers, arrives, speech=seed if self.speech else None)
+
+    def right(self, schedule: Schedule, *, prompt_rows: bool = False) -> Numbers:
+        """Ask, and compare with the oracle."""
+        answers = self.engine.ask(schedule, prompt_rows=prompt_rows and not self.speech)
+        near = judge.compare(schedule, answers, self.oracle)
+        return {"max_abs_err": near.max_abs_err, "positions": near.positions, "tolerance": self.oracle.tolerance()}
+
+    def alone(self, request: Request) -> Answer:
+        """What a request gets without company, with as many answers as any schedule asks for."""
+        key = Request(request.prompt, Limits.answers, speech=request.speech)
+        if key not in self._alone:
+            self._alone[key] = self.engine.ask((key,), rows=False)[0]
+        return self._alone[key]
+
+    def blocks(self, length: int) -> int:
+        """Blocks of all kinds that a prompt holds; counting starts anew."""
+        self.engine.probe.restart()
+        self.engine.ask((self.request(length, 1),), rows=False)
+        held = self.engine.probe.seen.blocks
+        self.engine.probe.restart()
+        return held
+
+    @property
+    def chunk(self) -> int:
+        """Most tokens of one engine step."""
+        return self.engine.config.scheduler_config.max_num_batched_tokens
+
+
+def _require(driven: bool, what: str) -> None:
+    if not driven:
+        raise NotDrivenError(what)
+
+
+def prefill(bench: Bench) -> Numbers:
+    """A prompt in one step."""
+    numbers = bench.right((bench.request(29, 1),), prompt_rows=True)
+    _require(bench.engine.probe.seen.steps == 1, f"a prompt of 29 tokens took {bench.engine.probe.seen.steps} steps")
+    return numbers
+
+
+def decode(bench: Bench) -> Numbers:
+    """A short prompt and many answers: each step reads what the one before has written."""
+    numbers = bench.right((bench.request(5, 24),))
+    _require(bench.engine.probe.seen.steps == 24, f"24 answers took {bench.engine.probe.seen.steps} steps")
+    return numbers
+
+
+def chunked(bench: Bench) -> Numbers:
+    """Prompts that end one token before, at and after the end of a chunk, and a chunk of a single token."""
+    chunk, numbers = bench.chunk, {"max_abs_err": 0.0}
+    lengths = [length for length in (chunk - 1, chunk + 1, 2 * chunk + 1, 3 * chunk + 20) if length + 3 <= bench.longest]
+    for seed, length in enumerate(lengths, start=1):
+        bench.engine.probe.restart()
+        near = bench.right((bench.request(length, 3, seed=seed),), prompt_rows=True)
+        chunks, steps = -(-length // chunk), bench.engine.probe.seen.steps
+        _require(steps == chunks + 2, f"{length} tokens in chunks of {chunk} and 3 answers took {steps} steps")
+        numbers = near | {"max_abs_err": max(numbers["max_abs_err"], near["max_abs_err"])}
+    return numbers
+
+
+def mixed(bench: Bench) -> Numbers:
+    """Requests of unlike length at once: some are in their prompt while others are in their answer."""
+    lengths = [min(length, bench.longest - 12) for length in (3, 47, 96, 20)]
+    numbers = bench.right(tuple(bench.request(n, 8, seed=n, arrives=i) for i, n in enumerate(lengths)))
+    seen = bench.engine.probe.seen
+    _require(seen.mixed > 0, f"none of {seen.steps} steps mixed prompts and answers")
+    return numbers | {"mixed_steps": seen.mixed, "batch": seen.batch}
+
+
+def fuzzed(bench: Bench) -> Numbers:
+    """Random schedules against the same requests alone."""
+    limits = Limits(
+        awkward_lengths(bench.engine.block_size, bench.chunk, bench.longest - Limits.answers),
+        bench.vocabulary,
+        speech=bench.speech,
+    )
+    free = bench.blocks(bench.longest - Limits.answers) + 2
+
+    def ask(schedule: Schedule) -> list[Answer]:
+        with bench.engine.probe.crowded(free):
+            return bench.engine.ask(schedule, rows=False)
+
+    searched = fuzz.search(
+        limits,
+        seed=bench.seed,
+        examples=bench.examples,
+        ask=ask,
+        alone=bench.alone,
+        tie=2 * bench.oracle.tolerance(),
+    )
+    seen = bench.engine.probe.seen
+    _require(seen.batch > 1, f"{searched.schedules} schedules never had two requests in one step")
+    return {"schedules": searched.schedules, "requests": searched.requests, "preemptions": seen.preemptions}
+
+
+def preempted(bench: Bench) -> Numbers:
+    """A pool in which two prompts fit, and one block: who wants to go on takes the other's blocks and states."""
+    block = bench.engine.block_size
+    length = block * max(1, bench.longest // 2 // block)
+    held = bench.blocks(length)
+    with bench.engine.probe.crowded(2 * held + 1):
+        numbers = bench.right(tuple(bench.request(length, 6, seed=seed) for seed in (1, 2, 3)))
+    preemptions = bench.engine.probe.seen.preemptions
+    _require(preemptions > 0, f"3 prompts of {length} tokens ({held} blocks each) in {2 * held + 1} blocks: nobody preempted")
+    return numbers | {"preemptions": preemptions}
+
+
+def reused(bench: Bench) -> Numbers:
+    """One request after the other in a small pool, until state slots come back: none may see what lay there before."""
+    numbers: Numbers = {"max_abs_err": 0.0}
+    with bench.engine.probe.crowded(bench.blocks(24) + 1):
+        for seed in range(1, 13):
+            near = bench.right((bench.request(20 + seed % 3, 2, seed=seed),))
+            numbers = near | {"max_abs_err": max(numbers["max_abs_err"], near["max_abs_err"])}
+            if bench.engine.probe.seen.reused >= 3:
+                break
+    reuses = bench.engine.probe.seen.reused
+    _require(reuses >= 3, f"after {seed} requests only {reuses} slots had come back")
+    return numbers | {"reuses": reuses}
+
+
+def prefixes(bench: Bench) -> Numbers:
+    """Prompts that begin alike, one after the other and at once, then random schedules over shared prefixes."""
+    block = bench.engine.block_size
+    length = min(2 * block + 5, bench.longest - 12)
+    first = bench.request(length, 3)
+    numbers = bench.right((first,))
+    cached = 0
+    for schedule in (
+        (bench.request(length + 7, 3), bench.request(length, 4, arrives=1)),
+        (bench.request(length, 3), bench.request(length - 3, 3, seed=2), bench.request(length + 3, 3, arrives=2)),
+    ):
+        answers = bench.engine.ask(schedule)
+        judge.compare(schedule, answers, bench.oracle)
+        cached += sum(answer.cached for answer in answers)
+    _require(cached >= block, f"of prompts that share {length} tokens the cache had {cached}, a block is {block}")
+    return numbers | {"cached_tokens": cached} | fuzzed(bench)
+
+
+def again(bench: Bench) -> Numbers:
+    """The second engine of a process answers as the first did."""
+    return bench.right((bench.request(29, 1),), prompt_rows=True) | bench.right((bench.request(5, 8, seed=2),))
+
+
+def long_blocks(bench: Bench) -> Numbers:
+    """Blocks as large as vLLM makes them for big states: a request that crosses from one into the next."""
+    block = bench.engine.block_size
+    return bench.right((bench.request(block - 3, 6), bench.request(20, 6, seed=2))) | {"block_size": block}
+
+
+def drafted(bench: Bench) -> Numbers:
+    """N-gram speculative decoding: drafts are taken or thrown away, and states go back to the last accepted token."""
+    words = prompt(6, 1, bench.vocabulary)
+    request = Request((words * 8)[: bench.longest - 24], 20)
+    other = Request(prompt(23, 2, bench.vocabulary), 12, arrives=2)
+    numbers = bench.right((request, other))
+    seen = bench.engine.probe.seen
+    _require(seen.drafted > 0, "nothing was drafted")
+    return numbers | {"drafted": seen.drafted, "steps": seen.steps}
+
+
+def state_dtype(bench: Bench) -> Numbers:
+    """States kept in the dtype that was asked for."""
+    got = str(bench.engine.config.cache_config.mamba_ssm_cache_dtype)
+    if got != STATE_DTYPE:
+        raise NotHereError(f"vLLM keeps states in {got} here, {STATE_DTYPE} was asked for")
+    return bench.right((bench.request(70, 8),))
+
+
+def padded(bench: Bench) -> Numbers:
+    """Three requests in a graph that was captured for four."""
+    sizes: Any = bench.engine.config.compilation_config.cudagraph_capture_sizes
+    if not sizes:
+        raise NotHereError("this platform captures no graphs, so no batch is padded")
+    _require(4 in sizes and 3 not in sizes, f"graphs were captured for {sizes}")
+    return bench.right(tuple(bench.request(20, 12, seed=seed) for seed in (1, 2, 3))) | {
+        "batch": bench.engine.probe.seen.batch
+    }
+
+
+DRIVEN: dict[str, Callable[[Bench], Numbers]] = {
+    "prefill": prefill,
+    "decode": decode,
+    "chunked": chunked,
+    "mixed": mixed,
+    "fuzz": fuzzed,
+    "preempt": preempted,
+    "reuse": reused,
+    "prefix": prefixes,
+    "again": again,
+    "padded": padded,
+    "blocks": long_blocks,
+    "state": state_dtype,
+    "spec": drafted,
+}
+"""Columns of the table."""

@@ -1,0 +1,146 @@
+"""Run in a process of its own: families named on standard input, one a line, each to `<family>.json` of a folder.
+
+    echo jamba | python tests/models/families/drive.py spec.json results/
+
+A process of its own, because the environment decides whether Triton interprets, and because an engine that crashes takes
+only its process along: `fleet.py` starts another one for the families that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a program's own folder comes first, not tests/
+
+from models.families import behaviours, checkpoints, inspection, known, layers, oracle, stand_ins
+from models.families.cell import Cell, settled, write
+from models.families.declared import FAMILIES, Family
+from models.families.engines import COMMON, EnginePlan, plans
+from models.families.fuzz import CompanyError
+from models.families.judge import WrongAnswerError
+from models.families.running import Engine, StuckError
+from vllm.platforms import current_platform
+
+from pagedkv.vllm_plugin.errors import NotServedError
+from pagedkv.vllm_plugin.inspect import require_served
+
+WRONG = (WrongAnswerError, CompanyError, StuckError, NotServedError, behaviours.NotDrivenError)
+"""What a cell fails of in words of ours; anything else is an error of vLLM, and its class belongs to the reason."""
+
+
+def main(spec_file: Path, folder: Path) -> None:
+    """Run the families that come in, until none comes any more."""
+    spec = json.loads(spec_file.read_text())
+    stand_ins.supply()
+    for line in sys.stdin:
+        family = FAMILIES[line.strip()]
+        write(run_family(family, folder, spec), folder / f"{family.name}.json")
+
+
+def run_family(family: Family, folder: Path, spec: dict[str, Any]) -> dict[str, Cell]:
+    """All behaviours of one family that were asked for; the next engine starts when the one before has ended."""
+    platform = "cpu" if current_platform.is_cpu() else "rocm" if current_platform.is_rocm() else "cuda"
+    cells: dict[str, Cell] = {}
+    asked = frozenset(spec["behaviours"])
+    model = folder / f"{family.name}-model"
+    truth = None
+    for plan in plans(family, platform, list(FAMILIES).index(family.name)):
+        chosen = [name for name in plan.behaviours if name in asked]
+        if not chosen:
+            continue
+        started = time.monotonic()
+        if (reason := known.not_here(platform, chosen[0])) is not None:
+            cells |= dict.fromkeys(chosen, Cell("did not run", reason))
+            continue
+        try:
+            if truth is None:
+                inspection.register(family)
+                checkpoints.save(family, model)
+                truth = oracle.Oracle.load(family, model)
+            engine = Engine(model, poison=plan.poison, **arguments(family, plan, platform))
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of these cells
+            traceback.print_exc()
+            failed = Cell("fail", _words(error), time.monotonic() - started)
+            cells |= {name: settled(failed, known.error(platform, family, name)) for name in chosen}
+            continue
+        with engine:
+            bench = behaviours.Bench(
+                engine, truth, family, plan.arguments.get("max_model_len", COMMON["max_model_len"]), **spec["fuzz"]
+            )
+            for name in chosen:
+                cells[name] = settled(run_cell(name, bench), known.error(platform, family, name))
+    return cells
+
+
+def arguments(family: Family, plan: EnginePlan, platform: str) -> dict[str, Any]:
+    """Of vLLM's `LLM`."""
+    memory = {"kv_cache_memory_bytes": 1 << 28} if platform == "cpu" else {"gpu_memory_utilization": 0.2}
+    return COMMON | memory | {"dtype": "float32"} | plan.arguments | family.arguments(platform)
+
+
+def run_cell(name: str, bench: behaviours.Bench) -> Cell:
+    """Drive one behaviour, and ask the workers who served it."""
+    engine, started = bench.engine, time.monotonic()
+    before = engine.non_finite()
+    engine.restart()
+    numbers: dict[str, float] = {}
+    try:
+        numbers = behaviours.DRIVEN[name](bench)
+        if bench.family.attention:
+            require_served(engine.layers())
+        reason = ""
+    except behaviours.NotHereError as error:
+        return Cell("did not run", str(error), time.monotonic() - started)
+    except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of this cell
+        traceback.print_exc()
+        reason = _words(error) + _where(error, bench)
+    if bad := engine.non_finite() - before:
+        reason = f"{bad} logits were NaN or infinite" + (f"; {reason}" if reason else "")
+    return Cell("fail" if reason else "pass", reason, time.monotonic() - started, numbers, _labels(bench))
+
+
+def _words(error: Exception) -> str:
+    text = " ".join(str(error).split())[:600]
+    return text if isinstance(error, WRONG) else f"{type(error).__name__}: {text}"
+
+
+def _where(error: Exception, bench: behaviours.Bench) -> str:
+    """The first layer that is wrong, where a wrong distribution can be traced to one."""
+    if not isinstance(error, WrongAnswerError):
+        return ""
+    try:
+        return layers.told(bench)
+    except Exception as trouble:  # noqa: BLE001 - the reason that is known must not be lost over one that is not
+        traceback.print_exc()
+        return f"; the layers could not be compared: {_words(trouble)}"
+
+
+def _labels(bench: behaviours.Bench) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for layer in bench.engine.layers():
+        found |= {key: str(layer[key]) for key in ("backend", "packing") if layer[key] is not None}
+        found |= {key: kernel for key, kernel in (layer["route"] or {}).items() if kernel is not None}
+    if stood_in := stand_ins.stood_in():
+        found["stand_in"] = ", ".join(stood_in)
+    return found
+
+
+def end_with_parent() -> None:
+    """Kill this process group once the process that started it is gone."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

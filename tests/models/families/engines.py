@@ -1,0 +1,78 @@
+"""Which engines a family is served by, and what each of them drives. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from models.families.declared import Family
+
+BEHAVIOURS = (
+    "prefill", "decode", "chunked", "mixed", "fuzz", "preempt", "reuse", "prefix", "again", "padded", "blocks", "state",
+    "spec",
+)  # fmt: skip
+"""Columns of the table, in its order. `behaviours.py` says what each one is."""
+
+COMMON: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "block_size": 16,
+    "max_model_len": 192,
+    "max_num_seqs": 4,
+    "enable_chunked_prefill": True,
+    "max_num_batched_tokens": 37,  # divides neither the block nor the prompts
+    "enable_prefix_caching": False,
+    "max_logprobs": -1,
+    "num_gpu_blocks_override": 64,
+    "seed": 0,
+}
+
+STATE_DTYPE = "bfloat16"
+"""Of states, where a cell asks for another one than the model's."""
+
+INFLATED = (544, 784, 1056, 1152)
+"""Tokens of a block that vLLM chooses for Qwen3-Next with bfloat16 states, a 48-head GDN with float32 states,
+Qwen3.5-35B, and Qwen3-Next on CPUs: kernels.md gives the arithmetic. None is a power of two."""
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """One engine: its arguments, and the behaviours that it drives, in this order."""
+
+    behaviours: tuple[str, ...]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    poison: bool = True
+    """Whether the KV pool holds NaN at the start. A prefix cache must not be poisoned."""
+
+
+def plans(family: Family, platform: str, index: int) -> tuple[EnginePlan, ...]:
+    """The engines of one family.
+
+    Args:
+        family: Which one.
+        platform: "cpu", "cuda" or "rocm". Under the interpreter each family tries one of INFLATED, elsewhere all.
+        index: Which one that is.
+    """
+    sizes = (INFLATED[index % len(INFLATED)],) if platform == "cpu" else INFLATED
+    return (
+        EnginePlan(("prefill", "decode", "chunked", "mixed", "preempt", "reuse", "fuzz")),
+        EnginePlan(("again", "prefix"), {"enable_prefix_caching": True}, poison=False),
+        EnginePlan(
+            ("spec",),
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+        ),
+        *(EnginePlan(("blocks",), inflated(size)) for size in sizes),
+        EnginePlan(("state",), {"mamba_ssm_cache_dtype": STATE_DTYPE}),
+        EnginePlan(("padded",), {"enforce_eager": False}),
+    )
+
+
+def inflated(size: int) -> dict[str, Any]:
+    """Arguments of an engine with blocks of `size` tokens, and prompts that cross from one into the next."""
+    return {
+        "block_size": size,
+        "num_gpu_blocks_override": 10,
+        "max_model_len": size + 64,
+        "max_num_batched_tokens": 256,
+    }

@@ -1,0 +1,126 @@
+"""Run families in processes of their own, as many at a time as there are cores for; one that crashes takes none along."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models import engine
+from models.families.cell import Cell, read
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DRIVER = Path(__file__).with_name("drive.py")
+SECONDS = 300
+"""Of one family; ten times what it takes on two idle cores."""
+
+ENVIRONMENT = engine.IN_PROCESS | {"PAGEDKV_MLA": "1"}
+
+
+class Fleet:
+    """Starts at once; results are waited for."""
+
+    def __init__(self, folder: Path, families: Sequence[str], spec: dict[str, Any], *, processes: int) -> None:
+        """Start.
+
+        Args:
+            folder: Where specs, logs and results are written.
+            families: Names, in the order in which they are begun.
+            spec: `behaviours` (names) and `fuzz` (seed and examples).
+            processes: How many drivers at a time.
+        """
+        self._folder, self._behaviours = folder, tuple(spec["behaviours"])
+        self._spec = folder / "spec.json"
+        self._spec.write_text(json.dumps(spec))
+        self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._results: dict[str, Future[dict[str, Cell]]] = {}
+        for name in families:
+            self._results[name] = Future()
+            self._queue.put(name)
+        self._pool = ThreadPoolExecutor(max_workers=processes)
+        for number in range(processes):
+            self._pool.submit(self._drive, number)
+
+    def cells(self, family: str) -> dict[str, Cell]:
+        """The cells of a family, once it has been driven."""
+        return self._results[family].result()
+
+    def _drive(self, number: int) -> None:
+        driver: _Driver | None = None
+        try:
+            while True:
+                name = self._queue.get_nowait()
+                try:
+                    if driver is None:
+                        driver = _Driver(self._spec, self._folder, self._folder / f"driver{number}.log")
+                    cells = driver.run(name)
+                except _DriverError as error:
+                    driver = None
+                    cells = dict.fromkeys(self._behaviours, Cell("fail", str(error)))
+                except Exception as error:  # noqa: BLE001 - whoever waits for the result must learn of it
+                    self._results[name].set_exception(error)
+                    continue
+                self._results[name].set_result(cells)
+        except queue.Empty:
+            pass
+        finally:
+            if driver is not None:
+                driver.end()
+
+
+class _DriverError(Exception):
+    """The driver ended or hung in the middle of a family."""
+
+
+class _Driver:
+    """A process that runs one family after the other."""
+
+    def __init__(self, spec: Path, folder: Path, log: Path) -> None:
+        self._folder, self._log = folder, log
+        with log.open("a") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, str(DRIVER), str(spec), str(folder)],
+                env=os.environ | engine.ENVIRONMENT | ENVIRONMENT,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                text=True,
+            )
+
+    def run(self, family: str) -> dict[str, Cell]:
+        """Drive one family.
+
+        Raises:
+            _DriverError: The process ended, or took longer than SECONDS; it is gone then.
+        """
+        result, deadline = self._folder / f"{family}.json", time.monotonic() + SECONDS
+        try:
+            self._process.stdin.write(family + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended, which is what the loop finds
+        while not result.exists():
+            status = self._process.poll()
+            if status is not None or time.monotonic() > deadline:
+                how = f"took longer than {SECONDS} s" if status is None else f"ended with status {status}"
+                self.end()
+                raise _DriverError(f"the engine's process {how}: {self._last_words()}")
+            time.sleep(0.05)
+        return read(result)
+
+    def end(self) -> None:
+        """End the process and whatever it started."""
+        engine.end_group(self._process)
+
+    def _last_words(self) -> str:
+        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return " | ".join(lines[-3:])[:600]

@@ -1,0 +1,100 @@
+"""Is what an engine answered what the oracle computes? Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from models.families.running import Answer
+    from models.families.schedule import Request, Schedule
+
+
+class Oracle(Protocol):
+    """What the judge asks of `models.families.oracle`."""
+
+    def log_probs(self, request: Request, answers: tuple[int, ...]) -> torch.Tensor:
+        """Log-probabilities [len(prompt) + len(answers) - 1, vocabulary] float64, row i after i + 1 tokens."""
+
+    def tolerance(self) -> float:
+        """Largest error of a log-probability, in nats, that rounding explains."""
+
+
+class WrongAnswerError(Exception):
+    """An answer is not what it should be; the message says which, where, and by how much."""
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """How near a right answer was."""
+
+    max_abs_err: float
+    """Of a log-probability, in nats."""
+    positions: int
+    """Distributions compared."""
+    undecided: int
+    """Tokens for which two were closer than rounding reaches."""
+
+
+def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle) -> Closeness:
+    """Compare every distribution that came back, and every token.
+
+    Raises:
+        WrongAnswerError: A distribution is not finite or farther off than the tolerance, tokens are missing, or a token
+            is not the best one although rounding cannot have decided it.
+    """
+    worst, positions, undecided, limit = 0.0, 0, 0, oracle.tolerance()
+    for index, (request, answer) in enumerate(zip(schedule, answers, strict=True)):
+        name = f"request {index} ({len(request.prompt)} prompt tokens)"
+        expected = request.answers if request.leaves is None else min(request.answers, request.leaves)
+        if len(answer.tokens) < expected:
+            raise WrongAnswerError(f"{name} got {len(answer.tokens)} of {expected} tokens")
+        if answer.rows is None:
+            raise WrongAnswerError(f"{name} came back without distributions")
+        want = oracle.log_probs(request, answer.tokens)[-len(answer.rows) :]
+        first = len(request.prompt) + len(answer.tokens) - 1 - len(want)
+        if not torch.isfinite(answer.rows).all():
+            where = int((~torch.isfinite(answer.rows)).any(-1).nonzero()[0])
+            raise WrongAnswerError(f"{name}: log-probabilities are not finite from position {first + where} on")
+        error = (answer.rows - want).abs().amax(-1)
+        if error.max() > limit:
+            where = int((error > limit).nonzero()[0])
+            raise WrongAnswerError(
+                f"{name}: log-probabilities are off by {error[where]:.2g} at position {first + where} "
+                f"(at worst by {error.max():.2g}); rounding explains {limit:.2g}"
+            )
+        best = want[-len(answer.tokens) :].topk(2).values
+        decided = best[:, 0] - best[:, 1] > 2 * limit
+        wrong = decided & (torch.tensor(answer.tokens) != want[-len(answer.tokens) :].argmax(-1))
+        if wrong.any():
+            raise WrongAnswerError(f"{name}: answer token {int(wrong.nonzero()[0])} is not the most probable one")
+        worst, positions = max(worst, error.max().item()), positions + len(want)
+        undecided += int((~decided).sum())
+    return Closeness(worst, positions, undecided)
+
+
+def difference(schedule: Schedule, answers: list[Answer], alone: list[Answer], tie: float) -> str:
+    """The first token in which a request's answer depends on its company; empty when none does.
+
+    Args:
+        schedule: What was asked.
+        answers: What came back.
+        alone: What each request gets that has the engine to itself, at least as many tokens.
+        tie: Nats within which rounding decides between two tokens. After such a token the texts differ by right, so
+            nothing behind it is compared.
+    """
+    for index, (request, got, want) in enumerate(zip(schedule, answers, alone, strict=True)):
+        expected = request.answers if request.leaves is None else min(request.answers, request.leaves)
+        if len(got.tokens) < expected:
+            return f"request {index} got {len(got.tokens)} of {expected} tokens"
+        for place, (ours, theirs, gap) in enumerate(zip(got.tokens, want.tokens, want.gaps, strict=False)):
+            if ours != theirs and gap > tie:
+                return (
+                    f"request {index} ({len(request.prompt)} prompt tokens) answers {ours} instead of {theirs} at token "
+                    f"{place}; alone that token leads by {gap:.2g} nats"
+                )
+            if ours != theirs:
+                break
+    return ""

@@ -1,0 +1,103 @@
+"""What the scheduler did: preemptions, mixed steps, and which blocks went from one request to another.
+
+A behaviour that was not driven proves nothing, so each one demands evidence from here. Engines run in this process
+(VLLM_ENABLE_V1_MULTIPROCESSING=0), where the scheduler can be watched.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.kv_cache_interface import MambaSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vllm import LLM
+
+NULL_BLOCK = 0
+"""Stands in a block table where a request needs none."""
+
+
+@dataclass
+class Seen:
+    """Since the last `Probe.restart`."""
+
+    steps: int = 0
+    mixed: int = 0
+    """Steps in which one request was in its prompt and another in its answer."""
+    batch: int = 0
+    """Most requests of one step."""
+    preemptions: int = 0
+    drafted: int = 0
+    """Tokens proposed by a drafter and verified."""
+    blocks: int = 0
+    """Most blocks that one request held."""
+    owners: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Requests that held a state block; of a model without states, an attention block."""
+
+    @property
+    def reused(self) -> int:
+        """How many times a block went to another request."""
+        return sum(len(requests) - 1 for requests in self.owners.values())
+
+
+class Probe:
+    """Watches the scheduler of an engine from its start on."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.seen = Seen()
+        self._scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        groups = self._scheduler.kv_cache_config.kv_cache_groups
+        states = [index for index, group in enumerate(groups) if isinstance(group.kv_cache_spec, MambaSpec)]
+        self._groups = states or list(range(len(groups)))
+        schedule, preempt = self._scheduler.schedule, self._scheduler._preempt_request  # noqa: SLF001 - no public hook
+
+        def watched_schedule(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            self._note(output)
+            return output
+
+        def watched_preempt(*args: Any, **kwargs: Any) -> Any:
+            self.seen.preemptions += 1
+            return preempt(*args, **kwargs)
+
+        self._scheduler.schedule = watched_schedule
+        self._scheduler._preempt_request = watched_preempt  # noqa: SLF001
+
+    def restart(self) -> None:
+        """Forget what was seen."""
+        self.seen = Seen()
+
+    @contextmanager
+    def crowded(self, free: int) -> Iterator[None]:
+        """Leave so many blocks of the pool to requests. The others are held as if a request had them."""
+        pool = self._scheduler.kv_cache_manager.block_pool
+        held = pool.get_new_blocks(max(0, pool.get_num_free_blocks() - free))
+        try:
+            yield
+        finally:
+            pool.free_blocks(held)
+
+    def _note(self, output: Any) -> None:
+        if not output.num_scheduled_tokens:
+            return
+        seen, requests = self.seen, self._scheduler.requests
+        seen.steps += 1
+        seen.batch = max(seen.batch, len(output.num_scheduled_tokens))
+        seen.drafted += sum(len(tokens) for tokens in output.scheduled_spec_decode_tokens.values())
+        before = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        in_prompt = {before[name] < requests[name].num_prompt_tokens for name in before if name in requests}
+        seen.mixed += len(in_prompt) == 2
+        for name in output.num_scheduled_tokens:
+            blocks = self._scheduler.kv_cache_manager.get_block_ids(name)
+            seen.blocks = max(seen.blocks, sum(block != NULL_BLOCK for group in blocks for block in group))
+            for group in self._groups:
+                for block in blocks[group]:
+                    if block != NULL_BLOCK:
+                        seen.owners[block].add(name)

@@ -1,0 +1,200 @@
+"""One vLLM engine in this process, driven request by request and step by step."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from models.families.probe import Probe
+from vllm import LLM, SamplingParams, envs
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+from vllm.platforms import current_platform
+
+from pagedkv.vllm_plugin.inspect import WORKER_EXTENSION, ServedLayer, build_llm, served_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from models.families.schedule import Request, Schedule
+    from vllm import RequestOutput
+
+MOST_STEPS = 2000
+"""Of one schedule; more is an engine that makes no progress."""
+
+
+class StuckError(Exception):
+    """The engine went on stepping without finishing its requests."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request got."""
+
+    tokens: tuple[int, ...]
+    rows: torch.Tensor | None
+    """Log-probabilities [positions, vocabulary] float64, of the last positions; None where not asked for."""
+    gaps: tuple[float, ...]
+    """By how much each token was better than the second best, in nats; empty where not asked for."""
+    cached: int
+    """Prompt tokens that a prefix cache had."""
+
+
+class Engine:
+    """An engine that is watched. Use as a context manager: the next engine needs this one to be gone."""
+
+    def __init__(self, model: Path, *, ours: bool = True, poison: bool = True, **arguments: Any) -> None:
+        envs.disable_envs_cache()  # an engine before this one has frozen what vLLM reads from the environment
+        os.environ.pop("VLLM_KV_CACHE_LAYOUT", None)
+        try:
+            with _llvmlite_out_of_sight():
+                self.llm = _start(model, ours=ours, **arguments)
+        except BaseException:
+            _clean()  # or the next engine finds the groups of this one
+            raise
+        self.probe = Probe(self.llm)
+        self._bad = torch.zeros((), dtype=torch.int64)
+        self.llm.apply_model(self._watch_logits)
+        if poison and self.layers():
+            self.llm.collective_rpc("pagedkv_poison")
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm, self.probe
+        _clean()
+
+    @property
+    def config(self) -> Any:
+        """vLLM's configuration, as it has become."""
+        return self.llm.llm_engine.vllm_config
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block, as inflated by vLLM."""
+        return self.config.cache_config.block_size
+
+    def layers(self) -> list[ServedLayer]:
+        """What the workers say about each attention layer."""
+        return served_layers(self.llm)
+
+    def non_finite(self) -> int:
+        """Logits since the start that were NaN or infinite."""
+        return int(self._bad)
+
+    def restart(self) -> None:
+        """Count from here on."""
+        self.probe.restart()
+        self.llm.collective_rpc("pagedkv_reset")
+
+    def ask(self, schedule: Schedule, *, prompt_rows: bool = False, rows: bool = True) -> list[Answer]:
+        """Drive a schedule to its end.
+
+        Args:
+            schedule: Requests, in any order of arrival.
+            prompt_rows: Whether to return the distributions after each prompt token too. An encoder-decoder gives none.
+            rows: Whether to return distributions at all; without them the two best tokens are asked for.
+
+        Returns:
+            The answers in the order of the schedule.
+
+        Raises:
+            StuckError: It took more than MOST_STEPS steps.
+        """
+        everything = -1
+        engine = self.llm.llm_engine
+        waiting = sorted(range(len(schedule)), key=lambda index: schedule[index].arrives)
+        got: dict[str, RequestOutput] = {}
+        internal: dict[str, str] = {}
+        step = 0
+        while waiting or engine.has_unfinished_requests():
+            if waiting and not engine.has_unfinished_requests():
+                step = max(step, schedule[waiting[0]].arrives)
+            while waiting and schedule[waiting[0]].arrives <= step:
+                index = waiting.pop(0)
+                params = SamplingParams(
+                    temperature=0,
+                    max_tokens=schedule[index].answers,
+                    ignore_eos=True,
+                    logprobs=everything if rows else 2,
+                    prompt_logprobs=everything if prompt_rows else None,
+                    detokenize=False,
+                )
+                internal[str(index)] = engine.add_request(str(index), _as_vllm(schedule[index]), params)
+            for output in engine.step():
+                got[output.request_id] = output
+                leaves = schedule[int(output.request_id)].leaves
+                if leaves and not output.finished and len(output.outputs[0].token_ids) >= leaves:
+                    engine.abort_request([internal[output.request_id]], internal=True)
+            step += 1
+            if step > MOST_STEPS:
+                raise StuckError(f"{len(internal) - len(got)} of {len(schedule)} requests had no answer after {step} steps")
+        return [_answer(got[str(index)], rows) for index in range(len(schedule))]
+
+    def _watch_logits(self, model: Any) -> None:
+        compute = model.compute_logits
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            logits = compute(*args, **kwargs)
+            if logits is not None:
+                # Counted where the logits are: asking the device at each step would change the timing.
+                self._bad = self._bad.to(logits.device) + (~torch.isfinite(logits)).sum()
+            return logits
+
+        model.compute_logits = watched
+
+
+def _start(model: Path, *, ours: bool, **arguments: Any) -> LLM:
+    if ours:
+        return build_llm(str(model), **arguments)
+    # The CPU platform takes no choice; on GPUs this backend is in every build of vLLM, whatever libraries it has.
+    backend = {} if current_platform.is_cpu() else {"attention_backend": "TRITON_ATTN"}
+    return LLM(str(model), worker_extension_cls=WORKER_EXTENSION, **backend, **arguments)
+
+
+def _clean() -> None:
+    gc.collect()
+    cleanup_dist_env_and_memory()
+
+
+@contextmanager
+def _llvmlite_out_of_sight() -> Iterator[None]:
+    """vLLM 0.32 asks all objects of all modules for their attributes when an engine starts; one of llvmlite's has odd ones.
+
+    N-gram drafting imports llvmlite, so the next engine of the process would die of AttributeError in `_rebind_kernels`.
+    """
+    name = "llvmlite.binding.ffi"
+    module = sys.modules.pop(name, None)
+    try:
+        yield
+    finally:
+        if module is not None:
+            sys.modules[name] = module
+
+
+def _as_vllm(request: Request) -> dict[str, Any]:
+    if request.speech is None:
+        return {"prompt_token_ids": list(request.prompt)}
+    from models.tiny_whisper import SAMPLING_RATE, audio
+
+    heard = {"prompt": "", "multi_modal_data": {"audio": (audio(request.speech), SAMPLING_RATE)}}
+    return {"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": list(request.prompt)}}
+
+
+def _answer(output: RequestOutput, rows: bool) -> Answer:
+    made = output.outputs[0]
+    table = [*(output.prompt_logprobs or [None])[1:], *made.logprobs]
+    both = [sorted((entry.logprob for entry in row.values()), reverse=True)[:2] for row in made.logprobs]
+    return Answer(
+        tokens=tuple(made.token_ids),
+        rows=torch.tensor([[row[token].logprob for token in range(len(row))] for row in table]).double() if rows else None,
+        gaps=tuple(best - second for best, second in both),
+        cached=output.num_cached_tokens or 0,
+    )
