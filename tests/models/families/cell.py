@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -44,6 +44,17 @@ def settled(cell: Cell, known: str | None) -> Cell:
         reason = f"declared not to run here ({known}), but it runs and is right: remove it from the declaration"
         return Cell("fail", reason, cell.seconds, cell.numbers, cell.labels)
     return cell
+
+
+SEVERITY: tuple[Outcome, ...] = ("pass", "did not run", "fail")
+
+
+def worse(one: Cell | None, other: Cell) -> Cell:
+    """The worse of two cells of one behaviour, that several engines drove; of equals the first, with both times."""
+    if one is None:
+        return other
+    chosen = max(one, other, key=lambda cell: SEVERITY.index(cell.outcome))
+    return replace(chosen, seconds=one.seconds + other.seconds)
 
 
 def write(cells: dict[str, Cell], path: Path) -> None:

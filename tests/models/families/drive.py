@@ -15,13 +15,18 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a program's own folder comes first, not tests/
 
-from models.families import behaviours, checkpoints, inspection, known, layers, oracle, stand_ins
-from models.families.cell import Cell, settled, write
+from models.families import behaviours, checkpoints, inspection, known, layers, oracle, plants, stand_ins
+from models.families.cell import Cell, settled, worse, write
 from models.families.declared import FAMILIES, Family
 from models.families.engines import COMMON, EnginePlan, plans
 from models.families.fuzz import CompanyError
@@ -32,6 +37,10 @@ from vllm.platforms import current_platform
 from pagedkv.vllm_plugin.errors import NotServedError
 from pagedkv.vllm_plugin.inspect import require_served
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
 WRONG = (WrongAnswerError, CompanyError, StuckError, NotServedError, behaviours.NotDrivenError)
 """What a cell fails of in words of ours; anything else is an error of vLLM, and its class belongs to the reason."""
 
@@ -41,43 +50,62 @@ def main(spec_file: Path, folder: Path) -> None:
     spec = json.loads(spec_file.read_text())
     stand_ins.supply()
     for line in sys.stdin:
-        family = FAMILIES[line.strip()]
-        write(run_family(family, folder, spec), folder / f"{family.name}.json")
+        name, _, plant = line.strip().partition("+")
+        if plant:
+            fault = plants.PLANTS[plant]
+            asked, planted = (*fault.leaves_green, fault.turns_red), fault.planted
+        else:
+            asked, planted = tuple(spec["behaviours"]), lambda _: nullcontext()
+        write(Run(FAMILIES[name], folder, asked, planted, spec["fuzz"]).cells(), folder / f"{line.strip()}.json")
 
 
-def run_family(family: Family, folder: Path, spec: dict[str, Any]) -> dict[str, Cell]:
-    """All behaviours of one family that were asked for; the next engine starts when the one before has ended."""
-    platform = "cpu" if current_platform.is_cpu() else "rocm" if current_platform.is_rocm() else "cuda"
-    cells: dict[str, Cell] = {}
-    asked = frozenset(spec["behaviours"])
-    model = folder / f"{family.name}-model"
-    truth = None
-    for plan in plans(family, platform, list(FAMILIES).index(family.name)):
-        chosen = [name for name in plan.behaviours if name in asked]
-        if not chosen:
-            continue
-        started = time.monotonic()
+@dataclass
+class Run:
+    """One family, and which of its behaviours."""
+
+    family: Family
+    folder: Path
+    """Where its checkpoint is written."""
+    behaviours: tuple[str, ...]
+    planted: Callable[[Engine], AbstractContextManager[None]]
+    """A fault to plant while they are driven."""
+    fuzz: dict[str, int]
+
+    def cells(self) -> dict[str, Cell]:
+        """Drive them; the next engine starts when the one before has ended."""
+        platform = "cpu" if current_platform.is_cpu() else "rocm" if current_platform.is_rocm() else "cuda"
+        made: dict[str, Cell] = {}
+        for plan in plans(self.family, platform, list(FAMILIES).index(self.family.name)):
+            chosen = tuple(name for name in plan.behaviours if name in self.behaviours)
+            if chosen:
+                for name, cell in self._engine(plan, chosen, platform).items():
+                    made[name] = worse(made.get(name), settled(cell, known.error(platform, self.family, name)))
+        return made
+
+    def _engine(self, plan: EnginePlan, chosen: tuple[str, ...], platform: str) -> dict[str, Cell]:
         if (reason := known.not_here(platform, chosen[0])) is not None:
-            cells |= dict.fromkeys(chosen, Cell("did not run", reason))
-            continue
+            return dict.fromkeys(chosen, Cell("did not run", reason))
+        started = time.monotonic()
         try:
-            if truth is None:
-                inspection.register(family)
-                checkpoints.save(family, model)
-                truth = oracle.Oracle.load(family, model)
-            engine = Engine(model, poison=plan.poison, **arguments(family, plan, platform))
+            engine = Engine(self._checkpoint, poison=plan.poison, **arguments(self.family, plan, platform))
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of these cells
             traceback.print_exc()
-            failed = Cell("fail", _words(error), time.monotonic() - started)
-            cells |= {name: settled(failed, known.error(platform, family, name)) for name in chosen}
-            continue
-        with engine:
-            bench = behaviours.Bench(
-                engine, truth, family, plan.arguments.get("max_model_len", COMMON["max_model_len"]), **spec["fuzz"]
-            )
-            for name in chosen:
-                cells[name] = settled(run_cell(name, bench), known.error(platform, family, name))
-    return cells
+            return dict.fromkeys(chosen, Cell("fail", _words(error), time.monotonic() - started))
+        longest = plan.arguments.get("max_model_len", COMMON["max_model_len"])
+        with engine, self.planted(engine):
+            bench = behaviours.Bench(engine, self._oracle, self.family, longest, **self.fuzz)
+            return {name: run_cell(name, bench) for name in chosen}
+
+    @cached_property
+    def _checkpoint(self) -> Path:
+        inspection.register(self.family)
+        folder = self.folder / f"{self.family.name}-model"
+        checkpoints.save(self.family, folder, torch.float32)
+        return folder
+
+    @cached_property
+    def _oracle(self) -> oracle.Oracle:
+        return oracle.Oracle.load(self.family, self._checkpoint, torch.float32)
 
 
 def arguments(family: Family, plan: EnginePlan, platform: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Random schedules: whoever else is there, a request gets what it would get alone. Failures are shrunk by Hypothesis."""
+"""Random schedules: whoever else is there, a request gets what it would get alone. Pure but for what it is given to ask."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from hypothesis import Phase, find, settings
-from hypothesis.errors import NoSuchExample
 from models.families.judge import difference
-from models.families.schedule import schedules, told
+from models.families.schedule import draw, smaller, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +16,8 @@ if TYPE_CHECKING:
     from models.families.running import Answer
     from models.families.schedule import Limits, Request, Schedule
 
-SHRINK_SECONDS = 40.0
-"""After this long the smallest failing schedule so far is good enough to read."""
+SHRINK_SECONDS = 30.0
+"""After this long the smallest failing schedule so far is small enough to read."""
 
 
 class CompanyError(Exception):
@@ -56,24 +54,43 @@ def search(
     Raises:
         CompanyError: One does.
     """
-    drawn: list[int] = []
-    found: dict[Schedule, str] = {}
-    deadline: list[float] = []
 
-    def fails(schedule: Schedule) -> bool:
-        if schedule in found:
-            return bool(found[schedule])
-        if deadline and time.monotonic() > deadline[0]:
-            return False
-        drawn.append(len(schedule))
-        found[schedule] = difference(schedule, ask(schedule), [alone(request) for request in schedule], tie)
-        if found[schedule] and not deadline:
-            deadline.append(time.monotonic() + SHRINK_SECONDS)
-        return bool(found[schedule])
+    def fails(schedule: Schedule) -> str:
+        return difference(schedule, ask(schedule), [alone(request) for request in schedule], tie)
 
-    how = settings(max_examples=examples, database=None, deadline=None, phases=(Phase.generate, Phase.shrink))
-    try:
-        smallest = find(schedules(limits), fails, settings=how, random=Random(seed))  # noqa: S311 - no secret
-    except NoSuchExample:
-        return Searched(len(drawn), sum(drawn))
-    raise CompanyError(f"{found[smallest]}; smallest schedule of seed {seed}: {told(smallest)}")
+    rng = Random(seed)  # noqa: S311 - no secret
+    requests = 0
+    for number in range(examples):
+        schedule = draw(limits, rng)
+        requests += len(schedule)
+        if why := fails(schedule):
+            smallest, why = shrink(schedule, why, fails)
+            raise CompanyError(f"{why}; schedule {number} of seed {seed}, shrunk to: {told(smallest)}")
+    return Searched(examples, requests)
+
+
+def shrink(
+    schedule: Schedule, why: str, fails: Callable[[Schedule], str], seconds: float = SHRINK_SECONDS
+) -> tuple[Schedule, str]:
+    """Simplify a failing schedule while it fails, and while there is time.
+
+    Args:
+        schedule: It fails.
+        why: How.
+        fails: How a schedule fails; empty when it does not.
+        seconds: When to be content.
+
+    Returns:
+        The simplest failing schedule found, and how it fails.
+    """
+    deadline = time.monotonic() + seconds
+    shrinking = True
+    while shrinking:
+        shrinking = False
+        for candidate in smaller(schedule):
+            if time.monotonic() > deadline:
+                break
+            if found := fails(candidate):
+                schedule, why, shrinking = candidate, found, True
+                break
+    return schedule, why

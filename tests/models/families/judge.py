@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 class Oracle(Protocol):
     """What the judge asks of `models.families.oracle`."""
 
-    def log_probs(self, request: Request, answers: tuple[int, ...]) -> torch.Tensor:
-        """Log-probabilities [len(prompt) + len(answers) - 1, vocabulary] float64, row i after i + 1 tokens."""
+    def log_probs(self, tokens: list[int], *, audio: int | None = None) -> torch.Tensor:
+        """Log-probabilities [len(tokens), vocabulary] float64; row i follows i + 1 tokens."""
 
-    def tolerance(self) -> float:
+    def tolerance(self, tokens: list[int], *, audio: int | None = None) -> float:
         """Largest error of a log-probability, in nats, that rounding explains."""
 
 
@@ -32,20 +33,28 @@ class Closeness:
 
     max_abs_err: float
     """Of a log-probability, in nats."""
+    tolerance: float
+    """The admissible error, of the sequence where it is least."""
     positions: int
     """Distributions compared."""
     undecided: int
     """Tokens for which two were closer than rounding reaches."""
 
 
-def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle) -> Closeness:
+def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack: float = 0.0) -> Closeness:
     """Compare every distribution that came back, and every token.
+
+    Args:
+        schedule: What was asked.
+        answers: What came back, with distributions.
+        oracle: What is right.
+        slack: Nats on top of the oracle's tolerance, for rounding that its computation has not.
 
     Raises:
         WrongAnswerError: A distribution is not finite or farther off than the tolerance, tokens are missing, or a token
             is not the best one although rounding cannot have decided it.
     """
-    worst, positions, undecided, limit = 0.0, 0, 0, oracle.tolerance()
+    worst, least, positions, undecided = 0.0, math.inf, 0, 0
     for index, (request, answer) in enumerate(zip(schedule, answers, strict=True)):
         name = f"request {index} ({len(request.prompt)} prompt tokens)"
         expected = request.answers if request.leaves is None else min(request.answers, request.leaves)
@@ -53,7 +62,9 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle) -> Closen
             raise WrongAnswerError(f"{name} got {len(answer.tokens)} of {expected} tokens")
         if answer.rows is None:
             raise WrongAnswerError(f"{name} came back without distributions")
-        want = oracle.log_probs(request, answer.tokens)[-len(answer.rows) :]
+        tokens = [*request.prompt, *answer.tokens[:-1]]
+        want = oracle.log_probs(tokens, audio=request.speech)[-len(answer.rows) :]
+        limit = oracle.tolerance(tokens, audio=request.speech) + slack
         first = len(request.prompt) + len(answer.tokens) - 1 - len(want)
         if not torch.isfinite(answer.rows).all():
             where = int((~torch.isfinite(answer.rows)).any(-1).nonzero()[0])
@@ -70,9 +81,9 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle) -> Closen
         wrong = decided & (torch.tensor(answer.tokens) != want[-len(answer.tokens) :].argmax(-1))
         if wrong.any():
             raise WrongAnswerError(f"{name}: answer token {int(wrong.nonzero()[0])} is not the most probable one")
-        worst, positions = max(worst, error.max().item()), positions + len(want)
+        worst, least, positions = max(worst, error.max().item()), min(least, limit), positions + len(want)
         undecided += int((~decided).sum())
-    return Closeness(worst, positions, undecided)
+    return Closeness(worst, least, positions, undecided)
 
 
 def difference(schedule: Schedule, answers: list[Answer], alone: list[Answer], tie: float) -> str:

@@ -94,13 +94,16 @@ class Engine:
         self.probe.restart()
         self.llm.collective_rpc("pagedkv_reset")
 
-    def ask(self, schedule: Schedule, *, prompt_rows: bool = False, rows: bool = True) -> list[Answer]:
+    def ask(
+        self, schedule: Schedule, *, prompt_rows: bool = False, rows: bool = True, preempt_at: int | None = None
+    ) -> list[Answer]:
         """Drive a schedule to its end.
 
         Args:
             schedule: Requests, in any order of arrival.
             prompt_rows: Whether to return the distributions after each prompt token too. An encoder-decoder gives none.
             rows: Whether to return distributions at all; without them the two best tokens are asked for.
+            preempt_at: Engine step before which everybody who runs is preempted; None leaves that to the scheduler.
 
         Returns:
             The answers in the order of the schedule.
@@ -108,11 +111,28 @@ class Engine:
         Raises:
             StuckError: It took more than MOST_STEPS steps.
         """
+        internal: dict[str, str] = {}
+        try:
+            got = self._drive(schedule, internal, prompt_rows=prompt_rows, rows=rows, preempt_at=preempt_at)
+        except Exception:
+            self.llm.llm_engine.abort_request(list(internal.values()), internal=True)  # or they haunt the next schedule
+            raise
+        return [_answer(got[str(index)], rows) for index in range(len(schedule))]
+
+    def _drive(
+        self,
+        schedule: Schedule,
+        internal: dict[str, str],
+        *,
+        prompt_rows: bool,
+        rows: bool,
+        preempt_at: int | None,
+    ) -> dict[str, RequestOutput]:
+        """Add, step and abort; `internal` gets vLLM's own names of the requests."""
         everything = -1
         engine = self.llm.llm_engine
         waiting = sorted(range(len(schedule)), key=lambda index: schedule[index].arrives)
         got: dict[str, RequestOutput] = {}
-        internal: dict[str, str] = {}
         step = 0
         while waiting or engine.has_unfinished_requests():
             if waiting and not engine.has_unfinished_requests():
@@ -128,6 +148,8 @@ class Engine:
                     detokenize=False,
                 )
                 internal[str(index)] = engine.add_request(str(index), _as_vllm(schedule[index]), params)
+            if step == preempt_at:
+                engine.reset_prefix_cache(reset_running_requests=True)
             for output in engine.step():
                 got[output.request_id] = output
                 leaves = schedule[int(output.request_id)].leaves
@@ -135,8 +157,8 @@ class Engine:
                     engine.abort_request([internal[output.request_id]], internal=True)
             step += 1
             if step > MOST_STEPS:
-                raise StuckError(f"{len(internal) - len(got)} of {len(schedule)} requests had no answer after {step} steps")
-        return [_answer(got[str(index)], rows) for index in range(len(schedule))]
+                raise StuckError(f"{engine.get_num_unfinished_requests()} of {len(schedule)} requests unfinished after {step} steps")
+        return got
 
     def _watch_logits(self, model: Any) -> None:
         compute = model.compute_logits

@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from hypothesis import strategies as st
-
 if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
+    from collections.abc import Iterator
 
 FIRST_WORD = 3
 """Token ids below are special: padding, beginning, end."""
@@ -71,22 +69,38 @@ def awkward_lengths(block: int, chunk: int, longest: int) -> tuple[int, ...]:
     return tuple(sorted(length for length in edges if 1 <= length <= longest))
 
 
-def schedules(limits: Limits) -> SearchStrategy[Schedule]:
-    """Schedules of two requests or more, simplest first, as Hypothesis draws and shrinks them."""
-    request = st.builds(
-        Request,
-        prompt=st.builds(
-            prompt,
-            length=st.sampled_from(limits.lengths),
-            seed=st.integers(1, limits.seeds),
-            vocabulary=st.just(limits.vocabulary),
-        ),
-        answers=st.integers(1, limits.answers),
-        arrives=st.integers(0, limits.steps),
-        leaves=st.none() | st.integers(1, 3),
-        speech=st.integers(1, limits.seeds) if limits.speech else st.none(),
+def draw(limits: Limits, rng: Random) -> Schedule:
+    """A schedule of two requests or more."""
+    return tuple(_draw_request(limits, rng) for _ in range(rng.randint(2, limits.requests)))
+
+
+def _draw_request(limits: Limits, rng: Random) -> Request:
+    text = rng.randint(1, limits.seeds)
+    return Request(
+        prompt=prompt(rng.choice(limits.lengths), text, limits.vocabulary),
+        answers=rng.randint(1, limits.answers),
+        arrives=rng.randint(0, limits.steps),
+        leaves=rng.randint(1, 3) if rng.random() < 0.2 else None,
+        speech=rng.randint(1, limits.seeds) if limits.speech else None,
     )
-    return st.lists(request, min_size=2, max_size=limits.requests).map(tuple)
+
+
+def smaller(schedule: Schedule) -> Iterator[Schedule]:
+    """Schedules that are simpler by one step, the greatest step first: what a failure is shrunk to."""
+    for index in range(len(schedule)):
+        if len(schedule) > 1:
+            yield schedule[:index] + schedule[index + 1 :]
+    for index, request in enumerate(schedule):
+        before, after = schedule[:index], schedule[index + 1 :]
+        if request.leaves is not None:
+            yield (*before, replace(request, leaves=None), *after)
+        if request.arrives:
+            yield (*before, replace(request, arrives=0), *after)
+        if request.answers > 1:
+            yield (*before, replace(request, answers=request.answers // 2), *after)
+        if len(request.prompt) > 1:
+            yield (*before, replace(request, prompt=request.prompt[: len(request.prompt) // 2]), *after)
+            yield (*before, replace(request, prompt=request.prompt[:-1]), *after)
 
 
 def told(schedule: Schedule) -> str:
