@@ -71,7 +71,7 @@ CPU_MLA = ROTARY | {
     "max_num_batched_tokens": 256,
     "enable_chunked_prefill": False,
 }
-SCAN = (stand_ins.SCAN, stand_ins.TRANSPOSED)
+SCAN = (stand_ins.SCAN, stand_ins.TRANSPOSED, stand_ins.UPDATE)
 DELTA = (stand_ins.DELTA,)
 REMOVED = "was supported in vLLM until"
 
