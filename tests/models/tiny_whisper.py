@@ -21,10 +21,9 @@ SAMPLING_RATE = 16_000  # of a second: 100 frames, which the encoder halves
 ENCODER_TOKENS = 50
 
 
-def save(folder: Path, dtype: torch.dtype) -> None:
-    """Write the model with the processor that vLLM asks for; the same seed gives the same weights everywhere."""
-    torch.manual_seed(3)
-    config = WhisperConfig(
+def config() -> WhisperConfig:
+    """One encoder layer, two decoder layers."""
+    return WhisperConfig(
         vocab_size=VOCABULARY,
         num_mel_bins=16,
         d_model=HEADS * HEAD_SIZE,
@@ -44,7 +43,12 @@ def save(folder: Path, dtype: torch.dtype) -> None:
         suppress_tokens=None,
         begin_suppress_tokens=None,
     )
-    WhisperForConditionalGeneration(config).to(dtype).save_pretrained(folder)
+
+
+def save(folder: Path, dtype: torch.dtype) -> None:
+    """Write the model with the processor that vLLM asks for; the same seed gives the same weights everywhere."""
+    torch.manual_seed(3)
+    WhisperForConditionalGeneration(config()).to(dtype).save_pretrained(folder)
     WhisperFeatureExtractor(feature_size=16, chunk_length=1).save_pretrained(folder)
     letters = ["<|endoftext|>", "<|startoftranscript|>", *map(chr, range(33, 123))]
     files = {name: folder / name for name in ("vocab.json", "merges.txt")}
@@ -56,6 +60,15 @@ def save(folder: Path, dtype: torch.dtype) -> None:
 def audio(seed: int) -> np.ndarray:
     """One second of noise, [SAMPLING_RATE] float32."""
     return np.random.default_rng(seed).standard_normal(SAMPLING_RATE).astype(np.float32)
+
+
+def load(
+    folder: Path, dtypes: tuple[torch.dtype, ...]
+) -> tuple[WhisperForConditionalGeneration | WhisperFeatureExtractor, ...]:
+    """The checkpoint in each dtype, and last what makes features of sound."""
+    read = WhisperForConditionalGeneration.from_pretrained
+    models = (read(folder, dtype=dtype, attn_implementation="eager").eval() for dtype in dtypes)
+    return (*models, WhisperFeatureExtractor.from_pretrained(folder))
 
 
 def log_probs(folder: Path, prompt: dict, answer: list[int], dtype: torch.dtype) -> torch.Tensor:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoModelForCausalLM
 
+from models import tiny_whisper
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -28,6 +30,9 @@ def save(family: Family, folder: Path, dtype: torch.dtype) -> None:
     """
     if family.config is None:
         raise ValueError(f"{family.name}: transformers has no such model, so there is no checkpoint to write")
+    if family.attention == "cross":
+        tiny_whisper.save(folder, dtype)
+        return
     torch.manual_seed(SEED)
     model = AutoModelForCausalLM.from_config(family.config(), dtype=torch.float32)
     spread(model, torch.Generator().manual_seed(SEED))
@@ -53,3 +58,6 @@ def spread(model: torch.nn.Module, generator: torch.Generator) -> None:
             weight.copy_(draw(-2.0, 0.5, weight))
         elif weight.dim() == 1 or "conv1d" in name:
             weight.add_(draw(-0.25, 0.25, weight))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # a router's, which is stored with the weights
+            buffer.copy_(draw(-0.25, 0.25, buffer))

@@ -8,7 +8,11 @@ from models.families.configs_mamba import COMMON, HEADS
 
 
 def deepseek_v3() -> hf.DeepseekV3Config:
-    """MLA with 8 heads, what a rank of eight holds of Kimi-K2's 64; a dense layer and one of experts."""
+    """MLA with 8 heads, what a rank of eight holds of Kimi-K2's 64; a dense layer and one of experts.
+
+    vLLM scores experts by sigmoid and loads the router's correction only where `scoring_func` and `topk_method` say so,
+    as published configs do; transformers always does both.
+    """
     return hf.DeepseekV3Config(
         **COMMON,
         hidden_size=64,
@@ -28,6 +32,8 @@ def deepseek_v3() -> hf.DeepseekV3Config:
         num_experts_per_tok=2,
         n_group=1,
         topk_group=1,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
     )
 
 

@@ -47,7 +47,7 @@ def zamba2() -> hf.Zamba2Config:
     of the prompt's scan at `time_step_min`, though not that of a decode step; vLLM clamps neither, and here nobody does.
     """
     return hf.Zamba2Config(
-        **COMMON | {"tie_word_embeddings": True},
+        **COMMON | {"tie_word_embeddings": True, "initializer_range": 0.1},
         **HEADS | {"num_attention_heads": 4, "num_key_value_heads": 4},
         intermediate_size=128,
         num_hidden_layers=4,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from models import tiny_whisper
 from models.families import configs_decoders, configs_delta, configs_mamba, stand_ins
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ CPU_MLA = ROTARY | {
     "max_num_batched_tokens": 256,
     "enable_chunked_prefill": False,
 }
-SCAN = (stand_ins.SCAN, stand_ins.TRANSPOSED)
+SCAN = (stand_ins.SCAN, stand_ins.TRANSPOSED, stand_ins.UPDATE)
 DELTA = (stand_ins.DELTA,)
 REMOVED = "was supported in vLLM until"
 
@@ -106,6 +107,10 @@ _ALL = (
            engine_cpu=CPU_MLA, environment=MLA, published=("moonshotai/Kimi-K2-Instruct-0905",)),
     Family("qwen3-moe", "attention, experts", "Qwen3MoeForCausalLM", configs_decoders.qwen3_moe, "paged",
            published=("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",)),
+    Family("whisper", "encoder and decoder", "WhisperForConditionalGeneration", tiny_whisper.config, "cross",
+           published=("openai/whisper-large-v3",)),
+    Family("plamo2", "Mamba-2 and attention", "Plamo2ForCausalLM", None, "paged", ("conv", "ssm"),
+           cannot=dict.fromkeys(PLATFORMS, REMOVED), published=("pfnet/plamo-2-1b",)),
     Family("bamba", "Mamba-2 and attention", "BambaForCausalLM", configs_mamba.bamba, "paged", ("conv", "ssm"),
            cannot=dict.fromkeys(PLATFORMS, REMOVED), published=("ibm-ai-platform/Bamba-9B-v2",)),
 )

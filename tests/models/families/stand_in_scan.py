@@ -105,6 +105,68 @@ def selective_scan(
             z[part] = (y * torch.nn.functional.silu(z[part].float())).to(z.dtype)
 
 
+def state_update(
+    state: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,  # noqa: N803
+    B: torch.Tensor,  # noqa: N803
+    C: torch.Tensor,  # noqa: N803
+    D: torch.Tensor | None,  # noqa: N803
+    z: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    dt_softplus: bool,
+    state_batch_indices: torch.Tensor | None,
+    dst_state_batch_indices: torch.Tensor | None,
+    null_block_id: int,
+    out: torch.Tensor,
+    num_accepted_tokens: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+) -> None:
+    """Run the recurrence of `selective_scan` for one token of each request.
+
+    Args:
+        state: [slots, channels, states], written.
+        x: Input, [requests, channels].
+        dt: Time step before bias and softplus, like `x`.
+        A: [channels, states].
+        B: [requests, states].
+        C: Like `B`.
+        D: [channels], or None.
+        z: Gate, like `x`, or None.
+        dt_bias: [channels], or None.
+        dt_softplus: Whether the time step passes through softplus.
+        state_batch_indices: [requests], the slot to read; the null block is nobody's. None: request i has slot i.
+        dst_state_batch_indices: [requests], the slot to write; None: the one that was read.
+        null_block_id: The slot that is nobody's.
+        out: Like `x`, written but for padding.
+        num_accepted_tokens: None; so is `cu_seqlens`.
+        cu_seqlens: None.
+
+    Raises:
+        NotImplementedError: The step holds draft tokens.
+    """
+    if num_accepted_tokens is not None or cu_seqlens is not None:
+        raise NotImplementedError("the stand-in of Mamba-1 knows no draft tokens: serve without speculation")
+    read = torch.arange(len(x)) if state_batch_indices is None else state_batch_indices.reshape(len(x)).long()
+    write = read if dst_state_batch_indices is None else dst_state_batch_indices.reshape(len(x)).long()
+    mine = torch.ones_like(read, dtype=torch.bool) if state_batch_indices is None else read != null_block_id
+    read, write = read[mine], write[mine]
+    u, step, b, c = (rows[mine].float() for rows in (x, dt, B, C))
+    if dt_bias is not None:
+        step = step + dt_bias.float()
+    if dt_softplus:
+        step = torch.nn.functional.softplus(step)
+    h = (step[..., None] * A.float()).exp() * state[read].float() + (step * u)[..., None] * b[:, None]
+    y = (h * c[:, None]).sum(-1)
+    if D is not None:
+        y += D.float() * u
+    if z is not None:
+        y *= torch.nn.functional.silu(z[mine].float())
+    state[write] = h.to(state.dtype)
+    out[mine] = y.to(out.dtype)
+
+
 class _Blocks:
     """Which states of a sequence go to which blocks of a prefix cache."""
 

@@ -1,0 +1,173 @@
+"""What transformers computes with a family's checkpoint: eager, over the whole sequence, no cache, no blocks, no chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers.masking_utils import eager_mask
+
+from models import tiny_whisper
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from models.families.declared import Family
+
+PROBES = (160, 131, 47, 20)
+"""Lengths of the sequences on which rounding is measured beside the sequence in question."""
+
+SLACK = 2.0
+"""transformers and vLLM compute the same sums in another order: neither is nearer to the truth by right, and each may be
+off in its own direction."""
+
+VOCABULARY = 128
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Token ids that are neither constant nor periodic; no special tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()
+
+
+@dataclass
+class Oracle:
+    """One checkpoint, loaded twice."""
+
+    exact: torch.nn.Module
+    """The weights of the checkpoint, computed in float64."""
+    working: torch.nn.Module
+    """The same in the engine's dtype: how far rounding alone moves the answer."""
+    hear: Any = None
+    """Of a speech model, what makes features of sound."""
+    _probed: float | None = field(default=None, repr=False)
+
+    @classmethod
+    def load(cls, family: Family, folder: Path, dtype: torch.dtype) -> Oracle:
+        """Load the checkpoint that `checkpoints.save` wrote for this family with this dtype."""
+        if family.attention == "cross":
+            return cls(*tiny_whisper.load(folder, (torch.float64, dtype)))
+        # `eager` experts: transformers' grouped product knows no float64.
+        load = AutoModelForCausalLM.from_pretrained
+        kind = {"attn_implementation": "eager", "experts_implementation": "eager"}
+        return cls(*(load(folder, dtype=d, **kind).eval() for d in (torch.float64, dtype)))
+
+    def log_probs(self, tokens: list[int], *, audio: int | None = None, exact: bool = True) -> torch.Tensor:
+        """Next-token log-probabilities, [len(tokens), VOCABULARY] float64; row i follows tokens[: i + 1].
+
+        Args:
+            tokens: The sequence; of a speech model what its decoder has said.
+            audio: Seed of what a speech model hears (`tiny_whisper.audio`).
+            exact: In float64, else in the engine's dtype.
+        """
+        model = self.exact if exact else self.working
+        ids = torch.tensor([tokens])
+        arguments = {"input_ids": ids}
+        if self.hear is not None:
+            sound = self.hear(tiny_whisper.audio(audio), sampling_rate=tiny_whisper.SAMPLING_RATE, return_tensors="pt")
+            arguments = {"input_features": sound.input_features.to(model.dtype), "decoder_input_ids": ids}
+        with torch.inference_mode(), InFloat64(enabled=exact):
+            return model(**arguments, use_cache=False).logits[0].double().log_softmax(-1)
+
+    def rounding(self, tokens: list[int], *, audio: int | None = None) -> float:
+        """By how much rounding to the engine's dtype moves transformers' own log-probabilities, at most."""
+        exact, working = (self.log_probs(tokens, audio=audio, exact=e) for e in (True, False))
+        return (working - exact).abs().max().item()
+
+    def tolerance(self, tokens: list[int], *, audio: int | None = None) -> float:
+        """Largest admissible error of a log-probability of this sequence.
+
+        SLACK times what rounding does to transformers itself, on this sequence and on PROBES: the largest of a few
+        hundred roundings is a figure of the model, that of three tokens is chance.
+        """
+        if self._probed is None:
+            longest = self.exact.config.max_target_positions if self.hear is not None else max(PROBES)
+            self._probed = max(self.rounding(prompt(min(n, longest), seed=n), audio=n) for n in PROBES)
+        return SLACK * max(self._probed, self.rounding(tokens, audio=audio))
+
+    def without_keys(self, tokens: list[int], hidden: range) -> torch.Tensor:
+        """What `log_probs` would be if no later token saw the keys at the positions `hidden`: a lost block.
+
+        Raises:
+            ValueError: A speech model, whose encoder this would blind too.
+        """
+        if self.hear is not None:
+            raise ValueError("without_keys is for decoders alone")
+        name = "eager_without_keys"
+        AttentionInterface.register(name, _blind(hidden))
+        AttentionMaskInterface.register(name, eager_mask)  # without it the mask is None
+        self.exact.set_attn_implementation(name)
+        try:
+            return self.log_probs(tokens)
+        finally:
+            self.exact.set_attn_implementation("eager")
+
+    def resumed(self, tokens: list[int], at: int, *, lose_state: bool) -> torch.Tensor:
+        """Log-probabilities of the rows from `at` on, decoded token by token from the cache of the tokens before.
+
+        Args:
+            tokens: The sequence.
+            at: Where to resume.
+            lose_state: Zero the states of all layers there, as if their page had been lost; keys and values stay.
+
+        Returns:
+            [len(tokens) - at, VOCABULARY] float64.
+        """
+        rows = []
+        with torch.inference_mode(), InFloat64():
+            out = self.exact(torch.tensor([tokens[:at]]), use_cache=True)
+            name = "past_key_values" if "past_key_values" in out else "cache_params"  # the latter without attention
+            cache = out[name]
+            if lose_state:
+                _zero_states(cache)
+            for i, token in enumerate(tokens[at:], start=at):
+                where = {"position_ids": torch.tensor([[i]])} if name == "past_key_values" else {}
+                rows.append(self.exact(torch.tensor([[token]]), use_cache=True, **{name: cache}, **where).logits[0, 0])
+        return torch.stack(rows).double().log_softmax(-1)
+
+
+class InFloat64(TorchFunctionMode):
+    """Computes in float64 where a model asks for float32: norms, softmax, scans and routers of transformers do.
+
+    Without it the float64 model would be right to float32 alone, no better than what it judges.
+    """
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        super().__init__()
+        self.enabled = enabled
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):  # noqa: ARG002 - torch's signature
+        """Pass every torch function on, with float64 in place of float32."""
+        kwargs = kwargs or {}
+        if not self.enabled:
+            return function(*args, **kwargs)
+        if function is torch.Tensor.float:
+            return args[0].double()
+        args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+        kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()}
+        return function(*args, **kwargs)
+
+
+def _zero_states(cache: Any) -> None:
+    """Zero what the layers of transformers' cache hold beside keys and values."""
+    for layer in cache.layers:
+        for states in (getattr(layer, "conv_states", {}), getattr(layer, "recurrent_states", {})):
+            for state in states.values():
+                if state is not None:  # a convolution or an MLP has no recurrent state
+                    state.zero_()
+
+
+def _blind(hidden: range):
+    """Eager attention that hides some keys from the queries after them."""
+
+    def attend(module, query, key, value, mask, scaling, **_kwargs):
+        mask = mask.clone()
+        mask[..., hidden.stop :, hidden.start : hidden.stop] = torch.finfo(mask.dtype).min
+        key, value = (rows.repeat_interleave(query.shape[1] // rows.shape[1], 1) for rows in (key, value))
+        weights = (query @ key.mT * scaling + mask).softmax(-1)
+        return (weights @ value).transpose(1, 2).contiguous(), weights
+
+    return attend
