@@ -12,7 +12,7 @@ import transformers as hf
 VOCABULARY = 128
 TOKENS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 COMMON: dict[str, Any] = TOKENS | {
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 2048,
     "initializer_range": 0.2,
     "tie_word_embeddings": False,
 }

@@ -32,6 +32,7 @@ from models.families.engines import COMMON, EnginePlan, plans
 from models.families.fuzz import CompanyError
 from models.families.judge import WrongAnswerError
 from models.families.running import Engine, StuckError
+from models.families.table import has
 from vllm.platforms import current_platform
 
 from pagedkv.vllm_plugin.errors import NotServedError
@@ -76,7 +77,7 @@ class Run:
         platform = "cpu" if current_platform.is_cpu() else "rocm" if current_platform.is_rocm() else "cuda"
         made: dict[str, Cell] = {}
         for plan in plans(self.family, platform, list(FAMILIES).index(self.family.name)):
-            chosen = tuple(name for name in plan.behaviours if name in self.behaviours)
+            chosen = tuple(name for name in plan.behaviours if name in self.behaviours and has(self.family, name))
             if chosen:
                 for name, cell in self._engine(plan, chosen, platform).items():
                     made[name] = worse(made.get(name), settled(cell, known.error(platform, self.family, name)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers.masking_utils import eager_mask
 from models import tiny_whisper
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from models.families.declared import Family
@@ -116,17 +118,32 @@ class Oracle:
         Returns:
             [len(tokens) - at, VOCABULARY] float64.
         """
+        lost = [_zero_states] if lose_state else []
+        return self._stepwise(tokens, at, lambda cache: lost.pop()(cache) if lost else None)
+
+    def _stepwise(self, tokens: list[int], at: int, touch: Callable[[Any], None]) -> torch.Tensor:
+        """Decode the tokens from `at` on, one by one; before each, `touch` may change the cache."""
         rows = []
         with torch.inference_mode(), InFloat64():
             out = self.exact(torch.tensor([tokens[:at]]), use_cache=True)
             name = "past_key_values" if "past_key_values" in out else "cache_params"  # the latter without attention
             cache = out[name]
-            if lose_state:
-                _zero_states(cache)
             for i, token in enumerate(tokens[at:], start=at):
+                touch(cache)
                 where = {"position_ids": torch.tensor([[i]])} if name == "past_key_values" else {}
                 rows.append(self.exact(torch.tensor([[token]]), use_cache=True, **{name: cache}, **where).logits[0, 0])
         return torch.stack(rows).double().log_softmax(-1)
+
+    def state_rounding(self, tokens: list[int], at: int, dtype: str) -> float:
+        """By how much a log-probability moves, times SLACK, where states are kept in another dtype.
+
+        Args:
+            tokens: The sequence.
+            at: Tokens of the prompt: states are rounded after it, and after each token that follows.
+            dtype: "bfloat16", say, of the recurrent states.
+        """
+        rows = self._stepwise(tokens, at, partial(_round_states, dtype=getattr(torch, dtype)))
+        return SLACK * (rows - self.log_probs(tokens)[at:]).abs().max().item()
 
 
 class InFloat64(TorchFunctionMode):
@@ -158,6 +175,14 @@ def _zero_states(cache: Any) -> None:
             for state in states.values():
                 if state is not None:  # a convolution or an MLP has no recurrent state
                     state.zero_()
+
+
+def _round_states(cache: Any, dtype: torch.dtype) -> None:
+    """Round what the layers of transformers' cache hold as recurrent states."""
+    for layer in cache.layers:
+        for state in getattr(layer, "recurrent_states", {}).values():
+            if state is not None:
+                state.copy_(state.to(dtype))
 
 
 def _blind(hidden: range):
