@@ -143,13 +143,17 @@ def _words(error: Exception) -> str:
 
 def _where(error: Exception, bench: behaviours.Bench) -> str:
     """The first layer that is wrong, where a wrong distribution can be traced to one."""
-    if not isinstance(error, WrongAnswerError):
+    tokens = getattr(error, "tokens", ())
+    if not tokens or bench.family.attention == "cross":
         return ""
     try:
-        return layers.told(bench)
+        found = layers.first_diverging(bench.engine.llm, bench.family, bench.oracle, list(tokens))
     except Exception as trouble:  # noqa: BLE001 - the reason that is known must not be lost over one that is not
         traceback.print_exc()
         return f"; the layers could not be compared: {_words(trouble)}"
+    if found is None:
+        return "; the same tokens as a prompt alone are right behind every layer: what is carried between steps is wrong"
+    return f"; the first wrong layer is {found.index} ({found.kind}), off by {found.error:.2g} of {found.tolerance:.2g}"
 
 
 def _labels(bench: behaviours.Bench) -> dict[str, str]:

@@ -33,7 +33,7 @@ class Fleet:
 
         Args:
             folder: Where specs, logs and results are written.
-            families: Names, in the order in which they are begun.
+            families: Names, in the order in which they are begun; `granite-4.0-h+freed-block` plants a fault.
             spec: `behaviours` (names) and `fuzz` (seed and examples).
             processes: How many drivers at a time.
         """

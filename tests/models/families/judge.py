@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from models.families.oracle import Error
     from models.families.running import Answer
     from models.families.schedule import Request, Schedule
+
+ENOUGH_ROWS = 8
+"""Positions from which on their median says something."""
 
 
 class Oracle(Protocol):
@@ -19,12 +25,17 @@ class Oracle(Protocol):
     def log_probs(self, tokens: list[int], *, audio: int | None = None) -> torch.Tensor:
         """Log-probabilities [len(tokens), vocabulary] float64; row i follows i + 1 tokens."""
 
-    def tolerance(self, tokens: list[int], *, audio: int | None = None) -> float:
-        """Largest error of a log-probability, in nats, that rounding explains."""
+    def tolerance(self, tokens: list[int], *, audio: int | None = None) -> Error:
+        """Errors of log-probabilities, in nats, that rounding explains."""
 
 
 class WrongAnswerError(Exception):
     """An answer is not what it should be; the message says which, where, and by how much."""
+
+    def __init__(self, message: str, tokens: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.tokens = tuple(tokens)
+        """The sequence it was wrong about; empty where there is none to look into."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +75,31 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
             raise WrongAnswerError(f"{name} came back without distributions")
         tokens = [*request.prompt, *answer.tokens[:-1]]
         want = oracle.log_probs(tokens, audio=request.speech)[-len(answer.rows) :]
-        limit = oracle.tolerance(tokens, audio=request.speech) + slack
+        explained = oracle.tolerance(tokens, audio=request.speech)
+        limit, usual = explained.worst + slack, explained.typical + slack
         first = len(request.prompt) + len(answer.tokens) - 1 - len(want)
         if not torch.isfinite(answer.rows).all():
             where = int((~torch.isfinite(answer.rows)).any(-1).nonzero()[0])
-            raise WrongAnswerError(f"{name}: log-probabilities are not finite from position {first + where} on")
+            raise WrongAnswerError(f"{name}: log-probabilities are not finite from position {first + where} on", tokens)
         error = (answer.rows - want).abs().amax(-1)
         if error.max() > limit:
             where = int((error > limit).nonzero()[0])
             raise WrongAnswerError(
                 f"{name}: log-probabilities are off by {error[where]:.2g} at position {first + where} "
-                f"(at worst by {error.max():.2g}); rounding explains {limit:.2g}"
+                f"(at worst by {error.max():.2g}); rounding explains {limit:.2g}",
+                tokens,
+            )
+        if len(error) >= ENOUGH_ROWS and error.median() > usual:
+            raise WrongAnswerError(
+                f"{name}: log-probabilities are off by {error.median():.2g} at half of {len(error)} positions; rounding "
+                f"explains {usual:.2g}",
+                tokens,
             )
         best = want[-len(answer.tokens) :].topk(2).values
         decided = best[:, 0] - best[:, 1] > 2 * limit
         wrong = decided & (torch.tensor(answer.tokens) != want[-len(answer.tokens) :].argmax(-1))
         if wrong.any():
-            raise WrongAnswerError(f"{name}: answer token {int(wrong.nonzero()[0])} is not the most probable one")
+            raise WrongAnswerError(f"{name}: answer token {int(wrong.nonzero()[0])} is not the most probable one", tokens)
         worst, least, positions = max(worst, error.max().item()), min(least, limit), positions + len(want)
         undecided += int((~decided).sum())
     return Closeness(worst, least, positions, undecided)
