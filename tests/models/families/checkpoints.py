@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,12 +25,12 @@ def save(family: Family, folder: Path, dtype: torch.dtype) -> None:
         family: Which one.
         folder: Where to; made if need be.
         dtype: Of the weights as stored.
-
-    Raises:
-        ValueError: transformers has no class of this family.
     """
-    if family.config is None:
-        raise ValueError(f"{family.name}: transformers has no such model, so there is no checkpoint to write")
+    if family.config is None:  # enough for vLLM to say what it says of the family
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"architectures": [family.architecture], "model_type": family.name}
+        (folder / "config.json").write_text(json.dumps(config))
+        return
     if family.attention == "cross":
         tiny_whisper.save(folder, dtype)
         return

@@ -30,7 +30,7 @@ class Family:
     architecture: str
     """Name under which vLLM's registry knows the model class."""
     config: Callable[[], PretrainedConfig] | None
-    """Makes the tiny config; None where transformers has no such class, so that there is nothing to save."""
+    """Makes the tiny config; None where transformers has no such class."""
     attention: str
     """"paged", "latent" (MLA), "cross" (beside self attention) or "" for none."""
     states: tuple[str, ...] = ()
@@ -43,6 +43,8 @@ class Family:
     """Further arguments on the CPU platform."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the engine's process needs."""
+    own_process: bool = False
+    """Whether the family's import in vLLM leaves a process in which no other engine starts."""
     stand_ins: tuple[str, ...] = ()
     """Operators that the CPU platform lacks and `stand_ins.py` supplies."""
     cannot: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +76,21 @@ CPU_MLA = ROTARY | {
 }
 SCAN = (stand_ins.SCAN, stand_ins.TRANSPOSED, stand_ins.UPDATE)
 DELTA = (stand_ins.DELTA,)
-REMOVED = "was supported in vLLM until"
+SPEECH = {
+    # The encoder's budget admits one request a step. A prompt begins with the decoder's start token, or vLLM puts it there.
+    "skip_tokenizer_init": False,
+    "max_model_len": 96,
+    "max_num_batched_tokens": 96,
+    "limit_mm_per_prompt": {"audio": 1},
+}
+NO_BAMBA = dict.fromkeys(PLATFORMS, "does not dispatch through the Transformers attention interface")
+"""vLLM removed its own class in 0.23.0 and turns to transformers'. Measured on the CPU; no code before it asks for the
+platform."""
+NO_PLAMO2 = dict.fromkeys(PLATFORMS, "model type `plamo2` but Transformers does not recognize this architecture")
+"""vLLM removed its own class in 0.26.0. Measured on the CPU; no code before it asks for the platform."""
+NO_KIMI = {"cpu": "'_lib_fn_wrapper' object has no attribute 'get'"}
+"""vLLM's module of the family imports what its replacement of Triton's kernels then trips over, before any layer is made.
+"""
 
 _ALL = (
     Family("jamba", "Mamba-1 and attention, experts", "JambaForCausalLM", configs_mamba.jamba, "paged", ("conv", "ssm"),
@@ -101,18 +117,18 @@ _ALL = (
     Family("falcon-mamba", "Mamba-1 alone, normed", "FalconMambaForCausalLM", configs_mamba.falcon_mamba, "",
            ("conv", "ssm"), stand_ins=SCAN, published=("tiiuae/falcon-mamba-7b-instruct",)),
     Family("kimi-linear", "Kimi delta attention and MLA, experts", "KimiLinearForCausalLM", configs_delta.kimi_linear,
-           "latent", ("conv", "delta"), engine_cpu=CPU_MLA, environment=MLA,
+           "latent", ("conv", "delta"), engine_cpu=CPU_MLA, environment=MLA, cannot=NO_KIMI, own_process=True,
            published=("moonshotai/Kimi-Linear-48B-A3B-Instruct",)),
     Family("deepseek-v3", "MLA with 8 heads, experts", "DeepseekV3ForCausalLM", configs_decoders.deepseek_v3, "latent",
            engine_cpu=CPU_MLA, environment=MLA, published=("moonshotai/Kimi-K2-Instruct-0905",)),
     Family("qwen3-moe", "attention, experts", "Qwen3MoeForCausalLM", configs_decoders.qwen3_moe, "paged",
            published=("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",)),
-    Family("whisper", "encoder and decoder", "WhisperForConditionalGeneration", tiny_whisper.config, "cross",
+    Family("whisper", "encoder and decoder", "WhisperForConditionalGeneration", tiny_whisper.config, "cross", engine=SPEECH,
            published=("openai/whisper-large-v3",)),
     Family("plamo2", "Mamba-2 and attention", "Plamo2ForCausalLM", None, "paged", ("conv", "ssm"),
-           cannot=dict.fromkeys(PLATFORMS, REMOVED), published=("pfnet/plamo-2-1b",)),
+           cannot=NO_PLAMO2, published=("pfnet/plamo-2-1b",)),
     Family("bamba", "Mamba-2 and attention", "BambaForCausalLM", configs_mamba.bamba, "paged", ("conv", "ssm"),
-           cannot=dict.fromkeys(PLATFORMS, REMOVED), published=("ibm-ai-platform/Bamba-9B-v2",)),
+           cannot=NO_BAMBA, published=("ibm-ai-platform/Bamba-9B-v2",)),
 )
 
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
