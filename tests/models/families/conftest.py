@@ -43,7 +43,7 @@ def fleet(request, tmp_path_factory):
         "examples": request.config.getoption("schedules", None) or default_schedules(gpu=engine.GPU),
     }
     spec = {"behaviours": sorted({name for family in families for name in columns(family, behaviours)}), "fuzz": fuzz}
-    processes = 1 if engine.GPU else min(2, os.cpu_count() or 1)  # two would measure one GPU's memory at once
+    processes = min(4 if engine.GPU else 2, os.cpu_count() or 1)
     return Fleet(tmp_path_factory.mktemp("families"), families, spec, processes=processes)
 
 

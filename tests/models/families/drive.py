@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a program's own 
 from models.families import behaviours, checkpoints, inspection, known, layers, oracle, plants, stand_ins
 from models.families.cell import Cell, settled, worse, write
 from models.families.declared import FAMILIES, Family
-from models.families.engines import COMMON, EnginePlan, plans
+from models.families.engines import COMMON, GRAPHS, EnginePlan, plans
 from models.families.fuzz import CompanyError
 from models.families.judge import WrongAnswerError
 from models.families.running import Engine, StuckError
@@ -111,8 +111,9 @@ class Run:
 
 def arguments(family: Family, plan: EnginePlan, platform: str) -> dict[str, Any]:
     """Of vLLM's `LLM`."""
-    memory = {"kv_cache_memory_bytes": 1 << 28} if platform == "cpu" else {"gpu_memory_utilization": 0.2}
-    return COMMON | memory | {"dtype": "float32"} | plan.arguments | family.arguments(platform)
+    memory = {"kv_cache_memory_bytes": 1 << 28}  # given, not measured, so that engines can share a GPU
+    here = {} if platform == "cpu" else GRAPHS | {"gpu_memory_utilization": 0.1}
+    return COMMON | memory | {"dtype": "float32"} | here | plan.arguments | family.arguments(platform)
 
 
 def run_cell(name: str, bench: behaviours.Bench) -> Cell:

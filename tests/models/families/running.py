@@ -90,9 +90,10 @@ class Engine:
         return int(self._bad)
 
     def restart(self) -> None:
-        """Count from here on."""
+        """Count from here on. Where graphs are replayed, calls were counted when they were captured, and are kept."""
         self.probe.restart()
-        self.llm.collective_rpc("pagedkv_reset")
+        if self.config.model_config.enforce_eager:
+            self.llm.collective_rpc("pagedkv_reset")
 
     def ask(
         self, schedule: Schedule, *, prompt_rows: bool = False, rows: bool = True, preempt_at: int | None = None
