@@ -17,16 +17,13 @@ from hilgate.evidence import EVIDENCE_CHECK
 from hilgate.model import Counts, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from hilgate.model import Check, Matrix, Number, Plan, PlannedStep, StepVerdict, Verdict
     from hilgate.records import Attempt, Recorded
 
 WHOLE = frozenset({Exit.PASS, Exit.FAIL, Exit.INCONCLUSIVE})
 """Exit statuses of a step that did all its work; after any other, cells may be missing."""
-
-NOTES = 30
-"""Of a kind, below a table; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +91,11 @@ class Table:
         """In the order in which they ran."""
         return tuple(dict.fromkeys(column for _, column in self.grid))
 
+    @functools.cached_property
+    def asked(self) -> dict[str, tuple[str, ...]]:
+        """Column -> the rows that have a cell in it."""
+        return by_column(self.grid)
+
     @property
     def summary(self) -> str:
         """`214 passed, 2 failed, 18 not run, 3 not asked`, in cells; blank are those that no check has."""
@@ -108,47 +110,10 @@ class Table:
         return rules.summary(counts) + (f", {blank} not asked (blank)" if blank else "")
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Why some cells are not a pass, told once, and which cells those are, as in `decode, prefix: a, b; large: a`."""
-
-    outcome: Outcome
-    words: str
-    where: str
-
-
 def tables(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Table, ...]:
     """A table for each planned step that declares one, in the order of the plan."""
     decided = {step.key: step for step in verdict.steps}
     return tuple(_table(step, step.matrix, recorded, decided[step.key]) for step in plan.steps if step.matrix)
-
-
-def reasons(table: Table) -> tuple[Reason, ...]:
-    """Each distinct reason (first line) of cells that did not pass, worst first, otherwise in the order they ran."""
-    held: dict[tuple[Outcome, str], list[tuple[str, str]]] = {}
-    for place, cell in table.grid.items():
-        if cell.outcome is not Outcome.PASS:
-            held.setdefault((cell.outcome, cell.first_line), []).append(place)
-    ordered = sorted(held.items(), key=lambda item: -rules.SEVERITY[item[0][0]])
-    return tuple(Reason(outcome, words, _where(table, places)) for (outcome, words), places in ordered)
-
-
-def notes(table: Table) -> Iterator[tuple[Outcome, str]]:
-    """What stands below a table: reasons, checks without a place, why it is not whole; at most `NOTES` of a kind."""
-    found = reasons(table)
-    yield from ((reason.outcome, f"{reason.where}: {reason.words}") for reason in found[:NOTES])
-    if len(found) > NOTES:
-        yield found[NOTES].outcome, f"and {len(found) - NOTES} more reasons in {table.spec.file}"
-    for cell in table.outside[:NOTES]:
-        lacking = " and no ".join(
-            label for label, name in ((table.spec.rows, cell.row), (table.spec.columns, cell.column)) if not name
-        )
-        told = f": {cell.first_line}" if cell.reason else ""
-        yield cell.outcome, f"not in the table, it has no {lacking}: {', '.join(cell.checks)}{told}"
-    if len(table.outside) > NOTES:
-        yield table.outside[NOTES].outcome, f"and {len(table.outside) - NOTES} more that are not in the table"
-    if table.lack:
-        yield table.verdict.outcome, f"not the whole table: {table.lack}"
 
 
 def labels_line(spec: Matrix, labels: Mapping[str, str]) -> str:
@@ -219,19 +184,9 @@ def _lack(step: PlannedStep, verdict: StepVerdict, attempt: Attempt | None, dama
     return ""
 
 
-def _where(table: Table, places: Iterable[tuple[str, str]]) -> str:
-    by_column: dict[str, list[str]] = {}
+def by_column(places: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    """Column -> its rows, of some (row, column), each in the order in which it comes first."""
+    found: dict[str, list[str]] = {}
     for row, column in places:
-        by_column.setdefault(column, []).append(row)
-    same_rows: dict[tuple[str, ...], list[str]] = {}
-    for column, rows in by_column.items():
-        same_rows.setdefault(tuple(rows), []).append(column)
-    return "; ".join(
-        f"{_listed(columns, table.columns, table.spec.columns)}: {_listed(rows, table.rows, table.spec.rows)}"
-        for rows, columns in same_rows.items()
-    )
-
-
-def _listed(names: Iterable[str], every: tuple[str, ...], label: str) -> str:
-    found = tuple(names)
-    return f"every {label}" if len(found) == len(every) > 1 else ", ".join(found)
+        found.setdefault(column, []).append(row)
+    return {column: tuple(rows) for column, rows in found.items()}

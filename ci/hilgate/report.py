@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate import matrix, shown
+from hilgate import matrix, matrix_reasons, shown
 from hilgate.merge_base import NOTHING, Facts
 from hilgate.pages import environment
 from hilgate.problems import approval, named, problems
@@ -100,7 +100,7 @@ def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, f
         "matrices": matrix.tables(plan, recorded, verdict),
         "matrix_rows": detail.table_rows,
         "matrix_columns": MATRIX_COLUMNS,
-        "notes": matrix.notes,
+        "notes": matrix_reasons.notes,
         "timeline": timeline(plan, recorded, verdict),
         "environments": environments(recorded),
         "characters": detail.message_characters,

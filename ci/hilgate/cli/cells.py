@@ -17,7 +17,8 @@ from hilgate.suggest import suggest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hilgate.model import Plan, PlannedStep
+    from hilgate.declare import Declarations
+    from hilgate.model import Plan, PlannedStep, Step
 
 PART = "hilgate.part"
 
@@ -79,7 +80,9 @@ def split(words: Sequence[str], own: dict[str, bool]) -> tuple[list[str], tuple[
     return kept, tuple(labels)
 
 
-def with_tables(plan: Plan, names: tuple[str, ...], part: Part) -> tuple[Plan, frozenset[str]]:
+def with_tables(
+    plan: Plan, names: tuple[str, ...], part: Part, declarations: Declarations
+) -> tuple[Plan, frozenset[str]]:
     """The plan of those named steps whose matrix has every label, with what they need; and the keys of those steps.
 
     Raises:
@@ -90,11 +93,12 @@ def with_tables(plan: Plan, names: tuple[str, ...], part: Part) -> tuple[Plan, f
     where = f"hilgate run {shlex.join(names)}"
     for label, value in part.labels:
         if label not in known:
-            left_out = next((f"; {o.key}: {o.reason}" for o in plan.omissions if {o.key, o.area} & set(names)), "")
+            elsewhere = [step.key for _, step in declarations.steps() if label in _labels(step)]
+            options = [*part.own, *(f"--{one}" for one in known)]
             raise MisuseError(
-                f"there is no option --{label}, and no step here has a table with that label",
-                where=where + left_out,
-                remedy=suggest(f"--{label}", [*part.own, *(f"--{one}" for one in known)]),
+                f"there is no option --{label}, and no planned step of these names has a table with that label",
+                where=where,
+                remedy=f"such a table has: {', '.join(elsewhere)}" if elsewhere else suggest(f"--{label}", options),
             )
         if not value:
             raise MisuseError(f"--{label} needs a value", where=where, remedy=f"name one {label} of the table")
@@ -110,5 +114,5 @@ def with_tables(plan: Plan, names: tuple[str, ...], part: Part) -> tuple[Plan, f
     return plan.model_copy(update={"steps": tuple(step for step in plan.steps if step.key in kept)}), keys
 
 
-def _labels(step: PlannedStep) -> set[str]:
+def _labels(step: PlannedStep | Step) -> set[str]:
     return {step.matrix.rows, step.matrix.columns} if step.matrix else set()

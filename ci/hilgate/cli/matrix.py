@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from hilgate import escape, matrix, shown
+from hilgate import escape, matrix, matrix_reasons, shown
 from hilgate.cli import printing
 from hilgate.model import Outcome
 from hilgate.pages import shorten
@@ -39,14 +39,15 @@ def print_tables(judged: Judged, *, every: bool = False) -> None:
     width = max(NARROWEST, console.width)
     for table in matrix.tables(judged.plan, judged.recorded, judged.verdict):
         whole = every or table.verdict.outcome is not Outcome.PASS
-        for line in lines(table, width) if whole else [Text(_title(table), "dim")]:
+        for line in lines(table, width) if whole else _title(table, width):
             console.print(line, soft_wrap=True)
         console.print(Text(f"table: {_path(judged, table)}", "dim"), soft_wrap=True)
 
 
 def lines(table: Table, width: int) -> Iterator[Text]:
     """The table and what is to be said of it, no line wider than `width` but for a word that is wider itself."""
-    yield Text("\n" + _title(table), "bold")
+    yield Text("")
+    yield from _title(table, width)
     first = min(ROW_CELLS, max((cell_len(escape.line(row)) for row in table.rows), default=0)) + 2
     for columns in _blocks(table.columns, first, width):
         yield from _header(columns, first, width)
@@ -60,7 +61,7 @@ def lines(table: Table, width: int) -> Iterator[Text]:
                 line.append(" " * (step[column] - 1))
             line.rstrip()
             yield line
-    for outcome, words in matrix.notes(table):
+    for outcome, words in matrix_reasons.notes(table):
         style = shown.STYLES[outcome]
         told = shorten(escape.line(words), NOTE_CHARACTERS)
         wrapped = textwrap.wrap(told, width - 2, break_long_words=False, break_on_hyphens=False)
@@ -68,8 +69,8 @@ def lines(table: Table, width: int) -> Iterator[Text]:
             yield Text.assemble((shown.MARKS[outcome] if number == 0 else " ", style), f" {part}")
 
 
-def _title(table: Table) -> str:
-    return f"{table.step.key}: {table.spec.rows} x {table.spec.columns}: {table.summary}"
+def _title(table: Table, width: int) -> Iterator[Text]:
+    yield from (Text(part, "bold") for part in textwrap.wrap(f"{table.step.key}: {table.summary}", width))
 
 
 def _blocks(columns: tuple[str, ...], first: int, width: int) -> Iterator[tuple[str, ...]]:

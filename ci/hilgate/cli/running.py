@@ -110,6 +110,7 @@ def run(
     Steps with a table take its labels as options, and run that part of it alone: hilgate run models --family jamba.
     """
     from hilgate.cli import cells, gating, matrix, notes, printing
+    from hilgate.declare import load
     from hilgate.lock import Folder
     from hilgate.plan import make_plan, read_plan, write_plan
 
@@ -130,7 +131,7 @@ def run(
         only = frozenset(chosen)
     else:
         plan = make_plan(root, base=None, profile="gate", select=chosen)
-        plan, keys = cells.with_tables(plan, chosen, part) if part.labels else (plan, None)
+        plan, keys = cells.with_tables(plan, chosen, part, load(root)) if part.labels else (plan, None)
         plan = gating.narrowed(plan, chosen, part.arguments, keys)
     with Folder(folder):
         gating.set_previous_aside(folder)
