@@ -100,7 +100,7 @@ def clear(folder: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     opening = _OPENING.format(name=path.name).encode()
-    if path.is_symlink() or not path.is_file():
+    if not path.is_file():
         return False
     with path.open("rb") as file:
         return file.read(len(opening)) == opening

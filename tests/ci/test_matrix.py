@@ -147,10 +147,10 @@ def test_files_of_other_plans_go_and_files_of_others_stay(tmp_path):
     records(build(cell("fig", "a")), tmp_path)
     (tmp_path / "notes.json").write_text("[]")
     (tmp_path / "copy.json").write_bytes((tmp_path / SPEC.file).read_bytes())
-    (tmp_path / "link.json").symlink_to(tmp_path / "copy.json")
+    (tmp_path / "folder.json").mkdir()
     a_plan = plan(step("other", "x"))
     matrix_file.write(tmp_path, a_plan, plan_digest(a_plan), ())
-    assert {path.name for path in tmp_path.iterdir()} == {"notes.json", "copy.json", "link.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.json", "copy.json", "folder.json"}
 
 
 def test_names_that_no_file_of_cells_may_have_are_those_of_builds():
@@ -203,4 +203,5 @@ def test_the_annotation_has_a_line_for_a_failing_cell_and_none_without():
     text = annotate.render(*build(cell("fig", "a", "fail"), cell("fig", "b", "fail"), cell("fig", "c")))
     assert "\n✗ grid-cpu: fig, a: max\\_abs\\_err 0.5 > 0.001 (and 1 more of its cells failed)\n".replace(
         ">", "&gt;") in text  # fmt: skip
-    assert "grid-cpu: fig" not in annotate.render(*build(cell("fig", "a", "did not run"), cell("fig", "c")))
+    without = annotate.render(*build(cell("fig", "a", "did not run"), cell("fig", "c")))
+    assert without == annotate.render(*build(cell("", "", "did not run"), cell("", "", id="t.py::y")))
