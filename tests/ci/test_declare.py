@@ -38,10 +38,6 @@ def write(root: Path, agents: str = AGENTS, **areas: str) -> Path:
     return root
 
 
-def table(text: str) -> str:
-    return STEP.replace("timeout_minutes: 5", f"timeout_minutes: 5, matrix: {{{text}}}")
-
-
 def mistakes(root: Path) -> list[str]:
     with pytest.raises(InvalidDeclarationsError) as caught:
         load(root)
@@ -59,13 +55,6 @@ def test_repository_declares_every_queue_of_the_fleet():
 def test_gate_at_a_desk_stays_under_eighteen_cpu_minutes():
     at_a_desk = [step for _, step in load(REPOSITORY).steps() if "cpu" in step.devices and "gate" in step.profiles]
     assert sum(step.minutes for step in at_a_desk) < 18
-
-
-def test_a_file_of_cells_belongs_to_one_declared_step(tmp_path):
-    one = table("rows: a, columns: b, file: m.json").replace("[cpu]", "[cpu, gfx942]")
-    root = write(tmp_path, a=area("a", one, STEP.replace("one,", "two,")), b=area("b", one.replace("one,", "three,")))
-    (mistake,) = mistakes(root)
-    assert "b.yaml:6 steps[0].matrix.file: 'm.json' is taken by ci/areas/a.yaml:6 steps[0].matrix" in mistake
 
 
 def test_queue_is_the_smallest_unless_the_step_names_one(tmp_path):
@@ -87,18 +76,6 @@ def test_queue_is_the_smallest_unless_the_step_names_one(tmp_path):
         (STEP.replace("[cpu]", "[gfx924]"), "steps[0].devices[0]: unknown device 'gfx924'; did you mean 'gfx942'"),
         (STEP.replace("[cpu]", "[cpu, cpu]"), "device 'cpu' is listed twice"),
         (STEP.replace("[cpu]", "[]"), "steps[0].devices: must not be empty"),
-        (
-            table("rows: arch, file: m.json"),
-            "steps[0].matrix: key 'columns' is missing; The label that names the column",
-        ),
-        (table("rows: '', columns: b, file: m.json"), "matrix.rows: must be a word of lower case letters"),
-        (table("rows: a, columns: -b, file: m.json"), "matrix.columns: must be a word of lower case letters"),
-        (table("rows: a, columns: a, file: m.json"), "matrix.columns: 'a' names the rows already; name another label"),
-        (table("rows: device, columns: a, file: m.json"), "matrix.rows: 'device' is a key of every record"),
-        (table("rows: a, columns: jobs, file: m.json"), "matrix.columns: `hilgate run` has its own option --jobs"),
-        (table("rows: a, columns: b, file: ../m.json"), "matrix.file: must be a plain file name"),
-        (table("rows: a, columns: b, file: m.txt"), "matrix.file: must be a plain file name"),
-        (table("rows: a, columns: b, file: plan.json"), "matrix.file: 'plan.json' is a file of every build"),
         (STEP.replace("[cpu]", "[gfx942], queues: {gfx942: amd_mi30_1}"), "unknown queue 'amd_mi30_1'; did you mean"),
         (STEP.replace("[cpu]", "[gfx942], queues: {gfx942: amd-cpu}"), "queue 'amd-cpu' offers cpu, not gfx942"),
         (STEP.replace("[cpu]", "[cpu], queues: {gfx942: amd_mi300_1}"), "'gfx942' is not a device of step 'one'"),
