@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hilgate import escape as safe
-from hilgate import shown
+from hilgate import matrix, shown
 from hilgate.merge_base import NOTHING, Facts
 from hilgate.model import Check, Outcome, Plan, StepVerdict, Verdict
 from hilgate.pages import shorten
@@ -63,6 +63,7 @@ def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, fa
     ]
     for problem in problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts):
         parts += _problem(problem, detail)
+    parts += [line for table in matrix.tables(plan, recorded, verdict) if (line := _first_failing_cell(table))]
     for one in named(verdict):
         ids = [f"- {escape(shorten(name, 300))}" for name in one.ids[:NAMED_IDS]]
         left = len(one.ids) - len(ids)
@@ -75,6 +76,16 @@ def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, fa
     if verdict.omissions:
         parts.append("\n".join(f"- not selected: {escape(o.key)}: {escape(o.reason)}" for o in verdict.omissions))
     return "\n\n".join(parts) + "\n"
+
+
+def _first_failing_cell(table: matrix.Table) -> str:
+    failed = [cell for cell in table.grid.values() if cell.outcome is Outcome.FAIL]
+    if not failed:
+        return ""
+    cell = failed[0]
+    more = f" (and {len(failed) - 1} more of its cells failed)" if len(failed) > 1 else ""
+    words = f"{table.step.key}: {cell.row}, {cell.column}: {cell.first_line}{more}"
+    return f"{shown.MARKS[cell.outcome]} {escape(shorten(words, 400))}"
 
 
 def _loosened(verdict: Verdict, detail: Detail) -> list[str]:

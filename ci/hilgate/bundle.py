@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
 
-from hilgate import __version__, judge, results
+from hilgate import __version__, judge, matrix_file, results
 from hilgate.errors import RecordsError
 from hilgate.model import SCHEMA_VERSION, Key, Noun, Outcome, Profile
 from hilgate.plan import plan_digest, read_plan
@@ -148,6 +148,7 @@ def _found(folder: Path) -> dict[str, Path]:
     if missing:
         raise RecordsError(f"no {', '.join(missing)}", where=str(folder), remedy="run `hilgate judge` first")
     members |= {name: folder / name for name in OPTIONAL_FILES if (folder / name).is_file()}
+    members |= {path.name: path for path in matrix_file.found(folder)}
     tops = (
         [folder / JOBS_FOLDER] if (folder / JOBS_FOLDER).is_dir() else [folder / results.RESULTS_FILE, folder / "steps"]
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pathspec
 
 from hilgate import imports
-from hilgate.names import BUILDKITE_KEY, CPU, RESERVED_KEYS, planned_key
+from hilgate.names import BUILDKITE_KEY, CELL_KEYS, CPU, RESERVED_FILES, RESERVED_KEYS, RUN_OPTIONS, planned_key
 from hilgate.needs import check_needs
 from hilgate.suggest import suggest
 
@@ -30,6 +30,7 @@ def check(agents: Document[Agents], areas: Sequence[Document[Area]], root: Path)
             if document.noun:
                 _check_area(document, agents.noun, root)
     _check_names(areas)
+    _check_matrices(areas)
     check_needs(agents, areas)
 
 
@@ -155,6 +156,29 @@ def _check_names(areas: Sequence[Document[Area]]) -> None:
                     break
                 else:
                     taken[key] = document.at(*loc)
+
+
+def _check_matrices(areas: Sequence[Document[Area]]) -> None:
+    """Two labels that name a cell, and a file of one declared step: on another device it is the same table again."""
+    taken: dict[str, str] = {}
+    for document in areas:
+        for index, step in enumerate(document.noun.steps if document.noun else ()):
+            if step.matrix is None:
+                continue
+            at = ("steps", index, "matrix")
+            for place, label in (("rows", step.matrix.rows), ("columns", step.matrix.columns)):
+                if label in CELL_KEYS:
+                    document.blame((*at, place), f"{label!r} is a key of every record of the table", "rename the label")
+                elif label in RUN_OPTIONS:
+                    document.blame((*at, place), f"`hilgate run` has its own option --{label}", "rename the label")
+            if step.matrix.rows == step.matrix.columns:
+                document.blame((*at, "columns"), f"{step.matrix.rows!r} names the rows already", "name another label")
+            file = step.matrix.file
+            if file in RESERVED_FILES:
+                document.blame((*at, "file"), f"{file!r} is a file of every build", "choose another name")
+            elif file in taken:
+                document.blame((*at, "file"), f"{file!r} is taken by {taken[file]}", "choose another name")
+            taken.setdefault(file, document.at(*at))
 
 
 def _names(area: Area) -> Iterator[tuple[tuple[str | int, ...], list[str]]]:

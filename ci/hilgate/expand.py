@@ -155,6 +155,7 @@ class _Planner:
             cores=step.cores,
             minutes=step.minutes,
             columns=step.columns,
+            matrix=step.matrix,
             packages=step.packages,
             tools=step.tools,
             models=step.models,

@@ -17,6 +17,17 @@ BUILDKITE_KEY = re.compile(r"[a-z0-9_-]{1,100}")
 RESERVED_KEYS = frozenset({"plan", "recheck", "verdict"})
 """Step keys of the pipeline itself."""
 
+RESERVED_FILES = frozenset({"plan.json", "verdict.json", "quarantine.json", "restored.json", "manifest.json",
+                            "health-before.json", "health-after.json"})  # fmt: skip
+"""Files that every build leaves, or its bundle, under these names."""
+
+CELL_KEYS = ("matrix", "kind", "outcome", "reason", "seconds", "step", "device", "checks", "labels", "numbers",
+             "reproduce", "command", "commit", "dirty", "plan_digest", "environment")  # fmt: skip
+"""Keys of every record of a matrix, besides the names of its two labels."""
+
+RUN_OPTIONS = frozenset({"plan", "jobs", "results", "help"})
+"""Options of `hilgate run` that a label could be called like."""
+
 
 def planned_key(step: Step, device: Key) -> Key:
     """Key of a step on a device."""

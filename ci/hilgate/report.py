@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate import shown
+from hilgate import matrix, matrix_reasons, shown
 from hilgate.merge_base import NOTHING, Facts
 from hilgate.pages import environment
 from hilgate.problems import approval, named, problems
@@ -38,6 +38,9 @@ class Detail:
 
 DETAILS = (Detail(20, 4000, 500), Detail(8, 1500, 150), Detail(3, 500, 30), Detail(1, 200, 0))
 """Tried in order until the report fits; what is left out is counted and stays in results.jsonl."""
+
+MATRIX_COLUMNS = 60
+"""Of a table; more would not fit a page, and the others are counted."""
 
 NAMED_IDS = 20
 """Of flaky and quarantined checks of one step; the others are counted."""
@@ -94,6 +97,10 @@ def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, f
         "reasons": reasons,
         "peaks": {s.key: a.record.peak_memory_mib for s in plan.steps if (a := recorded.last(s.key))},
         "tables": step_tables(plan, recorded, detail.table_rows),
+        "matrices": matrix.tables(plan, recorded, verdict),
+        "matrix_rows": detail.table_rows,
+        "matrix_columns": MATRIX_COLUMNS,
+        "notes": matrix_reasons.notes,
         "timeline": timeline(plan, recorded, verdict),
         "environments": environments(recorded),
         "characters": detail.message_characters,

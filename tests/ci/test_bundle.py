@@ -8,9 +8,10 @@ import tarfile
 
 import pytest
 from toybundles import COMMITTED, DIGEST, NOW, built, first_problem, members_of, records, write
+from toymatrices import STEP, cell, table
 from toyplans import COMMIT, ENVIRONMENT, plan, step
 
-from hilgate import bundle, bundle_check, results, sbom
+from hilgate import bundle, bundle_check, matrix_file, results, sbom
 from hilgate.cli import gating
 from hilgate.errors import RecordsError
 from hilgate.model import BuildRecord, Check, Omission, Outcome
@@ -132,6 +133,14 @@ def test_what_every_job_of_an_agent_left_is_in_it(tmp_path):
     assert {"results/jobs/a-cpu/results.jsonl", "results/jobs/b-cpu/results.jsonl"} <= set(
         members_of(tmp_path / "e.tar")
     )
+    assert bundle_check.verify(tmp_path / "e.tar").sound
+
+
+def test_tables_of_cells_are_in_it(tmp_path):
+    root, out = built(tmp_path)
+    (path,) = matrix_file.write(out, plan(STEP), "d" * 64, [table(cell("fig", "a"))])
+    bundle.write_bundle(root, out, tmp_path / "e.tar", committed=COMMITTED)
+    assert members_of(tmp_path / "e.tar")[path.name] == path.read_bytes()
     assert bundle_check.verify(tmp_path / "e.tar").sound
 
 

@@ -43,7 +43,7 @@ def decide(
     approved_by: str = "",
     against: Path | None = None,
 ) -> Judged:
-    """Judge what is in a results folder (or what agents left in `jobs`) and write `verdict.json` and the reports.
+    """Judge a results folder, or what agents left in `jobs`; write `verdict.json`, cells of matrices and reports.
 
     Args:
         folder: Where the verdict and the reports are written.
@@ -58,7 +58,7 @@ def decide(
     Raises:
         RecordsError: At a desk, where the results cannot be read. A verdict that says so is written before.
     """
-    from hilgate import results
+    from hilgate import matrix, matrix_file, results
     from hilgate.annotate import write_annotation, write_junit
     from hilgate.cli.history import folder_of
     from hilgate.judge import VERDICT_FILE, judge, write_verdict
@@ -92,6 +92,7 @@ def decide(
         verdict = verdict.model_copy(update={"outcome": Outcome.FAIL, "why": f"the quarantine: {refused.what}"})
     write_verdict(verdict, folder / VERDICT_FILE)
     write_used(quarantine, folder)
+    matrix_file.write(folder, judged, digest, matrix.tables(judged, recorded, verdict))
     history = folder_of(root) if root else None
     facts = find(judged, history=history if history and history.is_dir() else None, against=against)
     write_annotation(judged, recorded, verdict, folder, facts=facts)
@@ -120,12 +121,14 @@ def quarantine_of(root: Path | None, plan: Plan, approved_by: str) -> tuple[Quar
 
 def write_no_verdict(folder: Path, error: HilgateError, plan: Plan | None = None) -> None:
     """Write a verdict and an annotation that say why nothing could be judged: no old verdict may outlive that."""
+    from hilgate import matrix_file
     from hilgate.annotate import ANNOTATION_FILE, escape, fenced
     from hilgate.judge import VERDICT_FILE, write_verdict
     from hilgate.model import Outcome, Verdict
     from hilgate.plan import plan_digest
 
     folder.mkdir(parents=True, exist_ok=True)
+    matrix_file.clear(folder)
     verdict = Verdict(
         decided=dt.datetime.now(dt.UTC),
         commit=plan.commit if plan else "",

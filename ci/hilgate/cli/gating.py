@@ -26,7 +26,9 @@ OURS = ("plan.json", "results.jsonl", "results.jsonl.damaged", "verdict.json", "
 
 def set_previous_aside(folder: Path) -> None:
     """Keep the last build under `previous/` (one generation) and leave the folder empty for the next."""
-    present = [folder / name for name in OURS if (folder / name).exists()]
+    from hilgate import matrix_file
+
+    present = [folder / name for name in OURS if (folder / name).exists()] + list(matrix_file.found(folder))
     if not present:
         return
     previous = folder / "previous"
@@ -135,16 +137,19 @@ def files_to_put_back(plan: Plan, request: Request) -> tuple[str, ...]:
     return files
 
 
-def narrowed(plan: Plan, names: tuple[str, ...], arguments: str) -> Plan:
+def narrowed(plan: Plan, names: tuple[str, ...], arguments: str, keys: frozenset[str] | None = None) -> Plan:
     """The plan of named steps: with arguments added to their commands, and without omissions nobody asked about.
 
     A part of a step cannot keep the whole step's promise of a minimum of checks, so one check is enough there. Such a
-    plan has another digest than the gate's, and its results can never stand in for the gate's.
+    plan has another digest than the gate's, and its results can never stand in for the gate's. With `keys`, these
+    planned steps alone get the arguments.
     """
     steps = []
     for step in plan.steps:
         changes: dict[str, object] = {}
-        if arguments and not {step.key, step.step, step.area}.isdisjoint(names):
+        named = step.key in keys if keys is not None else not {step.key, step.step, step.area}.isdisjoint(names)
+        if arguments and named:
+            printing.stderr().print(f"a part of {step.key}, not the whole step: {arguments}", soft_wrap=True)
             changes = {"command": f"{step.command} {arguments}", "minimum": 1}
         steps.append(step.model_copy(update=changes))
     omissions = tuple(one for one in plan.omissions if not {one.key, one.area}.isdisjoint(names))

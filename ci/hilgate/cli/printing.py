@@ -73,7 +73,7 @@ def print_verdict(judged: Judged, facts: Facts | None = None) -> None:
     console.print(Text(shown.step_counts(verdict), "dim"))
     if approved := approval(verdict):
         console.print(Text(escape.line(f"loosens its own gate: {approved}"), "bold"), soft_wrap=True)
-    console.print(Text(f"report: {_short(judged.report)}", "dim"), soft_wrap=True)
+    console.print(Text(f"report: {short(judged.report)}", "dim"), soft_wrap=True)
 
 
 def _print_problem(console: Console, problem: Problem, *, with_merge_base: bool) -> None:
@@ -105,6 +105,6 @@ def print_checks(checks: tuple[Check, ...]) -> None:
     console.print(Text(f"\n{rules.summary(rules.count(checks))}"))
 
 
-def _short(path: Path) -> Path:
+def short(path: Path) -> Path:
     """Relative to the current folder where that is shorter to read."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

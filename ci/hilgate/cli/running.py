@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand
 
+from hilgate.cli.cells import PART, Part, TakesPart
 from hilgate.errors import MisuseError
 
 if TYPE_CHECKING:
     from hilgate.cli.app import Settings
     from hilgate.cli.gating import Judged
-
-EXTRA = "hilgate.extra"
 
 Results = Annotated[Path | None, typer.Option("--results", metavar="DIR", help="By default results/.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Cores to fill; by default all.")]
@@ -41,19 +38,10 @@ Approved = Annotated[
 PlanFile = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="By default plan.json of the results.")]
 
 
-class _TakesExtra(TyperCommand):
-    """Keeps what follows `--` apart from the names before it, which the parser would mix."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        cut = args.index("--") if "--" in args else len(args)
-        ctx.meta[EXTRA] = args[cut + 1 :]
-        return super().parse_args(ctx, args[:cut])
-
-
 def register(app: typer.Typer) -> None:
     """Add the running commands to the program."""
     app.command("gate")(gate)
-    app.command("run", cls=_TakesExtra)(run)
+    app.command("run", cls=TakesPart)(run)
     app.command("judge")(judge)
     app.command("report")(report)
     app.command("selftest")(selftest)
@@ -76,7 +64,7 @@ def gate(
 ) -> None:
     """Plan, run, judge and report on this machine; the exit status is the verdict."""
     from hilgate import quarantine
-    from hilgate.cli import gating, notes, printing
+    from hilgate.cli import gating, matrix, notes, printing
     from hilgate.declare import load
     from hilgate.lock import Folder
     from hilgate.plan import make_plan, plan_digest, read_plan, write_plan
@@ -102,6 +90,7 @@ def gate(
         gating.run_plan(plan, gating.Request(root, folder, jobs), resume=resuming)
         judged = gating.decide(folder, plan, root=root, approved_by=approved_by)
     printing.print_verdict(judged, judged.facts)
+    matrix.print_tables(judged)
     notes.print_notes(judged.verdict)
     raise typer.Exit(gating.status_of(judged))
 
@@ -116,20 +105,24 @@ def run(
     jobs: Jobs = None,
     results: Results = None,
 ) -> None:
-    """Run steps by name. What follows -- is added to their commands: hilgate run kernels-cache -- -k hnd."""
-    from hilgate.cli import gating, notes, printing
+    """Run steps by name. What follows -- is added to their commands: hilgate run kernels-cache -- -k hnd.
+
+    Steps with a table take its labels as options, and run that part of it alone: hilgate run models --family jamba.
+    """
+    from hilgate.cli import cells, gating, matrix, notes, printing
+    from hilgate.declare import load
     from hilgate.lock import Folder
     from hilgate.plan import make_plan, read_plan, write_plan
 
-    extra = shlex.join(ctx.meta[EXTRA])
+    part: Part = ctx.meta[PART]
     chosen = tuple(names)
     root = _root(ctx)
     folder = results or root / "results" / "run"
     only = None
     if plan_file is not None:
-        if extra:
+        if part.labels or part.extra:
             raise MisuseError(
-                "arguments after -- would run something else than the plan says",
+                "a part of a step is something else than the plan says",
                 where=str(plan_file),
                 remedy="leave out --plan to run a part of a step",
             )
@@ -137,13 +130,16 @@ def run(
         gating.require_known(chosen, frozenset(step.key for step in plan.steps), str(plan_file))
         only = frozenset(chosen)
     else:
-        plan = gating.narrowed(make_plan(root, base=None, profile="gate", select=chosen), chosen, extra)
+        plan = make_plan(root, base=None, profile="gate", select=chosen)
+        plan, keys = cells.with_tables(plan, chosen, part, load(root)) if part.labels else (plan, None)
+        plan = gating.narrowed(plan, chosen, part.arguments, keys)
     with Folder(folder):
         gating.set_previous_aside(folder)
         write_plan(plan, folder / gating.PLAN_FILE)
         gating.run_plan(plan, gating.Request(root, folder, jobs, only, approved_by))
         judged = gating.decide(folder, plan, only=only, root=root)
     printing.print_verdict(judged, judged.facts)
+    matrix.print_tables(judged, every=True)
     notes.print_notes(judged.verdict)
     raise typer.Exit(gating.status_of(judged))
 
@@ -158,13 +154,14 @@ def judge(
     as_json: Json = False,
 ) -> None:
     """Decide on recorded results and write the reports; the exit status is the verdict."""
-    from hilgate.cli import gating, notes, printing
+    from hilgate.cli import gating, matrix, notes, printing
 
     judged = _decided(ctx, plan_file, jobs, results, approved_by, against)
     if as_json:
         sys.stdout.write(judged.verdict.model_dump_json(indent=1) + "\n")
     else:
         printing.print_verdict(judged, judged.facts)
+        matrix.print_tables(judged)
         notes.print_notes(judged.verdict)
     for where, why in judged.recorded.damaged.items():
         sys.stderr.write(f"damaged: {where}: {why}\n")

@@ -75,6 +75,7 @@ def show_step(
         "this change": rule,
         "env": " ".join(f"{name}={shlex.quote(value)}" for name, value in step.env.items()),
         "models": ", ".join(step.models),
+        "table": f"{step.matrix.rows} x {step.matrix.columns}, in {step.matrix.file}" if step.matrix else "",
         "needs": ", ".join(step.needs),
         "packages": ", ".join(step.packages),
         "tools": ", ".join(step.tools),

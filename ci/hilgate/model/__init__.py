@@ -6,7 +6,7 @@ these models as JSON. They are frozen and forbid unknown keys, so a misspelt key
 
 from hilgate.model.base import SCHEMA_VERSION, Evidence, Key, Noun, Number, Outcome, Profile, Ruling, Scalar
 from hilgate.model.decided import Counts, StepVerdict, Verdict
-from hilgate.model.declared import Agents, Area, Device, Quarantine, Quarantined, Queue, Step
+from hilgate.model.declared import Agents, Area, Device, Matrix, Quarantine, Quarantined, Queue, Step
 from hilgate.model.found import (
     BuildRecord,
     Check,
@@ -38,6 +38,7 @@ __all__ = [
     "ImageRecord",
     "Key",
     "Loosening",
+    "Matrix",
     "Noun",
     "Number",
     "Omission",

@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import enum
+import re
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+from pydantic_core import PydanticCustomError
 
 SCHEMA_VERSION: Final = 1
 
 Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=100)]
 """A name usable as a Buildkite step key and as a folder name."""
+
+
+def _label_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
+        raise PydanticCustomError("label_name", "must be a word of lower case letters, digits and '_'")
+    return name
+
+
+def _json_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,60}\.json", name):
+        raise PydanticCustomError("json_name", "must be a plain file name, lower case, that ends in .json")
+    return name
+
+
+LabelName = Annotated[str, AfterValidator(_label_name)]
+"""Name of a label of checks, usable as an option on the command line."""
+
+JsonName = Annotated[str, AfterValidator(_json_name)]
+"""Name of a JSON file without a folder."""
 
 Profile = Literal["gate", "pr", "nightly", "release"]
 """Who asks for a plan: this machine, a pull request, the night, a release."""

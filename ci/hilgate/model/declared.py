@@ -6,7 +6,7 @@ import datetime as dt
 
 from pydantic import Field
 
-from hilgate.model.base import Evidence, Key, Noun, Profile
+from hilgate.model.base import Evidence, JsonName, Key, LabelName, Noun, Profile
 
 
 class Device(Noun):
@@ -33,6 +33,17 @@ class Agents(Noun):
 
     devices: dict[Key, Device]
     queues: dict[Key, Queue]
+
+
+class Matrix(Noun):
+    """A table of a step's checks: each check is the cell that two of its labels name."""
+
+    rows: LabelName
+    """The label that names the row, e.g. arch; also an option of `hilgate run`, handed on to the step's command."""
+    columns: LabelName
+    """The label that names the column; an option as well."""
+    file: JsonName
+    """The file of the results folder that gets the cells as records, e.g. cells.json: of this step, on all devices."""
 
 
 class Step(Noun):
@@ -80,6 +91,8 @@ class Step(Noun):
     columns: tuple[str, ...] = ()
     """Labels and numbers of its checks, and `check` for the id, that the report shows as a table; empty shows only what
     is not green."""
+    matrix: Matrix | None = None
+    """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
 
 
 class Area(Noun):

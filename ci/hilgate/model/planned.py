@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from hilgate.model.base import SCHEMA_VERSION, Evidence, Key, Noun, Profile
+from hilgate.model.declared import Matrix
 
 
 class PlannedStep(Noun):
@@ -30,6 +31,8 @@ class PlannedStep(Noun):
     cores: int
     minutes: float
     columns: tuple[str, ...]
+    matrix: Matrix | None = None
+    """The table that its checks fill."""
     packages: tuple[str, ...] = ()
     """Distributions that must be installed; where one is missing the step did not run."""
     tools: tuple[str, ...] = ()
