@@ -23,12 +23,16 @@ def oracle(tmp_path):
 def served(oracle, tmp_path, monkeypatch):
     """A second copy of the model, whose streams are taken for the engine's."""
     engine = Oracle.load(FAMILY, tmp_path, torch.float32)
-    streams = lambda *_: (KINDS, layers.reference_streams(engine, TOKENS, exact=False))  # noqa: E731
+
+    def streams(_llm, _family, tokens):
+        return KINDS, layers.reference_streams(engine, tokens, exact=False)
+
     monkeypatch.setattr(layers, "engine_streams", streams)
     return engine.working
 
 
-def test_no_layer_of_a_right_model_is_named(oracle, served):
+@pytest.mark.usefixtures("served")
+def test_no_layer_of_a_right_model_is_named(oracle):
     assert layers.first_diverging(None, FAMILY, oracle, TOKENS) is None
 
 
