@@ -23,8 +23,8 @@ CPU_MLA = ROTARY | {
 SCAN = (stand_ins.SCAN, stand_ins.TRANSPOSED, stand_ins.UPDATE)
 DELTA = (stand_ins.DELTA,)
 SPEECH = {
-    # The encoder's budget admits one request a step. A prompt that does not begin with the decoder's start token gets it
-    # from vLLM.
+    # The encoder's budget admits one request a step. Where a prompt does not begin with the decoder's start token, vLLM
+    # puts it there.
     "skip_tokenizer_init": False,
     "max_model_len": 96,
     "max_num_batched_tokens": 96,

@@ -13,16 +13,22 @@ KINDS = ["state", "attention", "state", "attention"]
 TOKENS = prompt(60, seed=3)
 
 
-@pytest.fixture
-def oracle(tmp_path):
-    checkpoints.save(FAMILY, tmp_path, torch.float32)
-    return Oracle.load(FAMILY, tmp_path, torch.float32)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("granite")
+    checkpoints.save(FAMILY, folder, torch.float32)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def oracle(folder):
+    return Oracle.load(FAMILY, folder, torch.float32)
 
 
 @pytest.fixture
-def served(oracle, tmp_path, monkeypatch):
+def served(folder, monkeypatch):
     """A second copy of the model, whose streams are taken for the engine's."""
-    engine = Oracle.load(FAMILY, tmp_path, torch.float32)
+    engine = Oracle.load(FAMILY, folder, torch.float32)
 
     def streams(_llm, _family, tokens):
         return KINDS, layers.reference_streams(engine, tokens, exact=False)
