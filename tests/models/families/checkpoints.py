@@ -6,14 +6,13 @@ import json
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoModelForCausalLM
-
 from models import tiny_whisper
+from transformers import AutoModelForCausalLM
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from models.families.declared import Family
+    from models.families.family import Family
 
 SEED = 20
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import transformers as hf
-
 from models.families.configs_mamba import COMMON, HEADS
 
 DELTA = {

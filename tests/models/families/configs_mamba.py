@@ -22,6 +22,9 @@ COMMON: dict[str, Any] = TOKENS | {
 HEADS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
 """Attention heads of 32 channels, the smallest that vLLM's own CPU attention takes."""
 
+UNCLAMPED = 1e-9
+"""A time step that no token here comes near."""
+
 
 def jamba() -> hf.JambaConfig:
     """Mamba-1 and attention in turn; two experts in every second layer."""
@@ -46,8 +49,8 @@ def jamba() -> hf.JambaConfig:
 def zamba2() -> hf.Zamba2Config:
     """Mamba-2, and attention blocks whose weights all hybrid layers share.
 
-    vLLM always ties the head to the embedding, whatever `tie_word_embeddings` says. transformers clamps the time step
-    of the prompt's scan at `time_step_min`, though not that of a decode step; vLLM clamps neither, and here nobody does.
+    vLLM always ties the head to the embedding, whatever `tie_word_embeddings` says. transformers clamps the time steps
+    of a prompt's scan at `time_step_min`, though not that of a decode step; vLLM clamps none, and here nobody does.
     """
     return hf.Zamba2Config(
         **COMMON | {"tie_word_embeddings": True},
@@ -65,10 +68,6 @@ def zamba2() -> hf.Zamba2Config:
         chunk_size=16,
         time_step_min=UNCLAMPED,
     )
-
-
-UNCLAMPED = 1e-9
-"""A time step that no token here comes near."""
 
 
 def falcon_h1() -> hf.FalconH1Config:

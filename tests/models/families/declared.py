@@ -1,67 +1,13 @@
 """The model families that this repository serves, each as a tiny model: what it is made of, and where it cannot run.
 
-Data alone. `checkpoints.py` writes a family's weights, `oracle.py` computes what they mean, the engine tests serve them.
+Data alone: `checkpoints.py` writes a family's weights, `oracle.py` computes what they mean, engine tests serve them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
 from models import tiny_whisper
 from models.families import configs_decoders, configs_delta, configs_mamba, stand_ins
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from transformers import PretrainedConfig
-
-PLATFORMS = ("cpu", "cuda", "rocm")
-
-
-@dataclass(frozen=True)
-class Family:
-    """One family."""
-
-    name: str
-    """In ids of tests: lower case, hyphens."""
-    title: str
-    """What its layers are."""
-    architecture: str
-    """Name under which vLLM's registry knows the model class."""
-    config: Callable[[], PretrainedConfig] | None
-    """Makes the tiny config; None where transformers has no such class."""
-    attention: str
-    """"paged", "latent" (MLA), "cross" (beside self attention) or "" for none."""
-    states: tuple[str, ...] = ()
-    """What a state page holds, in vLLM's order: "conv", "ssm", "delta"."""
-    dtype: str = "float32"
-    """Of the engine on the CPU platform."""
-    engine: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of vLLM's `LLM` on every platform."""
-    engine_cpu: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments on the CPU platform."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the engine's process needs."""
-    own_process: bool = False
-    """Whether the family's import in vLLM leaves a process in which no other engine starts."""
-    stand_ins: tuple[str, ...] = ()
-    """Operators that the CPU platform lacks and `stand_ins.py` supplies."""
-    cannot: Mapping[str, str] = field(default_factory=dict)
-    """Platform of PLATFORMS to a regular expression: what vLLM's error there says. A platform not named runs it."""
-    published: tuple[str, ...] = ()
-    """Checkpoints of the family for agents."""
-
-    def arguments(self, platform: str) -> dict[str, Any]:
-        """Arguments of vLLM's `LLM` beyond those that all engine tests share.
-
-        Raises:
-            KeyError: `platform` is none of PLATFORMS.
-        """
-        if platform not in PLATFORMS:
-            raise KeyError(f"platform {platform!r}; one of {', '.join(PLATFORMS)}")
-        return {**self.engine, **(self.engine_cpu | {"dtype": self.dtype} if platform == "cpu" else {})}
-
+from models.families.family import PLATFORMS, Family
 
 MLA = {"PAGEDKV_MLA": "1"}
 ROTARY = {
@@ -77,7 +23,8 @@ CPU_MLA = ROTARY | {
 SCAN = (stand_ins.SCAN, stand_ins.TRANSPOSED, stand_ins.UPDATE)
 DELTA = (stand_ins.DELTA,)
 SPEECH = {
-    # The encoder's budget admits one request a step. A prompt begins with the decoder's start token, or vLLM puts it there.
+    # The encoder's budget admits one request a step. Where a prompt does not begin with the decoder's start token, vLLM
+    # puts it there.
     "skip_tokenizer_init": False,
     "max_model_len": 96,
     "max_num_batched_tokens": 96,
@@ -89,46 +36,174 @@ platform."""
 NO_PLAMO2 = dict.fromkeys(PLATFORMS, "model type `plamo2` but Transformers does not recognize this architecture")
 """vLLM removed its own class in 0.26.0. Measured on the CPU; no code before it asks for the platform."""
 NO_KIMI = {"cpu": "'_lib_fn_wrapper' object has no attribute 'get'"}
-"""vLLM's module of the family imports what its replacement of Triton's kernels then trips over, before any layer is made.
-"""
+"""vLLM's module of the family imports what its replacement of Triton's kernels trips over, before any layer is made."""
 
 _ALL = (
-    Family("jamba", "Mamba-1 and attention, experts", "JambaForCausalLM", configs_mamba.jamba, "paged", ("conv", "ssm"),
-           stand_ins=SCAN, published=("ai21labs/Jamba-tiny-dev", "ai21labs/AI21-Jamba2-Mini")),
-    Family("zamba2", "Mamba-2 and shared attention", "Zamba2ForCausalLM", configs_mamba.zamba2, "paged", ("conv", "ssm"),
-           published=("Zyphra/Zamba2-1.2B-instruct",)),
-    Family("falcon-h1", "Mamba-2 and attention in each layer", "FalconH1ForCausalLM", configs_mamba.falcon_h1, "paged",
-           ("conv", "ssm"), published=("tiiuae/Falcon-H1-0.5B-Base",)),
-    Family("granite-4.0-h", "Mamba-2 and attention, experts", "GraniteMoeHybridForCausalLM", configs_mamba.granite,
-           "paged", ("conv", "ssm"), published=("ibm-granite/granite-4.0-h-tiny", "ibm-granite/granite-4.0-h-small")),
-    Family("nemotron-h", "Mamba-2, attention and MLP as layers", "NemotronHForCausalLM", configs_mamba.nemotron_h,
-           "paged", ("conv", "ssm"), published=("nvidia/Nemotron-H-8B-Base-8K",)),
-    Family("qwen3-next", "gated delta rule and gated attention, experts", "Qwen3NextForCausalLM",
-           configs_delta.qwen3_next, "paged", ("conv", "delta"), stand_ins=DELTA,
-           published=("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8",)),
-    Family("qwen3.5", "gated delta rule and gated attention", "Qwen3_5ForCausalLM", configs_delta.qwen3_5, "paged",
-           ("conv", "delta"), stand_ins=DELTA, published=("Qwen/Qwen3.5-35B-A3B",)),
-    Family("lfm2", "short convolutions and attention", "Lfm2ForCausalLM", configs_delta.lfm2, "paged", ("conv",),
-           engine_cpu=ROTARY,           published=("LiquidAI/LFM2-1.2B",)),
-    Family("mamba", "Mamba-1 alone", "MambaForCausalLM", configs_mamba.mamba, "", ("conv", "ssm"), stand_ins=SCAN,
-           published=("state-spaces/mamba-130m-hf",)),
-    Family("mamba2", "Mamba-2 alone", "Mamba2ForCausalLM", configs_mamba.mamba2, "", ("conv", "ssm"),
-           published=("mistralai/Mamba-Codestral-7B-v0.1",)),
-    Family("falcon-mamba", "Mamba-1 alone, normed", "FalconMambaForCausalLM", configs_mamba.falcon_mamba, "",
-           ("conv", "ssm"), stand_ins=SCAN, published=("tiiuae/falcon-mamba-7b-instruct",)),
-    Family("kimi-linear", "Kimi delta attention and MLA, experts", "KimiLinearForCausalLM", configs_delta.kimi_linear,
-           "latent", ("conv", "delta"), engine_cpu=CPU_MLA, environment=MLA, cannot=NO_KIMI, own_process=True,
-           published=("moonshotai/Kimi-Linear-48B-A3B-Instruct",)),
-    Family("deepseek-v3", "MLA with 8 heads, experts", "DeepseekV3ForCausalLM", configs_decoders.deepseek_v3, "latent",
-           engine_cpu=CPU_MLA, environment=MLA, published=("moonshotai/Kimi-K2-Instruct-0905",)),
-    Family("qwen3-moe", "attention, experts", "Qwen3MoeForCausalLM", configs_decoders.qwen3_moe, "paged",
-           published=("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",)),
-    Family("whisper", "encoder and decoder", "WhisperForConditionalGeneration", tiny_whisper.config, "cross", engine=SPEECH,
-           published=("openai/whisper-large-v3",)),
-    Family("plamo2", "Mamba-2 and attention", "Plamo2ForCausalLM", None, "paged", ("conv", "ssm"),
-           cannot=NO_PLAMO2, published=("pfnet/plamo-2-1b",)),
-    Family("bamba", "Mamba-2 and attention", "BambaForCausalLM", configs_mamba.bamba, "paged", ("conv", "ssm"),
-           cannot=NO_BAMBA, published=("ibm-ai-platform/Bamba-9B-v2",)),
+    Family(
+        "jamba",
+        "Mamba-1 and attention, experts",
+        "JambaForCausalLM",
+        configs_mamba.jamba,
+        "paged",
+        ("conv", "ssm"),
+        stand_ins=SCAN,
+        published=("ai21labs/Jamba-tiny-dev", "ai21labs/AI21-Jamba2-Mini"),
+    ),
+    Family(
+        "zamba2",
+        "Mamba-2 and shared attention",
+        "Zamba2ForCausalLM",
+        configs_mamba.zamba2,
+        "paged",
+        ("conv", "ssm"),
+        published=("Zyphra/Zamba2-1.2B-instruct",),
+    ),
+    Family(
+        "falcon-h1",
+        "Mamba-2 and attention in each layer",
+        "FalconH1ForCausalLM",
+        configs_mamba.falcon_h1,
+        "paged",
+        ("conv", "ssm"),
+        published=("tiiuae/Falcon-H1-0.5B-Base",),
+    ),
+    Family(
+        "granite-4.0-h",
+        "Mamba-2 and attention, experts",
+        "GraniteMoeHybridForCausalLM",
+        configs_mamba.granite,
+        "paged",
+        ("conv", "ssm"),
+        published=("ibm-granite/granite-4.0-h-tiny", "ibm-granite/granite-4.0-h-small"),
+    ),
+    Family(
+        "nemotron-h",
+        "Mamba-2, attention and MLP as layers",
+        "NemotronHForCausalLM",
+        configs_mamba.nemotron_h,
+        "paged",
+        ("conv", "ssm"),
+        published=("nvidia/Nemotron-H-8B-Base-8K",),
+    ),
+    Family(
+        "qwen3-next",
+        "gated delta rule and gated attention, experts",
+        "Qwen3NextForCausalLM",
+        configs_delta.qwen3_next,
+        "paged",
+        ("conv", "delta"),
+        stand_ins=DELTA,
+        published=("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8",),
+    ),
+    Family(
+        "qwen3.5",
+        "gated delta rule and gated attention",
+        "Qwen3_5ForCausalLM",
+        configs_delta.qwen3_5,
+        "paged",
+        ("conv", "delta"),
+        stand_ins=DELTA,
+        published=("Qwen/Qwen3.5-35B-A3B",),
+    ),
+    Family(
+        "lfm2",
+        "short convolutions and attention",
+        "Lfm2ForCausalLM",
+        configs_delta.lfm2,
+        "paged",
+        ("conv",),
+        engine_cpu=ROTARY,
+        published=("LiquidAI/LFM2-1.2B",),
+    ),
+    Family(
+        "mamba",
+        "Mamba-1 alone",
+        "MambaForCausalLM",
+        configs_mamba.mamba,
+        "",
+        ("conv", "ssm"),
+        stand_ins=SCAN,
+        published=("state-spaces/mamba-130m-hf",),
+    ),
+    Family(
+        "mamba2",
+        "Mamba-2 alone",
+        "Mamba2ForCausalLM",
+        configs_mamba.mamba2,
+        "",
+        ("conv", "ssm"),
+        published=("mistralai/Mamba-Codestral-7B-v0.1",),
+    ),
+    Family(
+        "falcon-mamba",
+        "Mamba-1 alone, normed",
+        "FalconMambaForCausalLM",
+        configs_mamba.falcon_mamba,
+        "",
+        ("conv", "ssm"),
+        stand_ins=SCAN,
+        published=("tiiuae/falcon-mamba-7b-instruct",),
+    ),
+    Family(
+        "kimi-linear",
+        "Kimi delta attention and MLA, experts",
+        "KimiLinearForCausalLM",
+        configs_delta.kimi_linear,
+        "latent",
+        ("conv", "delta"),
+        engine_cpu=CPU_MLA,
+        environment=MLA,
+        cannot=NO_KIMI,
+        own_process=True,
+        published=("moonshotai/Kimi-Linear-48B-A3B-Instruct",),
+    ),
+    Family(
+        "deepseek-v3",
+        "MLA with 8 heads, experts",
+        "DeepseekV3ForCausalLM",
+        configs_decoders.deepseek_v3,
+        "latent",
+        engine_cpu=CPU_MLA,
+        environment=MLA,
+        published=("moonshotai/Kimi-K2-Instruct-0905",),
+    ),
+    Family(
+        "qwen3-moe",
+        "attention, experts",
+        "Qwen3MoeForCausalLM",
+        configs_decoders.qwen3_moe,
+        "paged",
+        published=("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",),
+    ),
+    Family(
+        "whisper",
+        "encoder and decoder",
+        "WhisperForConditionalGeneration",
+        tiny_whisper.config,
+        "cross",
+        engine=SPEECH,
+        published=("openai/whisper-large-v3",),
+    ),
+    Family(
+        "plamo2",
+        "Mamba-2 and attention",
+        "Plamo2ForCausalLM",
+        None,
+        "paged",
+        ("conv", "ssm"),
+        cannot=NO_PLAMO2,
+        published=("pfnet/plamo-2-1b",),
+    ),
+    Family(
+        "bamba",
+        "Mamba-2 and attention",
+        "BambaForCausalLM",
+        configs_mamba.bamba,
+        "paged",
+        ("conv", "ssm"),
+        cannot=NO_BAMBA,
+        published=("ibm-ai-platform/Bamba-9B-v2",),
+    ),
 )
 
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from models.families.declared import Family
+    from models.families.family import Family
 
 
 def register(family: Family) -> bool:

@@ -1,7 +1,7 @@
 """Which layer of an engine is the first to leave transformers' path; asked once a family's answers are found wrong.
 
-The residual stream behind every decoder layer is captured on both sides, for one prompt, and compared with what rounding
-does to transformers' own.
+The residual stream behind every decoder layer is captured on both sides, for one prompt, and compared with what
+rounding does to transformers' own.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from models.families.oracle import InFloat64
 
 if TYPE_CHECKING:
-    from models.families.declared import Family
+    from models.families.family import Family
     from models.families.oracle import Oracle
 
 SLACK = 8.0
 """Of the stream the largest rounding is that of a few channels; a wrong layer is off by thousands of it."""
 
 RESIDUAL_FIRST = frozenset({"GraniteMoeHybridForCausalLM"})
-"""Architectures whose layers in vLLM return the stream itself and beside it what it was. The others return what is still
-to be added, beside the stream; or the stream alone."""
+"""Architectures whose layers in vLLM return the stream itself, and beside it what it was. The others return what is
+still to be added, and beside it the stream; or the stream alone."""
 
 
 @dataclass(frozen=True)

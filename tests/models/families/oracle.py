@@ -1,4 +1,4 @@
-"""What transformers computes with a family's checkpoint: eager, over the whole sequence, no cache, no blocks, no chunks."""
+"""What transformers computes with a family's checkpoint: eager, the whole sequence at once, no cache."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from models import tiny_whisper
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.masking_utils import eager_mask
-
-from models import tiny_whisper
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from models.families.declared import Family
+    from models.families.family import Family
 
 PROBES = (160, 131, 47, 20)
 """Lengths of the sequences on which rounding is measured beside the sequence in question."""
 
 SLACK = 2.0
-"""transformers and vLLM compute the same sums in another order: neither is nearer to the truth by right, and each may be
-off in its own direction."""
+"""transformers and vLLM compute the same sums in another order: neither is nearer to the truth by right, and each may
+be off in its own direction."""
 
 VOCABULARY = 128
 
@@ -197,7 +196,7 @@ class InFloat64(TorchFunctionMode):
         super().__init__()
         self.enabled = enabled
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):  # noqa: ARG002 - torch's signature
+    def __torch_function__(self, function, types, args=(), kwargs=None):
         """Pass every torch function on, with float64 in place of float32."""
         kwargs = kwargs or {}
         if not self.enabled:
@@ -229,7 +228,7 @@ def _round_states(cache: Any, dtype: torch.dtype) -> None:
 def _blind(hidden: range):
     """Eager attention that hides some keys from the queries after them."""
 
-    def attend(module, query, key, value, mask, scaling, **_kwargs):
+    def attend(_module, query, key, value, mask, scaling, **_kwargs):
         mask = mask.clone()
         mask[..., hidden.stop :, hidden.start : hidden.stop] = torch.finfo(mask.dtype).min
         key, value = (rows.repeat_interleave(query.shape[1] // rows.shape[1], 1) for rows in (key, value))

@@ -16,10 +16,10 @@ SCHEMA = (
 def selective_scan(
     u: torch.Tensor,
     delta: torch.Tensor,
-    A: torch.Tensor,  # noqa: N803
-    B: torch.Tensor,  # noqa: N803
-    C: torch.Tensor,  # noqa: N803
-    D: torch.Tensor | None,  # noqa: N803
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
     z: torch.Tensor | None,
     delta_bias: torch.Tensor | None,
     delta_softplus: bool,
@@ -109,10 +109,10 @@ def state_update(
     state: torch.Tensor,
     x: torch.Tensor,
     dt: torch.Tensor,
-    A: torch.Tensor,  # noqa: N803
-    B: torch.Tensor,  # noqa: N803
-    C: torch.Tensor,  # noqa: N803
-    D: torch.Tensor | None,  # noqa: N803
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
     z: torch.Tensor | None,
     dt_bias: torch.Tensor | None,
     dt_softplus: bool,
@@ -170,7 +170,9 @@ def state_update(
 class _Blocks:
     """Which states of a sequence go to which blocks of a prefix cache."""
 
-    def __init__(self, size: int, first: list[int], last: list[int], begin: list[int], cuts: list[int], ends: list[int]):
+    def __init__(
+        self, size: int, first: list[int], last: list[int], begin: list[int], cuts: list[int], ends: list[int]
+    ) -> None:
         self.size, self.first, self.last, self.begin, self.cuts, self.ends = size, first, last, begin, cuts, ends
 
     @classmethod

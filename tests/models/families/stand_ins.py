@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import torch
-
 from models.families import stand_in_delta, stand_in_scan
 
 if TYPE_CHECKING:
