@@ -108,6 +108,45 @@ LATENT_FAULTS: dict[str, Damage] = {
     "rows of every layer moved together (invisible to attention)": _moved_together,
 }
 """Of every layer: this model looks names up in three, and one damaged layer costs it 0 to 87 points."""
+
+
+def _of_another(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return keys.roll(1, dims=0), values.roll(1, dims=0)
+
+
+def _keys_of_another(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return keys.roll(1, dims=0), values
+
+
+def _block_missing(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _without_block(keys), _without_block(values)
+
+
+def _without_block(cache: torch.Tensor) -> torch.Tensor:
+    damaged = cache.clone()
+    damaged[:, :, BLOCK : 2 * BLOCK] = 0
+    return damaged
+
+
+def _other_stride(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """V lies as [tokens, heads, channels] and is read as [heads, tokens, channels]."""
+    return keys, values.transpose(1, 2).reshape(values.shape)
+
+
+CROSS_FAULTS: dict[str, Damage] = {
+    "cross V zeroed": _zero_values,
+    "cross K and V swapped": _swap,
+    "cross V shifted by one block against K": _shift_values,
+    "cross K of another request": _keys_of_another,
+    "cross K and V of another request": _of_another,
+    "cross K and V of one block missing": _block_missing,
+    "cross K and V of one block overwritten by another": _stale_block,
+    "cross V read with the strides of another layout": _other_stride,
+    "KV heads of cross V swapped": _heads_swapped,
+    "cross K and V moved together (invisible to attention)": _moved_together,
+}
+"""Of every decoder layer of an encoder-decoder: what the encoder wrote, read by every later token."""
+SELF_FAULT = "self K and V read from the blocks of cross K and V"
 STATE_FAULT = "conv and SSM state of every layer zeroed"
 SETTINGS: dict[str, dict[str, Any]] = {
     "window of 2 tokens instead of 8": {"sliding_window": 2},
@@ -124,6 +163,7 @@ def faults(model: Any) -> tuple[str, ...]:
         "gemma2": (*KV_FAULTS, *SETTINGS),
         "deepseek_v2": tuple(LATENT_FAULTS),
         "qwen3": (*KV_FAULTS, *PACKED_FAULTS),
+        "whisper": (*CROSS_FAULTS, SELF_FAULT),
     }[model.config.model_type]
 
 
@@ -146,6 +186,8 @@ def plant(model: Any, fault: str) -> Callable[[], None]:
         )
     if fault in SETTINGS:
         return _plant_setting(model, SETTINGS[fault])
+    if model.config.is_encoder_decoder:
+        return _plant_cross(model, fault)
     damage_kv = (KV_FAULTS | LATENT_FAULTS | PACKED_FAULTS).get(fault)
 
     def damage(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
@@ -166,6 +208,26 @@ def plant(model: Any, fault: str) -> Callable[[], None]:
         handle.remove()
 
     return remove
+
+
+def _plant_cross(model: Any, fault: str) -> Callable[[], None]:
+    """Damage what the encoder wrote once, before the second token; or the decoder's own cache before each."""
+
+    def damage(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
+        cache = kwargs.get("past_key_values")
+        if cache is None or (fault != SELF_FAULT and getattr(cache, "damaged", False)):
+            return
+        cache.damaged = True
+        own, cross = cache.self_attention_cache.layers, cache.cross_attention_cache.layers
+        for mine, heard in zip(own, cross, strict=True):
+            if fault == SELF_FAULT:
+                length = mine.keys.shape[2]
+                mine.keys, mine.values = heard.keys[:, :, :length].clone(), heard.values[:, :, :length].clone()
+            else:
+                heard.keys, heard.values = (t.contiguous() for t in CROSS_FAULTS[fault](heard.keys, heard.values))
+
+    handle = model.register_forward_pre_hook(damage, with_kwargs=True)
+    return lambda: handle.remove()
 
 
 def _zero_states(model: Any, cache: Any) -> None:
