@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hileval.broken import flags_of
 from hileval.documents import DocumentError, picture, read_documents, read_task, sound
-from hileval.engines import Prompt, require_model_files
+from hileval.engines import ModelFilesError, Prompt, require_model_files
 from hileval.harness import INVALID, ScoreError, TaskQuestions
 from hileval.hub import snapshot, weights_sha
 from hileval.lines import drawn, lines_of, score
@@ -17,6 +17,7 @@ from hileval.task import sha256_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from hileval.conduct import Questions
     from hileval.declare import Gate
@@ -110,16 +111,19 @@ def _sample(number: int, document: Document, task: DocumentTask, answer: Answer)
     )
 
 
+def _folder(gate: Gate) -> Path:
+    return snapshot(gate.model, gate.revision) if gate.weights == "hub" else gate.path(gate.model)
+
+
 def _identify(gate: Gate, task: DocumentTask) -> Identity:
     """What this run would have to share with a baseline; lm-eval has no part in it."""
-    hub = gate.weights == "hub"
-    folder = snapshot(gate.model, gate.revision) if hub else gate.path(gate.model)
+    folder = _folder(gate)
     weights = sorted(folder.glob("*.safetensors"))
     generation = {"repetition_penalty": task.repetition_penalty, "temperature": 0, "max_gen_toks": gate.max_gen_toks}
     return Identity(
         model=gate.model,
         revision=gate.revision,
-        weights=weights_sha(folder) if hub else sha256_files(*weights, folder / "config.json"),
+        weights=weights_sha(folder) if gate.weights == "hub" else sha256_files(*weights, folder / "config.json"),
         tokenizer=sha256_files(*(folder / name for name in TOKENIZER_FILES)),
         chat_template=sha256_files(folder / "chat_template.jinja"),
         task=hashlib.sha256(json.dumps(task.model_dump(), sort_keys=True).encode()).hexdigest(),
@@ -135,14 +139,18 @@ def _require_room(gate: Gate, documents: Sequence[Document]) -> None:
 
     Raises:
         DocumentError: Names document and field.
+        ModelFilesError: The model has no tokenizer.json.
     """
-    import transformers
+    from tokenizers import Tokenizer  # not transformers': it imports Triton before the engine has said how it runs
 
-    folder = snapshot(gate.model, gate.revision) if gate.weights == "hub" else gate.path(gate.model)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    texts = [document.text for document in documents]
-    for document, ids in zip(documents, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True):
-        needed = len(ids) + 1
+    file = _folder(gate) / "tokenizer.json"
+    if not file.is_file():
+        raise ModelFilesError("tokenizer.json is missing", where=gate.model, remedy="fetch the whole model")
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    for document in documents:
+        needed = len(tokenizer.encode(document.text, add_special_tokens=False).ids) + 1
         if needed > gate.max_gen_toks:
             raise DocumentError(
                 f"text: that of {document.id!r} takes {needed} tokens with its end, and max_gen_toks is "
