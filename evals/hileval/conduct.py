@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from hileval.baseline import Baseline
     from hileval.declare import Gate
-    from hileval.engines import Engine
     from hileval.records import Identity, Sample
     from hileval.rule import Rule
     from hileval.stats import Outcomes
@@ -30,8 +29,6 @@ class Questions(Protocol):
     identity: Identity
     available: int
     """How many questions the task holds."""
-    engine: Engine | None
-    """What answered; None before the first question."""
 
     def ask(self, ids: Sequence[int], run: int) -> list[Sample]:
         """Answers to these questions, in their order; `run` 0 is the first time they are asked."""

@@ -74,8 +74,8 @@ class Gate(Noun):
     """Token limit of an answer; reaching it sets the flag `truncated`."""
     protocol: Literal["completions", "chat"] = "completions"
     filter: Literal["strict", "flexible"] = "strict"
-    """Which of two scores is gated; the other is watched. Of questions lm-eval's two extractions, of documents all of it
-    and one drawn line (`hileval.lines`)."""
+    """Which of two scores is gated; the other is watched. Of questions they are lm-eval's two extractions, of documents
+    all of it and one drawn line (`hileval.lines`)."""
     engine: Literal["vllm", "transformers", "server"]
     """vLLM in this process, transformers, or an OpenAI-compatible server that the harness starts and watches."""
     attention_backend: Literal["pagedkv", "vllm"] | None

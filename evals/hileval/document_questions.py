@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from hileval.conduct import Questions
     from hileval.declare import Gate
     from hileval.documents import Document, DocumentTask
     from hileval.engines import Answer, Engine
@@ -28,7 +27,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "preprocessor_conf
 """What turns sound, images and text into the model's input."""
 
 
-def questions_of(gate: Gate, start: Callable[[], Engine]) -> Questions:
+def questions_of(gate: Gate, start: Callable[[], Engine]) -> TaskQuestions | DocumentQuestions:
     """The questions of a gate, of either kind.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Documents to be parsed: what the encoder is shown, and the text that is right. Read and checked before anything starts.
+"""Documents to be parsed: what the encoder is shown, and the text that is right. Checked before anything starts.
 
 A task file says which. Spoken ones are made of JSON lines in this repository (`hileval.pocket.speech`); images lie in a
 folder that an environment variable names, each beside its expected text: `page-07.png`, `page-07.md`.

@@ -139,9 +139,7 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
     low, high = stats.interval(correct, n, rule.alpha)
     found = flips(asked, baseline, gate.filter)
     lost, gained = [flip for flip in found if flip.lost], [flip for flip in found if not flip.lost]
-    message = (
-        f"baseline {base.mean():.1%} in {baseline.runs} runs, lost {len(lost)}, gained {len(gained)}: {verdict}"
-    )
+    message = f"baseline {base.mean():.1%} in {baseline.runs} runs, lost {len(lost)}, gained {len(gained)}: {verdict}"
     labels = {"filter": gate.filter, "state": standing.state.value}
     if lost:
         labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
@@ -209,7 +207,13 @@ def _without_baseline(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) 
     else:
         outcome = Outcome.PASS if rule.unresolved == "flag" else Outcome.INCONCLUSIVE
         why = f"FLAGGED: no baseline yet, so only the floor holds{source}"
-    numbers: dict[str, Number] = {"n": n, "correct": correct, "exact_match": correct / n, "ci_low": low, "ci_high": high}
+    numbers: dict[str, Number] = {
+        "n": n,
+        "correct": correct,
+        "exact_match": correct / n,
+        "ci_low": low,
+        "ci_high": high,
+    }
     return Check(
         id=check_id,
         outcome=outcome,

@@ -62,9 +62,7 @@ def matched(wanted: Sequence[str], written: Sequence[str]) -> list[bool]:
     for i in reversed(range(rows)):
         for j in reversed(range(columns)):
             longest[i][j] = (
-                longest[i + 1][j + 1] + 1
-                if wanted[i] == written[j]
-                else max(longest[i + 1][j], longest[i][j + 1])
+                longest[i + 1][j + 1] + 1 if wanted[i] == written[j] else max(longest[i + 1][j], longest[i][j + 1])
             )
     found = [False] * rows
     i = j = 0

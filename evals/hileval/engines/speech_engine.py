@@ -1,4 +1,4 @@
-"""transformers on an encoder-decoder speech model: a second opinion, and where faults of cross attention are planted."""
+"""transformers on a speech model: a second opinion, and where faults of cross attention are planted."""
 
 from __future__ import annotations
 
@@ -51,9 +51,11 @@ class SpeechEngine:
             EngineError: A prompt without sound, prompts of several beginnings, or what this engine does not do.
         """
         sounds = [one for one in prompts if isinstance(one, Prompt) and one.modality == "audio"]
-        if len(sounds) < len(prompts) or stop or {(one.text, one.repetition_penalty) for one in sounds} - {
-            (sounds[0].text, 1.0)
-        }:
+        if (
+            len(sounds) < len(prompts)
+            or stop
+            or {(one.text, one.repetition_penalty) for one in sounds} - {(sounds[0].text, 1.0)}
+        ):
             raise EngineError(
                 "only sounds with one beginning, without stop words or penalty", where=self._where, remedy="use vLLM"
             )
@@ -73,11 +75,10 @@ class SpeechEngine:
         with torch.no_grad():
             heard = self.model.get_encoder()(features)
             tokens, cache = torch.tensor([start] * len(media)), None
-            written, scores = [], []
+            written: list[torch.Tensor] = []
+            scores: list[torch.Tensor] = []
             while len(written) < max_tokens and not (written and (torch.stack(written) == end).any(0).all()):
-                out = self.model(
-                    decoder_input_ids=tokens, encoder_outputs=heard, past_key_values=cache, use_cache=True
-                )
+                out = self.model(decoder_input_ids=tokens, encoder_outputs=heard, past_key_values=cache, use_cache=True)
                 cache = out.past_key_values
                 best = out.logits[:, -1].log_softmax(-1).max(-1)
                 written.append(best.indices)

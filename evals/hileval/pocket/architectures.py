@@ -143,4 +143,4 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any]], PreTrainedModel]] = {
     "latent": _latent,
     "packed": _packed,
 }
-"""Name -> decoder. The folder of a trained one is evals/pocket/<name>; the encoder-decoder is in evals/pocket/speech."""
+"""Name -> decoder; the encoder-decoder is `speech`. The folder of a trained one is evals/pocket/<name>."""

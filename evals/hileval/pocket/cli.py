@@ -27,7 +27,8 @@ TEST_SEED, FRESH_SEED = 7, 8
 TEST_QUESTIONS = 400
 
 Name = Annotated[
-    Literal["hybrid", "window", "latent", "packed", "speech"], typer.Argument(help="Which pocket model (architectures.py).")
+    Literal["hybrid", "window", "latent", "packed", "speech"],
+    typer.Argument(help="Which pocket model (architectures.py)."),
 ]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)

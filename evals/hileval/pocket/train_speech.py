@@ -26,9 +26,7 @@ RECIPE = Recipe("speech", steps=1500, batch=64)
 
 def extractor() -> Any:
     """Turns one second of sound into a spectrogram, [MEL_BINS, 100]."""
-    return transformers.WhisperFeatureExtractor(
-        feature_size=MEL_BINS, chunk_length=1, sampling_rate=SAMPLING_RATE
-    )
+    return transformers.WhisperFeatureExtractor(feature_size=MEL_BINS, chunk_length=1, sampling_rate=SAMPLING_RATE)
 
 
 def make_batch(
