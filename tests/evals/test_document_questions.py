@@ -4,13 +4,15 @@ import json
 import sys
 
 import pytest
+from PIL import Image
 
 from hileval import cli, document_questions
 from hileval.declare import load_gates
 from hileval.document_questions import DocumentQuestions, questions_of
 from hileval.documents import DocumentError
-from hileval.engines import Answer, EngineError
+from hileval.engines import Answer, EngineError, Prompt
 from hileval.engines.engine import require_text
+from hileval.engines.vllm_engine import _as_vllm
 from hileval.evaluation import Evaluation
 from hileval.gate import exit_status, judge
 from hileval.harness import ScoreError, TaskQuestions
@@ -114,6 +116,36 @@ def test_an_engine_of_text_refuses_sounds():
     with pytest.raises(EngineError, match="text alone"):
         require_text([questions._prompt(questions._documents[0])])
     assert require_text(["a", "b"]) == ["a", "b"]
+
+
+def test_vllm_is_shown_what_the_encoder_takes():
+    assert _as_vllm("Question") == "Question"
+    sound = _as_vllm(Prompt("<s>", "audio", [0.0]))
+    assert sound["encoder_prompt"] == {"prompt": "", "multi_modal_data": {"audio": ([0.0], 16_000)}}
+    page = _as_vllm(Prompt("<md>", "image", "a picture", 1.1))
+    assert page["encoder_prompt"]["multi_modal_data"] == {"image": "a picture"}
+    assert page["decoder_prompt"] == {"prompt": "<md>"}
+
+
+def test_pages_are_asked_with_the_prompt_and_penalty_of_their_task(tmp_path, monkeypatch):
+    Image.new("RGB", (8, 6)).save(tmp_path / "page.png")
+    (tmp_path / "page.md").write_text("# One page\n")
+    monkeypatch.setenv("HILEVAL_DOCUMENTS", str(tmp_path))
+    monkeypatch.setattr(document_questions, "_folder", lambda _: GATE.path(GATE.model))
+    monkeypatch.setattr(document_questions, "weights_sha", lambda _: "a" * 64)
+    questions = DocumentQuestions(PARSE, object)
+    questions.engine = Canned(questions, [0])
+    (sample,) = questions.ask([0], 0)
+    (((prompt,), arguments),) = questions.engine.asked
+    assert (prompt.text, prompt.modality, prompt.repetition_penalty) == (
+        "</s><s><predict_bbox><predict_classes><output_markdown>",
+        "image",
+        1.1,
+    )
+    assert prompt.media.size == (8, 6)
+    assert arguments["max_tokens"] == PARSE.max_gen_toks
+    assert sample.correct(PARSE.filter)
+    assert sample.question == "page"
 
 
 def run_of(samples, plant):
