@@ -57,7 +57,8 @@ def list_gates() -> None:
     for name, gate in load_gates().gates.items():
         attention = f", attention by {gate.attention_backend}" if gate.attention_backend else ""
         where = f" on {', '.join(gate.arch)}" if gate.arch else ""
-        typer.echo(f"{name}: {gate.title}\n  {gate.engine}{attention}{where}, floor {gate.floor:.0%}")
+        floor = "no floor" if gate.floor is None else f"floor {gate.floor:.0%}"
+        typer.echo(f"{name}: {gate.title}\n  {gate.engine}{attention}{where}, {floor}")
 
 
 @app.command("import")
@@ -111,9 +112,9 @@ def measure(
     Raises:
         HilgateError: the declaration, the model, the engine or lm-eval stopped it; nothing was measured.
     """
-    from hileval.harness import TaskQuestions
+    from hileval.document_questions import questions_of
 
-    questions = TaskQuestions(gate, starter(gate, engine))
+    questions = questions_of(gate, starter(gate, engine))
     code = code_fingerprint(EVALS.parent / "kernels", EVALS / "hileval")
     heading = Heading(gate=name, identity=questions.identity, engine=engine, code=code)
     journal = Journal(questions, JOURNALS / f"{name}.jsonl", heading)

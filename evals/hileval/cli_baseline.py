@@ -46,13 +46,13 @@ def record(
     ] = None,
 ) -> None:
     """Ask all questions of a gate K times on an attention that is trusted, and leave a proposal."""
-    from hileval.harness import TaskQuestions
+    from hileval.document_questions import questions_of
 
     gate = find_gate(name, load_gates())
     chosen = engine or gate.engine
     trusted = {"vllm": attention_backend, "transformers": None}.get(chosen, gate.attention_backend)
     gate = gate.model_copy(update={"engine": chosen, "attention_backend": trusted})
-    questions = TaskQuestions(gate, starter(gate, chosen))
+    questions = questions_of(gate, starter(gate, chosen))
     everything = list(range(questions.available))
     recorded = []
     for number in range(runs):
@@ -70,7 +70,7 @@ def record(
         arguments=dict(gate.engine_args),
     )
     baseline = make_baseline(
-        name, recorded, floor=gate.floor, setting=setting, environment=environment(), reason=reason, by=NOBODY
+        name, recorded, floor=gate.floor or 0.0, setting=setting, environment=environment(), reason=reason, by=NOBODY
     )
     path = proposal_path(gate)
     baseline.write(path)

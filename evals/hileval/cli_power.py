@@ -51,7 +51,10 @@ def power(
     for name in names or declared.gates:
         gate = find_gate(name, declared)
         for when in gate.rules:
-            rows += table(name, gate, when, declared, d=d, replays=replays, seed=seed)
+            found = table(name, gate, when, declared, d=d, replays=replays, seed=seed)
+            if not found:
+                typer.echo(f"{name}, {when}: no baseline, published figure or floor to start from", err=True)
+            rows += found
     if as_json:
         typer.echo(json.dumps([row.model_dump() for row in rows], indent=1))
         return
@@ -70,6 +73,8 @@ def table(
 ) -> list[Row]:
     """The rows of one gate and rule: from its baseline's own accuracy and noise, else from the published figure.
 
+    No rows where there is neither a baseline nor a figure nor a floor.
+
     Raises:
         RecordsError: There is no baseline, and no d was given.
     """
@@ -79,7 +84,10 @@ def table(
     except RecordsError:
         if d is None:
             raise
-        accuracy, noise, runs, n = gate.published[0].value if gate.published else gate.floor, d, 5, GSM8K_QUESTIONS
+        known = gate.published[0].value if gate.published else gate.floor
+        if known is None:
+            return []
+        accuracy, noise, runs, n = known, d, 5, GSM8K_QUESTIONS
     else:
         hashes = [question.doc_hash for question in baseline.questions]
         accuracy = float(baseline.outcomes(gate.filter, hashes).mean())

@@ -65,14 +65,17 @@ class Gate(Noun):
     """Where the weights are; those of a hub are fetched by the agents, which have the network and the cache."""
     revision: str = ""
     """Commit of the hub model."""
+    kind: Literal["questions", "documents"] = "questions"
+    """Questions of lm-eval, or documents that an encoder-decoder model is to write down (`hileval.documents`)."""
     task: str
-    """lm-eval task file, relative to evals/."""
+    """Task file, relative to evals/: lm-eval's of questions, `DocumentTask` of documents."""
     num_fewshot: int = Field(ge=0)
     max_gen_toks: int = Field(ge=1)
     """Token limit of an answer; reaching it sets the flag `truncated`."""
     protocol: Literal["completions", "chat"] = "completions"
     filter: Literal["strict", "flexible"] = "strict"
-    """Which of lm-eval's two extractions is gated; the other is watched."""
+    """Which of two scores is gated; the other is watched. Of questions they are lm-eval's two extractions, of documents
+    all of it and one drawn line (`hileval.lines`)."""
     engine: Literal["vllm", "transformers", "server"]
     """vLLM in this process, transformers, or an OpenAI-compatible server that the harness starts and watches."""
     attention_backend: Literal["pagedkv", "vllm"] | None
@@ -88,8 +91,9 @@ class Gate(Noun):
     """Tensor-parallel size."""
     rules: dict[Occasion, Key] = Field(default={"pre-merge": "pre-merge", "release": "release"})
     """Which of `rules:` applies when."""
-    floor: float = Field(gt=0, lt=1)
-    """Exact match below which the model is not the model any more, baseline or not."""
+    floor: float | None = Field(default=None, gt=0, lt=1)
+    """Share of right answers below which the model is not the model any more, baseline or not; None only where nothing
+    was published of a hub's model, which then proves nothing before its first baseline."""
     published: tuple[Published, ...] = ()
     broken: BrokenLimits
     baseline: str
@@ -103,6 +107,10 @@ class Gate(Noun):
             raise ValueError("attention_backend means nothing to transformers")
         if self.weights == "repository" and self.revision:
             raise ValueError("revision is for models of a hub")
+        if self.floor is None and (self.weights == "repository" or self.published or self.kind == "questions"):
+            raise ValueError("floor is required, except for documents on a hub's model of which nothing is published")
+        if self.kind == "documents" and (self.engine == "server" or self.protocol == "chat" or self.num_fewshot):
+            raise ValueError("documents have no examples, no chat and no server: engine vllm is given them")
         return self
 
     def path(self, relative: str) -> Path:

@@ -62,7 +62,7 @@ def side_by_side(found: Sequence[Flip], most: int) -> str:
     parts = []
     for flip in found[:most]:
         shares = f"right in {flip.before:.0%} of stored runs, {flip.now:.0%} now"
-        head = f"question {flip.doc_id}, answer {flip.target}: {shares}"
+        head = f"question {flip.doc_id}, answer {textwrap.shorten(flip.target, 2 * WIDTH)}: {shares}"
         left, right = _wrapped(flip.stored_text), _wrapped(flip.new_text)
         longest = max(len(left), len(right))
         left += [""] * (longest - len(left))

@@ -56,8 +56,9 @@ def judge(
         _accuracy(accuracy_id, gate, rule, asked, baseline)
         if baseline is not None
         else _without_baseline(accuracy_id, gate, rule, asked),
-        _floor(f"{name}/floor", gate, rule, asked),
     ]
+    if gate.floor is not None:
+        checks.append(_floor(f"{name}/floor", gate.floor, gate, rule, asked))
     if served is None:
         return checks
     if served.outcome is not Outcome.PASS:
@@ -138,10 +139,7 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
     low, high = stats.interval(correct, n, rule.alpha)
     found = flips(asked, baseline, gate.filter)
     lost, gained = [flip for flip in found if flip.lost], [flip for flip in found if not flip.lost]
-    message = (
-        f"{correct}/{n} = {correct / n:.1%} [{low:.1%}, {high:.1%}], baseline {base.mean():.1%} in {baseline.runs} "
-        f"runs, lost {len(lost)}, gained {len(gained)}: {verdict}"
-    )
+    message = f"baseline {base.mean():.1%} in {baseline.runs} runs, lost {len(lost)}, gained {len(gained)}: {verdict}"
     labels = {"filter": gate.filter, "state": standing.state.value}
     if lost:
         labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
@@ -167,7 +165,17 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
         "seconds": round(asked.seconds, 1),
     }
     numbers |= {} if baseline.d is None else {"d": baseline.d}
+    message = f"{correct}/{n} = {correct / n:.1%} [{low:.1%}, {high:.1%}]{_by_line(asked.samples, numbers)}, {message}"
     return Check(id=check_id, outcome=outcome, message=message, labels=labels, numbers=numbers, seconds=asked.seconds)
+
+
+def _by_line(samples: Sequence[Sample], numbers: dict[str, Number]) -> str:
+    """The share of right lines of documents, also put into `numbers`: shown, never tested (`hileval.lines`)."""
+    lines, right = sum(sample.lines for sample in samples), sum(sample.lines_right for sample in samples)
+    if not lines:
+        return ""
+    numbers |= {"lines": lines, "lines_right": right, "line_match": right / lines}
+    return f" of documents, {right}/{lines} = {right / lines:.1%} of their lines"
 
 
 def _verdict(rule: Rule, baseline: Baseline, standing: Standing) -> tuple[Outcome, str]:
@@ -194,29 +202,41 @@ def _without_baseline(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) 
     n = len(asked.samples)
     low, high = stats.interval(correct, n, rule.alpha)
     source = f"; published: {gate.published[0].value:.1%} ({gate.published[0].metric})" if gate.published else ""
+    if gate.floor is None:
+        outcome, why = Outcome.INCONCLUSIVE, "neither a baseline nor a floor, so nothing is judged"
+    else:
+        outcome = Outcome.PASS if rule.unresolved == "flag" else Outcome.INCONCLUSIVE
+        why = f"FLAGGED: no baseline yet, so only the floor holds{source}"
+    numbers: dict[str, Number] = {
+        "n": n,
+        "correct": correct,
+        "exact_match": correct / n,
+        "ci_low": low,
+        "ci_high": high,
+    }
     return Check(
         id=check_id,
-        outcome=Outcome.PASS if rule.unresolved == "flag" else Outcome.INCONCLUSIVE,
+        outcome=outcome,
         message=(
-            f"{correct}/{n} = {correct / n:.1%} [{low:.1%}, {high:.1%}], FLAGGED: no baseline yet, so only the floor "
-            f"holds{source}; record one: python -m hileval baseline record"
+            f"{correct}/{n} = {correct / n:.1%} [{low:.1%}, {high:.1%}]{_by_line(asked.samples, numbers)}, {why}; "
+            "record one: python -m hileval baseline record"
         ),
         labels={"filter": gate.filter, "state": "no baseline"},
-        numbers={"n": n, "correct": correct, "exact_match": correct / n, "ci_low": low, "ci_high": high},
+        numbers=numbers,
         seconds=asked.seconds,
     )
 
 
-def _floor(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) -> Check:
+def _floor(check_id: str, floor: float, gate: Gate, rule: Rule, asked: Evaluation) -> Check:
     n, correct = len(asked.samples), sum(int(run.sum()) for run in asked.outcomes(gate))
     low, high = stats.interval(correct, n, rule.alpha)
     share = correct / n
-    if share >= gate.floor:
+    if share >= floor:
         outcome, verdict = Outcome.PASS, "not below"
-    elif high < gate.floor:
+    elif high < floor:
         outcome, verdict = Outcome.FAIL, "below"
     else:
         outcome, verdict = Outcome.INCONCLUSIVE, "below, but the interval reaches"
-    message = f"{correct}/{n} = {share:.1%} [{low:.1%}, {high:.1%}] is {verdict} the floor of {gate.floor:.0%}"
-    numbers: dict[str, Number] = {"n": n, "exact_match": share, "ci_low": low, "ci_high": high, "floor": gate.floor}
+    message = f"{correct}/{n} = {share:.1%} [{low:.1%}, {high:.1%}] is {verdict} the floor of {floor:.0%}"
+    numbers: dict[str, Number] = {"n": n, "exact_match": share, "ci_low": low, "ci_high": high, "floor": floor}
     return Check(id=check_id, outcome=outcome, message=message, numbers=numbers)

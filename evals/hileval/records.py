@@ -85,7 +85,7 @@ class Sample(Noun):
     prompt_hash: Sha
     question: str
     target: str
-    """The final number of the reference answer."""
+    """The final number of the reference answer; of a document its lines."""
     text: str
     """What the model wrote."""
     finish_reason: str | None
@@ -93,11 +93,14 @@ class Sample(Noun):
     non_finite: int = Field(ge=0)
     """Generated tokens whose log-probability was NaN or infinite."""
     strict: str
-    """What the strict filter (`#### N`) extracted; `[invalid]` where it found nothing."""
+    """What the strict filter (`#### N`) extracted; `[invalid]` where it found nothing. Of a document its lines."""
     flexible: str
-    """What the flexible filter (last number) extracted."""
+    """What the flexible filter (last number) extracted. Of a document the drawn line (`hileval.lines`)."""
     strict_correct: bool
     flexible_correct: bool
+    lines: int = Field(default=0, ge=0)
+    """Lines of a document; 0 where the question is no document."""
+    lines_right: int = Field(default=0, ge=0)
     flags: tuple[Flag, ...]
 
     def correct(self, which: Literal["strict", "flexible"]) -> bool:

@@ -32,6 +32,10 @@ def starter(gate: Gate, engine: EngineName) -> Callable[[], Engine]:
             from hileval.engines.server import ServerEngine
 
             return ServerEngine(serve_command(gate), model=gate.model, env={**gate.env, "VLLM_SERVER_DEV_MODE": "1"})
+        if gate.kind == "documents":
+            from hileval.engines.speech_engine import SpeechEngine
+
+            return SpeechEngine(gate.path(gate.model))
         from hileval.engines.transformers_engine import TransformersEngine
 
         return TransformersEngine(gate.path(gate.model))

@@ -35,7 +35,7 @@ def resolve_task(path: Path, num_fewshot: int) -> dict[str, Any]:
     try:
         ours = yaml.safe_load(path.read_text(encoding="utf-8"))
         include, name, data = ours.pop("include"), ours["task"], ours.pop("data")
-        folder = _data_folder(ours.pop("data_folder", None), path)
+        folder = data_folder(ours.pop("data_folder", None), path)
         stock = importlib.metadata.distribution("lm_eval").locate_file(f"lm_eval/tasks/{include}")
         config: dict[str, Any] = yaml.safe_load(EVALS.joinpath(str(stock)).read_text(encoding="utf-8")) | ours
         files = {split: folder / data[split] for split in ("test", *sorted(set(data) - {"test"}))}
@@ -64,7 +64,7 @@ def resolve_task(path: Path, num_fewshot: int) -> dict[str, Any]:
     return config
 
 
-def _data_folder(variable: str | None, path: Path) -> Path:
+def data_folder(variable: str | None, path: Path) -> Path:
     """Where the task's data files are: in evals/, or where an environment variable says (data we may not carry).
 
     Raises:

@@ -109,3 +109,10 @@ def test_list(run):
     code, output, _ = run("gates")
     assert code == 0
     assert "pocket-hybrid" in output.out
+
+
+def test_power_says_where_it_knows_nothing(run):
+    code, output, _ = run("power", "nemotron-parse", "--d", "0.02")
+    assert code == 0
+    assert output.out == ""
+    assert "nemotron-parse, release: no baseline, published figure or floor" in output.err

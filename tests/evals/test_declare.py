@@ -41,6 +41,10 @@ def test_unknown_gate_offers_the_nearest_name():
         ({"attention_backend": "paged"}, "attention_backend"),
         ({"attention_backend": None}, "attention_backend is required"),
         ({"engine": "transformers"}, "means nothing"),
+        ({"floor": None}, "floor is required"),
+        ({"kind": "documents", "num_fewshot": 3}, "documents have no examples"),
+        ({"kind": "documents", "protocol": "chat"}, "documents have no examples"),
+        ({"kind": "pages"}, "kind"),
     ],
 )
 def test_one_mistake_is_named(tmp_path, change, why):

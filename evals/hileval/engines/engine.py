@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from hilgate.errors import CannotRunHereError, Exit, HilgateError
 
@@ -21,6 +21,23 @@ class EngineError(HilgateError):
 
 class ModelFilesError(CannotRunHereError):
     """The model folder lacks weights, configuration or tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of an encoder-decoder model.
+
+    Attributes:
+        text: What the decoder begins with.
+        modality: What the encoder is shown.
+        media: Sound, [samples] float32 at 16 kHz, or a Pillow image.
+        repetition_penalty: Factor that the model is published to be used with; 1 is none.
+    """
+
+    text: str
+    modality: Literal["audio", "image"]
+    media: Any
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +59,7 @@ class Engine(Protocol):
     name: str
     """Name and version, e.g. `vllm 0.32.0`."""
 
-    def answer(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
+    def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
         """Answer every prompt greedily; the answers are in the order of the prompts."""
 
     def attention_layers(self) -> list[dict[str, Any]] | None:
@@ -66,6 +83,18 @@ def require_model_files(folder: Path) -> None:
                 where=str(folder),
                 remedy="restore the folder from git, or train it: python -m hileval.pocket train",
             )
+
+
+def require_text(prompts: Sequence[str | Prompt]) -> list[str]:
+    """The prompts of an engine that is given text alone.
+
+    Raises:
+        EngineError: One has sound or an image.
+    """
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise EngineError("this engine is given text alone", remedy="use engine: vllm for documents")
+    return texts
 
 
 @contextlib.contextmanager

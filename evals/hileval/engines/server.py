@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from hileval.engines.engine import Answer, EngineError
+from hileval.engines.engine import Answer, EngineError, Prompt, require_text
 from hilgate.errors import CannotRunHereError
 
 if TYPE_CHECKING:
@@ -114,18 +114,20 @@ class ServerEngine:
         if not self._quoted:
             self._log.unlink(missing_ok=True)
 
-    def answer(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
+    def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
         """Answer every prompt greedily; the answers are in the order of the prompts.
 
         Raises:
+            EngineError: A prompt is not text alone; vLLM in this process takes those.
             RequestFailedError: A request was refused, timed out or answered with something else.
             ServerDiedError: The server ended meanwhile.
         """
+        texts = require_text(prompts)
         with (
             httpx.Client(base_url=self.url, timeout=self._request_seconds, trust_env=False) as client,
             ThreadPoolExecutor(self._concurrency) as pool,
         ):
-            futures = [pool.submit(self._complete, client, prompt, max_tokens, list(stop)) for prompt in prompts]
+            futures = [pool.submit(self._complete, client, prompt, max_tokens, list(stop)) for prompt in texts]
             try:
                 return [future.result() for future in futures]
             except BaseException:

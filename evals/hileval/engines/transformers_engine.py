@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from hileval.engines.engine import Answer, as_engine_error, require_model_files
+from hileval.engines.engine import Answer, Prompt, as_engine_error, require_model_files, require_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,10 +41,10 @@ class TransformersEngine:
     def close(self) -> None:
         """Nothing outlives the object."""
 
-    def answer(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
+    def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
         """Answer every prompt greedily."""
         with as_engine_error("generating", self._where):
-            ids = self.tokenizer(list(prompts))["input_ids"]
+            ids = self.tokenizer(require_text(prompts))["input_ids"]
             answers: dict[int, Answer] = {}
             for length in sorted({len(row) for row in ids}):
                 same = [i for i, row in enumerate(ids) if len(row) == length]

@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hileval.engines.engine import Answer, EngineError, as_engine_error, require_model_files
+from hileval.engines.engine import Answer, EngineError, Prompt, as_engine_error, require_model_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+SAMPLING_RATE = 16_000
 
 
 class VllmEngine:
@@ -69,7 +71,7 @@ class VllmEngine:
             return {"compilation_config": {"custom_ops": ["-rotary_embedding"]}}
         return {"attention_backend": cls.OURS} if attention_backend == "pagedkv" else {}
 
-    def answer(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
+    def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
         """Answer every prompt greedily. If ours serves, the KV pool is NaN before: reading an unwritten slot shows.
 
         The engine's own attention is spared: it may multiply slots that it masks by zero, which is harmless on zeros.
@@ -81,8 +83,17 @@ class VllmEngine:
                 self._llm.collective_rpc("pagedkv_poison")
                 self._llm.collective_rpc("pagedkv_reset")
                 self._poison = False
-            params = SamplingParams(temperature=0.0, max_tokens=max_tokens, stop=list(stop), logprobs=0)
-            outputs = self._llm.generate(list(prompts), params, use_tqdm=False)
+            params = [
+                SamplingParams(
+                    temperature=0.0,
+                    max_tokens=max_tokens,
+                    stop=list(stop),
+                    logprobs=0,
+                    repetition_penalty=1.0 if isinstance(prompt, str) else prompt.repetition_penalty,
+                )
+                for prompt in prompts
+            ]
+            outputs = self._llm.generate([_as_vllm(prompt) for prompt in prompts], params, use_tqdm=False)
             if len(outputs) != len(prompts):
                 raise EngineError(f"{len(outputs)} answers to {len(prompts)} prompts", where=self._where)
             return [self._read(output.outputs[0]) for output in outputs]
@@ -112,3 +123,11 @@ class VllmEngine:
         """End the engine, so that another one may start in this process."""
         with as_engine_error("closing vLLM", self._where):
             self._llm.llm_engine.engine_core.shutdown()
+
+
+def _as_vllm(prompt: str | Prompt) -> Any:
+    if isinstance(prompt, str):
+        return prompt
+    media = (prompt.media, SAMPLING_RATE) if prompt.modality == "audio" else prompt.media
+    shown = {"prompt": "", "multi_modal_data": {prompt.modality: media}}
+    return {"encoder_prompt": shown, "decoder_prompt": {"prompt": prompt.text}}

@@ -4,6 +4,7 @@ hybrid    attention and Mamba-2 (GraniteMoeHybrid)     rows of a pool that atten
 window    soft cap, every second layer sees 8 tokens  two cache groups of one pool (Gemma 2)
 latent    multi-head latent attention                  one latent row per token (DeepSeek V2)
 packed    plain attention with normed queries and keys served from aiter's SHUFFLE packing with FP8 codes (Qwen 3)
+speech    cross attention to 50 tokens of an encoder   two cache groups of one pool, one written once (Whisper)
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ if TYPE_CHECKING:
 HIDDEN = 128
 LAYERS = 4
 LONGEST = 512
+MEL_BINS = 16
+"""Bands of the spectrogram that the speech model hears."""
 SLOW = 1e6
 """RoPE's theta: most channels hardly turn within a question, so that names match wherever they stand."""
 
 
 def build(name: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """An untrained model; `name` is a key of `ARCHITECTURES`."""
+    if name == "speech":
+        return _speech(tokenizer)
     common = {
         "vocab_size": len(tokenizer),
         "hidden_size": HIDDEN,
@@ -106,10 +111,36 @@ def _packed(common: dict[str, Any]) -> PreTrainedModel:
     return transformers.Qwen3ForCausalLM(config)
 
 
+def _speech(tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    width = 64
+    config = transformers.WhisperConfig(
+        vocab_size=len(tokenizer),
+        num_mel_bins=MEL_BINS,
+        d_model=width,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=2 * width,
+        decoder_ffn_dim=2 * width,
+        max_source_positions=50,
+        max_target_positions=32,
+        init_std=0.06,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.bos_token_id,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        dtype="float32",
+    )
+    return transformers.WhisperForConditionalGeneration(config)
+
+
 ARCHITECTURES: dict[str, Callable[[dict[str, Any]], PreTrainedModel]] = {
     "hybrid": _hybrid,
     "window": _window,
     "latent": _latent,
     "packed": _packed,
 }
-"""Name -> model. The folder of a trained one is evals/pocket/<name>."""
+"""Name -> decoder; the encoder-decoder is `speech`. The folder of a trained one is evals/pocket/<name>."""

@@ -5,21 +5,30 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hileval import stats
 from hileval.declare import EVALS
+from hileval.documents import read_documents, read_task, sound
+from hileval.engines import Prompt
 from hileval.pocket.questions import Problem, problems, read_jsonl, write_jsonl
+from hileval.pocket.speech import documents, speak, write_documents
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 TEST_FILE = EVALS / "pocket/data/test.jsonl"
+SPEECH_TASK = EVALS / "tasks/pocket_speech.yaml"
+SPEECH_FILE = EVALS / "pocket/data/speech.jsonl"
 MODELS = EVALS / "pocket"
 TEST_SEED, FRESH_SEED = 7, 8
 TEST_QUESTIONS = 400
 
 Name = Annotated[
-    Literal["hybrid", "window", "latent", "packed"], typer.Argument(help="Which pocket model (architectures.py).")
+    Literal["hybrid", "window", "latent", "packed", "speech"],
+    typer.Argument(help="Which pocket model (architectures.py)."),
 ]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -27,10 +36,12 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pret
 
 @app.command("questions")
 def questions() -> None:
-    """Write the test questions (deterministic)."""
+    """Write the test questions and documents (deterministic)."""
     TEST_FILE.parent.mkdir(parents=True, exist_ok=True)
     write_jsonl(TEST_FILE, list(itertools.islice(problems(TEST_SEED), TEST_QUESTIONS)))
     typer.echo(f"{TEST_FILE}: {TEST_QUESTIONS} questions, seed {TEST_SEED}")
+    write_documents(SPEECH_FILE, list(itertools.islice(documents(TEST_SEED), TEST_QUESTIONS)))
+    typer.echo(f"{SPEECH_FILE}: {TEST_QUESTIONS} documents, seed {TEST_SEED}")
 
 
 @app.command("train")
@@ -39,13 +50,19 @@ def train_model(name: Name = "hybrid") -> None:
     import torch
 
     from hileval.pocket.train import RECIPES, train
+    from hileval.pocket.train_speech import RECIPE, extractor, train_speech
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    test = frozenset(row.digest for row in read_jsonl(TEST_FILE))
-    model, tokenizer, seconds = train(RECIPES[name], test)
-    model.generation_config.update(do_sample=False, max_new_tokens=32, _from_model_config=False)
     folder = MODELS / name
-    model.to(getattr(torch, RECIPES[name].stored)).save_pretrained(folder)
+    if name == "speech":
+        recipe = RECIPE
+        model, tokenizer, seconds = train_speech(reserved_documents())
+        extractor().save_pretrained(folder)
+    else:
+        recipe = RECIPES[name]
+        model, tokenizer, seconds = train(recipe, frozenset(row.digest for row in read_jsonl(TEST_FILE)))
+    model.generation_config.update(do_sample=False, max_new_tokens=32, _from_model_config=False)
+    model.to(getattr(torch, recipe.stored)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     typer.echo(f"{folder}: {sum(p.numel() for p in model.parameters())} parameters in {seconds:.0f} s")
 
@@ -57,17 +74,39 @@ def measure(
     damaged: Annotated[int, typer.Option("--faults", help="Questions per planted fault; 0 leaves them out.")] = 200,
 ) -> None:
     """Exact match on fresh questions, intact and under planted cache faults (`hileval.pocket.corrupt`)."""
+    from hileval.engines.speech_engine import SpeechEngine
     from hileval.engines.transformers_engine import TransformersEngine
     from hileval.pocket.corrupt import faults, plant
 
-    test = frozenset(row.digest for row in read_jsonl(TEST_FILE))
-    rows = list(itertools.islice(problems(FRESH_SEED, exclude=test), max(n, damaged)))
-    engine = TransformersEngine(MODELS / name)
-    report("intact", exact_match(engine, rows[:n]), n)
+    rows: Sequence[Any]
+    if name == "speech":
+        count: Callable[..., int] = transcribed
+        rows = list(itertools.islice(documents(FRESH_SEED, exclude=reserved_documents()), max(n, damaged)))
+        engine: SpeechEngine | TransformersEngine = SpeechEngine(MODELS / name)
+    else:
+        count = exact_match
+        test = frozenset(row.digest for row in read_jsonl(TEST_FILE))
+        rows = list(itertools.islice(problems(FRESH_SEED, exclude=test), max(n, damaged)))
+        engine = TransformersEngine(MODELS / name)
+    report("intact", count(engine, rows[:n]), n)
     for fault in faults(engine.model) if damaged else ():
         remove = plant(engine.model, fault)
-        report(fault, exact_match(engine, rows[:damaged]), damaged)
+        report(fault, count(engine, rows[:damaged]), damaged)
         remove()
+
+
+def reserved_documents() -> frozenset[str]:
+    """Texts of the test documents."""
+    return frozenset(document.text for document in read_documents(read_task(SPEECH_TASK), SPEECH_TASK))
+
+
+def transcribed(engine: Any, texts: Sequence[str]) -> int:
+    """How many documents an engine writes down without a mistake."""
+    from hileval.pocket.vocabulary import START
+
+    prompts = [Prompt(START, "audio", sound(speak(text).astype("<i2").tobytes())) for text in texts]
+    answers = engine.answer(prompts, max_tokens=32, stop=[])
+    return sum(answer.text == text for answer, text in zip(answers, texts, strict=True))
 
 
 def exact_match(engine: object, rows: list[Problem]) -> int:
