@@ -35,9 +35,6 @@ NO_BAMBA = dict.fromkeys(PLATFORMS, "does not dispatch through the Transformers 
 platform."""
 NO_PLAMO2 = dict.fromkeys(PLATFORMS, "model type `plamo2` but Transformers does not recognize this architecture")
 """vLLM removed its own class in 0.26.0. Measured on the CPU; no code before it asks for the platform."""
-NO_KIMI = {"cpu": "'_lib_fn_wrapper' object has no attribute 'get'"}
-"""vLLM's module of the family imports what its replacement of Triton's kernels trips over, before any layer is made."""
-
 _ALL = (
     Family(
         "jamba",
@@ -153,8 +150,6 @@ _ALL = (
         ("conv", "delta"),
         engine_cpu=CPU_MLA,
         environment=MLA,
-        cannot=NO_KIMI,
-        own_process=True,
         published=("moonshotai/Kimi-Linear-48B-A3B-Instruct",),
     ),
     Family(

@@ -91,7 +91,8 @@ class Run:
             engine = Engine(self._checkpoint, poison=plan.poison, **arguments(self.family, plan, platform))
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of these cells
             traceback.print_exc()
-            return dict.fromkeys(chosen, Cell("fail", _words(error), time.monotonic() - started))
+            outcome = "did not run" if lacks_package(error) else "fail"
+            return dict.fromkeys(chosen, Cell(outcome, _words(error), time.monotonic() - started))
         longest = plan.arguments.get("max_model_len", COMMON["max_model_len"])
         with engine, self.planted(engine):
             bench = behaviours.Bench(engine, self._oracle, self.family, longest, **self.fuzz)
@@ -101,19 +102,31 @@ class Run:
     def _checkpoint(self) -> Path:
         inspection.register(self.family)
         folder = self.folder / f"{self.family.name}-model"
-        checkpoints.save(self.family, folder, torch.float32)
+        checkpoints.save(self.family, folder, dtype())
         return folder
 
     @cached_property
     def _oracle(self) -> oracle.Oracle:
-        return oracle.Oracle.load(self.family, self._checkpoint, torch.float32)
+        return oracle.Oracle.load(self.family, self._checkpoint, dtype())
+
+
+def dtype() -> torch.dtype:
+    """Of weights and activations. GPUs multiply float32 in TF32, with fewer bits than the oracle's float32 has."""
+    return torch.float32 if current_platform.is_cpu() else torch.float16
+
+
+def lacks_package(error: Exception) -> bool:
+    """Whether an engine did not start because this machine has not everything that vLLM imports for a model."""
+    ours = ("pagedkv", "models", "vllm")
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in ours
 
 
 def arguments(family: Family, plan: EnginePlan, platform: str) -> dict[str, Any]:
     """Of vLLM's `LLM`."""
     memory = {"kv_cache_memory_bytes": 1 << 28}  # given, not measured, so that engines can share a GPU
-    here = {} if platform == "cpu" else GRAPHS | {"gpu_memory_utilization": 0.1}
-    return COMMON | memory | {"dtype": "float32"} | here | plan.arguments | family.arguments(platform)
+    here = {} if platform == "cpu" else GRAPHS | {"gpu_memory_utilization": 0.1, "mamba_ssm_cache_dtype": "float32"}
+    kind = {"dtype": str(dtype()).removeprefix("torch.")}
+    return COMMON | memory | kind | here | plan.arguments | family.arguments(platform)
 
 
 def run_cell(name: str, bench: behaviours.Bench) -> Cell:

@@ -29,16 +29,12 @@ class Family:
     """"paged", "latent" (MLA), "cross" (beside self attention) or "" for none."""
     states: tuple[str, ...] = ()
     """What a state page holds, in vLLM's order: "conv", "ssm", "delta"."""
-    dtype: str = "float32"
-    """Of the engine on the CPU platform."""
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of vLLM's `LLM` on every platform."""
     engine_cpu: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments on the CPU platform."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the engine's process needs."""
-    own_process: bool = False
-    """Whether the family's import in vLLM leaves a process in which no other engine starts."""
     stand_ins: tuple[str, ...] = ()
     """Operators that the CPU platform lacks and `stand_ins.py` supplies."""
     cannot: Mapping[str, str] = field(default_factory=dict)
@@ -54,4 +50,4 @@ class Family:
         """
         if platform not in PLATFORMS:
             raise KeyError(f"platform {platform!r}; one of {', '.join(PLATFORMS)}")
-        return {**self.engine, **(self.engine_cpu | {"dtype": self.dtype} if platform == "cpu" else {})}
+        return {**self.engine, **(self.engine_cpu if platform == "cpu" else {})}
