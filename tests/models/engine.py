@@ -23,6 +23,8 @@ SECONDS = 240
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles small helpers even when told to be eager; 25 s on a cold machine
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # or each of two engines is tied to the same core, and waits for the other
+    "NUMBA_NUM_THREADS": "1",  # of n-gram drafting; its threads spin on after the last draft
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_PLUGINS": "pagedkv",
     "HF_HUB_OFFLINE": "1",

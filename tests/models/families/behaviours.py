@@ -6,10 +6,10 @@ answers are wrong, NotDrivenError when the engine did not do what the column is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from models.families import fuzz, judge
+from models.families.bench import Bench, NotHereError, Numbers, require
 from models.families.configs_mamba import VOCABULARY
 from models.families.engines import STATE_DTYPE
 from models.families.schedule import Limits, Request, Schedule, awkward_lengths, prompt
@@ -17,69 +17,7 @@ from models.families.schedule import Limits, Request, Schedule, awkward_lengths,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from models.families.declared import Family
-    from models.families.running import Answer, Engine
-
-Numbers = dict[str, float]
-
-
-class NotDrivenError(Exception):
-    """The engine answered, but did not do what the behaviour is about."""
-
-
-class NotHereError(Exception):
-    """This platform cannot do it; the message says why."""
-
-
-@dataclass
-class Bench:
-    """One engine of one family, the oracle, and what has been asked of the engine before."""
-
-    engine: Engine
-    oracle: judge.Oracle
-    family: Family
-    longest: int
-    """Tokens of a request, prompt and answers together."""
-    seed: int
-    examples: int
-    _alone: dict[Request, Answer] = field(default_factory=dict)
-
-    def request(self, length: int, answers: int, *, seed: int = 1, arrives: int = 0) -> Request:
-        """A request of the text `seed`."""
-        words = prompt(length, seed, VOCABULARY)
-        return Request(words, answers, arrives, speech=seed if self.family.attention == "cross" else None)
-
-    def right(self, schedule: Schedule, *, prompt_rows: bool = False, preempt_at: int | None = None) -> Numbers:
-        """Ask, and compare with the oracle."""
-        listens = self.family.attention == "cross"  # an encoder-decoder gives no distributions of its prompt
-        answers = self.engine.ask(schedule, prompt_rows=prompt_rows and not listens, preempt_at=preempt_at)
-        near = judge.compare(schedule, answers, self.oracle)
-        return {"max_abs_err": near.max_abs_err, "tolerance": near.tolerance, "positions": near.positions}
-
-    def alone(self, request: Request) -> Answer:
-        """What a request gets without company, with as many answers as any schedule asks for."""
-        key = Request(request.prompt, Limits.answers, speech=request.speech)
-        if key not in self._alone:
-            self._alone[key] = self.engine.ask((key,), rows=False)[0]
-        return self._alone[key]
-
-    def blocks(self, length: int) -> int:
-        """Blocks of all kinds that a prompt holds; counting starts anew."""
-        self.engine.probe.restart()
-        self.engine.ask((self.request(length, 1),), rows=False)
-        held = self.engine.probe.seen.blocks
-        self.engine.probe.restart()
-        return held
-
-    @property
-    def chunk(self) -> int:
-        """Most tokens of one engine step."""
-        return self.engine.config.scheduler_config.max_num_batched_tokens
-
-
-def require(driven: bool, what: str) -> None:
-    if not driven:
-        raise NotDrivenError(what)
+    from models.families.running import Answer
 
 
 def prefill(bench: Bench) -> Numbers:
@@ -93,8 +31,8 @@ def prefill(bench: Bench) -> Numbers:
 
 def decode(bench: Bench) -> Numbers:
     """A short prompt and many answers: each step reads what the one before has written."""
-    numbers = bench.right((bench.request(5, 24),))
-    require(bench.engine.probe.seen.steps == 24, f"24 answers took {bench.engine.probe.seen.steps} steps")
+    numbers = bench.right((bench.request(5, 20),))
+    require(bench.engine.probe.seen.steps == 20, f"20 answers took {bench.engine.probe.seen.steps} steps")
     return numbers
 
 
@@ -103,7 +41,9 @@ def chunked(bench: Bench) -> Numbers:
     if not bench.engine.config.scheduler_config.enable_chunked_prefill:
         raise NotHereError("vLLM does not chunk prompts of this attention here")
     chunk, numbers = bench.chunk, {"max_abs_err": 0.0}
-    lengths = [length for length in (chunk - 1, chunk + 1, 2 * chunk + 1, 3 * chunk + 20) if length + 3 <= bench.longest]
+    lengths = [
+        length for length in (chunk - 1, chunk + 1, 2 * chunk + 1, 3 * chunk + 20) if length + 3 <= bench.longest
+    ]
     for seed, length in enumerate(lengths, start=1):
         bench.engine.probe.restart()
         near = bench.right((bench.request(length, 3, seed=seed),), prompt_rows=True)
@@ -115,21 +55,19 @@ def chunked(bench: Bench) -> Numbers:
 
 def mixed(bench: Bench) -> Numbers:
     """Requests of unlike length at once: some are in their prompt while others are in their answer."""
-    lengths = [min(length, bench.longest - 12) for length in (3, 47, 96, 20)]
+    lengths = [min(length, bench.longest - 8) for length in (3, 47, 96, 20)]
     numbers = bench.right(tuple(bench.request(n, 8, seed=n, arrives=i) for i, n in enumerate(lengths)))
     seen = bench.engine.probe.seen
     require(seen.mixed > 0, f"none of {seen.steps} steps mixed prompts and answers")
     return numbers | {"mixed_steps": seen.mixed, "batch": seen.batch}
 
 
-def fuzzed(bench: Bench) -> Numbers:
-    """Random schedules against the same requests alone."""
-    limits = Limits(
-        awkward_lengths(bench.engine.block_size, bench.chunk, bench.longest - Limits.answers),
-        VOCABULARY,
-        speech=bench.family.attention == "cross",
-    )
-    free = bench.blocks(bench.longest - Limits.answers) + 2
+def fuzzed(bench: Bench, share: int = 1) -> Numbers:
+    """Random schedules against the same requests alone; one in `share` of those that were asked for."""
+    lengths = awkward_lengths(bench.engine.block_size, bench.chunk, bench.longest - Limits.answers)
+    limits = Limits(lengths, VOCABULARY, speech=bench.family.attention == "cross")
+    longest = bench.blocks(lengths[-1] + Limits.answers - 1)
+    free = longest + max(2, longest // 2)  # the longest request and a short one: the others wait, or preempt
 
     def ask(schedule: Schedule) -> list[Answer]:
         with bench.engine.probe.crowded(free):
@@ -138,7 +76,7 @@ def fuzzed(bench: Bench) -> Numbers:
     searched = fuzz.search(
         limits,
         seed=bench.seed,
-        examples=bench.examples,
+        examples=max(1, bench.examples // share),
         ask=ask,
         alone=bench.alone,
         tie=2 * bench.oracle.tolerance(list(bench.request(bench.longest // 2, 1).prompt), audio=1).worst,
@@ -162,7 +100,9 @@ def preempted(bench: Bench) -> Numbers:
     with bench.engine.probe.crowded(2 * held + 1):
         numbers = bench.right(tuple(bench.request(length, 6, seed=seed) for seed in (1, 2, 3)))
     preemptions = bench.engine.probe.seen.preemptions
-    require(preemptions > 0, f"3 prompts of {length} tokens ({held} blocks each) in {2 * held + 1} blocks: nobody preempted")
+    require(
+        preemptions > 0, f"3 prompts of {length} tokens ({held} blocks each) in {2 * held + 1} blocks: nobody preempted"
+    )
     return numbers | {"preemptions": preemptions}
 
 
@@ -197,7 +137,7 @@ def prefixes(bench: Bench) -> Numbers:
         judge.compare(schedule, answers, bench.oracle)
         cached += sum(answer.cached for answer in answers)
     require(cached >= block, f"of prompts that share {length} tokens the cache had {cached}, a block is {block}")
-    return numbers | {"cached_tokens": cached} | fuzzed(bench)
+    return numbers | {"cached_tokens": cached} | fuzzed(bench, share=2)
 
 
 def again(bench: Bench) -> Numbers:

@@ -19,14 +19,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cell_of" not in metafunc.fixturenames:
         return
     pytest.importorskip("vllm", reason="families run in vLLM")
-    from models.families.table import columns, rows
+    from models.families.table import UnknownNameError, columns, rows
 
     families, behaviours = (_chosen(metafunc.config, option) for option in ("family", "behaviour"))
-    cells = [
-        (family, behaviour)
-        for family in rows(families)
-        for behaviour in columns(family, behaviours)
-    ]  # fmt: skip
+    try:
+        cells = [(family, behaviour) for family in rows(families) for behaviour in columns(family, behaviours)]
+    except UnknownNameError as error:
+        raise pytest.UsageError(str(error)) from None
     metafunc.parametrize("cell_of", cells, ids=[f"{family}-{behaviour}" for family, behaviour in cells])
 
 
@@ -50,7 +49,7 @@ def fleet(request, tmp_path_factory):
 def default_schedules(*, gpu: bool) -> int:
     """Few where a person waits, many at night and before a release."""
     patient = os.environ.get("HILGATE_PROFILE") in ("nightly", "release")
-    return (10 if patient else 3) * (3 if gpu else 1)
+    return (10 if patient else 2) * (3 if gpu else 1)
 
 
 def _chosen(config: pytest.Config, option: str) -> list[str]:

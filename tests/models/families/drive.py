@@ -2,12 +2,13 @@
 
     echo jamba | python tests/models/families/drive.py spec.json results/
 
-A process of its own, because the environment decides whether Triton interprets, and because an engine that crashes takes
-only its process along: `fleet.py` starts another one for the families that are left.
+A process of its own, because the environment decides whether Triton interprets, and because an engine that crashes
+takes only its process along: `fleet.py` starts another one for the families that are left.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import threading
 import time
 import traceback
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a program's own folder comes first, not tests/
 
 from models.families import behaviours, checkpoints, inspection, known, layers, oracle, plants, stand_ins
+from models.families.bench import Bench, NotDrivenError, NotHereError
 from models.families.cell import Cell, settled, worse, write
 from models.families.declared import FAMILIES, Family
 from models.families.engines import COMMON, GRAPHS, EnginePlan, plans
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-WRONG = (WrongAnswerError, CompanyError, StuckError, NotServedError, behaviours.NotDrivenError)
+WRONG = (WrongAnswerError, CompanyError, StuckError, NotServedError, NotDrivenError)
 """What a cell fails of in words of ours; anything else is an error of vLLM, and its class belongs to the reason."""
 
 
@@ -50,6 +52,7 @@ def main(spec_file: Path, folder: Path) -> None:
     """Run the families that come in, until none comes any more."""
     spec = json.loads(spec_file.read_text())
     stand_ins.supply()
+    gc.freeze()  # what has been imported lives as long as the process; vLLM collects garbage several times an engine
     for line in sys.stdin:
         name, _, plant = line.strip().partition("+")
         if plant:
@@ -71,6 +74,8 @@ class Run:
     planted: Callable[[Engine], AbstractContextManager[None]]
     """A fault to plant while they are driven."""
     fuzz: dict[str, int]
+    _hopeless: str = field(default="", init=False)
+    """Why no engine of this family starts here."""
 
     def cells(self) -> dict[str, Cell]:
         """Drive them; the next engine starts when the one before has ended."""
@@ -78,24 +83,30 @@ class Run:
         made: dict[str, Cell] = {}
         for plan in plans(self.family, platform, list(FAMILIES).index(self.family.name)):
             chosen = tuple(name for name in plan.behaviours if name in self.behaviours and has(self.family, name))
-            if chosen:
+            if chosen and self._hopeless:
+                made |= dict.fromkeys(chosen, Cell("did not run", self._hopeless))
+            elif chosen:
                 for name, cell in self._engine(plan, chosen, platform).items():
                     made[name] = worse(made.get(name), settled(cell, known.error(platform, self.family, name)))
         return made
 
     def _engine(self, plan: EnginePlan, chosen: tuple[str, ...], platform: str) -> dict[str, Cell]:
-        if (reason := known.not_here(platform, chosen[0])) is not None:
+        if (reason := known.not_here(platform, self.family, chosen[0])) is not None:
             return dict.fromkeys(chosen, Cell("did not run", reason))
         started = time.monotonic()
         try:
             engine = Engine(self._checkpoint, poison=plan.poison, **arguments(self.family, plan, platform))
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of these cells
             traceback.print_exc()
-            outcome = "did not run" if lacks_package(error) else "fail"
-            return dict.fromkeys(chosen, Cell(outcome, _words(error), time.monotonic() - started))
-        longest = plan.arguments.get("max_model_len", COMMON["max_model_len"])
+            failed = Cell("fail", _words(error), time.monotonic() - started)
+            failed = settled(failed, self.family.cannot.get(platform))
+            if lacks_package(error):
+                failed = replace(failed, outcome="did not run")
+            if failed.outcome == "did not run":
+                self._hopeless = failed.reason  # of every engine of the family
+            return dict.fromkeys(chosen, failed)
         with engine, self.planted(engine):
-            bench = behaviours.Bench(engine, self._oracle, self.family, longest, **self.fuzz)
+            bench = Bench(engine, self._oracle, self.family, **self.fuzz)
             return {name: run_cell(name, bench) for name in chosen}
 
     @cached_property
@@ -129,7 +140,7 @@ def arguments(family: Family, plan: EnginePlan, platform: str) -> dict[str, Any]
     return COMMON | memory | kind | here | plan.arguments | family.arguments(platform)
 
 
-def run_cell(name: str, bench: behaviours.Bench) -> Cell:
+def run_cell(name: str, bench: Bench) -> Cell:
     """Drive one behaviour, and ask the workers who served it."""
     engine, started = bench.engine, time.monotonic()
     before = engine.non_finite()
@@ -140,7 +151,7 @@ def run_cell(name: str, bench: behaviours.Bench) -> Cell:
         if bench.family.attention:
             require_served(engine.layers())
         reason = ""
-    except behaviours.NotHereError as error:
+    except NotHereError as error:
         return Cell("did not run", str(error), time.monotonic() - started)
     except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of this cell
         traceback.print_exc()
@@ -155,7 +166,7 @@ def _words(error: Exception) -> str:
     return text if isinstance(error, WRONG) else f"{type(error).__name__}: {text}"
 
 
-def _where(error: Exception, bench: behaviours.Bench) -> str:
+def _where(error: Exception, bench: Bench) -> str:
     """The first layer that is wrong, where a wrong distribution can be traced to one."""
     tokens = getattr(error, "tokens", ())
     if not tokens or bench.family.attention == "cross":
@@ -166,11 +177,13 @@ def _where(error: Exception, bench: behaviours.Bench) -> str:
         traceback.print_exc()
         return f"; the layers could not be compared: {_words(trouble)}"
     if found is None:
-        return "; the same tokens as a prompt alone are right behind every layer: what is carried between steps is wrong"
+        return (
+            "; the same tokens as a prompt alone are right behind every layer: what is carried between steps is wrong"
+        )
     return f"; the first wrong layer is {found.index} ({found.kind}), off by {found.error:.2g} of {found.tolerance:.2g}"
 
 
-def _labels(bench: behaviours.Bench) -> dict[str, str]:
+def _labels(bench: Bench) -> dict[str, str]:
     found: dict[str, str] = {}
     for layer in bench.engine.layers():
         found |= {key: str(layer[key]) for key in ("backend", "packing") if layer[key] is not None}

@@ -61,10 +61,17 @@ def plans(family: Family, platform: str, index: int) -> tuple[EnginePlan, ...]:
         platform: "cpu", "cuda" or "rocm". Under the interpreter each family tries one of INFLATED, elsewhere all.
         index: Which one that is.
     """
+    cache = {"enable_prefix_caching": True}
+    # One engine for both, where a prefix cache is known to work beside everything else.
+    second = (
+        (EnginePlan(("again", "prefix"), cache, poison=False),)
+        if family.attention == "paged"
+        else (EnginePlan(("again",)), EnginePlan(("prefix",), cache, poison=False))
+    )
     sizes = (INFLATED[index % len(INFLATED)],) if platform == "cpu" else INFLATED
     return (
         EnginePlan(("prefill", "decode", "chunked", "mixed", "preempt", "reuse", "fuzz")),
-        EnginePlan(("again", "prefix"), {"enable_prefix_caching": True}, poison=False),
+        *second,
         EnginePlan(
             ("spec",),
             {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},

@@ -1,4 +1,4 @@
-"""Run families in processes of their own, as many at a time as there are cores for; one that crashes takes none along."""
+"""Run families in processes of their own, a few at a time; one that crashes takes no other along."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random schedules: whoever else is there, a request gets what it would get alone. Pure but for what it is given to ask."""
+"""Random schedules: whoever else is there, a request gets what it gets alone. Pure but for whom it asks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def search(
     def fails(schedule: Schedule) -> str:
         return difference(schedule, ask(schedule), [alone(request) for request in schedule], tie)
 
-    rng = Random(seed)  # noqa: S311 - no secret
+    rng = Random(seed)
     requests = 0
     for number in range(examples):
         schedule = draw(limits, rng)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from models.families.oracle import Error
     from models.families.running import Answer
-    from models.families.schedule import Request, Schedule
+    from models.families.schedule import Schedule
 
 ENOUGH_ROWS = 8
 """Positions from which on their median says something."""
@@ -91,15 +91,17 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
             )
         if len(error) >= ENOUGH_ROWS and error.median() > usual:
             raise WrongAnswerError(
-                f"{name}: log-probabilities are off by {error.median():.2g} at half of {len(error)} positions; rounding "
-                f"explains {usual:.2g}",
+                f"{name}: log-probabilities are off by {error.median():.2g} at half of {len(error)} positions; "
+                f"rounding explains {usual:.2g}",
                 tokens,
             )
         best = want[-len(answer.tokens) :].topk(2).values
         decided = best[:, 0] - best[:, 1] > 2 * limit
         wrong = decided & (torch.tensor(answer.tokens) != want[-len(answer.tokens) :].argmax(-1))
         if wrong.any():
-            raise WrongAnswerError(f"{name}: answer token {int(wrong.nonzero()[0])} is not the most probable one", tokens)
+            raise WrongAnswerError(
+                f"{name}: answer token {int(wrong.nonzero()[0])} is not the most probable one", tokens
+            )
         worst, least, positions = max(worst, error.max().item()), min(least, limit), positions + len(want)
         undecided += int((~decided).sum())
     return Closeness(worst, least, positions, undecided)
@@ -122,8 +124,8 @@ def difference(schedule: Schedule, answers: list[Answer], alone: list[Answer], t
         for place, (ours, theirs, gap) in enumerate(zip(got.tokens, want.tokens, want.gaps, strict=False)):
             if ours != theirs and gap > tie:
                 return (
-                    f"request {index} ({len(request.prompt)} prompt tokens) answers {ours} instead of {theirs} at token "
-                    f"{place}; alone that token leads by {gap:.2g} nats"
+                    f"request {index} ({len(request.prompt)} prompt tokens) answers {ours} instead of {theirs} at "
+                    f"token {place}; alone that token leads by {gap:.2g} nats"
                 )
             if ours != theirs:
                 break

@@ -6,33 +6,60 @@ untrue. What a whole family cannot do is in `declared.py`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from models.families.declared import Family
+    from collections.abc import Callable
+
+    from models.families.family import Family
 
 WRONG = "log-probabilities are (off|not finite)|were NaN or infinite"
 """It answers, and wrongly."""
 
+NO_DRAFTS = r"the stand-in of the delta rule knows no draft tokens|shape '\[1\]' is invalid for input of size 3"
+"""What the operators that stand in for missing ones say of drafts: of the delta rule, and of Mamba-1's update."""
 
-def not_here(platform: str, behaviour: str) -> str | None:
+
+def not_here(platform: str, family: Family, behaviour: str) -> str | None:
     """Why there is nothing to start; None where there is."""
     if platform == "cpu" and behaviour == "padded":
         return "vLLM's CPU platform captures no graphs, so no batch is padded"
+    if family.attention == "cross" and behaviour == "prefix":
+        return "vLLM caches no prefixes of encoder-decoders: CrossAttentionManager does not support caching"
     return None
+
+
+@dataclass(frozen=True)
+class Known:
+    """One error of vLLM on its CPU platform."""
+
+    behaviour: str
+    families: Callable[[Family], bool]
+    error: str
+
+
+ON_CPU = (
+    # State updates on the CPU ignore which drafts were accepted. With vLLM's own attention they are as wrong:
+    # Granite-4.0-H, drafts of 2, the first answer after the prompt off by 5.3 nats.
+    Known("spec", lambda family: bool(family.states), f"{WRONG}|{NO_DRAFTS}"),
+    # vLLM says that the encoder has 0 tokens once there are drafts; its own attention then answers NaN.
+    Known("spec", lambda family: family.attention == "cross", "max_seq_len: got 0"),
+    # With a prefix cache and no attention layer its block tables have one column, and Mamba-2 asks for the next.
+    Known("prefix", lambda family: family.name == "mamba2", r"IndexError: index \d+ is out of bounds"),
+    Known(
+        "prefix",
+        lambda family: family.attention == "latent" and bool(family.states),
+        "Chunked prefill is required for mamba cache mode",
+    ),
+)
 
 
 def error(platform: str, family: Family, behaviour: str) -> str | None:
     """The error, as a regular expression, that vLLM is known to give; None where it is known to work."""
     if platform in family.cannot:
         return family.cannot[platform]
-    if platform != "cpu":
-        return None
-    if behaviour == "spec" and family.states:
-        # Its state updates on the CPU ignore which drafts were accepted. With vLLM's own attention they are as wrong:
-        # Granite-4.0-H, drafts of 2, the first answer after the prompt off by 5.3 nats.
-        return f"{WRONG}|stand-in"
-    if behaviour in ("again", "prefix") and not family.attention and "ssm" in family.states:
-        # With a prefix cache and no attention layer its block tables have one column, and Mamba-2 asks for the second.
-        return "IndexError: index 1 is out of bounds"
+    for known in ON_CPU if platform == "cpu" else ():
+        if known.behaviour == behaviour and known.families(family):
+            return known.error
     return None

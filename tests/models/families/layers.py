@@ -64,10 +64,10 @@ def compare(llm: Any, family: Family, oracle: Oracle, tokens: list[int]) -> list
     if len(got) != len(want):
         raise ValueError(f"{family.name}: {len(got)} decoder layers in vLLM, {len(want)} in transformers")
     layers, rounding = [], 0.0
-    for index, (kind, g, w, r) in enumerate(zip(kinds, got, want, working, strict=True)):
-        if len(g) > len(w) or g.shape[1:] != w.shape[1:]:
-            raise ValueError(f"{family.name}, layer {index}: rows {list(g.shape)} in vLLM, {list(w.shape)} wanted")
-        w, r = w[: len(g)], r[: len(g)]  # the last token alone may have been a captured graph's, which no hook sees
+    for index, (kind, g, whole, rough) in enumerate(zip(kinds, got, want, working, strict=True)):
+        if len(g) > len(whole) or g.shape[1:] != whole.shape[1:]:
+            raise ValueError(f"{family.name}, layer {index}: rows {list(g.shape)} in vLLM, {list(whole.shape)} wanted")
+        w, r = whole[: len(g)], rough[: len(g)]  # a last step of one token may be a graph's: no hook sees it
         rounding = max(rounding, (r - w).abs().max().item())  # a layer inherits what those before it lost
         layers.append(Layer(index, kind, (g - w).abs().max().item(), SLACK * rounding))
     return layers

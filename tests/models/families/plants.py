@@ -66,7 +66,7 @@ def conv_window_off_by_one(_: Engine) -> Iterator[None]:
 def stale_state_after_preemption(engine: Engine) -> Iterator[None]:
     """A preempted request is computed again from its first token, on top of a state that is not empty."""
     scheduler = engine.llm.llm_engine.engine_core.engine_core.scheduler
-    preempt = scheduler._preempt_request  # noqa: SLF001 - no public hook
+    preempt = scheduler._preempt_request
     resumed: list[str] = []
 
     def noted(request: Any, *args: Any, **kwargs: Any) -> Any:

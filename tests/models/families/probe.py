@@ -54,7 +54,7 @@ class Probe:
         groups = self._scheduler.kv_cache_config.kv_cache_groups
         states = [index for index, group in enumerate(groups) if isinstance(group.kv_cache_spec, MambaSpec)]
         self._groups = states or list(range(len(groups)))
-        schedule, preempt = self._scheduler.schedule, self._scheduler._preempt_request  # noqa: SLF001 - no public hook
+        schedule, preempt = self._scheduler.schedule, self._scheduler._preempt_request
 
         def watched_schedule(*args: Any, **kwargs: Any) -> Any:
             output = schedule(*args, **kwargs)
@@ -66,7 +66,7 @@ class Probe:
             return preempt(*args, **kwargs)
 
         self._scheduler.schedule = watched_schedule
-        self._scheduler._preempt_request = watched_preempt  # noqa: SLF001
+        self._scheduler._preempt_request = watched_preempt
 
     def restart(self) -> None:
         """Forget what was seen."""

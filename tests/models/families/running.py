@@ -158,7 +158,9 @@ class Engine:
                     engine.abort_request([internal[output.request_id]], internal=True)
             step += 1
             if step > MOST_STEPS:
-                raise StuckError(f"{engine.get_num_unfinished_requests()} of {len(schedule)} requests unfinished after {step} steps")
+                raise StuckError(
+                    f"{engine.get_num_unfinished_requests()} of {len(schedule)} requests unfinished after {step} steps"
+                )
         return got
 
     def _watch_logits(self, model: Any) -> None:
@@ -189,9 +191,9 @@ def _clean() -> None:
 
 @contextmanager
 def _llvmlite_out_of_sight() -> Iterator[None]:
-    """vLLM 0.32 asks all objects of all modules for their attributes when an engine starts; one of llvmlite's has odd ones.
+    """When an engine starts, vLLM 0.32 asks all objects of all modules for their attributes; llvmlite's has odd ones.
 
-    N-gram drafting imports llvmlite, so the next engine of the process would die of AttributeError in `_rebind_kernels`.
+    N-gram drafting imports llvmlite; the next engine of the process would die of AttributeError in `_rebind_kernels`.
     """
     name = "llvmlite.binding.ffi"
     module = sys.modules.pop(name, None)
@@ -217,7 +219,9 @@ def _answer(output: RequestOutput, rows: bool) -> Answer:
     both = [sorted((entry.logprob for entry in row.values()), reverse=True)[:2] for row in made.logprobs]
     return Answer(
         tokens=tuple(made.token_ids),
-        rows=torch.tensor([[row[token].logprob for token in range(len(row))] for row in table]).double() if rows else None,
+        rows=torch.tensor([[row[token].logprob for token in range(len(row))] for row in table]).double()
+        if rows
+        else None,
         gaps=tuple(best - second for best, second in both),
         cached=output.num_cached_tokens or 0,
     )

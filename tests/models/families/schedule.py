@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+START = 1
 FIRST_WORD = 3
 """Token ids below are special: padding, beginning, end."""
 
@@ -37,8 +38,13 @@ Schedule = tuple[Request, ...]
 
 def prompt(length: int, seed: int, vocabulary: int) -> tuple[int, ...]:
     """Token ids that are neither constant nor periodic. Of two prompts of one seed the shorter begins the longer."""
-    rng = Random(seed)  # noqa: S311 - no secret
+    rng = Random(seed)
     return tuple(rng.randrange(FIRST_WORD, vocabulary) for _ in range(length))
+
+
+def spoken(request: Request) -> Request:
+    """The same as a question to an encoder-decoder, whose text begins with its start token."""
+    return replace(request, prompt=(START, *request.prompt[1:]))
 
 
 @dataclass(frozen=True)
@@ -76,13 +82,14 @@ def draw(limits: Limits, rng: Random) -> Schedule:
 
 def _draw_request(limits: Limits, rng: Random) -> Request:
     text = rng.randint(1, limits.seeds)
-    return Request(
+    request = Request(
         prompt=prompt(rng.choice(limits.lengths), text, limits.vocabulary),
         answers=rng.randint(1, limits.answers),
         arrives=rng.randint(0, limits.steps),
         leaves=rng.randint(1, 3) if rng.random() < 0.2 else None,
         speech=rng.randint(1, limits.seeds) if limits.speech else None,
     )
+    return spoken(request) if limits.speech else request
 
 
 def smaller(schedule: Schedule) -> Iterator[Schedule]:
