@@ -40,7 +40,7 @@ def jamba() -> hf.JambaConfig:
         num_experts=2,
         num_experts_per_tok=1,
         mamba_d_state=8,
-        mamba_dt_rank=4,
+        mamba_dt_rank=8,
         mamba_d_conv=4,
         mamba_expand=2,
     )

@@ -31,6 +31,7 @@ from models.families.bench import Bench, NotDrivenError, NotHereError
 from models.families.cell import Cell, settled, worse, write
 from models.families.declared import FAMILIES, Family
 from models.families.engines import COMMON, GRAPHS, EnginePlan, plans
+from models.families.fleet import SPENT
 from models.families.fuzz import CompanyError
 from models.families.judge import WrongAnswerError
 from models.families.running import Engine, StuckError
@@ -60,7 +61,23 @@ def main(spec_file: Path, folder: Path) -> None:
             asked, planted = (*fault.leaves_green, fault.turns_red), fault.planted
         else:
             asked, planted = tuple(spec["behaviours"]), lambda _: nullcontext()
-        write(Run(FAMILIES[name], folder, asked, planted, spec["fuzz"]).cells(), folder / f"{line.strip()}.json")
+        cells = Run(FAMILIES[name], folder, asked, planted, spec["fuzz"]).cells()
+        spent = gpu_is_lost()
+        if spent:
+            (folder / f"{line.strip()}.{SPENT}").touch()
+        write(cells, folder / f"{line.strip()}.json")
+        if spent:
+            return
+
+
+def gpu_is_lost() -> bool:
+    """Whether a kernel has left this process's GPU context unusable: whatever came next would fail of it too."""
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except Exception:  # noqa: BLE001 - any answer but none means that it is
+        return True
+    return False
 
 
 @dataclass

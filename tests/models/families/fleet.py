@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DRIVER = Path(__file__).with_name("drive.py")
+SPENT = "spent"
+"""Ending of the file that says that a driver is of no use after a family."""
+
 SECONDS = 300
 """Of one family; ten times what it takes on two idle cores."""
 
@@ -62,6 +65,9 @@ class Fleet:
                     if driver is None:
                         driver = _Driver(self._spec, self._folder, self._folder / f"driver{number}.log")
                     cells = driver.run(name)
+                    if driver.spent(name):
+                        driver.end()
+                        driver = None
                 except _DriverError as error:
                     driver = None
                     cells = dict.fromkeys(self._behaviours, Cell("fail", str(error)))
@@ -116,6 +122,10 @@ class _Driver:
                 raise _DriverError(f"the engine's process {how}: {self._last_words()}")
             time.sleep(0.05)
         return read(result)
+
+    def spent(self, family: str) -> bool:
+        """Whether the process is of no use after this family: a kernel of it has spoilt the GPU's context."""
+        return (self._folder / f"{family}.{SPENT}").exists()
 
     def end(self) -> None:
         """End the process and whatever it started."""
