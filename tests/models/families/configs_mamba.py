@@ -40,7 +40,7 @@ def jamba() -> hf.JambaConfig:
         num_experts=2,
         num_experts_per_tok=1,
         mamba_d_state=8,
-        mamba_dt_rank=8,
+        mamba_dt_rank=8,  # 16 bytes of float16: the CUDA scan reads the rows behind it as vectors
         mamba_d_conv=4,
         mamba_expand=2,
     )
@@ -157,7 +157,7 @@ def _state_only() -> dict[str, Any]:
         "hidden_size": 64,
         "state_size": 8,
         "num_hidden_layers": 2,
-        "time_step_rank": 4,
+        "time_step_rank": 8,
         "initializer_range": SPREAD,
         "tie_word_embeddings": False,
     }
