@@ -6,9 +6,9 @@ import transformers as hf
 from models.families.configs_mamba import COMMON, HEADS
 
 DELTA = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 32,  # as the value heads: a kernel of vLLM for CUDA compiles for no other
     "linear_value_head_dim": 32,
     "linear_conv_kernel_dim": 4,
     "head_dim": 32,

@@ -35,6 +35,10 @@ NO_BAMBA = dict.fromkeys(PLATFORMS, "does not dispatch through the Transformers 
 platform."""
 NO_PLAMO2 = dict.fromkeys(PLATFORMS, "model type `plamo2` but Transformers does not recognize this architecture")
 """vLLM removed its own class in 0.26.0. Measured on the CPU; no code before it asks for the platform."""
+NO_MLA = {"cuda": "No valid MLA prefill backend found"}
+"""vLLM's prefill of MLA on CUDA takes the head sizes of DeepSeek alone, and these heads are smaller. Its decode, which is
+ours, runs on GPUs in tests/kernels."""
+
 _ALL = (
     Family(
         "jamba",
@@ -158,6 +162,7 @@ _ALL = (
         "DeepseekV3ForCausalLM",
         configs_decoders.deepseek_v3,
         "latent",
+        cannot=NO_MLA,
         engine_cpu=CPU_MLA,
         environment=MLA,
         published=("moonshotai/Kimi-K2-Instruct-0905",),
