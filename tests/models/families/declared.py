@@ -36,7 +36,7 @@ platform."""
 NO_PLAMO2 = dict.fromkeys(PLATFORMS, "model type `plamo2` but Transformers does not recognize this architecture")
 """vLLM removed its own class in 0.26.0. Measured on the CPU; no code before it asks for the platform."""
 NO_MLA = {"cuda": "No valid MLA prefill backend found"}
-"""vLLM's prefill of MLA on CUDA takes the head sizes of DeepSeek alone, and these heads are smaller. Its decode, which is
+"""vLLM's prefill of MLA on CUDA takes the head sizes of DeepSeek alone, and these heads are smaller. Decode, which is
 ours, runs on GPUs in tests/kernels."""
 
 _ALL = (
