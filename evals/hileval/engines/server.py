@@ -32,6 +32,9 @@ REQUEST_SECONDS = 900.0
 """Until an answer must be there; with hundreds of requests queued, the last one waits for all the others."""
 GRACE_SECONDS = 20.0
 POLL_SECONDS = 0.2
+DYING_SECONDS = 5.0
+"""How long a lost connection may precede the end of the process that held it."""
+
 LOG_LINES = 12
 
 
@@ -153,8 +156,9 @@ class ServerEngine:
         try:
             reply = client.post("/v1/completions", json=body)
         except httpx.HTTPError as error:
-            self._require_alive()
-            what = "timed out" if isinstance(error, httpx.TimeoutException) else f"failed: {type(error).__name__}"
+            late = isinstance(error, httpx.TimeoutException)
+            self._require_alive(patience=0.0 if late else DYING_SECONDS)
+            what = "timed out" if late else f"failed: {type(error).__name__}"
             raise RequestFailedError(
                 f"a request {what}", where=self.url, remedy="this is no answer; see the server's log"
             ) from error
@@ -182,12 +186,14 @@ class ServerEngine:
             f"not healthy after {seconds:g} s", where=" ".join(self._command), remedy=self._last_words()
         )
 
-    def _require_alive(self) -> None:
-        status = self._process.poll()
-        if status is not None:
-            raise ServerDiedError(
-                f"the server ended with status {status}", where=" ".join(self._command), remedy=self._last_words()
-            )
+    def _require_alive(self, *, patience: float = 0.0) -> None:
+        try:
+            status = self._process.wait(timeout=patience)
+        except subprocess.TimeoutExpired:
+            return
+        raise ServerDiedError(
+            f"the server ended with status {status}", where=" ".join(self._command), remedy=self._last_words()
+        )
 
     def _last_words(self) -> str:
         self._quoted = True
