@@ -19,7 +19,7 @@ WRONG = "log-probabilities are (off|not finite)|were NaN or infinite"
 
 MAMBA_1 = ("jamba", "mamba", "falcon-mamba")
 
-NO_DRAFTS = r"the stand-in of the delta rule knows no draft tokens|shape '\[1\]' is invalid for input of size 3"
+NO_DRAFTS = "the stand-in of .* knows no draft tokens"
 """What the operators that stand in for missing ones say of drafts: of the delta rule, and of Mamba-1's update."""
 
 
