@@ -54,6 +54,9 @@ def power(
             found = table(name, gate, when, declared, d=d, replays=replays, seed=seed)
             if not found:
                 typer.echo(f"{name}, {when}: no baseline, published figure or floor to start from", err=True)
+            if found and d is not None and found[0].d < d:
+                typer.echo(f"{name}, {when}: d {d:.1%} cannot be at an accuracy of {found[0].accuracy:.1%}; "
+                           f"{found[0].d:.1%} is used", err=True)  # fmt: skip
             rows += found
     if as_json:
         typer.echo(json.dumps([row.model_dump() for row in rows], indent=1))

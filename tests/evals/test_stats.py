@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, hypergeom
+from scipy.stats import binom, binomtest, hypergeom
+from statsmodels.stats.contingency_tables import mcnemar
 
 from hileval import stats
 from hilgate.errors import RecordsError
@@ -27,6 +28,25 @@ def test_one_run_each_is_scipys_exact_mcnemar(seed, n):
     lost, gained = int((before & ~after).sum()), int((after & ~before).sum())
     expected = binomtest(lost, lost + gained, 0.5, alternative="greater").pvalue if lost + gained else 1.0
     assert stats.drop_p(before, after) == pytest.approx(expected, abs=1e-12)
+
+
+def test_four_models_of_known_accuracy_pair_by_pair():
+    """As many right answers of 1,319 as published for four models, questions sharing difficulty, by another library."""
+    rng = np.random.default_rng(8)
+    difficulty = rng.standard_normal(1319)
+    answers = {}
+    for right in (286, 515, 458, 742):
+        order = np.argsort(difficulty + rng.standard_normal(1319))
+        answers[right] = np.isin(np.arange(1319), order[:right])
+    for (many, before), (few, after) in itertools.permutations(answers.items(), 2):
+        table = [[(before & after).sum(), (before & ~after).sum()], [(~before & after).sum(), (~before & ~after).sum()]]
+        disagree = table[0][1] + table[1][0]
+        assert 0.2 < disagree / 1319 < 0.5
+        both_sides = mcnemar(table, exact=True).pvalue
+        ours = stats.drop_p(before, after)
+        expected = both_sides / 2 if many > few else 1 - both_sides / 2 + binom.pmf(table[0][1], disagree, 0.5)
+        assert ours == pytest.approx(expected, rel=1e-9, abs=1e-300)
+        assert (ours <= 0.01) == (many > few)
 
 
 def test_fifteen_lost_and_two_gained():
