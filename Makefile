@@ -9,8 +9,9 @@ READY := $(VENV)/.ready
 gate: $(READY)  ## plan, run, judge, report: everything this machine can run
 	@$(VENV)/bin/hilgate gate $(ARGS)
 
-PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+# Files in the order of their names: by size, the bug zoo would come last, and one core would wait for it for minutes.
 # Three sessions: what one process cannot do at once (tests/conftest.py says why). ARGS replaces all of them.
 # The table of families takes 4 minutes on both cores: `hilgate run models-families`, and a step of the gate.
 test: $(READY)  ## the test suite
