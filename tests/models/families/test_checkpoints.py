@@ -9,7 +9,8 @@ import torch
 from models.families import checkpoints
 from models.families.declared import FAMILIES
 from models.families.family import PLATFORMS
-from models.families.oracle import Error, Oracle, prompt
+from models.families.oracle import Error, Oracle
+from models.tiny_hybrid import prompt
 
 SAVED = [name for name, family in FAMILIES.items() if family.config is not None]
 DECODERS = [name for name in SAVED if FAMILIES[name].attention != "cross"]

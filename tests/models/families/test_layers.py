@@ -6,7 +6,8 @@ import pytest
 import torch
 from models.families import checkpoints, layers
 from models.families.declared import FAMILIES
-from models.families.oracle import Oracle, prompt
+from models.families.oracle import Oracle
+from models.tiny_hybrid import prompt
 
 FAMILY = FAMILIES["granite-4.0-h"]
 KINDS = ["state", "attention", "state", "attention"]
