@@ -62,10 +62,10 @@ def lfm2() -> hf.Lfm2Config:
 
 
 def kimi_linear() -> hf.KimiLinearConfig:
-    """Kimi delta attention, and MLA without positions in every second layer; experts but for the first layer.
+    """Kimi delta attention, and MLA without positions in every second layer; experts in every layer.
 
     transformers reads `layer_types`, vLLM `linear_attn_config` with layers counted from 1, and names of its own for
-    the experts.
+    the experts. A dense first layer, which published models have, transformers would write under the name of experts.
     """
     return hf.KimiLinearConfig(
         **COMMON,
@@ -91,7 +91,7 @@ def kimi_linear() -> hf.KimiLinearConfig:
             "short_conv_kernel_size": 4,
         },
         mla_use_nope=True,
-        first_k_dense_replace=1,
+        first_k_dense_replace=0,
         moe_layer_freq=1,
         moe_router_activation_func="sigmoid",
         use_grouped_topk=True,
