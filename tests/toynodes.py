@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,8 @@ QUIET = """\
 [  100.250000] amdgpu 0000:05:00.0: amdgpu: no uncorrectable hardware errors detected in umc block
 """
 
-JOB = "0192f0aa-1111-4222-8333-444455556666"
+JOB = str(uuid.uuid4())
+"""Another one in each process: to end a job's processes must not end those of a test that runs beside it."""
 
 MACHINES = {
     "amd_mi300_8": "mi300x-8-rocm6.4",

@@ -128,7 +128,8 @@ def build_llm(model: str, **arguments: Any) -> LLM:
 
     Args:
         model: What vLLM's `LLM` takes as model.
-        **arguments: Further arguments of `LLM`; `worker_extension_cls` and the attention backend are set here.
+        **arguments: Further arguments of `LLM`; `worker_extension_cls` and the attention backend are set here. An
+            `attention_config` is a mapping, and keeps what else it says.
 
     Returns:
         The engine. Whether our backend serves it is what `require_served` checks after a request.
@@ -142,7 +143,8 @@ def build_llm(model: str, **arguments: Any) -> LLM:
     if not current_platform.is_cpu():
         arguments["attention_backend"] = NAME
         if ours_for_mla:
-            arguments["attention_config"] = {"backend_per_kind": {"mla_attention": GPU_MLA_NAME}}
+            chosen = {"backend_per_kind": {"mla_attention": GPU_MLA_NAME}}
+            arguments["attention_config"] = {**arguments.get("attention_config", {}), **chosen}
     elif os.environ.get("TRITON_INTERPRET") != "1":
         raise NotInterpretedError
     from vllm import LLM

@@ -34,9 +34,17 @@ NO_BAMBA = dict.fromkeys(PLATFORMS, "does not dispatch through the Transformers 
 platform."""
 NO_PLAMO2 = dict.fromkeys(PLATFORMS, "model type `plamo2` but Transformers does not recognize this architecture")
 """vLLM removed its own class in 0.26.0. Measured on the CPU; no code before it asks for the platform."""
-NO_MLA = {"cuda": "No valid MLA prefill backend found"}
-"""vLLM's prefill of MLA on CUDA takes the head sizes of DeepSeek alone, and these heads are smaller. Decode, which is
-ours, runs on GPUs in tests/kernels."""
+GPU_MLA = {
+    # vLLM's fast prefills of MLA take the head sizes of DeepSeek alone, and these heads are smaller. Its plain torch one
+    # takes any, on GPUs too. Decode is ours.
+    "attention_config": {"mla_prefill_backend": "CPU"},
+}
+GPU_DELTA = {
+    # What ROCm runs. On Hopper vLLM would take FlashInfer's, which is compiled when it is first called.
+    "additional_config": {"gdn_prefill_backend": "triton"},
+}
+NO_KIMI = {"cpu": r"kv_b_proj weight \(0,\)"}
+"""vLLM's CPU platform packs that weight into another one, where this model class does not look for it."""
 
 _ALL = (
     Family(
@@ -92,6 +100,7 @@ _ALL = (
         configs_delta.qwen3_next,
         "paged",
         ("conv", "delta"),
+        engine_gpu=GPU_DELTA,
         stand_ins=DELTA,
         published=("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8",),
     ),
@@ -102,6 +111,7 @@ _ALL = (
         configs_delta.qwen3_5,
         "paged",
         ("conv", "delta"),
+        engine_gpu=GPU_DELTA,
         stand_ins=DELTA,
         published=("Qwen/Qwen3.5-35B-A3B",),
     ),
@@ -151,7 +161,8 @@ _ALL = (
         configs_delta.kimi_linear,
         "latent",
         ("conv", "delta"),
-        engine_cpu=CPU_MLA,
+        cannot=NO_KIMI,
+        engine_gpu=GPU_MLA,
         published=("moonshotai/Kimi-Linear-48B-A3B-Instruct",),
     ),
     Family(
@@ -160,8 +171,8 @@ _ALL = (
         "DeepseekV3ForCausalLM",
         configs_decoders.deepseek_v3,
         "latent",
-        cannot=NO_MLA,
         engine_cpu=CPU_MLA,
+        engine_gpu=GPU_MLA,
         published=("moonshotai/Kimi-K2-Instruct-0905",),
     ),
     Family(

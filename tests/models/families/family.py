@@ -33,6 +33,8 @@ class Family:
     """Arguments of vLLM's `LLM` on every platform."""
     engine_cpu: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments on the CPU platform."""
+    engine_gpu: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments on CUDA and ROCm."""
     stand_ins: tuple[str, ...] = ()
     """Operators that the CPU platform lacks and `stand_ins.py` supplies."""
     cannot: Mapping[str, str] = field(default_factory=dict)
@@ -48,4 +50,4 @@ class Family:
         """
         if platform not in PLATFORMS:
             raise KeyError(f"platform {platform!r}; one of {', '.join(PLATFORMS)}")
-        return {**self.engine, **(self.engine_cpu if platform == "cpu" else {})}
+        return {**self.engine, **(self.engine_cpu if platform == "cpu" else self.engine_gpu)}

@@ -25,7 +25,11 @@ SPENT = "spent"
 SECONDS = 300
 """Of one family; ten times what it takes on two idle cores."""
 
-ENVIRONMENT = engine.IN_PROCESS | {"PAGEDKV_MLA": "1"}
+ENVIRONMENT = engine.IN_PROCESS | {
+    "PAGEDKV_MLA": "1",
+    # Kimi's fused product and all-reduce of many ranks: here is one, and it is imported from a package of its own.
+    "VLLM_KIMI_K3_GEMM_AR": "0",
+}
 
 
 class Fleet:

@@ -49,11 +49,6 @@ ON_CPU = (
     Known("spec", lambda family: family.attention == "cross", "max_seq_len: got 0"),
     # With a prefix cache and no attention layer its block tables have one column, and Mamba-2 asks for the next.
     Known("prefix", lambda family: family.name == "mamba2", r"IndexError: index \d+ is out of bounds"),
-    Known(
-        "prefix",
-        lambda family: family.attention == "latent" and bool(family.states),
-        "Chunked prefill is required for mamba cache mode",
-    ),
 )
 
 
