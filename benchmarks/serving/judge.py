@@ -1,0 +1,162 @@
+"""Are two engines' answers the same, and how fast did they come? Pure."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .engine import Drive
+
+LIKELIEST = 5
+"""Next tokens whose log-probabilities are compared."""
+ASKED = 20
+"""Next tokens that an engine is asked for."""
+SLACK = 2.0
+"""Of two engines each may be off in its own direction."""
+EXACT = 1e-5
+"""Nats. A CPU in float32 often gives the same bits both ways; whatever is so near is rounding. A GPU in 16 bits never is."""
+
+
+def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The first place where two answers differ; None where they are the same.
+
+    Raises:
+        ValueError: There is none to compare, or they are not equally long.
+    """
+    if not one or len(one) != len(other):
+        raise ValueError(f"answers of {len(one)} and {len(other)} tokens")
+    return next((place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
+
+
+def distance(got: Mapping[int, float], want: Mapping[int, float]) -> float:
+    """How far the log-probabilities of the LIKELIEST tokens of `want` are off at most, in nats.
+
+    Args:
+        got: Log-probability of each of the ASKED likeliest next tokens. A token that is not among them counts as the
+            last of them: it is at least so far off.
+        want: The same of the other engine.
+    """
+    likeliest = sorted(want, key=want.__getitem__, reverse=True)[:LIKELIEST]
+    floor = min(got.values())
+    return max(abs(want[token] - got.get(token, floor)) for token in likeliest)
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Of the answers of some sequences."""
+
+    half: float
+    """At most so far off in nats are half of them,"""
+    most: float
+    """and nine tenths of them."""
+    sequences: int
+
+    @classmethod
+    def between(
+        cls, got: Sequence[Mapping[int, float] | None], want: Sequence[Mapping[int, float]]
+    ) -> Distances:
+        """Of what an engine says after some sequences from what another says; None is not compared.
+
+        Raises:
+            ValueError: Fewer than half are there to compare, or fewer than two.
+        """
+        distances = [distance(row, right) for row, right in zip(got, want, strict=True) if row is not None]
+        if len(distances) < max(2, len(want) / 2):
+            raise ValueError(f"only {len(distances)} of {len(want)} sequences can be compared")
+        most = statistics.quantiles(distances, n=10, method="inclusive")[-1]
+        return cls(statistics.median(distances), most, len(distances))
+
+    def within(self, rounding: Distances) -> bool:
+        """Whether rounding explains both; NaN is not explained."""
+        return self.half <= SLACK * max(rounding.half, EXACT) and self.most <= SLACK * max(rounding.most, EXACT)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Tokens a second of several drives of one engine."""
+
+    median: float
+    spread: float
+    """Largest minus smallest."""
+
+    @classmethod
+    def of(cls, rates: Sequence[float]) -> Rate:
+        return cls(statistics.median(rates), max(rates) - min(rates))
+
+
+def decode(drives: Sequence[Drive]) -> Rate:
+    """Of all requests together: each drive's rate is that of its median step.
+
+    Raises:
+        ValueError: In a drive the requests never decoded all at once.
+    """
+    if not all(drive.steps for drive in drives):
+        raise ValueError("the requests never decoded all at once: ask for longer answers")
+    return Rate.of([len(drive.tokens) / statistics.median(drive.steps) for drive in drives])
+
+
+def prefill(drives: Sequence[Drive], tokens: int) -> Rate:
+    """Prompt tokens a second, until the last request has its first token."""
+    return Rate.of([tokens / drive.prefill_seconds for drive in drives])
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One case of one model. Rates of ours, then of the peer."""
+
+    case: str
+    decode: tuple[Rate, Rate]
+    prefill: tuple[Rate, Rate]
+    requests: int
+    same: int
+    """Requests with the same answer to the last token."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One model."""
+
+    model: str
+    layers: str
+    block_size: int
+    ours: Distances
+    """Ours from the peer, after prompt and answer up to where their answers part; some requests of each case."""
+    rounding: Distances
+    """The peer from itself: the same, as one prompt and written token by token."""
+    control: Distances
+    """The peer from itself, with one block of each prompt replaced."""
+
+    @property
+    def right(self) -> bool:
+        """Whether rounding explains ours, and the same rule would have noticed a lost block."""
+        return self.ours.within(self.rounding) and not self.control.within(self.rounding)
+
+
+def records(verdict: Verdict, speeds: Sequence[Speed], facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """As JSON, one object a case. A model that is not right has no rates."""
+    common = asdict(verdict) | {"right": verdict.right, **facts}
+    rows = [asdict(speed) | common for speed in speeds]
+    return rows if verdict.right else [row | {"decode": None, "prefill": None} for row in rows]
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Records as Markdown."""
+    lines = [
+        "| model | requests x prompt | decode tok/s, ours (spread) | TRITON_ATTN (spread) | ratio | prefill ratio | same |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if not row["right"]:
+            lines.append(f"| {row['model']} | {row['case']} | **not right** | | | | {row['same']} of {row['requests']} |")
+            continue
+        (ours, peer), (fill, peer_fill) = row["decode"], row["prefill"]
+        lines.append(
+            f"| {row['model']} | {row['case']} | {ours['median']:,.0f} ({ours['spread']:,.0f}) "
+            f"| {peer['median']:,.0f} ({peer['spread']:,.0f}) | {ours['median'] / peer['median']:.2f} "
+            f"| {fill['median'] / peer_fill['median']:.2f} | {row['same']} of {row['requests']} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,153 @@
+"""Whole models in vLLM with our attention and with TRITON_ATTN, in one run: `python -m benchmarks.serving.run` on a GPU.
+
+Both engines live beside each other and take turns. Weights are drawn, the same in both. Tokens that were timed are then
+checked: where the answers of two engines part, their distributions may differ by what rounding does to the peer alone,
+and the same rule must notice when a block of each prompt is replaced.
+
+Exit status: 0 all ran and are right, 1 answers of ours are wrong, 2 misuse, 5 no GPU here.
+"""
+
+# ruff: noqa: T201  a command line prints
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import engine, judge
+from .models import CASES, MODELS, SMOKE, Case, Model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vllm import LLM
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = 2
+CHECKED = 8
+"""Requests of a case whose distributions are compared."""
+
+
+class NotServedError(Exception):
+    """An engine that should run our attention runs another, or the other way round."""
+
+
+def measure(model: Model, cases: Sequence[Case], *, gpu: bool) -> tuple[judge.Verdict, list[judge.Speed]]:
+    """Start both engines, time the cases in turns, compare."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(Path(folder), tiny=not gpu)
+        ours, peer = (engine.start(Path(folder), ours=own, gpu=gpu) for own in (True, False))
+        both = [ours, peer]
+        try:
+            return _measured(model, cases, both)
+        finally:
+            for llm in both:
+                llm.llm_engine.engine_core.shutdown()
+
+
+def _measured(model: Model, cases: Sequence[Case], both: list[LLM]) -> tuple[judge.Verdict, list[judge.Speed]]:
+    vocabulary = both[0].llm_engine.vllm_config.model_config.get_vocab_size()
+    block = both[0].llm_engine.vllm_config.cache_config.block_size
+    speeds: list[judge.Speed] = []
+    asked_again, answers, changed = [], [], []
+    for number, case in enumerate(cases):
+        asked = engine.prompts(case, vocabulary, number)
+        for llm in both:
+            engine.drive(llm, asked[:1], 2)  # compiles
+        drives: list[list[engine.Drive]] = [[], []]
+        for _ in range(ROUNDS):
+            for which, llm in enumerate(both):
+                drives[which].append(engine.drive(llm, asked, case.answers))
+        tokens = case.requests * case.prompt
+        places = [judge.parting(a, b) for a, b in zip(drives[0][-1].tokens, drives[1][-1].tokens, strict=True)]
+        speeds.append(
+            judge.Speed(
+                case.name,
+                (judge.decode(drives[0]), judge.decode(drives[1])),
+                (judge.prefill(drives[0], tokens), judge.prefill(drives[1], tokens)),
+                case.requests,
+                places.count(None),
+            )
+        )
+        print(f"{model.name} {speeds[-1]}", file=sys.stderr, flush=True)
+        other = engine.prompts(case, vocabulary, 1000 + number)
+        for index in range(min(CHECKED, case.requests)):
+            answer = list(drives[0][-1].tokens[index][: places[index]])
+            begin = min(block, case.prompt // 2) // 2
+            end = begin + min(block, case.prompt // 4)
+            asked_again.append(asked[index])
+            answers.append(answer)
+            changed.append([*asked[index][:begin], *other[index][begin:end], *asked[index][end:], *answer])
+    _require(both)
+    sequences = [[*prompt, *answer] for prompt, answer in zip(asked_again, answers, strict=True)]
+    want = engine.ranked(both[1], sequences, judge.ASKED)
+    others = (
+        engine.ranked(both[0], sequences, judge.ASKED),
+        engine.stepped(both[1], asked_again, answers, judge.ASKED),
+        engine.ranked(both[1], changed, judge.ASKED),
+    )
+    ours, rounding, control = (judge.Distances.between(rows, want) for rows in others)
+    return judge.Verdict(model.name, model.layers, block, ours, rounding, control), speeds
+
+
+def _require(both: list[LLM]) -> None:
+    """That each engine ran the attention it is here for."""
+    for llm, own in zip(both, (True, False), strict=True):
+        backends = {layer["backend"] for worker in llm.collective_rpc("pagedkv_report") for layer in worker}
+        if not backends or any(backend.startswith("pagedkv.") != own for backend in backends):
+            raise NotServedError(f"the engine with {'ours' if own else 'the peer'} ran {', '.join(sorted(backends))}")
+
+
+def facts(commit: str, *, gpu: bool) -> dict[str, Any]:
+    """Of this machine."""
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "triton")}
+    from vllm import __version__
+
+    hardware = "CPU, interpreted"
+    if gpu:
+        from vllm.platforms import current_platform
+
+        hardware = current_platform.get_device_name()
+    return {"hardware": hardware, "versions": versions | {"vllm": __version__}, "commit": commit}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the command line, run, return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.run", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", action="append", choices=list(MODELS), help="only this one; may be repeated")
+    parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="only this one")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "serving.jsonl", help="results (JSON lines)")
+    parser.add_argument("--commit", default="", help="what is measured, where there is no git checkout")
+    parser.add_argument("--smoke", action="store_true", help="tiny models on a CPU: the same answers? Times mean nothing")
+    given = parser.parse_args(arguments)
+    import torch
+
+    if not given.smoke and not torch.cuda.is_available():
+        print("needs a GPU\n  to do: run it on one, or --smoke here", file=sys.stderr)
+        return 5
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"
+    cases = SMOKE if given.smoke else [case for case in CASES if not given.case or case.name in given.case]
+    about = facts(given.commit, gpu=not given.smoke)
+    rows: list[dict[str, Any]] = []
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    with given.out.open("w", encoding="utf-8") as file:
+        for name in given.model or MODELS:
+            verdict, speeds = measure(MODELS[name], cases, gpu=not given.smoke)
+            print(verdict, file=sys.stderr, flush=True)
+            for row in judge.records(verdict, speeds, about):
+                rows.append(row)
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+    print(judge.table(rows))
+    return 0 if all(row["right"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
