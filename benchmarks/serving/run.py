@@ -132,7 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("needs a GPU\n  to do: run it on one, or --smoke here", file=sys.stderr)
         return 5
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     cases = SMOKE if given.smoke else [case for case in CASES if not given.case or case.name in given.case]
     about = facts(given.commit, gpu=not given.smoke)
     rows: list[dict[str, Any]] = []

@@ -29,6 +29,10 @@ SPEECH = {
     "max_num_batched_tokens": 96,
     "limit_mm_per_prompt": {"audio": 1},
 }
+GPU_SPEECH = {
+    # The encoder's own attention, which is nobody's here: plain torch runs on every GPU, whatever vLLM was built with.
+    "mm_encoder_attn_backend": "TORCH_SDPA",
+}
 NO_BAMBA = dict.fromkeys(PLATFORMS, "does not dispatch through the Transformers attention interface")
 """vLLM removed its own class in 0.23.0 and turns to transformers'. Measured on the CPU; no code before it asks for the
 platform."""
@@ -190,6 +194,7 @@ _ALL = (
         tiny_whisper.config,
         "cross",
         engine=SPEECH,
+        engine_gpu=GPU_SPEECH,
         published=("openai/whisper-large-v3",),
     ),
     Family(

@@ -81,10 +81,13 @@ class Oracle:
         """Load the checkpoint that `checkpoints.save` wrote for this family with this dtype."""
         if family.attention == "cross":
             return cls(*tiny_whisper.load(folder, (torch.float64, dtype)))
+        # transformers' own config class by name: vLLM puts others in its place, which its models understand alone.
         # `eager` experts: transformers' grouped product knows no float64.
-        load = AutoModelForCausalLM.from_pretrained
+        load, config = AutoModelForCausalLM.from_pretrained, type(family.config())
         kind = {"attn_implementation": "eager", "experts_implementation": "eager"}
-        return cls(*(load(folder, dtype=d, **kind).eval() for d in (torch.float64, dtype)))
+        return cls(
+            *(load(folder, config=config.from_pretrained(folder), dtype=d, **kind).eval() for d in (torch.float64, dtype))
+        )
 
     def log_probs(self, tokens: list[int], *, audio: int | None = None, exact: bool = True) -> torch.Tensor:
         """Next-token log-probabilities, [len(tokens), VOCABULARY] float64; row i follows tokens[: i + 1].
