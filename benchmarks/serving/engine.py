@@ -31,11 +31,11 @@ FULL = {
     "max_model_len": LONGEST,
     "max_num_seqs": MOST,
     "max_num_batched_tokens": 8192,
-    "kv_cache_memory_bytes": 24 << 30,
+    "kv_cache_memory_bytes": 16 << 30,
     "gpu_memory_utilization": 0.4,
     "dtype": "bfloat16",
     # Decode in captured graphs on both sides. Without torch.compile, which would take minutes a model.
-    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 8, 32, 64]},
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 8, 32]},
 }
 ON_CPU = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
 """One thread, and no compiler: 25 s on a cold machine."""

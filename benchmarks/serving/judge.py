@@ -56,9 +56,7 @@ class Distances:
     sequences: int
 
     @classmethod
-    def between(
-        cls, got: Sequence[Mapping[int, float] | None], want: Sequence[Mapping[int, float]]
-    ) -> Distances:
+    def between(cls, got: Sequence[Mapping[int, float] | None], want: Sequence[Mapping[int, float]]) -> Distances:
         """Of what an engine says after some sequences from what another says; None is not compared.
 
         Raises:
@@ -151,7 +149,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     for row in rows:
         if not row["right"]:
-            lines.append(f"| {row['model']} | {row['case']} | **not right** | | | | {row['same']} of {row['requests']} |")
+            lines.append(
+                f"| {row['model']} | {row['case']} | **not right** | | | | {row['same']} of {row['requests']} |"
+            )
             continue
         (ours, peer), (fill, peer_fill) = row["decode"], row["prefill"]
         lines.append(

@@ -178,7 +178,7 @@ class Case:
         return f"{self.requests} x {self.prompt}"
 
 
-CASES = (Case(1, 32768), Case(8, 32768), Case(32, 8192), Case(64, 2048))
+CASES = (Case(1, 32768), Case(8, 16384), Case(32, 4096))
 SMOKE = (Case(2, 80, 12), Case(3, 21, 12))
 MOST = max(case.requests for case in CASES)
 LONGEST = max(case.prompt + case.answers for case in CASES)

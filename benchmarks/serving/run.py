@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 2
-CHECKED = 8
+CHECKED = 4
 """Requests of a case whose distributions are compared."""
 
 
@@ -124,7 +124,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="only this one")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "serving.jsonl", help="results (JSON lines)")
     parser.add_argument("--commit", default="", help="what is measured, where there is no git checkout")
-    parser.add_argument("--smoke", action="store_true", help="tiny models on a CPU: the same answers? Times mean nothing")
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny models on a CPU: the same answers? Times mean nothing"
+    )
     given = parser.parse_args(arguments)
     import torch
 

@@ -95,7 +95,7 @@ def preempted(bench: Bench) -> Numbers:
         numbers = bench.right(schedule, preempt_at=5)
         require(bench.engine.probe.seen.preemptions > 0, "nobody was preempted when told to")
         return numbers | {"preemptions": bench.engine.probe.seen.preemptions}
-    length = block * (bench.longest // 2 // block)
+    length = block * max(1, bench.longest // 2 // block)
     held = bench.blocks(length)
     with bench.engine.probe.crowded(2 * held + 1):
         numbers = bench.right(tuple(bench.request(length, 6, seed=seed) for seed in (1, 2, 3)))

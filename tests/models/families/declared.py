@@ -39,9 +39,9 @@ platform."""
 NO_PLAMO2 = dict.fromkeys(PLATFORMS, "model type `plamo2` but Transformers does not recognize this architecture")
 """vLLM removed its own class in 0.26.0. Measured on the CPU; no code before it asks for the platform."""
 GPU_MLA = {
-    # vLLM's fast prefills of MLA take the head sizes of DeepSeek alone, and these heads are smaller. Its plain torch one
-    # takes any, on GPUs too. Decode is ours.
-    "attention_config": {"mla_prefill_backend": "CPU"},
+    # vLLM's fast prefills of MLA take the head sizes of DeepSeek alone, and come with libraries that not every build has.
+    # Decode is ours: plain_prefill.py.
+    "attention_config": {"mla_prefill_backend": "CUSTOM"},
 }
 GPU_DELTA = {
     # What ROCm runs. On Hopper vLLM would take FlashInfer's, which is compiled when it is first called.

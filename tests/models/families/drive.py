@@ -26,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a program's own folder comes first, not tests/
 
-from models.families import behaviours, checkpoints, inspection, known, layers, oracle, plants, stand_ins
+from models.families import behaviours, checkpoints, inspection, known, layers, oracle, plain_prefill, plants, stand_ins
 from models.families.bench import Bench, NotDrivenError, NotHereError
 from models.families.cell import Cell, settled, worse, write
 from models.families.declared import FAMILIES, Family
@@ -53,6 +53,7 @@ def main(spec_file: Path, folder: Path) -> None:
     """Run the families that come in, until none comes any more."""
     spec = json.loads(spec_file.read_text())
     stand_ins.supply()
+    plain_prefill.register()
     gc.freeze()  # what has been imported lives as long as the process; vLLM collects garbage several times an engine
     for line in sys.stdin:
         name, _, plant = line.strip().partition("+")

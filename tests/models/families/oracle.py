@@ -86,7 +86,10 @@ class Oracle:
         load, config = AutoModelForCausalLM.from_pretrained, type(family.config())
         kind = {"attn_implementation": "eager", "experts_implementation": "eager"}
         return cls(
-            *(load(folder, config=config.from_pretrained(folder), dtype=d, **kind).eval() for d in (torch.float64, dtype))
+            *(
+                load(folder, config=config.from_pretrained(folder), dtype=d, **kind).eval()
+                for d in (torch.float64, dtype)
+            )
         )
 
     def log_probs(self, tokens: list[int], *, audio: int | None = None, exact: bool = True) -> torch.Tensor:
