@@ -101,7 +101,7 @@ def drive(llm: LLM, asked: list[list[int]], answers: int) -> Drive:
 
 
 def ranked(llm: LLM, asked: list[list[int]], most: int) -> list[dict[int, float]]:
-    """The `most` likeliest next tokens after each sequence, with their log-probabilities, of the sequence as a prompt."""
+    """The `most` likeliest next tokens after each prompt, with their log-probabilities."""
     return [rows[0] for _, rows in _answered(llm, asked, 1, most)]
 
 

@@ -18,7 +18,7 @@ ASKED = 20
 SLACK = 2.0
 """Of two engines each may be off in its own direction."""
 EXACT = 1e-5
-"""Nats. A CPU in float32 often gives the same bits both ways; whatever is so near is rounding. A GPU in 16 bits never is."""
+"""Nats. A CPU in float32 often gives the same bits both ways: whatever is so near is rounding. In 16 bits nothing is."""
 
 
 def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
@@ -83,6 +83,7 @@ class Rate:
 
     @classmethod
     def of(cls, rates: Sequence[float]) -> Rate:
+        """Sum up."""
         return cls(statistics.median(rates), max(rates) - min(rates))
 
 
@@ -144,7 +145,7 @@ def records(verdict: Verdict, speeds: Sequence[Speed], facts: Mapping[str, Any])
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Records as Markdown."""
     lines = [
-        "| model | requests x prompt | decode tok/s, ours (spread) | TRITON_ATTN (spread) | ratio | prefill ratio | same |",
+        "| model | requests x prompt | decode tok/s, ours (spread) | TRITON_ATTN | ratio | prefill ratio | same |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:

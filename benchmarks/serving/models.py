@@ -1,6 +1,6 @@
 """Models in their published sizes, with fewer layers where two of them would not fit on one GPU. Data alone.
 
-No weights can be downloaded where this runs, so `worker.py` draws them. Sizes are those of the checkpoints' config.json.
+No weights can be downloaded where this runs: `worker.py` draws them. Sizes are those of the published config.json.
 Multipliers are 1: they are tuned for trained weights, and cost no time.
 """
 
@@ -175,6 +175,7 @@ class Case:
 
     @property
     def name(self) -> str:
+        """As `--case` takes it."""
         return f"{self.requests} x {self.prompt}"
 
 

@@ -1,4 +1,4 @@
-"""Whole models in vLLM with our attention and with TRITON_ATTN, in one run: `python -m benchmarks.serving.run` on a GPU.
+"""Whole models in vLLM, our attention beside TRITON_ATTN, in one run: `python -m benchmarks.serving.run` on a GPU.
 
 Both engines live beside each other and take turns. Weights are drawn, the same in both. Tokens that were timed are then
 checked: where the answers of two engines part, their distributions may differ by what rounding does to the peer alone,

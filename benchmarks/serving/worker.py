@@ -35,7 +35,7 @@ class DrawnLoader(BaseModelLoader):
         """Nothing to download."""
 
     @torch.no_grad()
-    def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
+    def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:  # noqa: ARG002
         """Draw in place, each weight with a generator of its own."""
         for index, (name, weight) in enumerate(sorted(model.named_parameters())):
             _draw(name.removesuffix(".weight"), weight, torch.Generator(weight.device).manual_seed(SEED + index))

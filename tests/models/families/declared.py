@@ -39,8 +39,8 @@ platform."""
 NO_PLAMO2 = dict.fromkeys(PLATFORMS, "model type `plamo2` but Transformers does not recognize this architecture")
 """vLLM removed its own class in 0.26.0. Measured on the CPU; no code before it asks for the platform."""
 GPU_MLA = {
-    # vLLM's fast prefills of MLA take the head sizes of DeepSeek alone, and come with libraries that not every build has.
-    # Decode is ours: plain_prefill.py.
+    # vLLM's fast prefills of MLA take the head sizes of DeepSeek alone, out of libraries that not every build has:
+    # plain_prefill.py does without. Decode is ours.
     "attention_config": {"mla_prefill_backend": "CUSTOM"},
 }
 GPU_DELTA = {
