@@ -18,7 +18,7 @@ ASKED = 20
 SLACK = 2.0
 """Of two engines each may be off in its own direction."""
 EXACT = 1e-5
-"""Nats. A CPU in float32 often gives the same bits both ways: whatever is so near is rounding. In 16 bits nothing is."""
+"""Nats. A CPU in float32 often gives the same bits both ways: whatever is so near is rounding. In 16 bits none is."""
 
 
 def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
