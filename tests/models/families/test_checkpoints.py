@@ -20,8 +20,9 @@ TOKENS = prompt(140, seed=2)
 RESOLVED = dict.fromkeys(FAMILIES, 1000) | {"qwen3-moe-fp8": 20}
 """How many times the tolerance an early token or a lost block must be.
 
-Codes of an FP8 cache that round the other way move a distribution by up to 0.02: of such a family the least of 16 and of
-44 rows is 21 and 25 times the worst error that is admissible, and the median of the 44 is 101 times the typical one."""
+Codes of an FP8 cache that round the other way move a distribution by up to 0.02. Of such a family the least of 16 rows
+and of 44 is 21 and 25 times the worst error that is admissible; the median of the 44 is 101 times the typical one.
+"""
 BLOCK = range(48, 96)
 RESUMED = 100
 
