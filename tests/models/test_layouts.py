@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
-from models import matrix, tiny_decoders, tiny_hybrid, tiny_sinks, tiny_whisper
+from models import attending, matrix, tiny_decoders, tiny_hybrid, tiny_sinks, tiny_whisper
 from transformers import AutoTokenizer
 
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(2 * matrix.SECONDS + 120)]
@@ -88,7 +88,7 @@ def test_it_was_us_and_in_this_packing(run, runs):
     assert result["refusal"] == ""
     for row in result["batches"]["only"]["layers"]:
         assert row["packing"] == packing
-        assert row["fp8_format"] == (tiny_decoders.E4M3 if model.startswith("fp8") else None)
+        assert row["fp8_format"] == (attending.E4M3 if model.startswith("fp8") else None)
         if packing != "rows":
             assert row["kv_shape"][1] == 2, "two parts, K and V"
 

@@ -9,17 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    AutoModelForCausalLM,
-    BloomConfig,
-    BloomForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-)
-from transformers.masking_utils import eager_mask
-from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+from models import attending
+from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,10 +18,6 @@ if TYPE_CHECKING:
 VOCABULARY = 128
 HEADS, HEAD_SIZE = 4, 32
 TOKENS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-
-GFX = torch.cuda.get_device_properties(0).gcnArchName if torch.version.hip and torch.cuda.is_available() else ""
-E4M3 = "e4m3fnuz" if GFX.startswith("gfx94") else "e4m3fn"
-"""The 8-bit format that the device computes with: MI300 has one of its own."""
 
 
 def save_gemma(folder: Path, dtype: torch.dtype) -> None:
@@ -81,21 +68,8 @@ def log_probs(folder: Path, tokens: list[int], dtype: torch.dtype, attention: st
         return model(torch.tensor([tokens]), use_cache=False).logits[0].double().log_softmax(-1)
 
 
-def _rounded(rows: torch.Tensor, *, per_token: bool) -> torch.Tensor:
-    kind = getattr(torch, f"float8_{E4M3}")
-    largest = torch.finfo(kind).max
-    scale = (rows.abs().amax(-1, keepdim=True) / largest).clamp(min=1e-6) if per_token else torch.ones(())
-    codes = (rows / scale).float().clamp(-largest, largest).to(kind)
-    return codes.to(rows.dtype) * scale.to(rows.dtype)
-
-
 def _register(name: str, *, per_token: bool, factor: float) -> None:
-    def attend(module, query, key, value, mask, **kwargs):
-        key, value = (_rounded(rows * factor, per_token=per_token) for rows in (key, value))
-        return eager_attention_forward(module, query, key, value, mask, **kwargs)
-
-    AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, eager_mask)  # without it the mask is None
+    attending.register(name, attending.through(lambda rows: attending.rounded(rows * factor, per_token=per_token)))
 
 
 for _name, _per_token in (("fp8", False), ("fp8 per token", True)):

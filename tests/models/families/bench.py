@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+from models.attending import E4M3
 from models.families import judge
 from models.families.configs_mamba import VOCABULARY
 from models.families.schedule import Limits, Request, Schedule, prompt, spoken
@@ -12,6 +14,8 @@ from models.families.schedule import Limits, Request, Schedule, prompt, spoken
 if TYPE_CHECKING:
     from models.families.family import Family
     from models.families.running import Answer, Engine
+
+    from pagedkv.vllm_plugin.inspect import ServedLayer
 
 Numbers = dict[str, float]
 
@@ -72,6 +76,19 @@ class Bench:
     def chunk(self) -> int:
         """Most tokens of one engine step."""
         return self.engine.config.scheduler_config.max_num_batched_tokens
+
+
+def require_codes(family: Family, layers: list[ServedLayer]) -> None:
+    """The workers must say that the cache holds what the family asks for: FP8 codes of this device's format, or none.
+
+    Raises:
+        NotDrivenError: A layer's cache holds something else.
+    """
+    for layer in layers:
+        kind, form = layer["kv_dtype"], layer["fp8_format"]
+        asked = E4M3 if family.fp8_cache else None
+        right = form == asked and (getattr(torch, kind).itemsize == 1) == family.fp8_cache
+        require(right, f"the cache of {layer['layer']} holds {kind} as {form}; asked for was {asked or 'none of FP8'}")
 
 
 def require(driven: bool, what: str) -> None:

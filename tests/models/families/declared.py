@@ -21,6 +21,8 @@ CPU_MLA = ROTARY | {
 }
 SCAN = (stand_ins.SCAN, stand_ins.TRANSPOSED, stand_ins.UPDATE)
 DELTA = (stand_ins.DELTA,)
+FP8 = {"kv_cache_dtype": "fp8"}
+"""E4M3 codes with the scale 1."""
 SPEECH = {
     # The encoder's budget admits one request a step. Where a prompt does not begin with the decoder's start token, vLLM
     # puts it there.
@@ -185,6 +187,15 @@ _ALL = (
         "Qwen3MoeForCausalLM",
         configs_decoders.qwen3_moe,
         "paged",
+        published=("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",),
+    ),
+    Family(
+        "qwen3-moe-fp8",
+        "attention with an FP8 cache, experts",
+        "Qwen3MoeForCausalLM",
+        configs_decoders.qwen3_moe,
+        "paged",
+        engine=FP8,
         published=("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",),
     ),
     Family(

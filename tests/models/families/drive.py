@@ -27,7 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a program's own folder comes first, not tests/
 
 from models.families import behaviours, checkpoints, inspection, known, layers, oracle, plain_prefill, plants, stand_ins
-from models.families.bench import Bench, NotDrivenError, NotHereError
+from models.families.bench import Bench, NotDrivenError, NotHereError, require_codes
 from models.families.cell import Cell, settled, worse, write
 from models.families.declared import FAMILIES, Family
 from models.families.engines import COMMON, GRAPHS, EnginePlan, plans
@@ -169,6 +169,7 @@ def run_cell(name: str, bench: Bench) -> Cell:
         numbers = behaviours.DRIVEN[name](bench)
         if bench.family.attention:
             require_served(engine.layers())
+            require_codes(bench.family, engine.layers())
         reason = ""
     except NotHereError as error:
         return Cell("did not run", str(error), time.monotonic() - started)
@@ -205,7 +206,7 @@ def _where(error: Exception, bench: Bench) -> str:
 def _labels(bench: Bench) -> dict[str, str]:
     found: dict[str, str] = {}
     for layer in bench.engine.layers():
-        found |= {key: str(layer[key]) for key in ("backend", "packing") if layer[key] is not None}
+        found |= {key: str(layer[key]) for key in ("backend", "packing", "fp8_format") if layer[key] is not None}
         found |= {key: kernel for key, kernel in (layer["route"] or {}).items() if kernel is not None}
     if stood_in := stand_ins.stood_in():
         found["stand_in"] = ", ".join(stood_in)

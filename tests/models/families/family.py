@@ -42,6 +42,11 @@ class Family:
     published: tuple[str, ...] = ()
     """Checkpoints of the family for agents."""
 
+    @property
+    def fp8_cache(self) -> bool:
+        """Whether its KV cache holds FP8 codes."""
+        return str(self.engine.get("kv_cache_dtype", "auto")).startswith("fp8")
+
     def arguments(self, platform: str) -> dict[str, Any]:
         """Arguments of vLLM's `LLM` beyond those that all engine tests share.
 

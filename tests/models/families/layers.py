@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from models.families.oracle import InFloat64
 
 if TYPE_CHECKING:
     from models.families.family import Family
@@ -60,15 +59,17 @@ def compare(llm: Any, family: Family, oracle: Oracle, tokens: list[int]) -> list
         ValueError: The two models do not have the same number of decoder layers, or not the same shape of rows.
     """
     kinds, got = engine_streams(llm, family, tokens)
-    want, working = (reference_streams(oracle, tokens, exact=exact) for exact in (True, False))
+    want = reference_streams(oracle, tokens)
+    rough = [reference_streams(oracle, tokens, **way) for way in oracle.rough]
     if len(got) != len(want):
         raise ValueError(f"{family.name}: {len(got)} decoder layers in vLLM, {len(want)} in transformers")
     layers, rounding = [], 0.0
-    for index, (kind, g, whole, rough) in enumerate(zip(kinds, got, want, working, strict=True)):
+    for index, (kind, g, whole, *others) in enumerate(zip(kinds, got, want, *rough, strict=True)):
         if len(g) > len(whole) or g.shape[1:] != whole.shape[1:]:
             raise ValueError(f"{family.name}, layer {index}: rows {list(g.shape)} in vLLM, {list(whole.shape)} wanted")
-        w, r = whole[: len(g)], rough[: len(g)]  # a last step of one token may be a graph's: no hook sees it
-        rounding = max(rounding, (r - w).abs().max().item())  # a layer inherits what those before it lost
+        w = whole[: len(g)]  # a last step of one token may be a graph's: no hook sees it
+        for other in others:
+            rounding = max(rounding, (other[: len(g)] - w).abs().max().item())  # a layer inherits what others lost
         layers.append(Layer(index, kind, (g - w).abs().max().item(), SLACK * rounding))
     return layers
 
@@ -85,21 +86,20 @@ def engine_streams(llm: Any, family: Family, tokens: list[int]) -> tuple[list[st
     return kinds, [torch.cat(rows)[: len(tokens)] for rows in steps]
 
 
-def reference_streams(oracle: Oracle, tokens: list[int], *, exact: bool) -> list[torch.Tensor]:
-    """The same of transformers, which adds within its layers."""
-    model = oracle.exact if exact else oracle.working
+def reference_streams(oracle: Oracle, tokens: list[int], **way: Any) -> list[torch.Tensor]:
+    """The same of transformers, which adds within its layers; `way` is of the oracle's `computing`."""
     seen: list[torch.Tensor] = []
 
     def note(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         seen.append((output[0] if isinstance(output, tuple) else output)[0].double())
 
-    hooks = [layer.register_forward_hook(note) for layer in decoder_layers(model)]
-    try:
-        with torch.inference_mode(), InFloat64(enabled=exact):
+    with oracle.computing(**way) as model:
+        hooks = [layer.register_forward_hook(note) for layer in decoder_layers(model)]
+        try:
             model(torch.tensor([tokens]), use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+        finally:
+            for hook in hooks:
+                hook.remove()
     return seen
 
 

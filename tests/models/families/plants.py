@@ -11,6 +11,7 @@ import torch
 from vllm.model_executor.layers.mamba import mamba_mixer2
 from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilder
 
+from pagedkv.vllm_plugin import impl
 from pagedkv.vllm_plugin.backend import PagedKVMetadataBuilder
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plant:
-    """A fault of a Mamba-2 hybrid."""
+    """A fault of one family."""
 
     title: str
     turns_red: str
@@ -30,6 +31,8 @@ class Plant:
     leaves_green: tuple[str, ...]
     """Behaviours that do not meet it: the cell says where the fault is, not only that there is one."""
     planted: Callable[[Engine], AbstractContextManager[None]]
+    family: str = "granite-4.0-h"
+    """Whom it is planted in: a Mamba-2 hybrid."""
 
 
 @contextmanager
@@ -105,6 +108,37 @@ def freed_block_read(_: Engine) -> Iterator[None]:
 
 
 @contextmanager
+def other_codes_in_decode(_: Engine) -> Iterator[None]:
+    """Decode takes the codes of an FP8 cache for those of the other E4M3, in which they mean half or twice as much."""
+    attend = impl.paged_attention
+
+    def mistaken(query: Any, cache: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs["max_query_len"] == 1:
+            other = "e4m3fnuz" if cache.quantisation.format == "e4m3fn" else "e4m3fn"
+            cache = replace(cache, quantisation=replace(cache.quantisation, format=other))
+        return attend(query, cache, *args, **kwargs)
+
+    with patch.object(impl, "paged_attention", mistaken):
+        yield
+
+
+@contextmanager
+def scale_ignored_in_decode(engine: Engine) -> Iterator[None]:
+    """Keys are kept as halves, with the scale 2, and decode takes the scale for 1."""
+    attend = impl.paged_attention
+
+    def mistaken(query: Any, cache: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs["max_query_len"] == 1:
+            forgotten = torch.ones_like(cache.quantisation.key_scale)
+            cache = replace(cache, quantisation=replace(cache.quantisation, key_scale=forgotten))
+        return attend(query, cache, *args, **kwargs)
+
+    engine.llm.apply_model(lambda model: [m._k_scale.fill_(2.0) for m in model.modules() if hasattr(m, "_k_scale")])
+    with patch.object(impl, "paged_attention", mistaken):
+        yield
+
+
+@contextmanager
 def _prefills(change: Callable[[Any], Any]) -> Iterator[None]:
     """Change the metadata of every batch of Mamba-2 that has prompts in it."""
     build = Mamba2AttentionMetadataBuilder.build
@@ -130,4 +164,10 @@ PLANTS = {
         "a stale state after preemption", "preempt", ("prefill", "chunked", "reuse"), stale_state_after_preemption
     ),
     "freed-block": Plant("K and V of a freed block are read", "reuse", ("prefill",), freed_block_read),
+    "scale-ignored": Plant(
+        "decode ignores the scale of keys", "decode", ("prefill",), scale_ignored_in_decode, family="qwen3-moe-fp8"
+    ),
+    "other-codes": Plant(
+        "decode reads the other E4M3", "decode", ("prefill",), other_codes_in_decode, family="qwen3-moe-fp8"
+    ),
 }

@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from models.families.probe import Probe
@@ -52,7 +53,9 @@ class Engine:
         envs.disable_envs_cache()  # an engine before this one has frozen what vLLM reads from the environment
         os.environ.pop("VLLM_KV_CACHE_LAYOUT", None)
         try:
-            with _llvmlite_out_of_sight():
+            gc.collect()  # or what an engine that did not start has left would stay for ever
+            gc.freeze()
+            with _llvmlite_out_of_sight(), _modules_stay_frozen():
                 self.llm = _start(model, ours=ours, **arguments)
         except BaseException:
             _clean()  # or the next engine finds the groups of this one
@@ -67,7 +70,8 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.llm.llm_engine.engine_core.shutdown()
+        with _modules_stay_frozen(collect=False):
+            self.llm.llm_engine.engine_core.shutdown()
         del self.llm, self.probe
         _clean()
 
@@ -186,7 +190,23 @@ def _start(model: Path, *, ours: bool, **arguments: Any) -> LLM:
 
 def _clean() -> None:
     gc.collect()
-    cleanup_dist_env_and_memory()
+    with _modules_stay_frozen(collect=False):
+        cleanup_dist_env_and_memory()
+
+
+@contextmanager
+def _modules_stay_frozen(*, collect: bool = True) -> Iterator[None]:
+    """What there was before an engine stays out of garbage collection, whatever vLLM does about it.
+
+    vLLM freezes the heap with its engine in it, thaws it at the end, and then collects three times; each time half a
+    second is spent on modules, which are no garbage. Here the engine alone is gone through, and once (`_clean`).
+
+    Args:
+        collect: Whether vLLM's own collections are carried out.
+    """
+    skipped = ("freeze", "unfreeze") if collect else ("freeze", "unfreeze", "collect")
+    with patch.multiple(gc, **dict.fromkeys(skipped, lambda *_: 0)):
+        yield
 
 
 @contextmanager

@@ -207,7 +207,8 @@ def test_unknown_names_are_refused(chosen):
 
 
 def test_plants_name_behaviours_that_exist():
-    assert len(PLANTS) == 4
+    assert len(PLANTS) == 6
     for plant in PLANTS.values():
+        assert plant.family in FAMILIES
         assert {plant.turns_red, *plant.leaves_green} <= set(engines.BEHAVIOURS)
         assert plant.turns_red not in plant.leaves_green

@@ -1,4 +1,4 @@
-"""Planted state faults: each turns its cell red, and leaves green those that do not meet it."""
+"""Planted faults: each turns its cell red, and leaves green those that do not meet it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from models.families.plants import PLANTS
 
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(900)]
 
-FAMILY = "granite-4.0-h"
-
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
     spec = {"behaviours": ["prefill"], "fuzz": {"seed": 1, "examples": 1}}
-    names = [f"{FAMILY}+{plant}" for plant in PLANTS]
+    names = [f"{fault.family}+{plant}" for plant, fault in PLANTS.items()]
     return Fleet(tmp_path_factory.mktemp("plants"), names, spec, processes=1)
 
 
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_fault_turns_its_cell_red(plant, planted, record_property):
-    cells = planted.cells(f"{FAMILY}+{plant}")
     fault = PLANTS[plant]
+    cells = planted.cells(f"{fault.family}+{plant}")
     red = cells[fault.turns_red]
     record_property("reason", red.reason)
     assert red.outcome == "fail", f"{fault.title}: {fault.turns_red} is {red.outcome}"
