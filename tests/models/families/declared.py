@@ -47,7 +47,6 @@ _ALL = (
         "paged",
         ("conv", "ssm"),
         stand_ins=SCAN,
-        published=("ai21labs/Jamba-tiny-dev", "ai21labs/AI21-Jamba2-Mini"),
     ),
     Family(
         "zamba2",
@@ -56,7 +55,6 @@ _ALL = (
         configs_mamba.zamba2,
         "paged",
         ("conv", "ssm"),
-        published=("Zyphra/Zamba2-1.2B-instruct",),
     ),
     Family(
         "falcon-h1",
@@ -65,7 +63,6 @@ _ALL = (
         configs_mamba.falcon_h1,
         "paged",
         ("conv", "ssm"),
-        published=("tiiuae/Falcon-H1-0.5B-Base",),
     ),
     Family(
         "granite-4.0-h",
@@ -74,7 +71,6 @@ _ALL = (
         configs_mamba.granite,
         "paged",
         ("conv", "ssm"),
-        published=("ibm-granite/granite-4.0-h-tiny", "ibm-granite/granite-4.0-h-small"),
     ),
     Family(
         "nemotron-h",
@@ -83,7 +79,6 @@ _ALL = (
         configs_mamba.nemotron_h,
         "paged",
         ("conv", "ssm"),
-        published=("nvidia/Nemotron-H-8B-Base-8K",),
     ),
     Family(
         "qwen3-next",
@@ -93,7 +88,6 @@ _ALL = (
         "paged",
         ("conv", "delta"),
         stand_ins=DELTA,
-        published=("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8",),
     ),
     Family(
         "qwen3.5",
@@ -103,7 +97,6 @@ _ALL = (
         "paged",
         ("conv", "delta"),
         stand_ins=DELTA,
-        published=("Qwen/Qwen3.5-35B-A3B",),
     ),
     Family(
         "lfm2",
@@ -113,7 +106,6 @@ _ALL = (
         "paged",
         ("conv",),
         engine_cpu=ROTARY,
-        published=("LiquidAI/LFM2-1.2B",),
     ),
     Family(
         "mamba",
@@ -123,7 +115,6 @@ _ALL = (
         "",
         ("conv", "ssm"),
         stand_ins=SCAN,
-        published=("state-spaces/mamba-130m-hf",),
     ),
     Family(
         "mamba2",
@@ -132,7 +123,6 @@ _ALL = (
         configs_mamba.mamba2,
         "",
         ("conv", "ssm"),
-        published=("mistralai/Mamba-Codestral-7B-v0.1",),
     ),
     Family(
         "falcon-mamba",
@@ -142,7 +132,6 @@ _ALL = (
         "",
         ("conv", "ssm"),
         stand_ins=SCAN,
-        published=("tiiuae/falcon-mamba-7b-instruct",),
     ),
     Family(
         "kimi-linear",
@@ -152,7 +141,6 @@ _ALL = (
         "latent",
         ("conv", "delta"),
         engine_cpu=CPU_MLA,
-        published=("moonshotai/Kimi-Linear-48B-A3B-Instruct",),
     ),
     Family(
         "deepseek-v3",
@@ -162,7 +150,6 @@ _ALL = (
         "latent",
         cannot=NO_MLA,
         engine_cpu=CPU_MLA,
-        published=("moonshotai/Kimi-K2-Instruct-0905",),
     ),
     Family(
         "qwen3-moe",
@@ -170,7 +157,6 @@ _ALL = (
         "Qwen3MoeForCausalLM",
         configs_decoders.qwen3_moe,
         "paged",
-        published=("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",),
     ),
     Family(
         "whisper",
@@ -179,7 +165,6 @@ _ALL = (
         tiny_whisper.config,
         "cross",
         engine=SPEECH,
-        published=("openai/whisper-large-v3",),
     ),
     Family(
         "plamo2",
@@ -189,7 +174,6 @@ _ALL = (
         "paged",
         ("conv", "ssm"),
         cannot=NO_PLAMO2,
-        published=("pfnet/plamo-2-1b",),
     ),
     Family(
         "bamba",
@@ -199,7 +183,6 @@ _ALL = (
         "paged",
         ("conv", "ssm"),
         cannot=NO_BAMBA,
-        published=("ibm-ai-platform/Bamba-9B-v2",),
     ),
 )
 

@@ -37,8 +37,6 @@ class Family:
     """Operators that the CPU platform lacks and `stand_ins.py` supplies."""
     cannot: Mapping[str, str] = field(default_factory=dict)
     """Platform of PLATFORMS to a regular expression: what vLLM's error there says. A platform not named runs it."""
-    published: tuple[str, ...] = ()
-    """Checkpoints of the family for agents."""
 
     def arguments(self, platform: str) -> dict[str, Any]:
         """Arguments of vLLM's `LLM` beyond those that all engine tests share.

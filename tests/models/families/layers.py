@@ -91,12 +91,12 @@ def reference_streams(oracle: Oracle, tokens: list[int], *, exact: bool) -> list
     seen: list[torch.Tensor] = []
 
     def note(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
-        seen.append((output[0] if isinstance(output, tuple) else output)[0].double())
+        seen.append((output[0] if isinstance(output, tuple) else output)[0].double().cpu())
 
     hooks = [layer.register_forward_hook(note) for layer in decoder_layers(model)]
     try:
-        with torch.inference_mode(), InFloat64(enabled=exact):
-            model(torch.tensor([tokens]), use_cache=False)
+        with torch.inference_mode(), InFloat64(enabled=exact and oracle.wide):
+            model(oracle.ids(tokens), use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

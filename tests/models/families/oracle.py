@@ -86,6 +86,15 @@ class Oracle:
         kind = {"attn_implementation": "eager", "experts_implementation": "eager"}
         return cls(*(load(folder, dtype=d, **kind).eval() for d in (torch.float64, dtype)))
 
+    @property
+    def wide(self) -> bool:
+        """Whether `exact` computes in float64."""
+        return self.exact.dtype is torch.float64
+
+    def ids(self, tokens: list[int]) -> torch.Tensor:
+        """Tokens as the models take them, [1, len(tokens)]."""
+        return torch.tensor([tokens], device=self.exact.device)
+
     def log_probs(self, tokens: list[int], *, audio: int | None = None, exact: bool = True) -> torch.Tensor:
         """Next-token log-probabilities, [len(tokens), VOCABULARY] float64; row i follows tokens[: i + 1].
 
@@ -95,12 +104,12 @@ class Oracle:
             exact: In float64, else in the engine's dtype.
         """
         model = self.exact if exact else self.working
-        ids = torch.tensor([tokens])
+        ids = self.ids(tokens)
         arguments = {"input_ids": ids}
         if self.hear is not None:
             sound = self.hear(tiny_whisper.audio(audio), sampling_rate=tiny_whisper.SAMPLING_RATE, return_tensors="pt")
             arguments = {"input_features": sound.input_features.to(model.dtype), "decoder_input_ids": ids}
-        with torch.inference_mode(), InFloat64(enabled=exact):
+        with torch.inference_mode(), InFloat64(enabled=exact and self.wide):
             return model(**arguments, use_cache=False).logits[0].double().log_softmax(-1)
 
     def rounding(self, tokens: list[int], *, audio: int | None = None) -> Error:
@@ -119,9 +128,13 @@ class Oracle:
         block, which moves every row behind it.
         """
         if self._probed is None:
-            longest = self.exact.config.max_target_positions if self.hear is not None else max(PROBES)
-            self._probed = Error.largest(self.rounding(prompt(min(n, longest), seed=n), audio=n) for n in PROBES)
+            self._probed = Error.largest(self.rounding(self.probe(n), audio=n) for n in PROBES)
         return Error.largest([self._probed, self.rounding(tokens, audio=audio)]).times(SLACK)
+
+    def probe(self, length: int) -> list[int]:
+        """A sequence on which rounding is measured; one of PROBES gives its length."""
+        longest = self.exact.config.max_target_positions if self.hear is not None else max(PROBES)
+        return prompt(min(length, longest), seed=length)
 
     def without_keys(self, tokens: list[int], hidden: range) -> torch.Tensor:
         """What `log_probs` would be if no later token saw the keys at the positions `hidden`: a lost block.
@@ -157,14 +170,14 @@ class Oracle:
     def _stepwise(self, tokens: list[int], at: int, touch: Callable[[Any], None]) -> torch.Tensor:
         """Decode the tokens from `at` on, one by one; before each, `touch` may change the cache."""
         rows = []
-        with torch.inference_mode(), InFloat64():
-            out = self.exact(torch.tensor([tokens[:at]]), use_cache=True)
+        with torch.inference_mode(), InFloat64(enabled=self.wide):
+            out = self.exact(self.ids(tokens[:at]), use_cache=True)
             name = "past_key_values" if "past_key_values" in out else "cache_params"  # the latter without attention
             cache = out[name]
             for i, token in enumerate(tokens[at:], start=at):
                 touch(cache)
-                where = {"position_ids": torch.tensor([[i]])} if name == "past_key_values" else {}
-                rows.append(self.exact(torch.tensor([[token]]), use_cache=True, **{name: cache}, **where).logits[0, 0])
+                where = {"position_ids": self.ids([i])} if name == "past_key_values" else {}
+                rows.append(self.exact(self.ids([token]), use_cache=True, **{name: cache}, **where).logits[0, 0])
         return torch.stack(rows).double().log_softmax(-1)
 
     def state_rounding(self, tokens: list[int], at: int, dtype: str) -> float:

@@ -38,17 +38,31 @@ class Answer:
 
     tokens: tuple[int, ...]
     rows: torch.Tensor | None
-    """Log-probabilities [positions, vocabulary] float64, of the last positions; None where not asked for."""
+    """Log-probabilities [positions, tokens] float64, of the last positions; None where not asked for."""
     gaps: tuple[float, ...]
     """By how much each token was better than the second best, in nats; empty where not asked for."""
     cached: int
     """Prompt tokens that a prefix cache had."""
+    ids: torch.Tensor | None = None
+    """The tokens that `rows` are of, [positions, tokens] int64, the likeliest first; None where they are all of them."""
 
 
 class Engine:
     """An engine that is watched. Use as a context manager: the next engine needs this one to be gone."""
 
-    def __init__(self, model: Path, *, ours: bool = True, poison: bool = True, **arguments: Any) -> None:
+    def __init__(
+        self, model: Path, *, ours: bool = True, poison: bool = True, best: int | None = None, **arguments: Any
+    ) -> None:
+        """Start it.
+
+        Args:
+            model: Folder of the checkpoint.
+            ours: Whether our plugin shall serve.
+            poison: Whether the KV pool holds NaN at the start.
+            best: How many tokens of a distribution come back; None for all. Of a large vocabulary all are too many.
+            **arguments: Of vLLM's `LLM`.
+        """
+        self._best = best
         envs.disable_envs_cache()  # an engine before this one has frozen what vLLM reads from the environment
         os.environ.pop("VLLM_KV_CACHE_LAYOUT", None)
         try:
@@ -118,7 +132,7 @@ class Engine:
         except Exception:
             self.llm.llm_engine.abort_request(list(internal.values()), internal=True)  # or they haunt the next schedule
             raise
-        return [_answer(got[str(index)], rows) for index in range(len(schedule))]
+        return [_answer(got[str(index)], rows=rows, best=self._best) for index in range(len(schedule))]
 
     def _drive(
         self,
@@ -130,7 +144,7 @@ class Engine:
         preempt_at: int | None,
     ) -> dict[str, RequestOutput]:
         """Add, step and abort; `internal` gets vLLM's own names of the requests."""
-        everything = -1
+        asked = -1 if self._best is None else self._best
         engine = self.llm.llm_engine
         waiting = sorted(range(len(schedule)), key=lambda index: schedule[index].arrives)
         got: dict[str, RequestOutput] = {}
@@ -144,8 +158,8 @@ class Engine:
                     temperature=0,
                     max_tokens=schedule[index].answers,
                     ignore_eos=True,
-                    logprobs=everything if rows else 2,
-                    prompt_logprobs=everything if prompt_rows else None,
+                    logprobs=asked if rows else 2,
+                    prompt_logprobs=asked if prompt_rows else None,
                     detokenize=False,
                 )
                 internal[str(index)] = engine.add_request(str(index), _as_vllm(schedule[index]), params)
@@ -213,15 +227,20 @@ def _as_vllm(request: Request) -> dict[str, Any]:
     return {"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": list(request.prompt)}}
 
 
-def _answer(output: RequestOutput, rows: bool) -> Answer:
+def _answer(output: RequestOutput, *, rows: bool, best: int | None) -> Answer:
     made = output.outputs[0]
     table = [*(output.prompt_logprobs or [None])[1:], *made.logprobs]
     both = [sorted((entry.logprob for entry in row.values()), reverse=True)[:2] for row in made.logprobs]
+    kept = ids = None
+    if rows:
+        # vLLM gives the best ones, and beside them the prompt's own token where it is none of them.
+        order = [range(len(row)) if best is None else sorted(row, key=lambda t: row[t].rank)[:best] for row in table]
+        kept = torch.tensor([[row[t].logprob for t in tokens] for row, tokens in zip(table, order, strict=True)]).double()
+        ids = None if best is None else torch.tensor(order)
     return Answer(
         tokens=tuple(made.token_ids),
-        rows=torch.tensor([[row[token].logprob for token in range(len(row))] for row in table]).double()
-        if rows
-        else None,
-        gaps=tuple(best - second for best, second in both),
+        rows=kept,
+        gaps=tuple(first - second for first, second in both),
         cached=output.num_cached_tokens or 0,
+        ids=ids,
     )

@@ -1,0 +1,103 @@
+"""What transformers computes with a published checkpoint, on the device that the engine has too.
+
+Memory beside the engine's: twice a checkpoint's weights in 16 bits for the wider copy and once for the narrow one, so 6
+bytes a parameter; and in a forward pass 20 bytes for each token and word of the vocabulary. transformers' scans in plain
+torch take, of Mamba-2, 4 bytes x heads x state channels x chunk size squared for each chunk, twice.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from models.families.oracle import Error, Oracle
+from models.families.schedule import prompt
+from transformers import AutoModelForCausalLM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KERNEL_PACKAGES = ("mamba_ssm", "causal_conv1d", "fla")
+"""transformers takes its scans from them where they are installed, as they are in our images: what would check vLLM's
+scans would then be their ancestors. It decides when it imports a model's module."""
+
+
+@dataclass(eq=False)
+class PublishedOracle(Oracle):
+    """One checkpoint, loaded twice: `exact` is in float32, or in float64 where the engine itself computes in float32."""
+
+    best: int = 20
+    """Tokens of a distribution on which rounding is measured: as many as an engine is asked for."""
+    _last: tuple[tuple[int, ...], torch.Tensor] | None = field(default=None, repr=False)
+
+    @classmethod
+    def read(cls, folder: Path, dtype: torch.dtype, *, best: int, device: str) -> PublishedOracle:
+        """Load a checkpoint.
+
+        Args:
+            folder: Where it is.
+            dtype: Of the engine.
+            best: How many tokens of each distribution are compared.
+            device: "cpu" or "cuda" (CUDA or HIP).
+        """
+        wide = torch.float64 if dtype is torch.float32 else torch.float32
+        kind = {"attn_implementation": "eager", "experts_implementation": "eager", "trust_remote_code": False}
+        with plain_torch():
+            models = [AutoModelForCausalLM.from_pretrained(folder, dtype=d, **kind).eval() for d in (wide, dtype)]
+        return cls(*(model.to(device) for model in models), best=best)
+
+    def log_probs(self, tokens: list[int], *, audio: int | None = None, exact: bool = True) -> torch.Tensor:
+        """As `Oracle.log_probs`, on the models' device; what was asked for last is kept, for its rounding comes next."""
+        key = tuple(tokens)
+        if exact and self._last is not None and self._last[0] == key:
+            return self._last[1]
+        with no_tf32():
+            rows = super().log_probs(tokens, audio=audio, exact=exact)
+        if exact:
+            self._last = (key, rows)
+        return rows
+
+    def rounding(self, tokens: list[int], *, audio: int | None = None) -> Error:
+        """By how much rounding moves transformers' own log-probabilities of the `best` tokens at each position."""
+        exact = self.log_probs(tokens, audio=audio).topk(self.best)
+        working = self.log_probs(tokens, audio=audio, exact=False).gather(-1, exact.indices)
+        return Error.of(working, exact.values)
+
+    def state_rounding(self, tokens: list[int], at: int, dtype: str) -> float:
+        """As `Oracle.state_rounding`."""
+        with no_tf32():
+            return super().state_rounding(tokens, at, dtype)
+
+    def probe(self, length: int) -> list[int]:
+        """A sequence of words of this vocabulary."""
+        return list(prompt(length, length, self.exact.config.get_text_config().vocab_size))
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Let transformers find no kernels while it imports a model's module."""
+    here = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in KERNEL_PACKAGES}
+    hidden = {*here, *KERNEL_PACKAGES}
+    sys.modules.update(dict.fromkeys(hidden))  # None: an import of it fails
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+        sys.modules.update(here)
+
+
+@contextmanager
+def no_tf32() -> Iterator[None]:
+    """Multiply and convolve float32 in float32; the setting is the process's, and an engine lives in it too."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
