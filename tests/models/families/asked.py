@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 
     from models.families.published import Checkpoint
 
-NONE = (
-    "no checkpoint is named: add --checkpoint NAME, a folder or owner/name of the hub; "
-    "ci/areas/models.yaml has those of the steps"
-)
-
-
 @dataclass(frozen=True)
 class Row:
     """One checkpoint that is asked for."""
@@ -40,18 +34,16 @@ def asked(
     """The rows that these options ask for, in the order of the options.
 
     Args:
-        published: The checkpoints of a table.
+        published: The checkpoints of a table, if there is one.
         checkpoint: Only these of them; where there is no table, these.
         family: Only those of these families. One whose config cannot be fetched may be of them.
         behaviour: Only these columns.
 
     Raises:
-        UnknownNameError: None is named, one that the table lacks is, or no row is left.
+        UnknownNameError: One is named that the table lacks, or no row is left.
         UnfitError: The table cannot judge one.
     """
     names = list(dict.fromkeys(published or checkpoint))
-    if not names:
-        raise UnknownNameError(NONE)
     if unknown := sorted(set(checkpoint) - set(names)):
         raise UnknownNameError(f"no checkpoint of this table is called {', '.join(unknown)}; there are {', '.join(names)}")
     known = rows(family)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ SECONDS = 5400
 """Of one published checkpoint; its oracle scans in plain torch."""
 
 PUBLISHED = "test_published.py"
+ROWS = pytest.StashKey()
+NOT_FETCHED = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +35,31 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     # Without a checkpoint it is an error, so it is run by who names it and by no one who names a folder.
     if collection_path.name != PUBLISHED:
         return None
-    return not any(Path(word.partition("::")[0]).name == PUBLISHED for word in config.args) or None
+    return not _named(config) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    # Here and not where tests are made: of a usage error in this place pytest prints the message alone.
+    config = session.config
+    if not _named(config):
+        return
+    if not (_chosen(config, "published") or _chosen(config, "checkpoint")):
+        raise pytest.UsageError(
+            "no checkpoint is named: add --checkpoint NAME, a folder or owner/name of the hub; "
+            "ci/areas/models.yaml names those of the steps"
+        )
+    if find_spec("vllm") is None:
+        return
+    from models.families.asked import asked
+    from models.families.published import UnfitError
+    from models.families.table import UnknownNameError
+
+    options = {name: _chosen(config, name) for name in ("published", "checkpoint", "family", "behaviour")}
+    try:
+        config.stash[ROWS] = asked(**options)
+    except (UnknownNameError, UnfitError) as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -56,22 +83,8 @@ def _of_families(metafunc: pytest.Metafunc) -> None:
 
 def _of_checkpoints(metafunc: pytest.Metafunc) -> None:
     pytest.importorskip("vllm", reason="checkpoints run in vLLM")
-    from models.families.asked import asked
-    from models.families.published import UnfitError
-    from models.families.table import UnknownNameError
-
-    config = metafunc.config
-    options = {name: _chosen(config, name) for name in ("published", "checkpoint", "family", "behaviour")}
-    try:
-        config.stash[ROWS] = rows = asked(**options)
-    except (UnknownNameError, UnfitError) as error:
-        raise pytest.UsageError(str(error)) from None
-    cells = [(row, behaviour) for row in rows for behaviour in row.behaviours]
+    cells = [(row, behaviour) for row in metafunc.config.stash[ROWS] for behaviour in row.behaviours]
     metafunc.parametrize("published_cell", cells, ids=[f"{row.name}-{behaviour}" for row, behaviour in cells])
-
-
-ROWS = pytest.StashKey()
-NOT_FETCHED = pytest.StashKey()
 
 
 @pytest.fixture(scope="session")
@@ -104,6 +117,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     # A failure that was seen stays one. Otherwise the table is not whole, through no fault of what it tests.
     if session.config.stash.get(NOT_FETCHED, None) and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = EX_TEMPFAIL
+
+
+def _named(config: pytest.Config) -> bool:
+    """Whether the table of published checkpoints is asked for by its file."""
+    return any(Path(word.partition("::")[0]).name == PUBLISHED for word in config.args)
 
 
 def _fuzz(config: pytest.Config) -> dict[str, int]:

@@ -129,7 +129,7 @@ class Run:
             return dict.fromkeys(chosen, self._not_started(error, platform, started))
         with engine, self.planted(engine):
             bench = Bench(engine, served.oracle, served.family, **self.fuzz)
-            return {name: run_cell(name, bench, served.labels) for name in chosen}
+            return {name: run_cell(name, bench, served.labels(engine)) for name in chosen}
 
     def _not_started(self, error: Exception, platform: str, started: float) -> Cell:
         traceback.print_exception(error)

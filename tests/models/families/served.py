@@ -53,8 +53,7 @@ class Tiny:
         """Of weights and activations. GPUs multiply float32 in TF32, with fewer bits than the oracle's float32 has."""
         return torch.float32 if current_platform.is_cpu() else torch.float16
 
-    @property
-    def labels(self) -> dict[str, str]:
+    def labels(self, engine: Engine) -> dict[str, str]:  # noqa: ARG002 - of others it matters which engine
         """What a cell says of it beside who served."""
         return {}
 
@@ -79,7 +78,6 @@ class Published(Tiny):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(FAMILIES[checkpoint.family], Path(checkpoint.folder))
         self._published = checkpoint
-        self._block = 0
 
     @cached_property
     def checkpoint(self) -> Path:
@@ -95,14 +93,15 @@ class Published(Tiny):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its own; on GPUs bfloat16 in place of float32 (see `Tiny.dtype`), which has the same range."""
-        own = getattr(torch, self._published.dtype)
-        return torch.bfloat16 if own is torch.float32 and not current_platform.is_cpu() else own
+        """Its own, but float32 for bfloat16 under Triton's interpreter, which computes that wrongly, and bfloat16, which
+        has the same range, for float32 on GPUs (see `Tiny.dtype`)."""
+        own, cpu = getattr(torch, self._published.dtype), current_platform.is_cpu()
+        instead = {(torch.bfloat16, True): torch.float32, (torch.float32, False): torch.bfloat16}
+        return instead.get((own, cpu), own)
 
-    @property
-    def labels(self) -> dict[str, str]:
-        """Its dtype, its block, and the commit it was fetched at."""
-        found = {"dtype": str(self.dtype).removeprefix("torch."), "block_size": str(self._block)}
+    def labels(self, engine: Engine) -> dict[str, str]:
+        """Its dtype, the block that vLLM has made, and the commit that it was fetched at."""
+        found = {"dtype": str(self.dtype).removeprefix("torch."), "block_size": str(engine.block_size)}
         return found | ({"revision": self._published.revision} if self._published.revision else {})
 
     def plans(self, platform: str) -> tuple[EnginePlan, ...]:
@@ -112,8 +111,8 @@ class Published(Tiny):
             Exception: Whatever vLLM raises when it cannot start it.
         """
         with Engine(self.checkpoint, poison=False, **self.arguments(platform, {})) as engine:
-            self._block = engine.block_size
-        return published_plans(self.family, self._block)
+            block = engine.block_size
+        return published_plans(self.family, block)
 
     def arguments(self, platform: str, own: dict[str, Any]) -> dict[str, Any]:
         """Of vLLM's `LLM`, with a pool for real pages, and states in float32 unless the plan says otherwise."""
