@@ -10,7 +10,7 @@ from models.families import published
 from models.families.cell import Cell
 from models.families.engines import BEHAVIOURS
 from models.families.fleet import Fleet
-from models.families.published import NotFetchedError
+from models.families.published import NotFetchedError, UnfitError
 from models.families.table import UnknownNameError, columns, rows
 
 if TYPE_CHECKING:
@@ -57,10 +57,12 @@ def asked(
 
 def _row(name: str, behaviour: Sequence[str]) -> Row:
     try:
-        family = published.described(name, _folder(name, weights=False)).name
+        folder = _folder(name, weights=False)
     except NotFetchedError:
         every = [one for one in BEHAVIOURS if not behaviour or one in behaviour]
         return Row(name, "", tuple(every))
+    # Weights of the hub are fetched later, when it is sure that somebody waits for them.
+    family = published.located(name, folder).family if Path(name).is_dir() else published.described(name, folder).name
     return Row(name, family, tuple(columns(family, behaviour)))
 
 
@@ -87,18 +89,18 @@ class Driven:
             fuzz: Seed and number of random schedules.
             seconds: When a checkpoint is given up.
             changed: What to drive in place of a checkpoint, for planted faults.
-
-        Raises:
-            UnfitError: A checkpoint lacks weights.
         """
         self.not_fetched: dict[str, str] = {}
         """Name of a checkpoint to why it is not here."""
+        self._unfit: dict[str, str] = {}
         found: dict[str, Checkpoint] = {}
         for row in asked_for:
             try:
                 found[row.name] = changed(published.located(row.name, _folder(row.name, weights=True)))
             except NotFetchedError as error:
                 self.not_fetched[row.name] = str(error)
+            except UnfitError as error:  # of the others more can be learned
+                self._unfit[row.name] = str(error)
         self._slugs = {name: checkpoint.slug for name, checkpoint in found.items()}
         spec = {
             "behaviours": sorted({name for row in asked_for for name in row.behaviours}),
@@ -112,4 +114,6 @@ class Driven:
         """What became of a cell."""
         if name in self.not_fetched:
             return Cell("did not run", self.not_fetched[name])
+        if name in self._unfit:
+            return Cell("fail", self._unfit[name])
         return self._fleet.cells(self._slugs[name])[behaviour]
