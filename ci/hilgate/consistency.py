@@ -166,13 +166,16 @@ def _check_matrices(areas: Sequence[Document[Area]]) -> None:
             if step.matrix is None:
                 continue
             at = ("steps", index, "matrix")
-            for place, label in (("rows", step.matrix.rows), ("columns", step.matrix.columns)):
+            also = [("also", label) for label in step.matrix.also]
+            for place, label in (("rows", step.matrix.rows), ("columns", step.matrix.columns), *also):
                 if label in CELL_KEYS:
                     document.blame((*at, place), f"{label!r} is a key of every record of the table", "rename the label")
                 elif label in RUN_OPTIONS:
                     document.blame((*at, place), f"`hilgate run` has its own option --{label}", "rename the label")
             if step.matrix.rows == step.matrix.columns:
                 document.blame((*at, "columns"), f"{step.matrix.rows!r} names the rows already", "name another label")
+            for label in {step.matrix.rows, step.matrix.columns} & {*step.matrix.also}:
+                document.blame((*at, "also"), f"{label!r} names rows or columns already", "leave it out")
             file = step.matrix.file
             if file in RESERVED_FILES:
                 document.blame((*at, "file"), f"{file!r} is a file of every build", "choose another name")

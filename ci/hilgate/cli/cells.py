@@ -115,4 +115,4 @@ def with_tables(
 
 
 def _labels(step: PlannedStep | Step) -> set[str]:
-    return {step.matrix.rows, step.matrix.columns} if step.matrix else set()
+    return {step.matrix.rows, step.matrix.columns, *step.matrix.also} if step.matrix else set()

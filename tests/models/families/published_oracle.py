@@ -7,6 +7,7 @@ torch take, of Mamba-2, 4 bytes x heads x state channels x chunk size squared fo
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ class PublishedOracle(Oracle):
         kind = {"attn_implementation": "eager", "experts_implementation": "eager", "trust_remote_code": False}
         with plain_torch():
             models = [AutoModelForCausalLM.from_pretrained(folder, dtype=d, **kind).eval() for d in (wide, dtype)]
+        for model in models:
+            unlimited(model)
         return cls(*(model.to(device) for model in models), best=best)
 
     def log_probs(self, tokens: list[int], *, audio: int | None = None, exact: bool = True) -> torch.Tensor:
@@ -103,6 +106,17 @@ class PublishedOracle(Oracle):
     def probe(self, length: int) -> list[int]:
         """A sequence of words of this vocabulary."""
         return list(prompt(length, length, self.exact.config.get_text_config().vocab_size))
+
+
+def unlimited(model: torch.nn.Module) -> None:
+    """Limit time steps as the config says, which is not at all where it says nothing.
+
+    transformers' Zamba2 and Nemotron-H take for a limit what initial time steps are drawn from (`time_step_min`), in a
+    prompt's scan and not in the step of an answer. vLLM limits none.
+    """
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = tuple(getattr(model.config, "time_step_limit", None) or (0.0, math.inf))
 
 
 @contextmanager

@@ -13,12 +13,12 @@ from types import ModuleType
 import pytest
 import torch
 from huggingface_hub.errors import RepositoryNotFoundError
-from models.families import cell, engines, judge, published
+from models.families import cell, checkpoints, engines, judge, published
 from models.families.asked import Row, asked
 from models.families.declared import FAMILIES
 from models.families.judge import WrongAnswerError
-from models.families.oracle import Error
-from models.families.published_oracle import plain_torch
+from models.families.oracle import Error, Oracle
+from models.families.published_oracle import PublishedOracle, plain_torch
 from models.families.running import Answer
 from models.families.schedule import Request
 from models.families.table import UnknownNameError
@@ -213,6 +213,19 @@ def test_requests_reach_across_blocks_and_chunks_end_elsewhere(block):
         assert block % chunk
         assert chunk % block
         assert min(longest - 3, 3 * chunk + 20) > block + chunk // 2
+
+
+@pytest.mark.parametrize("name", ["zamba2", "nemotron-h"])
+def test_time_steps_are_not_limited_by_what_they_are_drawn_from(name, tmp_path):
+    words, rows = list(range(3, 40)), []
+    checkpoints.save(FAMILIES[name], tmp_path, torch.float32)
+    for least in (1e-9, 5.0):
+        config = json.loads((tmp_path / "config.json").read_text()) | {"time_step_min": least}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        rows.append(PublishedOracle.read(tmp_path, torch.float32, best=20, device="cpu").log_probs(words))
+    assert torch.equal(*rows)
+    unlike = Oracle.load(FAMILIES[name], tmp_path, torch.float32).log_probs(words)
+    assert (unlike - rows[0]).abs().max() > 0.01, "transformers limits them no more: read() need not either"
 
 
 def test_transformers_finds_no_kernels_while_it_loads(monkeypatch):
