@@ -43,7 +43,7 @@ class Matrix(Noun):
     columns: LabelName
     """The label that names the column; an option as well."""
     also: tuple[LabelName, ...] = ()
-    """Further labels of its checks that are options of `hilgate run`, e.g. the family of a checkpoint."""
+    """Further labels of its checks that are options where the step itself is named, e.g. the maker of an arch."""
     file: JsonName
     """The file of the results folder that gets the cells as records, e.g. cells.json: of this step, on all devices."""
 
