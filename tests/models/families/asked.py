@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from models.families.published import Checkpoint
 
+
 @dataclass(frozen=True)
 class Row:
     """One checkpoint that is asked for."""
@@ -45,7 +46,9 @@ def asked(
     """
     names = list(dict.fromkeys(published or checkpoint))
     if unknown := sorted(set(checkpoint) - set(names)):
-        raise UnknownNameError(f"no checkpoint of this table is called {', '.join(unknown)}; there are {', '.join(names)}")
+        raise UnknownNameError(
+            f"no checkpoint of this table is called {', '.join(unknown)}; there are {', '.join(names)}"
+        )
     known = rows(family)
     found = [_row(name, behaviour) for name in names if not checkpoint or name in checkpoint]
     left = [row for row in found if not row.family or row.family in known]

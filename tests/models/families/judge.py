@@ -117,13 +117,13 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
 
 
 def _require_near(name: str, place: int, answer: Answer, favourites: torch.Tensor, tokens: Sequence[int]) -> None:
-    """Demand that two greedy texts part at `place` for one of the other's best tokens; `favourites` [answers, AMONG]."""
+    """Demand that two texts part at `place` for one of the other side's best; `favourites` [answers, AMONG]."""
     token, theirs = answer.tokens[place], favourites[place].tolist()
     ours = answer.ids[place - len(answer.tokens)][:AMONG].tolist()
     if token not in theirs or theirs[0] not in ours:
         raise WrongAnswerError(
-            f"{name}: the texts part at answer token {place}: {token} instead of {theirs[0]}, and one of the two is not "
-            f"among the {AMONG} best of the other side",
+            f"{name}: the texts part at answer token {place}: {token} instead of {theirs[0]}, and one of the two is "
+            f"not among the {AMONG} best of the other side",
             tokens,
         )
 

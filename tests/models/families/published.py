@@ -109,11 +109,13 @@ def family_of(name: str, config: dict[str, Any]) -> Family:
     if quantised := config.get("quantization_config") or config.get("compression_config"):
         kind = quantised.get("quant_method", "unknown method") if isinstance(quantised, dict) else "unknown method"
         raise NotJudgedError(
-            f"{name} is quantised ({kind}): the oracle computes with plain weights. Name a checkpoint in 16 or 32 bits, "
+            f"{name} is quantised ({kind}): the oracle computes with plain weights. Name one in 16 or 32 bits, "
             "or gate its accuracy (evals/gates.yaml)"
         )
     if found.attention == "cross":
-        raise NotJudgedError(f"{name} listens: this table asks models that read. The row {found.name} of the tiny table hears")
+        raise NotJudgedError(
+            f"{name} listens: this table asks models that read. The row {found.name} of the tiny table hears"
+        )
     return found
 
 
@@ -176,12 +178,14 @@ def fetched(name: str, *, weights: bool, download: Callable[..., str] | None = N
         folder = Path(fetch(name, local_files_only=True, **what))
         if (folder / CONFIG).exists() and not (weights and missing(folder)):
             return folder
-    except Exception:  # noqa: BLE001, S110 - whatever is wrong with the cache, the hub is asked next
+    except Exception:  # noqa: BLE001 - whatever is wrong with the cache, the hub is asked next
         pass
     try:
         return Path(fetch(name, **what))
     except RepositoryNotFoundError as error:
-        raise NoSuchCheckpointError(f"{name}: the hub has no such model, or not for us ({type(error).__name__})") from None
+        raise NoSuchCheckpointError(
+            f"{name}: the hub has no such model, or not for us ({type(error).__name__})"
+        ) from None
     except Exception as error:
         text = " ".join(str(error).split())[:200]
         raise NotFetchedError(

@@ -1,8 +1,8 @@
 """What transformers computes with a published checkpoint, on the device that the engine has too.
 
-Memory beside the engine's: twice a checkpoint's weights in 16 bits for the wider copy and once for the narrow one, so 6
-bytes a parameter; and in a forward pass 20 bytes for each token and word of the vocabulary. transformers' scans in plain
-torch take, of Mamba-2, 4 bytes x heads x state channels x chunk size squared for each chunk, twice.
+Memory beside the engine's: 4 bytes a parameter for the wider copy and 2 for the narrow one, and in a forward pass 20
+bytes for each token and word of the vocabulary. transformers' scans in plain torch take, of Mamba-2, 4 bytes x heads x
+state channels x chunk size squared for each chunk, twice. All of this is arithmetic: no GPU has run it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DRAWS = 4
 
 @dataclass(eq=False)
 class PublishedOracle(Oracle):
-    """One checkpoint, loaded twice: `exact` is in float32, or in float64 where the engine itself computes in float32."""
+    """One checkpoint, loaded twice: `exact` is in float32, or in float64 where the engine computes in float32."""
 
     best: int = 20
     """Tokens of a distribution on which rounding is measured: as many as an engine is asked for."""
@@ -57,7 +57,7 @@ class PublishedOracle(Oracle):
         return cls(*(model.to(device) for model in models), best=best)
 
     def log_probs(self, tokens: list[int], *, audio: int | None = None, exact: bool = True) -> torch.Tensor:
-        """As `Oracle.log_probs`, on the models' device; what was asked for last is kept, for its rounding comes next."""
+        """As `Oracle.log_probs`, on the models' device; the last answer is kept, for its rounding is asked for next."""
         key = tuple(tokens)
         if exact and self._last is not None and self._last[0] == key:
             return self._last[1]

@@ -44,7 +44,7 @@ class Answer:
     cached: int
     """Prompt tokens that a prefix cache had."""
     ids: torch.Tensor | None = None
-    """The tokens that `rows` are of, [positions, tokens] int64, the likeliest first; None where they are all of them."""
+    """The tokens that `rows` are of, [positions, tokens] int64, the likeliest first; None where they are all."""
 
 
 class Engine:
@@ -235,7 +235,9 @@ def _answer(output: RequestOutput, *, rows: bool, best: int | None) -> Answer:
     if rows:
         # vLLM gives the best ones, and beside them the prompt's own token where it is none of them.
         order = [range(len(row)) if best is None else sorted(row, key=lambda t: row[t].rank)[:best] for row in table]
-        kept = torch.tensor([[row[t].logprob for t in tokens] for row, tokens in zip(table, order, strict=True)]).double()
+        kept = torch.tensor(
+            [[row[t].logprob for t in tokens] for row, tokens in zip(table, order, strict=True)]
+        ).double()
         ids = None if best is None else torch.tensor(order)
     return Answer(
         tokens=tuple(made.token_ids),

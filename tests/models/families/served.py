@@ -93,8 +93,8 @@ class Published(Tiny):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its own, but float32 for bfloat16 under Triton's interpreter, which computes that wrongly, and bfloat16, which
-        has the same range, for float32 on GPUs (see `Tiny.dtype`)."""
+        """Its own. Triton's interpreter computes bfloat16 wrongly: float32 there. GPUs compute float32 as `Tiny.dtype`
+        says: bfloat16 there, which has the same range."""
         own, cpu = getattr(torch, self._published.dtype), current_platform.is_cpu()
         instead = {(torch.bfloat16, True): torch.float32, (torch.float32, False): torch.bfloat16}
         return instead.get((own, cpu), own)

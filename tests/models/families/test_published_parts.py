@@ -52,7 +52,7 @@ def test_a_family_is_found_from_the_config(tmp_path):
 @pytest.mark.parametrize(
     ("config", "kind", "problem"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, published.UnknownArchitectureError, "architecture GPT2LMHead.*known: .*Jamba"),
+        ({"architectures": ["GPT2LMHeadModel"]}, published.UnknownArchitectureError, "GPT2LMHead.*known: .*Jamba"),
         ({}, published.UnknownArchitectureError, "architecture none; known: "),
         (JAMBA | {"quantization_config": {"quant_method": "fp8"}}, published.NotJudgedError, r"is quantised \(fp8\)"),
         ({"architectures": ["WhisperForConditionalGeneration"]}, published.NotJudgedError, "listens"),
@@ -105,6 +105,7 @@ class Hub:
         self.cached, self.answer, self.calls = cached, answer, []
 
     def __call__(self, name, *, allow_patterns, local_files_only=False):
+        assert name == "a/b"
         self.calls.append(("cache" if local_files_only else "hub", len(allow_patterns)))
         answer = self.cached if local_files_only else self.answer
         if isinstance(answer, Exception):
@@ -125,7 +126,7 @@ def test_a_whole_cache_is_not_asked_again_and_half_of_one_is(tmp_path):
 
 def test_a_hub_that_does_not_answer_is_told_from_one_that_says_no():
     away = Hub(FileNotFoundError(), ConnectionError("no route to the hub"))
-    with pytest.raises(published.NotFetchedError, match="a/b is not on this machine .*ConnectionError: no route"):
+    with pytest.raises(published.NotFetchedError, match=r"a/b is not on this machine .*ConnectionError: no route"):
         published.fetched("a/b", weights=True, download=away)
     refusal = RepositoryNotFoundError.__new__(RepositoryNotFoundError)
     with pytest.raises(published.NoSuchCheckpointError, match="the hub has no such model, or not for us"):
@@ -134,7 +135,9 @@ def test_a_hub_that_does_not_answer_is_told_from_one_that_says_no():
 
 def table(*arguments, **environment):
     command = [sys.executable, "-m", "pytest", str(TABLE), "-q", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def test_without_a_checkpoint_it_is_an_error():
