@@ -92,7 +92,7 @@ def published_plans(family: Family, block: int) -> tuple[EnginePlan, ...]:
     """
     reach = {"max_model_len": max(COMMON["max_model_len"], 2 * block + 64)}
     reach |= {"max_num_batched_tokens": max(COMMON["max_num_batched_tokens"], 2 * block // 3 | 1)}
-    wide = max(block, INFLATED[0])  # where states do not inflate it, the smallest that they make of another model
+    wide = max(block, INFLATED[0])  # where its states do not make it so large, the least that those of another make
     return tuple(
         replace(plan, arguments=inflated(wide) if plan.behaviours == ("blocks",) else reach | plan.arguments)
         for plan in plans(family, "cpu", 0)

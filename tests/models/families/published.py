@@ -62,6 +62,8 @@ class Checkpoint:
     """A key of FAMILIES."""
     dtype: str
     """Of its weights, "bfloat16" say."""
+    positions: int
+    """Most tokens of a request, as its config says; 0 where it says nothing."""
     judged_by: str
     """Folder of the weights that transformers computes with: the same one, but for planted faults."""
 
@@ -139,10 +141,12 @@ def located(name: str, folder: Path) -> Checkpoint:
     if lacking := missing(folder):
         raise NotACheckpointError(f"{name}: {folder} lacks {', '.join(lacking)}")
     inner = config.get("text_config") or {}
-    dtype = next((c[key] for c in (config, inner) for key in ("dtype", "torch_dtype") if c.get(key)), "float32")
+    both = config | {key: value for key, value in inner.items() if value is not None}
+    dtype = both.get("dtype") or both.get("torch_dtype") or "float32"
     if dtype not in ("bfloat16", "float16", "float32"):
         raise NotJudgedError(f"{name}: weights in {dtype}; bfloat16, float16 or float32 are wanted")
-    return Checkpoint(name, str(folder), family.name, dtype, str(folder))
+    positions = both.get("max_position_embeddings") or 0
+    return Checkpoint(name, str(folder), family.name, dtype, positions, str(folder))
 
 
 def missing(folder: Path) -> list[str]:

@@ -23,6 +23,13 @@ BEST = 20
 """Tokens of each distribution that are compared of a published checkpoint: all words of a position would be up to 262
 thousand Python objects."""
 
+ASKED = 8192
+"""Longest request of the engine that is asked for its block: vLLM makes none that is longer than a request."""
+
+
+SCANNED = 256
+"""Tokens that Mamba-2's scan takes at once in published models."""
+
 
 class Tiny:
     """The tiny model of a family; every word of a distribution is compared."""
@@ -107,10 +114,15 @@ class Published(Tiny):
     def plans(self, platform: str) -> tuple[EnginePlan, ...]:
         """Its engines. How large its blocks are only an engine knows, so one is started to ask.
 
+        Without attention a block is as long as a request may be, and what counts is the scan's chunk.
+
         Raises:
             Exception: Whatever vLLM raises when it cannot start it.
         """
-        with Engine(self.checkpoint, poison=False, **self.arguments(platform, {})) as engine:
+        if not self.family.attention:
+            return published_plans(self.family, SCANNED)
+        reach = {"max_model_len": min(self._published.positions or ASKED, ASKED)}
+        with Engine(self.checkpoint, poison=False, **self.arguments(platform, reach)) as engine:
             block = engine.block_size
         return published_plans(self.family, block)
 

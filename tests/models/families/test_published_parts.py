@@ -44,6 +44,7 @@ def test_a_family_is_found_from_the_config(tmp_path):
     assert rows(name, behaviour=["spec", "prefill"]) == [Row(name, "jamba", ("prefill", "spec"))]
     found = published.located(name, Path(name))
     assert (found.family, found.dtype, found.judged_by, found.revision) == ("jamba", "bfloat16", name, "")
+    assert found.positions == 0
     assert "/" not in found.slug
     cached = Path(folder_with(tmp_path / "snapshots", JAMBA)) / "0f3a"
     assert published.located("a/b", Path(folder_with(cached, JAMBA))).revision == "0f3a"
