@@ -71,6 +71,8 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
             greedy texts part.
     """
     worst, least, positions, undecided = 0.0, math.inf, 0, 0
+    shares: list[torch.Tensor] = []
+    """Of each request, its errors as shares of what is usual for it."""
     for index, (request, answer) in enumerate(zip(schedule, answers, strict=True)):
         name = f"request {index} ({len(request.prompt)} prompt tokens)"
         expected = request.answers if request.leaves is None else min(request.answers, request.leaves)
@@ -101,6 +103,7 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
                 f"rounding explains {usual:.2g}",
                 tokens,
             )
+        shares.append(error / usual)
         best = want[-len(answer.tokens) :].topk(AMONG)
         leads, favourites = (best.values[:, 0] - best.values[:, 1]).cpu(), best.indices.cpu()
         decided = leads > 2 * limit
@@ -113,6 +116,13 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
             _require_near(name, int(differ.nonzero()[0]), answer, favourites, tokens)
         worst, least, positions = max(worst, error.max().item()), min(least, limit), positions + len(want)
         undecided += int((~decided).sum())
+    together = torch.cat(shares)
+    if len(together) >= ENOUGH_ROWS and together.median() > 1:
+        raise WrongAnswerError(
+            f"{len(schedule)} requests: log-probabilities are off by {together.median():.2g} times what rounding "
+            f"explains at half of {len(together)} positions",
+            tokens,
+        )
     return Closeness(worst, least, positions, undecided)
 
 

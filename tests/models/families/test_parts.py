@@ -59,6 +59,17 @@ def test_the_right_answer_is_right():
     assert (near.max_abs_err, near.positions, near.tolerance) == (0, 9, 1e-3)
 
 
+def test_what_few_answers_do_not_show_many_requests_do():
+    """Four answers each: too few for a median of their own."""
+    schedule = (Request((3, 4, 5), 4), Request((6, 7), 4))
+    right = [answered(request) for request in schedule]
+    judge.compare(schedule, right, Truth())
+    off = [answered(request, change=lambda rows: rows + 7e-4) for request in schedule]
+    with pytest.raises(WrongAnswerError, match=r"2 requests: .*off by 1\.4 times .*at half of 8 positions"):
+        judge.compare(schedule, off, Truth())
+    judge.compare(schedule, [right[0], *off[1:]], Truth())
+
+
 def spoil(row, column, by):
     def change(rows):
         rows[row, column] += by

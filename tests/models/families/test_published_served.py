@@ -55,7 +55,6 @@ def driven(tmp_path_factory):
 def test_a_folder_passes(behaviour, driven):
     cell = driven["right"][behaviour]
     assert cell.outcome == "pass", cell.reason
-    assert cell.numbers["tolerance"] < 0.5
     assert cell.labels["dtype"] == "float16"
     assert int(cell.labels["block_size"]) > COMMON["max_model_len"]
 
@@ -66,4 +65,5 @@ def test_an_oracle_of_other_weights_turns_it_red_and_names_the_layer(behaviour, 
     record_property("reason", cell.reason)
     assert cell.outcome == "fail"
     assert "log-probabilities are off by" in cell.reason
+    assert "at half of" in cell.reason, "16 bits resolve it by the typical error alone"
     assert "the first wrong layer is 2 (state)" in cell.reason
