@@ -26,7 +26,6 @@ thousand Python objects."""
 ASKED = 8192
 """Longest request of the engine that is asked for its block: vLLM makes none that is longer than a request."""
 
-
 SCANNED = 256
 """Tokens that Mamba-2's scan takes at once in published models."""
 
