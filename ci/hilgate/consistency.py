@@ -16,7 +16,7 @@ from hilgate.suggest import suggest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hilgate.model import Agents, Area, Step
+    from hilgate.model import Agents, Area, Matrix, Step
     from hilgate.strictyaml import Document
 
 SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>&1"})
@@ -166,19 +166,26 @@ def _check_matrices(areas: Sequence[Document[Area]]) -> None:
             if step.matrix is None:
                 continue
             at = ("steps", index, "matrix")
-            for place, label in (("rows", step.matrix.rows), ("columns", step.matrix.columns)):
-                if label in CELL_KEYS:
-                    document.blame((*at, place), f"{label!r} is a key of every record of the table", "rename the label")
-                elif label in RUN_OPTIONS:
-                    document.blame((*at, place), f"`hilgate run` has its own option --{label}", "rename the label")
-            if step.matrix.rows == step.matrix.columns:
-                document.blame((*at, "columns"), f"{step.matrix.rows!r} names the rows already", "name another label")
+            _check_labels(document, step.matrix, at)
             file = step.matrix.file
             if file in RESERVED_FILES:
                 document.blame((*at, "file"), f"{file!r} is a file of every build", "choose another name")
             elif file in taken:
                 document.blame((*at, "file"), f"{file!r} is taken by {taken[file]}", "choose another name")
             taken.setdefault(file, document.at(*at))
+
+
+def _check_labels(document: Document[Area], matrix: Matrix, at: tuple[str | int, ...]) -> None:
+    also = [("also", label) for label in matrix.also]
+    for place, label in (("rows", matrix.rows), ("columns", matrix.columns), *also):
+        if label in CELL_KEYS:
+            document.blame((*at, place), f"{label!r} is a key of every record of the table", "rename the label")
+        elif label in RUN_OPTIONS:
+            document.blame((*at, place), f"`hilgate run` has its own option --{label}", "rename the label")
+    if matrix.rows == matrix.columns:
+        document.blame((*at, "columns"), f"{matrix.rows!r} names the rows already", "name another label")
+    for label in sorted({matrix.rows, matrix.columns} & {*matrix.also}):
+        document.blame((*at, "also"), f"{label!r} names rows or columns already", "leave it out")
 
 
 def _names(area: Area) -> Iterator[tuple[tuple[str | int, ...], list[str]]]:

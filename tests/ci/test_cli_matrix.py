@@ -182,6 +182,18 @@ def test_labels_of_different_tables_do_not_mix(tmp_path):
     assert "no table has the labels fruit and nut together" in done.stderr
 
 
+def test_a_label_beside_the_table_narrows_the_step_that_is_named(toys):
+    """`--tool` names the same as `--way` to these tests; it is not a column."""
+    (toys / "tests" / "conftest.py").write_text(CONFTEST.replace('"--way", ', '"--way", "--tool", '))
+    write_repository(toys, COMMANDS, grid=GRID | {"matrix": GRID["matrix"] | {"also": ["tool"]}})
+    done = hilgate(toys, "run", "grid", "--tool", "cut")
+    assert done.returncode == Exit.PASS, done.stderr
+    assert set(cells(toys / "results" / "run")) == {("fig", "cut"), ("kiwi", "cut")}
+    done = hilgate(toys, "run", "toys", "--tool", "cut")
+    assert done.returncode == Exit.MISUSE
+    assert "such a table has: grid" in done.stderr
+
+
 def test_words_are_split_as_the_command_reads_its_own_options():
     own = {"--jobs": False, "-j": False, "--help": True}
     assert split(["a", "-j", "--fruit", "b", "--fruit", "fig", "--jobs=2", "--way=x=y", "--help"], own) == (

@@ -46,6 +46,8 @@ def test_it_is_planned_with_the_step():
         (GOOD | {"file": "../m.json"}, "matrix.file: must be a plain file name, lower case, that ends in .json"),
         (GOOD | {"file": "m.txt"}, "matrix.file: must be a plain file name, lower case, that ends in .json"),
         (GOOD | {"file": "plan.json"}, "matrix.file: 'plan.json' is a file of every build; choose another name"),
+        (GOOD | {"also": ["dtype"]}, "matrix.also: 'dtype' names rows or columns already; leave it out"),
+        (GOOD | {"also": ["device"]}, "matrix.also: 'device' is a key of every record of the table; rename the label"),
         (GOOD | {"row": "x"}, "unknown key 'row'; did you mean 'rows'"),
     ],
 )

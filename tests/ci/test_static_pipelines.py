@@ -83,3 +83,10 @@ def test_rerun_offers_every_model_that_a_step_runs():
         (FOLDER / "rerun.yml").write_text(text, encoding="utf-8")
     choice = yaml.safe_load(FILES["rerun.yml"])["steps"][0]
     assert [(option["label"], option["value"]) for option in choice["fields"][0]["options"]] == options
+
+
+@pytest.mark.parametrize(("name", "key"), [one for one in STEPS if "hilgate judge" in script(STEPS[one])], ids="-".join)
+def test_whoever_judges_leaves_every_table(name, key):
+    tables = {f"results/{step.matrix.file}" for _, step in DECLARED.steps() if step.matrix}
+    assert len(tables) == 3
+    assert tables <= set(STEPS[name, key]["artifact_paths"])

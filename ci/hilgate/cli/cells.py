@@ -85,15 +85,19 @@ def with_tables(
 ) -> tuple[Plan, frozenset[str]]:
     """The plan of those named steps whose matrix has every label, with what they need; and the keys of those steps.
 
+    Labels that a matrix has beside its rows and columns count where the step itself is named: of an area's tables one
+    may well lack a row that another has.
+
     Raises:
         MisuseError: No planned step of these names has a matrix with such labels, or a label has no value.
     """
     named = [step for step in plan.steps if not {step.key, step.step, step.area}.isdisjoint(names)]
-    known = {label for step in named for label in _labels(step)}
+    labels = {step.key: _labels(step, also=not {step.key, step.step}.isdisjoint(names)) for step in named}
+    known = {label for found in labels.values() for label in found}
     where = f"hilgate run {shlex.join(names)}"
     for label, value in part.labels:
         if label not in known:
-            elsewhere = [step.key for _, step in declarations.steps() if label in _labels(step)]
+            elsewhere = [step.key for _, step in declarations.steps() if label in _labels(step, also=True)]
             options = [*part.own, *(f"--{one}" for one in known)]
             raise MisuseError(
                 f"there is no option --{label}, and no planned step of these names has a table with that label",
@@ -103,7 +107,7 @@ def with_tables(
         if not value:
             raise MisuseError(f"--{label} needs a value", where=where, remedy=f"name one {label} of the table")
     wanted = {label for label, _ in part.labels}
-    keys = frozenset(step.key for step in named if wanted <= _labels(step))
+    keys = frozenset(step.key for step in named if wanted <= labels[step.key])
     if not keys:
         words = " and ".join(sorted(wanted))
         raise MisuseError(f"no table has the labels {words} together", where=where, remedy="leave one of them out")
@@ -114,5 +118,7 @@ def with_tables(
     return plan.model_copy(update={"steps": tuple(step for step in plan.steps if step.key in kept)}), keys
 
 
-def _labels(step: PlannedStep | Step) -> set[str]:
-    return {step.matrix.rows, step.matrix.columns} if step.matrix else set()
+def _labels(step: PlannedStep | Step, *, also: bool) -> set[str]:
+    if step.matrix is None:
+        return set()
+    return {step.matrix.rows, step.matrix.columns, *(step.matrix.also if also else ())}

@@ -42,6 +42,8 @@ class Matrix(Noun):
     """The label that names the row, e.g. arch; also an option of `hilgate run`, handed on to the step's command."""
     columns: LabelName
     """The label that names the column; an option as well."""
+    also: tuple[LabelName, ...] = ()
+    """Further labels of its checks that are options where the step itself is named, e.g. the maker of an arch."""
     file: JsonName
     """The file of the results folder that gets the cells as records, e.g. cells.json: of this step, on all devices."""
 

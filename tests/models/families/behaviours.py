@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from models.families import fuzz, judge
 from models.families.bench import Bench, NotHereError, Numbers, require
-from models.families.configs_mamba import VOCABULARY
 from models.families.engines import STATE_DTYPE
 from models.families.schedule import Limits, Request, Schedule, awkward_lengths, prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from models.families.running import Answer
+    from models.families.answers import Answer
 
 
 def prefill(bench: Bench) -> Numbers:
@@ -65,7 +64,7 @@ def mixed(bench: Bench) -> Numbers:
 def fuzzed(bench: Bench, share: int = 1) -> Numbers:
     """Random schedules against the same requests alone; one in `share` of those that were asked for."""
     lengths = awkward_lengths(bench.engine.block_size, bench.chunk, bench.longest - Limits.answers)
-    limits = Limits(lengths, VOCABULARY, speech=bench.family.attention == "cross")
+    limits = Limits(lengths, bench.vocabulary, speech=bench.family.attention == "cross")
     longest = bench.blocks(lengths[-1] + Limits.answers - 1)
     free = longest + max(2, longest // 2)  # the longest request and a short one: the others wait, or preempt
 
@@ -153,9 +152,9 @@ def long_blocks(bench: Bench) -> Numbers:
 
 def drafted(bench: Bench) -> Numbers:
     """N-gram speculative decoding: drafts are taken or thrown away, and states go back to the last accepted token."""
-    words = prompt(6, 1, VOCABULARY)
+    words = prompt(6, 1, bench.vocabulary)
     request = Request((words * 8)[: bench.longest - 24], 20)
-    other = Request(prompt(23, 2, VOCABULARY), 12, arrives=2)
+    other = Request(prompt(23, 2, bench.vocabulary), 12, arrives=2)
     numbers = bench.right((request, other))
     seen = bench.engine.probe.seen
     require(seen.drafted > 0, "nothing was drafted")

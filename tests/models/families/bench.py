@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from models.attending import E4M3
 from models.families import judge
-from models.families.configs_mamba import VOCABULARY
 from models.families.schedule import Limits, Request, Schedule, prompt, spoken
 
 if TYPE_CHECKING:
+    from models.families.answers import Answer
     from models.families.family import Family
-    from models.families.running import Answer, Engine
+    from models.families.running import Engine
 
     from pagedkv.vllm_plugin.inspect import ServedLayer
 
@@ -42,8 +42,8 @@ class Bench:
     def request(self, length: int, answers: int, *, seed: int = 1, arrives: int = 0) -> Request:
         """A request of the text `seed`."""
         if self.family.attention == "cross":
-            return spoken(Request(prompt(length, seed, VOCABULARY), answers, arrives, speech=seed))
-        return Request(prompt(length, seed, VOCABULARY), answers, arrives)
+            return spoken(Request(prompt(length, seed, self.vocabulary), answers, arrives, speech=seed))
+        return Request(prompt(length, seed, self.vocabulary), answers, arrives)
 
     def right(self, schedule: Schedule, *, prompt_rows: bool = False, preempt_at: int | None = None) -> Numbers:
         """Ask, and compare with the oracle."""
@@ -66,6 +66,11 @@ class Bench:
         held = self.engine.probe.seen.blocks
         self.engine.probe.restart()
         return held
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of words, whether or not they are in a tokenizer."""
+        return self.engine.config.model_config.get_vocab_size()
 
     @property
     def longest(self) -> int:

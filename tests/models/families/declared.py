@@ -61,7 +61,6 @@ _ALL = (
         "paged",
         ("conv", "ssm"),
         stand_ins=SCAN,
-        published=("ai21labs/Jamba-tiny-dev", "ai21labs/AI21-Jamba2-Mini"),
     ),
     Family(
         "zamba2",
@@ -70,7 +69,6 @@ _ALL = (
         configs_mamba.zamba2,
         "paged",
         ("conv", "ssm"),
-        published=("Zyphra/Zamba2-1.2B-instruct",),
     ),
     Family(
         "falcon-h1",
@@ -79,7 +77,6 @@ _ALL = (
         configs_mamba.falcon_h1,
         "paged",
         ("conv", "ssm"),
-        published=("tiiuae/Falcon-H1-0.5B-Base",),
     ),
     Family(
         "granite-4.0-h",
@@ -88,7 +85,6 @@ _ALL = (
         configs_mamba.granite,
         "paged",
         ("conv", "ssm"),
-        published=("ibm-granite/granite-4.0-h-tiny", "ibm-granite/granite-4.0-h-small"),
     ),
     Family(
         "nemotron-h",
@@ -97,7 +93,6 @@ _ALL = (
         configs_mamba.nemotron_h,
         "paged",
         ("conv", "ssm"),
-        published=("nvidia/Nemotron-H-8B-Base-8K",),
     ),
     Family(
         "qwen3-next",
@@ -108,7 +103,6 @@ _ALL = (
         ("conv", "delta"),
         engine_gpu=GPU_DELTA,
         stand_ins=DELTA,
-        published=("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8",),
     ),
     Family(
         "qwen3.5",
@@ -119,7 +113,6 @@ _ALL = (
         ("conv", "delta"),
         engine_gpu=GPU_DELTA,
         stand_ins=DELTA,
-        published=("Qwen/Qwen3.5-35B-A3B",),
     ),
     Family(
         "lfm2",
@@ -129,7 +122,6 @@ _ALL = (
         "paged",
         ("conv",),
         engine_cpu=ROTARY,
-        published=("LiquidAI/LFM2-1.2B",),
     ),
     Family(
         "mamba",
@@ -139,7 +131,6 @@ _ALL = (
         "",
         ("conv", "ssm"),
         stand_ins=SCAN,
-        published=("state-spaces/mamba-130m-hf",),
     ),
     Family(
         "mamba2",
@@ -148,7 +139,6 @@ _ALL = (
         configs_mamba.mamba2,
         "",
         ("conv", "ssm"),
-        published=("mistralai/Mamba-Codestral-7B-v0.1",),
     ),
     Family(
         "falcon-mamba",
@@ -158,7 +148,6 @@ _ALL = (
         "",
         ("conv", "ssm"),
         stand_ins=SCAN,
-        published=("tiiuae/falcon-mamba-7b-instruct",),
     ),
     Family(
         "kimi-linear",
@@ -169,7 +158,6 @@ _ALL = (
         ("conv", "delta"),
         cannot=NO_KIMI,
         engine_gpu=GPU_MLA,
-        published=("moonshotai/Kimi-Linear-48B-A3B-Instruct",),
     ),
     Family(
         "deepseek-v3",
@@ -179,7 +167,6 @@ _ALL = (
         "latent",
         engine_cpu=CPU_MLA,
         engine_gpu=GPU_MLA,
-        published=("moonshotai/Kimi-K2-Instruct-0905",),
     ),
     Family(
         "qwen3-moe",
@@ -187,7 +174,6 @@ _ALL = (
         "Qwen3MoeForCausalLM",
         configs_decoders.qwen3_moe,
         "paged",
-        published=("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",),
     ),
     Family(
         "qwen3-moe-fp8",
@@ -196,7 +182,6 @@ _ALL = (
         configs_decoders.qwen3_moe,
         "paged",
         engine=FP8,
-        published=("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",),
     ),
     Family(
         "whisper",
@@ -206,7 +191,6 @@ _ALL = (
         "cross",
         engine=SPEECH,
         engine_gpu=GPU_SPEECH,
-        published=("openai/whisper-large-v3",),
     ),
     Family(
         "plamo2",
@@ -216,7 +200,6 @@ _ALL = (
         "paged",
         ("conv", "ssm"),
         cannot=NO_PLAMO2,
-        published=("pfnet/plamo-2-1b",),
     ),
     Family(
         "bamba",
@@ -226,7 +209,6 @@ _ALL = (
         "paged",
         ("conv", "ssm"),
         cannot=NO_BAMBA,
-        published=("ibm-ai-platform/Bamba-9B-v2",),
     ),
 )
 

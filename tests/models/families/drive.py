@@ -2,6 +2,8 @@
 
     echo jamba | python tests/models/families/drive.py spec.json results/
 
+Published checkpoints, which the spec describes, are named by their slugs.
+
 A process of its own, because the environment decides whether Triton interprets, and because an engine that crashes
 takes only its process along: `fleet.py` starts another one for the families that are left.
 """
@@ -18,23 +20,23 @@ import time
 import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a program's own folder comes first, not tests/
 
-from models.families import behaviours, checkpoints, inspection, known, layers, oracle, plain_prefill, plants, stand_ins
+from models.families import behaviours, known, layers, plain_prefill, plants, stand_ins
 from models.families.bench import Bench, NotDrivenError, NotHereError, require_codes
 from models.families.cell import Cell, settled, worse, write
-from models.families.declared import FAMILIES, Family
-from models.families.engines import COMMON, GRAPHS, EnginePlan, plans
+from models.families.declared import FAMILIES
 from models.families.fleet import SPENT
 from models.families.fuzz import CompanyError
 from models.families.judge import WrongAnswerError
+from models.families.published import Checkpoint
 from models.families.running import Engine, StuckError
+from models.families.served import Published, Tiny
 from models.families.table import has
 from vllm.platforms import current_platform
 
@@ -44,6 +46,8 @@ from pagedkv.vllm_plugin.inspect import require_served
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+
+    from models.families.engines import EnginePlan
 
 WRONG = (WrongAnswerError, CompanyError, StuckError, NotServedError, NotDrivenError)
 """What a cell fails of in words of ours; anything else is an error of vLLM, and its class belongs to the reason."""
@@ -62,7 +66,9 @@ def main(spec_file: Path, folder: Path) -> None:
             asked, planted = (*fault.leaves_green, fault.turns_red), fault.planted
         else:
             asked, planted = tuple(spec["behaviours"]), lambda _: nullcontext()
-        cells = Run(FAMILIES[name], folder, asked, planted, spec["fuzz"]).cells()
+        published = spec.get("published", {}).get(name)
+        served = Published(Checkpoint(**published)) if published else Tiny(FAMILIES[name], folder)
+        cells = Run(served, asked, planted, spec["fuzz"]).cells()
         spent = gpu_is_lost()
         if spent:
             (folder / f"{line.strip()}.{SPENT}").touch()
@@ -83,65 +89,58 @@ def gpu_is_lost() -> bool:
 
 @dataclass
 class Run:
-    """One family, and which of its behaviours."""
+    """One model, and which of its behaviours."""
 
-    family: Family
-    folder: Path
-    """Where its checkpoint is written."""
+    served: Tiny
     behaviours: tuple[str, ...]
     planted: Callable[[Engine], AbstractContextManager[None]]
     """A fault to plant while they are driven."""
     fuzz: dict[str, int]
     _hopeless: str = field(default="", init=False)
-    """Why no engine of this family starts here."""
+    """Why no engine of this model starts here."""
 
     def cells(self) -> dict[str, Cell]:
         """Drive them; the next engine starts when the one before has ended."""
         platform = "cpu" if current_platform.is_cpu() else "rocm" if current_platform.is_rocm() else "cuda"
+        family, started = self.served.family, time.monotonic()
         made: dict[str, Cell] = {}
-        for plan in plans(self.family, platform, list(FAMILIES).index(self.family.name)):
-            chosen = tuple(name for name in plan.behaviours if name in self.behaviours and has(self.family, name))
+        try:
+            plans = self.served.plans(platform)
+        except Exception as error:  # noqa: BLE001 - as where an engine of the plans does not start
+            return dict.fromkeys(self.behaviours, self._not_started(error, platform, started))
+        for plan in plans:
+            chosen = tuple(name for name in plan.behaviours if name in self.behaviours and has(family, name))
             if chosen and self._hopeless:
                 made |= dict.fromkeys(chosen, Cell("did not run", self._hopeless))
             elif chosen:
                 for name, cell in self._engine(plan, chosen, platform).items():
-                    made[name] = worse(made.get(name), settled(cell, known.error(platform, self.family, name)))
+                    held = settled(cell, known.error(platform, family, name), measured=self.served.measured)
+                    made[name] = worse(made.get(name), held)
         return made
 
     def _engine(self, plan: EnginePlan, chosen: tuple[str, ...], platform: str) -> dict[str, Cell]:
-        if (reason := known.not_here(platform, self.family, chosen[0])) is not None:
+        served = self.served
+        if (reason := known.not_here(platform, served.family, chosen[0])) is not None:
             return dict.fromkeys(chosen, Cell("did not run", reason))
         started = time.monotonic()
         try:
-            engine = Engine(self._checkpoint, poison=plan.poison, **arguments(self.family, plan, platform))
+            arguments = served.arguments(platform, plan.arguments)
+            engine = Engine(served.checkpoint, poison=plan.poison, best=served.best, **arguments)
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of these cells
-            traceback.print_exc()
-            failed = Cell("fail", _words(error), time.monotonic() - started)
-            failed = settled(failed, self.family.cannot.get(platform))
-            if lacks_package(error):
-                failed = replace(failed, outcome="did not run")
-            if failed.outcome == "did not run":
-                self._hopeless = failed.reason  # of every engine of the family
-            return dict.fromkeys(chosen, failed)
+            return dict.fromkeys(chosen, self._not_started(error, platform, started))
         with engine, self.planted(engine):
-            bench = Bench(engine, self._oracle, self.family, **self.fuzz)
-            return {name: run_cell(name, bench) for name in chosen}
+            bench = Bench(engine, served.oracle, served.family, **self.fuzz)
+            return {name: run_cell(name, bench, served.labels(engine)) for name in chosen}
 
-    @cached_property
-    def _checkpoint(self) -> Path:
-        inspection.register(self.family)
-        folder = self.folder / f"{self.family.name}-model"
-        checkpoints.save(self.family, folder, dtype())
-        return folder
-
-    @cached_property
-    def _oracle(self) -> oracle.Oracle:
-        return oracle.Oracle.load(self.family, self._checkpoint, dtype())
-
-
-def dtype() -> torch.dtype:
-    """Of weights and activations. GPUs multiply float32 in TF32, with fewer bits than the oracle's float32 has."""
-    return torch.float32 if current_platform.is_cpu() else torch.float16
+    def _not_started(self, error: Exception, platform: str, started: float) -> Cell:
+        traceback.print_exception(error)
+        failed = Cell("fail", _words(error), time.monotonic() - started)
+        failed = settled(failed, self.served.family.cannot.get(platform))
+        if lacks_package(error):
+            failed = replace(failed, outcome="did not run")
+        if failed.outcome == "did not run":
+            self._hopeless = failed.reason  # of every engine of the family
+        return failed
 
 
 def lacks_package(error: Exception) -> bool:
@@ -150,15 +149,7 @@ def lacks_package(error: Exception) -> bool:
     return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in ours
 
 
-def arguments(family: Family, plan: EnginePlan, platform: str) -> dict[str, Any]:
-    """Of vLLM's `LLM`."""
-    memory = {"kv_cache_memory_bytes": 1 << 28}  # given, not measured, so that engines can share a GPU
-    here = {} if platform == "cpu" else GRAPHS | {"gpu_memory_utilization": 0.1, "mamba_ssm_cache_dtype": "float32"}
-    kind = {"dtype": str(dtype()).removeprefix("torch.")}
-    return COMMON | memory | kind | here | plan.arguments | family.arguments(platform)
-
-
-def run_cell(name: str, bench: Bench) -> Cell:
+def run_cell(name: str, bench: Bench, labels: dict[str, str]) -> Cell:
     """Drive one behaviour, and ask the workers who served it."""
     engine, started = bench.engine, time.monotonic()
     before = engine.non_finite()
@@ -178,7 +169,8 @@ def run_cell(name: str, bench: Bench) -> Cell:
         reason = _words(error) + _where(error, bench)
     if bad := engine.non_finite() - before:
         reason = f"{bad} logits were NaN or infinite" + (f"; {reason}" if reason else "")
-    return Cell("fail" if reason else "pass", reason, time.monotonic() - started, numbers, _labels(bench))
+    outcome = "fail" if reason else "pass"
+    return Cell(outcome, reason, time.monotonic() - started, numbers, labels | _labels(bench))
 
 
 def _words(error: Exception) -> str:

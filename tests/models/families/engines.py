@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -79,6 +79,23 @@ def plans(family: Family, platform: str, index: int) -> tuple[EnginePlan, ...]:
         *(EnginePlan(("blocks",), inflated(size)) for size in sizes),
         EnginePlan(("state",), {"mamba_ssm_cache_dtype": STATE_DTYPE}),
         EnginePlan(("padded",)),
+    )
+
+
+def published_plans(family: Family, block: int) -> tuple[EnginePlan, ...]:
+    """The engines of a published checkpoint.
+
+    Args:
+        family: Its family.
+        block: Tokens of its KV block, as vLLM inflates it. Requests reach across two edges of it; a chunk is two thirds
+            of it, so that chunks end at other places than blocks.
+    """
+    reach = {"max_model_len": max(COMMON["max_model_len"], 2 * block + 64)}
+    reach |= {"max_num_batched_tokens": max(COMMON["max_num_batched_tokens"], 2 * block // 3 | 1)}
+    wide = max(block, INFLATED[0])  # where its states do not make it so large, the least that those of another make
+    return tuple(
+        replace(plan, arguments=inflated(wide) if plan.behaviours == ("blocks",) else reach | plan.arguments)
+        for plan in plans(family, "cpu", 0)
     )
 
 

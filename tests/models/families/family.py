@@ -39,8 +39,6 @@ class Family:
     """Operators that the CPU platform lacks and `stand_ins.py` supplies."""
     cannot: Mapping[str, str] = field(default_factory=dict)
     """Platform of PLATFORMS to a regular expression: what vLLM's error there says. A platform not named runs it."""
-    published: tuple[str, ...] = ()
-    """Checkpoints of the family for agents."""
 
     @property
     def fp8_cache(self) -> bool:

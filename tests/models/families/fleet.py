@@ -35,16 +35,19 @@ ENVIRONMENT = engine.IN_PROCESS | {
 class Fleet:
     """Starts at once; results are waited for."""
 
-    def __init__(self, folder: Path, families: Sequence[str], spec: dict[str, Any], *, processes: int) -> None:
+    def __init__(
+        self, folder: Path, families: Sequence[str], spec: dict[str, Any], *, processes: int, seconds: int = SECONDS
+    ) -> None:
         """Start.
 
         Args:
             folder: Where specs, logs and results are written.
             families: Names, in the order in which they are begun; `granite-4.0-h+freed-block` plants a fault.
-            spec: `behaviours` (names) and `fuzz` (seed and examples).
+            spec: `behaviours` (names), `fuzz` (seed and examples) and, by slug, `published` checkpoints.
             processes: How many drivers at a time.
+            seconds: When a family is given up.
         """
-        self._folder, self._behaviours = folder, tuple(spec["behaviours"])
+        self._folder, self._seconds, self._behaviours = folder, seconds, tuple(spec["behaviours"])
         self._spec = folder / "spec.json"
         self._spec.write_text(json.dumps(spec))
         self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -67,7 +70,7 @@ class Fleet:
                 name = self._queue.get_nowait()
                 try:
                     if driver is None:
-                        driver = _Driver(self._spec, self._folder, self._folder / f"driver{number}.log")
+                        driver = _Driver(self._spec, self._folder, self._folder / f"driver{number}.log", self._seconds)
                     cells = driver.run(name)
                     if driver.spent(name):
                         driver.end()
@@ -93,8 +96,8 @@ class _DriverError(Exception):
 class _Driver:
     """A process that runs one family after the other."""
 
-    def __init__(self, spec: Path, folder: Path, log: Path) -> None:
-        self._folder, self._log = folder, log
+    def __init__(self, spec: Path, folder: Path, log: Path, seconds: int) -> None:
+        self._folder, self._log, self._seconds = folder, log, seconds
         with log.open("a") as out:
             self._process = subprocess.Popen(
                 [sys.executable, str(DRIVER), str(spec), str(folder)],
@@ -110,9 +113,9 @@ class _Driver:
         """Drive one family.
 
         Raises:
-            _DriverError: The process ended, or took longer than SECONDS; it is gone then.
+            _DriverError: The process ended, or took longer than it may; it is gone then.
         """
-        result, deadline = self._folder / f"{family}.json", time.monotonic() + SECONDS
+        result, deadline = self._folder / f"{family}.json", time.monotonic() + self._seconds
         try:
             self._process.stdin.write(family + "\n")
             self._process.stdin.flush()
@@ -121,7 +124,7 @@ class _Driver:
         while not result.exists():
             status = self._process.poll()
             if status is not None or time.monotonic() > deadline:
-                how = f"took longer than {SECONDS} s" if status is None else f"ended with status {status}"
+                how = f"took longer than {self._seconds} s" if status is None else f"ended with status {status}"
                 self.end()
                 raise _DriverError(f"the engine's process {how}: {self._last_words()}")
             time.sleep(0.05)

@@ -13,7 +13,7 @@ from models.families.schedule import draw, smaller, told
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from models.families.running import Answer
+    from models.families.answers import Answer
     from models.families.schedule import Limits, Request, Schedule
 
 SHRINK_SECONDS = 30.0

@@ -11,12 +11,16 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from models.families.oracle import Error
-    from models.families.running import Answer
+    from models.families.answers import Answer
+    from models.families.error import Error
     from models.families.schedule import Schedule
 
 ENOUGH_ROWS = 8
 """Positions from which on their median says something."""
+
+AMONG = 5
+"""Where only the best tokens are compared and two greedy texts part, each one's token must be among so many of the
+other's: the rule of vLLM's own model tests (`check_logprobs_close`)."""
 
 
 class Oracle(Protocol):
@@ -53,7 +57,7 @@ class Closeness:
 
 
 def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack: float = 0.0) -> Closeness:
-    """Compare every distribution that came back, and every token.
+    """Compare every distribution that came back, or what came back of it, and every token.
 
     Args:
         schedule: What was asked.
@@ -63,9 +67,12 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
 
     Raises:
         WrongAnswerError: A distribution is not finite or farther off than the tolerance, tokens are missing, or a token
-            is not the best one although rounding cannot have decided it.
+            is not the best one although rounding cannot have decided it, or is none of the AMONG best where the
+            greedy texts part.
     """
     worst, least, positions, undecided = 0.0, math.inf, 0, 0
+    shares: list[torch.Tensor] = []
+    """Of each request, its errors as shares of what is usual for it."""
     for index, (request, answer) in enumerate(zip(schedule, answers, strict=True)):
         name = f"request {index} ({len(request.prompt)} prompt tokens)"
         expected = request.answers if request.leaves is None else min(request.answers, request.leaves)
@@ -81,7 +88,8 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
         if not torch.isfinite(answer.rows).all():
             where = int((~torch.isfinite(answer.rows)).any(-1).nonzero()[0])
             raise WrongAnswerError(f"{name}: log-probabilities are not finite from position {first + where} on", tokens)
-        error = (answer.rows - want).abs().amax(-1)
+        heard = want if answer.ids is None else want.gather(-1, answer.ids.to(want.device))
+        error = (answer.rows - heard.cpu()).abs().amax(-1)
         if error.max() > limit:
             where = int((error > limit).nonzero()[0])
             raise WrongAnswerError(
@@ -95,16 +103,39 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
                 f"rounding explains {usual:.2g}",
                 tokens,
             )
-        best = want[-len(answer.tokens) :].topk(2).values
-        decided = best[:, 0] - best[:, 1] > 2 * limit
-        wrong = decided & (torch.tensor(answer.tokens) != want[-len(answer.tokens) :].argmax(-1))
-        if wrong.any():
+        shares.append(error / usual)
+        best = want[-len(answer.tokens) :].topk(AMONG)
+        leads, favourites = (best.values[:, 0] - best.values[:, 1]).cpu(), best.indices.cpu()
+        decided = leads > 2 * limit
+        differ = torch.tensor(answer.tokens) != favourites[:, 0]
+        if (decided & differ).any():
             raise WrongAnswerError(
-                f"{name}: answer token {int(wrong.nonzero()[0])} is not the most probable one", tokens
+                f"{name}: answer token {int((decided & differ).nonzero()[0])} is not the most probable one", tokens
             )
+        if answer.ids is not None and differ.any():
+            _require_near(name, int(differ.nonzero()[0]), answer, favourites, tokens)
         worst, least, positions = max(worst, error.max().item()), min(least, limit), positions + len(want)
         undecided += int((~decided).sum())
+    together = torch.cat(shares)
+    if len(together) >= ENOUGH_ROWS and together.median() > 1:
+        raise WrongAnswerError(
+            f"{len(schedule)} requests: log-probabilities are off by {together.median():.2g} times what rounding "
+            f"explains at half of {len(together)} positions",
+            tokens,
+        )
     return Closeness(worst, least, positions, undecided)
+
+
+def _require_near(name: str, place: int, answer: Answer, favourites: torch.Tensor, tokens: Sequence[int]) -> None:
+    """Demand that two texts part at `place` for one of the other side's best; `favourites` [answers, AMONG]."""
+    token, theirs = answer.tokens[place], favourites[place].tolist()
+    ours = answer.ids[place - len(answer.tokens)][:AMONG].tolist()
+    if token not in theirs or theirs[0] not in ours:
+        raise WrongAnswerError(
+            f"{name}: the texts part at answer token {place}: {token} instead of {theirs[0]}, and one of the two is "
+            f"not among the {AMONG} best of the other side",
+            tokens,
+        )
 
 
 def difference(schedule: Schedule, answers: list[Answer], alone: list[Answer], tie: float) -> str:

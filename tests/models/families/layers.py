@@ -91,12 +91,12 @@ def reference_streams(oracle: Oracle, tokens: list[int], **way: Any) -> list[tor
     seen: list[torch.Tensor] = []
 
     def note(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
-        seen.append((output[0] if isinstance(output, tuple) else output)[0].double())
+        seen.append((output[0] if isinstance(output, tuple) else output)[0].double().cpu())
 
     with oracle.computing(**way) as model:
         hooks = [layer.register_forward_hook(note) for layer in decoder_layers(model)]
         try:
-            model(torch.tensor([tokens]), use_cache=False)
+            model(oracle.ids(tokens), use_cache=False)
         finally:
             for hook in hooks:
                 hook.remove()

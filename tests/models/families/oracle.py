@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from models import attending, tiny_whisper
+from models.families.error import Error
 from models.families.float64 import InFloat64
 from models.tiny_hybrid import prompt
 from transformers import AutoModelForCausalLM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from models.families.family import Family
@@ -26,42 +26,6 @@ PROBES = (160, 131, 47, 20)
 SLACK = 2.0
 """transformers and vLLM compute the same sums in another order: neither is nearer to the truth by right, and each may
 be off in its own direction."""
-
-
-@dataclass(frozen=True)
-class Error:
-    """How far log-probabilities [rows, VOCABULARY] are from others."""
-
-    worst: float
-    """Of all entries."""
-    typical: float
-    """Median over rows of the worst entry of a row."""
-
-    @classmethod
-    def of(cls, got: torch.Tensor, want: torch.Tensor) -> Error:
-        """Compare; NaN counts as infinitely far.
-
-        Raises:
-            ValueError: Another number of rows or of tokens.
-        """
-        if got.shape != want.shape:
-            raise ValueError(f"log-probabilities of shape {list(got.shape)}, expected {list(want.shape)}")
-        rows = (got.double() - want.double()).abs().nan_to_num(nan=math.inf).amax(-1)
-        return cls(worst=rows.max().item(), typical=rows.median().item())
-
-    @classmethod
-    def largest(cls, errors: Iterable[Error]) -> Error:
-        """The larger of each figure."""
-        errors = list(errors)
-        return cls(worst=max(e.worst for e in errors), typical=max(e.typical for e in errors))
-
-    def times(self, factor: float) -> Error:
-        """Both figures multiplied."""
-        return Error(worst=self.worst * factor, typical=self.typical * factor)
-
-    def within(self, tolerance: Error) -> bool:
-        """Whether neither figure is larger than that of the tolerance."""
-        return self.worst <= tolerance.worst and self.typical <= tolerance.typical
 
 
 @dataclass(eq=False)
@@ -94,6 +58,15 @@ class Oracle:
         )
         return cls(*models, attention=attention)
 
+    @property
+    def wide(self) -> bool:
+        """Whether `exact` computes in float64."""
+        return self.exact.dtype is torch.float64
+
+    def ids(self, tokens: list[int]) -> torch.Tensor:
+        """Tokens as the models take them, [1, len(tokens)]."""
+        return torch.tensor([tokens], device=self.exact.device)
+
     @cached_property
     def rough(self) -> list[dict[str, Any]]:
         """Ways to compute, for `computing`, that are right but for rounding.
@@ -109,7 +82,7 @@ class Oracle:
     def _noise(self) -> float:
         """Largest error of a key or value of the first layer, before which no router stands, as a share of its row."""
         seen: list[torch.Tensor] = []
-        attention, tokens = attending.noted(seen), prompt(max(PROBES), seed=max(PROBES))
+        attention, tokens = attending.noted(seen), self.probe(max(PROBES))
         for exact in (True, False):
             self.log_probs(tokens, exact=exact, attention=attention)
         sides = zip(seen[:2], seen[len(seen) // 2 :], strict=False)
@@ -127,7 +100,7 @@ class Oracle:
         if attention is not None:
             model.set_attn_implementation(attention)
         try:
-            with torch.inference_mode(), InFloat64(enabled=exact):
+            with torch.inference_mode(), InFloat64(enabled=exact and self.wide):
                 yield model
         finally:
             if attention is not None:
@@ -144,7 +117,7 @@ class Oracle:
         asked = (tuple(tokens), audio)
         if not way and self._last is not None and self._last[0] == asked:
             return self._last[1]
-        ids = torch.tensor([tokens])
+        ids = self.ids(tokens)
         arguments = {"input_ids": ids}
         with self.computing(**way) as model:
             if self.hear is not None:
@@ -180,9 +153,13 @@ class Oracle:
         typical error. A format of codes that differs in its smallest values alone is not seen (`bench.require_codes`).
         """
         if self._probed is None:
-            longest = self.exact.config.max_target_positions if self.hear is not None else max(PROBES)
-            self._probed = Error.largest(self.rounding(prompt(min(n, longest), seed=n), audio=n) for n in PROBES)
+            self._probed = Error.largest(self.rounding(self.probe(n), audio=n) for n in PROBES)
         return Error.largest([self._probed, self.rounding(tokens, audio=audio)]).times(SLACK)
+
+    def probe(self, length: int) -> list[int]:
+        """A sequence on which rounding is measured; one of PROBES gives its length."""
+        longest = self.exact.config.max_target_positions if self.hear is not None else max(PROBES)
+        return prompt(min(length, longest), seed=length)
 
     def without_keys(self, tokens: list[int], hidden: range) -> torch.Tensor:
         """What `log_probs` would be if no later token saw the keys at the positions `hidden`: a lost block.
@@ -213,13 +190,13 @@ class Oracle:
         """Decode the tokens from `at` on, one by one; before each, `touch` may change the cache."""
         rows = []
         with self.computing() as model:
-            out = model(torch.tensor([tokens[:at]]), use_cache=True)
+            out = model(self.ids(tokens[:at]), use_cache=True)
             name = "past_key_values" if "past_key_values" in out else "cache_params"  # the latter without attention
             cache = out[name]
             for i, token in enumerate(tokens[at:], start=at):
                 touch(cache)
-                where = {"position_ids": torch.tensor([[i]])} if name == "past_key_values" else {}
-                rows.append(model(torch.tensor([[token]]), use_cache=True, **{name: cache}, **where).logits[0, 0])
+                where = {"position_ids": self.ids([i])} if name == "past_key_values" else {}
+                rows.append(model(self.ids([token]), use_cache=True, **{name: cache}, **where).logits[0, 0])
         return torch.stack(rows).double().log_softmax(-1)
 
     def state_rounding(self, tokens: list[int], at: int, dtype: str) -> float:

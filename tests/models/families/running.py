@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import torch
+from models.families.answers import answer_of, as_vllm
 from models.families.probe import Probe
+from models.families.process import clean, llvmlite_out_of_sight, modules_stay_frozen
 from vllm import LLM, SamplingParams, envs
-from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 
 from pagedkv.vllm_plugin.inspect import WORKER_EXTENSION, ServedLayer, build_llm, served_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from models.families.schedule import Request, Schedule
+    from models.families.answers import Answer
+    from models.families.schedule import Schedule
     from vllm import RequestOutput
 
 MOST_STEPS = 2000
@@ -33,32 +30,31 @@ class StuckError(Exception):
     """The engine went on stepping without finishing its requests."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What one request got."""
-
-    tokens: tuple[int, ...]
-    rows: torch.Tensor | None
-    """Log-probabilities [positions, vocabulary] float64, of the last positions; None where not asked for."""
-    gaps: tuple[float, ...]
-    """By how much each token was better than the second best, in nats; empty where not asked for."""
-    cached: int
-    """Prompt tokens that a prefix cache had."""
-
-
 class Engine:
     """An engine that is watched. Use as a context manager: the next engine needs this one to be gone."""
 
-    def __init__(self, model: Path, *, ours: bool = True, poison: bool = True, **arguments: Any) -> None:
+    def __init__(
+        self, model: Path, *, ours: bool = True, poison: bool = True, best: int | None = None, **arguments: Any
+    ) -> None:
+        """Start it.
+
+        Args:
+            model: Folder of the checkpoint.
+            ours: Whether our plugin shall serve.
+            poison: Whether the KV pool holds NaN at the start.
+            best: How many tokens of a distribution come back; None for all. Of a large vocabulary all are too many.
+            **arguments: Of vLLM's `LLM`.
+        """
+        self._best = best
         envs.disable_envs_cache()  # an engine before this one has frozen what vLLM reads from the environment
         os.environ.pop("VLLM_KV_CACHE_LAYOUT", None)
         try:
             gc.collect()  # or what an engine that did not start has left would stay for ever
             gc.freeze()
-            with _llvmlite_out_of_sight(), _modules_stay_frozen():
+            with llvmlite_out_of_sight(), modules_stay_frozen():
                 self.llm = _start(model, ours=ours, **arguments)
         except BaseException:
-            _clean()  # or the next engine finds the groups of this one
+            clean()  # or the next engine finds the groups of this one
             raise
         self.probe = Probe(self.llm)
         self._bad = torch.zeros((), dtype=torch.int64)
@@ -70,10 +66,10 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _modules_stay_frozen(collect=False):
+        with modules_stay_frozen(collect=False):
             self.llm.llm_engine.engine_core.shutdown()
         del self.llm, self.probe
-        _clean()
+        clean()
 
     @property
     def config(self) -> Any:
@@ -122,7 +118,7 @@ class Engine:
         except Exception:
             self.llm.llm_engine.abort_request(list(internal.values()), internal=True)  # or they haunt the next schedule
             raise
-        return [_answer(got[str(index)], rows) for index in range(len(schedule))]
+        return [answer_of(got[str(index)], rows=rows, best=self._best) for index in range(len(schedule))]
 
     def _drive(
         self,
@@ -134,7 +130,7 @@ class Engine:
         preempt_at: int | None,
     ) -> dict[str, RequestOutput]:
         """Add, step and abort; `internal` gets vLLM's own names of the requests."""
-        everything = -1
+        asked = -1 if self._best is None else self._best
         engine = self.llm.llm_engine
         waiting = sorted(range(len(schedule)), key=lambda index: schedule[index].arrives)
         got: dict[str, RequestOutput] = {}
@@ -148,11 +144,11 @@ class Engine:
                     temperature=0,
                     max_tokens=schedule[index].answers,
                     ignore_eos=True,
-                    logprobs=everything if rows else 2,
-                    prompt_logprobs=everything if prompt_rows else None,
+                    logprobs=asked if rows else 2,
+                    prompt_logprobs=asked if prompt_rows else None,
                     detokenize=False,
                 )
-                internal[str(index)] = engine.add_request(str(index), _as_vllm(schedule[index]), params)
+                internal[str(index)] = engine.add_request(str(index), as_vllm(schedule[index]), params)
             if step == preempt_at:
                 engine.reset_prefix_cache(reset_running_requests=True)
             for output in engine.step():
@@ -186,62 +182,3 @@ def _start(model: Path, *, ours: bool, **arguments: Any) -> LLM:
     # The CPU platform takes no choice; on GPUs this backend is in every build of vLLM, whatever libraries it has.
     backend = {} if current_platform.is_cpu() else {"attention_backend": "TRITON_ATTN"}
     return LLM(str(model), worker_extension_cls=WORKER_EXTENSION, **backend, **arguments)
-
-
-def _clean() -> None:
-    gc.collect()
-    with _modules_stay_frozen(collect=False):
-        cleanup_dist_env_and_memory()
-
-
-@contextmanager
-def _modules_stay_frozen(*, collect: bool = True) -> Iterator[None]:
-    """What there was before an engine stays out of garbage collection, whatever vLLM does about it.
-
-    vLLM freezes the heap with its engine in it, thaws it at the end, and then collects three times; each time half a
-    second is spent on modules, which are no garbage. Here the engine alone is gone through, and once (`_clean`).
-
-    Args:
-        collect: Whether vLLM's own collections are carried out.
-    """
-    skipped = ("freeze", "unfreeze") if collect else ("freeze", "unfreeze", "collect")
-    with patch.multiple(gc, **dict.fromkeys(skipped, lambda *_: 0)):
-        yield
-
-
-@contextmanager
-def _llvmlite_out_of_sight() -> Iterator[None]:
-    """When an engine starts, vLLM 0.32 asks all objects of all modules for their attributes; llvmlite's has odd ones.
-
-    N-gram drafting imports llvmlite; the next engine of the process would die of AttributeError in `_rebind_kernels`.
-    """
-    name = "llvmlite.binding.ffi"
-    module = sys.modules.pop(name, None)
-    try:
-        yield
-    finally:
-        if module is not None:
-            sys.modules[name] = module
-
-
-def _as_vllm(request: Request) -> dict[str, Any]:
-    if request.speech is None:
-        return {"prompt_token_ids": list(request.prompt)}
-    from models.tiny_whisper import SAMPLING_RATE, audio
-
-    heard = {"prompt": "", "multi_modal_data": {"audio": (audio(request.speech), SAMPLING_RATE)}}
-    return {"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": list(request.prompt)}}
-
-
-def _answer(output: RequestOutput, rows: bool) -> Answer:
-    made = output.outputs[0]
-    table = [*(output.prompt_logprobs or [None])[1:], *made.logprobs]
-    both = [sorted((entry.logprob for entry in row.values()), reverse=True)[:2] for row in made.logprobs]
-    return Answer(
-        tokens=tuple(made.token_ids),
-        rows=torch.tensor([[row[token].logprob for token in range(len(row))] for row in table]).double()
-        if rows
-        else None,
-        gaps=tuple(best - second for best, second in both),
-        cached=output.num_cached_tokens or 0,
-    )

@@ -10,7 +10,8 @@ from models import attending
 from models.families import checkpoints
 from models.families.bench import NotDrivenError, require_codes
 from models.families.declared import FAMILIES
-from models.families.oracle import Error, Oracle
+from models.families.error import Error
+from models.families.oracle import Oracle
 from models.tiny_hybrid import prompt
 
 FAMILY = FAMILIES["qwen3-moe-fp8"]

@@ -7,11 +7,11 @@ from random import Random
 import pytest
 import torch
 from models.families import behaviours, cell, engines, fuzz, judge, known, schedule, table
+from models.families.answers import Answer
 from models.families.declared import FAMILIES
+from models.families.error import Error
 from models.families.judge import WrongAnswerError
-from models.families.oracle import Error
 from models.families.plants import PLANTS
-from models.families.running import Answer
 from models.families.schedule import Limits, Request
 
 VOCABULARY = 16
@@ -57,6 +57,17 @@ REQUEST = Request((3, 4, 5), 9)
 def test_the_right_answer_is_right():
     near = judge.compare((REQUEST,), [answered(REQUEST)], Truth())
     assert (near.max_abs_err, near.positions, near.tolerance) == (0, 9, 1e-3)
+
+
+def test_what_few_answers_do_not_show_many_requests_do():
+    """Four answers each: too few for a median of their own."""
+    schedule = (Request((3, 4, 5), 4), Request((6, 7), 4))
+    right = [answered(request) for request in schedule]
+    judge.compare(schedule, right, Truth())
+    off = [answered(request, change=lambda rows: rows + 7e-4) for request in schedule]
+    with pytest.raises(WrongAnswerError, match=r"2 requests: .*off by 1\.4 times .*at half of 8 positions"):
+        judge.compare(schedule, off, Truth())
+    judge.compare(schedule, [right[0], *off[1:]], Truth())
 
 
 def spoil(row, column, by):
