@@ -15,6 +15,8 @@ LIKELIEST = 5
 """Next tokens whose log-probabilities are compared."""
 ASKED = 20
 """Next tokens that an engine is asked for."""
+STEADY = 0.1
+"""Spread over median above which a rate is not shown: something else than serving was timed."""
 SLACK = 2.0
 """Of two engines each may be off in its own direction."""
 EXACT = 1e-5
@@ -145,7 +147,7 @@ def records(verdict: Verdict, speeds: Sequence[Speed], facts: Mapping[str, Any])
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Records as Markdown."""
     lines = [
-        "| model | requests x prompt | decode tok/s, ours (spread) | TRITON_ATTN | ratio | prefill ratio | same |",
+        "| model | requests x prompt | decode tok/s (spread) | TRITON_ATTN | ratio | prefill ratio | same answer |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -154,10 +156,17 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"| {row['model']} | {row['case']} | **not right** | | | | {row['same']} of {row['requests']} |"
             )
             continue
-        (ours, peer), (fill, peer_fill) = row["decode"], row["prefill"]
+        ours, peer = (f"{rate['median']:,.0f} ({rate['spread']:,.0f})" for rate in row["decode"])
         lines.append(
-            f"| {row['model']} | {row['case']} | {ours['median']:,.0f} ({ours['spread']:,.0f}) "
-            f"| {peer['median']:,.0f} ({peer['spread']:,.0f}) | {ours['median'] / peer['median']:.2f} "
-            f"| {fill['median'] / peer_fill['median']:.2f} | {row['same']} of {row['requests']} |"
+            f"| {row['model']} | {row['case']} | {ours} | {peer} | {_ratio(row['decode'])} | {_ratio(row['prefill'])} "
+            f"| {row['same']} of {row['requests']} |"
         )
     return "\n".join(lines)
+
+
+def _ratio(rates: Sequence[Mapping[str, float]]) -> str:
+    """Ours over the peer's, where both are steady."""
+    if any(rate["spread"] > STEADY * rate["median"] for rate in rates):
+        return "-"
+    ours, peer = (rate["median"] for rate in rates)
+    return f"{ours / peer:.2f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -93,6 +94,18 @@ def test_a_model_that_is_not_right_has_no_rates():
     assert "not right" in judge.table(wrong)
     right = judge.records(verdict(0.1, 0.1, 2.0), [speed()], {"commit": "c"})
     assert "| m | 4 x 100 | 210 (20) | 100 (1) | 2.09 | 2.09 | 3 of 4 |" in judge.table(right)
+
+
+def test_a_ratio_of_a_rate_that_is_not_steady_is_not_shown():
+    rates = (judge.Rate.of([8000.0, 24000.0]), judge.Rate.of([14000.0, 14100.0]))
+    shown = judge.records(verdict(0.1, 0.1, 2.0), [dataclasses.replace(speed(), prefill=rates)], {})
+    assert "| 2.09 | - | 3 of 4 |" in judge.table(shown)
+
+
+def test_the_page_holds_the_recorded_table():
+    recorded = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    assert judge.table(recorded) in (ROOT / "benchmarks" / "README.md").read_text()
+    assert all(row["right"] for row in recorded)
 
 
 def test_a_rate_is_that_of_the_median_step_and_its_spread_that_of_the_drives():
