@@ -12,6 +12,8 @@ HERE = Path(__file__).parent
 INTERPRETING = (HERE / "kernels", HERE / "mamba", HERE / "test_tiny.py")
 COMPILING = HERE / "audit"
 AS_IF_ON_A_GPU = HERE / "mamba"
+SLOW = (HERE / "bugs", HERE / "models")
+"""Files of these take up to minutes each."""
 LABELS = ("dtype", "layout")
 """What a report names beside an error, where a parameter of the test is it or has it."""
 
@@ -41,6 +43,11 @@ def _asked_for(config: pytest.Config, place: Path) -> bool:
     return place not in ignored and any(
         place == path or path in place.parents or place in path.parents for path in arguments
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Slow files first: where several processes take files from one list, none waits for a slow one at the end.
+    items.sort(key=lambda item: not any(place in item.path.parents for place in SLOW))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to
 from benchmarks.serving import judge, models  # noqa: E402
 from benchmarks.serving.engine import Drive, prompts  # noqa: E402
 
-RECORDED = ROOT / "benchmarks" / "results" / "h200-serving.jsonl"
+RECORDED = ROOT / "benchmarks" / "results" / "serving" / "h200.jsonl"
 WANT = {token: -0.5 * token for token in range(1, 21)}
 EXACTLY = judge.Distances(half=0.0, most=0.0, sequences=10)
 

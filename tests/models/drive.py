@@ -9,7 +9,6 @@ closes, too: a test run that is killed takes its engines with it.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -18,8 +17,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a program's own folder comes first, not tests/
+
+from models.process import clean, shut_down, starting
 from vllm import LLM, RequestOutput, SamplingParams, envs
-from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 
 from pagedkv.vllm_plugin.errors import NotServedError
@@ -38,12 +39,13 @@ def one_engine(spec: dict[str, Any]) -> dict[str, Any]:
     os.environ.pop("VLLM_KV_CACHE_LAYOUT", None)
     if spec["layout"] is not None:
         os.environ["VLLM_KV_CACHE_LAYOUT"] = spec["layout"]
-    if spec["ours"]:
-        llm = build_llm(spec["model"], **spec["engine"])
-    else:
-        # The CPU platform takes no choice; on GPUs this backend is in every build of vLLM, whatever libraries it has.
-        backend = {} if current_platform.is_cpu() else {"attention_backend": "TRITON_ATTN"}
-        llm = LLM(spec["model"], worker_extension_cls=WORKER_EXTENSION, **backend, **spec["engine"])
+    with starting():
+        if spec["ours"]:
+            llm = build_llm(spec["model"], **spec["engine"])
+        else:
+            # The CPU platform takes no choice; on GPUs this backend is in every build of vLLM, whatever its libraries.
+            backend = {} if current_platform.is_cpu() else {"attention_backend": "TRITON_ATTN"}
+            llm = LLM(spec["model"], worker_extension_cls=WORKER_EXTENSION, **backend, **spec["engine"])
     result: dict[str, Any] = {"batches": {}}
     if spec["ours"]:
         result["poisoned_bytes"] = llm.collective_rpc("pagedkv_poison")
@@ -56,10 +58,9 @@ def one_engine(spec: dict[str, Any]) -> dict[str, Any]:
         require_served(served_layers(llm))
     except NotServedError as error:
         result["refusal"] = str(error)
-    llm.llm_engine.engine_core.shutdown()
+    shut_down(llm)
     del llm
-    gc.collect()
-    cleanup_dist_env_and_memory()
+    clean()
     return result
 
 
@@ -93,7 +94,7 @@ def generate(
 def as_vllm(prompt: Any) -> dict[str, Any]:
     if isinstance(prompt, list):
         return {"prompt_token_ids": prompt}
-    from tiny_whisper import SAMPLING_RATE, audio
+    from models.tiny_whisper import SAMPLING_RATE, audio
 
     heard = {"prompt": "", "multi_modal_data": {"audio": (audio(prompt["audio"]), SAMPLING_RATE)}}
     return {"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": prompt["tokens"]}}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 from models.families.answers import answer_of, as_vllm
 from models.families.probe import Probe
-from models.families.process import clean, llvmlite_out_of_sight, modules_stay_frozen
+from models.process import clean, shut_down, starting
 from vllm import LLM, SamplingParams, envs
 from vllm.platforms import current_platform
 
@@ -49,12 +48,10 @@ class Engine:
         envs.disable_envs_cache()  # an engine before this one has frozen what vLLM reads from the environment
         os.environ.pop("VLLM_KV_CACHE_LAYOUT", None)
         try:
-            gc.collect()  # or what an engine that did not start has left would stay for ever
-            gc.freeze()
-            with llvmlite_out_of_sight(), modules_stay_frozen():
+            with starting():
                 self.llm = _start(model, ours=ours, **arguments)
         except BaseException:
-            clean()  # or the next engine finds the groups of this one
+            clean()
             raise
         self.probe = Probe(self.llm)
         self._bad = torch.zeros((), dtype=torch.int64)
@@ -66,8 +63,7 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with modules_stay_frozen(collect=False):
-            self.llm.llm_engine.engine_core.shutdown()
+        shut_down(self.llm)
         del self.llm, self.probe
         clean()
 
