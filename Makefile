@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --
 
 # Files in the order of tests/conftest.py: by size, the bug zoo would come last, and one core would wait for it for minutes.
 # Three sessions: what one process cannot do at once (tests/conftest.py says why). ARGS replaces all of them.
-# The table of families takes 4 minutes on both cores: `hilgate run models-families`, and a step of the gate.
+# The table of families takes 3 minutes on both cores: `hilgate run models-families`, and a step of the gate.
 test: $(READY)  ## the test suite
 ifeq ($(ARGS),)
 	@$(PYTEST) --ignore=tests/audit --ignore=tests/mamba --ignore=tests/models/families/test_families.py
