@@ -114,7 +114,8 @@ def _versions() -> dict[str, str]:
     } | toolkit
 
 
-def _commit(given: str | None) -> str:
+def commit_of(given: str | None) -> str:
+    """Return the commit that is measured: as given, else of this checkout; ends the program where there is none."""
     if given:
         return given
     git = ["git", "-C", str(ROOT)]
@@ -172,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
         print("needs a GPU, and TRITON_INTERPRET unset\n  to do: run it on one, or --smoke here", file=sys.stderr)
         return 5
-    return _run(chosen, given.out, _commit(given.commit))
+    return _run(chosen, given.out, commit_of(given.commit))
 
 
 if __name__ == "__main__":

@@ -23,14 +23,18 @@ EXACT = 1e-5
 """Nats. A CPU in float32 often gives the same bits both ways: whatever is so near is rounding. In 16 bits none is."""
 
 
+class UnmeasuredError(ValueError):
+    """There is nothing to compare or to time; the message says what is missing."""
+
+
 def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
     """The first place where two answers differ; None where they are the same.
 
     Raises:
-        ValueError: There is none to compare, or they are not equally long.
+        UnmeasuredError: There is none to compare, or they are not equally long.
     """
     if not one or len(one) != len(other):
-        raise ValueError(f"answers of {len(one)} and {len(other)} tokens")
+        raise UnmeasuredError(f"answers of {len(one)} and {len(other)} tokens")
     return next((place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
 
 
@@ -62,11 +66,11 @@ class Distances:
         """Of what an engine says after some sequences from what another says; None is not compared.
 
         Raises:
-            ValueError: Fewer than half are there to compare, or fewer than two.
+            UnmeasuredError: Fewer than half are there to compare, or fewer than two.
         """
         distances = [distance(row, right) for row, right in zip(got, want, strict=True) if row is not None]
         if len(distances) < max(2, len(want) / 2):
-            raise ValueError(f"only {len(distances)} of {len(want)} sequences can be compared")
+            raise UnmeasuredError(f"only {len(distances)} of {len(want)} sequences can be compared")
         most = statistics.quantiles(distances, n=10, method="inclusive")[-1]
         return cls(statistics.median(distances), most, len(distances))
 
@@ -93,10 +97,10 @@ def decode(drives: Sequence[Drive]) -> Rate:
     """Of all requests together: each drive's rate is that of its median step.
 
     Raises:
-        ValueError: In a drive the requests never decoded all at once.
+        UnmeasuredError: In a drive the requests never decoded all at once.
     """
     if not all(drive.steps for drive in drives):
-        raise ValueError("the requests never decoded all at once: ask for longer answers")
+        raise UnmeasuredError("the requests never decoded all at once: ask for longer answers")
     return Rate.of([len(drive.tokens) / statistics.median(drive.steps) for drive in drives])
 
 

@@ -4,7 +4,7 @@ Both engines live beside each other and take turns. Weights are drawn, the same 
 checked: where the answers of two engines part, their distributions may differ by what rounding does to the peer alone,
 and the same rule must notice when a block of each prompt is replaced.
 
-Exit status: 0 all ran and are right, 1 answers of ours are wrong, 2 misuse, 5 no GPU here.
+Exit status: 0 all ran and are right, 1 answers of ours are wrong, 2 misuse, 5 no GPU here, or a model that did not run.
 """
 
 # ruff: noqa: T201  a command line prints
@@ -12,6 +12,7 @@ Exit status: 0 all ran and are right, 1 answers of ours are wrong, 2 misuse, 5 n
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -20,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..run import commit_of
 from . import engine, judge
 from .models import CASES, MODELS, SMOKE, Case, Model
 
@@ -41,15 +43,13 @@ class NotServedError(Exception):
 
 def measure(model: Model, cases: Sequence[Case], *, gpu: bool) -> tuple[judge.Verdict, list[judge.Speed]]:
     """Start both engines, time the cases in turns, compare."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         model.save(Path(folder), tiny=not gpu)
-        ours, peer = (engine.start(Path(folder), ours=own, gpu=gpu) for own in (True, False))
-        both = [ours, peer]
-        try:
-            return _measured(model, cases, both)
-        finally:
-            for llm in both:
-                llm.llm_engine.engine_core.shutdown()
+        both = []
+        for own in (True, False):
+            both.append(engine.start(Path(folder), ours=own, gpu=gpu))
+            stack.callback(both[-1].llm_engine.engine_core.shutdown)
+        return _measured(model, cases, both)
 
 
 def _measured(model: Model, cases: Sequence[Case], both: list[LLM]) -> tuple[judge.Verdict, list[judge.Speed]]:
@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", action="append", choices=list(MODELS), help="only this one; may be repeated")
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="only this one")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "serving.jsonl", help="results (JSON lines)")
-    parser.add_argument("--commit", default="", help="what is measured, where there is no git checkout")
+    parser.add_argument("--commit", help="what is measured, where there is no git checkout")
     parser.add_argument(
         "--smoke", action="store_true", help="tiny models on a CPU: the same answers? Times mean nothing"
     )
@@ -136,19 +136,27 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     cases = SMOKE if given.smoke else [case for case in CASES if not given.case or case.name in given.case]
-    about = facts(given.commit, gpu=not given.smoke)
+    about = facts(commit_of(given.commit), gpu=not given.smoke)
     rows: list[dict[str, Any]] = []
+    missing = 0
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("w", encoding="utf-8") as file:
         for name in given.model or MODELS:
-            verdict, speeds = measure(MODELS[name], cases, gpu=not given.smoke)
+            try:
+                verdict, speeds = measure(MODELS[name], cases, gpu=not given.smoke)
+            except Exception as error:  # noqa: BLE001  of the other models more can be learned
+                print(f"{name} did not run: {type(error).__name__}: {error}"[:600], file=sys.stderr, flush=True)
+                missing += 1
+                continue
             print(verdict, file=sys.stderr, flush=True)
             for row in judge.records(verdict, speeds, about):
                 rows.append(row)
                 file.write(json.dumps(row) + "\n")
                 file.flush()
     print(judge.table(rows))
-    return 0 if all(row["right"] for row in rows) else 1
+    if not all(row["right"] for row in rows):
+        return 1
+    return 5 if missing else 0
 
 
 if __name__ == "__main__":
