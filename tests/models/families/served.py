@@ -120,7 +120,8 @@ class Published(Tiny):
         """
         if not self.family.attention:
             return published_plans(self.family, SCANNED)
-        reach = {"max_model_len": min(self._published.positions or ASKED, ASKED)}
+        reach: dict[str, Any] = {"max_model_len": min(self._published.positions or ASKED, ASKED)}
+        reach["num_gpu_blocks_override"] = None  # as many as such a request takes, however small they are
         with Engine(self.checkpoint, poison=False, **self.arguments(platform, reach)) as engine:
             block = engine.block_size
         return published_plans(self.family, block)
