@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -45,10 +46,27 @@ def distance(got: Mapping[int, float], want: Mapping[int, float]) -> float:
         got: Log-probability of each of the ASKED likeliest next tokens. A token that is not among them counts as the
             last of them: it is at least so far off.
         want: The same of the other engine.
+
+    Returns:
+        Infinity where one of all these is NaN or infinite.
     """
+    if not all(map(math.isfinite, (*got.values(), *want.values()))):
+        return math.inf
     likeliest = sorted(want, key=want.__getitem__, reverse=True)[:LIKELIEST]
     floor = min(got.values())
     return max(abs(want[token] - got.get(token, floor)) for token in likeliest)
+
+
+def lead(row: Mapping[int, float], ours: int, theirs: int) -> float:
+    """By how many nats an engine prefers its own token to ours; infinite where it does not name one of them.
+
+    Args:
+        row: Log-probability of each of its ASKED likeliest next tokens.
+        ours: What ours wrote where the texts part.
+        theirs: What it wrote itself.
+    """
+    gap = row[theirs] - row[ours] if ours in row and theirs in row else math.inf
+    return math.inf if math.isnan(gap) else gap
 
 
 @dataclass(frozen=True)
@@ -129,16 +147,22 @@ class Verdict:
     layers: str
     block_size: int
     ours: Distances
-    """Ours from the peer, after prompt and answer up to where their answers part; some requests of each case."""
+    """Ours, writing token by token, from the peer, reading: after each prompt and answer up to where the two part."""
     rounding: Distances
-    """The peer from itself: the same, as one prompt and written token by token."""
+    """The peer, writing token by token, from itself, reading the same."""
     control: Distances
     """The peer from itself, with one block of each prompt replaced."""
+    lead: float
+    """The most by which the peer prefers its own token to ours where the two part."""
 
     @property
     def right(self) -> bool:
-        """Whether rounding explains ours, and the same rule would have noticed a lost block."""
-        return self.ours.within(self.rounding) and not self.control.within(self.rounding)
+        """Whether rounding explains ours, tokens and all, and the same rule would have noticed a lost block.
+
+        Two log-probabilities stand behind a lead, each off by as much as `rounding` says.
+        """
+        near = self.lead <= 2 * SLACK * max(self.rounding.most, EXACT)
+        return near and self.ours.within(self.rounding) and not self.control.within(self.rounding)
 
 
 def records(verdict: Verdict, speeds: Sequence[Speed], facts: Mapping[str, Any]) -> list[dict[str, Any]]:

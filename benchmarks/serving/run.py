@@ -2,7 +2,7 @@
 
 Both engines live beside each other and take turns. Weights are drawn, the same in both. Tokens that were timed are then
 checked: where the answers of two engines part, their distributions may differ by what rounding does to the peer alone,
-and the same rule must notice when a block of each prompt is replaced.
+the tokens must be a tie within it, and the same rule must notice when a block of each prompt is replaced.
 
 Exit status: 0 all ran and are right, 1 answers of ours are wrong, 2 misuse, 5 no GPU here, or a model that did not run.
 """
@@ -56,7 +56,7 @@ def _measured(model: Model, cases: Sequence[Case], both: list[LLM]) -> tuple[jud
     vocabulary = both[0].llm_engine.vllm_config.model_config.get_vocab_size()
     block = both[0].llm_engine.vllm_config.cache_config.block_size
     speeds: list[judge.Speed] = []
-    asked_again, answers, changed = [], [], []
+    asked_again, answers, changed, parted = [], [], [], []
     for number, case in enumerate(cases):
         asked = engine.prompts(case, vocabulary, number)
         drives: list[list[engine.Drive]] = [[], []]
@@ -78,22 +78,25 @@ def _measured(model: Model, cases: Sequence[Case], both: list[LLM]) -> tuple[jud
         print(f"{model.name} {speeds[-1]}", file=sys.stderr, flush=True)
         other = engine.prompts(case, vocabulary, 1000 + number)
         for index in range(min(CHECKED, case.requests)):
-            answer = list(drives[0][-1].tokens[index][: places[index]])
+            place = places[index]
+            answer = list(drives[0][-1].tokens[index][: -1 if place is None else place])
             begin = min(block, case.prompt // 2) // 2
             end = begin + min(block, case.prompt // 4)
             asked_again.append(asked[index])
             answers.append(answer)
+            parted.append(None if place is None else tuple(side[-1].tokens[index][place] for side in drives))
             changed.append([*asked[index][:begin], *other[index][begin:end], *asked[index][end:], *answer])
     _require(both)
     sequences = [[*prompt, *answer] for prompt, answer in zip(asked_again, answers, strict=True)]
     want = engine.ranked(both[1], sequences, judge.ASKED)
     others = (
-        engine.ranked(both[0], sequences, judge.ASKED),
+        engine.stepped(both[0], asked_again, answers, judge.ASKED),
         engine.stepped(both[1], asked_again, answers, judge.ASKED),
         engine.ranked(both[1], changed, judge.ASKED),
     )
     ours, rounding, control = (judge.Distances.between(rows, want) for rows in others)
-    return judge.Verdict(model.name, model.layers, block, ours, rounding, control), speeds
+    lead = max([0.0, *(judge.lead(row, *pair) for row, pair in zip(want, parted, strict=True) if pair)])
+    return judge.Verdict(model.name, model.layers, block, ours, rounding, control, lead), speeds
 
 
 def _require(both: list[LLM]) -> None:
