@@ -110,6 +110,7 @@ def assemble(
             where="; ".join(reasons[:5]) or "no declared step is affected",
             remedy="run it on a machine or queue that has the device; `hilgate plan` shows what this one can do",
         )
+    _require_each(expansion, declarations, select, models)
     return Plan(
         created=dt.datetime.now(dt.UTC),
         commit=change.commit,
@@ -124,6 +125,22 @@ def assemble(
         steps=expansion.steps,
         omissions=expansion.omissions,
     )
+
+
+def _require_each(
+    expansion: Expansion, declarations: Declarations, select: tuple[str, ...], models: tuple[str, ...]
+) -> None:
+    """Refuse a name of which no step is planned: what it needs would run and pass, and say nothing about it."""
+    steps = {model: set(by_model(declarations, (model,))) for model in models}
+    for name in (*select, *models):
+        own = steps.get(name, set())
+        if not any(name in (one.key, one.step, one.area) or one.step in own for one in expansion.steps):
+            named = [one for one in expansion.omissions if one.key.startswith((name, *own)) or one.area == name]
+            raise CannotRunHereError(
+                f"nothing of {name} can be planned",
+                where="; ".join(f"{one.key}: {one.reason}" for one in named[:5]),
+                remedy="run it on a machine or queue that has the device; `hilgate plan` shows what this one can do",
+            )
 
 
 def _affected(

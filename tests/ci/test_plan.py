@@ -127,6 +127,23 @@ def test_device_asked_for_that_this_machine_lacks():
     assert "needs gfx942; this machine has no GPU" in caught.value.where
 
 
+@pytest.mark.parametrize(
+    "asked", [{"select": ("s",)}, {"select": ("n", "s-gfx942")}, {"select": ("n",), "models": ("m",)}]
+)
+def test_needs_do_not_stand_in_for_the_step_that_was_asked_for(asked):
+    """They would run and pass, and the verdict would be taken for that of the step."""
+    areas = declare(a=[step("n"), step("s", ("gfx942",), needs=("n",), models=("m",))])
+    with pytest.raises(CannotRunHereError, match=r"nothing of (s|s-gfx942|m) can be planned") as caught:
+        assemble(areas, EVERYTHING, LAPTOP, profile="gate", **asked)
+    assert "s-gfx942: needs gfx942; this machine has no GPU" in caught.value.where
+
+
+def test_a_step_that_some_device_can_run_is_planned():
+    areas = declare(a=[step("n"), step("s", EVERYWHERE, needs=("n",))])
+    planned = assemble(areas, EVERYTHING, LAPTOP, profile="gate", select=("s",))
+    assert [one.key for one in planned.steps] == ["n-cpu", "s-cpu"]
+
+
 def test_empty_plan_is_an_error():
     with pytest.raises(NothingSelectedError):
         assemble(declare(a=[step("s")]), change(), LAPTOP, profile="gate")
