@@ -63,11 +63,13 @@ def start(folder: Path, *, ours: bool, gpu: bool) -> LLM:
     """Start an engine with drawn weights; the worker says who serves (`pagedkv_report`)."""
     from vllm import LLM
 
+    from pagedkv.vllm_plugin import NAME
+
     environment = {"VLLM_PLUGINS": "pagedkv" if ours else "", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     environment |= {} if gpu else ON_CPU | {"TRITON_INTERPRET": "1" if ours else "0"}
     arguments: dict[str, Any] = {"skip_tokenizer_init": True, "load_format": "drawn", "enable_prefix_caching": False}
     if gpu:
-        arguments["attention_backend"] = "CUSTOM" if ours else "TRITON_ATTN"
+        arguments["attention_backend"] = NAME if ours else "TRITON_ATTN"
     with mock.patch.dict(os.environ, environment):
         return LLM(str(folder), worker_extension_cls=WORKER, **arguments, **(FULL if gpu else SMOKE))
 

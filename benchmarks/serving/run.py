@@ -101,9 +101,11 @@ def _measured(model: Model, cases: Sequence[Case], both: list[LLM]) -> tuple[jud
 
 def _require(both: list[LLM]) -> None:
     """That each engine ran the attention it is here for."""
+    from pagedkv.vllm_plugin.inspect import OURS, served_layers
+
     for llm, own in zip(both, (True, False), strict=True):
-        backends = {layer["backend"] for worker in llm.collective_rpc("pagedkv_report") for layer in worker}
-        if not backends or any(backend.startswith("pagedkv.") != own for backend in backends):
+        backends = {layer["backend"] for layer in served_layers(llm)}
+        if not backends or any((backend in OURS) != own for backend in backends):
             raise NotServedError(f"the engine with {'ours' if own else 'the peer'} ran {', '.join(sorted(backends))}")
 
 

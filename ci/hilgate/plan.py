@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NOT_ASKED_FOR = "not asked for"
+ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
 WHEN = {"gate": "at a desk", "pr": "for a pull request", "nightly": "nightly", "release": "for a release"}
 """Profile -> when its plans are made, as in "runs nightly"."""
 
@@ -102,15 +103,14 @@ def assemble(
         wanted = _affected(declarations, change, profile, graph, otherwise)
     site = Site(machine, absent, known.fork)
     expansion = expand(declarations, wanted, site, otherwise=otherwise)
+    _require_each(expansion, declarations, select, models)
     if not expansion.steps:
         reasons = [f"{one.key}: {one.reason}" for one in expansion.omissions if one.reason not in otherwise.values()]
-        error = CannotRunHereError if select or models else NothingSelectedError
-        raise error(
+        raise NothingSelectedError(
             "no step can be planned",
             where="; ".join(reasons[:5]) or "no declared step is affected",
-            remedy="run it on a machine or queue that has the device; `hilgate plan` shows what this one can do",
+            remedy=ELSEWHERE,
         )
-    _require_each(expansion, declarations, select, models)
     return Plan(
         created=dt.datetime.now(dt.UTC),
         commit=change.commit,
@@ -135,11 +135,15 @@ def _require_each(
     for name in (*select, *models):
         own = steps.get(name, set())
         if not any(name in (one.key, one.step, one.area) or one.step in own for one in expansion.steps):
-            named = [one for one in expansion.omissions if one.key.startswith((name, *own)) or one.area == name]
+            named = [
+                one
+                for one in expansion.omissions
+                if name in (one.key, one.area) or one.key.rpartition("-")[0] in (name, *own)
+            ]
             raise CannotRunHereError(
                 f"nothing of {name} can be planned",
                 where="; ".join(f"{one.key}: {one.reason}" for one in named[:5]),
-                remedy="run it on a machine or queue that has the device; `hilgate plan` shows what this one can do",
+                remedy=ELSEWHERE,
             )
 
 

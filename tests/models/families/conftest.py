@@ -113,6 +113,21 @@ def published(request, tmp_path_factory):
     return driven
 
 
+@pytest.fixture
+def passes(record_property):
+    """Records what a cell measured, and demands that it passed; one that did not run is skipped with its reason."""
+
+    def demand(cell):
+        record_property("seconds", round(cell.seconds, 2))
+        for name, value in {**cell.numbers, **cell.labels}.items():
+            record_property(name, value)
+        if cell.outcome == "did not run":
+            pytest.skip(f"did not run here: {cell.reason}")
+        assert cell.outcome == "pass", cell.reason
+
+    return demand
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     # A failure that was seen stays one. Otherwise the table is not whole, through no fault of what it tests.
     if session.config.stash.get(NOT_FETCHED, None) and exitstatus == pytest.ExitCode.OK:
