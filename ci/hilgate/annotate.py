@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hilgate import escape as safe
-from hilgate import matrix, shown
+from hilgate import headlines, matrix, shown
 from hilgate.merge_base import NOTHING, Facts
 from hilgate.model import Check, Outcome, Plan, StepVerdict, Verdict
 from hilgate.pages import shorten
@@ -57,8 +57,8 @@ def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, fa
     dirty = " with uncommitted changes" if plan.dirty else ""
     against = f" against {escape(plan.base)}" if plan.base else ", compared with nothing"
     parts = [
-        f"## {shown.marked(verdict.outcome)}: {escape(shown.headline(verdict, recorded))}",
-        f"{escape(shown.step_counts(verdict))}; {commit}{dirty}{against}{': ' + files + more if files else ''}",
+        f"## {shown.marked(verdict.outcome)}: {escape(headlines.headline(verdict, recorded))}",
+        f"{escape(headlines.step_counts(verdict))}; {commit}{dirty}{against}{': ' + files + more if files else ''}",
         *_loosened(verdict, detail),
     ]
     for problem in problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts):
@@ -101,7 +101,10 @@ def _loosened(verdict: Verdict, detail: Detail) -> list[str]:
 
 def _problem(problem: Problem, detail: Detail) -> list[str]:
     step = problem.step
-    parts = [f"### {shown.ruled(step)}: {escape(step.key)}, {escape(step.label)}", escape(shown.RULINGS[step.ruling])]
+    parts = [
+        f"### {headlines.ruled(step)}: {escape(step.key)}, {escape(step.label)}",
+        escape(headlines.RULINGS[step.ruling]),
+    ]
     if not problem.findings:
         parts += [fenced(shorten(step.why, detail.message_characters)), f"merge base: {escape(problem.merge_base)}"]
     about = [*_evidence(problem.step), *_repeat(problem)]

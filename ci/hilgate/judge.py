@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from hilgate import rules
 from hilgate.errors import Exit, RecordsError
 from hilgate.escape import pytest_word
-from hilgate.matrix import labels_line
 from hilgate.model import Counts, Evidence, Outcome, Plan, PlannedStep, Quarantine, StepVerdict, Verdict
 from hilgate.quarantine import Entries
 from hilgate.ruling import rule
@@ -160,7 +159,7 @@ def reproduce_line(step: PlannedStep, attempt: Attempt | None) -> str:
     """The command that repeats a step, narrowed to its first failing test: by its cell, or where pytest's -k can."""
     line = f"hilgate run {step.key}"
     failed = rules.first(attempt.checks, Outcome.FAIL) if attempt else None
-    if failed and step.matrix and (options := labels_line(step.matrix, failed.labels)):
+    if failed and step.matrix and (options := step.matrix.options(failed.labels)):
         return f"{line} {options}"
     if failed is None or step.evidence is not Evidence.JUNIT or "::" not in failed.id:
         return line

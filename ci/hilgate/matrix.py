@@ -7,7 +7,6 @@ worse outcome wins. A step that may have lost cells says so, and then the table 
 from __future__ import annotations
 
 import functools
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -114,14 +113,6 @@ def tables(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Table, ...
     """A table for each planned step that declares one, in the order of the plan."""
     decided = {step.key: step for step in verdict.steps}
     return tuple(_table(step, step.matrix, recorded, decided[step.key]) for step in plan.steps if step.matrix)
-
-
-def labels_line(spec: Matrix, labels: Mapping[str, str]) -> str:
-    """The options that narrow a step to a cell, e.g. `--arch gfx942 --dtype bf16`; empty where they cannot."""
-    names = [(label, labels.get(label, "")) for label in (spec.rows, spec.columns)]
-    if not all(value and not value.startswith("-") and value.isprintable() for _, value in names):
-        return ""
-    return shlex.join(word for label, value in names for word in (f"--{label}", value))
 
 
 def _table(step: PlannedStep, spec: Matrix, recorded: Recorded, verdict: StepVerdict) -> Table:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from hilgate.matrix import labels_line
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
@@ -56,7 +54,7 @@ def records(table: Table, plan: Plan, digest: str) -> Iterator[dict[str, object]
     }
     for cell in table.cells:
         names = {table.spec.rows: cell.row or None, table.spec.columns: cell.column or None}
-        options = labels_line(table.spec, {label: value for label, value in names.items() if value})
+        options = table.spec.options({label: value for label, value in names.items() if value})
         yield {
             "matrix": table.spec.file,
             "kind": "cell" if all(names.values()) else "check",

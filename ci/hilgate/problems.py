@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate import rules, shown
+from hilgate import headlines, rules
 from hilgate.magnitude import Magnitude, magnitude
 from hilgate.merge_base import NOTHING, Facts, on_merge_base
 from hilgate.model import Check, Outcome, Plan, StepVerdict, Verdict
@@ -58,7 +58,7 @@ def problems(
     """Every step that is not green, worst first; a step that passed with skips is green and not here."""
     planned = {step.key: step for step in plan.steps}
     found = []
-    for step in shown.not_green(verdict):
+    for step in headlines.not_green(verdict):
         attempt = recorded.last(step.key)
         checks = attempt.checks if attempt else ()
         wrong = [check for check in checks if check.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]

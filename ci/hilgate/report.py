@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate import matrix, matrix_reasons, shown
+from hilgate import headlines, matrix, matrix_reasons
 from hilgate.merge_base import NOTHING, Facts
 from hilgate.pages import environment
 from hilgate.problems import approval, named, problems
@@ -87,10 +87,10 @@ def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, f
     return {
         "plan": plan,
         "verdict": verdict,
-        "headline": shown.headline(verdict, recorded),
-        "step_counts": shown.step_counts(verdict),
+        "headline": headlines.headline(verdict, recorded),
+        "step_counts": headlines.step_counts(verdict),
         "problems": problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts),
-        "rulings": shown.RULINGS,
+        "rulings": headlines.RULINGS,
         "named": named(verdict),
         "named_limit": NAMED_IDS,
         "approval": approval(verdict),

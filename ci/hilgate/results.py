@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hilgate.errors import RecordsError
-from hilgate.health_records import read_health
+from hilgate.health_files import read_health
 from hilgate.model import Check, Outcome
 from hilgate.records import Attempt, Group, Reader, Recorded, append, groups, sealed
 from hilgate.restored import read_restored

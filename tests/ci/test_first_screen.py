@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from toybuilds import Outline, built, failed, passed
 from toyplans import step
 
-from hilgate import annotate, problems, repeat, report, shown
+from hilgate import annotate, headlines, problems, repeat, report, shown
 from hilgate.cli import printing
 from hilgate.merge_base import Facts, StepFacts
 from hilgate.model import Loosening, Outcome, Ruling
@@ -139,13 +139,13 @@ def test_the_terminal_says_it_too(capsys):
 
 def test_a_ruling_that_repeats_the_outcome_is_said_once():
     verdict = red()[2].steps[0]
-    assert shown.ruled(verdict) == "✗ fail: regression"
+    assert headlines.ruled(verdict) == "✗ fail: regression"
     same = verdict.model_copy(update={"outcome": Outcome.INCONCLUSIVE, "ruling": Ruling.INCONCLUSIVE})
-    assert shown.ruled(same) == "? inconclusive"
+    assert headlines.ruled(same) == "? inconclusive"
 
 
 def test_every_ruling_and_outcome_has_words():
-    assert set(shown.RULINGS) == set(Ruling)
+    assert set(headlines.RULINGS) == set(Ruling)
     assert set(shown.MARKS) == set(shown.STYLES) == set(Outcome)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from toyjobs import ELSEWHERE, GATHER, NODE, health
 
-from hilgate import health_records
+from hilgate import health_files, health_records
 
 GPU = health("before").gpus[0]
 
@@ -77,7 +77,7 @@ def test_where_it_is_demanded(changes, profile, demanded):
 
 
 def test_a_missing_file_is_missing_and_not_wrong(tmp_path):
-    assert health_records.read_health(tmp_path, GATHER.key) == ((), "")
+    assert health_files.read_health(tmp_path, GATHER.key) == ((), "")
     assert health_records.missing(()) == "before, after"
     (tmp_path / "health-before.json").symlink_to(tmp_path / "nowhere")
-    assert "health-before.json: not a health record" in health_records.read_health(tmp_path, GATHER.key)[1]
+    assert "health-before.json: not a health record" in health_files.read_health(tmp_path, GATHER.key)[1]

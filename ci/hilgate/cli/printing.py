@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hilgate import escape, rules, shown
+from hilgate import escape, headlines, rules, shown
 
 if TYPE_CHECKING:
     from hilgate.cli.gating import Judged
@@ -68,9 +68,9 @@ def print_verdict(judged: Judged, facts: Facts | None = None) -> None:
     console.print()
     style = shown.STYLES[verdict.outcome]
     console.print(
-        Text.assemble((shown.marked(verdict.outcome), style), f": {escape.line(shown.headline(verdict, recorded))}")
+        Text.assemble((shown.marked(verdict.outcome), style), f": {escape.line(headlines.headline(verdict, recorded))}")
     )
-    console.print(Text(shown.step_counts(verdict), "dim"))
+    console.print(Text(headlines.step_counts(verdict), "dim"))
     if approved := approval(verdict):
         console.print(Text(escape.line(f"loosens its own gate: {approved}"), "bold"), soft_wrap=True)
     console.print(Text(f"report: {short(judged.report)}", "dim"), soft_wrap=True)
@@ -78,7 +78,7 @@ def print_verdict(judged: Judged, facts: Facts | None = None) -> None:
 
 def _print_problem(console: Console, problem: Problem, *, with_merge_base: bool) -> None:
     step = problem.step
-    console.print(Text(f"\n{shown.ruled(step)}: {step.key}", shown.STYLES[step.outcome]))
+    console.print(Text(f"\n{headlines.ruled(step)}: {step.key}", shown.STYLES[step.outcome]))
     lines, merge_base = [step.why], problem.merge_base
     facts: list[tuple[str, str]] = []
     if problem.findings:

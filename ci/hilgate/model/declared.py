@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import shlex
+from collections.abc import Mapping
 
 from pydantic import Field
 
@@ -46,6 +48,13 @@ class Matrix(Noun):
     """Further labels of its checks that are options where the step itself is named, e.g. the maker of an arch."""
     file: JsonName
     """The file of the results folder that gets the cells as records, e.g. cells.json: of this step, on all devices."""
+
+    def options(self, labels: Mapping[str, str]) -> str:
+        """The options that narrow a step to a cell, e.g. `--arch gfx942 --dtype bf16`; empty where they cannot."""
+        names = [(label, labels.get(label, "")) for label in (self.rows, self.columns)]
+        if not all(value and not value.startswith("-") and value.isprintable() for _, value in names):
+            return ""
+        return shlex.join(word for label, value in names for word in (f"--{label}", value))
 
 
 class Step(Noun):
