@@ -1,4 +1,4 @@
-"""How outcomes and times are worded wherever a person reads them: an outcome has a mark and a word, colour accompanies."""
+"""How outcomes and times are worded wherever a person reads them: each outcome has a mark and a word."""
 
 from __future__ import annotations
 
