@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pagedkv.paged_attention import paged_attention
+from pagedkv.attention.paged import paged_attention
 
 from . import oracle, peers, pools
 from .cases import PAGED_2D
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from pagedkv.cache import PagedCache
+    from pagedkv.cache.cache import PagedCache
 
     from .cases import Case
 

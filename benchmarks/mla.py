@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pagedkv.mla_decode import mla_decode
-from pagedkv.mla_tables import allocate, fill
+from pagedkv.mla.decode import mla_decode
+from pagedkv.mla.tables import allocate, fill
 
 from . import oracle, peers, pools
 from .sides import Side, Work, side

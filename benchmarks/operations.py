@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pagedkv.cache_gather import gather_kv_cache
-from pagedkv.cache_write import write_kv_cache
+from pagedkv.cache.gather import gather_kv_cache
+from pagedkv.cache.write import write_kv_cache
 
 from . import oracle, peers, pools
 from .attention import attention
@@ -17,7 +17,7 @@ from .sides import Side, Work, side
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pagedkv.cache import PagedCache
+    from pagedkv.cache.cache import PagedCache
 
     from .cases import Case
 

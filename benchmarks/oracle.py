@@ -94,7 +94,7 @@ def row_error(out: Tensor, golden: Tensor) -> float:
 
 
 def attention_bound(dtype: torch.dtype, *, scaled_rows: bool = False) -> float:
-    """Return the largest accepted `row_error` (tests/tolerances.py).
+    """Return the largest accepted `row_error` (tests/support/tolerances.py).
 
     2 u: weights and result rounded once each. 2.5 u where each token has a scale: V too is rounded after scaling. One
     scale for all of an FP8 cache rounds nothing as long as it is a power of two.

@@ -18,14 +18,14 @@ from unittest import mock
 import torch
 
 from pagedkv.device import current
-from pagedkv.fp8 import FORMATS
+from pagedkv.fp8.formats import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
-    from pagedkv.cache import PagedCache
+    from pagedkv.cache.cache import PagedCache
 
     from .cases import Case
 

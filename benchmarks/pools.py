@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagedkv import layout
-from pagedkv.cache import PagedCache, Quantisation
+from pagedkv.cache.cache import PagedCache, Quantisation
 from pagedkv.device import current
-from pagedkv.fp8 import FORMATS, FormatName
+from pagedkv.fp8.formats import FORMATS, FormatName
 
 from .oracle import Stored
 

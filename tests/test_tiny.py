@@ -6,10 +6,10 @@ import torch
 
 
 def test_write_attend_gather(device):
-    from pagedkv.cache import PagedCache
-    from pagedkv.cache_gather import gather_kv_cache
-    from pagedkv.cache_write import write_kv_cache
-    from pagedkv.paged_attention import paged_attention
+    from pagedkv.attention.paged import paged_attention
+    from pagedkv.cache.cache import PagedCache
+    from pagedkv.cache.gather import gather_kv_cache
+    from pagedkv.cache.write import write_kv_cache
 
     torch.manual_seed(0)
     pool = torch.full((3, 2, 16, 1, 32), float("nan"), device=device)

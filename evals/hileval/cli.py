@@ -2,42 +2,52 @@
 
 `gate` leaves `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) in the output folder and
 exits with the status that the worst check has.
+
+`python -m hileval baseline ...`: stored runs that later runs are paired with.
+
+record    ask all questions K times on a trusted attention; leaves a proposal beside the baseline
+diff      what the proposal (or another file) changes, question by question
+accept    make the proposal the baseline, with the name of who looked at it
+show      what a baseline holds
+
+`python -m hileval power`: what each gate can and cannot see, from the noise of its own baseline.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
+from pydantic import Field
 from rich.console import Console
 
-from hileval import cli_baseline, cli_power
-from hileval.baseline import Baseline
-from hileval.conduct import conduct
-from hileval.declare import EVALS, Gate, Occasion, find_gate, load_gates, occasion
-from hileval.flips import flips, side_by_side
-from hileval.foreign import as_yaml, read_foreign
-from hileval.gate import exit_status, judge
-from hileval.journal import Heading, Journal, code_fingerprint
-from hileval.rule import shared
-from hileval.served import served_by
-from hileval.start import EngineName, starter
-from hilgate.errors import Exit, HilgateError
-from hilgate.model import Check, Outcome
+from hileval.ask.conduct import Heading, Journal, code_fingerprint, conduct
+from hileval.ask.evaluation import served_by
+from hileval.gates import statistics
+from hileval.gates.declare import EVALS, EngineName, Gate, Gates, Occasion, find_gate, load_gates, occasion, starter
+from hileval.gates.foreign import as_yaml, read_foreign
+from hileval.gates.judge import exit_status, flips, judge, side_by_side
+from hileval.gates.power import Plan, simulate, smallest_drop
+from hileval.gates.rule import first_share, shared
+from hileval.records.baseline import Baseline, environment, make_baseline
+from hileval.records.records import Run, Setting
+from hilgate.errors import Exit, HilgateError, MisuseError, RecordsError
+from hilgate.model import Check, Noun, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hileval.evaluation import Evaluation
-    from hileval.rule import Rule
+    from hileval.ask.evaluation import Evaluation
+    from hileval.gates.declare import Gate
+    from hileval.gates.rule import Rule
+
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-app.add_typer(cli_baseline.app, name="baseline")
-app.command("power")(cli_power.power)
 console = Console()
 stderr = Console(stderr=True)
 
@@ -112,7 +122,7 @@ def measure(
     Raises:
         HilgateError: the declaration, the model, the engine or lm-eval stopped it; nothing was measured.
     """
-    from hileval.document_questions import questions_of
+    from hileval.ask.documents import questions_of
 
     questions = questions_of(gate, starter(gate, engine))
     code = code_fingerprint(EVALS.parent / "kernels", EVALS / "hileval")
@@ -187,3 +197,231 @@ def run(command: typer.Typer) -> NoReturn:
         stderr.print("interrupted; the answers so far are kept, and the same command goes on from them")
         sys.exit(Exit.INTERRUPTED)
     sys.exit(Exit.PASS)
+
+
+app_cli_baseline = typer.Typer(no_args_is_help=True, help="Stored runs that later runs are paired with.")
+NOBODY = "nobody yet"
+Name = Annotated[str, typer.Argument(help="A gate of evals/gates.yaml.")]
+
+
+@app_cli_baseline.command("record")
+def record(
+    name: Name,
+    reason: Annotated[str, typer.Option(help="Why: it is stored in the baseline and read in review.")],
+    runs: Annotated[int, typer.Option(min=1, help="K: how often all questions are asked.")] = 5,
+    attention_backend: Annotated[
+        Literal["vllm", "pagedkv"], typer.Option(help="Which attention to trust; vllm is the engine's own.")
+    ] = "vllm",
+    engine: Annotated[
+        EngineName | None, typer.Option(help="Another engine, where vLLM cannot serve the class.")
+    ] = None,
+) -> None:
+    """Ask all questions of a gate K times on an attention that is trusted, and leave a proposal."""
+    from hileval.ask.documents import questions_of
+
+    gate = find_gate(name, load_gates())
+    chosen = engine or gate.engine
+    trusted = {"vllm": attention_backend, "transformers": None}.get(chosen, gate.attention_backend)
+    gate = gate.model_copy(update={"engine": chosen, "attention_backend": trusted})
+    questions = questions_of(gate, starter(gate, chosen))
+    everything = list(range(questions.available))
+    recorded = []
+    for number in range(runs):
+        began = time.monotonic()
+        samples = tuple(questions.ask(everything, number))
+        recorded.append(Run(identity=questions.identity, samples=samples, seconds=time.monotonic() - began))
+        typer.echo(f"run {number + 1} of {runs}: {recorded[-1].strict_correct}/{len(samples)} right", err=True)
+    served = served_by(name, gate, questions.engine)
+    if served is not None and served.outcome is not Outcome.PASS:
+        raise MisuseError(f"not recorded: {served.message}", where=name)
+    assert questions.engine is not None
+    setting = Setting(
+        engine=questions.engine.name,
+        attention_backend=served.labels["backend"] if served else gate.engine,
+        arguments=dict(gate.engine_args),
+    )
+    baseline = make_baseline(
+        name, recorded, floor=gate.floor or 0.0, setting=setting, environment=environment(), reason=reason, by=NOBODY
+    )
+    path = proposal_path(gate)
+    baseline.write(path)
+    typer.echo(
+        f"{path}\n{summary(baseline)}\nlook at it (baseline diff {name}), then: baseline accept {name} --by NAME"
+    )
+
+
+@app_cli_baseline.command("accept")
+def accept(name: Name, by: Annotated[str, typer.Option(help="Who looked at the proposal and answers for it.")]) -> None:
+    """Make the proposal the baseline."""
+    gate = find_gate(name, load_gates())
+    if not by.strip():
+        raise MisuseError("--by is empty", where=name, remedy="name a person or a team that can be asked")
+    path = proposal_path(gate)
+    accepted = Baseline.read(path).model_copy(update={"accepted_by": by.strip()})
+    accepted.write(gate.path(gate.baseline))
+    path.unlink()
+    typer.echo(f"{gate.path(gate.baseline)}\n{summary(accepted)}")
+
+
+@app_cli_baseline.command("show")
+def show_cli_baseline(name: Name) -> None:
+    """What the baseline of a gate holds."""
+    gate = find_gate(name, load_gates())
+    baseline = Baseline.read(gate.path(gate.baseline))
+    where = baseline.environment
+    typer.echo(summary(baseline))
+    typer.echo(f"recorded {baseline.recorded}: {baseline.reason}; accepted by {baseline.accepted_by}")
+    typer.echo(f"on {baseline.setting.engine}, {baseline.setting.attention_backend}, {where.device}")
+    for field, value in baseline.identity.model_dump().items():
+        typer.echo(f"  {field:<14} {value!s:.64}")
+
+
+@app_cli_baseline.command("diff")
+def diff(name: Name) -> None:
+    """What accepting the proposal would change: identity, setting, exact match, and which questions."""
+    gate = find_gate(name, load_gates())
+    now, proposed = Baseline.read(gate.path(gate.baseline)), Baseline.read(proposal_path(gate))
+    for line in proposed.identity.differences(now.identity):
+        typer.echo(f"identity: {line}")
+    for line in proposed.setting.differences(now.setting):
+        typer.echo(f"setting: {line}")
+    typer.echo(f"now       {summary(now)}\nproposed  {summary(proposed)}")
+    hashes = {question.doc_hash: question for question in now.questions}
+    both = [question.doc_hash for question in proposed.questions if question.doc_hash in hashes]
+    if not both:
+        raise RecordsError("the two share no question", where=name, remedy="they are of different tasks")
+    if len(both) < max(now.n, proposed.n):
+        typer.echo(f"{len(both)} questions are in both")
+    before, after = now.outcomes(gate.filter, both), proposed.outcomes(gate.filter, both)
+    changed = abs(after.mean(axis=0) - before.mean(axis=0)) >= 0.5
+    typer.echo(f"{int(changed.sum())} questions flip; p of no drop {statistics.drop_p(before, after):.3g}")
+    for one in (h for h, flipped in zip(both, changed, strict=True) if flipped):
+        old = hashes[one]
+        typer.echo(f"  question {old.doc_id}: was {getattr(old, gate.filter)}")
+
+
+def proposal_path(gate: Gate) -> Path:
+    """Where a recorded baseline waits to be accepted."""
+    path = gate.path(gate.baseline)
+    return path.with_name(path.stem + ".proposed.json")
+
+
+def summary(baseline: Baseline) -> str:
+    """Exact match with its interval, K, n and d on one line."""
+    hashes = [question.doc_hash for question in baseline.questions]
+    right = baseline.outcomes("strict", hashes)
+    low, high = statistics.interval(int(right.sum()), right.size, 0.01)
+    d = "" if baseline.d is None else f", d = {baseline.d:.2%}"
+    return f"{right.mean():.2%} [{low:.2%}, {high:.2%}] in {baseline.runs} runs of {baseline.n} questions{d}"
+
+
+DROPS = (0.0, 0.02, 0.03, 0.05, 0.10)
+GSM8K_QUESTIONS = 1319
+"""Of the test set, for models without a baseline of their own."""
+
+
+class Row(Noun):
+    """One rule of one gate under one true drop; shares of simulated merges."""
+
+    gate: str
+    rule: Occasion
+    accuracy: float
+    d: float
+    baseline_runs: int
+    drop: float
+    failed: float
+    passed: float
+    undecided: float
+    questions: float
+    replays: int
+    smallest_drop: float = Field(ge=0)
+    """That one look at all questions of the rule fails 9 times in 10 (`power.smallest_drop`)."""
+
+
+def power(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[GATE]...", help="By default every gate.")] = None,
+    replays: Annotated[int, typer.Option(min=10, help="Simulated merges per figure.")] = 1000,
+    d: Annotated[float | None, typer.Option(min=0, max=0.5, help="Assume this d, not the baseline's.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the simulation.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+) -> None:
+    """Share of merges that each rule fails, passes or leaves open, and how many questions that takes."""
+    declared = load_gates()
+    rows: list[Row] = []
+    for name in names or declared.gates:
+        gate = find_gate(name, declared)
+        for when in gate.rules:
+            found = table(name, gate, when, declared, d=d, replays=replays, seed=seed)
+            if not found:
+                typer.echo(f"{name}, {when}: no baseline, published figure or floor to start from", err=True)
+            if found and d is not None and found[0].d < d:
+                typer.echo(f"{name}, {when}: d {d:.1%} cannot be at an accuracy of {found[0].accuracy:.1%}; "
+                           f"{found[0].d:.1%} is used", err=True)  # fmt: skip
+            rows += found
+    if as_json:
+        typer.echo(json.dumps([row.model_dump() for row in rows], indent=1))
+        return
+    for row in rows:
+        if row.drop == DROPS[0]:
+            typer.echo(
+                f"{row.gate}, {row.rule}: accuracy {row.accuracy:.1%}, d {row.d:.1%}, K = {row.baseline_runs}; "
+                f"one look sees {100 * row.smallest_drop:.1f} points\n"
+                "  true drop    fail    pass  undecided  questions"
+            )
+        typer.echo(f"{row.drop:>11.0%}{row.failed:>8.1%}{row.passed:>8.1%}{row.undecided:>11.1%}{row.questions:>11.0f}")
+
+
+def table(
+    name: str, gate: Gate, when: Occasion, declared: Gates, *, d: float | None, replays: int, seed: int
+) -> list[Row]:
+    """The rows of one gate and rule: from its baseline's own accuracy and noise, else from the published figure.
+
+    No rows where there is neither a baseline nor a figure nor a floor.
+
+    Raises:
+        RecordsError: There is no baseline, and no d was given.
+    """
+    rule = declared.rule(gate, when)
+    try:
+        baseline = Baseline.read(gate.path(gate.baseline))
+    except RecordsError:
+        if d is None:
+            raise
+        known = gate.published[0].value if gate.published else gate.floor
+        if known is None:
+            return []
+        accuracy, noise, runs, n = known, d, 5, GSM8K_QUESTIONS
+    else:
+        hashes = [question.doc_hash for question in baseline.questions]
+        accuracy = float(baseline.outcomes(gate.filter, hashes).mean())
+        noise, runs, n = (baseline.d or 0.0) if d is None else d, baseline.runs, baseline.n
+    noise = min(noise, accuracy, 1 - accuracy)
+    looks = rule.plan(n)
+    new_runs = rule.noisy_runs if rule.noisy_d is not None and noise > rule.noisy_d else 1
+    plan = Plan(looks, rule.alpha * first_share(rule, new_runs), rule.margin, rule.beta)
+    rows = []
+    for drop in DROPS:
+        seen = simulate(
+            plan, accuracy=accuracy, d=noise, drop=drop, base_runs=runs, new_runs=new_runs, replays=replays, seed=seed
+        )
+        rows.append(
+            Row(
+                gate=name,
+                rule=when,
+                accuracy=accuracy,
+                d=noise,
+                baseline_runs=runs,
+                drop=drop,
+                failed=seen.fail,
+                passed=seen.passed,
+                undecided=seen.inconclusive,
+                questions=seen.questions * new_runs,
+                replays=replays,
+                smallest_drop=smallest_drop(looks[-1], runs, new_runs, noise, rule.alpha, 0.9),
+            )
+        )
+    return rows
+
+
+app.add_typer(app_cli_baseline, name="baseline")
+app.command("power")(power)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from .fp8 import FormatName
+    from pagedkv.fp8.formats import FormatName
+
     from .layout import Name
 
 Op = Literal["write", "gather", "attention", "merge"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
-from .arch import Arch, limits
+from pagedkv.arch import Arch, limits
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

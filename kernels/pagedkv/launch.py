@@ -1,4 +1,9 @@
-"""Launch configurations: data in `tuning/<arch>.toml`, turned into a launch by pure functions."""
+"""Launch configurations: data in `tuning/<arch>.toml`, turned into a launch by pure functions.
+
+What the tables [write], [gather], [reduce], [decode] and [prefill] of `tuning/<arch>.toml` say.
+
+What the tables [mla], [mla_narrow] (at most 16 rows) and [mla_reduce] of `tuning/<arch>.toml` say.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,10 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from .arch import limits, next_power_of_two, reading_waves, tile_tokens
-from .attention_tuning import Attention, Gather, Reduce, Write
-from .mla_tuning import Mla, MlaReduce
+from pagedkv.arch import limits, next_power_of_two, reading_waves, tile_tokens
 
 if TYPE_CHECKING:
-    from .arch import Arch
+    from pagedkv.arch import Arch
 
 
 class TuningError(ValueError):
@@ -216,3 +219,94 @@ def query_tiles(num_tokens: int, num_seqs: int, tokens: int, seqs: int, *, decod
     `num_tokens // tokens + num_seqs` in all.
     """
     return -(-num_seqs // seqs) if decode else num_tokens // tokens + num_seqs
+
+
+@dataclass(frozen=True)
+class Write:
+    """How a write is launched."""
+
+    rows: int
+    """Head rows that one program handles, a power of two."""
+    slice: int
+    """Channels of a program that writes into a packed cache, a power of two; it takes as many tokens more."""
+    waves: int
+
+
+@dataclass(frozen=True)
+class Gather:
+    """How a gather is launched."""
+
+    rows: int
+    """Head rows, from a packed cache tokens, that one program handles; a power of two."""
+    waves: int
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """How the split-KV reduce is launched."""
+
+    rows: int
+    """(token, head) rows of one program, a power of two."""
+    chunk: int
+    """Partitions that one program loads at once, a power of two."""
+    waves: int
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How attention is launched in one phase (decode: one query token a sequence; prefill: more)."""
+
+    rows: int
+    """Most query rows (tokens times heads) of one program, a power of two >= 16; one token's heads may exceed it."""
+    tokens: int
+    """Most KV tokens of one tile; fewer where LDS or registers say so."""
+    tiles_at_least: int
+    """Tiles, of 32 tokens and more, that the longest sequence shall fill: half of one at the diagonal is lost."""
+    waves: int
+    stages: int
+    packed_stages: int
+    """Likewise where K and V are packed: more loads of a tile, with addresses of their own, are in flight there."""
+    occupancy: int
+    """Programs that shall fit one compute unit."""
+    heads: int
+    """Most KV heads of one program."""
+    seqs: int
+    """Most sequences of one program (decode only)."""
+    split_tokens: int
+    """Fewest KV tokens worth a partition of their own."""
+    programs_per_unit: int
+    """Programs per compute unit below which the KV is split."""
+    fixed_split_tokens: int
+    """KV tokens of a partition where the split may not depend on the batch."""
+
+
+@dataclass(frozen=True)
+class Mla:
+    """How MLA decode is launched."""
+
+    rows: int
+    """Most (token, head) rows of one program, a power of two >= 16."""
+    tokens: int
+    """Most KV tokens of one tile, a power of two >= 16; fewer where LDS or registers say so."""
+    waves: int
+    stages: int
+    programs_per_unit: int
+    """Programs that shall fit one compute unit; the grid has as many."""
+    split_tokens: int
+    """Fewest KV tokens worth a program of their own."""
+    fixed_tokens: int
+    """What a work item costs whatever its length, as the KV tokens that take as long."""
+    kpack: int
+    """AMD: how many operands of MFMA are read from LDS at once, 2 before gfx950 and 1 there. Elsewhere unused."""
+
+
+@dataclass(frozen=True)
+class MlaReduce:
+    """How the reduce of MLA decode is launched; extents are powers of two."""
+
+    rows: int
+    """(token, head) rows of one program."""
+    channels: int
+    chunk: int
+    """Partial results that one program loads at once."""
+    waves: int

@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .device import INTERPRETED
+from pagedkv.device import INTERPRETED
 
 MASK64 = 0xFFFFFFFFFFFFFFFF
 BLOCK = 1024

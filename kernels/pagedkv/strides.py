@@ -1,4 +1,12 @@
-"""What the launchers tell the compiler about the strides of their tensors."""
+"""What the launchers tell the compiler about the strides of their tensors.
+
+Where a token and a channel lie in a block, for the kernels: a sum of a token term and a channel term in any packing.
+
+It also says which sequence a query tile belongs to.
+
+PACKING is the index in `pagedkv.layout.PACKINGS`: 0 rows, 1 native, 2 shuffle. Strides are those of
+`pagedkv.cache.PagedCache`, in elements; X is the number of elements in 16 bytes.
+"""
 
 from __future__ import annotations
 
@@ -25,3 +33,46 @@ def multiple(stride, ALIGN: tl.constexpr):
     A product with a constant survives every pass; the attribute that `tl.multiple_of` sets does not.
     """
     return stride // ALIGN * ALIGN
+
+
+@triton.jit
+def key_channels(channel, stride_group, X: tl.constexpr):
+    """Return the channel term of K in groups of X; its token term is `token * stride_token` in every packing."""
+    return channel // X * stride_group + channel % X
+
+
+@triton.jit
+def value_tokens(token, stride_token, PACKING: tl.constexpr, X: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Return the token term of V; `token` counts inside its block, in `shuffle` it may count from anywhere.
+
+    There the compiler sees neighbours only where it divides a contiguous range, which the tokens of a tile are and
+    their remainders in several blocks are not.
+    """
+    if PACKING == 0:
+        term = token * stride_token
+    elif PACKING == 1:
+        term = token
+    else:
+        term = token // X % (BLOCK_SIZE // X) * stride_token + token % X
+    return term
+
+
+@triton.jit
+def value_channels(channel, stride_channel, PACKING: tl.constexpr):
+    """Return the channel term of V."""
+    return channel if PACKING == 0 else channel * stride_channel
+
+
+@triton.jit
+def sequence_of_tile(starts, tile, num_seqs, TOKENS: tl.constexpr, SEARCH: tl.constexpr, SPARE: tl.constexpr):
+    """Return the sequence that owns the tile; num_seqs if none does.
+
+    Sequence `s` owns the tiles from `starts[s] // TOKENS + SPARE * s` on; `starts` [num_seqs + 1] never falls. With
+    SPARE 1 those hold its tokens (see `launch.query_tiles`), with 2 also if its first one lies inside a tile.
+    """
+    seq = 0
+    for first in range(0, num_seqs, SEARCH):
+        s = first + tl.arange(0, SEARCH)
+        end = tl.load(starts + s + 1, mask=s < num_seqs, other=0) // TOKENS + SPARE * (s + 1)
+        seq += tl.sum(((end <= tile) & (s < num_seqs)).to(tl.int32), axis=0)
+    return seq

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to
 
 from benchmarks import attention, cases, operations, oracle, pools  # noqa: E402
 from pagedkv import layout  # noqa: E402
-from pagedkv.cache import PagedCache  # noqa: E402
+from pagedkv.cache.cache import PagedCache  # noqa: E402
 
 BY_NAME = {case.name: case for case in cases.CASES}
 KINDS = (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hilgate.checks.zoo import load_bugs, run_bugs
 from hilgate.model import Outcome
-from hilgate.selftest import load_bugs, run_bugs
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,18 +11,18 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 import pytest
 
-from hileval.baseline import make_baseline
-from hileval.broken import flags_of
-from hileval.declare import Gate, load_gates
-from hileval.evaluation import Evaluation
-from hileval.records import Identity, Run, Sample, Setting
-from hileval.rule import Rule
+from hileval.ask.evaluation import Evaluation
+from hileval.gates.declare import Gate, load_gates
+from hileval.gates.judge import flags_of
+from hileval.gates.rule import Rule
+from hileval.records.baseline import make_baseline
+from hileval.records.records import Identity, Run, Sample, Setting
 from hilgate.model import Environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hileval.baseline import Baseline
+    from hileval.records.baseline import Baseline
 
 IDENTITY = Identity(
     model="pocket/hybrid",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hileval.broken import Flag, flags_of
+from hileval.gates.judge import Flag, flags_of
 
 GSM8K = (
     "Janet sells 16 - 3 - 4 = <<16-3-4=9>>9 duck eggs a day.\n"

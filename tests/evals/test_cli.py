@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from hileval import cli, declare
+from hileval import cli
 from hileval.engines import EngineError
+from hileval.gates import declare
 from hilgate.model import Check, Outcome
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from hileval.conduct import conduct
-from hileval.evaluation import IdentityMismatchError
-from hileval.journal import Heading, Journal, code_fingerprint
-from hileval.rule import Rule
+from hileval.ask.conduct import Heading, Journal, code_fingerprint, conduct
+from hileval.ask.evaluation import IdentityMismatchError
+from hileval.gates.rule import Rule
 from hilgate.errors import NothingSelectedError
 
 N = 200

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from hileval.declare import EVALS, UnknownGateError, find_gate, load_gates, occasion
+from hileval.gates.declare import EVALS, UnknownGateError, find_gate, load_gates, occasion
 from hilgate.errors import DeclarationError, Exit
 
 

@@ -6,16 +6,16 @@ import sys
 import pytest
 from PIL import Image
 
-from hileval import cli, document_questions
-from hileval.declare import load_gates
-from hileval.document_questions import DocumentQuestions, questions_of
-from hileval.documents import DocumentError
+from hileval import cli
+from hileval.ask import documents
+from hileval.ask.documents import DocumentError, DocumentQuestions, questions_of
+from hileval.ask.evaluation import Evaluation
+from hileval.ask.harness import ScoreError, TaskQuestions
 from hileval.engines import Answer, EngineError, Prompt
 from hileval.engines.engine import require_text
 from hileval.engines.vllm_engine import _as_vllm
-from hileval.evaluation import Evaluation
-from hileval.gate import exit_status, judge
-from hileval.harness import ScoreError, TaskQuestions
+from hileval.gates.declare import load_gates
+from hileval.gates.judge import exit_status, judge
 from hilgate.errors import Exit
 from hilgate.model import Check, Outcome
 
@@ -72,12 +72,12 @@ def test_right_wrong_and_broken_answers_are_told_apart():
 
 def test_what_the_right_text_would_be_blamed_for_is_excused():
     questions = DocumentQuestions(GATE, object)
-    page = document_questions.read_documents(questions._task, GATE.path(GATE.task))[0]
+    page = documents.read_documents(questions._task, GATE.path(GATE.task))[0]
     table = type(page)("page", "| - |\n" * 20, b"")
-    sample = document_questions._sample(0, table, questions._task, Answer(table.text, "stop", 90, 0))
+    sample = documents._sample(0, table, questions._task, Answer(table.text, "stop", 90, 0))
     assert sample.strict_correct
     assert sample.flags == ()
-    cut = document_questions._sample(0, table, questions._task, Answer("| - |", "length", 90, 0))
+    cut = documents._sample(0, table, questions._task, Answer("| - |", "length", 90, 0))
     assert [flag.value for flag in cut.flags] == ["truncated"]
 
 
@@ -131,8 +131,8 @@ def test_pages_are_asked_with_the_prompt_and_penalty_of_their_task(tmp_path, mon
     Image.new("RGB", (8, 6)).save(tmp_path / "page.png")
     (tmp_path / "page.md").write_text("# One page\n")
     monkeypatch.setenv("HILEVAL_DOCUMENTS", str(tmp_path))
-    monkeypatch.setattr(document_questions, "_folder", lambda _: GATE.path(GATE.model))
-    monkeypatch.setattr(document_questions, "weights_sha", lambda _: "a" * 64)
+    monkeypatch.setattr(documents, "_folder", lambda _: GATE.path(GATE.model))
+    monkeypatch.setattr(documents, "weights_sha", lambda _: "a" * 64)
     questions = DocumentQuestions(PARSE, object)
     questions.engine = Canned(questions, [0])
     (sample,) = questions.ask([0], 0)

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from PIL import Image
 
-from hileval.declare import EVALS
-from hileval.documents import DocumentError, picture, read_documents, read_task, sound
-from hileval.task import TaskError
+from hileval.ask.documents import DocumentError, picture, read_documents, read_task, sound
+from hileval.ask.harness import TaskError
+from hileval.gates.declare import EVALS
 from hilgate.errors import CannotRunHereError, Exit
 
 PARSE = EVALS / "tasks/nemotron_parse.yaml"

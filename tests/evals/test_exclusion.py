@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from hileval.exclusion import drop_interval, excludes
+from hileval.gates.statistics import drop_interval, excludes
 
 
 def toss(rng, runs, chance):

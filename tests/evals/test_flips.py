@@ -1,4 +1,4 @@
-from hileval.flips import flips, side_by_side
+from hileval.gates.judge import flips, side_by_side
 
 GOOD = [True] * 12
 

@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
-from hileval.declare import Gate
-from hileval.foreign import ForeignConfigError, as_yaml, read_foreign
+from hileval.gates.declare import Gate
+from hileval.gates.foreign import ForeignConfigError, as_yaml, read_foreign
 from hilgate.errors import Exit
 
 SUPER = """

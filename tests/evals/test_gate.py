@@ -2,8 +2,8 @@
 
 import pytest
 
-from hileval.evaluation import IdentityMismatchError, require_same_prompts, stored_outcomes
-from hileval.gate import exit_status, judge
+from hileval.ask.evaluation import IdentityMismatchError, require_same_prompts, stored_outcomes
+from hileval.gates.judge import exit_status, judge
 from hilgate.errors import Exit, NothingSelectedError
 from hilgate.model import Check, Outcome
 

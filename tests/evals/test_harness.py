@@ -4,12 +4,11 @@ import math
 
 import pytest
 
-from hileval import harness
+from hileval.ask import harness
+from hileval.ask.harness import ScoreError, TaskError, TaskQuestions, read_samples, resolve_task
 from hileval.engines import Answer, EngineError
-from hileval.harness import ScoreError, TaskQuestions, read_samples
 from hileval.pocket.cli import TEST_FILE
-from hileval.pocket.questions import read_jsonl
-from hileval.task import TaskError, resolve_task
+from hileval.pocket.data import read_jsonl
 from hilgate.errors import Exit
 
 KNOWN = {f"Question: {row.question}\nAnswer:": row for row in read_jsonl(TEST_FILE)}

@@ -1,6 +1,6 @@
 import pytest
 
-from hileval.hub import snapshot, weights_sha
+from hileval.gates.hub import snapshot, weights_sha
 from hilgate.errors import CannotRunHereError
 
 

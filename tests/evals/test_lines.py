@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hileval import stats
-from hileval.lines import drawn, lines_of, matched, score
+from hileval.ask.documents import drawn, lines_of, matched, score
+from hileval.gates import statistics
 
 HASH = "0" * 15 + "2" + "f" * 48
 """Draws line 2 of three or more."""
@@ -87,6 +87,6 @@ def test_lines_tested_as_if_independent_raise_false_alarms():
         right = np.where(rng.random(100) < 0.2, 0.8, 1.0)
         documents = rng.random((6, 100)) < right
         lines = np.repeat(documents, 20, axis=1)
-        alarms += [stats.drop_p(runs[:5], runs[5:]) <= 0.01 for runs in (documents, lines)]
+        alarms += [statistics.drop_p(runs[:5], runs[5:]) <= 0.01 for runs in (documents, lines)]
     assert alarms[0] / 400 <= 0.025
     assert alarms[1] / 400 >= 0.2

@@ -3,8 +3,8 @@ import itertools
 import numpy as np
 import pytest
 
-from hileval import stats
-from hileval.looks import looks
+from hileval.gates import statistics
+from hileval.gates.statistics import looks
 from hilgate.errors import MisuseError
 
 PLAN = (50, 75, 100, 125, 150, 175, 200, 225, 250)
@@ -40,7 +40,7 @@ def test_one_look_is_the_plain_test():
     for drop in (0.0, 0.05, 0.1, 0.2):
         base, new = toss(rng, 5, chance), toss(rng, 1, chance * (rng.random(100) >= drop))
         look = looks(base, new, (100,), 0.01)[-1]
-        assert look.p_value == pytest.approx(stats.drop_p(base, new))
+        assert look.p_value == pytest.approx(statistics.drop_p(base, new))
         assert look.dropped == (look.p_value <= 0.01)
 
 

@@ -5,15 +5,15 @@ import torch
 
 from hileval.engines import ModelFilesError
 from hileval.engines.transformers_engine import TransformersEngine
-from hileval.pocket import architectures, corrupt
+from hileval.pocket import damage, models
 from hileval.pocket.cli import MODELS, TEST_FILE, exact_match
-from hileval.pocket.questions import read_jsonl
+from hileval.pocket.data import read_jsonl
+from hileval.pocket.models import build_tokenizer
 from hileval.pocket.train import RECIPES
-from hileval.pocket.vocabulary import build_tokenizer
 from hilgate.errors import Exit, MisuseError
 
 VISIBLE = [
-    ("hybrid", fault) for fault in corrupt.KV_FAULTS if "invisible" not in fault
+    ("hybrid", fault) for fault in damage.KV_FAULTS if "invisible" not in fault
 ] + [
     ("packed", "V of one layer zeroed"),
     ("packed", "V of one layer read in another packing"),
@@ -27,7 +27,7 @@ VISIBLE = [
 
 @pytest.fixture(scope="module")
 def engines():
-    return {name: TransformersEngine(MODELS / name) for name in architectures.ARCHITECTURES}
+    return {name: TransformersEngine(MODELS / name) for name in models.ARCHITECTURES}
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +35,19 @@ def rows():
     return read_jsonl(TEST_FILE)[:20]
 
 
-@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+@pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_they_are_small(name):
     assert sum(file.stat().st_size for file in (MODELS / name).iterdir()) < 2.6 * 2**20
 
 
-@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+@pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_they_answer_twenty_questions(engines, rows, name):
     assert exact_match(engines[name], rows) == 20
 
 
 @pytest.mark.parametrize(("name", "fault"), VISIBLE)
 def test_damage_shows(engines, rows, name, fault):
-    remove = corrupt.plant(engines[name].model, fault)
+    remove = damage.plant(engines[name].model, fault)
     try:
         assert exact_match(engines[name], rows) <= 15
     finally:
@@ -57,7 +57,7 @@ def test_damage_shows(engines, rows, name, fault):
 def test_lost_state_costs_some_answers_only(engines):
     """The other limit: the look-up runs through attention, so a state fault costs about 13 points (measured on 200)."""
     rows = read_jsonl(TEST_FILE)[:40]
-    remove = corrupt.plant(engines["hybrid"].model, corrupt.STATE_FAULT)
+    remove = damage.plant(engines["hybrid"].model, damage.STATE_FAULT)
     try:
         assert exact_match(engines["hybrid"], rows) <= 38
     finally:
@@ -67,8 +67,8 @@ def test_lost_state_costs_some_answers_only(engines):
 def test_moving_keys_and_values_together_does_not_show(engines, rows):
     """Attention does not depend on the order of its slots: a limit of the gate, stated rather than hidden."""
     model = engines["packed"].model
-    fault = next(fault for fault in corrupt.faults(model) if "moved together" in fault)
-    remove = corrupt.plant(model, fault)
+    fault = next(fault for fault in damage.faults(model) if "moved together" in fault)
+    remove = damage.plant(model, fault)
     try:
         assert exact_match(engines["packed"], rows) == 20
     finally:
@@ -77,38 +77,38 @@ def test_moving_keys_and_values_together_does_not_show(engines, rows):
 
 def test_a_removed_setting_fault_leaves_nothing(engines, rows):
     model = engines["window"].model
-    corrupt.plant(model, "no window")()
+    damage.plant(model, "no window")()
     assert model.config.sliding_window == 8
     assert exact_match(engines["window"], rows[:5]) == 5
 
 
 def test_another_packing_moves_values_within_their_blocks():
     values = torch.arange(2.0 * 40 * 32).reshape(1, 2, 40, 32)
-    keys, damaged = corrupt.PACKED_FAULTS["V of one layer read in another packing"](values, values)
+    keys, damaged = damage.PACKED_FAULTS["V of one layer read in another packing"](values, values)
     assert keys is values
     assert not torch.equal(damaged[:, :, :32], values[:, :, :32])
     assert torch.equal(damaged[:, :, :32].flatten().sort()[0], values[:, :, :32].flatten().sort()[0])
     assert torch.equal(damaged[:, :, 32:], values[:, :, 32:]), "a block that is not full stays"
 
 
-@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+@pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_an_untrained_model_is_the_seeds(name):
     tokenizer = build_tokenizer()
     states = []
     for _ in range(2):
         torch.manual_seed(RECIPES[name].seed)
-        states.append(architectures.build(name, tokenizer).state_dict())
+        states.append(models.build(name, tokenizer).state_dict())
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
 @pytest.mark.parametrize("name", ["packed", "window"])
 def test_the_first_layer_starts_by_looking_one_and_two_tokens_back(name):
     torch.manual_seed(0)
-    model = architectures.build(name, build_tokenizer())
+    model = models.build(name, build_tokenizer())
     attention = model.model.layers[0].self_attn
     query = attention.q_proj.weight.view(4, 32, -1)[:, :, 0].detach()
     key = attention.k_proj.weight.view(2, 32, -1)[0, :, 0].detach()
-    turns = torch.arange(0, 6)[:, None] * (architectures.SLOW ** (-torch.arange(0, 32, 2) / 32))
+    turns = torch.arange(0, 6)[:, None] * (models.SLOW ** (-torch.arange(0, 32, 2) / 32))
     cos, sin = turns.cos(), turns.sin()
     for head in range(4):
         first, second = query[head, :16], query[head, 16:]
@@ -121,4 +121,4 @@ def test_missing_weights_and_unknown_faults(tmp_path, engines):
         TransformersEngine(tmp_path)
     assert caught.value.exit_status is Exit.CANNOT_RUN_HERE
     with pytest.raises(MisuseError, match="no fault"):
-        corrupt.plant(engines["hybrid"].model, "gremlins")
+        damage.plant(engines["hybrid"].model, "gremlins")

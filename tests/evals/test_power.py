@@ -1,6 +1,6 @@
 import pytest
 
-from hileval.power import Plan, sample_size, simulate, smallest_drop
+from hileval.gates.power import Plan, sample_size, simulate, smallest_drop
 from hilgate.errors import MisuseError
 
 PRE_MERGE = Plan(looks=tuple(range(50, 251, 25)), alpha=0.01, margin=0.05, beta=0.03)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hileval.pocket.cli import FRESH_SEED, TEST_FILE, TEST_QUESTIONS, TEST_SEED
-from hileval.pocket.questions import MAX_COUNT, PEOPLE, make_problem, problems, read_jsonl
-from hileval.pocket.vocabulary import build_tokenizer
+from hileval.pocket.data import MAX_COUNT, PEOPLE, make_problem, problems, read_jsonl
+from hileval.pocket.models import build_tokenizer
 from hilgate.errors import RecordsError
 
 TOKENIZER = build_tokenizer()

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hileval.baseline import Baseline, BaselineError, UnfitBaselineError, make_baseline
-from hileval.records import DuplicateQuestionError, Run, Setting
+from hileval.records.baseline import Baseline, BaselineError, UnfitBaselineError, make_baseline
+from hileval.records.records import DuplicateQuestionError, Run, Setting
 from hilgate.errors import Exit
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hileval.declare import load_gates
-from hileval.gate import judge
-from hileval.rule import State, stand
+from hileval.gates.declare import load_gates
+from hileval.gates.judge import judge
+from hileval.gates.rule import State, stand
 from hilgate.model import Outcome
 
 N = 1319

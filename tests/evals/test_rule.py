@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from hileval.rule import Rule, State, first_runs, order, shared, stand
+from hileval.gates.rule import Rule, State, first_runs, order, shared, stand
 
 PRE_MERGE = Rule(
     questions=250, seed=3, look_every=25, first_look=50, alpha=0.01, margin=0.05, beta=0.03, baseline_runs=5,

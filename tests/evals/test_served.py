@@ -2,7 +2,7 @@
 
 import pytest
 
-from hileval.served import check_served
+from hileval.ask.evaluation import check_served
 from hilgate.model import Outcome
 
 

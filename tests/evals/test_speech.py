@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hileval.engines import EngineError, Prompt
 from hileval.engines.speech_engine import SpeechEngine
-from hileval.pocket import corrupt, speech
+from hileval.pocket import damage, data
 from hileval.pocket.cli import MODELS, SPEECH_FILE, TEST_QUESTIONS, TEST_SEED, reserved_documents, transcribed
-from hileval.pocket.speech import documents, make_document, speak
-from hileval.pocket.vocabulary import build_tokenizer
+from hileval.pocket.data import documents, make_document, speak
+from hileval.pocket.models import build_tokenizer
 
 INVISIBLE = "cross K and V moved together (invisible to attention)"
 TOKENIZER = build_tokenizer("speech")
@@ -26,15 +26,15 @@ def engine():
     return SpeechEngine(MODELS / "speech")
 
 
-TIME = np.arange(speech.SLOT) / speech.SAMPLING_RATE
-LISTEN = np.exp(-2j * np.pi * np.outer(speech.TONES, TIME))
+TIME = np.arange(data.SLOT) / data.SAMPLING_RATE
+LISTEN = np.exp(-2j * np.pi * np.outer(data.TONES, TIME))
 
 
 def heard(sound):
     """The words of a sound, by Fourier transform of each slot: nothing of what made it."""
-    words = {chord: word for word, chord in speech.CHORDS.items()}
+    words = {chord: word for word, chord in data.CHORDS.items()}
     found = []
-    for slot in sound.reshape(-1, speech.SLOT).astype(float):
+    for slot in sound.reshape(-1, data.SLOT).astype(float):
         if slot.any():
             loud = np.argsort(abs(LISTEN @ slot))
             found.append(words[tuple(sorted(loud[-2:].tolist()))])
@@ -63,13 +63,13 @@ def test_the_tokenizer_loses_nothing(seed):
 
 
 def test_documents_begin_at_various_times():
-    starts = {int(np.flatnonzero(speak(text).reshape(-1, speech.SLOT).any(1))[0]) for text in TEXTS}
+    starts = {int(np.flatnonzero(speak(text).reshape(-1, data.SLOT).any(1))[0]) for text in TEXTS}
     assert len(starts) >= 10
 
 
 def test_the_same_samples_everywhere():
     """No sample of the table is near a half, so that no machine's sine rounds it otherwise."""
-    exact = speech.LOUDNESS * np.sin(2 * np.pi * np.arange(speech.SAMPLING_RATE) / speech.SAMPLING_RATE)
+    exact = data.LOUDNESS * np.sin(2 * np.pi * np.arange(data.SAMPLING_RATE) / data.SAMPLING_RATE)
     doubled = np.abs(exact % 1 - 0.5)
     assert doubled[np.abs(exact) > 0].min() > 1e-6
     digest = hashlib.sha256(speak("Tom 7 pens").astype("<i2").tobytes()).hexdigest()
@@ -77,7 +77,7 @@ def test_the_same_samples_everywhere():
 
 
 def test_every_word_has_a_chord_of_its_own():
-    assert len(set(speech.CHORDS.values())) == len(speech.CHORDS) == 34
+    assert len(set(data.CHORDS.values())) == len(data.CHORDS) == 34
 
 
 def test_the_committed_documents_are_the_seeds():
@@ -93,11 +93,9 @@ def test_it_writes_down_forty_documents(engine):
     assert transcribed(engine, TEXTS) == 40
 
 
-@pytest.mark.parametrize(
-    "fault", [fault for fault in (*corrupt.CROSS_FAULTS, corrupt.SELF_FAULT) if fault != INVISIBLE]
-)
+@pytest.mark.parametrize("fault", [fault for fault in (*damage.CROSS_FAULTS, damage.SELF_FAULT) if fault != INVISIBLE])
 def test_damage_shows(engine, fault):
-    remove = corrupt.plant(engine.model, fault)
+    remove = damage.plant(engine.model, fault)
     try:
         assert transcribed(engine, TEXTS) <= 12
     finally:
@@ -106,7 +104,7 @@ def test_damage_shows(engine, fault):
 
 def test_moving_keys_and_values_together_does_not_show_and_a_removed_fault_leaves_nothing(engine):
     for fault in (INVISIBLE, "cross V zeroed"):
-        remove = corrupt.plant(engine.model, fault)
+        remove = damage.plant(engine.model, fault)
         if fault == INVISIBLE:
             assert transcribed(engine, TEXTS) == 40
         remove()

@@ -1,5 +1,4 @@
-from hileval.declare import load_gates
-from hileval.start import options, serve_command
+from hileval.gates.declare import load_gates, options, serve_command
 
 GATES = load_gates().gates
 

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 import torch
-from pools import FAR
+from support.pools import FAR
 
 
 @pytest.fixture(autouse=True)

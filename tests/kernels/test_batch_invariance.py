@@ -11,10 +11,10 @@ import itertools
 
 import pytest
 import torch
-from attending import attend, check, expected, sequences, small
 from hypothesis import given
 from hypothesis import strategies as st
-from pools import Batch, assert_same_bits
+from support.attending import attend, check, expected, sequences, small
+from support.pools import Batch, assert_same_bits
 
 from pagedkv import launch
 from pagedkv.arch import ARCHES, limits

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mistakes import SHAPE, cache, check, ints
+from support.mistakes import SHAPE, cache, check, ints
 
 from pagedkv import errors
-from pagedkv.cache import Quantisation
-from pagedkv.cache_write import write_kv_cache
+from pagedkv.cache.cache import Quantisation
+from pagedkv.cache.write import write_kv_cache
 
 pytestmark = pytest.mark.device
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pools import assert_same_bits, batch, pool
+from support.pools import assert_same_bits, batch, pool
 
-from pagedkv import reference
-from pagedkv.cache import PagedCache
-from pagedkv.cache_gather import gather_kv_cache
+from pagedkv.attention import reference
+from pagedkv.cache.cache import PagedCache
+from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.configurations import promised
 from pagedkv.device import INTERPRETED
 

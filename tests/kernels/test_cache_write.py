@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pools import FLOAT8, assert_same_bits, pool
+from support.pools import FLOAT8, assert_same_bits, pool
 
-from pagedkv.cache import PagedCache
-from pagedkv.cache_write import write_kv_cache
+from pagedkv.cache.cache import PagedCache
+from pagedkv.cache.write import write_kv_cache
 from pagedkv.configurations import promised
 
 pytestmark = pytest.mark.device

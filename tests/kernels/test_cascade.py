@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from attending import attend, check, expected_with_lse, lse_error, small
-from tolerances import LSE_ABSOLUTE, LSE_MERGED_ABSOLUTE
+from support.attending import attend, check, expected_with_lse, lse_error, small
+from support.tolerances import LSE_ABSOLUTE, LSE_MERGED_ABSOLUTE
 
 from pagedkv import errors
-from pagedkv.cascade import cascade_attention, merge_attention
+from pagedkv.attention.cascade import cascade_attention, merge_attention
 from pagedkv.device import INTERPRETED
 
 if TYPE_CHECKING:
-    from pools import Batch
+    from support.pools import Batch
 
 pytestmark = pytest.mark.device
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from attending import check, expected, expected_with_lse, lse_error, small
-from tolerances import LSE_MERGED_ABSOLUTE
+from support.attending import check, expected, expected_with_lse, lse_error, small
+from support.tolerances import LSE_MERGED_ABSOLUTE
 
-from pagedkv.cascade import merge_attention
+from pagedkv.attention.cascade import merge_attention
+from pagedkv.attention.paged import paged_attention
 from pagedkv.device import INTERPRETED
 from pagedkv.errors import DtypeError
-from pagedkv.paged_attention import paged_attention
 
 if TYPE_CHECKING:
-    from pools import Batch
+    from support.pools import Batch
 
 pytestmark = pytest.mark.device
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attending import attend, check, expected, expected_with_lse, lse_error, small
-from pools import assert_same_bits
-from tolerances import LSE_ABSOLUTE
+from support.attending import attend, check, expected, expected_with_lse, lse_error, small
+from support.pools import assert_same_bits
+from support.tolerances import LSE_ABSOLUTE
 
-from pagedkv.cache_write import write_kv_cache
+from pagedkv.cache.write import write_kv_cache
 from pagedkv.device import INTERPRETED
 
 pytestmark = pytest.mark.device

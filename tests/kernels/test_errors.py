@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mistakes import cache, check, ints
+from support.mistakes import cache, check, ints
 
 from pagedkv import errors
-from pagedkv.cache_gather import gather_kv_cache
+from pagedkv.attention.paged import paged_attention
+from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.device import INTERPRETED
-from pagedkv.paged_attention import paged_attention
 
 pytestmark = pytest.mark.device
 

@@ -1,4 +1,4 @@
-"""Two oracles: torch's float8 dtypes, and the definition of the formats in exact fractions (pagedkv.reference_fp8)."""
+"""Two oracles: torch's float8 dtypes, and the definition of the formats in exact fractions (pagedkv.fp8.reference)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from pagedkv import reference_fp8
-from pagedkv.fp8 import FORMAT_NAMES, FORMATS, decode, encode
+from pagedkv.fp8 import reference
+from pagedkv.fp8.formats import FORMAT_NAMES, FORMATS, decode, encode
 
 pytestmark = [pytest.mark.device, pytest.mark.parametrize("name", FORMAT_NAMES)]
 
@@ -54,7 +54,7 @@ def from_bits(*bits: int) -> torch.Tensor:
 
 def decisive(name: str) -> torch.Tensor:
     """`[n]` fp32: all values, the midpoints between neighbours, the fp32 numbers next to each, and both signs."""
-    values = reference_fp8.values(name)[:0x80]
+    values = reference.values(name)[:0x80]
     values = values[values.isfinite()]
     beyond = 2 * values[-1] - (values[-1] + values[-2]) / 2  # where an unclamped format would round up
     points = torch.cat([values, (values[1:] + values[:-1]) / 2, beyond[None]]).float()
@@ -76,7 +76,7 @@ def test_decode_every_code(name, dtype, device):
     out = torch.full((256,), 7.0, dtype=dtype, device=device)
     _decode_kernel[(1,)](codes.to(device), out, FORMAT=name, SIZE=256)
     got = out.cpu().double()
-    torch.testing.assert_close(got, reference_fp8.values(name), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(got, reference.values(name), rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(got, codes.view(FORMATS[name].dtype).double(), rtol=0, atol=0, equal_nan=True)
     zeros = got == 0
     assert torch.equal(torch.signbit(got[zeros]), codes[zeros] == 0x80), "a zero has the wrong sign"
@@ -86,7 +86,7 @@ def test_encode_where_rounding_decides(name, device):
     numbers = torch.cat([decisive(name), special()])
     got = encoded(numbers, name, device)
     assert_same_codes(got, by_torch(numbers, name), numbers)
-    assert_same_codes(got, reference_fp8.encode(numbers, name), numbers)
+    assert_same_codes(got, reference.encode(numbers, name), numbers)
 
 
 def test_encode_a_million_numbers(name, device):
@@ -96,19 +96,19 @@ def test_encode_a_million_numbers(name, device):
     numbers *= torch.randint(0, 2, numbers.shape, generator=generator) * 2 - 1
     got = encoded(numbers, name, device)
     assert_same_codes(got, by_torch(numbers, name), numbers)
-    assert_same_codes(got, reference_fp8.encode(numbers, name), numbers)
+    assert_same_codes(got, reference.encode(numbers, name), numbers)
 
 
 def test_encode_clamps_and_never_makes_an_infinity_or_a_nan(name, device):
     """Said without an oracle: overflow gives the largest value, underflow a zero, and only NaN gives NaN."""
     beyond = torch.tensor([1.01, 2.0, 1e30, float("inf")]) * FORMATS[name].max
-    assert (reference_fp8.decode(encoded(beyond, name, device), name) == FORMATS[name].max).all()
-    assert (reference_fp8.decode(encoded(-beyond, name, device), name) == -FORMATS[name].max).all()
+    assert (reference.decode(encoded(beyond, name, device), name) == FORMATS[name].max).all()
+    assert (reference.decode(encoded(-beyond, name, device), name) == -FORMATS[name].max).all()
     tiny = torch.tensor([-1e-30, 1e-30, -1e-8, 1e-8, -0.0])
-    assert (reference_fp8.decode(encoded(tiny, name, device), name) == 0).all()
-    assert reference_fp8.decode(encoded(from_bits(*FULL_NAN), name, device), name).isnan().all()
+    assert (reference.decode(encoded(tiny, name, device), name) == 0).all()
+    assert reference.decode(encoded(from_bits(*FULL_NAN), name, device), name).isnan().all()
 
 
 def test_formats_table(name):
     """`max` is the largest finite value by definition."""
-    assert FORMATS[name].max == reference_fp8.largest(name) == torch.finfo(FORMATS[name].dtype).max
+    assert FORMATS[name].max == reference.largest(name) == torch.finfo(FORMATS[name].dtype).max

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attending import attend, check, expected, expected_with_lse, lse_error, small
-from pools import FAR, NAN_CODE, Pool, assert_same_bits, batch, pool, quantisation
-from tolerances import LSE_ABSOLUTE
+from support.attending import attend, check, expected, expected_with_lse, lse_error, small
+from support.pools import FAR, NAN_CODE, Pool, assert_same_bits, batch, pool, quantisation
+from support.tolerances import LSE_ABSOLUTE
 
 from pagedkv import layout
-from pagedkv.cache import PagedCache, Quantisation
-from pagedkv.cache_gather import gather_kv_cache
-from pagedkv.cache_write import write_kv_cache
-from pagedkv.cascade import merge_attention
-from pagedkv.paged_attention import paged_attention
+from pagedkv.attention.cascade import merge_attention
+from pagedkv.attention.paged import paged_attention
+from pagedkv.cache.cache import PagedCache, Quantisation
+from pagedkv.cache.gather import gather_kv_cache
+from pagedkv.cache.write import write_kv_cache
 
 pytestmark = pytest.mark.device
 

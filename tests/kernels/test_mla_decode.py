@@ -4,21 +4,22 @@ import dataclasses
 
 import pytest
 import torch
-from mla_steps import Step, decode, step
-from tolerances import LSE_ABSOLUTE, ROW_RELATIVE
+from support.mla_steps import Step, decode, step
+from support.tolerances import LSE_ABSOLUTE, ROW_RELATIVE
 
-from pagedkv import fp8, mla_launch, reference_mla
 from pagedkv.device import INTERPRETED
+from pagedkv.fp8 import formats
 from pagedkv.launch import tuning
-from pagedkv.mla_decode import mla_decode
-from pagedkv.mla_tables import allocate, fill
+from pagedkv.mla import launch, reference
+from pagedkv.mla.decode import mla_decode
+from pagedkv.mla.tables import allocate, fill
 
 pytestmark = pytest.mark.device
 
 
 def expected(data: Step, **options) -> tuple[torch.Tensor, torch.Tensor]:
     options = {"scale": data.scale} | options
-    return reference_mla.mla_decode(data.query, data.cache, data.latent, **data.metadata, **options)
+    return reference.mla_decode(data.query, data.cache, data.latent, **data.metadata, **options)
 
 
 def check(got, golden, record) -> None:
@@ -48,10 +49,10 @@ def small_tiles(monkeypatch):
         data = tuning(arch)
         return dataclasses.replace(data, mla=dataclasses.replace(data.mla, rows=16, tokens=16, split_tokens=1))
 
-    mla_launch.choose.cache_clear()
-    monkeypatch.setattr(mla_launch, "tuning", tuned)
+    launch.choose.cache_clear()
+    monkeypatch.setattr(launch, "tuning", tuned)
     yield
-    mla_launch.choose.cache_clear()
+    launch.choose.cache_clear()
 
 
 DTYPES = ["float32", "float16"] if INTERPRETED else ["float16", "bfloat16"]
@@ -141,7 +142,7 @@ def test_mla_decode_scale(scale, device, record_property):
 def test_mla_decode_of_a_quantised_cache(name, dtype, device, record_property):
     """Codes of torch's own cast with a scale that is not 1; the padding of rows and blocks holds the code of NaN."""
     data, scale = step(device, 6, [270, 40, 0, 3], [1, 2, 1, 1], latent=96, rope=32, dtype=dtype), 0.37
-    kind = fp8.FORMATS[name].dtype
+    kind = formats.FORMATS[name].dtype
     numbers, strides = data.cache, data.cache.stride()
     codes = torch.full((data.cache.untyped_storage().nbytes() // data.cache.element_size(),), 0xFF, device=device)
     codes = codes.to(torch.uint8) if name != "e4m3fnuz" else torch.full_like(codes, 0x80).to(torch.uint8)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mla_steps import decode, step
+from support.mla_steps import decode, step
 
 from pagedkv import errors
-from pagedkv.mla_tables import allocate, fill
+from pagedkv.mla.tables import allocate, fill
 
 pytestmark = pytest.mark.device
 

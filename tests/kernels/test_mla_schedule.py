@@ -10,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedkv import mla_launch, mla_schedule
 from pagedkv.arch import ARCHES, limits, next_power_of_two
-from pagedkv.mla_schedule import BoundError, CoverageError, ReduceError, Schedule, Work, check, plan
-from pagedkv.mla_tables import allocate, fill
+from pagedkv.mla import launch as mla_launch
+from pagedkv.mla import schedule as mla_schedule
+from pagedkv.mla.schedule import BoundError, CoverageError, ReduceError, Schedule, Work, check, plan
+from pagedkv.mla.tables import allocate, fill
 
 length = st.one_of(st.sampled_from([0, 1, 15, 16, 17]), st.integers(0, 5000))
 steps = st.lists(st.tuples(length, st.sampled_from([0, 1, 1, 1, 4])), min_size=1, max_size=20)

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attending import attend, check, expected, expected_with_lse, lse_error, small
-from pools import assert_same_bits, batch, pool
-from tolerances import LSE_ABSOLUTE
+from support.attending import attend, check, expected, expected_with_lse, lse_error, small
+from support.pools import assert_same_bits, batch, pool
+from support.tolerances import LSE_ABSOLUTE
 
+from pagedkv.attention.paged import paged_attention
 from pagedkv.configurations import promised
 from pagedkv.device import INTERPRETED
-from pagedkv.paged_attention import paged_attention
 
 pytestmark = pytest.mark.device
 

@@ -1,6 +1,6 @@
 """Quantised caches: what is stored, code by code, and what every reader makes of it.
 
-The oracle is `pagedkv.reference_fp8`, the formats by their definition. Stored codes and scales and gathered rows are
+The oracle is `pagedkv.fp8.reference`, the formats by their definition. Stored codes and scales and gathered rows are
 compared exactly. Attention reads codes exactly too, so it is judged against the float64 attention over what the codes
 mean, with the tolerances of an unquantised cache (tolerances.py says where a rounding is added).
 """
@@ -11,16 +11,17 @@ import itertools
 
 import pytest
 import torch
-from pools import Pool, assert_same_bits, batch, pool
-from tolerances import ROW_RELATIVE
+from support.pools import Pool, assert_same_bits, batch, pool
+from support.tolerances import ROW_RELATIVE
 
-from pagedkv import reference, reference_fp8
-from pagedkv.cache import PagedCache, Quantisation
-from pagedkv.cache_gather import gather_kv_cache
-from pagedkv.cache_write import write_kv_cache
+from pagedkv.attention import reference
+from pagedkv.attention.paged import paged_attention
+from pagedkv.cache.cache import PagedCache, Quantisation
+from pagedkv.cache.gather import gather_kv_cache
+from pagedkv.cache.write import write_kv_cache
 from pagedkv.device import INTERPRETED
-from pagedkv.fp8 import FORMAT_NAMES
-from pagedkv.paged_attention import paged_attention
+from pagedkv.fp8 import reference as reference_fp8
+from pagedkv.fp8.formats import FORMAT_NAMES
 
 pytestmark = pytest.mark.device
 

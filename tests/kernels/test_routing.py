@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import routing_oracle as oracle
+from support import routing_oracle as oracle
 
 from pagedkv.routing import LayoutConflictError, NoKernelError, Request, RequestError, route, router
 from pagedkv.routing.features import FEATURES

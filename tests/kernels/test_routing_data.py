@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-import routing_oracle as oracle
+from support import routing_oracle as oracle
 
 from pagedkv.routing import CandidateError, NoKernelError, Request, route, router
 from pagedkv.routing.candidates import FOLDER, PREFERENCE, load, read_kernels, read_preference

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-import routing_oracle as oracle
+from support import routing_oracle as oracle
 
 from pagedkv.configurations import CONFIGURATIONS
 from pagedkv.layout import NAMES, describe, packing_of

@@ -11,11 +11,11 @@ import random
 
 import pytest
 import torch
-from pools import assert_same_bits
+from support.pools import assert_same_bits
 
 from pagedkv import layout
-from pagedkv.cache import PagedCache
-from pagedkv.cache_write import write_kv_cache
+from pagedkv.cache.cache import PagedCache
+from pagedkv.cache.write import write_kv_cache
 
 pytestmark = pytest.mark.device
 

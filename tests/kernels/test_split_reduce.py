@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from tolerances import ROW_RELATIVE
+from support.tolerances import ROW_RELATIVE
 
-from pagedkv.split_reduce import reduce_kernel
+from pagedkv.attention.merge import reduce_kernel
 
 pytestmark = pytest.mark.device
 

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
-from attending import attend, check, expected, small
-from pools import NAN_CODE
-from tolerances import ROW_RELATIVE
+from support.attending import attend, check, expected, small
+from support.pools import NAN_CODE
+from support.tolerances import ROW_RELATIVE
 
 from pagedkv.device import INTERPRETED
 

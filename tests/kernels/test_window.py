@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 import torch
-from attending import attend, check, expected, small
+from support.attending import attend, check, expected, small
 from triton.runtime import interpreter
 
 from pagedkv.device import INTERPRETED

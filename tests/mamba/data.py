@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from tolerances import ROW_RELATIVE
+from support.tolerances import ROW_RELATIVE
 from torch import Tensor
 
 from pagedkv.device import INTERPRETED

@@ -6,8 +6,8 @@ import pytest
 import torch
 from mamba import oracle
 from mamba.data import DTYPES, check
-from pools import assert_same_bits
-from tolerances import ROW_RELATIVE
+from support.pools import assert_same_bits
+from support.tolerances import ROW_RELATIVE
 
 pytestmark = pytest.mark.device
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from mamba import oracle
 from mamba.data import DTYPES, check
-from pools import assert_same_bits
+from support.pools import assert_same_bits
 
 from pagedkv.audit.mamba import imports
 

@@ -9,7 +9,7 @@ import torch
 from mamba import oracle
 from mamba.data import DOTS, DTYPES, LAYERS, check, inputs
 from mamba.test_state_update import SHAPES, arguments, pool, step
-from pools import assert_same_bits
+from support.pools import assert_same_bits
 
 pytestmark = pytest.mark.device
 

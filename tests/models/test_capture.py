@@ -9,10 +9,10 @@ import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
-from tolerances import ROW_RELATIVE
+from support.tolerances import ROW_RELATIVE
 from vllm.v1.attention.backend import AttentionCGSupport
 
-from pagedkv import reference
+from pagedkv.attention import reference
 from pagedkv.vllm_plugin import backend, impl
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS = 4, 2, 32, 16, 13

@@ -9,14 +9,14 @@ import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
-from mla_steps import step
-from tolerances import LSE_ABSOLUTE, ROW_RELATIVE
+from support.mla_steps import step
+from support.tolerances import LSE_ABSOLUTE, ROW_RELATIVE
 from vllm.model_executor.layers.attention import mla_attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 from vllm.v1.attention.backends.mla import cpu_mla
 
-from pagedkv import reference_mla
+from pagedkv.mla import reference
 from pagedkv.vllm_plugin import errors, mla_backend, mla_impl, mla_register
 
 HEADS, LATENT, ROPE = 4, 256, 64  # vLLM's metadata knows latent rows of 320, 512 and 576 channels
@@ -110,7 +110,7 @@ def common(data, max_query_len=1):
 def check(got, data, cache=None, dtype="float32"):
     tokens = int(data.query_start_loc[-1])
     out, lse = (rows[:tokens].double() for rows in got)
-    want, want_lse = reference_mla.mla_decode(
+    want, want_lse = reference.mla_decode(
         data.query[:tokens], data.cache if cache is None else cache, LATENT, **data.metadata, scale=SCALE
     )
     error, norm = (out - want).norm(dim=-1), want.norm(dim=-1)

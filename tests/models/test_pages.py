@@ -14,8 +14,8 @@ import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
-from pools import assert_same_bits
-from tolerances import ROW_RELATIVE
+from support.pools import assert_same_bits
+from support.tolerances import ROW_RELATIVE
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheTensor,
@@ -25,7 +25,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from pagedkv import reference
+from pagedkv.attention import reference
 from pagedkv.vllm_plugin import backend, impl, pages, routes
 
 LAYERS, BLOCKS, BLOCK_SIZE, KV_HEADS, HEADS, HEAD_SIZE = 2, 5, 48, 3, 6, 32

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from hilgate import escape
+from hilgate import text
 from hilgate.errors import EXIT_MEANINGS, Exit, HilgateError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Settings:
         Raises:
             MisuseError: There is none.
         """
-        from hilgate.declare import find_root
+        from hilgate.declare.load import find_root
 
         return find_root(self.root or Path.cwd())
 
@@ -51,7 +51,8 @@ class Settings:
 
 def build_app() -> typer.Typer:
     """The `hilgate` command line: what planning, running and kernels register."""
-    from hilgate.cli import history, kernels, planning, rechecking, release, remote, replaying, running, simulating
+    from hilgate.cli import buildkite, history, plan, release, simulate
+    from hilgate.cli import run as rechecking
 
     # \\b keeps the line breaks of a paragraph.
     statuses = "\n".join(f"{status.value:>5}  {meaning}" for status, meaning in EXIT_MEANINGS.items())
@@ -78,20 +79,20 @@ def build_app() -> typer.Typer:
         settings: Settings = ctx.obj
         settings.root, settings.debug, settings.no_color = root, debug, no_color
         if version:
-            planning.show_version(settings)
+            plan.show_version(settings)
             raise typer.Exit
         if ctx.invoked_subcommand is None:
-            planning.show_home(settings)
+            plan.show_home(settings)
 
-    planning.register(app)
-    replaying.register(app)
-    running.register(app)
+    plan.register(app)
+    plan.register_replaying(app)
     rechecking.register(app)
-    kernels.register(app)
-    remote.register(app)
+    rechecking.register_rechecking(app)
+    plan.register_kernels(app)
+    buildkite.register(app)
     release.register(app)
     history.register(app)
-    simulating.register(app)
+    simulate.register(app)
     return app
 
 
@@ -120,7 +121,7 @@ def run(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _complain(message: str) -> None:
-    sys.stderr.write(f"error: {escape.log(message)}\n")
+    sys.stderr.write(f"error: {text.log(message)}\n")
 
 
 def _first_line(error: Exception) -> str:

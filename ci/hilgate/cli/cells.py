@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from typer.core import TyperCommand
 
 from hilgate.errors import MisuseError
-from hilgate.suggest import suggest
+from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hilgate.declare import Declarations
+    from hilgate.declare.load import Declarations
     from hilgate.model import Plan, PlannedStep, Step
 
 PART = "hilgate.part"

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hilgate import escape
+from hilgate import text
 from hilgate.errors import Exit, RecordsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hilgate.bundle_check import Answer, Finding
     from hilgate.cli.app import Settings
+    from hilgate.release.verify import Answer, Finding
 
 COLUMNS = 80
 MARKS = {True: "✓", False: "✗", None: "○"}
@@ -39,11 +39,11 @@ def bundle(
     ] = None,
 ) -> None:
     """Write the evidence of a judged build to one file: plan, records, verdict, pins, bill and checksums."""
-    from hilgate.bundle import write_bundle
-    from hilgate.bundle_check import verify
-    from hilgate.changes import commit_time, inspect
-    from hilgate.plan import read_plan
-    from hilgate.signature import sign
+    from hilgate.git import commit_time, inspect
+    from hilgate.plan.make import read_plan
+    from hilgate.release.bundle import write_bundle
+    from hilgate.release.signature import sign
+    from hilgate.release.verify import verify
 
     settings: Settings = ctx.obj
     root = settings.repository()
@@ -83,8 +83,8 @@ def verify_bundle(
     signer: Annotated[str, typer.Option("--signer", metavar="NAME", help="The name in that file.")] = "release",
 ) -> None:
     """Check a bundle and derive its verdict again. Exit status: 3 when it is not sound, else that of its verdict."""
-    from hilgate.bundle_check import verify
-    from hilgate.judge import exit_status
+    from hilgate.judge.verdict import exit_status
+    from hilgate.release.verify import verify
 
     demanded = {"profile": profile, "commit": commit}
     answer = verify(file, demanded={name: value for name, value in demanded.items() if value is not None})
@@ -103,8 +103,8 @@ def verify_bundle(
 
 
 def _signature(file: Path, signers: Path, signer: str) -> Finding:
-    from hilgate import signature
-    from hilgate.bundle_check import Finding
+    from hilgate.release import signature
+    from hilgate.release.verify import Finding
 
     sound, words = signature.verify(file, signers, signer)
     return Finding(check="signature", sound=sound, words=words)
@@ -112,7 +112,7 @@ def _signature(file: Path, signers: Path, signer: str) -> Finding:
 
 def _print(answer: Answer, write: Callable[[str], object]) -> None:
     for finding in answer.findings:
-        lines = escape.visible(finding.words).splitlines()
+        lines = text.visible(finding.words).splitlines()
         start = f"{MARKS[finding.sound]} {finding.check:<10} "
         for line in lines:
             wrapped = textwrap.wrap(line.strip(), COLUMNS - len(start), break_long_words=False, break_on_hyphens=False)

@@ -7,15 +7,15 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from hilgate import rules
 from hilgate.errors import RecordsError
 from hilgate.history.lines import BuildLine, CheckLine, StepLine
 from hilgate.history.store import Entry
 from hilgate.model import Outcome
+from hilgate.run import outcome
 
 if TYPE_CHECKING:
     from hilgate.model import Check, Plan, PlannedStep, StepVerdict, Verdict
-    from hilgate.results import Recorded
+    from hilgate.run.results import Recorded
 
 MESSAGE_CHARACTERS = 300
 """Of the first line of what is not green; the whole message stays with the build's own artifacts."""
@@ -118,7 +118,7 @@ def _check_line(check: Check, step: PlannedStep, shared: dict[str, object]) -> C
             "device": step.device,
             "id": check.id,
             "outcome": check.outcome,
-            "message": "" if green else short(rules.first_line(check.message)),
+            "message": "" if green else short(outcome.first_line(check.message)),
             "labels": check.labels,
             "numbers": check.numbers,
         }

@@ -13,6 +13,7 @@ import fcntl
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
@@ -22,13 +23,13 @@ from hilgate.history.lines import BuildLine, CheckLine, StepLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from hilgate.history.lines import Line
 
 BUILDS, STEPS, CHECKS = "builds.jsonl", "steps.jsonl", "checks.jsonl"
 FOLDER: Final = "history"
 """Below `results/`, unless HILGATE_HISTORY or --history names another."""
+HISTORY_VARIABLE = "HILGATE_HISTORY"
 LOCK_FILE = ".lock"
 LOCK_SECONDS = 60.0
 """Adding takes well below a second: whoever holds the lock for a minute is stuck."""
@@ -240,3 +241,9 @@ def _empty(folder: Path) -> NothingSelectedError:
         where=str(folder),
         remedy="add one: `hilgate history add`",
     )
+
+
+def folder_of(root: Path) -> Path:
+    """Where a command that takes no --history looks for one."""
+    named = os.environ.get(HISTORY_VARIABLE)
+    return Path(named) if named else root / "results" / FOLDER

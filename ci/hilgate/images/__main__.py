@@ -10,18 +10,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.changes import inspect
-from hilgate.declare import find_root
+from hilgate.declare.load import find_root
 from hilgate.errors import CannotRunHereError, Exit, HilgateError
+from hilgate.git import inspect
 from hilgate.images import INPUTS, contents, read, unfilled, wheel_keys
 from hilgate.images.build import Job, build
-from hilgate.images.buildah import Buildah
-from hilgate.images.docker import Docker, available
+from hilgate.images.engines import Buildah, Docker, available
 from hilgate.images.pipconf import mountable, pip_configuration
 from hilgate.model import Outcome
 
 if TYPE_CHECKING:
-    from hilgate.images.engine import Engine
+    from hilgate.images.engines import Engine
     from hilgate.images.pins import Pins
 
 SCRATCH = ".images"

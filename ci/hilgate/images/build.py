@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hilgate.errors import CannotRunHereError, DeclarationError, HilgateError, MisuseError
 from hilgate.images.contents import INPUTS, contents, copy_inputs, unfilled, wheel_keys
-from hilgate.images.described import bake_variables, labels
-from hilgate.images.engine import Order
-from hilgate.images.pins import PINS_FILE, read
+from hilgate.images.engines import Order
+from hilgate.images.pins import PINS_FILE, bake_variables, labels, read
 from hilgate.model import Check, Outcome
-from hilgate.suggest import suggest
+from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from hilgate.images.engine import Engine
+    from hilgate.images.engines import Engine
     from hilgate.images.pins import Pins
 
 UNLIKE: Final = {"org.opencontainers.image.revision", "org.opencontainers.image.version"}

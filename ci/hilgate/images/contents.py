@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pathspec
 
-from hilgate.changes import tracked_files
 from hilgate.errors import DeclarationError
+from hilgate.git import tracked_files
 from hilgate.images.pins import PINS_FILE, read
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""One simulated build from its plan to its verdict, beside what it deserved."""
+"""One simulated build from its plan to its verdict, beside what it deserved.
+
+The one place where the simulator meets what it tests: results are read, reruns asked for, and the verdict given.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hilgate import results
-from hilgate.errors import Exit
+from hilgate.errors import Exit, RecordsError
+from hilgate.judge import verdict as judge
 from hilgate.model import Loosening
-from hilgate.plan import plan_digest, write_plan
-from hilgate.simulate import gate, records
+from hilgate.plan.make import plan_digest, read_plan, write_plan
+from hilgate.run import recheck, results
+from hilgate.simulate import job as records
 from hilgate.simulate.buildkite import LOST, Build, Ended, Host, Node, State, Upload
 from hilgate.simulate.faults import Fault, Kind
 from hilgate.simulate.job import run_job
@@ -20,11 +24,14 @@ from hilgate.simulate.site import Site, quarantine_of
 from hilgate.simulate.truth import Truth, deserved
 
 if TYPE_CHECKING:
+    import datetime as dt
     from pathlib import Path
 
-    from hilgate.model import Quarantine, Record, Verdict
-    from hilgate.simulate.pipeline import Command
+    from hilgate.model import Plan, Quarantine, Record, Verdict
+    from hilgate.run.results import Recorded
+    from hilgate.simulate.buildkite import Command
     from hilgate.simulate.scenarios import Scenario
+
 
 HOSTS = 3
 """Machines of each queue: enough for a step to move twice."""
@@ -66,7 +73,8 @@ def run_build(scenario: Scenario, name: str, faults: tuple[Fault, ...], folder: 
     plan = scenario.plan.model_copy(
         update={
             "commit": hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest(),
-            "loosened": (Loosening(path="tests/tolerances.py", what="fp16: 1e-3 -> 1e-1", looser=True),) * loosened,
+            "loosened": (Loosening(path="tests/support/tolerances.py", what="fp16: 1e-3 -> 1e-1", looser=True),)
+            * loosened,
         }
     )
     site = Site(name, plan, plan_digest(plan), folder / "attempts", faults)
@@ -123,8 +131,8 @@ class _Flow:
         if self._struck(Kind.PLAN_FAILED) is not None:
             self.site.ledger.planned = False
             return Ended(int(Exit.INVALID_DECLARATION), SHORT_MINUTES)
-        write_plan(self.site.plan, self.folder / gate.PLAN_FILE)
-        self._alter_plan(self.folder / gate.PLAN_FILE)
+        write_plan(self.site.plan, self.folder / PLAN_FILE)
+        self._alter_plan(self.folder / PLAN_FILE)
         lost = self._struck(Kind.PLAN_AGENT_LOST)
         if lost is not None and attempt == 0:
             return Ended(LOST, SHORT_MINUTES, inserted=self.scenario.generated if lost % 2 else ())
@@ -151,7 +159,7 @@ class _Flow:
     def _recheck(self, minute: float, attempt: int) -> Ended:
         try:
             gathered = self._gather(f"recheck.{attempt}", minute)
-            wanted = gate.pending(gathered) if gathered else {}
+            wanted = pending(gathered) if gathered else {}
             inserted = self.scenario.rechecks(tuple(sorted(wanted)))
         except Exception as error:  # noqa: BLE001 - whatever breaks it is a finding of the simulation
             self.broke_down = f"{type(error).__name__}: {error}"
@@ -167,25 +175,25 @@ class _Flow:
             gathered = self._gather(f"verdict.{attempt}", minute)
             if gathered is None:
                 return Ended(int(Exit.NOTHING_RAN), SHORT_MINUTES)
-            self.verdict, status = gate.decide(gathered, self.site.at(minute), self.quarantine, self.approved_by)
+            self.verdict, status = decide(gathered, self.site.at(minute), self.quarantine, self.approved_by)
         except Exception as error:  # noqa: BLE001 - whatever breaks the judge is a finding of the simulation
             self.broke_down = f"{type(error).__name__}: {error}"
             return Ended(int(Exit.BUG), SHORT_MINUTES)
         return Ended(int(status), SHORT_MINUTES)
 
-    def _gather(self, name: str, minute: float) -> gate.Gathered | None:
+    def _gather(self, name: str, minute: float) -> Gathered | None:
         """Download what has arrived, as hard links, and read it."""
         here = self.folder / name
         (here / "jobs").mkdir(parents=True)
-        if (self.folder / gate.PLAN_FILE).exists():
-            os.link(self.folder / gate.PLAN_FILE, here / gate.PLAN_FILE)
+        if (self.folder / PLAN_FILE).exists():
+            os.link(self.folder / PLAN_FILE, here / PLAN_FILE)
         for job, path in self.build.download(minute).items():
             files = list(path.iterdir())
             if files:
                 (here / "jobs" / job).mkdir()
             for file in files:
                 os.link(file, here / "jobs" / job / file.name)
-        return gate.gather(here)
+        return gather(here)
 
 
 def _recheck(site: Site, build: Build, command: Command, attempt: int, host: Host, minute: float) -> Ended:
@@ -211,3 +219,43 @@ def _recheck(site: Site, build: Build, command: Command, attempt: int, host: Hos
     results.append(folder / results.RESULTS_FILE, lines)
     build.uploads.append(Upload(command.key, attempt, command.folder, folder, minute + SHORT_MINUTES))
     return Ended(0, SHORT_MINUTES)
+
+
+PLAN_FILE = "plan.json"
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What a step of the flow finds after its downloads."""
+
+    plan: Plan
+    digest: str
+    recorded: Recorded
+
+
+def gather(folder: Path) -> Gathered | None:
+    """Read the plan and the job folders below `folder`; None when there is no plan that can be read."""
+    try:
+        plan = read_plan(folder / PLAN_FILE)
+    except RecordsError:
+        return None
+    digest = plan_digest(plan)
+    return Gathered(plan, digest, results.read_all(folder, folder / "jobs", plan, digest))
+
+
+def pending(gathered: Gathered) -> dict[str, tuple[str, ...]]:
+    """Planned key -> its failing tests that still need a run on another node."""
+    return recheck.pending(gathered.plan, gathered.recorded)
+
+
+def decide(gathered: Gathered, decided: dt.datetime, quarantine: Quarantine, approved_by: str) -> tuple[Verdict, Exit]:
+    """The verdict, and the exit status of the command that gives it."""
+    verdict = judge.judge(
+        gathered.plan,
+        gathered.recorded,
+        gathered.digest,
+        decided=decided,
+        quarantine=quarantine,
+        approved_by=approved_by,
+    )
+    return verdict, judge.exit_status(verdict, gathered.plan)

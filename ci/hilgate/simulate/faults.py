@@ -6,8 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate.model import Evidence
-from hilgate.names import CPU
+from hilgate.model import CPU, Evidence
 
 if TYPE_CHECKING:
     import random

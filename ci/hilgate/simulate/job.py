@@ -1,29 +1,51 @@
 """A job on an agent: preflight, the step, its records and its upload, and every way in which they go wrong.
 
 What really happens goes to the ledger first; then the files are written as real jobs write them, and damaged.
+
+The records that a job leaves, built from the models and decided by the runner's own rules.
+
+`health-before.json` and `health-after.json` as an agent's hooks leave them, and as they are when hooks fail.
+
+Damage to a `results.jsonl`: works on bytes, knows no model. One changed byte makes the whole file worthless.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from hilgate import results
 from hilgate.errors import Exit
-from hilgate.names import CPU
-from hilgate.simulate import health, records, work
+from hilgate.model import (
+    CPU,
+    BuildRecord,
+    CheckRecord,
+    Evidence,
+    GpuHealth,
+    Health,
+    ImageRecord,
+    Outcome,
+    RerunRecord,
+    StepRecord,
+)
+from hilgate.run import outcome, results
+from hilgate.simulate import site as work
 from hilgate.simulate.buildkite import LOST, Ended, State
-from hilgate.simulate.damage import DAMAGING, damage
 from hilgate.simulate.faults import Kind
+from hilgate.simulate.site import TREE
 from hilgate.simulate.truth import Deed
 
 if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable
     from pathlib import Path
 
-    from hilgate.model import PlannedStep
-    from hilgate.simulate.buildkite import Build, Host
-    from hilgate.simulate.pipeline import Command
+    from hilgate.model import PlannedStep, Record
+    from hilgate.simulate.buildkite import Build, Command, Host
     from hilgate.simulate.site import Site
+
 
 KILLED = 137
 """Exit status of a container whose main process got SIGKILL (128 + 9)."""
@@ -125,7 +147,7 @@ class _Job:
 
     def _health(self, moment: Literal["before", "after"], minute: float, *, trouble: str = "", lost: int = 0) -> None:
         host = f"{self.host.name}-other" if Kind.HEALTH_OF_OTHER_NODE in self.struck else self.host.name
-        health.write(self.folder, self.step, host, moment, self.site.at(minute), trouble=trouble, lost=lost)
+        write(self.folder, self.step, host, moment, self.site.at(minute), trouble=trouble, lost=lost)
 
     def _work(self) -> Ended:
         """Run the step, leave its records, damage them."""
@@ -139,7 +161,7 @@ class _Job:
         said = work.do(self.site, self.step, self.host, self.deed, self.struck)
         if Kind.HANG in self.struck:
             self.minutes = float(self.step.timeout_minutes)
-        written = records.of_job(self.site, self.step, self.host, self.deed, said, self.struck, image, self.minute)
+        written = of_job(self.site, self.step, self.host, self.deed, said, self.struck, image, self.minute)
         path = self.folder / results.RESULTS_FILE
         results.append(path, written.lines)
         self.deed.recorded = True
@@ -160,7 +182,7 @@ class _Job:
         if not digest:
             self.deed.wrong.append("its image was not built")
         foreign = self.struck.keys() & {Kind.OTHER_IMAGE, Kind.IMAGE_IMPOSTOR}
-        return records.other(digest) if foreign and digest else digest
+        return other(digest) if foreign and digest else digest
 
     def _damage(self, path: Path) -> None:
         whole = path.read_bytes()
@@ -184,10 +206,277 @@ class _Job:
             self._health("after", self.minute + self.minutes, trouble=trouble, lost=lost)
             self.deed.seen_sick = sick
         if Kind.HEALTH_MISSING in self.struck:
-            health.lose(self.folder, self.struck[Kind.HEALTH_MISSING])
+            lose(self.folder, self.struck[Kind.HEALTH_MISSING])
         if Kind.HEALTH_CORRUPT in self.struck:
-            health.spoil(self.folder, self.struck[Kind.HEALTH_CORRUPT])
+            spoil(self.folder, self.struck[Kind.HEALTH_CORRUPT])
         if self.struck.keys() & {Kind.PREFLIGHT_MISSING, Kind.HEALTH_MISSING, Kind.HEALTH_CORRUPT}:
             reasons = self.deed.doubtful if self.step.device == CPU else self.deed.wrong
             reasons.append("the health of its node is not recorded")
             self.deed.seen_sick = False
+
+
+RERUN_LIMIT = 20
+"""Failing tests up to which a step runs them once more; more are no flake."""
+
+_EXITS = {Outcome.PASS: 0, Outcome.FAIL: 1, Outcome.INCONCLUSIVE: 6, Outcome.DID_NOT_RUN: 4}
+
+
+@dataclass(frozen=True)
+class Written:
+    """The lines of a job's `results.jsonl`, and the exit status of its command."""
+
+    lines: list[Record]
+    exit_status: int
+
+
+def of_job(
+    site: Site,
+    step: PlannedStep,
+    host: Host,
+    deed: Deed,
+    said: work.Said,
+    struck: dict[Kind, int],
+    image: str,
+    minute: float,
+) -> Written:
+    """What a job records of one attempt at a step that began at `minute`."""
+    environment = site.environment(step, host, image)
+    decision = outcome.decide(
+        outcome.Facts(step.evidence, step.minimum, deed.ended, said.checks, said.stopped, said.problem)
+    )
+    claims = Kind.FALSE_CLAIM in struck and decision.outcome is not Outcome.PASS
+    key, command = _named(site, step, struck)
+    record = StepRecord(
+        key=key,
+        started=site.at(minute),
+        seconds=60.0,
+        exit_status=deed.ended,
+        outcome=Outcome.PASS if claims else decision.outcome,
+        message="all is well" if claims else decision.why,
+        checks=len(said.checks),
+        command=command,
+        environment=environment,
+    )
+    lines: list[Record] = [opening(site, step, host, image, minute, struck)]
+    lines += [CheckRecord(step=key, check=check) for check in said.checks]
+    lines.append(record)
+    failed = [check.id for check in said.checks if check.outcome is Outcome.FAIL]
+    if step.evidence is Evidence.JUNIT and len(failed) <= RERUN_LIMIT:
+        lines += [rerun(site, step, test, host, elsewhere=False) for test in failed]
+    if Kind.IMAGE_IMPOSTOR in struck and step.image is not None and image:
+        content = site.plan.images.get(step.image, "")
+        lines.append(ImageRecord(step=step.key, image=step.image, content=content, digest=image))
+    # `hilgate run` judges its step with the quarantine, so that failures in quarantine hold up no dependant.
+    excused = bool(failed) and all(site.excused(step, test) for test in failed)
+    status = 0 if excused and deed.ended == 1 else _EXITS[decision.outcome]
+    return Written([*lines, *_built(site, step, deed, struck)], status)
+
+
+def opening(
+    site: Site, step: PlannedStep, host: Host, image: str, minute: float, struck: dict[Kind, int]
+) -> BuildRecord:
+    """The line that opens a job's file."""
+    return BuildRecord(
+        started=site.at(minute),
+        plan_digest=other(site.digest) if Kind.OTHER_PLAN in struck else site.digest,
+        commit=other(site.plan.commit)[:40] if Kind.OTHER_COMMIT in struck else site.plan.commit,
+        tree=other(TREE) if Kind.OTHER_TREE in struck else TREE,
+        environment=site.environment(step, host, image),
+    )
+
+
+def rerun(
+    site: Site, step: PlannedStep, test: str, host: Host, *, elsewhere: bool, claims_elsewhere: bool | None = None
+) -> RerunRecord:
+    """One failing test once more; `claims_elsewhere` is what the record says of the node, where that differs."""
+    end = site.again(step, test, host, elsewhere=elsewhere)
+    return RerunRecord(
+        step=step.key,
+        check=test,
+        host=host.name,
+        elsewhere=elsewhere if claims_elsewhere is None else claims_elsewhere,
+        outcome=work.OUTCOMES[end],
+        seconds=1.0,
+        message=work.MESSAGES[end],
+    )
+
+
+def other(digest: str) -> str:
+    """A digest that is not this one, of the same form."""
+    prefix, _, _ = digest.rpartition(":")
+    return (f"{prefix}:" if prefix else "") + hashlib.sha256(digest.encode()).hexdigest()
+
+
+def _named(site: Site, step: PlannedStep, struck: dict[Kind, int]) -> tuple[str, str]:
+    """The step and the command that the records name."""
+    if Kind.OTHER_STEP in struck:
+        others = [one for one in site.plan.steps if one.key != step.key]
+        if not others:
+            return "nowhere-cpu", step.command
+        chosen = others[struck[Kind.OTHER_STEP] % len(others)]
+        return chosen.key, chosen.command
+    return step.key, f"{step.command} -k easy" if Kind.OTHER_COMMAND in struck else step.command
+
+
+def _built(site: Site, step: PlannedStep, deed: Deed, struck: dict[Kind, int]) -> list[Record]:
+    """The image that the step built, if it builds one."""
+    if step.provides is None or deed.ended not in {0, 1}:
+        return []
+    planned = site.plan.images.get(step.provides, "")
+    content = other(planned) if Kind.IMAGE_OTHER_CONTENT in struck else planned
+    digest = "sha256:" + hashlib.sha256(f"{content}:{deed.attempt}".encode()).hexdigest()
+    site.images[step.provides] = digest
+    if Kind.IMAGE_OTHER_CONTENT in struck:
+        site.spoilt_images.add(step.provides)
+    else:
+        site.spoilt_images.discard(step.provides)
+    if Kind.IMAGE_NOT_RECORDED in struck:
+        return []
+    return [ImageRecord(step=step.key, image=step.provides, content=content, digest=digest)]
+
+
+VRAM_MIB = 196_592
+"""Of an MI300X as its driver reports it: 192 GiB less what the firmware keeps."""
+
+IDLE_MIB = 285
+RESET = "amdgpu 0000:05:00.0: amdgpu: GPU reset begin!"
+GARBAGE = ("", "{", '{"healthy": true}', "null", "[]", "\x00\x01")
+"""What may lie where a health file should."""
+
+
+def write(
+    folder: Path,
+    step: PlannedStep,
+    host: str,
+    moment: Literal["before", "after"],
+    taken: dt.datetime,
+    *,
+    trouble: str = "",
+    lost: int = 0,
+) -> None:
+    """Write a health file; `trouble` makes the node unfit and says why, `lost` is how many of its GPUs are gone."""
+    gpus = range((step.gpus or 1) - lost) if step.device != CPU else ()
+    record = Health(
+        step=step.key,
+        moment=moment,
+        host=host,
+        agent=f"{host}-1",
+        taken=taken,
+        seconds=4.0,
+        healthy=not trouble,
+        problems=(trouble,) if trouble else (),
+        gpus=tuple(
+            GpuHealth(
+                index=index,
+                bdf=f"0000:{5 + index:02x}:00.0",
+                name="AMD Instinct",
+                vram_total_mib=VRAM_MIB,
+                vram_used_mib=IDLE_MIB,
+                ecc_uncorrectable=0,
+                temperature_c=41.0,
+            )
+            for index in gpus
+        ),
+        dmesg=(RESET,) if trouble and moment == "after" else (),
+    )
+    path(folder, moment).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def spoil(folder: Path, number: int) -> None:
+    """Put something unreadable where a health file was."""
+    moment: Literal["before", "after"] = "before" if number % 2 else "after"
+    path(folder, moment).write_text(GARBAGE[number // 2 % len(GARBAGE)], encoding="utf-8")
+
+
+def lose(folder: Path, number: int) -> None:
+    """Lose a health file."""
+    path(folder, "before" if number % 2 else "after").unlink(missing_ok=True)
+
+
+def path(folder: Path, moment: Literal["before", "after"]) -> Path:
+    """Where a health file lies."""
+    return folder / f"health-{moment}.json"
+
+
+def damage(kind: Kind, number: int, whole: bytes) -> bytes:
+    """Damage a file; `number` says where."""
+    return _HOW[kind](random.Random(number), whole)
+
+
+def _flip(rng: random.Random, whole: bytes) -> bytes:
+    place = rng.randrange(len(whole))
+    return whole[:place] + bytes([whole[place] ^ (1 << rng.randrange(8))]) + whole[place + 1 :]
+
+
+def _truncate(rng: random.Random, whole: bytes) -> bytes:
+    last = whole.rstrip(b"\n").rfind(b"\n") + 1
+    return whole[: rng.randrange(last, len(whole))]
+
+
+def _not_a_number(rng: random.Random, whole: bytes) -> bytes:
+    return _replace_value(rng, whole, lambda _: rng.choice(["NaN", "Infinity", "-Infinity"]))
+
+
+def _wrong_type(rng: random.Random, whole: bytes) -> bytes:
+    return _replace_value(
+        rng, whole, lambda value: json.dumps(rng.choice([[value], {"value": value}, str(value), None]))
+    )
+
+
+def _replace_value(rng: random.Random, whole: bytes, other: Callable[[object], str]) -> bytes:
+    """Put another text where a number of a step's or a check's record stands."""
+    lines = whole.split(b"\n")
+    numbers = [
+        (place, name)
+        for place, line in enumerate(lines)
+        for name, value in _fields(line).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    if not numbers:
+        return whole[:-1]
+    place, name = rng.choice(numbers)
+    record = json.loads(lines[place])
+    text = other(record[name])
+    record[name] = "@here@"
+    lines[place] = json.dumps(record).replace('"@here@"', text).encode()
+    return b"\n".join(lines)
+
+
+def _fields(line: bytes) -> dict[str, object]:
+    """The fields of a line; none where an earlier damage left no JSON."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _remove(rng: random.Random, whole: bytes) -> bytes:
+    lines = whole.splitlines(keepends=True)
+    del lines[rng.randrange(len(lines))]
+    return b"".join(lines)
+
+
+def _reorder(rng: random.Random, whole: bytes) -> bytes:
+    lines = whole.splitlines(keepends=True)
+    one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    lines[one], lines[other] = lines[other], lines[one]
+    return b"".join(lines)
+
+
+def _fill_up(rng: random.Random, whole: bytes) -> bytes:
+    return whole[: rng.randrange(len(whole))]
+
+
+_HOW: dict[Kind, Callable[[random.Random, bytes], bytes]] = {
+    Kind.FLIPPED_BIT: _flip,
+    Kind.TRUNCATED: _truncate,
+    Kind.NOT_A_NUMBER: _not_a_number,
+    Kind.WRONG_TYPE: _wrong_type,
+    Kind.LINE_REMOVED: _remove,
+    Kind.LINES_REORDERED: _reorder,
+    Kind.DISK_FULL: _fill_up,
+    Kind.DUPLICATED: lambda _, whole: whole + whole,
+}
+DAMAGING = frozenset(_HOW)
+"""Kinds that damage the file itself."""

@@ -8,16 +8,15 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate import buildkite, changes
-from hilgate.declare import Declarations, load
+from hilgate import git
+from hilgate.buildkite import steps as buildkite
+from hilgate.buildkite.steps import recheck_yaml
+from hilgate.declare.load import Declarations, load
 from hilgate.errors import NothingSelectedError
-from hilgate.facts import Facts
-from hilgate.followups import recheck_yaml
 from hilgate.images import contents
-from hilgate.model import Evidence, Plan, PlannedStep
-from hilgate.names import CPU
-from hilgate.plan import assemble
-from hilgate.simulate.pipeline import Command, Wait, parse
+from hilgate.model import CPU, Evidence, Plan, PlannedStep
+from hilgate.plan.make import Facts, assemble
+from hilgate.simulate.buildkite import Command, Wait, parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,10 +76,10 @@ class Scenarios:
 
     def _real(self, number: int) -> Scenario:
         rng = random.Random(f"{self.seed}:real:{number}")
-        files = [name for name in changes.tracked_files(self.root) if not name.endswith(".png")]
+        files = [name for name in git.tracked_files(self.root) if not name.endswith(".png")]
         while True:
             changed = tuple(sorted(rng.sample(files, rng.choice((1, 1, 2, 5)))))
-            change = changes.Changes("0" * 40, dirty=False, base="main", files=changed)
+            change = git.Changes("0" * 40, dirty=False, base="main", files=changed)
             try:
                 plan = assemble(self.declarations, change, None, profile="pr", facts=Facts(images=self.images))
                 return self._scenario(f"real {number}", plan)

@@ -63,7 +63,7 @@ class Engine(Protocol):
         """Answer every prompt greedily; the answers are in the order of the prompts."""
 
     def attention_layers(self) -> list[dict[str, Any]] | None:
-        """Who served each attention layer (see `hileval.served`); None where the engine has one attention only."""
+        """Who served each attention layer (`hileval.ask.evaluation`); None where the engine has one attention only."""
 
     def close(self) -> None:
         """Give back what it holds; nothing is asked afterwards."""

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hileval import stats
-from hileval.declare import EVALS
-from hileval.documents import read_documents, read_task, sound
+from hileval.ask.documents import read_documents, read_task, sound
 from hileval.engines import Prompt
-from hileval.pocket.questions import Problem, problems, read_jsonl, write_jsonl
-from hileval.pocket.speech import documents, speak, write_documents
+from hileval.gates import statistics
+from hileval.gates.declare import EVALS
+from hileval.pocket.data import Problem, documents, problems, read_jsonl, speak, write_documents, write_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,8 +48,7 @@ def train_model(name: Name = "hybrid") -> None:
     """Train from scratch on questions that are not test questions, and write the model folder."""
     import torch
 
-    from hileval.pocket.train import RECIPES, train
-    from hileval.pocket.train_speech import RECIPE, extractor, train_speech
+    from hileval.pocket.train import RECIPE, RECIPES, extractor, train, train_speech
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     folder = MODELS / name
@@ -73,10 +71,10 @@ def measure(
     n: Annotated[int, typer.Option(help="Fresh questions (neither training nor test).")] = 1000,
     damaged: Annotated[int, typer.Option("--faults", help="Questions per planted fault; 0 leaves them out.")] = 200,
 ) -> None:
-    """Exact match on fresh questions, intact and under planted cache faults (`hileval.pocket.corrupt`)."""
+    """Exact match on fresh questions, intact and under planted cache faults (`hileval.pocket.damage`)."""
     from hileval.engines.speech_engine import SpeechEngine
     from hileval.engines.transformers_engine import TransformersEngine
-    from hileval.pocket.corrupt import faults, plant
+    from hileval.pocket.damage import faults, plant
 
     rows: Sequence[Any]
     if name == "speech":
@@ -102,7 +100,7 @@ def reserved_documents() -> frozenset[str]:
 
 def transcribed(engine: Any, texts: Sequence[str]) -> int:
     """How many documents an engine writes down without a mistake."""
-    from hileval.pocket.vocabulary import START
+    from hileval.pocket.models import START
 
     prompts = [Prompt(START, "audio", sound(speak(text).astype("<i2").tobytes())) for text in texts]
     answers = engine.answer(prompts, max_tokens=32, stop=[])
@@ -119,5 +117,5 @@ def exact_match(engine: object, rows: list[Problem]) -> int:
 
 def report(what: str, correct: int, n: int) -> None:
     """Print one line of JSON."""
-    low, high = stats.interval(correct, n, 0.05)
+    low, high = statistics.interval(correct, n, 0.05)
     typer.echo(json.dumps({"what": what, "n": n, "exact_match": correct / n, "ci95": [round(low, 4), round(high, 4)]}))

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pagedkv.mla_decode import mla_decode
+from pagedkv.mla.decode import mla_decode
 
 from . import vllm_kernels
 from .case import Case, dtype_name
 from .tensors import Batch
 
 if TYPE_CHECKING:
-    from pagedkv.fp8 import FormatName
+    from pagedkv.fp8.formats import FormatName
 
 LATENT, ROPE = 512, 64
 KERNELS = ("mla_schedule_kernel", "mla_decode_kernel", "mla_reduce_kernel")

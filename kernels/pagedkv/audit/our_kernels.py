@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pagedkv.cache_gather import gather_kv_cache
-from pagedkv.cache_write import write_kv_cache
-from pagedkv.cascade import merge_attention
+from pagedkv.attention.cascade import merge_attention
+from pagedkv.attention.paged import paged_attention
+from pagedkv.cache.gather import gather_kv_cache
+from pagedkv.cache.write import write_kv_cache
 from pagedkv.configurations import CONFIGURATIONS, Configuration
 from pagedkv.layout import packing_of
-from pagedkv.paged_attention import paged_attention
 
 from .case import DTYPES, Case
 from .tensors import Batch

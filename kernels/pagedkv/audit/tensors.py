@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagedkv import layout
-from pagedkv.cache import PagedCache, Quantisation
+from pagedkv.cache.cache import PagedCache, Quantisation
 
 if TYPE_CHECKING:
     from pagedkv.configurations import Scales
-    from pagedkv.fp8 import FormatName
+    from pagedkv.fp8.formats import FormatName
     from pagedkv.layout import Name
 
 _BIG = 2**31

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from pagedkv.cache_write import write_kv_cache
-from pagedkv.paged_attention import paged_attention
+from pagedkv.attention.paged import paged_attention
+from pagedkv.cache.write import write_kv_cache
 from pagedkv.vllm_plugin import routes
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
 from pagedkv.vllm_plugin.pages import Page, sides
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionLayer
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
-    from pagedkv.cache import PagedCache
+    from pagedkv.cache.cache import PagedCache
     from pagedkv.routing import Route
     from pagedkv.vllm_plugin.backend import PagedKVMetadata, Part
 
 
 class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
-    """Runs one layer with `pagedkv.cache_write` and `pagedkv.paged_attention`.
+    """Runs one layer with `pagedkv.cache.write` and `pagedkv.paged_attention`.
 
     Attributes:
         route: The kernels that serve the layer, and the layout of its cache.

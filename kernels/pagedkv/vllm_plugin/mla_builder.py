@@ -14,7 +14,7 @@ from vllm.model_executor.layers.attention.mla_attention import (
 )
 from vllm.v1.attention.backend import AttentionCGSupport
 
-from pagedkv.mla_tables import Tables, allocate, fill
+from pagedkv.mla.tables import Tables, allocate, fill
 from pagedkv.vllm_plugin import log
 
 if TYPE_CHECKING:

@@ -12,15 +12,15 @@ from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl, ML
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 
-from pagedkv.mla_checks import LARGEST_LATENT, LARGEST_ROPE
-from pagedkv.mla_decode import mla_decode
+from pagedkv.mla.checks import LARGEST_LATENT, LARGEST_ROPE
+from pagedkv.mla.decode import mla_decode
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
 from pagedkv.vllm_plugin.routes import fp8_format
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionLayer
 
-    from pagedkv.fp8 import FormatName
+    from pagedkv.fp8.formats import FormatName
     from pagedkv.vllm_plugin.mla_builder import PagedKVMLADecode
 
 

@@ -22,14 +22,14 @@ import torch
 from vllm.v1.kv_cache_interface import KVQuantMode
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from pagedkv.cache import PagedCache, Quantisation
+from pagedkv.cache.cache import PagedCache, Quantisation
 from pagedkv.layout import vector_elements
 from pagedkv.vllm_plugin.errors import PageError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import AttentionSpec
 
-    from pagedkv.fp8 import FormatName
+    from pagedkv.fp8.formats import FormatName
     from pagedkv.layout import Packing
     from pagedkv.routing.request import Layout, Sides
 

@@ -21,7 +21,7 @@ from pagedkv.routing.candidates import load
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
-    from pagedkv.fp8 import FormatName
+    from pagedkv.fp8.formats import FormatName
     from pagedkv.layout import Packing
     from pagedkv.routing import Route
     from pagedkv.routing.request import Dtype, KvScales, Sides

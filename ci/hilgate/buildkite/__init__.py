@@ -1,0 +1,1 @@
+"""A plan as Buildkite steps, and Buildkite's REST API."""

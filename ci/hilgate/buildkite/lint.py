@@ -1,0 +1,216 @@
+"""What Buildkite's schema cannot see: invariants of generated pipelines and of the files in `.buildkite`. Pure.
+
+Texts in, sentences out; no sentence means sound. The rules hold for every step that a required verdict rests on: each
+of them names a way in which a build could otherwise turn green, or never end, without having done its work.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import yaml
+
+from hilgate.declare.check import find_cycle
+from hilgate.errors import Exit
+from hilgate.model import BUILDKITE_KEY, RESERVED_KEYS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+MAX_STEPS = 500
+"""Steps per upload (buildkite-agent, clicommand/pipeline_upload.go)."""
+
+CONTEXT = "rocm/required"
+"""The one commit status that a merge waits for."""
+
+RECHECK_SUFFIX = "-recheck"
+STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle"}
+"""Step keys of the files in `.buildkite`, which share a build with generated steps."""
+
+INFRASTRUCTURE_EXITS = frozenset({-1, int(Exit.CANNOT_RUN_HERE), int(Exit.SICK_NODE)})
+INFRASTRUCTURE_REASONS = frozenset(
+    {"agent_stop", "agent_refused", "agent_incompatible", "stack_error", "process_run_error"}
+)
+GREENING = ("soft_fail", "block", "input", "skip", "if", "if_changed", "branches", "matrix", "trigger")
+"""Words that turn a failure or a skip green, or a step into several under one key."""
+
+FLOWS = {
+    "pipeline.yml": ("plan", "wait", "recheck", "wait", "verdict"),
+    "rerun.yml": ("choose", "plan", "wait", "recheck", "wait", "verdict"),
+    "release.yml": ("plan", "wait", "recheck", "wait", "verdict", "bundle"),
+    "approve.yml": ("approve", "required"),
+}
+"""The files of `.buildkite` and the steps of each, in order."""
+
+POSTING = {"pipeline.yml": "verdict", "approve.yml": "required"}
+"""The only steps that post `CONTEXT`."""
+
+Step = dict[str, Any]
+_LONE_DOLLAR = re.compile(r"(?<!\$)(?:\$\$)*\$(?!\$)")
+
+
+def lint(text: str, *, secrets: bool = True, rechecks: bool = False, posts: str = "") -> list[str]:
+    """Problems of a generated pipeline.
+
+    Args:
+        text: YAML, uploaded without interpolation.
+        secrets: Whether its steps may be given any (not in a build of a fork).
+        rechecks: Whether it holds reruns of failing checks, whose keys end in `RECHECK_SUFFIX`, and no others.
+        posts: Key of the one step that may post `CONTEXT`; its key may then be one of `STATIC_KEYS`.
+    """
+    pipeline: Step = yaml.safe_load(text)
+    problems = [f"it sets {word!r} for the whole build" for word in pipeline if word not in ("env", "steps")]
+    if "$" in text:
+        problems.append("it contains '$', which an uploader may interpolate")
+    steps = list(_flat(pipeline["steps"]))
+    keys = [str(step["key"]) for step in steps if step.get("key")]
+    problems += _key_problems(keys)
+    problems += [f"key {key!r} belongs to .buildkite" for key in keys if key in STATIC_KEYS and key != posts]
+    problems += [
+        f"key {key!r} {'does not end' if rechecks else 'ends'} in {RECHECK_SUFFIX!r}"
+        for key in keys
+        if key.endswith(RECHECK_SUFFIX) is not rechecks and key != posts
+    ]
+    for step in steps:
+        found = _step_problems(step) if "group" not in step else _greening(step)
+        if "notify" in step and step.get("key") != posts:
+            found.append("notifies, which is the verdict's alone")
+        if step.get("secrets") and not secrets:
+            found.append("gives secrets to a fork's build")
+        problems += [f"step {step.get('key', '?')!r} {problem}" for problem in found]
+    return problems + _graph_problems(steps)
+
+
+def lint_files(texts: Mapping[str, str]) -> list[str]:
+    """Problems of the files in `.buildkite` (name -> text): a flow of fixed shape each, and one step that posts."""
+    problems = [f"{name} is missing" for name in FLOWS if name not in texts]
+    for name, text in texts.items():
+        problems += [f"{name}: {problem}" for problem in _file_problems(name, text)]
+    return problems
+
+
+def _file_problems(name: str, text: str) -> Iterator[str]:
+    pipeline: Step = yaml.safe_load(text)
+    steps: list[Step] = [step if isinstance(step, dict) else {str(step): None} for step in pipeline["steps"]]
+    shape = tuple("wait" if "wait" in step else str(step.get("key", "?")) for step in steps)
+    if shape != FLOWS.get(name):
+        yield f"its steps are {', '.join(shape)}, not {', '.join(FLOWS.get(name, ('none',)))}"
+    if "notify" in pipeline:
+        yield "notifies for the whole build, which a step cannot take back"
+    if _LONE_DOLLAR.search(text):
+        yield "a single '$' is replaced when the file is uploaded; the job's own is '$$'"
+    yield from _key_problems([step["key"] for step in steps if step.get("key")])
+    yield from _graph_problems(steps)
+    for step in steps:
+        if "wait" in step:
+            if step.get("continue_on_failure") is not True:
+                yield "a wait stops at a failure, and no verdict is posted"
+            continue
+        found = _input_problems(step) if "input" in step else _step_problems(step, answers=False)
+        contexts = [notice.get("github_commit_status", {}).get("context") for notice in step.get("notify", [])]
+        if contexts != ([CONTEXT] if POSTING.get(name) == step.get("key") else []):
+            found.append(f"posts {contexts or 'nothing'}; {CONTEXT} is posted by {POSTING.get(name, 'no step here')}")
+        yield from (f"step {step.get('key', '?')!r} {problem}" for problem in found)
+
+
+def _flat(tops: list[Step]) -> Iterator[Step]:
+    for top in tops:
+        yield top
+        yield from top.get("steps", [])
+
+
+def _key_problems(keys: list[str]) -> list[str]:
+    problems = [f"key {key!r} is used twice" for key, count in sorted(Counter(keys).items()) if count > 1]
+    if len(keys) > MAX_STEPS:
+        problems.append(f"{len(keys)} steps, but one upload may hold {MAX_STEPS}")
+    return problems
+
+
+def _needs(step: Step) -> list[str]:
+    """Keys in `depends_on`, whichever of its four forms it has."""
+    needs = step.get("depends_on") or []
+    needs = [needs] if isinstance(needs, str) else needs
+    return [need["step"] if isinstance(need, dict) else need for need in needs]
+
+
+def _graph_problems(steps: list[Step]) -> list[str]:
+    """Dependencies that do not exist, and cycles; a group is met when all its steps are."""
+    graph = {str(step["key"]): _needs(step) for step in steps if step.get("key")}
+    problems = [
+        f"step {key!r} depends on {need!r}, which does not exist"
+        for key, needs in graph.items()
+        for need in needs
+        if need not in graph
+    ]
+    for step in steps:
+        for inner in step.get("steps", []):
+            if step.get("key") and inner.get("key"):
+                graph[inner["key"]] = [*graph[inner["key"]], *_needs(step)]
+                graph[step["key"]] = [*graph[step["key"]], inner["key"]]
+    if cycle := find_cycle(graph):
+        problems.append("steps wait for each other: " + " -> ".join(cycle))
+    return problems
+
+
+def _greening(step: Step) -> list[str]:
+    return [f"has {word!r}, which can turn a failure or a skip green" for word in GREENING if word in step]
+
+
+def _step_problems(step: Step, *, answers: bool = True) -> list[str]:
+    """Problems of a command step; `answers` where its exit status says something about the change."""
+    problems = _greening(step)
+    if not BUILDKITE_KEY.fullmatch(step.get("key") or ""):
+        problems.append("has no key that Buildkite takes")
+    if not "".join(step.get("command") or []).strip():
+        problems.append("has no command")
+    if not (step.get("agents") or {}).get("queue"):
+        problems.append("has no queue")
+    if not step.get("timeout_in_minutes"):
+        problems.append("has no timeout")
+    if ("concurrency" in step) is not ("concurrency_group" in step):
+        problems.append("has one of concurrency and concurrency_group, and Buildkite needs both")
+    return problems + _retry_problems(step.get("retry") or {}, answers=answers)
+
+
+def _retry_problems(retry: Step, *, answers: bool) -> list[str]:
+    problems = []
+    automatic = retry.get("automatic") or []
+    for rule in [automatic] if isinstance(automatic, dict) else automatic if isinstance(automatic, list) else [{}]:
+        statuses = rule.get("exit_status", [])
+        statuses = statuses if isinstance(statuses, list) else [statuses]
+        by_status = statuses and INFRASTRUCTURE_EXITS.issuperset(statuses)
+        by_reason = rule.get("signal_reason") in INFRASTRUCTURE_REASONS and "exit_status" not in rule
+        if not (by_status or by_reason):
+            problems.append(f"retries {rule or 'everything'}, which is not infrastructure")
+    if answers and (retry.get("manual") or {}).get("allowed") is not False:
+        problems.append("can be retried by hand, which leaves out the results of the first try")
+    return problems
+
+
+def _input_problems(step: Step) -> list[str]:
+    problems = [] if BUILDKITE_KEY.fullmatch(step.get("key") or "") else ["has no key that Buildkite takes"]
+    if step.get("key") != "approve":
+        return problems
+    if not step.get("allowed_teams"):
+        problems.append("lets anybody approve")
+    if "if" in step:
+        problems.append("can be left out by a condition")
+    return problems
+
+
+def sdk_schema() -> dict[str, Any]:
+    """Buildkite's pipeline schema (draft 7) as the SDK ships it."""
+    loaded: dict[str, Any] = json.loads(resources.files("buildkite_sdk").joinpath("schema.json").read_text("utf-8"))
+    return loaded
+
+
+def schema_problems(text: str, against: dict[str, Any]) -> list[str]:
+    """Violations of a Buildkite pipeline schema, as `path: message`."""
+    validator = jsonschema.Draft7Validator(against)
+    errors = sorted(validator.iter_errors(yaml.safe_load(text)), key=lambda error: list(map(str, error.path)))
+    return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in errors]

@@ -1,0 +1,294 @@
+"""A plan as Buildkite steps: the only module that knows Buildkite's vocabulary.
+
+buildkite-sdk 0.12.0 ignores keys that it does not know, so a misspelt `command` becomes a step that does nothing and
+passes. Four guards stand against that: model constructors only (never dicts), mypy strict on this file, unknown keys
+forbidden on the SDK's models, and `hilgate.buildkite.lint` over the emitted text. The text is then validated against
+Buildkite's schema. Nothing emitted contains a `$`, so it means the same whether or not the uploader interpolates.
+
+What is generated is uploaded by the steps of `.buildkite/*.yml`, which hold the plan, the recheck and the verdict.
+
+Steps that a build uploads once it knows more: reruns of failing checks, and the verdict of a complete rerun.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from typing import TYPE_CHECKING
+
+from buildkite_sdk import schema
+from buildkite_sdk.pipeline import Pipeline
+from buildkite_sdk.schema import (
+    AutomaticRetry,
+    CommandStep,
+    CommandStepManualRetryObject,
+    CommandStepRetry,
+    GroupStep,
+    NotifyGithubCommitStatus,
+    NotifyGithubCommitStatusGithubCommitStatus,
+)
+from pydantic import BaseModel
+
+from hilgate.buildkite.lint import CONTEXT, RECHECK_SUFFIX, lint, schema_problems, sdk_schema
+from hilgate.errors import DeclarationError, Exit, NothingSelectedError
+from hilgate.model import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hilgate.declare.load import Declarations
+    from hilgate.model import Plan, PlannedStep, Profile
+
+
+PLAN_FILE = "results/plan.json"
+JOBS_FOLDER = "results/jobs"
+
+MARGIN_MINUTES = 4
+"""What Buildkite's timeout adds to the step's own: checkout, preflight and plan before it, and after it the minute that
+`hilgate.run.process` keeps for the results."""
+
+IMAGE_MINUTES = 15
+"""More of it for a step in an image: a ROCm image is tens of GB, and a fresh node pulls it first."""
+
+MERGE_QUEUE_BRANCH = "gh-readonly-queue/"
+"""What GitHub's merge queue calls its branches."""
+
+MERGE_QUEUE_PRIORITY = 200
+PRIORITIES: dict[Profile, int] = {"gate": 0, "pr": 100, "nightly": -10, "release": 0}
+"""Higher runs first (Buildkite's default is 0): what people wait for goes before what the night does."""
+
+MANUAL = CommandStepManualRetryObject(
+    allowed=False,
+    reason="A second try would hide what the first one found. For a fresh build of some models: hilgate rerun",
+)
+
+
+def infrastructure_retry(*, sick_limit: int) -> CommandStepRetry:
+    """Infrastructure only. A failed check (1) or an inconclusive one (6) is an answer, and is never asked for again."""
+    return CommandStepRetry(
+        automatic=[
+            AutomaticRetry(exit_status=-1, limit=2),  # the agent was lost
+            AutomaticRetry(exit_status=int(Exit.CANNOT_RUN_HERE), limit=1),
+            AutomaticRetry(exit_status=int(Exit.SICK_NODE), limit=sick_limit),  # the agent has paused itself
+            AutomaticRetry(signal_reason="agent_stop", limit=2),
+            AutomaticRetry(signal_reason="agent_refused", limit=2),
+            AutomaticRetry(signal_reason="stack_error", limit=1),
+        ],
+        manual=MANUAL,
+    )
+
+
+RETRY = infrastructure_retry(sick_limit=2)
+
+ENV = {"PYTHONPATH": "ci:kernels:evals"}
+"""The checkout's own packages, ahead of those that the agent's image carries."""
+
+
+class InvalidPipelineError(DeclarationError):
+    """The declarations lead to a pipeline that Buildkite would refuse, or run differently than planned."""
+
+
+def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -> str:
+    """The steps of a plan for the agents as YAML text, linted and valid by Buildkite's schema.
+
+    Args:
+        plan: Of any profile but `gate`.
+        declarations: For the titles of areas.
+        branch: The branch that is built; those of the merge queue go first.
+
+    Raises:
+        InvalidPipelineError: It breaks an invariant; says which and where.
+        NothingSelectedError: The plan has no steps.
+    """
+    if plan.profile == "gate":
+        raise InvalidPipelineError(
+            "the plan is for one machine", where="profile gate", remedy="make the plan with --profile pr"
+        )
+    if not plan.steps:
+        raise NothingSelectedError("the plan has no steps", remedy="a pipeline over nothing would be green")
+    titles = {area.area: area.title for area in declarations.areas}
+    groups = []
+    for area in dict.fromkeys(step.area for step in plan.steps):
+        steps = [_step(step, plan, branch) for step in plan.steps if step.area == area]
+        groups.append(GroupStep(group=titles.get(area, area), key=area, steps=steps))
+    return sound(groups, secrets=not plan.fork)
+
+
+def priority(plan: Plan, branch: str) -> int:
+    """Buildkite's priority of a plan's jobs."""
+    return MERGE_QUEUE_PRIORITY if branch.startswith(MERGE_QUEUE_BRANCH) else PRIORITIES[plan.profile]
+
+
+def job(
+    step: PlannedStep,
+    plan: Plan,
+    *,
+    branch: str,
+    key: str,
+    label: str,
+    folder: str,
+    command: list[str],
+    depends_on: list[str] | None = None,
+    lock: str = "",
+    retry: CommandStepRetry = RETRY,
+) -> CommandStep:
+    """A job of a planned step: where it runs, for how long, with what, and what it leaves in `folder`.
+
+    `lock` names a concurrency group: its jobs run one after the other, whatever build they belong to.
+
+    Raises:
+        InvalidPipelineError: No queue offers the step's device.
+    """
+    if step.queue is None:
+        raise InvalidPipelineError(
+            f"step {step.key!r} has no queue",
+            where="ci/agents.yaml",
+            remedy=f"make the plan with --profile pr, or give {step.device} a queue",
+        )
+    return CommandStep(
+        key=key,
+        label=label,
+        command=[f"buildkite-agent artifact download {PLAN_FILE} . --step plan", *command],
+        agents={"queue": step.queue},
+        depends_on=depends_on,
+        priority=priority(plan, branch),
+        concurrency=1 if lock else None,
+        concurrency_group=lock or None,
+        concurrency_method="eager" if lock else None,
+        timeout_in_minutes=step.timeout_minutes + MARGIN_MINUTES + (IMAGE_MINUTES if step.image else 0),
+        artifact_paths=[f"{folder}/**/*"],
+        secrets=None if plan.fork else list(step.secrets) or None,
+        retry=retry,
+    )
+
+
+def sound(
+    steps: Sequence[GroupStep | CommandStep], *, secrets: bool = True, rechecks: bool = False, posts: str = ""
+) -> str:
+    """Emit, lint and validate.
+
+    Raises:
+        InvalidPipelineError: With every problem found.
+    """
+    text = Pipeline(env=ENV, steps=list(steps)).to_yaml(sort_keys=False, width=80, allow_unicode=True)
+    problems = lint(text, secrets=secrets, rechecks=rechecks, posts=posts) or schema_problems(text, sdk_schema())
+    if problems:
+        raise InvalidPipelineError(
+            "the generated pipeline is not sound: " + "; ".join(problems),
+            where="ci/areas",
+            remedy="correct the step that is named",
+        )
+    return text
+
+
+def _step(step: PlannedStep, plan: Plan, branch: str) -> CommandStep:
+    folder = f"{JOBS_FOLDER}/{step.key}"
+    lock = ""
+    if step.provides in plan.images:
+        # Of two builds of the same contents the second waits, and then finds what the first has built.
+        lock = f"hilgate/image/{step.provides}/{plan.images[step.provides][:16]}"
+    return job(
+        step,
+        plan,
+        branch=branch,
+        key=step.key,
+        label=step.label,
+        folder=folder,
+        command=[f"python3 -m hilgate.agent.job {step.key} --plan {PLAN_FILE} --results {folder}"],
+        depends_on=list(step.depends_on) or None,
+        lock=lock,
+    )
+
+
+def _forbid_unknown_keys() -> None:
+    """Make the SDK's models refuse what they would drop."""
+    models: list[type[BaseModel]] = [Pipeline]
+    models += [model for _, model in inspect.getmembers(schema, inspect.isclass) if issubclass(model, BaseModel)]
+    models.remove(BaseModel)
+    for model in models:
+        model.model_config["extra"] = "forbid"
+    for model in models:
+        model.model_rebuild(force=True)
+
+
+_forbid_unknown_keys()
+
+
+RECHECK_FOLDER_SUFFIX = ".recheck"
+RECHECK_RETRY = infrastructure_retry(sick_limit=3)
+"""A recheck also ends as from a sick node where it lands on the node that it should avoid."""
+
+KEY_CHARACTERS = 100
+"""Longest key that Buildkite takes."""
+
+REQUIRED_KEY = "required"
+VERDICT_MINUTES = 15
+
+
+def recheck_yaml(plan: Plan, pending: Mapping[str, Sequence[str]], *, branch: str = "") -> str:
+    """The steps that run failing checks once more, each on another node of the same queue; empty when nothing failed.
+
+    Args:
+        plan: The plan they failed in.
+        pending: Planned key -> ids of its checks that need it.
+        branch: As for `pipeline_yaml`.
+
+    Raises:
+        InvalidPipelineError: A key is not in the plan, or what it leads to breaks an invariant.
+    """
+    steps = {step.key: step for step in plan.steps}
+    if unknown := sorted(set(pending) - set(steps)):
+        raise InvalidPipelineError(
+            f"step {unknown[0]!r} is not in the plan", where="what failed", remedy="give the plan that was run"
+        )
+    rechecks = [_recheck(steps[key], len(ids), plan, branch) for key, ids in sorted(pending.items()) if ids]
+    return sound(rechecks, secrets=not plan.fork, rechecks=True) if rechecks else ""
+
+
+def recheck_key(key: str) -> str:
+    """Key of the step that reruns the failing checks of a planned step; long keys are shortened and stay distinct."""
+    room = KEY_CHARACTERS - len(RECHECK_SUFFIX)
+    if len(key) > room:
+        digest = hashlib.sha256(key.encode()).hexdigest()[:8]
+        key = f"{key[: room - len(digest) - 1]}-{digest}"
+    return key + RECHECK_SUFFIX
+
+
+def required_yaml(declarations: Declarations) -> str:
+    """The one step that posts the required context of a complete rerun: it judges once more what is there."""
+    cpu = ((queue.memory_gib, name) for name, queue in declarations.agents.queues.items() if queue.device == CPU)
+    context = NotifyGithubCommitStatusGithubCommitStatus(context=CONTEXT)
+    step = CommandStep(
+        key=REQUIRED_KEY,
+        label="verdict of a complete rerun",
+        command=[
+            "rm -rf results",
+            f"buildkite-agent artifact download {PLAN_FILE} . --step plan",
+            f"buildkite-agent artifact download '{JOBS_FOLDER}/**/*' .",
+            f"hilgate judge --plan {PLAN_FILE} --jobs {JOBS_FOLDER} --results results",
+            "test -s results/verdict.json",
+        ],
+        agents={"queue": min(cpu)[1]},
+        timeout_in_minutes=VERDICT_MINUTES,
+        artifact_paths=["results/verdict.json"],
+        notify=[NotifyGithubCommitStatus(github_commit_status=context)],
+        retry=RETRY,
+    )
+    return sound([step], posts=REQUIRED_KEY)
+
+
+def _recheck(step: PlannedStep, ids: int, plan: Plan, branch: str) -> CommandStep:
+    folder = f"{JOBS_FOLDER}/{step.key}{RECHECK_FOLDER_SUFFIX}"
+    return job(
+        step,
+        plan,
+        branch=branch,
+        key=recheck_key(step.key),
+        label=f"{step.label}: {ids} failing {'check' if ids == 1 else 'checks'} on another node",
+        folder=folder,
+        command=[
+            f"buildkite-agent artifact download '{JOBS_FOLDER}/{step.key}/**/*' .",
+            f"python3 -m hilgate.agent.job {step.key} --recheck --plan {PLAN_FILE} --results {folder}",
+        ],
+        retry=RECHECK_RETRY,
+    )

@@ -1,0 +1,1 @@
+"""The steps of the gate that are hilgate's own: hygiene, the bug zoo, the replay of changes, recorded reads."""

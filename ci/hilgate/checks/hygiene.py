@@ -1,0 +1,240 @@
+"""Runs the linters and the house rules, one check each: `python -m hilgate.checks.hygiene`.
+
+Linters know neither JUnit nor findings; here each becomes one check with its command, so a failure can be pasted back.
+Under the runner (`HILGATE_OUT` set) the checks are also written to `findings.jsonl`.
+
+House rules about files that no linter knows. Pure: names and texts in, findings out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from hilgate.declare.load import find_root
+from hilgate.errors import Exit, HilgateError, NothingSelectedError
+from hilgate.git import tracked_files
+from hilgate.model import Check, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+TIMEOUT_SECONDS = 400
+MESSAGE_LINES = 25
+"""Of a linter's output; the rest is one pasted command away."""
+
+
+HOOKS = ("environment", "post-checkout", "pre-command", "post-command", "pre-exit")
+"""Shell scripts without a suffix."""
+
+
+@dataclass(frozen=True)
+class Linter:
+    """A tool that exits 0 when it has nothing to say."""
+
+    id: str
+    command: str
+    """`python -m <module>` or a program beside the interpreter or on the path."""
+    suffixes: tuple[str, ...] = ()
+    """When given: the tracked files with these endings are appended, and without any the linter has no work."""
+
+
+LINTERS = (
+    Linter("ruff-check", "python -m ruff check --quiet ."),
+    Linter("ruff-format", "python -m ruff format --check --quiet ."),
+    Linter("mypy", "python -m mypy --no-error-summary"),
+    Linter("import-contracts", "lint-imports --no-logo"),
+    Linter("yamllint", "python -m yamllint --strict", (".yaml", ".yml")),
+    Linter(
+        "buildkite-schema",
+        "check-jsonschema --builtin-schema vendor.buildkite",
+        tuple(f".buildkite/{name}.yml" for name in ("pipeline", "rerun", "release", "approve")),
+    ),
+    Linter("shellcheck", "shellcheck", (".sh", ".ci/run", *(f".buildkite/hooks/{name}" for name in HOOKS))),
+    Linter("hadolint", "hadolint", ("Dockerfile",)),
+)
+
+
+def main() -> int:
+    """Check the repository around the current folder; exit status 0, 1 (findings) or 5 (a tool is missing)."""
+    try:
+        root = find_root(Path.cwd())
+        out = Path(os.environ["HILGATE_OUT"]) / "findings.jsonl" if "HILGATE_OUT" in os.environ else None
+        outcomes = set()
+        for check in checks(root):
+            outcomes.add(check.outcome)
+            sys.stdout.write(f"{check.outcome.value:<12} {check.id:<18} {check.seconds:5.1f} s  {check.message}\n")
+            sys.stdout.flush()
+            if out:
+                with out.open("a", encoding="utf-8") as file:
+                    file.write(check.model_dump_json() + "\n")
+    except HilgateError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_status
+    if Outcome.FAIL in outcomes:
+        return Exit.FAIL
+    return Exit.CANNOT_RUN_HERE if Outcome.DID_NOT_RUN in outcomes else Exit.PASS
+
+
+def checks(root: Path) -> Iterator[Check]:
+    """One check per linter that has work and per house rule, as they finish.
+
+    Raises:
+        NothingSelectedError: git lists no file.
+        CannotRunHereError: There is no git to list the files.
+    """
+    files = tracked_files(root)
+    if not files:
+        raise NothingSelectedError("git lists no file to check", where=str(root), remedy="run it in a checkout")
+    for linter in LINTERS:
+        work = [name for name in files if linter.suffixes and name.endswith(linter.suffixes)]
+        if work or not linter.suffixes:
+            yield lint(linter, work, root)
+    texts = {name: text for name in files if (text := _text(root / name)) is not None}
+    for name, rule in RULES.items():
+        began = time.monotonic()
+        found = rule(texts)
+        yield Check(
+            id=name,
+            outcome=Outcome.FAIL if found else Outcome.PASS,
+            seconds=time.monotonic() - began,
+            message=_shortened(found) if found else f"{len(texts)} files",
+            numbers={"findings": len(found)},
+        )
+
+
+def lint(linter: Linter, files: list[str], root: Path) -> Check:
+    """Run one linter. Only its own exit status 0 passes; a missing, killed or endless tool did not run."""
+    words = [*shlex.split(linter.command), *files]
+    labels = {"command": linter.command}
+    if not (program := _program(words)):
+        return Check(
+            id=linter.id,
+            outcome=Outcome.DID_NOT_RUN,
+            labels=labels,
+            message=f"{words[2] if words[1:2] == ['-m'] else words[0]} is not installed",
+        )
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            [program, *words[1:]],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=TIMEOUT_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        return Check(
+            id=linter.id,
+            outcome=Outcome.DID_NOT_RUN,
+            seconds=time.monotonic() - began,
+            labels=labels,
+            message=f"did not finish: {error}",
+        )
+    outcome = Outcome.PASS if done.returncode == 0 else Outcome.FAIL if done.returncode > 0 else Outcome.DID_NOT_RUN
+    said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    message = "" if outcome is Outcome.PASS else f"exit status {done.returncode}: {_shortened(said)}"
+    return Check(id=linter.id, outcome=outcome, seconds=time.monotonic() - began, message=message, labels=labels)
+
+
+def _program(words: list[str]) -> str:
+    """The program to start: this interpreter, a program beside it, or one on the path; '' when it is missing."""
+    if words[0] == "python":
+        absent = words[1] == "-m" and importlib.util.find_spec(words[2].partition(".")[0]) is None
+        return "" if absent else sys.executable
+    beside = Path(sys.executable).with_name(words[0])
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which(words[0]) or ""
+
+
+def _text(path: Path) -> str | None:
+    """Text of a file; None for a binary one."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _shortened(lines: list[str]) -> str:
+    rest = f"\n... and {len(lines) - MESSAGE_LINES} more lines" if len(lines) > MESSAGE_LINES else ""
+    return "\n".join(lines[:MESSAGE_LINES]) + rest
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+ROOMS = ("kernels", "ci", "evals", "tests", "docker")
+"""Folders that are no packages: `kernels/__init__.py` would shadow the `kernels` package that transformers imports."""
+
+MAX_LINES = 250
+MAX_KERNEL_LINES = 300
+"""For a file with a jitted kernel: kernel and launcher belong on one page."""
+
+_JIT = re.compile(r"^@triton\.(jit|heuristics|autotune)", re.MULTILINE)
+_MACHINE_PATH = re.compile(r"(?<![\w.$}~-])/(?:home|Users|work)/\w[\w./-]*")
+_PACKAGE_INDEX = re.compile(
+    r"https?://[^\s/\"']*(?:pypi|artifactory|jfrog|nexus|devpi)[^\s\"']*|--(?:extra-)?index-url[= ]\S+", re.IGNORECASE
+)
+
+
+def file_lengths(texts: Mapping[str, str]) -> list[str]:
+    """Python files longer than one concept should need."""
+    found = []
+    for name, text in texts.items():
+        limit = MAX_KERNEL_LINES if _JIT.search(text) else MAX_LINES
+        lines = len(text.splitlines())
+        if name.endswith(".py") and lines > limit:
+            found.append(f"{name}: {lines} lines, at most {limit}: it holds more than one concept")
+    return found
+
+
+def room_packages(texts: Mapping[str, str]) -> list[str]:
+    """`__init__.py` directly in a room, or anywhere under tests/."""
+    found = []
+    for name in texts:
+        path = PurePosixPath(name)
+        if path.name == "__init__.py" and (str(path.parent) in ROOMS or path.parts[0] == "tests"):
+            found.append(f"{name}: makes a package of a room; delete it")
+    return found
+
+
+def machine_paths(texts: Mapping[str, str]) -> list[str]:
+    """Paths of somebody's machine."""
+    return _matches(texts, _MACHINE_PATH, "is a path of one machine; make it relative to the repository")
+
+
+def package_indexes(texts: Mapping[str, str]) -> list[str]:
+    """Addresses of a package index, which belong to the machine's own pip configuration."""
+    return _matches(texts, _PACKAGE_INDEX, "names a package index; leave that to pip's configuration")
+
+
+RULES = {
+    "file-length": file_lengths,
+    "no-room-package": room_packages,
+    "no-machine-path": machine_paths,
+    "no-package-index": package_indexes,
+}
+"""Check id -> rule."""
+
+
+def _matches(texts: Mapping[str, str], pattern: re.Pattern[str], why: str) -> list[str]:
+    return [
+        f"{name}:{number}: {match[0]} {why}"
+        for name, text in texts.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        for match in [pattern.search(line)]
+        if match
+    ]

@@ -1,0 +1,131 @@
+"""Record which files a step reads: `python -m hilgate.checks.reads [STEP...]` writes `ci/reads.json`.
+
+An independent check of the selection, which is declared: a step must be selected by every file that it was seen to
+read. Steps run with an audit hook in every Python process; what other programs read (git, a compiler) is not seen.
+
+`ci/reads.json`: which files of the repository each step was seen to read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from hilgate.declare.load import find_root, load
+from hilgate.errors import CannotRunHereError, Exit, HilgateError, RecordsError
+from hilgate.git import tracked_files
+from hilgate.model import Outcome
+from hilgate.plan.make import make_plan
+from hilgate.run.runner import run_apart
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hilgate.model import Key
+
+
+HOOK: Final = Path(__file__).with_name("reads_hook.py")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Record the named steps, by default all that are not selected by every change."""
+    parser = argparse.ArgumentParser(prog="python -m hilgate.checks.reads", description=__doc__)
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="declared steps; the others keep what is recorded")
+    options = parser.parse_args(arguments)
+    try:
+        root = find_root(Path.cwd())
+        declarations = load(root)
+        always = {step.key for area, step in declarations.steps() if area.always}
+        declared = [step.key for _, step in declarations.steps()]
+        chosen = options.steps or [key for key in declared if key not in always]
+        path = root / READS_FILE
+        known = {key: files for key, files in read(path).items() if key in declared} if path.exists() else {}
+        for key in chosen:
+            known[key] = record(root, key)
+            path.write_text(text_of(known), encoding="utf-8")
+            sys.stdout.write(f"{key}: {len(known[key])} files\n")
+    except HilgateError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_status
+    return Exit.PASS
+
+
+def record(root: Path, key: Key) -> tuple[str, ...]:
+    """Run one declared step on this machine and return the tracked files that its Python processes read, sorted.
+
+    Raises:
+        MisuseError: There is no such step.
+        CannotRunHereError: It cannot run here, or did not pass: what it would have read afterwards is not known.
+    """
+    plan = make_plan(root, base=None, profile="gate", select=(key,))
+    step = next(step for step in plan.steps if key in (step.step, step.key))
+    with tempfile.TemporaryDirectory(prefix="hilgate-reads-") as name:
+        folder = Path(name)
+        (folder / "path").mkdir()
+        (folder / "lists").mkdir()
+        shutil.copyfile(HOOK, folder / "path" / "sitecustomize.py")
+        before = step.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        env = {
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(folder / "path"), before])),
+            "HILGATE_READS": str(folder / "lists"),
+            "HILGATE_READS_ROOT": str(root),
+        }
+        watched = step.model_copy(update={"env": step.env | env, "depends_on": ()})
+        plan = plan.model_copy(update={"steps": (watched,), "omissions": ()})
+        last = run_apart(plan, root, folder).last(watched.key)
+        if last is None or last.record.outcome is not Outcome.PASS:
+            raise CannotRunHereError(
+                f"step {key!r} did not pass, so it may not have read all that it reads",
+                remedy=f"see why with `hilgate run {key}`",
+            )
+        names = b"".join(path.read_bytes() for path in (folder / "lists").iterdir()).split(b"\0")
+    return relative((os.fsdecode(name) for name in names if name), root)
+
+
+def relative(names: Iterable[str], root: Path) -> tuple[str, ...]:
+    """Tracked files among absolute names, below the root; a compiled module counts as its source."""
+    tracked = frozenset(tracked_files(root))
+    found = set()
+    for name in names:
+        path = Path(name)
+        if path.suffix == ".pyc":  # <folder>/__pycache__/<module>.<whoever compiled it>.pyc
+            path = path.parent.parent / f"{path.name.partition('.')[0]}.py"
+        if path.is_relative_to(root.resolve()):
+            found.add(path.relative_to(root.resolve()).as_posix())
+    return tuple(sorted(found & tracked))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+READS_FILE: Final = "ci/reads.json"
+
+
+def text_of(reads: Mapping[Key, Iterable[str]]) -> str:
+    """The recorded reads as `ci/reads.json` has them."""
+    return json.dumps({key: list(reads[key]) for key in sorted(reads)}, indent=1) + "\n"
+
+
+def read(path: Path) -> dict[Key, tuple[str, ...]]:
+    """Step -> the files it was seen to read.
+
+    Raises:
+        RecordsError: The file is missing, or is not what `text_of` writes.
+    """
+    remedy = "record it with `python -m hilgate.checks.reads`"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordsError(f"the recorded reads cannot be read: {error}", where=str(path), remedy=remedy) from error
+    if not isinstance(data, dict) or not all(
+        isinstance(files, list) and all(isinstance(name, str) for name in files) for files in data.values()
+    ):
+        raise RecordsError("not a mapping of steps to files", where=str(path), remedy=remedy)
+    return {key: tuple(files) for key, files in data.items()}

@@ -1,0 +1,214 @@
+"""The bug zoo: real defects, planted one at a time in a copy of the kernels, must each turn the gate red.
+
+A gate that cannot fail proves nothing. Each bug names the step that must catch it and what the failing check must say;
+the same step over the same copy without the patch is the control, and must pass. The checkout itself is never touched.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from hilgate.declare import yaml
+from hilgate.declare.load import InvalidDeclarationsError
+from hilgate.errors import CannotRunHereError, Exit, MisuseError
+from hilgate.judge.verdict import judge
+from hilgate.model import Check, Key, Noun, Outcome, Plan, Verdict
+from hilgate.plan.make import make_plan, plan_digest
+from hilgate.run import outcome as rules
+from hilgate.run.runner import run_apart
+from hilgate.text import suggest
+
+ZOO = Path("tests/bugs")
+UNDER_TEST = "kernels"
+_STATUS = {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.FAIL, Outcome.DID_NOT_RUN: Exit.NOTHING_RAN}
+
+
+def _is_pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from None
+    return text
+
+
+class Bug(Noun):
+    """`tests/bugs/<id>/bug.yaml`: a defect that happened, and how it must be caught."""
+
+    id: Key
+    """The name of its folder."""
+    title: str
+    """What the patched kernel does wrong."""
+    source: str
+    """Where it happened, e.g. vllm-project/vllm#37228."""
+    symptom: str
+    """What users saw."""
+    turns_red: Key
+    """The declared step that must fail."""
+    arguments: str = ""
+    """Added to that step's command, to keep the run small."""
+    expect: Annotated[str, AfterValidator(_is_pattern)] = Field(min_length=1)
+    """A regular expression that the id or the message of a failing check must match."""
+    patch: str = "bug.patch"
+    """A unified diff against the repository root, touching kernels/ only."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of one run of a step over a copy of the kernels."""
+
+    verdict: Verdict
+    failures: tuple[Check, ...]
+
+
+def load_bugs(root: Path, names: tuple[str, ...] = ()) -> tuple[Bug, ...]:
+    """The declared bugs, in the order of their names.
+
+    Raises:
+        InvalidDeclarationsError: A bug.yaml is invalid, or a bug is not called like its folder.
+        MisuseError: A name is no bug, or there are none.
+    """
+    files = sorted((root / ZOO).glob("*/bug.yaml"))
+    documents = [yaml.read(path, root, Bug) for path in files]
+    for path, document in zip(files, documents, strict=True):
+        if document.noun and document.noun.id != path.parent.name:
+            document.blame(("id",), f"is {document.noun.id!r} in the folder {path.parent.name!r}", "rename one of them")
+    mistakes = [mistake for document in documents for mistake in document.mistakes]
+    if mistakes:
+        raise InvalidDeclarationsError(mistakes)
+    bugs = {document.noun.id: document.noun for document in documents if document.noun}
+    if not bugs:
+        raise MisuseError("the zoo is empty", where=str(root / ZOO), remedy="plant a bug: tests/bugs/<name>/bug.yaml")
+    for name in names:
+        if name not in bugs:
+            raise MisuseError(f"no bug is called {name!r}", where=str(ZOO), remedy=suggest(name, bugs))
+    return tuple(bug for bug in bugs.values() if not names or bug.id in names)
+
+
+def run_bugs(root: Path, bugs: tuple[Bug, ...], folder: Path) -> tuple[Check, ...]:
+    """Run the control of each distinct selection, then each bug; one check per control and per bug."""
+    checks: list[Check] = []
+    controls: dict[tuple[str, str], Check] = {}
+    for bug in bugs:
+        selection = (bug.turns_red, bug.arguments)
+        if selection not in controls:
+            controls[selection] = _control(root, bug, folder / f"control-{len(controls) + 1}")
+            checks.append(controls[selection])
+        checks.append(_planted(root, bug, controls[selection], folder / bug.id))
+    return tuple(checks)
+
+
+def status_of(checks: tuple[Check, ...]) -> Exit:
+    """0 when every bug was caught and every control passed."""
+    return _STATUS[rules.worst(check.outcome for check in checks)]
+
+
+def _control(root: Path, bug: Bug, folder: Path) -> Check:
+    began = time.monotonic()
+    name = f"control: {bug.turns_red} {bug.arguments}".rstrip()
+    _copy(root, folder)
+    try:
+        trial = _run(root, bug, folder)
+    except CannotRunHereError as error:
+        return _check(name, Outcome.DID_NOT_RUN, f"{error.what}: {error.where}", began, bug)
+    if trial.verdict.outcome is Outcome.PASS:
+        return _check(name, Outcome.PASS, f"without a bug: {trial.verdict.steps[0].why}", began, bug)
+    why = trial.verdict.steps[0].why
+    outcome = Outcome.FAIL if trial.verdict.outcome is Outcome.FAIL else Outcome.DID_NOT_RUN
+    return _check(name, outcome, f"without a bug it must pass: {trial.verdict.outcome.value}: {why}", began, bug)
+
+
+def _planted(root: Path, bug: Bug, control: Check, folder: Path) -> Check:
+    began = time.monotonic()
+    if control.outcome is not Outcome.PASS:
+        return _check(bug.id, Outcome.DID_NOT_RUN, f"its control did not pass: {control.message}", began, bug)
+    copy = _copy(root, folder)
+    problem = _apply(root / ZOO / bug.id / bug.patch, root / UNDER_TEST, copy)
+    if problem:
+        return _check(bug.id, Outcome.FAIL, problem, began, bug)
+    try:
+        trial = _run(root, bug, folder)
+    except CannotRunHereError as error:
+        return _check(bug.id, Outcome.DID_NOT_RUN, f"{error.what}: {error.where}", began, bug)
+    step = trial.verdict.steps[0]
+    if trial.verdict.outcome is not Outcome.FAIL:
+        message = f"not caught: {step.key} is {step.outcome.value}: {step.why}"
+        return _check(bug.id, Outcome.FAIL, message, began, bug)
+    match = next((c for c in trial.failures if re.search(bug.expect, f"{c.id}\n{c.message}")), None)
+    if match is None:
+        message = f"{step.key} failed for another reason; nothing matches {bug.expect!r}: {step.why}"
+        return _check(bug.id, Outcome.FAIL, message, began, bug)
+    message = f"caught by {step.key}: {match.id}: {rules.first_line(match.message)}"
+    return _check(bug.id, Outcome.PASS, message, began, bug)
+
+
+def _check(name: str, outcome: Outcome, message: str, began: float, bug: Bug) -> Check:
+    labels = {"source": bug.source, "turns_red": bug.turns_red}
+    return Check(id=name, outcome=outcome, seconds=time.monotonic() - began, message=message, labels=labels)
+
+
+def _copy(root: Path, folder: Path) -> Path:
+    """A fresh copy of what is under test, in a folder of its own."""
+    shutil.rmtree(folder, ignore_errors=True)
+    copy = folder / UNDER_TEST
+    shutil.copytree(root / UNDER_TEST, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+def _apply(patch: Path, source: Path, copy: Path) -> str:
+    """Apply the patch to the copy; returns what went wrong, with the remedy."""
+    if not patch.is_file():
+        return f"{patch} is missing: write it with `git diff > {patch.name}`"
+    place = copy.parent.resolve()
+    # Inside a checkout git would take the paths as relative to its root, match nothing here, and succeed.
+    env = os.environ | {"GIT_CEILING_DIRECTORIES": str(place.parent)}
+    command = ["git", "apply", "--whitespace=nowarn", str(patch.resolve())]
+    done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0:
+        reason = rules.first_line(done.stderr)
+        return f"the patch no longer applies ({reason}): rewrite {patch.parent.name}/{patch.name} for today's kernels"
+    if _same_files(source, copy):
+        return f"the patch changes nothing under {UNDER_TEST}/: correct its paths"
+    return ""
+
+
+def _same_files(left: Path, right: Path) -> bool:
+    def contents(folder: Path) -> dict[str, bytes]:
+        files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+    return contents(left) == contents(right)
+
+
+def _run(root: Path, bug: Bug, folder: Path) -> Trial:
+    """Run the one step over the copy, with the gate's own runner and judge."""
+    plan = _plan(root, bug, folder)
+    recorded = run_apart(plan, root, folder)
+    verdict = judge(plan, recorded, plan_digest(plan), decided=dt.datetime.now(dt.UTC))
+    last = recorded.last(plan.steps[0].key)
+    failures = tuple(check for check in last.checks if check.outcome is Outcome.FAIL) if last else ()
+    return Trial(verdict, failures)
+
+
+def _plan(root: Path, bug: Bug, folder: Path) -> Plan:
+    """The named step alone, with the copy ahead of everything else on the import path."""
+    plan = make_plan(root, base=None, profile="gate", select=(bug.turns_red,))
+    step = next(step for step in plan.steps if step.step == bug.turns_red)
+    before = step.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    path = os.pathsep.join(filter(None, [str((folder / UNDER_TEST).absolute()), before]))
+    changes = {
+        "command": f"{step.command} {bug.arguments}".rstrip(),
+        "env": step.env | {"PYTHONPATH": path},
+        "minimum": 1,  # the arguments narrow the step to a few checks
+        "depends_on": (),
+    }
+    return plan.model_copy(update={"steps": (step.model_copy(update=changes),), "omissions": ()})

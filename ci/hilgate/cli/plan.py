@@ -1,0 +1,354 @@
+"""Commands that look and decide but run nothing: plan, explain, doctor, and the first screen.
+
+The command that measures the selection: replay.
+
+Commands that ask the kernels themselves. hilgate imports none of them: it starts their own command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from hilgate.cli.app import SUMMARY, Settings
+from hilgate.errors import CannotRunHereError, Exit, MisuseError
+
+if TYPE_CHECKING:
+    from hilgate.checks.replay import Replay, Replayed
+    from hilgate.cli.app import Settings
+    from hilgate.declare.load import Declarations
+    from hilgate.model import Check
+    from hilgate.plan.machine import Machine
+
+
+Base = Annotated[
+    str | None,
+    typer.Option(
+        metavar="REF", envvar="HILGATE_BASE", help="Plan what differs from the merge base with this; else everything."
+    ),
+]
+History = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        envvar="HILGATE_HISTORY",
+        file_okay=False,
+        help="Times of earlier builds, by default results/history/.",
+    ),
+]
+ProfileName = Annotated[
+    Literal["gate", "pr", "nightly", "release"],
+    typer.Option(help="gate: this machine; the others: the agents, nightly and release whatever changed."),
+]
+Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the planning commands."""
+    app.command("plan")(plan)
+    app.command("explain")(explain)
+    app.command("doctor")(doctor)
+
+
+def plan(
+    ctx: typer.Context,
+    select: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Areas or steps; else by change.")
+    ] = None,
+    base: Base = None,
+    profile: ProfileName = "gate",
+    models: Annotated[
+        list[str] | None, typer.Option("--models", metavar="NAME", help="The steps of this model; may be repeated.")
+    ] = None,
+    history: History = None,
+    write: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the plan (JSON) here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what would run, where, and why; and what would not, and why not. Runs nothing."""
+    from hilgate.plan.estimate import measured
+    from hilgate.plan.make import make_plan, write_plan
+    from hilgate.report.terminal import show_plan
+
+    settings: Settings = ctx.obj
+    root = settings.repository()
+    times = measured(root, history)
+    made = make_plan(root, base=base, profile=profile, select=tuple(select or ()), models=tuple(models or ()))
+    if write:
+        write_plan(made, write)
+    if as_json:
+        sys.stdout.write(made.model_dump_json(indent=1) + "\n")
+    else:
+        show_plan(settings.out(), made, times)
+
+
+def explain(
+    ctx: typer.Context,
+    step: Annotated[str, typer.Argument(metavar="STEP", help="A step, or a step on a device.")],
+    base: Base = None,
+    history: History = None,
+) -> None:
+    """Everything about one step: files that select it, devices, queues, command, how to repeat it."""
+    from hilgate import git
+    from hilgate.declare import imports
+    from hilgate.declare.load import load
+    from hilgate.errors import MisuseError
+    from hilgate.plan.estimate import measured
+    from hilgate.plan.select import select
+    from hilgate.report.terminal import show_step
+    from hilgate.text import suggest
+
+    settings: Settings = ctx.obj
+    root = settings.repository()
+    declarations = load(root)
+    found = declarations.step(step)
+    if found is None:
+        raise MisuseError(
+            f"no step is called {step!r}",
+            where="ci/areas",
+            remedy=suggest(step, [declared.key for _, declared in declarations.steps()]),
+        )
+    rule = ""
+    if base is not None:
+        change = git.inspect(root, base)
+        selection = select(declarations.areas, change.files, imports.build(root), change.appeared)
+        key = found[1].key
+        rule = selection.reasons.get(key) or selection.omitted[key]
+    show_step(settings.out(), declarations, *found, rule=rule, history=measured(root, history))
+
+
+def doctor(ctx: typer.Context, as_json: Json = False) -> None:
+    """What this machine is and lacks, and which areas that rules out. Exit status 5 when some step cannot run here."""
+    import json
+
+    from hilgate.plan.expand import readiness
+    from hilgate.plan.make import absent_tools
+    from hilgate.report.terminal import show_machine, show_readiness
+
+    settings: Settings = ctx.obj
+    declarations, machine = _here(settings)
+    areas = readiness(declarations, machine, absent_tools(declarations))
+    if as_json:
+        from dataclasses import asdict
+
+        answer = {
+            "machine": {**asdict(machine), "distributions": dict(machine.distributions)},
+            "areas": [{**asdict(area), "answer": area.answer} for area in areas],
+        }
+        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
+    else:
+        out = settings.out()
+        show_machine(out, machine, declarations)
+        show_readiness(out, areas, every_obstacle=True)
+    if any(area.answer != "yes" for area in areas):
+        raise typer.Exit(Exit.CANNOT_RUN_HERE)
+
+
+def show_home(settings: Settings) -> None:
+    """The first screen: what this is, what to try, what this machine can run."""
+    from hilgate.plan.expand import readiness
+    from hilgate.plan.make import absent_tools
+    from hilgate.report.terminal import show_readiness
+
+    out = settings.out()
+    out.print(f"[bold]hilgate[/] {_version()}", SUMMARY, sep="\n")
+    out.print("\nTry:")
+    for command, meaning in (
+        ("hilgate plan", "what would run on this machine, and why"),
+        ("hilgate run hygiene", "one area, now; no GPU, account or network needed"),
+        ("hilgate gate", "everything this machine can run, and one verdict"),
+    ):
+        out.print(f"  [bold]{command:<22}[/]{meaning}")
+    declarations, machine = _here(settings)
+    out.print(f"\nThis machine: {_one_line(machine)}")
+    show_readiness(out, readiness(declarations, machine, absent_tools(declarations)))
+    out.print("\nMore: hilgate --help, hilgate doctor")
+
+
+def show_version(settings: Settings) -> None:
+    """Version and machine, on one line each."""
+    from hilgate.plan.machine import detect
+
+    machine = detect()
+    out = settings.out()
+    out.print(f"hilgate {_version()}", _one_line(machine), sep="\n")
+
+
+def _here(settings: Settings) -> tuple[Declarations, Machine]:
+    from hilgate.declare.load import load
+    from hilgate.plan.machine import detect
+
+    declarations = load(settings.repository())
+    return declarations, detect(package for _, step in declarations.steps() for package in step.packages)
+
+
+def _one_line(machine: Machine) -> str:
+    what = (
+        f"{machine.gpus} x {machine.name} ({machine.device})" if machine.gpus else "no GPU (cpu: Triton's interpreter)"
+    )
+    return f"{what}, {machine.cores} cores, {machine.memory_gib:.0f} GiB"
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("hilgate")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def register_replaying(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command("replay")(replay)
+
+
+def replay(
+    ctx: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="One list of changed files per line [=> STEP...].")],
+    profile: Annotated[Literal["pr", "nightly", "release"], typer.Option(help="Whose plans.")] = "pr",
+    history: History = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the selection on changes that happened: GPU-minutes saved, steps missed. Exit status 1 when one is."""
+    from hilgate.checks import reads
+    from hilgate.checks.replay import Replayer, parse
+    from hilgate.declare import imports
+    from hilgate.declare.load import load
+    from hilgate.plan.estimate import measured
+    from hilgate.run.evidence import write_findings
+
+    settings: Settings = ctx.obj
+    root = settings.repository()
+    declarations = load(root)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MisuseError(f"cannot be read: {error}", where=str(file), remedy="name a text file") from error
+    cases = parse(text, str(file), [step.key for _, step in declarations.steps()])
+    recorded = root / reads.READS_FILE
+    found = Replayer(
+        declarations=declarations,
+        graph=imports.build(root),
+        reads=reads.read(recorded) if recorded.exists() else {},
+        history=measured(root, history),
+        profile=profile,
+    ).replay(cases)
+    if out := os.environ.get("HILGATE_OUT"):  # set when the replay is itself a step of a gate
+        write_findings(Path(out), tuple(_check(line) for line in found.lines))
+    if as_json:
+        sys.stdout.write(json.dumps(_plain(found), indent=1) + "\n")
+    else:
+        _show(settings, found)
+    if found.missed:
+        raise typer.Exit(Exit.FAIL)
+
+
+def _check(line: Replayed) -> Check:
+    from hilgate.model import Check, Outcome
+
+    more = f" and {len(line.case.files) - 1} more" if len(line.case.files) > 1 else ""
+    return Check(
+        id=f"line {line.case.line}: {line.case.files[0]}{more}",
+        outcome=Outcome.FAIL if line.missed else Outcome.PASS,
+        message="; ".join(f"{missed.step} was not selected, and {missed.why}" for missed in line.missed),
+        numbers={"steps": line.steps, "gpu_minutes": line.gpu_minutes},
+    )
+
+
+def _plain(found: Replay) -> dict[str, object]:
+    return {
+        "profile": found.profile,
+        "run_all": {"steps": found.of, "gpu_minutes": found.everything.gpu_minutes},
+        "changes": len(found.lines),
+        "gpu_minutes": found.gpu_minutes,
+        "gpu_minutes_saved": found.run_all_gpu_minutes - found.gpu_minutes,
+        "missed": found.missed,
+        "lines": [
+            {
+                "line": line.case.line,
+                "files": line.case.files,
+                "broke": line.case.broke,
+                "steps": line.steps,
+                "gpu_minutes": line.gpu_minutes,
+                "gpu_minutes_saved": found.everything.gpu_minutes - line.gpu_minutes,
+                "missed": [{"step": missed.step, "why": missed.why} for missed in line.missed],
+            }
+            for line in found.lines
+        ],
+    }
+
+
+def _show(settings: Settings, found: Replay) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    out = settings.out()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("line", "steps", "GPU min", "saved"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("changed", overflow="fold", ratio=1)
+    everything = found.everything.gpu_minutes
+    for line in found.lines:
+        more = f" and {len(line.case.files) - 1} more" if len(line.case.files) > 1 else ""
+        table.add_row(
+            str(line.case.line),
+            f"{line.steps}/{found.of}",
+            f"{line.gpu_minutes:.1f}",
+            f"{everything - line.gpu_minutes:.1f}",
+            escape(line.case.files[0] + more),
+        )
+    out.print(table)
+    for line in found.lines:
+        for missed in line.missed:
+            out.print(f"[red]missed[/] line {line.case.line}: {escape(missed.step)}, and {escape(missed.why)}")
+    saved = found.run_all_gpu_minutes - found.gpu_minutes
+    share = f" ({saved / found.run_all_gpu_minutes:.0%})" if found.run_all_gpu_minutes else ""
+    average = sum(line.steps for line in found.lines) / len(found.lines)
+    out.print(
+        f"\n{len(found.lines)} changes, on average {average:.1f} of {found.of} steps, {found.missed} steps missed\n"
+        f"{found.gpu_minutes:.0f} GPU-minutes instead of {found.run_all_gpu_minutes:.0f}: {saved:.0f} saved{share}"
+    )
+    if not found.readers:
+        out.print(
+            "No reads are recorded: only steps that are known to break can be missed (python -m hilgate.checks.reads)"
+        )
+
+
+ROUTING = "pagedkv.routing"
+_STATUSES = (Exit.PASS, Exit.FAIL, Exit.MISUSE, Exit.INVALID_DECLARATION)
+
+
+def register_kernels(app: typer.Typer) -> None:
+    """Add the commands about kernels."""
+    # Options, --help among them, are those of the command that is started.
+    theirs = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    app.command("explain-kernel", context_settings=theirs)(explain_kernel)
+
+
+def explain_kernel(ctx: typer.Context) -> None:
+    """Which kernel serves each attention layer of a model, and why: --model config.json --arch gfx942 (--help: all)."""
+    settings: Settings = ctx.obj
+    kernels = settings.repository() / "kernels"
+    if not (kernels / ROUTING.replace(".", "/") / "__main__.py").is_file():
+        raise CannotRunHereError(
+            f"this repository has no {ROUTING}", where=str(kernels), remedy="take a commit that has it, or --root"
+        )
+    path = os.pathsep.join(filter(None, (str(kernels), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-m", ROUTING, "explain", *ctx.args],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    sys.stdout.write(done.stdout)
+    sys.stderr.write(done.stderr)
+    if done.returncode not in _STATUSES:
+        raise RuntimeError(f"{ROUTING} ended with status {done.returncode}")
+    raise typer.Exit(done.returncode)

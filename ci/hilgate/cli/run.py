@@ -1,0 +1,517 @@
+"""The commands that run and judge: gate, run, judge, report, selftest. They import what they need when they run.
+
+What the running commands share: the results folder, the run itself, and the verdict.
+
+`hilgate recheck`: failing tests of a job once more, on a node they did not fail on.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from hilgate.cli.cells import PART, Part, TakesPart
+from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError, RunInterruptedError
+from hilgate.report import terminal
+from hilgate.report.write import Judged, decide, read_plan_or_say_so, status_of
+
+if TYPE_CHECKING:
+    from hilgate.cli.app import Settings
+    from hilgate.model import Plan, RerunRecord
+    from hilgate.run import process
+    from hilgate.run.recheck import Rerun
+
+
+Results = Annotated[Path | None, typer.Option("--results", metavar="DIR", help="By default results/.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Cores to fill; by default all.")]
+JobsFolder = Annotated[
+    Path | None, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job, instead.")
+]
+Against = Annotated[
+    Path | None, typer.Option("--against", metavar="DIR", help="Results of the merge base; by default the history.")
+]
+Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
+ApprovedBy = Annotated[
+    str, typer.Option("--approved-by", metavar="NAME", help="Who approves what the change loosens of its gate.")
+]
+Approved = Annotated[
+    str,
+    typer.Option(
+        "--approved-by", metavar="NAME", envvar="HILGATE_APPROVED_BY", help="Run with what the change loosens."
+    ),
+]
+PlanFile = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="By default plan.json of the results.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the running commands to the program."""
+    app.command("gate")(gate)
+    app.command("run", cls=TakesPart)(run)
+    app.command("judge")(judge)
+    app.command("report")(report)
+    app.command("selftest")(selftest)
+
+
+def gate(
+    ctx: typer.Context,
+    *,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="REF", envvar="HILGATE_BASE", help="Run what differs from it; else everything."),
+    ] = None,
+    steps: Annotated[
+        list[str] | None, typer.Option("--steps", metavar="NAME", help="Only this step or area; may be repeated.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue: repeat only what has not passed.")] = False,
+    approved_by: ApprovedBy = "",
+    jobs: Jobs = None,
+    results: Results = None,
+) -> None:
+    """Plan, run, judge and report on this machine; the exit status is the verdict."""
+    from hilgate.declare import quarantine
+    from hilgate.declare.load import load
+    from hilgate.plan.make import make_plan, plan_digest, read_plan, write_plan
+    from hilgate.report import terminal
+    from hilgate.run.runner import Folder
+
+    root = _root(ctx)
+    folder = results or root / "results"
+    plan_file = folder / PLAN_FILE
+    quarantine.load(root, load(root))  # a mistake in it is told before anything runs
+    with Folder(folder):
+        plan = make_plan(root, base=base, profile="gate", select=tuple(steps or ()))
+        resuming = resume and plan_file.exists()
+        if resuming:
+            if plan_digest(read_plan(plan_file)) != plan_digest(plan):
+                raise MisuseError(
+                    "--resume continues the same plan, and this is another (commit, changed files or options)",
+                    where=str(plan_file),
+                    remedy="start afresh without --resume; the old results go to previous/",
+                )
+        else:
+            set_previous_aside(folder)
+            write_plan(plan, plan_file)
+        terminal.print_plan(plan)
+        run_plan(plan, Request(root, folder, jobs), resume=resuming)
+        judged = decide(folder, plan, root=root, approved_by=approved_by)
+    terminal.print_verdict(judged, judged.facts)
+    terminal.print_tables(judged)
+    terminal.print_notes(judged.verdict)
+    raise typer.Exit(status_of(judged))
+
+
+def run(
+    ctx: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="STEP...", help="Steps or areas; with --plan its keys.")],
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="Run these steps of this plan and nothing they need.")
+    ] = None,
+    approved_by: Approved = "",
+    jobs: Jobs = None,
+    results: Results = None,
+) -> None:
+    """Run steps by name. What follows -- is added to their commands: hilgate run kernels-cache -- -k hnd.
+
+    Steps with a table take its labels as options, and run that part of it alone: hilgate run models --family jamba.
+    """
+    from hilgate.cli import cells
+    from hilgate.declare.load import load
+    from hilgate.plan.make import make_plan, read_plan, write_plan
+    from hilgate.report import terminal
+    from hilgate.run.runner import Folder
+
+    part: Part = ctx.meta[PART]
+    chosen = tuple(names)
+    root = _root(ctx)
+    folder = results or root / "results" / "run"
+    only = None
+    if plan_file is not None:
+        if part.labels or part.extra:
+            raise MisuseError(
+                "a part of a step is something else than the plan says",
+                where=str(plan_file),
+                remedy="leave out --plan to run a part of a step",
+            )
+        plan = read_plan(plan_file)
+        require_known(chosen, frozenset(step.key for step in plan.steps), str(plan_file))
+        only = frozenset(chosen)
+    else:
+        plan = make_plan(root, base=None, profile="gate", select=chosen)
+        plan, keys = cells.with_tables(plan, chosen, part, load(root)) if part.labels else (plan, None)
+        plan = narrowed(plan, chosen, part.arguments, keys)
+    with Folder(folder):
+        set_previous_aside(folder)
+        write_plan(plan, folder / PLAN_FILE)
+        run_plan(plan, Request(root, folder, jobs, only, approved_by))
+        judged = decide(folder, plan, only=only, root=root)
+    terminal.print_verdict(judged, judged.facts)
+    terminal.print_tables(judged, every=True)
+    terminal.print_notes(judged.verdict)
+    raise typer.Exit(status_of(judged))
+
+
+def judge(
+    ctx: typer.Context,
+    plan_file: PlanFile = None,
+    jobs: JobsFolder = None,
+    results: Results = None,
+    approved_by: ApprovedBy = "",
+    against: Against = None,
+    as_json: Json = False,
+) -> None:
+    """Decide on recorded results and write the reports; the exit status is the verdict."""
+    from hilgate.report import terminal
+
+    judged = _decided(ctx, plan_file, jobs, results, approved_by, against)
+    if as_json:
+        sys.stdout.write(judged.verdict.model_dump_json(indent=1) + "\n")
+    else:
+        terminal.print_verdict(judged, judged.facts)
+        terminal.print_tables(judged)
+        terminal.print_notes(judged.verdict)
+    for where, why in judged.recorded.damaged.items():
+        sys.stderr.write(f"damaged: {where}: {why}\n")
+    if judged.refused:
+        sys.stderr.write(f"error: {judged.refused}\n")
+    raise typer.Exit(status_of(judged))
+
+
+def report(
+    ctx: typer.Context,
+    plan_file: PlanFile = None,
+    jobs: JobsFolder = None,
+    results: Results = None,
+    approved_by: ApprovedBy = "",
+    against: Against = None,
+) -> None:
+    """Write verdict.json, report.html, annotation.md and junit.xml again; prints the path of the report."""
+    sys.stdout.write(f"{_decided(ctx, plan_file, jobs, results, approved_by, against).report}\n")
+
+
+def _decided(
+    ctx: typer.Context,
+    plan_file: Path | None,
+    jobs: Path | None,
+    results: Path | None,
+    approved_by: str,
+    against: Path | None,
+) -> Judged:
+
+    root = _root(ctx)
+    folder = results or root / "results"
+    plan = read_plan_or_say_so(plan_file or folder / PLAN_FILE, folder)
+    return decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
+
+
+def selftest(
+    ctx: typer.Context,
+    bugs: Annotated[list[str] | None, typer.Argument(metavar="[BUG]...", help="Planted bugs; by default all.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Print the bugs and stop.")] = False,
+    as_json: Json = False,
+    results: Results = None,
+) -> None:
+    """Plant known bugs in a copy of the kernels and demand that the gate turns red for each."""
+    from hilgate.checks import zoo
+    from hilgate.report import terminal
+    from hilgate.run.evidence import write_findings
+    from hilgate.run.runner import Folder
+
+    root = _root(ctx)
+    chosen = zoo.load_bugs(root, tuple(bugs or ()))
+    if listed:
+        rows = [bug.model_dump(mode="json") for bug in chosen]
+        text = json.dumps(rows, indent=1) if as_json else "\n".join(f"{b.id}  {b.title}  ({b.source})" for b in chosen)
+        sys.stdout.write(text + "\n")
+        return
+    out = os.environ.get("HILGATE_OUT")  # set when the self-test is itself a step of a gate
+    folder = results or (Path(out) / "zoo" if out else root / "results" / "selftest")
+    with Folder(folder):
+        checks = zoo.run_bugs(root, chosen, folder)
+    if out:
+        write_findings(Path(out), checks)
+    if as_json:
+        sys.stdout.write(json.dumps([check.model_dump(mode="json") for check in checks], indent=1) + "\n")
+    else:
+        terminal.print_checks(checks)
+    raise typer.Exit(zoo.status_of(checks))
+
+
+def _root(ctx: typer.Context) -> Path:
+    """The repository; --no-color holds for this process and for the steps it starts."""
+    settings: Settings = ctx.obj
+    if settings.no_color:
+        os.environ["NO_COLOR"] = "1"
+    return settings.repository()
+
+
+PLAN_FILE = "plan.json"
+OURS = ("plan.json", "results.jsonl", "results.jsonl.damaged", "verdict.json", "report.html", "annotation.md",
+        "junit.xml", "quarantine.json", "restored.json", "steps")  # fmt: skip
+"""What one build leaves in a results folder; the previous build's are kept in `previous/`."""
+
+
+def set_previous_aside(folder: Path) -> None:
+    """Keep the last build under `previous/` (one generation) and leave the folder empty for the next."""
+    from hilgate.report import tables
+
+    present = [folder / name for name in OURS if (folder / name).exists()] + list(tables.found(folder))
+    if not present:
+        return
+    previous = folder / "previous"
+    shutil.rmtree(previous, ignore_errors=True)
+    previous.mkdir()
+    for path in present:
+        path.rename(previous / path.name)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command asks of the runner.
+
+    Attributes:
+        jobs: Cores to fill; None takes the machine's.
+        only: Planned keys to run of the plan; None runs all.
+        approved_by: Who approved what the change loosens, so that it is measured with its own values.
+    """
+
+    root: Path
+    folder: Path
+    jobs: int | None = None
+    only: frozenset[str] | None = None
+    approved_by: str = ""
+
+
+def run_plan(plan: Plan, request: Request, *, resume: bool = False) -> None:
+    """Run a plan whose results folder is already locked.
+
+    Raises:
+        RunInterruptedError: Ctrl-C or SIGTERM.
+        RecordsError: `resume` over results of another plan, commit or state of the files.
+        CannotRunHereError: What the change loosens cannot be put back to the merge base.
+    """
+    from hilgate import git
+    from hilgate.plan import machine as hardware
+    from hilgate.plan.make import plan_digest
+    from hilgate.run import progress, results
+    from hilgate.run.results import put_back
+    from hilgate.run.runner import Runner
+
+    require_commit(plan, request.root)
+    digest = plan_digest(plan)
+    with put_back(request.root, plan.merge_base, files_to_put_back(plan, request), request.folder):
+        fingerprint = git.fingerprint(request.root)
+        done: frozenset[str] = frozenset()
+        if resume:
+            recorded = results.repair(request.folder / results.RESULTS_FILE, plan, digest)
+            if recorded is not None and (recorded.builds[0].tree != fingerprint or not fingerprint):
+                raise RecordsError(
+                    "the files under test changed since these results were recorded",
+                    where=str(request.folder),
+                    remedy="start afresh without --resume; the old results go to previous/",
+                )
+            done = results.passed_keys(recorded) if recorded else frozenset()
+        machine = hardware.detect()
+        keys = frozenset(step.key for step in plan.steps if request.only is None or step.key in request.only) - done
+        with progress.choose(plan, keys, terminal.stderr()) as shown_progress:
+            Runner(
+                plan=plan,
+                digest=digest,
+                root=request.root,
+                results_folder=request.folder,
+                environment=hardware.environment(machine),
+                commit=plan.commit,
+                tree=fingerprint,
+                cores=request.jobs or machine.cores,
+                progress=shown_progress,
+                only=request.only,
+                done=done,
+                reruns=True,
+            ).run()
+        if git.fingerprint(request.root) != fingerprint:
+            words = "note: files changed while it ran; the verdict may be of neither state"
+            terminal.stderr().print(words, style="yellow")
+
+
+def require_commit(plan: Plan, root: Path) -> None:
+    """The plan is of what is checked out.
+
+    Raises:
+        RecordsError: It is of another commit.
+    """
+    from hilgate.git import inspect
+
+    commit = inspect(root, None).commit
+    if commit != plan.commit:
+        raise RecordsError(
+            f"the plan is of commit {plan.commit[:12] or '(none)'} and {commit[:12] or '(none)'} is checked out",
+            where=str(root),
+            remedy="check that commit out, or plan again",
+        )
+
+
+def files_to_put_back(plan: Plan, request: Request) -> tuple[str, ...]:
+    """What an agent takes from the merge base because the change loosens it and nobody approved. A desk keeps its own.
+
+    Raises:
+        CannotRunHereError: The plan names no merge base, or one that is not in this checkout.
+    """
+    from hilgate.declare.protected import to_put_back
+
+    if plan.profile == "gate" or request.approved_by:
+        return ()
+    files = to_put_back(request.root, plan)
+    for name in files:
+        terminal.stderr().print(f"as at the merge base, because the change loosens it: {name}", soft_wrap=True)
+    return files
+
+
+def narrowed(plan: Plan, names: tuple[str, ...], arguments: str, keys: frozenset[str] | None = None) -> Plan:
+    """The plan of named steps: with arguments added to their commands, and without omissions nobody asked about.
+
+    A part of a step cannot keep the whole step's promise of a minimum of checks, so one check is enough there. Such a
+    plan has another digest than the gate's, and its results can never stand in for the gate's. With `keys`, these
+    planned steps alone get the arguments.
+    """
+    steps = []
+    for step in plan.steps:
+        changes: dict[str, object] = {}
+        named = step.key in keys if keys is not None else not {step.key, step.step, step.area}.isdisjoint(names)
+        if arguments and named:
+            terminal.stderr().print(f"a part of {step.key}, not the whole step: {arguments}", soft_wrap=True)
+            changes = {"command": f"{step.command} {arguments}", "minimum": 1}
+        steps.append(step.model_copy(update=changes))
+    omissions = tuple(one for one in plan.omissions if not {one.key, one.area}.isdisjoint(names))
+    return plan.model_copy(update={"steps": tuple(steps), "omissions": omissions})
+
+
+def require_known(names: tuple[str, ...], known: frozenset[str], where: str) -> None:
+    """Refuse names that are not there, with the closest that are.
+
+    Raises:
+        MisuseError: With a did-you-mean.
+    """
+    from hilgate.text import suggest
+
+    for name in names:
+        if name not in known:
+            raise MisuseError(f"no step is called {name!r}", where=where, remedy=suggest(name, known))
+
+
+class SameNodeError(HilgateError):
+    """A rerun elsewhere landed on the node that the tests failed on; an agent's retry takes it to another."""
+
+    exit_status: ClassVar[Exit] = Exit.SICK_NODE
+
+
+def register_rechecking(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command("recheck")(recheck)
+
+
+def recheck(
+    ctx: typer.Context,
+    key: Annotated[str, typer.Argument(metavar="STEP", help="A key of the plan.")],
+    *,
+    plan_file: Annotated[Path, typer.Option("--plan", metavar="FILE", help="The plan it failed in.")],
+    jobs: Annotated[Path, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job.")],
+    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="Where the reruns are recorded.")],
+    approved_by: Approved = "",
+) -> None:
+    """Run the failing tests of a step once more, on another node; 0 when all pass, and never a pass of the step."""
+    from hilgate import git
+    from hilgate.model import BuildRecord
+    from hilgate.plan import machine as hardware
+    from hilgate.plan.make import plan_digest, read_plan
+    from hilgate.run import process
+    from hilgate.run import recheck as again
+    from hilgate.run.process import Site, inner_timeout
+    from hilgate.run.results import RESULTS_FILE, append, put_back, read_all
+    from hilgate.run.runner import SECONDS_PER_MINUTE, Folder
+
+    settings: Settings = ctx.obj
+    root, plan = settings.repository(), read_plan(plan_file)
+    require_known((key,), frozenset(step.key for step in plan.steps), str(plan_file))
+    require_commit(plan, root)
+    step = next(one for one in plan.steps if one.key == key)
+    recorded = read_all(jobs.parent, jobs, plan, plan_digest(plan))
+    if key in recorded.damaged:
+        raise RecordsError(recorded.damaged[key], where=str(jobs / key), remedy="run the step again")
+    ids = again.pending(plan, recorded).get(key, ())
+    attempt = recorded.last(key)
+    if not ids or attempt is None:
+        raise NothingSelectedError(
+            f"no test of {key} has to be run again elsewhere", where=str(jobs / key), remedy="see its verdict"
+        )
+    machine = hardware.detect()
+    environment = hardware.environment(machine)
+    failed_on = attempt.record.environment.host
+    if environment.host == failed_on:
+        raise SameNodeError(
+            f"the tests of {key} failed on this node, {failed_on}: another must run them", remedy="run it on another"
+        )
+    with Folder(results):
+        set_previous_aside(results)
+        request = Request(root, results, approved_by=approved_by)
+        with put_back(root, plan.merge_base, files_to_put_back(plan, request), results):
+            fingerprint = git.fingerprint(root)
+            if fingerprint != recorded.builds[0].tree:
+                raise RecordsError(
+                    "the files here differ from those that the tests failed over",
+                    where=str(root),
+                    remedy="check out the plan's commit, without other changes",
+                )
+            rerun = again.start(
+                step,
+                ids,
+                results / "steps" / key / again.FOLDER,
+                Site(root, machine.cores, plan.profile),
+                inner_timeout(step.timeout_minutes * SECONDS_PER_MINUTE, os.environ, time.time()),
+            )
+            if rerun is None:
+                raise NothingSelectedError(
+                    f"the command of {key} cannot be narrowed to single tests", where=step.command, remedy="none needed"
+                )
+            build = BuildRecord(
+                started=dt.datetime.now(dt.UTC),
+                plan_digest=plan_digest(plan),
+                commit=plan.commit,
+                tree=fingerprint,
+                environment=environment,
+            )
+            records = _wait(rerun, environment.host, process.Interrupts())
+            append(results / RESULTS_FILE, [build, *records])
+    for record in records:
+        sys.stdout.write(f"{record.outcome.value}: {record.check}\n")
+    raise typer.Exit(_status(records))
+
+
+def _wait(rerun: Rerun, host: str, interrupts: process.Interrupts) -> list[RerunRecord]:
+    from hilgate.run.runner import POLL_SECONDS
+
+    with interrupts:
+        while (records := rerun.poll(host, elsewhere=True)) is None:
+            if interrupts.number:
+                rerun.child.stop("interrupted")
+            time.sleep(POLL_SECONDS)
+    if interrupts.number:
+        raise RunInterruptedError(
+            f"interrupted by {interrupts.name}; nothing was recorded", remedy="run the same command again"
+        )
+    return records
+
+
+def _status(records: list[RerunRecord]) -> Exit:
+    from hilgate.model import Outcome
+    from hilgate.run.outcome import worst
+
+    worst_outcome = worst(record.outcome for record in records)
+    return {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.FAIL}.get(worst_outcome, Exit.NOTHING_RAN)

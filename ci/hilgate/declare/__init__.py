@@ -1,0 +1,1 @@
+"""What is declared in ci/ and what imports what: read and checked."""

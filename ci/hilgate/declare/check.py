@@ -1,0 +1,311 @@
+"""Whether declarations fit together: names that exist and are unique, places that match.
+
+Whether what steps need of each other can be had: needs, images, the plans that both belong to, and no circles.
+
+Cycles in a graph of keys, by name.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pathspec
+
+from hilgate.declare import imports
+from hilgate.model import BUILDKITE_KEY, CELL_KEYS, CPU, RESERVED_FILES, RESERVED_KEYS, RUN_OPTIONS, planned_key
+from hilgate.text import suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from hilgate.declare.yaml import Document, Loc
+    from hilgate.model import Agents, Area, Key, Matrix, Profile, Step
+
+
+SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>&1"})
+
+
+def check(agents: Document[Agents], areas: Sequence[Document[Area]], root: Path) -> None:
+    """Record every contradiction in the document where it stands; files with mistakes of their own are left out."""
+    if agents.noun:
+        _check_agents(agents)
+        for document in areas:
+            if document.noun:
+                _check_area(document, agents.noun, root)
+    _check_names(areas)
+    _check_matrices(areas)
+    check_needs(agents, areas)
+
+
+def _check_agents(document: Document[Agents]) -> None:
+    assert document.noun is not None
+    agents = document.noun
+    if CPU not in agents.devices:
+        document.blame(("devices",), f"device {CPU!r} is missing", "every machine has it; declare it")
+    for name, queue in agents.queues.items():
+        if queue.device not in agents.devices:
+            document.blame(
+                ("queues", name, "device"), f"unknown device {queue.device!r}", suggest(queue.device, agents.devices)
+            )
+        elif (queue.device == CPU) != (queue.gpus == 0):
+            document.blame(
+                ("queues", name, "gpus"),
+                f"{queue.gpus} GPUs on a queue of device {queue.device!r}",
+                "a cpu queue has 0, any other at least 1",
+            )
+
+
+def _check_area(document: Document[Area], agents: Agents, root: Path) -> None:
+    """Globs, commands, imports, times, devices and queues of one area."""
+    assert document.noun is not None
+    for index, glob in enumerate(document.noun.paths):
+        try:
+            pathspec.PathSpec.from_lines("gitignore", [glob])
+        except ValueError as error:
+            document.blame(("paths", index), f"not a glob: {error}", "write it as in .gitignore")
+    for index, step in enumerate(document.noun.steps):
+        at = ("steps", index)
+        _check_command(document, at, step)
+        _check_devices(document, at, step, agents)
+        _check_queues(document, at, step, agents)
+        _check_imports(document, at, step, root)
+        if step.minutes > step.timeout_minutes:
+            what = f"usually {step.minutes:g} minutes, but ended after {step.timeout_minutes}"
+            document.blame((*at, "minutes"), what, "raise timeout_minutes")
+
+
+def _check_devices(document: Document[Area], at: tuple[str, int], step: Step, agents: Agents) -> None:
+    for position, device in enumerate(step.devices):
+        loc = (*at, "devices", position)
+        if device not in agents.devices:
+            document.blame(loc, f"unknown device {device!r}", suggest(device, agents.devices))
+        elif device in step.devices[:position]:
+            document.blame(loc, f"device {device!r} is listed twice", "keep one")
+
+
+def _check_queues(document: Document[Area], at: tuple[str, int], step: Step, agents: Agents) -> None:
+    for device, queue in step.queues.items():
+        loc = (*at, "queues", device)
+        if device not in step.devices:
+            document.blame(loc, f"{device!r} is not a device of step {step.key!r}", suggest(device, step.devices))
+        elif queue not in agents.queues:
+            document.blame(loc, f"unknown queue {queue!r}", suggest(queue, agents.queues))
+        elif (offered := agents.queues[queue].device) != device:
+            fitting = (name for name, offer in agents.queues.items() if offer.device == device)
+            document.blame(loc, f"queue {queue!r} offers {offered}, not {device}", suggest(queue, fitting))
+        elif device != CPU and (gpus := agents.queues[queue].gpus) < step.gpus:
+            document.blame(
+                loc, f"queue {queue!r} has {gpus} GPUs and the step needs {step.gpus}", "name a larger queue"
+            )
+
+
+def _check_command(document: Document[Area], at: tuple[str, int], step: Step) -> None:
+    try:
+        words = shlex.split(step.command)
+    except ValueError as error:
+        document.blame((*at, "command"), f"cannot be split into words: {error}", "balance the quotes")
+        return
+    if not words:
+        document.blame((*at, "command"), "is empty", "say what to run")
+    for word in SHELL_WORDS.intersection(words):
+        document.blame(
+            (*at, "command"),
+            f"{word!r} needs a shell and there is none",
+            "put it into a script or a module and run that",
+        )
+
+
+def _check_imports(document: Document[Area], at: tuple[str, int], step: Step, root: Path) -> None:
+    """They exist, and what the command itself names is among them: left out, a change to it would not select it."""
+    places = [imports.locate(root, declared) for declared in step.imports]
+    for position, (declared, place) in enumerate(zip(step.imports, places, strict=True)):
+        if place is None:
+            what = f"there is no module or test file {declared!r}"
+            document.blame((*at, "imports", position), what, imports.remedy(root, declared))
+    try:
+        named = imports.run_by(root, shlex.split(step.command)) if step.imports else []
+    except ValueError:  # said of the command already
+        return
+    for name in named:
+        place = imports.locate(root, name)
+        if place is not None and not any(other == place or other in place.parents for other in places if other):
+            document.blame((*at, "imports"), f"the command runs {name!r}, which is not among them", "add it")
+
+
+def _check_names(areas: Sequence[Document[Area]]) -> None:
+    """Area and step keys are unique, and so are the planned keys, which become Buildkite step keys."""
+    taken: dict[str, str] = {}
+    for document in areas:
+        if document.noun is None:
+            continue
+        stem = Path(document.shown).stem
+        if document.noun.area != stem:
+            document.blame(
+                ("area",),
+                f"area {document.noun.area!r} is declared in {stem}.yaml",
+                f"name the file {document.noun.area}.yaml",
+            )
+        for loc, keys in _names(document.noun):
+            for key in keys:
+                if not BUILDKITE_KEY.fullmatch(key):
+                    document.blame(
+                        loc, f"{key!r} is no Buildkite step key", "use lower case, digits, '_' and '-', at most 100"
+                    )
+                    break
+                if key in RESERVED_KEYS:
+                    document.blame(loc, f"{key!r} is a step of the pipeline itself", "choose another key")
+                elif key in taken:
+                    document.blame(loc, f"{key!r} is taken by {taken[key]}", "choose another key")
+                    break
+                else:
+                    taken[key] = document.at(*loc)
+
+
+def _check_matrices(areas: Sequence[Document[Area]]) -> None:
+    """Two labels that name a cell, and a file of one declared step: on another device it is the same table again."""
+    taken: dict[str, str] = {}
+    for document in areas:
+        for index, step in enumerate(document.noun.steps if document.noun else ()):
+            if step.matrix is None:
+                continue
+            at = ("steps", index, "matrix")
+            _check_labels(document, step.matrix, at)
+            file = step.matrix.file
+            if file in RESERVED_FILES:
+                document.blame((*at, "file"), f"{file!r} is a file of every build", "choose another name")
+            elif file in taken:
+                document.blame((*at, "file"), f"{file!r} is taken by {taken[file]}", "choose another name")
+            taken.setdefault(file, document.at(*at))
+
+
+def _check_labels(document: Document[Area], matrix: Matrix, at: tuple[str | int, ...]) -> None:
+    also = [("also", label) for label in matrix.also]
+    for place, label in (("rows", matrix.rows), ("columns", matrix.columns), *also):
+        if label in CELL_KEYS:
+            document.blame((*at, place), f"{label!r} is a key of every record of the table", "rename the label")
+        elif label in RUN_OPTIONS:
+            document.blame((*at, place), f"`hilgate run` has its own option --{label}", "rename the label")
+    if matrix.rows == matrix.columns:
+        document.blame((*at, "columns"), f"{matrix.rows!r} names the rows already", "name another label")
+    for label in sorted({matrix.rows, matrix.columns} & {*matrix.also}):
+        document.blame((*at, "also"), f"{label!r} names rows or columns already", "leave it out")
+
+
+def _names(area: Area) -> Iterator[tuple[tuple[str | int, ...], list[str]]]:
+    """Keys that must be unique: the area's, and each step's with its planned keys."""
+    yield ("area",), [area.area]
+    for index, step in enumerate(area.steps):
+        planned = [planned_key(step, device) for device in dict.fromkeys(step.devices)]
+        # A step may carry its area's name: Buildkite sees the area's group and `<step>-<device>` only.
+        yield ("steps", index, "key"), planned if step.key == area.area else [step.key, *planned]
+
+
+DESK = "gate"
+"""The profile that runs on the host: images are the agents'."""
+
+
+def check_needs(agents: Document[Agents], areas: Sequence[Document[Area]]) -> None:
+    """Needs and images exist, can be met on each device and in each plan, and wait for each other in no circle."""
+    # A step or provider may stand in a file that has mistakes of its own; those come first.
+    unread = any(document.noun is None for document in areas)
+    declared = list(_declared(areas))
+    steps = {step.key: step for _, _, step in declared}
+    providers = _providers(declared)
+    graph: dict[str, set[str]] = {}
+    for document, at, step in declared:
+        graph[step.key] = {need for need in step.needs if need in steps}
+        for position, need in enumerate(step.needs):
+            if need in steps:
+                _check_need(document, (*at, "needs", position), step, steps[need])
+            elif not unread:
+                document.blame((*at, "needs", position), f"unknown step {need!r}", suggest(need, steps))
+        for image, device in _images(agents.noun, step):
+            if image in providers:
+                graph[step.key].add(providers[image].key)
+                _check_provider(document, at, step, providers[image], device)
+    if not unread:
+        _check_queue_images(agents, providers)
+    if cycle := find_cycle(graph):
+        document, at = next((document, at) for document, at, step in declared if step.key == cycle[0])
+        document.blame((*at, "needs"), "steps need each other: " + " -> ".join(cycle), "drop one of these needs")
+
+
+def _check_queue_images(agents: Document[Agents], providers: Mapping[Key, Step]) -> None:
+    for name, queue in (agents.noun.queues if agents.noun else {}).items():
+        if queue.image is not None and queue.image not in providers:
+            known = suggest(queue.image, providers) if providers else "declare a step with `provides`"
+            agents.blame(("queues", name, "image"), f"no step provides the image {queue.image!r}", known)
+
+
+def _declared(areas: Sequence[Document[Area]]) -> Iterator[tuple[Document[Area], Loc, Step]]:
+    for document in areas:
+        for index, step in enumerate(document.noun.steps if document.noun else ()):
+            yield document, ("steps", index), step
+
+
+def _providers(declared: Sequence[tuple[Document[Area], Loc, Step]]) -> Mapping[Key, Step]:
+    """Image -> the step that builds it, of which there is one, on the cpu."""
+    found: dict[Key, Step] = {}
+    for document, at, step in declared:
+        if step.provides is None:
+            continue
+        if step.provides in found:
+            what = f"the image {step.provides!r} is built by step {found[step.provides].key!r} already"
+            document.blame((*at, "provides"), what, "keep one of the two")
+        elif step.devices != (CPU,):
+            document.blame((*at, "devices"), "a step that builds an image runs on the cpu alone", f"write [{CPU}]")
+        found.setdefault(step.provides, step)
+    return found
+
+
+def _images(agents: Agents | None, step: Step) -> Iterator[tuple[Key, Key]]:
+    """Images that jobs of a step may run in, each with the device; any queue of a device may become its smallest."""
+    if agents is None or step.provides:
+        return
+    for device in step.devices:
+        queues = [step.queues[device]] if device in step.queues else list(agents.queues)
+        for name in queues:
+            queue = agents.queues.get(name)
+            if queue and queue.device == device and queue.image:
+                yield queue.image, device
+
+
+def _check_need(document: Document[Area], loc: Loc, step: Step, need: Step) -> None:
+    never = [device for device in step.devices if not {device, CPU}.intersection(need.devices)]
+    if never:
+        document.blame(
+            loc,
+            f"step {need.key!r} does not run on {', '.join(dict.fromkeys((*never, CPU)))}",
+            f"add a device to {need.key!r} or drop the need",
+        )
+    absent: list[Profile] = [profile for profile in step.profiles if profile not in need.profiles]
+    if absent:
+        document.blame(
+            loc,
+            f"step {need.key!r} is not in the plans {', '.join(absent)}",
+            f"add to the profiles of {need.key!r} or drop the need",
+        )
+
+
+def _check_provider(document: Document[Area], at: Loc, step: Step, provider: Step, device: Key) -> None:
+    absent = [profile for profile in step.profiles if profile != DESK and profile not in provider.profiles]
+    if absent:
+        document.blame(
+            (*at, "profiles"),
+            f"on {device} it runs in the image {provider.provides!r}, which {provider.key!r} does not build in the "
+            f"plans {', '.join(absent)}",
+            f"add to the profiles of {provider.key!r}",
+        )
+
+
+def find_cycle(needs: Mapping[str, Iterable[str]]) -> list[str]:
+    """A cycle of `needs` as `[a, b, a]` (a needs b needs a); empty when there is none."""
+    try:
+        graphlib.TopologicalSorter(needs).prepare()
+    except graphlib.CycleError as error:
+        # graphlib lists each node before the one that needs it.
+        return list(reversed(error.args[1]))
+    return []

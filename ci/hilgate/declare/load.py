@@ -1,0 +1,124 @@
+"""Reads `ci/agents.yaml` and `ci/areas/*.yaml` and validates them together.
+
+All mistakes of a load are reported at once: an author who has made three should not push three times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hilgate.declare.check import check
+from hilgate.declare.yaml import Mistake, read
+from hilgate.errors import DeclarationError, MisuseError
+from hilgate.model import CPU, Agents, Area, Key, Step, planned_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["CPU", "Declarations", "InvalidDeclarationsError", "find_root", "load", "planned_key"]
+
+
+class InvalidDeclarationsError(DeclarationError):
+    """One or more mistakes in the declarations.
+
+    Attributes:
+        mistakes: Every mistake found, in file order.
+    """
+
+    def __init__(self, mistakes: list[Mistake]) -> None:
+        self.mistakes = tuple(mistakes)
+        if len(mistakes) == 1:
+            super().__init__(mistakes[0].what, where=mistakes[0].where, remedy=mistakes[0].remedy)
+        else:
+            lines = "".join(f"\n  - {mistake}" for mistake in mistakes)
+            super().__init__(f"{len(mistakes)} mistakes in the declarations:{lines}", remedy="correct each of them")
+
+
+@dataclass(frozen=True)
+class Declarations:
+    """What may run, where it may run, and which files it answers for."""
+
+    areas: tuple[Area, ...]
+    """In file order."""
+    agents: Agents
+
+    def steps(self) -> Iterator[tuple[Area, Step]]:
+        """Every declared step with its area, in declared order."""
+        for area in self.areas:
+            for step in area.steps:
+                yield area, step
+
+    def step(self, key: str) -> tuple[Area, Step] | None:
+        """The step declared as `key`, or planned as `<key>-<device>`; None when there is none."""
+        return next(
+            ((a, s) for a, s in self.steps() if key == s.key or key in {planned_key(s, d) for d in s.devices}), None
+        )
+
+    def queue_for(self, step: Step, device: Key) -> Key | None:
+        """Queue of a step on a device: the one it names, else the smallest with the GPUs that it needs.
+
+        Smallest is the fewest GPUs, then the least memory, then by name. None when no queue is large enough.
+        """
+        if device in step.queues:
+            return step.queues[device]
+        wanted = 0 if device == CPU else step.gpus
+        offers = [
+            (queue.gpus, queue.memory_gib, name)
+            for name, queue in self.agents.queues.items()
+            if queue.device == device and queue.gpus >= wanted
+        ]
+        return min(offers)[2] if offers else None
+
+    def image_for(self, step: Step, device: Key) -> Key | None:
+        """The image that a step's job on the agents runs in; what builds an image runs on the host."""
+        queue = None if step.provides else self.queue_for(step, device)
+        return self.agents.queues[queue].image if queue else None
+
+    def provider(self, image: Key) -> Step | None:
+        """The step that builds an image."""
+        return next((step for _, step in self.steps() if step.provides == image), None)
+
+    def models(self) -> dict[Key, tuple[Step, ...]]:
+        """Model -> the steps that run it, in declared order."""
+        found: dict[Key, tuple[Step, ...]] = {}
+        for _, step in self.steps():
+            for model in step.models:
+                found[model] = (*found.get(model, ()), step)
+        return found
+
+
+def find_root(start: Path) -> Path:
+    """The repository that contains `start`: the nearest folder with `ci/agents.yaml`.
+
+    Raises:
+        MisuseError: There is none.
+    """
+    for folder in (start.resolve(), *start.resolve().parents):
+        if (folder / "ci" / "agents.yaml").is_file():
+            return folder
+    raise MisuseError(
+        "not inside a repository that hilgate can plan",
+        where=str(start),
+        remedy="change to a folder below one that has ci/agents.yaml, or pass --root",
+    )
+
+
+def load(root: Path) -> Declarations:
+    """Read and validate all declarations under `root`.
+
+    Raises:
+        InvalidDeclarationsError: With every mistake found (exit status 3).
+    """
+    agents = read(root / "ci" / "agents.yaml", root, Agents)
+    files = sorted((root / "ci" / "areas").glob("*.yaml"))
+    areas = [read(path, root, Area) for path in files]
+    if not files:
+        agents.mistakes.append(Mistake("ci/areas", "no area is declared", "add a file ci/areas/<area>.yaml"))
+    check(agents, areas, root)
+    mistakes = [*agents.mistakes, *(mistake for document in areas for mistake in document.mistakes)]
+    if mistakes:
+        raise InvalidDeclarationsError(mistakes)
+    assert agents.noun is not None
+    return Declarations(tuple(document.noun for document in areas if document.noun), agents.noun)

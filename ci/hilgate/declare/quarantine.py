@@ -1,0 +1,156 @@
+"""`ci/quarantine.yaml`: checks that may fail for a while, because somebody has promised to mend them by a date.
+
+What counts is the file of the merge base: a change cannot put its own failure into quarantine. It may take an entry
+out, which counts at once.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hilgate.declare import yaml
+from hilgate.declare.load import InvalidDeclarationsError
+from hilgate.errors import RecordsError
+from hilgate.git import file_at
+from hilgate.model import Quarantine, Quarantined
+from hilgate.text import suggest
+
+if TYPE_CHECKING:
+    from hilgate.declare.load import Declarations
+    from hilgate.declare.yaml import Document
+    from hilgate.model import PlannedStep
+
+QUARANTINE_FILE = "ci/quarantine.yaml"
+LONGEST = dt.timedelta(days=14)
+"""Two weeks: long enough to mend a kernel, and short enough that whoever promised it is still asked."""
+
+USED_FILE = "quarantine.json"
+"""The one that a verdict was made with, in the results folder."""
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The quarantine on a day."""
+
+    tests: tuple[Quarantined, ...]
+    today: dt.date
+
+    def of(self, step: PlannedStep) -> frozenset[str]:
+        """Ids of the checks of this step that may fail."""
+        return frozenset(one.test for one in self.tests if _covers(one, step) and not self._is_expired(one))
+
+    def expired(self) -> tuple[Quarantined, ...]:
+        """Entries whose day has come, whether or not their step is planned."""
+        return tuple(one for one in self.tests if self._is_expired(one))
+
+    def expired_of(self, step: PlannedStep) -> tuple[Quarantined, ...]:
+        """Entries of this step whose day has come."""
+        return tuple(one for one in self.expired() if _covers(one, step))
+
+    def _is_expired(self, one: Quarantined) -> bool:
+        return self.today >= one.expires or one.expires - one.added > LONGEST
+
+
+def load(root: Path, declarations: Declarations) -> Quarantine:
+    """Read and check the file of the working tree; without one nothing is in quarantine.
+
+    Raises:
+        InvalidDeclarationsError: With every mistake: unknown steps or devices, dates, entries that stand twice.
+    """
+    path = root / QUARANTINE_FILE
+    if not path.exists():
+        return Quarantine()
+    document = yaml.read(path, root, Quarantine)
+    if document.noun is not None:
+        _check(document, document.noun, declarations)
+    if document.mistakes:
+        raise InvalidDeclarationsError(document.mistakes)
+    assert document.noun is not None
+    return document.noun
+
+
+def effective(root: Path, merge_base: str, here: Quarantine) -> Quarantine:
+    """The quarantine that counts for a change: entries of the merge base that it has not taken out.
+
+    Args:
+        root: A checkout that has the merge base.
+        merge_base: Full sha; empty where nothing is compared, and then the working tree's own entries count.
+        here: The quarantine of the working tree.
+
+    Raises:
+        CannotRunHereError: The merge base is not in this checkout.
+        InvalidDeclarationsError: The merge base's own file is invalid.
+    """
+    if not merge_base:
+        return here
+    text = file_at(root, merge_base, QUARANTINE_FILE)
+    if text is None:
+        return Quarantine()
+    with tempfile.TemporaryDirectory(prefix="hilgate-") as folder:
+        path = Path(folder, merge_base[:12], QUARANTINE_FILE)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(text)
+        document = yaml.read(path, Path(folder), Quarantine)
+    if document.noun is None:
+        raise InvalidDeclarationsError(document.mistakes)
+    kept = {_identity(one) for one in here.tests}
+    return Quarantine(tests=tuple(one for one in document.noun.tests if _identity(one) in kept))
+
+
+def _covers(one: Quarantined, step: PlannedStep) -> bool:
+    return one.step == step.step and (not one.devices or step.device in one.devices)
+
+
+def _identity(one: Quarantined) -> tuple[str, str, tuple[str, ...]]:
+    return one.test, one.step, tuple(sorted(one.devices))
+
+
+def _check(document: Document[Quarantine], quarantine: Quarantine, declarations: Declarations) -> None:
+    steps = {step.key: step for _, step in declarations.steps()}
+    seen: list[Quarantined] = []
+    for number, one in enumerate(quarantine.tests):
+        at = ("tests", number)
+        step = steps.get(one.step)
+        if step is None:
+            document.blame((*at, "step"), f"no step is called {one.step!r}", suggest(one.step, steps))
+        for place, device in enumerate(one.devices):
+            if step is not None and device not in step.devices:
+                where = f"the step {one.step} does not run on {device!r}"
+                document.blame((*at, "devices", place), where, f"name one of {', '.join(step.devices)}")
+        if not dt.timedelta(0) < one.expires - one.added <= LONGEST:
+            days = (one.expires - one.added).days
+            what = f"expires {days} days after it was added"
+            document.blame((*at, "expires"), what, f"choose a day 1 to {LONGEST.days} days after {one.added}")
+        if any(other.test == one.test and other.step == one.step and _meet(other, one) for other in seen):
+            document.blame((*at, "test"), f"{one.test} of {one.step} is in quarantine already", "keep one of them")
+        seen.append(one)
+
+
+def _meet(one: Quarantined, other: Quarantined) -> bool:
+    return not one.devices or not other.devices or not set(one.devices).isdisjoint(other.devices)
+
+
+def write_used(quarantine: Quarantine, folder: Path) -> None:
+    """Keep the quarantine that a verdict was made with beside it, so that it can be derived again."""
+    (folder / USED_FILE).write_text(quarantine.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def read_used(folder: Path) -> Quarantine:
+    """The quarantine that a verdict was made with; an empty one where none was kept.
+
+    Raises:
+        RecordsError: It is not a quarantine.
+    """
+    path = folder / USED_FILE
+    if not path.is_file():
+        return Quarantine()
+    try:
+        return Quarantine.model_validate_json(path.read_bytes())
+    except ValueError as error:
+        raise RecordsError(
+            "not a quarantine", where=str(path), remedy="judge again: `hilgate judge` writes it"
+        ) from error

@@ -1,0 +1,188 @@
+"""What a change touches: the only module that runs git.
+
+A fingerprint of the files under test, so that a resumed run cannot mix results of two states of the tree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from hilgate.errors import CannotRunHereError, MisuseError
+
+
+@dataclass(frozen=True)
+class Changes:
+    """State of a checkout and, when it was compared with something, the files that differ."""
+
+    commit: str
+    """Full sha of HEAD; empty outside a git checkout."""
+    dirty: bool
+    """Whether the working tree (untracked files included) differs from the commit."""
+    base: str | None
+    """What it was compared with, as given; None when nothing was asked for."""
+    files: tuple[str, ...] | None
+    """Sorted paths below the root: changed, added, deleted, untracked, both names of a rename. None without a base."""
+    appeared: tuple[str, ...] = ()
+    """Those of `files` that the merge base does not have, sorted."""
+    merge_base: str = ""
+    """Full sha of the merge base of HEAD and `base`; empty without a base."""
+
+
+def inspect(root: Path, base: str | None) -> Changes:
+    """Compare the working tree under `root` with the merge base of HEAD and `base`.
+
+    Raises:
+        MisuseError: `base` names no commit, shares no history with HEAD, or `root` is no git checkout.
+        CannotRunHereError: A base was given and git is not installed.
+    """
+    if base is None:
+        return _without_base(root)
+    if not _is_checkout(root):
+        raise MisuseError(
+            "not a git checkout, so there is nothing to compare",
+            where=str(root),
+            remedy="leave out --base to plan everything",
+        )
+    if base.startswith("-") or _git(root, "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}") is None:
+        raise MisuseError(
+            f"git knows no commit {base!r}",
+            where=str(root),
+            remedy="fetch it (git fetch origin) or name another --base, e.g. origin/main",
+        )
+    commit = (_git(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}") or "").strip()
+    fork = (_git(root, "merge-base", base, "HEAD") or "").strip()
+    if not fork:
+        raise MisuseError(
+            f"{base!r} and HEAD share no history here",
+            where=str(root),
+            remedy="in a shallow clone run git fetch --unshallow; else leave out --base",
+        )
+    differing = _required(root, "diff", "--name-status", "-z", "--find-renames", "--no-ext-diff", fork, "--")
+    untracked = _required(root, "ls-files", "--others", "--exclude-standard", "-z")
+    changed, appeared = _names(differing)
+    new = {name for name in untracked.split("\0") if name}
+    return Changes(
+        commit,
+        _is_dirty(root),
+        base,
+        files=tuple(sorted(changed | new)),
+        appeared=tuple(sorted(appeared | new)),
+        merge_base=fork,
+    )
+
+
+def tracked_files(root: Path) -> tuple[str, ...]:
+    """Files that git tracks or would track (untracked and not ignored), relative to `root`, sorted; links included.
+
+    Raises:
+        CannotRunHereError: git is not installed or `root` is no checkout.
+    """
+    names = _required(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
+    return tuple(sorted({name for name in names if name and (root / name).is_file()}))
+
+
+def file_at(root: Path, commit: str, path: str) -> bytes | None:
+    """A file as it is in a commit; None when it is not in it (or is a folder there).
+
+    Raises:
+        CannotRunHereError: git is not installed, or knows no such commit here.
+    """
+    if not re.fullmatch(r"[0-9a-f]{40,64}", commit) or _git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
+        raise CannotRunHereError(
+            f"commit {commit[:12] or '(none)'} is not in this checkout",
+            where=str(root),
+            remedy="fetch it; in a shallow clone run git fetch --unshallow",
+        )
+    command = ("git", "-c", "core.fsmonitor=false", "cat-file", "blob", f"{commit}:{path}")
+    done = subprocess.run(command, cwd=root, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    return done.stdout if done.returncode == 0 else None
+
+
+def _names(status: str) -> tuple[set[str], set[str]]:
+    """Names in `git diff --name-status -z`, and those of them that are new.
+
+    It lists a letter, then one name, or two (old, new) after R (rename) and C (copy).
+    """
+    words = iter(status.split("\0"))
+    names: set[str] = set()
+    appeared: set[str] = set()
+    for letter in words:
+        if not letter:
+            continue
+        name = next(words)
+        names.add(name)
+        if letter[0] in "RC":
+            name = next(words)
+            names.add(name)
+        if letter[0] in "ARC":
+            appeared.add(name)
+    return names, appeared
+
+
+def _without_base(root: Path) -> Changes:
+    try:
+        checkout = _is_checkout(root)
+    except CannotRunHereError:
+        return Changes("", dirty=False, base=None, files=None)
+    commit = (_git(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}") or "").strip() if checkout else ""
+    return Changes(commit, dirty=checkout and _is_dirty(root), base=None, files=None)
+
+
+def _is_checkout(root: Path) -> bool:
+    """Whether git's own top folder is `root`: a copy unpacked inside another checkout is not that checkout."""
+    top = _git(root, "rev-parse", "--show-toplevel")
+    return top is not None and Path(top.rstrip("\n")).resolve() == root.resolve()
+
+
+def _is_dirty(root: Path) -> bool:
+    return bool(_required(root, "status", "--porcelain", "-z"))
+
+
+def _required(root: Path, *arguments: str) -> str:
+    out = _git(root, *arguments)
+    if out is None:
+        raise CannotRunHereError(
+            f"git {arguments[0]} failed", where=str(root), remedy=f"run `git {' '.join(arguments)}` there to see why"
+        )
+    return out
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Standard output of a git command; None when it failed. Undecodable names become replacement characters."""
+    command = ("git", "-c", "core.fsmonitor=false", "-c", "status.showUntrackedFiles=all", *arguments)
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    except FileNotFoundError as error:
+        raise CannotRunHereError(
+            "git is not installed", where=str(root), remedy="install git, or leave out --base to plan everything"
+        ) from error
+    return done.stdout.decode("utf-8", errors="replace") if done.returncode == 0 else None
+
+
+def commit_time(root: Path, commit: str) -> int:
+    """When a commit was made, in seconds since 1970 (UTC).
+
+    Raises:
+        CannotRunHereError: git is not installed or does not know the commit.
+    """
+    return int(_required(root, "show", "--no-patch", "--format=%ct", "--end-of-options", f"{commit}^{{commit}}", "--"))
+
+
+def fingerprint(root: Path) -> str:
+    """sha256 over the names and contents of all files that git tracks or would track; empty outside a checkout.
+
+    The commit alone does not do: the usual way to a failing gate is an uncommitted edit.
+    """
+    try:
+        names = tracked_files(root)
+    except CannotRunHereError:
+        return ""
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(name.encode(errors="surrogateescape") + b"\0")
+        digest.update(hashlib.sha256((root / name).read_bytes()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,379 @@
+"""What the builder needs of a program that builds images; `buildah` and `docker` are the two.
+
+Running buildah and docker: their lists of words are made elsewhere, here they are started, heard and ended.
+
+They stay in this process's group, so that whoever ends the group (Ctrl-C, a runner's timeout) ends them as well.
+
+Images by docker buildx: bases by digest, wheels and images found in the registry by their content.
+
+A build of a fork pushes nothing and exports no cache; what it may read is public or content-addressed.
+
+Images by buildah: root and two Debian packages, no daemon and no registry.
+
+The store is a folder of its own. There is no base image to pull, so debootstrap makes one, once per suite.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final, Protocol
+
+from hilgate.errors import CannotRunHereError, Exit, HilgateError
+from hilgate.images.pins import WHEELS
+
+
+@dataclass(frozen=True)
+class Order:
+    """One image to build.
+
+    Attributes:
+        image: cpu or rocm.
+        content: Its key, which becomes its tag.
+        context: Folder with exactly the files of the key.
+        labels: Labels it is given.
+        variables: Those of docker-bake.hcl.
+        pip_conf: Text of the pip configuration inside the build.
+        mounts: Path here -> path inside, for that configuration.
+        fork: Whether a stranger's change is built: nothing it makes may be found by another build.
+        log: Where the build's output goes.
+    """
+
+    image: str
+    content: str
+    context: Path
+    labels: dict[str, str]
+    variables: dict[str, str]
+    pip_conf: str
+    mounts: dict[str, str]
+    fork: bool
+    log: Path
+
+
+class Engine(Protocol):
+    """A program that builds images and finds them by their content."""
+
+    store: str
+    """Prefix of the names it gives."""
+
+    def truly(self, labels: dict[str, str]) -> dict[str, str]:
+        """The labels as this program can give them: about the base that it really builds on."""
+
+    def find(self, image: str, content: str) -> str | None:
+        """Digest of the image with this content, where it is already built."""
+
+    def build(self, order: Order) -> None:
+        """Build it and name it by its content."""
+
+    def labels(self, image: str, content: str) -> dict[str, str]:
+        """Labels of a built image."""
+
+    def run(self, image: str, content: str, words: list[str], mounts: dict[str, str]) -> tuple[int, str]:
+        """Exit status and output of a command in a container that is removed afterwards.
+
+        Args:
+            image: cpu or rocm.
+            content: Its key.
+            words: The command.
+            mounts: Path here -> path inside, with `:rw` where it may write.
+        """
+
+
+TAIL_LINES: Final = 12
+"""Of a failed build, in its message; the whole is in its log."""
+
+NETWORK: Final = (
+    "could not resolve",
+    "temporary failure in name resolution",
+    "temporary failure resolving",
+    "network is unreachable",
+    "connection timed out",
+    "connection refused",
+    "connection reset",
+    "read timed out",
+    "couldn't download",
+    "tls handshake timeout",
+    "no space left on device",
+)
+"""What a build says in the end when the machine is to blame and not the change."""
+
+
+class BuildFailedError(HilgateError):
+    """The recipe does not build: the change is to blame until somebody shows otherwise."""
+
+    exit_status: ClassVar[Exit] = Exit.FAIL
+
+
+def build(words: list[str], log: Path, cwd: Path, env: dict[str, str] | None = None) -> None:
+    """Run a build; what it says goes to standard error and to `log`.
+
+    Raises:
+        CannotRunHereError: The program is missing, or the network or the disk stopped it.
+        BuildFailedError: It failed for any other reason.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file, _started(words, cwd, env, subprocess.STDOUT) as child:
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                sys.stderr.write(line)
+                file.write(line)
+            status = child.wait()
+        except BaseException:  # an interrupt too: what was started must not go on building
+            child.terminate()
+            raise
+    if status:
+        tail = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line][-TAIL_LINES:]
+        what, where = f"{Path(words[0]).name} ended with {status}", f"{log}\n  " + "\n  ".join(tail)
+        if any(sign in line.lower() for sign in NETWORK for line in tail):
+            raise CannotRunHereError(what, where=where, remedy="mend the network or the disk of this machine")
+        raise BuildFailedError(what, where=where, remedy="mend the recipe; the next build goes on from the last layer")
+
+
+def ask(words: list[str], env: dict[str, str] | None = None) -> str:
+    """Standard output of a short command.
+
+    Raises:
+        CannotRunHereError: It is missing or fails.
+    """
+    with _started(words, None, env, subprocess.PIPE) as child:
+        out, errors = child.communicate()
+    if child.returncode:
+        last = " ".join(errors.strip().splitlines()[-2:])
+        raise CannotRunHereError(
+            f"{Path(words[0]).name} ended with {child.returncode}: {last}",
+            where=" ".join(words),
+            remedy="run it to see",
+        )
+    return out
+
+
+def heard(words: list[str]) -> tuple[int, str]:
+    """Exit status of a command and all it said."""
+    with _started(words, None, None, subprocess.STDOUT) as child:
+        out, _ = child.communicate()
+    return child.returncode, out
+
+
+def _started(words: list[str], cwd: Path | None, env: dict[str, str] | None, errors: int) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=None if env is None else os.environ | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            errors="replace",
+        )
+    except FileNotFoundError as error:
+        raise CannotRunHereError(
+            f"{words[0]} is not installed", remedy=f"install {words[0]}, e.g. apt-get install {words[0]}"
+        ) from error
+
+
+INSPECT = ("docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}")
+
+
+def available() -> bool:
+    """Whether docker with buildx answers."""
+    return bool(shutil.which("docker")) and heard(["docker", "buildx", "version"])[0] == 0
+
+
+class Docker:
+    """docker with buildx.
+
+    Attributes:
+        store: Prefix of the names it gives: the registry, or a name of this machine's own images.
+    """
+
+    def __init__(self, registry: str, bake_file: Path, *, fork: bool) -> None:
+        """Use the targets of `bake_file`.
+
+        Args:
+            registry: Where images are found and pushed; empty for none.
+            bake_file: docker/docker-bake.hcl.
+            fork: Whether a stranger's change is built: it goes under a name that no other build looks for.
+        """
+        self.registry = registry
+        self.store = "hilgate-fork" if fork else registry or "hilgate"
+        self.bake_file = bake_file
+
+    def truly(self, labels: dict[str, str]) -> dict[str, str]:
+        """The labels: the base is the one of the pins."""
+        return labels
+
+    def find(self, image: str, content: str) -> str | None:
+        """Digest of an image in the registry, or else among those that a build like this one left on this machine."""
+        return self._find(image, content)[1] or None
+
+    def _find(self, image: str, content: str) -> tuple[str, str]:
+        """Name and digest of an image; empty when there is none."""
+        places: list[tuple[str, tuple[str, ...]]] = [(self.registry, INSPECT)] if self.registry else []
+        if self.store != self.registry:
+            places.append((self.store, ("docker", "image", "inspect", "--format", "{{.Id}}")))
+        for store, inspect in places:
+            name = f"{store}/{image}:{content}"
+            status, said = heard([*inspect, name])
+            digest = said.strip().splitlines()[-1] if said.strip() else ""
+            if status == 0 and digest.startswith("sha256:"):
+                return name, digest
+        return "", ""
+
+    def build(self, order: Order) -> None:
+        """Bake the image, and the wheels that the registry does not have yet."""
+        env = order.variables | {"HILGATE_PIP_CONF": order.pip_conf}
+        build(self.command(order), order.log, order.context, env)
+
+    def command(self, order: Order) -> list[str]:
+        """The words of the build.
+
+        Raises:
+            CannotRunHereError: This machine's packages come from folders, which docker cannot mount into a build.
+        """
+        if order.mounts:
+            raise CannotRunHereError(
+                "pip's configuration names folders or a certificate of this machine",
+                where=", ".join(order.mounts),
+                remedy="give docker's builders an index over the network",
+            )
+        targets = [order.image]
+        words: list[str] = []
+        publish = bool(self.registry) and self.store == self.registry
+        for prefix in WHEELS.values() if order.image == "rocm" else ():
+            wheels = f"wheels-{prefix.lower()}"
+            name, digest = self._find(wheels, order.variables[f"{prefix}_KEY"]) if self.registry else ("", "")
+            if digest:
+                words += ["--set", f"rocm.contexts.{wheels}=docker-image://{name}@{digest}"]
+            elif publish:
+                targets.append(wheels)
+        command = ["docker", "buildx", "bake", "--file", str(self.bake_file), "--progress", "plain"]
+        return [*command, "--push" if publish else "--load", *words, *targets]
+
+    def labels(self, image: str, content: str) -> dict[str, str]:
+        """Labels of a built image."""
+        name, _ = self._find(image, content)
+        if self.registry and name.startswith(f"{self.registry}/"):
+            text = ask([*INSPECT[:4], "--format", "{{json .Image.Config.Labels}}", name])
+        else:
+            text = ask(["docker", "image", "inspect", "--format", "{{json .Config.Labels}}", name])
+        found: dict[str, Any] | None = json.loads(text)
+        return {key: str(value) for key, value in (found or {}).items()}
+
+    def run(self, image: str, content: str, words: list[str], mounts: dict[str, str]) -> tuple[int, str]:
+        """Run without network, capabilities or devices."""
+        command = ["docker", "run", "--rm", "--network", "none", "--cap-drop", "ALL"]
+        command += ["--security-opt", "no-new-privileges"]
+        for here, inside in mounts.items():
+            command += ["--volume", f"{here}:{inside}" if inside.endswith(":rw") else f"{here}:{inside}:ro"]
+        return heard([*command, self._find(image, content)[0], *words])
+
+
+PROGRAMS = ("buildah", "debootstrap")
+
+
+class Buildah:
+    """buildah over the store in `folder`."""
+
+    def __init__(self, folder: Path, suite: str, script: Path) -> None:
+        """Check that it can work here.
+
+        Args:
+            folder: Of the store; made when it is missing.
+            suite: Debian suite of the base.
+            script: docker/scripts/debootstrap.sh.
+
+        Raises:
+            CannotRunHereError: A program is missing, or this is not root.
+        """
+        missing = [name for name in PROGRAMS if not shutil.which(name)]
+        if missing:
+            raise CannotRunHereError(
+                f"{' and '.join(missing)} not installed, and neither is docker buildx",
+                where="image build",
+                remedy=f"as root: apt-get install --no-install-recommends {' '.join(PROGRAMS)}",
+            )
+        if os.geteuid() != 0:
+            raise CannotRunHereError(
+                "debootstrap and buildah's chroot isolation need root",
+                where=f"user id {os.geteuid()}",
+                remedy="run it as root, or where docker buildx is installed",
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        self.store = "localhost/hilgate"
+        self.folder = folder
+        self.suite = suite
+        self.script = script
+        self.words = ["buildah", "--root", str(folder / "storage"), "--runroot", str(folder / "run")]
+
+    def truly(self, labels: dict[str, str]) -> dict[str, str]:
+        """The labels with the base that debootstrap made."""
+        base = {"name": f"debootstrap {self.suite}", "digest": self.find("base", self.suite) or ""}
+        return labels | {f"org.opencontainers.image.base.{key}": value for key, value in base.items()}
+
+    def find(self, image: str, content: str) -> str | None:
+        """Digest of an image in the store."""
+        listed: list[dict[str, Any]] = json.loads(ask([*self.words, "images", "--json"]) or "[]") or []
+        name = self._name(image, content)
+        return next((str(one["digest"]) for one in listed if name in (one.get("names") or [])), None)
+
+    def build(self, order: Order) -> None:
+        """Build on the base of the suite, layer by layer: an interrupted build goes on from its last layer."""
+        self._make_base(order.log)
+        pip_conf = self.folder / "pip.conf"
+        pip_conf.write_text(order.pip_conf, encoding="utf-8")
+        command = [
+            *(*self.words, "bud", "--isolation", "chroot", "--format", "docker", "--layers", "--force-rm"),
+            *("--file", f"docker/{order.image}.Dockerfile", "--tag", self._name(order.image, order.content)),
+            *("--build-arg", f"BASE={self._name('base', self.suite)}"),
+            *("--build-arg", f"PACKAGES={order.variables['CPU_PACKAGES']}"),
+            *("--secret", f"id=pip,src={pip_conf}"),
+        ]
+        for here, inside in order.mounts.items():
+            command += ["--volume", f"{here}:{inside}:ro"]
+        for name, value in self.truly(order.labels).items():
+            command += ["--label", f"{name}={value}"]
+        try:
+            build([*command, "."], order.log, order.context)
+        finally:
+            pip_conf.unlink(missing_ok=True)
+
+    def labels(self, image: str, content: str) -> dict[str, str]:
+        """Labels of an image in the store."""
+        text = ask([*self.words, "inspect", "--type", "image", self._name(image, content)])
+        return dict(json.loads(text)["Docker"]["config"].get("Labels") or {})
+
+    def run(self, image: str, content: str, words: list[str], mounts: dict[str, str]) -> tuple[int, str]:
+        """Run in a container that is removed whatever happens."""
+        container = ask([*self.words, "from", self._name(image, content)]).strip()
+        command = [*self.words, "run", "--isolation", "chroot"]
+        for here, inside in mounts.items():
+            command += ["--volume", f"{here}:{inside}" if inside.endswith(":rw") else f"{here}:{inside}:ro"]
+        try:
+            return heard([*command, container, "--", *words])
+        finally:
+            ask([*self.words, "rm", container])
+
+    def _name(self, image: str, content: str) -> str:
+        return f"{self.store}/{image}:{content}"
+
+    def _make_base(self, log: Path) -> None:
+        """A folder of debootstrap, imported as an image and removed."""
+        if self.find("base", self.suite):
+            return
+        folder = self.folder / "rootfs"
+        if not folder.exists():
+            build([str(self.script), self.suite, str(folder)], log, self.folder)
+        container = ask([*self.words, "from", "scratch"]).strip()
+        try:
+            ask([*self.words, "add", "--quiet", container, str(folder), "/"])
+            ask([*self.words, "commit", "--quiet", container, self._name("base", self.suite)])
+        finally:
+            ask([*self.words, "rm", container])
+        shutil.rmtree(folder)

@@ -1,0 +1,1 @@
+"""What was expected against what arrived: a verdict for each step and for the whole."""

@@ -1,0 +1,178 @@
+"""The verdict: what the plan expected against what arrived. Pure; it can be replayed on any folder of results.
+
+The outcome of a step is never better than what its own records say, nor than what `rules.RULES` says of them: a record
+that claims more than its evidence shows is overruled, and a step without a record did not run. `ruling` says what each
+step is called and why; here they become one answer.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from hilgate.declare.quarantine import Entries
+from hilgate.errors import Exit, RecordsError
+from hilgate.judge.step import rule
+from hilgate.model import Counts, Evidence, Outcome, Plan, PlannedStep, Quarantine, StepVerdict, Verdict
+from hilgate.run import outcome as rules
+from hilgate.text import pytest_word
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from pathlib import Path
+
+    from hilgate.model import Loosening
+    from hilgate.run.results import Attempt, Recorded
+
+VERDICT_FILE = "verdict.json"
+NO_QUARANTINE = Quarantine()
+
+
+def judge(
+    plan: Plan,
+    recorded: Recorded,
+    digest: str,
+    *,
+    decided: dt.datetime,
+    quarantine: Quarantine = NO_QUARANTINE,
+    approved_by: str = "",
+) -> Verdict:
+    """Decide on every planned step, and on the whole.
+
+    Args:
+        plan: What was expected.
+        recorded: What arrived (`results.read_all`).
+        digest: `plan_digest(plan)`.
+        decided: The time to write into the verdict; entries of the quarantine expire by its day (UTC).
+        quarantine: As the merge base has it (`quarantine.effective`).
+        approved_by: Who approved what the change loosens; empty for nobody.
+    """
+    entries = Entries(quarantine.tests, decided.date())
+    steps = tuple(_judge_step(step, plan, recorded, entries) for step in plan.steps)
+    outcome = rules.worst(step.outcome for step in steps)
+    why = _why(outcome, steps)
+    expired = entries.expired()
+    if expired and outcome is not Outcome.FAIL:
+        outcome = Outcome.FAIL
+        why = f"quarantine of {expired[0].test} expired on {expired[0].expires}: mend it or take it out"
+    loosened = looser(plan)
+    if loosened and not approved_by and outcome is Outcome.PASS:
+        outcome = Outcome.INCONCLUSIVE
+        more = f" (and {len(loosened) - 1} more)" if len(loosened) > 1 else ""
+        why = f"needs a named approval: {loosened[0].path}: {loosened[0].what}{more}"
+    return Verdict(
+        decided=decided,
+        commit=plan.commit,
+        plan_digest=digest,
+        outcome=outcome,
+        why=why,
+        images={name: record.digest for name, record in recorded.images.items()},
+        loosened=plan.loosened,
+        approved_by=approved_by if loosened else "",
+        steps=steps,
+        omissions=plan.omissions,
+    )
+
+
+def looser(plan: Plan) -> tuple[Loosening, ...]:
+    """What the change loosens of its own gate, without what is known to be stricter."""
+    return tuple(one for one in plan.loosened if one.looser)
+
+
+def exit_status(verdict: Verdict, plan: Plan) -> Exit:
+    """The status of a command that ends with this verdict.
+
+    A verdict of did not run is 5 (this environment) only when every step that did not run said so itself; pytest's
+    own 5 means that no tests were collected and does not count.
+    """
+    if verdict.outcome is Outcome.DID_NOT_RUN:
+        evidence = {step.key: step.evidence for step in plan.steps}
+        missing = [step for step in verdict.steps if step.outcome is Outcome.DID_NOT_RUN]
+        environment = missing and all(
+            step.exit_status == Exit.CANNOT_RUN_HERE and evidence[step.key] is Evidence.FINDINGS for step in missing
+        )
+        return Exit.CANNOT_RUN_HERE if environment else Exit.NOTHING_RAN
+    return {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.FAIL, Outcome.INCONCLUSIVE: Exit.INCONCLUSIVE}[verdict.outcome]
+
+
+def totals(verdict: Verdict) -> Counts:
+    """Checks of all steps, counted together."""
+    return Counts(
+        passed=sum(step.counts.passed for step in verdict.steps),
+        failed=sum(step.counts.failed for step in verdict.steps),
+        inconclusive=sum(step.counts.inconclusive for step in verdict.steps),
+        did_not_run=sum(step.counts.did_not_run for step in verdict.steps),
+    )
+
+
+def write_verdict(verdict: Verdict, path: Path) -> None:
+    """Write `verdict.json` in one go: a reader sees the old file or the new one."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(verdict.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+def read_verdict(path: Path) -> Verdict:
+    """Read `verdict.json`.
+
+    Raises:
+        RecordsError: It is missing or not a verdict.
+    """
+    try:
+        return Verdict.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise RecordsError("no verdict", where=str(path), remedy="run `hilgate judge` first") from None
+    except ValueError as error:
+        raise RecordsError(
+            f"not a verdict: {rules.first_line(str(error))}", where=str(path), remedy="run `hilgate judge` again"
+        ) from None
+
+
+def _judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entries) -> StepVerdict:
+    ruled = rule(step, plan, recorded, entries)
+    attempt = recorded.last(step.key)
+    salvaged = recorded.salvaged.get(step.key, ())
+    image = attempt.record.environment.image if attempt else ""
+    line = reproduce_line(step, attempt)
+    return StepVerdict(
+        key=step.key,
+        area=step.area,
+        label=step.label,
+        outcome=ruled.outcome,
+        ruling=ruled.ruling,
+        why=ruled.why,
+        evidence=ruled.evidence,
+        node=attempt.record.environment.host if attempt else "",
+        image=image,
+        flaky=ruled.flaky,
+        quarantined=ruled.quarantined,
+        unexpected_passes=ruled.unexpected_passes,
+        counts=rules.count(attempt.checks if attempt else salvaged),
+        seconds=attempt.record.seconds or None if attempt else None,
+        reproduce=f"{line}  # in image {image}" if image else line,
+        exit_status=attempt.record.exit_status if attempt else None,
+        attempts=len(recorded.attempts.get(step.key, ())),
+    )
+
+
+def reproduce_line(step: PlannedStep, attempt: Attempt | None) -> str:
+    """The command that repeats a step, narrowed to its first failing test: by its cell, or where pytest's -k can."""
+    line = f"hilgate run {step.key}"
+    failed = rules.first(attempt.checks, Outcome.FAIL) if attempt else None
+    if failed and step.matrix and (options := step.matrix.options(failed.labels)):
+        return f"{line} {options}"
+    if failed is None or step.evidence is not Evidence.JUNIT or "::" not in failed.id:
+        return line
+    word = pytest_word(failed.id)
+    return f"{line} -- -k {shlex.quote(word)}" if word else line
+
+
+def _why(outcome: Outcome, steps: tuple[StepVerdict, ...]) -> str:
+    if not steps:
+        return "the plan has no steps: a gate over nothing is not a pass"
+    if outcome is Outcome.PASS:
+        return f"all {len(steps)} steps passed"
+    first = next(step for step in steps if step.outcome is outcome)
+    same = sum(step.outcome is outcome for step in steps) - 1
+    more = f" (and {same} more {'step' if same == 1 else 'steps'})" if same else ""
+    return f"{first.key}: {first.why}{more}"

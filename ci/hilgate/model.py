@@ -1,0 +1,544 @@
+"""What every noun shares: the base class, names, outcomes and kinds of evidence.
+
+Declarations: devices and queues, areas and steps.
+
+`plan.json`: what will run and why, fixed before anything runs.
+
+`findings.jsonl` and `results.jsonl`: what was checked, where, and how each step ended.
+
+`verdict.json`: the one answer, and the answer for each planned step.
+
+Names that have a meaning of their own, in one place.
+
+The nouns of hilgate: what is declared, what is planned, what was found, what was decided.
+
+Every file that one stage hands to the next (`plan.json`, `results.jsonl`, `findings.jsonl`, `verdict.json`) is one of
+these models as JSON. They are frozen and forbid unknown keys, so a misspelt key is an error and never a silent default.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import re
+import shlex
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, model_validator
+from pydantic_core import PydanticCustomError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCHEMA_VERSION: Final = 1
+
+Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=100)]
+"""A name usable as a Buildkite step key and as a folder name."""
+
+
+def _label_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
+        raise PydanticCustomError("label_name", "must be a word of lower case letters, digits and '_'")
+    return name
+
+
+def _json_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,60}\.json", name):
+        raise PydanticCustomError("json_name", "must be a plain file name, lower case, that ends in .json")
+    return name
+
+
+LabelName = Annotated[str, AfterValidator(_label_name)]
+"""Name of a label of checks, usable as an option on the command line."""
+
+JsonName = Annotated[str, AfterValidator(_json_name)]
+"""Name of a JSON file without a folder."""
+
+Profile = Literal["gate", "pr", "nightly", "release"]
+"""Who asks for a plan: this machine, a pull request, the night, a release."""
+
+Number = int | float
+Scalar = str | int | float | bool | None
+
+
+class Noun(BaseModel):
+    """Base of every record: frozen, no unknown keys, no NaN or infinity (JSON has neither)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Outcome(enum.StrEnum):
+    """The only four things that can be said of a check, a step or a build."""
+
+    PASS = "pass"  # noqa: S105 - an outcome, not a password
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+    DID_NOT_RUN = "did not run"
+
+
+class Ruling(enum.StrEnum):
+    """What the author of a change is told about a step; an `Outcome` says only whether it is green."""
+
+    PASS = "pass"  # noqa: S105 - a ruling, not a password
+    REGRESSION = "regression"
+    """The step did its work and what it checks is wrong, or it no longer does its work."""
+    INFRA = "infra"
+    """The node, the agent, the network or the image: nothing was learned about the change."""
+    FLAKY = "flaky"
+    """A check failed and then passed over the same files: not a pass, and named check by check."""
+    QUARANTINED = "quarantined"
+    """Nothing but failures that the merge base has in quarantine."""
+    INCONCLUSIVE = "inconclusive"
+    NOT_SELECTED = "not selected"
+
+
+class Evidence(enum.StrEnum):
+    """What a step must leave in its output folder besides an exit status."""
+
+    JUNIT = "junit"
+    """`junit.xml`, one test case per check (pytest --junitxml)."""
+    FINDINGS = "findings"
+    """`findings.jsonl`, one `Check` per line."""
+
+
+class Device(Noun):
+    """Something kernels run on. `cpu` runs them under Triton's interpreter."""
+
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of every step on this device."""
+
+
+class Queue(Noun):
+    """A Buildkite queue: a pool of identical agents."""
+
+    device: Key
+    """A key of `devices`: cpu, or a gfx arch."""
+    gpus: int = Field(ge=0, le=8)
+    memory_gib: int = Field(gt=0)
+    """GPU memory of one device, or host memory for a cpu queue."""
+    image: Key | None = None
+    """The image that its jobs run in; None runs them on the host."""
+
+
+class Agents(Noun):
+    """`ci/agents.yaml`: the devices that exist and the queues that offer them."""
+
+    devices: dict[Key, Device]
+    queues: dict[Key, Queue]
+
+
+class Matrix(Noun):
+    """A table of a step's checks: each check is the cell that two of its labels name."""
+
+    rows: LabelName
+    """The label that names the row, e.g. arch; also an option of `hilgate run`, handed on to the step's command."""
+    columns: LabelName
+    """The label that names the column; an option as well."""
+    also: tuple[LabelName, ...] = ()
+    """Further labels of its checks that are options where the step itself is named, e.g. the maker of an arch."""
+    file: JsonName
+    """The file of the results folder that gets the cells as records, e.g. cells.json: of this step, on all devices."""
+
+    def options(self, labels: Mapping[str, str]) -> str:
+        """The options that narrow a step to a cell, e.g. `--arch gfx942 --dtype bf16`; empty where they cannot."""
+        names = [(label, labels.get(label, "")) for label in (self.rows, self.columns)]
+        if not all(value and not value.startswith("-") and value.isprintable() for _, value in names):
+            return ""
+        return shlex.join(word for label, value in names for word in (f"--{label}", value))
+
+
+class Step(Noun):
+    """One declared unit of work. It becomes one planned step per device."""
+
+    key: Key
+    label: str
+    """What a person reads: a few words, no device name."""
+    command: str
+    """Run without a shell in the repository root; a leading `python` is the interpreter that runs hilgate."""
+    devices: tuple[Key, ...] = Field(min_length=1)
+    """Where it can run, keys of `agents.yaml: devices`."""
+    queues: dict[Key, Key] = Field(default_factory=dict)
+    """device -> queue, where the smallest queue of that device is not the right one."""
+    evidence: Evidence
+    minimum: int = Field(default=1, ge=1)
+    """Fewest checks that must have passed: a step that ran fewer did not do its work."""
+    timeout_minutes: int = Field(ge=1, le=180)
+    env: dict[str, str] = Field(default_factory=dict)
+    needs: tuple[Key, ...] = ()
+    """Step keys (of any area) that must have passed first, on the same device or on the cpu."""
+    packages: tuple[str, ...] = ()
+    """Distributions that must be installed, e.g. torch, triton, vllm."""
+    tools: tuple[str, ...] = ()
+    """Programs that must be on the path, e.g. buildah."""
+    imports: tuple[str, ...] = ()
+    """Modules (dotted) and test files that it runs: a changed Python module selects it only when one of these imports
+    it. Empty: every file of the area selects it."""
+    models: tuple[Key, ...] = ()
+    """Names of the models that it runs; `--models` selects by them."""
+    profiles: tuple[Profile, ...] = ("gate", "pr", "nightly", "release")
+    """Plans that it belongs to."""
+    gpus: int = Field(default=1, ge=1, le=8)
+    """GPUs it needs where its device is a GPU."""
+    network: bool = False
+    """Whether its container may reach the network."""
+    secrets: tuple[str, ...] = ()
+    """Environment variables it is given from the agent's secrets; never in a build of a fork."""
+    provides: Key | None = None
+    """The image that it builds; steps on queues with that image wait for it."""
+    cores: int = Field(default=1, ge=1)
+    """CPU cores it keeps busy; the local runner fills the machine with them."""
+    minutes: float = Field(default=1.0, gt=0)
+    """What it usually takes on 2 cores; used for ordering and for the estimate in the plan."""
+    columns: tuple[str, ...] = ()
+    """Labels and numbers of its checks, and `check` for the id, that the report shows as a table; empty shows only what
+    is not green."""
+    matrix: Matrix | None = None
+    """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
+
+
+class Area(Noun):
+    """`ci/areas/*.yaml`: a family of steps and the files that can break them."""
+
+    area: Key
+    title: str
+    why: str
+    """One sentence: what a green tick of this area tells the reader."""
+    paths: tuple[str, ...] = Field(min_length=1)
+    """gitignore-style globs; a change to a matching file selects the area."""
+    always: bool = False
+    """Selected whatever changed."""
+    steps: tuple[Step, ...] = Field(min_length=1)
+
+
+class Quarantined(Noun):
+    """One check that may fail for a while without stopping others, because somebody has promised to mend it."""
+
+    test: str = Field(min_length=1)
+    """Id of the check, as results write it."""
+    step: Key
+    """The declared step it belongs to."""
+    devices: tuple[Key, ...] = ()
+    """Where it fails; empty is everywhere."""
+    reason: str = Field(min_length=1)
+    owner: str = Field(min_length=1)
+    """A person or a team that can be asked."""
+    added: dt.date
+    expires: dt.date
+    """At most 14 days after `added`; from that day on the entry itself is red."""
+
+
+class Quarantine(Noun):
+    """`ci/quarantine.yaml`: quarantined checks still run and are still reported."""
+
+    tests: tuple[Quarantined, ...] = ()
+
+
+class PlannedStep(Noun):
+    """A step on a device, with the reason it was selected and everything needed to run it."""
+
+    key: Key
+    """`<declared key>-<device>`."""
+    step: Key
+    area: Key
+    label: str
+    device: Key
+    queue: Key | None
+    """None where no queue offers the device (a CUDA machine at a desk)."""
+    command: str
+    env: dict[str, str]
+    evidence: Evidence
+    minimum: int
+    timeout_minutes: int
+    depends_on: tuple[Key, ...]
+    cores: int
+    minutes: float
+    columns: tuple[str, ...]
+    matrix: Matrix | None = None
+    """The table that its checks fill."""
+    packages: tuple[str, ...] = ()
+    """Distributions that must be installed; where one is missing the step did not run."""
+    tools: tuple[str, ...] = ()
+    """Programs that must be on the path."""
+    models: tuple[Key, ...] = ()
+    gpus: int = 0
+    """GPUs it is given; 0 on the cpu."""
+    image: Key | None = None
+    """The image it runs in, a key of `Plan.images`; None runs it on the host (at a desk)."""
+    network: bool = False
+    secrets: tuple[str, ...] = ()
+    provides: Key | None = None
+    """The image that it builds."""
+    reason: str
+    """Why it is in the plan."""
+
+
+class Omission(Noun):
+    """A step that is not in the plan, and why not."""
+
+    key: Key
+    area: Key
+    label: str
+    reason: str
+
+
+class Loosening(Noun):
+    """A change to what decides: a tolerance, a budget, a baseline, a gate, an area, the quarantine, hilgate itself."""
+
+    path: str
+    what: str
+    """The value before and after, or that the file changed."""
+    looser: bool
+    """False only where the change is known to be stricter; what cannot be told counts as looser."""
+
+
+class Plan(Noun):
+    """`plan.json`: what will run and why, fixed before anything runs."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    created: dt.datetime
+    commit: str
+    """Full sha of HEAD; empty outside a git checkout."""
+    dirty: bool
+    """Whether the working tree differs from the commit."""
+    base: str | None
+    """What the change was compared with; None plans everything."""
+    merge_base: str = ""
+    """Full sha of the merge base of HEAD and `base`; its thresholds and its quarantine are the ones that count."""
+    profile: Profile
+    fork: bool = False
+    """Whether the change comes from a fork: no secrets, no caches written."""
+    images: dict[Key, str] = Field(default_factory=dict)
+    """Image -> sha256 of everything it is built from (`docker/`); its digest is known once it is built."""
+    loosened: tuple[Loosening, ...] = ()
+    """What the change loosens of its own gate; needs a named approval."""
+    changed_files: tuple[str, ...]
+    steps: tuple[PlannedStep, ...]
+    omissions: tuple[Omission, ...]
+
+
+class Environment(Noun):
+    """Where a record was made."""
+
+    host: str
+    device: str
+    """Name of the GPU or of the processor."""
+    cores: int
+    memory_gib: float
+    python: str
+    versions: dict[str, str]
+    """torch, triton, vllm, transformers, lm_eval ... as installed; absent packages are absent keys."""
+    image: str = ""
+    """Digest of the image the agent ran; empty at a desk."""
+
+
+class Check(Noun):
+    """One thing that was checked: a test, a code object, a gate. A line of `findings.jsonl`."""
+
+    id: str = Field(min_length=1)
+    """Stable name that can be pasted back, with shapes and dtypes rather than indices."""
+    outcome: Outcome
+    seconds: float = Field(default=0.0, ge=0)
+    message: str = ""
+    """Why it is not a pass; for a pass, one line of evidence or nothing."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """What it was: arch, kernel, dtype, layout ..."""
+    numbers: dict[str, Number] = Field(default_factory=dict)
+    """What was measured, with the unit in the name: lds_bytes, max_abs_err, seconds_median."""
+
+    @model_validator(mode="after")
+    def _says_why(self) -> Check:
+        if self.outcome is not Outcome.PASS and not self.message:
+            raise ValueError(f"check {self.id!r} is {self.outcome.value!r} without a message that says why")
+        return self
+
+
+class BuildRecord(Noun):
+    """First line of `results.jsonl`: which plan the following lines answer."""
+
+    kind: Literal["build"] = "build"
+    schema_version: Literal[1] = SCHEMA_VERSION
+    started: dt.datetime
+    plan_digest: str
+    """sha256 of the canonical plan JSON; results of another plan are refused."""
+    commit: str
+    tree: str = ""
+    """Fingerprint of the files under test (`hilgate.git`); empty outside a git checkout."""
+    environment: Environment
+
+
+class CheckRecord(Noun):
+    """One check of one step."""
+
+    kind: Literal["check"] = "check"
+    step: Key
+    check: Check
+
+
+class StepRecord(Noun):
+    """Last line of a finished step; a step without it did not finish."""
+
+    kind: Literal["step"] = "step"
+    key: Key
+    started: dt.datetime
+    seconds: float = Field(ge=0)
+    exit_status: int | None
+    """None when the step was killed (timeout) or could not be started."""
+    outcome: Outcome
+    message: str = ""
+    checks: int = Field(ge=0)
+    """How many CheckRecords of this step precede it; another number means lines were lost."""
+    command: str
+    peak_memory_mib: float | None = None
+    environment: Environment
+
+
+class RerunRecord(Noun):
+    """A failing check that was run once more over the same files. It never replaces the first answer."""
+
+    kind: Literal["rerun"] = "rerun"
+    step: Key
+    """The planned step that it failed in."""
+    check: str
+    """Id of the check."""
+    host: str
+    elsewhere: bool
+    """Whether this is another node than the one it failed on."""
+    outcome: Outcome
+    seconds: float = Field(ge=0)
+    message: str = ""
+
+
+class ImageRecord(Noun):
+    """An image that a step built, or found already built from the same contents."""
+
+    kind: Literal["image"] = "image"
+    step: Key
+    """The planned step that provides it."""
+    image: Key
+    content: str
+    """sha256 of everything it is built from; equals `Plan.images[image]`."""
+    digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+    """Of the image itself; every result that was made in it carries this digest."""
+    reused: bool = False
+
+
+class GpuHealth(Noun):
+    """One GPU as `amd-smi` reports it."""
+
+    index: int
+    bdf: str
+    """PCI address, e.g. 0000:05:00.0."""
+    name: str = ""
+    vram_total_mib: int = Field(ge=0)
+    vram_used_mib: int = Field(ge=0)
+    ecc_uncorrectable: int = Field(ge=0)
+    temperature_c: float | None = None
+
+
+class Health(Noun):
+    """`health-before.json`, `health-after.json` of a job: what the agent's hooks saw; no GPU result counts without."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    step: str
+    moment: Literal["before", "after"]
+    host: str
+    agent: str
+    """Buildkite's name of the agent; empty at a desk."""
+    taken: dt.datetime
+    seconds: float = Field(ge=0)
+    healthy: bool
+    problems: tuple[str, ...] = ()
+    gpus: tuple[GpuHealth, ...] = ()
+    dmesg: tuple[str, ...] = ()
+    """Kernel log lines of GPU trouble since the job began."""
+    ended: tuple[str, ...] = ()
+    """Processes that the step left behind and that were ended."""
+
+
+Record = Annotated[BuildRecord | CheckRecord | StepRecord | RerunRecord | ImageRecord, Field(discriminator="kind")]
+record_adapter: TypeAdapter[BuildRecord | CheckRecord | StepRecord | RerunRecord | ImageRecord] = TypeAdapter(Record)
+
+
+class Counts(Noun):
+    """How many checks ended how."""
+
+    passed: int = 0
+    failed: int = 0
+    inconclusive: int = 0
+    did_not_run: int = 0
+
+
+class StepVerdict(Noun):
+    """What was decided about one planned step, and on what evidence."""
+
+    key: Key
+    area: Key
+    label: str
+    outcome: Outcome
+    ruling: Ruling
+    why: str
+    """The first thing that is not green, or the count of what passed."""
+    evidence: tuple[str, ...] = ()
+    """What the ruling rests on, a line each: node, GPU, kernel log, VRAM before and after, reruns."""
+    node: str = ""
+    """Host that ran the attempt that counts."""
+    image: str = ""
+    """Digest of the image it ran in."""
+    flaky: tuple[str, ...] = ()
+    """Ids that failed and then passed."""
+    quarantined: tuple[str, ...] = ()
+    """Ids that failed in quarantine."""
+    unexpected_passes: tuple[str, ...] = ()
+    """Ids in quarantine that passed: the entry can go."""
+    counts: Counts
+    seconds: float | None
+    reproduce: str
+    """A line to paste: the command that repeats this step."""
+    exit_status: int | None = None
+    """As recorded; None when nothing was recorded, started or left to end by itself."""
+    attempts: int = Field(default=0, ge=0)
+    """How often it was run (more than once after `--resume`); the last attempt counts."""
+
+
+class Verdict(Noun):
+    """`verdict.json`: the one answer, and the answer for each planned step."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    decided: dt.datetime
+    commit: str
+    plan_digest: str
+    outcome: Outcome
+    why: str
+    images: dict[Key, str] = Field(default_factory=dict)
+    """Image -> digest, as built."""
+    loosened: tuple[Loosening, ...] = ()
+    approved_by: str = ""
+    """Who approved what the change loosens; empty when nothing is loosened or nobody has."""
+    steps: tuple[StepVerdict, ...]
+    omissions: tuple[Omission, ...]
+
+
+CPU = "cpu"
+"""The device that every machine has: kernels under Triton's interpreter, and everything that needs no GPU."""
+
+BUILDKITE_KEY = re.compile(r"[a-z0-9_-]{1,100}")
+"""What every published version of Buildkite's schema takes as a step key; only the newest also takes a '.'."""
+
+RESERVED_KEYS = frozenset({"plan", "recheck", "verdict"})
+"""Step keys of the pipeline itself."""
+
+RESERVED_FILES = frozenset({"plan.json", "verdict.json", "quarantine.json", "restored.json", "manifest.json",
+                            "health-before.json", "health-after.json"})  # fmt: skip
+"""Files that every build leaves, or its bundle, under these names."""
+
+CELL_KEYS = ("matrix", "kind", "outcome", "reason", "seconds", "step", "device", "checks", "labels", "numbers",
+             "reproduce", "command", "commit", "dirty", "plan_digest", "environment")  # fmt: skip
+"""Keys of every record of a matrix, besides the names of its two labels."""
+
+RUN_OPTIONS = frozenset({"plan", "jobs", "results", "help"})
+"""Options of `hilgate run` that a label could be called like."""
+
+
+def planned_key(step: Step, device: Key) -> Key:
+    """Key of a step on a device."""
+    return f"{step.key}-{device}"

@@ -1,0 +1,324 @@
+"""Wanted steps to planned steps on devices, and a reason for each omission. Pure.
+
+`gate` asks what this machine can run: one device per step, on the host. The other profiles ask what the agents run:
+every device with a queue, in the image of that queue, after the step that builds it.
+
+Where a step runs: this machine's device, or every device that an agents' queue offers. Pure.
+
+What a machine can and cannot run, area by area. Pure.
+"""
+
+from __future__ import annotations
+
+import graphlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hilgate.model import CPU, Area, Key, Omission, PlannedStep, Step, planned_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hilgate.declare.load import Declarations
+    from hilgate.model import Key, Step
+    from hilgate.plan.machine import Machine
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Why a declared step is wanted, and on which devices (None: all that it lists)."""
+
+    reason: str
+    devices: frozenset[Key] | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a plan is to run."""
+
+    machine: Machine | None = None
+    """This machine; None for the agents."""
+    absent_tools: frozenset[str] = frozenset()
+    """Programs that steps need and that are not on this machine's path."""
+    fork: bool = False
+    """Whether the change comes from a fork, whose steps are given no secrets."""
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """Steps in an order that respects their dependencies, and what was left out."""
+
+    steps: tuple[PlannedStep, ...]
+    omissions: tuple[Omission, ...]
+
+
+def expand(
+    declarations: Declarations, wanted: Mapping[Key, Wanted], site: Site, *, otherwise: Mapping[Key, str]
+) -> Expansion:
+    """Place wanted steps (by declared key) where `site` says.
+
+    What a wanted step needs is planned too, and so is what builds the images of its queues. A step whose need has
+    nowhere to run is omitted, and the reason says so. `otherwise` has the reason of every step that is not wanted.
+    """
+    wanted = with_needs(declarations, wanted, site)
+    places: dict[Key, list[Key]] = {}
+    omissions: list[Omission] = []
+    for area, step in declarations.steps():
+        if step.key not in wanted:
+            omissions.append(_omission(area, step, step.key, otherwise[step.key]))
+            continue
+        placed = place(declarations, step, wanted[step.key].devices, site.machine, site.absent_tools)
+        omissions += [_omission(area, step, planned_key(step, device), why) for device, why in placed.left_out]
+        places[step.key] = list(placed.devices)
+    planner = _Planner(declarations, site, wanted, places)
+    for area, step in planner.in_order():
+        for device in tuple(places[step.key]):
+            planned = planner.planned(area, step, device)
+            if isinstance(planned, Omission):
+                omissions.append(planned)
+                places[step.key].remove(device)
+            else:
+                planner.steps.append(planned)
+    return Expansion(tuple(planner.steps), tuple(omissions))
+
+
+def with_needs(declarations: Declarations, wanted: Mapping[Key, Wanted], site: Site) -> dict[Key, Wanted]:
+    """`wanted` and, transitively, what it needs: steps, and what builds its images."""
+    steps = {step.key: step for _, step in declarations.steps()}
+    closed = dict(wanted)
+    waiting = list(wanted)
+    while waiting:
+        step = steps[waiting.pop(0)]
+        also = [(need, f"needed by {step.key}") for need in step.needs]
+        also += [
+            (provider.key, f"builds the image of {step.key}")
+            for device in step.devices
+            if _may_run_on(closed[step.key], device) and (provider := _provider(declarations, site, step, device))
+        ]
+        for need, reason in also:
+            if need not in closed:
+                closed[need] = Wanted(reason)
+                waiting.append(need)
+            elif closed[need].devices is not None:
+                # Asked for on some devices only, but the dependant may meet it on another.
+                closed[need] = Wanted(closed[need].reason)
+                waiting.append(need)
+    return closed
+
+
+@dataclass
+class _Planner:
+    """Makes planned steps, one after the other."""
+
+    declarations: Declarations
+    site: Site
+    wanted: Mapping[Key, Wanted]
+    places: Mapping[Key, list[Key]]
+    steps: list[PlannedStep] = field(default_factory=list)
+
+    def in_order(self) -> list[tuple[Area, Step]]:
+        """Declared steps that have a place, what they wait for first, else in declared order."""
+        declared = {step.key: (area, step) for area, step in self.declarations.steps() if step.key in self.places}
+        rank = {key: position for position, key in enumerate(declared)}
+        sorter = graphlib.TopologicalSorter(
+            {
+                key: {*step.needs, *(p.key for d in self.places[key] if (p := self._provider(step, d)))}
+                for key, (_, step) in declared.items()
+            }
+        )
+        sorter.prepare()
+        order: list[Key] = []
+        while sorter.is_active():
+            ready = sorted(sorter.get_ready(), key=rank.__getitem__)
+            order += ready
+            sorter.done(*ready)
+        return [declared[key] for key in order]
+
+    def planned(self, area: Area, step: Step, device: Key) -> PlannedStep | Omission:
+        """The step on a device, or its omission when something it waits for has no place."""
+        provider = self._provider(step, device)
+        needs = [*step.needs, *([provider.key] if provider and provider.key not in step.needs else [])]
+        met = {need: _meet(need, device, self.places[need]) for need in needs}
+        unmet = [need for need, key in met.items() if key is None]
+        if unmet:
+            return _omission(area, step, planned_key(step, device), f"needs {unmet[0]}, which is omitted")
+        return PlannedStep(
+            key=planned_key(step, device),
+            step=step.key,
+            area=area.area,
+            label=f"{step.label} ({device})" if len(step.devices) > 1 else step.label,
+            device=device,
+            queue=self.declarations.queue_for(step, device),
+            command=step.command,
+            env={**self.declarations.agents.devices[device].env, **step.env},
+            evidence=step.evidence,
+            minimum=step.minimum,
+            timeout_minutes=step.timeout_minutes,
+            depends_on=tuple(key for key in met.values() if key is not None),
+            cores=step.cores,
+            minutes=step.minutes,
+            columns=step.columns,
+            matrix=step.matrix,
+            packages=step.packages,
+            tools=step.tools,
+            models=step.models,
+            gpus=0 if device == CPU else step.gpus,
+            image=provider.provides if provider else None,
+            network=step.network,
+            secrets=() if self.site.fork else step.secrets,
+            provides=step.provides,
+            reason=self.wanted[step.key].reason + self._missing_note(step),
+        )
+
+    def _provider(self, step: Step, device: Key) -> Step | None:
+        return _provider(self.declarations, self.site, step, device)
+
+    def _missing_note(self, step: Step) -> str:
+        """A missing package does not make a step vanish: it stays planned, and ends as did not run."""
+        missing = self.site.machine.missing(step.packages) if self.site.machine else []
+        return f"; will not run here, {', '.join(missing)} not installed" if missing else ""
+
+
+def _may_run_on(wanted: Wanted, device: Key) -> bool:
+    return wanted.devices is None or device in wanted.devices
+
+
+def _provider(declarations: Declarations, site: Site, step: Step, device: Key) -> Step | None:
+    """The step that builds the image of a step's job; None on the host."""
+    image = declarations.image_for(step, device) if site.machine is None else None
+    return declarations.provider(image) if image else None
+
+
+def _meet(need: Key, device: Key, places: Sequence[Key]) -> Key | None:
+    """The planned step that meets a need: on the same device, else on the cpu, else where it is planned at all."""
+    found = next((d for d in (device, CPU, *places) if d in places), None)
+    return f"{need}-{found}" if found else None
+
+
+def _omission(area: Area, step: Step, key: Key, reason: str) -> Omission:
+    return Omission(key=key, area=area.area, label=step.label, reason=reason)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Devices to run on, and the others, each with the reason."""
+
+    devices: tuple[Key, ...]
+    left_out: tuple[tuple[Key, str], ...]
+
+
+def place(
+    declarations: Declarations,
+    step: Step,
+    only: frozenset[Key] | None,
+    machine: Machine | None,
+    absent_tools: frozenset[str] = frozenset(),
+) -> Placed:
+    """Place a step on `machine`, or on the agents where that is None.
+
+    Args:
+        declarations: Queues and devices.
+        step: What to place.
+        only: The devices that were asked for; None for all that it lists.
+        machine: This machine, one device of which is chosen.
+        absent_tools: Programs that are not on this machine's path.
+    """
+    listed = [device for device in step.devices if only is None or device in only]
+    if machine is None:
+        return _on_agents(declarations, step, listed)
+    return _here(declarations, step, listed, machine, absent_tools)
+
+
+def _on_agents(declarations: Declarations, step: Step, listed: list[Key]) -> Placed:
+    left_out = []
+    for device in listed:
+        if declarations.queue_for(step, device) is None:
+            what = _gpus(step, device)
+            left_out.append((device, f"no queue offers {what}; run it at a desk that has {_pronoun(step, device)}"))
+    without = {device for device, _ in left_out}
+    return Placed(tuple(device for device in listed if device not in without), tuple(left_out))
+
+
+def _here(
+    declarations: Declarations, step: Step, listed: list[Key], machine: Machine, absent_tools: frozenset[str]
+) -> Placed:
+    absent = [tool for tool in step.tools if tool in absent_tools]
+    enough = machine.device == CPU or machine.gpus >= step.gpus
+    candidates = (machine.device, CPU) if enough else (CPU,)
+    chosen = None if absent else next((device for device in candidates if device in listed), None)
+    if machine.device == CPU:
+        here = "this machine has no GPU"
+    else:
+        here = f"this machine has {machine.device}" if enough else f"this machine has {machine.gpus}"
+    left_out = []
+    for device in listed:
+        queue = declarations.queue_for(step, device)
+        agents = f" (agents: {queue})" if queue else ""
+        if device == chosen:
+            continue
+        if absent and device in (machine.device, CPU):
+            left_out.append((device, f"needs {', '.join(absent)}; not installed here{agents}"))
+        elif device == CPU:
+            left_out.append((device, f"runs on {chosen} here, which is the stronger evidence"))
+        else:
+            left_out.append((device, f"needs {_gpus(step, device)}; {here}{agents}"))
+    return Placed((chosen,) if chosen else (), tuple(left_out))
+
+
+def _gpus(step: Step, device: Key) -> str:
+    return f"{step.gpus} x {device}" if step.gpus > 1 and device != CPU else device
+
+
+def _pronoun(step: Step, device: Key) -> str:
+    return "them" if step.gpus > 1 and device != CPU else "one"
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """One area on one machine."""
+
+    area: Key
+    title: str
+    ready: int
+    """Steps that can run here."""
+    steps: int
+    on: tuple[Key, ...]
+    """Devices that they would use."""
+    obstacles: tuple[str, ...]
+    """Why the others cannot."""
+
+    @property
+    def answer(self) -> str:
+        """`yes`, `partly` or `no`."""
+        return "yes" if self.ready == self.steps else "partly" if self.ready else "no"
+
+
+def readiness(
+    declarations: Declarations, machine: Machine, absent_tools: frozenset[str] = frozenset()
+) -> list[Readiness]:
+    """One entry per area, in declared order; `absent_tools` are programs that are not on this machine's path."""
+    found = []
+    for area in declarations.areas:
+        places = [place_readiness(step, machine, absent_tools) for step in area.steps]
+        found.append(
+            Readiness(
+                area=area.area,
+                title=area.title,
+                ready=sum(device is not None for device, _ in places),
+                steps=len(places),
+                on=tuple(dict.fromkeys(device for device, _ in places if device)),
+                obstacles=tuple(dict.fromkeys(why for _, why in places if why)),
+            )
+        )
+    return found
+
+
+def place_readiness(step: Step, machine: Machine, absent_tools: frozenset[str]) -> tuple[Key | None, str]:
+    """Device on which a step would run here; else None and why not."""
+    device = next((device for device in (machine.device, CPU) if device in step.devices), None)
+    if device is None:
+        return None, f"needs {' or '.join(step.devices)}"
+    missing = machine.missing(step.packages) + [tool for tool in step.tools if tool in absent_tools]
+    if missing:
+        return None, f"{', '.join(missing)} not installed"
+    return device, ""

@@ -1,0 +1,319 @@
+"""Makes, reads and writes `plan.json`: what will run and why, fixed before anything runs.
+
+What a plan records besides its steps: images, what the change loosens, and whether it comes from a fork.
+
+Steps that are asked for by name: an area, a step, a step on a device, or a model. Pure.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from hilgate import git
+from hilgate.agent.trust import of_build
+from hilgate.declare import imports
+from hilgate.declare.load import Declarations, load
+from hilgate.declare.protected import loosened
+from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError, RecordsError
+from hilgate.images import contents
+from hilgate.model import Key, Plan, Profile, planned_key
+from hilgate.plan import machine as hardware
+from hilgate.plan.expand import Expansion, Site, Wanted, expand
+from hilgate.plan.select import select as select_steps
+from hilgate.text import suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hilgate.declare.load import Declarations
+    from hilgate.git import Changes
+    from hilgate.model import Key, Loosening
+
+
+NOT_ASKED_FOR = "not asked for"
+ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
+WHEN = {"gate": "at a desk", "pr": "for a pull request", "nightly": "nightly", "release": "for a release"}
+"""Profile -> when its plans are made, as in "runs nightly"."""
+
+WHOLE = ("nightly", "release")
+"""Profiles that run everything, whatever changed."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found out about a change before it is planned."""
+
+    images: Mapping[Key, str] = field(default_factory=dict)
+    """Image -> sha256 of everything it is built from; images that no planned step uses or builds are left out."""
+    loosened: tuple[Loosening, ...] = ()
+    fork: bool = False
+
+
+def gather_facts(root: Path, change: Changes) -> Facts:
+    """The facts of a checkout and its change; outside of a checkout there is no content to tell images by.
+
+    Raises:
+        DeclarationError: The pins or the list of protected files are wrong.
+        CannotRunHereError: The merge base is not in this checkout.
+    """
+    return Facts(
+        images=contents(root) if change.commit else {},
+        loosened=loosened(root, change.merge_base, change.files or ()),
+        fork=of_build(os.environ).fork,
+    )
+
+
+def make_plan(
+    root: Path,
+    *,
+    base: str | None,
+    profile: Profile,
+    select: tuple[str, ...] = (),
+    models: tuple[str, ...] = (),
+    gather: Callable[[Path, git.Changes], Facts] = gather_facts,
+) -> Plan:
+    """Plan the change between `base` and the working tree (None: everything) for this machine or for the agents.
+
+    `select` names areas, steps or planned steps, `models` names models: the steps of both and what they need are
+    planned, whatever changed and whichever profiles they belong to. `gather` is asked for images, loosenings and forks.
+
+    Raises:
+        InvalidDeclarationsError: A declaration is invalid.
+        MisuseError: `base`, a name in `select` or a model does not exist.
+        CannotRunHereError: Everything that was asked for by name needs another machine.
+        NothingSelectedError: The plan would be empty, which is never a pass.
+    """
+    declarations = load(root)
+    packages = [package for _, step in declarations.steps() for package in step.packages]
+    change = git.inspect(root, base)
+    by_change = not select and not models and profile not in WHOLE
+    modules = [name for name in change.files or () if imports.module_of(name)]
+    return assemble(
+        declarations,
+        change,
+        hardware.detect(packages) if profile == "gate" else None,
+        profile=profile,
+        select=select,
+        models=models,
+        graph=imports.build(root) if by_change and modules else None,
+        facts=gather(root, change),
+        absent=absent_tools(declarations),
+    )
+
+
+def absent_tools(declarations: Declarations) -> frozenset[str]:
+    """Programs that steps need and that are not on this machine's path."""
+    tools = {tool for _, step in declarations.steps() for tool in step.tools}
+    return frozenset(tool for tool in tools if shutil.which(tool) is None)
+
+
+def assemble(
+    declarations: Declarations,
+    change: git.Changes,
+    machine: hardware.Machine | None,
+    *,
+    profile: Profile,
+    select: tuple[str, ...] = (),
+    models: tuple[str, ...] = (),
+    graph: imports.Imports | None = None,
+    facts: Facts | None = None,
+    absent: frozenset[str] = frozenset(),
+) -> Plan:
+    """Like `make_plan`, from facts already gathered: no git, no files, no hardware.
+
+    `absent` are the programs that are not on this machine's path. Without a `graph`, steps are selected by the globs of
+    their areas alone. Without `facts`, no image is recorded, and results of steps in images cannot pass.
+    """
+    known = facts or Facts()
+    otherwise = {step.key: NOT_ASKED_FOR for _, step in declarations.steps()}
+    if select or models:
+        wanted = by_model(declarations, models) | by_name(declarations, select)
+    else:
+        wanted = _affected(declarations, change, profile, graph, otherwise)
+    site = Site(machine, absent, known.fork)
+    expansion = expand(declarations, wanted, site, otherwise=otherwise)
+    _require_each(expansion, declarations, select, models)
+    if not expansion.steps:
+        reasons = [f"{one.key}: {one.reason}" for one in expansion.omissions if one.reason not in otherwise.values()]
+        raise NothingSelectedError(
+            "no step can be planned",
+            where="; ".join(reasons[:5]) or "no declared step is affected",
+            remedy=ELSEWHERE,
+        )
+    return Plan(
+        created=dt.datetime.now(dt.UTC),
+        commit=change.commit,
+        dirty=change.dirty,
+        base=change.base,
+        merge_base=change.merge_base,
+        profile=profile,
+        fork=known.fork,
+        images=_images(expansion, facts) if facts else {},
+        loosened=known.loosened,
+        changed_files=change.files or (),
+        steps=expansion.steps,
+        omissions=expansion.omissions,
+    )
+
+
+def _require_each(
+    expansion: Expansion, declarations: Declarations, select: tuple[str, ...], models: tuple[str, ...]
+) -> None:
+    """Refuse a name of which no step is planned: what it needs would run and pass, and say nothing about it."""
+    steps = {model: set(by_model(declarations, (model,))) for model in models}
+    for name in (*select, *models):
+        own = steps.get(name, set())
+        if not any(name in (one.key, one.step, one.area) or one.step in own for one in expansion.steps):
+            named = [
+                one
+                for one in expansion.omissions
+                if name in (one.key, one.area) or one.key.rpartition("-")[0] in (name, *own)
+            ]
+            raise CannotRunHereError(
+                f"nothing of {name} can be planned",
+                where="; ".join(f"{one.key}: {one.reason}" for one in named[:5]),
+                remedy=ELSEWHERE,
+            )
+
+
+def _affected(
+    declarations: Declarations,
+    change: git.Changes,
+    profile: Profile,
+    graph: imports.Imports | None,
+    otherwise: dict[Key, str],
+) -> dict[Key, Wanted]:
+    """Steps of the profile that the change selects; the reason of every other one goes to `otherwise`."""
+    selection = select_steps(declarations.areas, change.files, graph, change.appeared)
+    wanted: dict[Key, Wanted] = {}
+    for _, step in declarations.steps():
+        if profile not in step.profiles:
+            otherwise[step.key] = "runs " + " and ".join(WHEN[one] for one in step.profiles)
+        elif profile in WHOLE:
+            wanted[step.key] = Wanted(f"everything runs {WHEN[profile]}")
+        elif step.key in selection.reasons:
+            wanted[step.key] = Wanted(selection.reasons[step.key])
+        else:
+            otherwise[step.key] = selection.omitted[step.key]
+    return wanted
+
+
+def _images(expansion: Expansion, facts: Facts) -> dict[Key, str]:
+    """The images that planned steps use or build, with what each is built from.
+
+    Raises:
+        DeclarationError: Nobody says what an image is built from, so no result could be held against it.
+    """
+    names = sorted({name for step in expansion.steps for name in (step.image, step.provides) if name})
+    if unknown := [name for name in names if name not in facts.images]:
+        raise DeclarationError(
+            f"nothing says what the image {unknown[0]!r} is built from",
+            where="ci/agents.yaml",
+            remedy="add its recipe to docker/, or take the image from its queues",
+        )
+    return {name: facts.images[name] for name in names}
+
+
+def plan_digest(plan: Plan) -> str:
+    """sha256 of the canonical JSON without `created`: equal plans have equal digests whenever they were made."""
+    data = plan.model_dump(mode="json", exclude={"created"})
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write atomically: a reader sees the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(plan.model_dump_json(indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan and check that it hangs together.
+
+    Raises:
+        RecordsError: Missing, truncated, of another schema, or with keys or dependencies that do not fit.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        plan = Plan.model_validate_json(text)
+    except FileNotFoundError as error:
+        raise RecordsError("there is no plan", where=str(path), remedy="make one with `hilgate plan`") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordsError(f"the plan cannot be read: {error}", where=str(path), remedy="make a new one") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise RecordsError(
+            f"not a plan: {place}: {first['msg']}",
+            where=str(path),
+            remedy="make a new one with `hilgate plan` of this version",
+        ) from error
+    seen: set[Key] = set()
+    for step in plan.steps:
+        late = [need for need in step.depends_on if need not in seen]
+        if step.key in seen or late:
+            problem = f"depends on {late[0]}, which does not stand before it" if late else "stands twice"
+            raise RecordsError(f"not a plan: step {step.key} {problem}", where=str(path), remedy="make a new one")
+        seen.add(step.key)
+    return plan
+
+
+def by_name(declarations: Declarations, names: tuple[str, ...]) -> dict[Key, Wanted]:
+    """The steps that these areas, steps or steps on a device name.
+
+    Raises:
+        MisuseError: A name is none of them; with a did-you-mean.
+    """
+    wanted: dict[Key, Wanted] = {}
+    known = {area.area for area in declarations.areas}
+    for _, step in declarations.steps():
+        known.update((step.key, *(planned_key(step, device) for device in step.devices)))
+    for name in names:
+        if name not in known:
+            raise MisuseError(f"no area or step is called {name!r}", where="ci/areas", remedy=suggest(name, known))
+        reason = f"asked for: {name}"
+        for area, step in declarations.steps():
+            if name in (area.area, step.key):
+                wanted[step.key] = Wanted(reason)
+            for device in step.devices:
+                if name == planned_key(step, device):
+                    before = wanted.get(step.key, Wanted(reason, frozenset()))
+                    devices = None if before.devices is None else before.devices | {device}
+                    wanted[step.key] = Wanted(reason, devices)
+    return wanted
+
+
+def by_model(declarations: Declarations, models: tuple[str, ...]) -> dict[Key, Wanted]:
+    """The steps that run these models.
+
+    Raises:
+        MisuseError: No step runs a model of that name; with a did-you-mean.
+    """
+    known = declarations.models()
+    wanted: dict[Key, Wanted] = {}
+    for model in models:
+        if model not in known:
+            raise MisuseError(f"no step runs a model {model!r}", where="ci/areas", remedy=suggest(model, known))
+        for step in known[model]:
+            wanted.setdefault(step.key, Wanted(f"asked for: model {model}"))
+    return wanted

@@ -1,0 +1,125 @@
+"""Which steps a change selects, and why. Pure: file names in, reasons out.
+
+Selection only ever adds, file by file: one more changed file can select more steps and never fewer.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pathspec
+
+from hilgate.declare.imports import module_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from hilgate.declare.imports import Imports
+    from hilgate.model import Area, Key, Step
+
+EVERYTHING = "everything runs (no --base)"
+NOT_AFFECTED = "not affected by this change"
+NOT_IMPORTED = "not affected: nothing it imports changed"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Steps to run, each with the reason a reader sees, and the others with theirs."""
+
+    reasons: Mapping[Key, str]
+    """Declared step -> why it runs."""
+    omitted: Mapping[Key, str]
+    """Declared step -> why it does not."""
+    unclaimed: tuple[str, ...]
+    """Changed files that no area claims; they select everything."""
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """One changed file that selects a step."""
+
+    file: str
+    how: str = ""
+    """What connects the file to the step; empty where the area's globs or the step itself name it."""
+
+
+def select(
+    areas: Sequence[Area],
+    changed: Iterable[str] | None,
+    imports: Imports | None = None,
+    appeared: Collection[str] = (),
+) -> Selection:
+    """Select steps for the changed files (paths relative to the root, `/` between parts); None selects all.
+
+    A changed module selects a step with `imports` where one of these reaches it. A module that is new or gone selects
+    every step of the areas that claim it besides, and one that is gone every step that imports from its package; while
+    the graph is not known, a module selects every step with `imports`. Any other file selects by the area's globs. The
+    reason names the most telling cause: a changed file of the step, else an unclaimed file, else `always`.
+
+    Args:
+        areas: What is declared.
+        changed: The files that differ.
+        imports: The import graph of the files as they are now; None selects by globs alone.
+        appeared: Those changed files that are new: what they hide or complete is not in the graph of what was.
+    """
+    if changed is None:
+        return Selection({step.key: EVERYTHING for area in areas for step in area.steps}, {}, ())
+    files = sorted(set(changed))
+    claims = {area.area: frozenset(claimed_by(area, files)) for area in areas}
+    claimed = frozenset().union(*claims.values()) if claims else frozenset()
+    unclaimed = tuple(name for name in files if name not in claimed)
+    reasons: dict[Key, str] = {}
+    omitted: dict[Key, str] = {}
+    for area in areas:
+        for step in area.steps:
+            causes = [c for name in files if (c := _cause(step, name, name in claims[area.area], imports, appeared))]
+            if causes:
+                reasons[step.key] = _told(causes)
+            elif unclaimed:
+                told = _told([_Cause(name) for name in unclaimed])
+                reasons[step.key] = f"{told} and no area claims it, so everything runs"
+            elif area.always:
+                reasons[step.key] = "runs on every change"
+            else:
+                omitted[step.key] = NOT_IMPORTED if claims[area.area] else NOT_AFFECTED
+    return Selection(reasons, omitted, unclaimed)
+
+
+def claimed_by(area: Area, files: Iterable[str]) -> list[str]:
+    """The files that match the area's globs, in the given order."""
+    spec = _globs(area.paths)
+    return [name for name in files if spec.match_file(name)]
+
+
+@functools.lru_cache(maxsize=256)
+def _globs(paths: tuple[str, ...]) -> pathspec.PathSpec[Any]:
+    return pathspec.PathSpec.from_lines("gitignore", paths)
+
+
+def _cause(step: Step, name: str, claimed: bool, imports: Imports | None, appeared: Collection[str]) -> _Cause | None:
+    """Why one changed file selects one step; None when it does not."""
+    module = module_of(name)
+    if imports is None or not step.imports or module is None:
+        return _Cause(name) if claimed else None
+    if imports.problem:
+        return _Cause(name, f"and what imports it is not known: {imports.problem}")
+    reached = imports.reached(step.imports)
+    if module in reached:
+        return _Cause(name, "" if reached[module] == name else f"imported by {reached[module]}")
+    if imports.knows(name):
+        return _Cause(name, "is new") if claimed and name in appeared else None
+    # Whatever imported it does so no longer, or in vain: those that use its package are the ones that may have.
+    beside = f"{module.rpartition('.')[0]}."
+    if claimed or any(other.startswith(beside) for other in reached):
+        return _Cause(name, "is gone")
+    return None
+
+
+def _told(causes: Sequence[_Cause]) -> str:
+    """The first file that the area itself claims, else the first; and how many more there are."""
+    first = next((cause for cause in causes if not cause.how), causes[0])
+    more = f" and {len(causes) - 1} more" if len(causes) > 1 else ""
+    how = f" {first.how}" if first.how.startswith("is ") else f" changed{', ' if first.how else ''}{first.how}"
+    return f"{first.file}{more}{how}"

@@ -1,0 +1,1 @@
+"""The evidence of a build as one file: written, and verified."""

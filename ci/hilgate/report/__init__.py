@@ -1,0 +1,1 @@
+"""What a person reads of a verdict: HTML, annotation, terminal, JUnit, tables, history."""

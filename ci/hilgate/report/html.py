@@ -1,0 +1,211 @@
+"""The report: one HTML file that opens anywhere, the same first screen as Markdown, and one JUnit file for other tools.
+
+No script, no network, below 1 MiB, light and dark, printable. The templates hold the looks; this file decides what is
+shown: the verdict, what broke, what changed, then everything.
+
+When each step ran, as bars: positions for the SVG in the report.
+
+The templates of all pages, with what they share: escaping, words and marks of outcomes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jinja2
+
+from hilgate import text
+from hilgate import text as safe
+from hilgate.report import problems as headlines
+from hilgate.report import tables
+from hilgate.report.merge_base import NOTHING, Facts
+from hilgate.report.problems import approval, named, problems
+from hilgate.report.tables import step_tables
+from hilgate.text import shorten
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hilgate.model import Outcome, Plan, Verdict
+    from hilgate.run.results import Recorded
+
+
+REPORT_FILE = "report.html"
+LIMIT_BYTES = 1024 * 1024
+"""Buildkite refuses larger annotations; a report of that size is still a mailable file."""
+
+
+@dataclass(frozen=True)
+class Detail:
+    """How much is shown, so that a build with thousands of failures still fits."""
+
+    failures_per_step: int
+    message_characters: int
+    table_rows: int
+
+
+DETAILS = (Detail(20, 4000, 500), Detail(8, 1500, 150), Detail(3, 500, 30), Detail(1, 200, 0))
+"""Tried in order until the report fits; what is left out is counted and stays in results.jsonl."""
+
+MATRIX_COLUMNS = 60
+"""Of a table; more would not fit a page, and the others are counted."""
+
+NAMED_IDS = 20
+"""Of flaky and quarantined checks of one step; the others are counted."""
+
+
+def render(
+    plan: Plan, recorded: Recorded, verdict: Verdict, logs: dict[str, str] | None = None, *, facts: Facts = NOTHING
+) -> str:
+    """The report as HTML, below `LIMIT_BYTES`.
+
+    Args:
+        plan: What was expected.
+        recorded: What arrived.
+        verdict: What was decided.
+        logs: Step key -> address of its log, relative to the report.
+        facts: What is known of the merge base.
+    """
+    template = environment().get_template("report.html.j2")
+    html = ""
+    for detail in DETAILS:
+        html = template.render(**_context(plan, recorded, verdict, detail, facts), logs=logs or {})
+        if len(html.encode()) < LIMIT_BYTES:
+            return html
+    raise AssertionError(f"a report of {len(html)} characters at the least detail")
+
+
+def write_report(
+    plan: Plan,
+    recorded: Recorded,
+    verdict: Verdict,
+    folder: Path,
+    *,
+    logs: dict[str, str],
+    facts: Facts = NOTHING,
+) -> Path:
+    """Write `report.html` into the results folder and return its path."""
+    path = folder / REPORT_FILE
+    path.write_text(render(plan, recorded, verdict, logs, facts=facts), encoding="utf-8")
+    return path
+
+
+def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: Facts) -> dict[str, object]:
+    reasons = {step.key: step.reason for step in plan.steps}
+    return {
+        "plan": plan,
+        "verdict": verdict,
+        "headline": headlines.headline(verdict, recorded),
+        "step_counts": headlines.step_counts(verdict),
+        "problems": problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts),
+        "rulings": headlines.RULINGS,
+        "named": named(verdict),
+        "named_limit": NAMED_IDS,
+        "approval": approval(verdict),
+        "reasons": reasons,
+        "peaks": {s.key: a.record.peak_memory_mib for s in plan.steps if (a := recorded.last(s.key))},
+        "tables": step_tables(plan, recorded, detail.table_rows),
+        "matrices": tables.tables(plan, recorded, verdict),
+        "matrix_rows": detail.table_rows,
+        "matrix_columns": MATRIX_COLUMNS,
+        "notes": tables.notes,
+        "timeline": timeline(plan, recorded, verdict),
+        "environments": environments(recorded),
+        "characters": detail.message_characters,
+    }
+
+
+def environments(recorded: Recorded) -> tuple[tuple[str, str], ...]:
+    """(where, what) of every distinct environment that a build record names."""
+    distinct = dict.fromkeys(build.environment.model_dump_json() for build in recorded.builds)
+    found = []
+    for build in recorded.builds:
+        text = build.environment.model_dump_json()
+        if text in distinct:
+            del distinct[text]
+            where = build.environment
+            versions = ", ".join(f"{name} {version}" for name, version in sorted(where.versions.items()))
+            image = f", image {where.image}" if where.image else ""
+            machine = f"{where.device}, {where.cores} cores, {where.memory_gib:g} GiB"
+            found.append((where.host, f"{machine}; Python {where.python}, {versions}{image}"))
+    return tuple(found)
+
+
+TICK_SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600)
+MOST_TICKS = 8
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One step; `left` and `width` in percent of the whole time."""
+
+    key: str
+    outcome: Outcome
+    left: float
+    width: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A mark on the axis; `left` in percent."""
+
+    left: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All bars in the order in which they started."""
+
+    bars: tuple[Bar, ...]
+    ticks: tuple[Tick, ...]
+
+
+def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> Timeline:
+    """Bars of the last attempt of every step that was started; steps that never started have no bar."""
+    outcomes = {step.key: step.outcome for step in verdict.steps}
+    records = [attempt.record for step in plan.steps if (attempt := recorded.last(step.key))]
+    records = sorted((record for record in records if record.seconds > 0), key=lambda record: record.started)
+    if not records:
+        return Timeline((), ())
+    began = records[0].started
+    starts = [(record.started - began).total_seconds() for record in records]
+    whole = max(start + record.seconds for start, record in zip(starts, records, strict=True))
+    bars = tuple(
+        Bar(
+            record.key,
+            outcomes[record.key],
+            100 * start / whole,
+            max(0.3, 100 * record.seconds / whole),  # a bar one can see
+            text.duration(record.seconds),
+        )
+        for start, record in zip(starts, records, strict=True)
+    )
+    step = next((seconds for seconds in TICK_SECONDS if whole / seconds <= MOST_TICKS), whole)
+    ticks = tuple(Tick(100 * n * step / whole, _tick(n * step)) for n in range(int(whole / step) + 1))
+    return Timeline(bars, ticks)
+
+
+def _tick(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds < 60 else f"{seconds / 60:g} min"
+
+
+def environment() -> jinja2.Environment:
+    """Templates in which every value is escaped as HTML and an unknown name is an error."""
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("hilgate.report"),
+        autoescape=True,
+        finalize=safe.finalize,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "mark": lambda outcome: safe.MARKS[outcome],
+        "slug": lambda word: str(word).replace(" ", "-"),
+        "duration": safe.duration,
+        "shorten": shorten,
+    }
+    return made

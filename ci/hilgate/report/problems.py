@@ -1,0 +1,287 @@
+"""What the first screen shows: for each step that is not green, what broke, by how much, and whether it did before.
+
+By how much a check is wrong, and for which shape, dtype, layout and arch: read from what the check recorded.
+
+Tests record numbers and labels (`record_property`), findings carry them; what a check did not record is read from the
+parameters in its id, or left out. Nothing is computed here: a figure that is shown is one that was recorded.
+
+The line that repeats a step in the image it ran in, by digest, for a person at a machine with such a GPU.
+
+The first lines of a verdict: counts of checks and steps, and what each ruling tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hilgate.judge.verdict import totals
+from hilgate.model import Check, Outcome, Plan, Ruling, StepVerdict, Verdict
+from hilgate.report.merge_base import NOTHING, Facts, on_merge_base
+from hilgate.run import outcome
+from hilgate.text import marked, shorten
+
+if TYPE_CHECKING:
+    from hilgate.model import Check, PlannedStep, StepVerdict
+    from hilgate.run.results import Recorded
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check that is not green."""
+
+    check: Check
+    size: Magnitude
+    merge_base: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A step that is not green, with the checks that say so."""
+
+    step: StepVerdict
+    findings: tuple[Finding, ...]
+    more: int
+    """Checks that failed or were inconclusive and are not shown."""
+    skips: tuple[tuple[str, int], ...]
+    """(reason, how many checks), of the checks that did not run."""
+    merge_base: str
+    """Of the step itself; said where no check says more."""
+    container: str
+    """The line that repeats it in its image; empty when it ran in none."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """Checks that somebody must look after although they may not have stopped anything."""
+
+    step: str
+    kind: str
+    what: str
+    ids: tuple[str, ...]
+
+
+def problems(
+    plan: Plan, recorded: Recorded, verdict: Verdict, *, limit: int, facts: Facts = NOTHING
+) -> tuple[Problem, ...]:
+    """Every step that is not green, worst first; a step that passed with skips is green and not here."""
+    planned = {step.key: step for step in plan.steps}
+    found = []
+    for step in not_green(verdict):
+        attempt = recorded.last(step.key)
+        checks = attempt.checks if attempt else ()
+        wrong = [check for check in checks if check.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
+        wrong.sort(key=lambda check: -outcome.SEVERITY[check.outcome])
+        skipped = [check for check in checks if check.outcome is Outcome.DID_NOT_RUN]
+        reasons = Counter(shorten(outcome.first_line(check.message), 300) for check in skipped)
+        device = planned[step.key].device
+        found.append(
+            Problem(
+                step,
+                tuple(
+                    Finding(check, magnitude(check, device), on_merge_base(facts, step.key, check.id))
+                    for check in wrong[:limit]
+                ),
+                max(0, len(wrong) - limit),
+                tuple(reasons.most_common(limit)),
+                on_merge_base(facts, step.key),
+                container_line(step, planned[step.key]),
+            )
+        )
+    return tuple(found)
+
+
+def named(verdict: Verdict) -> tuple[Named, ...]:
+    """Flaky and quarantined checks and unexpected passes of every step, green ones included."""
+    kinds = (
+        ("flaky", "failed and then passed over the same files: not a pass", "flaky"),
+        ("quarantined", "failed in quarantine: an owner has promised to mend it", "quarantined"),
+        ("unexpected pass", "in quarantine and passed: remove the entry from ci/quarantine.yaml", "unexpected_passes"),
+    )
+    return tuple(
+        Named(step.key, kind, what, ids)
+        for step in verdict.steps
+        for kind, what, attribute in kinds
+        if (ids := getattr(step, attribute))
+    )
+
+
+def approval(verdict: Verdict) -> str:
+    """Who must approve, or has approved, what the change loosens of its own gate; empty when it loosens nothing."""
+    looser = sum(one.looser for one in verdict.loosened)
+    if not looser:
+        return ""
+    if verdict.approved_by:
+        return f"approved by {verdict.approved_by}"
+    return "needs a named approval by somebody of the gate's owners who did not start this build"
+
+
+_ERROR = re.compile(r"(?:^|_)(?:err|error|errors|diff|difference|ulps)(?:_|$)")
+_NOT_FINITE = frozenset({"nan", "inf", "-inf"})  # JSON has neither, so `hilgate.run.evidence` keeps them as labels
+_CASE = ("shape", "dtype", "layout", "kernel", "arch")
+_DTYPE = re.compile(r"(?<![a-z0-9])(?:b?float\d+|fp8\w*|e[45]m[23]\w*|[bf]f?p?16|fp32|tf32|int8|uint8)(?![a-z0-9])")
+_ARCH = re.compile(r"(?<![a-z0-9])gfx[0-9a-f]{3,4}(?![a-z0-9])")
+_PLACE = re.compile(r"(\S+\.py:\d+): \S+")
+_SCORE = ("exact_match", "ci_low", "ci_high", "n")
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """What an engineer asks first of a check that is not green; empty where it was not recorded.
+
+    Attributes:
+        assertion: The first failing assertion, on one line.
+        place: `file:line` of it.
+        error: `max_abs_err 0.5, max_row_relative_err 0.031 (1.2e-07 allowed), 12 of 640 rows off`.
+        case: `shape 160x4x64, dtype float16, layout interleaved, arch gfx942`.
+    """
+
+    assertion: str
+    place: str
+    error: str
+    case: str
+
+
+def magnitude(check: Check, device: str) -> Magnitude:
+    """The magnitude of one check.
+
+    Args:
+        check: As recorded.
+        device: Where it ran (`PlannedStep.device`); the arch of a check that names none.
+    """
+    return Magnitude(outcome.first_line(check.message), place(check), error(check), case(check, device))
+
+
+def place(check: Check) -> str:
+    """`file:line` where a test failed: the last line of its message (see `hilgate.run.evidence`)."""
+    last = check.message.splitlines()[-1:]
+    found = _PLACE.fullmatch(last[0].strip()) if last else None
+    return found[1] if found else ""
+
+
+def error(check: Check) -> str:
+    """Errors with what was allowed, rows off, or a score beside its baseline, as recorded; empty when nothing was."""
+    words = [_with_limit(name, check) for name in _error_names(check)]
+    if "rows_off" in check.numbers:
+        of = f" of {shortest(check.numbers['rows'])}" if "rows" in check.numbers else ""
+        words.append(f"{shortest(check.numbers['rows_off'])}{of} rows off")
+    if all(name in check.numbers for name in _SCORE):
+        words.append(_score(check))
+    return ", ".join(words)
+
+
+def case(check: Check, device: str) -> str:
+    """What the check was about, in the order in which a kernel engineer asks for it."""
+    parameters = check.id[check.id.index("[") :] if "[" in check.id else ""
+    known = {name: check.labels[name] for name in _CASE if check.labels.get(name)}
+    if "dtype" not in known and (found := _DTYPE.search(parameters)):
+        known["dtype"] = found[0]
+    if "arch" not in known:
+        found = _ARCH.search(parameters)
+        known["arch"] = found[0] if found else device
+    return ", ".join(f"{name} {known[name]}" for name in _CASE if name in known)
+
+
+def shortest(number: float) -> str:
+    """A number with at most four significant digits; whole numbers as they are."""
+    return str(number) if isinstance(number, int) else f"{number:.4g}"
+
+
+def _error_names(check: Check) -> list[str]:
+    """Absolute errors, then relative ones, then any others; what was allowed stands beside its error."""
+    numbers = [name for name in check.numbers if _ERROR.search(name)]
+    wild = [name for name, value in check.labels.items() if _ERROR.search(name) and value in _NOT_FINITE]
+    names = [name for name in dict.fromkeys(wild + numbers) if not name.endswith("_allowed")]
+    return sorted(names, key=lambda name: (name not in wild, "abs" not in name, "rel" not in name))
+
+
+def _with_limit(name: str, check: Check) -> str:
+    value = shortest(check.numbers[name]) if name in check.numbers else check.labels[name]
+    limit = check.numbers.get(f"{name}_allowed")
+    return f"{name} {value}" + (f" ({shortest(limit)} allowed)" if limit is not None else "")
+
+
+def _score(check: Check) -> str:
+    score, low, high, n = (check.numbers[name] for name in _SCORE)
+    text = f"exact_match {score:.1%} [{low:.1%}, {high:.1%}], n={n:g}"
+    before = check.numbers.get("baseline_exact_match")
+    return text if before is None else f"{text}, baseline {before:.1%}"
+
+
+IMAGES_VARIABLE = "HILGATE_IMAGES"
+"""The repository that images are pulled from; a report names none, so that it can be shown to anybody."""
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_WORKSPACE = "/hilgate/workspace"
+
+
+def container_line(verdict: StepVerdict, step: PlannedStep) -> str:
+    """`docker run ... <image>@<digest> python3 -m hilgate run ...`; empty when the step ran in no image.
+
+    As the agents run it, but for the GPUs (all of the desk's) and the limits of memory. `/dev/kfd` and the render nodes
+    belong to groups whose numbers are the host's own, so the line asks the host.
+    """
+    if not _DIGEST.fullmatch(verdict.image):
+        return ""
+    image = f'"${IMAGES_VARIABLE}/{step.image}@{verdict.image}"' if step.image else verdict.image
+    gpus = ["--device=/dev/kfd", "--device=/dev/dri", '--group-add="$(stat -c %g /dev/kfd)"', "--shm-size=16g"]
+    return " ".join(
+        [
+            *("docker run --rm --init", *(gpus if step.gpus else ())),
+            *('--user="$(id -u):$(id -g)"', "--cap-drop=ALL", "--security-opt=no-new-privileges"),
+            *(() if step.network else ("--network=none",)),
+            *("--env=HOME=/tmp", "--env=PYTHONPATH=ci:kernels:evals", f'--volume="$PWD:{_WORKSPACE}"'),
+            *(f"--workdir={_WORKSPACE}", "--entrypoint=", image, f"python3 -m {verdict.reproduce}"),
+        ]
+    )
+
+
+RULINGS: dict[Ruling, str] = {
+    Ruling.PASS: "it did its work and found nothing wrong",
+    Ruling.REGRESSION: "it did its work and what it checks is wrong",
+    Ruling.INFRA: "the node, the agent, the network or the image; nothing was learned about the change",
+    Ruling.FLAKY: "a check failed and then passed over the same files, which is not a pass",
+    Ruling.QUARANTINED: "nothing but failures that the merge base has in quarantine",
+    Ruling.INCONCLUSIVE: "the evidence is too thin to tell",
+    Ruling.NOT_SELECTED: "not in the plan",
+}
+"""What each ruling tells the author of a change."""
+
+
+def headline(verdict: Verdict, recorded: Recorded) -> str:
+    """`41 passed, 0 failed, 12 not run (no gfx950 here)`: the checks of all steps, with the first reason."""
+    text = outcome.summary(totals(verdict))
+    reason = _first_skip(verdict, recorded)
+    return f"{text} ({reason})" if reason else text
+
+
+def step_counts(verdict: Verdict) -> str:
+    """`2 of 4 steps passed, 1 regression, 1 infra, 3 not selected`."""
+    passed = sum(step.outcome is Outcome.PASS for step in verdict.steps)
+    words = [f"{passed} of {len(verdict.steps)} steps passed"]
+    rulings = [step.ruling for step in not_green(verdict)]
+    words += [f"{rulings.count(ruling)} {ruling.value}" for ruling in dict.fromkeys(rulings)]
+    words += [f"{len(verdict.omissions)} {Ruling.NOT_SELECTED.value}"] if verdict.omissions else []
+    return ", ".join(words)
+
+
+def ruled(step: StepVerdict) -> str:
+    """`✗ fail: regression`; the ruling is left out where it says the same as the outcome."""
+    return marked(step.outcome) + ("" if step.ruling.value == step.outcome.value else f": {step.ruling.value}")
+
+
+def not_green(verdict: Verdict) -> tuple[StepVerdict, ...]:
+    """What is not a pass, worst first, otherwise in the order of the plan."""
+    steps = [step for step in verdict.steps if step.outcome is not Outcome.PASS]
+    return tuple(sorted(steps, key=lambda step: -outcome.SEVERITY[step.outcome]))
+
+
+def _first_skip(verdict: Verdict, recorded: Recorded) -> str:
+    for step in verdict.steps:
+        attempt = recorded.last(step.key)
+        check = outcome.first(attempt.checks, Outcome.DID_NOT_RUN) if attempt else None
+        if check:
+            return outcome.first_line(check.message)
+    return ""

@@ -1,0 +1,360 @@
+"""What the running commands print: results on stdout, narration on stderr, readable at 80 columns.
+
+What planning commands print. Tables fold in 80 columns; a symbol or word always accompanies a colour.
+
+Matrices on a terminal: marks in rows and columns that fit its width, and each reason once below.
+
+What a change does to the values that decide about it, line by line.
+"""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from hilgate import text
+from hilgate.model import Outcome, planned_key
+from hilgate.plan.estimate import estimate
+from hilgate.plan.machine import TRACKED, Machine
+from hilgate.plan.make import WHEN
+from hilgate.report import problems as headlines
+from hilgate.report import tables
+from hilgate.run import outcome
+from hilgate.text import shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hilgate.declare.load import Declarations
+    from hilgate.model import Area, Check, Key, Plan, Step, Verdict
+    from hilgate.plan.expand import Readiness
+    from hilgate.report.merge_base import Facts
+    from hilgate.report.problems import Problem
+    from hilgate.report.write import Judged
+
+
+def stdout() -> Console:
+    """Results go here."""
+    return Console()
+
+
+def stderr() -> Console:
+    """Narration goes here."""
+    return Console(stderr=True)
+
+
+def print_plan(plan: Plan) -> None:
+    """What will run and why, on stderr, before anything runs."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("step", no_wrap=True, max_width=36, overflow="ellipsis")
+    table.add_column("~min", justify="right")
+    table.add_column("because", overflow="fold")
+    for step in plan.steps:
+        table.add_row(step.key, f"{step.minutes:g}", Text(text.line(step.reason)))
+    console = stderr()
+    console.print(table)
+    omitted = f", {len(plan.omissions)} not planned here" if plan.omissions else ""
+    minutes = sum(step.minutes for step in plan.steps)
+    console.print(f"{len(plan.steps)} steps, about {minutes:.0f} CPU-minutes{omitted}\n", style="dim", highlight=False)
+
+
+def print_verdict(judged: Judged, facts: Facts | None = None) -> None:
+    """The four outcomes, what broke in each step that is not green, and where the report is."""
+    from hilgate.report.merge_base import NOTHING
+    from hilgate.report.problems import approval, named, problems
+
+    recorded, verdict = judged.recorded, judged.verdict
+    console = stdout()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("step", no_wrap=True, max_width=34, overflow="ellipsis")
+    for name in ("passed", "failed", "other", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for step in verdict.steps:
+        counts, style = step.counts, text.STYLES[step.outcome]
+        other = str(counts.inconclusive + counts.did_not_run)
+        words = (str(counts.passed), str(counts.failed), other, text.duration(step.seconds))
+        table.add_row(Text(text.marked(step.outcome), style), step.key, *words)
+    console.print(table)
+    for problem in problems(judged.plan, recorded, verdict, limit=1, facts=facts or NOTHING):
+        _print_problem(console, problem, with_merge_base=facts is not None)
+    for one in named(verdict):
+        console.print(Text(f"\n{one.kind} in {one.step}: {text.line(', '.join(one.ids))}"), soft_wrap=True)
+    console.print()
+    style = text.STYLES[verdict.outcome]
+    console.print(
+        Text.assemble((text.marked(verdict.outcome), style), f": {text.line(headlines.headline(verdict, recorded))}")
+    )
+    console.print(Text(headlines.step_counts(verdict), "dim"))
+    if approved := approval(verdict):
+        console.print(Text(text.line(f"loosens its own gate: {approved}"), "bold"), soft_wrap=True)
+    console.print(Text(f"report: {short(judged.report)}", "dim"), soft_wrap=True)
+
+
+def _print_problem(console: Console, problem: Problem, *, with_merge_base: bool) -> None:
+    step = problem.step
+    console.print(Text(f"\n{headlines.ruled(step)}: {step.key}", text.STYLES[step.outcome]))
+    lines, merge_base = [step.why], problem.merge_base
+    facts: list[tuple[str, str]] = []
+    if problem.findings:
+        finding = problem.findings[0]
+        merge_base = finding.merge_base
+        lines = [finding.check.id, *finding.check.message.splitlines()[:12]]
+        facts = [("error", finding.size.error), ("case", finding.size.case)]
+    facts += [("merge base", merge_base)] if with_merge_base else []
+    facts += [("node", step.node), *(("evidence", line) for line in step.evidence[:6])]
+    for line in lines + [f"{name}: {words}" for name, words in facts if words]:
+        console.print(Text(f"  {text.line(line)}"), soft_wrap=True)
+    console.print(Text(f"  reproduce: {text.line(step.reproduce)}", "bold"), soft_wrap=True)
+
+
+def print_checks(checks: tuple[Check, ...]) -> None:
+    """One line per check and its message below, readable at 80 columns."""
+    console = stdout()
+    for check in checks:
+        console.print(
+            Text.assemble((text.marked(check.outcome), text.STYLES[check.outcome]), f" {text.line(check.id)}"),
+            soft_wrap=True,
+        )
+        console.print(Text(text.log(f"  {check.message}"), "dim"), soft_wrap=True)
+    console.print(Text(f"\n{outcome.summary(outcome.count(checks))}"))
+
+
+def short(path: Path) -> Path:
+    """Relative to the current folder where that is shorter to read."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+_STYLE = {"yes": "green", "partly": "yellow", "no": "red"}
+
+
+def show_plan(out: Console, plan: Plan, history: Mapping[Key, float]) -> None:
+    """Steps with place, minutes and reason; omissions with reasons; the size of it all. `history` is in minutes."""
+    here = plan.profile == "gate"
+    against = f"against {plan.base}, {_count(len(plan.changed_files), 'file')} changed" if plan.base else "everything"
+    where = "on this machine" if here else f"on the agents, profile {plan.profile}"
+    commit = (plan.commit[:12] or "no git") + (" with local changes" if plan.dirty else "")
+    out.print(f"Plan of {escape(commit)}, {escape(against)}, {where}")
+    if plan.fork:
+        out.print("From a fork: no secrets are given and no caches are written")
+    table = _table("step", "device" if here else "queue", "min", "because")
+    table.columns[2].justify = "right"
+    for step in plan.steps:
+        place = step.device if here else step.queue
+        table.add_row(step.key, place, f"{history.get(step.key, step.minutes):.3g}", escape(step.reason))
+    out.print(table)
+    if plan.omissions:
+        out.print(f"\n{len(plan.omissions)} omitted")
+        table = _table("because", "omitted")
+        for reason in dict.fromkeys(omission.reason for omission in plan.omissions):
+            keys = [omission.key for omission in plan.omissions if omission.reason == reason]
+            table.add_row(escape(reason), ", ".join(keys), style="dim")
+        out.print(table)
+    size = estimate(plan, history)
+    gpu = f", {size.on_gpus:.3g} of them on GPUs" if size.on_gpus else ""
+    gpu += f" ({size.gpu_minutes:.3g} GPU-minutes)" if size.gpu_minutes != size.on_gpus else ""
+    known = f"measured for {size.measured} of {len(plan.steps)}" if size.measured else "as declared"
+    out.print(
+        f"\n{_count(len(plan.steps), 'step')}, about {size.minutes:.3g} minutes{gpu} ({known}); "
+        f"longest chain {size.chain_minutes:.3g}: {' -> '.join(size.chain)}"
+    )
+
+
+def show_step(
+    out: Console,
+    declarations: Declarations,
+    area: Area,
+    step: Step,
+    *,
+    rule: str,
+    history: Mapping[Key, float],
+) -> None:
+    """Everything declared about a step; `rule` says whether a change selects it, `history` is in minutes."""
+    out.print(f"[bold]{step.key}[/]  {escape(step.label)}  (area {area.area})")
+    selected = "any change" if area.always else "a change to " + ", ".join(area.paths)
+    if step.imports and not area.always:
+        selected = f"a changed module that {', '.join(step.imports)} imports; of other files, {selected}"
+    optional = {
+        "this change": rule,
+        "env": " ".join(f"{name}={shlex.quote(value)}" for name, value in step.env.items()),
+        "models": ", ".join(step.models),
+        "table": f"{step.matrix.rows} x {step.matrix.columns}, in {step.matrix.file}" if step.matrix else "",
+        "needs": ", ".join(step.needs),
+        "packages": ", ".join(step.packages),
+        "tools": ", ".join(step.tools),
+        "secrets": ", ".join(step.secrets),
+        "network": "its container may reach it" if step.network else "",
+        "builds": f"the image {step.provides}" if step.provides else "",
+    }
+    rows = {
+        "why": area.why,
+        "declared in": f"ci/areas/{area.area}.yaml",
+        "selected by": selected,
+        "runs": ", ".join(WHEN[profile] for profile in step.profiles),
+        "command": step.command,
+        "evidence": f"{step.evidence.value}, at least {step.minimum} passed",
+        "ends after": f"{step.timeout_minutes} minutes (usually {step.minutes:g} on 2 cores)",
+        **{name: value for name, value in optional.items() if value},
+    }
+    table = _table("", "", header=False)
+    for name, value in rows.items():
+        table.add_row(name, escape(value))
+    out.print(table)
+    table = _table("device", "queue", "image", "median", "repeat it there with")
+    for device in step.devices:
+        queue = declarations.queue_for(step, device) or "none: at a desk only"
+        key = planned_key(step, device)
+        median = f"{history[key]:.3g} min" if key in history else "-"
+        table.add_row(device, queue, declarations.image_for(step, device) or "-", median, f"hilgate run {key}")
+    out.print()
+    out.print(table)
+
+
+def show_machine(out: Console, machine: Machine, declarations: Declarations) -> None:
+    """Hardware and versions, with what is missing."""
+    table = _table("", "", header=False)
+    gpus = f"{machine.gpus} x {machine.name}" if machine.gpus else "none: kernels run under Triton's interpreter"
+    table.add_row("GPU", escape(gpus))
+    known = machine.device in declarations.agents.devices
+    table.add_row("device", machine.device + ("" if known else " (not in ci/agents.yaml, so no step uses it)"))
+    table.add_row("cores", str(machine.cores))
+    table.add_row("GPU memory" if machine.gpus else "memory", f"{machine.memory_gib:.1f} GiB")
+    for name in TRACKED:
+        table.add_row(name, machine.distributions.get(name, "[dim]not installed[/]"))
+    for note in machine.notes:
+        table.add_row("note", escape(note))
+    out.print(table)
+    out.print()
+
+
+def show_readiness(out: Console, areas: Sequence[Readiness], *, every_obstacle: bool = False) -> None:
+    """Area, yes / partly / no, and on what or why not."""
+    table = _table("area", "here", "steps", "on, or why not")
+    for area in areas:
+        obstacles = "; ".join(area.obstacles if every_obstacle else area.obstacles[:1])
+        detail = obstacles or f"on {', '.join(area.on)}"
+        style = _STYLE[area.answer]
+        table.add_row(area.area, f"[{style}]{area.answer}[/]", f"{area.ready}/{area.steps}", escape(detail))
+    out.print(table)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _table(*names: str, header: bool = True) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=header, header_style="bold")
+    for position, name in enumerate(names):
+        last = position == len(names) - 1
+        table.add_column(name, overflow="fold", no_wrap=False, ratio=1 if last else None)
+    return table
+
+
+NARROWEST = 60
+"""Columns of a terminal below which lines are left to wrap."""
+ROW_CELLS = 22
+NAME_CELLS = 12
+"""Room that the last column's name gets at least."""
+STEP = 3
+"""Terminal columns for a mark, where the names stand above each other."""
+NOTE_CHARACTERS = 400
+
+
+def print_tables(judged: Judged, *, every: bool = False) -> None:
+    """Print the tables of a build: all of them, or those of steps that are not green and a line for each other one.
+
+    A gate answers whether a change may merge and what broke; a table that says neither is in the report.
+    """
+    console = stdout()
+    width = max(NARROWEST, console.width)
+    for table in tables.tables(judged.plan, judged.recorded, judged.verdict):
+        whole = every or table.verdict.outcome is not Outcome.PASS
+        for line in lines(table, width) if whole else _title(table, width):
+            console.print(line, soft_wrap=True)
+        console.print(Text(f"table: {_path(judged, table)}", "dim"), soft_wrap=True)
+
+
+def lines(table: tables.Table, width: int) -> Iterator[Text]:
+    """The table and what is to be said of it, no line wider than `width` but for a word that is wider itself."""
+    yield Text("")
+    yield from _title(table, width)
+    first = min(ROW_CELLS, max((cell_len(text.line(row)) for row in table.rows), default=0)) + 2
+    for columns in _blocks(table.columns, first, width):
+        yield from _header(columns, first, width)
+        step = _steps(columns, first, width)
+        for row in table.rows:
+            line = Text(_fitted(row, first - 2) + "  ")
+            for column in columns:
+                cell = table.grid.get((row, column))
+                mark = text.MARKS[cell.outcome] if cell else " "
+                line.append(mark, text.STYLES[cell.outcome] if cell else None)
+                line.append(" " * (step[column] - 1))
+            line.rstrip()
+            yield line
+    for worst, words in tables.notes(table):
+        style = text.STYLES[worst]
+        told = shorten(text.line(words), NOTE_CHARACTERS)
+        wrapped = textwrap.wrap(told, width - 2, break_long_words=False, break_on_hyphens=False)
+        for number, part in enumerate(wrapped):
+            yield Text.assemble((text.MARKS[worst] if number == 0 else " ", style), f" {part}")
+
+
+def _title(table: tables.Table, width: int) -> Iterator[Text]:
+    yield from (Text(part, "bold") for part in textwrap.wrap(f"{table.step.key}: {table.summary}", width))
+
+
+def _blocks(columns: tuple[str, ...], first: int, width: int) -> Iterator[tuple[str, ...]]:
+    """Columns that stand side by side: as many as fit with room for the last one's name."""
+    most = max(1, (width - first - NAME_CELLS) // STEP + 1)
+    for start in range(0, len(columns), most):
+        yield columns[start : start + most]
+
+
+def _steps(columns: tuple[str, ...], first: int, width: int) -> dict[str, int]:
+    """Terminal columns for each: as wide as its name where all names fit side by side, else `STEP`."""
+    wide = {column: max(STEP, cell_len(text.line(column)) + 2) for column in columns}
+    return wide if first + sum(wide.values()) - 2 <= width else dict.fromkeys(columns, STEP)
+
+
+def _header(columns: tuple[str, ...], first: int, width: int) -> Iterator[Text]:
+    """One line of names, or where they are too wide a line for each, which a bar leads down to its column."""
+    step = _steps(columns, first, width)
+    wide = [max(STEP, cell_len(text.line(column)) + 2) for column in columns]
+    if list(step.values()) == wide:
+        yield Text(" " * first + "".join(_fitted(c, step[c] - 2) + "  " for c in columns).rstrip(), "dim")
+        return
+    for number, column in enumerate(columns):
+        bars = ("│" + " " * (STEP - 1)) * number
+        room = width - first - len(bars)
+        name = text.line(column)
+        yield Text(" " * first + bars + (name if cell_len(name) <= room else _fitted(name, room)), "dim")
+
+
+def _fitted(words: str, room: int) -> str:
+    """Text in exactly `room` terminal columns, with an ellipsis where it is cut."""
+    line = text.line(words)
+    return set_cell_size(line, room) if cell_len(line) <= room else set_cell_size(line, room - 1) + "…"
+
+
+def _path(judged: Judged, table: tables.Table) -> Path:
+    return short(judged.report.with_name(table.spec.file))
+
+
+def print_notes(verdict: Verdict) -> None:
+    """Print them; nothing where the change leaves them alone."""
+    console = stdout()
+    for line in lines_notes(verdict):
+        console.print(Text(text.line(line)), soft_wrap=True)
+
+
+def lines_notes(verdict: Verdict) -> list[str]:
+    """The same as text, readable at 80 columns."""
+    return [f"{'looser' if one.looser else 'stricter or new'}: {one.path}: {one.what}" for one in verdict.loosened]

@@ -1,0 +1,176 @@
+"""From recorded results to a verdict and its reports, on whatever is there: a verdict is written in every case."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hilgate.errors import Exit, HilgateError, RecordsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hilgate.model import Plan, Quarantine, Verdict
+    from hilgate.report.merge_base import Facts
+    from hilgate.run.results import Recorded
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A decision with all that led to it, and where its report is.
+
+    Attributes:
+        facts: What is known of the merge base.
+        refused: Why the quarantine that should count cannot be read; the verdict is red then.
+    """
+
+    plan: Plan
+    recorded: Recorded
+    verdict: Verdict
+    report: Path
+    facts: Facts | None = None
+    refused: HilgateError | None = None
+
+
+def decide(
+    folder: Path,
+    plan: Plan,
+    *,
+    jobs: Path | None = None,
+    only: frozenset[str] | None = None,
+    root: Path | None = None,
+    approved_by: str = "",
+    against: Path | None = None,
+) -> Judged:
+    """Judge a results folder, or what agents left in `jobs`; write `verdict.json`, cells of matrices and reports.
+
+    Args:
+        folder: Where the verdict and the reports are written.
+        plan: What was expected.
+        jobs: A folder with one results folder per agent's job; None at a desk.
+        only: Decide on these steps of the plan alone, as an agent's own job does. The node's health, images and
+            approvals are left to the verdict of the whole build, which alone can know them.
+        root: The repository that has the quarantine; None judges without one.
+        approved_by: Who approved what the change loosens.
+        against: Results of the merge base, to set failures beside; None looks into the history.
+
+    Raises:
+        RecordsError: At a desk, where the results cannot be read. A verdict that says so is written before.
+    """
+    from hilgate.declare.quarantine import write_used
+    from hilgate.history.store import folder_of
+    from hilgate.judge.verdict import VERDICT_FILE, judge, write_verdict
+    from hilgate.model import Outcome
+    from hilgate.plan.make import plan_digest
+    from hilgate.report import tables
+    from hilgate.report.annotation import write_annotation, write_junit
+    from hilgate.report.html import write_report
+    from hilgate.report.merge_base import find
+    from hilgate.run import results
+
+    digest = plan_digest(plan)
+    folder.mkdir(parents=True, exist_ok=True)
+    judged = plan
+    if only is not None:
+        steps = tuple(step for step in plan.steps if step.key in only)
+        judged = plan.model_copy(update={"steps": steps, "profile": "gate", "loosened": ()})
+    try:
+        recorded = results.read_all(folder, jobs, plan, digest)
+    except RecordsError as error:
+        write_no_verdict(folder, error, plan)
+        raise
+    quarantine, refused = quarantine_of(root, plan, approved_by)
+    verdict = judge(
+        judged,
+        recorded,
+        digest,
+        decided=dt.datetime.now(dt.UTC),
+        quarantine=quarantine,
+        approved_by=approved_by,
+    )
+    if refused:
+        verdict = verdict.model_copy(update={"outcome": Outcome.FAIL, "why": f"the quarantine: {refused.what}"})
+    write_verdict(verdict, folder / VERDICT_FILE)
+    write_used(quarantine, folder)
+    tables.write(folder, judged, digest, tables.tables(judged, recorded, verdict))
+    history = folder_of(root) if root else None
+    facts = find(judged, history=history if history and history.is_dir() else None, against=against)
+    write_annotation(judged, recorded, verdict, folder, facts=facts)
+    write_junit(judged, recorded, verdict, folder)
+    path = write_report(judged, recorded, verdict, folder, logs=find_logs(folder, jobs, judged), facts=facts)
+    return Judged(judged, recorded, verdict, path, facts, refused)
+
+
+def quarantine_of(root: Path | None, plan: Plan, approved_by: str) -> tuple[Quarantine, HilgateError | None]:
+    """The quarantine that counts, and why it cannot be read; then nothing is in quarantine.
+
+    What somebody approved counts as the change has it.
+    """
+    from hilgate.declare import quarantine
+    from hilgate.declare.load import load
+    from hilgate.model import Quarantine
+
+    if root is None:
+        return Quarantine(), None
+    try:
+        here = quarantine.load(root, load(root))
+        return quarantine.effective(root, "" if approved_by else plan.merge_base, here), None
+    except HilgateError as error:
+        return Quarantine(), error
+
+
+def write_no_verdict(folder: Path, error: HilgateError, plan: Plan | None = None) -> None:
+    """Write a verdict and an annotation that say why nothing could be judged: no old verdict may outlive that."""
+    from hilgate.judge.verdict import VERDICT_FILE, write_verdict
+    from hilgate.model import Outcome, Verdict
+    from hilgate.plan.make import plan_digest
+    from hilgate.report import tables
+    from hilgate.report.annotation import ANNOTATION_FILE, escape, fenced
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tables.clear(folder)
+    verdict = Verdict(
+        decided=dt.datetime.now(dt.UTC),
+        commit=plan.commit if plan else "",
+        plan_digest=plan_digest(plan) if plan else "",
+        outcome=Outcome.DID_NOT_RUN,
+        why=error.what,
+        steps=(),
+        omissions=(),
+    )
+    write_verdict(verdict, folder / VERDICT_FILE)
+    text = f"## ○ {Outcome.DID_NOT_RUN.value}: {escape(error.what)}\n\nNothing was judged.\n\n{fenced(str(error))}\n"
+    (folder / ANNOTATION_FILE).write_text(text, encoding="utf-8")
+
+
+def read_plan_or_say_so(path: Path, folder: Path) -> Plan:
+    """Read the plan that results answer.
+
+    Raises:
+        RecordsError: There is none, or it is damaged. A verdict and an annotation that say so are written before.
+    """
+    from hilgate.plan.make import read_plan
+
+    try:
+        return read_plan(path)
+    except RecordsError as error:
+        write_no_verdict(folder, error)
+        raise
+
+
+def find_logs(folder: Path, jobs: Path | None, plan: Plan) -> dict[str, str]:
+    """Step key -> its log, relative to the results folder, for the steps that have one there."""
+    found = {}
+    for step in plan.steps:
+        log = (jobs / step.key if jobs else folder) / "steps" / step.key / "log.txt"
+        if log.is_relative_to(folder) and log.exists():
+            found[step.key] = log.relative_to(folder).as_posix()
+    return found
+
+
+def status_of(judged: Judged) -> Exit:
+    """The exit status of a command that ends with this verdict."""
+    from hilgate.judge.verdict import exit_status
+
+    return judged.refused.exit_status if judged.refused else exit_status(judged.verdict, judged.plan)

@@ -1,0 +1,1 @@
+"""Run the steps of a plan on this machine, and read what they left."""

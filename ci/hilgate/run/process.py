@@ -1,0 +1,276 @@
+"""One child process in its own group: started without a shell, timed, measured, and always ended with all it started.
+
+The only module that starts a step's processes. A `Child` never blocks: the runner polls it, so one thread drives every
+step and an interrupt reaches all of them.
+
+Starts the process of a step: folder, arguments and environment are the same for a first run and for a rerun.
+
+When a step must end so that its results are uploaded before Buildkite ends the job. Pure.
+
+Buildkite counts a job's timeout from its start, checkout and image pull included, and what it ends leaves no artifacts.
+So a step ends at its own timeout or a minute before the job's, whichever comes first. At a desk there is no job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from hilgate.errors import CannotRunHereError, DeclarationError
+from hilgate.model import Evidence
+from hilgate.run.evidence import JUNIT_FILE
+from hilgate.run.outcome import TIMED_OUT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from types import FrameType
+
+    from hilgate.model import PlannedStep
+
+
+GRACE_SECONDS = 5.0
+"""Between SIGTERM and SIGKILL: long enough for pytest to write its report, short against any step's timeout."""
+
+
+class Interrupts:
+    """Turns SIGINT and SIGTERM into a request to stop while the context lasts; a second one changes nothing."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._before: dict[int, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """Of the first signal, e.g. `SIGINT`."""
+        return signal.Signals(self.number).name
+
+    def __enter__(self) -> Self:
+        """Take both signals."""
+        self._before = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _request(self, number: int, _frame: FrameType | None) -> None:
+        self.number = self.number or number
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended.
+
+    Attributes:
+        exit_status: As `subprocess` reports it (negative: the signal); None when we ended it or could not start it.
+        reason: Why there is no exit status; empty when there is one.
+        seconds: Wall time.
+        peak_memory_mib: Largest resident size of any one process of the child's tree (`wait4(2)`: ru_maxrss of the
+            child and of the descendants it waited for). Never below the size of hilgate itself, which Linux carries
+            over at exec. None when nothing was started.
+    """
+
+    exit_status: int | None
+    reason: str
+    seconds: float
+    peak_memory_mib: float | None
+
+
+def argument_list(command: str) -> list[str]:
+    """Split a declared command; a leading `python` is the interpreter that runs hilgate.
+
+    Raises:
+        DeclarationError: The command is empty or its quotes do not close.
+    """
+    try:
+        arguments = shlex.split(command)
+    except ValueError as error:
+        raise DeclarationError(
+            f"the command cannot be split into words: {error}", where=command, remedy="close the quotes in its area"
+        ) from error
+    if not arguments:
+        raise DeclarationError("the command is empty", remedy="write the command in its area")
+    if arguments[0] == "python":
+        arguments[0] = sys.executable
+    return arguments
+
+
+class Child:
+    """A running command; its output goes to `log` and never to a pipe that a stray grandchild could hold open."""
+
+    def __init__(
+        self, arguments: list[str], *, cwd: Path, env: dict[str, str], log: Path, timeout_seconds: float
+    ) -> None:
+        self.log = log
+        self._began = time.monotonic()
+        self._deadline = self._began + timeout_seconds
+        self._timeout_seconds = timeout_seconds
+        self._kill_at: float | None = None
+        self._reason = ""
+        self._process: subprocess.Popen[bytes] | None = None
+        with log.open("ab", buffering=0) as output:
+            try:
+                self._process = subprocess.Popen(
+                    arguments,
+                    cwd=cwd,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._reason = f"could not be started: {error.strerror}: {arguments[0]}"
+                output.write(f"{self._reason}\n".encode())
+
+    @property
+    def seconds(self) -> float:
+        """Wall time since the start."""
+        return time.monotonic() - self._began
+
+    def poll(self) -> Ended | None:
+        """What became of it, or None while it runs. Sends SIGTERM at the timeout and SIGKILL after the grace."""
+        if self._process is None:
+            return Ended(None, self._reason, self.seconds, None)
+        pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
+        now = time.monotonic()
+        if pid == 0:
+            if self._kill_at is None and now >= self._deadline:
+                self.stop(f"{TIMED_OUT} after {self._timeout_seconds:g} s")
+            elif self._kill_at is not None and now >= self._kill_at:
+                self._signal_group(signal.SIGKILL)
+            return None
+        self._process.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for a reaped process
+        self._signal_group(signal.SIGKILL)  # a server that the step left behind would disturb the next one
+        exit_status = None if self._reason else self._process.returncode
+        return Ended(exit_status, self._reason, self.seconds, usage.ru_maxrss / 1024)
+
+    def stop(self, reason: str) -> None:
+        """Ask the whole group to end; `poll` kills what has not ended after `GRACE_SECONDS`."""
+        if self._process is None or self._kill_at is not None:
+            return
+        self._reason = reason
+        self._kill_at = time.monotonic() + GRACE_SECONDS
+        self._signal_group(signal.SIGTERM)
+
+    def last_line(self) -> str:
+        """The last line with text of what it printed so far, for the live table."""
+        return last_line(self.log)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)  # the child leads its session, so its pid names the group
+
+
+def last_line(log: Path, *, tail_bytes: int = 4096) -> str:
+    """The last line with text of a log file; empty when there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - tail_bytes))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+LOG_FILE = "log.txt"
+OUT_VARIABLE = "HILGATE_OUT"
+
+
+PROFILE_VARIABLE = "HILGATE_PROFILE"
+"""What the plan is for, told to every step: gates are stricter before a release."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where steps run.
+
+    Attributes:
+        root: The repository.
+        cores: Of the machine.
+        profile: Of the plan.
+    """
+
+    root: Path
+    cores: int
+    profile: str
+
+
+def start(step: PlannedStep, command: str, folder: Path, site: Site, seconds: float) -> Child:
+    """Start a command of a step.
+
+    Args:
+        step: Gives the environment and says what evidence is wanted.
+        command: Its own, or a part of it.
+        folder: Emptied, then `$HILGATE_OUT` and the place of the log.
+        site: Where it runs.
+        seconds: After which it is ended.
+    """
+    folder = folder.absolute()
+    shutil.rmtree(folder, ignore_errors=True)  # evidence of an earlier run must never be read as this one's
+    folder.mkdir(parents=True)
+    arguments = argument_list(command)
+    if step.evidence is Evidence.JUNIT:
+        arguments.append(f"--junitxml={folder / JUNIT_FILE}")
+    # Threads would otherwise be as many as the machine has cores, in every step at once.
+    env = {"OMP_NUM_THREADS": str(min(step.cores, site.cores)), **os.environ, **step.env}
+    env |= {OUT_VARIABLE: str(folder), PROFILE_VARIABLE: site.profile}
+    return Child(arguments, cwd=site.root, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)
+
+
+UPLOAD_SECONDS = 60.0
+"""Kept for the records, the hooks after the command and the upload of what the step left."""
+
+STARTED = "HILGATE_JOB_STARTED"
+"""Epoch seconds at which the job began; set by the agent's `environment` hook, before the checkout."""
+
+TIMEOUT = "BUILDKITE_TIMEOUT"
+"""The job's timeout in minutes, or `false` where it has none; set by Buildkite."""
+
+NO_TIMEOUT = ("", "false")
+SECONDS_PER_MINUTE = 60.0
+
+
+def inner_timeout(step_seconds: float, environment: Mapping[str, str], now: float) -> float:
+    """Seconds that a step may take from now on; 0 when the job has no time left for it.
+
+    Args:
+        step_seconds: The step's own timeout.
+        environment: The job's environment variables.
+        now: Epoch seconds.
+
+    Raises:
+        CannotRunHereError: The job has a timeout, and when it started is not known or not a number.
+    """
+    minutes = environment.get(TIMEOUT, "")
+    if minutes in NO_TIMEOUT:
+        return step_seconds
+    started = min(_number(STARTED, environment.get(STARTED, "")), now)  # a clock that is ahead gives no extra time
+    deadline = started + _number(TIMEOUT, minutes) * SECONDS_PER_MINUTE - UPLOAD_SECONDS
+    return max(0.0, min(step_seconds, deadline - now))
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value <= 0:
+        raise CannotRunHereError(
+            f"{name} is {text!r}, and a job with a timeout must know when it began",
+            where="the job's environment",
+            remedy="install the agent's environment hook (.buildkite/hooks); pass both variables to the container",
+        )
+    return value

@@ -1,0 +1,146 @@
+"""What a person sees while steps run, on stderr: a live table, or plain lines, or Buildkite's log groups."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from hilgate import text
+from hilgate.model import Outcome, Plan, PlannedStep
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hilgate.run.process import Child
+    from hilgate.run.results import Attempt
+
+HEARTBEAT_SECONDS = 60.0
+REFRESH_SECONDS = 0.5
+LOG_TAIL_LINES = 40
+COMMAND_CHARACTERS = 200
+
+
+class LiveTable:
+    """One row per step: mark, name, elapsed time, and its last log line or why it ended so."""
+
+    def __init__(self, plan: Plan, keys: frozenset[str], console: Console) -> None:
+        self._steps = [step for step in plan.steps if step.key in keys]
+        self._children: dict[str, Child] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._began = time.monotonic()
+        self._shown_at = 0.0
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> LiveTable:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def started(self, step: PlannedStep, child: Child) -> None:
+        """Show the step as running."""
+        self._children[step.key] = child
+        self._refresh()
+
+    def finished(self, step: PlannedStep, attempt: Attempt, log: Path) -> None:  # noqa: ARG002
+        """Show the step's outcome."""
+        self._children.pop(step.key, None)
+        self._attempts[step.key] = attempt
+        self._refresh()
+
+    def tick(self) -> None:
+        """Move the clocks, twice a second at most."""
+        if time.monotonic() - self._shown_at >= REFRESH_SECONDS:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self._shown_at = time.monotonic()
+        table = Table(box=None, padding=(0, 1), show_header=False, expand=True)
+        table.add_column(width=1)
+        table.add_column(no_wrap=True, max_width=34, overflow="ellipsis")
+        table.add_column(justify="right", no_wrap=True, width=11)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        for step in self._steps:
+            table.add_row(*self._row(step))
+        done = f"{len(self._attempts)} of {len(self._steps)} steps, {text.duration(time.monotonic() - self._began)}"
+        self._live.update(Group(table, Text(done, style="dim")), refresh=True)
+
+    def _row(self, step: PlannedStep) -> tuple[Text, Text, str, Text]:
+        attempt = self._attempts.get(step.key)
+        if attempt:
+            style = text.STYLES[attempt.record.outcome]
+            mark = Text(text.MARKS[attempt.record.outcome], style)
+            return (
+                mark,
+                Text(step.key),
+                text.duration(attempt.record.seconds),
+                Text(text.line(attempt.record.message)),
+            )
+        child = self._children.get(step.key)
+        if child:
+            return (
+                Text("▸", "cyan"),
+                Text(step.key),
+                text.duration(child.seconds),
+                Text(text.line(child.last_line()), "dim"),
+            )
+        return Text("·", "dim"), Text(step.key, "dim"), "", Text("waits", "dim")
+
+
+class Lines:
+    """One line per start and per end, and one a minute while nothing else happens."""
+
+    def __init__(self, console: Console, *, buildkite: bool) -> None:
+        self._console = console
+        self._buildkite = buildkite
+        self._children: dict[str, Child] = {}
+        self._spoke_at = time.monotonic()
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def started(self, step: PlannedStep, child: Child) -> None:
+        """Say that it began."""
+        self._children[step.key] = child
+        command = text.line(step.command[:COMMAND_CHARACTERS])
+        self._say(f"{'--- ' if self._buildkite else ''}{step.key}: started: {command}")
+
+    def finished(self, step: PlannedStep, attempt: Attempt, log: Path) -> None:
+        """Say how it ended; in Buildkite an open group with the end of its log when that is not green."""
+        self._children.pop(step.key, None)
+        record = attempt.record
+        green = record.outcome is Outcome.PASS
+        group = ("--- " if green else "+++ ") if self._buildkite else ""
+        words = f"{text.marked(record.outcome)}, {text.duration(record.seconds)}: {text.line(record.message)}"
+        self._say(f"{group}{step.key}: {words}")
+        if self._buildkite and not green and log.exists():
+            for line in log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]:
+                self._say(text.log(line))
+
+    def tick(self) -> None:
+        """A heartbeat, so that a long silence is not taken for a hang."""
+        if time.monotonic() - self._spoke_at >= HEARTBEAT_SECONDS and self._children:
+            for key, child in self._children.items():
+                self._say(f"{key}: running for {text.duration(child.seconds)}: {text.line(child.last_line())}")
+
+    def _say(self, line: str) -> None:
+        self._spoke_at = time.monotonic()
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def choose(plan: Plan, keys: frozenset[str], console: Console) -> LiveTable | Lines:
+    """The live table on a terminal, lines elsewhere."""
+    buildkite = os.environ.get("BUILDKITE") == "true"
+    if console.file.isatty() and not buildkite:  # FORCE_COLOR makes rich take a pipe for a terminal
+        return LiveTable(plan, keys, console)
+    return Lines(console, buildkite=buildkite)

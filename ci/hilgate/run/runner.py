@@ -1,0 +1,339 @@
+"""Run a plan on this machine: ready steps fill its cores, and each leaves records in `results.jsonl`.
+
+One thread polls every child, so a timeout, Ctrl-C and SIGTERM are handled in one place. A step starts when all that it
+needs has passed; otherwise it is recorded as did not run, with the step that stood in its way.
+
+Which ready step starts next, and whether there is room for it. Pure.
+
+Exclusive use of a results folder: two runs in one folder would mix their records.
+
+Runs a plan outside of any gate, for those who change what its steps run over, and reads its records back.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import fcntl
+import graphlib
+import os
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, Self
+
+from rich.console import Console
+
+from hilgate.errors import MisuseError, RunInterruptedError
+from hilgate.model import CPU, BuildRecord, CheckRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
+from hilgate.plan import machine as hardware
+from hilgate.plan.machine import installed
+from hilgate.plan.make import plan_digest
+from hilgate.run import outcome as rules
+from hilgate.run import process as launch
+from hilgate.run import recheck, results
+from hilgate.run.evidence import Collected, collect, collect_image
+from hilgate.run.process import LOG_FILE, inner_timeout
+from hilgate.run.progress import Lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from hilgate.model import Check, Plan, PlannedStep, Record
+    from hilgate.run.results import Recorded
+
+
+SECONDS_PER_MINUTE = 60.0
+POLL_SECONDS = 0.05
+_ENDED = {Outcome.FAIL: "failed", Outcome.INCONCLUSIVE: "was inconclusive", Outcome.DID_NOT_RUN: "did not run"}
+
+
+class Progress(Protocol):
+    """Whoever shows the run to a person."""
+
+    def started(self, step: PlannedStep, child: launch.Child) -> None:
+        """A step's process began."""
+
+    def finished(self, step: PlannedStep, attempt: results.Attempt, log: Path) -> None:
+        """A step ended, or was recorded without having been started."""
+
+    def tick(self) -> None:
+        """Called about twenty times a second while anything runs."""
+
+
+def step_folder(results_folder: Path, key: str) -> Path:
+    """Where a step leaves its log and evidence."""
+    return results_folder / "steps" / key
+
+
+@dataclass
+class Runner:
+    """One run of the steps of one plan.
+
+    Attributes:
+        only: Keys to run; None runs every step. What they need outside of it is taken as met (an agent's job starts
+            after the jobs it depends on).
+        done: Keys that passed in an earlier run of the same plan and are not repeated.
+        reruns: Whether failing tests are run once more, in what is left of their step's time.
+    """
+
+    plan: Plan
+    digest: str
+    root: Path
+    results_folder: Path
+    environment: Environment
+    commit: str
+    tree: str
+    cores: int
+    progress: Progress
+    only: frozenset[str] | None = None
+    done: frozenset[str] = frozenset()
+    reruns: bool = False
+    _running: dict[str, launch.Child] = field(default_factory=dict)
+    _again: dict[str, recheck.Rerun] = field(default_factory=dict)
+    _limits: dict[str, float] = field(default_factory=dict)
+    _started: dict[str, dt.datetime] = field(default_factory=dict)
+    _outcomes: dict[str, Outcome] = field(default_factory=dict)
+    _interrupts: launch.Interrupts = field(default_factory=launch.Interrupts)
+    _installed: frozenset[str] = frozenset()
+
+    def run(self) -> None:
+        """Run to the end.
+
+        Raises:
+            RunInterruptedError: Ctrl-C or SIGTERM; every child was ended, finished results are on disk.
+        """
+        self._append(
+            BuildRecord(
+                started=_now(),
+                plan_digest=self.digest,
+                commit=self.commit,
+                tree=self.tree,
+                environment=self.environment,
+            )
+        )
+        self._installed = frozenset(installed({name for step in self.plan.steps for name in step.packages}))
+        steps = {
+            step.key: step
+            for step in self.plan.steps
+            if (self.only is None or step.key in self.only) and step.key not in self.done
+        }
+        self._outcomes.update(dict.fromkeys(self.done, Outcome.PASS))
+        sorter = graphlib.TopologicalSorter({k: [n for n in s.depends_on if n in steps] for k, s in steps.items()})
+        sorter.prepare()
+        order = chain_minutes(tuple(steps.values()))
+        waiting: list[str] = []
+        with self._interrupts:
+            try:
+                while (sorter.is_active() or self._again) and not self._interrupts.number:
+                    waiting = sorted({*waiting, *sorter.get_ready()}, key=lambda key: (-order[key], key))
+                    settled = self._start_ready(steps, waiting)
+                    settled += self._reap(steps)
+                    self._reap_reruns()
+                    for key in settled:
+                        sorter.done(key)
+                    if not settled:
+                        self.progress.tick()
+                        time.sleep(POLL_SECONDS)
+            finally:
+                self._end_all()
+        if self._interrupts.number:
+            raise RunInterruptedError(
+                f"interrupted by {self._interrupts.name}; {len(self._outcomes)} finished steps are kept",
+                where=str(self.results_folder),
+                remedy="continue with --resume",
+            )
+
+    def _start_ready(self, steps: dict[str, PlannedStep], waiting: list[str]) -> list[str]:
+        """Start what fits, longest chain first; returns the keys that were settled without starting."""
+        settled = []
+        for key in list(waiting):
+            step = steps[key]
+            obstacle = self._obstacle(step)
+            if obstacle:
+                waiting.remove(key)
+                self._record(step, launch.Ended(None, obstacle, 0.0, None), _now())
+                settled.append(key)
+            elif fits(step, [steps[other] for other in (*self._running, *self._again)], self.cores):
+                waiting.remove(key)
+                self._start(step)
+        return settled
+
+    def _obstacle(self, step: PlannedStep) -> str:
+        """Why it must not start: a need that did not pass, or a distribution that is not installed."""
+        for need in step.depends_on:
+            outcome = self._outcomes.get(need, Outcome.PASS)
+            if outcome is not Outcome.PASS:
+                return f"needs {need}, which {_ENDED[outcome]}"
+        missing = [name for name in step.packages if name not in self._installed]
+        return f"needs {', '.join(missing)}, not installed here" if missing else ""
+
+    @property
+    def _site(self) -> launch.Site:
+        return launch.Site(self.root, self.cores, self.plan.profile)
+
+    def _start(self, step: PlannedStep) -> None:
+        folder = step_folder(self.results_folder, step.key)
+        self._started[step.key] = _now()
+        seconds = self._limits[step.key] = self._seconds_left(step, 0.0)
+        child = launch.start(step, step.command, folder, self._site, seconds)
+        self._running[step.key] = child
+        self.progress.started(step, child)
+
+    def _seconds_left(self, step: PlannedStep, used: float) -> float:
+        """What is left of a step's time after `used` seconds, or less where a job of Buildkite ends before that."""
+        return inner_timeout(step.timeout_minutes * SECONDS_PER_MINUTE - used, os.environ, time.time())
+
+    def _ended(self, step: PlannedStep, end: launch.Ended) -> launch.Ended:
+        """The same, saying so where the job left the step less than its own time: that is no hang of the step."""
+        own, given = step.timeout_minutes * SECONDS_PER_MINUTE, self._limits[step.key]
+        if given < own and end.reason.startswith(rules.TIMED_OUT):
+            return replace(end, reason=f"its job had {given:g} s left for it, and its own time is {own:g} s")
+        return end
+
+    def _reap(self, steps: dict[str, PlannedStep]) -> list[str]:
+        ended = [(key, end) for key, child in self._running.items() if (end := child.poll()) is not None]
+        for key, end in ended:
+            del self._running[key]
+            checks = self._record(steps[key], self._ended(steps[key], end), self._started[key])
+            if self.reruns and self._outcomes[key] is Outcome.FAIL:
+                self._run_again(steps[key], recheck.failing_ids(checks), self._seconds_left(steps[key], end.seconds))
+        return [key for key, _ in ended]
+
+    def _run_again(self, step: PlannedStep, ids: tuple[str, ...], seconds: float) -> None:
+        folder = step_folder(self.results_folder, step.key) / recheck.FOLDER
+        rerun = recheck.start(step, ids, folder, self._site, seconds)
+        if rerun:
+            self._again[step.key] = rerun
+
+    def _reap_reruns(self) -> None:
+        for key, rerun in list(self._again.items()):
+            records = rerun.poll(self.environment.host, elsewhere=False)
+            if records is not None:
+                del self._again[key]
+                self._append(*records)
+
+    def _record(self, step: PlannedStep, end: launch.Ended, started: dt.datetime) -> tuple[Check, ...]:
+        folder = step_folder(self.results_folder, step.key)
+        ran = step.key in self._started
+        found = collect(step.evidence, folder, self.root).with_problem_as_failure() if ran else Collected(())
+        decision = rules.decide(
+            rules.Facts(
+                evidence=step.evidence,
+                minimum=step.minimum,
+                exit_status=end.exit_status,
+                checks=found.checks,
+                stopped=end.reason,
+                problem=found.problem,
+                last_line=launch.last_line(folder / LOG_FILE) if ran else "",
+            )
+        )
+        image, problem = collect_image(step, self.plan, folder) if decision.outcome is Outcome.PASS else (None, "")
+        if problem:
+            decision = rules.Decision(Outcome.DID_NOT_RUN, problem)
+        record = StepRecord(
+            key=step.key,
+            started=started,
+            seconds=end.seconds,
+            exit_status=end.exit_status,
+            outcome=decision.outcome,
+            message=decision.why,
+            checks=len(found.checks),
+            command=step.command,
+            peak_memory_mib=end.peak_memory_mib,
+            environment=self.environment,
+        )
+        checks = [CheckRecord(step=step.key, check=check) for check in found.checks]
+        self._append(*checks, *([image] if image else []), record)
+        self._outcomes[step.key] = decision.outcome
+        self.progress.finished(step, results.Attempt(record, found.checks), folder / LOG_FILE)
+        return found.checks
+
+    def _append(self, *records: Record) -> None:
+        results.append(self.results_folder / results.RESULTS_FILE, list(records))
+
+    def _end_all(self) -> None:
+        """End what still runs; it leaves no record, so it counts as not finished."""
+        children = [*self._running.values(), *(rerun.child for rerun in self._again.values())]
+        for child in children:
+            child.stop("interrupted")
+        while children:
+            children = [child for child in children if child.poll() is None]
+            time.sleep(POLL_SECONDS)
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
+def fits(step: PlannedStep, running: Sequence[PlannedStep], cores: int) -> bool:
+    """Whether its cores are free (a step that wants more than there are runs alone) and so is its GPU."""
+    if step.device != CPU and any(other.device == step.device for other in running):
+        return False
+    busy = sum(min(other.cores, cores) for other in running)
+    return busy + min(step.cores, cores) <= cores
+
+
+def chain_minutes(steps: tuple[PlannedStep, ...]) -> dict[str, float]:
+    """Minutes of the longest chain of dependants that begins with each step, itself included."""
+    by_key = {step.key: step for step in steps}
+    needs = {key: [need for need in step.depends_on if need in by_key] for key, step in by_key.items()}
+    minutes = {key: step.minutes for key, step in by_key.items()}
+    for key in reversed(list(graphlib.TopologicalSorter(needs).static_order())):
+        for need in needs[key]:
+            minutes[need] = max(minutes[need], by_key[need].minutes + minutes[key])
+    return minutes
+
+
+LOCK_FILE = ".lock"
+
+
+class Folder:
+    """A results folder that this process alone writes to, while the context lasts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        """Take the lock.
+
+        Raises:
+            MisuseError: Another process holds it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise MisuseError(
+                "another hilgate run is writing its results here",
+                where=str(self.path),
+                remedy="wait for it, or name another folder with --results",
+            ) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)  # closing releases the lock; the empty file stays, so no race to create it
+
+
+def run_apart(plan: Plan, root: Path, folder: Path) -> Recorded:
+    """Run every step of `plan` over `root` with the gate's own runner; its records are in `folder`."""
+    digest = plan_digest(plan)
+    machine = hardware.detect()
+    with Lines(Console(stderr=True), buildkite=False) as progress:
+        Runner(
+            plan=plan,
+            digest=digest,
+            root=root,
+            results_folder=folder,
+            environment=hardware.environment(machine),
+            commit=plan.commit,
+            tree="",
+            cores=machine.cores,
+            progress=progress,
+        ).run()
+    return results.read(folder / results.RESULTS_FILE, plan, digest)

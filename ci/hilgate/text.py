@@ -1,0 +1,166 @@
+"""Text of a change, shown as text: what a test prints, what a file is called, never what a log or a page would obey.
+
+A test id, a message or a file name can hold escape sequences, links, Markdown, HTML or characters that turn the reading
+direction. Each place where a person reads has one function here.
+
+Did-you-mean, in one place so that every mistake about a name reads the same.
+
+How outcomes and times are worded wherever a person reads them: each outcome has a mark and a word.
+"""
+
+from __future__ import annotations
+
+import difflib
+import html
+import re
+import unicodedata
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from hilgate.model import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode categories without a shape of their own: controls (escape sequences begin with one), directions and joiners,
+surrogates, private and unassigned characters, line and paragraph separators."""
+
+INVISIBLE = frozenset("\u115f\u1160\u3164\uffa0\u2800\u034f")
+"""Letters and marks that take room and show nothing."""
+
+GROUPS = re.compile(r"(?m)^(?=(?:---|\+\+\+|~~~|\^\^\^))")
+"""What begins a group in a Buildkite log (Buildkite, "Managing log output"), or opens the last one (`^^^ +++`)."""
+
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]|~@]|(?<=[a-z]):(?=//)|(?<=\bwww)\.)", re.IGNORECASE)
+_BLOCK = re.compile(r"^(\d{0,9})([-+#=>.)])")
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_WORD = re.compile(r"[A-Za-z_][\w:+\-.\[\]\\/]*", re.ASCII)
+_RELATIVE = re.compile(r"(?!/)(?:(?!\.\.(?:/|$))[^/]+/)*(?!\.\.$)[^/]+")
+
+
+def visible(text: str) -> str:
+    r"""Text in which everything can be seen: other characters stand as `\x1b` or `\u202e`. Newlines and tabs stay."""
+    if text.isascii() and text.isprintable():
+        return text
+    text = text.replace("\r\n", "\n")
+    return "".join(c if c in "\n\t" or _has_shape(c) else _code(c) for c in text)
+
+
+def line(text: str) -> str:
+    """Visible text on one line."""
+    return " ".join(visible(text).split())
+
+
+def log(text: str) -> str:
+    """Visible text for a Buildkite log, in which no line begins a group of its own."""
+    return GROUPS.sub(" ", visible(text))
+
+
+def markdown(text: str) -> str:
+    """Text on one line that CommonMark, its GitHub dialect and HTML show as it is; addresses in it become no links."""
+    escaped = _MARKDOWN.sub(r"\\\1", html.escape(line(text), quote=False))
+    return _BLOCK.sub(r"\1\\\2", escaped)
+
+
+def fenced(text: str) -> str:
+    """A Markdown code block whose fence is longer than any run of backticks inside."""
+    shown = visible(text)
+    longest = max((len(run) for run in re.findall("`+", shown)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{shown}\n{fence}"
+
+
+def xml(text: str) -> str:
+    """Text that XML 1.0 can hold (section 2.2), with everything visible."""
+    return _NOT_XML.sub("\ufffd", visible(text))
+
+
+def address(path: str) -> str:
+    """A path below the page that names it, as the value of `href`; empty for anything else, such as `javascript:`."""
+    return "./" + quote(path) if _RELATIVE.fullmatch(path) and "\0" not in path else ""
+
+
+def pytest_word(test_id: str) -> str:
+    """What pytest's -k selects this test by; empty where its name is none that pytest could collect.
+
+    -k is an expression of its own: only words of these characters are a name in it. With any others in the parameters
+    the test function alone is still true, and wider.
+    """
+    name, bracket, parameters = test_id.partition("[")
+    name = name.rsplit("::", 1)[-1]
+    if not name.isidentifier() or not name.isascii():
+        return ""
+    exact = name + bracket + parameters
+    return exact if _WORD.fullmatch(exact) else name
+
+
+def finalize(value: object) -> object:
+    """What jinja2 does with each value before it escapes it as HTML; markup of our own stays as it is."""
+    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _has_shape(character: str) -> bool:
+    return unicodedata.category(character) not in HIDDEN and character not in INVISIBLE
+
+
+def _code(character: str) -> str:
+    number = ord(character)
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+LISTED = 12
+"""Names listed in full when none is close; more would bury the message."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """A remedy for an unknown `name`: the closest known names, or what there is to choose from."""
+    names = sorted(set(known))
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if close:
+        return "did you mean " + " or ".join(repr(one) for one in close) + "?"
+    if not names:
+        return "nothing of this kind is declared"
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return "known: " + ", ".join(names[:LISTED]) + more
+
+
+MARKS: dict[Outcome, str] = {
+    Outcome.PASS: "✓",
+    Outcome.FAIL: "✗",
+    Outcome.INCONCLUSIVE: "?",
+    Outcome.DID_NOT_RUN: "○",
+}
+
+STYLES: dict[Outcome, str] = {
+    Outcome.PASS: "green",
+    Outcome.FAIL: "bold red",
+    Outcome.INCONCLUSIVE: "yellow",
+    Outcome.DID_NOT_RUN: "magenta",
+}
+"""Styles of rich; did not run is not dimmed, because it is not green."""
+
+
+def marked(outcome: Outcome) -> str:
+    """`✗ fail`."""
+    return f"{MARKS[outcome]} {outcome.value}"
+
+
+def duration(seconds: float | None) -> str:
+    """`0.4 s`, `59 s`, `12 min 03 s`, `1 h 04 min`; a dash when nothing was timed."""
+    if seconds is None:
+        return "–"  # noqa: RUF001 - a dash, not a minus
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def shorten(words: str, limit: int) -> str:
+    """At most `limit` characters, saying how many are missing."""
+    return words if len(words) <= limit else f"{words[:limit]}… ({len(words) - limit} more characters in results.jsonl)"

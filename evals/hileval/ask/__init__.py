@@ -1,0 +1,1 @@
+"""Ask an engine questions through lm-eval, and score what it answers."""

@@ -1,0 +1,193 @@
+"""Asks questions until the rule has an answer: the loop between the rule, the engine and the journal.
+
+Every answer on disk as soon as it is given, so that a crash or Ctrl-C costs no question twice.
+
+One JSON line per answer below a line that names what was asked: gate, identity, engine and a fingerprint of the code
+under test. Answers of anything else are set aside, never mixed in; a line cut short by a crash is asked again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from pydantic import ValidationError
+
+from hileval.ask.evaluation import Evaluation, require_same_prompts, stored_outcomes
+from hileval.gates.judge import broken_beyond_doubt
+from hileval.gates.rule import State, first_runs, order, stand
+from hileval.records.records import Identity, Run, Sample
+from hilgate.errors import NothingSelectedError
+from hilgate.model import Noun
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hileval.gates.declare import Gate
+    from hileval.gates.rule import Rule
+    from hileval.gates.statistics import Outcomes
+    from hileval.records.baseline import Baseline
+
+
+class Questions(Protocol):
+    """A task on an engine."""
+
+    identity: Identity
+    available: int
+    """How many questions the task holds."""
+
+    def ask(self, ids: Sequence[int], run: int) -> list[Sample]:
+        """Answers to these questions, in their order; `run` 0 is the first time they are asked."""
+
+
+class Listener(Protocol):
+    """Whoever shows the run to a person."""
+
+    def asked(self, run: int, done: int, most: int, right: int) -> None:
+        """After every batch: questions answered and the most there will be in this run, and how many were right."""
+
+
+def conduct(
+    gate: Gate,
+    rule: Rule,
+    baseline: Baseline | None,
+    questions: Questions,
+    listener: Listener,
+    limit: int | None = None,
+) -> Evaluation:
+    """Ask what the rule wants to know.
+
+    Without a baseline all questions of the plan are asked once: only the floor can be judged.
+
+    Raises:
+        NothingSelectedError: No question is left to ask.
+        RecordsError: The baseline is of something else, or does not hold the questions of the plan.
+        HilgateError: Whatever the engine raises; nothing is scored then.
+    """
+    ids = order(rule, questions.available)[:limit]
+    if not ids:
+        raise NothingSelectedError("no questions to ask", remedy="use a --limit of at least 1")
+    base = stored_outcomes(gate, baseline, questions.identity, ids) if baseline else None
+    stops = rule.plan(len(ids))
+    runs: list[list[Sample]] = []
+    seconds: list[float] = []
+    wanted = True
+    while wanted:
+        runs.append([])
+        began = time.monotonic()
+        for stop in stops:
+            fresh = questions.ask(ids[len(runs[-1]) : stop], len(runs) - 1)
+            if baseline:
+                require_same_prompts(baseline, fresh)
+            runs[-1] += fresh
+            listener.asked(len(runs) - 1, stop, len(ids), sum(s.correct(gate.filter) for s in runs[-1]))
+            wanted, more = _next(gate, rule, baseline, base, runs)
+            if not more:
+                break
+        seconds.append(time.monotonic() - began)
+    return Evaluation(
+        ids,
+        tuple(
+            Run(identity=questions.identity, samples=tuple(run), seconds=spent)
+            for run, spent in zip(runs, seconds, strict=True)
+        ),
+        base,
+    )
+
+
+def _next(
+    gate: Gate, rule: Rule, baseline: Baseline | None, base: Outcomes | None, runs: list[list[Sample]]
+) -> tuple[bool, bool]:
+    """Whether another run is wanted, and whether this one has to go on."""
+    if broken_beyond_doubt(gate, baseline, [sample for run in runs for sample in run]):
+        return False, False
+    if base is None:
+        return False, True
+    outcomes = [np.array([sample.correct(gate.filter) for sample in run], dtype=bool) for run in runs]
+    state = stand(rule, base, outcomes).state
+    if state is State.ASK_MORE:
+        return len(runs) < first_runs(rule, base), True
+    return state is State.RUN_AGAIN, False
+
+
+class Heading(Noun):
+    """First line of a journal."""
+
+    gate: str
+    identity: Identity
+    engine: str
+    code: str
+    """sha256 of the kernels and of this package: answers of other code are not these answers."""
+
+
+class _Line(Noun):
+    run: int
+    sample: Sample
+
+
+class Journal:
+    """Questions that remembers its answers across processes."""
+
+    def __init__(self, inner: Questions, path: Path, heading: Heading) -> None:
+        """Read what an earlier process left, if it is about the same thing; else set it aside as `<name>.before`."""
+        self._inner, self._path = inner, path
+        self._known: dict[int, dict[int, Sample]] = defaultdict(dict)
+        self.identity = inner.identity
+        self.available = inner.available
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        if lines and lines[0] != _bytes(heading):
+            path.replace(path.with_name(path.name + ".before"))
+            lines = []
+        sound = lines[:1] or [_bytes(heading)]
+        for line in lines[1:]:
+            try:
+                entry = _Line.model_validate_json(line)
+            except ValidationError:
+                continue
+            sound.append(line if line.endswith(b"\n") else line + b"\n")
+            self._known[entry.run][entry.sample.doc_id] = entry.sample
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(path.name + ".new")
+        fresh.write_bytes(b"".join(sound))
+        fresh.replace(path)
+
+    @property
+    def resumed(self) -> int:
+        """Answers that need not be asked again."""
+        return sum(map(len, self._known.values()))
+
+    def ask(self, ids: Sequence[int], run: int) -> list[Sample]:
+        """Answers to these questions, in their order; only those not in the journal are asked."""
+        known = self._known[run]
+        missing = [one for one in ids if one not in known]
+        if missing:
+            fresh = self._inner.ask(missing, run)
+            with self._path.open("ab") as file:
+                file.write(b"".join(_bytes(_Line(run=run, sample=sample)) for sample in fresh))
+                file.flush()
+                os.fsync(file.fileno())
+            known.update({sample.doc_id: sample for sample in fresh})
+        return [known[one] for one in ids]
+
+    def finish(self) -> None:
+        """The gate has its answer: a later run asks again, because it is to say something about another day."""
+        self._path.unlink(missing_ok=True)
+
+
+def code_fingerprint(*folders: Path) -> str:
+    """sha256 over the names and contents of the Python and TOML files below these folders."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for file in sorted(file for file in folder.rglob("*") if file.suffix in {".py", ".toml"}):
+            digest.update(f"{file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _bytes(noun: Noun) -> bytes:
+    return json.dumps(noun.model_dump(mode="json"), sort_keys=True).encode() + b"\n"

@@ -1,0 +1,402 @@
+"""Documents to be parsed: what the encoder is shown, and the text that is right. Checked before anything starts.
+
+A task file says which. Spoken ones are made of JSON lines in this repository (`hileval.pocket.data`); images lie in a
+folder that an environment variable names, each beside its expected text: `page-07.png`, `page-07.md`.
+
+The questions of a gate of kind `documents`: one per document, beside lm-eval's of `hileval.ask.harness`.
+
+Scores of a parsed document: whole, by one drawn line, and line by line. Pure.
+
+Which of them may be gated follows from the paired test: it treats questions as independent. Lines of one document are
+not: one wrong token changes what is written after it, and a damaged cache spoils a document, not a line. So a question
+is a document. It has two binary scores that depend on nothing else: whether all of it is right (`strict`), and whether
+one line is right that was drawn before anything was answered (`flexible`), for pages too long to be ever right as a
+whole. The share of all right lines is reported beside them and never tested.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import unicodedata
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from hileval.ask.harness import INVALID, ScoreError, TaskError, TaskQuestions, data_folder, sha256_files
+from hileval.engines import ModelFilesError, Prompt, require_model_files
+from hileval.gates.declare import EVALS
+from hileval.gates.hub import snapshot, weights_sha
+from hileval.gates.judge import flags_of
+from hileval.records.records import Identity, Sample
+from hilgate.errors import RecordsError
+from hilgate.model import Noun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from hileval.engines import Answer, Engine
+    from hileval.gates.declare import Gate
+
+
+IMAGES = (".png", ".jpg", ".jpeg")
+TEXT = ".md"
+REMEDY = "see evals/README.md, Parsing models"
+
+
+class DocumentError(RecordsError):
+    """A document that cannot be asked: no partner, no text, two of one id, unreadable, or longer than the answer."""
+
+
+class DocumentTask(Noun):
+    """A task file of a gate of kind `documents`."""
+
+    task: str = Field(min_length=1)
+    modality: Literal["audio", "image"]
+    """What the encoder is shown."""
+    prompt: str = Field(min_length=1)
+    """What the decoder begins with."""
+    texts: str | None = None
+    """JSON lines (`id`, `text`), relative to evals/, which are spoken."""
+    data_folder: str | None = None
+    """Environment variable that names a folder of images and texts."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """The one that the model is published to be used with."""
+    scoring: Literal[1] = 1
+    """Version of `hileval.ask.documents`: scores of another one are not comparable."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DocumentTask:
+        if (self.modality == "audio") != (self.texts is not None) or (self.texts is None) != bool(self.data_folder):
+            raise ValueError("audio needs `texts` alone, image needs `data_folder` alone")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document.
+
+    Attributes:
+        id: Its name; unique in the task.
+        text: What is to be written.
+        data: Encoded image as in its file, or samples [n] of a sound at 16 kHz, int16, little end first.
+    """
+
+    id: str
+    text: str
+    data: bytes
+
+    @property
+    def digest(self) -> str:
+        """sha256 of text and data."""
+        text = self.text.encode()
+        return hashlib.sha256(b"%d\n%b%b" % (len(text), text, self.data)).hexdigest()
+
+
+def read_task(path: Path) -> DocumentTask:
+    """Read a task file.
+
+    Raises:
+        TaskError: Missing, not YAML, or a key that is missing, unknown or out of range; names it.
+    """
+    try:
+        return DocumentTask.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        why = f"{'.'.join(map(str, first['loc'])) or 'task'}: {first['msg']}"
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    raise TaskError(why, where=str(path), remedy="see evals/tasks/pocket_speech.yaml")
+
+
+def read_documents(task: DocumentTask, path: Path) -> tuple[Document, ...]:
+    """Every document of a task, in the order of their ids.
+
+    Raises:
+        CannotRunHereError: The environment variable names no folder.
+        DocumentError: See the class; names document and field.
+    """
+    if task.texts is not None:
+        where, found = EVALS / task.texts, _spoken(EVALS / task.texts)
+    else:
+        where = data_folder(task.data_folder, path)
+        found = _images(where)
+    documents: dict[str, Document] = {}
+    digests: dict[str, str] = {}
+    for document in found:
+        if document.id in documents:
+            raise DocumentError(f"id: {document.id!r} occurs twice", where=str(where), remedy="rename or remove one")
+        if not lines_of(document.text):
+            raise DocumentError(
+                f"text: that of {document.id!r} is empty", where=str(where), remedy="write down what is to be read"
+            )
+        if (twin := digests.setdefault(document.digest, document.id)) != document.id:
+            raise DocumentError(
+                f"id: {document.id!r} and {twin!r} are the same document", where=str(where), remedy="remove one"
+            )
+        documents[document.id] = document
+    if not documents:
+        raise DocumentError("no document", where=str(where), remedy=REMEDY)
+    return tuple(documents[name] for name in sorted(documents))
+
+
+def _spoken(file: Path) -> Iterator[Document]:
+    from hileval.pocket.data import speak
+
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DocumentError(
+            f"cannot be read: {type(error).__name__}", where=str(file), remedy="restore it from git"
+        ) from error
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            name, text = row["id"], row["text"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DocumentError(
+                f"not a document (id, text): {error!r:.60}", where=f"{file}:{number}", remedy="restore it from git"
+            ) from error
+        for field, value in (("id", name), ("text", text)):
+            if not isinstance(value, str):
+                raise DocumentError(f"{field}: {value!r:.40} is no string", where=f"{file}:{number}", remedy=REMEDY)
+        yield Document(name, text, speak(text).astype("<i2").tobytes() if text.strip() else b"")
+
+
+def _images(folder: Path) -> Iterator[Document]:
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    images = [file for file in files if file.suffix.lower() in IMAGES]
+    texts = {file.stem: file for file in files if file.suffix.lower() == TEXT}
+    if alone := sorted(texts.keys() - {file.stem for file in images}):
+        raise DocumentError(f"image: none beside {texts[alone[0]].name}", where=str(folder), remedy=REMEDY)
+    for file in images:
+        if file.stem not in texts:
+            raise DocumentError(f"text: no {file.stem}{TEXT} beside {file.name}", where=str(folder), remedy=REMEDY)
+        try:
+            text, data = texts[file.stem].read_text(encoding="utf-8"), file.read_bytes()
+        except UnicodeDecodeError as error:
+            raise DocumentError(
+                f"text: {texts[file.stem].name} is not UTF-8", where=str(folder), remedy="save it as UTF-8"
+            ) from error
+        try:
+            picture(data)
+        except Exception as error:  # Pillow raises whatever a format's reader does
+            raise DocumentError(
+                f"image: {file.name} cannot be read: {error}", where=str(folder), remedy="save it again"
+            ) from error
+        yield Document(file.stem, text, data)
+
+
+def picture(data: bytes) -> Any:
+    """The image in a file's bytes, as Pillow's RGB."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        return image.convert("RGB")
+
+
+def sound(data: bytes) -> Any:
+    """The sound of `Document.data`, [samples] float32 in [-1, 1)."""
+    import numpy as np
+
+    return np.frombuffer(data, dtype="<i2").astype(np.float32) / 32_768
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
+"""What turns sound, images and text into the model's input."""
+
+
+def questions_of(gate: Gate, start: Callable[[], Engine]) -> TaskQuestions | DocumentQuestions:
+    """The questions of a gate, of either kind.
+
+    Raises:
+        HilgateError: See the classes.
+    """
+    return DocumentQuestions(gate, start) if gate.kind == "documents" else TaskQuestions(gate, start)
+
+
+class DocumentQuestions:
+    """Documents on an engine: the encoder is shown each, and what the decoder writes is compared with its text.
+
+    Attributes:
+        identity: What a baseline must share.
+        available: How many documents the task holds.
+        engine: Started when the first document is asked.
+    """
+
+    def __init__(self, gate: Gate, start: Callable[[], Engine]) -> None:
+        """Read and check every document; nothing expensive starts yet.
+
+        Raises:
+            TaskError: The task file is wrong.
+            DocumentError: A document cannot be asked.
+            CannotRunHereError: The documents or the model are not on this machine.
+        """
+        path = gate.path(gate.task)
+        self._task = read_task(path)
+        self._documents = read_documents(self._task, path)
+        if gate.weights == "repository":
+            require_model_files(gate.path(gate.model))
+        self.identity = _identify(gate, self._task)
+        _require_room(gate, self._documents)
+        self.available = len(self._documents)
+        self._gate, self._start = gate, start
+        self.engine: Engine | None = None
+
+    def ask(self, ids: Sequence[int], run: int) -> list[Sample]:  # noqa: ARG002
+        """Answers to these documents, in their order.
+
+        Raises:
+            ScoreError: The engine gave another number of answers.
+            HilgateError: Whatever the engine raises.
+        """
+        self.engine = self.engine or self._start()
+        prompts = [self._prompt(self._documents[one]) for one in ids]
+        answers = self.engine.answer(prompts, max_tokens=self._gate.max_gen_toks, stop=[])
+        if len(answers) != len(ids):
+            raise ScoreError(f"{len(answers)} answers to {len(ids)} documents", remedy="repeat the run")
+        return [_sample(one, self._documents[one], self._task, got) for one, got in zip(ids, answers, strict=True)]
+
+    def _prompt(self, document: Document) -> Prompt:
+        task = self._task
+        media = sound(document.data) if task.modality == "audio" else picture(document.data)
+        return Prompt(task.prompt, task.modality, media, task.repetition_penalty)
+
+
+def _sample(number: int, document: Document, task: DocumentTask, answer: Answer) -> Sample:
+    result = score(document.text, answer.text, document.digest)
+    wanted = lines_of(document.text)
+    # What the right answer would be blamed for says nothing: a page may hold no number, or one row many times.
+    excused = flags_of(document.text, finish_reason="stop")
+    found = flags_of(answer.text, finish_reason=answer.finish_reason, non_finite=answer.non_finite)
+    return Sample(
+        doc_id=number,
+        doc_hash=document.digest,
+        prompt_hash=hashlib.sha256(task.prompt.encode() + document.data).hexdigest(),
+        question=document.id,
+        target=" / ".join(wanted),
+        text=answer.text,
+        finish_reason=answer.finish_reason,
+        n_tokens=answer.n_tokens,
+        non_finite=answer.non_finite,
+        strict=" / ".join(lines_of(answer.text)),
+        flexible=wanted[drawn(document.digest, len(wanted))] if result.drawn else INVALID,
+        strict_correct=result.whole,
+        flexible_correct=result.drawn,
+        lines=result.lines,
+        lines_right=result.right,
+        flags=tuple(flag for flag in found if flag not in excused),
+    )
+
+
+def _folder(gate: Gate) -> Path:
+    return snapshot(gate.model, gate.revision) if gate.weights == "hub" else gate.path(gate.model)
+
+
+def _identify(gate: Gate, task: DocumentTask) -> Identity:
+    """What this run would have to share with a baseline; lm-eval has no part in it."""
+    folder = _folder(gate)
+    weights = sorted(folder.glob("*.safetensors"))
+    generation = {"repetition_penalty": task.repetition_penalty, "temperature": 0, "max_gen_toks": gate.max_gen_toks}
+    return Identity(
+        model=gate.model,
+        revision=gate.revision,
+        weights=weights_sha(folder) if gate.weights == "hub" else sha256_files(*weights, folder / "config.json"),
+        tokenizer=sha256_files(*(folder / name for name in TOKENIZER_FILES)),
+        chat_template=sha256_files(folder / "chat_template.jinja"),
+        task=hashlib.sha256(json.dumps(task.model_dump(), sort_keys=True).encode()).hexdigest(),
+        num_fewshot=0,
+        fewshot="none",
+        generation=json.dumps(generation, sort_keys=True),
+        lm_eval="none",
+    )
+
+
+def _require_room(gate: Gate, documents: Sequence[Document]) -> None:
+    """Refuse a document whose text does not fit into an answer: it could never be right.
+
+    Raises:
+        DocumentError: Names document and field.
+        ModelFilesError: The model has no tokenizer.json.
+    """
+    from tokenizers import Tokenizer  # not transformers': it imports Triton before the engine has said how it runs
+
+    file = _folder(gate) / "tokenizer.json"
+    if not file.is_file():
+        raise ModelFilesError("tokenizer.json is missing", where=gate.model, remedy="fetch the whole model")
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    for document in documents:
+        needed = len(tokenizer.encode(document.text, add_special_tokens=False).ids) + 1
+        if needed > gate.max_gen_toks:
+            raise DocumentError(
+                f"text: that of {document.id!r} takes {needed} tokens with its end, and max_gen_toks is "
+                f"{gate.max_gen_toks}",
+                where=gate.title,
+                remedy="split the document, or raise max_gen_toks if the model can write as much",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What an answer is worth.
+
+    Attributes:
+        whole: Every line right, none missing, none too many.
+        drawn: Whether the drawn line is right.
+        right: How many lines are right.
+        lines: How many there are.
+    """
+
+    whole: bool
+    drawn: bool
+    right: int
+    lines: int
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines as they are compared: Unicode in its composed form, without blanks at the end, none empty."""
+    lines = (line.rstrip() for line in unicodedata.normalize("NFC", text).splitlines())
+    return [line for line in lines if line]
+
+
+def drawn(doc_hash: str, lines: int) -> int:
+    """Number of the line drawn of a document: a function of the document alone, so every run is judged by the same."""
+    return int(doc_hash[:16], 16) % lines
+
+
+def score(target: str, answer: str, doc_hash: str) -> Score:
+    """Compare an answer with the expected text, which has at least one line."""
+    wanted, written = lines_of(target), lines_of(answer)
+    right = matched(wanted, written)
+    return Score(wanted == written, right[drawn(doc_hash, len(wanted))], sum(right), len(wanted))
+
+
+def matched(wanted: Sequence[str], written: Sequence[str]) -> list[bool]:
+    """For each wanted line, whether it stands in a longest common subsequence: a line left out costs itself alone.
+
+    Of several longest ones, the one that takes lines as early as it can.
+    """
+    rows, columns = len(wanted), len(written)
+    longest = [[0] * (columns + 1) for _ in range(rows + 1)]
+    for i in reversed(range(rows)):
+        for j in reversed(range(columns)):
+            longest[i][j] = (
+                longest[i + 1][j + 1] + 1 if wanted[i] == written[j] else max(longest[i + 1][j], longest[i][j + 1])
+            )
+    found = [False] * rows
+    i = j = 0
+    while i < rows and j < columns:
+        if wanted[i] == written[j]:
+            found[i] = True
+            i, j = i + 1, j + 1
+        elif longest[i + 1][j] > longest[i][j + 1]:
+            i += 1
+        else:
+            j += 1
+    return found

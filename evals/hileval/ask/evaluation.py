@@ -1,0 +1,192 @@
+"""What was asked and answered, and which stored answers it may be compared with. Pure.
+
+Who served attention: an accuracy figure counts only for the backend that produced it.
+
+vLLM logs and ignores a plugin that fails to load, and its CPU platform ignores a backend it does not know. A gate that
+trusted the command line would then pass on the engine's own attention. So the worker is asked after the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hilgate.errors import RecordsError
+from hilgate.model import Check, Number, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hileval.engines import Engine
+    from hileval.gates import statistics
+    from hileval.gates.declare import Gate
+    from hileval.records.baseline import Baseline
+    from hileval.records.records import Identity, Run, Sample
+
+
+class IdentityMismatchError(RecordsError):
+    """The baseline was recorded with another model, tokenizer, prompt or generation: nothing to compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What was asked and answered.
+
+    Attributes:
+        ids: Questions of the plan, in the order of asking; each run holds answers to the first of them.
+        runs: All but the last are complete.
+        base: Stored outcomes [K, questions] of `ids`; None without a baseline.
+    """
+
+    ids: tuple[int, ...]
+    runs: tuple[Run, ...]
+    base: statistics.Outcomes | None
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Every answer."""
+        return [sample for run in self.runs for sample in run.samples]
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all runs."""
+        return sum(run.seconds for run in self.runs)
+
+    def outcomes(self, gate: Gate) -> list[statistics.Outcomes]:
+        """Per run, which answers are right under the gated filter."""
+        return [np.array([s.correct(gate.filter) for s in run.samples], dtype=bool) for run in self.runs]
+
+
+def stored_outcomes(gate: Gate, baseline: Baseline, identity: Identity, ids: Sequence[int]) -> statistics.Outcomes:
+    """Outcomes [K, n] of the questions `ids`, in that order, once it is sure that they are of the same thing.
+
+    Raises:
+        IdentityMismatchError: An identity field differs, or a question is not in the baseline.
+    """
+    if differences := identity.differences(baseline.identity):
+        raise _mismatch(baseline, f"not the model the baseline was recorded with: {'; '.join(differences)}")
+    hashes = {question.doc_id: question.doc_hash for question in baseline.questions}
+    if missing := [one for one in ids if one not in hashes]:
+        raise _mismatch(
+            baseline, f"{len(missing)} of {len(ids)} questions are not in it, the first is question {missing[0]}"
+        )
+    return baseline.outcomes(gate.filter, [hashes[one] for one in ids])
+
+
+def require_same_prompts(baseline: Baseline, samples: Sequence[Sample]) -> None:
+    """Refuse answers to something else than the stored runs were asked.
+
+    Raises:
+        IdentityMismatchError: A question or its prompt differs.
+    """
+    stored = {question.doc_id: question for question in baseline.questions}
+    for sample in samples:
+        question = stored.get(sample.doc_id)
+        if question is None or question.doc_hash != sample.doc_hash:
+            raise _mismatch(baseline, f"question {sample.doc_id} ({sample.doc_hash[:12]}) is not in the baseline")
+        if question.prompt_hash != sample.prompt_hash:
+            raise _mismatch(baseline, f"question {sample.doc_id} was asked with another prompt")
+
+
+def _mismatch(baseline: Baseline, what: str) -> IdentityMismatchError:
+    return IdentityMismatchError(
+        what,
+        where=f"baseline of {baseline.gate}, recorded {baseline.recorded}",
+        remedy="undo the change, or record a new baseline on purpose: python -m hileval baseline record <gate> ...",
+    )
+
+
+PACKING, MLA = "PAGEDKV_PACKING", "PAGEDKV_MLA"
+"""Variables of a gate's environment that say which of our paths must serve it."""
+REMEDY = {
+    "pagedkv": "without a GPU the plugin needs TRITON_INTERPRET=1 before Python starts, and VLLM_PLUGINS unset",
+    "vllm": "set VLLM_PLUGINS= (empty) so that no plugin replaces the engine's attention",
+}
+
+
+def served_by(name: str, gate: Gate, engine: Engine | None) -> Check | None:
+    """Who served attention, of an engine that can say; None where nothing is required of it."""
+    required = gate.attention_backend
+    if required is None:
+        return None
+    layers = (engine.attention_layers() or []) if engine else []
+    return check_served(name, required, layers, packing=gate.env.get(PACKING), latent=gate.env.get(MLA) == "1")
+
+
+def check_served(
+    gate: str,
+    required: str,
+    layers: Sequence[Mapping[str, object]],
+    *,
+    packing: str | None = None,
+    latent: bool = False,
+) -> Check:
+    """Whether `required` served every attention layer of the run, and was called.
+
+    Args:
+        gate: The gate's key.
+        required: `pagedkv`, or `vllm` for any backend of the engine itself.
+        layers: The worker's report, one mapping per attention layer: `layer`, `backend` and `impl` (class paths), and
+            where the backend counts them `writes` (of the KV cache) and `attentions` (calls); `block_size` is shown.
+        packing: How K and V must lie in the pages of layers that are ours; None requires nothing.
+        latent: Whether layers that are ours must be MLA's.
+    """
+    check_id = f"{gate}/served-by-{required}"
+    if not layers:
+        return _did_not_run(check_id, required, "the engine reports no attention layer")
+    ours = [layer for layer in layers if str(layer.get("impl", "")).startswith("pagedkv.")]
+    wrong = [layer for layer in layers if (layer in ours) != (required == "pagedkv")]
+    backends = ", ".join(sorted({_name(layer.get("backend")) for layer in layers}))
+    if wrong:
+        names = ", ".join(f"{layer.get('layer')} by {_name(layer.get('backend'))}" for layer in wrong[:3])
+        return _did_not_run(
+            check_id, required, f"{len(wrong)} of {len(layers)} layers served by another backend: {names}"
+        )
+    writes, attentions = _total(ours, "writes"), _total(ours, "attentions")
+    idle = [str(layer.get("layer")) for layer in ours if not (_count(layer, "writes") and _count(layer, "attentions"))]
+    if idle:
+        return _did_not_run(check_id, required, f"never called for {', '.join(idle[:3])}")
+    if ours and packing and any(layer.get("packing") != packing for layer in ours):
+        found = ", ".join(sorted({str(layer.get("packing")) for layer in ours}))
+        return _did_not_run(check_id, required, f"ours served it, in the packing {found} instead of {packing}")
+    if ours and latent and not all("MLA" in _name(layer.get("impl")) for layer in ours):
+        return _did_not_run(check_id, required, "ours served it, without MLA")
+    stored = "".join(f", {kind}" for kind in sorted({_stored(layer) for layer in ours} - {"rows"}))
+    calls = f", {writes} cache writes, {attentions} attentions" if ours else ""
+    blocks = ", ".join(sorted({str(layer.get("block_size")) for layer in layers}))
+    numbers: dict[str, Number] = {"layers": len(layers)}
+    if ours:
+        numbers |= {"writes": writes, "attentions": attentions}
+    return Check(
+        id=check_id,
+        outcome=Outcome.PASS,
+        message=f"{len(layers)} attention layers by {backends}, block_size {blocks}{stored}{calls}",
+        labels={"backend": backends, "block_size": blocks},
+        numbers=numbers,
+    )
+
+
+def _stored(layer: Mapping[str, object]) -> str:
+    """How K and V lie: packing and FP8 format; MLA's latent rows have neither."""
+    packing, codes = layer.get("packing"), layer.get("fp8_format")
+    return f"{packing or 'rows'}{f' of {codes}' if codes else ''}"
+
+
+def _name(path: object) -> str:
+    return str(path).rsplit(".", 1)[-1]
+
+
+def _count(layer: Mapping[str, object], name: str) -> int:
+    value = layer.get(name, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _total(layers: Sequence[Mapping[str, object]], name: str) -> int:
+    return sum(_count(layer, name) for layer in layers)
+
+
+def _did_not_run(check_id: str, required: str, why: str) -> Check:
+    remedy = REMEDY.get(required, "")
+    return Check(id=check_id, outcome=Outcome.DID_NOT_RUN, message=f"{why}; {remedy}" if remedy else why)

@@ -1,0 +1,1 @@
+"""Accuracy gates: their declaration, statistics, power and judgement."""

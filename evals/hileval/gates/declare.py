@@ -1,0 +1,242 @@
+"""`evals/gates.yaml`: what is gated, with which model, task, engine, limits and rule.
+
+Which engine serves a gate, and with what arguments.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from hileval.gates.rule import Rule
+from hilgate.errors import DeclarationError, MisuseError
+from hilgate.model import Key, Noun, Scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hileval.engines import Engine
+
+
+EVALS = Path(__file__).resolve().parents[2]
+"""The `evals/` folder: paths in gates.yaml are relative to it."""
+
+
+Occasion = Literal["pre-merge", "release"]
+"""When a gate is asked; each has a rule."""
+
+PROFILE_VARIABLE = "HILGATE_PROFILE"
+
+
+def occasion(environment: Mapping[str, str]) -> Occasion:
+    """What the plan that runs this gate is for; at a desk, before a merge."""
+    return "release" if environment.get(PROFILE_VARIABLE) == "release" else "pre-merge"
+
+
+class UnknownGateError(MisuseError):
+    """A gate name that gates.yaml does not declare."""
+
+
+class BrokenLimits(Noun):
+    """When broken output (`hileval.gates.judge`) is a failure, whatever the accuracy says."""
+
+    max_rate: float = Field(gt=0, lt=1)
+    """Fail above this share of broken answers, or above twice the baseline's share if that is more."""
+    alpha: float = Field(gt=0, lt=1)
+    """Fail if the count is this improbable under the baseline's share plus one question."""
+    min_count: int = Field(ge=1)
+    """Fewest broken answers for the second rule."""
+
+
+class Published(Noun):
+    """A figure somebody published for the model: what a floor rests on until there is a baseline of our own."""
+
+    value: float = Field(ge=0, le=1)
+    metric: str = Field(min_length=1)
+    """Which metric, filter, shots and number of questions it is."""
+    source: str = Field(min_length=1)
+
+
+class Gate(Noun):
+    """One accuracy gate."""
+
+    title: str
+    model: str
+    """Folder with weights, config and tokenizer, relative to evals/, or the name of a hub model."""
+    weights: Literal["repository", "hub"] = "repository"
+    """Where the weights are; those of a hub are fetched by the agents, which have the network and the cache."""
+    revision: str = ""
+    """Commit of the hub model."""
+    kind: Literal["questions", "documents"] = "questions"
+    """Questions of lm-eval, or documents that an encoder-decoder model is to write down (`hileval.ask.documents`)."""
+    task: str
+    """Task file, relative to evals/: lm-eval's of questions, `DocumentTask` of documents."""
+    num_fewshot: int = Field(ge=0)
+    max_gen_toks: int = Field(ge=1)
+    """Token limit of an answer; reaching it sets the flag `truncated`."""
+    protocol: Literal["completions", "chat"] = "completions"
+    filter: Literal["strict", "flexible"] = "strict"
+    """Which of two scores is gated; the other is watched. Of questions they are lm-eval's two extractions, of documents
+    all of it and one drawn line (`hileval.ask.documents`)."""
+    engine: Literal["vllm", "transformers", "server"]
+    """vLLM in this process, transformers, or an OpenAI-compatible server that the harness starts and watches."""
+    attention_backend: Literal["pagedkv", "vllm"] | None
+    """Who must serve every attention layer: `pagedkv` (ours) or `vllm` (the engine's own); None where the engine cannot
+    say."""
+    engine_args: dict[str, Scalar] = Field(default_factory=dict)
+    """Arguments of `vllm.LLM` (or of the server), chosen so that the run meets what the gate is about."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment of the engine: layout and kernel switches."""
+    arch: tuple[Key, ...] = ()
+    """Devices it is gated on; empty is every device."""
+    gpus: int = Field(default=1, ge=1, le=8)
+    """Tensor-parallel size."""
+    rules: dict[Occasion, Key] = Field(default={"pre-merge": "pre-merge", "release": "release"})
+    """Which of `rules:` applies when."""
+    floor: float | None = Field(default=None, gt=0, lt=1)
+    """Share of right answers below which the model is not the model any more, baseline or not; None only where nothing
+    was published of a hub's model, which then proves nothing before its first baseline."""
+    published: tuple[Published, ...] = ()
+    broken: BrokenLimits
+    baseline: str
+    """Stored per-question outcomes, relative to evals/."""
+
+    @model_validator(mode="after")
+    def _engine_and_backend_agree(self) -> Gate:
+        if self.engine == "vllm" and self.attention_backend is None:
+            raise ValueError("attention_backend is required with engine vllm")
+        if self.engine == "transformers" and self.attention_backend is not None:
+            raise ValueError("attention_backend means nothing to transformers")
+        if self.weights == "repository" and self.revision:
+            raise ValueError("revision is for models of a hub")
+        if self.floor is None and (self.weights == "repository" or self.published or self.kind == "questions"):
+            raise ValueError("floor is required, except for documents on a hub's model of which nothing is published")
+        if self.kind == "documents" and (self.engine == "server" or self.protocol == "chat" or self.num_fewshot):
+            raise ValueError("documents have no examples, no chat and no server: engine vllm is given them")
+        return self
+
+    def path(self, relative: str) -> Path:
+        """An absolute path for a path of the declaration."""
+        return EVALS / relative
+
+
+class Gates(Noun):
+    """The file."""
+
+    rules: dict[Key, Rule] = Field(min_length=1)
+    gates: dict[Key, Gate] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _rules_exist(self) -> Gates:
+        for name, gate in self.gates.items():
+            for when, rule in gate.rules.items():
+                if rule not in self.rules:
+                    raise ValueError(f"gate {name}: no rule {rule!r} for {when}; declared: {', '.join(self.rules)}")
+        return self
+
+    def rule(self, gate: Gate, when: Occasion) -> Rule:
+        """The rule of a gate.
+
+        Raises:
+            MisuseError: The gate is not for that occasion.
+        """
+        if when not in gate.rules:
+            raise MisuseError(f"this gate has no rule for {when}", where=gate.title, remedy="add it to its `rules`")
+        return self.rules[gate.rules[when]]
+
+
+def load_gates(path: Path = EVALS / "gates.yaml") -> Gates:
+    """Read gates.yaml.
+
+    Raises:
+        DeclarationError: missing, not YAML, an unknown or missing key, a value out of range.
+    """
+    remedy = "compare with the attribute docstrings in hileval/gates/declare.py"
+    try:
+        declared = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DeclarationError("cannot read the gates", where=str(path), remedy="restore it from git") from error
+    except yaml.YAMLError as error:
+        raise DeclarationError(f"not YAML: {str(error).splitlines()[0]}", where=str(path), remedy=remedy) from error
+    try:
+        return Gates.model_validate(declared)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DeclarationError(f"{place}: {first['msg']}", where=str(path), remedy=remedy) from error
+
+
+def find_gate(name: str, declared: Gates) -> Gate:
+    """The gate of that name.
+
+    Raises:
+        UnknownGateError: no such gate; the message offers the nearest name.
+    """
+    gates = declared.gates
+    if name in gates:
+        return gates[name]
+    near = difflib.get_close_matches(name, gates, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"declared gates: {', '.join(sorted(gates))}"
+    raise UnknownGateError(f"no gate {name!r}", where="evals/gates.yaml", remedy=hint)
+
+
+EngineName = Literal["vllm", "transformers", "server"]
+REPORTER = "pagedkv.vllm_plugin.inspect.WorkerReport"
+OURS = "CUSTOM"
+"""Our backend's member of vLLM's AttentionBackendEnum."""
+
+
+def starter(gate: Gate, engine: EngineName) -> Callable[[], Engine]:
+    """What starts the engine when the first question is asked."""
+
+    def start() -> Engine:
+        os.environ.update(gate.env)
+        if engine == "vllm":
+            from hileval.engines.vllm_engine import VllmEngine
+
+            return VllmEngine(model_of(gate), gate.attention_backend or "vllm", gate.engine_args)
+        if engine == "server":
+            from hileval.engines.server import ServerEngine
+
+            return ServerEngine(serve_command(gate), model=gate.model, env={**gate.env, "VLLM_SERVER_DEV_MODE": "1"})
+        if gate.kind == "documents":
+            from hileval.engines.speech_engine import SpeechEngine
+
+            return SpeechEngine(gate.path(gate.model))
+        from hileval.engines.transformers_engine import TransformersEngine
+
+        return TransformersEngine(gate.path(gate.model))
+
+    return start
+
+
+def model_of(gate: Gate) -> Path | str:
+    """Folder of a model in this repository, or the name of one of a hub."""
+    return gate.path(gate.model) if gate.weights == "repository" else gate.model
+
+
+def serve_command(gate: Gate) -> list[str]:
+    """The command line of `vllm serve` for a gate; `{port}` stands for the port."""
+    words = ["vllm", "serve", str(model_of(gate)), "--host", "127.0.0.1", "--port", "{port}"]
+    words += ["--served-model-name", gate.model]
+    words += ["--revision", gate.revision] if gate.revision else []
+    if gate.attention_backend == "pagedkv":
+        words += ["--attention-backend", OURS, "--worker-extension-cls", REPORTER]
+    return words + options(gate.engine_args)
+
+
+def options(arguments: Mapping[str, Scalar]) -> list[str]:
+    """Arguments of `vllm.LLM` as options of `vllm serve`: True and False are `--name` and `--no-name`."""
+    words: list[str] = []
+    for name, value in arguments.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None:
+            words += [f"--{option}", str(value)]
+    return words

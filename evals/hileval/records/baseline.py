@@ -1,0 +1,235 @@
+"""`evals/baselines/*.json`: K runs of a trusted engine, question by question, and who accepted them.
+
+Where an evaluation ran.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+from pydantic import Field, StringConstraints, ValidationError, model_validator
+
+from hileval.gates import statistics
+from hileval.gates.judge import Flag
+from hileval.records.records import Identity, Run, Setting, Sha, refuse_duplicates
+from hilgate.errors import RecordsError
+from hilgate.model import Environment, Key, Noun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hileval.records.records import Sample
+
+
+REMEDY = "restore it from git, or record it anew: python -m hileval baseline record <gate> --reason ... --by ..."
+Digits = Annotated[str, StringConstraints(pattern=r"^[01]+$")]
+"""One digit per run: 1 where it holds, 0 where it does not."""
+
+
+class BaselineError(RecordsError):
+    """The baseline is missing, truncated, or not what its schema says."""
+
+
+class UnfitBaselineError(RecordsError):
+    """The runs are not good enough to be a baseline: what they get wrong could never be reported as lost."""
+
+
+class Question(Noun):
+    """One question of a baseline: enough to pair, to compare and to see what changed."""
+
+    doc_id: int = Field(ge=0)
+    doc_hash: Sha
+    prompt_hash: Sha
+    text: str
+    """What the first run wrote."""
+    strict: Digits
+    """Which runs were right under the strict filter."""
+    flexible: Digits
+    broken: Digits
+    """Which runs had a flag of `hileval.gates.judge`."""
+    same_text: Digits
+    """Which runs wrote what the first run wrote."""
+    flags: tuple[Flag, ...] = ()
+    """Of all runs."""
+
+
+class Baseline(Noun):
+    """The file."""
+
+    schema_version: Literal[2] = 2
+    gate: Key
+    recorded: dt.date
+    reason: str = Field(min_length=1)
+    """Why these runs were recorded."""
+    accepted_by: str = Field(min_length=1)
+    """Who looked at them and made them the baseline."""
+    identity: Identity
+    setting: Setting
+    environment: Environment
+    runs: int = Field(ge=1)
+    n: int = Field(ge=1)
+    questions: tuple[Question, ...]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Baseline:
+        if self.n != len(self.questions):
+            raise ValueError(f"says n={self.n} but holds {len(self.questions)} questions: lines were lost")
+        for question in self.questions:
+            for name in ("strict", "flexible", "broken", "same_text"):
+                if len(getattr(question, name)) != self.runs:
+                    raise ValueError(
+                        f"question {question.doc_id}: {name} is of {len(getattr(question, name))} runs, not {self.runs}"
+                    )
+        refuse_duplicates([question.doc_hash for question in self.questions], f"baseline of {self.gate}")
+        return self
+
+    def outcomes(self, which: Literal["strict", "flexible", "broken"], hashes: Sequence[str]) -> statistics.Outcomes:
+        """Outcomes [runs, questions] of these questions, in this order.
+
+        Raises:
+            KeyError: A question is not in the baseline.
+        """
+        stored = {question.doc_hash: getattr(question, which) for question in self.questions}
+        rows = [[digit == "1" for digit in stored[one]] for one in hashes]
+        return np.array(rows, dtype=bool).reshape(-1, self.runs).T
+
+    @property
+    def d(self) -> float | None:
+        """Discordance of its runs (`stats.discordance`); None where there is only one."""
+        if self.runs < 2:
+            return None
+        return statistics.discordance(self.outcomes("strict", [question.doc_hash for question in self.questions]))
+
+    def write(self, path: Path) -> None:
+        """Write as JSON, one question per line so that a diff shows which ones changed."""
+        head = self.model_dump(mode="json", exclude={"questions"})
+        lines = ",\n  ".join(json.dumps(question.model_dump(mode="json")) for question in self.questions)
+        text = json.dumps(head, indent=1)[:-2] + f',\n "questions": [\n  {lines}\n ]\n}}\n'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(path.name + ".new")
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Baseline:
+        """Read and check a baseline.
+
+        Raises:
+            BaselineError: missing, cut short, of another schema, or self-contradictory; names the field.
+        """
+        if not path.is_file():
+            raise BaselineError("no baseline", where=str(path), remedy=REMEDY)
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except (ValidationError, UnicodeDecodeError) as invalid:
+            raise BaselineError(_first_problem(invalid), where=str(path), remedy=REMEDY) from invalid
+
+
+def make_baseline(
+    gate: str, runs: Sequence[Run], *, floor: float, setting: Setting, environment: Environment, reason: str, by: str
+) -> Baseline:
+    """Turn K runs of the same questions into a baseline.
+
+    Raises:
+        UnfitBaselineError: K = 0, runs of different questions or identities, exact match of a run below the gate's
+            floor, or an answer with a non-finite log-probability.
+    """
+    if not runs:
+        raise UnfitBaselineError("K = 0: no run", where=gate, remedy="record at least one; K >= 5 shares no luck")
+    first = runs[0]
+    for number, run in enumerate(runs, 1):
+        n = len(run.samples)
+        if differing := run.identity.differences(first.identity):
+            raise UnfitBaselineError(f"run {number} is of another model: {'; '.join(differing)}", where=gate)
+        if [s.prompt_hash for s in run.samples] != [s.prompt_hash for s in first.samples]:
+            raise UnfitBaselineError(f"run {number} was asked other questions than run 1", where=gate)
+        if run.strict_correct < floor * n:
+            raise UnfitBaselineError(
+                f"run {number}: {run.strict_correct}/{n} right is below the floor of {floor:.0%}",
+                where=gate,
+                remedy="find out why first; a baseline below the floor could not pass its own gate",
+            )
+        if bad := sum(sample.non_finite > 0 for sample in run.samples):
+            raise UnfitBaselineError(
+                f"run {number}: {bad} answers have non-finite log-probabilities", where=gate, remedy="fix the engine"
+            )
+    return Baseline(
+        gate=gate,
+        recorded=dt.datetime.now(tz=dt.UTC).date(),
+        reason=reason,
+        accepted_by=by,
+        identity=first.identity,
+        setting=setting,
+        environment=environment,
+        runs=len(runs),
+        n=len(first.samples),
+        questions=tuple(_question([run.samples[i] for run in runs]) for i in range(len(first.samples))),
+    )
+
+
+def _question(samples: Sequence[Sample]) -> Question:
+    first = samples[0]
+    return Question(
+        doc_id=first.doc_id,
+        doc_hash=first.doc_hash,
+        prompt_hash=first.prompt_hash,
+        text=first.text,
+        strict=_digits(sample.strict_correct for sample in samples),
+        flexible=_digits(sample.flexible_correct for sample in samples),
+        broken=_digits(bool(sample.flags) for sample in samples),
+        same_text=_digits(sample.text == first.text for sample in samples),
+        flags=tuple(sorted({flag for sample in samples for flag in sample.flags})),
+    )
+
+
+def _digits(values: Iterable[bool]) -> str:
+    return "".join("1" if value else "0" for value in values)
+
+
+def _first_problem(invalid: ValidationError | UnicodeDecodeError) -> str:
+    if isinstance(invalid, UnicodeDecodeError):
+        return "the baseline is not UTF-8"
+    first = invalid.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    more = f" (and {invalid.error_count() - 1} more)" if invalid.error_count() > 1 else ""
+    return f"the baseline is not valid: {place + ': ' if place else ''}{first['msg']}{more}"
+
+
+PACKAGES = ("torch", "triton", "vllm", "transformers", "lm_eval", "amd-aiter")
+
+
+def environment() -> Environment:
+    """Where this process runs, without host names."""
+    import torch
+
+    versions = {}
+    for package in PACKAGES:
+        for name in (package, f"{package}-cpu"):
+            try:
+                versions[package] = importlib.metadata.version(name)
+                break
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else _processor()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return Environment(
+        host="",
+        device=device,
+        cores=os.cpu_count() or 1,
+        memory_gib=round(memory, 1),
+        python=platform.python_version(),
+        versions=versions,
+    )
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    return next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.machine())

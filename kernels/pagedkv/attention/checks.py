@@ -1,0 +1,144 @@
+"""What paged attention checks before it launches: tensors and options always, lengths and block ids with debug=True."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from pagedkv import checks
+from pagedkv.cache import checks as cache_checks
+from pagedkv.device import INTERPRETED
+from pagedkv.errors import HeadRatioError, LengthError, OptionError, SplitError, WindowError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagedkv.cache.cache import PagedCache
+
+
+def tensors(query: Tensor, cache: PagedCache, out: Tensor, lse: Tensor | None, index: dict[str, Tensor]) -> None:
+    """Check the tensors without reading them; `index` holds block_table, seq_lens and query_start_loc.
+
+    Raises:
+        ArgumentError: the subclass that names the mistake.
+    """
+    cache_checks.whole(cache)
+    checks.head_size("cache.key", cache.head_size)
+    checks.shape("query", query, (None, None, cache.head_size), "[num_tokens, num_q_heads, head_size]")
+    checks.shape("out", out, tuple(query.shape), "[num_tokens, num_q_heads, head_size]")
+    checks.shape("block_table", index["block_table"], (None, None), "[num_seqs, max_blocks]")
+    num_seqs = index["block_table"].shape[0]
+    checks.shape("seq_lens", index["seq_lens"], (num_seqs,), "[num_seqs]")
+    checks.shape("query_start_loc", index["query_start_loc"], (num_seqs + 1,), "[num_seqs + 1]")
+    num_q_heads = query.shape[1]
+    if num_q_heads == 0 or num_q_heads % cache.num_kv_heads:
+        raise HeadRatioError(
+            "query",
+            got=f"{num_q_heads} query heads for {cache.num_kv_heads} KV heads",
+            expected="a multiple",
+            remedy="Replicate the KV heads or pad the query heads.",
+        )
+    cache_checks.beside("query", query, cache)
+    checks.dtype("out", out, (query.dtype, torch.float32), "Cast to the dtype of the query, or keep fp32 for a merge.")
+    for name, tensor in (("query", query), ("out", out)):
+        checks.dense(name, tensor)
+    if INTERPRETED and query.dtype == torch.bfloat16:
+        # Triton 3.6 to 3.9 interpret bf16 arithmetic on the bit patterns.
+        checks.dtype("query", query, (torch.float32, torch.float16), "Triton's interpreter computes bf16 wrongly.")
+    checks.indices(index)
+    checks.device(("cache.key", cache.key), {"query": query, "out": out, **index})
+    if lse is not None:
+        checks.shape("lse", lse, (query.shape[0], num_q_heads), "[num_tokens, num_q_heads]")
+        checks.dtype("lse", lse, (torch.float32,), "Sums of exponentials are fp32.")
+        checks.device(("cache.key", cache.key), {"lse": lse})
+
+
+def options(
+    query: Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    *,
+    causal: bool,
+    sliding_window: int | None,
+    softcap: float | None,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    num_splits: int | None,
+    batch_invariant: bool,
+) -> None:
+    """Check bounds and options.
+
+    Raises:
+        LengthError, WindowError, OptionError, SplitError, ShapeError, DtypeError, DenseError, DeviceError: for the
+            mistake of that name.
+    """
+    for name, value in (("max_query_len", max_query_len), ("max_seq_len", max_seq_len)):
+        if value < 1:
+            raise LengthError(name, got=value, expected=">= 1", remedy="Pass the upper bound of the step.")
+    if sliding_window is not None and (sliding_window < 1 or not causal):
+        raise WindowError(
+            "sliding_window",
+            got=f"{sliding_window} with causal={causal}",
+            expected="None, or at least 1 with causal=True",
+            remedy="Pass None for full attention; a window without a causal mask is not defined here.",
+        )
+    if softcap is not None and not 0 < softcap < float("inf"):
+        raise OptionError(
+            "softcap", got=softcap, expected="None or a finite cap > 0", remedy="Pass None where there is no cap."
+        )
+    if alibi_slopes is not None and not causal:
+        raise OptionError(
+            "alibi_slopes",
+            got="slopes with causal=False",
+            expected="causal=True: the bias counts back from the query",
+            remedy="Pass None; without a causal mask the bias has no agreed sign.",
+        )
+    for name, tensor in (("alibi_slopes", alibi_slopes), ("sinks", sinks)):
+        if tensor is not None:
+            checks.shape(name, tensor, (query.shape[1],), "[num_q_heads]")
+            checks.dtype(name, tensor, (torch.float32,), "Cast with .float().")
+            checks.dense(name, tensor)
+            checks.device(("query", query), {name: tensor})
+    if num_splits is not None and num_splits < 1:
+        raise SplitError(
+            "num_splits", got=num_splits, expected="None or >= 1", remedy="Pass None to let tuning decide."
+        )
+    if num_splits is not None and batch_invariant:
+        raise SplitError(
+            "num_splits",
+            got=f"{num_splits} with batch_invariant=True",
+            expected="None: partitions of a fixed length, as many as the bound of the lengths asks for",
+            remedy="Leave one of the two out.",
+        )
+
+
+def values(
+    query: Tensor,
+    cache: PagedCache,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    max_query_len: int,
+    max_seq_len: int,
+    sliding_window: int | None,
+) -> None:
+    """Check lengths, bounds and the block ids of visible tokens; reads device memory.
+
+    Raises:
+        LengthError, BlockTableError: for the mistake of that name.
+    """
+    block_size = cache.block_size
+    query_lens = query_start_loc.diff()
+    checks.within("query_start_loc", query_start_loc, query.shape[0] + 1, "num_tokens + 1")
+    checks.within("query_start_loc (its differences)", query_lens, max_query_len + 1, "max_query_len + 1")
+    checks.within("seq_lens", seq_lens, max_seq_len + 1, "max_seq_len + 1")
+    checks.within("seq_lens", seq_lens, block_table.shape[1] * block_size + 1, "max_blocks * block_size + 1")
+    oldest = torch.zeros_like(seq_lens)
+    if sliding_window is not None:
+        oldest = (seq_lens - query_lens - sliding_window + 1).clamp(min=0)
+    column = torch.arange(block_table.shape[1], device=block_table.device)
+    used = (column >= (oldest // block_size)[:, None]) & (column * block_size < seq_lens[:, None])
+    used &= (query_lens > 0)[:, None]
+    checks.blocks_exist(block_table, used, cache.num_blocks)

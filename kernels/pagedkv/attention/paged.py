@@ -1,0 +1,210 @@
+"""The launcher of attention over the paged cache: checks, launch configuration, kernel, reduce of a split KV."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from pagedkv.arch import next_power_of_two
+from pagedkv.attention import checks
+from pagedkv.attention.kernel import attention_kernel
+from pagedkv.attention.merge import reduce_kernel
+from pagedkv.device import current, on
+from pagedkv.fp8.scales import kernel_scales
+from pagedkv.launch import attention as choose_launch
+from pagedkv.launch import query_tiles, tuning
+from pagedkv.layout import PACKINGS
+from pagedkv.strides import hidden_alignment
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagedkv.cache.cache import PagedCache
+
+
+def paged_attention(
+    query: Tensor,  # [num_tokens, num_q_heads, head_size]
+    cache: PagedCache,
+    out: Tensor,  # [num_tokens, num_q_heads, head_size]
+    *,
+    block_table: Tensor,  # [num_seqs, max_blocks] int32
+    seq_lens: Tensor,  # [num_seqs] int32
+    query_start_loc: Tensor,  # [num_seqs + 1] int32
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float,
+    causal: bool = True,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,  # [num_q_heads] fp32
+    sinks: Tensor | None = None,  # [num_q_heads] fp32
+    lse: Tensor | None = None,  # [num_tokens, num_q_heads] fp32
+    num_splits: int | None = None,
+    batch_invariant: bool = False,
+    debug: bool = False,
+) -> None:
+    """Attend each query to the cached K and V of its sequence; K and V of this step must already be in the cache.
+
+    Fit for graph capture: it never waits for the device; grid and scratch follow from shapes and the two bounds.
+
+    A batch that mixes decode with prefill is right in one call and fast in two. With the decode sequences first, call
+    it with their rows of the metadata and max_query_len=1, then with the other rows; both with the whole `query` and
+    `out` (a call touches only the tokens of its own sequences, wherever `query_start_loc` begins).
+
+    Args:
+        query: Queries of all sequences, one after the other, in the dtype of the cache; beside a quantised cache in
+            fp32, fp16 or bf16. Last dimension dense.
+        cache: The cache, in any packing, quantised or not.
+        out: Result, in the dtype of the query or in fp32. Rows behind `query_start_loc[-1]` are left alone; a query
+            that sees no token gets 0.
+        block_table: Block ids of each sequence. Entries outside the visible tokens are not looked up.
+        seq_lens: Tokens of each sequence in the cache, those of this step included.
+        query_start_loc: Where the queries of each sequence begin in `query`.
+        max_query_len: Upper bound of the query lengths; 1 says that this is a decode step.
+        max_seq_len: Upper bound of `seq_lens`.
+        scale: Factor of the scores, usually `head_size ** -0.5`.
+        causal: Whether a query sees no token after its own. False is cross-attention and encoder attention.
+        sliding_window: How many tokens a query sees, its own included; None for all.
+        softcap: Scores x become `softcap * tanh(x / softcap)`; None leaves them as they are.
+        alibi_slopes: `slope[h] * (position of the key - position of the query)` is added to the scores, after the cap.
+        sinks: One more score of each head, unscaled and uncapped, that has no value but a share of the weight.
+        lse: Output: natural logarithm of the sum of exponentials of each query, the sink included; -inf for a query
+            that sees nothing. Two results over parts of the KV are merged by it (`pagedkv.cascade`).
+        num_splits: Partitions of the KV of each sequence; None lets the tuning data decide.
+        batch_invariant: Whether a sequence gets the same bits whatever else is in the batch, in whatever order and
+            under whatever bounds, as long as it is in the same phase: decode sequences and the others in two calls, as
+            above. Decode is then split every `fixed_split_tokens` tokens (`tuning/<arch>.toml`), the others not.
+        debug: Also check lengths and block ids (synchronises with the device).
+
+    Raises:
+        ArgumentError: the subclass of `pagedkv.errors` that names the mistake.
+    """
+    index = {"block_table": block_table, "seq_lens": seq_lens, "query_start_loc": query_start_loc}
+    checks.tensors(query, cache, out, lse, index)
+    checks.options(
+        query,
+        max_query_len,
+        max_seq_len,
+        causal=causal,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        num_splits=num_splits,
+        batch_invariant=batch_invariant,
+    )
+    if debug:
+        bounds = {"max_query_len": max_query_len, "max_seq_len": max_seq_len, "sliding_window": sliding_window}
+        checks.values(query, cache, **index, **bounds)
+    num_tokens, num_q_heads, head_size = query.shape
+    num_seqs, num_kv_heads = block_table.shape[0], cache.num_kv_heads
+    if num_tokens == 0 or num_seqs == 0:
+        return
+    arch = current()
+    launch = choose_launch(
+        arch,
+        head_size=head_size,
+        element_bytes=query.element_size(),
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        num_tokens=num_tokens,
+        num_seqs=num_seqs,
+        max_query_len=max_query_len,
+        max_kv_len=max_seq_len if sliding_window is None else min(max_seq_len, sliding_window + max_query_len),
+        num_splits=num_splits,
+        cache_bytes=cache.key.element_size(),
+        packed=cache.packing != "rows",
+        windowed=sliding_window is not None,
+        batch_invariant=batch_invariant,
+    )
+    decode = max_query_len == 1
+    splits = launch.splits
+    scales = kernel_scales(cache)
+    out_lse_strides = (0, 0) if lse is None else lse.stride()
+    if splits > 1:
+        target = query.new_empty((num_tokens, num_q_heads, splits, head_size), dtype=torch.float32)
+        sums = query.new_empty((num_tokens, num_q_heads, splits), dtype=torch.float32)
+        target_strides, sums_strides = target.stride()[:3], sums.stride()[:2]
+    else:
+        target, sums = out, seq_lens if lse is None else lse
+        target_strides, sums_strides = (*out.stride()[:2], 0), out_lse_strides
+    tiles = query_tiles(num_tokens, num_seqs, launch.tokens, launch.seqs, decode=decode)
+    padded = next_power_of_two(head_size)
+    input_strides = (*query.stride()[:2], *cache.key_strides, *cache.value_strides)
+    # tanh(x) is computed from exp2(2 log2(e) x), so that factor and the cap's go into the one multiplication.
+    log2e = math.log2(math.e)
+    with on(query):
+        attention_kernel[(tiles * (num_kv_heads // launch.heads), splits)](
+            query,
+            cache.key,
+            cache.value,
+            target,
+            sums,
+            block_table,
+            seq_lens,
+            query_start_loc,
+            scales.key,
+            scales.value,
+            seq_lens if alibi_slopes is None else alibi_slopes,
+            seq_lens if sinks is None else sinks,
+            num_seqs,
+            scale * log2e * (2 / softcap if softcap else 1),
+            (softcap or 0.0) * log2e,
+            sliding_window or 0,
+            *input_strides,
+            *target_strides,
+            *sums_strides,
+            block_table.stride(0),
+            *scales.strides,
+            HEAD_SIZE=head_size,
+            PADDED=padded,
+            BLOCK_SIZE=cache.block_size,
+            GROUP=num_q_heads // num_kv_heads,
+            HEAD_PROGRAMS=num_kv_heads // launch.heads,
+            HEADS=launch.heads,
+            SEQS=launch.seqs,
+            TOKENS=launch.tokens,
+            ROWS=launch.rows,
+            TILE=launch.tile,
+            SPLITS=splits,
+            SPLIT_TILES=launch.split_tiles if splits > 1 else 0,
+            DECODE=decode,
+            CAUSAL=causal,
+            WINDOWED=sliding_window is not None,
+            CAPPED=softcap is not None,
+            ALIBI=alibi_slopes is not None,
+            SINKS=sinks is not None,
+            LSE=splits > 1 or lse is not None,
+            PACKING=PACKINGS.index(cache.packing),
+            X=cache.x,
+            SCALES=scales.kind,
+            FORMAT=scales.format,
+            NATIVE=scales.native_on(arch),
+            ALIGN=hidden_alignment(*input_strides),
+            num_warps=launch.waves,
+            num_stages=launch.stages,
+        )
+        if splits > 1:
+            reduce = tuning(arch.name).reduce
+            reduce_kernel[(triton.cdiv(num_tokens * num_q_heads, reduce.rows),)](
+                target,
+                sums,
+                out,
+                sums if lse is None else lse,
+                query_start_loc,
+                num_seqs,
+                num_tokens * num_q_heads,
+                *out.stride()[:2],
+                *out_lse_strides,
+                NUM_HEADS=num_q_heads,
+                HEAD_SIZE=head_size,
+                PADDED=padded,
+                SPLITS=splits,
+                ROWS=reduce.rows,
+                CHUNK=reduce.chunk if batch_invariant else min(reduce.chunk, next_power_of_two(splits)),
+                LSE=lse is not None,
+                num_warps=reduce.waves,
+            )

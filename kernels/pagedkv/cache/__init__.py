@@ -1,0 +1,1 @@
+"""The paged KV cache: its description, write and gather."""

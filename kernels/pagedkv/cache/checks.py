@@ -1,0 +1,104 @@
+"""Checks of a paged cache, which all launchers share: axes of its packing, one dtype, dense rows, scales that fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from pagedkv.checks import DTYPES, dense, device, dtype, shape
+from pagedkv.errors import ScaleError, ShapeError
+from pagedkv.fp8.formats import FORMATS
+from pagedkv.layout import KEY_AXES, VALUE_AXES
+
+if TYPE_CHECKING:
+    from pagedkv.cache.cache import PagedCache, Quantisation
+
+_NAMES = {"b": "num_blocks", "t": "block_size", "h": "num_kv_heads", "c": "head_size"}
+
+
+def whole(cache: PagedCache) -> None:
+    """Check a cache: axes of its packing, one dtype, dense rows, scales that fit.
+
+    Raises:
+        ShapeError, DtypeError, DenseError, DeviceError, ScaleError: for the mistake of that name.
+    """
+    key_axes, value_axes = KEY_AXES[cache.packing], VALUE_AXES[cache.packing]
+    shape("cache.key", cache.key, (None,) * len(key_axes), f"{_spelled(key_axes)} ({cache.packing})")
+    quantised = cache.quantisation is not None
+    dtype(
+        "cache.key",
+        cache.key,
+        (torch.uint8,) if quantised else DTYPES,
+        "View the FP8 codes as uint8." if quantised else "A quantised cache needs its Quantisation.",
+    )
+    if 0 in cache.key.shape:
+        raise ShapeError(
+            "cache.key", got=tuple(cache.key.shape), expected="no empty axis", remedy="Allocate at least one block."
+        )
+    extents = {"b": cache.num_blocks, "t": cache.block_size, "h": cache.num_kv_heads, "c": cache.head_size}
+    for group, inside in (("C", "c"), ("T", "t")):
+        if (group in key_axes or group in value_axes) and extents[inside] % cache.x:
+            raise ShapeError(
+                "cache.key",
+                got=f"{_NAMES[inside]} {extents[inside]}",
+                expected=f"a multiple of {cache.x}, the elements in 16 bytes, in packing {cache.packing!r}",
+                remedy="Take packing 'rows', which has no such bound.",
+            )
+    for name, side, axes in (("cache.key", cache.key, key_axes), ("cache.value", cache.value, value_axes)):
+        split = {g: extents[i] // cache.x for g, i in (("C", "c"), ("T", "t")) if g in axes}
+        split |= {i: cache.x for g, i in (("C", "c"), ("T", "t")) if g in axes}
+        expected = tuple((extents | split)[axis] for axis in axes)
+        shape(name, side, expected, f"{_spelled(axes)} ({cache.packing})")
+        dense(name, side)
+    dtype("cache.value", cache.value, (cache.key.dtype,), "K and V share one dtype; view the pool once for both.")
+    device(("cache.key", cache.key), {"cache.value": cache.value})
+    if cache.quantisation is not None:
+        _scales(cache, cache.quantisation)
+
+
+def beside(name: str, tensor: torch.Tensor, cache: PagedCache) -> None:
+    """Check the dtype of a tensor that is copied to or from a cache.
+
+    Raises:
+        DtypeError: if it is not the dtype of an unquantised cache, or not a floating-point one beside a quantised one.
+    """
+    if cache.quantisation is None:
+        dtype(name, tensor, (cache.key.dtype,), "Only a quantised cache converts; take the dtype of the cache.")
+    else:
+        dtype(name, tensor, DTYPES, "Codes are made from and turned into floating-point numbers.")
+
+
+def _spelled(axes: str) -> str:
+    split = {"C": "head_size // x", "T": "block_size // x"}
+    names = _NAMES | split | {group.lower(): "x" for group in split if group in axes}
+    return "[" + ", ".join(names[axis] for axis in axes) + "]"
+
+
+def _scales(cache: PagedCache, quantisation: Quantisation) -> None:
+    if quantisation.format not in FORMATS:
+        raise ScaleError(
+            "cache.quantisation.format",
+            got=repr(quantisation.format),
+            expected=f"one of {', '.join(FORMATS)}",
+            remedy="e4m3fnuz is the format of gfx942, e4m3fn that of gfx950 and CUDA.",
+        )
+    kinds: tuple[tuple[int, ...], ...] = (
+        (),
+        (1,),
+        (cache.num_kv_heads,),
+        (cache.num_blocks, cache.block_size, cache.num_kv_heads),
+    )
+    key_scale, value_scale = quantisation.key_scale, quantisation.value_scale
+    for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
+        where = f"cache.quantisation.{name}"
+        if tuple(scale.shape) not in kinds or (scale.dim() == 3) != quantisation.per_token:
+            raise ScaleError(
+                where,
+                got=tuple(scale.shape),
+                expected=f"[] or [1], [num_kv_heads] = ({cache.num_kv_heads},), or [num_blocks, block_size, "
+                f"num_kv_heads] = {kinds[3]}; the last for both K and V or for neither",
+                remedy="Pass the layer's scale as it is; do not expand it.",
+            )
+        dtype(where, scale, (torch.float32,), "Scales are fp32.")
+        device(("cache.key", cache.key), {where: scale})

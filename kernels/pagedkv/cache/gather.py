@@ -1,0 +1,371 @@
+"""Gather K and V of the context of several sequences from the paged cache into dense rows.
+
+    pos = n - cu_seq_lens[s] + seq_starts[s],  s = token_to_seq[n]
+    key[n, h, :] = key_cache[block_table[s, pos // block_size], pos % block_size, h, :]     V alike
+
+This is the gather before the extend step of a chunked prefill (vLLM PR 37228). A program copies ROWS head rows
+(token, head) of K and of V; every stride but the innermost is an argument, for K and V separately; offsets are int64.
+Codes of a quantised cache become `decode(code) * scale`, computed in fp32 and rounded to the dtype of the output.
+Packed caches have a kernel of their own (`packed_gather`).
+
+The gather from packed caches, where tokens are neighbours in memory: a program takes TOKENS positions of one head.
+
+Its positions are aligned to TOKENS in the sequence and not in the output, so that groups of X tokens of a block are
+read with one load. Sequence `s` therefore owns up to two tiles more than its tokens fill: those from
+`cu_seq_lens[s] // TOKENS + 2 s` on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from pagedkv import checks
+from pagedkv.arch import next_power_of_two
+from pagedkv.cache import checks as cache_checks
+from pagedkv.device import INTERPRETED, current, on
+from pagedkv.fp8.scales import kernel_scales, meant
+from pagedkv.launch import tuning
+from pagedkv.layout import PACKINGS
+from pagedkv.strides import hidden_alignment, multiple, sequence_of_tile, value_channels, value_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagedkv.cache.cache import PagedCache
+
+
+@triton.jit
+def _gather_kernel(
+    key_cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache,
+    key,  # [num_tokens, num_kv_heads, head_size]
+    value,
+    block_table,  # [num_seqs, max_blocks] int32
+    cu_seq_lens,  # [num_seqs + 1] int32
+    token_to_seq,  # [n] int32
+    seq_starts,  # [num_seqs] int32
+    key_scale,  # fp32; see scales.KernelScales
+    value_scale,
+    num_rows,  # n * NUM_HEADS
+    max_blocks,
+    stride_kc_block: tl.int64,
+    stride_kc_token: tl.int64,
+    stride_kc_head: tl.int64,
+    stride_vc_block: tl.int64,
+    stride_vc_token: tl.int64,
+    stride_vc_head: tl.int64,
+    stride_key_token: tl.int64,
+    stride_key_head: tl.int64,
+    stride_value_token: tl.int64,
+    stride_value_head: tl.int64,
+    stride_table: tl.int64,
+    stride_ks_block: tl.int64,
+    stride_ks_token: tl.int64,
+    stride_ks_head: tl.int64,
+    stride_vs_block: tl.int64,
+    stride_vs_token: tl.int64,
+    stride_vs_head: tl.int64,
+    NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    SCALES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    NATIVE: tl.constexpr,
+    ALIGN: tl.constexpr,  # see strides.hidden_alignment
+):
+    if ALIGN > 1:
+        stride_kc_block = multiple(stride_kc_block, ALIGN)
+        stride_kc_token = multiple(stride_kc_token, ALIGN)
+        stride_kc_head = multiple(stride_kc_head, ALIGN)
+        stride_vc_block = multiple(stride_vc_block, ALIGN)
+        stride_vc_token = multiple(stride_vc_token, ALIGN)
+        stride_vc_head = multiple(stride_vc_head, ALIGN)
+        stride_key_token = multiple(stride_key_token, ALIGN)
+        stride_key_head = multiple(stride_key_head, ALIGN)
+        stride_value_token = multiple(stride_value_token, ALIGN)
+        stride_value_head = multiple(stride_value_head, ALIGN)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    # Indices are clamped, not masked: over a chain of masked index loads Triton 3.6's RemoveLayoutConversions gives a
+    # mask another layout than its pointer and then fails its own verifier. Only the copy itself is masked.
+    token = tl.minimum(row, num_rows - 1) // NUM_HEADS
+    head = row % NUM_HEADS
+    seq = tl.load(token_to_seq + token).to(tl.int64)
+    position = token - tl.load(cu_seq_lens + seq) + tl.load(seq_starts + seq)
+    column = position // BLOCK_SIZE
+    # A position beyond the row of the block table has no block: reading the next row would gather another sequence.
+    inside = (row < num_rows) & (position >= 0) & (column < max_blocks)
+    column = tl.minimum(tl.maximum(column, 0), max_blocks - 1)
+    block = tl.load(block_table + seq * stride_table + column).to(tl.int64)
+    offset = position % BLOCK_SIZE
+    channel = tl.arange(0, PADDED)
+    mask = inside[:, None] & (channel < HEAD_SIZE)[None, :]
+
+    source = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
+    target = token * stride_key_token + head * stride_key_head
+    k = tl.load(key_cache + source[:, None] + channel[None, :], mask=mask)
+    scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
+    k = meant(k, scale, inside, SCALES, FORMAT, NATIVE, key.dtype.element_ty)
+    tl.store(key + target[:, None] + channel[None, :], k, mask=mask)
+
+    source = block * stride_vc_block + offset * stride_vc_token + head * stride_vc_head
+    target = token * stride_value_token + head * stride_value_head
+    v = tl.load(value_cache + source[:, None] + channel[None, :], mask=mask)
+    scale = value_scale + block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
+    v = meant(v, scale, inside, SCALES, FORMAT, NATIVE, value.dtype.element_ty)
+    tl.store(value + target[:, None] + channel[None, :], v, mask=mask)
+
+
+def _check_positions(
+    cache: PagedCache, block_table: Tensor, cu_seq_lens: Tensor, token_to_seq: Tensor, seq_starts: Tensor
+) -> None:
+    num_seqs, max_blocks = block_table.shape
+    checks.within("token_to_seq", token_to_seq, num_seqs, "num_seqs of block_table")
+    seq = token_to_seq.long()
+    position = torch.arange(seq.shape[0], device=seq.device) - cu_seq_lens[seq] + seq_starts[seq]
+    end = max_blocks * cache.block_size
+    checks.within("cu_seq_lens, seq_starts", position, end, "max_blocks * block_size, a position")
+    used = torch.zeros(block_table.shape, dtype=torch.bool, device=block_table.device)
+    used[seq, position // cache.block_size] = True
+    checks.blocks_exist(block_table, used, cache.num_blocks)
+
+
+def gather_kv_cache(
+    cache: PagedCache,
+    key: Tensor,  # [num_tokens, num_kv_heads, head_size]
+    value: Tensor,  # [num_tokens, num_kv_heads, head_size]
+    block_table: Tensor,  # [num_seqs, max_blocks] int32
+    cu_seq_lens: Tensor,  # [num_seqs + 1] int32
+    token_to_seq: Tensor,  # [n <= num_tokens] int32
+    seq_starts: Tensor,  # [num_seqs] int32
+    *,
+    debug: bool = False,
+) -> None:
+    """Fill rows 0 .. n - 1 of `key` and `value` from the cache; the other rows are left as they are.
+
+    Args:
+        cache: The cache, in any packing, quantised or not.
+        key: Output for K, in the dtype of the cache; of a quantised cache in fp32, fp16 or bf16.
+        value: Output for V, likewise.
+        block_table: Block ids of each sequence.
+        cu_seq_lens: Where the rows of each sequence begin in the output.
+        token_to_seq: The sequence of each output row, as `cu_seq_lens` says it.
+        seq_starts: The position at which the gathered part of each sequence begins.
+        debug: Also check sequences, positions and block ids (synchronises with the device).
+
+    Raises:
+        ArgumentError: the subclass of `pagedkv.errors` that names the mistake.
+    """
+    cache_checks.whole(cache)
+    num_kv_heads, head_size = cache.num_kv_heads, cache.head_size
+    axes = "[num_tokens, num_kv_heads, head_size]"
+    checks.shape("key", key, (None, num_kv_heads, head_size), axes)
+    checks.shape("value", value, tuple(key.shape), axes)
+    checks.shape("block_table", block_table, (None, None), "[num_seqs, max_blocks]")
+    num_seqs, max_blocks = block_table.shape
+    checks.shape("cu_seq_lens", cu_seq_lens, (num_seqs + 1,), "[num_seqs + 1]")
+    checks.shape("seq_starts", seq_starts, (num_seqs,), "[num_seqs]")
+    checks.shape("token_to_seq", token_to_seq, (None,), "[n], the sequence of each output row")
+    checks.at_most("token_to_seq", token_to_seq.shape[0], key.shape[0], "num_tokens of key")
+    for name, tensor in (("key", key), ("value", value)):
+        cache_checks.beside(name, tensor, cache)
+        checks.dense(name, tensor)
+        if INTERPRETED and cache.quantisation is not None and tensor.dtype == torch.bfloat16:
+            checks.dtype(name, tensor, (torch.float32, torch.float16), "Triton's interpreter cuts off to bf16.")
+    indices = {
+        "block_table": block_table,
+        "cu_seq_lens": cu_seq_lens,
+        "token_to_seq": token_to_seq,
+        "seq_starts": seq_starts,
+    }
+    checks.indices(indices)
+    checks.device(("cache.key", cache.key), {"key": key, "value": value, **indices})
+    if debug:
+        _check_positions(cache, block_table, cu_seq_lens, token_to_seq, seq_starts)
+    num_rows = token_to_seq.shape[0]
+    if num_rows == 0 or max_blocks == 0:
+        return
+    arch = current()
+    launch = tuning(arch.name).gather
+    scales = kernel_scales(cache)
+    packed = cache.packing != "rows"
+    cache_strides = (*cache.key_strides, *cache.value_strides)
+    if not packed:  # there the last of the four is of no use
+        cache_strides = (*cache.key_strides[:3], *cache.value_strides[:3])
+    strides = (*cache_strides, *key.stride()[:2], *value.stride()[:2])
+    shared = {
+        "HEAD_SIZE": head_size,
+        "PADDED": next_power_of_two(head_size),
+        "BLOCK_SIZE": cache.block_size,
+        "SCALES": scales.kind,
+        "FORMAT": scales.format,
+        "NATIVE": scales.native_on(arch),
+        "ALIGN": hidden_alignment(*strides),
+        "num_warps": launch.waves,
+    }
+    with on(cache.key):
+        if packed:
+            tokens = max(16, min(launch.rows, next_power_of_two(num_rows)))
+            packed_gather_kernel[(num_rows // tokens + 2 * num_seqs, num_kv_heads)](
+                cache.key,
+                cache.value,
+                key,
+                value,
+                block_table,
+                cu_seq_lens,
+                seq_starts,
+                scales.key,
+                scales.value,
+                num_seqs,
+                num_rows,
+                max_blocks,
+                *strides,
+                block_table.stride(0),
+                *scales.strides,
+                TOKENS=tokens,
+                PACKING=PACKINGS.index(cache.packing),
+                X=cache.x,
+                **shared,
+            )
+        else:
+            rows = min(launch.rows, next_power_of_two(num_rows * num_kv_heads))
+            _gather_kernel[(triton.cdiv(num_rows * num_kv_heads, rows),)](
+                cache.key,
+                cache.value,
+                key,
+                value,
+                block_table,
+                cu_seq_lens,
+                token_to_seq,
+                seq_starts,
+                scales.key,
+                scales.value,
+                num_rows * num_kv_heads,
+                max_blocks,
+                *strides,
+                block_table.stride(0),
+                *scales.strides,
+                NUM_HEADS=num_kv_heads,
+                ROWS=rows,
+                **shared,
+            )
+
+
+@triton.jit
+def packed_gather_kernel(
+    key_cache,  # axes of PACKING
+    value_cache,
+    key,  # [num_tokens, num_kv_heads, head_size]
+    value,
+    block_table,  # [num_seqs, max_blocks] int32
+    cu_seq_lens,  # [num_seqs + 1] int32
+    seq_starts,  # [num_seqs] int32
+    key_scale,  # fp32; see scales.KernelScales
+    value_scale,
+    num_seqs,
+    num_tokens,  # rows of the output that are filled
+    max_blocks,
+    stride_kc_block: tl.int64,
+    stride_kc_token: tl.int64,
+    stride_kc_head: tl.int64,
+    stride_kc_group: tl.int64,
+    stride_vc_block: tl.int64,
+    stride_vc_token: tl.int64,
+    stride_vc_head: tl.int64,
+    stride_vc_channel: tl.int64,
+    stride_key_token: tl.int64,
+    stride_key_head: tl.int64,
+    stride_value_token: tl.int64,
+    stride_value_head: tl.int64,
+    stride_table: tl.int64,
+    stride_ks_block: tl.int64,
+    stride_ks_token: tl.int64,
+    stride_ks_head: tl.int64,
+    stride_vs_block: tl.int64,
+    stride_vs_token: tl.int64,
+    stride_vs_head: tl.int64,
+    HEAD_SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,  # a power of two, at least 16
+    PACKING: tl.constexpr,
+    X: tl.constexpr,
+    SCALES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    NATIVE: tl.constexpr,
+    ALIGN: tl.constexpr,  # see strides.hidden_alignment
+):
+    """Copy K and V of up to TOKENS positions; grid [num_tokens // TOKENS + 2 * num_seqs, num_kv_heads]."""
+    if ALIGN > 1:
+        stride_kc_block = multiple(stride_kc_block, ALIGN)
+        stride_kc_token = multiple(stride_kc_token, ALIGN)
+        stride_kc_head = multiple(stride_kc_head, ALIGN)
+        stride_kc_group = multiple(stride_kc_group, ALIGN)
+        stride_vc_block = multiple(stride_vc_block, ALIGN)
+        stride_vc_token = multiple(stride_vc_token, ALIGN)
+        stride_vc_head = multiple(stride_vc_head, ALIGN)
+        stride_vc_channel = multiple(stride_vc_channel, ALIGN)
+        stride_key_token = multiple(stride_key_token, ALIGN)
+        stride_key_head = multiple(stride_key_head, ALIGN)
+        stride_value_token = multiple(stride_value_token, ALIGN)
+        stride_value_head = multiple(stride_value_head, ALIGN)
+    head = tl.program_id(1).to(tl.int64)
+    tile = tl.program_id(0)
+    seq = sequence_of_tile(cu_seq_lens, tile, num_seqs, TOKENS, 128, 2)
+    if seq >= num_seqs:
+        return
+    first_row = tl.load(cu_seq_lens + seq)
+    start = tl.load(seq_starts + seq)
+    end = start + tl.minimum(tl.load(cu_seq_lens + seq + 1), num_tokens) - first_row
+    # A position beyond the row of the block table has no block: reading the next row would gather another sequence.
+    end = tl.minimum(end, max_blocks * BLOCK_SIZE)
+    first = (start // TOKENS + tile - first_row // TOKENS - 2 * seq) * TOKENS
+    if (first >= end) | (first + TOKENS <= start):
+        return
+
+    GROUPED: tl.constexpr = BLOCK_SIZE % X == 0
+    position = first + tl.arange(0, TOKENS)
+    wanted = (position >= start) & (position < end)
+    # V is read in groups of X tokens of one block or not at all; what was not asked for is not stored.
+    near = wanted
+    if GROUPED:
+        near = (position // X * X + X > start) & (position // X * X < end)
+    table = block_table + seq.to(tl.int64) * stride_table
+    if BLOCK_SIZE % TOKENS == 0:
+        block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
+        offset = multiple(first % BLOCK_SIZE, 16) + tl.arange(0, TOKENS)
+    else:
+        block = tl.load(table + position // BLOCK_SIZE, mask=near, other=0).to(tl.int64)
+        if GROUPED:
+            block = tl.max_constancy(block, X)
+        offset = position % BLOCK_SIZE
+    channel = tl.arange(0, PADDED)
+    in_head = channel < HEAD_SIZE
+    row = (first_row + position - start).to(tl.int64)
+    mask = wanted[:, None] & in_head[None, :]
+
+    # Groups of X channels lie apart and tokens side by side: lanes along the tokens.
+    group = tl.arange(0, PADDED // X)
+    source = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
+    source = (group * stride_kc_group)[:, None, None] + source[None, :, None] + tl.arange(0, X)[None, None, :]
+    k = tl.load(key_cache + source, mask=(group * X < HEAD_SIZE)[:, None, None] & wanted[None, :, None])
+    k = tl.reshape(tl.permute(k, (1, 0, 2)), [TOKENS, PADDED])
+    scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
+    k = meant(k, scale, wanted, SCALES, FORMAT, NATIVE, key.dtype.element_ty)
+    target = row * stride_key_token + head * stride_key_head
+    tl.store(key + target[:, None] + channel[None, :], k, mask=mask)
+
+    token = position if PACKING == 2 else offset
+    source = block * stride_vc_block + value_tokens(token, stride_vc_token, PACKING, X, BLOCK_SIZE)
+    source += head * stride_vc_head
+    source = source[:, None] + value_channels(channel, stride_vc_channel, PACKING)[None, :]
+    v = tl.load(value_cache + source, mask=near[:, None] & in_head[None, :])
+    scale = value_scale + block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
+    v = meant(v, scale, wanted, SCALES, FORMAT, NATIVE, value.dtype.element_ty)
+    target = row * stride_value_token + head * stride_value_head
+    tl.store(value + target[:, None] + channel[None, :], v, mask=mask)

@@ -1,0 +1,278 @@
+"""Write K and V of a step into the paged cache.
+
+    key_cache[slot // block_size, slot % block_size, h, :] = key[n, h, :]     slot = slot_mapping[n] >= 0; V alike
+
+A program copies ROWS head rows (token, head) of K and of V. Every stride but the innermost is an argument, for K and V
+separately; offsets are int64, because a hybrid model's block stride reaches megabytes and int32 products wrap at a few
+thousand blocks. A quantised cache stores `encode(x / scale)`; with a scale for each token and head the write computes
+it, `max(absmax / largest code, 1e-6)`, and stores it too. Packed caches have a kernel of their own (`packed_write`).
+
+The write into packed caches, where tokens are neighbours in memory: a program takes TOKENS tokens of a few channels.
+
+A token's channels lie far apart there, and slots in no order make 2-byte pieces of every store. What keeps that from
+being a read and a write of HBM each is the L2: all tokens of one head and SLICE channels are written before the next
+ones, so that pieces of a cache line meet there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from pagedkv import checks
+from pagedkv.arch import next_power_of_two
+from pagedkv.cache import checks as cache_checks
+from pagedkv.device import current, on
+from pagedkv.fp8.scales import PER_TOKEN, kernel_scales, stored
+from pagedkv.launch import tuning
+from pagedkv.layout import PACKINGS
+from pagedkv.strides import hidden_alignment, key_channels, multiple, value_channels, value_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagedkv.cache.cache import PagedCache
+
+
+@triton.jit
+def _write_kernel(
+    key,  # [num_tokens, num_kv_heads, head_size]
+    value,
+    key_cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache,
+    slot_mapping,  # [num_slots] int64
+    key_scale,  # fp32; see scales.KernelScales
+    value_scale,
+    num_rows,  # num_slots * NUM_HEADS
+    stride_key_token: tl.int64,
+    stride_key_head: tl.int64,
+    stride_value_token: tl.int64,
+    stride_value_head: tl.int64,
+    stride_kc_block: tl.int64,
+    stride_kc_token: tl.int64,
+    stride_kc_head: tl.int64,
+    stride_vc_block: tl.int64,
+    stride_vc_token: tl.int64,
+    stride_vc_head: tl.int64,
+    stride_slot: tl.int64,
+    stride_ks_block: tl.int64,
+    stride_ks_token: tl.int64,
+    stride_ks_head: tl.int64,
+    stride_vs_block: tl.int64,
+    stride_vs_token: tl.int64,
+    stride_vs_head: tl.int64,
+    NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    SCALES: tl.constexpr,  # see scales.KernelScales
+    FORMAT: tl.constexpr,
+    LARGEST: tl.constexpr,
+    ALIGN: tl.constexpr,  # see strides.hidden_alignment
+):
+    if ALIGN > 1:
+        stride_key_token = multiple(stride_key_token, ALIGN)
+        stride_key_head = multiple(stride_key_head, ALIGN)
+        stride_value_token = multiple(stride_value_token, ALIGN)
+        stride_value_head = multiple(stride_value_head, ALIGN)
+        stride_kc_block = multiple(stride_kc_block, ALIGN)
+        stride_kc_token = multiple(stride_kc_token, ALIGN)
+        stride_kc_head = multiple(stride_kc_head, ALIGN)
+        stride_vc_block = multiple(stride_vc_block, ALIGN)
+        stride_vc_token = multiple(stride_vc_token, ALIGN)
+        stride_vc_head = multiple(stride_vc_head, ALIGN)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    token = row // NUM_HEADS
+    head = row % NUM_HEADS
+    slot = tl.load(slot_mapping + token * stride_slot, mask=row < num_rows, other=-1)
+    channel = tl.arange(0, PADDED)
+    mask = (slot >= 0)[:, None] & (channel < HEAD_SIZE)[None, :]
+    block = slot // BLOCK_SIZE
+    offset = slot % BLOCK_SIZE
+
+    source = token * stride_key_token + head * stride_key_head
+    target = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
+    k = tl.load(key + source[:, None] + channel[None, :], mask=mask, other=0.0)
+    scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
+    k = stored(k, scale, slot >= 0, SCALES, FORMAT, LARGEST)
+    tl.store(key_cache + target[:, None] + channel[None, :], k, mask=mask)
+
+    source = token * stride_value_token + head * stride_value_head
+    target = block * stride_vc_block + offset * stride_vc_token + head * stride_vc_head
+    v = tl.load(value + source[:, None] + channel[None, :], mask=mask, other=0.0)
+    scale = value_scale + block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
+    v = stored(v, scale, slot >= 0, SCALES, FORMAT, LARGEST)
+    tl.store(value_cache + target[:, None] + channel[None, :], v, mask=mask)
+
+
+def write_kv_cache(
+    key: Tensor,  # [num_tokens, num_kv_heads, head_size]
+    value: Tensor,  # [num_tokens, num_kv_heads, head_size]
+    cache: PagedCache,
+    slot_mapping: Tensor,  # [n <= num_tokens] int64
+    *,
+    debug: bool = False,
+) -> None:
+    """Copy K and V of the first n tokens to their slots; a negative slot is not written.
+
+    Any strides with a dense last dimension, for each of the tensors on its own. Nothing else of the pool changes.
+
+    Args:
+        key: K of this step; fp32, fp16 or bf16, and in the dtype of the cache if that is not quantised.
+        value: V of this step, likewise.
+        cache: The cache, in any packing. With scales per token and head, those of the written slots are written too.
+        slot_mapping: `block * block_size + token_in_block` of each token. May be shorter than `key`, which a captured
+            graph pads.
+        debug: Also check that every slot lies in the pool and occurs once (synchronises with the device).
+
+    Raises:
+        ArgumentError: the subclass of `pagedkv.errors` that names the mistake.
+    """
+    cache_checks.whole(cache)
+    num_kv_heads, head_size = cache.num_kv_heads, cache.head_size
+    axes = "[num_tokens, num_kv_heads, head_size]"
+    checks.shape("key", key, (None, num_kv_heads, head_size), axes)
+    checks.shape("value", value, tuple(key.shape), axes)
+    checks.shape("slot_mapping", slot_mapping, (None,), "[n], one slot per token")
+    checks.at_most("slot_mapping", slot_mapping.shape[0], key.shape[0], "num_tokens of key")
+    for name, tensor in (("key", key), ("value", value)):
+        cache_checks.beside(name, tensor, cache)
+        checks.dense(name, tensor)
+    checks.dtype("slot_mapping", slot_mapping, (torch.int64,), "Slots of a large pool exceed 32 bits.")
+    checks.device(("cache.key", cache.key), {"key": key, "value": value, "slot_mapping": slot_mapping})
+    if debug:
+        checks.slots_exist(slot_mapping, cache.num_blocks * cache.block_size)
+    num_slots = slot_mapping.shape[0]
+    if num_slots == 0:
+        return
+    launch = tuning(current().name).write
+    scales = kernel_scales(cache)
+    packed = cache.packing != "rows"
+    cache_strides = (*cache.key_strides, *cache.value_strides)
+    if not packed:  # there the last of the four is of no use
+        cache_strides = (*cache.key_strides[:3], *cache.value_strides[:3])
+    strides = (*key.stride()[:2], *value.stride()[:2], *cache_strides)
+    tensors = (key, value, cache.key, cache.value, slot_mapping, scales.key, scales.value)
+    padded = next_power_of_two(head_size)
+    shared = {
+        "NUM_HEADS": num_kv_heads,
+        "HEAD_SIZE": head_size,
+        "BLOCK_SIZE": cache.block_size,
+        "SCALES": scales.kind,
+        "FORMAT": scales.format,
+        "LARGEST": scales.largest,
+        "ALIGN": hidden_alignment(*strides),
+        "num_warps": launch.waves,
+    }
+    with on(cache.key):
+        if packed:
+            width = padded if scales.kind == PER_TOKEN else min(launch.slice, padded)
+            tokens = min(launch.rows * padded // width, next_power_of_two(num_slots))
+            packed_write_kernel[(triton.cdiv(num_slots, tokens), num_kv_heads * triton.cdiv(head_size, width))](
+                *tensors,
+                num_slots,
+                *strides,
+                slot_mapping.stride(0),
+                *scales.strides,
+                TOKENS=tokens,
+                SLICE=width,
+                PACKING=PACKINGS.index(cache.packing),
+                X=cache.x,
+                **shared,
+            )
+        else:
+            rows = min(launch.rows, next_power_of_two(num_slots * num_kv_heads))
+            _write_kernel[(triton.cdiv(num_slots * num_kv_heads, rows),)](
+                *tensors,
+                num_slots * num_kv_heads,
+                *strides,
+                slot_mapping.stride(0),
+                *scales.strides,
+                PADDED=padded,
+                ROWS=rows,
+                **shared,
+            )
+
+
+@triton.jit
+def packed_write_kernel(
+    key,  # [num_tokens, num_kv_heads, head_size]
+    value,
+    key_cache,  # axes of PACKING
+    value_cache,
+    slot_mapping,  # [num_slots] int64
+    key_scale,  # fp32; see scales.KernelScales
+    value_scale,
+    num_slots,
+    stride_key_token: tl.int64,
+    stride_key_head: tl.int64,
+    stride_value_token: tl.int64,
+    stride_value_head: tl.int64,
+    stride_kc_block: tl.int64,
+    stride_kc_token: tl.int64,
+    stride_kc_head: tl.int64,
+    stride_kc_group: tl.int64,
+    stride_vc_block: tl.int64,
+    stride_vc_token: tl.int64,
+    stride_vc_head: tl.int64,
+    stride_vc_channel: tl.int64,
+    stride_slot: tl.int64,
+    stride_ks_block: tl.int64,
+    stride_ks_token: tl.int64,
+    stride_ks_head: tl.int64,
+    stride_vs_block: tl.int64,
+    stride_vs_token: tl.int64,
+    stride_vs_head: tl.int64,
+    NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,  # a power of two
+    SLICE: tl.constexpr,  # channels of a program, a power of two; the whole head with scales per token
+    PACKING: tl.constexpr,
+    X: tl.constexpr,
+    SCALES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    LARGEST: tl.constexpr,
+    ALIGN: tl.constexpr,  # see strides.hidden_alignment
+):
+    """Store SLICE channels of K and V of TOKENS tokens; grid [ceil(num_slots / TOKENS), NUM_HEADS * slices]."""
+    if ALIGN > 1:
+        stride_key_token = multiple(stride_key_token, ALIGN)
+        stride_key_head = multiple(stride_key_head, ALIGN)
+        stride_value_token = multiple(stride_value_token, ALIGN)
+        stride_value_head = multiple(stride_value_head, ALIGN)
+        stride_kc_block = multiple(stride_kc_block, ALIGN)
+        stride_kc_token = multiple(stride_kc_token, ALIGN)
+        stride_kc_head = multiple(stride_kc_head, ALIGN)
+        stride_kc_group = multiple(stride_kc_group, ALIGN)
+        stride_vc_block = multiple(stride_vc_block, ALIGN)
+        stride_vc_token = multiple(stride_vc_token, ALIGN)
+        stride_vc_head = multiple(stride_vc_head, ALIGN)
+        stride_vc_channel = multiple(stride_vc_channel, ALIGN)
+    head = (tl.program_id(1) % NUM_HEADS).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slot_mapping + token * stride_slot, mask=token < num_slots, other=-1)
+    channel = tl.program_id(1) // NUM_HEADS * SLICE + tl.arange(0, SLICE)
+    mask = (slot >= 0)[:, None] & (channel < HEAD_SIZE)[None, :]
+    block = slot // BLOCK_SIZE
+    offset = slot % BLOCK_SIZE
+
+    source = token * stride_key_token + head * stride_key_head
+    k = tl.load(key + source[:, None] + channel[None, :], mask=mask, other=0.0)
+    scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
+    k = stored(k, scale, slot >= 0, SCALES, FORMAT, LARGEST)
+    target = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
+    tl.store(key_cache + target[:, None] + key_channels(channel, stride_kc_group, X)[None, :], k, mask=mask)
+
+    source = token * stride_value_token + head * stride_value_head
+    v = tl.load(value + source[:, None] + channel[None, :], mask=mask, other=0.0)
+    scale = value_scale + block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
+    v = stored(v, scale, slot >= 0, SCALES, FORMAT, LARGEST)
+    # Lanes along the tokens: neighbours in memory where the slots are.
+    target = block * stride_vc_block + value_tokens(offset, stride_vc_token, PACKING, X, BLOCK_SIZE)
+    target = (target + head * stride_vc_head)[None, :] + value_channels(channel, stride_vc_channel, PACKING)[:, None]
+    tl.store(value_cache + target, tl.trans(v), mask=tl.trans(mask))

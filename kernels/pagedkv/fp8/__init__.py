@@ -1,0 +1,1 @@
+"""FP8 formats and scales of the KV cache."""

@@ -1,0 +1,120 @@
+"""The scales of a quantised cache as the kernels take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from pagedkv.fp8.formats import FORMATS, decode, encode, narrowed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagedkv.arch import Arch
+    from pagedkv.cache.cache import PagedCache
+
+UNSCALED, PER_HEAD, PER_TOKEN = range(3)
+"""SCALES of the kernels: not quantised; a scale for each head (or one for all); a scale for each token and head."""
+
+
+@dataclass(frozen=True)
+class KernelScales:
+    """Arguments that stand for a cache's `Quantisation`."""
+
+    kind: int
+    """UNSCALED, PER_HEAD or PER_TOKEN."""
+    format: str
+    """Of `fp8.FORMATS`; "" if UNSCALED."""
+    largest: float
+    """Largest finite value of the format."""
+    key: Tensor
+    """Where the scales are; any tensor if UNSCALED."""
+    value: Tensor
+    strides: tuple[int, int, int, int, int, int]
+    """Of block, token and head, in elements, of K and then of V; 0 where a scale does not depend on the axis."""
+
+    def native_on(self, arch: Arch) -> bool:
+        """Whether the device converts the format itself: NATIVE of the kernels."""
+        return self.kind != UNSCALED and self.format == arch.native_fp8
+
+
+def kernel_scales(cache: PagedCache) -> KernelScales:
+    """Return the kernel arguments of a cache that `cache_checks.whole` has accepted."""
+    if cache.quantisation is None:
+        return KernelScales(UNSCALED, "", 0.0, cache.key, cache.value, (0,) * 6)
+    quantisation = cache.quantisation
+    return KernelScales(
+        PER_TOKEN if quantisation.per_token else PER_HEAD,
+        quantisation.format,
+        FORMATS[quantisation.format].max,
+        quantisation.key_scale,
+        quantisation.value_scale,
+        (*_strides(quantisation.key_scale), *_strides(quantisation.value_scale)),
+    )
+
+
+def _strides(scale: Tensor) -> tuple[int, int, int]:
+    if scale.dim() == 3:
+        block, token, head = scale.stride()
+        return block, token, head
+    return 0, 0, scale.stride(0) if scale.numel() > 1 else 0
+
+
+@triton.jit
+def decoded(code, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the values of uint8 codes in DTYPE; by the device's own conversion if NATIVE, else by `fp8.decode`."""
+    if NATIVE:
+        # By way of fp32, which is what the instructions give. Towards fp16 and bf16 Triton 3.6 has a conversion in
+        # software for gfx950, several times as long, and the one to bf16 turns NaN into 480.
+        KIND: tl.constexpr = tl.float8e4nv if FORMAT == "e4m3fn" else tl.float8e4b8
+        value = narrowed(code.to(KIND, bitcast=True).to(tl.float32), DTYPE)
+    else:
+        value = decode(code, FORMAT, DTYPE)
+    return value
+
+
+@triton.jit
+def operand(stored, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr):
+    """Return an operand of a dot product: a tile of the cache as it is, or its decoded codes."""
+    return stored if SCALES == 0 else decoded(stored, FORMAT, NATIVE, DTYPE)
+
+
+@triton.jit
+def meant(stored, scale, mask, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr, OUT: tl.constexpr):
+    """Return what rows [ROWS, PADDED] of the cache mean, in dtype OUT; `scale` [ROWS] points at their scales."""
+    if SCALES > 0:
+        factor = tl.load(scale, mask=mask, other=1.0)[:, None]
+        stored = (decoded(stored, FORMAT, NATIVE, tl.float32) * factor).to(OUT)
+    return stored
+
+
+@triton.jit
+def row_scale(x, LARGEST: tl.constexpr):
+    """Return the scale [ROWS] with which each row of `x` [ROWS, PADDED] fp32 fills the range of the format.
+
+    `max(absmax / LARGEST, 1e-6)`, as vLLM's per-token-head caches have it. NaN does not count, and an infinity counts
+    as the largest finite number, so that the scale stays finite. The quotient is correctly rounded (a plain division
+    errs by two units on NVIDIA, `div.full.f32`): a scale has the same bits on every platform.
+    """
+    absmax = tl.max(tl.where(tl.abs(x) >= 0.0, tl.abs(x), 0.0), axis=1)
+    return tl.maximum(tl.div_rn(tl.minimum(absmax, 3.4028234663852886e38), LARGEST), 1e-6)
+
+
+@triton.jit
+def stored(x, scale, mask, SCALES: tl.constexpr, FORMAT: tl.constexpr, LARGEST: tl.constexpr):
+    """Return what the cache holds for rows `x` [ROWS, PADDED]: themselves, or their codes.
+
+    `scale` [ROWS] points at their scales; those per token are computed from whole rows and written where `mask` holds.
+    """
+    if SCALES > 0:
+        x = x.to(tl.float32)
+        if SCALES == 2:
+            divisor = row_scale(x, LARGEST)
+            tl.store(scale, divisor, mask=mask)
+        else:
+            divisor = tl.load(scale, mask=mask, other=1.0)
+        x = encode(tl.div_rn(x, divisor[:, None]), FORMAT)
+    return x

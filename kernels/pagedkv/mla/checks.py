@@ -1,0 +1,134 @@
+"""Argument checks of MLA decode. Cheap ones always run; `values` reads device memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from pagedkv import checks
+from pagedkv.device import INTERPRETED
+from pagedkv.errors import HeadRatioError, HeadSizeError, ScaleError, ShapeError, TablesError
+from pagedkv.fp8.formats import FORMAT_NAMES
+from pagedkv.mla.schedule import check
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagedkv.mla.launch import MlaLaunch
+    from pagedkv.mla.tables import Tables
+
+LARGEST_LATENT, LARGEST_ROPE = 512, 128
+
+
+def tensors(
+    query: Tensor,
+    cache: Tensor,
+    out: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    lse: Tensor | None,
+) -> int:
+    """Check the tensors without reading them; return the number of sequences."""
+    checks.shape("cache", cache, (None, None, None), "[num_blocks, block_size, latent_size + rope_size]")
+    if 0 in cache.shape:
+        raise ShapeError(
+            "cache", got=tuple(cache.shape), expected="no empty axis", remedy="Allocate at least one block."
+        )
+    checks.shape("query", query, (None, None, cache.shape[-1]), "[num_tokens, num_heads, latent_size + rope_size]")
+    checks.shape("out", out, (*query.shape[:2], None), "[num_tokens, num_heads, latent_size]")
+    _channels(out.shape[-1], query.shape[-1] - out.shape[-1])
+    if query.shape[1] == 0:
+        raise HeadRatioError("query", got="0 heads", expected="at least one", remedy="Leave the layer out.")
+    checks.shape("block_table", block_table, (None, None), "[num_seqs, max_blocks]")
+    num_seqs = block_table.shape[0]
+    checks.shape("seq_lens", seq_lens, (num_seqs,), "[num_seqs]")
+    checks.shape("query_start_loc", query_start_loc, (num_seqs + 1,), "[num_seqs + 1]")
+    checks.dtype("query", query, checks.DTYPES, "Cast it; only the cache may hold codes.")
+    checks.dtype("out", out, (query.dtype,), "Allocate it in the dtype of the query.")
+    for name, tensor in (("query", query), ("cache", cache), ("out", out)):
+        checks.dense(name, tensor)
+    if INTERPRETED and query.dtype == torch.bfloat16:
+        # Triton 3.6 to 3.9 interpret bf16 arithmetic on the bit patterns.
+        checks.dtype("query", query, (torch.float32, torch.float16), "Triton's interpreter computes bf16 wrongly.")
+    others = {"query": query, "out": out, "block_table": block_table}
+    others |= {"seq_lens": seq_lens, "query_start_loc": query_start_loc}
+    if lse is not None:
+        checks.shape("lse", lse, tuple(query.shape[:2]), "[num_tokens, num_heads]")
+        checks.dtype("lse", lse, (torch.float32,), "Allocate it as float32.")
+        others["lse"] = lse
+    checks.indices({name: others[name] for name in ("block_table", "seq_lens", "query_start_loc")})
+    checks.device(("cache", cache), others)
+    return num_seqs
+
+
+def codes(query: Tensor, cache: Tensor, cache_format: str | None, cache_scale: Tensor | None) -> None:
+    """Check that the cache holds what the call says."""
+    if cache_format is None:
+        checks.dtype("cache", cache, (query.dtype,), "Cast the query, or name the cache_format of FP8 codes.")
+    else:
+        checks.dtype("cache", cache, (torch.uint8,), "View the FP8 codes as uint8.")
+    if cache_format not in (None, *FORMAT_NAMES):
+        raise ScaleError(
+            "cache_format",
+            got=repr(cache_format),
+            expected=f"None or one of {', '.join(FORMAT_NAMES)}",
+            remedy="e4m3fnuz is the format of gfx942, e4m3fn that of gfx950 and CUDA.",
+        )
+    if (cache_format is None) != (cache_scale is None) or (cache_scale is not None and cache_scale.numel() != 1):
+        raise ScaleError(
+            "cache_scale",
+            got="none" if cache_scale is None else tuple(cache_scale.shape),
+            expected="one number with a cache_format, none without",
+            remedy="Pass the layer's scale as it is; a latent cache has one for all rows.",
+        )
+    if cache_scale is not None:
+        checks.dtype("cache_scale", cache_scale, (torch.float32,), "Scales are fp32.")
+        checks.device(("cache", cache), {"cache_scale": cache_scale})
+
+
+def _channels(latent_size: int, rope_size: int) -> None:
+    """Check the sizes that follow from `out` and `query`."""
+    for name, size, most in (("out", latent_size, LARGEST_LATENT), ("query", rope_size, LARGEST_ROPE)):
+        smallest = 32 if name == "out" else 16
+        if not smallest <= size <= most or size % 8:
+            what = "latent_size" if name == "out" else "rope_size"
+            raise HeadSizeError(
+                name,
+                got=f"{what} {size}",
+                expected=f"a multiple of 8 in {smallest} .. {most}",
+                remedy="latent_size is the last extent of out, rope_size what query has beyond it.",
+            )
+
+
+def same_step(tables: Tables, expected: MlaLaunch, num_seqs: int) -> None:
+    """Check that the tables were allocated for this step: same launch, same number of sequences."""
+    if tables.launch != expected or tables.reduce_indptr.shape[0] != num_seqs + 1:
+        raise TablesError(
+            "tables",
+            got=f"{tables.launch} for {tables.reduce_indptr.shape[0] - 1} sequences",
+            expected=f"{expected} for {num_seqs} sequences",
+            remedy="Allocate them with the heads, dtype, max_query_len and programs of this call.",
+        )
+
+
+def values(
+    cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    num_tokens: int,
+    max_query_len: int,
+    tables: Tables,
+) -> None:
+    """Check lengths, block ids of visible tokens and the tables; reads device memory."""
+    num_blocks, block_size = cache.shape[:2]
+    query_lens = query_start_loc.diff()
+    checks.within("query_start_loc", query_start_loc, num_tokens + 1, "num_tokens + 1")
+    checks.within("query_start_loc (its differences)", query_lens, max_query_len + 1, "max_query_len + 1")
+    checks.within("seq_lens", seq_lens, block_table.shape[1] * block_size + 1, "max_blocks * block_size + 1")
+    column = torch.arange(block_table.shape[1], device=block_table.device)
+    used = (column * block_size < seq_lens[:, None]) & (query_lens > 0)[:, None]
+    checks.blocks_exist(block_table, used, num_blocks)
+    check(tables.schedule(), seq_lens.tolist(), query_lens.tolist(), granularity=tables.launch.tile)

@@ -1,0 +1,153 @@
+"""The launcher of MLA decode: checks, tables, persistent kernel, reduce."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from pagedkv.arch import next_power_of_two
+from pagedkv.device import current, on
+from pagedkv.errors import LengthError, SplitError
+from pagedkv.launch import tuning
+from pagedkv.mla import checks
+from pagedkv.mla.kernel import mla_decode_kernel, mla_reduce_kernel
+from pagedkv.mla.launch import choose, options
+from pagedkv.mla.schedule import sizes
+from pagedkv.mla.tables import allocate, fill
+from pagedkv.strides import hidden_alignment
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagedkv.fp8.formats import FormatName
+    from pagedkv.mla.tables import Tables
+
+
+def mla_decode(
+    query: Tensor,  # [num_tokens, num_heads, latent_size + rope_size]
+    cache: Tensor,  # [num_blocks, block_size, latent_size + rope_size]
+    out: Tensor,  # [num_tokens, num_heads, latent_size]
+    *,
+    block_table: Tensor,  # [num_seqs, max_blocks] int32
+    seq_lens: Tensor,  # [num_seqs] int32
+    query_start_loc: Tensor,  # [num_seqs + 1] int32
+    max_query_len: int,
+    scale: float,
+    lse: Tensor | None = None,  # [num_tokens, num_heads] fp32
+    cache_format: FormatName | None = None,
+    cache_scale: Tensor | None = None,  # [] or [1] fp32
+    tables: Tables | None = None,
+    programs: int | None = None,
+    debug: bool = False,
+) -> None:
+    """Attend the last tokens of each sequence to its latent cache, in the absorbed form; their rows are already cached.
+
+        out[n, h, :] = softmax_p(scale * query[n, h, :] . cache[p, :]) cache[p, :latent_size],   p <= position(n)
+
+    Query token t of a sequence stands at `seq_len - query_len + t`. Query lengths may differ; several tokens are
+    multi-token prediction or a short extend. Fit for graph capture: it never waits for the device, and grid, tables and
+    scratch follow from shapes and from `max_query_len`.
+
+    Args:
+        query: Absorbed queries, latent channels first; last dimension dense.
+        cache: Latent rows `kv_c | k_pe`, any block and row strides (padded pages), last dimension dense. In the dtype
+            of the query, or uint8 codes of `cache_format`.
+        out: Result. Rows behind `query_start_loc[-1]` are left alone; a query that sees no token gets 0.
+        block_table: Block ids of each sequence; entries behind its tokens are not looked up.
+        seq_lens: Tokens of each sequence in the cache, those of this step included; 0 for padding.
+        query_start_loc: Where the queries of each sequence begin in `query`.
+        max_query_len: Upper bound of the query lengths.
+        scale: Factor of the scores: that of the model's heads, not `576 ** -0.5`.
+        lse: Where the natural logarithm of each row's softmax denominator goes, -inf for a query that sees nothing.
+        cache_format: FP8 format of the cache, if it is quantised.
+        cache_scale: What its values are multiplied with, one number for all.
+        tables: The schedule of this step, for callers with many layers (`mla_tables.fill`); None makes one.
+        programs: Programs that run at a time; None lets the tuning data decide.
+        debug: Also check lengths, block ids and tables (synchronises with the device).
+
+    Raises:
+        ArgumentError: the subclass of `pagedkv.errors` that names the mistake.
+        ScheduleError: with debug, tables that do not cover the step (`pagedkv.mla.schedule`).
+    """
+    num_seqs = checks.tensors(query, cache, out, block_table, seq_lens, query_start_loc, lse)
+    checks.codes(query, cache, cache_format, cache_scale)
+    if max_query_len < 1:
+        raise LengthError("max_query_len", got=max_query_len, expected=">= 1", remedy="Pass the bound of the step.")
+    if programs is not None and programs < 1:
+        raise SplitError("programs", got=programs, expected="None or >= 1", remedy="Pass None to let tuning decide.")
+    num_tokens, num_heads, width = query.shape
+    latent_size = out.shape[-1]
+    if num_tokens == 0 or num_seqs == 0:
+        return
+    shape = {"latent_size": latent_size, "rope_size": width - latent_size, "num_heads": num_heads}
+    shape |= {"max_query_len": max_query_len, "programs": programs, "quantised": cache_format is not None}
+    if tables is None:
+        tables = allocate(query, **shape, num_seqs=num_seqs)
+        fill(tables, seq_lens, query_start_loc)
+    else:
+        checks.same_step(tables, choose(current(), **shape, element_bytes=query.element_size()), num_seqs)
+    if debug:
+        checks.values(cache, block_table, seq_lens, query_start_loc, num_tokens, max_query_len, tables)
+    launch = tables.launch
+    partials = sizes(num_seqs, launch.groups).partials
+    partial = query.new_empty((partials, launch.tiles * launch.rows, latent_size), dtype=torch.float32)
+    partial_lse = query.new_empty((partials, launch.tiles * launch.rows), dtype=torch.float32)
+    lse_strides = (0, 0) if lse is None else lse.stride()
+    constants = {"NUM_HEADS": num_heads, "LATENT": latent_size, "HAS_LSE": lse is not None}
+    with on(query):
+        mla_decode_kernel[(launch.groups * launch.tiles,)](
+            query,
+            cache,
+            cache_scale,
+            out,
+            lse,
+            partial,
+            partial_lse,
+            tables.works,
+            tables.work_indptr,
+            block_table,
+            seq_lens,
+            query_start_loc,
+            scale * math.log2(math.e),
+            *query.stride()[:2],
+            *cache.stride()[:2],
+            *out.stride()[:2],
+            *lse_strides,
+            block_table.stride(0),
+            **constants,
+            ROPE=width - latent_size,
+            HALF=next_power_of_two(latent_size) // 2,
+            PADDED_ROPE=next_power_of_two(width - latent_size),
+            BLOCK_SIZE=cache.shape[1],
+            ROWS=launch.rows,
+            TILE=launch.tile,
+            TILES=launch.tiles,
+            CAUSAL=max_query_len > 1,
+            FORMAT=cache_format,
+            ALIGN=hidden_alignment(*query.stride()[:2], *cache.stride()[:2]),
+            num_warps=launch.waves,
+            num_stages=launch.stages,
+            **options(current(), launch),
+        )
+        reduce = tuning(current().name).mla_reduce
+        rows = triton.cdiv(max_query_len * num_heads, reduce.rows)
+        mla_reduce_kernel[(num_seqs, rows, triton.cdiv(latent_size, reduce.channels))](
+            partial,
+            partial_lse,
+            out,
+            lse,
+            tables.reduce_indptr,
+            seq_lens,
+            query_start_loc,
+            *out.stride()[:2],
+            *lse_strides,
+            **constants,
+            TILE_ROWS=launch.tiles * launch.rows,
+            ROWS=reduce.rows,
+            CHANNELS=reduce.channels,
+            CHUNK=reduce.chunk,
+            num_warps=reduce.waves,
+        )

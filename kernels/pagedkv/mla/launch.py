@@ -1,0 +1,194 @@
+"""The launch of one MLA decode step: a pure function of shapes and of `tuning/<arch>.toml`."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pagedkv.arch import NEVER, next_power_of_two
+from pagedkv.launch import TuningError, tuning
+from pagedkv.mla.schedule import groups, row_tiles
+
+if TYPE_CHECKING:
+    from pagedkv.arch import Arch
+
+
+@dataclass(frozen=True)
+class MlaLaunch:
+    """What a step launches and how its tables are laid out; two calls that share tables must agree in all of it."""
+
+    rows: int
+    """(token, head) rows of a program, a power of two >= 16."""
+    tiles: int
+    """Row tiles of the longest query."""
+    tile: int
+    """KV tokens of a tile, and the granularity of the schedule."""
+    waves: int
+    stages: int
+    occupancy: int
+    """Programs that fit a compute unit together."""
+    groups: int
+    """Groups of `tiles` programs; the grid is `groups * tiles`."""
+    fixed: int
+    """What a work item costs whatever its length, in tiles."""
+    least: int
+    """Fewest tiles worth a group of their own."""
+
+
+def tile_tokens(
+    arch: Arch,
+    *,
+    latent_size: int,
+    rope_size: int,
+    element_bytes: int,
+    rows: int,
+    waves: int,
+    stages: int,
+    occupancy: int,
+    most: int,
+    quantised: bool = False,
+) -> int:
+    """Return how many rows of the latent cache a program holds at once, a power of two >= 16; 0 if not even 16 fit.
+
+    With `w = latent + rope` channels of `e` bytes, both sizes padded to powers of two, and a tile of `t` tokens:
+
+    * LDS: half of the query's latent channels, changing their register layout; then the tile for each pipeline stage
+      but the one in flight (at least half of its latent channels), and the weights on their way to the second product.
+      On sm_90 the whole query stays there.
+    * Registers, wgmma: accumulator `4 * rows * latent` and scores with weights `8 * rows * t`.
+    * Registers, mma.sync: twice the accumulator, which changes its layout when it is stored, and the tile `t * w * e`.
+    * Registers, MFMA: the accumulator, twice in a pipelined loop, the tile, and the operands, which each wave holds
+      whole: up to 32 rows of the query, and the tile once for every stage.
+    * Codes on their way to numbers take 20 bytes each on CDNA, 4 elsewhere.
+
+    What is left for addresses and the rest: 64 registers a lane, 56 on CDNA. The formulas follow what Triton 3.6
+    allocates for 512 + 64 channels of bf16, 16 to 64 rows, 16 to 64 tokens, 1 and 2 stages on gfx90a, gfx942
+    (with `options`) and sm_90: on CDNA what they let pass does not spill, with one exception, 64 rows and 32
+    tokens on gfx950.
+
+    Args:
+        arch: Limits of the device.
+        latent_size: Channels that are key and value.
+        rope_size: Channels that are key alone.
+        element_bytes: Bytes of one query element, and of one cache element once it is a number.
+        rows: Rows of the program.
+        waves: Waves of the program.
+        stages: Pipeline stages.
+        occupancy: Programs that shall fit a compute unit together.
+        most: Where more is no longer faster (tuning data), at least 16.
+        quantised: Whether the cache holds FP8 codes.
+    """
+    latent, rope = next_power_of_two(latent_size), next_power_of_two(rope_size)
+    width = (latent + rope) * element_bytes
+    half = latent // 2 * element_bytes
+    wgmma = rows >= arch.operand_from_lds_rows
+    mfma = arch.operand_from_lds_rows == NEVER
+    lds_bytes = arch.lds_bytes // occupancy
+    lane_registers = min(arch.registers, arch.unit_registers // (occupancy * waves * arch.lanes))
+    register_bytes = (lane_registers - (56 if mfma else 64)) * 4 * arch.lanes * waves
+
+    def fits(tokens: int) -> bool:
+        staged = max(tokens * half, (stages - 1) * tokens * width) + rows * tokens * element_bytes
+        lds = max(rows * half, staged) if mfma else rows * width + staged
+        accumulator, tile = 4 * rows * latent, tokens * width
+        if wgmma:
+            registers = accumulator + 8 * rows * tokens
+        elif mfma:
+            # Rows beyond 16 are shared by two waves, so 64 rows are 16 for each of 4 waves again.
+            query_rows = 32 if rows == 32 else 16
+            registers = min(stages, 2) * accumulator + tile + waves * (query_rows * width + stages * tile)
+        else:
+            # One half of the latent at a time passes registers on its way to the product.
+            registers = accumulator + tile // 2
+        if quantised:
+            registers += (20 if mfma else 4) * tokens * (latent + rope)
+        return lds <= lds_bytes and registers <= register_bytes
+
+    tokens = 16
+    if not fits(tokens):
+        return 0
+    while tokens < most and fits(2 * tokens):
+        tokens *= 2
+    return tokens
+
+
+@functools.lru_cache(maxsize=1024)
+def choose(
+    arch: Arch,
+    *,
+    latent_size: int,
+    rope_size: int,
+    element_bytes: int,
+    num_heads: int,
+    max_query_len: int,
+    programs: int | None,
+    quantised: bool = False,
+) -> MlaLaunch:
+    """Return the launch of a step.
+
+    As many rows as the tuning data want and the queries have; where they do not fit with 16 tokens, with fewer programs
+    a compute unit, then with fewer stages, then with half the rows.
+
+    Args:
+        arch: Limits of the device.
+        latent_size: Channels that are key and value.
+        rope_size: Channels that are key alone.
+        element_bytes: Bytes of one query element.
+        num_heads: Query heads.
+        max_query_len: Upper bound of the query lengths.
+        programs: Programs that run at a time; None lets the tuning data decide.
+        quantised: Whether the cache holds FP8 codes.
+
+    Raises:
+        TuningError: if nothing fits.
+    """
+    rows = max(16, next_power_of_two(num_heads * max_query_len))
+    data = tuning(arch.name).mla if rows > 16 else tuning(arch.name).mla_narrow
+    rows = min(data.rows, rows)
+    while rows >= 16:
+        for stages in range(data.stages, 0, -1):
+            for occupancy in range(data.programs_per_unit, 0, -1):
+                tile = tile_tokens(
+                    arch,
+                    latent_size=latent_size,
+                    rope_size=rope_size,
+                    element_bytes=element_bytes,
+                    rows=rows,
+                    waves=data.waves,
+                    stages=stages,
+                    occupancy=occupancy,
+                    most=data.tokens,
+                    quantised=quantised,
+                )
+                if tile:
+                    tiles = row_tiles(max_query_len, num_heads, rows)
+                    slots = arch.compute_units * occupancy if programs is None else programs
+                    return MlaLaunch(
+                        rows,
+                        tiles,
+                        tile,
+                        data.waves,
+                        stages,
+                        occupancy,
+                        groups(slots, tiles),
+                        fixed=-(-data.fixed_tokens // tile),
+                        least=-(-data.split_tokens // tile),
+                    )
+        rows //= 2
+    raise TuningError(
+        f"pagedkv/tuning/{arch.name}.toml: 16 rows of {latent_size} + {rope_size} channels and a tile of 16 tokens do "
+        f"not fit {arch.name} with {data}. Use more waves."
+    )
+
+
+def options(arch: Arch, launch: MlaLaunch) -> dict[str, int]:
+    """Return what the AMD compiler is told beyond waves and stages; nothing on other devices.
+
+    MFMA of 16 rows whatever the tile, and the waves of a SIMD (a compute unit has 4): without them Triton 3.6 takes 272
+    to 288 registers on gfx942 where 240 do, and one program a unit fewer runs.
+    """
+    if arch.operand_from_lds_rows != NEVER:
+        return {}
+    waves = max(1, launch.occupancy * launch.waves // 4)
+    return {"matrix_instr_nonkdim": 16, "kpack": tuning(arch.name).mla.kpack, "waves_per_eu": waves}

@@ -1,0 +1,211 @@
+"""Who is a fork, what a fork may not do, and which files nobody from outside may change."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hilgate.agent import guard, trust
+from hilgate.errors import CannotRunHereError, DeclarationError
+
+OURS = "git@github.com:rocm/hilgate.git"
+BUILD = {"BUILDKITE": "true", "BUILDKITE_REPO": OURS, "BUILDKITE_PULL_REQUEST": "7"}
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "https://github.com/rocm/hilgate", "https://github.com/rocm/hilgate.git", "https://github.com/rocm/hilgate/",
+        "https://github.com/ROCm/Hilgate.git", "http://github.com:80/rocm/hilgate", "https://GITHUB.com:443/rocm/hilgate",
+        "https://x-access-token:secret@github.com/rocm/hilgate.git", "ssh://git@github.com/rocm/hilgate.git",
+        "ssh://git@github.com:22/rocm/hilgate", "git://github.com/rocm/hilgate.git", "git@github.com:rocm/hilgate",
+        "git@github.com:/rocm/hilgate.git", "github.com:rocm/hilgate",
+    ],
+)  # fmt: skip
+def test_every_spelling_of_our_repository_is_ours(spelling):
+    assert trust.repository(spelling) == "github.com/rocm/hilgate"
+    assert not trust.of_build({**BUILD, "BUILDKITE_PULL_REQUEST_REPO": spelling}).fork
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "https://github.com/mallory/hilgate", "https://github.com/rocm/hilgate2", "https://github.com/rocm/hilgate/x",
+        "https://github.com.evil.example/rocm/hilgate", "https://evil.example/github.com/rocm/hilgate",
+        "https://github.com:8443/rocm/hilgate", "https://github.com@evil.example/rocm/hilgate",
+        "https://evil.example/?https://github.com/rocm/hilgate", "https://evil.example#@github.com/rocm/hilgate",
+        "https://github.com\\@evil.example/rocm/hilgate", "https://github.com/mallory/../rocm/hilgate",
+        "https://github.com/mallory/%2e%2e/rocm/hilgate", "https://github.com//rocm/hilgate",
+        "https://github.com/rocm/hilgate.git.git", "https://github.com/hilgate", "file:///rocm/hilgate",
+        "/srv/github.com/rocm/hilgate", "https://github.com/rocm/hilgate\n", " https://github.com/rocm/hilgate",
+        "https://github.com/r\u043ecm/hilgate", "https://[::1]/rocm/hilgate", "https://", "ext::sh -c x", "x", "-x:y/z",
+    ],
+)  # fmt: skip
+def test_everything_else_is_a_fork(spelling):
+    decided = trust.of_build({**BUILD, "BUILDKITE_PULL_REQUEST_REPO": spelling})
+    assert decided.fork
+    assert decided.why
+
+
+def test_hosts_other_than_github_tell_upper_from_lower_case():
+    assert trust.repository("https://git.example/A/b") != trust.repository("https://git.example/a/b")
+
+
+@pytest.mark.parametrize(
+    ("env", "fork"),
+    [
+        ({}, False),
+        ({"HILGATE_FORK": "0"}, False),
+        ({"HILGATE_FORK": "1"}, True),
+        ({**BUILD, "HILGATE_FORK": "yes", "BUILDKITE_PULL_REQUEST": "false"}, True),
+        ({**BUILD, "BUILDKITE_PULL_REQUEST": "false"}, False),
+        ({**BUILD, "BUILDKITE_PULL_REQUEST": "false", "BUILDKITE_PULL_REQUEST_REPO": ""}, False),
+        (BUILD, True),
+        ({**BUILD, "BUILDKITE_PULL_REQUEST": ""}, True),
+        ({"BUILDKITE_PULL_REQUEST_REPO": "https://github.com/a/b"}, True),
+        ({**BUILD, "BUILDKITE_REPO": "", "BUILDKITE_PULL_REQUEST_REPO": OURS}, True),
+        ({"BUILDKITE_BRANCH": "main"}, True),
+    ],
+    ids=["desk", "said not", "said", "said in a trusted build", "branch", "branch, empty", "number alone", "no number",
+         "no own", "own empty", "a part of Buildkite"],
+)  # fmt: skip
+def test_what_cannot_be_told_is_a_fork(env, fork):
+    assert trust.of_build(env).fork is fork
+
+
+def test_a_fork_may_nothing_that_outlives_it():
+    decided = trust.Trust(fork=True, why="")
+    assert not any((decided.may_have_secrets, decided.may_write_caches, decided.may_push))
+    assert not decided.may_reach_network(declared=True, gpus=1)
+    assert decided.may_reach_network(declared=True, gpus=0)
+    ours = trust.Trust(fork=False, why="")
+    assert ours.may_reach_network(declared=True, gpus=1)
+    assert not ours.may_reach_network(declared=False, gpus=0)
+
+
+SECRET = "hf_0123456789"
+AGENT = {"PATH": "/bin", "HF_TOKEN": SECRET, "BUILDKITE_AGENT_ACCESS_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET,
+         "DOCKER_CONFIG": "/agent/.docker", "MY_NEW_SECRET": SECRET}  # fmt: skip
+
+
+def test_a_step_sees_named_variables_and_the_secrets_that_it_declares():
+    kept = trust.environment(AGENT, trust.Trust(fork=False, why=""), ("HF_TOKEN", "ABSENT"))
+    assert kept == {"PATH": "/bin", "HF_TOKEN": SECRET, "DOCKER_CONFIG": "/agent/.docker"}
+
+
+def test_a_fork_sees_no_secret_whatever_it_declares():
+    kept = trust.environment(AGENT, trust.Trust(fork=True, why=""), ("HF_TOKEN", "MY_NEW_SECRET"))
+    assert kept == {"PATH": "/bin", "HILGATE_FORK": "1"}
+
+
+@given(env=st.dictionaries(st.text(min_size=1), st.just(SECRET)), names=st.lists(st.text()))
+def test_no_name_brings_a_secret_into_a_fork(env, names):
+    kept = trust.environment(env, trust.Trust(fork=True, why=""), names)
+    assert set(kept) - {"HILGATE_FORK"} <= trust.KEPT
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "BUILDKITE_AGENT_ACCESS_TOKEN", "DOCKER_HOST",
+     "GIT_SSH_COMMAND", "BASH_ENV", "BASH_FUNC_x%%", "HIP_VISIBLE_DEVICES",
+     "A=B", "a b", "", "-x", "A\nB", "HILGATE_FORK"],
+)  # fmt: skip
+def test_a_secret_is_never_a_variable_that_something_reads_by_itself(name):
+    with pytest.raises(DeclarationError, match="name of a secret"):
+        trust.check_secrets([name])
+
+
+@pytest.mark.parametrize(
+    ("path", "on_host"),
+    [
+        (".buildkite/hooks/pre-command", True), (".buildkite", True), ("ci/hilgate/agent/job.py", True), ("ci", True),
+        ("ci/agents.yaml", True), ("docker/build.sh", True), ("hilgate/__init__.py", True), ("sitecustomize.py", True),
+        ("ci/sitecustomize.py", True), ("kernels/usercustomize/__init__.py", True), ("argparse.py", True),
+        ("json/__init__.py", True), ("ci/argparse.py", True), ("kernels/json.py", True), ("evals/socket.so", True),
+        ("results", True), ("results/plan.json", True), (".gitattributes", True), (".gitmodules", True),
+        ("pyproject.toml", True), ("Makefile", True), ("tests", True), ("kernels/pagedkv", True), ("", True),
+        ("ci/areas/x/y.yaml", True), ("ci/areas", True), (".md/x.py", True),
+        ("kernels/pagedkv/attention/paged.py", False), ("tests/kernels/test_mla.py", False), ("README.md", False),
+        ("ci/areas/kernels.yaml", False), ("tests/argparse.py", False), ("tests/a\nb.py", False),
+        ("evals/gates.yaml", False), ("benchmarks/run.py", False), ("ci/RUNNING.md", False),
+    ],
+)  # fmt: skip
+def test_files_that_agents_execute_outside_of_containers(path, on_host):
+    assert trust.runs_on_host(path) is on_host
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=toys", "-c", "user.email=toys@example.invalid"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def fork(tmp_path):
+    """(checkout of a fork that is one commit ahead, its build's environment); the test makes that commit."""
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    git(ours, "init", "-q", "-b", "main")
+    (ours / ".buildkite").mkdir()
+    (ours / ".buildkite" / "pipeline.yml").write_text("steps: []\n")
+    git(ours, "add", "-A")
+    git(ours, "commit", "-qm", "ours")
+    git(tmp_path, "clone", "-q", str(ours), "theirs")
+    env = {**BUILD, "BUILDKITE_REPO": str(ours), "BUILDKITE_PULL_REQUEST_REPO": str(tmp_path / "theirs"),
+           "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main"}  # fmt: skip
+    return tmp_path / "theirs", env
+
+
+def change(checkout, path, move=None):
+    if move:
+        git(checkout, "mv", move, path)
+    else:
+        (checkout / path).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / path).write_text("new\n")
+    git(checkout, "add", "-Af")
+    git(checkout, "commit", "-qm", "theirs")
+
+
+@pytest.mark.parametrize("path", ["kernels/pagedkv/mla.py", "tests/\udcff.py"], ids=["kernel", "odd name"])
+def test_a_fork_that_changes_kernels_and_tests_is_built(fork, path):
+    checkout, env = fork
+    change(checkout, path)
+    assert "none of its 1 changed files" in guard.refuse_changed_hosts(str(checkout), env)
+
+
+@pytest.mark.parametrize(
+    ("path", "move"),
+    [
+        (".buildkite/hooks/environment", None),
+        ("hilgate/agent/guard.py", None),
+        ("moved.yml", ".buildkite/pipeline.yml"),
+    ],
+    ids=["hook", "shadow", "moved away"],
+)
+def test_a_fork_that_changes_what_hosts_execute_is_not(fork, path, move):
+    checkout, env = fork
+    change(checkout, path, move)
+    with pytest.raises(CannotRunHereError, match="changes what runs on the agents' hosts"):
+        guard.refuse_changed_hosts(str(checkout), env)
+
+
+@pytest.mark.parametrize("branch", ["", "gone", "--upload-pack=x"])
+def test_a_fork_whose_changes_cannot_be_told_is_not(fork, branch):
+    checkout, env = fork
+    with pytest.raises(CannotRunHereError):
+        guard.refuse_changed_hosts(str(checkout), {**env, "BUILDKITE_PULL_REQUEST_BASE_BRANCH": branch})
+
+
+def test_the_guard_ends_with_the_status_of_its_refusal(fork, monkeypatch, capsys):
+    checkout, env = fork
+    change(checkout, "docker/build.sh")
+    monkeypatch.chdir(checkout)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert guard.main() == 5
+    assert "a maintainer reads it" in capsys.readouterr().err
+    monkeypatch.setenv("BUILDKITE_PULL_REQUEST_REPO", "")
+    monkeypatch.setenv("BUILDKITE_PULL_REQUEST", "false")
+    assert guard.main() == 0

@@ -1,0 +1,228 @@
+"""Every rule of the lint, each with its violation planted."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hilgate.buildkite.lint import FLOWS, lint, lint_files
+
+FOLDER = Path(__file__).resolve().parents[3] / ".buildkite"
+FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.yml")}
+HAND = {"manual": {"allowed": False}}
+
+
+def one_step(**change):
+    step = {"key": "a", "command": ["x"], "agents": {"queue": "q"}, "timeout_in_minutes": 1, "retry": HAND, **change}
+    return {key: value for key, value in step.items() if value is not None}
+
+
+def text(*steps, **top):
+    return yaml.safe_dump({"steps": list(steps), **top})
+
+
+def retry(*automatic):
+    return {"retry": {"automatic": list(automatic), **HAND}}
+
+
+def test_a_sound_pipeline_has_no_problems():
+    group = {"group": "G", "key": "g", "steps": [one_step(), one_step(key="b", depends_on=["a"])]}
+    assert lint(text(group, env={"A": "b"})) == []
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"exit_status": -1},
+        {"exit_status": 5, "limit": 1},
+        {"exit_status": [-1, 75]},
+        {"signal_reason": "agent_stop"},
+        {"signal_reason": "agent_refused"},
+        {"signal_reason": "stack_error"},
+    ],
+    ids=str,
+)
+def test_infrastructure_may_be_retried(rule):
+    assert lint(text(one_step(**retry(rule)))) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"key": None}, "has no key"),
+        ({"key": "triton-3.6"}, "has no key that Buildkite takes"),
+        ({"key": "k" * 101}, "has no key that Buildkite takes"),
+        ({"key": "plan"}, "key 'plan' belongs to .buildkite"),
+        ({"key": "approve"}, "key 'approve' belongs to .buildkite"),
+        ({"key": "a-recheck"}, "key 'a-recheck' ends in '-recheck'"),
+        ({"command": None}, "has no command"),
+        ({"command": [" "]}, "has no command"),
+        ({"command": "", "trigger": "other"}, "has 'trigger'"),
+        ({"agents": None}, "has no queue"),
+        ({"agents": {"queue": ""}}, "has no queue"),
+        ({"timeout_in_minutes": None}, "has no timeout"),
+        ({"soft_fail": True}, "has 'soft_fail'"),
+        ({"soft_fail": False}, "has 'soft_fail'"),
+        ({"soft_fail": [{"exit_status": 1}]}, "has 'soft_fail'"),
+        ({"block": "wait for me"}, "has 'block'"),
+        ({"input": "tell me"}, "has 'input'"),
+        ({"skip": "later"}, "has 'skip'"),
+        ({"if": "build.branch == 'main'"}, "has 'if'"),
+        ({"if_changed": "x"}, "has 'if_changed'"),
+        ({"branches": "main"}, "has 'branches'"),
+        ({"matrix": ["a", "b"]}, "has 'matrix'"),
+        ({"depends_on": ["gone"]}, "depends on 'gone', which does not exist"),
+        ({"depends_on": "gone"}, "depends on 'gone', which does not exist"),
+        ({"depends_on": [{"step": "gone", "allow_failure": True}]}, "depends on 'gone', which does not exist"),
+        ({"depends_on": ["a"]}, "wait for each other: "),
+        ({"label": "costs $5"}, "contains '$'"),
+        ({"concurrency": 1}, "Buildkite needs both"),
+        ({"concurrency_group": "g"}, "Buildkite needs both"),
+        ({"notify": [{"github_commit_status": {"context": "rocm/required"}}]}, "notifies, which is the verdict's"),
+        ({"retry": None}, "can be retried by hand"),
+        ({"retry": {"manual": {"allowed": True}}}, "can be retried by hand"),
+        ({"retry": {"automatic": True, **HAND}}, "retries everything"),
+        (retry({"exit_status": 1}), "which is not infrastructure"),
+        (retry({"exit_status": 6}), "which is not infrastructure"),
+        (retry({"exit_status": "*"}), "which is not infrastructure"),
+        (retry({"exit_status": [75, 1]}), "which is not infrastructure"),
+        (retry({"exit_status": 1, "signal_reason": "agent_stop"}), "which is not infrastructure"),
+        (retry({"signal_reason": "cancel"}), "which is not infrastructure"),
+        (retry({"signal_reason": "*"}), "which is not infrastructure"),
+        (retry({"limit": 1}), "which is not infrastructure"),
+        ({"retry": {"automatic": {"exit_status": 1}, **HAND}}, "which is not infrastructure"),
+    ],
+    ids=lambda value: re.sub(r"\W+", "-", str(value))[:60],
+)
+def test_unsound_step_is_found(change, expected):
+    assert any(expected in problem for problem in lint(text(one_step(**change))))
+
+
+def test_key_is_used_once_in_all_groups():
+    groups = [{"group": name, "key": name, "steps": [one_step()]} for name in ("g", "h")]
+    assert lint(text(*groups)) == ["key 'a' is used twice"]
+    assert "key 'a' is used twice" in lint(text({"group": "g", "key": "a", "steps": [one_step()]}))
+
+
+@pytest.mark.parametrize("word", ["if", "skip", "soft_fail", "branches"])
+def test_group_cannot_be_left_out(word):
+    group = {"group": "g", "key": "g", "steps": [one_step()], word: "x"}
+    assert lint(text(group)) == [f"step 'g' has {word!r}, which can turn a failure or a skip green"]
+
+
+def test_step_that_needs_its_own_group_is_a_cycle():
+    group = {"group": "g", "key": "g", "steps": [one_step(depends_on=["g"])]}
+    assert any("wait for each other" in problem for problem in lint(text(group)))
+
+
+def test_groups_that_need_each_other_are_a_cycle():
+    first = {"group": "g", "key": "g", "steps": [one_step(key="a")], "depends_on": "h"}
+    second = {"group": "h", "key": "h", "steps": [one_step(key="b", depends_on=["a"])]}
+    assert any("wait for each other" in problem for problem in lint(text(first, second)))
+
+
+def test_nothing_is_set_for_the_whole_build():
+    notice = [{"github_commit_status": {"context": "rocm/required"}}]
+    assert lint(text(one_step(), notify=notice)) == ["it sets 'notify' for the whole build"]
+    assert lint(text(one_step(), agents={"queue": "q"})) == ["it sets 'agents' for the whole build"]
+
+
+@pytest.mark.parametrize(("number", "problems"), [(500, []), (501, ["501 steps, but one upload may hold 500"])])
+def test_steps_that_one_upload_may_hold(number, problems):
+    assert lint(text(*[one_step(key=f"s{n}") for n in range(number)])) == problems
+
+
+def test_secrets_are_not_for_forks():
+    given = text(one_step(secrets=["HF_TOKEN"]))
+    assert lint(given) == []
+    assert lint(given, secrets=False) == ["step 'a' gives secrets to a fork's build"]
+
+
+def test_rechecks_are_named_so():
+    assert lint(text(one_step(key="a-recheck")), rechecks=True) == []
+    assert lint(text(one_step()), rechecks=True) == ["key 'a' does not end in '-recheck'"]
+
+
+def test_step_that_posts_is_named_by_the_caller():
+    step = one_step(key="required", notify=[{"github_commit_status": {"context": "rocm/required"}}])
+    assert lint(text(step), posts="required") == []
+    assert len(lint(text(step))) == 2
+
+
+def test_files_of_this_repository_are_sound():
+    assert set(FILES) == set(FLOWS)
+    assert lint_files(FILES) == []
+
+
+def without(key):
+    return lambda pipeline: pipeline["steps"].remove(find(pipeline, key))
+
+
+def find(pipeline, key):
+    return next(step for step in pipeline["steps"] if step.get("key") == key)
+
+
+def change(key, /, **values):
+    return lambda pipeline: find(pipeline, key).update(values)
+
+
+def drop(key, word):
+    return lambda pipeline: find(pipeline, key).pop(word)
+
+
+def waits(pipeline):
+    next(step for step in pipeline["steps"] if "wait" in step).pop("continue_on_failure")
+
+
+def bare_wait(pipeline):
+    pipeline["steps"][1] = "wait"
+
+
+def verdict_first(pipeline):
+    pipeline["steps"].insert(0, pipeline["steps"].pop())
+
+
+POST = [{"github_commit_status": {"context": "rocm/required"}}]
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "expected"),
+    [
+        ("pipeline.yml", verdict_first, "its steps are verdict, plan, wait, recheck, wait, not plan,"),
+        ("pipeline.yml", without("recheck"), "its steps are plan, wait, wait, verdict"),
+        ("pipeline.yml", waits, "a wait stops at a failure"),
+        ("pipeline.yml", bare_wait, "a wait stops at a failure"),
+        ("pipeline.yml", lambda p: p.update(notify=POST), "notifies for the whole build"),
+        ("pipeline.yml", drop("verdict", "notify"), "step 'verdict' posts nothing"),
+        ("pipeline.yml", change("verdict", notify=[*POST, *POST]), "step 'verdict' posts ["),
+        ("pipeline.yml", change("plan", notify=POST), "step 'plan' posts ['rocm/required']"),
+        ("pipeline.yml", change("plan", notify=[{"slack": "#ci"}]), "step 'plan' posts [None]"),
+        ("pipeline.yml", change("verdict", soft_fail=True), "step 'verdict' has 'soft_fail'"),
+        ("pipeline.yml", change("verdict", **{"if": "false"}), "step 'verdict' has 'if'"),
+        ("pipeline.yml", drop("plan", "timeout_in_minutes"), "step 'plan' has no timeout"),
+        ("pipeline.yml", drop("plan", "agents"), "step 'plan' has no queue"),
+        ("pipeline.yml", change("plan", command=[]), "step 'plan' has no command"),
+        ("pipeline.yml", change("plan", command=["echo $HOME"]), "a single '$' is replaced"),
+        ("pipeline.yml", change("plan", command=["echo $$$HOME"]), "a single '$' is replaced"),
+        ("pipeline.yml", change("recheck", key="plan"), "key 'plan' is used twice"),
+        ("pipeline.yml", change("recheck", depends_on="verdct"), "depends on 'verdct', which does not exist"),
+        ("pipeline.yml", change("plan", retry={"automatic": [{"exit_status": 1}]}), "which is not infrastructure"),
+        ("rerun.yml", change("verdict", notify=POST), "rocm/required is posted by no step here"),
+        ("release.yml", change("verdict", notify=POST), "rocm/required is posted by no step here"),
+        ("approve.yml", drop("approve", "allowed_teams"), "step 'approve' lets anybody approve"),
+        ("approve.yml", change("approve", **{"if": "false"}), "can be left out by a condition"),
+        ("approve.yml", drop("approve", "key"), "has no key that Buildkite takes"),
+        ("other.yml", lambda _: None, "its steps are approve, required, not none"),
+    ],
+    ids=lambda value: re.sub(r"\W+", "-", value)[:50] if isinstance(value, str) else "",
+)
+def test_unsound_file_is_found(name, edit, expected):
+    pipeline = yaml.safe_load(FILES.get(name, FILES["approve.yml"]))
+    edit(pipeline)
+    problems = lint_files({**FILES, name: yaml.safe_dump(pipeline)})
+    assert any(problem.startswith(f"{name}: ") and expected in problem for problem in problems), problems
+
+
+def test_file_that_is_missing_is_found():
+    assert lint_files({name: FILES[name] for name in FILES if name != "pipeline.yml"}) == ["pipeline.yml is missing"]

@@ -1,0 +1,92 @@
+"""The files of `.buildkite`: valid, clean shell, and in agreement with the declarations and the command line."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from support.static_steps import FILES, FOLDER, STEPS, script
+
+from hilgate.buildkite.api import ALL, known_models
+from hilgate.buildkite.lint import schema_problems, sdk_schema
+from hilgate.cli.app import build_app
+from hilgate.declare.load import load
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+DECLARED = load(REPOSITORY)
+VENDORED = json.loads(
+    resources.files("check_jsonschema").joinpath("builtin_schemas/vendor/buildkite.json").read_text("utf-8")
+)
+
+
+@pytest.mark.parametrize("schema", [VENDORED, sdk_schema()], ids=["check-jsonschema", "buildkite-sdk"])
+@pytest.mark.parametrize("name", FILES)
+def test_file_is_valid_by_both_copies_of_the_schema(name, schema):
+    assert schema_problems(FILES[name], schema) == []
+
+
+@pytest.mark.parametrize(("name", "key"), STEPS, ids="-".join)
+def test_shell_is_clean(name, key):
+    # SC2329: a function that only a trap calls.
+    checked = subprocess.run(
+        ["shellcheck", "--shell=bash", "--exclude=SC2329", "-"],
+        input=f"set -e\n{script(STEPS[name, key])}\n",
+        env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (checked.returncode, checked.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(("name", "key"), STEPS, ids="-".join)
+def test_step_starts_with_no_results_of_another_build(name, key):
+    assert script(STEPS[name, key]).startswith("rm -rf results")
+
+
+@pytest.mark.parametrize(("name", "key"), STEPS, ids="-".join)
+def test_queue_is_declared_and_has_no_gpu(name, key):
+    assert DECLARED.agents.queues[STEPS[name, key]["agents"]["queue"]].gpus == 0
+
+
+OTHERS = {"bundle", "verify-bundle", "recheck"}
+OPTIONS = {"--approved-by", "--models"}
+"""Commands and options that other parts of the program may not have yet are not looked up here."""
+
+
+def test_commands_and_options_are_known_to_the_command_line():
+    commands = typer.main.get_command(build_app()).commands
+    seen = set()
+    for name, key in STEPS:
+        for line in script(STEPS[name, key]).splitlines():
+            found = re.match(r"(?:status=0; |\s*)hilgate (\S+)(.*)", line)
+            if not found or found[1] in OTHERS:
+                continue
+            seen.add(found[1])
+            known = {option for parameter in commands[found[1]].params for option in parameter.opts}
+            assert set(re.findall(r"--[a-z-]+", found[2])) - OPTIONS <= known, line
+    assert seen == {"plan", "pipeline", "judge"}
+
+
+def test_rerun_offers_every_model_that_a_step_runs():
+    """After a change to the models: HILGATE_WRITE_GOLDEN=1 pytest tests/ci/buildkite/test_static_pipelines.py."""
+    options = [("the whole plan of the change", ALL), *((model, model) for model in sorted(known_models(DECLARED)))]
+    written = "".join(f"          - label: {label}\n            value: {value}\n" for label, value in options)
+    text = re.sub(r"(?<=        options:\n)(?:          .*\n)+", written, FILES["rerun.yml"])
+    if os.environ.get("HILGATE_WRITE_GOLDEN"):
+        (FOLDER / "rerun.yml").write_text(text, encoding="utf-8")
+    choice = yaml.safe_load(FILES["rerun.yml"])["steps"][0]
+    assert [(option["label"], option["value"]) for option in choice["fields"][0]["options"]] == options
+
+
+@pytest.mark.parametrize(("name", "key"), [one for one in STEPS if "hilgate judge" in script(STEPS[one])], ids="-".join)
+def test_whoever_judges_leaves_every_table(name, key):
+    tables = {f"results/{step.matrix.file}" for _, step in DECLARED.steps() if step.matrix}
+    assert len(tables) == 3
+    assert tables <= set(STEPS[name, key]["artifact_paths"])

@@ -1,0 +1,227 @@
+"""Generated pipelines: golden files for named changes, both copies of Buildkite's schema, and random plans."""
+
+import functools
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from buildkite_sdk.schema import CommandStep, CommandStepRetry
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from support import plans as toyplans
+from support.pipelines import DECLARED, SCHEMAS, steps_of, toys
+
+from hilgate.buildkite.lint import lint, schema_problems
+from hilgate.buildkite.steps import InvalidPipelineError, pipeline_yaml, recheck_key, recheck_yaml
+from hilgate.errors import NothingSelectedError
+from hilgate.git import Changes
+from hilgate.plan.make import assemble
+from hilgate.run.process import UPLOAD_SECONDS
+
+GOLDEN = Path(__file__).parent / "golden"
+COMMIT = "c" * 40
+
+
+def plan_of(*files, declared=DECLARED):
+    return assemble(declared, Changes(COMMIT, dirty=False, base="main", files=files), None, profile="pr")
+
+
+def nightly():
+    return assemble(DECLARED, Changes(COMMIT, dirty=False, base=None, files=None), None, profile="nightly")
+
+
+NAMED_CHANGES = {
+    "docs-only": lambda: plan_of("README.md"),
+    "gather-kernel": lambda: plan_of("kernels/pagedkv/cache/gather.py"),
+    "vllm-plugin": lambda: plan_of("kernels/pagedkv/vllm_plugin/impl.py"),
+    "unclaimed-file": lambda: plan_of("pyproject.toml"),
+    "nightly": nightly,
+    "image-and-secret": toys,
+    "fork": lambda: toys(fork=True),
+}
+
+
+@functools.cache
+def text_of(name):
+    return pipeline_yaml(NAMED_CHANGES[name](), DECLARED)
+
+
+def test_every_golden_file_has_a_change():
+    assert {path.stem for path in GOLDEN.glob("*.yml")} == {*NAMED_CHANGES, "recheck"}
+
+
+def is_golden(name, text):
+    """After an intended change: HILGATE_WRITE_GOLDEN=1 pytest tests/ci/buildkite/test_steps.py, then read the diff."""
+    path = GOLDEN / f"{name}.yml"
+    if os.environ.get("HILGATE_WRITE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+        pytest.fail(f"{path.name} written; run again without HILGATE_WRITE_GOLDEN")
+    return text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", NAMED_CHANGES)
+def test_pipeline_of_a_named_change_is_the_golden_one(name):
+    assert is_golden(name, text_of(name))
+
+
+def test_rechecks_are_the_golden_ones():
+    assert is_golden("recheck", recheck_yaml(toys(), {"models-gfx942": ("one",), "kernels-gfx942": ("two", "three")}))
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+@pytest.mark.parametrize("name", NAMED_CHANGES)
+def test_pipeline_is_valid_by_both_copies_of_the_schema(name, schema):
+    assert schema_problems(text_of(name), schema) == []
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_misspelt_key_is_invalid_by_both_copies_of_the_schema(schema):
+    text = text_of("fork").replace("timeout_in_minutes", "timeout_in_minuts", 1)
+    assert schema_problems(text, schema) != []
+
+
+def test_every_planned_step_is_in_it_as_planned():
+    plan = plan_of("kernels/pagedkv/layout.py")
+    steps = steps_of(pipeline_yaml(plan, DECLARED))
+    assert list(steps) == [planned.key for planned in sorted(plan.steps, key=lambda s: areas(plan).index(s.area))]
+    for planned in plan.steps:
+        step = steps[planned.key]
+        assert step["agents"] == {"queue": planned.queue}
+        assert step["timeout_in_minutes"] * 60 - planned.timeout_minutes * 60 >= UPLOAD_SECONDS + 60
+        assert step.get("depends_on", []) == list(planned.depends_on)
+        assert step["artifact_paths"] == [f"results/jobs/{planned.key}/**/*"]
+        assert step["command"][-1] == (
+            f"python3 -m hilgate.agent.job {planned.key} --plan results/plan.json --results results/jobs/{planned.key}"
+        )
+
+
+def areas(plan):
+    return list(dict.fromkeys(step.area for step in plan.steps))
+
+
+def test_exit_status_of_a_failed_check_is_never_retried():
+    for step in steps_of(pipeline_yaml(toys(), DECLARED)).values():
+        statuses = {rule.get("exit_status") for rule in step["retry"]["automatic"]}
+        assert statuses == {-1, 5, 75, None}
+        assert step["retry"]["manual"]["allowed"] is False
+
+
+@pytest.mark.parametrize(
+    ("profile", "branch", "priority"),
+    [
+        ("pr", "", 100),
+        ("pr", "feature", 100),
+        ("pr", "gh-readonly-queue/main/pr-7-0123", 200),
+        ("nightly", "main", -10),
+        ("release", "main", 0),
+    ],
+)
+def test_priority_is_that_of_who_waits(profile, branch, priority):
+    steps = steps_of(pipeline_yaml(toys(profile=profile), DECLARED, branch=branch))
+    assert {step["priority"] for step in steps.values()} == {priority}
+
+
+def test_two_builds_of_one_image_wait_for_each_other_and_other_images_do_not():
+    same, other = toys(), toys(images={"rocm": "e" * 64})
+    locks = [steps_of(pipeline_yaml(plan, DECLARED))["image-rocm-cpu"]["concurrency_group"] for plan in (same, other)]
+    assert locks == [f"hilgate/image/rocm/{'d' * 16}", f"hilgate/image/rocm/{'e' * 16}"]
+    assert "concurrency" not in steps_of(pipeline_yaml(same, DECLARED))["kernels-gfx942"]
+
+
+def test_step_in_an_image_has_time_to_pull_it():
+    steps = steps_of(pipeline_yaml(toys(), DECLARED))
+    assert steps["kernels-gfx942"]["timeout_in_minutes"] - 1 >= 15 + 2
+
+
+def test_fork_differs_in_its_secrets_alone():
+    """The two golden files say the same."""
+    ours, theirs = (yaml.safe_load(pipeline_yaml(toys(fork=fork), DECLARED)) for fork in (False, True))
+    models = ours["steps"][0]["steps"][2]
+    assert models.pop("secrets") == ["HF_TOKEN"]
+    assert ours == theirs
+
+
+def test_misspelt_keys_are_refused_by_the_sdk_models():
+    for misspelt in ({"comand": "x"}, {"command": "x", "timeout_in_minuts": 3}):
+        with pytest.raises(ValidationError):
+            CommandStep(**misspelt)
+    with pytest.raises(ValidationError):
+        CommandStepRetry(automatic=[{"exit_statuss": 1}])
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"queue": None}, "has no queue"),
+        ({"label": "costs $HOME"}, "may interpolate"),
+        ({"key": "plan"}, "belongs to .buildkite"),
+        ({"key": "toys"}, "used twice"),
+        ({"key": "dots.in.it"}, "has no key that Buildkite takes"),
+        ({"key": "a-recheck"}, "ends in '-recheck'"),
+        ({"depends_on": ("elsewhere",)}, "'elsewhere', which does not exist"),
+    ],
+)
+def test_plan_that_makes_no_sound_pipeline_is_refused(change, problem):
+    plan = toys()
+    stray = plan.model_copy(update={"steps": (plan.steps[0].model_copy(update=change),)})
+    with pytest.raises(InvalidPipelineError, match=re.escape(problem)):
+        pipeline_yaml(stray, DECLARED)
+
+
+def test_plan_of_one_machine_and_empty_plan_are_no_pipelines():
+    with pytest.raises(InvalidPipelineError, match="for one machine"):
+        pipeline_yaml(toys(profile="gate"), DECLARED)
+    with pytest.raises(NothingSelectedError):
+        pipeline_yaml(toys().model_copy(update={"steps": ()}), DECLARED)
+
+
+def test_title_comes_from_the_area():
+    renamed = replace(DECLARED, areas=tuple(area.model_copy(update={"title": "X"}) for area in DECLARED.areas))
+    text = pipeline_yaml(plan_of("README.md"), renamed)
+    assert {top["group"] for top in yaml.safe_load(text)["steps"]} == {"X"}
+
+
+KEYS = st.from_regex(r"[a-z][a-z0-9_-]{0,20}-(cpu|gfx942)", fullmatch=True)
+
+
+@st.composite
+def plans(draw):
+    keys = draw(st.lists(KEYS, min_size=1, max_size=8, unique=True))
+    steps = []
+    for position, key in enumerate(keys):
+        needs = draw(st.lists(st.sampled_from(keys[:position]), max_size=3, unique=True)) if position else []
+        steps.append(
+            toyplans.step(
+                "toy",
+                "true",
+                key=key,
+                area=draw(st.sampled_from(["one", "two", "three"])),
+                label=draw(st.text(st.characters(blacklist_characters="$", blacklist_categories=["C"]), min_size=1)),
+                queue=draw(st.sampled_from(["amd-cpu", "amd_mi300_1"])),
+                depends_on=tuple(needs),
+                timeout_minutes=draw(st.integers(1, 180)),
+                image=draw(st.sampled_from([None, "rocm"])),
+                provides=draw(st.sampled_from([None, "rocm", "cpu"])),
+                secrets=tuple(draw(st.lists(st.sampled_from(["HF_TOKEN", "OTHER"]), unique=True))),
+            )
+        )
+    profile = draw(st.sampled_from(["pr", "nightly", "release"]))
+    images = draw(st.sampled_from([{}, {"rocm": "a" * 64}]))
+    return toyplans.plan(*steps, fork=draw(st.booleans()), profile=profile, images=images)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(plan=plans(), branch=st.sampled_from(["main", "gh-readonly-queue/main/pr-1"]), failing=st.data())
+def test_any_plan_becomes_a_sound_pipeline_of_exactly_its_steps(plan, branch, failing):
+    text = pipeline_yaml(plan, DECLARED, branch=branch)
+    assert lint(text, secrets=not plan.fork) == []
+    assert all(schema_problems(text, schema) == [] for schema in SCHEMAS.values())
+    assert sorted(steps_of(text)) == sorted(step.key for step in plan.steps)
+    assert ("secrets" in text) is (not plan.fork and any(step.secrets for step in plan.steps))
+    keys = failing.draw(st.sets(st.sampled_from([step.key for step in plan.steps])))
+    rechecks = recheck_yaml(plan, dict.fromkeys(keys, ("an id",)), branch=branch)
+    assert sorted(steps_of(rechecks) if keys else rechecks) == sorted(map(recheck_key, keys))

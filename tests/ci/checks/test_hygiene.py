@@ -1,0 +1,122 @@
+"""The house rules and the linter runner: each planted mistake is found, and a missing tool did not run."""
+
+import subprocess
+
+import pytest
+
+from hilgate.checks import hygiene
+from hilgate.checks.hygiene import RULES, Linter, lint
+from hilgate.errors import Exit
+from hilgate.model import Check, Outcome
+
+HOME = "/".join(("", "home", "someone", "project"))  # spelt so that this file keeps the rule it tests
+INDEX = "https://" + "pypi.example.org/simple"
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "text"),
+    [
+        ("file-length", "ci/a.py", "x = 1\n" * 251),
+        ("file-length", "kernels/k.py", "@triton.jit\n" + "x = 1\n" * 300),
+        ("no-room-package", "kernels/__init__.py", ""),
+        ("no-room-package", "tests/ci/__init__.py", ""),
+        ("no-machine-path", "docs.md", f"see `{HOME}/notes`"),
+        ("no-package-index", "Makefile", f"pip install -i {INDEX} x"),
+        ("no-package-index", "Makefile", "pip install --extra-index" + "-url http://x/ y"),
+    ],
+)
+def test_planted_mistake_is_found_by_its_rule_alone(rule, name, text):
+    found = {key: check({name: text}) for key, check in RULES.items()}
+    assert [key for key, problems in found.items() if problems] == [rule]
+    assert found[rule][0].startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ci/a.py", "x = 1\n" * 250),
+        ("kernels/k.py", "@triton.jit\n" + "x = 1\n" * 299),
+        ("ci/hilgate/__init__.py", ""),
+        ("README.md", "https://github.com/home/someone and ~/work/x and results/work/x and ${ROOT}/work/x"),
+        ("data.json", "1\n" * 5000),
+    ],
+)
+def test_what_is_allowed_is_not_found(name, text):
+    assert [rule({name: text}) for rule in RULES.values()] == [[]] * len(RULES)
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome", "message"),
+    [
+        ("python -c pass", Outcome.PASS, ""),
+        ("python -c 'print(\"bad line\"); raise SystemExit(1)'", Outcome.FAIL, "exit status 1: bad line"),
+        ("python -c 'import os; os.kill(os.getpid(), 9)'", Outcome.DID_NOT_RUN, "exit status -9"),
+        ("python -m no_such_linter", Outcome.DID_NOT_RUN, "no_such_linter is not installed"),
+        ("no-such-program --check", Outcome.DID_NOT_RUN, "no-such-program is not installed"),
+    ],
+)
+def test_linter_becomes_a_check(tmp_path, command, outcome, message):
+    check = lint(Linter("tool", command), [], tmp_path)
+    assert check.outcome is outcome
+    assert message in check.message
+    assert check.labels["command"] == command
+
+
+def test_endless_linter_did_not_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(hygiene, "TIMEOUT_SECONDS", 0.2)
+    check = lint(Linter("tool", "python -c 'import time; time.sleep(60)'"), [], tmp_path)
+    assert check.outcome is Outcome.DID_NOT_RUN
+    assert "did not finish" in check.message
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    root = tmp_path / "repository"
+    (root / "ci").mkdir(parents=True)
+    (root / "ci" / "agents.yaml").write_text("")
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    (tmp_path / "out").mkdir()
+    monkeypatch.setenv("HILGATE_OUT", str(tmp_path / "out"))
+    monkeypatch.chdir(root)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("linter", "status"),
+    [
+        (Linter("fine", "python -c pass"), Exit.PASS),
+        (Linter("finds", "python -c 'raise SystemExit(1)'"), Exit.FAIL),
+        (Linter("gone", "no-such-program"), Exit.CANNOT_RUN_HERE),
+        (Linter("idle", "no-such-program", (".sh",)), Exit.PASS),
+    ],
+)
+@pytest.mark.usefixtures("repository")
+def test_status_and_findings(tmp_path, monkeypatch, linter, status):
+    monkeypatch.setattr(hygiene, "LINTERS", (linter,))
+    assert hygiene.main() == status
+    checks = [
+        Check.model_validate_json(line) for line in (tmp_path / "out" / "findings.jsonl").read_text().splitlines()
+    ]
+    expected = [linter.id] if not linter.suffixes else []
+    assert [check.id for check in checks] == [*expected, *RULES]
+
+
+def test_house_rule_turns_the_status_red(repository, monkeypatch):
+    monkeypatch.setattr(hygiene, "LINTERS", ())
+    (repository / "notes.md").write_text(f"see {HOME}\n")
+    assert hygiene.main() == Exit.FAIL
+
+
+def test_outside_a_repository_is_an_error_and_not_a_pass(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert hygiene.main() == Exit.MISUSE
+    assert "not inside a repository" in capsys.readouterr().err
+
+
+def test_files_are_appended_for_linters_that_take_files(tmp_path):
+    check = lint(
+        Linter("tool", 'python -c \'import sys; raise SystemExit(sys.argv[1:] != ["a.sh", "b.sh"])\'', (".sh",)),
+        ["a.sh", "b.sh"],
+        tmp_path,
+    )
+    assert check.outcome is Outcome.PASS

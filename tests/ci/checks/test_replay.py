@@ -1,0 +1,98 @@
+"""The selection measured on changes that happened, and the committed list of them."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from support.declarations import declare, step
+
+from hilgate.checks import reads as reads_file
+from hilgate.checks.replay import Case, Missed, Replayer, parse
+from hilgate.declare.imports import build
+from hilgate.declare.load import load
+from hilgate.errors import MisuseError
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+CHANGES = REPOSITORY / "ci" / "replay.txt"
+DECLARED = load(REPOSITORY)
+STEPS = [one.key for _, one in DECLARED.steps()]
+GRAPH = build(REPOSITORY)
+READS = reads_file.read(REPOSITORY / reads_file.READS_FILE)
+
+
+def test_lists_are_read_with_names_that_hold_spaces_and_steps_that_broke():
+    text = '# remark\n\na/x b/y\n["a file", "#x"] => s t\n#odd => s\n'
+    assert parse(text, "f", ["s", "t"]) == (
+        Case(3, ("a/x", "b/y")),
+        Case(4, ("a file", "#x"), ("s", "t")),
+        Case(5, ("#odd",), ("s",)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "where"),
+    [
+        ("a\n=> s\n", "names no changed file", "f:2"),
+        ("[]\n", "names no changed file", "f:1"),
+        ("a => kernel\n", "no step is called 'kernel'", "f:1"),
+        ('["a", 1]\n', "not an array of file names", "f:1"),
+        ('["a"\n', "not a JSON array", "f:1"),
+        ("# nothing\n", "there is no list", "f"),
+        ("", "there is no list", "f"),
+    ],
+)
+def test_line_that_is_no_list_is_named(text, what, where):
+    with pytest.raises(MisuseError, match=re.escape(what)) as caught:
+        parse(text, "f", ["s"])
+    assert caught.value.where == where
+
+
+TOY = declare(a=[step("cheap"), step("gpu", ("gfx942",), minutes=2)], b=[step("other", ("gfx942",), minutes=3)])
+
+
+def toy(reads=None, history=None, *cases):
+    return Replayer(TOY, None, reads or {}, history or {}).replay(cases)
+
+
+def test_gpu_minutes_against_running_everything():
+    found = toy({}, {"gpu-gfx942": 4.0}, Case(1, ("a/x",)), Case(2, ("b/x",)), Case(3, ("unclaimed",)))
+    assert [(line.steps, line.gpu_minutes) for line in found.lines] == [(2, 4), (1, 3), (3, 7)]
+    assert (found.of, found.gpu_minutes, found.run_all_gpu_minutes, found.missed) == (3, 14, 21, 0)
+
+
+def test_step_that_broke_and_step_that_reads_are_missed_when_not_selected():
+    reads = {"other": ["a/x"], "gpu": ["a/x"], "elsewhere": ["a/x"]}
+    found = toy(reads, {}, Case(1, ("a/x",), ("cheap",)), Case(2, ("a/y",), ("other",)))
+    assert found.lines[0].missed == (Missed("other", "it reads a/x"),)
+    assert found.lines[1].missed == (Missed("other", "it is known to break"),)
+    assert found.missed == 2
+
+
+def test_committed_changes_miss_no_step():
+    found = Replayer(DECLARED, GRAPH, READS, {}).replay(parse(CHANGES.read_text(encoding="utf-8"), "f", STEPS))
+    assert [(line.case.files, line.missed) for line in found.lines if line.missed] == []
+    assert len(found.lines) >= 150
+    assert 0 < found.gpu_minutes < 0.7 * found.run_all_gpu_minutes
+
+
+def test_every_file_that_a_step_was_seen_to_read_selects_it():
+    files = sorted({name for names in READS.values() for name in names})
+    found = Replayer(DECLARED, GRAPH, READS, {}).replay(Case(n, (name,)) for n, name in enumerate(files))
+    assert {line.case.files[0]: line.missed for line in found.lines if line.missed} == {}
+
+
+def test_reads_are_of_declared_steps_and_of_enough_of_them():
+    assert set(READS) <= set(STEPS)
+    assert {"kernels-cache", "kernels-attention", "kernels-mla", "routing", "units-audit", "units-evals"} <= set(READS)
+    assert "kernels/pagedkv/strides.py" in READS["kernels-cache"]
+    assert "kernels/pagedkv/routing/candidates/vllm.toml" in READS["routing"]
+
+
+def test_every_planted_bug_is_among_the_changes():
+    cases = parse(CHANGES.read_text(encoding="utf-8"), "f", STEPS)
+    told = {(frozenset(case.files), case.broke) for case in cases}
+    for bug in sorted((REPOSITORY / "tests" / "bugs").glob("*/bug.yaml")):
+        patch = bug.with_name("bug.patch").read_text(encoding="utf-8")
+        files = frozenset(re.findall(r"^\+\+\+ b/(\S+)", patch, re.MULTILINE))
+        assert (files, (yaml.safe_load(bug.read_text(encoding="utf-8"))["turns_red"],)) in told, bug

@@ -1,0 +1,146 @@
+"""The self-test over a toy tree: a bug is caught only by the right step failing for the right reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+from support.plans import IDENTITY, environ, hilgate, python, write_repository
+
+from hilgate.checks import zoo
+from hilgate.errors import Exit, HilgateError
+from hilgate.model import Outcome
+
+CHECKS = (
+    "import json, os, pathlib, sys; from toykernel import gather, scale; ok = gather([1, 2]) == [2, 1]; "
+    "strict = scale(2) == 4; word = lambda right: 'pass' if right else 'fail'; "
+    "rows = [dict(id='gather[strided]', outcome=word(ok), message='got / expected'), "
+    "dict(id='scale', outcome=word(strict), message='scale is off')]; out = pathlib.Path(os.environ['HILGATE_OUT']); "
+    "(out / 'findings.jsonl').write_text(''.join(json.dumps(r) + chr(10) for r in rows)); "
+    "sys.exit(0 if ok and strict else 1)"
+)
+SOUND = "def gather(x):\n    return x[::-1]\n\n\ndef scale(x):\n    return 2 * x\n"
+BUG = {
+    "id": "packed-reader",
+    "title": "gather ignores strides",
+    "source": "toy/toy#1",
+    "symptom": "wrong order",
+    "turns_red": "toy",
+    "expect": r"gather\[strided\]",
+}
+
+
+def make_patch(old, new):
+    head = "--- a/kernels/toykernel.py\n+++ b/kernels/toykernel.py\n@@ -1,3 +1,3 @@\n def gather(x):\n"
+    return f"{head}-{old}\n+{new}\n \n"
+
+
+CAUGHT = make_patch("    return x[::-1]", "    return x")
+HARMLESS = make_patch("    return x[::-1]", "    return list(reversed(x))")
+STALE = make_patch("    return something_else(x)", "    return x")
+CRASH = make_patch("    return x[::-1]", "    import os; os._exit(9)")
+ELSEWHERE = "--- /dev/null\n+++ b/other.py\n@@ -0,0 +1 @@\n+pass\n"
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "toykernel.py").write_text(SOUND)
+    write_repository(tmp_path, {"toy": python(CHECKS)}, toy={"env": {"PYTHONPATH": "kernels"}})
+    monkeypatch.delenv("HILGATE_OUT", raising=False)
+    return tmp_path
+
+
+def plant(root, patch, **changes):
+    bug = BUG | changes
+    folder = root / "tests" / "bugs" / bug["id"]
+    folder.mkdir(parents=True)
+    (folder / "bug.yaml").write_text(json.dumps(bug))
+    if patch is not None:
+        (folder / "bug.patch").write_text(patch)
+    return folder
+
+
+def outcomes(root):
+    checks = zoo.run_bugs(root, zoo.load_bugs(root), root / "results" / "selftest")
+    return checks[0], checks[1]
+
+
+def test_a_planted_bug_is_caught_and_the_checkout_is_untouched(repository):
+    plant(repository, CAUGHT)
+    control, bug = outcomes(repository)
+    assert control.outcome is Outcome.PASS
+    assert bug.outcome is Outcome.PASS
+    assert bug.message.startswith("caught by toy-cpu: gather[strided]: got / expected")
+    assert (repository / "kernels" / "toykernel.py").read_text() == SOUND
+    assert zoo.status_of((control, bug)) == Exit.PASS
+
+
+@pytest.mark.parametrize(
+    ("patch", "changes", "why"),
+    [
+        (HARMLESS, {}, "not caught: toy-cpu is pass"),
+        (CRASH, {}, "not caught: toy-cpu is did not run"),
+        (CAUGHT, {"expect": "scale"}, "failed for another reason; nothing matches 'scale'"),
+        (STALE, {}, "the patch no longer applies"),
+        (ELSEWHERE, {}, "the patch changes nothing under kernels/"),
+        (None, {}, "is missing"),
+    ],
+)
+def test_what_is_not_caught_fails(repository, patch, changes, why):
+    plant(repository, patch, **changes)
+    control, bug = outcomes(repository)
+    assert control.outcome is Outcome.PASS
+    assert bug.outcome is Outcome.FAIL
+    assert why in bug.message
+    assert zoo.status_of((control, bug)) == Exit.FAIL
+
+
+def test_a_control_that_fails_proves_nothing(repository):
+    plant(repository, CAUGHT)
+    (repository / "kernels" / "toykernel.py").write_text(SOUND.replace("2 * x", "3 * x"))
+    control, bug = outcomes(repository)
+    assert control.outcome is Outcome.FAIL
+    assert bug.outcome is Outcome.DID_NOT_RUN
+    assert "its control did not pass" in bug.message
+
+
+def test_the_patch_applies_inside_a_checkout_too(repository):
+    """git takes patch paths as relative to the checkout it finds; results/ lies inside one."""
+    plant(repository, CAUGHT)
+    subprocess.run(["git", "add", "-A"], cwd=repository, check=True)
+    subprocess.run(["git", *IDENTITY, "commit", "-qm", "bug"], cwd=repository, check=True)
+    assert outcomes(repository)[1].outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"expect": "("}, "regular expression"), ({"surprise": 1}, "unknown key"), ({"expect": ""}, "at least 1")],
+)
+def test_an_invalid_bug_is_refused_with_its_place(repository, changes, why):
+    plant(repository, CAUGHT, **changes)
+    with pytest.raises(HilgateError) as caught:
+        zoo.load_bugs(repository)
+    assert why in str(caught.value)
+    assert "tests/bugs/packed-reader/bug.yaml:1" in str(caught.value)
+
+
+def test_a_bug_is_called_like_its_folder(repository):
+    folder = plant(repository, CAUGHT)
+    folder.rename(folder.with_name("other"))
+    with pytest.raises(HilgateError, match="in the folder 'other'"):
+        zoo.load_bugs(repository)
+
+
+def test_the_command_lists_runs_and_leaves_findings(repository):
+    plant(repository, CAUGHT)
+    assert "packed-reader  gather ignores strides" in hilgate(repository, "selftest", "--list").stdout
+    out = repository / "results" / "steps" / "selftest-cpu"
+    done = subprocess.run(
+        [*hilgate(repository, "--version").args[:3], "selftest", "packed-reader"],
+        cwd=repository, env=environ() | {"HILGATE_OUT": str(out)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == Exit.PASS, done.stderr
+    assert "✓ pass packed-reader" in done.stdout
+    assert len((out / "findings.jsonl").read_text().splitlines()) == 2

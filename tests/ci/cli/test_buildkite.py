@@ -1,0 +1,201 @@
+"""`hilgate pipeline` and `hilgate rerun` as they are typed."""
+
+import json
+import types
+
+import pytest
+import yaml
+from support import plans as toyplans
+from support.rest import TOKEN, build, serving
+
+from hilgate.buildkite import api
+from hilgate.errors import Exit
+from hilgate.plan.make import write_plan
+
+WHERE = ("--organization", "acme", "--pipeline", "rocm")
+
+
+@pytest.fixture
+def root(tmp_path):
+    models = {"pocket": {"models": ["pocket-hybrid"]}, "jamba": {"models": ["jamba"]}}
+    return toyplans.write_repository(tmp_path, {"lint": "true", "pocket": "true", "jamba": "true"}, **models)
+
+
+@pytest.fixture
+def buildkite(monkeypatch):
+    """The command line talks to the server of this test, and does not wait."""
+    with serving() as server:
+        monkeypatch.setattr(api, "API", f"http://127.0.0.1:{server.server_address[1]}")
+        monkeypatch.setattr(api, "BACKOFF_SECONDS", 0.0)
+        yield server
+
+
+def rerun(root, *arguments, **env):
+    return toyplans.hilgate(root, "rerun", *arguments, **{api.TOKEN_VARIABLE: TOKEN, **env})
+
+
+def test_rerun_starts_a_build_of_the_last_commit_and_says_what_it_means(root, buildkite):
+    images = {api.IMAGES_KEY: json.dumps({"rocm": "sha256:" + "0" * 64})}
+    buildkite.answer(200, [build(41, meta_data=images)]).answer(201, build(42))
+    done = rerun(root, "pocket-hybrid", "pocket-hybrid", "--pr", "7", *WHERE)
+    assert done.returncode == 0
+    assert done.stdout == "build 42: https://buildkite.example.invalid/acme/rocm/builds/42\n"
+    assert "last build of pull request 7: 41 of cccccccccccc (failed)" in done.stderr
+    assert f"image rocm: sha256:{'0' * 64}" in done.stderr
+    assert "rocm/required: no, it is a part of the plan" in done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+    body = json.loads(buildkite.asked[1][3])
+    assert body["env"]["HILGATE_MODELS"] == "pocket-hybrid"
+    assert body["env"]["HILGATE_IMAGE_FROM_BUILD"] == "41"
+
+
+def test_names_of_the_pipeline_come_from_the_environment(root, buildkite):
+    buildkite.answer(200, [build(41)]).answer(201, build(42))
+    done = rerun(root, "all", "--pr", "7", HILGATE_ORGANIZATION="acme", HILGATE_PIPELINE="rocm")
+    assert done.returncode == 0
+    assert "rocm/required: if it covers the whole plan" in done.stderr
+
+
+def test_dry_run_shows_the_requests_and_sends_none(root, buildkite):
+    commit = "a" * 40
+    done = rerun(root, "jamba", "--pr", "7", *WHERE, "--dry-run", "--commit", commit, "--branch", "mine")
+    assert done.returncode == 0
+    address = f"{api.API}/v2/organizations/acme/pipelines/rocm/builds"
+    get, _, post, *body = done.stdout.splitlines()
+    assert (get, post) == (f"GET {address}", f"POST {address}")
+    sent = json.loads("\n".join(body))
+    assert (sent["commit"], sent["branch"], sent["env"]["HILGATE_MODELS"]) == (commit, "mine", "jamba")
+    assert "nothing was sent" in done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+    assert buildkite.asked == []
+
+
+def test_dry_run_needs_no_token(root, buildkite):
+    assert rerun(root, "jamba", "--pr", "7", *WHERE, "--dry-run", BUILDKITE_API_TOKEN="").returncode == 0
+    assert buildkite.asked == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["jmba", "--pr", "7", *WHERE], Exit.MISUSE, ["no step runs a model 'jmba'", "did you mean 'jamba'"]),
+        (["jamba", "--pr", "7"], Exit.MISUSE, ["--organization '' is not a slug"]),
+        (["jamba", "--pr", "7", "--organization", "acme"], Exit.MISUSE, ["--pipeline '' is not a slug"]),
+        (["jamba", "--pr", "0", *WHERE], Exit.MISUSE, ["--pr"]),
+        (["jamba", *WHERE], Exit.MISUSE, ["--pr"]),
+        (["--pr", "7", *WHERE], Exit.MISUSE, ["MODEL"]),
+        (["jamba", "--pr", "7", *WHERE, "--commit", "abc"], Exit.MISUSE, ["'abc' is not a full sha"]),
+        (["jamba", "--pr", "7", *WHERE, "--profile", "gate"], Exit.MISUSE, ["gate"]),
+    ],
+    ids=["model", "organization", "pipeline", "zero", "no-pr", "no-model", "short-sha", "profile"],
+)
+def test_mistake_is_found_before_anything_is_sent(root, buildkite, arguments, status, words):
+    done = rerun(root, *arguments)
+    assert done.returncode == status
+    assert done.stdout == ""
+    assert buildkite.asked == []
+    for word in words:
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "words"),
+    [
+        ((401, {"message": "no"}), Exit.MISUSE, "does not accept the token (401)"),
+        ((404, {"message": "no"}), Exit.MISUSE, "no such pipeline"),
+        ((200, []), Exit.MISUSE, "pull request 7 has no build"),
+        ((503, ""), Exit.CANNOT_RUN_HERE, "5 times in a row"),
+        ((200, "[{"), Exit.CANNOT_RUN_HERE, "is cut off"),
+    ],
+    ids=["token", "pipeline", "no-build", "outage", "cut-off"],
+)
+def test_buildkite_that_says_no_is_one_clear_error(root, buildkite, answer, status, words):
+    buildkite.answer(*answer)
+    done = rerun(root, "jamba", "--pr", "7", *WHERE)
+    assert done.returncode == status
+    assert words in done.stderr
+    assert "to do: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert TOKEN not in done.stderr
+
+
+def test_no_token_is_said_before_anything_is_sent(root, buildkite):
+    done = rerun(root, "jamba", "--pr", "7", *WHERE, BUILDKITE_API_TOKEN="")
+    assert done.returncode == Exit.MISUSE
+    assert "BUILDKITE_API_TOKEN is not set" in done.stderr
+    assert buildkite.asked == []
+
+
+@pytest.fixture
+def planned(root):
+    """A plan file of two steps, and one of a part of it."""
+    whole = toyplans.plan(*[toyplans.step(name, "true") for name in ("lint", "jamba")], profile="pr")
+    write_plan(whole, root / "whole.json")
+    write_plan(whole.model_copy(update={"steps": whole.steps[:1]}), root / "part.json")
+    return root
+
+
+def pipeline(root, *arguments, **env):
+    return toyplans.hilgate(root, "pipeline", *arguments, **env)
+
+
+def test_pipeline_of_a_plan_holds_its_steps(planned):
+    done = pipeline(planned, "--plan", "whole.json", BUILDKITE_BRANCH="gh-readonly-queue/main/pr-7-01")
+    (group,) = yaml.safe_load(done.stdout)["steps"]
+    assert [(step["key"], step["priority"]) for step in group["steps"]] == [("lint-cpu", 200), ("jamba-cpu", 200)]
+
+
+def test_pipeline_of_a_change_needs_no_plan(root):
+    (group,) = yaml.safe_load(pipeline(root).stdout)["steps"]
+    assert {step["key"] for step in group["steps"]} == {"lint-cpu", "pocket-cpu", "jamba-cpu"}
+
+
+def test_complete_rerun_gets_the_step_that_posts(planned):
+    done = pipeline(planned, "--plan", "whole.json", "--required", "part.json")
+    assert [step["key"] for step in yaml.safe_load(done.stdout)["steps"]] == ["required"]
+    assert done.stderr == ""
+
+
+def test_part_of_a_plan_gets_nothing_and_the_reason(planned):
+    done = pipeline(planned, "--plan", "part.json", "--required", "whole.json")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "not complete: jamba-cpu is missing\n"
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """What needs a rerun, as the judge's half of the program says."""
+    said = types.SimpleNamespace(answer={})
+    monkeypatch.setattr("hilgate.run.recheck.pending", lambda plan, recorded: said.answer)  # noqa: ARG005
+    return said
+
+
+def test_recheck_prints_a_step_for_each_that_failed(planned, failing):
+    failing.answer = {"jamba-cpu": ("one", "two")}
+    done = pipeline(planned, "--recheck", "--plan", "whole.json", "--jobs", "results/jobs")
+    assert [step["key"] for step in yaml.safe_load(done.stdout)["steps"]] == ["jamba-cpu-recheck"]
+    assert done.stderr == "jamba-cpu: 2 to run again on another node\n"
+
+
+def test_recheck_of_nothing_prints_nothing(planned, failing):  # noqa: ARG001
+    done = pipeline(planned, "--recheck", "--plan", "whole.json", "--jobs", "results/jobs")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--plan", "absent.json"], Exit.INVALID_DECLARATION, "there is no plan"),
+        (["--plan", "whole.json", "--base", "main"], Exit.MISUSE, "exclude each other"),
+        (["--plan", "whole.json", "--recheck"], Exit.MISUSE, "--recheck needs --jobs"),
+        (["--plan", "whole.json", "--jobs", "jobs"], Exit.MISUSE, "--recheck needs --jobs"),
+        (["--recheck", "--jobs", "jobs"], Exit.MISUSE, "give --plan"),
+        (["--required", "whole.json"], Exit.MISUSE, "give --plan"),
+        (["--plan", "whole.json", "--required", "absent.json"], Exit.INVALID_DECLARATION, "there is no plan"),
+    ],
+    ids=["no-plan", "base", "no-jobs", "jobs-alone", "recheck-alone", "required-alone", "no-required"],
+)
+def test_mistake_prints_no_pipeline(planned, arguments, status, words):
+    done = pipeline(planned, *arguments)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert words in done.stderr

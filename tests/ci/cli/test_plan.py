@@ -1,0 +1,161 @@
+"""The command line as a person meets it: first screen, help, listings, mistakes, exit statuses."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hilgate.cli.app import run
+from hilgate.errors import EXIT_MEANINGS, Exit
+from hilgate.model import Plan
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@dataclass
+class Shown:
+    """What a command printed, and its exit status."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def hilgate(monkeypatch, capsys):
+    """The command line in this process, 80 columns wide, on a machine that hides its GPUs."""
+    for name in [name for name in os.environ if name.startswith(("HILGATE_", "FORCE_COLOR"))]:
+        monkeypatch.delenv(name)
+    for name, value in {"COLUMNS": "80", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(REPOSITORY)
+
+    def command(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            run(list(arguments))
+        streams = capsys.readouterr()
+        return Shown(ended.value.code or 0, streams.out, streams.err)
+
+    return command
+
+
+def test_first_screen_says_what_to_try_and_what_this_machine_can_do(hilgate):
+    shown = hilgate()
+    assert shown.returncode == Exit.PASS
+    assert shown.stderr == ""
+    for words in ("hilgate plan", "hilgate run hygiene", "hilgate gate", "This machine:", "kernels", "accuracy"):
+        assert words in shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
+def test_help_lists_every_exit_status(hilgate):
+    shown = hilgate("--help").stdout
+    for status, meaning in EXIT_MEANINGS.items():
+        assert f"{status.value}  {meaning}" in shown
+
+
+def test_help_is_quick():
+    """At most four times what importing typer and rich takes: processor time, in turns, so that a slow or busy machine
+    slows both; the best of three."""
+    commands = {"help": ["-m", "hilgate", "--help"], "imports": ["-c", "import typer.main, rich.console"]}
+    seconds = {name: [] for name in commands}
+    for _ in range(3):
+        for name, words in commands.items():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, *words], check=True, capture_output=True, cwd=REPOSITORY)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds["help"]) < 4 * min(seconds["imports"]), seconds
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from hilgate.cli.app import build_app; build_app();"
+        "print(sorted({'pydantic', 'yaml', 'buildkite_sdk', 'jsonschema', 'matplotlib', 'torch'} & set(sys.modules)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_plan_lists_steps_and_omissions_with_reasons(hilgate):
+    shown = hilgate("plan")
+    assert shown.returncode == 0
+    assert "kernels-cache-cpu" in shown.stdout
+    assert "needs gfx942; this machine has no GPU" in shown.stdout
+    assert "longest chain" in shown.stdout
+    assert "\x1b" not in shown.stdout
+
+
+def test_plan_as_json_is_the_plan_and_nothing_else(hilgate, tmp_path):
+    shown = hilgate("plan", "hygiene", "--json", "--write", str(tmp_path / "plan.json"))
+    plan = Plan.model_validate_json(shown.stdout)
+    assert [step.key for step in plan.steps] == ["hygiene-cpu", "selection-cpu"]
+    assert Plan.model_validate_json((tmp_path / "plan.json").read_text()) == plan
+
+
+def test_explain_tells_both_kinds_of_key_the_same(hilgate):
+    declared, planned = hilgate("explain", "kernels-cache"), hilgate("explain", "kernels-cache-gfx942")
+    assert declared.stdout == planned.stdout
+    for words in ("ci/areas/kernels.yaml", "amd_mi300_1", "at a desk only", "hilgate run kernels-cache-gfx950"):
+        assert words in declared.stdout
+
+
+def test_doctor_answers_for_every_area(hilgate):
+    shown = hilgate("doctor", "--json")
+    answer = json.loads(shown.stdout)
+    names = {path.stem for path in (REPOSITORY / "ci" / "areas").glob("*.yaml")}
+    assert {area["area"] for area in answer["areas"]} == names
+    complete = all(area["answer"] == "yes" for area in answer["areas"])
+    assert shown.returncode == (Exit.PASS if complete else Exit.CANNOT_RUN_HERE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["explain", "kernel-cach"], Exit.MISUSE, ["no step is called 'kernel-cach'", "did you mean 'kernels-cache'"]),
+        (["plan", "hygeine"], Exit.MISUSE, ["no area or step is called 'hygeine'", "did you mean 'hygiene'"]),
+        (["plan", "--base", "no-such-ref"], Exit.MISUSE, ["git knows no commit 'no-such-ref'", "to do: fetch it"]),
+        (["plan", "kernels-cache-gfx942"], Exit.CANNOT_RUN_HERE, ["needs gfx942", "to do:"]),
+        (["plann"], Exit.MISUSE, ["plan"]),
+        (["--root", "/", "plan"], Exit.MISUSE, ["not inside a repository"]),
+    ],
+)
+def test_mistake_has_its_status_a_place_and_a_remedy_and_no_traceback(hilgate, arguments, status, words):
+    shown = hilgate(*arguments)
+    assert shown.returncode == status
+    assert shown.stdout == ""
+    assert "Traceback" not in shown.stderr
+    for word in words:
+        assert word in shown.stderr
+
+
+def test_traceback_comes_with_debug_only(hilgate):
+    assert "Traceback" in hilgate("--debug", "explain", "nothing-like-it").stderr
+
+
+def test_bug_is_one_line_a_log_and_status_70(tmp_path):
+    code = (
+        "from hilgate import declare; from hilgate.cli.app import run\n"
+        "def broken(start): raise RuntimeError('planted')\n"
+        "declare.find_root = broken\n"
+        "run(['plan'])"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert shown.returncode == Exit.BUG
+    assert "a bug in hilgate: RuntimeError: planted" in shown.stderr
+    assert "Traceback" not in shown.stderr
+    (log,) = tmp_path.glob("hilgate-*.log")
+    assert str(log) in shown.stderr
+    assert "planted" in log.read_text()

@@ -1,0 +1,121 @@
+"""`hilgate replay`, `plan --models`, histories and explanations as a person meets them, in a toy repository."""
+
+import json
+import subprocess
+
+import pytest
+from support.plans import IDENTITY, hilgate, passing, write_repository, writes_findings
+
+from hilgate.errors import Exit
+from hilgate.model import Plan
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """Three steps; `reader` imports a module, `night` belongs to nightly plans."""
+    for name, text in {
+        "kernels/pagedkv/__init__.py": "",
+        "kernels/pagedkv/layout.py": "",
+        "kernels/pagedkv/reader.py": "from pagedkv import layout",
+        "kernels/pagedkv/other.py": "",
+        "kernels/pagedkv/data.toml": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    commands = dict.fromkeys(("plain", "reader", "night"), writes_findings(passing()))
+    root = write_repository(
+        tmp_path,
+        commands,
+        reader={"imports": ["pagedkv.reader"], "models": ["pocket-hybrid"]},
+        night={"profiles": ["nightly"], "tools": ["no-such-tool"]},
+    )
+    area = json.loads((root / "ci/areas/toys.yaml").read_text())
+    (root / "ci/areas/toys.yaml").write_text(json.dumps(area | {"always": False}))
+    subprocess.run(["git", *IDENTITY, "commit", "-qam", "not always"], cwd=root, check=True)
+    return root
+
+
+def test_module_that_a_step_does_not_import_leaves_it_out(toy):
+    (toy / "kernels/pagedkv/other.py").write_text("x = 1")
+    plan = Plan.model_validate_json(hilgate(toy, "plan", "--base", "HEAD", "--json").stdout)
+    assert [step.key for step in plan.steps] == ["plain-cpu"]
+    assert {one.key: one.reason for one in plan.omissions} == {
+        "reader": "not affected: nothing it imports changed",
+        "night": "runs nightly",
+    }
+    explained = " ".join(hilgate(toy, "explain", "reader", "--base", "HEAD").stdout.split())
+    assert "this change not affected: nothing it imports changed" in explained
+    assert "a changed module that pagedkv.reader imports" in explained
+    (toy / "kernels/pagedkv/layout.py").write_text("x = 1")
+    explained = " ".join(hilgate(toy, "explain", "reader", "--base", "HEAD").stdout.split())
+    assert "kernels/pagedkv/layout.py changed, imported by pagedkv.reader" in explained
+
+
+def test_model_selects_its_step(toy):
+    plan = Plan.model_validate_json(hilgate(toy, "plan", "--models", "pocket-hybrid", "--json").stdout)
+    assert [(step.key, step.reason) for step in plan.steps] == [("reader-cpu", "asked for: model pocket-hybrid")]
+    misspelt = hilgate(toy, "plan", "--models", "pocket-hybird")
+    assert misspelt.returncode == Exit.MISUSE
+    assert "did you mean 'pocket-hybrid'" in misspelt.stderr
+
+
+def test_profiles(toy):
+    everything = Plan.model_validate_json(
+        hilgate(toy, "plan", "--base", "HEAD", "--profile", "nightly", "--json").stdout
+    )
+    assert [step.key for step in everything.steps] == ["plain-cpu", "reader-cpu", "night-cpu"]
+    assert hilgate(toy, "plan", "--profile", "weekly").returncode == Exit.MISUSE
+    by_name = hilgate(toy, "plan", "night")
+    assert by_name.returncode == Exit.CANNOT_RUN_HERE
+    assert "needs no-such-tool; not installed here (agents: amd-cpu)" in by_name.stderr
+
+
+def test_history_is_in_the_footer_and_in_the_explanation(toy):
+    history = toy / "times"
+    history.mkdir()
+    times = history / "steps.jsonl"
+    times.write_text('{"kind": "step", "key": "plain-cpu", "outcome": "pass", "seconds": 300}\n')
+    shown = hilgate(toy, "plan", "--history", str(history)).stdout
+    assert "2 steps, about 6 minutes (measured for 1 of 2); longest chain 5: plain-cpu" in shown
+    assert "(as declared)" in hilgate(toy, "plan").stdout
+    assert "5 min" in hilgate(toy, "explain", "plain", HILGATE_HISTORY=str(history)).stdout
+    absent = hilgate(toy, "plan", "--history", str(toy / "absent"))
+    assert (absent.returncode, absent.stdout) == (Exit.MISUSE, "")
+    times.write_text("{")
+    damaged = hilgate(toy, "plan", "--history", str(history))
+    assert damaged.returncode == Exit.INVALID_DECLARATION
+    assert "steps.jsonl:1" in damaged.stderr
+
+
+def test_replay_counts_and_ends_red_when_a_step_is_missed(toy, tmp_path):
+    (toy / "changes.txt").write_text("kernels/pagedkv/layout.py => reader\nkernels/pagedkv/other.py => plain\n")
+    good = hilgate(toy, "replay", "changes.txt")
+    assert good.returncode == Exit.PASS
+    assert "2 changes, on average 1.5 of 2 steps" in good.stdout
+    assert "0 steps missed" in good.stdout
+    assert "No reads are recorded" in good.stdout
+    (toy / "ci/reads.json").write_text('{"reader": ["kernels/pagedkv/other.py"]}')
+    (tmp_path / "out").mkdir()
+    bad = hilgate(toy, "replay", "changes.txt", HILGATE_OUT=str(tmp_path / "out"))
+    assert bad.returncode == Exit.FAIL
+    assert "missed line 2: reader, and it reads kernels/pagedkv/other.py" in bad.stdout
+    findings = [json.loads(line) for line in (tmp_path / "out" / "findings.jsonl").read_text().splitlines()]
+    assert [(one["id"], one["outcome"]) for one in findings] == [
+        ("line 1: kernels/pagedkv/layout.py", "pass"),
+        ("line 2: kernels/pagedkv/other.py", "fail"),
+    ]
+    told = json.loads(hilgate(toy, "replay", "changes.txt", "--json").stdout)
+    assert (told["missed"], told["lines"][1]["missed"][0]["step"]) == (1, "reader")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a => raeder\n", "did you mean 'reader'"), ("", "there is no list"), (None, "cannot be read")],
+    ids=["unknown step", "empty", "no file"],
+)
+def test_replay_of_a_bad_list_is_misuse(toy, text, words):
+    if text is not None:
+        (toy / "changes.txt").write_text(text)
+    shown = hilgate(toy, "replay", "changes.txt")
+    assert (shown.returncode, shown.stdout) == (Exit.MISUSE, "")
+    assert words in shown.stderr

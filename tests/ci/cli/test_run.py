@@ -1,0 +1,191 @@
+"""The commands over a toy repository, as a person or an agent types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support.plans import environ, failing, hilgate, passing, python, skipped, write_repository, writes_findings
+
+from hilgate.errors import Exit
+
+GREEN = {"a": writes_findings(passing(), skipped()), "b": writes_findings(passing("b"))}
+
+
+@pytest.fixture
+def green(tmp_path):
+    return write_repository(tmp_path, GREEN)
+
+
+def test_a_green_gate_says_so_and_leaves_everything_under_results(green):
+    before = {path for path in green.rglob("*") if ".git/" not in str(path)}
+    done = hilgate(green, "gate")
+    assert done.returncode == Exit.PASS, done.stderr
+    assert "✓ pass: 2 passed, 0 failed, 1 not run (needs gfx950)" in done.stdout
+    assert "report: results/report.html" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    assert "a-cpu: started" in done.stderr
+    names = {path.name for path in (green / "results").iterdir()}
+    assert names >= {"plan.json", "results.jsonl", "verdict.json", "report.html", "annotation.md", "junit.xml", "steps"}
+    new = {path for path in green.rglob("*") if ".git/" not in str(path)} - before
+    assert all(path.is_relative_to(green / "results") for path in new)
+
+
+def test_a_red_gate_shows_the_first_failure_and_the_line_that_repeats_it(tmp_path):
+    root = write_repository(tmp_path, {"a": writes_findings(failing(), status=1), "b": writes_findings(passing())})
+    done = hilgate(root, "gate")
+    assert done.returncode == Exit.FAIL
+    assert "max_abs_err 0.5 > 0.001" in done.stdout
+    assert "reproduce: hilgate run a-cpu" in done.stdout
+    assert hilgate(root, "run", "a-cpu").returncode == Exit.FAIL
+    assert hilgate(root, "run", "b").returncode == Exit.PASS
+
+
+def test_a_gate_run_again_keeps_the_previous_results(green):
+    hilgate(green, "gate", "--steps", "a")
+    first = (green / "results" / "results.jsonl").read_text()
+    hilgate(green, "gate", "--steps", "b")
+    assert (green / "results" / "previous" / "results.jsonl").read_text() == first
+    assert not (green / "results" / "steps" / "a-cpu").exists()
+
+
+def test_colour_only_where_asked_for(green):
+    assert "\x1b[" not in hilgate(green, "gate", "--steps", "b").stdout
+    assert "\x1b[" in hilgate(green, "judge", FORCE_COLOR="1").stdout
+    assert "\x1b[3" not in hilgate(green, "--no-color", "judge", FORCE_COLOR="1").stdout
+
+
+def test_run_adds_arguments_to_the_command(green):
+    done = hilgate(green, "run", "a", "--", "-k", "a b")
+    assert done.returncode == Exit.PASS, done.stderr
+    steps = json.loads((green / "results" / "run" / "plan.json").read_text())["steps"]
+    assert steps[0]["command"].endswith("-k 'a b'")
+
+
+def test_an_agents_job_runs_one_step_of_the_plan_and_judge_decides_on_all(green):
+    assert hilgate(green, "plan", "--write", "results/plan.json").returncode == 0
+    one = hilgate(green, "run", "a-cpu", "--plan", "results/plan.json", "--results", "results/jobs/a-cpu")
+    assert one.returncode == Exit.PASS, one.stderr
+    judge = ("judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
+    half = hilgate(green, *judge)
+    assert half.returncode == Exit.NOTHING_RAN
+    assert "no record of it arrived" in half.stdout
+    hilgate(green, "run", "b-cpu", "--plan", "results/plan.json", "--results", "results/jobs/b-cpu")
+    whole = hilgate(green, *judge, "--json")
+    assert whole.returncode == Exit.PASS
+    assert json.loads(whole.stdout)["outcome"] == "pass"
+    assert "steps/a-cpu/log.txt" in (green / "results" / "report.html").read_text()
+
+
+def test_judge_and_report_can_be_replayed(green):
+    hilgate(green, "gate")
+    (green / "results" / "report.html").unlink()
+    assert hilgate(green, "judge").returncode == Exit.PASS
+    (green / "results" / "report.html").unlink()
+    assert hilgate(green, "report").stdout.strip().endswith("results/report.html")
+    path = green / "results" / "results.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    done = hilgate(green, "judge")
+    assert done.returncode == Exit.INVALID_DECLARATION
+    assert "truncated" in done.stderr
+    assert "--resume" in done.stderr
+    verdict = json.loads((green / "results" / "verdict.json").read_text())
+    assert (verdict["outcome"], verdict["steps"]) == ("did not run", [])
+    assert "truncated" in (green / "results" / "annotation.md").read_text()
+
+
+def test_resume_repairs_and_repeats_only_what_was_lost(green):
+    hilgate(green, "gate")
+    path = green / "results" / "results.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    done = hilgate(green, "gate", "--resume")
+    assert done.returncode == Exit.PASS, done.stderr
+    assert done.stderr.count("started") == 1
+    assert (green / "results" / "results.jsonl.damaged").exists()
+
+
+def test_resume_refuses_another_state_of_the_files(green):
+    hilgate(green, "gate")
+    area = green / "ci" / "areas" / "toys.yaml"
+    (green / "new.py").write_text("")  # an untracked file is a change too
+    done = hilgate(green, "gate", "--resume")
+    assert done.returncode in {Exit.MISUSE, Exit.INVALID_DECLARATION}
+    assert "start afresh" in done.stderr
+    area.write_text(area.read_text().replace("a toys", "other toys"))
+    assert "start afresh" in hilgate(green, "gate", "--resume").stderr
+
+
+def test_an_edit_while_it_runs_is_reported_and_cannot_be_resumed(tmp_path):
+    code = f"pathlib.Path({str(tmp_path / 'edited.py')!r}).write_text('')"
+    root = write_repository(tmp_path, {"a": writes_findings(passing(), then=code)})
+    done = hilgate(root, "gate")
+    assert "files changed while it ran" in done.stderr
+    assert "start afresh" in hilgate(root, "gate", "--resume").stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_gate_ends_its_steps_and_resumes(tmp_path, number):
+    mark = tmp_path / "results" / "pid"
+    slow = python(
+        f"import os, pathlib, time; p = pathlib.Path({str(mark)!r}); seen = p.exists(); p.write_text(str(os.getpid()));"
+        " seen or time.sleep(60); pathlib.Path(os.environ['HILGATE_OUT'], 'findings.jsonl')"
+        '.write_text(\'{"id": "x", "outcome": "pass"}\')'
+    )
+    root = write_repository(tmp_path, {"slow": slow})
+    gate = subprocess.Popen([sys.executable, "-m", "hilgate", "gate"], cwd=root, env=environ(), stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 20
+    while not (mark.exists() and mark.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    gate.send_signal(number)
+    errors = gate.communicate(timeout=20)[1].decode()
+    assert gate.returncode == Exit.INTERRUPTED, errors
+    assert "continue with --resume" in errors
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
+    done = hilgate(root, "gate", "--resume")
+    assert done.returncode == Exit.PASS, done.stderr
+
+
+def test_two_gates_in_one_folder_refuse(tmp_path):
+    root = write_repository(tmp_path, {"slow": writes_findings(passing(), then="import time; time.sleep(3)")})
+    first = subprocess.Popen([sys.executable, "-m", "hilgate", "gate"], cwd=root, env=environ(), stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 20
+    while not (root / "results" / "results.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    second = hilgate(root, "gate")
+    assert second.returncode == Exit.MISUSE
+    assert "another hilgate run" in second.stderr
+    first.communicate(timeout=20)
+    assert first.returncode == Exit.PASS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "aa"], "did you mean"),
+        (["run", "a-cpuu", "--plan", "results/plan.json"], "did you mean 'a-cpu'"),
+        (["run", "a-cpu", "--plan", "results/plan.json", "--", "-k", "x"], "leave out --plan"),
+        (["selftest", "nothing"], "the zoo is empty"),
+    ],
+)
+def test_misuse_is_answered_with_a_remedy(green, arguments, message):
+    hilgate(green, "plan", "--write", "results/plan.json")
+    done = hilgate(green, *arguments)
+    assert done.returncode == Exit.MISUSE
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_buildkite_groups_open_on_failure(tmp_path):
+    root = write_repository(
+        tmp_path, {"a": writes_findings(failing(), then="print('log line')", status=1), "b": GREEN["b"]}
+    )
+    errors = hilgate(root, "gate", BUILDKITE="true").stderr.splitlines()
+    assert any(line.startswith("+++ a-cpu: ✗ fail") for line in errors)
+    assert any(line.startswith("--- b-cpu: ✓ pass") for line in errors)
+    assert "log line" in errors

@@ -1,0 +1,181 @@
+"""The verdict as commands give it: approvals, thresholds of the merge base, reruns elsewhere, and lost plans."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+from support.plans import IDENTITY, hilgate, passing, write_repository, writes_findings
+
+from hilgate.declare import protected
+from hilgate.errors import Exit
+from hilgate.model import Plan
+from hilgate.plan import machine as hardware
+
+TOLERANCES = "ALLOWED = {'fp16': 0.001}\n"
+LISTED = (
+    "files:\n  - {paths: [tests/support/tolerances.py], compare: values, put_back: true, higher_is_looser: ['*']}\n"
+)
+MEASURE = """
+import pathlib
+from support.tolerances import ALLOWED
+def test_error():
+    pathlib.Path("results", "allowed").write_text(str(ALLOWED["fp16"]))
+    assert 0.01 <= ALLOWED["fp16"], "max_abs_err 0.01"
+"""
+JUNIT = {"command": "python -m pytest tests -q -p no:cacheprovider -o pythonpath=tests", "evidence": "junit",
+         "env": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}}  # fmt: skip
+RUN = ("run", "measure-cpu", "--plan", "results/plan.json", "--results", "results/jobs/measure-cpu")
+JUDGE = ("judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
+
+
+def git(root, *arguments):
+    done = subprocess.run(["git", *IDENTITY, *arguments], cwd=root, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def loosened(tmp_path):
+    """A change that loosens its own tolerance until its failing test passes, planned for agents."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "ci").mkdir()
+    (tmp_path / "tests" / "tolerances.py").write_text(TOLERANCES)
+    (tmp_path / "tests" / "test_error.py").write_text(MEASURE)
+    (tmp_path / "ci" / "protected.yaml").write_text(LISTED)
+    root = write_repository(tmp_path, {"measure": ""}, measure=JUNIT)
+    base = git(root, "rev-parse", "HEAD")
+    (root / "tests" / "tolerances.py").write_text(TOLERANCES.replace("0.001", "0.1"))
+    git(root, "commit", "-qam", "make it pass")
+    plan(root, base)
+    return root
+
+
+def plan(root, base):
+    """Write the plan of a change for agents, with what it loosens."""
+    assert hilgate(root, "plan", "--write", "results/plan.json").returncode == 0
+    path = root / "results" / "plan.json"
+    made = Plan.model_validate_json(path.read_text())
+    found = protected.loosened(root, base, ["tests/support/tolerances.py"])
+    changes = {"profile": "pr", "base": "main", "merge_base": base, "loosened": found}
+    path.write_text(made.model_copy(update=changes).model_dump_json())
+
+
+def test_a_change_that_loosens_its_tolerance_is_measured_with_the_old_one_and_is_red(loosened):
+    done = hilgate(loosened, *RUN)
+    assert done.returncode == Exit.FAIL, done.stderr
+    assert "as at the merge base, because the change loosens it: tests/support/tolerances.py" in done.stderr
+    assert (loosened / "results" / "allowed").read_text() == "0.001"
+    assert "0.1" in (loosened / "tests" / "tolerances.py").read_text()  # the change's own is back
+    assert git(loosened, "status", "--porcelain") == ""
+    judged = hilgate(loosened, *JUDGE, "--approved-by", "A. Owner")
+    assert judged.returncode == Exit.FAIL
+    assert "with these files of the merge base: tests/support/tolerances.py" in judged.stdout
+    assert "looser: tests/support/tolerances.py: ALLOWED.fp16: 0.001 -> 0.1" in judged.stdout
+
+
+def test_with_an_approval_its_own_tolerance_counts_and_the_verdict_names_who_approved(loosened):
+    done = hilgate(loosened, *RUN, HILGATE_APPROVED_BY="A. Owner")
+    assert done.returncode == Exit.PASS, done.stdout
+    without = hilgate(loosened, *JUDGE)
+    assert without.returncode == Exit.INCONCLUSIVE
+    assert "looser: tests/support/tolerances.py: ALLOWED.fp16: 0.001 -> 0.1" in without.stdout
+    approved = hilgate(loosened, *JUDGE, "--approved-by", "A. Owner <a@example.invalid>")
+    assert approved.returncode == Exit.PASS
+    assert json.loads((loosened / "results" / "verdict.json").read_text())["approved_by"].startswith("A. Owner")
+
+
+def test_a_merge_base_that_is_not_here_stops_the_job(loosened):
+    path = loosened / "results" / "plan.json"
+    path.write_text(path.read_text().replace(json.loads(path.read_text())["merge_base"], "0" * 40))
+    done = hilgate(loosened, *RUN)
+    assert done.returncode == Exit.CANNOT_RUN_HERE
+    assert "is not in this checkout" in done.stderr
+
+
+def test_a_failing_test_is_run_again_on_another_node_and_not_on_its_own(loosened, monkeypatch):
+    hilgate(loosened, *RUN)
+    elsewhere = ("recheck", "measure-cpu", "--plan", "results/plan.json", "--jobs", "results/jobs",
+                 "--results", "results/jobs/measure-cpu.recheck")  # fmt: skip
+    refused = hilgate(loosened, *elsewhere)
+    assert refused.returncode == Exit.SICK_NODE
+    assert "another must run them" in refused.stderr
+    real = hardware.environment
+    monkeypatch.setattr(hardware, "environment", lambda machine: real(machine).model_copy(update={"host": "mi300-9"}))
+    done = hilgate(loosened, *elsewhere)
+    assert done.returncode == Exit.FAIL, done.stderr
+    assert done.stdout == "fail: tests/test_error.py::test_error\n"
+    judged = hilgate(loosened, *JUDGE)
+    assert judged.returncode == Exit.FAIL
+    assert "again elsewhere, mi300-9: tests/test_error.py::test_error: fail" in judged.stdout
+    again = hilgate(loosened, *elsewhere)
+    assert again.returncode == Exit.NOTHING_RAN
+    assert "has to be run again elsewhere" in again.stderr
+    (loosened / "results" / "jobs" / "measure-cpu.recheck" / "results.jsonl").unlink()
+    (loosened / "extra.py").write_text("")
+    assert "the files here differ" in hilgate(loosened, *elsewhere).stderr
+
+
+LOST = {
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_text(""),
+    "truncated": lambda path: path.write_text(path.read_text()[:200]),
+    "another-schema": lambda path: path.write_text('{"schema_version": 2}'),
+    "binary": lambda path: path.write_bytes(b"\xff\xfe"),
+    "a-folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_without_a_plan_there_is_a_red_verdict_and_an_annotation(tmp_path, name):
+    root = write_repository(tmp_path, {"a": writes_findings(passing())})
+    hilgate(root, "plan", "--write", "results/plan.json")
+    LOST[name](root / "results" / "plan.json")
+    done = hilgate(root, *JUDGE)
+    assert done.returncode == Exit.INVALID_DECLARATION
+    assert "Traceback" not in done.stderr
+    verdict = json.loads((root / "results" / "verdict.json").read_text())
+    assert (verdict["outcome"], verdict["steps"]) == ("did not run", [])
+    assert "did not run" in (root / "results" / "annotation.md").read_text()
+
+
+def test_a_quarantine_that_cannot_be_read_is_red_and_everything_is_judged(tmp_path):
+    root = write_repository(tmp_path, {"a": writes_findings(passing())})
+    assert hilgate(root, "gate").returncode == Exit.PASS
+    (root / "ci" / "quarantine.yaml").write_text("tests: [{test: t}]\n")
+    done = hilgate(root, "judge")
+    assert done.returncode == Exit.INVALID_DECLARATION
+    verdict = json.loads((root / "results" / "verdict.json").read_text())
+    assert (verdict["outcome"], verdict["steps"][0]["outcome"]) == ("fail", "pass")
+    assert (root / "results" / "annotation.md").exists()
+    before = (root / "results" / "results.jsonl").read_bytes()
+    assert hilgate(root, "gate").returncode == Exit.INVALID_DECLARATION  # and nothing runs
+    assert (root / "results" / "results.jsonl").read_bytes() == before
+
+
+def test_a_quarantined_failure_at_a_desk_passes_and_is_named(tmp_path):
+    root = write_repository(
+        tmp_path, {"a": writes_findings(passing(), {"id": "x", "outcome": "fail", "message": "wrong"}, status=1)}
+    )
+    entry = {"test": "x", "step": "a", "reason": "r", "owner": "o", "added": "2099-01-01", "expires": "2099-01-10"}
+    (root / "ci" / "quarantine.yaml").write_text(json.dumps({"tests": [entry]}))
+    done = hilgate(root, "gate")
+    assert done.returncode == Exit.PASS, done.stdout
+    assert "quarantined in a-cpu: x" in done.stdout
+    (root / "ci" / "quarantine.yaml").write_text(
+        json.dumps({"tests": [entry | {"added": "2020-01-01", "expires": "2020-01-10"}]})
+    )
+    assert hilgate(root, "judge").returncode == Exit.FAIL
+
+
+def test_damage_of_one_job_is_named_and_the_others_are_shown(tmp_path):
+    root = write_repository(tmp_path, {"a": writes_findings(passing()), "b": writes_findings(passing("b"))})
+    hilgate(root, "plan", "--write", "results/plan.json")
+    for key in ("a-cpu", "b-cpu"):
+        hilgate(root, "run", key, "--plan", "results/plan.json", "--results", f"results/jobs/{key}")
+    path = root / "results" / "jobs" / "a-cpu" / "results.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    done = hilgate(root, *JUDGE)
+    assert done.returncode == Exit.NOTHING_RAN
+    assert "damaged: a-cpu: results.jsonl:" in done.stderr
+    assert "1 of 2 steps passed" in done.stdout

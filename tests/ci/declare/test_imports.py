@@ -1,0 +1,127 @@
+"""What imports reach what, over toy repositories: awkward imports first."""
+
+from pathlib import Path
+
+import pytest
+
+from hilgate.declare.imports import build, locate, module_of, remedy, run_by
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+FILES = {
+    "kernels/pagedkv/__init__.py": "",
+    "kernels/pagedkv/leaf.py": "",
+    "kernels/pagedkv/middle.py": "from pagedkv import leaf",
+    "kernels/pagedkv/lazy.py": "def f():\n    import pagedkv.leaf",
+    "kernels/pagedkv/typed.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pagedkv.leaf import X",
+    "kernels/pagedkv/relative.py": "from .leaf import X",
+    "kernels/pagedkv/alone.py": "",
+    "kernels/pagedkv/tool/__init__.py": "from pagedkv import middle",
+    "kernels/pagedkv/tool/__main__.py": "",
+    "kernels/pagedkv/tool/inside.py": "",
+    "tests/support/pools.py": "import pagedkv.leaf",
+    "tests/conftest.py": "",
+    "tests/kernels/conftest.py": "import pagedkv.alone",
+    "tests/kernels/test_flat.py": "from pools import batch",
+    "tests/kernels/test_nothing.py": "",
+    "tests/models/engine.py": "import pagedkv.leaf",
+    "tests/models/test_engine.py": "from models import engine",
+}
+
+
+def write(root, **more):
+    for name, text in (FILES | more).items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("declared", "module", "reached"),
+    [
+        ("pagedkv.leaf", "pagedkv.leaf", True),
+        ("pagedkv.middle", "pagedkv.leaf", True),
+        ("pagedkv.lazy", "pagedkv.leaf", True),
+        ("pagedkv.typed", "pagedkv.leaf", True),
+        ("pagedkv.relative", "pagedkv.leaf", True),
+        ("pagedkv.alone", "pagedkv.leaf", False),
+        ("pagedkv.leaf", "pagedkv.middle", False),
+        ("pagedkv.alone", "pagedkv", True),
+        ("pagedkv.tool.inside", "pagedkv.leaf", True),
+        ("pagedkv.tool", "pagedkv.tool.__main__", True),
+        ("pagedkv.tool", "pagedkv.tool.inside", True),
+        ("pagedkv", "pagedkv.alone", True),
+        ("tests/kernels/test_flat.py", "pagedkv.leaf", True),
+        ("tests/kernels/test_flat.py", "tests.pools", True),
+        ("tests/kernels/test_nothing.py", "pagedkv.alone", True),
+        ("tests/kernels/test_nothing.py", "pagedkv.leaf", False),
+        ("tests/models/test_engine.py", "pagedkv.leaf", True),
+        ("tests/models", "tests.models.engine", True),
+        ("tests/models", "pagedkv.alone", False),
+    ],
+    ids=str,
+)
+def test_reached(tmp_path, declared, module, reached):
+    graph = build(write(tmp_path))
+    assert graph.problem == ""
+    assert (module in graph.reached([declared])) is reached
+
+
+def test_first_entry_that_reaches_a_module_is_named(tmp_path):
+    graph = build(write(tmp_path))
+    assert (
+        graph.reached(["pagedkv.alone", "tests/kernels/test_flat.py"])["pagedkv.leaf"] == "tests/kernels/test_flat.py"
+    )
+
+
+def test_graph_is_of_the_given_root_whatever_is_installed(tmp_path):
+    graph = build(write(tmp_path))
+    assert graph.knows("kernels/pagedkv/leaf.py")
+    assert not graph.knows("kernels/pagedkv/layout.py")
+    assert build(REPOSITORY).knows("kernels/pagedkv/layout.py")
+
+
+def test_file_that_cannot_be_parsed_is_a_problem_and_not_an_exception(tmp_path):
+    graph = build(write(tmp_path, **{"kernels/pagedkv/broken.py": "def ("}))
+    assert "broken.py" in graph.problem
+    assert not graph.knows("kernels/pagedkv/leaf.py")
+
+
+def test_root_without_packages_is_a_problem(tmp_path):
+    assert build(tmp_path).problem == "there is no Python package"
+
+
+@pytest.mark.parametrize(
+    ("path", "module"),
+    [
+        ("ci/hilgate/cli/app.py", "hilgate.cli.app"),
+        ("kernels/pagedkv/__init__.py", "pagedkv"),
+        ("tests/kernels/test_a.py", "tests.kernels.test_a"),
+        ("tests/kernels/conftest.py", None),
+        ("kernels/pagedkv/tuning/gfx942.toml", None),
+        ("docker/check.py", None),
+        ("setup.py", None),
+    ],
+)
+def test_module_of_a_file(path, module):
+    assert module_of(path) == module
+
+
+@pytest.mark.parametrize(
+    "declared",
+    ["pagedkv.nothing", "pagedkv.leaf.X", "torch", "tests/kernels/test_none.py", "tests/../secret.py", "docs/a.py", ""],
+)
+def test_nothing_is_located_where_there_is_none(tmp_path, declared):
+    assert locate(write(tmp_path), declared) is None
+
+
+def test_remedy_names_what_was_probably_meant(tmp_path):
+    write(tmp_path)
+    assert "'pagedkv.middle'" in remedy(tmp_path, "pagedkv.midle")
+    assert "'tests/kernels/test_flat.py'" in remedy(tmp_path, "tests/kernels/test_falt.py")
+
+
+def test_what_a_command_names(tmp_path):
+    words = ["python", "-m", "pytest", "-k", "x", "tests/kernels/test_flat.py::test_a", "tests/models", "no/such.py"]
+    assert run_by(write(tmp_path), words) == ["tests/kernels/test_flat.py", "tests/models"]
+    assert run_by(tmp_path, ["python", "-m", "pagedkv.tool", "--out", "results/x"]) == ["pagedkv.tool"]

@@ -1,0 +1,250 @@
+"""Declarations: what is accepted, and that each mistake is named with its file, line and remedy."""
+
+import itertools
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from hilgate.declare.load import InvalidDeclarationsError, find_root, load
+from hilgate.errors import Exit, MisuseError
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+AGENTS = """\
+devices:
+  cpu: {}
+  gfx942: {}
+queues:
+  amd-cpu: {device: cpu, gpus: 0, memory_gib: 64}
+  amd_mi325_1: {device: gfx942, gpus: 1, memory_gib: 256}
+  amd_mi300_1: {device: gfx942, gpus: 1, memory_gib: 192}
+  amd_mi300_8: {device: gfx942, gpus: 8, memory_gib: 192}
+"""
+
+STEP = "{key: one, label: l, command: python -m x, devices: [cpu], evidence: junit, timeout_minutes: 5}"
+
+
+def area(name: str, *steps: str) -> str:
+    listed = "".join(f"  - {step}\n" for step in steps or (STEP,))
+    return f"area: {name}\ntitle: T\nwhy: W.\npaths: [src/]\nsteps:\n{listed}"
+
+
+def write(root: Path, agents: str = AGENTS, **areas: str) -> Path:
+    (root / "ci" / "areas").mkdir(parents=True)
+    (root / "ci" / "agents.yaml").write_text(agents)
+    for name, text in areas.items():
+        (root / "ci" / "areas" / f"{name}.yaml").write_text(textwrap.dedent(text))
+    return root
+
+
+def mistakes(root: Path) -> list[str]:
+    with pytest.raises(InvalidDeclarationsError) as caught:
+        load(root)
+    assert caught.value.exit_status == Exit.INVALID_DECLARATION
+    return [str(mistake) for mistake in caught.value.mistakes]
+
+
+def test_repository_declares_every_queue_of_the_fleet():
+    queues = load(REPOSITORY).agents.queues
+    fleet = {f"amd_mi{product}_{count}" for product in (250, 300, 325, 355) for count in (1, 2, 4, 8)}
+    assert set(queues) == fleet | {"amd-cpu"}
+    assert all(name == "amd-cpu" or queue.gpus == int(name[-1]) for name, queue in queues.items())
+
+
+def test_gate_at_a_desk_stays_under_twenty_five_cpu_minutes():
+    at_a_desk = [step for _, step in load(REPOSITORY).steps() if "cpu" in step.devices and "gate" in step.profiles]
+    assert sum(step.minutes for step in at_a_desk) < 25
+
+
+def test_queue_is_the_smallest_unless_the_step_names_one(tmp_path):
+    named = STEP.replace("one,", "two,").replace("[cpu]", "[gfx942], queues: {gfx942: amd_mi300_8}")
+    declarations = load(write(tmp_path, a=area("a", STEP.replace("[cpu]", "[cpu, gfx942]"), named)))
+    one, two = (step for _, step in declarations.steps())
+    assert declarations.queue_for(one, "gfx942") == "amd_mi300_1"
+    assert declarations.queue_for(two, "gfx942") == "amd_mi300_8"
+    assert declarations.queue_for(one, "gfx950") is None
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (
+            STEP.replace("timeout_minutes", "timeout_minuts"),
+            "unknown key 'timeout_minuts'; did you mean 'timeout_minutes'",
+        ),
+        (STEP.replace("[cpu]", "[gfx924]"), "steps[0].devices[0]: unknown device 'gfx924'; did you mean 'gfx942'"),
+        (STEP.replace("[cpu]", "[cpu, cpu]"), "device 'cpu' is listed twice"),
+        (STEP.replace("[cpu]", "[]"), "steps[0].devices: must not be empty"),
+        (STEP.replace("[cpu]", "[gfx942], queues: {gfx942: amd_mi30_1}"), "unknown queue 'amd_mi30_1'; did you mean"),
+        (STEP.replace("[cpu]", "[gfx942], queues: {gfx942: amd-cpu}"), "queue 'amd-cpu' offers cpu, not gfx942"),
+        (STEP.replace("[cpu]", "[cpu], queues: {gfx942: amd_mi300_1}"), "'gfx942' is not a device of step 'one'"),
+        (
+            STEP.replace("label: l", "label: l, needs: [ones]"),
+            "steps[0].needs[0]: unknown step 'ones'; did you mean 'one'",
+        ),
+        (
+            STEP.replace("label: l", "env: {TRITON_INTERPRET: 0}, label: l"),
+            "env.TRITON_INTERPRET: must be text (quote it), got 0",
+        ),
+        (STEP.replace("label: l", "label: 2026-01-01"), "'2026-01-01' is read as a date; quote it"),
+        (STEP.replace("label: l", "label: l, key: two"), "key 'key' is already on line 6; keep one of them"),
+        (STEP.replace("label: l", "label: l, minutes: 9"), "usually 9 minutes, but ended after 5"),
+        (STEP.replace("label: l", "label: l, minutes: .nan"), "steps[0].minutes"),
+        (STEP.replace("python -m x", "python x | tee log"), "'|' needs a shell and there is none"),
+        (STEP.replace("python -m x", "'python \"x'"), "cannot be split into words"),
+        (STEP.replace("junit", "xml"), "steps[0].evidence"),
+        (STEP.replace("key: one", "key: One"), "must be lower case letters"),
+        (STEP.replace("key: one", "key: triton-3.6"), "'triton-3.6' is no Buildkite step key"),
+        (STEP.replace("key: one, ", ""), "key 'key' is missing"),
+        (STEP.replace("key: one", "key: verdict"), "'verdict' is a step of the pipeline itself"),
+    ],
+)
+def test_mistake_in_a_step_is_named_with_line_and_remedy(tmp_path, step, expected):
+    (found,) = mistakes(write(tmp_path, a=area("a", step)))
+    assert found.startswith("ci/areas/a.yaml:6 ")
+    assert expected in found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "ci/areas/a.yaml:1: is empty"),
+        ("area: [", "ci/areas/a.yaml:1: is not YAML"),
+        ("area: a\n---\narea: b\n", "is not YAML: but found another document"),
+        ("- a\n", "must be a mapping"),
+        ("x: &x [*x]\n", "x[0]: is an alias of what contains it"),
+        (area("b"), "area 'b' is declared in a.yaml; name the file b.yaml"),
+        (area("a").replace("[src/]", "['!']"), "paths[0]: not a glob"),
+        (area("a") + "on: true\n", "key True is not text; quote it"),
+    ],
+)
+def test_mistake_in_a_file(tmp_path, text, expected):
+    assert any(expected in found for found in mistakes(write(tmp_path, a=text)))
+
+
+def test_all_mistakes_are_reported_at_once(tmp_path):
+    agents = AGENTS.replace("gpus: 8", "gpus: 0").replace(
+        "device: gfx942, gpus: 1, memory_gib: 256", "device: gfx9, gpus: 1, memory_gib: 256"
+    )
+    root = write(
+        tmp_path, agents, a=area("a", STEP.replace("[cpu]", "[gpu]")), b=area("b", STEP.replace("label", "lable"))
+    )
+    found = mistakes(root)
+    assert [one.split(":")[0] for one in found] == ["ci/agents.yaml"] * 2 + ["ci/areas/a.yaml"] + ["ci/areas/b.yaml"]
+    with pytest.raises(InvalidDeclarationsError, match="4 mistakes in the declarations"):
+        load(root)
+
+
+def test_key_taken_in_another_file_names_the_place(tmp_path):
+    (found,) = mistakes(write(tmp_path, a=area("a"), b=area("b")))
+    assert (
+        found == "ci/areas/b.yaml:6 steps[0].key: 'one' is taken by ci/areas/a.yaml:6 steps[0].key; choose another key"
+    )
+
+
+def test_planned_keys_may_not_collide_either(tmp_path):
+    other = STEP.replace("key: one", "key: one-cpu").replace("[cpu]", "[gfx942]")
+    assert "'one-cpu' is taken" in mistakes(write(tmp_path, a=area("a", STEP, other)))[0]
+
+
+def test_cycle_is_named(tmp_path):
+    def step(key: str, need: str) -> str:
+        return STEP.replace("key: one", f"key: {key}, needs: [{need}]")
+
+    (found,) = mistakes(write(tmp_path, a=area("a", step("x", "y"), step("y", "z"), step("z", "x"))))
+    cycle = found.split("steps need each other: ")[1].split(";")[0].split(" -> ")
+    assert len(cycle) == 4
+    assert cycle[0] == cycle[-1]
+    assert all((a, b) in {("x", "y"), ("y", "z"), ("z", "x")} for a, b in itertools.pairwise(cycle))
+
+
+def test_need_that_runs_on_no_shared_device(tmp_path):
+    gpu_only = STEP.replace("[cpu]", "[gfx942]")
+    dependant = STEP.replace("key: one", "key: two, needs: [one]")
+    (found,) = mistakes(write(tmp_path, a=area("a", gpu_only, dependant)))
+    assert "step 'one' does not run on cpu" in found
+
+
+BUILDS = STEP.replace("key: one", "key: image-rocm, provides: rocm")
+ON_GPU = STEP.replace("key: one", "key: two").replace("[cpu]", "[gfx942]")
+WITH_IMAGE = AGENTS.replace("gpus: 1, memory_gib: 192", "gpus: 1, memory_gib: 192, image: rocm")
+
+
+def test_image_that_a_step_provides_is_good(tmp_path):
+    declarations = load(write(tmp_path, WITH_IMAGE, a=area("a", BUILDS, ON_GPU)))
+    (_, builds), (_, on_gpu) = declarations.steps()
+    assert declarations.provider("rocm") == builds
+    assert declarations.image_for(on_gpu, "gfx942") == "rocm"
+    assert declarations.image_for(builds, "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param([ON_GPU], "ci/agents.yaml:7 queues.amd_mi300_1.image: no step provides", id="nobody builds it"),
+        pytest.param(
+            [BUILDS.replace("provides: rocm", "provides: rcom"), ON_GPU], "did you mean 'rcom'", id="misspelt image"
+        ),
+        pytest.param(
+            [BUILDS, BUILDS.replace("image-rocm", "again"), ON_GPU], "is built by step 'image-rocm' already", id="twice"
+        ),
+        pytest.param([BUILDS.replace("[cpu]", "[gfx942]"), ON_GPU], "runs on the cpu alone", id="built on a GPU"),
+        pytest.param(
+            [BUILDS.replace("label: l", "label: l, needs: [two]"), ON_GPU.replace("[gfx942]", "[cpu, gfx942]")],
+            "steps need each other: ",
+            id="built after what runs in it",
+        ),
+        pytest.param(
+            [BUILDS.replace("label: l", "label: l, profiles: [nightly]"), ON_GPU],
+            "'image-rocm' does not build in the plans pr, release",
+            id="not built in its plans",
+        ),
+    ],
+)
+def test_image_that_cannot_be_had(tmp_path, steps, expected):
+    assert any(expected in found for found in mistakes(write(tmp_path, WITH_IMAGE, a=area("a", *steps))))
+
+
+def test_need_that_is_not_in_the_same_plans(tmp_path):
+    nightly = STEP.replace("label: l", "label: l, profiles: [nightly, release]")
+    (found,) = mistakes(write(tmp_path, a=area("a", nightly, STEP.replace("key: one", "key: two, needs: [one]"))))
+    assert "step 'one' is not in the plans gate, pr; add to the profiles of 'one'" in found
+
+
+def test_queue_has_the_gpus_that_the_step_needs(tmp_path):
+    four = STEP.replace("[cpu]", "[cpu, gfx942]").replace("label: l", "label: l, gpus: 4")
+    ((_, step),) = load(write(tmp_path / "a", a=area("a", four))).steps()
+    declarations = load(write(tmp_path / "b", a=area("a", four)))
+    assert declarations.queue_for(step, "gfx942") == "amd_mi300_8"
+    assert declarations.queue_for(step, "cpu") == "amd-cpu"
+    named = four.replace("label: l", "label: l, queues: {gfx942: amd_mi300_1}")
+    (found,) = mistakes(write(tmp_path / "c", a=area("a", named)))
+    assert "queue 'amd_mi300_1' has 1 GPUs and the step needs 4; name a larger queue" in found
+
+
+@pytest.mark.parametrize(
+    ("imports", "command", "expected"),
+    [
+        ("[pagedkv.layuot]", "x", "imports[0]: there is no module or test file 'pagedkv.layuot'; did you mean"),
+        ("[tests/test_non.py]", "x", "'tests/test_non.py'; did you mean 'tests/test_one.py'?"),
+        ("[torch]", "x", "there is no module or test file 'torch'"),
+        ("[pagedkv]", "python -m pytest tests/test_one.py", "runs 'tests/test_one.py', which is not among them"),
+        ("[tests/test_one.py]", "python -m pagedkv.layout", "runs 'pagedkv.layout', which is not among them"),
+    ],
+)
+def test_import_that_is_not_there_and_one_that_is_missing(tmp_path, imports, command, expected):
+    for name in ("kernels/pagedkv/__init__.py", "kernels/pagedkv/layout.py", "tests/test_one.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    step = STEP.replace("label: l", f"label: l, imports: {imports}").replace("python -m x", command)
+    (found,) = mistakes(write(tmp_path, a=area("a", step)))
+    assert found.startswith("ci/areas/a.yaml:6 ")
+    assert expected in found
+
+
+def test_root_is_found_from_below(tmp_path):
+    root = write(tmp_path / "repository", a=area("a"))
+    assert find_root(root / "ci" / "areas") == root.resolve()
+    with pytest.raises(MisuseError, match="not inside a repository"):
+        find_root(tmp_path)

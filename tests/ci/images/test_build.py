@@ -1,0 +1,209 @@
+"""What is found by its content is not built, and image.json exists only when every promise of an image holds."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError
+from hilgate.images import contents, read
+from hilgate.images.build import Job, build
+from hilgate.images.engines import BuildFailedError
+from hilgate.images.pins import labels
+from hilgate.model import Evidence, Outcome
+from hilgate.run.evidence import collect
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DIGEST = "sha256:" + "ab" * 32
+PROOF = json.dumps({"versions": {"torch": "2.13.0", "triton": "3.6.0"}, "problems": []})
+
+
+class FakeEngine:
+    """A store in memory."""
+
+    store = "hilgate"
+
+    def __init__(self, root: Path, **spoiled: object) -> None:
+        self.root = root
+        self.images: dict[tuple[str, str], str] = {}
+        self.spoiled = spoiled
+        self.orders = []
+        self.runs = []
+
+    def truly(self, labels):
+        return labels
+
+    def find(self, image, content):
+        return self.images.get((image, content))
+
+    def build(self, order):
+        self.orders.append(order)
+        if "build" in self.spoiled:
+            raise self.spoiled["build"]
+        if not self.spoiled.get("vanishes"):
+            self.images[order.image, order.content] = DIGEST
+
+    def labels(self, image, content):
+        return labels(image, read(self.root), content, "c" * 40) | self.spoiled.get("labels", {})
+
+    def run(self, _image, _content, words, mounts):
+        self.runs.append((words, mounts))
+        return self.spoiled.get("proof", (0, PROOF)) if words[0] == "cat" else self.spoiled.get("gate", (0, "ok"))
+
+
+@pytest.fixture
+def job(root, tmp_path):
+    def make(image: str = "cpu", *, fork: bool = False) -> Job:
+        conf = ("[global]\n", {"/wheels": "/run/hilgate/pip-0"})
+        return Job(image, root, tmp_path / "out", tmp_path / "scratch", "c" * 40, fork, lambda: conf)
+
+    return make
+
+
+def outcomes(checks):
+    return {check.id: check.outcome for check in checks}
+
+
+def test_a_first_build_and_a_second(job, root):
+    engine = FakeEngine(root)
+    first = build(job(), lambda _: engine)
+    record = json.loads((job().out / "image.json").read_text())
+    assert record == {"image": "cpu", "content": contents(root)["cpu"], "digest": DIGEST, "reused": False}
+    assert [check.id for check in first] == [
+        "built",
+        "labels match the pins",
+        "the image proved itself",
+        "the gate passes inside",
+    ]
+    assert set(outcomes(first).values()) == {Outcome.PASS}
+
+    build(job(), lambda _: engine)
+    assert json.loads((job().out / "image.json").read_text())["reused"] is True
+    assert len(engine.orders) == 1
+
+
+def test_the_findings_are_evidence_that_the_runner_reads(job, root):
+    build(job(), lambda _: FakeEngine(root))
+    collected = collect(Evidence.FINDINGS, job().out, root)
+    assert (len(collected.checks), collected.problem) == (4, "")
+
+
+def test_the_order_is_the_content_and_the_machine(job, root):
+    engine = FakeEngine(root)
+    build(job(), lambda _: engine)
+    (order,) = engine.orders
+    assert order.content == contents(root)["cpu"]
+    assert (order.context / "docker/cpu.Dockerfile").read_bytes() == (root / "docker/cpu.Dockerfile").read_bytes()
+    assert not (order.context / "README.md").exists()
+    assert (order.mounts, order.fork) == ({"/wheels": "/run/hilgate/pip-0"}, False)
+
+
+def test_the_gate_inside_sees_the_checkout_read_only(job, root):
+    engine = FakeEngine(root)
+    build(job(), lambda _: engine)
+    (words, mounts) = engine.runs[-1]
+    assert "hilgate run kernels-cache" in words[-1]
+    assert mounts[str(root)] == "/checkout"
+    assert [inside for inside in mounts.values() if inside.endswith(":rw")] == ["/results:rw"]
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "check", "said"),
+    [
+        (
+            {"build": BuildFailedError("buildah ended with 1", where="log", remedy="mend")},
+            "built",
+            "buildah ended with 1",
+        ),
+        ({"vanishes": True}, "built", "no image under its content"),
+        (
+            {"labels": {"hilgate.pins.suite": "trixie"}},
+            "labels match the pins",
+            "hilgate.pins.suite is 'trixie', the pins say 'bookworm'",
+        ),
+        ({"labels": {"hilgate.content": "0"}}, "labels match the pins", "hilgate.content is '0'"),
+        (
+            {"proof": (0, '{"versions": {}, "problems": ["import vllm: ImportError"]}')},
+            "the image proved itself",
+            "import vllm",
+        ),
+        ({"proof": (1, "cat: no such file")}, "the image proved itself", "cannot be read"),
+        ({"proof": (0, "")}, "the image proved itself", "cannot be read"),
+        ({"proof": (0, "[]")}, "the image proved itself", "cannot be read"),
+        ({"gate": (1, "verdict: fail")}, "the gate passes inside", "exit status 1\nverdict: fail"),
+        ({"gate": (5, "no torch")}, "the gate passes inside", "exit status 5"),
+    ],
+    ids=[
+        "fails",
+        "vanishes",
+        "other-pin",
+        "other-content",
+        "import",
+        "no-proof",
+        "empty-proof",
+        "odd-proof",
+        "gate-red",
+        "gate-5",
+    ],
+)
+def test_a_broken_promise_is_a_failing_check_and_no_image_json(job, root, spoiled, check, said):
+    job().out.mkdir()
+    (job().out / "image.json").write_text("{}")
+    found = {one.id: one for one in build(job(), lambda _: FakeEngine(root, **spoiled))}
+    assert found[check].outcome is Outcome.FAIL
+    assert said in found[check].message
+    assert not (job().out / "image.json").exists()
+
+
+def test_an_image_found_by_its_content_is_checked_as_well(job, root):
+    engine = FakeEngine(root, labels={"hilgate.pins.suite": "trixie"})
+    engine.images["cpu", contents(root)["cpu"]] = DIGEST
+    assert outcomes(build(job(), lambda _: engine))["labels match the pins"] is Outcome.FAIL
+
+
+def test_another_revision_is_no_other_image(job, root):
+    engine = FakeEngine(root, labels={"org.opencontainers.image.revision": "d" * 40})
+    assert set(outcomes(build(job(), lambda _: engine)).values()) == {Outcome.PASS}
+
+
+def test_what_the_machine_cannot_do_is_no_finding(job, root):
+    engine = FakeEngine(root, build=CannotRunHereError("no network", remedy="connect"))
+    with pytest.raises(CannotRunHereError):
+        build(job(), lambda _: engine)
+    assert not (job().out / "findings.jsonl").exists()
+
+
+def test_an_interrupted_build_leaves_nothing_that_counts(job, root):
+    with pytest.raises(KeyboardInterrupt):
+        build(job(), lambda _: FakeEngine(root, build=KeyboardInterrupt()))
+    assert not (job().out / "image.json").exists()
+    assert set(outcomes(build(job(), lambda _: FakeEngine(root))).values()) == {Outcome.PASS}
+
+
+def test_an_empty_pin_stops_the_build_before_anything_else(job):
+    def never(_pins):
+        raise AssertionError("no engine is asked for")
+
+    with pytest.raises(DeclarationError) as refusal:
+        build(job("rocm"), never)
+    assert "8 pin(s) of image 'rocm' are not read off yet" in str(refusal.value)
+    assert "sha256sum" in str(refusal.value)
+
+
+def test_an_unknown_image_names_the_known(job, root):
+    with pytest.raises(MisuseError, match="rocn") as refusal:
+        build(job("rocn"), lambda _: FakeEngine(root))
+    assert "did you mean 'rocm'?" in str(refusal.value)
+
+
+def test_two_builds_do_not_share_a_store(job, root):
+    job().scratch.mkdir()
+    with (job().scratch / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(CannotRunHereError, match="another build"):
+            build(job(), lambda _: FakeEngine(root))

@@ -1,0 +1,232 @@
+"""What buildah and docker are told: words, without running either."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from hilgate.errors import CannotRunHereError
+from hilgate.images import __main__ as command
+from hilgate.images import contents, engines, read, wheel_keys
+from hilgate.images.engines import Buildah, Docker, Order
+from hilgate.images.pins import bake_variables, labels
+from hilgate.images.pipconf import pip_configuration
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+@pytest.fixture
+def order(root, tmp_path):
+    def make(image: str = "rocm", *, fork: bool = False, mounts: dict | None = None) -> Order:
+        pins, keys = read(root), contents(root)
+        variables = bake_variables(pins, keys, wheel_keys(root, pins), "registry/hilgate", "c" * 40)
+        return Order(
+            image, keys[image], tmp_path, labels(image, pins, keys[image], "c" * 40), variables, "[global]\n",
+            mounts or {}, fork, tmp_path / "build.log",
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """said: words of each program, answered with nothing found."""
+    heard = []
+    answers = {}
+
+    def hear(words):
+        heard.append(words)
+        return next((answer for key, answer in answers.items() if key in words[-1]), (1, "not found"))
+
+    monkeypatch.setattr(engines, "heard", hear)
+    return heard, answers
+
+
+@pytest.mark.usefixtures("said")
+def test_docker_pushes_an_image_and_the_wheels_that_are_missing(order, root):
+    words = Docker("registry/hilgate", root / "docker/docker-bake.hcl", fork=False).command(order())
+    assert "--push" in words
+    assert words[-5:] == ["rocm", "wheels-mamba", "wheels-conv1d", "wheels-aiter", "wheels-vllm"]
+
+
+def test_docker_takes_a_wheel_that_the_registry_has_by_its_digest(said, order, root):
+    said[1]["wheels-aiter"] = (0, f"{DIGEST}\n")
+    words = Docker("registry/hilgate", root / "docker/docker-bake.hcl", fork=False).command(order())
+    (override,) = [word for word in words if word.startswith("rocm.contexts.")]
+    key = order().variables["AITER_KEY"]
+    assert override == f"rocm.contexts.wheels-aiter=docker-image://registry/hilgate/wheels-aiter:{key}@{DIGEST}"
+    assert "wheels-aiter" not in words
+
+
+@pytest.mark.parametrize("registry", ["", "registry/hilgate"])
+@pytest.mark.usefixtures("said")
+def test_a_fork_pushes_nothing_and_exports_no_cache(order, root, registry):
+    engine = Docker(registry, root / "docker/docker-bake.hcl", fork=True)
+    words = engine.command(order(fork=True))
+    assert "--load" in words
+    assert words[-1] == "rocm"
+    assert not [word for word in words if "push" in word or "cache" in word or word.startswith("wheels")]
+    assert engine.store == "hilgate-fork"
+
+
+def test_what_a_fork_left_on_a_machine_is_found_by_no_other_build(said, root):
+    for registry in ("", "registry/hilgate"):
+        Docker(registry, root / "docker/docker-bake.hcl", fork=False).find("rocm", "1")
+    assert not [words for words in said[0] if "fork" in words[-1]]
+
+
+def test_docker_reads_a_digest_and_nothing_else(said, root):
+    engine = Docker("registry/hilgate", root / "docker/docker-bake.hcl", fork=False)
+    for answer, digest in (((0, DIGEST), DIGEST), ((0, "garbage"), None), ((0, ""), None), ((1, DIGEST), None)):
+        said[1]["rocm"] = answer
+        assert engine.find("rocm", "1") == digest
+
+
+@pytest.mark.usefixtures("said")
+def test_docker_does_not_mount_folders_of_a_machine_into_a_build(order, root):
+    with pytest.raises(CannotRunHereError, match="folders or a certificate"):
+        Docker("", root / "docker/docker-bake.hcl", fork=False).command(order(mounts={"/wheels": "/run/hilgate/pip-0"}))
+
+
+def test_docker_runs_without_network_or_capabilities(said, root):
+    said[1]["registry/hilgate/cpu:1"] = (0, DIGEST)
+    Docker("registry/hilgate", root / "docker/docker-bake.hcl", fork=False).run(
+        "cpu", "1", ["true"], {"/a": "/b", "/c": "/d:rw"}
+    )
+    words = " ".join(said[0][-1])
+    assert "--network none --cap-drop ALL --security-opt no-new-privileges" in words
+    assert "--volume /a:/b:ro --volume /c:/d:rw" in words
+    assert "--privileged" not in words
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch, root):
+    """A buildah whose words are recorded; its images are those of `names`."""
+    built, names = [], []
+    monkeypatch.setattr(engines.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(engines.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(engines, "build", lambda words, *_: built.append(words))
+
+    def ask(words):
+        if "images" in words:
+            return json.dumps([{"names": [name], "digest": DIGEST} for name in names]) if names else "null"
+        return "container\n"
+
+    monkeypatch.setattr(engines, "ask", ask)
+    return Buildah(tmp_path / "store", "bookworm", root / "docker/scripts/debootstrap.sh"), built, names
+
+
+def test_buildah_builds_on_its_base_with_secret_mounts_and_labels(store, order):
+    engine, built, names = store
+    names.append("localhost/hilgate/base:bookworm")
+    engine.build(order("cpu", mounts={"/wheels": "/run/hilgate/pip-0"}))
+    (words,) = built
+    text = " ".join(words)
+    assert "--isolation chroot" in text
+    assert "--build-arg BASE=localhost/hilgate/base:bookworm" in text
+    assert "--volume /wheels:/run/hilgate/pip-0:ro" in text
+    assert f"--label hilgate.content={order('cpu').content}" in text
+    assert "--label org.opencontainers.image.base.name=debootstrap bookworm" in text
+    assert f"--label org.opencontainers.image.base.digest={DIGEST}" in text
+    assert f"--tag localhost/hilgate/cpu:{order('cpu').content}" in text
+    assert not (engine.folder / "pip.conf").exists()
+
+
+def test_buildah_makes_a_base_once(store, order):
+    engine, built, names = store
+    (engine.folder / "rootfs").mkdir()
+    engine.build(order("cpu"))
+    assert not (engine.folder / "rootfs").exists()
+    assert len(built) == 1
+    names.append("localhost/hilgate/base:bookworm")
+    engine.build(order("cpu"))
+    assert len(built) == 2
+
+
+def test_buildah_finds_by_name(store):
+    engine, _, names = store
+    assert engine.find("cpu", "1") is None
+    names.append("localhost/hilgate/cpu:1")
+    assert (engine.find("cpu", "1"), engine.find("cpu", "2")) == (DIGEST, None)
+
+
+@pytest.mark.parametrize(
+    ("missing", "user", "said"),
+    [
+        (("buildah",), 0, "buildah not installed"),
+        (("buildah", "debootstrap"), 0, "apt-get install --no-install-recommends buildah debootstrap"),
+        ((), 1000, "need root"),
+    ],
+    ids=["no-buildah", "neither", "not-root"],
+)
+def test_a_machine_that_cannot_build_says_what_it_lacks(tmp_path, monkeypatch, missing, user, said):
+    monkeypatch.setattr(engines.shutil, "which", lambda name: None if name in missing else name)
+    monkeypatch.setattr(engines.os, "geteuid", lambda: user)
+    with pytest.raises(CannotRunHereError) as refusal:
+        Buildah(tmp_path, "bookworm", Path("debootstrap.sh"))
+    assert said in str(refusal.value)
+    assert refusal.value.exit_status == 5
+
+
+def test_rocm_without_buildx_is_for_another_machine(monkeypatch, capsys, root):
+    monkeypatch.setattr(command, "available", lambda: False)
+    monkeypatch.setattr("hilgate.images.build.refuse_unfilled", lambda _image, _pins: None)
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("HILGATE_OUT", os.devnull + "-none")
+    monkeypatch.setattr("pathlib.Path.mkdir", lambda *_args, **_kwargs: None)
+    assert command.main(["build", "rocm"]) == 5
+    assert "needs docker with buildx" in capsys.readouterr().err
+
+
+def test_docker_without_buildx_is_no_docker(monkeypatch):
+    monkeypatch.setattr(engines.shutil, "which", lambda _: "docker")
+    monkeypatch.setattr(engines, "heard", lambda _: (1, "unknown command: docker buildx"))
+    assert engines.available() is False
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("E: Could not resolve 'deb.example'", CannotRunHereError),
+        ("write: No space left on device", CannotRunHereError),
+        ("error: subprocess exited with status 1", engines.BuildFailedError),
+    ],
+)
+def test_a_failed_build_blames_the_machine_or_the_recipe(tmp_path, said, kind, capfd):
+    with pytest.raises(kind) as refusal:
+        engines.build([sys.executable, "-c", f"print({said!r}); raise SystemExit(3)"], tmp_path / "log", tmp_path)
+    assert said in str(refusal.value)
+    assert said in (tmp_path / "log").read_text()
+    assert said in capfd.readouterr().err
+
+
+def test_a_missing_program_is_named(tmp_path):
+    with pytest.raises(CannotRunHereError, match="no-such-program is not installed"):
+        engines.build(["no-such-program"], tmp_path / "log", tmp_path)
+    with pytest.raises(CannotRunHereError, match="ended with 3: oh"):
+        engines.ask([sys.executable, "-c", "import sys; sys.stderr.write('oh'); sys.exit(3)"])
+
+
+def test_pip_is_configured_inside_as_outside_without_a_path_of_the_machine():
+    listing = (
+        ":env:.find-links='/srv/wheels'\nglobal.cert='/etc/ca.pem'\nglobal.index-url='https://index.example/simple'\n"
+        ":env:.default-timeout='60'\nglobal.extra-index-url='\\nfile:///srv/one/simple\\nfile:///srv/two/simple'\n"
+        "global.cache-dir='/var/cache/pip'\ninstall.user='true'\nglobal.break-system-packages='true'\n"
+    )
+    text, mounts = pip_configuration(listing)
+    assert set(mounts) == {"/srv/wheels", "/etc/ca.pem", "/srv/one", "/srv/two"}
+    assert "/srv" not in text
+    assert "/etc" not in text
+    assert "cache-dir" not in text
+    assert "user" not in text
+    assert "timeout = 60" in text
+    assert "index-url = https://index.example/simple" in text
+    assert f"file://{mounts['/srv/one']}/simple" in text
+
+
+def test_pip_without_settings_is_an_empty_configuration():
+    assert pip_configuration("") == ("[global]\n", {})

@@ -1,0 +1,155 @@
+"""The proof of an image: each way in which an image is not what the pins say stops the build."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BASE = {
+    "python": "3.12.3",
+    "rocm": "7.2.4",
+    "torch": "2.10.0+rocm7.2.4.git3d3aa833",
+    "triton": "3.6.0+rocm7.2.4.git4ed88892",
+}
+FILES = {"torch-files": "a" * 64, "triton-files": "b" * 64}
+PINS = {
+    "archs": ["gfx942", "gfx950"],
+    "rocm": {"rocm": "7.2.4", "python": "3.12", "torch": "2.10.0", "triton": "3.6.0"},
+    "sources": {"aiter": {"archs": ["gfx942", "gfx950"], "extensions": ["module_"]}},
+}
+
+
+@pytest.fixture
+def prove(monkeypatch):
+    folder = Path(__file__).parents[3] / "docker"
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "codeobjects", raising=False)
+    spec = importlib.util.spec_from_file_location("prove", folder / "prove.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_versions_of_the_pins_are_accepted_with_their_local_parts(prove):
+    assert prove.pinned(PINS, BASE) == []
+    assert prove.unchanged(BASE | FILES, BASE | FILES) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("triton", "3.7.0"),
+        ("triton", "3.6.0.post1"),
+        ("torch", "2.10.1+cu128"),
+        ("torch", "missing"),
+        ("rocm", "7.2.40"),
+        ("python", "3.120.1"),
+        ("python", "3.11.9"),
+    ],
+)
+def test_another_version_than_pinned_is_named(prove, name, value):
+    assert prove.pinned(PINS, BASE | {name: value}) == [f"{name} is {value}, pins.toml says {PINS['rocm'][name]}"]
+
+
+def test_an_absent_rocm_is_not_the_pinned_one(prove):
+    found = {key: value for key, value in BASE.items() if key != "rocm"}
+    assert prove.pinned(PINS, found) == ["rocm is missing, pins.toml says 7.2.4"]
+
+
+@pytest.mark.parametrize("name", [*BASE, *FILES])
+def test_a_replaced_part_of_the_base_is_named(prove, name):
+    (said,) = prove.unchanged(BASE | FILES, BASE | FILES | {name: "other"})
+    assert said.startswith(f"{name} of the base was replaced")
+    assert said.endswith("install with --no-deps")
+
+
+def test_the_same_version_with_other_files_is_a_replacement(prove, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    info = tmp_path / "triton-3.6.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: triton\nVersion: 3.6.0\n")
+    (info / "RECORD").write_text("triton/__init__.py,sha256=rocm,1\n")
+    before = prove.versions(("triton",))
+    (info / "RECORD").write_text("triton/__init__.py,sha256=cuda,1\n")
+    after = prove.versions(("triton",))
+    assert before["triton"] == after["triton"] == "3.6.0"
+    assert before["triton-files"] != after["triton-files"]
+
+
+def test_an_uninstalled_distribution_is_missing_not_an_error(prove):
+    assert prove.versions(("no-such-distribution",))["no-such-distribution"] == "missing"
+
+
+@pytest.mark.parametrize(
+    ("libraries", "said"),
+    [
+        ({"module_a.so": {"gfx942": 3, "gfx950": 3}, "host.so": {}}, []),
+        ({"module_a.so": {"gfx942": 3}}, ["aiter: module_a.so has no kernel for gfx950"]),
+        ({"module_a.so": {"gfx942": 3, "gfx950": 0}}, ["aiter: module_a.so has no kernel for gfx950"]),
+        (
+            {"module_a.so": {"gfx942": 1, "gfx950": 1}, "b.so": {"gfx90a": 1}},
+            ["aiter: b.so has no kernel for gfx942", "aiter: b.so has no kernel for gfx950"],
+        ),
+        ({"module_a.so": {}}, ["aiter: no extension module_*.so with device code among 1 libraries"]),
+        ({}, ["aiter: no extension module_*.so with device code among 0 libraries"]),
+        ({"module_a.so": {"gfx942": 1, "gfx950": 1}, "b.so": "is cut off"}, ["aiter: b.so is cut off"]),
+    ],
+    ids=["good", "arch-missing", "arch-without-kernels", "another-arch-only", "host-only", "nothing", "unreadable"],
+)
+def test_code_for_every_architecture(prove, monkeypatch, tmp_path, libraries, said):
+    monkeypatch.setattr(
+        prove, "_libraries", lambda _name, folder: {folder / key: value for key, value in libraries.items()}
+    )
+    lines, problems = prove.code(PINS, tmp_path)
+    assert problems == said
+    assert len(lines) == sum(isinstance(value, dict) and bool(value) for value in libraries.values())
+
+
+def test_libraries_of_a_distribution_are_found_by_its_record(prove, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    info = tmp_path / "amd_aiter-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: amd-aiter\nVersion: 1\n")
+    (info / "RECORD").write_text("aiter/jit/module_a.so,,\naiter/__init__.py,,\n")
+    (tmp_path / "aiter/jit").mkdir(parents=True)
+    (tmp_path / "aiter/jit/module_a.so").write_text("no ELF")
+    (found,) = prove._libraries("aiter", tmp_path).items()
+    assert found[0] == tmp_path / "aiter/jit/module_a.so"
+    assert "no readable ELF" in found[1]
+
+
+def test_a_module_that_raises_anything_is_a_problem(prove, tmp_path, monkeypatch):
+    (tmp_path / "breaks_at_import.py").write_text("raise RuntimeError('no HIP GPUs')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(prove.IMPORTS, "cpu", ("json", "breaks_at_import", "not_there_at_all"))
+    assert [one.split(":")[0] for one in prove.imports("cpu")] == ["import breaks_at_import", "import not_there_at_all"]
+
+
+@pytest.mark.parametrize(
+    ("modules", "status"), [(("json",), 0), (("json", "not_there_at_all"), 1)], ids=["good", "bad"]
+)
+def test_the_exit_status_is_the_proof(prove, tmp_path, monkeypatch, modules, status, capsys):
+    monkeypatch.setitem(prove.IMPORTS, "cpu", modules)
+    assert prove.main(["cpu", str(tmp_path / "proof.json")]) == status
+    proof = json.loads((tmp_path / "proof.json").read_text())
+    assert bool(proof["problems"]) == bool(status)
+    assert "prove: " in capsys.readouterr().out
+
+
+def test_the_rocm_proof_reads_pins_and_base(prove, tmp_path, monkeypatch):
+    monkeypatch.setattr(prove, "versions", lambda _names: BASE | FILES)
+    monkeypatch.setattr(prove, "code", lambda _pins, _folder: (["module_a.so: gfx942 3"], []))
+    monkeypatch.setattr(prove, "site_packages", lambda: tmp_path)
+    monkeypatch.setattr(prove, "imports", lambda _kind: [])
+    monkeypatch.delenv("GPU_ARCHS", raising=False)
+    paths = [str(tmp_path / name) for name in ("pins.json", "base.json", "proof.json")]
+    assert prove.main(["record", paths[1]]) == 0
+    (tmp_path / "pins.json").write_text(json.dumps(PINS))
+    assert prove.main(["rocm", *paths]) == 0
+    (tmp_path / "pins.json").write_text(json.dumps(PINS | {"rocm": PINS["rocm"] | {"triton": "3.7.0"}}))
+    assert prove.main(["rocm", *paths]) == 1
+    monkeypatch.delenv("GPU_ARCHS")

@@ -1,0 +1,206 @@
+"""Selection by globs and by imports, with reasons; adding a changed file never removes anything."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hilgate.declare.imports import Imports, build
+from hilgate.declare.load import load
+from hilgate.git import tracked_files
+from hilgate.model import Area
+from hilgate.plan.select import NOT_AFFECTED, NOT_IMPORTED, claimed_by, select
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+STEP = {"label": "l", "command": "c", "devices": ("cpu",), "evidence": "junit", "timeout_minutes": 1}
+
+
+def area(name, *paths, always=False, **steps):
+    """An area of one step of its name, or of these steps with their imports."""
+    declared = [{"key": key, "imports": imports, **STEP} for key, imports in (steps or {name: ()}).items()]
+    return Area.model_validate(
+        {"area": name, "title": "T", "why": "W", "paths": paths, "always": always, "steps": declared}
+    )
+
+
+AREAS = (
+    area("kernels", "kernels/", "!kernels/audit/", "!*.md"),
+    area("audit", "kernels/audit/"),
+    area("hygiene", "*.md", "LICENSE", always=True),
+)
+
+
+def test_reason_names_the_file():
+    selection = select(AREAS, ["kernels/layout.py"])
+    assert selection.reasons == {"kernels": "kernels/layout.py changed", "hygiene": "runs on every change"}
+    assert selection.omitted == {"audit": NOT_AFFECTED}
+
+
+def test_several_files_are_counted():
+    assert select(AREAS, ["kernels/b.py", "kernels/a.py"]).reasons["kernels"] == "kernels/a.py and 1 more changed"
+
+
+def test_docs_alone_run_what_always_runs():
+    assert set(select(AREAS, ["README.md", "kernels/README.md"]).reasons) == {"hygiene"}
+
+
+def test_file_that_no_area_claims_runs_everything():
+    selection = select(AREAS, ["pyproject.toml"])
+    assert selection.unclaimed == ("pyproject.toml",)
+    assert set(selection.reasons) == {"kernels", "audit", "hygiene"}
+    assert selection.reasons["audit"] == "pyproject.toml changed and no area claims it, so everything runs"
+
+
+def test_without_base_everything_runs_and_without_change_only_always():
+    assert set(select(AREAS, None).reasons) == {"kernels", "audit", "hygiene"}
+    assert set(select(AREAS, []).reasons) == {"hygiene"}
+
+
+def test_later_globs_win_as_in_gitignore():
+    assert claimed_by(AREAS[0], ["kernels/a.py", "kernels/audit/b.py", "kernels/x/README.md"]) == ["kernels/a.py"]
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """Two tests of one area, of which one imports the reader, and a tool that imports it too."""
+    for name, text in {
+        "kernels/pagedkv/__init__.py": "",
+        "kernels/pagedkv/reader.py": "from pagedkv import layout",
+        "kernels/pagedkv/layout.py": "",
+        "kernels/pagedkv/writer.py": "",
+        "kernels/pagedkv/tuning.toml": "",
+        "tests/kernels/conftest.py": "",
+        "tests/kernels/test_read.py": "import pagedkv.reader",
+        "tests/kernels/test_write.py": "import pagedkv.writer",
+        "tests/support/pools.py": "",
+        "evals/hileval/__init__.py": "",
+        "evals/hileval/gates/judge.py": "import pagedkv.reader",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+IMPORTING = (
+    area(
+        "kernels",
+        "kernels/",
+        "tests/",
+        read=["tests/kernels/test_read.py"],
+        write=["tests/kernels/test_write.py"],
+        whole=[],
+    ),
+    area("evals", "evals/", gate=["hileval"]),
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ("kernels/pagedkv/layout.py", {"read", "whole", "gate"}),
+        ("kernels/pagedkv/writer.py", {"write", "whole"}),
+        ("tests/kernels/test_write.py", {"write", "whole"}),
+        ("kernels/pagedkv/__init__.py", {"read", "write", "whole", "gate"}),
+        ("kernels/pagedkv/tuning.toml", {"read", "write", "whole"}),
+        ("tests/kernels/conftest.py", {"read", "write", "whole"}),
+        ("tests/support/pools.py", {"whole"}),
+        ("evals/hileval/gates/judge.py", {"gate"}),
+        ("kernels/pagedkv/gone.py", {"read", "write", "whole", "gate"}),
+        ("tests/kernels/test_gone.py", {"read", "write", "whole"}),
+        ("evals/hileval/gone.py", {"gate"}),
+    ],
+)
+def test_module_selects_what_imports_it_and_any_other_file_its_area(toy, changed, expected):
+    assert set(select(IMPORTING, [changed], build(toy)).reasons) == expected
+
+
+def test_reasons_and_omissions_say_what_imports_what(toy):
+    selection = select(IMPORTING, ["kernels/pagedkv/layout.py"], build(toy))
+    assert selection.reasons["read"] == "kernels/pagedkv/layout.py changed, imported by tests/kernels/test_read.py"
+    assert selection.reasons["gate"] == "kernels/pagedkv/layout.py changed, imported by hileval"
+    assert selection.omitted == {"write": NOT_IMPORTED}
+    assert select(IMPORTING, ["kernels/pagedkv/writer.py"], build(toy)).omitted["gate"] == NOT_AFFECTED
+    gone = select(IMPORTING, ["kernels/pagedkv/gone.py"], build(toy))
+    assert gone.reasons["gate"] == "kernels/pagedkv/gone.py is gone"
+
+
+def test_new_module_selects_the_areas_that_claim_it(toy):
+    (toy / "kernels/pagedkv/new.py").write_text("")
+    selection = select(IMPORTING, ["kernels/pagedkv/new.py"], build(toy), appeared=["kernels/pagedkv/new.py"])
+    assert set(selection.reasons) == {"read", "write", "whole"}
+    assert selection.reasons["read"] == "kernels/pagedkv/new.py is new"
+
+
+def test_while_the_graph_is_not_known_a_module_selects_every_step_with_imports(toy):
+    unknown = Imports(toy, problem="reader.py cannot be parsed")
+    selection = select(IMPORTING, ["evals/hileval/gates/judge.py"], unknown)
+    assert set(selection.reasons) == {"read", "write", "gate"}
+    assert "not known: reader.py cannot be parsed" in selection.reasons["read"]
+    assert set(select(IMPORTING, ["kernels/pagedkv/tuning.toml"], unknown).reasons) == {"read", "write", "whole"}
+
+
+DECLARED = load(REPOSITORY).areas
+GRAPH = build(REPOSITORY)
+TRACKED = tracked_files(REPOSITORY)
+GONE = ("kernels/pagedkv/gone.py", "tests/ci/test_gone.py", "docs/new.md", "new file")
+FILES = st.lists(st.sampled_from(TRACKED + GONE), max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(files=FILES, more=FILES, appeared=st.sets(st.sampled_from(TRACKED)))
+def test_one_more_file_never_removes_a_step(files, more, appeared):
+    for graph in (GRAPH, None, Imports(REPOSITORY, problem="no graph")):
+        before = select(DECLARED, files, graph, appeared)
+        after = select(DECLARED, [*files, *more], graph, appeared)
+        assert set(before.reasons) <= set(after.reasons)
+        assert set(before.unclaimed) <= set(after.unclaimed)
+        assert set(after.reasons).isdisjoint(after.omitted)
+        assert all([*after.reasons.values(), *after.omitted.values()])
+
+
+@settings(max_examples=40, deadline=None)
+@given(files=FILES)
+def test_a_graph_that_is_not_known_never_selects_less(files):
+    known, unknown = (select(DECLARED, files, graph) for graph in (GRAPH, Imports(REPOSITORY, problem="no graph")))
+    assert set(known.reasons) <= set(unknown.reasons)
+
+
+def test_repository_claims_what_it_should():
+    def selected(*files):
+        reasons = select(DECLARED, files, GRAPH).reasons
+        return {area.area for area in DECLARED for step in area.steps if step.key in reasons}
+
+    everything = {area.area for area in DECLARED}
+    assert selected("pyproject.toml") == everything
+    assert selected("ci/agents.yaml") == everything
+    assert selected("requirements/laptop.txt") == everything
+    assert selected("README.md") == {"hygiene"}
+    assert {"kernels", "codeobjects", "models", "accuracy"} <= selected("kernels/pagedkv/layout.py")
+    assert "kernels" not in selected("kernels/pagedkv/audit/budgets.py")
+    for area_ in everything:
+        assert area_ in selected(f"ci/areas/{area_}.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changed", "selected", "omitted"),
+    [
+        (
+            "kernels/pagedkv/cache/gather.py",
+            {"kernels-cache", "codeobjects-triton36"},
+            {"kernels-mla", "routing", "models"},
+        ),
+        (
+            "kernels/pagedkv/mla/kernel.py",
+            {"kernels-mla", "models", "codeobjects-triton36"},
+            {"kernels-cache", "routing"},
+        ),
+        ("kernels/pagedkv/tuning/gfx942.toml", {"kernels-cache", "kernels-mla", "models"}, {"routing"}),
+        ("ci/hilgate/model.py", {"units-ci", "units-evals", "accuracy-pocket-hybrid"}, {"kernels-cache"}),
+        ("tests/kernels/test_window.py", {"kernels-semantics", "selftest"}, {"kernels-cache", "models"}),
+    ],
+)
+def test_repository_selects_by_what_is_imported(changed, selected, omitted):
+    reasons = select(DECLARED, [changed], GRAPH).reasons
+    assert selected <= set(reasons)
+    assert omitted.isdisjoint(reasons)

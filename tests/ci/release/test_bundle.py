@@ -1,0 +1,171 @@
+"""The evidence bundle: the same bytes twice, nothing left out, and what a release demands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+
+import pytest
+from support.bundles import COMMITTED, DIGEST, NOW, built, first_problem, members_of, records, write
+from support.cell_tables import STEP, cell, table
+from support.plans import COMMIT, ENVIRONMENT, plan, step
+
+from hilgate.cli import run
+from hilgate.errors import RecordsError
+from hilgate.model import BuildRecord, Check, Omission, Outcome
+from hilgate.plan.make import plan_digest, write_plan
+from hilgate.release import bundle, sbom, verify
+from hilgate.report import tables
+from hilgate.run import results
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("sound"))
+
+
+def test_a_sound_bundle_is_sound(sound):
+    answer = verify.verify(sound)
+    assert [(finding.check, finding.sound) for finding in answer.findings] == [
+        (check, True) for check, _ in verify.CHECKS
+    ]
+    assert answer.verdict.outcome is Outcome.PASS
+
+
+def test_the_same_results_give_the_same_bytes(sound, tmp_path):
+    root, out = sound.parent / "repository", sound.parent / "results"
+    bundle.write_bundle(root, out, tmp_path / "again.tar", committed=COMMITTED)
+    assert (tmp_path / "again.tar").read_bytes() == sound.read_bytes()
+
+
+def test_members_are_plain_files_of_nobody_at_the_time_of_the_commit(sound):
+    with tarfile.open(sound) as tar:
+        entries = tar.getmembers()
+    assert [e.name for e in entries] == sorted(e.name for e in entries)
+    assert {(e.type, e.uid, e.gid, e.uname, e.mode, e.mtime) for e in entries} == {
+        (tarfile.REGTYPE, 0, 0, "", 0o644, COMMITTED)
+    }
+    assert {"evidence/pins.toml", "evidence/results/steps/mla-cpu/log.txt", "evidence/report.html"} <= {
+        e.name for e in entries
+    }
+
+
+def test_its_checksums_are_those_of_sha256sum(sound, tmp_path):
+    with tarfile.open(sound) as tar:
+        tar.extractall(tmp_path, filter="data")
+    done = subprocess.run(
+        ["sha256sum", "-c", "--strict", "--quiet", "SHA256SUMS"], cwd=tmp_path / "evidence", check=False
+    )
+    assert done.returncode == 0
+
+
+def test_what_was_asked_for_is_demanded(sound):
+    assert verify.verify(sound, demanded={"profile": "gate", "commit": COMMIT}).sound
+    assert "profile is gate, and release was asked for" in first_problem(sound, profile="release")
+
+
+def omission(reason):
+    return (Omission(key="far-gfx950", area="toys", label="far", reason=reason),)
+
+
+RELEASE = {"profile": "release", "base": None, "changed_files": ()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"omissions": omission("not affected by this change")}, "far-gfx950 is left out of a release: not affected"),
+        ({"omissions": omission("not asked for")}, "not asked for"),
+        ({"omissions": omission("needs buildah; not installed here")}, "needs buildah"),
+        ({"base": "main"}, "of a change, not of everything"),
+        ({"dirty": True}, "of uncommitted files"),
+        ({"fork": True}, "of a fork"),
+    ],
+)
+def test_a_release_leaves_nothing_out_without_a_reason(tmp_path, changes, words):
+    assert words in first_problem(write(tmp_path, **RELEASE | changes))
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["no queue offers cuda; run it at a desk that has one", "runs nightly", "runs at a desk and for a pull request"],
+)
+def test_a_release_may_leave_out_what_no_machine_offers_or_other_plans_run(tmp_path, reason):
+    file = write(tmp_path, **RELEASE, omissions=omission(reason))
+    assert verify.verify(file).sound
+
+
+def test_a_failing_build_has_a_sound_bundle_too(tmp_path):
+    file = write(tmp_path, checks=[Check(id="t.py::a", outcome=Outcome.FAIL, message="wrong")])
+    answer = verify.verify(file)
+    assert answer.sound
+    assert answer.verdict.outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize("name", ["plan.json", "verdict.json", "report.html", "results.jsonl"])
+def test_no_bundle_without_evidence(tmp_path, name):
+    root, out = built(tmp_path)
+    (out / name).unlink()
+    with pytest.raises(RecordsError):
+        bundle.write_bundle(root, out, tmp_path / "e.tar", committed=COMMITTED)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["repository", "results"]
+
+
+@pytest.mark.parametrize("make", [lambda p: p.symlink_to("/etc/passwd"), lambda p: p.with_name("a\nb").touch()],
+                         ids=["link", "line break"])  # fmt: skip
+def test_no_bundle_of_what_cannot_be_read_back(tmp_path, make):
+    root, out = built(tmp_path)
+    make(out / "steps" / "odd")
+    with pytest.raises(RecordsError, match="neither a plain file"):
+        bundle.write_bundle(root, out, tmp_path / "e.tar", committed=COMMITTED)
+
+
+def test_what_every_job_of_an_agent_left_is_in_it(tmp_path):
+    root, out = built(tmp_path, image="")
+    a_plan = plan(step("a", "x"), step("b", "x"), omissions=())
+    write_plan(a_plan, out / "plan.json")
+    for one in a_plan.steps:
+        job = out / "jobs" / one.key
+        job.mkdir(parents=True)
+        opening = BuildRecord(started=NOW, plan_digest=plan_digest(a_plan), commit=COMMIT, environment=ENVIRONMENT)
+        results.append(job / "results.jsonl", [opening, *records(one, Check(id="p", outcome=Outcome.PASS))])
+    run.decide(out, a_plan, jobs=out / "jobs")
+    bundle.write_bundle(root, out, tmp_path / "e.tar", committed=COMMITTED)
+    assert {"results/jobs/a-cpu/results.jsonl", "results/jobs/b-cpu/results.jsonl"} <= set(
+        members_of(tmp_path / "e.tar")
+    )
+    assert verify.verify(tmp_path / "e.tar").sound
+
+
+def test_tables_of_cells_are_in_it(tmp_path):
+    root, out = built(tmp_path)
+    (path,) = tables.write(out, plan(STEP), "d" * 64, [table(cell("fig", "a"))])
+    bundle.write_bundle(root, out, tmp_path / "e.tar", committed=COMMITTED)
+    assert members_of(tmp_path / "e.tar")[path.name] == path.read_bytes()
+    assert verify.verify(tmp_path / "e.tar").sound
+
+
+def test_the_bill_names_what_was_locked_installed_pinned_and_built(sound):
+    bill = json.loads(members_of(sound)["sbom.cdx.json"])
+    found = {component["purl"]: component for component in bill["components"]}
+    torch = found["pkg:pypi/torch@2.13.0"]
+    assert torch["hashes"] == [{"alg": "SHA-256", "content": "a" * 64}]
+    assert {(p["name"], p["value"]) for p in torch["properties"]} == {
+        ("hilgate:locked-in", "a.txt"), ("hilgate:installed-on", "desk")}  # fmt: skip
+    assert {
+        "pkg:pypi/py-yaml@6.0",
+        "pkg:generic/python@3.11.0",
+        "pkg:generic/rocm/base",
+        "pkg:generic/sources/aiter",
+    } <= set(found)
+    (image,) = [component for component in found.values() if component["type"] == "container"]
+    assert image["version"] == DIGEST
+    assert bill["metadata"]["timestamp"] == "2025-11-21T12:00:00+00:00"
+    assert sbom.problem_of(json.dumps(bill)) == ""
+
+
+def test_a_lock_file_that_pins_nothing_is_refused():
+    with pytest.raises(RecordsError, match="pins nothing: torch>=2"):
+        sbom.make_sbom(commit=COMMIT, committed=0, plan_digest="d", locks={"a.txt": "torch>=2\n"}, environments=(),
+                       pins={}, images={})  # fmt: skip

@@ -1,0 +1,167 @@
+"""Every way of tampering with a bundle is found and named."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+
+import pytest
+from support.bundles import COMMITTED, DIGEST, edited, first_problem, forge, without, without_lines, write
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("sound"))
+
+
+TAMPERED = {
+    "a flipped byte": (edited("results/steps/mla-cpu/log.txt", b"log", b"lag"), False, "checksums: another content"),
+    "a missing member": (without("report.html"), False, "checksums: missing: 'report.html'"),
+    "a missing member and its checksum": (without("report.html"), True, "checksums: missing: 'report.html'"),
+    "an extra member": (lambda m: {**m, "x": b""}, False, "checksums: not in SHA256SUMS: 'x'"),
+    "no checksums": (without("SHA256SUMS"), False, "checksums: SHA256SUMS is missing"),
+    "a checksum that is none": (lambda m: {**m, "SHA256SUMS": b"x\n"}, False, "checksums: SHA256SUMS has a line"),
+    "a name summed twice": (
+        lambda m: {**m, "SHA256SUMS": m["SHA256SUMS"] * 2}, False, "checksums: SHA256SUMS has a line"),
+    "another plan": (edited("plan.json", b'"minimum": 1', b'"minimum": 2'), True, "plan: another plan: its digest"),
+    "no plan": (edited("plan.json", b"{", b""), True, "plan: not a plan"),
+    "no manifest": (edited("manifest.json", b'"profile"', b'"prefile"'), True, "plan: manifest.json is no manifest"),
+    "another commit in the manifest": (
+        edited("manifest.json", b"cccc", b"cccd"), True, "plan: another plan: its commit"),
+    "another profile": (edited("manifest.json", b'"gate"', b'"release"'), True, "plan: another plan: its profile"),
+    "another time": (edited("manifest.json", b"1763726400", b"1763726401"), True, "plan: the time of its members"),
+    "records of another plan": (
+        edited("results/results.jsonl", b'"plan_digest":"', b'"plan_digest":"f'), True, "records: these results"),
+    "records of another commit": (
+        edited("results/results.jsonl", b'"commit":"cccc', b'"commit":"dddd'), True, "records: these results are of"),
+    "a dropped check": (without_lines(b"t.py::b"), True, "records: the step 'mla-cpu' announced 2 checks"),
+    "a dropped opening": (without_lines(b'"kind":"build"'), True, "records: the first record must be"),
+    "no records": (without("results/results.jsonl"), True, "records: no results"),
+    "a truncated line": (
+        lambda m: {**m, "results/results.jsonl": m["results/results.jsonl"][:-1]}, True, "records: the last line"),
+    "a dropped image": (without_lines(b'"kind":"image"'), True, "images: the records name the images {}"),
+    "another image digest": (
+        edited("results/results.jsonl", b'"digest":"sha256:abab', b'"digest":"sha256:cdab'), True, "images: the rec"),
+    "another image in the manifest": (
+        edited("manifest.json", b"sha256:abab", b"sha256:cdab"), True, "images: the records name the images"),
+    "an image of other contents": (
+        edited("results/results.jsonl", b'"content":"cc', b'"content":"dd'), True, "images: the image rocm was"),
+    "a step in another image": (
+        edited("results/results.jsonl", b'"image":"sha256:abab', b'"image":"sha256:cdab'), True, "images: mla-cpu ran"),
+    "a step in no image": (
+        edited("results/results.jsonl", f'"image":"{DIGEST}"'.encode(), b'"image":""'), True, "images: mla-cpu ran"),
+    "a dropped step": (
+        lambda m: without_lines(b'"key":"mla-cpu"')(without_lines(b'"step":"mla-cpu"')(m)), True,
+        "verdict: the stored verdict says pass; the records give did not run"),
+    "a failure that became a pass": (
+        edited("results/results.jsonl", b'"exit_status":0', b'"exit_status":1'), True,
+        "verdict: the stored verdict says pass; the records give fail"),
+    "a verdict of another plan": (
+        edited("verdict.json", b'"plan_digest": "', b'"plan_digest": "f'), True, "verdict: the verdict is of plan f"),
+    "a worded verdict": (edited("verdict.json", b"2 passed", b"3 passed"), True, "verdict: the stored verdict is not"),
+    "a verdict with other counts": (
+        edited("verdict.json", b'"passed": 2', b'"passed": 9'), True, "verdict: the stored verdict is not what"),
+    "a verdict that is none": (edited("verdict.json", b'"steps"', b'"stops"'), True, "verdict: not a verdict"),
+    "an outcome in the manifest": (
+        edited("manifest.json", b'"pass"', b'"fail"'), True, "verdict: the manifest says fail, the verdict pass"),
+    "a bill that is none": (edited("sbom.cdx.json", b'"1.6"', b'"9.9"'), True, "bill: no CycloneDX 1.6 bill"),
+    "a bill of another build": (edited("sbom.cdx.json", b"cccc", b"cccd"), True, "bill: the bill is of another build"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "summed", "words"), TAMPERED.values(), ids=TAMPERED)
+def test_tampering_is_found_and_named(sound, tmp_path, change, summed, words):
+    assert first_problem(forge(sound, tmp_path / "f.tar", change, summed=summed)).startswith(words)
+
+
+def raw(sound, path, change):
+    """The tar itself rewritten, entry by entry."""
+    with tarfile.open(sound) as old, tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as new:
+        for number, entry in enumerate(old):
+            data = old.extractfile(entry).read()
+            for changed, content in change(number, entry, data):
+                changed.size = len(content)
+                new.addfile(changed, io.BytesIO(content))
+    return path
+
+
+def link(kind, target):
+    def change(number, entry, data):
+        if number == 0:
+            bad = tarfile.TarInfo("evidence/link")
+            bad.type, bad.linkname, bad.mtime = kind, target, entry.mtime
+            yield bad, b""
+        yield entry, data
+
+    return change
+
+
+def named(name):
+    def change(number, entry, data):
+        yield (entry.replace(name=name), data) if number == 0 else (entry, data)
+
+    return change
+
+
+def replaced(**what):
+    return lambda number, entry, data: [(entry.replace(**what) if number == 1 else entry, data)]
+
+
+ARCHIVES = {
+    "a symbolic link": (link(tarfile.SYMTYPE, "/etc/passwd"), "is a link to '/etc/passwd'"),
+    "a hard link": (link(tarfile.LNKTYPE, "evidence/plan.json"), "is a link to"),
+    "a device": (link(tarfile.CHRTYPE, ""), "is no plain file"),
+    "a pipe": (link(tarfile.FIFOTYPE, ""), "is no plain file"),
+    "a folder": (link(tarfile.DIRTYPE, ""), "is no plain file"),
+    "an absolute name": (named("/etc/cron.d/x"), "lies outside of evidence/"),
+    "a way out": (named("evidence/../../x"), "lies outside of evidence/"),
+    "a dotted way": (named("evidence/./x"), "lies outside of evidence/"),
+    "another folder": (named("elsewhere/x"), "lies outside of evidence/"),
+    "a line break in a name": (named("evidence/a\nb"), "lies outside of evidence/"),
+    "a member twice": (lambda _n, e, d: [(e, d), (e, d)], "stands in it twice"),
+    "a file that is a folder too": (named("evidence/plan.json/x"), "stands in it twice|no readable tar"),
+    "another owner": (replaced(uid=1000), "its bytes are not those"),
+    "an executable": (replaced(mode=0o755), "its bytes are not those"),
+    "one other time": (replaced(mtime=COMMITTED + 1), "its bytes are not those"),
+    "a hidden header": (replaced(uname="x"), "its bytes are not those"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), ARCHIVES.values(), ids=ARCHIVES)
+def test_an_archive_that_hilgate_did_not_write_is_refused(sound, tmp_path, change, words):
+    problem = first_problem(raw(sound, tmp_path / "f.tar", change))
+    assert problem.startswith("archive: ")
+    assert any(word in problem for word in words.split("|"))
+    assert not (tmp_path.parent / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data: data[:-1], "truncated"),
+        (lambda data: data[: len(data) // 2 // 512 * 512], "truncated"),
+        (lambda data: data[:10240], "no readable tar"),
+        (lambda data: data + b"\0" * 10240, "its bytes are not those"),
+        (lambda data: data + data, "its bytes are not those"),
+        (lambda data: data[:-1] + b"x", "its bytes are not those"),
+        (lambda data: data[:600] + b"\xff" + data[601:], "checksums|its bytes"),
+        (lambda _data: b"x" * 10240, "no readable tar"),
+        (lambda _data: b"", "truncated"),
+        (lambda data: gzip.compress(data).ljust(20480, b"\0"), "no readable tar|truncated"),
+    ],
+    ids=["one byte less", "half", "the first record", "zeros more", "twice", "the last byte",
+         "a byte of the first member", "no tar", "empty", "compressed"],
+)  # fmt: skip
+def test_a_damaged_file_is_refused(sound, tmp_path, change, words):
+    (tmp_path / "f.tar").write_bytes(change(sound.read_bytes()))
+    assert any(word in first_problem(tmp_path / "f.tar") for word in words.split("|"))
+
+
+def test_every_single_byte_counts(sound, tmp_path):
+    data = bytearray(sound.read_bytes())
+    for place in range(0, len(data), len(data) // 20):
+        data[place] ^= 1
+        (tmp_path / "f.tar").write_bytes(data)
+        first_problem(tmp_path / "f.tar")
+        data[place] ^= 1

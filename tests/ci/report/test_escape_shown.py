@@ -1,0 +1,150 @@
+"""Hostile names, ids and messages: shown as text wherever a person reads them, and obeyed nowhere."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import re
+import shlex
+from html.parser import HTMLParser
+from pathlib import Path
+
+import jinja2
+import pytest
+from hypothesis import given
+from markupsafe import Markup
+from rich.console import Console
+from support.plans import ENVIRONMENT, plan, step
+from support.tampering import ATTACKS, HOSTILE, MARKDOWN, SEEN
+
+from hilgate import text as escape
+from hilgate.cli import app, run
+from hilgate.judge import verdict as judge
+from hilgate.model import Check, Outcome, StepRecord
+from hilgate.plan.make import plan_digest
+from hilgate.report import annotation, html, terminal
+from hilgate.run import results
+from hilgate.run.progress import Lines
+
+NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
+
+
+def failure(text):
+    return Check(id=f"t{text}", outcome=Outcome.FAIL, message=f"m{text}", labels={"arch": text})
+
+
+def attempt_at(one, check, message=""):
+    record = StepRecord(
+        key=one.key, started=NOW, seconds=1.0, exit_status=1, outcome=Outcome.FAIL, message=message, checks=1,
+        command=one.command, environment=ENVIRONMENT,
+    )  # fmt: skip
+    return results.Attempt(record, (check,))
+
+
+def evil_build(text, **changes):
+    """(plan, recorded, verdict) of one step that failed, with this text wherever a change can put text."""
+    one = step("bad", "x", label=sound(text), columns=("arch", "check"))
+    a_plan = plan(one, **changes)
+    recorded = results.Recorded((), {one.key: (attempt_at(one, failure(sound(text))),)})
+    return a_plan, recorded, judge.judge(a_plan, recorded, plan_digest(a_plan), decided=NOW)
+
+
+def sound(text):
+    """Without surrogates, which no record can hold."""
+    return text.encode(errors="replace").decode()
+
+
+class Tags(HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes = set(), set()
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+@given(HOSTILE)
+def test_a_reproduce_line_is_one_command_with_one_word_more(text):
+    check = Check(id=f"tests/test_x.py::{sound(text)}", outcome=Outcome.FAIL, message="wrong")
+    one = step("bad", "pytest", evidence="junit")
+    line = judge.reproduce_line(one, attempt_at(one, check))
+    assert SEEN.fullmatch(line)
+    words = shlex.split(line)
+    assert words[:3] == ["hilgate", "run", "bad-cpu"]
+    assert words[3:] == [] or (words[3:5] == ["--", "-k"] and len(words) == 6 and not words[5].startswith("-"))
+    assert not set(line) & set(';&|$`<>\n\\!*?(){}"')
+
+
+@pytest.mark.parametrize("text", ATTACKS.values(), ids=ATTACKS)
+def test_no_report_obeys_it(text, tmp_path):
+    build = evil_build(text, changed_files=(f"f{sound(text)}",), base=sound(text))
+    page = html.render(*build)
+    tags = Tags(page)
+    assert not {"script", "img", "a"} & tags.tags
+    assert not [name for name in tags.attributes if name.startswith("on")]
+    assert SEEN.fullmatch(page)
+    text_of_annotation = annotation.render(*build)
+    assert SEEN.fullmatch(text_of_annotation)
+    tokens = MARKDOWN.parse(text_of_annotation)
+    assert not {"html_block", "html_inline", "image", "link_open", "hr"} & {
+        kind for token in tokens for kind in (token.type, *(child.type for child in token.children or ()))
+    }
+    assert [token.content for token in tokens if token.type == "inline" and token.content.startswith("# ")] == []
+    assert sum(token.type == "heading_open" for token in tokens) == 2
+    assert SEEN.fullmatch(annotation.write_junit(*build, tmp_path).read_text())
+
+
+def printed(build, monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(terminal, "stdout", lambda: Console(file=out, width=80, color_system=None))
+    a_plan, recorded, verdict = build
+    terminal.print_verdict(run.Judged(a_plan, recorded, verdict, Path("report.html")))
+    terminal.print_checks(recorded.last("bad-cpu").checks)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("text", ATTACKS.values(), ids=ATTACKS)
+def test_no_terminal_and_no_log_obeys_it(text, monkeypatch, tmp_path):
+    build = evil_build(text)
+    shown = printed(build, monkeypatch)
+    assert SEEN.fullmatch(shown)
+    assert not re.search(r"(?m)^(---|\+\+\+|~~~|\^\^\^)", shown)
+    out = io.StringIO()
+    log = tmp_path / "log.txt"
+    log.write_text(text, errors="replace")
+    _, recorded, _ = build
+    one = step("bad", f"x {text}")
+    attempt = recorded.last("bad-cpu")
+    attempt = attempt_at(one, attempt.checks[0], sound(text))
+    with Lines(Console(file=out, width=80, color_system=None), buildkite=True) as lines:
+        lines.started(one, child=None)
+        lines.finished(one, attempt, log)
+    assert SEEN.fullmatch(out.getvalue())
+    groups = [line for line in out.getvalue().splitlines() if re.match(r"---|\+\+\+|~~~|\^\^\^", line)]
+    assert [group[:12] for group in groups] == ["--- bad-cpu:", "+++ bad-cpu:"]
+
+
+def test_markup_of_our_own_stays_markup():
+    environment = jinja2.Environment(autoescape=True, finalize=escape.finalize)
+    assert environment.from_string("{{ a }}{{ b }}{{ c }}").render(a=Markup("<b>"), b="<\x1b", c=7) == "<b>&lt;\\x1b7"
+
+
+def test_a_huge_message_ends_in_a_small_annotation():
+    build = evil_build("`" * 200_000)
+    assert len(annotation.render(*build).encode()) < html.LIMIT_BYTES
+    assert len(html.render(*build).encode()) < html.LIMIT_BYTES
+
+
+def test_an_error_that_quotes_a_file_name_obeys_nothing(capsys):
+    app._complain("no file '\x1b]0;x\x07'\n+++ passed")
+    assert capsys.readouterr().err == "error: no file '\\x1b]0;x\\x07'\n +++ passed\n"
+
+
+def test_plans_of_hostile_names_are_printed_as_text(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(terminal, "stderr", lambda: Console(file=out, width=80, color_system=None))
+    terminal.print_plan(plan(step("a", "x", reason="f\x1b]8;;x\x07\n+++ y changed")))
+    assert SEEN.fullmatch(out.getvalue())
+    assert "\n+++" not in out.getvalue()

@@ -1,0 +1,132 @@
+"""The report and its twins: right content, right size, nothing that could run or leave the machine."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from junitparser import Error, Failure, JUnitXml, Skipped
+from support.builds import Outline, built, failed, passed, skipped
+from support.plans import step
+
+from hilgate import text as shown
+from hilgate.report import annotation, tables
+from hilgate.report import html as report
+
+EVIL = "<script>alert(1)</script> ``` `x` | **b** \x00 \ud7ff"
+
+
+MIXED = built(
+    (
+        step("good", "x", columns=("arch", "lds_bytes")),
+        [passed(labels={"arch": "gfx942"}, numbers={"lds_bytes": 65536})],
+    ),
+    (step("bad", "x"), [passed(), failed(numbers={"max_abs_err": 0.5}), *[skipped(f"s{i}") for i in range(30)]]),
+    (step("lost", "x"), None),
+)
+
+
+def test_the_verdict_comes_first_then_what_broke_then_the_change():
+    text = " ".join(Outline(report.render(*MIXED)).text.split())
+    order = ["✗ fail 2 passed, 1 failed, 30 not run (needs gfx950)", "1 regression, 1 infra, 1 not selected",
+             "What broke", "✗ regression bad-cpu", "max_abs_err 0.5 > 0.001", "error max_abs_err 0.5", "case arch cpu",
+             "merge base not known: no history", "reproduce hilgate run bad-cpu", "30 not run: needs gfx950",
+             "○ infra lost-cpu", "no record of it arrived", "What changed", "toys/layout.py", "Every step",
+             "When it ran", "65 536", "Not selected", "far-gfx950", "Where it ran"]  # fmt: skip
+    text = text.replace("\u202f", " ")
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+
+
+def test_a_green_report_has_no_section_of_what_is_not():
+    text = Outline(report.render(*built((step("good", "x"), [passed()])))).text
+    assert "What broke" not in text
+    assert "✓" in text
+
+
+def test_nothing_runs_and_nothing_is_fetched():
+    outline = Outline(report.render(*MIXED, logs={"bad-cpu": "steps/bad-cpu/log.txt"}))
+    assert not {"script", "link", "img", "iframe", "object"} & set(outline.tags)
+    assert outline.addresses == ["steps/bad-cpu/log.txt"]
+    assert not re.search(r"url\(|@import|https?:", report.render(*MIXED))
+
+
+def test_hostile_text_is_shown_as_text():
+    build = built((step("bad", "x", columns=("arch",)), [failed(EVIL, EVIL, labels={"arch": EVIL})]))
+    outline = Outline(report.render(*build))
+    assert "script" not in outline.tags
+    assert "alert(1)" in outline.text
+    markdown = annotation.render(*build)
+    assert "````text\n<script>" in markdown
+    outside = re.sub(r"(?s)````text.*?````", "", markdown)
+    assert "<script>" not in outside
+    assert "**b**" not in outside
+
+
+@pytest.mark.parametrize("number", [3, 20_000])
+def test_the_report_and_the_annotation_stay_below_1_mib(number):
+    checks = [failed(f"test[{i}-{'x' * 300}]", "line\n" * 400) for i in range(number)]
+    build = built(
+        *[(step(f"s{n}", "x", columns=("arch",)), checks[: number // (1 if n == 0 else 40)]) for n in range(30)]
+    )
+    html, markdown = report.render(*build), annotation.render(*build)
+    assert len(html.encode()) < report.LIMIT_BYTES
+    assert len(markdown.encode()) < report.LIMIT_BYTES
+    assert "more" in html
+
+
+def test_the_annotation_is_the_first_screen():
+    text = annotation.render(*MIXED)
+    assert text.startswith("## ✗ fail: 2 passed, 1 failed, 30 not run (needs gfx950)\n")
+    assert "```text\nhilgate run bad-cpu\n```" in text
+    assert "| good-cpu | 1 | 1 min 30 s |" in text
+    assert "not selected: far-gfx950: needs gfx950" in text
+
+
+def test_junit_never_shows_a_red_step_as_green(tmp_path):
+    path = annotation.write_junit(*MIXED, tmp_path)
+    suites = {suite.name: list(suite) for suite in JUnitXml.fromfile(str(path))}
+    kinds = {name: [type(result) for case in cases for result in case.result] for name, cases in suites.items()}
+    assert kinds["good-cpu: good toys"] == []
+    assert kinds["bad-cpu: bad toys"] == [Failure] + [Skipped] * 30
+    assert kinds["lost-cpu: lost toys"] == [Error]
+
+
+def test_junit_survives_text_that_xml_cannot_hold(tmp_path):
+    path = annotation.write_junit(*built((step("bad", "x"), [failed(EVIL, "a\x1b[31mb\x00")])), tmp_path)
+    assert len(list(JUnitXml.fromfile(str(path)))) == 1
+
+
+def test_tables_show_problems_first_and_align_numbers():
+    checks = [
+        passed("a", labels={"arch": "gfx942"}, numbers={"err": 1.23456789}),
+        failed("b", labels={"arch": "gfx950"}),
+    ]
+    a_plan, recorded, _ = built((step("t", "x", columns=("arch", "err", "none")), checks))
+    (table,) = tables.step_tables(a_plan, recorded, 1)
+    assert table.rows[0].id == "b"
+    assert table.rows[0].cells == ("gfx950", tables.NOTHING, tables.NOTHING)
+    assert table.numeric == (False, True, False)
+    assert table.more == 1
+    assert tables.cell(checks[0], "err") == "1.235"
+
+
+def test_the_timeline_places_bars_in_the_whole_time():
+    a_plan, recorded, verdict = built(
+        (step("a", "x"), [passed()]), (step("b", "x"), [passed()]), (step("c", "x"), None)
+    )
+    drawn = report.timeline(a_plan, recorded, verdict)
+    assert [(bar.key, round(bar.left, 1), round(bar.width, 1)) for bar in drawn.bars] == [
+        ("a-cpu", 0.0, 97.8),
+        ("b-cpu", 1.1, 98.9),
+    ]
+    assert [tick.words for tick in drawn.ticks] == ["0 s", "15 s", "30 s", "45 s", "1 min", "1.25 min", "1.5 min"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, "\u2013"), (0.04, "0.0 s"), (9.96, "10.0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (3599, "59 min 59 s"),
+     (3840, "1 h 04 min")],
+)  # fmt: skip
+def test_durations_are_words(seconds, words):
+    assert shown.duration(seconds) == words

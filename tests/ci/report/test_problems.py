@@ -1,0 +1,166 @@
+"""What the first screen says of a red build: what broke, by how much, on the merge base too, and how to repeat it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from markdown_it import MarkdownIt
+from support.builds import Outline, built, failed, passed
+from support.plans import step
+
+from hilgate import text as shown
+from hilgate.model import Loosening, Outcome, Ruling
+from hilgate.report import annotation, terminal
+from hilgate.report import html as report
+from hilgate.report import problems as headlines
+from hilgate.report.merge_base import Facts, StepFacts
+
+DIGEST = "sha256:" + "3f" * 32
+TEST = "tests/kernels/test_x.py::test_x[decode-float16-gfx942]"
+MESSAGE = "AssertionError: 2 of 80 rows are off\nassert not True\ntests/kernels/test_x.py:67: AssertionError"
+FACTS = Facts(commit="b" * 40, steps={"bad-cpu": StepFacts(Outcome.PASS, 7, {TEST: (Outcome.PASS, "")}, whole=False)})
+
+
+def red(facts=FACTS, **changes):
+    """A build with one regression, one step of another ruling, and what a verdict may say beside."""
+    wrong = failed(TEST, MESSAGE, numbers={"max_abs_err": 0.5, "rows_off": 2, "rows": 80}, labels={"shape": "5x16x64"})
+    plan, recorded, verdict = built(
+        (step("bad", "x", evidence="junit", gpus=1, image="rocm"), [passed(), wrong, failed("second", "also")]),
+        (step("sick", "x"), None),
+        (step("kept", "x"), [passed()]),
+    )
+    steps = {one.key: one for one in verdict.steps}
+    told = {
+        "bad-cpu": {
+            "image": DIGEST, "node": "mi300-07", "evidence": ("VRAM 312 MiB before, 318 MiB after", "dmesg: nothing"),
+        },
+        "sick-cpu": {"ruling": Ruling.INFRA, "node": "mi355-02", "evidence": ("GPU reset begin!",)},
+        "kept-cpu": {"quarantined": ("q1",), "unexpected_passes": ("u1",), "flaky": tuple(f"f{n}" for n in range(25))},
+    }  # fmt: skip
+    updated = tuple(steps[key].model_copy(update=values) for key, values in told.items())
+    return plan, recorded, verdict.model_copy(update={"steps": updated} | changes), facts
+
+
+def page(*parts):
+    *build, facts = parts
+    return " ".join(Outline(report.render(*build, facts=facts)).text.split())
+
+
+def note(*parts):
+    *build, facts = parts
+    return annotation.render(*build, facts=facts)
+
+
+@pytest.mark.parametrize("show", [page, note], ids=["report", "annotation"])
+def test_what_broke_is_said_in_the_order_in_which_it_is_asked(show):
+    text = show(*red()).replace("\\", "")
+    order = ["regression", "bad-cpu", TEST, "AssertionError: 2 of 80 rows are off", "max_abs_err 0.5, 2 of 80 rows off",
+             "shape 5x16x64, dtype float16, arch gfx942", "passed at bbbbbbbbbbbb", "tests/kernels/test_x.py:67",
+             "mi300-07", "VRAM 312 MiB before, 318 MiB after", "hilgate run bad-cpu -- -k", "docker run", DIGEST,
+             "assert not True", "second", "sick-cpu", "GPU reset begin!"]  # fmt: skip
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("show", [page, note], ids=["report", "annotation"])
+def test_green_steps_with_flaky_or_quarantined_checks_are_named(show):
+    text = show(*red())
+    for words in ("quarantined", "q1", "unexpected pass", "u1", "flaky", "f19", "and 5 more in verdict.json"):
+        assert words in text
+    assert "f20" not in text
+
+
+@pytest.mark.parametrize("show", [page, note], ids=["report", "annotation"])
+@pytest.mark.parametrize(
+    ("approved", "words"),
+    [("", "needs a named approval by"), ("A Name <a@example.invalid>", "approved by A Name")],
+    ids=["nobody yet", "somebody"],
+)
+def test_a_loosened_gate_is_said_before_what_broke(show, approved, words):
+    loosened = (
+        Loosening(path="tests/support/tolerances.py", what="2 u -> 4 u", looser=True),
+        Loosening(path="evals/gates.yaml", what="margin 0.03 -> 0.02", looser=False),
+    )
+    text = show(*red(loosened=loosened, approved_by=approved)).replace("&gt;", ">")
+    assert text.index(words) < text.index("tests/support/tolerances.py") < text.index("bad-cpu")
+    assert "2 u -> 4 u" in text
+    assert "evals/gates.yaml" not in text
+
+
+def test_a_stricter_change_needs_nobody():
+    stricter = (Loosening(path="x", what="y", looser=False),)
+    assert headlines.approval(red(loosened=stricter)[2]) == ""
+
+
+def test_the_line_of_the_image_is_one_that_a_shell_understands():
+    plan, _, verdict, _ = red()
+    line = headlines.container_line(verdict.steps[0], plan.steps[0])
+    words = shlex.split(line)
+    at = words.index(f"$HILGATE_IMAGES/rocm@{DIGEST}")
+    assert words[:3] == ["docker", "run", "--rm"]
+    assert all(word.startswith("--") for word in words[2:at])
+    assert words[at + 1 : at + 6] == ["python3", "-m", "hilgate", "run", "bad-cpu"]
+    assert {"--device=/dev/kfd", "--network=none", "--cap-drop=ALL"} <= set(words)
+    assert "--privileged" not in line
+
+
+@pytest.mark.parametrize(
+    ("image", "planned", "missing", "present"),
+    [
+        ("", {}, "docker", ""),
+        ("sha256:1; rm -rf x", {}, "docker", ""),
+        (DIGEST, {"gpus": 0}, "--device", f" {DIGEST} "),
+        (DIGEST, {"network": True, "image": "cpu"}, "--network", f"cpu@{DIGEST}"),
+    ],
+    ids=["no image", "not a digest", "no GPU", "network"],
+)
+def test_the_line_of_the_image_follows_the_step(image, planned, missing, present):
+    verdict = red()[2].steps[0].model_copy(update={"image": image})
+    line = headlines.container_line(verdict, step("bad", "x", **planned))
+    assert missing not in line
+    assert present in line
+
+
+def test_the_terminal_says_it_too(capsys):
+    plan, recorded, verdict, facts = red(loosened=(Loosening(path="p", what="w", looser=True),))
+    judged = SimpleNamespace(plan=plan, recorded=recorded, verdict=verdict, report=Path("report.html"))
+    terminal.print_verdict(judged, facts)
+    out = capsys.readouterr().out
+    order = ["✗ fail: regression: bad-cpu", TEST, "error: max_abs_err 0.5", "case: shape", "merge base: passed at b",
+             "node: mi300-07", "reproduce: hilgate run bad-cpu", "○ did not run: infra: sick-cpu", "quarantined in",
+             "1 regression, 1 infra", "loosens its own gate: needs"]  # fmt: skip
+    places = [out.index(words) for words in order]
+    assert places == sorted(places)
+    terminal.print_verdict(judged)
+    assert "merge base" not in capsys.readouterr().out
+
+
+def test_a_ruling_that_repeats_the_outcome_is_said_once():
+    verdict = red()[2].steps[0]
+    assert headlines.ruled(verdict) == "✗ fail: regression"
+    same = verdict.model_copy(update={"outcome": Outcome.INCONCLUSIVE, "ruling": Ruling.INCONCLUSIVE})
+    assert headlines.ruled(same) == "? inconclusive"
+
+
+def test_every_ruling_and_outcome_has_words():
+    assert set(headlines.RULINGS) == set(Ruling)
+    assert set(shown.MARKS) == set(shown.STYLES) == set(Outcome)
+
+
+def test_the_annotation_is_commonmark_of_which_each_block_closes():
+    tokens = MarkdownIt("commonmark").parse(note(*red()))
+    assert sum(token.nesting for token in tokens) == 0
+    assert next(token.content for token in tokens if token.type == "fence").startswith("AssertionError: 2 of 80")
+    assert not {"html_block", "html_inline"} & {token.type for token in tokens}
+
+
+def test_a_page_works_in_both_colour_schemes_on_a_phone_and_on_paper():
+    *build, facts = red()
+    html = report.render(*build, facts=facts)
+    for words in ("(prefers-color-scheme: dark)", "@media print", "(max-width: 40rem)", 'name="viewport"', 'lang="en"'):
+        assert words in html
+    assert not re.search(r"<script|https?:|@import", html)

@@ -1,0 +1,210 @@
+"""Tables of cells: what a cell is told of, what has no place, and that a table which lost cells never looks whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from support.cell_tables import SPEC, STEP, build, cell, grid, table
+from support.plans import plan, step
+
+from hilgate.judge import verdict as judge
+from hilgate.model import CELL_KEYS, RESERVED_FILES, Check, Outcome
+from hilgate.plan.make import plan_digest
+from hilgate.report import annotation, tables
+from hilgate.run.evidence import EVIDENCE_CHECK
+
+
+def records(build_, folder):
+    a_plan, recorded, verdict = build_
+    (path,) = tables.write(folder, a_plan, plan_digest(a_plan), tables.tables(a_plan, recorded, verdict))
+    assert path == folder / SPEC.file
+    return json.loads(path.read_text())
+
+
+def of_attempt(build_, **changes):
+    """The same build with another end of its step, judged again."""
+    a_plan, recorded, _ = build_
+    (attempt,) = recorded.attempts[STEP.key]
+    last = dataclasses.replace(attempt, record=attempt.record.model_copy(update=changes))
+    recorded = dataclasses.replace(recorded, attempts={STEP.key: (last,)})
+    return a_plan, recorded, judge.judge(a_plan, recorded, plan_digest(a_plan), decided=attempt.record.started)
+
+
+def test_cells_stand_in_the_order_in_which_they_ran_and_what_was_not_asked_is_blank():
+    found = table(cell("fig", "b"), cell("fig", "a", "did not run"), cell("apple", "c", "fail"))
+    assert (found.rows, found.columns) == (("fig", "apple"), ("b", "a", "c"))
+    assert ("apple", "b") not in found.grid
+    assert found.summary == "1 passed, 1 failed, 1 not run, 3 not asked (blank)"
+    assert found.lack == ""
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_checks_of_a_cell_the_worse_wins_and_both_are_named(order):
+    twice = [cell("fig", "a", id="t.py::one", seconds=1.0), cell("fig", "a", "fail", id="t.py::two", seconds=2.0)]
+    found = table(*twice[::order], cell("fig", "b")).grid["fig", "a"]
+    assert found.outcome is Outcome.FAIL
+    assert found.seconds == 3.0
+    assert set(found.checks) == {"t.py::one", "t.py::two"}
+    for words in ("2 checks of this cell", "t.py::one: pass", "t.py::two: fail, max_abs_err 0.5 > 0.001"):
+        assert words in found.first_line
+
+
+def test_a_check_without_a_label_is_told_and_is_no_cell(tmp_path):
+    one = build(cell("fig", "a"), cell("", "a", "did not run", id="t.py::x"), cell("", "", id="t.py::y"))
+    told = [words for _, words in tables.notes(tables.tables(*one)[0])]
+    assert told == [
+        "not in the table, it has no fruit: t.py::x: did not run here: no orchard",
+        "not in the table, it has no fruit and no test: t.py::y",
+    ]
+    found = records(one, tmp_path)
+    assert [(r["kind"], r["fruit"], r["test"]) for r in found] == [
+        ("cell", "fig", "a"), ("check", None, "a"), ("check", None, None)]  # fmt: skip
+
+
+def test_each_record_can_be_read_alone(tmp_path):
+    one = build(
+        cell("fig", "a", numbers={"err": 0.5}, labels={"served_by": "us"}, seconds=2.5), cell("fig", "b", "fail")
+    )
+    good, bad = records(one, tmp_path)
+    assert set(good) == {"fruit", "test", *CELL_KEYS}
+    assert (good["fruit"], good["test"], good["outcome"], good["seconds"]) == ("fig", "a", "pass", 2.5)
+    assert (good["numbers"], good["labels"]) == ({"err": 0.5}, {"served_by": "us"})
+    assert (good["step"], good["device"], good["commit"]) == ("grid-cpu", "cpu", one[0].commit)
+    assert good["plan_digest"] == plan_digest(one[0])
+    assert good["environment"]["versions"] == {"torch": "2.13.0"}
+    assert bad["reason"] == "max_abs_err 0.5 > 0.001\nat line 2"
+    assert bad["reproduce"] == "hilgate run grid-cpu --fruit fig --test b"
+
+
+LOST = {
+    "no record": (build, "no record of it arrived"),
+    "crashed": (lambda: of_attempt(build(cell("fig", "a")), exit_status=-11), "killed by SIGSEGV"),
+    "crashed after a failure": (lambda: of_attempt(build(cell("fig", "a", "fail")), exit_status=2), "exit 2"),
+    "crashed after a skip": (lambda: of_attempt(build(cell("fig", "a", "did not run")), exit_status=3), "exit 3"),
+    "timed out": (
+        lambda: of_attempt(build(cell("fig", "a", "fail")), exit_status=None, message="timed out after 60 s"),
+        "timed out after 60 s",
+    ),
+    "failed without a failing cell": (lambda: of_attempt(build(cell("fig", "a")), exit_status=1), "exit 1 and no"),
+    "evidence lost beside a failure": (
+        lambda: build(cell("fig", "a", "fail"), Check(id=EVIDENCE_CHECK, outcome="fail", message="announces 9 tests")),
+        "announces 9 tests",
+    ),
+    "too few": (lambda: build(cell("fig", "a"), one=STEP.model_copy(update={"minimum": 2})), "at least 2 must"),
+    "only skips": (lambda: build(cell("fig", "a", "did not run")), "none of its 1 checks ran"),
+    "no labels": (lambda: build(cell("", "")), "no check has the labels fruit and test"),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_table_that_may_have_lost_cells_says_so_in_the_file(name, tmp_path):
+    make, words = LOST[name]
+    last = records(make(), tmp_path)[-1]
+    assert (last["kind"], last["fruit"], last["test"]) == ("step", None, None)
+    assert words in last["reason"]
+
+
+def test_a_whole_table_has_no_such_record_whatever_failed(tmp_path):
+    found = records(build(cell("fig", "a", "fail"), cell("fig", "b", "did not run"), cell("fig", "c")), tmp_path)
+    assert {record["kind"] for record in found} == {"cell"}
+
+
+def test_a_failing_cell_in_damaged_results_stays_one_and_the_table_is_not_whole(tmp_path):
+    a_plan, recorded, _ = build(cell("fig", "a"))
+    bad = cell("fig", "a", "fail")
+    recorded = dataclasses.replace(
+        recorded, attempts={}, damaged={STEP.key: "results.jsonl:5: truncated"}, salvaged={STEP.key: (bad,)}
+    )
+    verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
+    first, last = records((a_plan, recorded, verdict), tmp_path)
+    assert (first["kind"], first["outcome"], first["environment"]) == ("cell", "fail", None)
+    assert (last["kind"], last["reason"]) == ("step", "results.jsonl:5: truncated")
+
+
+def test_flaky_and_quarantined_cells_say_so():
+    a_plan, recorded, verdict = build(cell("fig", "a", "fail"), cell("fig", "b", "fail"))
+    flaky, excused = (f"t.py::test_cell[fig-{one}]" for one in "ab")
+    changed = verdict.steps[0].model_copy(update={"flaky": (flaky,), "quarantined": (excused,)})
+    (found,) = tables.tables(a_plan, recorded, verdict.model_copy(update={"steps": (changed,)}))
+    assert found.grid["fig", "a"].outcome is Outcome.INCONCLUSIVE
+    assert found.grid["fig", "a"].first_line == "failed and then passed over the same files: max_abs_err 0.5 > 0.001"
+    assert found.grid["fig", "b"].outcome is Outcome.FAIL
+    assert found.grid["fig", "b"].first_line == "in quarantine: max_abs_err 0.5 > 0.001"
+
+
+def test_devices_of_one_step_share_a_file(tmp_path):
+    other = STEP.model_copy(update={"key": "grid-gfx942", "device": "gfx942"})
+    a_plan, recorded, _ = build(cell("fig", "a"))
+    a_plan = plan(STEP, other)
+    verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
+    found = records((a_plan, recorded, verdict), tmp_path)
+    assert [(r["kind"], r["device"]) for r in found] == [("cell", "cpu"), ("step", "gfx942")]
+
+
+def test_files_of_other_plans_go_and_files_of_others_stay(tmp_path):
+    records(build(cell("fig", "a")), tmp_path)
+    (tmp_path / "notes.json").write_text("[]")
+    (tmp_path / "copy.json").write_bytes((tmp_path / SPEC.file).read_bytes())
+    (tmp_path / "folder.json").mkdir()
+    a_plan = plan(step("other", "x"))
+    tables.write(tmp_path, a_plan, plan_digest(a_plan), ())
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.json", "copy.json", "folder.json"}
+
+
+def test_names_that_no_file_of_cells_may_have_are_those_of_builds():
+    from hilgate.declare import quarantine
+    from hilgate.release import bundle
+    from hilgate.run import results
+
+    theirs = {bundle.PLAN_FILE, bundle.MANIFEST_FILE, judge.VERDICT_FILE, quarantine.USED_FILE, results.NOTE}
+    assert theirs < RESERVED_FILES
+
+
+def test_each_reason_is_told_once_with_the_cells_it_holds_for():
+    fruits = [f"f{number}" for number in range(6)]
+
+    def outcome(row, column):
+        return "" if (row, column) == ("f5", "c") else "fail" if column == "b" and row < "f2" else "did not run"
+
+    checks = [*grid(fruits, ["a", "b", "c"], outcome), cell("f0", "d"), cell("f5", "d", "fail", "other")]
+    found = [(one.outcome.value, one.where, one.words) for one in tables.reasons(table(*checks))]
+    assert found == [
+        ("fail", "b: f0, f1", "max_abs_err 0.5 > 0.001"),
+        ("fail", "d: f5", "other"),
+        ("did not run", "a, c: every fruit; b: every fruit but f0, f1", "did not run here: no orchard"),
+    ]
+
+
+def test_many_reasons_are_counted():
+    many = tables.NOTES + 5
+    checks = [cell(f"f{n}", "a", "fail", f"off by {n}") for n in range(many)]
+    checks += [cell("", "a", id=f"t.py::x{n}") for n in range(many)]
+    told = [words for _, words in tables.notes(table(*checks))]
+    assert len(told) == 2 * (tables.NOTES + 1)
+    assert "and 5 more reasons in cells.json" in told
+    assert told[-1] == "and 5 more that are not in the table"
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        ("fig", "hilgate run grid-cpu --fruit fig --test a"),
+        ("two words", "hilgate run grid-cpu --fruit 'two words' --test a"),
+        ("$(x)", "hilgate run grid-cpu --fruit '$(x)' --test a"),
+        ("-k", "hilgate run grid-cpu"),
+        ("a\nb", "hilgate run grid-cpu"),
+    ],
+)
+def test_the_line_that_repeats_a_failing_cell_names_it(row, line):
+    assert build(cell(row, "a", "fail"))[2].steps[0].reproduce == line
+
+
+def test_the_annotation_has_a_line_for_a_failing_cell_and_none_without():
+    text = annotation.render(*build(cell("fig", "a", "fail"), cell("fig", "b", "fail"), cell("fig", "c")))
+    assert "\n✗ grid-cpu: fig, a: max\\_abs\\_err 0.5 > 0.001 (and 1 more of its cells failed)\n".replace(
+        ">", "&gt;") in text  # fmt: skip
+    checks = [cell("fig", "a", "did not run"), cell("fig", "c")]
+    plain = build(*checks, one=STEP.model_copy(update={"matrix": None}))
+    assert annotation.render(*build(*checks)) == annotation.render(*plain)

@@ -1,0 +1,102 @@
+"""Tables of cells where a person reads them: 80 columns of a terminal, and a page."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from rich.cells import cell_len
+from support.builds import Outline
+from support.cell_tables import build, cell, grid, table
+
+from hilgate import text as shown
+from hilgate.model import Outcome
+from hilgate.report import html as report
+from hilgate.report import terminal
+
+FRUITS = [f"granite-hybrid-{number}" for number in range(18)]
+TESTS = ["prefill", "chunked-prefill", "decode", "mixed-batch", "prefix-caching", "preemption", "state-reuse", "graphs",
+         "fp8-cache", "interleaved", "shuffle", "speculative", "tensor-parallel"]  # fmt: skip
+
+
+def text(*checks, width=80):
+    return [line.plain for line in terminal.lines(table(*checks), width)]
+
+
+def mixed(row, column):
+    number = FRUITS.index(row) + TESTS.index(column)
+    return ["pass", "pass", "did not run", "inconclusive", "fail", ""][number % 6]
+
+
+def test_eighteen_rows_and_thirteen_columns_fit_80_columns_with_every_name_whole():
+    found = text(*grid(FRUITS, TESTS, mixed))
+    assert max(cell_len(line) for line in found) <= 80
+    for name in (*FRUITS, *TESTS):
+        assert any(name in line for line in found)
+
+
+def test_each_mark_stands_below_the_bar_of_its_column():
+    found = text(*grid(FRUITS, TESTS, mixed))
+    heads = {name: next(line.index(name) for line in found if line.endswith(name)) for name in TESTS}
+    for row in FRUITS:
+        line = next(line for line in found if line.startswith(f"{row} ")).ljust(80)
+        for name, at in heads.items():
+            wanted = shown.MARKS[Outcome(mixed(row, name))] if mixed(row, name) else " "
+            assert (row, name, line[at]) == (row, name, wanted)
+
+
+def test_few_columns_have_one_line_of_names():
+    assert text(cell("fig", "a"), cell("apple", "bcd", "did not run"))[1:5] == [
+        "grid-cpu: 1 passed, 0 failed, 1 not run, 2 not asked (blank)",
+        "       a  bcd",
+        "fig    ✓",
+        "apple     ○",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_any_table_fits_its_terminal(width):
+    rows = [f"{'very-' * 12}long-{n}" for n in range(3)] + ["木" * 30]
+    columns = [f"column-{'x' * n}-{n}" for n in range(60)]
+    found = text(*grid(rows, columns, lambda row, _: "fail" if row == rows[0] else "pass"), width=width)
+    assert max(cell_len(line) for line in found if "…" in line or "│" in line) <= width
+    marks = [line for line in found if line.startswith("very-") and "✗" in line]
+    assert sum(line.count("✗") for line in marks) == 60
+    for n in range(40 if width == 60 else 60):
+        assert any(f"column-{'x' * min(n, 3)}" in line for line in found)
+
+
+def test_marks_carry_the_colours_of_outcomes_and_hostile_names_are_text():
+    evil = "\x1b[31mred\u202e"
+    spans = [span for line in terminal.lines(table(cell(evil, "a", "fail")), 80) for span in line.spans]
+    assert shown.STYLES[Outcome.FAIL] in {str(span.style) for span in spans}
+    assert "\x1b" not in "".join(text(cell(evil, evil, "fail", evil)))
+
+
+def test_the_page_has_the_table_with_what_each_cell_says_and_the_reasons():
+    html = report.render(*build(cell("fig", "a", "fail", numbers={"err": 0.5}), cell("fig", "b"), cell("kiwi", "b")))
+    outline = Outline(html)
+    words = " ".join(outline.text.split())
+    assert "grid toys grid-cpu 2 passed, 1 failed, 1 not asked (blank) fruit a b fig ✗ ✓ kiwi ✓ ✗ a: fig:" in words
+    assert 'title="fig, a: fail, 0.0 s: max_abs_err 0.5 &gt; 0.001, err 0.5"' in html
+    assert "not the whole table" not in words
+
+
+def test_the_page_says_that_a_table_is_not_whole():
+    words = " ".join(Outline(report.render(*build())).text.split())
+    assert "0 passed, 0 failed; not the whole table" in words
+    assert "○ not the whole table: no record of it arrived" in words
+
+
+def test_hostile_labels_are_text_on_the_page():
+    evil = '"><script>alert(1)</script>\x00'
+    outline = Outline(report.render(*build(cell(evil, evil, "fail", evil))))
+    assert "script" not in outline.tags
+    assert "alert(1)" in outline.text
+
+
+def test_a_huge_table_stays_within_the_report():
+    checks = [cell(f"{'r' * 80}{n}", f"{'c' * 80}{n % 300}", "fail", f"{'w' * 500}{n}") for n in range(6000)]
+    html = report.render(*build(*checks))
+    assert len(html.encode()) < report.LIMIT_BYTES
+    assert re.search(r"6000 x 300 cells, all of them in cells\.json", html)

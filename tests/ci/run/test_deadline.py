@@ -1,0 +1,69 @@
+"""A step ends before its job does, so that its results are still uploaded."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hilgate.errors import CannotRunHereError
+from hilgate.run.process import STARTED, TIMEOUT, UPLOAD_SECONDS, inner_timeout
+
+NOW = 1_790_000_000.0
+
+
+def job(minutes, started=NOW):
+    return {TIMEOUT: str(minutes), STARTED: str(started)}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, 1800),
+        ({TIMEOUT: "false"}, 1800),
+        ({TIMEOUT: ""}, 1800),
+        ({STARTED: "garbage"}, 1800),
+        (job(40), 1800),
+        (job(31), 1800),
+        (job(30), 1740),
+        (job(31, NOW - 600), 1200),
+        (job(10, NOW - 9 * 60), 0),
+        (job(10, NOW - 3600), 0),
+        (job(20, NOW + 3600), 1140),
+    ],
+    ids=[
+        "desk",
+        "no-timeout",
+        "empty",
+        "no-timeout-ignores-start",
+        "roomy",
+        "exactly-a-minute-more",
+        "same-as-the-step",
+        "slow-checkout",
+        "only-the-upload-left",
+        "too-late",
+        "clock-ahead",
+    ],
+)
+def test_seconds_left_for_the_step(environment, expected):
+    assert inner_timeout(1800.0, environment, NOW) == expected
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{TIMEOUT: "30"}, job("soon"), job("nan"), job("inf"), job("-5"), job("0"), job(30, "yesterday"), job(30, "nan")],
+    ids=["no-start", "word", "nan", "infinite", "negative", "zero", "start-is-a-word", "start-is-nan"],
+)
+def test_a_job_that_does_not_know_its_end_is_refused(environment):
+    with pytest.raises(CannotRunHereError, match="must know when it began") as raised:
+        inner_timeout(1800.0, environment, NOW)
+    assert "environment hook" in raised.value.remedy
+
+
+@given(
+    step=st.floats(1, 1e5),
+    minutes=st.integers(1, 600),
+    elapsed=st.floats(0, 1e5, allow_nan=False, allow_infinity=False),
+)
+def test_it_never_outlives_the_job_or_its_own_timeout(step, minutes, elapsed):
+    left = inner_timeout(step, job(minutes, NOW - elapsed), NOW)
+    assert 0 <= left <= step
+    assert left == 0 or NOW + left <= NOW - elapsed + minutes * 60 - UPLOAD_SECONDS + 1e-3

@@ -1,0 +1,145 @@
+"""Evidence of steps: real pytest runs and damaged files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hilgate.model import Check, Evidence, Outcome
+from hilgate.run import evidence
+
+TESTS = """
+import pytest
+
+def test_measures(record_property):
+    record_property("max_abs_err", 0.25)
+    record_property("lanes", 64)
+    record_property("dtype", "fp8")
+    record_property("worst", float("nan"))
+
+class TestGather:
+    @pytest.mark.parametrize("case", ["bs16-hnd", "a::b.c"])
+    def test_wrong(self, case):
+        got = 0.5
+        assert got < 0.001, "max_abs_err too large"
+
+@pytest.mark.skip(reason="needs gfx950")
+def test_far(): ...
+
+@pytest.mark.xfail(reason="vllm 0.31 cannot")
+def test_known(): assert False
+
+@pytest.fixture
+def broken(): raise RuntimeError("no device")
+def test_setup(broken): ...
+
+@pytest.fixture
+def late():
+    yield
+    raise RuntimeError("left dirty")
+def test_teardown(late): assert False, "first"
+"""
+
+
+def pytest_junit(root, text, *arguments):
+    """Run pytest over one file of `root/tests/deep` and collect its junit.xml."""
+    file = root / "tests" / "deep" / "test_toy.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", root]
+    options = ["--import-mode=importlib", "-o", "junit_family=xunit2", f"--junitxml={root}/junit.xml", *arguments]
+    env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # half the start-up time
+    subprocess.run([*command, *options, "tests/deep/test_toy.py"], cwd=root, env=env, capture_output=True, check=False)
+    return evidence.collect(Evidence.JUNIT, root, root)
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory):
+    return pytest_junit(tmp_path_factory.mktemp("repo"), TESTS)
+
+
+def test_every_test_becomes_one_check_named_by_its_node_id(collected):
+    assert collected.problem == ""
+    prefix = "tests/deep/test_toy.py::"
+    assert {check.id.removeprefix(prefix): check.outcome for check in collected.checks} == {
+        "test_measures": Outcome.PASS,
+        "TestGather::test_wrong[bs16-hnd]": Outcome.FAIL,
+        "TestGather::test_wrong[a::b.c]": Outcome.FAIL,
+        "test_far": Outcome.DID_NOT_RUN,
+        "test_known": Outcome.DID_NOT_RUN,
+        "test_setup": Outcome.FAIL,
+        "test_teardown": Outcome.FAIL,
+    }
+
+
+def test_messages_say_why_and_where(collected):
+    messages = {check.id.rsplit("::", 1)[1]: check.message for check in collected.checks}
+    assert messages["test_far"] == "needs gfx950"
+    assert messages["test_known"] == "expected to fail: vllm 0.31 cannot"
+    assert messages["test_wrong[bs16-hnd]"].startswith("AssertionError: max_abs_err too large")
+    assert "test_toy.py:14: AssertionError" in messages["test_wrong[bs16-hnd]"]
+    assert "no device" in messages["test_setup"]
+
+
+def test_recorded_properties_are_numbers_when_they_are_and_labels_otherwise(collected):
+    check = next(check for check in collected.checks if check.id.endswith("test_measures"))
+    assert check.numbers == {"max_abs_err": 0.25, "lanes": 64}
+    assert check.labels == {"dtype": "fp8", "worst": "nan"}
+
+
+def test_no_tests_is_a_problem(tmp_path):
+    assert "holds no tests" in pytest_junit(tmp_path, TESTS, "-k", "nothing_like_this").problem
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "it left no junit.xml"),
+        ("", "is empty"),
+        ("<testsuites><testsuite", "cannot be read"),
+        ("not xml", "cannot be read"),
+        ("<html/>", "cannot be read"),
+        ('<testsuites><testsuite name="a" tests="0"/></testsuites>', "holds no tests"),
+        (
+            '<testsuites><testsuite name="a" tests="2"><testcase classname="a" name="b"/></testsuite></testsuites>',
+            "announces 2 tests and holds 1",
+        ),
+    ],
+)
+def test_damaged_junit_is_a_problem(tmp_path, text, why):
+    if text is not None:
+        (tmp_path / "junit.xml").write_text(text)
+    assert why in evidence.collect(Evidence.JUNIT, tmp_path, tmp_path).problem
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "checks"),
+    [
+        (None, "it left no findings.jsonl", 0),
+        ("", "is empty", 0),
+        ('{"id": "a", "outcome": "pass"}\n{"id": "b", "outc', "findings.jsonl:2", 1),
+        ('{"id": "a", "outcome": "fail"}\n', "without a message", 0),
+        ('{"id": "a", "outcome": "pass", "surprise": 1}\n', "findings.jsonl:1: surprise", 0),
+        ('{"id": "a", "outcome": "pass", "numbers": {"x": NaN}}\n', "findings.jsonl:1", 0),
+        ('{"id": "a", "outcome": "pass"}\n{"id": "a", "outcome": "pass"}\n', "appears twice", 1),
+        ("\xff\n\xff\n", "(and 1 more lines)", 0),
+    ],
+)
+def test_damaged_findings_are_a_problem_and_sound_lines_are_kept(tmp_path, text, why, checks):
+    if text is not None:
+        (tmp_path / "findings.jsonl").write_text(text)
+    found = evidence.collect(Evidence.FINDINGS, tmp_path, tmp_path)
+    assert why in found.problem
+    assert len(found.checks) == checks
+
+
+def test_findings_are_written_and_read_back(tmp_path):
+    checks = (
+        Check(id="a", outcome=Outcome.PASS, numbers={"n": 3}),
+        Check(id="b", outcome=Outcome.FAIL, message="line 1\nline 2 \u2028 end"),
+    )
+    evidence.write_findings(tmp_path / "out", checks)
+    assert evidence.collect(Evidence.FINDINGS, tmp_path / "out", tmp_path) == evidence.Collected(checks)

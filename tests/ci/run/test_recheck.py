@@ -1,0 +1,226 @@
+"""Failing tests once more: which, by what command, and that nothing becomes greener by it."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from support.jobs import (
+    ELSEWHERE,
+    GATHER,
+    IMAGE_STEP,
+    NODE,
+    TEST,
+    Jobs,
+    again,
+    agents_plan,
+    failed,
+    finished,
+    gpu_step,
+    passed,
+)  # fmt: skip
+from support.plans import failing, plan, python, runner, step, writes_findings
+
+from hilgate.judge import verdict as judge
+from hilgate.model import Evidence, Outcome, Ruling
+from hilgate.plan.make import plan_digest
+from hilgate.run import process, recheck, results
+from hilgate.run import runner as run
+from hilgate.run.process import Site
+
+# Fails until the file `mended` exists, which its first run may leave; one more passes always.
+TESTS = """
+import pathlib, pytest
+@pytest.mark.parametrize("shape", ["bs16", "bs 48"])
+def test_flaky(shape):
+    mark = pathlib.Path("seen-" + shape.replace(" ", ""))
+    seen, broken = mark.exists(), pathlib.Path("broken").exists()
+    mark.write_text("")
+    assert seen and not broken, "max_abs_err 0.5"
+def test_fine(): pass
+def test_slow(): pass
+"""
+COMMAND = "python -m pytest tests -q -p no:cacheprovider --deselect tests/test_toys.py::test_fine -k 'not slow'"
+
+
+@pytest.fixture
+def toys(tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_toys.py").write_text(TESTS)
+    return tmp_path
+
+
+def run_step(root):
+    """One JUnit step with reruns; returns its records, its ruling and the folder of its rerun."""
+    a_plan = plan(step("toys", COMMAND, evidence=Evidence.JUNIT, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}))
+    runner(a_plan, root / "results", root=root, reruns=True).run()
+    recorded = results.read(root / "results" / results.RESULTS_FILE, a_plan, plan_digest(a_plan))
+    verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
+    return recorded, verdict.steps[0], run.step_folder(root / "results", "toys-cpu") / recheck.FOLDER
+
+
+def test_a_flake_is_found_and_is_not_a_pass(toys):
+    recorded, ruled, folder = run_step(toys)
+    assert [(one.check.split("::")[1], one.outcome, one.elsewhere) for one in recorded.reruns["toys-cpu"]] == [
+        ("test_flaky[bs16]", Outcome.PASS, False),
+        ("test_flaky[bs 48]", Outcome.PASS, False),
+    ]
+    assert (ruled.outcome, ruled.ruling, len(ruled.flaky)) == (Outcome.INCONCLUSIVE, Ruling.FLAKY, 2)
+    assert recorded.last("toys-cpu").record.outcome is Outcome.FAIL
+    assert "2 passed" in (folder / "log.txt").read_text()  # and nothing but what failed
+
+
+def test_a_regression_stays_one(toys):
+    (toys / "broken").write_text("")
+    recorded, ruled, _ = run_step(toys)
+    assert {one.outcome for one in recorded.reruns["toys-cpu"]} == {Outcome.FAIL}
+    assert (ruled.outcome, ruled.ruling) == (Outcome.FAIL, Ruling.REGRESSION)
+
+
+def test_a_rerun_that_crashes_clears_nothing(toys):
+    (toys / "tests" / "conftest.py").write_text(
+        "import os, pathlib\ndef pytest_sessionfinish(session):\n"
+        "    os.environ['HILGATE_OUT'].endswith('again') and os.abort()\n"
+    )
+    recorded, ruled, _ = run_step(toys)
+    assert {one.outcome for one in recorded.reruns["toys-cpu"]} == {Outcome.DID_NOT_RUN}
+    assert "SIGABRT" in recorded.reruns["toys-cpu"][0].message
+    assert ruled.ruling is Ruling.REGRESSION
+
+
+@pytest.mark.parametrize("seconds", [0.0, -5.0])
+def test_without_time_left_there_is_no_rerun(toys, seconds):
+    toy = step("toys", COMMAND, evidence=Evidence.JUNIT)
+    ids = ("tests/test_toys.py::test_fine",)
+    assert recheck.start(toy, ids, toys / "again", Site(toys, 1, "gate"), seconds) is None
+
+
+def test_a_rerun_that_hangs_is_ended_and_clears_nothing(toys, monkeypatch):
+    monkeypatch.setattr(process, "GRACE_SECONDS", 0.1)
+    (toys / "tests" / "conftest.py").write_text("import time\ntime.sleep(60)\n")
+    toy = step("toys", COMMAND, evidence=Evidence.JUNIT)
+    ids = ("tests/test_toys.py::test_fine",)
+    rerun = recheck.start(toy, ids, toys / "again", Site(toys, 1, "gate"), 0.2)
+    while (records := rerun.poll("desk", elsewhere=False)) is None:
+        time.sleep(0.02)
+    assert [(one.outcome, one.message) for one in records] == [(Outcome.DID_NOT_RUN, "timed out after 0.2 s")]
+
+
+def test_findings_are_not_run_again(tmp_path):
+    a_plan = plan(step("a", writes_findings(failing(), status=1)))
+    runner(a_plan, tmp_path, reruns=True).run()
+    assert results.read(tmp_path / results.RESULTS_FILE, a_plan, plan_digest(a_plan)).reruns == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("python -m pytest tests/a.py tests/b.py -q", f"python -m pytest -q '{TEST}'"),
+        ("python -m pytest tests/a.py::test_x", f"python -m pytest '{TEST}'"),
+        ("pytest --ignore tests/a.py tests -x", f"pytest --ignore tests/a.py -x '{TEST}'"),
+        ("pytest --ignore=tests/a.py tests", f"pytest --ignore=tests/a.py '{TEST}'"),
+        ("pytest -q", ""),
+        ("pytest no/such/path", ""),
+        ("python -m hileval tests/a.py", ""),
+    ],
+    ids=["paths", "node-id", "ignored-word", "ignored-joined", "no-path", "missing-path", "not-pytest"],
+)
+def test_a_command_is_narrowed_or_left_alone(tmp_path, command, expected):
+    (tmp_path / "tests").mkdir()
+    for name in "ab":
+        (tmp_path / "tests" / f"{name}.py").write_text("")
+    assert recheck.narrowed(command, (TEST,), tmp_path) == expected
+
+
+def test_more_failures_than_flakes_are_not_run_again():
+    many = [failed(f"tests/t.py::test_{n}") for n in range(recheck.MOST_IDS + 1)]
+    assert recheck.failing_ids(many) == ()
+    assert len(recheck.failing_ids(many[1:])) == recheck.MOST_IDS
+
+
+@pytest.mark.parametrize("name", ["-p evil", "--co", "/etc/x.py::a", "it breaks", "a.py", "(the evidence is whole)"])
+def test_what_pytest_could_read_as_something_else_is_not_given_to_it(name):
+    assert recheck.failing_ids([failed(name)]) == ()
+
+
+def fails(jobs, *lines):
+    jobs.job(GATHER.key, *finished(GATHER, failed(), passed(), status=1), *lines)
+
+
+PENDING = {
+    "failed-once": (fails, True),
+    "passed-again-here": (lambda jobs: fails(jobs, again()), True),
+    "ran-elsewhere": (
+        lambda jobs: [fails(jobs), jobs.job(f"{GATHER.key}.recheck", again(host=ELSEWHERE))], False),
+    "passed": (lambda _: None, False),
+    "did-not-run": (lambda jobs: jobs.path().unlink(), False),
+    "damaged": (lambda jobs: [fails(jobs), jobs.path().write_bytes(jobs.path().read_bytes()[:-9])], False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PENDING)
+def test_what_still_needs_another_node(tmp_path, name):
+    spoil, wanted = PENDING[name]
+    jobs = Jobs(tmp_path)
+    spoil(jobs)
+    assert recheck.pending(jobs.plan, jobs.recorded()) == ({GATHER.key: (TEST,)} if wanted else {})
+
+
+def test_a_rerun_that_calls_its_own_node_another_is_wanted_again(tmp_path):
+    jobs = Jobs(tmp_path)
+    fails(jobs)
+    claims = again(host=ELSEWHERE).model_copy(update={"host": NODE})
+    jobs.job(f"{GATHER.key}.recheck", claims)
+    assert recheck.pending(jobs.plan, jobs.recorded()) == {GATHER.key: (TEST,)}
+
+
+def test_a_step_without_a_queue_has_no_other_node(tmp_path):
+    lonely = gpu_step(queue=None)
+    jobs = Jobs(tmp_path, agents_plan(lonely))
+    jobs.job(lonely.key, *finished(lonely, failed(), status=1))
+    assert recheck.pending(jobs.plan, jobs.recorded()) == {}
+
+
+BUILT = {"image": "rocm", "content": "e" * 64, "digest": "sha256:" + "d" * 64, "reused": True}
+IMAGES = {
+    "sound": (json.dumps(BUILT), Outcome.PASS, "1 passed"),
+    "none": (None, Outcome.DID_NOT_RUN, "it left no image.json"),
+    "garbage": ("{", Outcome.DID_NOT_RUN, "is not a record of an image"),
+    "a-list": ("[]", Outcome.DID_NOT_RUN, "is not a record of an image"),
+    "no-digest": (json.dumps(BUILT | {"digest": "latest"}), Outcome.DID_NOT_RUN, "is not a record of an image"),
+    "other-image": (json.dumps(BUILT | {"image": "cpu"}), Outcome.DID_NOT_RUN, "is of cpu"),
+    "other-contents": (json.dumps(BUILT | {"content": "f" * 64}), Outcome.DID_NOT_RUN, "is of rocm of ffff"),
+    "other-step": (json.dumps(BUILT | {"step": "b-cpu"}), Outcome.DID_NOT_RUN, "is of rocm"),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_image_that_a_step_builds_is_recorded_or_it_did_not_run(tmp_path, name):
+    text, outcome, why = IMAGES[name]
+    then = "" if text is None else f"pathlib.Path(os.environ['HILGATE_OUT'], 'image.json').write_text({text!r})"
+    build = IMAGE_STEP.model_copy(
+        update={
+            "command": writes_findings({"id": "built", "outcome": "pass"}, then=then),
+            "evidence": Evidence.FINDINGS,
+        }
+    )
+    a_plan = plan(build, images={"rocm": "e" * 64})
+    runner(a_plan, tmp_path).run()
+    recorded = results.read(tmp_path / results.RESULTS_FILE, a_plan, plan_digest(a_plan))
+    assert (recorded.last(build.key).record.outcome, set(recorded.images)) == (
+        outcome,
+        {"rocm"} if name == "sound" else set(),
+    )
+    assert why in recorded.last(build.key).record.message
+
+
+def test_lost_evidence_beside_a_failure_is_a_failure_of_its_own(tmp_path):
+    xml = '<testsuite tests="9"><testcase classname="t" name="a"><failure message="no"/></testcase></testsuite>'
+    write = f"pathlib.Path(os.environ['HILGATE_OUT'], 'junit.xml').write_text({xml!r})"
+    code = f"import os, pathlib, sys; {write}; sys.exit(1)"
+    a_plan = plan(step("a", python(code), evidence=Evidence.JUNIT))
+    runner(a_plan, tmp_path).run()
+    checks = results.read(tmp_path / results.RESULTS_FILE, a_plan, plan_digest(a_plan)).last("a-cpu").checks
+    assert [check.outcome for check in checks] == [Outcome.FAIL, Outcome.FAIL]
+    assert "announces 9 tests and holds 1" in checks[-1].message

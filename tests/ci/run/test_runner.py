@@ -1,0 +1,210 @@
+"""The runner: what each way of ending becomes, in which order steps start, and that nothing survives them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support import plans as toyplans
+from support.plans import failing, passing, plan, python, runner, skipped, step, undecided, writes_findings
+
+from hilgate.errors import DeclarationError, RunInterruptedError
+from hilgate.model import Outcome
+from hilgate.plan.make import plan_digest
+from hilgate.run import process, results
+from hilgate.run import runner as run
+
+
+def recorded_after(a_plan, folder, **changes):
+    runner(a_plan, folder, **changes).run()
+    return results.read(folder / results.RESULTS_FILE, a_plan, plan_digest(a_plan))
+
+
+@pytest.fixture(autouse=True)
+def _short_times(monkeypatch):
+    monkeypatch.setattr(run, "SECONDS_PER_MINUTE", 1.5)
+    monkeypatch.setattr(process, "GRACE_SECONDS", 0.3)
+
+
+ENDINGS = {
+    "passes": (writes_findings(passing()), Outcome.PASS, "1 passed"),
+    "fails": (writes_findings(passing(), failing(), status=1), Outcome.FAIL, "it breaks: max_abs_err 0.5 > 0.001"),
+    "fails-but-exits-0": (writes_findings(failing()), Outcome.FAIL, "it breaks"),
+    "exits-1-with-good-evidence": (writes_findings(passing(), status=1), Outcome.FAIL, "exit 1 and no failing check"),
+    "exits-1-without-evidence": (python("raise SystemExit('boom')"), Outcome.FAIL, "last line: boom"),
+    "is-inconclusive": (writes_findings(undecided(), status=6), Outcome.INCONCLUSIVE, "n=50"),
+    "cannot-run-here": (python("raise SystemExit(5)"), Outcome.DID_NOT_RUN, "exit 5 (this environment cannot"),
+    "hangs": (writes_findings(passing(), then="import time; time.sleep(60)"), Outcome.DID_NOT_RUN, "timed out after"),
+    "segfaults": (python("import os; os.kill(os.getpid(), 11)"), Outcome.DID_NOT_RUN, "killed by SIGSEGV"),
+    "leaves-nothing": (python("pass"), Outcome.DID_NOT_RUN, "it left no findings.jsonl"),
+    "leaves-garbage": (
+        python("import os, pathlib; pathlib.Path(os.environ['HILGATE_OUT'], 'findings.jsonl').write_text('{\"id')"),
+        Outcome.DID_NOT_RUN,
+        "findings.jsonl:1",
+    ),
+    "only-skips": (
+        writes_findings(skipped()),
+        Outcome.DID_NOT_RUN,
+        "none of its 1 checks ran; the first: needs gfx950",
+    ),
+    "does-not-exist": ("no-such-program --x", Outcome.DID_NOT_RUN, "could not be started"),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_each_ending_becomes_its_outcome(name, tmp_path):
+    command, outcome, why = ENDINGS[name]
+    recorded = recorded_after(plan(step("toy", command)), tmp_path)
+    record = recorded.last("toy-cpu").record
+    assert record.outcome is outcome
+    assert why in record.message
+
+
+def test_all_steps_are_recorded_and_a_dependant_of_a_failure_is_not_started(tmp_path):
+    a_plan = plan(
+        step("last", writes_findings(passing()), depends_on=("middle-cpu",)),
+        step("middle", writes_findings(passing()), depends_on=("first-cpu",)),
+        step("first", writes_findings(failing(), status=1)),
+        step("alone", writes_findings(passing())),
+    )
+    recorded = recorded_after(a_plan, tmp_path)
+    assert recorded.last("middle-cpu").record.message == "needs first-cpu, which failed"
+    assert recorded.last("last-cpu").record.message == "needs middle-cpu, which did not run"
+    assert recorded.last("alone-cpu").record.outcome is Outcome.PASS
+    assert not run.step_folder(tmp_path, "middle-cpu").exists()
+
+
+def test_cores_are_filled_and_never_exceeded(tmp_path):
+    slow = writes_findings(passing(), then="import time; time.sleep(0.4)")
+    a_plan = plan(step("a", slow), step("b", slow), step("c", slow, cores=64), step("d", slow))
+    progress = toyplans.Silent()
+    recorded_after(a_plan, tmp_path, progress=progress)
+    running, most = set(), 0
+    for event, key in progress.events:
+        running = running | {key} if event == "started" else running - {key}
+        assert running == {"c-cpu"} or "c-cpu" not in running
+        most = max(most, len(running))
+    assert most == 2
+
+
+def test_one_step_at_a_time_on_a_gpu(tmp_path):
+    slow = writes_findings(passing(), then="import time; time.sleep(0.2)")
+    steps = [step(name, slow, key=f"{name}-gfx942", device="gfx942") for name in "ab"]
+    progress = toyplans.Silent()
+    recorded_after(plan(*steps), tmp_path, progress=progress)
+    assert [event for event, _ in progress.events] == ["started", "finished"] * 2
+
+
+def test_the_longest_chain_starts_first():
+    steps = (
+        step("short", "x", minutes=3),
+        step("head", "x", minutes=1),
+        step("tail", "x", minutes=5, depends_on=("head-cpu",)),
+    )
+    assert run.chain_minutes(steps) == {"short-cpu": 3, "head-cpu": 6, "tail-cpu": 5}
+
+
+def test_stale_evidence_is_never_read(tmp_path):
+    folder = run.step_folder(tmp_path, "toy-cpu")
+    folder.mkdir(parents=True)
+    (folder / "findings.jsonl").write_text('{"id": "old", "outcome": "pass"}\n')
+    recorded = recorded_after(plan(step("toy", python("pass"))), tmp_path)
+    assert recorded.last("toy-cpu").record.message == "it left no findings.jsonl"
+
+
+def test_a_process_left_behind_is_killed(tmp_path):
+    code = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+    command = writes_findings(passing(), then=code + "print(p.pid)")
+    recorded = recorded_after(plan(step("toy", command)), tmp_path)
+    pid = int((run.step_folder(tmp_path, "toy-cpu") / "log.txt").read_text())
+    assert recorded.last("toy-cpu").record.outcome is Outcome.PASS
+    deadline = time.monotonic() + 5
+    while _alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _alive(pid)
+
+
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
+    deaf = writes_findings(
+        passing(), then="import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    )
+    began = time.monotonic()
+    recorded = recorded_after(plan(step("toy", deaf)), tmp_path)
+    assert "timed out" in recorded.last("toy-cpu").record.message
+    assert time.monotonic() - began < 10
+
+
+def test_an_interrupt_keeps_what_finished_and_resume_runs_the_rest(tmp_path):
+    mark = tmp_path / "seen"
+    slow = python(
+        f"import os, pathlib, time; p = pathlib.Path({str(mark)!r}); n = p.exists(); p.write_text('x');"
+        " n or time.sleep(60);"
+        ' pathlib.Path(os.environ[\'HILGATE_OUT\'], \'findings.jsonl\').write_text(\'{"id": "a", "outcome": "pass"}\')'
+    )
+    a_plan = plan(step("quick", writes_findings(passing())), step("slow", slow))
+    progress = toyplans.Silent()
+    threading.Thread(target=_interrupt_when, args=(lambda: mark.exists() and len(progress.events) == 3,)).start()
+    with pytest.raises(RunInterruptedError):
+        runner(a_plan, tmp_path, progress=progress).run()
+    path = tmp_path / results.RESULTS_FILE
+    recorded = results.read(path, a_plan, plan_digest(a_plan))
+    assert results.passed_keys(recorded) == {"quick-cpu"}
+    again = toyplans.Silent()
+    runner(a_plan, tmp_path, progress=again, done=results.passed_keys(recorded)).run()
+    assert again.events == [("started", "slow-cpu"), ("finished", "slow-cpu")]
+    assert results.passed_keys(results.read(path, a_plan, plan_digest(a_plan))) == {"quick-cpu", "slow-cpu"}
+
+
+def test_each_child_gets_its_environment_and_measures(tmp_path):
+    told = {"TOY": "1", "OMP_NUM_THREADS": "1", "HILGATE_PROFILE": "gate"}
+    code = f"import os; assert {told}.items() <= os.environ.items(); x = b'1' * 2**27"
+    command = writes_findings(passing(), then=code)
+    saved = os.environ.pop("OMP_NUM_THREADS", None)
+    try:
+        recorded = recorded_after(plan(step("toy", command, env={"TOY": "1"})), tmp_path)
+    finally:
+        if saved is not None:
+            os.environ["OMP_NUM_THREADS"] = saved
+    record = recorded.last("toy-cpu").record
+    assert record.outcome is Outcome.PASS
+    # A forked child has had its parent's memory, and a test session can be larger than the child ever gets.
+    session = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    assert 128 < record.peak_memory_mib < 1024 + session
+    assert record.seconds > 0
+
+
+def test_a_step_that_its_job_leaves_too_little_time_did_not_hang(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "SECONDS_PER_MINUTE", 60.0)
+    monkeypatch.setenv("BUILDKITE_TIMEOUT", "10")
+    monkeypatch.setenv("HILGATE_JOB_STARTED", str(time.time() - 9 * 60 + 0.5))  # a minute is for the upload
+    slow = writes_findings(passing(), then="import time; time.sleep(60)")
+    recorded = recorded_after(plan(step("toy", slow)), tmp_path)
+    message = recorded.last("toy-cpu").record.message
+    assert message.startswith("its job had ")
+    assert message.endswith(" s left for it, and its own time is 60 s")
+
+
+def test_a_command_that_cannot_be_split_is_a_declaration_error():
+    with pytest.raises(DeclarationError, match="quot"):
+        process.argument_list("python -c 'open")
+    with pytest.raises(DeclarationError, match="empty"):
+        process.argument_list("  ")
+
+
+def _alive(pid):
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def _interrupt_when(condition):
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)

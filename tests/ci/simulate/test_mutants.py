@@ -1,0 +1,204 @@
+"""Planted bugs of the gate: for each of them the simulator must report false passes, and none without it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+from pathlib import Path
+
+import pytest
+
+from hilgate.errors import Exit
+from hilgate.model import Outcome, Ruling
+from hilgate.plan.make import plan_digest, read_plan
+from hilgate.run import outcome
+from hilgate.run.results import sealed
+from hilgate.simulate import build as gate
+from hilgate.simulate import job as health
+from hilgate.simulate.buildkite import NEVER, Build
+from hilgate.simulate.campaign import Campaign, Wrong
+from hilgate.simulate.faults import Kind
+from hilgate.simulate.site import EPOCH
+
+ROOT = Path(__file__).parents[3]
+TODAY, WEEK = EPOCH.date(), dt.timedelta(days=7)
+gather, decide, download = gate.gather, gate.decide, Build.download
+
+
+def records_of(path):
+    """Its records, without the seals."""
+    return [record for line in path.read_bytes().splitlines() if (record := json.loads(line))["kind"] != "seal"]
+
+
+def write(path, records):
+    """Write a file anew, with a seal that holds; what was downloaded is linked to what the job left."""
+    path.unlink()
+    path.write_bytes(sealed([json.dumps(record).encode() + b"\n" for record in records], b""))
+
+
+def reading(change):
+    """A reader that sees each record of each job as `change(record, plan, jobs)` leaves it."""
+
+    def mutant(folder):
+        plan = read_plan(folder / "plan.json") if (folder / "plan.json").exists() else None
+        for path in (folder / "jobs").glob("*/results.jsonl"):
+            records = records_of(path)
+            for record in records:
+                change(record, plan, folder / "jobs")
+            write(path, records)
+        return gather(folder)
+
+    return "gather", mutant
+
+
+def any_plan(record, plan, _):
+    if record["kind"] == "build":
+        record["plan_digest"] = plan_digest(plan)
+
+
+def any_commit(record, plan, _):
+    if record["kind"] == "build":
+        record["commit"] = plan.commit
+
+
+def any_tree(record, *_):
+    if record["kind"] == "build":
+        record["tree"] = "t" * 64
+
+
+def any_command(record, plan, _):
+    if record["kind"] == "step":
+        record["command"] = next(step.command for step in plan.steps if step.key == record["key"])
+
+
+def any_content(record, plan, _):
+    if record["kind"] == "image":
+        record["content"] = plan.images[record["image"]]
+
+
+def any_image(record, plan, jobs):
+    built = [
+        one["digest"]
+        for step in plan.steps
+        if step.provides
+        for one in records_of(jobs / step.key / "results.jsonl")
+        if one["kind"] == "image"
+    ]
+    if "environment" in record and record["environment"]["image"]:
+        record["environment"]["image"] = built[0]
+
+
+def counts_no_lines(folder):
+    for path in (folder / "jobs").glob("*/results.jsonl"):
+        records, checks = records_of(path), 0
+        for record in records:
+            checks += record["kind"] == "check"
+            if record["kind"] == "step":
+                record["checks"] = checks
+        write(path, records)
+    return gather(folder)
+
+
+def believes_every_node_is_well(folder):
+    gathered = gather(folder)
+    if gathered is None:
+        return None
+    for step in gathered.plan.steps:
+        job = folder / "jobs" / step.key
+        lines = (job / "results.jsonl").read_bytes().splitlines() if (job / "results.jsonl").exists() else []
+        if not lines:
+            continue
+        opening = json.loads(lines[0])
+        for moment in ("before", "after"):
+            health.path(job, moment).unlink(missing_ok=True)
+            health.write(job, step, opening["environment"]["host"], moment, opening["started"])
+    return gather(folder)
+
+
+def forgets_missing_steps(gathered, *rest):
+    arrived = tuple(step for step in gathered.plan.steps if gathered.recorded.last(step.key))
+    return decide(dataclasses.replace(gathered, plan=gathered.plan.model_copy(update={"steps": arrived})), *rest)
+
+
+def forgiving(forgiven):
+    """A judge that passes a step which `forgiven(step verdict, attempt)` excuses."""
+
+    def mutant(gathered, *rest):
+        verdict, status = decide(gathered, *rest)
+        steps = [
+            step.model_copy(update={"outcome": Outcome.PASS})
+            if forgiven(step, gathered.recorded.last(step.key))
+            else step
+            for step in verdict.steps
+        ]
+        if {step.outcome for step in steps} != {Outcome.PASS}:
+            return verdict, status
+        return verdict.model_copy(update={"outcome": Outcome.PASS, "steps": tuple(steps)}), Exit.PASS
+
+    return "decide", mutant
+
+
+def with_quarantine(**changes):
+    """A judge that reads each quarantine entry with these changes."""
+
+    def mutant(gathered, decided, quarantine, approved_by):
+        tests = tuple(entry.model_copy(update=changes) for entry in quarantine.tests)
+        return decide(gathered, decided, quarantine.model_copy(update={"tests": tests}), approved_by)
+
+    return "decide", mutant
+
+
+def recorded_as_pass(_, attempt):
+    return attempt is not None and attempt.record.outcome is Outcome.PASS
+
+
+def ended_well(_, attempt):
+    return attempt is not None and attempt.record.exit_status == 0
+
+
+MUTANTS = {
+    "another plan is as good": (reading(any_plan), {Kind.OTHER_PLAN}),
+    "another commit is as good": (reading(any_commit), {Kind.OTHER_COMMIT}),
+    "another tree is as good": (reading(any_tree), {Kind.OTHER_TREE}),
+    "another command is as good": (reading(any_command), {Kind.OTHER_COMMAND}),
+    "another image is as good": (reading(any_image), {Kind.OTHER_IMAGE}),
+    "an image of anything is as good": (reading(any_content), {Kind.IMAGE_OTHER_CONTENT}),
+    "lost lines are not counted": (("gather", counts_no_lines), {Kind.LINE_REMOVED}),
+    "every node is well": (("gather", believes_every_node_is_well), {Kind.SICK_AFTERWARDS}),
+    "no preflight is well": (("gather", believes_every_node_is_well), {Kind.PREFLIGHT_MISSING}),
+    "a missing step is forgotten": (("decide", forgets_missing_steps), {Kind.SKIPPED}),
+    "a network loss is forgotten": (("decide", forgets_missing_steps), {Kind.NETWORK_LOSS}),
+    "the record is trusted": (forgiving(recorded_as_pass), {Kind.FALSE_CLAIM}),
+    "exit 0 is enough": (forgiving(ended_well), {Kind.NO_EVIDENCE}),
+    "exit 0 is enough, skips or not": (forgiving(ended_well), {Kind.ALL_SKIPPED}),
+    "flaky is a pass": (forgiving(lambda step, _: step.ruling is Ruling.FLAKY), {Kind.FLAKY}),
+    "quarantine never ends": (with_quarantine(added=TODAY, expires=TODAY + WEEK), {Kind.QUARANTINE_EXPIRED}),
+    "quarantine holds everywhere": (with_quarantine(devices=()), {Kind.QUARANTINED_ELSEWHERE}),
+    "nobody need approve": (("decide", lambda g, d, q, _: decide(g, d, q, "anybody")), {Kind.LOOSENED}),
+}  # fmt: skip
+
+
+def false_passes(kinds):
+    return Campaign(ROOT, 16, "tests", rate=1.0, kinds=frozenset(kinds)).run().problems[Wrong.FALSE_PASS]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_of_the_gate_is_seen(name, monkeypatch):
+    (where, mutant), kinds = MUTANTS[name]
+    assert false_passes(kinds) == 0
+    monkeypatch.setattr(gate, where, mutant)
+    assert false_passes(kinds) > 0
+
+
+def test_a_table_without_the_minimum_is_seen(monkeypatch):
+    fewer = tuple(rule for rule in outcome.RULES if rule.name != "fewer checks than the step promises")
+    assert len(fewer) == len(outcome.RULES) - 1
+    monkeypatch.setattr(outcome, "RULES", fewer)
+    assert false_passes({Kind.BELOW_MINIMUM}) > 0
+
+
+def test_a_flow_that_waits_for_nobody_is_seen(monkeypatch):
+    assert false_passes({Kind.LATE}) == 0
+    monkeypatch.setattr(Build, "download", lambda build, _: download(build, NEVER))
+    assert false_passes({Kind.LATE}) > 0

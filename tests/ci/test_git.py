@@ -1,0 +1,128 @@
+"""What git says about a change, in throw-away repositories."""
+
+import subprocess
+
+import pytest
+
+from hilgate.errors import CannotRunHereError, MisuseError
+from hilgate.git import file_at, inspect, tracked_files
+
+
+def git(root, *arguments):
+    identity = ("-c", "user.name=n", "-c", "user.email=e@x", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True)
+
+
+def revision(root, name):
+    return subprocess.run(
+        ["git", "rev-parse", name], cwd=root, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def commit(root, **files):
+    for name, text in files.items():
+        (root / name).write_text(text)
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "c")
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """main has `old` and `kept`; the branch `work` is one commit ahead of it and main has moved on."""
+    git(tmp_path, "init", "-q", "-b", "main")
+    commit(tmp_path, old="a line\n" * 20, kept="k\n")
+    git(tmp_path, "checkout", "-q", "-b", "work")
+    commit(tmp_path, mine="m\n")
+    git(tmp_path, "checkout", "-q", "main")
+    commit(tmp_path, theirs="t\n")
+    git(tmp_path, "checkout", "-q", "work")
+    return tmp_path
+
+
+def test_compares_with_the_merge_base_not_with_the_tip(checkout):
+    found = inspect(checkout, "main")
+    assert (found.files, found.appeared) == (("mine",), ("mine",))
+    assert found.merge_base == revision(checkout, "main~1")
+    assert not found.dirty
+    assert len(found.commit) == 40
+
+
+def test_rename_counts_both_names(checkout):
+    git(checkout, "mv", "old", "new")
+    commit(checkout)
+    found = inspect(checkout, "main")
+    assert found.files == ("mine", "new", "old")
+    assert found.appeared == ("mine", "new")
+
+
+def test_working_tree_counts_with_untracked_deleted_and_staged_but_not_ignored(checkout):
+    (checkout / ".gitignore").write_text("ignored\n")
+    (checkout / "ignored").write_text("")
+    (checkout / "ünicode name").write_text("")
+    (checkout / "kept").unlink()
+    (checkout / "staged").write_text("")
+    git(checkout, "add", "staged")
+    found = inspect(checkout, "main")
+    assert found.dirty
+    assert found.files == (".gitignore", "kept", "mine", "staged", "ünicode name")
+    assert found.appeared == (".gitignore", "mine", "staged", "ünicode name")
+
+
+def test_without_base_only_the_state_is_told(checkout):
+    found = inspect(checkout, None)
+    assert (found.base, found.files, found.dirty, found.merge_base) == (None, None, False, "")
+
+
+@pytest.mark.parametrize("base", ["nope", "--output=x", "main^{tree}", ""])
+def test_unknown_base_is_misuse(checkout, base):
+    with pytest.raises(MisuseError, match="git knows no commit"):
+        inspect(checkout, base)
+
+
+def test_base_without_common_history_is_misuse(checkout):
+    git(checkout, "checkout", "-q", "--orphan", "island")
+    commit(checkout, alone="x\n")
+    with pytest.raises(MisuseError, match="share no history"):
+        inspect(checkout, "main")
+
+
+def test_outside_a_checkout(tmp_path):
+    found = inspect(tmp_path, None)
+    assert (found.commit, found.dirty) == ("", False)
+    with pytest.raises(MisuseError, match="not a git checkout"):
+        inspect(tmp_path, "main")
+
+
+def test_a_folder_inside_another_checkout_is_not_that_checkout(checkout):
+    (checkout / "copy").mkdir()
+    assert inspect(checkout / "copy", None).commit == ""
+
+
+def test_without_git(checkout, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert inspect(checkout, None).commit == ""
+    with pytest.raises(CannotRunHereError, match="git is not installed"):
+        inspect(checkout, "main")
+
+
+def test_tracked_files_leave_out_deleted_and_ignored_ones(checkout):
+    (checkout / ".gitignore").write_text("ignored\n")
+    (checkout / "ignored").write_text("")
+    (checkout / "kept").unlink()
+    assert tracked_files(checkout) == (".gitignore", "mine", "old")
+
+
+def test_a_file_is_read_as_a_commit_has_it(checkout):
+    head = inspect(checkout, None).commit
+    (checkout / "mine").write_bytes(b"\xff\x00 edited")
+    commit(checkout)
+    assert file_at(checkout, head, "mine") == b"m\n"
+    assert file_at(checkout, inspect(checkout, None).commit, "mine") == b"\xff\x00 edited"
+    assert file_at(checkout, head, "none") is None
+    assert file_at(checkout, head, "") is None
+
+
+@pytest.mark.parametrize("sha", ["", "HEAD", "main", "--all", "0" * 40, "z" * 40])
+def test_a_commit_that_is_not_here_is_not_a_missing_file(checkout, sha):
+    with pytest.raises(CannotRunHereError, match="is not in this checkout"):
+        file_at(checkout, sha, "mine")

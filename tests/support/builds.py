@@ -1,0 +1,90 @@
+"""Builds that were made up: a plan of toys, what was recorded of it, the verdict; and what a page of them shows."""
+
+from __future__ import annotations
+
+import datetime as dt
+from html.parser import HTMLParser
+
+from support.plans import ENVIRONMENT, plan, step
+
+from hilgate.history import collect, store
+from hilgate.judge import verdict
+from hilgate.model import BuildRecord, Check, Outcome, StepRecord
+from hilgate.plan.make import plan_digest
+from hilgate.run import results
+
+NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
+
+
+def built(*steps_and_checks, **changes):
+    """(plan, recorded, verdict) of steps that recorded these checks."""
+    a_plan = plan(*[one for one, _ in steps_and_checks], **changes)
+    digest = plan_digest(a_plan)
+    attempts = {}
+    for number, (one, checks) in enumerate(steps_and_checks):
+        if checks is None:
+            continue
+        failed = any(check.outcome is Outcome.FAIL for check in checks)
+        record = StepRecord(
+            key=one.key, started=NOW + dt.timedelta(seconds=number), seconds=90.0 + number, exit_status=int(failed),
+            outcome=Outcome.FAIL if failed else Outcome.PASS, message="", checks=len(checks), command=one.command,
+            peak_memory_mib=100.0, environment=ENVIRONMENT,
+        )  # fmt: skip
+        attempts[one.key] = (results.Attempt(record, tuple(checks)),)
+    build = BuildRecord(started=NOW, plan_digest=digest, commit=a_plan.commit, environment=ENVIRONMENT)
+    recorded = results.Recorded((build,), attempts)
+    return a_plan, recorded, verdict.judge(a_plan, recorded, digest, decided=NOW)
+
+
+def passed(name="p", **more):
+    return Check(id=name, outcome=Outcome.PASS, **more)
+
+
+def failed(name="f", message="max_abs_err 0.5 > 0.001", **more):
+    return Check(id=name, outcome=Outcome.FAIL, message=message, **more)
+
+
+def skipped(name="s", message="needs gfx950"):
+    return Check(id=name, outcome=Outcome.DID_NOT_RUN, message=message)
+
+
+class Outline(HTMLParser):
+    """Tags, addresses and visible text; complains about tags that do not close."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.addresses, self.open, self.text = [], [], [], ""
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attributes if name in {"href", "src", "xlink:href"}]
+        if tag not in {"meta", "br", "line"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):  # noqa: ARG002
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.text += f"{data} "
+
+
+def entry(number=0, checks=None, **changes):
+    """The lines of a build of one step; another number is another build."""
+    one = step("a", "x", minutes=1.0 + number)
+    usual = [passed("n", numbers={"err": 0.5}), passed("quiet"), failed("f", "bad\nmore")]
+    return collect.of_build(*built((one, usual if checks is None else checks), **changes), branch="main")
+
+
+def remembered(folder):
+    with store.opened(folder) as history:
+        return history
+
+
+def bytes_of(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl*"))}

@@ -1,0 +1,122 @@
+"""Bundles of a toy build, and the ways in which a forger rewrites one."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import tarfile
+
+from support.plans import COMMIT, ENVIRONMENT, plan, step
+
+from hilgate.cli import run
+from hilgate.model import BuildRecord, Check, CheckRecord, ImageRecord, Outcome, StepRecord
+from hilgate.plan.make import plan_digest, write_plan
+from hilgate.release import bundle, verify
+from hilgate.run import results
+from hilgate.run.results import sealed
+
+COMMITTED = 1763726400
+RECORDS = "results/results.jsonl"
+NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
+DIGEST = "sha256:" + "ab" * 32
+CONTENT = "c" * 64
+LOCK = f"""torch==2.13.0 \\
+    --hash=sha256:{"a" * 64}
+    # via vllm
+Py_YAML==6.0 ; python_version > '3' --hash=sha256:{"b" * 64}
+"""
+PINS = f'[rocm.base]\nreference = "rocm/pytorch:7"\ndigest = "{DIGEST}"\n[sources.aiter]\nversion = "0.1"\n'
+BUILDER = step("image-rocm", "build", provides="rocm")
+MLA = step("mla", "test", image="rocm", evidence="junit")
+
+
+def records(step_, *checks, image=""):
+    where = ENVIRONMENT.model_copy(update={"image": image})
+    status = int(any(check.outcome is Outcome.FAIL for check in checks))
+    outcome = Outcome.FAIL if status else Outcome.PASS
+    return [
+        *(CheckRecord(step=step_.key, check=check) for check in checks),
+        StepRecord(key=step_.key, started=NOW, seconds=1.0, exit_status=status, outcome=outcome, checks=len(checks),
+                   command=step_.command, environment=where),
+    ]  # fmt: skip
+
+
+def built(folder, *, checks=None, image=DIGEST, **changes):
+    """A repository and a judged results folder of two steps, one of them in the image that the other builds."""
+    checks = checks or [Check(id="t.py::a", outcome=Outcome.PASS), Check(id="t.py::b", outcome=Outcome.PASS)]
+    a_plan = plan(BUILDER, MLA, **{"images": {"rocm": CONTENT}, "omissions": ()} | changes)
+    root, out = folder / "repository", folder / "results"
+    for path, text in (("requirements/a.txt", LOCK), ("docker/pins.toml", PINS)):
+        (root / path).parent.mkdir(parents=True)
+        (root / path).write_text(text)
+    (out / "steps" / "mla-cpu").mkdir(parents=True)
+    (out / "steps" / "mla-cpu" / "log.txt").write_text("log\n")
+    write_plan(a_plan, out / "plan.json")
+    opening = BuildRecord(started=NOW, plan_digest=plan_digest(a_plan), commit=COMMIT, environment=ENVIRONMENT)
+    image_record = ImageRecord(step=BUILDER.key, image="rocm", content=CONTENT, digest=DIGEST)
+    all_records = [opening, image_record, *records(BUILDER, Check(id="built", outcome=Outcome.PASS))]
+    results.append(out / "results.jsonl", [*all_records, *records(MLA, *checks, image=image)])
+    run.decide(out, a_plan)
+    return root, out
+
+
+def write(folder, **changes):
+    root, out = built(folder, **changes)
+    bundle.write_bundle(root, out, folder / "e.tar", committed=COMMITTED)
+    return folder / "e.tar"
+
+
+def members_of(file):
+    with tarfile.open(file) as tar:
+        return {e.name.removeprefix("evidence/"): tar.extractfile(e).read() for e in tar}
+
+
+def sums(members):
+    lines = [f"{hashlib.sha256(members[n]).hexdigest()}  {n}\n" for n in sorted(members) if n != "SHA256SUMS"]
+    return {**members, "SHA256SUMS": "".join(lines).encode()}
+
+
+def forge(sound, out, change, *, summed=True, mtime=COMMITTED):
+    """Another bundle: its members changed, its checksums and seals made anew as a careful forger would."""
+    members = change(members_of(sound))
+    if summed and members.get(RECORDS, b"").endswith(b"\n"):
+        lines = [line for line in members[RECORDS].splitlines(keepends=True) if b'"kind":"seal"' not in line]
+        members = {**members, RECORDS: sealed(lines, b"")}
+    with out.open("wb") as file:
+        bundle.write_tar(file, sums(members) if summed else members, mtime)
+    return out
+
+
+def edited(name, old, new):
+    def change(members):
+        assert old in members[name], name
+        return {**members, name: members[name].replace(old, new)}
+
+    return change
+
+
+def without(*names):
+    return lambda members: {name: data for name, data in members.items() if name not in names}
+
+
+def without_lines(word):
+    """Records with this word dropped."""
+
+    def change(members):
+        lines = members["results/results.jsonl"].splitlines(keepends=True)
+        kept = [line for line in lines if word not in line]
+        assert len(kept) < len(lines)
+        return {**members, "results/results.jsonl": b"".join(kept)}
+
+    return change
+
+
+def first_problem(file, **demanded):
+    answer = verify.verify(file, demanded=demanded)
+    assert not answer.sound
+    assert answer.plan is None
+    assert answer.verdict is None
+    problem = next(finding for finding in answer.findings if not finding.sound)
+    after = answer.findings[answer.findings.index(problem) + 1 :]
+    assert {finding.sound for finding in after} <= {None}
+    return f"{problem.check}: {problem.words}"

@@ -1,0 +1,177 @@
+"""Plans of `python -c` steps, for tests of everything that happens after planning."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+from hilgate.cli.app import run
+from hilgate.model import Environment, Evidence, Omission, Plan, PlannedStep
+from hilgate.plan.make import plan_digest
+from hilgate.run.runner import Runner
+
+if TYPE_CHECKING:
+    from hilgate.run import process, results
+
+ENVIRONMENT = Environment(
+    host="desk", device="a processor", cores=2, memory_gib=8.0, python="3.11.0", versions={"torch": "2.13.0"}
+)
+COMMIT = "c" * 40
+IDENTITY = ["-c", "user.name=toys", "-c", "user.email=toys@example.invalid"]
+
+
+def writes_findings(*checks: dict[str, object], status: int = 0, then: str = "") -> str:
+    """A command that writes these findings and exits."""
+    lines = "".join(json.dumps(check) + "\n" for check in checks)
+    code = f"import os, sys, pathlib; pathlib.Path(os.environ['HILGATE_OUT'], 'findings.jsonl').write_text({lines!r}); "
+    return python(f"{code}{then or 'pass'}; sys.exit({status})")
+
+
+def python(code: str) -> str:
+    return f"python -c {shlex.quote(code)}"
+
+
+def passing(name: str = "it works") -> dict[str, object]:
+    return {"id": name, "outcome": "pass"}
+
+
+def failing(name: str = "it breaks") -> dict[str, object]:
+    return {"id": name, "outcome": "fail", "message": "max_abs_err 0.5 > 0.001\nsecond line"}
+
+
+def skipped(name: str = "it waits") -> dict[str, object]:
+    return {"id": name, "outcome": "did not run", "message": "needs gfx950"}
+
+
+def undecided(name: str = "it depends") -> dict[str, object]:
+    return {"id": name, "outcome": "inconclusive", "message": "n=50 cannot see 3 points"}
+
+
+def step(name: str, command: str, **changes: object) -> PlannedStep:
+    values: dict[str, object] = {
+        "key": f"{name}-cpu",
+        "step": name,
+        "area": "toys",
+        "label": f"{name} toys",
+        "device": "cpu",
+        "queue": "amd-cpu",
+        "command": command,
+        "env": {},
+        "evidence": Evidence.FINDINGS,
+        "minimum": 1,
+        "timeout_minutes": 1,
+        "depends_on": (),
+        "cores": 1,
+        "minutes": 0.1,
+        "columns": (),
+        "reason": "toys/layout.py changed",
+    }
+    return PlannedStep.model_validate(values | changes)
+
+
+def plan(*steps: PlannedStep, **changes: object) -> Plan:
+    values: dict[str, object] = {
+        "created": dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC),
+        "commit": COMMIT,
+        "dirty": False,
+        "base": "main",
+        "profile": "gate",
+        "changed_files": ("toys/layout.py",),
+        "steps": steps,
+        "omissions": (Omission(key="far-gfx950", area="toys", label="far", reason="needs gfx950"),),
+    }
+    return Plan.model_validate(values | changes)
+
+
+class Silent:
+    """Progress that shows nothing and remembers the order."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    def started(self, step: PlannedStep, child: process.Child) -> None:  # noqa: ARG002
+        self.events.append(("started", step.key))
+
+    def finished(self, step: PlannedStep, attempt: results.Attempt, log: Path) -> None:  # noqa: ARG002
+        self.events.append(("finished", step.key))
+
+    def tick(self) -> None:
+        pass
+
+
+def runner(a_plan: Plan, folder: Path, **changes: object) -> Runner:
+    folder.mkdir(parents=True, exist_ok=True)
+    values: dict[str, object] = {
+        "plan": a_plan,
+        "digest": plan_digest(a_plan),
+        "root": folder,
+        "results_folder": folder,
+        "environment": ENVIRONMENT,
+        "commit": a_plan.commit,
+        "tree": "t" * 64,
+        "cores": 2,
+        "progress": Silent(),
+    }
+    return Runner(**(values | changes))
+
+
+AGENTS = "devices: {cpu: {}}\nqueues: {amd-cpu: {device: cpu, gpus: 0, memory_gib: 16}}\n"
+
+
+def write_repository(root: Path, commands: dict[str, str], **changes: object) -> Path:
+    """A git checkout with one area of these commands (step key -> command), as the planner reads it."""
+    steps = [
+        {
+            "key": key,
+            "label": f"{key} toys",
+            "command": command,
+            "devices": ["cpu"],
+            "evidence": "findings",
+            "timeout_minutes": 1,
+        }
+        | changes.get(key, {})
+        for key, command in commands.items()
+    ]
+    area = {"area": "toys", "title": "Toys", "why": "Toys work.", "paths": ["*"], "always": True, "steps": steps}
+    (root / "ci" / "areas").mkdir(parents=True, exist_ok=True)
+    (root / "ci" / "agents.yaml").write_text(AGENTS)
+    (root / "ci" / "areas" / "toys.yaml").write_text(json.dumps(area))
+    (root / ".gitignore").write_text("results/\n")
+    for arguments in (["init", "-q"], ["add", "-A"], [*IDENTITY, "commit", "-qm", "toys"]):
+        subprocess.run(["git", *arguments], cwd=root, check=True)
+    return root
+
+
+def hilgate(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a toy repository, in this process: starting another one costs more than most tests do."""
+    out, errors = io.StringIO(), io.StringIO()
+    status = None
+    with (
+        contextlib.chdir(root),
+        mock.patch.dict(os.environ, environ(**env), clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            run(list(arguments))
+        except SystemExit as end:
+            status = int(end.code or 0)
+    assert status is not None
+    command = [sys.executable, "-m", "hilgate", *arguments]
+    return subprocess.CompletedProcess(command, status, out.getvalue(), errors.getvalue())
+
+
+def environ(**env: str) -> dict[str, str]:
+    """This process's environment with import paths that hold in another folder, and no trace of an outer gate."""
+    path = os.pathsep.join(str(Path(part).resolve()) for part in sys.path if part)
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("HILGATE", "BUILDKITE"))}
+    return outer | {"PYTHONPATH": path, "COLUMNS": "80"} | env
