@@ -8,6 +8,7 @@ conftest.py files above it, and a declared package or folder counts everything b
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,10 @@ PACKAGES = {
 """Import package -> its folder. Python files elsewhere are in no graph and select by globs."""
 
 FLAT = "tests"
-"""Its folder is itself on the import path (pytest's `pythonpath`): `import pools` is tests/support/pools.py."""
+"""Its folder is itself on the import path (pytest's `pythonpath`): `import pools` is tests/pools.py."""
 
 CONFTEST = "conftest.py"
+_WORD = re.compile(r"\w+")
 
 
 def module_of(path: str) -> str | None:
@@ -160,13 +162,18 @@ def _implied(graph: Any) -> Iterator[tuple[str, str]]:
 
 
 def _flat(graph: Any) -> Iterator[tuple[str, str]]:
-    """What is imported by a name that only the flat folder has; of a folder there, every module counts."""
+    """What is imported by a name that only the flat folder has; of a folder there, the named modules or all."""
     for name in [module for module in graph.modules if graph.is_module_squashed(module)]:
         inside = f"{FLAT}.{name}"
         if inside in graph.modules:
-            targets = {inside, *graph.find_descendants(inside)}
-            importers = graph.find_modules_that_directly_import(name)
-            yield from ((a, b) for a, b in itertools.product(importers, targets) if a != b)
+            below = graph.find_descendants(inside)
+            for importer in graph.find_modules_that_directly_import(name):
+                targets = set()
+                for detail in graph.get_import_details(importer=importer, imported=name):
+                    words = set(_WORD.findall(detail["line_contents"]))
+                    named = {module for module in below if module.rpartition(".")[2] in words}
+                    targets |= {inside, *(named or below)}
+                yield from ((importer, target) for target in targets if target != importer)
 
 
 def _any_module(path: Path) -> str:

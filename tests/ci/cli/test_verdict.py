@@ -14,12 +14,10 @@ from hilgate.model import Plan
 from hilgate.plan import machine as hardware
 
 TOLERANCES = "ALLOWED = {'fp16': 0.001}\n"
-LISTED = (
-    "files:\n  - {paths: [tests/support/tolerances.py], compare: values, put_back: true, higher_is_looser: ['*']}\n"
-)
+LISTED = "files:\n  - {paths: [tests/tolerances.py], compare: values, put_back: true, higher_is_looser: ['*']}\n"
 MEASURE = """
 import pathlib
-from support.tolerances import ALLOWED
+from tolerances import ALLOWED
 def test_error():
     pathlib.Path("results", "allowed").write_text(str(ALLOWED["fp16"]))
     assert 0.01 <= ALLOWED["fp16"], "max_abs_err 0.01"
@@ -56,7 +54,7 @@ def plan(root, base):
     assert hilgate(root, "plan", "--write", "results/plan.json").returncode == 0
     path = root / "results" / "plan.json"
     made = Plan.model_validate_json(path.read_text())
-    found = protected.loosened(root, base, ["tests/support/tolerances.py"])
+    found = protected.loosened(root, base, ["tests/tolerances.py"])
     changes = {"profile": "pr", "base": "main", "merge_base": base, "loosened": found}
     path.write_text(made.model_copy(update=changes).model_dump_json())
 
@@ -64,14 +62,14 @@ def plan(root, base):
 def test_a_change_that_loosens_its_tolerance_is_measured_with_the_old_one_and_is_red(loosened):
     done = hilgate(loosened, *RUN)
     assert done.returncode == Exit.FAIL, done.stderr
-    assert "as at the merge base, because the change loosens it: tests/support/tolerances.py" in done.stderr
+    assert "as at the merge base, because the change loosens it: tests/tolerances.py" in done.stderr
     assert (loosened / "results" / "allowed").read_text() == "0.001"
     assert "0.1" in (loosened / "tests" / "tolerances.py").read_text()  # the change's own is back
     assert git(loosened, "status", "--porcelain") == ""
     judged = hilgate(loosened, *JUDGE, "--approved-by", "A. Owner")
     assert judged.returncode == Exit.FAIL
-    assert "with these files of the merge base: tests/support/tolerances.py" in judged.stdout
-    assert "looser: tests/support/tolerances.py: ALLOWED.fp16: 0.001 -> 0.1" in judged.stdout
+    assert "with these files of the merge base: tests/tolerances.py" in judged.stdout
+    assert "looser: tests/tolerances.py: ALLOWED.fp16: 0.001 -> 0.1" in judged.stdout
 
 
 def test_with_an_approval_its_own_tolerance_counts_and_the_verdict_names_who_approved(loosened):
@@ -79,7 +77,7 @@ def test_with_an_approval_its_own_tolerance_counts_and_the_verdict_names_who_app
     assert done.returncode == Exit.PASS, done.stdout
     without = hilgate(loosened, *JUDGE)
     assert without.returncode == Exit.INCONCLUSIVE
-    assert "looser: tests/support/tolerances.py: ALLOWED.fp16: 0.001 -> 0.1" in without.stdout
+    assert "looser: tests/tolerances.py: ALLOWED.fp16: 0.001 -> 0.1" in without.stdout
     approved = hilgate(loosened, *JUDGE, "--approved-by", "A. Owner <a@example.invalid>")
     assert approved.returncode == Exit.PASS
     assert json.loads((loosened / "results" / "verdict.json").read_text())["approved_by"].startswith("A. Owner")

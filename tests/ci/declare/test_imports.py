@@ -18,7 +18,7 @@ FILES = {
     "kernels/pagedkv/tool/__init__.py": "from pagedkv import middle",
     "kernels/pagedkv/tool/__main__.py": "",
     "kernels/pagedkv/tool/inside.py": "",
-    "tests/support/pools.py": "import pagedkv.leaf",
+    "tests/pools.py": "import pagedkv.leaf",
     "tests/conftest.py": "",
     "tests/kernels/conftest.py": "import pagedkv.alone",
     "tests/kernels/test_flat.py": "from pools import batch",

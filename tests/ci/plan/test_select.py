@@ -73,9 +73,9 @@ def toy(tmp_path):
         "tests/kernels/conftest.py": "",
         "tests/kernels/test_read.py": "import pagedkv.reader",
         "tests/kernels/test_write.py": "import pagedkv.writer",
-        "tests/support/pools.py": "",
+        "tests/pools.py": "",
         "evals/hileval/__init__.py": "",
-        "evals/hileval/gates/judge.py": "import pagedkv.reader",
+        "evals/hileval/gate.py": "import pagedkv.reader",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -104,8 +104,8 @@ IMPORTING = (
         ("kernels/pagedkv/__init__.py", {"read", "write", "whole", "gate"}),
         ("kernels/pagedkv/tuning.toml", {"read", "write", "whole"}),
         ("tests/kernels/conftest.py", {"read", "write", "whole"}),
-        ("tests/support/pools.py", {"whole"}),
-        ("evals/hileval/gates/judge.py", {"gate"}),
+        ("tests/pools.py", {"whole"}),
+        ("evals/hileval/gate.py", {"gate"}),
         ("kernels/pagedkv/gone.py", {"read", "write", "whole", "gate"}),
         ("tests/kernels/test_gone.py", {"read", "write", "whole"}),
         ("evals/hileval/gone.py", {"gate"}),
@@ -134,7 +134,7 @@ def test_new_module_selects_the_areas_that_claim_it(toy):
 
 def test_while_the_graph_is_not_known_a_module_selects_every_step_with_imports(toy):
     unknown = Imports(toy, problem="reader.py cannot be parsed")
-    selection = select(IMPORTING, ["evals/hileval/gates/judge.py"], unknown)
+    selection = select(IMPORTING, ["evals/hileval/gate.py"], unknown)
     assert set(selection.reasons) == {"read", "write", "gate"}
     assert "not known: reader.py cannot be parsed" in selection.reasons["read"]
     assert set(select(IMPORTING, ["kernels/pagedkv/tuning.toml"], unknown).reasons) == {"read", "write", "whole"}
