@@ -197,7 +197,7 @@ def test_repository_claims_what_it_should():
         ),
         ("kernels/pagedkv/tuning/gfx942.toml", {"kernels-cache", "kernels-mla", "models"}, {"routing"}),
         ("ci/hilgate/model.py", {"units-ci", "units-evals", "accuracy-pocket-hybrid"}, {"kernels-cache"}),
-        ("tests/kernels/test_window.py", {"kernels-semantics", "selftest"}, {"kernels-cache", "models"}),
+        ("tests/kernels/attention/test_window.py", {"kernels-semantics", "selftest"}, {"kernels-cache", "models"}),
     ],
 )
 def test_repository_selects_by_what_is_imported(changed, selected, omitted):

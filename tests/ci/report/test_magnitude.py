@@ -9,7 +9,7 @@ from hilgate.report import problems
 
 ROWS = (
     "AssertionError: 12 of 640 (token, head) rows are off by more than 9.8e-04 of their norm\n"
-    "assert not True\n +  where True = any()\ntests/kernels/test_paged_attention.py:67: AssertionError"
+    "assert not True\n +  where True = any()\ntests/kernels/attention/test_paged.py:67: AssertionError"
 )
 
 
@@ -20,7 +20,7 @@ def check(name="t", message="it is off", **more):
 def test_a_failed_kernel_test():
     found = problems.magnitude(
         check(
-            "tests/kernels/test_paged_attention.py::test_paged_attention[attention-decode-float16-d256]",
+            "tests/kernels/attention/test_paged.py::test_paged_attention[attention-decode-float16-d256]",
             ROWS,
             labels={"layout": "interleaved", "dtype": "float16", "shape": "5x16x256"},
             numbers={
@@ -35,7 +35,7 @@ def test_a_failed_kernel_test():
         "gfx942",
     )
     assert found.assertion == "AssertionError: 12 of 640 (token, head) rows are off by more than 9.8e-04 of their norm"
-    assert found.place == "tests/kernels/test_paged_attention.py:67"
+    assert found.place == "tests/kernels/attention/test_paged.py:67"
     assert found.error == "max_abs_err 0.5, max_row_relative_err 0.03123 (0.0009766 allowed), 12 of 640 rows off"
     assert found.case == "shape 5x16x256, dtype float16, layout interleaved, arch gfx942"
 

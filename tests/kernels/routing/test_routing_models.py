@@ -13,7 +13,7 @@ from pagedkv.routing.hybrid import block_size, state
 from pagedkv.routing.model_config import read
 
 CONFIGS = Path(__file__).parent / "configs"
-POCKET = Path(__file__).resolve().parents[2] / "evals" / "pocket" / "hybrid"
+POCKET = Path(__file__).resolve().parents[3] / "evals" / "pocket" / "hybrid"
 EVERYBODY = ("pagedkv", "aiter", "vllm")
 
 
