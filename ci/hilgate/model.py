@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SCHEMA_VERSION: Final = 1
+PLAN_SCHEMA_VERSION: Final = 2
 
 Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=100)]
 """A name usable as a Buildkite step key and as a folder name."""
@@ -234,42 +235,41 @@ class Quarantine(Noun):
 
 
 class PlannedStep(Noun):
-    """A step on a device, with the reason it was selected and everything needed to run it."""
+    """A declared step on a device, with where it runs there and the reason it was selected."""
 
-    key: Key
-    """`<declared key>-<device>`."""
-    step: Key
+    step: Step
+    """As declared; without its secrets where the change comes from a fork."""
     area: Key
-    label: str
     device: Key
     queue: Key | None
     """None where no queue offers the device (a CUDA machine at a desk)."""
-    command: str
-    env: dict[str, str]
-    evidence: Evidence
-    minimum: int
-    timeout_minutes: int
-    depends_on: tuple[Key, ...]
-    cores: int
-    minutes: float
-    columns: tuple[str, ...]
-    matrix: Matrix | None = None
-    """The table that its checks fill."""
-    packages: tuple[str, ...] = ()
-    """Distributions that must be installed; where one is missing the step did not run."""
-    tools: tuple[str, ...] = ()
-    """Programs that must be on the path."""
-    models: tuple[Key, ...] = ()
-    gpus: int = 0
-    """GPUs it is given; 0 on the cpu."""
     image: Key | None = None
     """The image it runs in, a key of `Plan.images`; None runs it on the host (at a desk)."""
-    network: bool = False
-    secrets: tuple[str, ...] = ()
-    provides: Key | None = None
-    """The image that it builds."""
+    depends_on: tuple[Key, ...] = ()
+    """Keys of the planned steps that must have passed first."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the device and of the step."""
     reason: str
     """Why it is in the plan."""
+
+    def redeclared(self, **changes: object) -> PlannedStep:
+        """The same with these fields of its declared step changed, e.g. `command`, for a run of a part of it."""
+        return self.model_copy(update={"step": self.step.model_copy(update=changes)})
+
+    @property
+    def key(self) -> Key:
+        """`<declared key>-<device>`."""
+        return planned_key(self.step, self.device)
+
+    @property
+    def label(self) -> str:
+        """What a person reads, with the device where there are several."""
+        return f"{self.step.label} ({self.device})" if len(self.step.devices) > 1 else self.step.label
+
+    @property
+    def gpus(self) -> int:
+        """GPUs it is given; 0 on the cpu."""
+        return 0 if self.device == CPU else self.step.gpus
 
 
 class Omission(Noun):
@@ -294,7 +294,7 @@ class Loosening(Noun):
 class Plan(Noun):
     """`plan.json`: what will run and why, fixed before anything runs."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = PLAN_SCHEMA_VERSION
     created: dt.datetime
     commit: str
     """Full sha of HEAD; empty outside a git checkout."""

@@ -102,6 +102,7 @@ class Agent:
             {**step, "key": CPU},
         ]
         plan = {"commit": self.commit, "images": {"rocm": CONTENT}, "steps": steps} | changes
+        plan["steps"] = [planned(**one) for one in plan["steps"]]
         (self.checkout / "results").mkdir(exist_ok=True)
         (self.checkout / "results" / "plan.json").write_text(json.dumps(plan))
 
@@ -128,6 +129,12 @@ class Agent:
     @property
     def results(self) -> Path:
         return self.checkout / "results" / "jobs" / KEY
+
+
+def planned(key: str, image: str | None = None, **declared: object) -> dict[str, object]:
+    """A planned step as `plan.json` has it."""
+    name, _, device = key.rpartition("-")
+    return {"step": {"key": name} | declared, "device": device, "image": image}
 
 
 def topology(root: Path, minors: list[int]) -> dict[str, Path]:

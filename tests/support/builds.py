@@ -27,7 +27,7 @@ def built(*steps_and_checks, **changes):
         failed = any(check.outcome is Outcome.FAIL for check in checks)
         record = StepRecord(
             key=one.key, started=NOW + dt.timedelta(seconds=number), seconds=90.0 + number, exit_status=int(failed),
-            outcome=Outcome.FAIL if failed else Outcome.PASS, message="", checks=len(checks), command=one.command,
+            outcome=Outcome.FAIL if failed else Outcome.PASS, message="", checks=len(checks), command=one.step.command,
             peak_memory_mib=100.0, environment=ENVIRONMENT,
         )  # fmt: skip
         attempts[one.key] = (results.Attempt(record, tuple(checks)),)

@@ -37,7 +37,7 @@ def records(step_, *checks, image=""):
     return [
         *(CheckRecord(step=step_.key, check=check) for check in checks),
         StepRecord(key=step_.key, started=NOW, seconds=1.0, exit_status=status, outcome=outcome, checks=len(checks),
-                   command=step_.command, environment=where),
+                   command=step_.step.command, environment=where),
     ]  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def finished(a_step: PlannedStep, *checks: Check, status: int | None = 0, **chan
     """Records of an attempt; its outcome is what the runner's own rules say unless `outcome` is given."""
     stopped = changes.pop("stopped", "")
     problem = changes.pop("problem", "")
-    decision = rules.decide(rules.Facts(a_step.evidence, a_step.minimum, status, checks, stopped, problem))
+    decision = rules.decide(rules.Facts(a_step.step.evidence, a_step.step.minimum, status, checks, stopped, problem))
     values: dict[str, Any] = {
         "key": a_step.key,
         "started": NOW,
@@ -99,7 +99,7 @@ def finished(a_step: PlannedStep, *checks: Check, status: int | None = 0, **chan
         "outcome": decision.outcome,
         "message": decision.why,
         "checks": len(checks),
-        "command": a_step.command,
+        "command": a_step.step.command,
         "environment": environment(),
     }
     lines: list[Record] = [CheckRecord(step=a_step.key, check=check) for check in checks]

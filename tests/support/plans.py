@@ -26,6 +26,9 @@ ENVIRONMENT = Environment(
     host="desk", device="a processor", cores=2, memory_gib=8.0, python="3.11.0", versions={"torch": "2.13.0"}
 )
 COMMIT = "c" * 40
+PLACED = frozenset(PlannedStep.model_fields) - {"step"}
+"""Fields of a planned step besides its declared one."""
+
 IDENTITY = ["-c", "user.name=toys", "-c", "user.email=toys@example.invalid"]
 
 
@@ -57,25 +60,32 @@ def undecided(name: str = "it depends") -> dict[str, object]:
 
 
 def step(name: str, command: str, **changes: object) -> PlannedStep:
-    values: dict[str, object] = {
-        "key": f"{name}-cpu",
-        "step": name,
+    """A planned step; `changes` are fields of it or of its declared step, which is `name` unless there is a `key`."""
+    placed: dict[str, object] = {
         "area": "toys",
-        "label": f"{name} toys",
         "device": "cpu",
         "queue": "amd-cpu",
-        "command": command,
-        "env": {},
-        "evidence": Evidence.FINDINGS,
-        "minimum": 1,
-        "timeout_minutes": 1,
-        "depends_on": (),
-        "cores": 1,
-        "minutes": 0.1,
-        "columns": (),
         "reason": "toys/layout.py changed",
     }
-    return PlannedStep.model_validate(values | changes)
+    placed |= {field: value for field, value in changes.items() if field in PLACED}
+    device = str(placed["device"])
+    declared: dict[str, object] = {
+        "key": str(changes.get("key", name)).removesuffix(f"-{device}"),
+        "label": f"{name} toys",
+        "command": command,
+        "devices": (device,),
+        "evidence": Evidence.FINDINGS,
+        "timeout_minutes": 1,
+        "minutes": 0.1,
+    }
+    declared |= {field: value for field, value in changes.items() if field not in {*PLACED, "key"}}
+    return PlannedStep.model_validate(placed | {"step": declared})
+
+
+def changed(step: PlannedStep, **changes: object) -> PlannedStep:
+    """The same step with other fields, of it or of its declared step; nothing is checked."""
+    placed = {field: value for field, value in changes.items() if field in PLACED}
+    return step.model_copy(update=placed).redeclared(**{k: v for k, v in changes.items() if k not in PLACED})
 
 
 def plan(*steps: PlannedStep, **changes: object) -> Plan:

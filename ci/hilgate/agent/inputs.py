@@ -55,12 +55,12 @@ def read_step(path: Path, key: str) -> Step:
     """
     try:
         plan = json.loads(path.read_bytes())
-        steps = {step["key"]: step for step in plan["steps"]}
+        steps = {f"{planned['step']['key']}-{planned['device']}": planned for planned in plan["steps"]}
         if key not in steps:
             raise MisuseError(f"the plan has no step {key!r}", where=str(path), remedy="take a key of its steps")
-        step = steps[key]
-        image = _text(step.get("image") or "")
-        providers = [k for k, other in steps.items() if image and other.get("provides") == image]
+        planned, step = steps[key], steps[key]["step"]
+        image = _text(planned.get("image") or "")
+        providers = [k for k, other in steps.items() if image and other["step"].get("provides") == image]
         return Step(
             key=_matching(_KEY, key),
             commit=_matching(re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?"), plan["commit"]),
@@ -69,7 +69,7 @@ def read_step(path: Path, key: str) -> Step:
             content=_matching(re.compile(r"[0-9a-f]{64}"), plan["images"][image]) if image else "",
             provider=_matching(_KEY, providers[0]) if providers else "",
             provides=_text(step.get("provides") or ""),
-            gpus=_number(step.get("gpus", 0), 0, 8),
+            gpus=_number(step.get("gpus", 0) if planned["device"] != "cpu" else 0, 0, 8),
             network=_flag(step.get("network", False)),
             secrets=tuple(_text(name) for name in step.get("secrets", ())),
             timeout_minutes=_number(step["timeout_minutes"], 1, 180),

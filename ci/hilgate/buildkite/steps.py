@@ -155,9 +155,9 @@ def job(
         concurrency=1 if lock else None,
         concurrency_group=lock or None,
         concurrency_method="eager" if lock else None,
-        timeout_in_minutes=step.timeout_minutes + MARGIN_MINUTES + (IMAGE_MINUTES if step.image else 0),
+        timeout_in_minutes=step.step.timeout_minutes + MARGIN_MINUTES + (IMAGE_MINUTES if step.image else 0),
         artifact_paths=[f"{folder}/**/*"],
-        secrets=None if plan.fork else list(step.secrets) or None,
+        secrets=None if plan.fork else list(step.step.secrets) or None,
         retry=retry,
     )
 
@@ -184,9 +184,9 @@ def sound(
 def _step(step: PlannedStep, plan: Plan, branch: str) -> CommandStep:
     folder = f"{JOBS_FOLDER}/{step.key}"
     lock = ""
-    if step.provides in plan.images:
+    if step.step.provides in plan.images:
         # Of two builds of the same contents the second waits, and then finds what the first has built.
-        lock = f"hilgate/image/{step.provides}/{plan.images[step.provides][:16]}"
+        lock = f"hilgate/image/{step.step.provides}/{plan.images[step.step.provides][:16]}"
     return job(
         step,
         plan,

@@ -64,7 +64,7 @@ def record(root: Path, key: Key) -> tuple[str, ...]:
         CannotRunHereError: It cannot run here, or did not pass: what it would have read afterwards is not known.
     """
     plan = make_plan(root, base=None, profile="gate", select=(key,))
-    step = next(step for step in plan.steps if key in (step.step, step.key))
+    step = next(step for step in plan.steps if key in (step.step.key, step.key))
     with tempfile.TemporaryDirectory(prefix="hilgate-reads-") as name:
         folder = Path(name)
         (folder / "path").mkdir()

@@ -142,7 +142,7 @@ class Replayer:
     def replay(self, cases: Iterable[Case]) -> Replay:
         """Plan each change as the agents would, and everything once."""
         everything = self._plan(None)
-        known = {step.step for step in everything.steps}
+        known = {step.step.key for step in everything.steps}
         readers: dict[str, list[Key]] = {}
         for step, files in self.reads.items():
             for name in files:
@@ -155,7 +155,7 @@ class Replayer:
             plan = self._plan(case.files)
         except NothingSelectedError:  # a real build would be red; for what is missed it selects nothing
             plan = None
-        selected = {step.step for step in plan.steps} if plan else set()
+        selected = {step.step.key for step in plan.steps} if plan else set()
         missed = dict.fromkeys(case.broke, "it is known to break")
         for name in case.files:
             for step in readers.get(name, ()):

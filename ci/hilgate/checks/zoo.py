@@ -202,13 +202,10 @@ def _run(root: Path, bug: Bug, folder: Path) -> Trial:
 def _plan(root: Path, bug: Bug, folder: Path) -> Plan:
     """The named step alone, with the copy ahead of everything else on the import path."""
     plan = make_plan(root, base=None, profile="gate", select=(bug.turns_red,))
-    step = next(step for step in plan.steps if step.step == bug.turns_red)
+    step = next(step for step in plan.steps if step.step.key == bug.turns_red)
     before = step.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     path = os.pathsep.join(filter(None, [str((folder / UNDER_TEST).absolute()), before]))
-    changes = {
-        "command": f"{step.command} {bug.arguments}".rstrip(),
-        "env": step.env | {"PYTHONPATH": path},
-        "minimum": 1,  # the arguments narrow the step to a few checks
-        "depends_on": (),
-    }
-    return plan.model_copy(update={"steps": (step.model_copy(update=changes),), "omissions": ()})
+    # The arguments narrow the step to a few checks.
+    narrowed = step.redeclared(command=f"{step.step.command} {bug.arguments}".rstrip(), minimum=1)
+    narrowed = narrowed.model_copy(update={"env": step.env | {"PYTHONPATH": path}, "depends_on": ()})
+    return plan.model_copy(update={"steps": (narrowed,), "omissions": ()})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hilgate.declare.load import Declarations
-    from hilgate.model import Plan, PlannedStep, Step
+    from hilgate.model import Plan, Step
 
 PART = "hilgate.part"
 
@@ -91,8 +91,8 @@ def with_tables(
     Raises:
         MisuseError: No planned step of these names has a matrix with such labels, or a label has no value.
     """
-    named = [step for step in plan.steps if not {step.key, step.step, step.area}.isdisjoint(names)]
-    labels = {step.key: _labels(step, also=not {step.key, step.step}.isdisjoint(names)) for step in named}
+    named = [step for step in plan.steps if not {step.key, step.step.key, step.area}.isdisjoint(names)]
+    labels = {step.key: _labels(step.step, also=not {step.key, step.step.key}.isdisjoint(names)) for step in named}
     known = {label for found in labels.values() for label in found}
     where = f"hilgate run {shlex.join(names)}"
     for label, value in part.labels:
@@ -118,7 +118,7 @@ def with_tables(
     return plan.model_copy(update={"steps": tuple(step for step in plan.steps if step.key in kept)}), keys
 
 
-def _labels(step: PlannedStep | Step, *, also: bool) -> set[str]:
+def _labels(step: Step, *, also: bool) -> set[str]:
     if step.matrix is None:
         return set()
     return {step.matrix.rows, step.matrix.columns, *(step.matrix.also if also else ())}

@@ -383,12 +383,11 @@ def narrowed(plan: Plan, names: tuple[str, ...], arguments: str, keys: frozenset
     """
     steps = []
     for step in plan.steps:
-        changes: dict[str, object] = {}
-        named = step.key in keys if keys is not None else not {step.key, step.step, step.area}.isdisjoint(names)
+        named = step.key in keys if keys is not None else not {step.key, step.step.key, step.area}.isdisjoint(names)
         if arguments and named:
             terminal.stderr().print(f"a part of {step.key}, not the whole step: {arguments}", soft_wrap=True)
-            changes = {"command": f"{step.command} {arguments}", "minimum": 1}
-        steps.append(step.model_copy(update=changes))
+            step = step.redeclared(command=f"{step.step.command} {arguments}", minimum=1)  # noqa: PLW2901
+        steps.append(step)
     omissions = tuple(one for one in plan.omissions if not {one.key, one.area}.isdisjoint(names))
     return plan.model_copy(update={"steps": tuple(steps), "omissions": omissions})
 
@@ -474,11 +473,13 @@ def recheck(
                 ids,
                 results / "steps" / key / again.FOLDER,
                 Site(root, machine.cores, plan.profile),
-                inner_timeout(step.timeout_minutes * SECONDS_PER_MINUTE, os.environ, time.time()),
+                inner_timeout(step.step.timeout_minutes * SECONDS_PER_MINUTE, os.environ, time.time()),
             )
             if rerun is None:
                 raise NothingSelectedError(
-                    f"the command of {key} cannot be narrowed to single tests", where=step.command, remedy="none needed"
+                    f"the command of {key} cannot be narrowed to single tests",
+                    where=step.step.command,
+                    remedy="none needed",
                 )
             build = BuildRecord(
                 started=dt.datetime.now(dt.UTC),

@@ -102,7 +102,7 @@ def effective(root: Path, merge_base: str, here: Quarantine) -> Quarantine:
 
 
 def _covers(one: Quarantined, step: PlannedStep) -> bool:
-    return one.step == step.step and (not one.devices or step.device in one.devices)
+    return one.step == step.step.key and (not one.devices or step.device in one.devices)
 
 
 def _identity(one: Quarantined) -> tuple[str, str, tuple[str, ...]]:

@@ -83,7 +83,7 @@ def _step_line(
         shared
         | {
             "key": step.key,
-            "step": step.step,
+            "step": step.step.key,
             "area": step.area,
             "device": step.device,
             "queue": step.queue or "",
@@ -114,7 +114,7 @@ def _check_line(check: Check, step: PlannedStep, shared: dict[str, object]) -> C
         shared
         | {
             "key": step.key,
-            "step": step.step,
+            "step": step.step.key,
             "device": step.device,
             "id": check.id,
             "outcome": check.outcome,

@@ -150,7 +150,7 @@ def rule(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entries) ->
     attempt = recorded.last(step.key)
     health = recorded.health.get(step.key, ())
     host = attempt.record.environment.host if attempt else ""
-    gpus = max(step.gpus, 1) if is_demanded(step, plan.profile) else 0
+    gpus = step.gpus if is_demanded(step, plan.profile) else 0
     case = Case(step, plan, recorded, entries.of(step), attempt, trouble(health, host, gpus))
     ruled = _expired(_ruled(case), case, entries)
     unknown = tuple(filter(None, [case.without_health()])) if attempt else ()
@@ -167,7 +167,7 @@ def _ruled(case: Case) -> Ruled:
         why = "it began and its end was not recorded" if key in recorded.unfinished else "no record of it arrived"
         return Ruled(Outcome.DID_NOT_RUN, Ruling.INFRA, case.with_trouble(why))
     record = case.attempt.record
-    if record.command != case.step.command:
+    if record.command != case.step.step.command:
         return Ruled(Outcome.DID_NOT_RUN, Ruling.REGRESSION, f"another command was run: {record.command}")
     worthless = case.other_image()
     if worthless:
@@ -267,7 +267,7 @@ def decide(
 
 
 def _facts(step: PlannedStep, attempt: Attempt, status: int | None, checks: tuple[Check, ...]) -> rules.Facts:
-    return rules.Facts(step.evidence, step.minimum, status, checks, stopped=attempt.record.message)
+    return rules.Facts(step.step.evidence, step.step.minimum, status, checks, stopped=attempt.record.message)
 
 
 def _named(case: Case, decision: Decision) -> Ruling:
@@ -287,13 +287,13 @@ def _named(case: Case, decision: Decision) -> Ruling:
         # On a node that was watched and is sound, a crash is the step's own, as a hang is.
         watched = bool(case.recorded.health.get(case.step.key))
         return Ruling.REGRESSION if watched and -status in OWN_SIGNALS else Ruling.INFRA
-    refused = status == Exit.CANNOT_RUN_HERE and case.step.evidence is not Evidence.JUNIT  # pytest's 5: no tests
+    refused = status == Exit.CANNOT_RUN_HERE and case.step.step.evidence is not Evidence.JUNIT  # pytest's 5: no tests
     return Ruling.INFRA if refused or status in OF_THE_NODE else Ruling.REGRESSION
 
 
 def _built(ruled: Ruled, case: Case) -> Ruled:
     """A step that builds an image passes only with a record of that image, of the planned contents."""
-    image = case.step.provides
+    image = case.step.step.provides
     if image is None or ruled.outcome is not Outcome.PASS:
         return ruled
     record = case.recorded.images.get(image)
@@ -323,7 +323,7 @@ SHOWN_LINES = 5
 
 def is_demanded(step: PlannedStep, profile: str) -> bool:
     """Whether a result of this step counts only with both records: on a GPU of an agent. A desk has no hooks."""
-    return profile != "gate" and step.queue is not None and (step.gpus > 0 or step.device != CPU)
+    return profile != "gate" and step.queue is not None and step.device != CPU
 
 
 def missing(health: Sequence[Health]) -> str:

@@ -86,7 +86,7 @@ def exit_status(verdict: Verdict, plan: Plan) -> Exit:
     own 5 means that no tests were collected and does not count.
     """
     if verdict.outcome is Outcome.DID_NOT_RUN:
-        evidence = {step.key: step.evidence for step in plan.steps}
+        evidence = {step.key: step.step.evidence for step in plan.steps}
         missing = [step for step in verdict.steps if step.outcome is Outcome.DID_NOT_RUN]
         environment = missing and all(
             step.exit_status == Exit.CANNOT_RUN_HERE and evidence[step.key] is Evidence.FINDINGS for step in missing
@@ -159,9 +159,9 @@ def reproduce_line(step: PlannedStep, attempt: Attempt | None) -> str:
     """The command that repeats a step, narrowed to its first failing test: by its cell, or where pytest's -k can."""
     line = f"hilgate run {step.key}"
     failed = rules.first(attempt.checks, Outcome.FAIL) if attempt else None
-    if failed and step.matrix and (options := step.matrix.options(failed.labels)):
+    if failed and step.step.matrix and (options := step.step.matrix.options(failed.labels)):
         return f"{line} {options}"
-    if failed is None or step.evidence is not Evidence.JUNIT or "::" not in failed.id:
+    if failed is None or step.step.evidence is not Evidence.JUNIT or "::" not in failed.id:
         return line
     word = pytest_word(failed.id)
     return f"{line} -- -k {shlex.quote(word)}" if word else line

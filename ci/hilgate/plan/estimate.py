@@ -99,7 +99,7 @@ class Estimate:
 def estimate(plan: Plan, history: Mapping[Key, float] | None = None) -> Estimate:
     """Sums and longest chain of a plan; `history` has measured minutes by planned key."""
     known = history or {}
-    minutes = {step.key: known.get(step.key, step.minutes) for step in plan.steps}
+    minutes = {step.key: known.get(step.key, step.step.minutes) for step in plan.steps}
     chains: dict[Key, tuple[float, tuple[Key, ...]]] = {}
     for step in plan.steps:  # dependencies stand before their dependants
         longest, keys = max((chains[need] for need in step.depends_on), default=(0.0, ()))
@@ -112,6 +112,6 @@ def estimate(plan: Plan, history: Mapping[Key, float] | None = None) -> Estimate
         chain_minutes=chain_minutes,
         on_gpus=sum(minutes[step.key] for step in gpu_steps),
         # Plans written before steps had a number of GPUs say 0 and meant one.
-        gpu_minutes=sum(minutes[step.key] * max(step.gpus, 1) for step in gpu_steps),
+        gpu_minutes=sum(minutes[step.key] * step.gpus for step in gpu_steps),
         measured=sum(step.key in known for step in plan.steps),
     )

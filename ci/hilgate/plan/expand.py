@@ -143,30 +143,13 @@ class _Planner:
         if unmet:
             return _omission(area, step, planned_key(step, device), f"needs {unmet[0]}, which is omitted")
         return PlannedStep(
-            key=planned_key(step, device),
-            step=step.key,
+            step=step.model_copy(update={"secrets": ()}) if self.site.fork else step,
             area=area.area,
-            label=f"{step.label} ({device})" if len(step.devices) > 1 else step.label,
             device=device,
             queue=self.declarations.queue_for(step, device),
-            command=step.command,
-            env={**self.declarations.agents.devices[device].env, **step.env},
-            evidence=step.evidence,
-            minimum=step.minimum,
-            timeout_minutes=step.timeout_minutes,
-            depends_on=tuple(key for key in met.values() if key is not None),
-            cores=step.cores,
-            minutes=step.minutes,
-            columns=step.columns,
-            matrix=step.matrix,
-            packages=step.packages,
-            tools=step.tools,
-            models=step.models,
-            gpus=0 if device == CPU else step.gpus,
             image=provider.provides if provider else None,
-            network=step.network,
-            secrets=() if self.site.fork else step.secrets,
-            provides=step.provides,
+            depends_on=tuple(key for key in met.values() if key is not None),
+            env={**self.declarations.agents.devices[device].env, **step.env},
             reason=self.wanted[step.key].reason + self._missing_note(step),
         )
 

@@ -173,7 +173,7 @@ def _require_each(
     steps = {model: set(by_model(declarations, (model,))) for model in models}
     for name in (*select, *models):
         own = steps.get(name, set())
-        if not any(name in (one.key, one.step, one.area) or one.step in own for one in expansion.steps):
+        if not any(name in (one.key, one.step.key, one.area) or one.step.key in own for one in expansion.steps):
             named = [
                 one
                 for one in expansion.omissions
@@ -214,7 +214,7 @@ def _images(expansion: Expansion, facts: Facts) -> dict[Key, str]:
     Raises:
         DeclarationError: Nobody says what an image is built from, so no result could be held against it.
     """
-    names = sorted({name for step in expansion.steps for name in (step.image, step.provides) if name})
+    names = sorted({name for step in expansion.steps for name in (step.image, step.step.provides) if name})
     if unknown := [name for name in names if name not in facts.images]:
         raise DeclarationError(
             f"nothing says what the image {unknown[0]!r} is built from",

@@ -231,7 +231,7 @@ def container_line(verdict: StepVerdict, step: PlannedStep) -> str:
         [
             *("docker run --rm --init", *(gpus if step.gpus else ())),
             *('--user="$(id -u):$(id -g)"', "--cap-drop=ALL", "--security-opt=no-new-privileges"),
-            *(() if step.network else ("--network=none",)),
+            *(() if step.step.network else ("--network=none",)),
             *("--env=HOME=/tmp", "--env=PYTHONPATH=ci:kernels:evals", f'--volume="$PWD:{_WORKSPACE}"'),
             *(f"--workdir={_WORKSPACE}", "--entrypoint=", image, f"python3 -m {verdict.reproduce}"),
         ]

@@ -124,7 +124,7 @@ class Table:
 def tables(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Table, ...]:
     """A table for each planned step that declares one, in the order of the plan."""
     decided = {step.key: step for step in verdict.steps}
-    return tuple(_table(step, step.matrix, recorded, decided[step.key]) for step in plan.steps if step.matrix)
+    return tuple(_table(step, step.step.matrix, recorded, decided[step.key]) for step in plan.steps if step.step.matrix)
 
 
 def _table(step: PlannedStep, spec: Matrix, recorded: Recorded, verdict: StepVerdict) -> Table:
@@ -177,7 +177,7 @@ def _lack(step: PlannedStep, verdict: StepVerdict, attempt: Attempt | None, dama
     if record.exit_status is None:
         return record.message or "it has no exit status"
     if record.exit_status not in WHOLE:
-        return rules.exit_meaning(record.exit_status, step.evidence)
+        return rules.exit_meaning(record.exit_status, step.step.evidence)
     lost = next((check for check in attempt.checks if check.id == EVIDENCE_CHECK), None)
     if lost is not None:
         return lost.message
@@ -225,7 +225,7 @@ def records(table: Table, plan: Plan, digest: str) -> Iterator[dict[str, object]
     about: dict[str, object] = {
         "step": table.step.key,
         "device": table.step.device,
-        "command": table.step.command,
+        "command": table.step.step.command,
         "commit": plan.commit,
         "dirty": plan.dirty,
         "plan_digest": digest,
@@ -391,17 +391,17 @@ def step_tables(plan: Plan, recorded: Recorded, row_limit: int) -> tuple[StepTab
     tables = []
     for step in plan.steps:
         attempt = recorded.last(step.key)
-        if not step.columns or attempt is None or not attempt.checks:
+        if not step.step.columns or attempt is None or not attempt.checks:
             continue
         checks = sorted(attempt.checks, key=lambda check: check.outcome.value == "pass")
-        numeric = tuple(_is_numeric(column, attempt.checks) for column in step.columns)
+        numeric = tuple(_is_numeric(column, attempt.checks) for column in step.step.columns)
         rows = tuple(
-            Row(check.id, check.outcome, tuple(cell(check, column) for column in step.columns))
+            Row(check.id, check.outcome, tuple(cell(check, column) for column in step.step.columns))
             for check in checks[:row_limit]
         )
         more = len(checks) - len(rows)
         not_green = sum(check.outcome.value != "pass" for check in checks)
-        tables.append(StepTable(step.key, step.label, step.columns, numeric, rows, more, not_green))
+        tables.append(StepTable(step.key, step.label, step.step.columns, numeric, rows, more, not_green))
     return tuple(sorted(tables, key=lambda table: len(table.rows) + table.more))
 
 

@@ -58,11 +58,11 @@ def print_plan(plan: Plan) -> None:
     table.add_column("~min", justify="right")
     table.add_column("because", overflow="fold")
     for step in plan.steps:
-        table.add_row(step.key, f"{step.minutes:g}", Text(text.line(step.reason)))
+        table.add_row(step.key, f"{step.step.minutes:g}", Text(text.line(step.reason)))
     console = stderr()
     console.print(table)
     omitted = f", {len(plan.omissions)} not planned here" if plan.omissions else ""
-    minutes = sum(step.minutes for step in plan.steps)
+    minutes = sum(step.step.minutes for step in plan.steps)
     console.print(f"{len(plan.steps)} steps, about {minutes:.0f} CPU-minutes{omitted}\n", style="dim", highlight=False)
 
 
@@ -149,7 +149,7 @@ def show_plan(out: Console, plan: Plan, history: Mapping[Key, float]) -> None:
     table.columns[2].justify = "right"
     for step in plan.steps:
         place = step.device if here else step.queue
-        table.add_row(step.key, place, f"{history.get(step.key, step.minutes):.3g}", escape(step.reason))
+        table.add_row(step.key, place, f"{history.get(step.key, step.step.minutes):.3g}", escape(step.reason))
     out.print(table)
     if plan.omissions:
         out.print(f"\n{len(plan.omissions)} omitted")

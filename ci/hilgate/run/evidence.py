@@ -71,18 +71,22 @@ def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRec
     Returns:
         (record, ""), (None, why), or (None, "") for a step that builds none.
     """
-    if step.provides is None:
+    image = step.step.provides
+    if image is None:
         return None, ""
     try:
         told = json.loads((folder / IMAGE_FILE).read_bytes())
         record = ImageRecord.model_validate({"kind": "image", "step": step.key} | told)
     except FileNotFoundError:
-        return None, f"it left no {IMAGE_FILE}, and it builds the image {step.provides!r}"
+        return None, f"it left no {IMAGE_FILE}, and it builds the image {image!r}"
     except (OSError, ValueError, TypeError) as error:
         return None, f"its {IMAGE_FILE} is not a record of an image: {str(error).splitlines()[0]}"
-    planned = plan.images.get(step.provides, "(nothing: the plan does not name it)")
-    if (record.step, record.image, record.content) != (step.key, step.provides, planned):
-        return None, f"its {IMAGE_FILE} is of {record.image} of {record.content}; planned: {step.provides} of {planned}"
+    planned = plan.images.get(image, "(nothing: the plan does not name it)")
+    if (record.step, record.image, record.content) != (step.key, image, planned):
+        return (
+            None,
+            f"its {IMAGE_FILE} is of {record.image} of {record.content}; planned: {image} of {planned}",
+        )
     return record, ""
 
 

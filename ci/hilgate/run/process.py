@@ -222,10 +222,10 @@ def start(step: PlannedStep, command: str, folder: Path, site: Site, seconds: fl
     shutil.rmtree(folder, ignore_errors=True)  # evidence of an earlier run must never be read as this one's
     folder.mkdir(parents=True)
     arguments = argument_list(command)
-    if step.evidence is Evidence.JUNIT:
+    if step.step.evidence is Evidence.JUNIT:
         arguments.append(f"--junitxml={folder / JUNIT_FILE}")
     # Threads would otherwise be as many as the machine has cores, in every step at once.
-    env = {"OMP_NUM_THREADS": str(min(step.cores, site.cores)), **os.environ, **step.env}
+    env = {"OMP_NUM_THREADS": str(min(step.step.cores, site.cores)), **os.environ, **step.env}
     env |= {OUT_VARIABLE: str(folder), PROFILE_VARIABLE: site.profile}
     return Child(arguments, cwd=site.root, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)
 

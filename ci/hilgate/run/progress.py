@@ -112,7 +112,7 @@ class Lines:
     def started(self, step: PlannedStep, child: Child) -> None:
         """Say that it began."""
         self._children[step.key] = child
-        command = text.line(step.command[:COMMAND_CHARACTERS])
+        command = text.line(step.step.command[:COMMAND_CHARACTERS])
         self._say(f"{'--- ' if self._buildkite else ''}{step.key}: started: {command}")
 
     def finished(self, step: PlannedStep, attempt: Attempt, log: Path) -> None:

@@ -72,9 +72,9 @@ def pending(plan: Plan, recorded: Recorded) -> dict[str, tuple[str, ...]]:
     found = {}
     for step in plan.steps:
         attempt = recorded.last(step.key)
-        if attempt is None or step.evidence is not Evidence.JUNIT or step.queue is None:
+        if attempt is None or step.step.evidence is not Evidence.JUNIT or step.queue is None:
             continue
-        if step.key in recorded.damaged or attempt.record.command != step.command:
+        if step.key in recorded.damaged or attempt.record.command != step.step.command:
             continue
         host = attempt.record.environment.host
         again = {r.check for r in recorded.reruns.get(step.key, ()) if r.elsewhere and r.host != host}
@@ -99,7 +99,7 @@ class Rerun:
         end = self.child.poll()
         if end is None:
             return None
-        found = collect(self.step.evidence, self.folder, self.root)
+        found = collect(self.step.step.evidence, self.folder, self.root)
         problem = _problem(end) or found.problem
         checks = {check.id: check for check in found.checks}
         return [self._record(name, checks.get(name), problem, host, elsewhere=elsewhere) for name in self.ids]
@@ -128,7 +128,7 @@ def start(step: PlannedStep, ids: tuple[str, ...], folder: Path, site: process.S
         site: Where they run.
         seconds: After which they are ended.
     """
-    command = narrowed(step.command, ids, site.root) if step.evidence is Evidence.JUNIT else ""
+    command = narrowed(step.step.command, ids, site.root) if step.step.evidence is Evidence.JUNIT else ""
     if not command or seconds <= 0:
         return None
     return Rerun(step, ids, process.start(step, command, folder, site, seconds), folder, site.root)

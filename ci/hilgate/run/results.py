@@ -198,7 +198,7 @@ class Reader:
     foreign: bool = False
 
     def __post_init__(self) -> None:
-        self._provides = {step.key: step.provides for step in self.plan.steps}
+        self._provides = {step.key: step.step.provides for step in self.plan.steps}
 
     def accept(self, line: bytes) -> str:
         """Take one line; returns what is wrong with it, empty for a sound line."""

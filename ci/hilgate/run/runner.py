@@ -112,7 +112,7 @@ class Runner:
                 environment=self.environment,
             )
         )
-        self._installed = frozenset(installed({name for step in self.plan.steps for name in step.packages}))
+        self._installed = frozenset(installed({name for step in self.plan.steps for name in step.step.packages}))
         steps = {
             step.key: step
             for step in self.plan.steps
@@ -165,7 +165,7 @@ class Runner:
             outcome = self._outcomes.get(need, Outcome.PASS)
             if outcome is not Outcome.PASS:
                 return f"needs {need}, which {_ENDED[outcome]}"
-        missing = [name for name in step.packages if name not in self._installed]
+        missing = [name for name in step.step.packages if name not in self._installed]
         return f"needs {', '.join(missing)}, not installed here" if missing else ""
 
     @property
@@ -176,17 +176,17 @@ class Runner:
         folder = step_folder(self.results_folder, step.key)
         self._started[step.key] = _now()
         seconds = self._limits[step.key] = self._seconds_left(step, 0.0)
-        child = launch.start(step, step.command, folder, self._site, seconds)
+        child = launch.start(step, step.step.command, folder, self._site, seconds)
         self._running[step.key] = child
         self.progress.started(step, child)
 
     def _seconds_left(self, step: PlannedStep, used: float) -> float:
         """What is left of a step's time after `used` seconds, or less where a job of Buildkite ends before that."""
-        return inner_timeout(step.timeout_minutes * SECONDS_PER_MINUTE - used, os.environ, time.time())
+        return inner_timeout(step.step.timeout_minutes * SECONDS_PER_MINUTE - used, os.environ, time.time())
 
     def _ended(self, step: PlannedStep, end: launch.Ended) -> launch.Ended:
         """The same, saying so where the job left the step less than its own time: that is no hang of the step."""
-        own, given = step.timeout_minutes * SECONDS_PER_MINUTE, self._limits[step.key]
+        own, given = step.step.timeout_minutes * SECONDS_PER_MINUTE, self._limits[step.key]
         if given < own and end.reason.startswith(rules.TIMED_OUT):
             return replace(end, reason=f"its job had {given:g} s left for it, and its own time is {own:g} s")
         return end
@@ -216,11 +216,11 @@ class Runner:
     def _record(self, step: PlannedStep, end: launch.Ended, started: dt.datetime) -> tuple[Check, ...]:
         folder = step_folder(self.results_folder, step.key)
         ran = step.key in self._started
-        found = collect(step.evidence, folder, self.root).with_problem_as_failure() if ran else Collected(())
+        found = collect(step.step.evidence, folder, self.root).with_problem_as_failure() if ran else Collected(())
         decision = rules.decide(
             rules.Facts(
-                evidence=step.evidence,
-                minimum=step.minimum,
+                evidence=step.step.evidence,
+                minimum=step.step.minimum,
                 exit_status=end.exit_status,
                 checks=found.checks,
                 stopped=end.reason,
@@ -239,7 +239,7 @@ class Runner:
             outcome=decision.outcome,
             message=decision.why,
             checks=len(found.checks),
-            command=step.command,
+            command=step.step.command,
             peak_memory_mib=end.peak_memory_mib,
             environment=self.environment,
         )
@@ -270,18 +270,18 @@ def fits(step: PlannedStep, running: Sequence[PlannedStep], cores: int) -> bool:
     """Whether its cores are free (a step that wants more than there are runs alone) and so is its GPU."""
     if step.device != CPU and any(other.device == step.device for other in running):
         return False
-    busy = sum(min(other.cores, cores) for other in running)
-    return busy + min(step.cores, cores) <= cores
+    busy = sum(min(other.step.cores, cores) for other in running)
+    return busy + min(step.step.cores, cores) <= cores
 
 
 def chain_minutes(steps: tuple[PlannedStep, ...]) -> dict[str, float]:
     """Minutes of the longest chain of dependants that begins with each step, itself included."""
     by_key = {step.key: step for step in steps}
     needs = {key: [need for need in step.depends_on if need in by_key] for key, step in by_key.items()}
-    minutes = {key: step.minutes for key, step in by_key.items()}
+    minutes = {key: step.step.minutes for key, step in by_key.items()}
     for key in reversed(list(graphlib.TopologicalSorter(needs).static_order())):
         for need in needs[key]:
-            minutes[need] = max(minutes[need], by_key[need].minutes + minutes[key])
+            minutes[need] = max(minutes[need], by_key[need].step.minutes + minutes[key])
     return minutes
 
 

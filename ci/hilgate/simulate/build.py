@@ -153,7 +153,7 @@ class _Flow:
         elif number % 3 == 1:
             write_plan(plan.model_copy(update={"steps": plan.steps[:-1]}), path)
         else:
-            easier = plan.steps[-1].model_copy(update={"minimum": 0})
+            easier = plan.steps[-1].redeclared(minimum=1, label="easier")
             write_plan(plan.model_copy(update={"steps": (*plan.steps[:-1], easier)}), path)
 
     def _recheck(self, minute: float, attempt: int) -> Ended:

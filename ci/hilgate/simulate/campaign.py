@@ -264,7 +264,7 @@ def _lost(finished: Finished, verdict: Verdict) -> list[str]:
         return []
     told = {step.key: step for step in verdict.steps}
     found = []
-    unproven = {step.provides for key, step in steps.items() if step.provides and not _arrived(ledger, key)}
+    unproven = {step.step.provides for key, step in steps.items() if step.step.provides and not _arrived(ledger, key)}
     for key, step in steps.items():
         deed = ledger.last(key)
         if deed is None or not _arrived(ledger, key) or not deed.tests or step.image in unproven:

@@ -142,11 +142,11 @@ def _places(kind: Kind, steps: Iterable[PlannedStep]) -> tuple[str, ...]:
 
 def _fits(kind: Kind, step: PlannedStep) -> bool:
     if kind in {Kind.IMAGE_OTHER_CONTENT, Kind.IMAGE_NOT_RECORDED}:
-        return step.provides is not None
+        return step.step.provides is not None
     if kind in {Kind.OTHER_IMAGE, Kind.IMAGE_IMPOSTOR}:
         return step.image is not None
     if kind in {Kind.SICK_AFTERWARDS, Kind.PREFLIGHT_IGNORED, Kind.GPU_LOST, Kind.HEALTH_OF_OTHER_NODE}:
         return step.device != CPU
     if kind is Kind.RECHECK_SAME_NODE:
-        return step.evidence is Evidence.JUNIT
+        return step.step.evidence is Evidence.JUNIT
     return True

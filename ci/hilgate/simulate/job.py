@@ -102,7 +102,7 @@ class _Job:
         self.folder = self.site.folder / f"{self.command.folder}.{self.attempt}"
         self.folder.mkdir(parents=True)
         spread = self.site.rng("minutes", self.step.key, self.attempt).uniform(0.8, 1.5)
-        self.minutes = min(self.step.minutes * spread, float(self.step.timeout_minutes))
+        self.minutes = min(self.step.step.minutes * spread, float(self.step.step.timeout_minutes))
 
     def run(self) -> Ended:
         if Kind.SICK_NODE in self.struck:
@@ -160,7 +160,7 @@ class _Job:
         image = self._image()
         said = work.do(self.site, self.step, self.host, self.deed, self.struck)
         if Kind.HANG in self.struck:
-            self.minutes = float(self.step.timeout_minutes)
+            self.minutes = float(self.step.step.timeout_minutes)
         written = of_job(self.site, self.step, self.host, self.deed, said, self.struck, image, self.minute)
         path = self.folder / results.RESULTS_FILE
         results.append(path, written.lines)
@@ -242,7 +242,7 @@ def of_job(
     """What a job records of one attempt at a step that began at `minute`."""
     environment = site.environment(step, host, image)
     decision = outcome.decide(
-        outcome.Facts(step.evidence, step.minimum, deed.ended, said.checks, said.stopped, said.problem)
+        outcome.Facts(step.step.evidence, step.step.minimum, deed.ended, said.checks, said.stopped, said.problem)
     )
     claims = Kind.FALSE_CLAIM in struck and decision.outcome is not Outcome.PASS
     key, command = _named(site, step, struck)
@@ -261,7 +261,7 @@ def of_job(
     lines += [CheckRecord(step=key, check=check) for check in said.checks]
     lines.append(record)
     failed = [check.id for check in said.checks if check.outcome is Outcome.FAIL]
-    if step.evidence is Evidence.JUNIT and len(failed) <= RERUN_LIMIT:
+    if step.step.evidence is Evidence.JUNIT and len(failed) <= RERUN_LIMIT:
         lines += [rerun(site, step, test, host, elsewhere=False) for test in failed]
     if Kind.IMAGE_IMPOSTOR in struck and step.image is not None and image:
         content = site.plan.images.get(step.image, "")
@@ -312,27 +312,27 @@ def _named(site: Site, step: PlannedStep, struck: dict[Kind, int]) -> tuple[str,
     if Kind.OTHER_STEP in struck:
         others = [one for one in site.plan.steps if one.key != step.key]
         if not others:
-            return "nowhere-cpu", step.command
+            return "nowhere-cpu", step.step.command
         chosen = others[struck[Kind.OTHER_STEP] % len(others)]
-        return chosen.key, chosen.command
-    return step.key, f"{step.command} -k easy" if Kind.OTHER_COMMAND in struck else step.command
+        return chosen.key, chosen.step.command
+    return step.key, f"{step.step.command} -k easy" if Kind.OTHER_COMMAND in struck else step.step.command
 
 
 def _built(site: Site, step: PlannedStep, deed: Deed, struck: dict[Kind, int]) -> list[Record]:
     """The image that the step built, if it builds one."""
-    if step.provides is None or deed.ended not in {0, 1}:
+    if step.step.provides is None or deed.ended not in {0, 1}:
         return []
-    planned = site.plan.images.get(step.provides, "")
+    planned = site.plan.images.get(step.step.provides, "")
     content = other(planned) if Kind.IMAGE_OTHER_CONTENT in struck else planned
     digest = "sha256:" + hashlib.sha256(f"{content}:{deed.attempt}".encode()).hexdigest()
-    site.images[step.provides] = digest
+    site.images[step.step.provides] = digest
     if Kind.IMAGE_OTHER_CONTENT in struck:
-        site.spoilt_images.add(step.provides)
+        site.spoilt_images.add(step.step.provides)
     else:
-        site.spoilt_images.discard(step.provides)
+        site.spoilt_images.discard(step.step.provides)
     if Kind.IMAGE_NOT_RECORDED in struck:
         return []
-    return [ImageRecord(step=step.key, image=step.provides, content=content, digest=digest)]
+    return [ImageRecord(step=step.key, image=step.step.provides, content=content, digest=digest)]
 
 
 VRAM_MIB = 196_592

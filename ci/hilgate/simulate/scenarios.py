@@ -14,7 +14,7 @@ from hilgate.buildkite.steps import recheck_yaml
 from hilgate.declare.load import Declarations, load
 from hilgate.errors import NothingSelectedError
 from hilgate.images import contents
-from hilgate.model import CPU, Evidence, Plan, PlannedStep
+from hilgate.model import CPU, Evidence, Plan, PlannedStep, Step
 from hilgate.plan.make import Facts, assemble
 from hilgate.simulate.buildkite import Command, Wait, parse
 
@@ -112,8 +112,8 @@ def toy_plan(rng: random.Random, declarations: Declarations) -> Plan:
     for name in "abcdef"[: rng.randint(1, MAX_STEPS)]:
         queue = rng.choice(gpu if rng.random() < 0.6 else cpu)
         runs_in = IMAGE if in_image and queue in gpu else None
-        needs = tuple(step.key for step in steps if step.provides is None and rng.random() < 0.2)
-        needs += tuple(step.key for step in steps if runs_in and step.provides)
+        needs = tuple(step.key for step in steps if step.step.provides is None and rng.random() < 0.2)
+        needs += tuple(step.key for step in steps if runs_in and step.step.provides)
         steps.append(_step(name, queue, declarations, rng, depends_on=needs, image=runs_in))
     return Plan(
         created=dt.datetime(2026, 11, 21, tzinfo=dt.UTC),
@@ -141,24 +141,24 @@ def _step(
 ) -> PlannedStep:
     offered = declarations.agents.queues[queue]
     minutes = rng.uniform(1, 20)
-    return PlannedStep(
-        key=f"{name}-{offered.device}",
-        step=name,
-        area="toys",
+    declared = Step(
+        key=name,
         label=f"toy {name}",
-        device=offered.device,
-        queue=queue,
         command=f"python -m pytest tests/{name}.py",
-        env={},
+        devices=(offered.device,),
         evidence=Evidence.FINDINGS if provides else rng.choice([Evidence.JUNIT, Evidence.JUNIT, Evidence.FINDINGS]),
         minimum=rng.randint(1, 4),
         timeout_minutes=int(minutes * 2) + 1,
-        depends_on=depends_on,
-        cores=1,
-        minutes=minutes,
-        columns=(),
-        gpus=offered.gpus,
-        image=image,
+        gpus=max(1, offered.gpus),
         provides=provides,
+        minutes=minutes,
+    )
+    return PlannedStep(
+        step=declared,
+        area="toys",
+        device=offered.device,
+        queue=queue,
+        image=image,
+        depends_on=depends_on,
         reason="kernels/toy.py changed",
     )

@@ -95,8 +95,8 @@ class Site:
 
     def tests(self, step: PlannedStep) -> tuple[str, ...]:
         """Ids of the tests of a step: a few more than it promises."""
-        place = f"tests/{step.step}.py::test" if step.evidence is Evidence.JUNIT else step.step
-        count = step.minimum + self.rng("tests", step.key).randint(1, 3)
+        place = f"tests/{step.step.key}.py::test" if step.step.evidence is Evidence.JUNIT else step.step.key
+        count = step.step.minimum + self.rng("tests", step.key).randint(1, 3)
         return tuple(f"{place}_{number}" for number in range(count))
 
     def chosen(self, step: PlannedStep, kinds: Iterable[Kind]) -> set[str]:
@@ -179,7 +179,7 @@ def quarantine_of(site: Site) -> Quarantine:
         entries.append(
             Quarantined(
                 test=test,
-                step=step.step,
+                step=step.step.key,
                 devices=(device,) if device else (),
                 reason="under repair",
                 owner="the kernel team",
@@ -187,7 +187,7 @@ def quarantine_of(site: Site) -> Quarantine:
                 expires=added + dt.timedelta(days=_VALID_DAYS),
             )
         )
-        site.ledger.excuses.append(Excuse(test, step.step, device, expired))
+        site.ledger.excuses.append(Excuse(test, step.step.key, device, expired))
     return Quarantine(tests=tuple(entries))
 
 
@@ -219,7 +219,7 @@ class Said:
 def do(site: Site, step: PlannedStep, host: Host, deed: Deed, struck: dict[Kind, int]) -> Said:
     """Run a step's process; what really happens goes into `deed`."""
     if Kind.HANG in struck:
-        return Said(stopped=f"timed out after {step.timeout_minutes * 60} s")
+        return Said(stopped=f"timed out after {step.step.timeout_minutes * 60} s")
     if Kind.OUT_OF_MEMORY in struck:
         deed.ended = SIGKILLED
         return Said(problem="it left no evidence")
@@ -232,7 +232,7 @@ def do(site: Site, step: PlannedStep, host: Host, deed: Deed, struck: dict[Kind,
         deed.tests[next(iter(deed.tests), "test")] = FAILED
     deed.ended = int(claim == 1 or FAILED in deed.tests.values())
     if not deed.tests:
-        deed.ended = NO_TESTS if step.evidence is Evidence.JUNIT else 0
+        deed.ended = NO_TESTS if step.step.evidence is Evidence.JUNIT else 0
         return Said(problem="its evidence holds no tests")
     if claim == 3:
         deed.ended = None
@@ -251,5 +251,5 @@ def _tests(site: Site, step: PlannedStep, host: Host, attempt: int, struck: dict
     if Kind.ALL_SKIPPED in struck:
         return dict.fromkeys(tests, SKIPPED)
     if Kind.BELOW_MINIMUM in struck:
-        return tests | dict.fromkeys(list(tests)[step.minimum - 1 :], SKIPPED)
+        return tests | dict.fromkeys(list(tests)[step.step.minimum - 1 :], SKIPPED)
     return tests

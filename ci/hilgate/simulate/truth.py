@@ -63,7 +63,7 @@ class Excuse:
     def covers(self, step: PlannedStep, test: str) -> bool:
         """Whether it excuses this test of this step."""
         here = self.device is None or self.device == step.device
-        return not self.expired and self.test == test and self.step == step.step and here
+        return not self.expired and self.test == test and self.step == step.step.key and here
 
 
 @dataclass
@@ -136,7 +136,7 @@ def of_step(step: PlannedStep, ledger: Ledger) -> tuple[list[str], list[str]]:
         (against if ledger.trees_differ() else unsure).append("of another tree")
     if deed.failures() - excused:
         against.append(f"{min(deed.failures() - excused)} failed")
-    if sum(end == PASSED for end in deed.tests.values()) < step.minimum:
+    if sum(end == PASSED for end in deed.tests.values()) < step.step.minimum:
         against.append("it did not do its work")
     if deed.ended != 0 and not (deed.ended == 1 and excused):
         against.append(f"its process ended with {deed.ended}")

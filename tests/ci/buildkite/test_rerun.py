@@ -141,7 +141,7 @@ def test_part_of_a_plan_or_another_plan_is_not_complete(rerun, expected):
 )
 def test_step_that_does_something_else_is_not_the_same(change):
     required = plan("a", "b")
-    steps = (required.steps[0].model_copy(update=change), required.steps[1])
+    steps = (toyplans.changed(required.steps[0], **change), required.steps[1])
     assert shortfall(required, required.model_copy(update={"steps": steps})) == ("a-cpu differs",)
 
 

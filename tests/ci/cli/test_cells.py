@@ -52,7 +52,9 @@ def cells(folder):
 
 
 def command(folder):
-    return {one["step"]: one["command"] for one in json.loads((folder / "plan.json").read_text())["steps"]}
+    return {
+        one["step"]["key"]: one["step"]["command"] for one in json.loads((folder / "plan.json").read_text())["steps"]
+    }
 
 
 def test_run_prints_the_table_and_a_green_gate_one_line_of_it(toys):

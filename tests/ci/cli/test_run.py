@@ -64,7 +64,7 @@ def test_run_adds_arguments_to_the_command(green):
     done = hilgate(green, "run", "a", "--", "-k", "a b")
     assert done.returncode == Exit.PASS, done.stderr
     steps = json.loads((green / "results" / "run" / "plan.json").read_text())["steps"]
-    assert steps[0]["command"].endswith("-k 'a b'")
+    assert steps[0]["step"]["command"].endswith("-k 'a b'")
 
 
 def test_an_agents_job_runs_one_step_of_the_plan_and_judge_decides_on_all(green):

@@ -52,9 +52,9 @@ def test_another_verdict_on_the_same_results_is_the_same_build():
 
 
 def test_gpu_minutes_count_every_attempt_and_every_gpu():
-    a_plan, recorded, verdict = built((step("a", "x", gpus=4), [passed()]))
-    (attempt,) = recorded.attempts["a-cpu"]
-    twice = results.Recorded(recorded.builds, {"a-cpu": (attempt, attempt)})
+    a_plan, recorded, verdict = built((step("a", "x", device="gfx942", gpus=4), [passed()]))
+    (attempt,) = recorded.attempts["a-gfx942"]
+    twice = results.Recorded(recorded.builds, {"a-gfx942": (attempt, attempt)})
     found = collect.of_build(a_plan, twice, verdict, branch="")
     assert found.steps[0].gpu_minutes == pytest.approx(2 * 90 / 60 * 4)
     assert found.build.gpu_minutes == found.steps[0].gpu_minutes

@@ -68,10 +68,9 @@ def test_the_lines_show_memory_and_what_was_left_running():
         ({}, "nightly", True),
         ({}, "gate", False),
         ({"queue": None}, "pr", False),
-        ({"gpus": 0}, "pr", True),
-        ({"device": "cpu", "gpus": 0}, "pr", False),
+        ({"device": "cpu"}, "pr", False),
     ],
-    ids=["pr", "nightly", "desk", "no-queue", "gpu-device", "cpu"],
+    ids=["pr", "nightly", "desk", "no-queue", "cpu"],
 )
 def test_where_it_is_demanded(changes, profile, demanded):
     assert step.is_demanded(GATHER.model_copy(update=changes), profile) is demanded

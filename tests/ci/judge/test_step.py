@@ -142,7 +142,7 @@ def test_findings_that_say_exit_5_are_infrastructure(tmp_path):
 
 
 def test_a_cpu_step_of_an_agent_needs_no_health_and_no_image(tmp_path):
-    plain = gpu_step(key=GATHER.key, device="cpu", gpus=0, image=None)
+    plain = gpu_step(key=GATHER.key, device="cpu", image=None)
     jobs = Jobs(tmp_path, agents_plan(plain))
     without("health-before.json", "health-after.json")(jobs)
     jobs.job(plain.key, *finished(plain, passed(), environment=environment(image="")))

@@ -66,7 +66,7 @@ def test_every_rule_decides_an_example():
 def record(a_step, checks=(PASS,), *, claims=None, **changes):
     """An attempt at a step; `claims` is the outcome it records for itself."""
     status = changes.pop("exit_status", 0)
-    own = rules.decide(rules.Facts(a_step.evidence, a_step.minimum, status, tuple(checks), "stopped"))
+    own = rules.decide(rules.Facts(a_step.step.evidence, a_step.step.minimum, status, tuple(checks), "stopped"))
     values = {
         "key": a_step.key,
         "started": NOW,
@@ -75,7 +75,7 @@ def record(a_step, checks=(PASS,), *, claims=None, **changes):
         "outcome": claims or own.outcome,
         "message": own.why,
         "checks": len(checks),
-        "command": a_step.command,
+        "command": a_step.step.command,
         "environment": ENVIRONMENT,
     }
     return results.Attempt(StepRecord.model_validate(values | changes), tuple(checks))
@@ -204,7 +204,7 @@ def test_a_pass_needs_every_step_to_have_passed_on_its_evidence(build):
             assert attempt.record.exit_status == 0
             assert attempt.record.outcome is Outcome.PASS
             assert {check.outcome for check in attempt.checks} <= {Outcome.PASS, Outcome.DID_NOT_RUN}
-            assert sum(check.outcome is Outcome.PASS for check in attempt.checks) >= one.minimum
+            assert sum(check.outcome is Outcome.PASS for check in attempt.checks) >= one.step.minimum
     assert (judge.exit_status(verdict, a_plan) == Exit.PASS) == (verdict.outcome is Outcome.PASS)
 
 

@@ -56,7 +56,7 @@ def test_step_without_a_place_is_omitted_and_so_is_what_needs_it():
 def test_missing_package_stays_planned_and_is_announced():
     plan = assemble(declare(a=[step("s", packages=("torch", "vllm"))]), EVERYTHING, LAPTOP, profile="gate")
     (planned,) = plan.steps
-    assert planned.packages == ("torch", "vllm")
+    assert planned.step.packages == ("torch", "vllm")
     assert planned.reason.endswith("; will not run here, vllm not installed")
 
 
@@ -186,7 +186,7 @@ def test_every_declared_step_is_planned_or_omitted_with_a_reason():
     declared = load(REPOSITORY)
     for machine, profile in ((LAPTOP, "gate"), (MI300X, "gate"), (None, "pr")):
         plan = assemble(declared, change("kernels/pagedkv/layout.py"), machine, profile=profile)
-        told = {s.step for s in plan.steps} | {re.sub("-(cpu|gfx.*|cuda)$", "", o.key) for o in plan.omissions}
+        told = {s.step.key for s in plan.steps} | {re.sub("-(cpu|gfx.*|cuda)$", "", o.key) for o in plan.omissions}
         assert told == {s.key for _, s in declared.steps()}
         assert all(entry.reason for entry in (*plan.steps, *plan.omissions))
 

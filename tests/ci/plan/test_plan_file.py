@@ -7,27 +7,11 @@ import re
 import pytest
 
 from hilgate.errors import RecordsError
-from hilgate.model import Plan, PlannedStep
+from hilgate.model import Plan, PlannedStep, Step
 from hilgate.plan.make import plan_digest, read_plan, write_plan
 
-STEP = PlannedStep(
-    key="s-cpu",
-    step="s",
-    area="a",
-    label="S",
-    device="cpu",
-    queue=None,
-    command="python -m x",
-    env={},
-    evidence="junit",
-    minimum=1,
-    timeout_minutes=5,
-    depends_on=(),
-    cores=1,
-    minutes=1.0,
-    columns=(),
-    reason="a/x changed",
-)
+DECLARED = Step(key="s", label="S", command="python -m x", devices=("cpu",), evidence="junit", timeout_minutes=5)
+STEP = PlannedStep(step=DECLARED, area="a", device="cpu", queue=None, reason="a/x changed")
 NOW = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
 
 
@@ -73,7 +57,7 @@ def test_plan_survives_its_file(tmp_path, plan):
     [
         (lambda text: text[:100], "not a plan"),
         (lambda text: text.replace('"profile"', '"profil"'), "not a plan"),
-        (lambda text: text.replace('"schema_version": 1', '"schema_version": 2'), "not a plan"),
+        (lambda text: text.replace('"schema_version": 2', '"schema_version": 1'), "not a plan"),
         (lambda text: json.dumps({**json.loads(text), "steps": json.loads(text)["steps"] * 2}), "stands twice"),
         (lambda text: text.replace('"depends_on": []', '"depends_on": ["gone"]'), "depends on gone"),
     ],

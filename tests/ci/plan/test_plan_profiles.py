@@ -54,7 +54,7 @@ def test_models_select_their_steps_and_what_these_need():
         ("base-cpu", "needed by jamba"),
         ("jamba-cpu", "asked for: model bamba"),
     ]
-    assert plan.steps[1].models == ("jamba", "bamba")
+    assert plan.steps[1].step.models == ("jamba", "bamba")
     assert reasons(plan) == {"zamba": "not asked for"}
     both = assemble(declared, EVERYTHING, LAPTOP, profile="gate", models=("zamba",), select=("base",))
     assert keys(both) == ["base-cpu", "zamba-cpu"]
@@ -134,7 +134,7 @@ def test_job_on_a_queue_with_an_image_waits_for_the_step_that_builds_it():
     assert (steps["s-gfx942"].image, steps["s-gfx942"].depends_on) == ("rocm", ("image-rocm-cpu",))
     assert (steps["s-cpu"].image, steps["s-cpu"].depends_on) == (None, ())
     assert steps["image-rocm-cpu"].reason == "builds the image of s"
-    assert (steps["image-rocm-cpu"].provides, steps["image-rocm-cpu"].image) == ("rocm", None)
+    assert (steps["image-rocm-cpu"].step.provides, steps["image-rocm-cpu"].image) == ("rocm", None)
     assert plan.images == {"rocm": "1" * 64}
     order = keys(plan)
     assert order.index("image-rocm-cpu") < order.index("s-gfx942")
@@ -160,8 +160,8 @@ def test_fork_gets_no_secrets_and_the_plan_says_so():
     declared = declare(a=[step("s", secrets=("HF_TOKEN",), network=True)])
     ours = assemble(declared, EVERYTHING, None, profile="pr", facts=Facts())
     forked = assemble(declared, EVERYTHING, None, profile="pr", facts=Facts(fork=True))
-    assert (ours.fork, ours.steps[0].secrets, ours.steps[0].network) == (False, ("HF_TOKEN",), True)
-    assert (forked.fork, forked.steps[0].secrets) == (True, ())
+    assert (ours.fork, ours.steps[0].step.secrets, ours.steps[0].step.network) == (False, ("HF_TOKEN",), True)
+    assert (forked.fork, forked.steps[0].step.secrets) == (True, ())
 
 
 def test_plan_records_what_is_loosened_and_the_merge_base():

@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
             *([failed(EVIL)] if number == 1 else []),
         ]
         a_plan, recorded, verdict = built(
-            (step("a", "x", gpus=2), checks), (step("b", "x", minutes=1.0 + number), [passed()])
+            (step("a", "x", device="gfx942", gpus=2), checks), (step("b", "x", minutes=1.0 + number), [passed()])
         )
         flaky = ("sometimes",) if number != 1 else ()
         steps = (verdict.steps[0].model_copy(update={"flaky": flaky}), verdict.steps[1])
@@ -58,7 +58,7 @@ def ask(folder, metric, **narrowed):
 
 def test_accuracy_over_builds_with_its_interval(folder):
     (row,) = ask(folder, "accuracy")
-    assert (row["id"], row["device"], row["builds"]) == ("pocket/accuracy", "cpu", 3)
+    assert (row["id"], row["device"], row["builds"]) == ("pocket/accuracy", "gfx942", 3)
     assert (row["score"], row["low"], row["high"]) == (
         [0.5, 0.6, 0.7],
         pytest.approx([0.4, 0.5, 0.6]),
@@ -94,10 +94,10 @@ def test_minutes_of_builds_and_of_a_step(folder):
     assert [build["time"] for build in builds] == [NOW + dt.timedelta(minutes=n) for n in range(3)]
     assert [build["gpu_minutes"] for build in builds] == [3.0, 3.0, 3.0]
     of_step = ask(folder, "minutes", step="a")
-    assert {(row["key"], row["gpu_minutes"]) for row in of_step} == {("a-cpu", 3.0)}
+    assert {(row["key"], row["gpu_minutes"]) for row in of_step} == {("a-gfx942", 3.0)}
 
 
-@pytest.mark.parametrize("step", ["a", "a-cpu"], ids=["declared", "planned"])
+@pytest.mark.parametrize("step", ["a", "a-gfx942"], ids=["declared", "planned"])
 def test_a_step_is_named_either_way(folder, step):
     assert len(ask(folder, "accuracy", step=step)) == 1
     assert ask(folder, "accuracy", step="b-cpu") == []
@@ -147,7 +147,7 @@ def test_bars(values, drawn):
 
 
 @pytest.mark.parametrize("metric", queries.METRICS)
-@pytest.mark.parametrize("step", ["", "a-cpu"], ids=["all", "one step"])
+@pytest.mark.parametrize("step", ["", "a-gfx942"], ids=["all", "one step"])
 def test_tables_fit_80_columns(folder, metric, step):
     text = io.StringIO()
     history.show_history_tables(Console(file=text, width=80), metric, ask(folder, metric, step=step), limit=1)

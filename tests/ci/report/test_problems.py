@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from markdown_it import MarkdownIt
 from support.builds import Outline, built, failed, passed
+from support.jobs import gpu_step
 from support.plans import step
 
 from hilgate import text as shown
@@ -22,20 +23,21 @@ from hilgate.report.merge_base import Facts, StepFacts
 DIGEST = "sha256:" + "3f" * 32
 TEST = "tests/kernels/test_x.py::test_x[decode-float16-gfx942]"
 MESSAGE = "AssertionError: 2 of 80 rows are off\nassert not True\ntests/kernels/test_x.py:67: AssertionError"
-FACTS = Facts(commit="b" * 40, steps={"bad-cpu": StepFacts(Outcome.PASS, 7, {TEST: (Outcome.PASS, "")}, whole=False)})
+GREEN = StepFacts(Outcome.PASS, 7, {TEST: (Outcome.PASS, "")}, whole=False)
+FACTS = Facts(commit="b" * 40, steps={"bad-gfx942": GREEN})
 
 
 def red(facts=FACTS, **changes):
     """A build with one regression, one step of another ruling, and what a verdict may say beside."""
     wrong = failed(TEST, MESSAGE, numbers={"max_abs_err": 0.5, "rows_off": 2, "rows": 80}, labels={"shape": "5x16x64"})
     plan, recorded, verdict = built(
-        (step("bad", "x", evidence="junit", gpus=1, image="rocm"), [passed(), wrong, failed("second", "also")]),
+        (gpu_step("bad"), [passed(), wrong, failed("second", "also")]),
         (step("sick", "x"), None),
         (step("kept", "x"), [passed()]),
     )
     steps = {one.key: one for one in verdict.steps}
     told = {
-        "bad-cpu": {
+        "bad-gfx942": {
             "image": DIGEST, "node": "mi300-07", "evidence": ("VRAM 312 MiB before, 318 MiB after", "dmesg: nothing"),
         },
         "sick-cpu": {"ruling": Ruling.INFRA, "node": "mi355-02", "evidence": ("GPU reset begin!",)},
@@ -58,9 +60,10 @@ def note(*parts):
 @pytest.mark.parametrize("show", [page, note], ids=["report", "annotation"])
 def test_what_broke_is_said_in_the_order_in_which_it_is_asked(show):
     text = show(*red()).replace("\\", "")
-    order = ["regression", "bad-cpu", TEST, "AssertionError: 2 of 80 rows are off", "max_abs_err 0.5, 2 of 80 rows off",
-             "shape 5x16x64, dtype float16, arch gfx942", "passed at bbbbbbbbbbbb", "tests/kernels/test_x.py:67",
-             "mi300-07", "VRAM 312 MiB before, 318 MiB after", "hilgate run bad-cpu -- -k", "docker run", DIGEST,
+    order = ["regression", "bad-gfx942", TEST, "AssertionError: 2 of 80 rows are off",
+             "max_abs_err 0.5, 2 of 80 rows off", "shape 5x16x64, dtype float16, arch gfx942",
+             "passed at bbbbbbbbbbbb", "tests/kernels/test_x.py:67",
+             "mi300-07", "VRAM 312 MiB before, 318 MiB after", "hilgate run bad-gfx942 -- -k", "docker run", DIGEST,
              "assert not True", "second", "sick-cpu", "GPU reset begin!"]  # fmt: skip
     places = [text.index(words) for words in order]
     assert places == sorted(places)
@@ -86,7 +89,7 @@ def test_a_loosened_gate_is_said_before_what_broke(show, approved, words):
         Loosening(path="evals/gates.yaml", what="margin 0.03 -> 0.02", looser=False),
     )
     text = show(*red(loosened=loosened, approved_by=approved)).replace("&gt;", ">")
-    assert text.index(words) < text.index("tests/support/tolerances.py") < text.index("bad-cpu")
+    assert text.index(words) < text.index("tests/support/tolerances.py") < text.index("bad-gfx942")
     assert "2 u -> 4 u" in text
     assert "evals/gates.yaml" not in text
 
@@ -103,7 +106,7 @@ def test_the_line_of_the_image_is_one_that_a_shell_understands():
     at = words.index(f"$HILGATE_IMAGES/rocm@{DIGEST}")
     assert words[:3] == ["docker", "run", "--rm"]
     assert all(word.startswith("--") for word in words[2:at])
-    assert words[at + 1 : at + 6] == ["python3", "-m", "hilgate", "run", "bad-cpu"]
+    assert words[at + 1 : at + 6] == ["python3", "-m", "hilgate", "run", "bad-gfx942"]
     assert {"--device=/dev/kfd", "--network=none", "--cap-drop=ALL"} <= set(words)
     assert "--privileged" not in line
 
@@ -113,7 +116,7 @@ def test_the_line_of_the_image_is_one_that_a_shell_understands():
     [
         ("", {}, "docker", ""),
         ("sha256:1; rm -rf x", {}, "docker", ""),
-        (DIGEST, {"gpus": 0}, "--device", f" {DIGEST} "),
+        (DIGEST, {}, "--device", f" {DIGEST} "),
         (DIGEST, {"network": True, "image": "cpu"}, "--network", f"cpu@{DIGEST}"),
     ],
     ids=["no image", "not a digest", "no GPU", "network"],
@@ -130,8 +133,8 @@ def test_the_terminal_says_it_too(capsys):
     judged = SimpleNamespace(plan=plan, recorded=recorded, verdict=verdict, report=Path("report.html"))
     terminal.print_verdict(judged, facts)
     out = capsys.readouterr().out
-    order = ["✗ fail: regression: bad-cpu", TEST, "error: max_abs_err 0.5", "case: shape", "merge base: passed at b",
-             "node: mi300-07", "reproduce: hilgate run bad-cpu", "○ did not run: infra: sick-cpu", "quarantined in",
+    order = ["✗ fail: regression: bad-gfx942", TEST, "error: max_abs_err 0.5", "case: shape", "merge base: passed at b",
+             "node: mi300-07", "reproduce: hilgate run bad-gfx942", "○ did not run: infra: sick-cpu", "quarantined in",
              "1 regression, 1 infra", "loosens its own gate: needs"]  # fmt: skip
     places = [out.index(words) for words in order]
     assert places == sorted(places)

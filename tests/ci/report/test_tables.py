@@ -92,7 +92,7 @@ LOST = {
         lambda: build(cell("fig", "a", "fail"), Check(id=EVIDENCE_CHECK, outcome="fail", message="announces 9 tests")),
         "announces 9 tests",
     ),
-    "too few": (lambda: build(cell("fig", "a"), one=STEP.model_copy(update={"minimum": 2})), "at least 2 must"),
+    "too few": (lambda: build(cell("fig", "a"), one=STEP.redeclared(minimum=2)), "at least 2 must"),
     "only skips": (lambda: build(cell("fig", "a", "did not run")), "none of its 1 checks ran"),
     "no labels": (lambda: build(cell("", "")), "no check has the labels fruit and test"),
 }
@@ -135,7 +135,7 @@ def test_flaky_and_quarantined_cells_say_so():
 
 
 def test_devices_of_one_step_share_a_file(tmp_path):
-    other = STEP.model_copy(update={"key": "grid-gfx942", "device": "gfx942"})
+    other = STEP.model_copy(update={"device": "gfx942"})
     a_plan, recorded, _ = build(cell("fig", "a"))
     a_plan = plan(STEP, other)
     verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
@@ -206,5 +206,5 @@ def test_the_annotation_has_a_line_for_a_failing_cell_and_none_without():
     assert "\n✗ grid-cpu: fig, a: max\\_abs\\_err 0.5 > 0.001 (and 1 more of its cells failed)\n".replace(
         ">", "&gt;") in text  # fmt: skip
     checks = [cell("fig", "a", "did not run"), cell("fig", "c")]
-    plain = build(*checks, one=STEP.model_copy(update={"matrix": None}))
+    plain = build(*checks, one=STEP.redeclared(matrix=None))
     assert annotation.render(*build(*checks)) == annotation.render(*plain)

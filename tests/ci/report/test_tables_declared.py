@@ -31,7 +31,7 @@ def mistakes(root, **steps):
 
 def test_it_is_planned_with_the_step():
     planned = assemble(declare(a=[step("x", matrix=GOOD), step("y")]), EVERYTHING, LAPTOP, profile="gate")
-    assert [one.matrix for one in planned.steps] == [Matrix(**GOOD), None]
+    assert [one.step.matrix for one in planned.steps] == [Matrix(**GOOD), None]
 
 
 @pytest.mark.parametrize(

@@ -199,12 +199,7 @@ IMAGES = {
 def test_the_image_that_a_step_builds_is_recorded_or_it_did_not_run(tmp_path, name):
     text, outcome, why = IMAGES[name]
     then = "" if text is None else f"pathlib.Path(os.environ['HILGATE_OUT'], 'image.json').write_text({text!r})"
-    build = IMAGE_STEP.model_copy(
-        update={
-            "command": writes_findings({"id": "built", "outcome": "pass"}, then=then),
-            "evidence": Evidence.FINDINGS,
-        }
-    )
+    build = IMAGE_STEP.redeclared(command=writes_findings({"id": "built", "outcome": "pass"}, then=then))
     a_plan = plan(build, images={"rocm": "e" * 64})
     runner(a_plan, tmp_path).run()
     recorded = results.read(tmp_path / results.RESULTS_FILE, a_plan, plan_digest(a_plan))

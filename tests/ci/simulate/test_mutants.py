@@ -69,7 +69,7 @@ def any_tree(record, *_):
 
 def any_command(record, plan, _):
     if record["kind"] == "step":
-        record["command"] = next(step.command for step in plan.steps if step.key == record["key"])
+        record["command"] = next(step.step.command for step in plan.steps if step.key == record["key"])
 
 
 def any_content(record, plan, _):
@@ -81,7 +81,7 @@ def any_image(record, plan, jobs):
     built = [
         one["digest"]
         for step in plan.steps
-        if step.provides
+        if step.step.provides
         for one in records_of(jobs / step.key / "results.jsonl")
         if one["kind"] == "image"
     ]
