@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
             "tests/audit compiles kernels and tests/kernels may interpret them: one process cannot do both. "
             "Run `make test`, or add --ignore=tests/audit, or name one of the two."
         )
-    # Without a GPU the Mamba operations of vLLM are imported as if there were one (pagedkv.audit.mamba.imports).
+    # Without a GPU the Mamba operations of vLLM are imported as if there were one (pagedkv.audit.imports).
     if _asked_for(config, AS_IF_ON_A_GPU) and _asked_for(config, HERE / "models"):
         raise pytest.UsageError(
             "tests/mamba imports vLLM's GPU kernels, tests/models vLLM as this machine runs it: one process cannot do "

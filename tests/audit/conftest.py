@@ -1,20 +1,17 @@
 """Compiling in a child, and figures to plant violations into."""
 
 import functools
-import importlib
 
 import pytest
 
-from pagedkv.audit.assembly import Assembly, Site
-from pagedkv.audit.code_object import CodeObject
-from pagedkv.audit.compilation import Figures, compile_launches
+from pagedkv.audit.code_object import Assembly, CodeObject, Site
 from pagedkv.audit.isolation import run_isolated
 
 # Triton decides when a kernel is defined whether to interpret it, and a session without a GPU interprets. This one
 # kernel must compile; the others are tested elsewhere, interpreted, and so are audited in processes of their own.
 with pytest.MonkeyPatch.context() as without:
     without.delenv("TRITON_INTERPRET", raising=False)
-    importlib.import_module("pagedkv.audit.probe")
+    from pagedkv.audit.compile import Figures, compile_launches
 
 
 @pytest.fixture(autouse=True)

@@ -2,14 +2,15 @@
 
 import pytest
 
-from pagedkv.audit.assembly import Site
-from pagedkv.audit.budgets import FILE, Budgets, InvalidBudgetsError, KernelBudget, load_budgets
+from pagedkv.audit.budgets import FILE, Budgets, KernelBudget, load_budgets
+from pagedkv.audit.code_object import Site
+from pagedkv.audit.errors import InvalidBudgetsError
 
 BUDGETS = Budgets(
     vgpr_spills=0,
     scratch_bytes=0,
     wide_share=0.9,
-    rules=(),
+    comparisons=(),
     kernels={"attend": KernelBudget(tile="TILE", mfma=1, wide=("key_cache",))},
     evidence={},
 )
@@ -56,8 +57,8 @@ def test_our_budgets_allow_no_spill_and_no_scratch():
 
 def test_every_rule_names_kernels_that_the_file_knows():
     budgets = load_budgets()
-    assert {rule.operation for rule in budgets.rules} == {"decode", "prefill", "mla-16", "mla-128"}
-    for rule in budgets.rules:
+    assert {rule.operation for rule in budgets.comparisons} == {"decode", "prefill", "mla-16", "mla-128"}
+    for rule in budgets.comparisons:
         assert rule.ours in budgets.kernels
         assert rule.theirs in budgets.evidence
 

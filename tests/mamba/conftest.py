@@ -33,7 +33,7 @@ def _nan_outputs(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _without_cuda():
-    from pagedkv.audit.mamba import imports
+    from pagedkv.audit import imports
 
     with imports.without_cuda():
         yield
@@ -47,7 +47,7 @@ def _decided(load):
     """Every autotuned kernel of the scan, in the modules that `load` finds, with its choice made."""
     from triton.runtime import Autotuner
 
-    from pagedkv.audit.mamba import imports
+    from pagedkv.audit import imports
 
     with contextlib.ExitStack() as stack:
         for module in TUNED:
@@ -64,7 +64,7 @@ def _decided(load):
 @pytest.fixture
 def package():
     """package(module): a module of mamba_ssm.ops.triton."""
-    from pagedkv.audit.mamba import imports
+    from pagedkv.audit import imports
 
     with _decided(imports.mamba_ssm):
         yield imports.mamba_ssm
@@ -73,7 +73,7 @@ def package():
 @pytest.fixture
 def vllm_ops():
     """vllm_ops(module): a module of vLLM's Mamba operations."""
-    from pagedkv.audit.mamba import imports
+    from pagedkv.audit import imports
 
     with _decided(imports.vllm):
         yield imports.vllm

@@ -10,7 +10,7 @@ from mamba import oracle
 from mamba.data import DTYPES, check
 from support.pools import assert_same_bits
 
-from pagedkv.audit.mamba import imports
+from pagedkv.audit import imports
 
 pytestmark = pytest.mark.device
 

@@ -68,8 +68,9 @@ def locate(root: Path, declared: str) -> Path | None:
 
 
 def run_by(root: Path, command: Sequence[str]) -> list[str]:
-    """What a command line names of ours: test files and folders, and the module after `-m`."""
-    modules = [after for flag, after in itertools.pairwise(command) if flag == "-m"]
+    """What a command line names of ours: test files and folders, and the module after `-m`; of a package, its main."""
+    named = [after for flag, after in itertools.pairwise(command) if flag == "-m"]
+    modules = [main if locate(root, main := f"{module}.__main__") else module for module in named]
     paths = [word.partition("::")[0] for word in command if "/" in word]
     return [name for name in (*modules, *paths) if locate(root, name)]
 

@@ -1,4 +1,4 @@
-"""Budgets as data, and the judgement of one code object against them."""
+"""Budgets of code objects: limits of registers, LDS and loads from `budgets.toml`, and what breaks them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .assembly import wide_share
-from .compare import FIGURES, Rule
-from .errors import AuditError
-from .machine import ARCHES
+from .code_object import wide_share
+from .errors import InvalidBudgetsError
+from .machine import COMPUTE_UNITS
 
 if TYPE_CHECKING:
-    from .compilation import Figures
+    from .compile import Figures
 
 FILE = Path(__file__).with_name("budgets.toml")
 
 _LIMITS = {"vgpr_spills": int, "scratch_bytes": int, "wide_share": float}
 """Keys of `[every]`."""
-
-
-class InvalidBudgetsError(AuditError):
-    """`budgets.toml` has an unknown key or a value that cannot be a limit."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +33,23 @@ class KernelBudget:
     """Pointer arguments through which rows of K and V are read, 16 bytes at a time wherever rows allow it."""
 
 
+FIGURES = ("waves_per_simd", "kv_tokens_in_flight", "query_rows_in_flight")
+"""Figures in which our kernels and vLLM's can be compared; of each, more is better."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One `[[compare]]`: ours must reach theirs in one figure."""
+
+    operation: str
+    ours: str
+    """Our Triton function."""
+    theirs: str
+    """vLLM's."""
+    figure: str
+    """One of `FIGURES`."""
+
+
 @dataclass(frozen=True)
 class Budgets:
     """The whole file."""
@@ -45,7 +57,7 @@ class Budgets:
     vgpr_spills: int
     scratch_bytes: int
     wide_share: float
-    rules: tuple[Rule, ...]
+    comparisons: tuple[Comparison, ...]
     kernels: dict[str, KernelBudget]
     evidence: dict[str, KernelBudget]
 
@@ -77,7 +89,7 @@ class Budgets:
         budget = self.kernels.get(figures.kernel)
         if budget is None:
             return [f"{figures.kernel} has no budget: add [kernels.{figures.kernel}] to {FILE.name}"]
-        code, text, limit = figures.code, figures.text, ARCHES[figures.arch].lds_bytes
+        code, text, limit = figures.code, figures.text, COMPUTE_UNITS[figures.arch].lds_bytes
         found = []
         if figures.lds_bytes > limit:
             found.append(lds_message(figures.kernel, figures.lds_bytes, figures.arch))
@@ -105,8 +117,8 @@ class Budgets:
 def lds_message(kernel: str, lds_bytes: int, arch: str) -> str:
     """The sentence for a kernel that cannot be launched for want of LDS."""
     return (
-        f"{kernel} needs {lds_bytes} B of LDS, {arch} has {ARCHES[arch].lds_bytes} B per workgroup: every launch would "
-        "raise OutOfResources; derive the tile from the LDS size, not from the block size"
+        f"{kernel} needs {lds_bytes} B of LDS, {arch} has {COMPUTE_UNITS[arch].lds_bytes} B per workgroup: "
+        "every launch would raise OutOfResources; derive the tile from the LDS size, not from the block size"
     )
 
 
@@ -131,7 +143,7 @@ def load_budgets(path: Path = FILE) -> Budgets:
         raise InvalidBudgetsError(f"{path.name}: every.wide_share is a share, got {limits['wide_share']}")
     return Budgets(
         **limits,
-        rules=tuple(_rule(path, table) for table in data.get("compare", [])),
+        comparisons=tuple(_comparison(path, table) for table in data.get("compare", [])),
         kernels={name: _kernel(path, name, table) for name, table in data.get("kernels", {}).items()},
         evidence={name: _kernel(path, name, table) for name, table in data.get("evidence", {}).items()},
     )
@@ -154,12 +166,12 @@ def _kernel(path: Path, name: str, table: dict[str, Any]) -> KernelBudget:
     return KernelBudget(**(table | {"wide": tuple(wide)}))
 
 
-def _rule(path: Path, table: dict[str, Any]) -> Rule:
-    if set(table) != {field.name for field in fields(Rule)} or table["figure"] not in FIGURES:
+def _comparison(path: Path, table: dict[str, Any]) -> Comparison:
+    if set(table) != {field.name for field in fields(Comparison)} or table["figure"] not in FIGURES:
         raise InvalidBudgetsError(
             f"{path.name}: [[compare]] takes operation, ours, theirs and a figure of {', '.join(FIGURES)}; got {table}"
         )
-    return Rule(**table)
+    return Comparison(**table)
 
 
 def _number(path: Path, where: str, value: Any, kind: type) -> Any:

@@ -1,85 +1,91 @@
-"""What is compiled: every configuration we promise, vLLM's kernels beside it, and the defect that must be caught."""
+"""Cases of the audit: launches to compile, from three sources (our kernels, vLLM's, the Mamba packages')."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
-
-from . import vllm_kernels
-from .case import Case, dtype_name
-from .mla_cases import our_mla_cases, vllm_mla_cases
-from .our_kernels import our_cases
-from .tensors import Batch
+import importlib
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-PR_38502_TILE = 2048
-"""The defect's tile: the whole physical block of Jamba."""
+Source = Literal["ours", "vllm", "mamba"]
 
-
-def all_cases() -> list[Case]:
-    """Every case, ours first."""
-    return [*our_cases(), *our_mla_cases(), *vllm_cases(), *vllm_mla_cases(), pr_38502()]
+SOURCES: dict[Source, str] = {"ours": "our_kernels", "vllm": "vllm_kernels", "mamba": "mamba_kernels"}
+"""Module beside this one whose `cases()` lists them. Imported by name: each needs packages that the others do not."""
 
 
-def vllm_cases() -> list[Case]:
-    """Theirs, at the shapes that decide: their largest tile (128), their other one (32), and each head size."""
-    cases = []
-    for head_size, block_size in ((64, 2048), (128, 2048), (128, 544), (256, 544)):
-        batch = Batch(torch.bfloat16, head_size, num_heads=32, num_kv_heads=8, block_size=block_size)
-        tile = vllm_kernels.decode_tile(block_size)
-        cases += [
-            _theirs(
-                "decode",
-                "x-packed",
-                batch,
-                ("kernel_paged_attention_2d",),
-                vllm_kernels.paged_attention_2d(batch, tile),
-            ),
-            _theirs(
-                "decode",
-                "packed",
-                batch,
-                ("kernel_unified_attention", "reduce_segments"),
-                vllm_kernels.unified_attention(batch, segments=16),
-            ),
-        ]
-    for head_size, block_size in ((64, 2048), (128, 544), (256, 544)):
-        batch = Batch(torch.bfloat16, head_size, num_heads=32, num_kv_heads=8, block_size=block_size, query_len=512)
-        launch = vllm_kernels.unified_attention(batch, segments=0)
-        cases.append(_theirs("prefill", "packed", batch, ("kernel_unified_attention",), launch))
-    return cases
+@dataclass(frozen=True)
+class Configuration:
+    """One of the configurations that a kernel of another package may be launched with."""
+
+    kernel: str
+    """`<package>/<Triton function>`, with a variant behind it where one kernel is compiled at two shapes."""
+    name: str
+    count: int
+    """Configurations that the kernel has."""
+    autotuned: bool
+    """Whether Triton's autotuner chooses, and so drops what does not fit."""
 
 
-def pr_38502() -> Case:
-    """The decode kernel of vLLM with the tile it had before PR 38502.
+@dataclass(frozen=True)
+class Case:
+    """One launch to compile."""
 
-    A tile of 2048 tokens x head size 64 x 2 bytes of bf16 is 262144 bytes of LDS, four times what gfx942 has. If this
-    audit lets it pass, the audit is broken.
+    source: Source
+    name: str
+    """Operation, dtype and shapes; of a configuration, kernel and configuration."""
+    kernels: tuple[str, ...]
+    """Triton functions that the launch must compile, in this order."""
+    launch: Callable[[], object]
+    """Runs a launcher on CPU tensors."""
+    labels: Mapping[str, str]
+    """What the case is about, for its findings."""
+    optional: tuple[str, ...] = ()
+    """What it may compile after those; nothing else."""
+    scattered: tuple[str, ...] = ()
+    """Pointers through which no lane can read 16 consecutive bytes in the case's cache layout."""
+    expected_lds: int = 0
+    """For a planted defect: the bytes of LDS that it must be caught with."""
+    configuration: Configuration | None = None
+    """For a kernel that is judged by all its configurations together."""
+
+    def id(self, arch: str, kernel: str) -> str:
+        """`<arch>/<source>/<case>/<kernel>`, or `<arch>/<package>/<kernel>/<configuration>`."""
+        return f"{arch}/{self.name}" if self.configuration else f"{arch}/{self.source}/{self.name}/{kernel}"
+
+    def launches(self, kernels: tuple[str, ...]) -> bool:
+        """Whether these are the Triton functions that the case should compile."""
+        count = len(self.kernels)
+        return kernels[:count] == self.kernels and set(kernels[count:]) <= set(self.optional)
+
+
+@cache
+def cases_of(source: Source) -> tuple[Case, ...]:
+    """Every case of a source.
+
+    Raises:
+        CannotRunHereError: A package that the source needs cannot be imported.
     """
-    batch = Batch(torch.bfloat16, head_size=64, num_heads=32, num_kv_heads=8, block_size=PR_38502_TILE)
-    return Case(
-        name="pr-38502-tile-2048-d64",
-        side="vllm",
-        operation="proof",
-        layout="x-packed",
-        batch=batch,
-        kernels=("kernel_paged_attention_2d",),
-        launch=vllm_kernels.paged_attention_2d(batch, PR_38502_TILE),
-        expected_lds=PR_38502_TILE * 64 * 2,
-    )
+    return tuple(importlib.import_module(f"{__package__}.{SOURCES[source]}").cases())
 
 
-def _theirs(operation: str, layout: str, batch: Batch, kernels: tuple[str, ...], launch: Callable[[], None]) -> Case:
-    return Case(
-        name=f"{operation}-{dtype_name(batch.dtype)}-q{batch.num_heads}kv{batch.num_kv_heads}"
-        f"-d{batch.head_size}-bs{batch.block_size}-{layout}",
-        side="vllm",
-        operation=operation,
-        layout=layout,
-        batch=batch,
-        kernels=kernels,
-        launch=launch,
-    )
+def select(only: str, arches: Iterable[str], sources: Iterable[Source]) -> list[tuple[str, Case]]:
+    """(arch, case) for each case with an id that contains `only`.
+
+    Raises:
+        CannotRunHereError: As `cases_of`.
+    """
+    cases = [case for source in sources for case in cases_of(source)]
+    return [
+        (arch, case)
+        for arch in arches
+        for case in cases
+        if any(only in case.id(arch, kernel) for kernel in (*case.kernels, *case.optional))
+    ]
+
+
+def ids(cases: Sequence[tuple[str, Case]]) -> list[str]:
+    """What `--list` prints."""
+    return [case.id(arch, "+".join(case.kernels)) for arch, case in cases]

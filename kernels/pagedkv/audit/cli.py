@@ -1,21 +1,38 @@
-"""`python -m pagedkv.audit`: compile every kernel configuration for every CDNA arch, and judge the code objects."""
+"""Command line of `python -m pagedkv.audit`, and whether this machine's Triton can do the work.
+
+Nothing heavy is imported before the machine has been looked at, so that refusals are quick.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.metadata
+import importlib.util
 import os
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .environment import check_environment
+from .cases import SOURCES, ids, select
 from .errors import AuditError, CannotRunHereError, Exit, MisuseError, NothingSelectedError
-from .machine import ARCHES
+from .findings import exit_status, write_findings
+from .machine import COMPUTE_UNITS
+from .report import format_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_ALTERING = (
+    "TRITON_INTERPRET",
+    "TRITON_OVERRIDE_ARCH",
+    "TRITON_KERNEL_OVERRIDE",
+    "TRITON_STORE_BINARY_ONLY",
+    "TRITON_DISABLE_LINE_INFO",
+    "TRITON_DEFAULT_FP_FUSION",
+    "AMDGCN_USE_BUFFER_OPS",
+)
+"""Settings of Triton that change the machine code, or keep us from reading it."""
 
 _EPILOG = """\
 exit status: 0 all pass; 1 a budget or a comparison failed, or a kernel does not compile; 2 misuse; 4 nothing was
@@ -23,34 +40,34 @@ selected or compiled; 5 this machine cannot do it (no AMD compiler, another Trit
 """
 
 
-def main(
-    arguments: Sequence[str] | None = None, *, program: str = "pagedkv.audit", audit: str = "pagedkv.audit.audit"
-) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
         arguments: Command line without the program; None takes this process's.
-        program: Module that is run, for the help.
-        audit: Module that selects, compiles and judges; imported after this machine has been looked at.
 
     Returns:
         Exit status.
     """
-    options = _parse(program, arguments)
+    options = _parse(arguments)
     try:
-        return int(_run(options, audit))
+        return int(_run(options))
     except AuditError as error:
         sys.stderr.write(f"audit: {error}\n")
         return int(error.exit_status)
 
 
-def _parse(program: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    arches = list(COMPUTE_UNITS)
     parser = argparse.ArgumentParser(
-        prog=f"python -m {program}",
+        prog="python -m pagedkv.audit",
         description="Compile the kernels for AMD GPUs, without a GPU, and judge what the compiler made of them.",
         epilog=_EPILOG,
     )
-    parser.add_argument("--arch", nargs="+", default=list(ARCHES), metavar="GFX", help=f"default: {' '.join(ARCHES)}")
+    parser.add_argument("--arch", nargs="+", default=arches, metavar="GFX", help=f"default: {' '.join(arches)}")
+    parser.add_argument(
+        "--source", nargs="+", choices=tuple(SOURCES), default=list(SOURCES), help="whose kernels; default: all"
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose id contains TEXT")
     parser.add_argument("--triton", metavar="VERSION", help="refuse to run with another Triton than this")
     parser.add_argument("--list", action="store_true", help="print the ids and stop; compiles nothing")
@@ -60,27 +77,73 @@ def _parse(program: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _run(options: argparse.Namespace, module: str) -> Exit:
+def _run(options: argparse.Namespace) -> Exit:
     started = time.monotonic()
-    if unknown := [arch for arch in options.arch if arch not in ARCHES]:
-        raise MisuseError(f"unknown arch {', '.join(unknown)}; known: {', '.join(ARCHES)}")
+    if unknown := [arch for arch in options.arch if arch not in COMPUTE_UNITS]:
+        raise MisuseError(f"unknown arch {', '.join(unknown)}; known: {', '.join(COMPUTE_UNITS)}")
     if options.jobs < 1 or options.timeout <= 0:
         raise MisuseError(f"--jobs and --timeout must be above 0, got {options.jobs} and {options.timeout:g}")
     version = check_environment(options.triton)
     try:
-        audit = importlib.import_module(module)
+        from . import runner  # imports Triton, and so do the sources
+
+        cases = select(options.only, options.arch, options.source)
     except ImportError as error:
         raise CannotRunHereError(f"the audit cannot be imported with Triton {version}: {error}") from error
-
-    cases = audit.select(options.only, options.arch)
     if not cases:
         raise NothingSelectedError(f"no case matches --only {options.only!r}\n  to do: see --list")
     if options.list:
-        sys.stdout.writelines(f"{name}\n" for name in audit.ids(cases))
+        sys.stdout.writelines(f"{name}\n" for name in ids(cases))
         return Exit.PASS
-    findings, compiled = audit.run(cases, version=version, jobs=options.jobs, timeout=options.timeout)
+    findings, compiled = runner.run(cases, version=version, jobs=options.jobs, timeout=options.timeout)
     if out := options.out or os.environ.get("HILGATE_OUT"):
-        audit.write_findings(Path(out) / "findings.jsonl", findings)
-    status = audit.exit_status(findings, compiled=compiled)
-    sys.stdout.write(audit.format_report(findings, status=status, seconds=time.monotonic() - started))
+        write_findings(Path(out) / "findings.jsonl", findings)
+    status = exit_status(findings, compiled=compiled)
+    sys.stdout.write(format_report(findings, status=status, seconds=time.monotonic() - started))
     return status
+
+
+def check_environment(triton: str | None) -> str:
+    """Refuse machines on which the audit would mislead or crash.
+
+    Args:
+        triton: The version that the caller means to audit with; None takes what is there.
+
+    Returns:
+        The version of the Triton that will be imported.
+
+    Raises:
+        CannotRunHereError: No Triton, another version than asked for, no AMD backend, or a setting that changes the
+            machine code.
+    """
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:
+        raise CannotRunHereError("Triton is not installed.\n  to do: pip install the triton of requirements/triton.txt")
+    package = Path(spec.origin).parent
+    version = _version(package)
+    if triton is not None and version != triton:
+        raise CannotRunHereError(
+            f"asked for Triton {triton}, but `import triton` finds {version} in {package}.\n"
+            f"  to do: pip install --target .triton/{triton} --no-deps triton=={triton}, "
+            f"and run with PYTHONPATH=.triton/{triton} in front"
+        )
+    if not (package / "backends" / "amd" / "compiler.py").is_file():
+        raise CannotRunHereError(
+            f"Triton {version} in {package} has no AMD backend.\n  to do: install the triton wheel from PyPI"
+        )
+    interpreted = os.environ.get("TRITON_INTERPRET", "") not in {"", "0"}  # "0" is how a runner says: compile
+    if altering := [n for n in _ALTERING if (interpreted if n == "TRITON_INTERPRET" else os.environ.get(n))]:
+        raise CannotRunHereError(
+            f"{', '.join(altering)} is set: the compiler would not make the code that a server runs.\n"
+            f"  to do: unset {' '.join(altering)}"
+        )
+    return version
+
+
+def _version(package: Path) -> str:
+    """Version of the Triton in this folder, which need not be the one that pip lists first."""
+    for distribution in importlib.metadata.distributions(name="triton", path=[str(package.parent)]):
+        return distribution.version
+    raise CannotRunHereError(
+        f"the Triton in {package} does not say its version.\n  to do: install it with pip, not by copying"
+    )

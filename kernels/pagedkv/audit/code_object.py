@@ -1,15 +1,22 @@
-"""Reader of AMD code objects: the registers, spills and scratch that the compiler wrote into the ELF file.
+"""Read AMD code objects: registers, spills and scratch from the ELF note, instructions and loads from the AMDGCN text.
 
 The figures are in a MessagePack note (AMDGPUUsage, "Code Object V3 and Above Metadata"). Two of them need care:
 `.vgpr_count` is the unified total on gfx90a and later, accumulation registers included; and
 `.group_segment_fixed_size` is 0 for every Triton kernel, whose LDS is dynamic, so LDS comes from Triton's metadata.
+
+Counts of the text are static: an instruction in a loop counts once. That is enough to tell a kernel that reads the KV
+cache in 16-byte pieces from one that reads it two bytes at a time, and it is all that can be said without running it.
 """
 
 from __future__ import annotations
 
 import io
+import linecache
+import re
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 from elftools.common.exceptions import ELFError
@@ -17,6 +24,9 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection
 
 from .errors import UnreadableCodeObjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _METADATA_NOTE = 32
 """NT_AMDGPU_METADATA (AMDGPUUsage, note records)."""
@@ -92,3 +102,132 @@ def _metadata(code: bytes) -> dict[str, Any]:
             except ValueError as error:
                 raise UnreadableCodeObjectError(f"the metadata note is not MessagePack: {error}") from error
     raise UnreadableCodeObjectError("the code object has no AMDGPU metadata note")
+
+
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]+)"')
+_LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
+_INSTRUCTION = re.compile(r"^\s+([a-z][a-z0-9_]*)\b")
+_OCCUPANCY = re.compile(r"^;\s*Occupancy:\s*(\d+)", re.MULTILINE)
+_RELOAD = "Folded Reload"
+"""LLVM's comment on a load that only brings back a spilled register; gfx90a spills with buffer instructions."""
+_LOAD = re.compile(r"^(?:global|buffer|flat)_load_(?:lds_)?(\w+)$")
+
+_LOAD_BYTES = {
+    "dwordx4": 16,
+    "dwordx3": 12,
+    "dwordx2": 8,
+    "dword": 4,
+    "ushort": 2,
+    "sshort": 2,
+    "short_d16": 2,
+    "short_d16_hi": 2,
+    "ubyte": 1,
+    "sbyte": 1,
+    "ubyte_d16": 1,
+    "ubyte_d16_hi": 1,
+    "sbyte_d16": 1,
+    "sbyte_d16_hi": 1,
+}
+"""Bytes each lane reads; CDNA3 ISA, microcode formats MUBUF and FLAT. Scratch loads are spills and counted as such."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The loads of one width that come from one line of Python."""
+
+    source: str
+    """`file.py:line`; the file alone where the compiler merged lines."""
+    width: int
+    """Bytes per lane."""
+    count: int
+    code: str = ""
+    """The line itself, where the file is at hand."""
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Static counts of one kernel."""
+
+    instructions: int
+    mfma: int
+    ds_ops: int
+    waits: int
+    loads: tuple[Site, ...]
+    """Vector-memory loads, widest first."""
+    occupancy: int
+    """LLVM's own estimate from the registers alone, waves per SIMD."""
+
+    def count_loads(self, width: int) -> int:
+        """Number of loads of exactly `width` bytes."""
+        return sum(site.count for site in self.loads if site.width == width)
+
+    def narrow_loads(self) -> tuple[Site, ...]:
+        """Loads of less than a dword: each still costs a full address and a cache request."""
+        return tuple(site for site in self.loads if site.width < 4)
+
+    def loads_through(self, pointer: str) -> tuple[Site, ...]:
+        """Loads through the kernel argument `pointer`, by their line of Python.
+
+        The line is that of `tl.load(pointer ...`, or of `pointer ...` alone where the call goes over several lines.
+        """
+        pattern = re.compile(rf"(?:\btl\.load\(\s*|^){re.escape(pointer)}\b(?!\s*=)")
+        return tuple(site for site in self.loads if pattern.search(site.code))
+
+
+def wide_share(sites: Iterable[Site]) -> float:
+    """Share of the bytes of these loads that arrive in 16-byte pieces; 0 where nothing is loaded."""
+    sizes = [(site.width * site.count, site.width == 16) for site in sites]
+    total = sum(size for size, _ in sizes)
+    return sum(size for size, wide in sizes if wide) / total if total else 0.0
+
+
+def read_assembly(text: str) -> Assembly:
+    """Count what is in the AMDGCN text of one kernel.
+
+    Args:
+        text: What Triton keeps as `asm["amdgcn"]`.
+
+    Raises:
+        UnreadableCodeObjectError: No instruction, no occupancy comment, or a load of unknown width. A load we cannot
+            measure would otherwise be missing from a ratio, and the ratio would look better than it is.
+    """
+    mnemonics: Counter[str] = Counter()
+    loads: Counter[tuple[str, int, str]] = Counter()
+    files: dict[str, Path] = {}
+    source, code = "unknown", ""
+    for line in text.splitlines():
+        if found := _INSTRUCTION.match(line):
+            mnemonic = found[1]
+            mnemonics[mnemonic] += 1
+            if (load := _LOAD.match(mnemonic)) and _RELOAD not in line:
+                loads[source, _width(mnemonic, load[1]), code] += 1
+        elif found := _LOC.match(line):
+            path, number = files.get(found[1], Path("unknown")), int(found[2])
+            source = f"{path.name}:{number}" if number else path.name
+            code = linecache.getline(str(path), number).strip() if number else ""
+        elif found := _FILE.match(line):
+            files[found[1]] = Path(found[2] or "", found[3])
+    occupancy = _OCCUPANCY.search(text)
+    if not mnemonics or occupancy is None:
+        raise UnreadableCodeObjectError("the AMDGCN text holds no instructions or no occupancy comment")
+    return Assembly(
+        instructions=mnemonics.total(),
+        mfma=_starting_with(mnemonics, "v_mfma_", "v_smfmac_"),
+        ds_ops=_starting_with(mnemonics, "ds_"),
+        waits=_starting_with(mnemonics, "s_waitcnt"),
+        loads=tuple(
+            Site(source, width, count, code)
+            for (source, width, code), count in sorted(loads.items(), key=lambda item: (-item[0][1], item[0][0]))
+        ),
+        occupancy=int(occupancy[1]),
+    )
+
+
+def _width(mnemonic: str, kind: str) -> int:
+    if kind not in _LOAD_BYTES:
+        raise UnreadableCodeObjectError(f"load of unknown width: {mnemonic}; teach it to pagedkv/audit/code_object.py")
+    return _LOAD_BYTES[kind]
+
+
+def _starting_with(mnemonics: Counter[str], *prefixes: str) -> int:
+    return sum(count for mnemonic, count in mnemonics.items() if mnemonic.startswith(prefixes))

@@ -17,7 +17,7 @@ from triton.backends.driver import DriverBase
 from triton.compiler import compiler as triton_compiler
 from triton.runtime import driver as active_driver
 
-from .machine import ARCHES, Arch
+from .machine import COMPUTE_UNITS, ComputeUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Launch:
 class _Utils:
     """What Triton asks of a device: its properties, and to load a code object."""
 
-    arch: Arch
+    arch: ComputeUnit
 
     def get_device_properties(self, _device: int) -> dict[str, Any]:
         """Under the names of HIP's driver."""
@@ -65,7 +65,7 @@ class OfflineHipDriver(DriverBase):
     with one index for all, the second arch would be answered with the first one's code.
     """
 
-    arch: Arch
+    arch: ComputeUnit
     launches: list[Launch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class OfflineHipDriver(DriverBase):
 
     def get_current_device(self) -> int:
         """Index of the arch."""
-        return list(ARCHES).index(self.arch.name)
+        return list(COMPUTE_UNITS).index(self.arch.name)
 
     def set_current_device(self, _device: int) -> None:
         """There is one device."""
@@ -122,9 +122,9 @@ def offline(arch: str) -> Iterator[OfflineHipDriver]:
         The driver.
 
     Raises:
-        KeyError: `arch` is not one of `ARCHES` (the command line checks first).
+        KeyError: `arch` is not one of `COMPUTE_UNITS` (the command line checks first).
     """
-    driver = OfflineHipDriver(ARCHES[arch])
+    driver = OfflineHipDriver(COMPUTE_UNITS[arch])
     before = active_driver._active  # noqa: SLF001 - Triton offers a setter and no getter that does not probe GPUs
     triton_compiler.max_shared_mem.cache_clear()
     active_driver.set_active(driver)

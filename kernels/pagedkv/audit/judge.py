@@ -1,64 +1,89 @@
-"""From figures to findings: budgets for ours, evidence of theirs, and the proof that the audit can fail."""
+"""Judge compiled kernels: budgets for ours, evidence of vLLM's, crashes and configurations of the Mamba packages'.
+
+A finding for each row, one for each comparison of ours with theirs, and one for each kernel of which every
+configuration was compiled.
+"""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from .assembly import wide_share
-from .budgets import Budgets, lds_message
-from .compilation import Figures
+from pagedkv.layout import packing_of
+
+from .budgets import lds_message
+from .code_object import wide_share
+from .compile import Figures
 from .errors import LdsExceededError
 from .findings import Finding, Outcome
 from .isolation import Crash
-from .machine import ARCHES
-from .narrow import declared
+from .machine import COMPUTE_UNITS
 
 if TYPE_CHECKING:
-    from .work import Refusal, Row
+    from collections.abc import Iterable, Sequence
+
+    from .budgets import Budgets, Comparison
+    from .cases import Configuration
+    from .declared import Declared, DeclaredCrash
+    from .runner import Row
+
+_COMPARED = ("arch", "operation", "dtype", "head_size", "block_size")
+"""Labels in which two kernels must agree to be compared."""
+
+USABLE, OVERSIZE, CRASHED, UNKNOWN = "usable", "oversize", "crashed", "unknown"
+"""What became of a configuration: code that fits, more LDS than there is, no code, no answer in time."""
 
 
-def judge_refusal(refusal: Refusal, labels: dict[str, str]) -> Finding:
-    """A launch that could not even be planned. On their side it is missing evidence, on ours a failure."""
-    outcome: Outcome = "fail" if refusal.case.side == "ours" else "inconclusive"
-    all_labels = refusal.case.labels | labels | {"arch": refusal.arch}
-    return Finding(refusal.id, outcome, message=refusal.message, labels=all_labels)
+def judge(rows: Sequence[Row], budgets: Budgets, declared: Declared, *, triton: str) -> list[Finding]:
+    """Findings of all rows, of all comparisons, and of all kernels with configurations.
+
+    Args:
+        rows: In any order.
+        budgets: Limits, and what is compared.
+        declared: What the compiler is known to do wrong.
+        triton: Its version.
+    """
+    findings = [judge_row(row, budgets, declared, triton=triton) for row in rows]
+    kernels = defaultdict(list)
+    for row, finding in zip(rows, findings, strict=True):
+        if row.case.configuration:
+            kernels[row.arch, row.case.configuration.kernel].append((row, row.case.configuration, finding))
+    findings += compare(findings, budgets.comparisons)
+    # Some of a kernel's configurations say nothing of it: the others might be the ones that compile.
+    whole = (group for group in kernels.values() if len(group) == group[0][1].count)
+    return findings + [_judge_kernel(group, declared, triton) for group in whole]
 
 
-def judge_row(row: Row, budgets: Budgets, labels: dict[str, str]) -> Finding:
+def judge_row(row: Row, budgets: Budgets, declared: Declared, *, triton: str) -> Finding:
     """One compiled (or not compiled) kernel."""
-    labels = row_labels(row, budgets) | labels
-    if row.case.expected_lds:
-        return _judge_proof(row, labels)
-    if row.case.side == "vllm":
+    labels = {"side": row.case.source, "arch": row.arch, "kernel": row.kernel, "triton": triton}
+    constants, known = dict(row.constants), budgets.known(row.kernel)
+    labels |= {"tile": constants.get(known.tile, ""), "rows": constants.get(known.rows, "")} | row.case.labels
+    if row.case.configuration:
+        outcome, message = _configuration(row, declared.crash(row.case.configuration, row.arch, triton))
+    elif row.case.expected_lds:
+        outcome, message = _proof(row)
+    elif row.case.source == "vllm":
         outcome, message = _evidence(row)
     else:
-        outcome, message = _ours(row, budgets)
+        outcome, message = _ours(row, budgets, declared.narrow_pointers(row.id, triton))
     seconds = row.result.compile_seconds if isinstance(row.result, Figures) and not row.twin else row.seconds
-    return Finding(row.id, outcome, seconds, message, labels, row_numbers(row, labels))
+    return Finding(row.id, outcome, seconds, message, labels, _numbers(row, labels))
 
 
-def row_labels(row: Row, budgets: Budgets) -> dict[str, str]:
-    """What the row is about, in words."""
-    constants = dict(row.specialisation.constants)
-    kernel = row.specialisation.kernel
-    known = budgets.known(kernel)
-    shape = {"tile": constants.get(known.tile, ""), "rows": constants.get(known.rows, "")}
-    return row.case.labels | {"arch": row.arch, "kernel": kernel} | shape
-
-
-def row_numbers(row: Row, labels: dict[str, str]) -> dict[str, float]:
+def _numbers(row: Row, labels: dict[str, str]) -> dict[str, float]:
     """What was read from the code object; only the LDS where the compilation was stopped for it."""
-    limit = ARCHES[row.arch].lds_bytes
+    unit = COMPUTE_UNITS[row.arch]
     if isinstance(row.result, LdsExceededError):
-        return {"lds_bytes": row.result.lds_bytes, "lds_limit_bytes": limit}
+        return {"lds_bytes": row.result.lds_bytes, "lds_limit_bytes": unit.lds_bytes}
     if not isinstance(row.result, Figures):
         return {}
     figures, code, text = row.result, row.result.code, row.result.text
-    workgroups = figures.waves_per_simd * ARCHES[row.arch].simds / figures.num_waves
+    workgroups = figures.waves_per_simd * unit.simds / figures.num_waves
     in_flight = {"kv_tokens_in_flight": labels["tile"], "query_rows_in_flight": labels["rows"]}
     return {
         "lds_bytes": figures.lds_bytes,
-        "lds_limit_bytes": limit,
+        "lds_limit_bytes": unit.lds_bytes,
         "vgpr": code.vgpr,
         "agpr": code.agpr,
         "sgpr": code.sgpr,
@@ -80,18 +105,22 @@ def row_numbers(row: Row, labels: dict[str, str]) -> dict[str, float]:
     } | {name: workgroups * int(size) for name, size in in_flight.items() if size}
 
 
-def _ours(row: Row, budgets: Budgets) -> tuple[Outcome, str]:
+def _ours(row: Row, budgets: Budgets, narrow: tuple[str, ...]) -> tuple[Outcome, str]:
+    """Ours must be within budget.
+
+    Args:
+        row: The kernel.
+        budgets: Limits.
+        narrow: Pointers through which this compiler is declared to load less than 16 bytes.
+    """
     result = row.result
     if isinstance(result, LdsExceededError):
         return "fail", lds_message(result.kernel, result.lds_bytes, row.arch)
-    if isinstance(result, Crash):
-        return ("inconclusive" if result.timed_out else "fail"), result.message
-    if isinstance(result, Exception):
-        return "fail", words(result)
-    narrow = declared(row.id)
+    if not isinstance(result, Figures):
+        return ("inconclusive" if _timed_out(result) else "fail"), failure(result)
     violations = budgets.violations(result, scattered=(*row.case.scattered, *narrow))
     violations += [
-        f"loads through {pointer} are wide, and narrow.toml declares them narrow: remove that entry"
+        f"loads through {pointer} are wide, and declared.toml declares them narrow: remove that entry"
         for pointer in narrow
         if not budgets.narrow(result, pointer)
     ]
@@ -108,23 +137,152 @@ def _evidence(row: Row) -> tuple[Outcome, str]:
     if isinstance(result, Figures):
         spilled = f", {result.code.vgpr_spills} VGPRs spilled" if result.code.vgpr_spills else ""
         return "pass", f"evidence: vLLM's kernel as installed{spilled}"
-    return "inconclusive", f"no figures for vLLM's kernel: {words(result)}"
+    return "inconclusive", f"no figures for vLLM's kernel: {failure(result)}"
 
 
-def words(result: Exception | Crash) -> str:
+def _proof(row: Row) -> tuple[Outcome, str]:
+    """The planted defect must be caught, with the LDS that it wants."""
+    result, expected = row.result, row.case.expected_lds
+    if isinstance(result, LdsExceededError) and result.lds_bytes == expected:
+        return "pass", f"caught as it must be: {result}"
+    if _timed_out(result):
+        return "inconclusive", failure(result)
+    return "fail", f"the audit is broken: a tile that needs {expected} B of LDS was not caught ({failure(result)})"
+
+
+def _configuration(row: Row, crash: DeclaredCrash | None) -> tuple[Outcome, str]:
+    """A configuration may want too much LDS where the autotuner drops it, and may crash the compiler where declared.
+
+    Any other failure of any configuration leaves the launch with an exception (`Autotuner._bench`), so one crash is
+    enough to lose the kernel.
+
+    Args:
+        row: The configuration.
+        crash: The declaration that concerns it, if there is one.
+    """
+    assert row.case.configuration is not None
+    fate, message = _fate(row), failure(row.result)
+    outcome: Outcome = "fail"
+    if fate == UNKNOWN:
+        outcome = "inconclusive"
+    elif crash and fate != CRASHED:
+        message = f"it was declared to crash and does not ({fate}): remove the declaration"
+    elif crash and crash.matches(message):
+        outcome, message = "pass", f"crashes as declared: {crash.why}"
+    elif crash:
+        message = f"it crashes otherwise than declared ({crash.says!r}): {message}"
+    elif fate == CRASHED:
+        message = f"a crash that nobody declared: {message}"
+    elif fate == USABLE:
+        outcome, message = "pass", ""
+    elif row.case.configuration.autotuned:
+        outcome, message = "pass", f"{message}: the autotuner drops it"
+    else:
+        message += ": every launch would raise OutOfResources"
+    return outcome, message
+
+
+def _judge_kernel(group: Sequence[tuple[Row, Configuration, Finding]], declared: Declared, triton: str) -> Finding:
+    """Whether a kernel is left with a configuration that compiles and fits.
+
+    Args:
+        group: All its configurations on one arch.
+        declared: Crashes that are expected.
+        triton: Version of the compiler.
+    """
+    first, configuration, finding = group[0]
+    fates = Counter(_fate(row) for row, _, _ in group)
+    outcome: Outcome = "pass"
+    message = ""
+    if not fates[USABLE]:
+        counts = ", ".join(f"{count} {fate}" for fate, count in fates.items())
+        message = f"none of {len(group)} configurations can be launched: {counts}"
+        crashes = [declared.crash(each, row.arch, triton) for row, each, _ in group]
+        if all(crashes) and fates[CRASHED] == len(group):
+            message += "".join(f", as declared: {why}" for why in {crash.why for crash in crashes if crash})
+        else:
+            outcome = "inconclusive" if fates[UNKNOWN] else "fail"
+    numbers = {"configurations": len(group)} | {fate: fates[fate] for fate in (USABLE, OVERSIZE, CRASHED)}
+    known = [row.result for row, _, _ in group if isinstance(row.result, Figures)]
+    if known:
+        numbers |= {
+            "spilling": sum(each.code.vgpr_spills > 0 or each.code.scratch_bytes > 0 for each in known),
+            "lds_bytes": max(each.lds_bytes for each in known),
+            "vgpr": max(each.code.vgpr for each in known),
+            "mfma": max(each.text.mfma for each in known),
+        }
+    labels = {label: text for label, text in finding.labels.items() if label != "configuration"}
+    seconds = sum(each.seconds for _, _, each in group)
+    return Finding(f"{first.arch}/{configuration.kernel}", outcome, seconds, message, labels, numbers)
+
+
+def _fate(row: Row) -> str:
+    """One of `USABLE`, `OVERSIZE`, `CRASHED`, `UNKNOWN`."""
+    if isinstance(row.result, LdsExceededError):
+        return OVERSIZE
+    if _timed_out(row.result):
+        return UNKNOWN
+    return USABLE if isinstance(row.result, Figures) else CRASHED
+
+
+def _timed_out(result: Figures | Exception | Crash) -> bool:
+    return isinstance(result, Crash) and result.timed_out
+
+
+def failure(result: Figures | Exception | Crash) -> str:
     """How a compilation failed, with what the compiler printed."""
+    if isinstance(result, Figures):
+        return "compiled without complaint"
     if isinstance(result, Crash):
         return result.message
+    if isinstance(result, LdsExceededError):
+        return str(result)
     return f"{type(result).__name__}: {result}" + "".join(getattr(result, "__notes__", []))
 
 
-def _judge_proof(row: Row, labels: dict[str, str]) -> Finding:
-    result, expected = row.result, row.case.expected_lds
-    if isinstance(result, LdsExceededError) and result.lds_bytes == expected:
-        message = f"caught as it must be: {result}"
-        return Finding(row.id, "pass", row.seconds, message, labels, row_numbers(row, labels))
-    if isinstance(result, Crash) and result.timed_out:
-        return Finding(row.id, "inconclusive", row.seconds, result.message, labels)
-    got = "compiled without complaint" if isinstance(result, Figures) else words(result)
-    message = f"the audit is broken: a tile that needs {expected} B of LDS was not caught ({got})"
-    return Finding(row.id, "fail", row.seconds, message, labels, row_numbers(row, labels))
+def compare(findings: Sequence[Finding], comparisons: Iterable[Comparison]) -> list[Finding]:
+    """Compare ours with vLLM's, compiled in the same run.
+
+    Args:
+        findings: Of single kernels, with their labels and numbers.
+        comparisons: What must reach what.
+
+    Returns:
+        For every comparison, one finding per kernel of ours that has a counterpart. Caches below 2 GiB are left out,
+        because theirs are compiled for serving. What reads a packed cache has a counterpart where theirs reads such a
+        cache too.
+    """
+    return [
+        _compare(mine, other, comparison)
+        for comparison in comparisons
+        for mine in findings
+        if mine.labels.get("cache") == "2GiB+" and _is(mine, "ours", comparison.ours, comparison.operation)
+        for other in findings
+        if _is(other, "vllm", comparison.theirs, comparison.operation)
+        and all(mine.labels[label] == other.labels[label] for label in _COMPARED)
+        and (packing_of(mine.labels["layout"]) == "rows" or other.labels["layout"] == "x-packed")
+    ]
+
+
+def _is(finding: Finding, side: str, kernel: str, operation: str) -> bool:
+    labels = finding.labels
+    return (labels.get("side"), labels.get("kernel"), labels.get("operation")) == (side, kernel, operation)
+
+
+def _compare(mine: Finding, other: Finding, comparison: Comparison) -> Finding:
+    case = mine.id.split("/")[2]
+    name = f"{mine.labels['arch']}/compare/{case}/{comparison.theirs}"
+    labels = mine.labels | {"side": "both", "kernel": comparison.ours, "against": comparison.theirs}
+    figure = comparison.figure.replace("_", " ")
+    if comparison.figure not in mine.numbers:
+        return Finding(name, "inconclusive", message=f"{mine.id} has no {figure}: see there", labels=labels)
+    ours = mine.numbers[comparison.figure]
+    numbers = {f"ours_{comparison.figure}": ours}
+    if comparison.figure not in other.numbers:
+        lds = other.numbers.get("lds_bytes", 0) > other.numbers.get("lds_limit_bytes", 0)
+        message = f"{other.id} {'cannot start, it wants too much LDS' if lds else f'has no {figure}: see there'}"
+        return Finding(name, "pass" if lds else "inconclusive", message=message, labels=labels, numbers=numbers)
+    theirs = other.numbers[comparison.figure]
+    numbers[f"theirs_{comparison.figure}"] = theirs
+    message = f"{figure}: ours {ours:g}, theirs {theirs:g}"
+    return Finding(name, "pass" if ours >= theirs else "fail", message=message, labels=labels, numbers=numbers)

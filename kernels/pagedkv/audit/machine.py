@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Arch:
-    """One gfx arch. Counts are per SIMD for registers and waves, per compute unit for LDS."""
+class ComputeUnit:
+    """Compute unit of one gfx arch. Counts are per SIMD for registers and waves, per compute unit for LDS."""
 
     name: str
     lds_bytes: int
@@ -43,15 +43,15 @@ class Arch:
     wave_size: int = 64
 
 
-ARCHES = {
-    "gfx90a": Arch("gfx90a", lds_bytes=65536, lds_granule=512, compute_units=110),
-    "gfx942": Arch("gfx942", lds_bytes=65536, lds_granule=512, compute_units=304),
-    "gfx950": Arch("gfx950", lds_bytes=163840, lds_granule=1280, compute_units=256),
+COMPUTE_UNITS = {
+    "gfx90a": ComputeUnit("gfx90a", lds_bytes=65536, lds_granule=512, compute_units=110),
+    "gfx942": ComputeUnit("gfx942", lds_bytes=65536, lds_granule=512, compute_units=304),
+    "gfx950": ComputeUnit("gfx950", lds_bytes=163840, lds_granule=1280, compute_units=256),
 }
 """MI200 (MI250X), MI300 (MI300X), MI350 (MI355X)."""
 
 
-def register_waves(arch: Arch, *, vgpr: int, sgpr: int) -> int:
+def register_waves(arch: ComputeUnit, *, vgpr: int, sgpr: int) -> int:
     """Waves that the register files of one SIMD can hold.
 
     Args:
@@ -67,7 +67,7 @@ def register_waves(arch: Arch, *, vgpr: int, sgpr: int) -> int:
     return min(arch.max_waves, by_vgpr, by_sgpr)
 
 
-def waves_per_simd(arch: Arch, *, vgpr: int, sgpr: int, lds_bytes: int, num_waves: int) -> float:
+def waves_per_simd(arch: ComputeUnit, *, vgpr: int, sgpr: int, lds_bytes: int, num_waves: int) -> float:
     """Waves per SIMD when a compute unit is full of workgroups of this kernel.
 
     Args:

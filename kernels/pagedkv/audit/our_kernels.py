@@ -1,4 +1,4 @@
-"""Our launchers on everything we promise, each called as a server would call it."""
+"""Cases of our kernels: every configuration that we promise, launched as a server would."""
 
 from __future__ import annotations
 
@@ -12,25 +12,32 @@ from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.configurations import CONFIGURATIONS, Configuration
 from pagedkv.layout import packing_of
+from pagedkv.mla.decode import mla_decode
 
-from .case import DTYPES, Case
-from .tensors import Batch
+from .cases import Case
+from .tensors import DTYPES, Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pagedkv.fp8.formats import FormatName
 
 _QUERY_LEN = {"copy": 512, "decode": 1, "extend": 512, "prefill": 512}
 """Tokens of a sequence in one step of each phase. Extend and prefill differ in context alone: they compile alike."""
 
 
-def our_cases() -> list[Case]:
-    """What is promised, the shapes at which vLLM's kernels are compiled too, and one cache below 2 GiB."""
-    cases = {case.name: case for case in map(make_case, (*CONFIGURATIONS, *_beside_vllm()))}
-    small = make_case(Configuration("attention", "decode", "bfloat16", 32, 8, 128, 544, "nhd"), big=False)
-    return [*cases.values(), small]
+MLA_LATENT, MLA_ROPE = 512, 64
+"""Channels of the latent and of the rotary key of DeepSeek-V2 and V3."""
 
 
-def make_case(configuration: Configuration, *, big: bool = True) -> Case:
+def cases() -> list[Case]:
+    """What is promised, the shapes at which vLLM's kernels are compiled too, one cache below 2 GiB, and MLA decode."""
+    promised = {case.name: case for case in map(_case, (*CONFIGURATIONS, *_beside_vllm()))}
+    small = _case(Configuration("attention", "decode", "bfloat16", 32, 8, 128, 544, "nhd"), big=False)
+    return [*promised.values(), small, *_mla_cases()]
+
+
+def _case(configuration: Configuration, *, big: bool = True) -> Case:
     """The launch that stands for one configuration.
 
     Args:
@@ -55,14 +62,12 @@ def make_case(configuration: Configuration, *, big: bool = True) -> Case:
     if (configuration.splits or 1) > 1:
         kernels += ("reduce_kernel",)
     return Case(
+        source="ours",
         name=configuration.id + ("" if big else "-small"),
-        side="ours",
-        operation=configuration.phase if attends else configuration.op,
-        batch=batch,
         kernels=kernels,
         optional=("reduce_kernel",) if attends and configuration.splits is None else (),
         launch=make(configuration, batch),
-        layout=configuration.layout,
+        labels=batch.labels(configuration.phase if attends else configuration.op, configuration.layout),
         scattered=_scattered(configuration, batch),
     )
 
@@ -155,3 +160,56 @@ def _gather(configuration: Configuration, batch: Batch) -> Callable[[], None]:
         )
 
     return launch
+
+
+def mla_batch(dtype: torch.dtype, num_heads: int, *, block_size: int = 16, query_len: int = 1) -> Batch:
+    """A step of MLA decode, whose one KV head is latent and rope together."""
+    size = MLA_LATENT + MLA_ROPE
+    return Batch(dtype, size, num_heads=num_heads, num_kv_heads=1, block_size=block_size, query_len=query_len)
+
+
+def mla_name(batch: Batch, quantised: str | None = None) -> str:
+    """Name of a case of MLA decode."""
+    special = f"-q{batch.query_len}" if batch.query_len > 1 else ""
+    special += f"-{quantised}" if quantised else ""
+    return f"mla-{batch.dtype_name}-h{batch.num_heads}-d{MLA_LATENT}+{MLA_ROPE}-bs{batch.block_size}{special}"
+
+
+def _mla_cases() -> list[Case]:
+    """16 heads (a tensor-parallel share), 128 heads, an uneven number, several tokens, other block sizes, FP8 codes."""
+    return [
+        _mla(mla_batch(torch.bfloat16, 16)),
+        _mla(mla_batch(torch.bfloat16, 128)),
+        _mla(mla_batch(torch.float16, 16, block_size=784)),
+        _mla(mla_batch(torch.bfloat16, 16, query_len=2)),
+        _mla(mla_batch(torch.bfloat16, 24, block_size=1)),
+        _mla(mla_batch(torch.bfloat16, 128, query_len=2, block_size=64)),
+        _mla(mla_batch(torch.bfloat16, 16), "e4m3fnuz"),
+        _mla(mla_batch(torch.bfloat16, 128), "e4m3fn"),
+    ]
+
+
+def _mla(batch: Batch, quantised: FormatName | None = None) -> Case:
+    codes = mla_batch(torch.uint8, batch.num_heads, block_size=batch.block_size)
+    cache = (codes if quantised else batch).pool(batch.num_blocks, batch.block_size, batch.head_size)
+    query = batch.query()
+    out = query.new_empty(*query.shape[:2], MLA_LATENT)
+    scale = torch.ones(1) if quantised else None
+
+    def launch() -> None:
+        mla_decode(
+            query,
+            cache,
+            out,
+            block_table=batch.block_table,
+            seq_lens=batch.seq_lens,
+            query_start_loc=batch.query_start_loc,
+            max_query_len=batch.query_len,
+            scale=batch.scale,
+            cache_format=quantised,
+            cache_scale=scale,
+        )
+
+    operation = f"mla-{batch.num_heads}" + ("-special" if quantised or batch.query_len > 1 else "")
+    kernels = ("mla_schedule_kernel", "mla_decode_kernel", "mla_reduce_kernel")
+    return Case("ours", mla_name(batch, quantised), kernels, launch, batch.labels(operation, "latent"))

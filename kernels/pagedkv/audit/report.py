@@ -1,4 +1,4 @@
-"""The audit on a terminal: one table per arch at 80 columns, then whatever is not a pass, then one line."""
+"""Report of the audit for a terminal, 80 columns: tables by arch, whatever is not a pass, one line with the verdict."""
 
 from __future__ import annotations
 
@@ -18,45 +18,85 @@ _HEAD = (
 )
 
 
+_KERNEL_COLUMNS = {
+    "configurations": ("conf", 5),
+    "usable": ("ok", 4),
+    "oversize": ("LDS>", 5),
+    "crashed": ("crash", 6),
+    "spilling": ("spill", 6),
+    "lds_bytes": ("LDS", 7),
+    "vgpr": ("VGPR", 5),
+    "mfma": ("MFMA", 5),
+}
+"""Number of a finding about a kernel -> its head and width in the table."""
+_KERNEL_LEGEND = (
+    "conf: configurations; ok: they compile and fit; LDS>: they want more LDS than there is; crash: the compiler "
+    "fails; spill: VGPR spills or scratch; LDS, VGPR, MFMA: the most of any that compiles"
+)
+_LEGEND = (
+    "o ours, v vLLM's; layouts nh(d), hn(d), in(terleaved), pa(cked); bfloat16 and a cache of 2 GiB or more unless "
+    "said; spill: VGPRs+SGPRs; scr: scratch bytes; wav: waves a SIMD; 16/8/4/<4: loads by bytes per lane"
+)
+
+
 def format_report(findings: Sequence[Finding], *, status: Exit, seconds: float) -> str:
     """Everything a person needs to see; the files hold the rest."""
-    lines: list[str] = []
-    for arch in sorted({finding.labels["arch"] for finding in findings}):
-        rows = [finding for finding in findings if finding.labels["arch"] == arch and "vgpr" in finding.numbers]
-        shapes = {_shape(row) for row in rows if row.labels["side"] == "vllm"}
-        shown = [row for row in rows if _shape(row) in shapes] or rows
-        if rows:
-            limit = int(rows[0].numbers["lds_limit_bytes"])
-            lines += ["", f"{arch}: {limit} B of LDS, 512 VGPRs a lane, at most 8 waves a SIMD", _HEAD]
-            lines += [_row(row) for row in sorted(shown, key=_order)]
-            lines += _rest([row for row in rows if row not in shown])
-    lines += ["", "o ours, v vLLM's; layouts nh(d), hn(d), in(terleaved), pa(cked); bfloat16 and a"]
-    lines += ["cache of 2 GiB or more unless said; spill: VGPRs+SGPRs; scr: scratch bytes;"]
-    lines += ["wav: waves a SIMD; 16/8/4/<4: loads by bytes per lane"]
+    arches = sorted({finding.labels["arch"] for finding in findings})
+    lines = [line for arch in arches for line in _table(arch, [f for f in findings if f.labels["arch"] == arch])]
+    if any(finding.labels.get("side") in {"ours", "vllm"} for finding in findings):
+        lines += ["", *textwrap.wrap(_LEGEND, WIDTH)]
+    kernels = [finding for finding in findings if "configurations" in finding.numbers]
+    if kernels:
+        lines += ["", *textwrap.wrap(_KERNEL_LEGEND, WIDTH)]
     proofs = [each for each in findings if each.labels.get("operation") == "proof" and each.outcome == "pass"]
     if proofs:
         lines += ["", "The defect of vLLM PR 38502, planted again:"]
         lines += [
             f"  {each.labels['arch']}: {int(each.numbers['lds_bytes'])} B of LDS wanted, caught" for each in proofs
         ]
-    return "\n".join([*lines, *format_ending(findings, status=status, seconds=seconds)]) + "\n"
-
-
-def format_ending(findings: Sequence[Finding], *, status: Exit, seconds: float) -> list[str]:
-    """Lines with whatever is not a pass, each message once, and with the verdict."""
-    lines: list[str] = []
+    lines += _by_message("declared", [each for each in kernels if each.outcome == "pass" and each.message])
     for outcome in ("fail", "inconclusive", "did not run"):
-        said: dict[str, list[str]] = {}
-        for finding in (each for each in findings if each.outcome == outcome):
-            said.setdefault(finding.message, []).append(finding.id)
-        for message, ids in said.items():
-            lines += ["", *(f"{outcome}: {each}" for each in ids)]
-            lines += textwrap.wrap(message, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += _by_message(outcome, [each for each in findings if each.outcome == outcome])
     passed, failed = (sum(each.outcome == outcome for each in findings) for outcome in ("pass", "fail"))
-    neither = len(findings) - passed - failed
     verdict = status.name.lower().replace("_", " ")
+    neither = len(findings) - passed - failed
     lines += ["", f"{verdict}: {passed} passed, {failed} failed, {neither} neither, in {seconds:.0f} s"]
+    return "\n".join(lines) + "\n"
+
+
+def _table(arch: str, findings: Sequence[Finding]) -> list[str]:
+    """Code objects of ours beside vLLM's, then the kernels that are judged by their configurations."""
+    lines: list[str] = []
+    rows = [each for each in findings if "vgpr" in each.numbers and each.labels["side"] in {"ours", "vllm"}]
+    if rows:
+        shapes = {_shape(row) for row in rows if row.labels["side"] == "vllm"}
+        shown = [row for row in rows if _shape(row) in shapes] or rows
+        limit = int(rows[0].numbers["lds_limit_bytes"])
+        lines += ["", f"{arch}: {limit} B of LDS, 512 VGPRs a lane, at most 8 waves a SIMD", _HEAD]
+        lines += [_row(row) for row in sorted(shown, key=_order)]
+        lines += _rest([row for row in rows if row not in shown])
+    kernels = [_kernel_row(each) for each in findings if "configurations" in each.numbers]
+    if kernels:
+        lines += ["", arch, f"{'kernel':<37}" + "".join(f"{head:>{width}}" for head, width in _KERNEL_COLUMNS.values())]
+    return lines + kernels
+
+
+def _by_message(title: str, findings: Sequence[Finding]) -> list[str]:
+    """Each message once, below the ids of all that it is true of."""
+    ids: dict[str, list[str]] = {}
+    for finding in findings:
+        ids.setdefault(finding.message, []).append(finding.id)
+    lines: list[str] = []
+    for message, named in ids.items():
+        lines += ["", *(f"{title}: {each}" for each in named)]
+        lines += textwrap.wrap(message, WIDTH, initial_indent="  ", subsequent_indent="  ")
     return lines
+
+
+def _kernel_row(finding: Finding) -> str:
+    name = f"{finding.labels['package'].partition('-')[0]} {finding.labels['kernel'].strip('_').replace('_kernel', '')}"
+    cells = [f"{finding.numbers.get(key, '-'):>{width}}" for key, (_, width) in _KERNEL_COLUMNS.items()]
+    return f"{name[:37]:<37}" + "".join(cells)
 
 
 def _shape(finding: Finding) -> tuple[str, ...]:

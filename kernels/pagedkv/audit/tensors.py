@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pagedkv.fp8.formats import FormatName
     from pagedkv.layout import Name
 
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+"""By the names used in ids."""
+
 _BIG = 2**31
 """Bytes at which Triton's AMD backend stops using buffer instructions for a tensor."""
 
@@ -45,6 +48,22 @@ class Batch:
     num_seqs: int = 16
     big: bool = True
     """Whether the cache is 2 GiB or more, as in serving."""
+
+    def labels(self, operation: str, layout: str) -> dict[str, str]:
+        """Labels of a finding about an operation on this batch and a cache of that layout."""
+        return {
+            "operation": operation,
+            "dtype": self.dtype_name,
+            "head_size": str(self.head_size),
+            "block_size": str(self.block_size),
+            "layout": layout,
+            "cache": "2GiB+" if self.big else "small",
+        }
+
+    @property
+    def dtype_name(self) -> str:
+        """As in ids."""
+        return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""vLLM's own attention kernels, compiled beside ours as evidence. Nothing of theirs is copied: they are imported.
+"""Cases of vLLM's attention kernels, compiled beside ours as evidence. Nothing of theirs is copied: they are imported.
 
 Their `chunked_prefill_paged_decode` asks the ROCm platform about the GPU, so the decode kernel is launched directly
 with the arguments that function computes; `unified_attention` is called as it is.
@@ -6,23 +6,21 @@ with the arguments that function computes; `unified_attention` is called as it i
 
 from __future__ import annotations
 
-import importlib
-import os
-from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
-from triton.backends import backends
 
-from .errors import CannotRunHereError
+from .cases import Case
+from .imports import vllm_attention
+from .our_kernels import MLA_LATENT, mla_batch, mla_name
+from .tensors import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .tensors import Batch
-
-_OPS = "vllm.v1.attention.ops"
+_PR_38502_TILE = 2048
+"""The defect's tile: the whole physical block of Jamba."""
 _TILE_CAP = 128
 """Their decode tile: the block size, capped, where it is a power of two (vLLM PR 38502) ..."""
 _TILE_OTHERWISE = 32
@@ -36,19 +34,57 @@ def decode_tile(block_size: int) -> int:
     return min(block_size, _TILE_CAP) if block_size & (block_size - 1) == 0 else _TILE_OTHERWISE
 
 
-def load() -> None:
-    """Import the kernels; call once, before forking.
+def cases() -> list[Case]:
+    """Theirs, at the shapes that decide: their largest tile (128), their other one (32), and each head size."""
+    made = []
+    for head_size, block_size in ((64, 2048), (128, 2048), (128, 544), (256, 544)):
+        batch = _batch(head_size, block_size)
+        launch = paged_attention_2d(batch, decode_tile(block_size))
+        made.append(_case("decode", "x-packed", batch, ("kernel_paged_attention_2d",), launch))
+        launch = unified_attention(batch, segments=16)
+        made.append(_case("decode", "packed", batch, ("kernel_unified_attention", "reduce_segments"), launch))
+    for head_size, block_size in ((64, 2048), (128, 544), (256, 544)):
+        batch = _batch(head_size, block_size, query_len=512)
+        launch = unified_attention(batch, segments=0)
+        made.append(_case("prefill", "packed", batch, ("kernel_unified_attention",), launch))
+    return [*made, *_mla_cases(), pr_38502()]
 
-    Raises:
-        CannotRunHereError: vLLM is missing, too different, or has replaced its Triton kernels with placeholders.
+
+def pr_38502() -> Case:
+    """The decode kernel of vLLM with the tile it had before PR 38502.
+
+    A tile of 2048 tokens x head size 64 x 2 bytes of bf16 is 262144 bytes of LDS, four times what gfx942 has. If this
+    audit lets it pass, the audit is broken.
     """
-    _ops("chunked_prefill_paged_decode")
-    kernel = getattr(_ops("triton_unified_attention"), "kernel_unified_attention", None)
-    if not hasattr(kernel, "device_caches"):
-        raise CannotRunHereError(
-            "vLLM imported, but its attention kernels are placeholders: it found no Triton driver it trusts.\n"
-            "  to do: import pagedkv.audit before anything imports vllm.triton_utils"
-        )
+    batch = _batch(64, _PR_38502_TILE)
+    return Case(
+        source="vllm",
+        name="pr-38502-tile-2048-d64",
+        kernels=("kernel_paged_attention_2d",),
+        launch=paged_attention_2d(batch, _PR_38502_TILE),
+        labels=batch.labels("proof", "x-packed"),
+        expected_lds=_PR_38502_TILE * 64 * 2,
+    )
+
+
+def _mla_cases() -> list[Case]:
+    """Their Triton decode, which ROCm runs where AITER does not."""
+    batches = [mla_batch(torch.bfloat16, num_heads) for num_heads in (16, 128)]
+    kernels = ("_fwd_grouped_kernel_stage1", "_fwd_kernel_stage2")
+    return [
+        Case("vllm", mla_name(batch), kernels, mla_decode(batch), batch.labels(f"mla-{batch.num_heads}", "latent"))
+        for batch in batches
+    ]
+
+
+def _batch(head_size: int, block_size: int, *, query_len: int = 1) -> Batch:
+    return Batch(torch.bfloat16, head_size, num_heads=32, num_kv_heads=8, block_size=block_size, query_len=query_len)
+
+
+def _case(operation: str, layout: str, batch: Batch, kernels: tuple[str, ...], launch: Callable[[], None]) -> Case:
+    heads = f"q{batch.num_heads}kv{batch.num_kv_heads}"
+    name = f"{operation}-{batch.dtype_name}-{heads}-d{batch.head_size}-bs{batch.block_size}-{layout}"
+    return Case("vllm", name, kernels, launch, batch.labels(operation, layout))
 
 
 def paged_attention_2d(batch: Batch, tile: int) -> Callable[[], None]:
@@ -67,7 +103,7 @@ def paged_attention_2d(batch: Batch, tile: int) -> Callable[[], None]:
     one = torch.ones(1)
 
     def launch() -> None:
-        kernel = _ops("chunked_prefill_paged_decode").kernel_paged_attention_2d
+        kernel = vllm_attention("chunked_prefill_paged_decode").kernel_paged_attention_2d
         kernel[(batch.num_seqs, batch.num_kv_heads)](
             output_ptr=out,
             query_ptr=query,
@@ -129,7 +165,7 @@ def unified_attention(batch: Batch, *, segments: int) -> Callable[[], None]:
         }
 
     def launch() -> None:
-        _ops("triton_unified_attention").unified_attention(
+        vllm_attention("triton_unified_attention").unified_attention(
             q=query,
             k=key_cache,
             v=value_cache,
@@ -152,28 +188,27 @@ def unified_attention(batch: Batch, *, segments: int) -> Callable[[], None]:
     return launch
 
 
-def mla_decode(batch: Batch, latent_size: int) -> Callable[[], None]:
-    """A launch of their grouped MLA decode as their ROCm platform configures it, and of its reduce.
+def mla_decode(batch: Batch) -> Callable[[], None]:
+    """Launch their grouped MLA decode as their ROCm platform configures it, and its reduce.
 
     Their launcher asks the platform once, at import, whether it is ROCm; here the answer is put in its place.
 
     Args:
         batch: Shapes and dtype; head_size is latent and rope together.
-        latent_size: Channels that are key and value.
     """
-    ops = _ops("triton_decode_attention")
     cache = batch.pool(batch.num_blocks, batch.block_size, 1, batch.head_size)
     query = batch.query()
-    out = query.new_empty(*query.shape[:2], latent_size)
-    logits = torch.empty(batch.num_tokens, batch.num_heads, _MLA_SPLITS, latent_size + 1)
+    out = query.new_empty(*query.shape[:2], MLA_LATENT)
+    logits = torch.empty(batch.num_tokens, batch.num_heads, _MLA_SPLITS, MLA_LATENT + 1)
     lse, one = torch.empty(query.shape[:2]), torch.ones(())
 
     def launch() -> None:
+        ops = vllm_attention("triton_decode_attention")
         with mock.patch.object(ops, "is_hip_", new=True):
             ops.decode_attention_fwd(
                 query,
                 cache,
-                cache[..., :latent_size],
+                cache[..., :MLA_LATENT],
                 out,
                 lse,
                 batch.block_table,
@@ -188,25 +223,6 @@ def mla_decode(batch: Batch, latent_size: int) -> Callable[[], None]:
             )
 
     return launch
-
-
-def _ops(name: str) -> ModuleType:
-    """A module of vLLM's attention operations.
-
-    A CPU build of vLLM replaces Triton by placeholders unless a backend named "cpu" is registered (its
-    `triton_utils/importing.py`), so one is, for as long as the import takes.
-    """
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
-    try:
-        return importlib.import_module(f"{_OPS}.{name}")
-    except ImportError as error:
-        raise CannotRunHereError(
-            f"vLLM's kernels cannot be imported ({error}).\n"
-            "  to do: install the vLLM of requirements/vllm.txt, or leave its rows out with --side ours"
-        ) from error
-    finally:
-        del backends["cpu"]
 
 
 def _power_of_2(value: int) -> int:

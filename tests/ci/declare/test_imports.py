@@ -124,4 +124,5 @@ def test_remedy_names_what_was_probably_meant(tmp_path):
 def test_what_a_command_names(tmp_path):
     words = ["python", "-m", "pytest", "-k", "x", "tests/kernels/test_flat.py::test_a", "tests/models", "no/such.py"]
     assert run_by(write(tmp_path), words) == ["tests/kernels/test_flat.py", "tests/models"]
-    assert run_by(tmp_path, ["python", "-m", "pagedkv.tool", "--out", "results/x"]) == ["pagedkv.tool"]
+    assert run_by(tmp_path, ["python", "-m", "pagedkv.middle", "--out", "results/x"]) == ["pagedkv.middle"]
+    assert run_by(tmp_path, ["python", "-m", "pagedkv.tool"]) == ["pagedkv.tool.__main__"]

@@ -79,7 +79,7 @@ EDITS = {
     "wide-down": ("kernels/pagedkv/audit/budgets.toml", BUDGETS, "1.0", "0.5", "every.wide_share: 1 -> 0.5", True),
     "wide-up": ("kernels/pagedkv/audit/budgets.toml", BUDGETS, "1.0", "1.5", "every.wide_share", False),
     "an-excuse-more": (
-        "kernels/pagedkv/audit/narrow.toml", BUDGETS, "[[narrow]]", '[[narrow]]\nrow = "q"\ntriton = "3"\n[[narrow]]',
+        "kernels/pagedkv/audit/declared.toml", BUDGETS, "[[narrow]]", '[[narrow]]\nrow = "q"\ntriton = "3"\n[[narrow]]',
         "added: narrow[q, 3].row", True),
     "not-toml": ("kernels/pagedkv/audit/budgets.toml", BUDGETS, "[every]", "[every", "cannot be compared", True),
     "quarantine-more": (

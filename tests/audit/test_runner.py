@@ -6,38 +6,34 @@ import pytest
 import torch
 
 from hilgate.model import Check
-from pagedkv.audit import judge
 from pagedkv.audit.budgets import Budgets, KernelBudget
-from pagedkv.audit.case import Case
-from pagedkv.audit.cases import pr_38502
-from pagedkv.audit.errors import Exit, LdsExceededError
+from pagedkv.audit.cases import Case
+from pagedkv.audit.compile import probe
+from pagedkv.audit.declared import Declared
+from pagedkv.audit.errors import Exit
 from pagedkv.audit.findings import Finding, exit_status, write_findings
-from pagedkv.audit.isolation import Crash
-from pagedkv.audit.probe import probe
+from pagedkv.audit.judge import judge
+from pagedkv.audit.runner import compile_all, make_plan
 from pagedkv.audit.tensors import Batch
-from pagedkv.audit.work import Row, compile_all, plan_work
 
 BUDGETS = Budgets(
     vgpr_spills=0,
     scratch_bytes=0,
     wide_share=1.0,
-    rules=(),
+    comparisons=(),
     kernels={"probe_kernel": KernelBudget(tile="SIDE", mfma=1, wide=("a_ptr", "b_ptr"))},
     evidence={},
 )
 BATCH = Batch(torch.bfloat16, head_size=64, num_heads=8, num_kv_heads=2, block_size=16, big=False)
 
 
-def case(launch=probe, *, name="probe", side="ours", expected_lds=0):
-    return Case(name, side, "decode", BATCH, ("probe_kernel",), launch, "nhd", expected_lds=expected_lds)
+def case(launch=probe, *, name="probe"):
+    return Case("ours", name, ("probe_kernel",), launch, BATCH.labels("decode", "nhd"))
 
 
-def audit(*cases, arch="gfx942", timeout=60):
-    plan = plan_work([(arch, each) for each in cases])
-    rows = compile_all(plan, jobs=2, timeout=timeout, progress=lambda _done, _total: None)
-    return [judge.judge_refusal(each, {}) for each in plan.refusals] + [
-        judge.judge_row(row, BUDGETS, {"triton": "x"}) for row in rows
-    ]
+def audit(*cases, timeout=60):
+    rows = compile_all(make_plan([("gfx942", each) for each in cases]), jobs=2, timeout=timeout)
+    return judge(rows, BUDGETS, Declared(), triton="x")
 
 
 def too_large():
@@ -60,6 +56,7 @@ def test_a_good_kernel_passes_with_its_figures():
     assert finding.numbers["lds_bytes"] == 8192
     assert finding.numbers["lds_limit_bytes"] == 65536
     assert finding.numbers["mfma"] == 8
+    assert finding.numbers["kv_tokens_in_flight"] == 64 * finding.numbers["waves_per_simd"]
     assert finding.labels["tile"] == "64"
     assert finding.labels["arch"] == "gfx942"
 
@@ -92,53 +89,24 @@ def test_a_timeout_is_no_answer_rather_than_a_wrong_one():
     assert "time limit" in finding.message
 
 
-def test_a_launch_that_compiles_nothing_fails():
-    [finding] = audit(case(lambda: None))
-    assert finding.outcome == "fail"
-    assert "it launched nothing" in finding.message
+def refuse():
+    raise ValueError("head_size 64: expected 128")
 
 
-def test_a_launcher_that_raises_fails():
-    def refuse():
-        raise ValueError("head_size 64: expected 128")
-
-    [finding] = audit(case(refuse))
-    assert finding.outcome == "fail"
-    assert "ValueError: head_size 64" in finding.message
+@pytest.mark.parametrize(
+    ("launch", "message"), [(list, "it launched nothing"), (refuse, "ValueError: head_size 64: expected 128")]
+)
+def test_a_launch_that_compiles_nothing_fails(launch, message):
+    [finding] = audit(case(launch))
+    assert (finding.id, finding.outcome) == ("gfx942/ours/probe/launch", "fail")
+    assert message in finding.message
 
 
 def test_the_same_machine_code_is_compiled_once_and_reported_twice():
-    plan = plan_work([("gfx942", case()), ("gfx942", case(name="again")), ("gfx950", case())])
+    plan = make_plan([("gfx942", case()), ("gfx942", case(name="again")), ("gfx950", case())])
     assert [(unit.arch, unit.case.name) for unit in plan.units] == [("gfx942", "probe"), ("gfx950", "probe")]
-    assert len(plan.rows) == 3
-
-
-def row(result, *, side="ours", expected_lds=0):
-    [planned] = plan_work([("gfx942", case(side=side, expected_lds=expected_lds))]).rows
-    return Row(planned[0], "gfx942", planned[2], result, 1.0)
-
-
-CAUGHT = LdsExceededError("kernel_paged_attention_2d", 262144, 65536)
-
-
-def test_the_proof_passes_only_when_the_defect_is_caught_with_its_figure(figures):
-    assert judge.judge_row(row(CAUGHT, expected_lds=262144), BUDGETS, {}).outcome == "pass"
-    for other in (figures(), LdsExceededError("k", 131072, 65536), Crash("died"), RuntimeError("no")):
-        finding = judge.judge_row(row(other, side="vllm", expected_lds=262144), BUDGETS, {})
-        assert finding.outcome == "fail"
-        assert "the audit is broken" in finding.message
-
-
-def test_their_kernels_never_fail_our_gate(figures):
-    spilled = judge.judge_row(row(figures(vgpr_spills=175), side="vllm"), BUDGETS, {})
-    assert (spilled.outcome, spilled.numbers["vgpr_spills"]) == ("pass", 175)
-    assert "175 VGPRs spilled" in spilled.message
-    assert judge.judge_row(row(CAUGHT, side="vllm"), BUDGETS, {}).outcome == "pass"
-    assert judge.judge_row(row(Crash("died"), side="vllm"), BUDGETS, {}).outcome == "inconclusive"
-
-
-def test_the_planted_defect_is_the_one_of_the_pull_request():
-    assert pr_38502().expected_lds == 262144
+    first, again, _ = compile_all(plan, jobs=2, timeout=60)
+    assert (again.result, again.twin) == (first.result, "gfx942/ours/probe/probe_kernel")
 
 
 STATUS = [

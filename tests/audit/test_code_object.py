@@ -2,10 +2,9 @@
 
 import pytest
 
-from pagedkv.audit.assembly import read_assembly, wide_share
-from pagedkv.audit.code_object import read_code_object
+from pagedkv.audit.code_object import read_assembly, read_code_object, wide_share
+from pagedkv.audit.compile import probe
 from pagedkv.audit.errors import UnreadableCodeObjectError
-from pagedkv.audit.probe import probe
 
 TEXT = """\
 	.file	1 "/somewhere" "attend.py"

@@ -1,4 +1,4 @@
-"""Compile whatever a Python launcher launches, and keep the figures; or list what it would compile.
+"""Compile what a Triton launcher launches, for an AMD GPU that is not there, or list what it would compile.
 
 LDS is looked at first. The compiler knows it after a fraction of a second, whereas compiling an oversize tile to the
 end takes minutes, so such a kernel is stopped there with its figure.
@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+import triton
+import triton.language as tl
 from triton import knobs
 from triton._C.libtriton import amd, ir, passes
 
-from .assembly import Assembly, read_assembly
-from .code_object import CodeObject, read_code_object
+from .code_object import Assembly, CodeObject, read_assembly, read_code_object
 from .driver import offline
-from .errors import LdsExceededError
-from .machine import ARCHES, register_waves, waves_per_simd
+from .errors import CannotRunHereError, LdsExceededError
+from .machine import COMPUTE_UNITS, register_waves, waves_per_simd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +55,7 @@ class Figures:
     def waves_per_simd(self) -> float:
         """Occupancy by registers, LDS and barriers."""
         return waves_per_simd(
-            ARCHES[self.arch],
+            COMPUTE_UNITS[self.arch],
             vgpr=self.code.vgpr,
             sgpr=self.code.sgpr,
             lds_bytes=self.lds_bytes,
@@ -63,10 +65,10 @@ class Figures:
     @property
     def register_waves(self) -> int:
         """Occupancy by registers alone, which LLVM computes too."""
-        return register_waves(ARCHES[self.arch], vgpr=self.code.vgpr, sgpr=self.code.sgpr)
+        return register_waves(COMPUTE_UNITS[self.arch], vgpr=self.code.vgpr, sgpr=self.code.sgpr)
 
 
-def specialisations(arch: str, launch: Callable[[], None]) -> list[Specialisation]:
+def specialisations(arch: str, launch: Callable[[], object]) -> list[Specialisation]:
     """What `launch` would compile, without compiling it.
 
     Args:
@@ -90,7 +92,7 @@ def specialisations(arch: str, launch: Callable[[], None]) -> list[Specialisatio
     return list(found.values())
 
 
-def compile_launches(arch: str, launch: Callable[[], None]) -> list[Figures]:
+def compile_launches(arch: str, launch: Callable[[], object]) -> list[Figures]:
     """Compile what `launch` launches, from source, with no cache.
 
     Meant for a child process: MLIR aborts the process when one of its own checks fails.
@@ -153,7 +155,7 @@ def _check_lds_first(*args: Any) -> tuple[str, str] | None:
 
     def lower_if_it_fits(module: Any, metadata: dict[str, Any]) -> Any:
         lds_bytes = _lds_bytes(module, options.arch)
-        limit = ARCHES[options.arch].lds_bytes
+        limit = COMPUTE_UNITS[options.arch].lds_bytes
         if lds_bytes > limit:
             raise LdsExceededError(module.get_entry_func_name(), lds_bytes, limit)
         lowered = lower(module, metadata)
@@ -190,3 +192,43 @@ def _lds_bytes(module: Any, arch: str) -> int:
         gpu.add_allocate_shared_memory(manager, arch)
     manager.run(clone, "lds_first")
     return int(clone.get_int_attr("ttg.shared"))
+
+
+PROBE_SIDE = 64
+
+
+@triton.jit
+def probe_kernel(
+    a_ptr,  # [SIDE, SIDE]
+    b_ptr,  # [SIDE, SIDE]
+    out_ptr,  # [SIDE, SIDE], float32
+    SIDE: tl.constexpr,
+):
+    """Compute out = a @ b.
+
+    Small enough to know by heart: each of its 256 lanes reads 16 elements of each operand, 32 bytes, hence two 16-byte
+    loads a lane and operand; the second operand of the dot product goes through 64 x 64 x 2 = 8192 bytes of LDS.
+    """
+    rows, columns = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
+    offsets = rows * SIDE + columns
+    tl.store(out_ptr + offsets, tl.dot(tl.load(a_ptr + offsets), tl.load(b_ptr + offsets)))
+
+
+def probe(side: int = PROBE_SIDE) -> None:
+    """Launch the kernel on bf16 tiles of `side` x `side`."""
+    tile = torch.empty(side, side, dtype=torch.bfloat16)
+    probe_kernel[(1,)](tile, tile, torch.empty(side, side), SIDE=side)
+
+
+def start_compiler() -> None:
+    """Start LLVM once, before the forks, with the one kernel that compiles wherever anything does.
+
+    Raises:
+        CannotRunHereError: Not even that one compiles.
+    """
+    try:
+        compiled = compile_launches("gfx942", probe)
+    except Exception as error:
+        raise CannotRunHereError(f"the AMD compiler does not work here: {type(error).__name__}: {error}") from error
+    if not compiled:
+        raise CannotRunHereError("the AMD compiler was called and compiled nothing\n  to do: look at driver.py")

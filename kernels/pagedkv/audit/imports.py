@@ -1,4 +1,4 @@
-"""The Triton kernels of mamba-ssm, causal-conv1d and vLLM, imported where their compiled halves are missing.
+"""Import the Triton kernels of mamba-ssm, causal-conv1d and vLLM where their compiled halves are missing.
 
 On a machine without a GPU mamba-ssm and causal-conv1d are installed from source without their extensions, and then
 `import mamba_ssm` fails on the first of them although the Triton kernels beside it need none. The stand-ins below are
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from triton.backends import backends
 
-from pagedkv.audit.errors import CannotRunHereError
+from .errors import CannotRunHereError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 EXTENSIONS = {"mamba_ssm": "selective_scan_cuda", "causal_conv1d": "causal_conv1d_cuda"}
 """Package -> the extension module that it imports on being imported."""
 
-_VLLM_OPS = "vllm.model_executor.layers.mamba.ops"
+_VLLM_MAMBA = "vllm.model_executor.layers.mamba.ops"
+_VLLM_ATTENTION = "vllm.v1.attention.ops"
 _VLLM_WITH_CPU_TWINS = {
     "mamba_ssm": "selective_state_update",
     "ssd_combined": "_mamba_chunk_scan_combined_fwd",
@@ -62,22 +63,37 @@ def causal_conv1d(module: str) -> ModuleType:
 def vllm(module: str) -> ModuleType:
     """A module of vLLM's Mamba operations with its Triton launchers in place.
 
-    A CPU build of vLLM needs two things to show them: a Triton backend named "cpu" (its `triton_utils/importing.py`),
-    and a platform that is not a CPU, else each launcher is replaced by a CPU function, nothing is compiled and
-    everything passes. Both hold only while the module is imported.
+    Beside a Triton backend, a CPU build of vLLM needs a platform that is not a CPU to show them, else each launcher is
+    replaced by a CPU function, nothing is compiled and everything passes. Both hold only while the module is imported.
 
     Raises:
         CannotRunHereError: vLLM is missing or too different, or was imported earlier with the CPU functions.
     """
-    name = f"{_VLLM_OPS}.{module}"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    with _vllm_shows_triton():
+    name = f"{_VLLM_MAMBA}.{module}"
+    with _triton_backend(), _not_a_cpu():
         imported = _import("vllm", name)
     launcher = _VLLM_WITH_CPU_TWINS.get(module)
     if launcher and getattr(imported, launcher).__module__ != name:
         raise CannotRunHereError(
             f"{name}.{launcher} is vLLM's CPU function: something imported that module before.\n"
-            "  to do: import pagedkv.audit.mamba first, in a process of its own"
+            "  to do: import pagedkv.audit.imports first, in a process of its own"
+        )
+    return imported
+
+
+def vllm_attention(module: str) -> ModuleType:
+    """A module of vLLM's attention operations.
+
+    Raises:
+        CannotRunHereError: vLLM is missing, too different, or has replaced its Triton kernels with placeholders.
+    """
+    with _triton_backend():
+        imported = _import("vllm", f"{_VLLM_ATTENTION}.{module}")
+        unified = _import("vllm", f"{_VLLM_ATTENTION}.triton_unified_attention")
+    if not hasattr(getattr(unified, "kernel_unified_attention", None), "device_caches"):
+        raise CannotRunHereError(
+            "vLLM imported, but its attention kernels are placeholders: it found no Triton driver it trusts.\n"
+            "  to do: import pagedkv.audit before anything imports vllm.triton_utils"
         )
     return imported
 
@@ -134,21 +150,29 @@ def _import(package: str, name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise CannotRunHereError(
-            f"the Mamba kernels of {package} cannot be imported ({error}).\n"
-            f"  to do: requirements/install.sh installs {package} as pinned"
+            f"the kernels of {package} cannot be imported ({error}).\n"
+            f"  to do: requirements/install.sh installs {package} as pinned, or leave them out with --source"
         ) from error
 
 
 @contextlib.contextmanager
-def _vllm_shows_triton() -> Iterator[None]:
+def _triton_backend() -> Iterator[None]:
+    """Register a backend named "cpu", for want of which vLLM's CPU build puts placeholders in place of Triton.
+
+    See its `triton_utils/importing.py`.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
     try:
-        platform = type(importlib.import_module("vllm.platforms").current_platform)
-    except ImportError as error:
+        yield
+    finally:
         del backends["cpu"]
-        raise CannotRunHereError(
-            f"vLLM cannot be imported ({error}).\n  to do: requirements/install.sh installs it as pinned"
-        ) from error
+
+
+@contextlib.contextmanager
+def _not_a_cpu() -> Iterator[None]:
+    """Let vLLM's platform deny that it is a CPU."""
+    platform = type(_import("vllm", "vllm.platforms").current_platform)
     own = platform.__dict__.get("is_cpu")
     platform.is_cpu = lambda _self: False
     try:
@@ -158,4 +182,3 @@ def _vllm_shows_triton() -> Iterator[None]:
             del platform.is_cpu
         else:
             platform.is_cpu = own
-        del backends["cpu"]

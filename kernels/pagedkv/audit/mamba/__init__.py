@@ -1,1 +1,0 @@
-"""The Mamba kernels that an image installs, compiled for GPUs that are not there: `python -m pagedkv.audit.mamba`."""

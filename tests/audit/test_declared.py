@@ -1,0 +1,77 @@
+"""The declarations of what a compiler does wrong: what an entry must say, and what it holds for."""
+
+import pytest
+
+from pagedkv.audit.cases import Case, Configuration
+from pagedkv.audit.declared import EVERY, load_declared
+from pagedkv.audit.errors import InvalidDeclarationError
+
+NARROW = """[[narrow]]
+triton = "3.8.0"
+row = "gfx942/ours/a/attend"
+pointers = ["value_cache"]
+why = "it does"
+"""
+
+
+def test_a_narrow_load_is_declared_for_its_row_and_its_compiler(tmp_path):
+    path = tmp_path / "declared.toml"
+    path.write_text(NARROW)
+    declared = load_declared(path)
+    assert declared.narrow_pointers("gfx942/ours/a/attend", "3.8.0") == ("value_cache",)
+    assert declared.narrow_pointers("gfx950/ours/a/attend", "3.8.0") == ()
+    assert declared.narrow_pointers("gfx942/ours/a/attend", "3.6.0") == ()
+
+
+VALID = {
+    "kernel": '"vllm/scan"',
+    "triton": '"3.6.0"',
+    "arch": '["gfx942"]',
+    "configurations": '["a"]',
+    "says": '"assert"',
+    "why": '"because"',
+}
+
+INVALID = [
+    pytest.param({"kernel": '"vllm/scam"'}, "no kernel vllm/scam; known: vllm/scan", id="kernel"),
+    pytest.param({"arch": '["gfx1100"]'}, "arch has .*gfx1100", id="arch"),
+    pytest.param({"arch": "[]"}, "arch is a list of texts that says something", id="no arch"),
+    pytest.param({"configurations": '["z"]'}, "configurations has z; known: a, b", id="configuration"),
+    pytest.param({"configurations": '"all"'}, "configurations is a list of texts .*'all'", id="a word for every one"),
+    pytest.param({"says": '"("'}, "no regular expression", id="expression"),
+    pytest.param({"why": '""'}, "why is a text that says something", id="no reason"),
+    pytest.param({"whence": '"x"'}, "got .*whence", id="unknown key"),
+]
+
+
+def declare(tmp_path, **changes):
+    path = tmp_path / "declared.toml"
+    path.write_text("[[crash]]\n" + "".join(f"{key} = {value}\n" for key, value in (VALID | changes).items()))
+    declared = load_declared(path)
+    configurations = [Configuration("vllm/scan", name, 2, autotuned=True) for name in "ab"]
+    declared.check_names(Case("mamba", "scan", ("scan",), list, {}, configuration=each) for each in configurations)
+    return declared.crashes
+
+
+def test_a_declaration_is_read(tmp_path):
+    [one] = declare(tmp_path)
+    assert (one.arch, one.configurations) == (("gfx942",), ("a",))
+    [every] = declare(tmp_path, configurations='"every"')
+    assert every.configurations == (EVERY,)
+
+
+@pytest.mark.parametrize(("change", "message"), INVALID)
+def test_an_invalid_declaration_is_refused(tmp_path, change, message):
+    with pytest.raises(InvalidDeclarationError, match=message):
+        declare(tmp_path, **change)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[[crash]", "[[crush]]\n", '[[narrow]]\ntriton = "3.8.0"\n', NARROW.replace('["value_cache"]', "[]")],
+)
+def test_a_file_that_is_not_one_is_refused(tmp_path, text):
+    path = tmp_path / "declared.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidDeclarationError):
+        load_declared(path)

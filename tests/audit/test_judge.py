@@ -1,0 +1,216 @@
+"""What makes a row pass or fail: budgets, evidence, the planted defect, comparisons, declared crashes."""
+
+from dataclasses import replace
+
+import pytest
+
+from pagedkv.audit.budgets import Comparison, KernelBudget, load_budgets
+from pagedkv.audit.cases import Case, Configuration, cases_of
+from pagedkv.audit.code_object import Site
+from pagedkv.audit.declared import EVERY, Declared, DeclaredCrash, DeclaredNarrow
+from pagedkv.audit.errors import Exit, LdsExceededError
+from pagedkv.audit.findings import Finding
+from pagedkv.audit.isolation import Crash
+from pagedkv.audit.judge import compare, judge, judge_row
+from pagedkv.audit.report import format_report
+from pagedkv.audit.runner import Row
+
+BUDGETS = replace(load_budgets(), kernels={"attend": KernelBudget(wide=("key_cache",))})
+OVERSIZE = LdsExceededError("attend", 262144, 65536)
+
+
+def judged(result, source="ours", declared=None, *, expected_lds=0):
+    case = Case(source, "a", ("attend",), list, {"operation": "decode"}, expected_lds=expected_lds)
+    row = Row(case, "gfx942", "attend", (), result, 1.0)
+    return judge_row(row, BUDGETS, declared or Declared(), triton="3.6.0")
+
+
+def test_a_declared_narrow_load_passes_while_it_is_narrow_and_fails_once_it_is_wide(figures):
+    declared = Declared(narrow=(DeclaredNarrow("3.6.0", "gfx942/ours/a/attend", ("key_cache",), "it does"),))
+    narrow = figures(loads=(Site("attend.py:7", 2, 40, "k = tl.load(key_cache + row)"),))
+    assert (judged(narrow).outcome, judged(narrow, declared=declared).outcome) == ("fail", "pass")
+    assert judged(figures()).outcome == "pass"
+    wide = judged(figures(), declared=declared)
+    assert (wide.outcome, "remove that entry" in wide.message) == ("fail", True)
+
+
+def test_the_proof_passes_only_when_the_defect_is_caught_with_its_figure(figures):
+    assert judged(OVERSIZE, "vllm", expected_lds=262144).outcome == "pass"
+    for other in (figures(), LdsExceededError("k", 131072, 65536), Crash("died"), RuntimeError("no")):
+        finding = judged(other, "vllm", expected_lds=262144)
+        assert finding.outcome == "fail"
+        assert "the audit is broken" in finding.message
+
+
+def test_the_planted_defect_is_the_one_of_the_pull_request():
+    assert [case.expected_lds for case in cases_of("vllm") if case.expected_lds] == [262144]
+
+
+def test_their_kernels_never_fail_our_gate(figures):
+    spilled = judged(figures(vgpr_spills=175), "vllm")
+    assert (spilled.outcome, spilled.numbers["vgpr_spills"]) == ("pass", 175)
+    assert "175 VGPRs spilled" in spilled.message
+    assert judged(OVERSIZE, "vllm").outcome == "pass"
+    assert judged(Crash("died"), "vllm").outcome == "inconclusive"
+
+
+RULE = Comparison("decode", "attend", "their_attend", "waves_per_simd")
+LABELS = {
+    "arch": "gfx942",
+    "operation": "decode",
+    "dtype": "bf16",
+    "head_size": "64",
+    "block_size": "2048",
+    "cache": "2GiB+",
+    "layout": "interleaved",
+}
+
+
+def mine(waves=4.0, **labels):
+    numbers = {} if waves is None else {"waves_per_simd": waves}
+    labels = LABELS | {"side": "ours", "kernel": "attend"} | labels
+    return Finding("gfx942/ours/decode-bf16-hd64/attend", "pass", labels=labels, numbers=numbers)
+
+
+def theirs(waves=4.0, **labels):
+    labels = {"side": "vllm", "kernel": "their_attend"} | labels
+    return replace(mine(waves, **labels), id="gfx942/vllm/decode-bf16-hd64/their_attend")
+
+
+@pytest.mark.parametrize(("ours", "other", "outcome"), [(4, 4, "pass"), (5, 4, "pass"), (3, 4, "fail")])
+def test_ours_must_reach_theirs(ours, other, outcome):
+    [finding] = compare([mine(ours), theirs(other)], [RULE])
+    assert finding.outcome == outcome
+    assert finding.id == "gfx942/compare/decode-bf16-hd64/their_attend"
+    assert f"ours {ours}, theirs {other}" in finding.message
+
+
+def test_what_was_not_compiled_is_not_compared():
+    assert compare([mine(None), theirs()], [RULE])[0].outcome == "inconclusive"
+    assert compare([mine(), theirs(None)], [RULE])[0].outcome == "inconclusive"
+
+
+def test_theirs_over_the_lds_limit_cannot_beat_ours():
+    stopped = replace(theirs(None), numbers={"lds_bytes": 131072, "lds_limit_bytes": 65536})
+    [finding] = compare([mine(), stopped], [RULE])
+    assert (finding.outcome, "cannot start" in finding.message) == ("pass", True)
+
+
+@pytest.mark.parametrize("label", ["arch", "operation", "dtype", "head_size", "block_size"])
+def test_different_things_are_not_compared(label):
+    assert compare([mine(), theirs(**{label: "other"})], [RULE]) == []
+
+
+def test_every_shape_of_theirs_has_ours_beside_it():
+    def shape(case):
+        return tuple(case.labels[label] for label in ("operation", "dtype", "head_size", "block_size"))
+
+    shapes = {shape(case) for case in cases_of("ours") if case.labels["cache"] == "2GiB+"}
+    compared = {comparison.operation for comparison in load_budgets().comparisons}
+    for case in cases_of("vllm"):
+        if not case.expected_lds:
+            assert case.labels["operation"] in compared
+            assert shape(case) in shapes, case.name
+
+
+def test_a_packed_cache_is_compared_with_what_reads_one():
+    packed = mine(3, layout="native-interleaved")
+    assert compare([packed, theirs(4, layout="packed")], [RULE]) == []
+    [finding] = compare([packed, theirs(4, layout="x-packed")], [RULE])
+    assert finding.outcome == "fail"
+
+
+CRASHED = RuntimeError("PassManager::run failed")
+CRASHED.add_note("; the compiler printed: CanonicalizePointers.cpp:1433: ConvertSCFIfOp")
+TOO_LARGE = LdsExceededError("scan", 98304, 65536)
+TIMED_OUT = Crash("no answer within the time limit", timed_out=True)
+DECLARED = DeclaredCrash(
+    "vllm/scan", "3.6.0", ("gfx942",), (EVERY,), "Canonicalize.*ConvertSCFIf", "a pointer in an if"
+)
+
+
+def configurations(results, *declared, tuned=True, arch="gfx942", version="3.6.0", missing=0):
+    """Findings of the configurations of a kernel by name, and that of the kernel under "kernel"."""
+    rows = []
+    for name, result in results.items():
+        configuration = Configuration("vllm/scan", name, len(results) + missing, autotuned=tuned)
+        labels = {"package": "vllm", "configuration": name}
+        case = Case("mamba", f"vllm/scan/{name}", ("scan",), list, labels, configuration=configuration)
+        rows.append(Row(case, arch, "scan", (), result, 1.0))
+    findings = judge(rows, BUDGETS, Declared(declared), triton=version)
+    return {each.labels.get("configuration", "kernel"): each for each in findings}
+
+
+@pytest.fixture
+def good(figures):
+    return figures(kernel="scan")
+
+
+def test_what_compiles_and_fits_passes(good):
+    findings = configurations({"a": good, "b": good})
+    assert {name: each.outcome for name, each in findings.items()} == {"a": "pass", "b": "pass", "kernel": "pass"}
+    assert findings["kernel"].numbers["usable"] == 2
+    assert findings["a"].id == "gfx942/vllm/scan/a"
+
+
+def test_one_crash_that_nobody_declared_fails_although_others_compile(good):
+    """The autotuner compiles every configuration and catches no such error: the launch is lost."""
+    findings = configurations({"a": good, "b": CRASHED})
+    assert findings["b"].outcome == "fail"
+    assert (
+        "nobody declared: RuntimeError: PassManager::run failed; the compiler printed: Canon" in findings["b"].message
+    )
+
+
+def test_a_declared_crash_passes_and_says_why():
+    findings = configurations({"a": CRASHED, "b": CRASHED}, DECLARED)
+    assert {each.outcome for each in findings.values()} == {"pass"}
+    assert "none of 2 configurations" in findings["kernel"].message
+    assert "a pointer in an if" in findings["kernel"].message
+
+
+def test_a_declared_crash_that_does_not_happen_fails(good):
+    findings = configurations({"a": CRASHED, "b": good, "c": TOO_LARGE}, DECLARED)
+    assert [findings[name].outcome for name in "abc"] == ["pass", "fail", "fail"]
+    assert "remove the declaration" in findings["b"].message
+
+
+def test_another_crash_than_the_declared_one_fails():
+    findings = configurations({"a": RuntimeError("out of registers")}, DECLARED)
+    assert findings["a"].outcome == "fail"
+    assert "otherwise than declared" in findings["a"].message
+
+
+@pytest.mark.parametrize(("arch", "version"), [("gfx950", "3.6.0"), ("gfx942", "3.8.0")])
+def test_a_declaration_holds_for_its_arch_and_its_triton(arch, version):
+    assert configurations({"a": CRASHED}, DECLARED, arch=arch, version=version)["a"].outcome == "fail"
+
+
+def test_an_oversize_configuration_is_dropped_by_an_autotuner_and_by_nothing_else(good):
+    assert configurations({"a": good, "b": TOO_LARGE})["b"].outcome == "pass"
+    alone = configurations({"a": good, "b": TOO_LARGE}, tuned=False)["b"]
+    assert alone.outcome == "fail"
+    assert "98304 B of LDS" in alone.message
+
+
+def test_a_kernel_needs_one_configuration_that_fits():
+    finding = configurations({"a": TOO_LARGE, "b": TOO_LARGE})["kernel"]
+    assert finding.outcome == "fail"
+    assert "2 oversize" in finding.message
+
+
+def test_a_timeout_is_no_answer(good):
+    findings = configurations({"a": TIMED_OUT}, DECLARED)
+    assert {each.outcome for each in findings.values()} == {"inconclusive"}
+    assert configurations({"a": TIMED_OUT, "b": good})["kernel"].outcome == "pass"
+
+
+def test_a_kernel_is_not_judged_by_some_of_its_configurations():
+    assert "kernel" not in configurations({"a": TOO_LARGE}, missing=1)
+
+
+def test_the_report_fits_80_columns_and_names_what_is_declared():
+    findings = list(configurations({"a": CRASHED}, DECLARED).values())
+    report = format_report(findings, status=Exit.PASS, seconds=1.0)
+    assert "declared: gfx942/vllm/scan\n" in report
+    assert max(map(len, report.splitlines())) == 80
