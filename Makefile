@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --
 # The table of families takes 3 minutes on both cores: `hilgate run models-families`, and a step of the gate.
 test: $(READY)  ## the test suite
 ifeq ($(ARGS),)
-	@$(PYTEST) --ignore=tests/audit --ignore=tests/mamba --ignore=tests/models/families/test_families.py
+	@$(PYTEST) --ignore=tests/audit --ignore=tests/mamba --ignore=tests/families/test_families.py
 	@$(PYTEST) tests/mamba
 	@TRITON_INTERPRET=0 $(PYTEST) tests/audit
 else

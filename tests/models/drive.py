@@ -19,10 +19,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a program's own folder comes first, not tests/
 
-from models.process import clean, shut_down, starting
 from vllm import LLM, RequestOutput, SamplingParams, envs
 from vllm.platforms import current_platform
 
+from families.engine import clean, shut_down, starting
 from pagedkv.vllm_plugin.errors import NotServedError
 from pagedkv.vllm_plugin.inspect import WORKER_EXTENSION, build_llm, require_served, served_layers
 
@@ -94,7 +94,7 @@ def generate(
 def as_vllm(prompt: Any) -> dict[str, Any]:
     if isinstance(prompt, list):
         return {"prompt_token_ids": prompt}
-    from models.tiny_whisper import SAMPLING_RATE, audio
+    from families.speech import SAMPLING_RATE, audio
 
     heard = {"prompt": "", "multi_modal_data": {"audio": (audio(prompt["audio"]), SAMPLING_RATE)}}
     return {"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": prompt["tokens"]}}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,23 +11,14 @@ from typing import Any
 
 import torch
 
+from families.fleet import GPU, QUIET, end_group
+
 DRIVER = Path(__file__).with_name("drive.py")
-GPU = torch.cuda.is_available()  # ROCm answers as CUDA
 DTYPE = torch.float16 if GPU else torch.float32
 """Not bfloat16, which GPUs serve: its rounding moves this log-probability or that by up to 0.7, a lost block by 1.4."""
 
 SECONDS = 240
 """Several times what a start and a few batches take on two busy cores."""
-
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles small helpers even when told to be eager; 25 s on a cold machine
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # or each of two engines is tied to the same core, and waits for the other
-    "NUMBA_NUM_THREADS": "1",  # of n-gram drafting; its threads spin on after the last draft
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_PLUGINS": "pagedkv",
-    "HF_HUB_OFFLINE": "1",
-} | ({} if GPU else {"TRITON_INTERPRET": "1"})
 
 ENGINE = {
     "dtype": str(DTYPE).removeprefix("torch."),
@@ -44,10 +34,6 @@ ENGINE = {
     "num_gpu_blocks_override": 40,
     "seed": 0,
 } | ({"gpu_memory_utilization": 0.2} if GPU else {"kv_cache_memory_bytes": 1 << 26})
-
-
-IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""Environment of an engine whose core and worker share the driver's process: it starts in seconds."""
 
 
 def spec(
@@ -74,7 +60,7 @@ def run(
     Args:
         folder: Where the specs, the results and the log are written.
         engines: By name, what `spec` returned.
-        environment: Variables on top of this process's and of ENVIRONMENT.
+        environment: Variables on top of this process's and of QUIET.
         seconds: When to give up.
 
     Returns:
@@ -86,7 +72,7 @@ def run(
     with log_file.open("w") as log:
         process = subprocess.Popen(
             command,
-            env=os.environ | ENVIRONMENT | environment,
+            env=os.environ | QUIET | environment,
             stdin=subprocess.PIPE,  # never written to: the driver ends when this process does
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -100,14 +86,3 @@ def run(
             end_group(process)
     assert status == 0, f"vLLM's driver ended with {status}:\n" + "\n".join(log_file.read_text().splitlines()[-40:])
     return json.loads(result_file.read_text())
-
-
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a driver's session: engine core and workers live in it too."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    finally:
-        process.wait()
-        process.stdin.close()

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from models import engine, tiny_decoders, tiny_hybrid, tiny_sinks, tiny_whisper
+from models import engine, tiny_decoders, tiny_hybrid, tiny_sinks
 from transformers import AutoTokenizer
+
+from families import speech
+from families.fleet import IN_PROCESS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +93,7 @@ def save(folder: Path) -> dict[str, Path]:
     tiny_decoders.save_bloom(folders["alibi"], DTYPE)
     tiny_sinks.save(folders["sinks"], DTYPE)
     tiny_hybrid.save(folders["hybrid"], DTYPE)
-    tiny_whisper.save(folders["speech"], DTYPE)
+    speech.save(folders["speech"], DTYPE)
     return folders | {"fp8": folders["decoder"], "fp8 per token": folders["decoder"], "pocket": POCKET / "hybrid"}
 
 
@@ -112,7 +115,7 @@ def run(folders: dict[str, Path], logs: Path) -> dict[tuple[str, str, str], dict
 
     def process(packing: str) -> dict[str, Any]:
         (logs / packing).mkdir()
-        environment = engine.IN_PROCESS | {"PAGEDKV_PACKING": packing}
+        environment = IN_PROCESS | {"PAGEDKV_PACKING": packing}
         return engine.run(logs / packing, dict(engines(packing)), environment, seconds=SECONDS)
 
     with ThreadPoolExecutor(max_workers=1 if engine.GPU else 2) as pool:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from models import engine, tiny_hybrid
 
+from families.fleet import IN_PROCESS
+
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(3 * engine.SECONDS + 60)]
 
 BATCHES = {
@@ -43,9 +45,9 @@ def runs(checkpoint, tmp_path_factory):
         "served": (engine.spec(checkpoint, BATCHES), {}),
         "unplugged": (
             engine.spec(checkpoint, {"prefill": BATCHES["prefill"]}, ours=False),
-            engine.IN_PROCESS | {"VLLM_PLUGINS": ""},
+            IN_PROCESS | {"VLLM_PLUGINS": ""},
         ),
-        "packed": (engine.spec(checkpoint, {"chunks": BATCHES["chunks"]}, layout="BLHNC"), engine.IN_PROCESS),
+        "packed": (engine.spec(checkpoint, {"chunks": BATCHES["chunks"]}, layout="BLHNC"), IN_PROCESS),
     }
     with ThreadPoolExecutor(max_workers=1 if engine.GPU else 2) as pool:  # two would measure one GPU's memory at once
         futures = {

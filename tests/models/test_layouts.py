@@ -7,8 +7,10 @@ import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
-from models import attending, matrix, tiny_decoders, tiny_hybrid, tiny_sinks, tiny_whisper
+from models import matrix, tiny_decoders, tiny_hybrid, tiny_sinks
 from transformers import AutoTokenizer
+
+from families import plain_attention, speech
 
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(2 * matrix.SECONDS + 120)]
 
@@ -38,7 +40,7 @@ def oracle(folders):
         if model == "hybrid":
             ways = [hybrid.log_probs(prompt + answer[:-1], exact=exact) for exact in (True, False)]
         elif model == "speech":
-            ways = [tiny_whisper.log_probs(folders[model], prompt, answer, d) for d in (torch.float64, matrix.DTYPE)]
+            ways = [speech.log_probs(folders[model], prompt, answer, d) for d in (torch.float64, matrix.DTYPE)]
         elif model == "sinks":
             ways = [
                 tiny_sinks.log_probs(folders[model], prompt + answer[:-1], d) for d in (torch.float64, matrix.DTYPE)
@@ -88,7 +90,7 @@ def test_it_was_us_and_in_this_packing(run, runs):
     assert result["refusal"] == ""
     for row in result["batches"]["only"]["layers"]:
         assert row["packing"] == packing
-        assert row["fp8_format"] == (attending.E4M3 if model.startswith("fp8") else None)
+        assert row["fp8_format"] == (plain_attention.E4M3 if model.startswith("fp8") else None)
         if packing != "rows":
             assert row["kv_shape"][1] == 2, "two parts, K and V"
 
@@ -125,7 +127,7 @@ def test_tolerance_resolves_another_audio(golden, folders):
     """The comparison would notice cross attention to another request's encoder."""
     prompts, tokens, exact, tolerance = golden["speech"]
     other = {"audio": prompts[1]["audio"], "tokens": prompts[0]["tokens"]}
-    heard = tiny_whisper.log_probs(folders["speech"], other, tokens[0], torch.float64)
+    heard = speech.log_probs(folders["speech"], other, tokens[0], torch.float64)
     assert (heard - exact[0]).abs().max() > 4 * tolerance
 
 

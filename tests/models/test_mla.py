@@ -6,13 +6,15 @@ import pytest
 import torch
 from models import engine, tiny_hybrid, tiny_mla
 
+from families.fleet import IN_PROCESS
+
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(2 * engine.SECONDS)]
 
 PROMPTS = [tiny_hybrid.prompt(n, seed=n) for n in (3, 47, 96, 20)]
 MAX_TOKENS = 12
 
 BACKEND = "PagedKVGPUMLABackend" if engine.GPU else "PagedKVMLABackend"
-ENVIRONMENT = engine.IN_PROCESS | {"PAGEDKV_MLA": "1"}
+ENVIRONMENT = IN_PROCESS | {"PAGEDKV_MLA": "1"}
 CPU_ENGINE = {
     # vLLM's CPU platform has no chunked prefill for MLA: a step must hold the longest prompt.
     "max_num_batched_tokens": 256,

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from models import attending
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM, Gemma2Config, Gemma2ForCausalLM
+
+from families import plain_attention
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +70,9 @@ def log_probs(folder: Path, tokens: list[int], dtype: torch.dtype, attention: st
 
 
 def _register(name: str, *, per_token: bool, factor: float) -> None:
-    attending.register(name, attending.through(lambda rows: attending.rounded(rows * factor, per_token=per_token)))
+    plain_attention.register(
+        name, plain_attention.through(lambda rows: plain_attention.rounded(rows * factor, per_token=per_token))
+    )
 
 
 for _name, _per_token in (("fp8", False), ("fp8 per token", True)):

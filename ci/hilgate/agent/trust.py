@@ -46,7 +46,7 @@ KEPT_ON_A_TRUSTED_HOST = frozenset(
 """How a step that builds an image finds its builder, its registry and the network."""
 
 STAYS_INSIDE = re.compile(
-    r"(?:kernels/pagedkv|evals/(?:hileval|tasks|baselines|pocket)|tests|benchmarks)/.+|ci/areas/[^/]+\.yaml|"
+    r"(?:kernels/pagedkv|evals/(?:hileval|families|tasks|baselines|pocket)|tests|benchmarks)/.+|ci/areas/[^/]+\.yaml|"
     r"evals/[^/]+\.yaml|ci/quarantine\.yaml|(?:[^/]+/)*[^/]+\.(?:md|png)|LICENSE",
     re.DOTALL,
 )

@@ -22,6 +22,7 @@ PACKAGES = {
     "hilgate": "ci/hilgate",
     "pagedkv": "kernels/pagedkv",
     "hileval": "evals/hileval",
+    "families": "evals/families",
     "tests": "tests",
     "benchmarks": "benchmarks",
 }

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
     from hilgate.images.pins import Pins
 
-PACKAGES: Final = ("/ci/hilgate/", "/kernels/pagedkv/", "/evals/hileval/", "/pyproject.toml", "!*.md")
+PACKAGES: Final = (
+    "/ci/hilgate/",
+    "/kernels/pagedkv/",
+    "/evals/hileval/",
+    "/evals/families/",
+    "/pyproject.toml",
+    "!*.md",
+)
 """Our own packages and what builds them."""
 
 INPUTS: Final[dict[str, tuple[str, ...]]] = {

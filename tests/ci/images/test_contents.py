@@ -29,6 +29,7 @@ SEEN = {
         "kernels/pagedkv/tuning/gfx942.toml",
         "ci/hilgate/plan/make.py",
         "evals/hileval/gates/judge.py",
+        "evals/families/judge.py",
     ),
     "rocm": (
         "docker/rocm.Dockerfile",
@@ -61,7 +62,7 @@ def repository(tmp_path_factory) -> Path:
     """A checkout of what the keys cover and a little more."""
     here = Path(__file__).parents[3]
     root = tmp_path_factory.mktemp("repository")
-    for name in ("docker", "requirements", "ci/hilgate", "kernels/pagedkv", "evals/hileval"):
+    for name in ("docker", "requirements", "ci/hilgate", "kernels/pagedkv", "evals/hileval", "evals/families"):
         shutil.copytree(here / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(here / "pyproject.toml", root)
     shutil.copy(here / "ci" / "agents.yaml", root / "ci")

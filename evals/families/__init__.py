@@ -1,0 +1,1 @@
+"""Serve families of hybrid models in vLLM under everything a scheduler does; judge each answer by transformers."""

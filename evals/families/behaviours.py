@@ -1,0 +1,295 @@
+"""What a behaviour works with: one engine of one family, the oracle, and ways to ask.
+
+What is driven, and what shows that it was: one function for each column of the table.
+
+Each takes the bench of one family and returns what it measured. It raises WrongAnswerError or CompanyError when the
+answers are wrong, NotDrivenError when the engine did not do what the column is about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from families import judge
+from families.plain_attention import E4M3
+from families.plans import STATE_DTYPE
+from families.schedule import Limits, Request, Schedule, awkward_lengths, prompt, search, spoken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from families.engine import Answer, Engine
+    from families.family import Family
+    from pagedkv.vllm_plugin.inspect import ServedLayer
+
+
+Numbers = dict[str, float]
+
+
+class NotDrivenError(Exception):
+    """The engine answered, but did not do what the behaviour is about."""
+
+
+class NotHereError(Exception):
+    """This platform cannot do it; the message says why."""
+
+
+@dataclass
+class Bench:
+    """One engine of one family, the oracle, and what has been asked of the engine before."""
+
+    engine: Engine
+    oracle: judge.Oracle
+    family: Family
+    seed: int
+    examples: int
+    _alone: dict[Request, Answer] = field(default_factory=dict)
+
+    def request(self, length: int, answers: int, *, seed: int = 1, arrives: int = 0) -> Request:
+        """A request of the text `seed`."""
+        if self.family.attention == "cross":
+            return spoken(Request(prompt(length, seed, self.vocabulary), answers, arrives, speech=seed))
+        return Request(prompt(length, seed, self.vocabulary), answers, arrives)
+
+    def right(self, schedule: Schedule, *, prompt_rows: bool = False, preempt_at: int | None = None) -> Numbers:
+        """Ask, and compare with the oracle."""
+        listens = self.family.attention == "cross"  # an encoder-decoder gives no distributions of its prompt
+        answers = self.engine.ask(schedule, prompt_rows=prompt_rows and not listens, preempt_at=preempt_at)
+        near = judge.compare(schedule, answers, self.oracle)
+        return {"max_abs_err": near.max_abs_err, "tolerance": near.tolerance, "positions": near.positions}
+
+    def alone(self, request: Request) -> Answer:
+        """What a request gets without company, with as many answers as any schedule asks for."""
+        key = Request(request.prompt, Limits.answers, speech=request.speech)
+        if key not in self._alone:
+            self._alone[key] = self.engine.ask((key,), rows=False)[0]
+        return self._alone[key]
+
+    def blocks(self, length: int) -> int:
+        """Blocks of all kinds that a prompt holds; counting starts anew."""
+        self.engine.probe.restart()
+        self.engine.ask((self.request(length, 1),), rows=False)
+        held = self.engine.probe.seen.blocks
+        self.engine.probe.restart()
+        return held
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of words, whether or not they are in a tokenizer."""
+        return self.engine.config.model_config.get_vocab_size()
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a request, prompt and answers together."""
+        return self.engine.config.model_config.max_model_len
+
+    @property
+    def chunk(self) -> int:
+        """Most tokens of one engine step."""
+        return self.engine.config.scheduler_config.max_num_batched_tokens
+
+
+def require_codes(family: Family, layers: list[ServedLayer]) -> None:
+    """The workers must say that the cache holds what the family asks for: FP8 codes of this device's format, or none.
+
+    Raises:
+        NotDrivenError: A layer's cache holds something else.
+    """
+    for layer in layers:
+        kind, form = layer["kv_dtype"], layer["fp8_format"]
+        asked = E4M3 if family.fp8_cache else None
+        right = form == asked and (getattr(torch, kind).itemsize == 1) == family.fp8_cache
+        require(right, f"the cache of {layer['layer']} holds {kind} as {form}; asked for was {asked or 'none of FP8'}")
+
+
+def require(driven: bool, what: str) -> None:
+    """Raise NotDrivenError unless the engine did what the behaviour is about."""
+    if not driven:
+        raise NotDrivenError(what)
+
+
+def prefill(bench: Bench) -> Numbers:
+    """A prompt in one step."""
+    answers = 2 if bench.family.attention == "latent" else 1  # of MLA, ours serves decode alone
+    numbers = bench.right((bench.request(29, answers),), prompt_rows=True)
+    steps = bench.engine.probe.seen.steps
+    require(steps == answers, f"a prompt of 29 tokens and {answers} answers took {steps} steps")
+    return numbers
+
+
+def decode(bench: Bench) -> Numbers:
+    """A short prompt and many answers: each step reads what the one before has written."""
+    numbers = bench.right((bench.request(5, 20),))
+    require(bench.engine.probe.seen.steps == 20, f"20 answers took {bench.engine.probe.seen.steps} steps")
+    return numbers
+
+
+def chunked(bench: Bench) -> Numbers:
+    """Prompts that end one token before, at and after the end of a chunk, and a chunk of a single token."""
+    if not bench.engine.config.scheduler_config.enable_chunked_prefill:
+        raise NotHereError("vLLM does not chunk prompts of this attention here")
+    chunk, numbers = bench.chunk, {"max_abs_err": 0.0}
+    lengths = [
+        length for length in (chunk - 1, chunk + 1, 2 * chunk + 1, 3 * chunk + 20) if length + 3 <= bench.longest
+    ]
+    for seed, length in enumerate(lengths, start=1):
+        bench.engine.probe.restart()
+        near = bench.right((bench.request(length, 3, seed=seed),), prompt_rows=True)
+        chunks, steps = -(-length // chunk), bench.engine.probe.seen.steps
+        require(steps == chunks + 2, f"{length} tokens in chunks of {chunk} and 3 answers took {steps} steps")
+        numbers = near | {"max_abs_err": max(numbers["max_abs_err"], near["max_abs_err"])}
+    return numbers
+
+
+def mixed(bench: Bench) -> Numbers:
+    """Requests of unlike length at once: some are in their prompt while others are in their answer."""
+    lengths = [min(length, bench.longest - 8) for length in (3, 47, 96, 20)]
+    numbers = bench.right(tuple(bench.request(n, 8, seed=n, arrives=i) for i, n in enumerate(lengths)))
+    seen = bench.engine.probe.seen
+    require(seen.mixed > 0, f"none of {seen.steps} steps mixed prompts and answers")
+    return numbers | {"mixed_steps": seen.mixed, "batch": seen.batch}
+
+
+def fuzzed(bench: Bench, share: int = 1) -> Numbers:
+    """Random schedules against the same requests alone; one in `share` of those that were asked for."""
+    lengths = awkward_lengths(bench.engine.block_size, bench.chunk, bench.longest - Limits.answers)
+    limits = Limits(lengths, bench.vocabulary, speech=bench.family.attention == "cross")
+    longest = bench.blocks(lengths[-1] + Limits.answers - 1)
+    free = longest + max(2, longest // 2)  # the longest request and a short one: the others wait, or preempt
+
+    def ask(schedule: Schedule) -> list[Answer]:
+        with bench.engine.probe.crowded(free):
+            return bench.engine.ask(schedule, rows=False)
+
+    searched = search(
+        limits,
+        seed=bench.seed,
+        examples=max(1, bench.examples // share),
+        ask=ask,
+        alone=bench.alone,
+        tie=2 * bench.oracle.tolerance(list(bench.request(bench.longest // 2, 1).prompt), audio=1).worst,
+    )
+    seen = bench.engine.probe.seen
+    require(seen.batch > 1, f"{searched.schedules} schedules never had two requests in one step")
+    return {"schedules": searched.schedules, "requests": searched.requests, "preemptions": seen.preemptions}
+
+
+def preempted(bench: Bench) -> Numbers:
+    """A pool in which two prompts fit, and one block: who wants to go on takes the other's blocks and states."""
+    block = bench.engine.block_size
+    if not bench.family.attention:
+        # States do not grow, so the pool is never short in the middle of an answer: the scheduler is told to preempt.
+        schedule = tuple(bench.request(40, 6, seed=seed) for seed in (1, 2, 3))
+        numbers = bench.right(schedule, preempt_at=5)
+        require(bench.engine.probe.seen.preemptions > 0, "nobody was preempted when told to")
+        return numbers | {"preemptions": bench.engine.probe.seen.preemptions}
+    length = block * max(1, bench.longest // 2 // block)
+    held = bench.blocks(length)
+    with bench.engine.probe.crowded(2 * held + 1):
+        numbers = bench.right(tuple(bench.request(length, 6, seed=seed) for seed in (1, 2, 3)))
+    preemptions = bench.engine.probe.seen.preemptions
+    require(
+        preemptions > 0, f"3 prompts of {length} tokens ({held} blocks each) in {2 * held + 1} blocks: nobody preempted"
+    )
+    return numbers | {"preemptions": preemptions}
+
+
+def reused(bench: Bench) -> Numbers:
+    """One request after the other in a small pool, until state slots come back: none may see what lay there before."""
+    numbers: Numbers = {"max_abs_err": 0.0}
+    with bench.engine.probe.crowded(bench.blocks(24) + 1):
+        for seed in range(1, 13):
+            near = bench.right((bench.request(20 + seed % 3, 2, seed=seed),))
+            numbers = near | {"max_abs_err": max(numbers["max_abs_err"], near["max_abs_err"])}
+            if bench.engine.probe.seen.reused >= 3:
+                break
+    reuses = bench.engine.probe.seen.reused
+    require(reuses >= 3, f"after {seed} requests only {reuses} slots had come back")
+    return numbers | {"reuses": reuses}
+
+
+def prefixes(bench: Bench) -> Numbers:
+    """Prompts that begin alike, one after the other and at once, then random schedules over shared prefixes."""
+    if not bench.engine.config.cache_config.enable_prefix_caching:
+        raise NotHereError("vLLM turns the prefix cache off here")
+    block = bench.engine.block_size
+    length = min(2 * block + 5, bench.longest - 12)
+    first = bench.request(length, 3)
+    numbers = bench.right((first,))
+    cached = 0
+    for schedule in (
+        (bench.request(length + 7, 3), bench.request(length, 4, arrives=1)),
+        (bench.request(length, 3), bench.request(length - 3, 3, seed=2), bench.request(length + 3, 3, arrives=2)),
+    ):
+        answers = bench.engine.ask(schedule)
+        judge.compare(schedule, answers, bench.oracle)
+        cached += sum(answer.cached for answer in answers)
+    require(cached >= block, f"of prompts that share {length} tokens the cache had {cached}, a block is {block}")
+    return numbers | {"cached_tokens": cached} | fuzzed(bench, share=2)
+
+
+def again(bench: Bench) -> Numbers:
+    """The second engine of a process answers as the first did."""
+    return bench.right((bench.request(29, 1),), prompt_rows=True) | bench.right((bench.request(5, 8, seed=2),))
+
+
+def long_blocks(bench: Bench) -> Numbers:
+    """Blocks as large as vLLM makes them for big states: a request that crosses from one into the next."""
+    block = bench.engine.block_size
+    return bench.right((bench.request(block - 3, 6), bench.request(20, 6, seed=2))) | {"block_size": block}
+
+
+def drafted(bench: Bench) -> Numbers:
+    """N-gram speculative decoding: drafts are taken or thrown away, and states go back to the last accepted token."""
+    words = prompt(6, 1, bench.vocabulary)
+    request = Request((words * 8)[: bench.longest - 24], 20)
+    other = Request(prompt(23, 2, bench.vocabulary), 12, arrives=2)
+    numbers = bench.right((request, other))
+    seen = bench.engine.probe.seen
+    require(seen.drafted > 0, "nothing was drafted")
+    return numbers | {"drafted": seen.drafted, "steps": seen.steps}
+
+
+def state_dtype(bench: Bench) -> Numbers:
+    """States kept in the dtype that was asked for."""
+    got = str(bench.engine.config.cache_config.mamba_ssm_cache_dtype)
+    if got != STATE_DTYPE:
+        raise NotHereError(f"vLLM keeps states in {got} here, {STATE_DTYPE} was asked for")
+    request = bench.request(bench.chunk - 5, 8)  # one step, so that states are rounded where the oracle rounds them
+    answers = bench.engine.ask((request,))
+    tokens = [*request.prompt, *answers[0].tokens[:-1]]
+    slack = bench.oracle.state_rounding(tokens, len(request.prompt), STATE_DTYPE)
+    near = judge.compare((request,), answers, bench.oracle, slack=slack)
+    return {"max_abs_err": near.max_abs_err, "tolerance": near.tolerance, "positions": near.positions}
+
+
+def padded(bench: Bench) -> Numbers:
+    """Three requests in a graph that was captured for four."""
+    sizes: Any = bench.engine.config.compilation_config.cudagraph_capture_sizes
+    if not sizes:
+        raise NotHereError("this platform captures no graphs, so no batch is padded")
+    require(4 in sizes and 3 not in sizes, f"graphs were captured for {sizes}")
+    return bench.right(tuple(bench.request(20, 12, seed=seed) for seed in (1, 2, 3))) | {
+        "batch": bench.engine.probe.seen.batch
+    }
+
+
+DRIVEN: dict[str, Callable[[Bench], Numbers]] = {
+    "prefill": prefill,
+    "decode": decode,
+    "chunked": chunked,
+    "mixed": mixed,
+    "fuzz": fuzzed,
+    "preempt": preempted,
+    "reuse": reused,
+    "prefix": prefixes,
+    "again": again,
+    "padded": padded,
+    "blocks": long_blocks,
+    "state": state_dtype,
+    "spec": drafted,
+}
+"""Columns of the table."""

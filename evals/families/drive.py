@@ -1,0 +1,215 @@
+"""Run in a process of its own: families named on standard input, one a line, each to `<family>.json` of a folder.
+
+    echo jamba | python -m families.drive spec.json results/
+
+Published checkpoints, which the spec describes, are named by their slugs.
+
+A process of its own, because the environment decides whether Triton interprets, and because an engine that crashes
+takes only its process along: `fleet.py` starts another one for the families that are left.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.platforms import current_platform
+
+from families import behaviours, faults, layers, mla_prefill, stand_ins
+from families.behaviours import Bench, NotDrivenError, NotHereError, require_codes
+from families.cell import Cell, settled, worse, write
+from families.engine import Engine, StuckError
+from families.family import FAMILIES
+from families.fleet import SPENT
+from families.judge import WrongAnswerError
+from families.plans import not_here
+from families.published import Checkpoint
+from families.schedule import CompanyError
+from families.served import Published, Tiny
+from pagedkv.vllm_plugin.errors import NotServedError
+from pagedkv.vllm_plugin.inspect import require_served
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from families.plans import EnginePlan
+
+WRONG = (WrongAnswerError, CompanyError, StuckError, NotServedError, NotDrivenError)
+"""What a cell fails of in words of ours; anything else is an error of vLLM, and its class belongs to the reason."""
+
+
+def main(spec_file: Path, folder: Path) -> None:
+    """Run the families that come in, until none comes any more."""
+    spec = json.loads(spec_file.read_text())
+    stand_ins.supply()
+    mla_prefill.register()
+    gc.freeze()  # what has been imported lives as long as the process; vLLM collects garbage several times an engine
+    for line in sys.stdin:
+        name, _, plant = line.strip().partition("+")
+        if plant:
+            fault = faults.PLANTS[plant]
+            asked, planted = (*fault.leaves_green, fault.turns_red), fault.planted
+        else:
+            asked, planted = tuple(spec["behaviours"]), lambda _: nullcontext()
+        published = spec.get("published", {}).get(name)
+        served = Published(Checkpoint(**published)) if published else Tiny(FAMILIES[name], folder)
+        cells = Run(served, asked, planted, spec["fuzz"]).cells()
+        spent = gpu_is_lost()
+        if spent:
+            (folder / f"{line.strip()}.{SPENT}").touch()
+        write(cells, folder / f"{line.strip()}.json")
+        if spent:
+            return
+
+
+def gpu_is_lost() -> bool:
+    """Whether a kernel has left this process's GPU context unusable: whatever came next would fail of it too."""
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except Exception:  # noqa: BLE001 - any answer but none means that it is
+        return True
+    return False
+
+
+@dataclass
+class Run:
+    """One model, and which of its behaviours."""
+
+    served: Tiny
+    behaviours: tuple[str, ...]
+    planted: Callable[[Engine], AbstractContextManager[None]]
+    """A fault to plant while they are driven."""
+    fuzz: dict[str, int]
+    _hopeless: str = field(default="", init=False)
+    """Why no engine of this model starts here."""
+
+    def cells(self) -> dict[str, Cell]:
+        """Drive them; the next engine starts when the one before has ended."""
+        platform = "cpu" if current_platform.is_cpu() else "rocm" if current_platform.is_rocm() else "cuda"
+        family, started = self.served.family, time.monotonic()
+        made: dict[str, Cell] = {}
+        try:
+            plans = self.served.plans(platform)
+        except Exception as error:  # noqa: BLE001 - as where an engine of the plans does not start
+            return dict.fromkeys(self.behaviours, self._not_started(error, platform, started))
+        for plan in plans:
+            chosen = tuple(name for name in plan.behaviours if name in self.behaviours and family.has(name))
+            if chosen and self._hopeless:
+                made |= dict.fromkeys(chosen, Cell("did not run", self._hopeless))
+            elif chosen:
+                for name, cell in self._engine(plan, chosen, platform).items():
+                    held = settled(cell, family.limit(platform, name), measured=self.served.measured)
+                    made[name] = worse(made.get(name), held)
+        return made
+
+    def _engine(self, plan: EnginePlan, chosen: tuple[str, ...], platform: str) -> dict[str, Cell]:
+        served = self.served
+        if (reason := not_here(platform, served.family, chosen[0])) is not None:
+            return dict.fromkeys(chosen, Cell("did not run", reason))
+        started = time.monotonic()
+        try:
+            arguments = served.arguments(platform, plan.arguments)
+            engine = Engine(served.checkpoint, poison=plan.poison, best=served.best, **arguments)
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of these cells
+            return dict.fromkeys(chosen, self._not_started(error, platform, started))
+        with engine, self.planted(engine):
+            bench = Bench(engine, served.oracle, served.family, **self.fuzz)
+            return {name: run_cell(name, bench, served.labels(engine)) for name in chosen}
+
+    def _not_started(self, error: Exception, platform: str, started: float) -> Cell:
+        traceback.print_exception(error)
+        failed = Cell("fail", _words(error), time.monotonic() - started)
+        failed = settled(failed, self.served.family.limit(platform))
+        if lacks_package(error):
+            failed = replace(failed, outcome="did not run")
+        if failed.outcome == "did not run":
+            self._hopeless = failed.reason  # of every engine of the family
+        return failed
+
+
+def lacks_package(error: Exception) -> bool:
+    """Whether an engine did not start because this machine has not everything that vLLM imports for a model."""
+    ours = ("pagedkv", "families", "vllm")
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in ours
+
+
+def run_cell(name: str, bench: Bench, labels: dict[str, str]) -> Cell:
+    """Drive one behaviour, and ask the workers who served it."""
+    engine, started = bench.engine, time.monotonic()
+    before = engine.non_finite()
+    engine.restart()
+    stand_ins.forget()  # what has stood in for a family before is no label of this one
+    numbers: dict[str, float] = {}
+    try:
+        numbers = behaviours.DRIVEN[name](bench)
+        if bench.family.attention:
+            require_served(engine.layers())
+            require_codes(bench.family, engine.layers())
+        reason = ""
+    except NotHereError as error:
+        return Cell("did not run", str(error), time.monotonic() - started)
+    except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of this cell
+        traceback.print_exc()
+        reason = _words(error) + _where(error, bench)
+    if bad := engine.non_finite() - before:
+        reason = f"{bad} logits were NaN or infinite" + (f"; {reason}" if reason else "")
+    outcome = "fail" if reason else "pass"
+    return Cell(outcome, reason, time.monotonic() - started, numbers, labels | _labels(bench))
+
+
+def _words(error: Exception) -> str:
+    text = " ".join(str(error).split())[:600]
+    return text if isinstance(error, WRONG) else f"{type(error).__name__}: {text}"
+
+
+def _where(error: Exception, bench: Bench) -> str:
+    """The first layer that is wrong, where a wrong distribution can be traced to one."""
+    tokens = getattr(error, "tokens", ())
+    if not tokens or bench.family.attention == "cross":
+        return ""
+    try:
+        found = layers.first_diverging(bench.engine.llm, bench.family, bench.oracle, list(tokens))
+    except Exception as trouble:  # noqa: BLE001 - the reason that is known must not be lost over one that is not
+        traceback.print_exc()
+        return f"; the layers could not be compared: {_words(trouble)}"
+    if found is None:
+        return (
+            "; the same tokens as a prompt alone are right behind every layer: what is carried between steps is wrong"
+        )
+    return f"; the first wrong layer is {found.index} ({found.kind}), off by {found.error:.2g} of {found.tolerance:.2g}"
+
+
+def _labels(bench: Bench) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for layer in bench.engine.layers():
+        found |= {key: str(layer[key]) for key in ("backend", "packing", "fp8_format") if layer[key] is not None}
+        found |= {key: kernel for key, kernel in (layer["route"] or {}).items() if kernel is not None}
+    if stood_in := stand_ins.stood_in():
+        found["stand_in"] = ", ".join(stood_in)
+    return found
+
+
+def end_with_parent() -> None:
+    """Kill this process group once the process that started it is gone."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

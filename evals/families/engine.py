@@ -1,0 +1,314 @@
+"""What a process with several engines, one after the other, must see to.
+
+Let vLLM look at a model class in this process.
+
+vLLM inspects a class of its registry in a process of its own, so as not to initialise CUDA in the parent; that costs
+11 s on a machine that has not done it before. A driver that runs the engine itself has nothing to protect.
+
+What an engine is asked, in vLLM's words, and what it answered, in ours.
+
+One vLLM engine in this process, driven request by request and step by step.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from vllm import LLM, SamplingParams, envs
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+from vllm.platforms import current_platform
+
+from families.probe import Probe
+from pagedkv.vllm_plugin.inspect import WORKER_EXTENSION, ServedLayer, build_llm, served_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from vllm import RequestOutput
+
+    from families.family import Family
+    from families.schedule import Request, Schedule
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Around the start of an engine."""
+    gc.collect()  # or what an engine that did not start has left would stay for ever
+    gc.freeze()
+    with _llvmlite_out_of_sight(), _modules_stay_frozen():
+        yield
+
+
+def shut_down(llm: LLM) -> None:
+    """End an engine. Delete what refers to it, then `clean`."""
+    with _modules_stay_frozen(collect=False):
+        llm.llm_engine.engine_core.shutdown()
+
+
+def clean() -> None:
+    """Forget an engine that is gone, or that did not start: the next one would find its groups."""
+    gc.collect()
+    with _modules_stay_frozen(collect=False):
+        cleanup_dist_env_and_memory()
+
+
+@contextmanager
+def _modules_stay_frozen(*, collect: bool = True) -> Iterator[None]:
+    """What there was before an engine stays out of garbage collection, whatever vLLM does about it.
+
+    vLLM freezes the heap with its engine in it, thaws it at the end, and then collects three times; each time half a
+    second is spent on modules, which are no garbage. Here the engine alone is gone through, and once (`clean`).
+
+    Args:
+        collect: Whether vLLM's own collections are carried out.
+    """
+    skipped = ("freeze", "unfreeze") if collect else ("freeze", "unfreeze", "collect")
+    with patch.multiple(gc, **dict.fromkeys(skipped, lambda *_: 0)):
+        yield
+
+
+@contextmanager
+def _llvmlite_out_of_sight() -> Iterator[None]:
+    """When an engine starts, vLLM 0.32 asks all objects of all modules for their attributes; llvmlite's has odd ones.
+
+    N-gram drafting imports llvmlite; the next engine of the process would die of AttributeError in `_rebind_kernels`.
+    """
+    name = "llvmlite.binding.ffi"
+    module = sys.modules.pop(name, None)
+    try:
+        yield
+    finally:
+        if module is not None:
+            sys.modules[name] = module
+
+
+def register(family: Family) -> bool:
+    """Replace the registry's promise of the family's class by the class itself; call it before the engine starts.
+
+    Returns:
+        Whether vLLM knows the architecture. Where it does not, starting the engine says so in vLLM's words.
+
+    Raises:
+        ImportError: vLLM's module of the class needs a package that is missing.
+    """
+    from vllm import ModelRegistry
+
+    known = ModelRegistry.models.get(family.architecture)
+    if known is None:
+        return False
+    ModelRegistry.register_model(family.architecture, known.load_model_cls())
+    return True
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request got."""
+
+    tokens: tuple[int, ...]
+    rows: torch.Tensor | None
+    """Log-probabilities [positions, tokens] float64, of the last positions; None where not asked for."""
+    gaps: tuple[float, ...]
+    """By how much each token was better than the second best, in nats; empty where not asked for."""
+    cached: int
+    """Prompt tokens that a prefix cache had."""
+    ids: torch.Tensor | None = None
+    """The tokens that `rows` are of, [positions, tokens] int64, the likeliest first; None where they are all."""
+
+
+def as_vllm(request: Request) -> dict[str, Any]:
+    """A request as vLLM takes it."""
+    if request.speech is None:
+        return {"prompt_token_ids": list(request.prompt)}
+    from families.speech import SAMPLING_RATE, audio
+
+    heard = {"prompt": "", "multi_modal_data": {"audio": (audio(request.speech), SAMPLING_RATE)}}
+    return {"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": list(request.prompt)}}
+
+
+def answer_of(output: RequestOutput, *, rows: bool, best: int | None) -> Answer:
+    """What vLLM's output says; `rows` and `best` as they were asked for."""
+    made = output.outputs[0]
+    table = [*(output.prompt_logprobs or [None])[1:], *made.logprobs]
+    both = [sorted((entry.logprob for entry in row.values()), reverse=True)[:2] for row in made.logprobs]
+    kept = ids = None
+    if rows:
+        # vLLM gives the best ones, and beside them the prompt's own token where it is none of them.
+        order = [range(len(row)) if best is None else sorted(row, key=lambda t: row[t].rank)[:best] for row in table]
+        kept = torch.tensor(
+            [[row[t].logprob for t in tokens] for row, tokens in zip(table, order, strict=True)]
+        ).double()
+        ids = None if best is None else torch.tensor(order)
+    return Answer(
+        tokens=tuple(made.token_ids),
+        rows=kept,
+        gaps=tuple(first - second for first, second in both),
+        cached=output.num_cached_tokens or 0,
+        ids=ids,
+    )
+
+
+MOST_STEPS = 2000
+"""Of one schedule; more is an engine that makes no progress."""
+
+
+class StuckError(Exception):
+    """The engine went on stepping without finishing its requests."""
+
+
+class Engine:
+    """An engine that is watched. Use as a context manager: the next engine needs this one to be gone."""
+
+    def __init__(
+        self, model: Path, *, ours: bool = True, poison: bool = True, best: int | None = None, **arguments: Any
+    ) -> None:
+        """Start it.
+
+        Args:
+            model: Folder of the checkpoint.
+            ours: Whether our plugin shall serve.
+            poison: Whether the KV pool holds NaN at the start.
+            best: How many tokens of a distribution come back; None for all. Of a large vocabulary all are too many.
+            **arguments: Of vLLM's `LLM`.
+        """
+        self._best = best
+        envs.disable_envs_cache()  # an engine before this one has frozen what vLLM reads from the environment
+        os.environ.pop("VLLM_KV_CACHE_LAYOUT", None)
+        try:
+            with starting():
+                self.llm = _start(model, ours=ours, **arguments)
+        except BaseException:
+            clean()
+            raise
+        self.probe = Probe(self.llm)
+        self._bad = torch.zeros((), dtype=torch.int64)
+        self.llm.apply_model(self._watch_logits)
+        if poison and self.layers():
+            self.llm.collective_rpc("pagedkv_poison")
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shut_down(self.llm)
+        del self.llm, self.probe
+        clean()
+
+    @property
+    def config(self) -> Any:
+        """The configuration as vLLM has settled it."""
+        return self.llm.llm_engine.vllm_config
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block, as inflated by vLLM."""
+        return self.config.cache_config.block_size
+
+    def layers(self) -> list[ServedLayer]:
+        """What the workers say about each attention layer."""
+        return served_layers(self.llm)
+
+    def non_finite(self) -> int:
+        """Logits since the start that were NaN or infinite."""
+        return int(self._bad)
+
+    def restart(self) -> None:
+        """Count from here on. Where graphs are replayed, calls were counted when they were captured, and are kept."""
+        self.probe.restart()
+        if self.config.model_config.enforce_eager:
+            self.llm.collective_rpc("pagedkv_reset")
+
+    def ask(
+        self, schedule: Schedule, *, prompt_rows: bool = False, rows: bool = True, preempt_at: int | None = None
+    ) -> list[Answer]:
+        """Drive a schedule to its end.
+
+        Args:
+            schedule: Requests, in any order of arrival.
+            prompt_rows: Whether to return the distributions after each prompt token too. An encoder-decoder gives none.
+            rows: Whether to return distributions at all; without them the two best tokens are asked for.
+            preempt_at: Engine step before which everybody who runs is preempted; None leaves that to the scheduler.
+
+        Returns:
+            The answers in the order of the schedule.
+
+        Raises:
+            StuckError: It took more than MOST_STEPS steps.
+        """
+        internal: dict[str, str] = {}
+        try:
+            got = self._drive(schedule, internal, prompt_rows=prompt_rows, rows=rows, preempt_at=preempt_at)
+        except Exception:
+            self.llm.llm_engine.abort_request(list(internal.values()), internal=True)  # or they haunt the next schedule
+            raise
+        return [answer_of(got[str(index)], rows=rows, best=self._best) for index in range(len(schedule))]
+
+    def _drive(
+        self,
+        schedule: Schedule,
+        internal: dict[str, str],
+        *,
+        prompt_rows: bool,
+        rows: bool,
+        preempt_at: int | None,
+    ) -> dict[str, RequestOutput]:
+        """Add, step and abort; `internal` gets vLLM's own names of the requests."""
+        asked = -1 if self._best is None else self._best
+        engine = self.llm.llm_engine
+        waiting = sorted(range(len(schedule)), key=lambda index: schedule[index].arrives)
+        got: dict[str, RequestOutput] = {}
+        step = 0
+        while waiting or engine.has_unfinished_requests():
+            if waiting and not engine.has_unfinished_requests():
+                step = max(step, schedule[waiting[0]].arrives)
+            while waiting and schedule[waiting[0]].arrives <= step:
+                index = waiting.pop(0)
+                params = SamplingParams(
+                    temperature=0,
+                    max_tokens=schedule[index].answers,
+                    ignore_eos=True,
+                    logprobs=asked if rows else 2,
+                    prompt_logprobs=asked if prompt_rows else None,
+                    detokenize=False,
+                )
+                internal[str(index)] = engine.add_request(str(index), as_vllm(schedule[index]), params)
+            if step == preempt_at:
+                engine.reset_prefix_cache(reset_running_requests=True)
+            for output in engine.step():
+                got[output.request_id] = output
+                leaves = schedule[int(output.request_id)].leaves
+                if leaves and not output.finished and len(output.outputs[0].token_ids) >= leaves:
+                    engine.abort_request([internal[output.request_id]], internal=True)
+            step += 1
+            if step > MOST_STEPS:
+                raise StuckError(
+                    f"{engine.get_num_unfinished_requests()} of {len(schedule)} requests unfinished after {step} steps"
+                )
+        return got
+
+    def _watch_logits(self, model: Any) -> None:
+        compute = model.compute_logits
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            logits = compute(*args, **kwargs)
+            if logits is not None:
+                # Counted where the logits are: asking the device at each step would change the timing.
+                self._bad = self._bad.to(logits.device) + (~torch.isfinite(logits)).sum()
+            return logits
+
+        model.compute_logits = watched
+
+
+def _start(model: Path, *, ours: bool, **arguments: Any) -> LLM:
+    if ours:
+        return build_llm(str(model), **arguments)
+    # The CPU platform takes no choice; on GPUs this backend is in every build of vLLM, whatever libraries it has.
+    backend = {} if current_platform.is_cpu() else {"attention_backend": "TRITON_ATTN"}
+    return LLM(str(model), worker_extension_cls=WORKER_EXTENSION, **backend, **arguments)

@@ -1,0 +1,204 @@
+"""Families of hybrid models: a tiny model each, how vLLM serves it, and what vLLM cannot do with it.
+
+They are declared in `families.yaml`, and are the rows of the table; its columns are BEHAVIOURS.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from transformers import PretrainedConfig
+
+PLATFORMS = ("cpu", "cuda", "rocm")
+ATTENTION = ("paged", "latent", "cross", "")
+STATES = ("conv", "ssm", "delta")
+BEHAVIOURS = (
+    "prefill", "decode", "chunked", "mixed", "fuzz", "preempt", "reuse", "prefix", "again", "padded", "blocks", "state",
+    "spec",
+)  # fmt: skip
+"""Columns of the table, in its order. `behaviours.py` says what each one is."""
+
+FAMILIES_FILE = Path(__file__).with_name("families.yaml")
+
+
+class DeclarationError(ValueError):
+    """A file of families does not say what it should; the message has the file, the key, and what is wanted."""
+
+
+class UnknownNameError(Exception):
+    """Somebody asked for a family or a behaviour that does not exist."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family; but for the name, every field is a key of `families.yaml`."""
+
+    name: str
+    """In ids of tests: lower case, hyphens."""
+    architecture: str
+    """Name under which vLLM's registry knows the model class."""
+    config_class: str = ""
+    """Class of the tiny config in transformers; empty where transformers has none."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Its arguments."""
+    attention: str = ""
+    """"paged", "latent" (MLA), "cross" (beside self attention) or "" for none."""
+    states: tuple[str, ...] = ()
+    """What a state page holds, in vLLM's order: "conv", "ssm", "delta"."""
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of vLLM's `LLM` on every platform."""
+    engine_cpu: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments on the CPU platform."""
+    engine_gpu: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments on CUDA and ROCm."""
+    cannot: Mapping[str, Any] = field(default_factory=dict)
+    """Platform of PLATFORMS to a regular expression, what vLLM's error there says; or to one for each behaviour that
+    cannot be had. Each is held against the run: another error is a failure, and so is a limit that is none any more."""
+
+    @property
+    def fp8_cache(self) -> bool:
+        """Whether its KV cache holds FP8 codes."""
+        return str(self.engine.get("kv_cache_dtype", "auto")).startswith("fp8")
+
+    def make_config(self, **changes: Any) -> PretrainedConfig:
+        """The tiny config, with some values changed."""
+        import transformers
+
+        made: PretrainedConfig = getattr(transformers, self.config_class)(**self.config | changes)
+        return made
+
+    def arguments(self, platform: str) -> dict[str, Any]:
+        """Arguments of vLLM's `LLM` beyond those that all engines share.
+
+        Raises:
+            KeyError: `platform` is none of PLATFORMS.
+        """
+        if platform not in PLATFORMS:
+            raise KeyError(f"platform {platform!r}; one of {', '.join(PLATFORMS)}")
+        return {**self.engine, **(self.engine_cpu if platform == "cpu" else self.engine_gpu)}
+
+    def limit(self, platform: str, behaviour: str | None = None) -> str | None:
+        """The error, as a regular expression, that vLLM is known to give; None where it is known to work.
+
+        Args:
+            platform: Of PLATFORMS. On ROCm nothing has been measured yet, so nothing that it might do is excused.
+            behaviour: Of BEHAVIOURS; None for the start of any engine.
+        """
+        found = self.cannot.get(platform)
+        return found if isinstance(found, str) or found is None else found.get(behaviour)
+
+    def has(self, behaviour: str) -> bool:
+        """Whether a behaviour means anything for this family."""
+        if behaviour == "state":
+            return "ssm" in self.states or "delta" in self.states
+        if behaviour == "blocks":
+            return self.attention == "paged"
+        return True
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error and not the last one's value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        if twice := sorted({key for key in keys if keys.count(key) > 1}):
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def load(path: Path) -> dict[str, Family]:
+    """Read the families of a YAML file: `families` by name; under `shared` stands what they repeat by anchors.
+
+    Raises:
+        DeclarationError: It is no YAML, or a key or value of it is wrong.
+    """
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
+    except (OSError, yaml.YAMLError) as error:
+        raise DeclarationError(f"{path.name}: {' '.join(str(error).split())}") from None
+    _require_mapping(document, ("shared", "families"), path.name)
+    declared = document.get("families")
+    if not isinstance(declared, dict) or not declared:
+        raise DeclarationError(f"{path.name}: no families; expected a mapping of names under the key families")
+    return {name: _family(str(name), keys, f"{path.name}: families.{name}") for name, keys in declared.items()}
+
+
+def _family(name: str, declared: Any, where: str) -> Family:
+    known = {entry.name: entry for entry in fields(Family) if entry.name != "name"}
+    _require_mapping(declared, tuple(known), where)
+    if "architecture" not in declared:
+        raise DeclarationError(f"{where}: the key architecture is missing: vLLM's name of the model class")
+    for key, value in declared.items():
+        kind = {"str": str, "tuple[str, ...]": list}.get(str(known[key].type), dict)
+        if not isinstance(value, kind):
+            words = {str: "text", list: "a list", dict: "a mapping"}
+            raise DeclarationError(f"{where}.{key}: got {value!r}; expected {words[kind]}")
+    made = Family(name, **{key: tuple(value) if key == "states" else value for key, value in declared.items()})
+    _require_of((made.attention,), ATTENTION, f"{where}.attention")
+    _require_of(made.states, STATES, f"{where}.states")
+    _require_of(made.cannot, PLATFORMS, f"{where}.cannot")
+    for platform, limit in made.cannot.items():
+        errors = limit if isinstance(limit, dict) else {"": limit}
+        _require_of(errors, ("", *BEHAVIOURS), f"{where}.cannot.{platform}")
+        for error in errors.values():
+            try:
+                re.compile(error)
+            except (re.error, TypeError) as problem:
+                raise DeclarationError(
+                    f"{where}.cannot.{platform}: {error!r} is no regular expression: {problem}"
+                ) from None
+    if not made.attention and not made.states:
+        raise DeclarationError(f"{where}: neither attention nor states: nothing of it would be served by a cache")
+    return made
+
+
+def _require_mapping(value: Any, keys: Sequence[str], where: str) -> None:
+    if not isinstance(value, dict):
+        raise DeclarationError(f"{where}: got {value!r}; expected a mapping of {', '.join(keys)}")
+    _require_of(value, keys, where)
+
+
+def _require_of(names: Any, known: Sequence[str], where: str) -> None:
+    for name in names:
+        if name not in known:
+            near = get_close_matches(str(name), known, n=1)
+            guess = f"did you mean {near[0]}? " if near else ""
+            raise DeclarationError(
+                f"{where}: got {name!r}; {guess}expected {', '.join(word for word in known if word)}"
+            )
+
+
+FAMILIES: dict[str, Family] = load(FAMILIES_FILE)
+
+
+def rows(chosen: Sequence[str]) -> list[str]:
+    """The families asked for, in the order of the table; all of them where none is named.
+
+    Raises:
+        UnknownNameError: There is no such family.
+    """
+    return _only(chosen, tuple(FAMILIES), "family")
+
+
+def columns(family: str, chosen: Sequence[str]) -> list[str]:
+    """The behaviours that a family has, of those asked for, in the order of the table.
+
+    Raises:
+        UnknownNameError: There is no such behaviour.
+    """
+    return [name for name in _only(chosen, BEHAVIOURS, "behaviour") if FAMILIES[family].has(name)]
+
+
+def _only(chosen: Sequence[str], known: Sequence[str], what: str) -> list[str]:
+    if unknown := sorted(set(chosen) - set(known)):
+        raise UnknownNameError(f"no {what} is called {', '.join(unknown)}; there are {', '.join(known)}")
+    return [name for name in known if not chosen or name in chosen]

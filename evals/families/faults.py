@@ -1,0 +1,173 @@
+"""Faults to plant in a running engine, each of a kind that happened: which cell must turn red, and which stay green."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from vllm.model_executor.layers.mamba import mamba_mixer2
+from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilder
+
+from pagedkv.vllm_plugin import impl
+from pagedkv.vllm_plugin.backend import PagedKVMetadataBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from families.engine import Engine
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A fault of one family."""
+
+    title: str
+    turns_red: str
+    """The behaviour that must fail."""
+    leaves_green: tuple[str, ...]
+    """Behaviours that do not meet it: the cell says where the fault is, not only that there is one."""
+    planted: Callable[[Engine], AbstractContextManager[None]]
+    family: str = "granite-4.0-h"
+    """Whom it is planted in: a Mamba-2 hybrid."""
+
+
+@contextmanager
+def slot_not_cleared(_: Engine) -> Iterator[None]:
+    """A request that gets a used state slot begins from what lies there."""
+    used: set[int] = set()
+
+    def claim(metadata: Any) -> Any:
+        slots = [int(slot) for slot in metadata.state_indices_tensor_p.flatten()]
+        taken = torch.tensor([slot in used for slot in slots], device=metadata.has_initial_states_p.device)
+        used.update(slots)
+        return _claimed(metadata, taken)
+
+    with _prefills(claim):
+        yield
+
+
+@contextmanager
+def conv_window_off_by_one(_: Engine) -> Iterator[None]:
+    """What a prompt leaves in the convolution's window lies one token too far."""
+    convolve = mamba_mixer2.causal_conv1d_fn
+
+    def shifted(*args: Any, **kwargs: Any) -> Any:
+        out = convolve(*args, **kwargs)
+        states, slots = kwargs["conv_states"], kwargs["cache_indices"].long()
+        states[slots] = states[slots].roll(1, dims=-1)
+        return out
+
+    with patch.object(mamba_mixer2, "causal_conv1d_fn", shifted):
+        yield
+
+
+@contextmanager
+def stale_state_after_preemption(engine: Engine) -> Iterator[None]:
+    """A preempted request is computed again from its first token, on top of a state that is not empty."""
+    scheduler = engine.llm.llm_engine.engine_core.engine_core.scheduler
+    preempt = scheduler._preempt_request
+    resumed: list[str] = []
+
+    def noted(request: Any, *args: Any, **kwargs: Any) -> Any:
+        resumed.append(request.request_id)
+        return preempt(request, *args, **kwargs)
+
+    def claim(metadata: Any) -> Any:
+        fresh = ~metadata.has_initial_states_p
+        if not resumed or not fresh.any():
+            return metadata
+        resumed.pop()
+        return _claimed(metadata, fresh)
+
+    with patch.object(scheduler, "_preempt_request", noted), _prefills(claim):
+        yield
+
+
+@contextmanager
+def freed_block_read(_: Engine) -> Iterator[None]:
+    """Attention of a request reads, for its first block, the one of who had its place in the batch before."""
+    build = PagedKVMetadataBuilder.build
+    before: dict[int, torch.Tensor] = {}
+
+    def stale(builder: Any, common_prefix_len: int, common: Any, **kwargs: Any) -> Any:
+        table = common.block_table_tensor
+        last = before.get(id(builder))
+        before[id(builder)] = table.clone()
+        if last is not None:
+            rows = min(len(last), len(table))
+            table = table.clone()
+            table[:rows, 0] = torch.where(last[:rows, 0] > 0, last[:rows, 0], table[:rows, 0])
+        return build(builder, common_prefix_len, replace(common, block_table_tensor=table), **kwargs)
+
+    with patch.object(PagedKVMetadataBuilder, "build", stale):
+        yield
+
+
+@contextmanager
+def other_codes_in_decode(_: Engine) -> Iterator[None]:
+    """Decode takes the codes of an FP8 cache for those of the other E4M3, in which they mean half or twice as much."""
+    attend = impl.paged_attention
+
+    def mistaken(query: Any, cache: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs["max_query_len"] == 1:
+            other = "e4m3fnuz" if cache.quantisation.format == "e4m3fn" else "e4m3fn"
+            cache = replace(cache, quantisation=replace(cache.quantisation, format=other))
+        return attend(query, cache, *args, **kwargs)
+
+    with patch.object(impl, "paged_attention", mistaken):
+        yield
+
+
+@contextmanager
+def scale_ignored_in_decode(engine: Engine) -> Iterator[None]:
+    """Keys are kept as halves, with the scale 2, and decode takes the scale for 1."""
+    attend = impl.paged_attention
+
+    def mistaken(query: Any, cache: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs["max_query_len"] == 1:
+            forgotten = torch.ones_like(cache.quantisation.key_scale)
+            cache = replace(cache, quantisation=replace(cache.quantisation, key_scale=forgotten))
+        return attend(query, cache, *args, **kwargs)
+
+    engine.llm.apply_model(lambda model: [m._k_scale.fill_(2.0) for m in model.modules() if hasattr(m, "_k_scale")])
+    with patch.object(impl, "paged_attention", mistaken):
+        yield
+
+
+@contextmanager
+def _prefills(change: Callable[[Any], Any]) -> Iterator[None]:
+    """Change the metadata of every batch of Mamba-2 that has prompts in it."""
+    build = Mamba2AttentionMetadataBuilder.build
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        metadata = build(*args, **kwargs)
+        return change(metadata) if metadata.num_prefills else metadata
+
+    with patch.object(Mamba2AttentionMetadataBuilder, "build", changed):
+        yield
+
+
+def _claimed(metadata: Any, rows: torch.Tensor) -> Any:
+    """The metadata, with a state to begin from claimed for some of its prompts, [prompts] bool."""
+    claimed = metadata.has_initial_states_p | rows
+    return replace(metadata, has_initial_states_p=claimed, prep_initial_states=bool(claimed.any()))
+
+
+PLANTS = {
+    "slot-not-cleared": Plant("a state slot is not cleared", "reuse", ("prefill",), slot_not_cleared),
+    "conv-off-by-one": Plant("the conv window is off by one", "chunked", ("prefill",), conv_window_off_by_one),
+    "stale-after-preemption": Plant(
+        "a stale state after preemption", "preempt", ("prefill", "chunked", "reuse"), stale_state_after_preemption
+    ),
+    "freed-block": Plant("K and V of a freed block are read", "reuse", ("prefill",), freed_block_read),
+    "scale-ignored": Plant(
+        "decode ignores the scale of keys", "decode", ("prefill",), scale_ignored_in_decode, family="qwen3-moe-fp8"
+    ),
+    "other-codes": Plant(
+        "decode reads the other E4M3", "decode", ("prefill",), other_codes_in_decode, family="qwen3-moe-fp8"
+    ),
+}

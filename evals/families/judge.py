@@ -1,0 +1,202 @@
+"""How far log-probabilities are from others. Pure.
+
+Is what an engine answered what the oracle computes? Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from families.engine import Answer
+    from families.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far log-probabilities [rows, VOCABULARY] are from others."""
+
+    worst: float
+    """Of all entries."""
+    typical: float
+    """Median over rows of the worst entry of a row."""
+
+    @classmethod
+    def of(cls, got: torch.Tensor, want: torch.Tensor) -> Error:
+        """Compare; NaN counts as infinitely far.
+
+        Raises:
+            ValueError: Another number of rows or of tokens.
+        """
+        if got.shape != want.shape:
+            raise ValueError(f"log-probabilities of shape {list(got.shape)}, expected {list(want.shape)}")
+        rows = (got.double() - want.double()).abs().nan_to_num(nan=math.inf).amax(-1)
+        return cls(worst=rows.max().item(), typical=rows.median().item())
+
+    @classmethod
+    def largest(cls, errors: Iterable[Error]) -> Error:
+        """The larger of each figure."""
+        errors = list(errors)
+        return cls(worst=max(e.worst for e in errors), typical=max(e.typical for e in errors))
+
+    def times(self, factor: float) -> Error:
+        """Both figures multiplied."""
+        return Error(worst=self.worst * factor, typical=self.typical * factor)
+
+    def within(self, tolerance: Error) -> bool:
+        """Whether neither figure is larger than that of the tolerance."""
+        return self.worst <= tolerance.worst and self.typical <= tolerance.typical
+
+
+ENOUGH_ROWS = 8
+"""Positions from which on their median says something."""
+
+AMONG = 5
+"""Where only the best tokens are compared and two greedy texts part, each one's token must be among so many of the
+other's: the rule of vLLM's own model tests (`check_logprobs_close`)."""
+
+
+class Oracle(Protocol):
+    """What the judge asks of `families.oracle`."""
+
+    def log_probs(self, tokens: list[int], *, audio: int | None = None) -> torch.Tensor:
+        """Log-probabilities [len(tokens), vocabulary] float64; row i follows i + 1 tokens."""
+
+    def tolerance(self, tokens: list[int], *, audio: int | None = None) -> Error:
+        """Errors of log-probabilities, in nats, that rounding explains."""
+
+
+class WrongAnswerError(Exception):
+    """An answer is not what it should be; the message says which, where, and by how much."""
+
+    def __init__(self, message: str, tokens: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.tokens = tuple(tokens)
+        """The sequence it was wrong about; empty where there is none to look into."""
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """How near a right answer was."""
+
+    max_abs_err: float
+    """Of a log-probability, in nats."""
+    tolerance: float
+    """The admissible error, of the sequence where it is least."""
+    positions: int
+    """Distributions compared."""
+    undecided: int
+    """Tokens for which two were closer than rounding reaches."""
+
+
+def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack: float = 0.0) -> Closeness:
+    """Compare every distribution that came back, or what came back of it, and every token.
+
+    Args:
+        schedule: What was asked.
+        answers: What came back, with distributions.
+        oracle: What is right.
+        slack: Nats on top of the oracle's tolerance, for rounding that its computation has not.
+
+    Raises:
+        WrongAnswerError: A distribution is not finite or farther off than the tolerance, tokens are missing, or a token
+            is not the best one although rounding cannot have decided it, or is none of the AMONG best where the
+            greedy texts part.
+    """
+    worst, least, positions, undecided = 0.0, math.inf, 0, 0
+    shares: list[torch.Tensor] = []
+    """Of each request, its errors as shares of what is usual for it."""
+    for index, (request, answer) in enumerate(zip(schedule, answers, strict=True)):
+        name = f"request {index} ({len(request.prompt)} prompt tokens)"
+        expected = request.answers if request.leaves is None else min(request.answers, request.leaves)
+        if len(answer.tokens) < expected:
+            raise WrongAnswerError(f"{name} got {len(answer.tokens)} of {expected} tokens")
+        if answer.rows is None:
+            raise WrongAnswerError(f"{name} came back without distributions")
+        tokens = [*request.prompt, *answer.tokens[:-1]]
+        want = oracle.log_probs(tokens, audio=request.speech)[-len(answer.rows) :]
+        explained = oracle.tolerance(tokens, audio=request.speech)
+        limit, usual = explained.worst + slack, explained.typical + slack
+        first = len(request.prompt) + len(answer.tokens) - 1 - len(want)
+        if not torch.isfinite(answer.rows).all():
+            where = int((~torch.isfinite(answer.rows)).any(-1).nonzero()[0])
+            raise WrongAnswerError(f"{name}: log-probabilities are not finite from position {first + where} on", tokens)
+        heard = want if answer.ids is None else want.gather(-1, answer.ids.to(want.device))
+        error = (answer.rows - heard.cpu()).abs().amax(-1)
+        if error.max() > limit:
+            where = int((error > limit).nonzero()[0])
+            raise WrongAnswerError(
+                f"{name}: log-probabilities are off by {error[where]:.2g} at position {first + where} "
+                f"(at worst by {error.max():.2g}); rounding explains {limit:.2g}",
+                tokens,
+            )
+        if len(error) >= ENOUGH_ROWS and error.median() > usual:
+            raise WrongAnswerError(
+                f"{name}: log-probabilities are off by {error.median():.2g} at half of {len(error)} positions; "
+                f"rounding explains {usual:.2g}",
+                tokens,
+            )
+        shares.append(error / usual)
+        best = want[-len(answer.tokens) :].topk(AMONG)
+        leads, favourites = (best.values[:, 0] - best.values[:, 1]).cpu(), best.indices.cpu()
+        decided = leads > 2 * limit
+        differ = torch.tensor(answer.tokens) != favourites[:, 0]
+        if (decided & differ).any():
+            raise WrongAnswerError(
+                f"{name}: answer token {int((decided & differ).nonzero()[0])} is not the most probable one", tokens
+            )
+        if answer.ids is not None and differ.any():
+            _require_near(name, int(differ.nonzero()[0]), answer, favourites, tokens)
+        worst, least, positions = max(worst, error.max().item()), min(least, limit), positions + len(want)
+        undecided += int((~decided).sum())
+    together = torch.cat(shares)
+    if len(together) >= ENOUGH_ROWS and together.median() > 1:
+        raise WrongAnswerError(
+            f"{len(schedule)} requests: log-probabilities are off by {together.median():.2g} times what rounding "
+            f"explains at half of {len(together)} positions",
+            tokens,
+        )
+    return Closeness(worst, least, positions, undecided)
+
+
+def _require_near(name: str, place: int, answer: Answer, favourites: torch.Tensor, tokens: Sequence[int]) -> None:
+    """Demand that two texts part at `place` for one of the other side's best; `favourites` [answers, AMONG]."""
+    token, theirs = answer.tokens[place], favourites[place].tolist()
+    ours = answer.ids[place - len(answer.tokens)][:AMONG].tolist()
+    if token not in theirs or theirs[0] not in ours:
+        raise WrongAnswerError(
+            f"{name}: the texts part at answer token {place}: {token} instead of {theirs[0]}, and one of the two is "
+            f"not among the {AMONG} best of the other side",
+            tokens,
+        )
+
+
+def difference(schedule: Schedule, answers: list[Answer], alone: list[Answer], tie: float) -> str:
+    """The first token in which a request's answer depends on its company; empty when none does.
+
+    Args:
+        schedule: What was asked.
+        answers: What came back.
+        alone: What each request gets that has the engine to itself, at least as many tokens.
+        tie: Nats within which rounding decides between two tokens. After such a token the texts differ by right, so
+            nothing behind it is compared.
+    """
+    for index, (request, got, want) in enumerate(zip(schedule, answers, alone, strict=True)):
+        expected = request.answers if request.leaves is None else min(request.answers, request.leaves)
+        if len(got.tokens) < expected:
+            return f"request {index} got {len(got.tokens)} of {expected} tokens"
+        for place, (ours, theirs, gap) in enumerate(zip(got.tokens, want.tokens, want.gaps, strict=False)):
+            if ours != theirs and gap > tie:
+                return (
+                    f"request {index} ({len(request.prompt)} prompt tokens) answers {ours} instead of {theirs} at "
+                    f"token {place}; alone that token leads by {gap:.2g} nats"
+                )
+            if ours != theirs:
+                break
+    return ""

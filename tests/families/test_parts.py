@@ -1,0 +1,226 @@
+"""The parts of the table that need no engine: schedules, the judge, the search for company, cells, declarations."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+
+from families import behaviours, cell, family, judge, plans, schedule
+from families.engine import Answer
+from families.family import FAMILIES
+from families.faults import PLANTS
+from families.judge import Error, WrongAnswerError
+from families.schedule import Limits, Request
+
+VOCABULARY = 16
+LIMITS = Limits(schedule.awkward_lengths(16, 37, 90), VOCABULARY)
+
+
+def distributions(tokens):
+    """Stands for a model: every distribution depends on all tokens before it."""
+    rows = []
+    for end in range(1, len(tokens) + 1):
+        rng = Random(str(tokens[:end]))
+        rows.append([rng.gauss(0, 3) for _ in range(VOCABULARY)])
+    return torch.tensor(rows).double().log_softmax(-1)
+
+
+class Truth:
+    def log_probs(self, tokens, *, audio=None):
+        assert audio is None
+        return distributions(list(tokens))
+
+    def tolerance(self, tokens, *, audio=None):
+        assert tokens
+        assert audio is None
+        return Error(worst=1e-3, typical=5e-4)
+
+
+def answered(request, *, change=None):
+    """What an engine that is right would answer; `change` spoils its rows."""
+    tokens = list(request.prompt)
+    for _ in range(request.answers):
+        tokens.append(int(distributions(tokens)[-1].argmax()))
+    rows = distributions(tokens[:-1])[-request.answers :]
+    best = rows.topk(2).values
+    gaps = tuple((best[:, 0] - best[:, 1]).tolist())
+    if change is not None:
+        rows = change(rows.clone())
+    return Answer(tuple(tokens[len(request.prompt) :]), rows, gaps, 0)
+
+
+REQUEST = Request((3, 4, 5), 9)
+
+
+def test_the_right_answer_is_right():
+    near = judge.compare((REQUEST,), [answered(REQUEST)], Truth())
+    assert (near.max_abs_err, near.positions, near.tolerance) == (0, 9, 1e-3)
+
+
+def test_what_few_answers_do_not_show_many_requests_do():
+    """Four answers each: too few for a median of their own."""
+    fuzz = (Request((3, 4, 5), 4), Request((6, 7), 4))
+    right = [answered(request) for request in fuzz]
+    judge.compare(fuzz, right, Truth())
+    off = [answered(request, change=lambda rows: rows + 7e-4) for request in fuzz]
+    with pytest.raises(WrongAnswerError, match=r"2 requests: .*off by 1\.4 times .*at half of 8 positions"):
+        judge.compare(fuzz, off, Truth())
+    judge.compare(fuzz, [right[0], *off[1:]], Truth())
+
+
+def spoil(row, column, by):
+    def change(rows):
+        rows[row, column] += by
+        return rows
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (spoil(4, 2, 2e-3), r"off by 0\.002 at position 6 \(at worst by 0\.002\); rounding explains 0\.001"),
+        (spoil(5, 1, float("nan")), "not finite from position 7 on"),
+        (lambda rows: rows + 7e-4, r"off by 0\.0007 at half of 9 positions"),
+    ],
+)
+def test_wrong_distributions_are_found(change, problem):
+    with pytest.raises(WrongAnswerError, match=problem) as caught:
+        judge.compare((REQUEST,), [answered(REQUEST, change=change)], Truth())
+    assert caught.value.tokens[:3] == (3, 4, 5)
+
+
+def test_a_wrong_token_with_right_distributions_is_found():
+    good = answered(REQUEST)
+    other = (good.tokens[-1] + 1) % VOCABULARY
+    wrong = Answer((*good.tokens[:-1], other), good.rows, good.gaps, 0)
+    with pytest.raises(WrongAnswerError, match="answer token 8 is not the most probable"):
+        judge.compare((REQUEST,), [wrong], Truth())
+
+
+@pytest.mark.parametrize("cut", ["tokens", "rows"])
+def test_missing_answers_are_found(cut):
+    good = answered(REQUEST)
+    short = Answer(good.tokens[:-1], good.rows, good.gaps, 0) if cut == "tokens" else Answer(good.tokens, None, (), 0)
+    with pytest.raises(WrongAnswerError, match="8 of 9 tokens" if cut == "tokens" else "without distributions"):
+        judge.compare((REQUEST,), [short], Truth())
+
+
+def test_who_leaves_need_not_be_answered_to_the_end():
+    left = Request((3, 4, 5), 9, leaves=2)
+    got = answered(Request((3, 4, 5), 3))
+    assert judge.difference((left,), [got], [answered(REQUEST)], 0.0) == ""
+    assert "1 of 2 tokens" in judge.difference((left,), [answered(Request((3, 4, 5), 1))], [answered(REQUEST)], 0.0)
+
+
+def test_a_tie_excuses_a_token_and_what_follows_it():
+    good = answered(REQUEST)
+    other = Answer(((good.tokens[0] + 1) % VOCABULARY, *good.tokens[1:]), None, (), 0)
+    assert "request 0 (3 prompt tokens)" in judge.difference((REQUEST,), [other], [good], good.gaps[0] / 2)
+    assert judge.difference((REQUEST,), [other], [good], 2 * good.gaps[0]) == ""
+
+
+def test_a_seed_means_one_schedule():
+    first, second, other = (schedule.draw(LIMITS, Random(seed)) for seed in (7, 7, 8))
+    assert first == second != other
+    drawn = [request for seed in range(50) for request in schedule.draw(LIMITS, Random(seed))]
+    assert {len(request.prompt) for request in drawn} == set(LIMITS.lengths)
+    assert {request.leaves is None for request in drawn} == {True, False}
+    assert max(request.arrives for request in drawn) == LIMITS.steps
+
+
+def test_prompts_of_one_text_share_their_beginning():
+    short, long = (schedule.prompt(length, 3, VOCABULARY) for length in (20, 70))
+    assert long[:20] == short
+    assert len(set(long)) > 5
+
+
+def test_shrinking_ends_at_the_smallest_schedule_that_fails():
+    """The fault: whoever comes beside somebody with more than 36 prompt tokens."""
+
+    def fails(drawn):
+        return "crowded" if len(drawn) > 1 and max(len(request.prompt) for request in drawn) > 36 else ""
+
+    start = next(s for s in (schedule.draw(LIMITS, Random(seed)) for seed in range(99)) if fails(s) and len(s) > 4)
+    smallest, why = schedule.shrink(start, "crowded", fails)
+    assert why == "crowded"
+    assert sorted(len(request.prompt) for request in smallest) == [1, 37]
+    assert {(request.answers, request.arrives, request.leaves) for request in smallest} == {(1, 0, None)}
+
+
+def engine_with(fault):
+    def answer(drawn, index):
+        request = drawn[index]
+        if fault(drawn, index):
+            return answered(Request((*request.prompt[:-1], 3 + request.prompt[-1] % 5), request.answers))
+        return answered(Request(request.prompt, min(request.answers, request.leaves or request.answers)))
+
+    def ask(drawn):
+        return [answer(drawn, index) for index in range(len(drawn))]
+
+    return ask
+
+
+def test_a_search_finds_an_engine_whose_answers_depend_on_company():
+    limits = Limits((4, 5, 9), VOCABULARY)
+    how = {"seed": 1, "examples": 3, "alone": lambda request: answered(Request(request.prompt, 9)), "tie": 0.0}
+    found = schedule.search(limits, ask=engine_with(lambda *_: False), **how)
+    assert found.schedules == 3
+    assert found.requests >= 6
+    with pytest.raises(
+        schedule.CompanyError, match=r"schedule 0 of seed 1, shrunk to: 1 tokens for 1 at step 0, \d tok"
+    ):
+        schedule.search(limits, ask=engine_with(lambda drawn, i: len(drawn) > 1 and i == 1), **how)
+
+
+def test_declarations_end_with_what_they_describe():
+    passed, failed = cell.Cell("pass"), cell.Cell("fail", "IndexError: index 3 is out of bounds")
+    assert cell.settled(passed, None) is passed
+    assert cell.settled(failed, None) is failed
+    excused = cell.settled(failed, r"index \d+ is out")
+    assert (excused.outcome, excused.reason) == ("did not run", f"vLLM here: {failed.reason}")
+    assert cell.settled(failed, "another error").outcome == "fail"
+    stale = cell.settled(passed, "index")
+    assert stale.outcome == "fail"
+    assert "remove it from the declaration" in stale.reason
+
+
+def test_of_several_engines_the_worst_counts():
+    cells = {outcome: cell.Cell(outcome, outcome, 1.0) for outcome in ("pass", "did not run", "fail")}
+    assert cell.worse(None, cells["pass"]) is cells["pass"]
+    for worse, better in (("fail", "pass"), ("fail", "did not run"), ("did not run", "pass")):
+        for one, other in ((worse, better), (better, worse)):
+            assert cell.worse(cells[one], cells[other]) == cell.Cell(worse, worse, 2.0)
+
+
+def test_half_a_family_is_no_result(tmp_path):
+    cells = {"prefill": cell.Cell("pass", "", 1.5, {"max_abs_err": 1e-6}, {"backend": "ours"})}
+    cell.write(cells, tmp_path / "jamba.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["jamba.json"]
+    assert cell.read(tmp_path / "jamba.json") == cells
+
+
+def test_every_behaviour_is_driven_by_an_engine_of_every_family():
+    assert set(behaviours.DRIVEN) == set(family.BEHAVIOURS)
+    for index, (name, each) in enumerate(FAMILIES.items()):
+        for platform in ("cpu", "cuda", "rocm"):
+            driven = [name for plan in plans.plans(each, platform, index) for name in plan.behaviours]
+            assert set(family.columns(name, [])) <= set(driven)
+
+
+@pytest.mark.parametrize("chosen", [["prefil"], ["prefill", "nothing"]])
+def test_unknown_names_are_refused(chosen):
+    with pytest.raises(family.UnknownNameError, match="there are prefill, decode"):
+        family.columns("jamba", chosen)
+    with pytest.raises(family.UnknownNameError, match="there are jamba, zamba2"):
+        family.rows(["jambo"])
+
+
+def test_plants_name_behaviours_that_exist():
+    assert len(PLANTS) == 6
+    for plant in PLANTS.values():
+        assert plant.family in FAMILIES
+        assert {plant.turns_red, *plant.leaves_green} <= set(family.BEHAVIOURS)
+        assert plant.turns_red not in plant.leaves_green

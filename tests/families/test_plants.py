@@ -1,0 +1,30 @@
+"""Planted faults: each turns its cell red, and leaves green those that do not meet it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("vllm", reason="families run in vLLM")
+
+from families.faults import PLANTS
+from families.fleet import Fleet
+
+pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    spec = {"behaviours": ["prefill"], "fuzz": {"seed": 1, "examples": 1}}
+    names = [f"{fault.family}+{plant}" for plant, fault in PLANTS.items()]
+    return Fleet(tmp_path_factory.mktemp("plants"), names, spec, processes=1)
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_planted_fault_turns_its_cell_red(plant, planted, record_property):
+    fault = PLANTS[plant]
+    cells = planted.cells(f"{fault.family}+{plant}")
+    red = cells[fault.turns_red]
+    record_property("reason", red.reason)
+    assert red.outcome == "fail", f"{fault.title}: {fault.turns_red} is {red.outcome}"
+    assert "log-probabilities are" in red.reason or "NaN or infinite" in red.reason
+    assert {name: cells[name].outcome for name in fault.leaves_green} == dict.fromkeys(fault.leaves_green, "pass")

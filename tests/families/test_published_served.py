@@ -1,0 +1,68 @@
+"""A folder served and judged as a published checkpoint is, and an oracle of other weights that turns its cells red."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("vllm", reason="checkpoints run in vLLM")
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from families import checkpoints
+from families.family import FAMILIES
+from families.plans import COMMON
+from families.published import Driven, asked
+
+pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(600)]
+
+FAMILY = FAMILIES["granite-4.0-h"]
+SIZES = {"vocab_size": 3000, "mamba_d_state": 64}
+"""Of so large a state a block becomes longer than any request of the tiny table."""
+
+BEHAVIOURS = ("prefill", "chunked", "preempt")
+SPOILT = "model.layers.2.input_layernorm.weight"
+
+
+@pytest.fixture(scope="module")
+def driven(tmp_path_factory):
+    """Two folders of the same checkpoint; the second is judged by weights of which one differs."""
+    right, wrong, judge = (tmp_path_factory.mktemp(name) for name in ("right", "wrong", "judge"))
+
+    for folder in (right, wrong, judge):
+        checkpoints.save(
+            replace(FAMILY, config=FAMILY.config | SIZES),
+            folder,
+            torch.float16,
+        )
+    weights = load_file(judge / "model.safetensors")
+    weights[SPOILT][7] *= 2
+    save_file(weights, judge / "model.safetensors", metadata={"format": "pt"})
+
+    def judged(checkpoint):
+        return replace(checkpoint, judged_by=str(judge)) if checkpoint.name == str(wrong) else checkpoint
+
+    rows = asked([], [str(right), str(wrong)], [], BEHAVIOURS)
+    made = Driven(tmp_path_factory.mktemp("driven"), rows, {"seed": 1, "examples": 1}, 300, judged)
+    return {name: {one: made.cell(str(folder), one) for one in BEHAVIOURS} for name, folder in
+            (("right", right), ("wrong", wrong))}  # fmt: skip
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+def test_a_folder_passes(behaviour, driven):
+    cell = driven["right"][behaviour]
+    assert cell.outcome == "pass", cell.reason
+    assert cell.labels["dtype"] == "float16"
+    assert int(cell.labels["block_size"]) > COMMON["max_model_len"]
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+def test_an_oracle_of_other_weights_turns_it_red_and_names_the_layer(behaviour, driven, record_property):
+    cell = driven["wrong"][behaviour]
+    record_property("reason", cell.reason)
+    assert cell.outcome == "fail"
+    assert "log-probabilities are off by" in cell.reason
+    assert "at half of" in cell.reason, "16 bits resolve it by the typical error alone"
+    assert "the first wrong layer is 2 (state)" in cell.reason

@@ -1,0 +1,177 @@
+"""The stand-ins compute the recurrences, checked against loops over single numbers in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from families import delta_rule, selective_scan
+
+CHANNELS, GROUPS, STATES = 6, 2, 3
+SLOTS, NULL = 9, 0
+UNUSED = torch.nan
+
+
+def drawn(*shape, seed, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def weights():
+    return -drawn(CHANNELS, STATES, seed=1).exp(), drawn(CHANNELS, seed=2), drawn(CHANNELS, seed=3)
+
+
+def mamba(u, delta, A, B, C, D, z, bias, state, *, softplus):
+    """One sequence, number by number: outputs [channels, tokens] and the state after each token."""
+    u, delta, A, B, C, state = (x.double().numpy() for x in (u, delta, A, B, C, state))
+    state, states, y = state.copy(), [], np.zeros_like(u)
+    for t in range(u.shape[1]):
+        for c in range(u.shape[0]):
+            group = c // (u.shape[0] // B.shape[0])
+            dt = delta[c, t] + (float(bias[c]) if bias is not None else 0.0)
+            dt = math.log1p(math.exp(dt)) if softplus else dt
+            for n in range(STATES):
+                state[c, n] = math.exp(dt * A[c, n]) * state[c, n] + dt * B[group, n, t] * u[c, t]
+                y[c, t] += state[c, n] * C[group, n, t]
+            if D is not None:
+                y[c, t] += float(D[c]) * u[c, t]
+            if z is not None:
+                y[c, t] *= float(z[c, t]) / (1 + math.exp(-float(z[c, t])))
+        states.append(state.copy())
+    return torch.from_numpy(y), torch.from_numpy(np.stack(states))
+
+
+def scan(u, delta, A, B, C, D, z, bias, states, *, softplus=True, starts=None, slots=None, resumes=None, blocks=()):
+    size, *tables = blocks or (1024, None, None, None, None, None)
+    selective_scan.selective_scan(
+        u, delta, A, B, C, D, z, bias, softplus, starts, slots, resumes, states, NULL, size, *tables
+    )
+
+
+def close(got, want, dtype=torch.float32):
+    """An fp32 sum of 30 terms of size one is off by less than 1e-5; 16 bits round the result once."""
+    atol = 1e-5 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(got.double(), want, rtol=1e-2 if dtype is not torch.float32 else 1e-5, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("optional", [True, False])
+def test_scan_of_a_batch(optional, dtype):
+    """Four sequences of 7, 1, 0 and 5 tokens behind one that is padding; two go on from a state."""
+    lengths = [2, 7, 1, 5]
+    starts = torch.tensor([0, 2, 9, 10, 15], dtype=torch.int32)
+    slots = torch.tensor([NULL, 4, 7, 2], dtype=torch.int32)
+    resumes = torch.tensor([True, False, True, True])
+    A, D, bias = weights()
+    D, bias = (D, bias) if optional else (None, None)
+    total = sum(lengths)
+    u, delta, z = (drawn(CHANNELS, total, seed=s, dtype=dtype) for s in (4, 5, 6))
+    B, C = (drawn(GROUPS, STATES, total, seed=s, dtype=dtype) for s in (7, 8))
+    z = z if optional else None
+    states = torch.full((SLOTS, CHANNELS, STATES), UNUSED)
+    states[7], states[2] = drawn(CHANNELS, STATES, seed=9), drawn(CHANNELS, STATES, seed=10)
+    before, out = states.clone(), (delta if z is None else z)
+    inputs = [x.clone() if x is not None else None for x in (u, delta, z)]
+    scan(u, delta, A, B, C, D, z, bias, states, starts=starts, slots=slots, resumes=resumes, softplus=optional)
+    for i in range(1, len(lengths)):
+        part = slice(int(starts[i]), int(starts[i + 1]))
+        begin = before[slots[i]] if resumes[i] else torch.zeros(CHANNELS, STATES)
+        own = [x[..., part] if x is not None else None for x in (*inputs, B, C)]
+        y, after = mamba(own[0], own[1], A, own[3], own[4], D, own[2], bias, begin, softplus=optional)
+        close(out[:, part], y, dtype)
+        close(states[slots[i]], after[-1])
+    assert torch.equal(out[:, :2], (inputs[1] if z is None else inputs[2])[:, :2]), "padding was written"
+    others = [s for s in range(SLOTS) if s not in (4, 7, 2)]
+    assert states[others].isnan().all(), "a slot of nobody was written"
+
+
+def test_scan_of_a_rectangle():
+    """Without `query_start_loc` every sequence has its own row, and sequence i has slot i."""
+    A, D, bias = weights()
+    u, delta = (drawn(2, CHANNELS, 5, seed=s) for s in (4, 5))
+    B, C = (drawn(2, GROUPS, STATES, 5, seed=s) for s in (7, 8))
+    states, dt = torch.full((2, CHANNELS, STATES), UNUSED), delta.clone()
+    scan(u, delta, A, B, C, D, None, bias, states)
+    for i in range(2):
+        y, after = mamba(u[i], dt[i], A, B[i], C[i], D, None, bias, torch.zeros(CHANNELS, STATES), softplus=True)
+        close(delta[i], y)
+        close(states[i], after[-1])
+
+
+def test_scan_fills_the_blocks_of_a_prefix_cache():
+    """The first sequence begins in the middle of block 1 and ends in that of block 3; the second fills one block."""
+    size, A, (D, bias) = 4, weights()[0], weights()[1:]
+    starts = torch.tensor([0, 8, 11])
+    slots = torch.tensor([[5, 6, 7, 8], [1, 2, NULL, NULL]])
+    first, last, begin = torch.tensor([1, 0]), torch.tensor([3, 0]), torch.tensor([0, 0])
+    cuts, ends = torch.tensor([0, 2, 6, 8, 11]), torch.tensor([2, 3])  # tokens 2 + 4 + 2, and 3
+    u, delta = (drawn(CHANNELS, 11, seed=s) for s in (4, 5))
+    B, C = (drawn(GROUPS, STATES, 11, seed=s) for s in (7, 8))
+    states, dt = torch.full((SLOTS, CHANNELS, STATES), UNUSED), delta.clone()
+    states[5] = kept = drawn(CHANNELS, STATES, seed=9)
+    kept = kept.clone()
+    resumes = torch.tensor([True, False])
+    blocks = (size, first, last, begin, cuts, ends)
+    scan(u, delta, A, B, C, D, None, bias, states, starts=starts, slots=slots, resumes=resumes, blocks=blocks)
+    y, after = mamba(u[:, :8], dt[:, :8], A, B[..., :8], C[..., :8], D, None, bias, kept, softplus=True)
+    close(delta[:, :8], y)
+    for slot, tokens in ((6, 2), (7, 6), (8, 8)):
+        close(states[slot], after[tokens - 1])
+    zero = torch.zeros(CHANNELS, STATES)
+    y, after = mamba(u[:, 8:], dt[:, 8:], A, B[..., 8:], C[..., 8:], D, None, bias, zero, softplus=True)
+    close(delta[:, 8:], y)
+    close(states[1], after[-1])
+    assert torch.equal(states[5], kept), "the block that was read is complete"
+    assert states[[0, 2, 3, 4]].isnan().all()
+
+
+def test_update_is_one_token_of_the_scan():
+    A, D, bias = weights()
+    x, dt, z = (drawn(3, CHANNELS, seed=s) for s in (4, 5, 6))
+    B, C = (drawn(3, STATES, seed=s) for s in (7, 8))
+    states, out = torch.full((SLOTS, CHANNELS, STATES), UNUSED), torch.full((3, CHANNELS), UNUSED)
+    states[3], states[6] = drawn(CHANNELS, STATES, seed=9), drawn(CHANNELS, STATES, seed=10)
+    before = states.clone()
+    read, write = torch.tensor([3, NULL, 6]), torch.tensor([3, NULL, 5])
+    selective_scan.state_update(states, x, dt, A, B, C, D, z, bias, True, read, write, NULL, out, None, None)
+    for i, (source, target) in ((0, (3, 3)), (2, (6, 5))):
+        one = [rows[i, :, None] for rows in (x, dt)] + [rows[i, None, :, None] for rows in (B, C)]
+        y, after = mamba(one[0], one[1], A, *one[2:], D, z[i, :, None], bias, before[source], softplus=True)
+        close(out[i], y[:, 0])
+        close(states[target], after[-1])
+    assert out[1].isnan().all()
+    assert torch.equal(states[6], before[6])
+    assert states[[0, 1, 2, 4, 7, 8]].isnan().all()
+
+
+def test_update_refuses_drafts():
+    A, _D, _bias = weights()
+    some = torch.zeros(1, CHANNELS)
+    with pytest.raises(NotImplementedError, match="draft tokens"):
+        selective_scan.state_update(
+            A[None], some, some, A, some, some, None, None, None, True, None, None, NULL, some, torch.ones(1), None
+        )
+
+
+def test_delta_rule():
+    """Two key heads serve four value heads; the state goes on from what it was."""
+    tokens, key_heads, heads, wide, channels = 6, 2, 4, 3, 5
+    q, k = (drawn(tokens, key_heads, channels, seed=s) for s in (1, 2))
+    v, beta = drawn(tokens, heads, wide, seed=3), drawn(tokens, heads, seed=4).sigmoid()
+    decay = -drawn(tokens, heads, seed=5).exp()
+    state = drawn(heads, wide, channels, seed=6)
+    want, (S, Q, K, V) = np.zeros((tokens, heads, wide)), (x.double().numpy().copy() for x in (state, q, k, v))
+    out = delta_rule.delta_rule(q, k, v, decay, beta, state)
+    for t in range(tokens):
+        for h in range(heads):
+            key, query = (x[t, h // 2] / math.sqrt((x[t, h // 2] ** 2).sum() + 1e-6) for x in (K, Q))
+            for i in range(wide):
+                S[h, i] *= math.exp(float(decay[t, h]))
+                recalled = sum(S[h, i, j] * key[j] for j in range(channels))
+                for j in range(channels):
+                    S[h, i, j] += float(beta[t, h]) * (V[t, h, i] - recalled) * key[j]
+                want[t, h, i] = sum(S[h, i, j] * query[j] for j in range(channels)) / math.sqrt(channels)
+    close(out, torch.from_numpy(want))
+    close(state, torch.from_numpy(S))
