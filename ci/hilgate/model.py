@@ -1,16 +1,4 @@
-"""What every noun shares: the base class, names, outcomes and kinds of evidence.
-
-Declarations: devices and queues, areas and steps.
-
-`plan.json`: what will run and why, fixed before anything runs.
-
-`findings.jsonl` and `results.jsonl`: what was checked, where, and how each step ended.
-
-`verdict.json`: the one answer, and the answer for each planned step.
-
-Names that have a meaning of their own, in one place.
-
-The nouns of hilgate: what is declared, what is planned, what was found, what was decided.
+"""The nouns of hilgate: what is declared, planned, found and decided, and how their files are read and written.
 
 Every file that one stage hands to the next (`plan.json`, `results.jsonl`, `findings.jsonl`, `verdict.json`) is one of
 these models as JSON. They are frozen and forbid unknown keys, so a misspelt key is an error and never a silent default.
@@ -18,34 +6,79 @@ these models as JSON. They are frozen and forbid unknown keys, so a misspelt key
 
 from __future__ import annotations
 
+import collections
 import datetime as dt
 import enum
 import re
 import shlex
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from hilgate.errors import RecordsError
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
 SCHEMA_VERSION: Final = 1
 PLAN_SCHEMA_VERSION: Final = 2
+
+REFUSED: Final = "refused"
+"""Type of the validation errors that `refused` makes."""
+
+
+def refused(what: str, remedy: str = "") -> PydanticCustomError:
+    """The error that a validator raises for a value that is of the right type and wrong all the same."""
+    return PydanticCustomError(REFUSED, "{what}", {"what": what, "remedy": remedy})
+
+
+CPU = "cpu"
+"""The device that every machine has: kernels under Triton's interpreter, and everything that needs no GPU."""
 
 Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=100)]
 """A name usable as a Buildkite step key and as a folder name."""
 
 
+CELL_KEYS = ("matrix", "kind", "outcome", "reason", "seconds", "step", "device", "checks", "labels", "numbers",
+             "reproduce", "command", "commit", "dirty", "plan_digest", "environment")  # fmt: skip
+"""Keys of every record of a matrix, besides the names of its two labels."""
+
+RUN_OPTIONS = frozenset({"plan", "jobs", "results", "help"})
+"""Options of `hilgate run` that a label could be called like."""
+
+RESERVED_FILES = frozenset({"plan.json", "verdict.json", "quarantine.json", "restored.json", "manifest.json",
+                            "health-before.json", "health-after.json"})  # fmt: skip
+"""Files that every build leaves, or its bundle, under these names."""
+
+
 def _label_name(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
-        raise PydanticCustomError("label_name", "must be a word of lower case letters, digits and '_'")
+        raise refused("must be a word of lower case letters, digits and '_'")
+    if name in CELL_KEYS:
+        raise refused(f"{name!r} is a key of every record of the table", "rename the label")
+    if name in RUN_OPTIONS:
+        raise refused(f"`hilgate run` has its own option --{name}", "rename the label")
     return name
 
 
 def _json_name(name: str) -> str:
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,60}\.json", name):
-        raise PydanticCustomError("json_name", "must be a plain file name, lower case, that ends in .json")
+        raise refused("must be a plain file name, lower case, that ends in .json")
+    if name in RESERVED_FILES:
+        raise refused(f"{name!r} is a file of every build", "choose another name")
     return name
 
 
@@ -53,7 +86,7 @@ LabelName = Annotated[str, AfterValidator(_label_name)]
 """Name of a label of checks, usable as an option on the command line."""
 
 JsonName = Annotated[str, AfterValidator(_json_name)]
-"""Name of a JSON file without a folder."""
+"""Name of a JSON file without a folder, that no build has of its own."""
 
 Profile = Literal["gate", "pr", "nightly", "release"]
 """Who asks for a plan: this machine, a pull request, the night, a release."""
@@ -66,6 +99,32 @@ class Noun(BaseModel):
     """Base of every record: frozen, no unknown keys, no NaN or infinity (JSON has neither)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, atomically: a reader sees the old file or the whole new one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name}.new")
+        new.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        new.replace(path)
+
+    @classmethod
+    def load(cls, path: Path, remedy: str) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            RecordsError: Missing, truncated, of another schema or contradicting itself; with this remedy.
+        """
+        name = cls.__name__.lower()
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError as error:
+            raise RecordsError(f"there is no {name}", where=str(path), remedy=remedy) from error
+        except OSError as error:
+            raise RecordsError(f"the {name} cannot be read: {error}", where=str(path), remedy=remedy) from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
+            raise RecordsError(f"not a {name}: {place}{first['msg']}", where=str(path), remedy=remedy) from error
 
 
 class Outcome(enum.StrEnum):
@@ -140,12 +199,35 @@ class Matrix(Noun):
     file: JsonName
     """The file of the results folder that gets the cells as records, e.g. cells.json: of this step, on all devices."""
 
+    @field_validator("columns")
+    @classmethod
+    def _not_the_rows(cls, columns: str, info: ValidationInfo) -> str:
+        if columns == info.data.get("rows"):
+            raise refused(f"{columns!r} names the rows already", "name another label")
+        return columns
+
+    @field_validator("also")
+    @classmethod
+    def _not_an_axis(cls, also: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if twice := [label for label in also if label in (info.data.get("rows"), info.data.get("columns"))]:
+            raise refused(f"{twice[0]!r} names rows or columns already", "leave it out")
+        return also
+
     def options(self, labels: Mapping[str, str]) -> str:
         """The options that narrow a step to a cell, e.g. `--arch gfx942 --dtype bf16`; empty where they cannot."""
         names = [(label, labels.get(label, "")) for label in (self.rows, self.columns)]
         if not all(value and not value.startswith("-") and value.isprintable() for _, value in names):
             return ""
         return shlex.join(word for label, value in names for word in (f"--{label}", value))
+
+
+SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>&1"})
+
+BUILDKITE_KEY = re.compile(r"[a-z0-9_-]{1,100}")
+"""What every published version of Buildkite's schema takes as a step key; only the newest also takes a '.'."""
+
+RESERVED_KEYS = frozenset({"plan", "recheck", "verdict"})
+"""Step keys of the pipeline itself."""
 
 
 class Step(Noun):
@@ -196,6 +278,40 @@ class Step(Noun):
     matrix: Matrix | None = None
     """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
 
+    @field_validator("command")
+    @classmethod
+    def _needs_no_shell(cls, command: str) -> str:
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise refused(f"cannot be split into words: {error}", "balance the quotes") from None
+        if not words:
+            raise refused("is empty", "say what to run")
+        if shell := sorted(SHELL_WORDS.intersection(words)):
+            what = f"{shell[0]!r} needs a shell and there is none"
+            raise refused(what, "put it into a script or a module and run that")
+        return command
+
+    @field_validator("devices")
+    @classmethod
+    def _listed_once(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := [device for place, device in enumerate(devices) if device in devices[:place]]:
+            raise refused(f"device {twice[0]!r} is listed twice", "keep one")
+        return devices
+
+    @field_validator("minutes")
+    @classmethod
+    def _within_the_timeout(cls, minutes: float, info: ValidationInfo) -> float:
+        if minutes > info.data.get("timeout_minutes", minutes):
+            what = f"usually {minutes:g} minutes, but ended after {info.data['timeout_minutes']}"
+            raise refused(what, "raise timeout_minutes")
+        return minutes
+
+
+def planned_key(step: Step, device: Key) -> Key:
+    """Key of a step on a device."""
+    return f"{step.key}-{device}"
+
 
 class Area(Noun):
     """`ci/areas/*.yaml`: a family of steps and the files that can break them."""
@@ -209,6 +325,10 @@ class Area(Noun):
     always: bool = False
     """Selected whatever changed."""
     steps: tuple[Step, ...] = Field(min_length=1)
+
+
+LONGEST_QUARANTINE = dt.timedelta(days=14)
+"""Two weeks: long enough to mend a kernel, and short enough that whoever promised it is still asked."""
 
 
 class Quarantined(Noun):
@@ -227,11 +347,35 @@ class Quarantined(Noun):
     expires: dt.date
     """At most 14 days after `added`; from that day on the entry itself is red."""
 
+    @field_validator("expires")
+    @classmethod
+    def _soon(cls, expires: dt.date, info: ValidationInfo) -> dt.date:
+        added = info.data.get("added", expires - dt.timedelta(1))
+        if not dt.timedelta(0) < expires - added <= LONGEST_QUARANTINE:
+            what = f"expires {(expires - added).days} days after it was added"
+            raise refused(what, f"choose a day 1 to {LONGEST_QUARANTINE.days} days after {added}")
+        return expires
+
+    def overlaps(self, other: Quarantined) -> bool:
+        """Whether both are about one check on one device."""
+        everywhere = not self.devices or not other.devices
+        return (self.test, self.step) == (other.test, other.step) and (
+            everywhere or not set(self.devices).isdisjoint(other.devices)
+        )
+
 
 class Quarantine(Noun):
     """`ci/quarantine.yaml`: quarantined checks still run and are still reported."""
 
     tests: tuple[Quarantined, ...] = ()
+
+    @field_validator("tests")
+    @classmethod
+    def _once(cls, tests: tuple[Quarantined, ...]) -> tuple[Quarantined, ...]:
+        for place, one in enumerate(tests):
+            if any(one.overlaps(other) for other in tests[:place]):
+                raise refused(f"{one.test} of {one.step} is in quarantine already", "keep one of them")
+        return tests
 
 
 class PlannedStep(Noun):
@@ -314,6 +458,19 @@ class Plan(Noun):
     changed_files: tuple[str, ...]
     steps: tuple[PlannedStep, ...]
     omissions: tuple[Omission, ...]
+
+    @field_validator("steps")
+    @classmethod
+    def _in_order(cls, steps: tuple[PlannedStep, ...]) -> tuple[PlannedStep, ...]:
+        """Each key stands once, and behind what it depends on."""
+        before: set[Key] = set()
+        for step in steps:
+            if step.key in before:
+                raise refused(f"step {step.key} stands twice")
+            if late := [need for need in step.depends_on if need not in before]:
+                raise refused(f"step {step.key} depends on {late[0]}, which does not stand before it")
+            before.add(step.key)
+        return steps
 
 
 class Environment(Noun):
@@ -467,6 +624,27 @@ class Counts(Noun):
     inconclusive: int = 0
     did_not_run: int = 0
 
+    @classmethod
+    def of(cls, outcomes: Iterable[Outcome]) -> Counts:
+        """Count outcomes."""
+        found = collections.Counter(outcomes)
+        return cls(
+            passed=found[Outcome.PASS],
+            failed=found[Outcome.FAIL],
+            inconclusive=found[Outcome.INCONCLUSIVE],
+            did_not_run=found[Outcome.DID_NOT_RUN],
+        )
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(**{name: number + getattr(other, name) for name, number in self})
+
+    def __str__(self) -> str:
+        """`41 passed, 1 failed, 2 inconclusive, 12 not run`; zeros are left out except passed and failed."""
+        words = [f"{self.passed} passed", f"{self.failed} failed"]
+        words += [f"{self.inconclusive} inconclusive"] if self.inconclusive else []
+        words += [f"{self.did_not_run} not run"] if self.did_not_run else []
+        return ", ".join(words)
+
 
 class StepVerdict(Noun):
     """What was decided about one planned step, and on what evidence."""
@@ -516,29 +694,3 @@ class Verdict(Noun):
     """Who approved what the change loosens; empty when nothing is loosened or nobody has."""
     steps: tuple[StepVerdict, ...]
     omissions: tuple[Omission, ...]
-
-
-CPU = "cpu"
-"""The device that every machine has: kernels under Triton's interpreter, and everything that needs no GPU."""
-
-BUILDKITE_KEY = re.compile(r"[a-z0-9_-]{1,100}")
-"""What every published version of Buildkite's schema takes as a step key; only the newest also takes a '.'."""
-
-RESERVED_KEYS = frozenset({"plan", "recheck", "verdict"})
-"""Step keys of the pipeline itself."""
-
-RESERVED_FILES = frozenset({"plan.json", "verdict.json", "quarantine.json", "restored.json", "manifest.json",
-                            "health-before.json", "health-after.json"})  # fmt: skip
-"""Files that every build leaves, or its bundle, under these names."""
-
-CELL_KEYS = ("matrix", "kind", "outcome", "reason", "seconds", "step", "device", "checks", "labels", "numbers",
-             "reproduce", "command", "commit", "dirty", "plan_digest", "environment")  # fmt: skip
-"""Keys of every record of a matrix, besides the names of its two labels."""
-
-RUN_OPTIONS = frozenset({"plan", "jobs", "results", "help"})
-"""Options of `hilgate run` that a label could be called like."""
-
-
-def planned_key(step: Step, device: Key) -> Key:
-    """Key of a step on a device."""
-    return f"{step.key}-{device}"

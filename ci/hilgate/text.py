@@ -1,11 +1,7 @@
-"""Text of a change, shown as text: what a test prints, what a file is called, never what a log or a page would obey.
+"""Escape untrusted text for terminals, Buildkite logs, Markdown, HTML and XML; word outcomes, times and did-you-mean.
 
 A test id, a message or a file name can hold escape sequences, links, Markdown, HTML or characters that turn the reading
 direction. Each place where a person reads has one function here.
-
-Did-you-mean, in one place so that every mistake about a name reads the same.
-
-How outcomes and times are worded wherever a person reads them: each outcome has a mark and a word.
 """
 
 from __future__ import annotations
@@ -15,13 +11,11 @@ import html
 import re
 import unicodedata
 from typing import TYPE_CHECKING
-from urllib.parse import quote
-
-from hilgate.model import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hilgate.model import Outcome
 
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories without a shape of their own: controls (escape sequences begin with one), directions and joiners,
@@ -37,7 +31,6 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]|~@]|(?<=[a-z]):(?=//)|(?<=\bwww)\.)", re.
 _BLOCK = re.compile(r"^(\d{0,9})([-+#=>.)])")
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WORD = re.compile(r"[A-Za-z_][\w:+\-.\[\]\\/]*", re.ASCII)
-_RELATIVE = re.compile(r"(?!/)(?:(?!\.\.(?:/|$))[^/]+/)*(?!\.\.$)[^/]+")
 
 
 def visible(text: str) -> str:
@@ -75,11 +68,6 @@ def fenced(text: str) -> str:
 def xml(text: str) -> str:
     """Text that XML 1.0 can hold (section 2.2), with everything visible."""
     return _NOT_XML.sub("\ufffd", visible(text))
-
-
-def address(path: str) -> str:
-    """A path below the page that names it, as the value of `href`; empty for anything else, such as `javascript:`."""
-    return "./" + quote(path) if _RELATIVE.fullmatch(path) and "\0" not in path else ""
 
 
 def pytest_word(test_id: str) -> str:
@@ -126,19 +114,10 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return "known: " + ", ".join(names[:LISTED]) + more
 
 
-MARKS: dict[Outcome, str] = {
-    Outcome.PASS: "✓",
-    Outcome.FAIL: "✗",
-    Outcome.INCONCLUSIVE: "?",
-    Outcome.DID_NOT_RUN: "○",
-}
+MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?", "did not run": "○"}
+"""Outcome -> its mark. By value: the command line shows its help before pydantic is imported."""
 
-STYLES: dict[Outcome, str] = {
-    Outcome.PASS: "green",
-    Outcome.FAIL: "bold red",
-    Outcome.INCONCLUSIVE: "yellow",
-    Outcome.DID_NOT_RUN: "magenta",
-}
+STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "did not run": "magenta"}
 """Styles of rich; did not run is not dimmed, because it is not green."""
 
 

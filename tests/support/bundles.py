@@ -10,7 +10,7 @@ from support.plans import COMMIT, ENVIRONMENT, plan, step
 
 from hilgate.cli import run
 from hilgate.model import BuildRecord, Check, CheckRecord, ImageRecord, Outcome, StepRecord
-from hilgate.plan.make import plan_digest, write_plan
+from hilgate.plan.make import plan_digest
 from hilgate.release import bundle, verify
 from hilgate.run import results
 from hilgate.run.results import sealed
@@ -51,7 +51,7 @@ def built(folder, *, checks=None, image=DIGEST, **changes):
         (root / path).write_text(text)
     (out / "steps" / "mla-cpu").mkdir(parents=True)
     (out / "steps" / "mla-cpu" / "log.txt").write_text("log\n")
-    write_plan(a_plan, out / "plan.json")
+    a_plan.save(out / "plan.json")
     opening = BuildRecord(started=NOW, plan_digest=plan_digest(a_plan), commit=COMMIT, environment=ENVIRONMENT)
     image_record = ImageRecord(step=BUILDER.key, image="rocm", content=CONTENT, digest=DIGEST)
     all_records = [opening, image_record, *records(BUILDER, Check(id="built", outcome=Outcome.PASS))]

@@ -72,7 +72,7 @@ def plan(
 ) -> None:
     """Show what would run, where, and why; and what would not, and why not. Runs nothing."""
     from hilgate.plan.estimate import measured
-    from hilgate.plan.make import make_plan, write_plan
+    from hilgate.plan.make import make_plan
     from hilgate.report.terminal import show_plan
 
     settings: Settings = ctx.obj
@@ -80,7 +80,7 @@ def plan(
     times = measured(root, history)
     made = make_plan(root, base=base, profile=profile, select=tuple(select or ()), models=tuple(models or ()))
     if write:
-        write_plan(made, write)
+        made.save(write)
     if as_json:
         sys.stdout.write(made.model_dump_json(indent=1) + "\n")
     else:

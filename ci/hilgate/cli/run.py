@@ -79,7 +79,7 @@ def gate(
     """Plan, run, judge and report on this machine; the exit status is the verdict."""
     from hilgate.declare import quarantine
     from hilgate.declare.load import load
-    from hilgate.plan.make import make_plan, plan_digest, read_plan, write_plan
+    from hilgate.plan.make import make_plan, plan_digest, read_plan
     from hilgate.report import terminal
     from hilgate.run.runner import Folder
 
@@ -99,7 +99,7 @@ def gate(
                 )
         else:
             set_previous_aside(folder)
-            write_plan(plan, plan_file)
+            plan.save(plan_file)
         terminal.print_plan(plan)
         run_plan(plan, Request(root, folder, jobs), resume=resuming)
         judged = decide(folder, plan, root=root, approved_by=approved_by)
@@ -125,7 +125,7 @@ def run(
     """
     from hilgate.cli import cells
     from hilgate.declare.load import load
-    from hilgate.plan.make import make_plan, read_plan, write_plan
+    from hilgate.plan.make import make_plan, read_plan
     from hilgate.report import terminal
     from hilgate.run.runner import Folder
 
@@ -150,7 +150,7 @@ def run(
         plan = narrowed(plan, chosen, part.arguments, keys)
     with Folder(folder):
         set_previous_aside(folder)
-        write_plan(plan, folder / PLAN_FILE)
+        plan.save(folder / PLAN_FILE)
         run_plan(plan, Request(root, folder, jobs, only, approved_by))
         judged = decide(folder, plan, only=only, root=root)
     terminal.print_verdict(judged, judged.facts)

@@ -1,8 +1,6 @@
-"""Whether declarations fit together: names that exist and are unique, places that match.
+"""Check declarations against each other: names that exist and are unique, places that match, dependencies that hold.
 
-Whether what steps need of each other can be had: needs, images, the plans that both belong to, and no circles.
-
-Cycles in a graph of keys, by name.
+What concerns one noun alone is checked by the noun itself (`hilgate.model`).
 """
 
 from __future__ import annotations
@@ -15,17 +13,17 @@ from typing import TYPE_CHECKING
 import pathspec
 
 from hilgate.declare import imports
-from hilgate.model import BUILDKITE_KEY, CELL_KEYS, CPU, RESERVED_FILES, RESERVED_KEYS, RUN_OPTIONS, planned_key
+from hilgate.model import BUILDKITE_KEY, CPU, RESERVED_KEYS, planned_key
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hilgate.declare.yaml import Document, Loc
-    from hilgate.model import Agents, Area, Key, Matrix, Profile, Step
+    from hilgate.model import Agents, Area, Key, Profile, Step
 
-
-SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>&1"})
+DESK = "gate"
+"""The profile that runs on the host: images are the agents'."""
 
 
 def check(agents: Document[Agents], areas: Sequence[Document[Area]], root: Path) -> None:
@@ -37,7 +35,7 @@ def check(agents: Document[Agents], areas: Sequence[Document[Area]], root: Path)
                 _check_area(document, agents.noun, root)
     _check_names(areas)
     _check_matrices(areas)
-    check_needs(agents, areas)
+    _check_needs(agents, areas)
 
 
 def _check_agents(document: Document[Agents]) -> None:
@@ -59,7 +57,7 @@ def _check_agents(document: Document[Agents]) -> None:
 
 
 def _check_area(document: Document[Area], agents: Agents, root: Path) -> None:
-    """Globs, commands, imports, times, devices and queues of one area."""
+    """Globs, imports, devices and queues of one area."""
     assert document.noun is not None
     for index, glob in enumerate(document.noun.paths):
         try:
@@ -68,22 +66,12 @@ def _check_area(document: Document[Area], agents: Agents, root: Path) -> None:
             document.blame(("paths", index), f"not a glob: {error}", "write it as in .gitignore")
     for index, step in enumerate(document.noun.steps):
         at = ("steps", index)
-        _check_command(document, at, step)
-        _check_devices(document, at, step, agents)
+        for position, device in enumerate(step.devices):
+            if device not in agents.devices:
+                what = f"unknown device {device!r}"
+                document.blame((*at, "devices", position), what, suggest(device, agents.devices))
         _check_queues(document, at, step, agents)
         _check_imports(document, at, step, root)
-        if step.minutes > step.timeout_minutes:
-            what = f"usually {step.minutes:g} minutes, but ended after {step.timeout_minutes}"
-            document.blame((*at, "minutes"), what, "raise timeout_minutes")
-
-
-def _check_devices(document: Document[Area], at: tuple[str, int], step: Step, agents: Agents) -> None:
-    for position, device in enumerate(step.devices):
-        loc = (*at, "devices", position)
-        if device not in agents.devices:
-            document.blame(loc, f"unknown device {device!r}", suggest(device, agents.devices))
-        elif device in step.devices[:position]:
-            document.blame(loc, f"device {device!r} is listed twice", "keep one")
 
 
 def _check_queues(document: Document[Area], at: tuple[str, int], step: Step, agents: Agents) -> None:
@@ -102,22 +90,6 @@ def _check_queues(document: Document[Area], at: tuple[str, int], step: Step, age
             )
 
 
-def _check_command(document: Document[Area], at: tuple[str, int], step: Step) -> None:
-    try:
-        words = shlex.split(step.command)
-    except ValueError as error:
-        document.blame((*at, "command"), f"cannot be split into words: {error}", "balance the quotes")
-        return
-    if not words:
-        document.blame((*at, "command"), "is empty", "say what to run")
-    for word in SHELL_WORDS.intersection(words):
-        document.blame(
-            (*at, "command"),
-            f"{word!r} needs a shell and there is none",
-            "put it into a script or a module and run that",
-        )
-
-
 def _check_imports(document: Document[Area], at: tuple[str, int], step: Step, root: Path) -> None:
     """They exist, and what the command itself names is among them: left out, a change to it would not select it."""
     places = [imports.locate(root, declared) for declared in step.imports]
@@ -125,11 +97,7 @@ def _check_imports(document: Document[Area], at: tuple[str, int], step: Step, ro
         if place is None:
             what = f"there is no module or test file {declared!r}"
             document.blame((*at, "imports", position), what, imports.remedy(root, declared))
-    try:
-        named = imports.run_by(root, shlex.split(step.command)) if step.imports else []
-    except ValueError:  # said of the command already
-        return
-    for name in named:
+    for name in imports.run_by(root, shlex.split(step.command)) if step.imports else []:
         place = imports.locate(root, name)
         if place is not None and not any(other == place or other in place.parents for other in places if other):
             document.blame((*at, "imports"), f"the command runs {name!r}, which is not among them", "add it")
@@ -141,7 +109,7 @@ def _check_names(areas: Sequence[Document[Area]]) -> None:
     for document in areas:
         if document.noun is None:
             continue
-        stem = Path(document.shown).stem
+        stem = Path(document.name).stem
         if document.noun.area != stem:
             document.blame(
                 ("area",),
@@ -165,33 +133,14 @@ def _check_names(areas: Sequence[Document[Area]]) -> None:
 
 
 def _check_matrices(areas: Sequence[Document[Area]]) -> None:
-    """Two labels that name a cell, and a file of one declared step: on another device it is the same table again."""
+    """A file is the table of one declared step: on another device it is the same table again."""
     taken: dict[str, str] = {}
-    for document in areas:
-        for index, step in enumerate(document.noun.steps if document.noun else ()):
-            if step.matrix is None:
-                continue
-            at = ("steps", index, "matrix")
-            _check_labels(document, step.matrix, at)
-            file = step.matrix.file
-            if file in RESERVED_FILES:
-                document.blame((*at, "file"), f"{file!r} is a file of every build", "choose another name")
-            elif file in taken:
-                document.blame((*at, "file"), f"{file!r} is taken by {taken[file]}", "choose another name")
-            taken.setdefault(file, document.at(*at))
-
-
-def _check_labels(document: Document[Area], matrix: Matrix, at: tuple[str | int, ...]) -> None:
-    also = [("also", label) for label in matrix.also]
-    for place, label in (("rows", matrix.rows), ("columns", matrix.columns), *also):
-        if label in CELL_KEYS:
-            document.blame((*at, place), f"{label!r} is a key of every record of the table", "rename the label")
-        elif label in RUN_OPTIONS:
-            document.blame((*at, place), f"`hilgate run` has its own option --{label}", "rename the label")
-    if matrix.rows == matrix.columns:
-        document.blame((*at, "columns"), f"{matrix.rows!r} names the rows already", "name another label")
-    for label in sorted({matrix.rows, matrix.columns} & {*matrix.also}):
-        document.blame((*at, "also"), f"{label!r} names rows or columns already", "leave it out")
+    for document, at, step in _declared(areas):
+        if step.matrix is not None:
+            file, loc = step.matrix.file, (*at, "matrix", "file")
+            if file in taken:
+                document.blame(loc, f"{file!r} is taken by {taken[file]}", "choose another name")
+            taken.setdefault(file, document.at(*loc))
 
 
 def _names(area: Area) -> Iterator[tuple[tuple[str | int, ...], list[str]]]:
@@ -203,11 +152,7 @@ def _names(area: Area) -> Iterator[tuple[tuple[str | int, ...], list[str]]]:
         yield ("steps", index, "key"), planned if step.key == area.area else [step.key, *planned]
 
 
-DESK = "gate"
-"""The profile that runs on the host: images are the agents'."""
-
-
-def check_needs(agents: Document[Agents], areas: Sequence[Document[Area]]) -> None:
+def _check_needs(agents: Document[Agents], areas: Sequence[Document[Area]]) -> None:
     """Needs and images exist, can be met on each device and in each plan, and wait for each other in no circle."""
     # A step or provider may stand in a file that has mistakes of its own; those come first.
     unread = any(document.noun is None for document in areas)

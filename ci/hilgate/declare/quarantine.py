@@ -6,28 +6,24 @@ out, which counts at once.
 
 from __future__ import annotations
 
-import datetime as dt
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.declare import yaml
 from hilgate.declare.load import InvalidDeclarationsError
-from hilgate.errors import RecordsError
 from hilgate.git import file_at
-from hilgate.model import Quarantine, Quarantined
+from hilgate.model import LONGEST_QUARANTINE, Quarantine, Quarantined
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
+    import datetime as dt
+    from pathlib import Path
+
     from hilgate.declare.load import Declarations
     from hilgate.declare.yaml import Document
     from hilgate.model import PlannedStep
 
 QUARANTINE_FILE = "ci/quarantine.yaml"
-LONGEST = dt.timedelta(days=14)
-"""Two weeks: long enough to mend a kernel, and short enough that whoever promised it is still asked."""
-
 USED_FILE = "quarantine.json"
 """The one that a verdict was made with, in the results folder."""
 
@@ -52,7 +48,7 @@ class Entries:
         return tuple(one for one in self.expired() if _covers(one, step))
 
     def _is_expired(self, one: Quarantined) -> bool:
-        return self.today >= one.expires or one.expires - one.added > LONGEST
+        return self.today >= one.expires or one.expires - one.added > LONGEST_QUARANTINE
 
 
 def load(root: Path, declarations: Declarations) -> Quarantine:
@@ -90,11 +86,7 @@ def effective(root: Path, merge_base: str, here: Quarantine) -> Quarantine:
     text = file_at(root, merge_base, QUARANTINE_FILE)
     if text is None:
         return Quarantine()
-    with tempfile.TemporaryDirectory(prefix="hilgate-") as folder:
-        path = Path(folder, merge_base[:12], QUARANTINE_FILE)
-        path.parent.mkdir(parents=True)
-        path.write_bytes(text)
-        document = yaml.read(path, Path(folder), Quarantine)
+    document = yaml.parse(text, f"{merge_base[:12]}:{QUARANTINE_FILE}", Quarantine)
     if document.noun is None:
         raise InvalidDeclarationsError(document.mistakes)
     kept = {_identity(one) for one in here.tests}
@@ -111,32 +103,15 @@ def _identity(one: Quarantined) -> tuple[str, str, tuple[str, ...]]:
 
 def _check(document: Document[Quarantine], quarantine: Quarantine, declarations: Declarations) -> None:
     steps = {step.key: step for _, step in declarations.steps()}
-    seen: list[Quarantined] = []
     for number, one in enumerate(quarantine.tests):
-        at = ("tests", number)
         step = steps.get(one.step)
         if step is None:
-            document.blame((*at, "step"), f"no step is called {one.step!r}", suggest(one.step, steps))
+            document.blame(("tests", number, "step"), f"no step is called {one.step!r}", suggest(one.step, steps))
+            continue
         for place, device in enumerate(one.devices):
-            if step is not None and device not in step.devices:
-                where = f"the step {one.step} does not run on {device!r}"
-                document.blame((*at, "devices", place), where, f"name one of {', '.join(step.devices)}")
-        if not dt.timedelta(0) < one.expires - one.added <= LONGEST:
-            days = (one.expires - one.added).days
-            what = f"expires {days} days after it was added"
-            document.blame((*at, "expires"), what, f"choose a day 1 to {LONGEST.days} days after {one.added}")
-        if any(other.test == one.test and other.step == one.step and _meet(other, one) for other in seen):
-            document.blame((*at, "test"), f"{one.test} of {one.step} is in quarantine already", "keep one of them")
-        seen.append(one)
-
-
-def _meet(one: Quarantined, other: Quarantined) -> bool:
-    return not one.devices or not other.devices or not set(one.devices).isdisjoint(other.devices)
-
-
-def write_used(quarantine: Quarantine, folder: Path) -> None:
-    """Keep the quarantine that a verdict was made with beside it, so that it can be derived again."""
-    (folder / USED_FILE).write_text(quarantine.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            if device not in step.devices:
+                what = f"the step {one.step} does not run on {device!r}"
+                document.blame(("tests", number, "devices", place), what, f"name one of {', '.join(step.devices)}")
 
 
 def read_used(folder: Path) -> Quarantine:
@@ -146,11 +121,4 @@ def read_used(folder: Path) -> Quarantine:
         RecordsError: It is not a quarantine.
     """
     path = folder / USED_FILE
-    if not path.is_file():
-        return Quarantine()
-    try:
-        return Quarantine.model_validate_json(path.read_bytes())
-    except ValueError as error:
-        raise RecordsError(
-            "not a quarantine", where=str(path), remedy="judge again: `hilgate judge` writes it"
-        ) from error
+    return Quarantine.load(path, "judge again: `hilgate judge` writes it") if path.is_file() else Quarantine()

@@ -1,7 +1,7 @@
-"""YAML into a noun, strictly, remembering the line of every key.
+"""Parse YAML text into a noun, strictly, with `file:line key.path` and did-you-mean for each mistake.
 
-PyYAML keeps the last of two equal keys and pydantic knows no line numbers. Here a file is composed to nodes, which
-carry marks, turned into plain data once, and validated; each mistake is reported as `file:line key.path`.
+PyYAML keeps the last of two equal keys and pydantic knows no line numbers. Here text is composed to nodes, which carry
+marks, turned into plain data once, and validated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 import yaml
 from pydantic import ValidationError
 
-from hilgate.model import Noun
+from hilgate.model import REFUSED, Noun
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 
 NounT = TypeVar("NounT", bound=Noun)
 Loc = tuple[str | int, ...]
-
-_MESSAGES = {
-    "string_type": "must be text (quote it)",
-    "int_type": "must be a whole number",
-    "float_type": "must be a number",
-    "bool_type": "must be true or false",
-    "tuple_type": "must be a list",
-    "dict_type": "must be a mapping",
-    "model_type": "must be a mapping",
-    "string_pattern_mismatch": "must be lower case letters, digits, '_', '.' or '-', starting with a letter or digit",
-    "too_short": "must not be empty",
-}
 
 
 @dataclass(frozen=True)
@@ -52,8 +40,8 @@ class Mistake:
 class Document(Generic[NounT]):
     """A parsed file: the noun (None when it has mistakes) and where each key stands."""
 
-    shown: str
-    """Path relative to the repository root, as printed."""
+    name: str
+    """As printed: a path relative to the repository root."""
     noun: NounT | None = None
     lines: dict[Loc, int] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
@@ -62,7 +50,7 @@ class Document(Generic[NounT]):
         """`file:line key.path` of a location, or of its nearest ancestor that has a line."""
         known = next(loc[:n] for n in range(len(loc), -1, -1) if loc[:n] in self.lines or n == 0)
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
-        return f"{self.shown}:{self.lines.get(known, 1)}" + (f" {path}" if path else "")
+        return f"{self.name}:{self.lines.get(known, 1)}" + (f" {path}" if path else "")
 
     def blame(self, loc: Loc, what: str, remedy: str = "") -> None:
         """Record a mistake at `loc`."""
@@ -70,21 +58,24 @@ class Document(Generic[NounT]):
 
 
 def read(path: Path, root: Path, model: type[NounT]) -> Document[NounT]:
-    """Parse and validate one file; mistakes are collected in the document, never raised."""
-    document: Document[NounT] = Document(path.relative_to(root).as_posix())
+    """Parse a file below `root`; mistakes are collected in the document, never raised."""
+    name = path.relative_to(root).as_posix()
     try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        document.blame((), f"cannot be read: {error}", "restore the file")
-        return document
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
+        return parse(path.read_bytes(), name, model)
+    except OSError as error:
+        return Document(name, mistakes=[Mistake(name, f"cannot be read: {error}", "restore the file")])
+
+
+def parse(text: bytes, name: str, model: type[NounT]) -> Document[NounT]:
+    """Parse YAML and validate it as `model`; mistakes are collected in the document, never raised."""
+    document: Document[NounT] = Document(name)
+    try:
+        node = yaml.compose(text.decode(), Loader=yaml.SafeLoader)
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
         document.lines[()] = mark.line + 1 if mark else 1
-        document.blame((), f"is not YAML: {error.problem or error.context}", "check indentation, quotes and brackets")
-        return document
-    except yaml.YAMLError as error:
-        document.blame((), f"is not YAML: {error}", "save it as UTF-8 text without control characters")
+        why = getattr(error, "problem", None) or error
+        document.blame((), f"is not YAML: {why}", "check encoding, indentation, quotes and brackets")
         return document
     if node is None:
         document.blame((), "is empty", "declare something or delete the file")
@@ -95,45 +86,38 @@ def read(path: Path, root: Path, model: type[NounT]) -> Document[NounT]:
     return document
 
 
-def _plain(node: yaml.Node, loc: Loc, document: Document[Any], above: tuple[int, ...]) -> Any:
+def _plain(node: yaml.Node, loc: Loc, document: Document[Any], above: tuple[yaml.Node, ...]) -> Any:
     """Plain data of a node; remembers lines, refuses duplicate keys, odd keys, aliases that loop and odd scalars."""
     document.lines.setdefault(loc, node.start_mark.line + 1)
-    if id(node) in above:
-        document.blame(loc, "is an alias of what contains it", "write it out")
-        return None
-    inside = (*above, id(node))
-    if isinstance(node, yaml.MappingNode):
-        mapping: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = _scalar(key_node)
-            if not isinstance(key, str):
-                document.lines[(*loc, str(key))] = key_node.start_mark.line + 1
-                document.blame((*loc, str(key)), f"key {key!r} is not text", "quote it")
-                continue
-            if key in mapping:
-                first = document.lines[(*loc, key)]
-                document.lines[(*loc, key)] = key_node.start_mark.line + 1
-                document.blame((*loc, key), f"key {key!r} is already on line {first}", "keep one of them")
-                continue
-            document.lines[(*loc, key)] = key_node.start_mark.line + 1
-            mapping[key] = _plain(value_node, (*loc, key), document, inside)
-        return mapping
+    if any(node is one for one in above):
+        return document.blame(loc, "is an alias of what contains it", "write it out")
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, (*loc, index), document, inside) for index, item in enumerate(node.value)]
-    value = _scalar(node)
-    if value is not None and not isinstance(value, str | int | float | bool):
-        document.blame(loc, f"{node.value!r} is read as a {type(value).__name__}", "quote it")
-        return None
-    return value
+        return [_plain(item, (*loc, index), document, (*above, node)) for index, item in enumerate(node.value)]
+    if not isinstance(node, yaml.MappingNode):
+        value = _scalar(node)
+        if value is None or isinstance(value, str | int | float | bool):
+            return value
+        return document.blame(loc, f"{node.value!r} is read as a {type(value).__name__}", "quote it")
+    mapping: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = _scalar(key_node)
+        at = (*loc, str(key))
+        first = document.lines.get(at)
+        document.lines[at] = key_node.start_mark.line + 1
+        if not isinstance(key, str):
+            document.blame(at, f"key {key!r} is not text", "quote it")
+        elif key in mapping:
+            document.blame(at, f"key {key!r} is already on line {first}", "keep one of them")
+        else:
+            mapping[key] = _plain(value_node, at, document, (*above, node))
+    return mapping
 
 
 def _scalar(node: yaml.Node) -> object:
     """Value of a scalar node as safe YAML reads it; a collection (as a key) is returned as its tag."""
-    if not isinstance(node, yaml.ScalarNode):
-        return (node.tag,)
     loader = yaml.SafeLoader("")
     try:
-        return loader.construct_object(node)
+        return loader.construct_object(node) if isinstance(node, yaml.ScalarNode) else (node.tag,)
     except (yaml.YAMLError, ValueError):
         return (node.tag,)
     finally:
@@ -148,33 +132,27 @@ def _validate(data: object, model: type[NounT], document: Document[NounT]) -> No
         details = error.errors()
         unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
         for detail in details:
-            loc = tuple(part for part in detail["loc"] if part != "[key]")
+            kind, loc = detail["type"], tuple(part for part in detail["loc"] if part != "[key]")
             name = str(loc[-1]) if loc else ""
-            if _follows_from_another(detail["type"], detail["loc"], detail["input"], unknown):
-                continue
-            if detail["type"] == "extra_forbidden":
-                document.blame(loc, f"unknown key {name!r}", suggest(name, _keys_at(model, loc[:-1])))
-            elif detail["type"] == "missing":
-                document.blame(loc[:-1], f"key {name!r} is missing", _meaning(model, loc))
-            else:
-                what = _MESSAGES.get(detail["type"], detail["msg"].lower())
+            if kind == "extra_forbidden":
+                document.blame(loc, f"unknown key {name!r}", suggest(name, _noun_at(model, loc[:-1]).model_fields))
+            elif kind == "missing":
+                # A typo is an unknown key and a missing one; the first says both.
+                if not difflib.get_close_matches(name, [str(one[-1]) for one in unknown if one[:-1] == loc[:-1]]):
+                    document.blame(loc[:-1], f"key {name!r} is missing", _meaning(model, loc))
+            elif kind == REFUSED:
+                document.blame(loc, detail["msg"], detail["ctx"]["remedy"])
+            elif kind != "too_short" or not detail["input"]:  # pydantic counts invalid items as absent
+                what = detail["msg"].removeprefix("Input ").replace("should", "must")
+                what = what[:1].lower() + what[1:]
                 document.blame(loc, f"{what}, got {_short(detail['input'])}", _meaning(model, loc))
 
 
-def _follows_from_another(kind: str, loc: Loc, value: object, unknown: list[Loc]) -> bool:
-    """Whether a mistake only repeats another: pydantic counts invalid items as absent, and a typo as a missing key."""
-    if kind == "too_short":
-        return bool(value)
-    typos = [str(other[-1]) for other in unknown if other[:-1] == loc[:-1]]
-    return kind == "missing" and bool(difflib.get_close_matches(str(loc[-1]), typos))
-
-
-def _model_at(model: type[Noun], loc: Loc) -> type[Noun]:
+def _noun_at(model: type[Noun], loc: Loc) -> type[Noun]:
     """The noun that holds the key after `loc`: follows fields, skips list indices and mapping keys."""
     for part in loc:
         info = model.model_fields.get(part) if isinstance(part, str) else None
-        nested = _nested(info.annotation) if info else None
-        model = nested or model
+        model = (_nested(info.annotation) if info else None) or model
     return model
 
 
@@ -184,14 +162,10 @@ def _nested(annotation: object) -> type[Noun] | None:
     return next((found for argument in get_args(annotation) if (found := _nested(argument))), None)
 
 
-def _keys_at(model: type[Noun], loc: Loc) -> list[str]:
-    return list(_model_at(model, loc).model_fields)
-
-
 def _meaning(model: type[Noun], loc: Loc) -> str:
     """The field's own documentation, which says what belongs there."""
     fields = [part for part in loc if isinstance(part, str)]
-    info = _model_at(model, loc[:-1]).model_fields.get(fields[-1]) if fields else None
+    info = _noun_at(model, loc[:-1]).model_fields.get(fields[-1]) if fields else None
     return " ".join((info.description or "").split()) if info else ""
 
 

@@ -12,19 +12,15 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from pydantic import ValidationError
 
 from hilgate import git
 from hilgate.agent.trust import of_build
 from hilgate.declare import imports
 from hilgate.declare.load import Declarations, load
 from hilgate.declare.protected import loosened
-from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError, RecordsError
+from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
 from hilgate.images import contents
 from hilgate.model import Key, Plan, Profile, planned_key
 from hilgate.plan import machine as hardware
@@ -34,6 +30,7 @@ from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
@@ -231,51 +228,13 @@ def plan_digest(plan: Plan) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def write_plan(plan: Plan, path: Path) -> None:
-    """Write atomically: a reader sees the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(plan.model_dump_json(indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
 def read_plan(path: Path) -> Plan:
-    """Read a plan and check that it hangs together.
+    """Read a plan.
 
     Raises:
         RecordsError: Missing, truncated, of another schema, or with keys or dependencies that do not fit.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        plan = Plan.model_validate_json(text)
-    except FileNotFoundError as error:
-        raise RecordsError("there is no plan", where=str(path), remedy="make one with `hilgate plan`") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordsError(f"the plan cannot be read: {error}", where=str(path), remedy="make a new one") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise RecordsError(
-            f"not a plan: {place}: {first['msg']}",
-            where=str(path),
-            remedy="make a new one with `hilgate plan` of this version",
-        ) from error
-    seen: set[Key] = set()
-    for step in plan.steps:
-        late = [need for need in step.depends_on if need not in seen]
-        if step.key in seen or late:
-            problem = f"depends on {late[0]}, which does not stand before it" if late else "stands twice"
-            raise RecordsError(f"not a plan: step {step.key} {problem}", where=str(path), remedy="make a new one")
-        seen.add(step.key)
-    return plan
+    return Plan.load(path, "make one with `hilgate plan` of this version")
 
 
 def by_name(declarations: Declarations, names: tuple[str, ...]) -> dict[Key, Wanted]:

@@ -58,7 +58,7 @@ def decide(
     Raises:
         RecordsError: At a desk, where the results cannot be read. A verdict that says so is written before.
     """
-    from hilgate.declare.quarantine import write_used
+    from hilgate.declare.quarantine import USED_FILE
     from hilgate.history.store import folder_of
     from hilgate.judge.verdict import VERDICT_FILE, judge, write_verdict
     from hilgate.model import Outcome
@@ -92,7 +92,7 @@ def decide(
     if refused:
         verdict = verdict.model_copy(update={"outcome": Outcome.FAIL, "why": f"the quarantine: {refused.what}"})
     write_verdict(verdict, folder / VERDICT_FILE)
-    write_used(quarantine, folder)
+    quarantine.save(folder / USED_FILE)
     tables.write(folder, judged, digest, tables.tables(judged, recorded, verdict))
     history = folder_of(root) if root else None
     facts = find(judged, history=history if history and history.is_dir() else None, against=against)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hilgate.errors import Exit, RecordsError
 from hilgate.judge import verdict as judge
 from hilgate.model import Loosening
-from hilgate.plan.make import plan_digest, read_plan, write_plan
+from hilgate.plan.make import plan_digest, read_plan
 from hilgate.run import recheck, results
 from hilgate.simulate import job as records
 from hilgate.simulate.buildkite import LOST, Build, Ended, Host, Node, State, Upload
@@ -131,7 +131,7 @@ class _Flow:
         if self._struck(Kind.PLAN_FAILED) is not None:
             self.site.ledger.planned = False
             return Ended(int(Exit.INVALID_DECLARATION), SHORT_MINUTES)
-        write_plan(self.site.plan, self.folder / PLAN_FILE)
+        self.site.plan.save(self.folder / PLAN_FILE)
         self._alter_plan(self.folder / PLAN_FILE)
         lost = self._struck(Kind.PLAN_AGENT_LOST)
         if lost is not None and attempt == 0:
@@ -151,10 +151,10 @@ class _Flow:
         if number % 3 == 0:
             path.write_bytes(path.read_bytes()[:-2])
         elif number % 3 == 1:
-            write_plan(plan.model_copy(update={"steps": plan.steps[:-1]}), path)
+            plan.model_copy(update={"steps": plan.steps[:-1]}).save(path)
         else:
             easier = plan.steps[-1].redeclared(minimum=1, label="easier")
-            write_plan(plan.model_copy(update={"steps": (*plan.steps[:-1], easier)}), path)
+            plan.model_copy(update={"steps": (*plan.steps[:-1], easier)}).save(path)
 
     def _recheck(self, minute: float, attempt: int) -> Ended:
         try:

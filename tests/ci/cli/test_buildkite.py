@@ -10,7 +10,6 @@ from support.rest import TOKEN, build, serving
 
 from hilgate.buildkite import api
 from hilgate.errors import Exit
-from hilgate.plan.make import write_plan
 
 WHERE = ("--organization", "acme", "--pipeline", "rocm")
 
@@ -130,8 +129,8 @@ def test_no_token_is_said_before_anything_is_sent(root, buildkite):
 def planned(root):
     """A plan file of two steps, and one of a part of it."""
     whole = toyplans.plan(*[toyplans.step(name, "true") for name in ("lint", "jamba")], profile="pr")
-    write_plan(whole, root / "whole.json")
-    write_plan(whole.model_copy(update={"steps": whole.steps[:1]}), root / "part.json")
+    whole.save(root / "whole.json")
+    whole.model_copy(update={"steps": whole.steps[:1]}).save(root / "part.json")
     return root
 
 

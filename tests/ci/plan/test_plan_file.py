@@ -8,7 +8,7 @@ import pytest
 
 from hilgate.errors import RecordsError
 from hilgate.model import Plan, PlannedStep, Step
-from hilgate.plan.make import plan_digest, read_plan, write_plan
+from hilgate.plan.make import plan_digest, read_plan
 
 DECLARED = Step(key="s", label="S", command="python -m x", devices=("cpu",), evidence="junit", timeout_minutes=5)
 STEP = PlannedStep(step=DECLARED, area="a", device="cpu", queue=None, reason="a/x changed")
@@ -47,7 +47,7 @@ def test_digest_ignores_when_and_sees_everything_else(plan):
 
 
 def test_plan_survives_its_file(tmp_path, plan):
-    write_plan(plan, tmp_path / "results" / "plan.json")
+    plan.save(tmp_path / "results" / "plan.json")
     assert read_plan(tmp_path / "results" / "plan.json") == plan
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["plan.json"]
 
@@ -64,7 +64,7 @@ def test_plan_survives_its_file(tmp_path, plan):
 )
 def test_damaged_plan_is_refused(tmp_path, plan, damage, expected):
     path = tmp_path / "plan.json"
-    write_plan(plan, path)
+    plan.save(path)
     path.write_text(damage(path.read_text()))
     with pytest.raises(RecordsError, match=expected):
         read_plan(path)

@@ -14,7 +14,7 @@ from support.plans import COMMIT, ENVIRONMENT, plan, step
 from hilgate.cli import run
 from hilgate.errors import RecordsError
 from hilgate.model import BuildRecord, Check, Omission, Outcome
-from hilgate.plan.make import plan_digest, write_plan
+from hilgate.plan.make import plan_digest
 from hilgate.release import bundle, sbom, verify
 from hilgate.report import tables
 from hilgate.run import results
@@ -124,7 +124,7 @@ def test_no_bundle_of_what_cannot_be_read_back(tmp_path, make):
 def test_what_every_job_of_an_agent_left_is_in_it(tmp_path):
     root, out = built(tmp_path, image="")
     a_plan = plan(step("a", "x"), step("b", "x"), omissions=())
-    write_plan(a_plan, out / "plan.json")
+    a_plan.save(out / "plan.json")
     for one in a_plan.steps:
         job = out / "jobs" / one.key
         job.mkdir(parents=True)

@@ -8,7 +8,6 @@ from support.plans import COMMIT, plan, step
 
 from hilgate.history import collect, store
 from hilgate.model import Outcome
-from hilgate.plan.make import write_plan
 from hilgate.report import merge_base
 from hilgate.report.merge_base import Facts, StepFacts, on_merge_base
 from hilgate.run.results import RESULTS_FILE, append
@@ -101,7 +100,7 @@ def results_folder(folder, checks, *, commit=BASE):
     """A results folder as `hilgate gate` leaves it."""
     a_plan, recorded, _ = built((step("a", "x"), checks), commit=commit)
     folder.mkdir()
-    write_plan(a_plan, folder / "plan.json")
+    a_plan.save(folder / "plan.json")
     attempt = recorded.last("a-cpu")
     from hilgate.model import CheckRecord
 
