@@ -1,7 +1,4 @@
-"""What a change touches: the only module that runs git.
-
-A fingerprint of the files under test, so that a resumed run cannot mix results of two states of the tree.
-"""
+"""Run git: what a change touches, files and diffs of commits, and a fingerprint of the working tree."""
 
 from __future__ import annotations
 
@@ -100,6 +97,17 @@ def file_at(root: Path, commit: str, path: str) -> bytes | None:
     command = ("git", "-c", "core.fsmonitor=false", "cat-file", "blob", f"{commit}:{path}")
     done = subprocess.run(command, cwd=root, capture_output=True, check=False, stdin=subprocess.DEVNULL)
     return done.stdout if done.returncode == 0 else None
+
+
+def diff(root: Path, commit: str, path: str) -> str:
+    """How a file of the working tree differs from a commit: the hunks of a unified diff without context.
+
+    Raises:
+        CannotRunHereError: git is not installed, or knows no such commit here.
+    """
+    options = ("--no-color", "--no-ext-diff", "--no-textconv", "--unified=0")
+    text = _required(root, "diff", *options, "--end-of-options", commit, "--", f":(literal){path}")
+    return text[text.find("@@") :] if "@@" in text else ""
 
 
 def _names(status: str) -> tuple[set[str], set[str]]:

@@ -426,13 +426,13 @@ class Omission(Noun):
 
 
 class Loosening(Noun):
-    """A change to what decides: a tolerance, a budget, a baseline, a gate, an area, the quarantine, hilgate itself."""
+    """A change to a protected file, which decides: a tolerance, a budget, a gate, an area, the quarantine, hilgate."""
 
     path: str
     what: str
-    """The value before and after, or that the file changed."""
-    looser: bool
-    """False only where the change is known to be stricter; what cannot be told counts as looser."""
+    """In a few words: changed, deleted or new."""
+    hunk: str = ""
+    """The beginning of its diff against the merge base."""
 
 
 class Plan(Noun):

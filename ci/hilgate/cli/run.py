@@ -370,7 +370,7 @@ def files_to_put_back(plan: Plan, request: Request) -> tuple[str, ...]:
         return ()
     files = to_put_back(request.root, plan)
     for name in files:
-        terminal.stderr().print(f"as at the merge base, because the change loosens it: {name}", soft_wrap=True)
+        terminal.stderr().print(f"as at the merge base, because its change is not approved: {name}", soft_wrap=True)
     return files
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import datetime as dt
     from pathlib import Path
 
-    from hilgate.model import Loosening
     from hilgate.run.results import Attempt, Recorded
 
 VERDICT_FILE = "verdict.json"
@@ -55,7 +54,7 @@ def judge(
     if expired and outcome is not Outcome.FAIL:
         outcome = Outcome.FAIL
         why = f"quarantine of {expired[0].test} expired on {expired[0].expires}: mend it or take it out"
-    loosened = looser(plan)
+    loosened = plan.loosened
     if loosened and not approved_by and outcome is Outcome.PASS:
         outcome = Outcome.INCONCLUSIVE
         more = f" (and {len(loosened) - 1} more)" if len(loosened) > 1 else ""
@@ -67,16 +66,11 @@ def judge(
         outcome=outcome,
         why=why,
         images={name: record.digest for name, record in recorded.images.items()},
-        loosened=plan.loosened,
+        loosened=loosened,
         approved_by=approved_by if loosened else "",
         steps=steps,
         omissions=plan.omissions,
     )
-
-
-def looser(plan: Plan) -> tuple[Loosening, ...]:
-    """What the change loosens of its own gate, without what is known to be stricter."""
-    return tuple(one for one in plan.loosened if one.looser)
 
 
 def exit_status(verdict: Verdict, plan: Plan) -> Exit:

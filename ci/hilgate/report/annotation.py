@@ -93,11 +93,12 @@ def _loosened(verdict: Verdict, detail: Detail) -> list[str]:
     approved = approval(verdict)
     if not approved:
         return []
-    looser = [one for one in verdict.loosened if one.looser]
-    shown_here = looser[:NAMED_IDS]
-    lines = [f"- {escape(one.path)}: {escape(shorten(one.what, detail.message_characters))}" for one in shown_here]
-    lines += [f"- and {len(looser) - len(lines)} more in verdict.json"] if len(looser) > len(lines) else []
-    return ["\n".join([f"**Loosens its own gate: {escape(approved)}**", "", *lines])]
+    parts = [f"**Changes its own gate: {escape(approved)}**"]
+    for one in verdict.loosened[:NAMED_IDS]:
+        hunk = fenced(shorten(one.hunk, detail.message_characters)) if one.hunk else ""
+        parts.append(f"{escape(one.path)}: {escape(one.what)}" + (f"\n\n{hunk}" if hunk else ""))
+    more = len(verdict.loosened) - NAMED_IDS
+    return [*parts, f"and {more} more in verdict.json"] if more > 0 else parts
 
 
 def _problem(problem: Problem, detail: Detail) -> list[str]:

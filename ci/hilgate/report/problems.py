@@ -109,9 +109,8 @@ def named(verdict: Verdict) -> tuple[Named, ...]:
 
 
 def approval(verdict: Verdict) -> str:
-    """Who must approve, or has approved, what the change loosens of its own gate; empty when it loosens nothing."""
-    looser = sum(one.looser for one in verdict.loosened)
-    if not looser:
+    """Who must approve, or has approved, what the change makes of its own gate; empty when it leaves it alone."""
+    if not verdict.loosened:
         return ""
     if verdict.approved_by:
         return f"approved by {verdict.approved_by}"

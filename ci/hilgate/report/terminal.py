@@ -95,7 +95,7 @@ def print_verdict(judged: Judged, facts: Facts | None = None) -> None:
     )
     console.print(Text(headlines.step_counts(verdict), "dim"))
     if approved := approval(verdict):
-        console.print(Text(text.line(f"loosens its own gate: {approved}"), "bold"), soft_wrap=True)
+        console.print(Text(text.line(f"changes its own gate: {approved}"), "bold"), soft_wrap=True)
     console.print(Text(f"report: {short(judged.report)}", "dim"), soft_wrap=True)
 
 
@@ -357,4 +357,8 @@ def print_notes(verdict: Verdict) -> None:
 
 def lines_notes(verdict: Verdict) -> list[str]:
     """The same as text, readable at 80 columns."""
-    return [f"{'looser' if one.looser else 'stricter or new'}: {one.path}: {one.what}" for one in verdict.loosened]
+    return [
+        line
+        for one in verdict.loosened
+        for line in (f"changes its own gate: {one.path}: {one.what}", *(f"  {row}" for row in one.hunk.splitlines()))
+    ]

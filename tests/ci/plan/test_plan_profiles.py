@@ -165,7 +165,7 @@ def test_fork_gets_no_secrets_and_the_plan_says_so():
 
 
 def test_plan_records_what_is_loosened_and_the_merge_base():
-    loosened = (Loosening(path="tests/support/tolerances.py", what="1e-3 -> 1e-1", looser=True),)
+    loosened = (Loosening(path="tests/support/tolerances.py", what="1e-3 -> 1e-1"),)
     at = replace(change("a/x"), merge_base="b" * 40)
     plan = assemble(declare(a=[step("s")]), at, LAPTOP, profile="gate", facts=Facts(loosened=loosened))
     assert (plan.loosened, plan.merge_base) == (loosened, "b" * 40)

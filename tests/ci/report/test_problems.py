@@ -84,19 +84,10 @@ def test_green_steps_with_flaky_or_quarantined_checks_are_named(show):
     ids=["nobody yet", "somebody"],
 )
 def test_a_loosened_gate_is_said_before_what_broke(show, approved, words):
-    loosened = (
-        Loosening(path="tests/support/tolerances.py", what="2 u -> 4 u", looser=True),
-        Loosening(path="evals/gates.yaml", what="margin 0.03 -> 0.02", looser=False),
-    )
+    loosened = (Loosening(path="tests/support/tolerances.py", what="changed", hunk="-A = 2 * U\n+A = 4 * U"),)
     text = show(*red(loosened=loosened, approved_by=approved)).replace("&gt;", ">")
     assert text.index(words) < text.index("tests/support/tolerances.py") < text.index("bad-gfx942")
-    assert "2 u -> 4 u" in text
-    assert "evals/gates.yaml" not in text
-
-
-def test_a_stricter_change_needs_nobody():
-    stricter = (Loosening(path="x", what="y", looser=False),)
-    assert headlines.approval(red(loosened=stricter)[2]) == ""
+    assert "+A = 4 * U" in text
 
 
 def test_the_line_of_the_image_is_one_that_a_shell_understands():
@@ -129,13 +120,13 @@ def test_the_line_of_the_image_follows_the_step(image, planned, missing, present
 
 
 def test_the_terminal_says_it_too(capsys):
-    plan, recorded, verdict, facts = red(loosened=(Loosening(path="p", what="w", looser=True),))
+    plan, recorded, verdict, facts = red(loosened=(Loosening(path="p", what="w"),))
     judged = SimpleNamespace(plan=plan, recorded=recorded, verdict=verdict, report=Path("report.html"))
     terminal.print_verdict(judged, facts)
     out = capsys.readouterr().out
     order = ["✗ fail: regression: bad-gfx942", TEST, "error: max_abs_err 0.5", "case: shape", "merge base: passed at b",
              "node: mi300-07", "reproduce: hilgate run bad-gfx942", "○ did not run: infra: sick-cpu", "quarantined in",
-             "1 regression, 1 infra", "loosens its own gate: needs"]  # fmt: skip
+             "1 regression, 1 infra", "changes its own gate: needs"]  # fmt: skip
     places = [out.index(words) for words in order]
     assert places == sorted(places)
     terminal.print_verdict(judged)
