@@ -126,13 +126,13 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     """What this machine is and lacks, and which areas that rules out. Exit status 5 when some step cannot run here."""
     import json
 
-    from hilgate.plan.expand import readiness
+    from hilgate.plan.expand import Site, readiness
     from hilgate.plan.make import absent_tools
     from hilgate.report.terminal import show_machine, show_readiness
 
     settings: Settings = ctx.obj
     declarations, machine = _here(settings)
-    areas = readiness(declarations, machine, absent_tools(declarations))
+    areas = readiness(declarations, Site(machine, absent_tools(declarations)))
     if as_json:
         from dataclasses import asdict
 
@@ -151,7 +151,7 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
 
 def show_home(settings: Settings) -> None:
     """The first screen: what this is, what to try, what this machine can run."""
-    from hilgate.plan.expand import readiness
+    from hilgate.plan.expand import Site, readiness
     from hilgate.plan.make import absent_tools
     from hilgate.report.terminal import show_readiness
 
@@ -166,7 +166,7 @@ def show_home(settings: Settings) -> None:
         out.print(f"  [bold]{command:<22}[/]{meaning}")
     declarations, machine = _here(settings)
     out.print(f"\nThis machine: {_one_line(machine)}")
-    show_readiness(out, readiness(declarations, machine, absent_tools(declarations)))
+    show_readiness(out, readiness(declarations, Site(machine, absent_tools(declarations))))
     out.print("\nMore: hilgate --help, hilgate doctor")
 
 

@@ -1,11 +1,8 @@
-"""Wanted steps to planned steps on devices, and a reason for each omission. Pure.
+"""Expand wanted steps to planned steps on devices, with a reason for each omission. Pure.
 
 `gate` asks what this machine can run: one device per step, on the host. The other profiles ask what the agents run:
-every device with a queue, in the image of that queue, after the step that builds it.
-
-Where a step runs: this machine's device, or every device that an agents' queue offers. Pure.
-
-What a machine can and cannot run, area by area. Pure.
+every device with a queue, in the image of that queue, after the step that builds it. `place` answers for both, and for
+`hilgate doctor`.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hilgate.declare.load import Declarations
-    from hilgate.model import Key, Step
     from hilgate.plan.machine import Machine
 
 
@@ -67,8 +63,8 @@ def expand(
         if step.key not in wanted:
             omissions.append(_omission(area, step, step.key, otherwise[step.key]))
             continue
-        placed = place(declarations, step, wanted[step.key].devices, site.machine, site.absent_tools)
-        omissions += [_omission(area, step, planned_key(step, device), why) for device, why in placed.left_out]
+        placed = place(declarations, step, site, wanted[step.key].devices)
+        omissions += [_omission(area, step, planned_key(step, device), why) for device, why in placed.left_out.items()]
         places[step.key] = list(placed.devices)
     planner = _Planner(declarations, site, wanted, places)
     for area, step in planner.in_order():
@@ -150,16 +146,16 @@ class _Planner:
             image=provider.provides if provider else None,
             depends_on=tuple(key for key in met.values() if key is not None),
             env={**self.declarations.agents.devices[device].env, **step.env},
-            reason=self.wanted[step.key].reason + self._missing_note(step),
+            reason=self.wanted[step.key].reason + self._obstacle(step),
         )
 
     def _provider(self, step: Step, device: Key) -> Step | None:
         return _provider(self.declarations, self.site, step, device)
 
-    def _missing_note(self, step: Step) -> str:
+    def _obstacle(self, step: Step) -> str:
         """A missing package does not make a step vanish: it stays planned, and ends as did not run."""
-        missing = self.site.machine.missing(step.packages) if self.site.machine else []
-        return f"; will not run here, {', '.join(missing)} not installed" if missing else ""
+        obstacle = place(self.declarations, step, self.site, self.wanted[step.key].devices).obstacle
+        return f"; will not run here, {obstacle}" if obstacle else ""
 
 
 def _may_run_on(wanted: Wanted, device: Key) -> bool:
@@ -183,69 +179,51 @@ def _omission(area: Area, step: Step, key: Key, reason: str) -> Omission:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Devices to run on, and the others, each with the reason."""
+class Placement:
+    """Whether and where a step can run."""
 
     devices: tuple[Key, ...]
-    left_out: tuple[tuple[Key, str], ...]
+    """Where it is planned; on one machine at most one."""
+    left_out: Mapping[Key, str]
+    """The other devices, each with the reason."""
+    obstacle: str
+    """Why it cannot do its work there, in a few words; empty where it can."""
 
 
-def place(
-    declarations: Declarations,
-    step: Step,
-    only: frozenset[Key] | None,
-    machine: Machine | None,
-    absent_tools: frozenset[str] = frozenset(),
-) -> Placed:
-    """Place a step on `machine`, or on the agents where that is None.
-
-    Args:
-        declarations: Queues and devices.
-        step: What to place.
-        only: The devices that were asked for; None for all that it lists.
-        machine: This machine, one device of which is chosen.
-        absent_tools: Programs that are not on this machine's path.
-    """
+def place(declarations: Declarations, step: Step, site: Site, only: frozenset[Key] | None = None) -> Placement:
+    """Place a step on a machine or on the agents; of its devices `only` these, where some were asked for."""
     listed = [device for device in step.devices if only is None or device in only]
-    if machine is None:
-        return _on_agents(declarations, step, listed)
-    return _here(declarations, step, listed, machine, absent_tools)
-
-
-def _on_agents(declarations: Declarations, step: Step, listed: list[Key]) -> Placed:
-    left_out = []
-    for device in listed:
-        if declarations.queue_for(step, device) is None:
-            what = _gpus(step, device)
-            left_out.append((device, f"no queue offers {what}; run it at a desk that has {_pronoun(step, device)}"))
-    without = {device for device, _ in left_out}
-    return Placed(tuple(device for device in listed if device not in without), tuple(left_out))
-
-
-def _here(
-    declarations: Declarations, step: Step, listed: list[Key], machine: Machine, absent_tools: frozenset[str]
-) -> Placed:
-    absent = [tool for tool in step.tools if tool in absent_tools]
+    obstacle = f"needs {' or '.join(_gpus(step, device) for device in listed)}"
+    if site.machine is None:
+        left_out = {
+            device: f"no queue offers {_gpus(step, device)}; run it at a desk that has {_pronoun(step, device)}"
+            for device in listed
+            if declarations.queue_for(step, device) is None
+        }
+        devices = tuple(device for device in listed if device not in left_out)
+        return Placement(devices, left_out, "" if devices else obstacle)
+    machine = site.machine
+    absent = [tool for tool in step.tools if tool in site.absent_tools]
     enough = machine.device == CPU or machine.gpus >= step.gpus
-    candidates = (machine.device, CPU) if enough else (CPU,)
-    chosen = None if absent else next((device for device in candidates if device in listed), None)
+    candidates = [device for device in ((machine.device, CPU) if enough else (CPU,)) if device in listed]
+    chosen = tuple(candidates[:1]) if not absent else ()
+    here = f"this machine has {machine.device if enough else machine.gpus}"
     if machine.device == CPU:
         here = "this machine has no GPU"
-    else:
-        here = f"this machine has {machine.device}" if enough else f"this machine has {machine.gpus}"
-    left_out = []
-    for device in listed:
+    left_out = {}
+    for device in (device for device in listed if device not in chosen):
         queue = declarations.queue_for(step, device)
         agents = f" (agents: {queue})" if queue else ""
-        if device == chosen:
-            continue
         if absent and device in (machine.device, CPU):
-            left_out.append((device, f"needs {', '.join(absent)}; not installed here{agents}"))
+            left_out[device] = f"needs {', '.join(absent)}; not installed here{agents}"
         elif device == CPU:
-            left_out.append((device, f"runs on {chosen} here, which is the stronger evidence"))
+            left_out[device] = f"runs on {chosen[0]} here, which is the stronger evidence"
         else:
-            left_out.append((device, f"needs {_gpus(step, device)}; {here}{agents}"))
-    return Placed((chosen,) if chosen else (), tuple(left_out))
+            left_out[device] = f"needs {_gpus(step, device)}; {here}{agents}"
+    if candidates:  # a missing package leaves it planned, to end as did not run; a missing tool does not
+        missing = machine.missing(step.packages) + absent
+        obstacle = f"{', '.join(missing)} not installed" if missing else ""
+    return Placement(chosen, left_out, obstacle)
 
 
 def _gpus(step: Step, device: Key) -> str:
@@ -258,12 +236,12 @@ def _pronoun(step: Step, device: Key) -> str:
 
 @dataclass(frozen=True)
 class Readiness:
-    """One area on one machine."""
+    """What of one area can run somewhere."""
 
     area: Key
     title: str
     ready: int
-    """Steps that can run here."""
+    """Steps that can run there."""
     steps: int
     on: tuple[Key, ...]
     """Devices that they would use."""
@@ -276,32 +254,13 @@ class Readiness:
         return "yes" if self.ready == self.steps else "partly" if self.ready else "no"
 
 
-def readiness(
-    declarations: Declarations, machine: Machine, absent_tools: frozenset[str] = frozenset()
-) -> list[Readiness]:
-    """One entry per area, in declared order; `absent_tools` are programs that are not on this machine's path."""
+def readiness(declarations: Declarations, site: Site) -> list[Readiness]:
+    """One entry per area, in declared order."""
     found = []
     for area in declarations.areas:
-        places = [place_readiness(step, machine, absent_tools) for step in area.steps]
-        found.append(
-            Readiness(
-                area=area.area,
-                title=area.title,
-                ready=sum(device is not None for device, _ in places),
-                steps=len(places),
-                on=tuple(dict.fromkeys(device for device, _ in places if device)),
-                obstacles=tuple(dict.fromkeys(why for _, why in places if why)),
-            )
-        )
+        placed = [place(declarations, step, site) for step in area.steps]
+        ready = [one for one in placed if not one.obstacle]
+        on = tuple(dict.fromkeys(device for one in ready for device in one.devices))
+        obstacles = tuple(dict.fromkeys(one.obstacle for one in placed if one.obstacle))
+        found.append(Readiness(area.area, area.title, len(ready), len(placed), on, obstacles))
     return found
-
-
-def place_readiness(step: Step, machine: Machine, absent_tools: frozenset[str]) -> tuple[Key | None, str]:
-    """Device on which a step would run here; else None and why not."""
-    device = next((device for device in (machine.device, CPU) if device in step.devices), None)
-    if device is None:
-        return None, f"needs {' or '.join(step.devices)}"
-    missing = machine.missing(step.packages) + [tool for tool in step.tools if tool in absent_tools]
-    if missing:
-        return None, f"{', '.join(missing)} not installed"
-    return device, ""

@@ -1,6 +1,4 @@
-"""What this machine is: its GPU, cores, memory and installed distributions. Imports no torch and starts no GPU.
-
-The GPUs of this machine, without starting any.
+"""Detect this machine: its GPU, cores, memory and installed distributions. Imports no torch and starts no GPU.
 
 AMD GPUs are read from the KFD topology in sysfs (Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c); NVIDIA GPUs are
 asked of nvidia-smi. Which of them a process sees follows the vendors' environment variables.

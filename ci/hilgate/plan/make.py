@@ -1,9 +1,4 @@
-"""Makes, reads and writes `plan.json`: what will run and why, fixed before anything runs.
-
-What a plan records besides its steps: images, what the change loosens, and whether it comes from a fork.
-
-Steps that are asked for by name: an area, a step, a step on a device, or a model. Pure.
-"""
+"""Make and read `plan.json`: what will run and why, fixed before anything runs."""
 
 from __future__ import annotations
 
