@@ -19,12 +19,10 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hilgate.errors import CannotRunHereError, MisuseError
-from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hilgate.declare.load import Declarations
     from hilgate.model import Plan, PlannedStep
 
 
@@ -289,24 +287,6 @@ ALL = "all"
 
 GATE = ("ci/hilgate/", ".buildkite/")
 """What decides; a change to it needs an approval, and only a full build asks for one."""
-
-
-def known_models(declarations: Declarations) -> frozenset[str]:
-    """Every model that some step runs."""
-    return frozenset(model for _, step in declarations.steps() for model in step.models)
-
-
-def require_models(models: Sequence[str], known: frozenset[str]) -> None:
-    """Refuse names that no step has.
-
-    Raises:
-        MisuseError: With the names that were probably meant.
-    """
-    if ALL in models and len(set(models)) > 1:
-        raise MisuseError(f"{ALL!r} is every model already", remedy="leave out the others, or leave out 'all'")
-    for model in models:
-        if model != ALL and model not in known:
-            raise MisuseError(f"no step runs a model {model!r}", where="ci/areas", remedy=suggest(model, {*known, ALL}))
 
 
 def images_of(build: Build) -> dict[str, str]:

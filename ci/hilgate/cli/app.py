@@ -1,6 +1,6 @@
-"""Builds the command line, and turns every way in which a command can end into a message and an exit status.
+"""Run the command line, and turn every way in which a command can end into a message and an exit status.
 
-Results go to standard output, narration and errors to standard error.
+Results go to standard output, narration and errors to standard error. Commands import what they need when they run.
 """
 
 from __future__ import annotations
@@ -9,98 +9,49 @@ import datetime as dt
 import sys
 import tempfile
 import traceback
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from hilgate import text
-from hilgate.errors import EXIT_MEANINGS, Exit, HilgateError
+from hilgate.cli import Settings, program
+
+# Each module adds its commands to `app`; help lists them in this order.
+# isort: off
+from hilgate.cli import plan, run as running, buildkite, release, history  # noqa: F401
+
+# isort: on
+from hilgate.errors import Exit, HilgateError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-SUMMARY = "Decides whether a change to the ROCm attention kernels may merge: plan, run, judge, report."
+    from pathlib import Path
 
 
-@dataclass
-class Settings:
-    """Options of the whole program, shared with commands as `ctx.obj`."""
-
-    root: Path | None = None
-    debug: bool = False
-    no_color: bool = False
-
-    def repository(self) -> Path:
-        """The repository to work on: `--root`, else the one around the current folder.
-
-        Raises:
-            MisuseError: There is none.
-        """
-        from hilgate.declare.load import find_root
-
-        return find_root(self.root or Path.cwd())
-
-    def out(self) -> Console:
-        """Console for results."""
-        from rich.console import Console
-
-        return Console(no_color=self.no_color or None, highlight=False, soft_wrap=False)
-
-
-def build_app() -> typer.Typer:
-    """The `hilgate` command line: what planning, running and kernels register."""
-    from hilgate.cli import buildkite, history, plan, release, simulate
-    from hilgate.cli import run as rechecking
-
-    # \\b keeps the line breaks of a paragraph.
-    statuses = "\n".join(f"{status.value:>5}  {meaning}" for status, meaning in EXIT_MEANINGS.items())
-    app = typer.Typer(
-        name="hilgate",
-        help=SUMMARY,
-        epilog=f"\b\nExit status:\n{statuses}",
-        no_args_is_help=False,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-
-    @app.callback(invoke_without_command=True)
-    def options(
-        ctx: typer.Context,
-        root: Annotated[
-            Path | None,
-            typer.Option(help="Repository to work on.", envvar="HILGATE_ROOT", file_okay=False, exists=True),
-        ] = None,
-        debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", envvar="HILGATE_DEBUG")] = False,
-        no_color: Annotated[bool, typer.Option("--no-color", help="As NO_COLOR=1.")] = False,
-        version: Annotated[bool, typer.Option("--version", help="Show the version and this machine.")] = False,
-    ) -> None:
-        settings: Settings = ctx.obj
-        settings.root, settings.debug, settings.no_color = root, debug, no_color
-        if version:
-            plan.show_version(settings)
-            raise typer.Exit
-        if ctx.invoked_subcommand is None:
-            plan.show_home(settings)
-
-    plan.register(app)
-    plan.register_replaying(app)
-    rechecking.register(app)
-    rechecking.register_rechecking(app)
-    plan.register_kernels(app)
-    buildkite.register(app)
-    release.register(app)
-    history.register(app)
-    simulate.register(app)
-    return app
+@program.callback(invoke_without_command=True)
+def options(
+    ctx: typer.Context,
+    root: Annotated[
+        Path | None,
+        typer.Option(help="Repository to work on.", envvar="HILGATE_ROOT", file_okay=False, exists=True),
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", envvar="HILGATE_DEBUG")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="As NO_COLOR=1.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and this machine.")] = False,
+) -> None:
+    """Decides whether a change to the ROCm attention kernels may merge: plan, run, judge, report."""
+    settings: Settings = ctx.obj
+    settings.root, settings.debug, settings.no_color = root, debug, no_color
+    if version:
+        plan.show_version(settings)
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        plan.show_home(settings)
 
 
 def run(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line; every end is a `SystemExit` with a documented status."""
     settings = Settings()
     try:
-        build_app()(args=arguments, prog_name="hilgate", obj=settings)
+        program(args=arguments, prog_name="hilgate", obj=settings)
     except HilgateError as error:
         if settings.debug:
             traceback.print_exc()
@@ -121,6 +72,8 @@ def run(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _complain(message: str) -> None:
+    from hilgate import text
+
     sys.stderr.write(f"error: {text.log(message)}\n")
 
 

@@ -17,24 +17,22 @@ from rich.table import Table
 from rich.text import Text
 
 from hilgate import text
+from hilgate.cli import program
 from hilgate.errors import MisuseError, RecordsError
-from hilgate.history.store import HISTORY_VARIABLE
-from hilgate.model import Outcome
-from hilgate.report.problems import shortest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
 
-    from hilgate.cli.app import Settings
+    from hilgate.cli import Settings
     from hilgate.history.queries import Metric, Row
 
 
 Folder = Annotated[
     Path | None,
     typer.Option(
-        "--history", metavar="DIR", envvar=HISTORY_VARIABLE, file_okay=False, help="By default results/history/."
+        "--history", metavar="DIR", envvar="HILGATE_HISTORY", file_okay=False, help="By default results/history/."
     ),
 ]
 Step = Annotated[str, typer.Option("--step", metavar="KEY", help="Only this step, on one device or on all.")]
@@ -46,15 +44,11 @@ Since = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add `hilgate history`."""
-    history = typer.Typer(help="What builds have said so far: accuracy, kernel times, flakes, minutes.")
-    history.command("add")(add)
-    history.command("show")(show)
-    history.command("report")(report)
-    app.add_typer(history, name="history", no_args_is_help=True)
+builds = typer.Typer(help="What builds have said so far: accuracy, kernel times, flakes, minutes.")
+program.add_typer(builds, name="history", no_args_is_help=True)
 
 
+@builds.command()
 def add(
     ctx: typer.Context,
     results: Annotated[Path | None, typer.Option("--results", metavar="DIR", help="By default results/.")] = None,
@@ -105,6 +99,7 @@ def add(
         sys.stdout.write(f"{what} is already in {place}\n")
 
 
+@builds.command()
 def show(
     ctx: typer.Context,
     metric: Annotated[
@@ -138,6 +133,7 @@ def show(
         show_history_tables(out, name, found, limit=rows)
 
 
+@builds.command()
 def report(
     ctx: typer.Context,
     out: Annotated[
@@ -289,6 +285,8 @@ def _minutes(out: Console, rows: Sequence[Row], limit: int) -> None:
     table = _table("began (UTC)", ("commit", "outcome", *(("step",) if of_step else ("steps", "wall")), "run", "GPU",
                                    "queue"))  # fmt: skip
     for row in rows[-limit:]:
+        from hilgate.model import Outcome
+
         outcome = Outcome(row["outcome"])
         size = (row["key"],) if of_step else (str(row["steps"]), f"{row['wall_minutes']:.1f}")
         minutes = (f"{row[name]:.1f}" for name in ("step_minutes", "gpu_minutes", "queue_minutes"))
@@ -307,6 +305,8 @@ def _minutes(out: Console, rows: Sequence[Row], limit: int) -> None:
 
 
 def _time(value: float) -> str:
+    from hilgate.report.problems import shortest
+
     return shortest(float(value)) if value < 1000 else f"{value:.0f}"
 
 

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hilgate.cli.app import SUMMARY, Settings
+from hilgate.cli import SUMMARY, Settings, program
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
 
 if TYPE_CHECKING:
     from hilgate.checks.replay import Replay, Replayed
-    from hilgate.cli.app import Settings
     from hilgate.declare.load import Declarations
     from hilgate.model import Check
     from hilgate.plan.machine import Machine
@@ -49,13 +48,7 @@ ProfileName = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the planning commands."""
-    app.command("plan")(plan)
-    app.command("explain")(explain)
-    app.command("doctor")(doctor)
-
-
+@program.command()
 def plan(
     ctx: typer.Context,
     select: Annotated[
@@ -87,6 +80,7 @@ def plan(
         show_plan(settings.out(), made, times)
 
 
+@program.command()
 def explain(
     ctx: typer.Context,
     step: Annotated[str, typer.Argument(metavar="STEP", help="A step, or a step on a device.")],
@@ -122,6 +116,7 @@ def explain(
     show_step(settings.out(), declarations, *found, rule=rule, history=measured(root, history))
 
 
+@program.command()
 def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     """What this machine is and lacks, and which areas that rules out. Exit status 5 when some step cannot run here."""
     import json
@@ -203,11 +198,7 @@ def _version() -> str:
         return "(not installed)"
 
 
-def register_replaying(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command("replay")(replay)
-
-
+@program.command()
 def replay(
     ctx: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="One list of changed files per line [=> STEP...].")],
@@ -324,13 +315,10 @@ ROUTING = "pagedkv.routing"
 _STATUSES = (Exit.PASS, Exit.FAIL, Exit.MISUSE, Exit.INVALID_DECLARATION)
 
 
-def register_kernels(app: typer.Typer) -> None:
-    """Add the commands about kernels."""
-    # Options, --help among them, are those of the command that is started.
-    theirs = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-    app.command("explain-kernel", context_settings=theirs)(explain_kernel)
-
-
+# Options, --help among them, are those of the command that is started.
+@program.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
 def explain_kernel(ctx: typer.Context) -> None:
     """Which kernel serves each attention layer of a model, and why: --model config.json --arch gfx942 (--help: all)."""
     settings: Settings = ctx.obj

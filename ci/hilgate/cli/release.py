@@ -11,24 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hilgate import text
+from hilgate.cli import program
 from hilgate.errors import Exit, RecordsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hilgate.cli.app import Settings
+    from hilgate.cli import Settings
     from hilgate.release.verify import Answer, Finding
 
 COLUMNS = 80
 MARKS = {True: "✓", False: "✗", None: "○"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    app.command("bundle")(bundle)
-    app.command("verify-bundle")(verify_bundle)
-
-
+@program.command()
 def bundle(
     ctx: typer.Context,
     *,
@@ -70,6 +66,7 @@ def bundle(
         sys.stdout.write(f"{sign(out, key)}\n")
 
 
+@program.command()
 def verify_bundle(
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     *,

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from hilgate.cli import program
 from hilgate.cli.cells import PART, Part, TakesPart
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError, RunInterruptedError
-from hilgate.report import terminal
 from hilgate.report.write import Judged, decide, read_plan_or_say_so, status_of
 
 if TYPE_CHECKING:
-    from hilgate.cli.app import Settings
+    from hilgate.cli import Settings
     from hilgate.model import Plan, RerunRecord
     from hilgate.run import process
     from hilgate.run.recheck import Rerun
@@ -52,15 +52,7 @@ Approved = Annotated[
 PlanFile = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="By default plan.json of the results.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the running commands to the program."""
-    app.command("gate")(gate)
-    app.command("run", cls=TakesPart)(run)
-    app.command("judge")(judge)
-    app.command("report")(report)
-    app.command("selftest")(selftest)
-
-
+@program.command()
 def gate(
     ctx: typer.Context,
     *,
@@ -109,6 +101,7 @@ def gate(
     raise typer.Exit(status_of(judged))
 
 
+@program.command(cls=TakesPart)
 def run(
     ctx: typer.Context,
     names: Annotated[list[str], typer.Argument(metavar="STEP...", help="Steps or areas; with --plan its keys.")],
@@ -159,6 +152,7 @@ def run(
     raise typer.Exit(status_of(judged))
 
 
+@program.command()
 def judge(
     ctx: typer.Context,
     plan_file: PlanFile = None,
@@ -185,6 +179,7 @@ def judge(
     raise typer.Exit(status_of(judged))
 
 
+@program.command()
 def report(
     ctx: typer.Context,
     plan_file: PlanFile = None,
@@ -212,6 +207,7 @@ def _decided(
     return decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
 
 
+@program.command()
 def selftest(
     ctx: typer.Context,
     bugs: Annotated[list[str] | None, typer.Argument(metavar="[BUG]...", help="Planted bugs; by default all.")] = None,
@@ -301,6 +297,7 @@ def run_plan(plan: Plan, request: Request, *, resume: bool = False) -> None:
     from hilgate import git
     from hilgate.plan import machine as hardware
     from hilgate.plan.make import plan_digest
+    from hilgate.report import terminal
     from hilgate.run import progress, results
     from hilgate.run.results import put_back
     from hilgate.run.runner import Runner
@@ -365,6 +362,7 @@ def files_to_put_back(plan: Plan, request: Request) -> tuple[str, ...]:
         CannotRunHereError: The plan names no merge base, or one that is not in this checkout.
     """
     from hilgate.declare.protected import to_put_back
+    from hilgate.report import terminal
 
     if plan.profile == "gate" or request.approved_by:
         return ()
@@ -381,6 +379,8 @@ def narrowed(plan: Plan, names: tuple[str, ...], arguments: str, keys: frozenset
     plan has another digest than the gate's, and its results can never stand in for the gate's. With `keys`, these
     planned steps alone get the arguments.
     """
+    from hilgate.report import terminal
+
     steps = []
     for step in plan.steps:
         named = step.key in keys if keys is not None else not {step.key, step.step.key, step.area}.isdisjoint(names)
@@ -411,11 +411,7 @@ class SameNodeError(HilgateError):
     exit_status: ClassVar[Exit] = Exit.SICK_NODE
 
 
-def register_rechecking(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command("recheck")(recheck)
-
-
+@program.command()
 def recheck(
     ctx: typer.Context,
     key: Annotated[str, typer.Argument(metavar="STEP", help="A key of the plan.")],

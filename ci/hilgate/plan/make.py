@@ -24,7 +24,7 @@ from hilgate.plan.select import select as select_steps
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from hilgate.declare.load import Declarations
@@ -257,8 +257,8 @@ def by_name(declarations: Declarations, names: tuple[str, ...]) -> dict[Key, Wan
     return wanted
 
 
-def by_model(declarations: Declarations, models: tuple[str, ...]) -> dict[Key, Wanted]:
-    """The steps that run these models.
+def by_model(declarations: Declarations, models: Iterable[str], *others: str) -> dict[Key, Wanted]:
+    """The steps that run these models; `others` are names that mean something else and may stand among them.
 
     Raises:
         MisuseError: No step runs a model of that name; with a did-you-mean.
@@ -266,8 +266,9 @@ def by_model(declarations: Declarations, models: tuple[str, ...]) -> dict[Key, W
     known = declarations.models()
     wanted: dict[Key, Wanted] = {}
     for model in models:
-        if model not in known:
-            raise MisuseError(f"no step runs a model {model!r}", where="ci/areas", remedy=suggest(model, known))
-        for step in known[model]:
+        if model not in known and model not in others:
+            remedy = suggest(model, {*known, *others})
+            raise MisuseError(f"no step runs a model {model!r}", where="ci/areas", remedy=remedy)
+        for step in known.get(model, ()):
             wanted.setdefault(step.key, Wanted(f"asked for: model {model}"))
     return wanted

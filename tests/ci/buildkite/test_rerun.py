@@ -11,13 +11,9 @@ from hilgate.buildkite.api import (
     RemoteError,
     images_of,
     request,
-    require_models,
     shortfall,
 )
-from hilgate.errors import MisuseError
 from hilgate.model import Loosening
-
-KNOWN = frozenset({"jamba", "granite-small", "pocket-hybrid"})
 
 
 def build(**changes):
@@ -56,28 +52,6 @@ def test_pull_request_that_might_be_a_fork_is_refused(gone):
         request(build(pull_request=known), ["jamba"], profile="pr", nonce="n1")
     with pytest.raises(RemoteError, match="which repository"):
         request(build(pull_request=None), ["jamba"], profile="pr", nonce="n1")
-
-
-@pytest.mark.parametrize("models", [["jamba"], ["jamba", "granite-small"], ["all"]], ids=" ".join)
-def test_known_models_are_taken(models):
-    require_models(models, KNOWN)
-
-
-@pytest.mark.parametrize(
-    ("models", "words"),
-    [
-        (["jmba"], "did you mean 'jamba'?"),
-        (["jamba", "granite-smal"], "did you mean 'granite-small'?"),
-        (["xyz"], "known: all, granite-small, jamba, pocket-hybrid"),
-        (["all", "jamba"], "leave out the others"),
-        (["jamba; rm"], "did you mean 'jamba'?"),
-    ],
-    ids=["typo", "second", "strange", "all-and-one", "shell"],
-)
-def test_unknown_model_is_refused_with_what_was_meant(models, words):
-    with pytest.raises(MisuseError) as raised:
-        require_models(models, KNOWN)
-    assert words in raised.value.remedy
 
 
 def test_images_are_those_of_the_verdict():

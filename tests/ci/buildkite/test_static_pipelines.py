@@ -13,9 +13,9 @@ import typer
 import yaml
 from support.static_steps import FILES, FOLDER, STEPS, script
 
-from hilgate.buildkite.api import ALL, known_models
+from hilgate.buildkite.api import ALL
 from hilgate.buildkite.lint import schema_problems, sdk_schema
-from hilgate.cli.app import build_app
+from hilgate.cli.app import program
 from hilgate.declare.load import load
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -61,7 +61,7 @@ OPTIONS = {"--approved-by", "--models"}
 
 
 def test_commands_and_options_are_known_to_the_command_line():
-    commands = typer.main.get_command(build_app()).commands
+    commands = typer.main.get_command(program).commands
     seen = set()
     for name, key in STEPS:
         for line in script(STEPS[name, key]).splitlines():
@@ -76,7 +76,7 @@ def test_commands_and_options_are_known_to_the_command_line():
 
 def test_rerun_offers_every_model_that_a_step_runs():
     """After a change to the models: HILGATE_WRITE_GOLDEN=1 pytest tests/ci/buildkite/test_static_pipelines.py."""
-    options = [("the whole plan of the change", ALL), *((model, model) for model in sorted(known_models(DECLARED)))]
+    options = [("the whole plan of the change", ALL), *((model, model) for model in sorted(DECLARED.models()))]
     written = "".join(f"          - label: {label}\n            value: {value}\n" for label, value in options)
     text = re.sub(r"(?<=        options:\n)(?:          .*\n)+", written, FILES["rerun.yml"])
     if os.environ.get("HILGATE_WRITE_GOLDEN"):

@@ -13,7 +13,7 @@ from hilgate.declare.load import load
 from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError
 from hilgate.git import tracked_files
 from hilgate.plan.estimate import estimate
-from hilgate.plan.make import Facts, assemble, make_plan, plan_digest
+from hilgate.plan.make import Facts, assemble, by_model, make_plan, plan_digest
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -221,3 +221,28 @@ def test_this_repository_can_be_planned_here():
     plan = make_plan(REPOSITORY, base=None, profile="pr")
     assert plan.steps
     assert plan_digest(plan) == plan_digest(make_plan(REPOSITORY, base=None, profile="pr"))
+
+
+KNOWN = declare(a=[step("x", models=("jamba", "pocket-hybrid")), step("y", models=("granite-small", "jamba"))])
+
+
+def test_models_are_the_steps_that_run_them():
+    assert set(by_model(KNOWN, ["granite-small"])) == {"y"}
+    assert set(by_model(KNOWN, ["jamba", "granite-small"])) == {"x", "y"}
+    assert by_model(KNOWN, ["all"], "all") == {}
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        (["jmba"], "did you mean 'jamba'?"),
+        (["jamba", "granite-smal"], "did you mean 'granite-small'?"),
+        (["xyz"], "known: all, granite-small, jamba, pocket-hybrid"),
+        (["jamba; rm"], "did you mean 'jamba'?"),
+    ],
+    ids=["typo", "second", "strange", "shell"],
+)
+def test_unknown_model_is_refused_with_what_was_meant(models, words):
+    with pytest.raises(MisuseError, match="no step runs a model") as raised:
+        by_model(KNOWN, models, "all")
+    assert words in raised.value.remedy
