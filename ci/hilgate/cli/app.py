@@ -9,7 +9,8 @@ import datetime as dt
 import sys
 import tempfile
 import traceback
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -21,9 +22,6 @@ from hilgate.cli import plan, run as running, buildkite, release, history  # noq
 
 # isort: on
 from hilgate.errors import Exit, HilgateError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @program.callback(invoke_without_command=True)
