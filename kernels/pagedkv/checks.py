@@ -6,16 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .errors import (
-    BlockTableError,
-    DenseError,
-    DeviceError,
-    DtypeError,
-    HeadSizeError,
-    LengthError,
-    ShapeError,
-    SlotError,
-)
+from .errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,22 +19,25 @@ def shape(name: str, tensor: torch.Tensor, expected: tuple[int | None, ...], axe
     """Check rank and extents; None leaves an extent free.
 
     Raises:
-        ShapeError: if they differ.
+        ArgumentError: if they differ.
     """
     actual = tuple(tensor.shape)
     if len(actual) != len(expected) or any(e not in (None, a) for a, e in zip(actual, expected, strict=True)):
         wanted = tuple("any" if e is None else e for e in expected)
-        raise ShapeError(name, got=actual, expected=f"{wanted} = {axes}", remedy="Pass a view with these axes.")
+        raise ArgumentError(
+            "shape", name, got=actual, expected=f"{wanted} = {axes}", remedy="Pass a view with these axes."
+        )
 
 
 def dense(name: str, tensor: torch.Tensor) -> None:
     """Check that the last dimension has stride 1; every other stride is free.
 
     Raises:
-        DenseError: if it has not.
+        ArgumentError: if it has not.
     """
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        raise DenseError(
+        raise ArgumentError(
+            "stride",
             name,
             got=f"stride {tensor.stride(-1)} in the last dimension (strides {tensor.stride()})",
             expected="stride 1 there, any strides elsewhere",
@@ -55,21 +49,22 @@ def dtype(name: str, tensor: torch.Tensor, allowed: Iterable[torch.dtype], why: 
     """Check the dtype.
 
     Raises:
-        DtypeError: if it is none of `allowed`.
+        ArgumentError: if it is none of `allowed`.
     """
     allowed = tuple(allowed)
     if tensor.dtype not in allowed:
-        raise DtypeError(name, got=tensor.dtype, expected=" or ".join(map(str, allowed)), remedy=why)
+        raise ArgumentError("dtype", name, got=tensor.dtype, expected=" or ".join(map(str, allowed)), remedy=why)
 
 
 def head_size(name: str, size: int) -> None:
     """Check the head size of attention; write and gather take any.
 
     Raises:
-        HeadSizeError: if it is outside 32 .. 256 or not a multiple of 8 (16 bytes of a two-byte element).
+        ArgumentError: if it is outside 32 .. 256 or not a multiple of 8 (16 bytes of a two-byte element).
     """
     if not SMALLEST_HEAD <= size <= LARGEST_HEAD or size % 8:
-        raise HeadSizeError(
+        raise ArgumentError(
+            "head size",
             name,
             got=f"head_size {size}",
             expected=f"a multiple of 8 in {SMALLEST_HEAD} .. {LARGEST_HEAD}",
@@ -81,13 +76,17 @@ def device(reference: tuple[str, torch.Tensor], others: dict[str, torch.Tensor])
     """Check that all tensors lie where the first one does.
 
     Raises:
-        DeviceError: if one does not.
+        ArgumentError: if one does not.
     """
     name, first = reference
     for other, tensor in others.items():
         if tensor.device != first.device:
-            raise DeviceError(
-                other, got=tensor.device, expected=f"{first.device}, where {name} is", remedy="Move it with .to()."
+            raise ArgumentError(
+                "device",
+                other,
+                got=tensor.device,
+                expected=f"{first.device}, where {name} is",
+                remedy="Move it with .to().",
             )
 
 
@@ -100,12 +99,13 @@ def blocks_exist(block_table: torch.Tensor, used: torch.Tensor, num_blocks: int)
         num_blocks: Blocks of the cache.
 
     Raises:
-        BlockTableError: if a used entry names no block.
+        ArgumentError: if a used entry names no block.
     """
     wrong = used & ((block_table < 0) | (block_table >= num_blocks))
     if wrong.any():
         seq, column = wrong.nonzero()[0].tolist()
-        raise BlockTableError(
+        raise ArgumentError(
+            "block table",
             "block_table",
             got=f"block {int(block_table[seq, column])} at sequence {seq}, column {column} ({int(wrong.sum())} in all)",
             expected=f"0 <= block < {num_blocks}",
@@ -117,12 +117,13 @@ def slots_exist(slot_mapping: torch.Tensor, num_slots: int) -> None:
     """Check that every non-negative slot is inside the pool and named once (reads device memory).
 
     Raises:
-        SlotError: if one is beyond the pool, or two tokens would be written to the same slot in no defined order.
+        ArgumentError: if one is beyond the pool, or two tokens would be written to the same slot in no defined order.
     """
     written = slot_mapping[slot_mapping >= 0]
     if (written >= num_slots).any():
         token = int((slot_mapping >= num_slots).nonzero()[0])
-        raise SlotError(
+        raise ArgumentError(
+            "slot",
             "slot_mapping",
             got=f"slot {int(slot_mapping[token])} for token {token}",
             expected=f"slot < {num_slots} = num_blocks * block_size, or negative for a token that is not written",
@@ -131,7 +132,8 @@ def slots_exist(slot_mapping: torch.Tensor, num_slots: int) -> None:
     unique, counts = written.unique(return_counts=True)
     if (counts > 1).any():
         slot = int(unique[counts > 1][0])
-        raise SlotError(
+        raise ArgumentError(
+            "slot",
             "slot_mapping",
             got=f"slot {slot} for tokens {(slot_mapping == slot).nonzero().flatten().tolist()}",
             expected="each slot at most once",
@@ -143,17 +145,19 @@ def at_most(name: str, count: int, most: int, of: str) -> None:
     """Check an extent against its bound.
 
     Raises:
-        ShapeError: if it is larger.
+        ArgumentError: if it is larger.
     """
     if count > most:
-        raise ShapeError(name, got=f"{count} entries", expected=f"at most {most} ({of})", remedy="Slice it.")
+        raise ArgumentError(
+            "shape", name, got=f"{count} entries", expected=f"at most {most} ({of})", remedy="Slice it."
+        )
 
 
 def indices(tensors: dict[str, torch.Tensor]) -> None:
     """Check that index tensors are int32 with a dense last dimension.
 
     Raises:
-        DtypeError, DenseError: for the mistake of that name.
+        ArgumentError: if one is not.
     """
     for name, tensor in tensors.items():
         dtype(name, tensor, (torch.int32,), "Cast with .to(torch.int32).")
@@ -164,12 +168,13 @@ def within(name: str, values: torch.Tensor, end: int, what: str) -> None:
     """Check that all values lie in 0 .. end - 1 (reads device memory).
 
     Raises:
-        LengthError: if one does not.
+        ArgumentError: if one does not.
     """
     wrong = (values < 0) | (values >= end)
     if wrong.any():
         at = int(wrong.nonzero()[0])
-        raise LengthError(
+        raise ArgumentError(
+            "length",
             name,
             got=f"{int(values[at])} at index {at}",
             expected=f"0 <= value < {end} ({what})",

@@ -1,11 +1,8 @@
-"""What the launchers tell the compiler about the strides of their tensors.
-
-Where a token and a channel lie in a block, for the kernels: a sum of a token term and a channel term in any packing.
-
-It also says which sequence a query tile belongs to.
+"""Address arithmetic of the kernels: strides as int64 of known alignment, where a token lies, who owns a query tile.
 
 PACKING is the index in `pagedkv.layout.PACKINGS`: 0 rows, 1 native, 2 shuffle. Strides are those of
-`pagedkv.cache.PagedCache`, in elements; X is the number of elements in 16 bytes.
+`pagedkv.cache.cache.PagedCache`, in elements; X is the number of elements in 16 bytes. In any packing the place of a
+channel in its block is a sum of a token term and a channel term.
 """
 
 from __future__ import annotations
@@ -36,6 +33,21 @@ def multiple(stride, ALIGN: tl.constexpr):
 
 
 @triton.jit
+def wide(strides, ALIGN: tl.constexpr = 1):
+    """Return a tuple of strides as int64, so that no product with them wraps, each a multiple of ALIGN.
+
+    Triton passes a small integer as int32, and 1 as a constant.
+    """
+    out = ()
+    for i in tl.static_range(len(strides)):
+        stride = tl.cast(strides[i], tl.int64)
+        if ALIGN > 1:
+            stride = multiple(stride, ALIGN)
+        out += (stride,)
+    return out
+
+
+@triton.jit
 def key_channels(channel, stride_group, X: tl.constexpr):
     """Return the channel term of K in groups of X; its token term is `token * stride_token` in every packing."""
     return channel // X * stride_group + channel % X
@@ -61,6 +73,39 @@ def value_tokens(token, stride_token, PACKING: tl.constexpr, X: tl.constexpr, BL
 def value_channels(channel, stride_channel, PACKING: tl.constexpr):
     """Return the channel term of V."""
     return channel if PACKING == 0 else channel * stride_channel
+
+
+@triton.jit
+def in_groups(token, begin, end, GROUP: tl.constexpr):
+    """Return whether the aligned group of GROUP tokens around each token has one in `begin .. end - 1`."""
+    first = token // GROUP * GROUP
+    return (first + GROUP > begin) & (first < end)
+
+
+@triton.jit
+def locate(table, first, column, mask, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr):
+    """Return the block (int64) and the place in it of the tokens `first + column` of a tile of TILE tokens.
+
+    Args:
+        table: Row of the block table; a pointer for all tokens, or one for each.
+        first: The first token of the tile, a multiple of TILE.
+        column: [n] tokens of the tile, from 0.
+        mask: [n] which entries may be looked up; the others are taken as block 0.
+        BLOCK_SIZE: Tokens of a block.
+        TILE: Tokens of the tile; 0 if not all tokens are of one sequence.
+        GROUP: Tokens that are known to lie in one block, 1 for no such knowledge.
+    """
+    if TILE > 0 and BLOCK_SIZE % max(TILE, 1) == 0:
+        block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
+        # Triton loses the divisibility of a scalar remainder, and with it the wide loads along the tokens.
+        offset = multiple(first % BLOCK_SIZE, 16) + column
+    else:
+        token = first + column
+        block = tl.load(table + token // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
+        if GROUP > 1:
+            block = tl.max_constancy(block, GROUP)
+        offset = token % BLOCK_SIZE
+    return block, offset
 
 
 @triton.jit

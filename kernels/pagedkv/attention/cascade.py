@@ -17,7 +17,7 @@ from pagedkv.arch import next_power_of_two
 from pagedkv.attention.merge import merge_kernel
 from pagedkv.attention.paged import paged_attention
 from pagedkv.device import INTERPRETED, current, on
-from pagedkv.errors import AliasError, OptionError, PrefixError, WindowError
+from pagedkv.errors import ArgumentError
 from pagedkv.launch import tuning
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def merge_attention(
         query_start_loc: Where given, rows before its first and behind its last entry are left alone.
 
     Raises:
-        ShapeError, DtypeError, DenseError, DeviceError, AliasError: for the mistake of that name.
+        ArgumentError: an argument is wrong (`pagedkv.errors`).
     """
     checks.shape("out", out, (None, None, None), "[num_tokens, num_q_heads, head_size]")
     num_tokens, num_q_heads, head_size = out.shape
@@ -74,7 +74,9 @@ def merge_attention(
     for name, result in ({"out": out} | asked).items():
         for other, tensor in (parts | sums).items():
             if result.data_ptr() == tensor.data_ptr():
-                raise AliasError(name, got=f"the memory of {other}", expected="memory of its own", remedy="Copy it.")
+                raise ArgumentError(
+                    "alias", name, got=f"the memory of {other}", expected="memory of its own", remedy="Copy it."
+                )
     launch = tuning(current().name).gather  # it moves rows of heads, as a gather does
     with on(out):
         merge_kernel[(triton.cdiv(num_tokens * num_q_heads, launch.rows),)](
@@ -87,12 +89,12 @@ def merge_attention(
             prefix_lse if query_start_loc is None else query_start_loc,
             0 if query_start_loc is None else query_start_loc.shape[0] - 1,
             num_tokens,
-            *out.stride()[:2],
-            *((0, 0) if lse is None else lse.stride()),
-            *prefix_out.stride()[:2],
-            *prefix_lse.stride(),
-            *suffix_out.stride()[:2],
-            *suffix_lse.stride(),
+            out.stride()[:2],
+            (0, 0) if lse is None else lse.stride(),
+            prefix_out.stride()[:2],
+            prefix_lse.stride(),
+            suffix_out.stride()[:2],
+            suffix_lse.stride(),
             NUM_HEADS=num_q_heads,
             HEAD_SIZE=head_size,
             PADDED=next_power_of_two(head_size),
@@ -148,9 +150,8 @@ def cascade_attention(
         debug: Also check lengths, block ids, and that the prefix is shared (synchronises with the device).
 
     Raises:
-        PrefixError: if the prefix is not whole blocks, or with debug=True not shared by every sequence with a query.
-        WindowError, OptionError: for a window, for slopes.
-        ArgumentError: the subclass that `paged_attention` raises.
+        ArgumentError: of kind "prefix" if it is not whole blocks, or with debug=True not shared by every sequence with
+            a query; for a window, for slopes, and what `paged_attention` raises.
     """
     _options(cache.block_size, common_prefix_len, max_seq_len, sliding_window, alibi_slopes)
     checks.shape("block_table", block_table, (None, None), "[num_seqs, max_blocks]")
@@ -198,21 +199,24 @@ def _options(
     block_size: int, prefix_len: int, max_seq_len: int, sliding_window: int | None, alibi_slopes: Tensor | None
 ) -> None:
     if prefix_len < 1 or prefix_len % block_size or prefix_len >= max_seq_len:
-        raise PrefixError(
+        raise ArgumentError(
+            "prefix",
             "common_prefix_len",
             got=f"{prefix_len} with max_seq_len {max_seq_len}",
             expected=f"a positive multiple of the block size {block_size}, below max_seq_len",
             remedy="Round down to whole blocks; without a shared prefix call paged_attention.",
         )
     if sliding_window is not None:
-        raise WindowError(
+        raise ArgumentError(
+            "window",
             "sliding_window",
             got=sliding_window,
             expected="None: a window begins at another token for each query, and in the prefix they share one mask",
             remedy="Call paged_attention, which skips what is outside the window anyway.",
         )
     if alibi_slopes is not None:
-        raise OptionError(
+        raise ArgumentError(
+            "option",
             "alibi_slopes",
             got="slopes",
             expected="None: the bias counts from the position of each query, and in the prefix all queries share one",
@@ -230,7 +234,8 @@ def _shared(
     ):
         seqs = (wrong & (query_lens > 0)).nonzero().flatten().tolist()
         if seqs:
-            raise PrefixError(
+            raise ArgumentError(
+                "prefix",
                 "common_prefix_len",
                 got=f"{prefix_len}, but sequence {seqs[0]} {what} ({len(seqs)} in all)",
                 expected="a prefix that lies before every query and in the same blocks",

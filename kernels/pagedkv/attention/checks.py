@@ -9,7 +9,7 @@ import torch
 from pagedkv import checks
 from pagedkv.cache import checks as cache_checks
 from pagedkv.device import INTERPRETED
-from pagedkv.errors import HeadRatioError, LengthError, OptionError, SplitError, WindowError
+from pagedkv.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ def tensors(query: Tensor, cache: PagedCache, out: Tensor, lse: Tensor | None, i
     """Check the tensors without reading them; `index` holds block_table, seq_lens and query_start_loc.
 
     Raises:
-        ArgumentError: the subclass that names the mistake.
+        ArgumentError: one is wrong.
     """
     cache_checks.whole(cache)
     checks.head_size("cache.key", cache.head_size)
@@ -33,7 +33,8 @@ def tensors(query: Tensor, cache: PagedCache, out: Tensor, lse: Tensor | None, i
     checks.shape("query_start_loc", index["query_start_loc"], (num_seqs + 1,), "[num_seqs + 1]")
     num_q_heads = query.shape[1]
     if num_q_heads == 0 or num_q_heads % cache.num_kv_heads:
-        raise HeadRatioError(
+        raise ArgumentError(
+            "head ratio",
             "query",
             got=f"{num_q_heads} query heads for {cache.num_kv_heads} KV heads",
             expected="a multiple",
@@ -70,25 +71,30 @@ def options(
     """Check bounds and options.
 
     Raises:
-        LengthError, WindowError, OptionError, SplitError, ShapeError, DtypeError, DenseError, DeviceError: for the
-            mistake of that name.
+        ArgumentError: one is wrong.
     """
     for name, value in (("max_query_len", max_query_len), ("max_seq_len", max_seq_len)):
         if value < 1:
-            raise LengthError(name, got=value, expected=">= 1", remedy="Pass the upper bound of the step.")
+            raise ArgumentError("length", name, got=value, expected=">= 1", remedy="Pass the upper bound of the step.")
     if sliding_window is not None and (sliding_window < 1 or not causal):
-        raise WindowError(
+        raise ArgumentError(
+            "window",
             "sliding_window",
             got=f"{sliding_window} with causal={causal}",
             expected="None, or at least 1 with causal=True",
             remedy="Pass None for full attention; a window without a causal mask is not defined here.",
         )
     if softcap is not None and not 0 < softcap < float("inf"):
-        raise OptionError(
-            "softcap", got=softcap, expected="None or a finite cap > 0", remedy="Pass None where there is no cap."
+        raise ArgumentError(
+            "option",
+            "softcap",
+            got=softcap,
+            expected="None or a finite cap > 0",
+            remedy="Pass None where there is no cap.",
         )
     if alibi_slopes is not None and not causal:
-        raise OptionError(
+        raise ArgumentError(
+            "option",
             "alibi_slopes",
             got="slopes with causal=False",
             expected="causal=True: the bias counts back from the query",
@@ -101,11 +107,12 @@ def options(
             checks.dense(name, tensor)
             checks.device(("query", query), {name: tensor})
     if num_splits is not None and num_splits < 1:
-        raise SplitError(
-            "num_splits", got=num_splits, expected="None or >= 1", remedy="Pass None to let tuning decide."
+        raise ArgumentError(
+            "split", "num_splits", got=num_splits, expected="None or >= 1", remedy="Pass None to let tuning decide."
         )
     if num_splits is not None and batch_invariant:
-        raise SplitError(
+        raise ArgumentError(
+            "split",
             "num_splits",
             got=f"{num_splits} with batch_invariant=True",
             expected="None: partitions of a fixed length, as many as the bound of the lengths asks for",
@@ -127,7 +134,7 @@ def values(
     """Check lengths, bounds and the block ids of visible tokens; reads device memory.
 
     Raises:
-        LengthError, BlockTableError: for the mistake of that name.
+        ArgumentError: of kind "length" or "block table".
     """
     block_size = cache.block_size
     query_lens = query_start_loc.diff()

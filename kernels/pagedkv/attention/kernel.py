@@ -3,18 +3,17 @@
     out[n, h, :] = softmax_p(scale * query[n, h, :] . K[p, h // GROUP, :]) V[p, h // GROUP, :]
 
 over the positions p that query n sees: `p <= position(n)` if causal, and `p > position(n) - sliding_window` with a
-window. Query t of a sequence stands at `seq_len - query_len + t`. The softmax is online (Milakov and Gimelshein, arXiv
-1805.02867) in base 2, accumulated in fp32. On the way to it a score x becomes `cap * tanh(x / cap)` with a soft cap
+window. Query t of a sequence stands at `seq_len - query_len + t`. The softmax is online and in base 2 (`softmax.py`),
+accumulated in fp32. On the way to it a score x becomes `cap * tanh(x / cap)` with a soft cap
 (Gemma 2, arXiv 2408.00118), then `x + slope[h] * (p - position(n))` with ALiBi (Press et al., arXiv 2108.12409). A
 sink is one more score of head h that has no value: it takes weight from the others (Xiao et al., arXiv 2309.17453).
 
-A program takes ROWS query rows (sequences x tokens x heads) and walks over tiles of TILE tokens x HEADS KV heads; a row
-and a column of another head or sequence do not see each other. On a GPU HEADS = SEQS = 1 and that costs nothing; under
-the interpreter, where an operation costs the same whatever its size, they make programs few and large. A tile may
-straddle blocks of any size. Tokens that no row of the program sees are not loaded, so their blocks may hold anything,
-NaN included.
+A program takes ROWS query rows (tokens x heads of one sequence) and walks over the KV in tiles of TILE tokens of one KV
+head. A tile may straddle blocks of any size. Tokens that no row of the program sees are not loaded, so their blocks may
+hold anything, NaN included. Under Triton's interpreter, where an operation costs the same whatever its size, a program
+takes SEQS sequences and HEADS KV heads at once: see `batching.py`, and read both as 1.
 
-With SPLITS > 1 the tiles of a sequence are shared by that many programs, and `split_reduce` merges their results; the
+With SPLITS > 1 the tiles of a sequence are shared by that many programs, and `reduce_kernel` merges their results; the
 sink belongs to the first of them. K and V of a quantised cache are decoded without loss; the scale of K is applied to
 the scores and that of V to the result, both in fp32; one for each token is applied to V itself.
 """
@@ -24,11 +23,114 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pagedkv.attention.batching import highest, lengths_of, lowest, sequence_of, shared
+from pagedkv.attention.softmax import LN2, LOG2E, log_sum, online_softmax
 from pagedkv.fp8.scales import decoded, operand
-from pagedkv.strides import multiple, sequence_of_tile, value_channels, value_tokens
+from pagedkv.strides import in_groups, locate, sequence_of_tile, value_channels, value_tokens, wide
 
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
+
+@triton.jit
+def kv_range(
+    seq_len, context_len, first_token, window, TOKENS: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr
+):
+    """Return the bounds of the tokens that some query of the program sees: begin .. end - 1."""
+    begin = tl.maximum(context_len + first_token - window + 1, 0) if WINDOWED else 0
+    end = tl.minimum(seq_len, context_len + first_token + TOKENS) if CAUSAL else seq_len
+    return begin, end
+
+
+@triton.jit
+def tile_range(begin, end, split, TILE: tl.constexpr, SPLITS: tl.constexpr, SPLIT_TILES: tl.constexpr):
+    """Return the bounds of the tiles over the tokens begin .. end - 1 that are this partition's."""
+    first_tile = begin // TILE
+    end_tile = (end + TILE - 1) // TILE
+    if SPLITS > 1:
+        tiles = SPLIT_TILES
+        if SPLIT_TILES == 0:
+            tiles = (tl.maximum(end_tile - first_tile, 0) + SPLITS - 1) // SPLITS
+        first_tile += split * tiles
+        end_tile = tl.minimum(end_tile, first_tile + tiles)
+    return first_tile, end_tile
+
+
+@triton.jit
+def load_key_tile(
+    key_cache,
+    row,
+    stride_group,
+    loaded,
+    HEAD_SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    PACKING: tl.constexpr,
+    X: tl.constexpr,
+):
+    """Return K of a tile, [PADDED, columns], 0 where not `loaded`; `row` [columns] is where a token's row begins."""
+    if PACKING == 0:
+        channel = tl.arange(0, PADDED)
+        mask = loaded[:, None] & (channel < HEAD_SIZE)[None, :]
+        k = tl.trans(tl.load(key_cache + row[:, None] + channel[None, :], mask=mask, other=0))
+    else:
+        # Groups of X channels lie apart and tokens side by side: lanes along the tokens.
+        group = tl.arange(0, PADDED // X)
+        at = (group * stride_group)[:, None, None] + row[None, :, None] + tl.arange(0, X)[None, None, :]
+        mask = (group * X < HEAD_SIZE)[:, None, None] & loaded[None, :, None]
+        k = tl.load(key_cache + at, mask=mask, other=0)
+        k = tl.reshape(tl.permute(k, (0, 2, 1)), [PADDED, row.shape[0]])
+    return k
+
+
+@triton.jit
+def load_value_tile(
+    value_cache,
+    row,
+    stride_channel,
+    near,
+    loaded,
+    HEAD_SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    PACKING: tl.constexpr,
+    GROUPED: tl.constexpr,
+):
+    """Return V of a tile, [columns, PADDED], 0 where not `loaded`; what is `near` may be read to read whole groups.
+
+    0 and not whatever the block holds: 0 * NaN would be NaN.
+    """
+    channel = tl.arange(0, PADDED)
+    at = row[:, None] + value_channels(channel, stride_channel, PACKING)[None, :]
+    v = tl.load(value_cache + at, mask=near[:, None] & (channel < HEAD_SIZE)[None, :], other=0)
+    if GROUPED:
+        v = tl.where(loaded[:, None], v, 0)
+    return v
+
+
+@triton.jit
+def load_token_scales(scales, block, offset, head, strides, loaded):
+    """Return the scale [columns] of each token of a tile and its head."""
+    stride_block, stride_token, stride_head = strides
+    at = block * stride_block + offset * stride_token + head * stride_head
+    return tl.load(scales + at, mask=loaded, other=0.0)
+
+
+@triton.jit
+def bend(scores, token, position, slope, cap_log2e, CAPPED: tl.constexpr, ALIBI: tl.constexpr, DECODE: tl.constexpr):
+    """Return the scores after soft cap and ALiBi; `position` is of a row, with DECODE of all rows (of a column)."""
+    if CAPPED:
+        # cap * tanh(x), as 1 - 2 / (e^2x + 1): neither end overflows to NaN.
+        scores = cap_log2e - 2 * cap_log2e / (tl.exp2(scores) + 1)
+    if ALIBI:
+        distance = (token - position)[None, :] if DECODE else token[None, :] - position[:, None]
+        scores += slope[:, None] * distance.to(tl.float32)
+    return scores
+
+
+@triton.jit
+def visible(seen, token, position, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
+    """Return which of the `seen` [ROWS, columns] the causal mask and the window leave."""
+    if CAUSAL:
+        seen = seen & (token[None, :] <= position[:, None])
+    if WINDOWED:
+        seen = seen & (token[None, :] > position[:, None] - window)
+    return seen
 
 
 @triton.jit
@@ -49,28 +151,14 @@ def attention_kernel(
     scale,  # of the scores, times log2(e); with CAPPED times 2 log2(e) / cap
     cap_log2e,
     window,
-    stride_query_token: tl.int64,
-    stride_query_head: tl.int64,
-    stride_kc_block: tl.int64,
-    stride_kc_token: tl.int64,
-    stride_kc_head: tl.int64,
-    stride_kc_group: tl.int64,
-    stride_vc_block: tl.int64,
-    stride_vc_token: tl.int64,
-    stride_vc_head: tl.int64,
-    stride_vc_channel: tl.int64,
-    stride_out_token: tl.int64,
-    stride_out_head: tl.int64,
-    stride_out_split: tl.int64,
-    stride_lse_token: tl.int64,
-    stride_lse_head: tl.int64,
-    stride_table: tl.int64,
-    stride_ks_block: tl.int64,
-    stride_ks_token: tl.int64,
-    stride_ks_head: tl.int64,
-    stride_vs_block: tl.int64,
-    stride_vs_token: tl.int64,
-    stride_vs_head: tl.int64,
+    query_strides,  # token, head
+    key_strides,  # block, token, head, group of X channels
+    value_strides,  # block, token (of PACKING 2: group of X tokens), head, channel
+    out_strides,  # token, head, split
+    lse_strides,  # token, head
+    table_strides,  # sequence
+    key_scale_strides,  # block, token, head
+    value_scale_strides,
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,  # head_size rounded up to a power of two
     BLOCK_SIZE: tl.constexpr,
@@ -78,8 +166,8 @@ def attention_kernel(
     HEAD_PROGRAMS: tl.constexpr,  # num_kv_heads // HEADS
     HEADS: tl.constexpr,
     SEQS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,  # query tokens
+    ROWS: tl.constexpr,  # SEQS * TOKENS * HEADS * GROUP, rounded up to a power of two
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
     SPLIT_TILES: tl.constexpr,  # of a partition; 0 shares the tiles of each sequence equally
@@ -98,18 +186,16 @@ def attention_kernel(
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
 ):
     """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, SPLITS]."""
-    if ALIGN > 1:
-        stride_query_token = multiple(stride_query_token, ALIGN)
-        stride_query_head = multiple(stride_query_head, ALIGN)
-        stride_kc_block = multiple(stride_kc_block, ALIGN)
-        stride_kc_token = multiple(stride_kc_token, ALIGN)
-        stride_kc_head = multiple(stride_kc_head, ALIGN)
-        stride_kc_group = multiple(stride_kc_group, ALIGN)
-        stride_vc_block = multiple(stride_vc_block, ALIGN)
-        stride_vc_token = multiple(stride_vc_token, ALIGN)
-        stride_vc_head = multiple(stride_vc_head, ALIGN)
-        stride_vc_channel = multiple(stride_vc_channel, ALIGN)
-    # Programs of neighbouring heads run together: in a token-first layout their rows are neighbours in memory.
+    stride_query_token, stride_query_head = wide(query_strides, ALIGN)
+    stride_kc_block, stride_kc_token, stride_kc_head, stride_kc_group = wide(key_strides, ALIGN)
+    stride_vc_block, stride_vc_token, stride_vc_head, stride_vc_channel = wide(value_strides, ALIGN)
+    stride_out_token, stride_out_head, stride_out_split = wide(out_strides)
+    stride_lse_token, stride_lse_head = wide(lse_strides)
+    (stride_table,) = wide(table_strides)
+    strides_ks, strides_vs = wide(key_scale_strides), wide(value_scale_strides)
+
+    # The queries of the program. Programs of neighbouring heads run together: in a token-first layout their rows are
+    # neighbours in memory.
     query_tile = tl.program_id(0) // HEAD_PROGRAMS
     first_head = tl.program_id(0) % HEAD_PROGRAMS * HEADS
     split = tl.program_id(1)
@@ -132,65 +218,43 @@ def attention_kernel(
         first_token = (query_tile - query_start // TOKENS - first_seq) * TOKENS
         if (first_token < 0) | (first_token >= tl.load(query_start_loc + first_seq + 1) - query_start):
             return
-
-    GROUPED: tl.constexpr = PACKING > 0 and BLOCK_SIZE % X == 0
-    PER_SEQ: tl.constexpr = TOKENS * GROUP * HEADS
+    TOKEN_ROWS: tl.constexpr = GROUP * HEADS
     row = tl.arange(0, ROWS)
-    column = tl.arange(0, TILE * HEADS * SEQS)
-    channel = tl.arange(0, PADDED)
-    # Sequence, lengths and bounds are scalars with one sequence in the program, else vectors: over rows, over columns.
-    row_seq = first_seq + (row // PER_SEQ if SEQS > 1 else 0)
+    row_seq = sequence_of(row, first_seq, TOKENS * TOKEN_ROWS, SEQS)
     is_seq = row_seq < num_seqs
     row_start = tl.load(query_start_loc + row_seq, mask=is_seq, other=0)
-    row_query_len = tl.load(query_start_loc + row_seq + 1, mask=is_seq, other=0) - row_start
-    row_token = 0 if DECODE else first_token + row // (GROUP * HEADS)
-    row_head = first_head * GROUP + row % (GROUP * HEADS)
-    row_live = (row < SEQS * PER_SEQ) & (row_token < row_query_len)
-
-    # Tokens that some row of the program sees: kv_begin .. kv_end - 1, per sequence. With a single query token that row
-    # sees all of them, and the causal mask and the window need no further test.
-    if SEQS > 1:
-        column_seq = first_seq + column // (HEADS * TILE)
-        start = tl.load(query_start_loc + column_seq, mask=column_seq < num_seqs, other=0)
-        is_seq = tl.load(query_start_loc + column_seq + 1, mask=column_seq < num_seqs, other=0) > start
-    else:
-        column_seq = row_seq
-    seq_len = tl.load(seq_lens + column_seq, mask=is_seq, other=0) if SEQS > 1 else tl.load(seq_lens + first_seq)
-    context_len = seq_len - (1 if DECODE else row_query_len)
-    kv_begin = tl.maximum(context_len + first_token - window + 1, 0) if WINDOWED else 0
-    kv_end = tl.minimum(seq_len, context_len + first_token + TOKENS) if CAUSAL and not DECODE else seq_len
-    first_tile = (tl.min(kv_begin, axis=0) if SEQS > 1 else kv_begin) // TILE if WINDOWED else 0
-    end_tile = ((tl.max(kv_end, axis=0) if SEQS > 1 else kv_end) + TILE - 1) // TILE
-    position = context_len + row_token
-    if SPLITS > 1:
-        tiles = SPLIT_TILES
-        if SPLIT_TILES == 0:
-            tiles = (tl.maximum(end_tile - first_tile, 0) + SPLITS - 1) // SPLITS
-        first_tile += split * tiles
-        end_tile = tl.minimum(end_tile, first_tile + tiles)
-
+    query_len = tl.load(query_start_loc + row_seq + 1, mask=is_seq, other=0) - row_start
+    row_token = 0 if DECODE else first_token + row // TOKEN_ROWS
+    row_head = first_head * GROUP + row % TOKEN_ROWS
+    row_live = (row < SEQS * TOKENS * TOKEN_ROWS) & (row_token < query_len)
     query_row = (row_start + row_token).to(tl.int64)
+    channel = tl.arange(0, PADDED)
+    row_mask = row_live[:, None] & (channel < HEAD_SIZE)[None, :]
     query_offset = query_row * stride_query_token + row_head * stride_query_head
-    in_head = channel < HEAD_SIZE
-    q = tl.load(query + query_offset[:, None] + channel[None, :], mask=row_live[:, None] & in_head[None, :], other=0.0)
+    q = tl.load(query + query_offset[:, None] + channel[None, :], mask=row_mask, other=0.0)
 
-    column_head = column % HEADS
+    # The tokens they see, and the tiles over them. With a single query token it sees all of those, and the causal mask
+    # and the window need no further test.
+    column = tl.arange(0, TILE * HEADS * SEQS)
+    column_seq = sequence_of(column, first_seq, TILE * HEADS, SEQS)
+    column_head = first_head + column % HEADS
     column_token = column // HEADS % TILE
-    same = row_live[:, None]
-    if HEADS > 1:
-        same = same & ((row % (GROUP * HEADS) // GROUP)[:, None] == column_head[None, :])
-    if SEQS > 1:
-        same = same & (row_seq[:, None] == column_seq[None, :])
+    seq_len = lengths_of(column_seq, seq_lens, query_start_loc, num_seqs, SEQS)
+    context_len = seq_len - (1 if DECODE else query_len)
+    position = context_len + row_token
+    kv_begin, kv_end = kv_range(seq_len, context_len, first_token, window, TOKENS, CAUSAL and not DECODE, WINDOWED)
+    first_tile, end_tile = tile_range(
+        lowest(kv_begin, SEQS if WINDOWED else 1), highest(kv_end, SEQS), split, TILE, SPLITS, SPLIT_TILES
+    )
+    same = shared(row_live, row_seq, row % TOKEN_ROWS // GROUP, column_seq, column % HEADS, HEADS, SEQS)
+    GROUPED: tl.constexpr = PACKING > 0 and BLOCK_SIZE % X == 0
     table = block_table + column_seq.to(tl.int64) * stride_table
-    key_head = (first_head + column_head) * stride_kc_head
-    value_head = (first_head + column_head) * stride_vc_head
-    group = tl.arange(0, PADDED // X)
-    value_channel = value_channels(channel, stride_vc_channel, PACKING)
+    key_head = column_head * stride_kc_head
+    value_head = column_head * stride_vc_head
     if SCALES == 1:
         row_kv_head = tl.where(row_live, row_head // GROUP, 0)
-        row_scale = tl.load(key_scale + row_kv_head * stride_ks_head) * scale
-    if ALIBI:
-        slope = tl.load(slopes + row_head, mask=row_live, other=0.0) * LOG2E
+        scale = (tl.load(key_scale + row_kv_head * strides_ks[2]) * scale)[:, None]
+    slope = tl.load(slopes + row_head, mask=row_live, other=0.0) * LOG2E if ALIBI else 0.0
 
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.full([ROWS], 0.0, tl.float32)
@@ -204,89 +268,44 @@ def attention_kernel(
         loaded = (token >= kv_begin) & (token < kv_end)
         # Where tokens are neighbours in memory, V is read in groups of X of one block or not at all, so that a lane can
         # read a whole group; what was not asked for is dropped afterwards.
-        near = loaded
-        if GROUPED:
-            near = (token // X * X + X > kv_begin) & (token // X * X < kv_end)
-        if BLOCK_SIZE % TILE == 0 and SEQS == 1:
-            block = tl.load(table + tile * TILE // BLOCK_SIZE).to(tl.int64)
-            # Triton loses the divisibility of a scalar remainder, and with it the wide loads along the tokens.
-            offset = multiple(tile * TILE % BLOCK_SIZE, 16) + column_token
-        else:
-            block = tl.load(table + token // BLOCK_SIZE, mask=near, other=0).to(tl.int64)
-            if GROUPED:
-                block = tl.max_constancy(block, X)
-            offset = token % BLOCK_SIZE
-        mask = loaded[:, None] & in_head[None, :]
+        near = in_groups(token, kv_begin, kv_end, X) if GROUPED else loaded
+        block, offset = locate(
+            table, tile * TILE, column_token, near, BLOCK_SIZE, TILE if SEQS == 1 else 0, X if GROUPED else 1
+        )
         key_row = block * stride_kc_block + offset * stride_kc_token + key_head
-        if PACKING == 0:
-            k = tl.trans(tl.load(key_cache + key_row[:, None] + channel[None, :], mask=mask, other=0))
+        k = load_key_tile(key_cache, key_row, stride_kc_group, loaded, HEAD_SIZE, PADDED, PACKING, X)
+        scores = tl.dot(q, operand(k, SCALES, FORMAT, NATIVE, q.dtype), input_precision="ieee")
+        if SCALES == 2:
+            scores *= (load_token_scales(key_scale, block, offset, column_head, strides_ks, loaded) * scale)[None, :]
         else:
-            # Groups of X channels lie apart and tokens side by side: lanes along the tokens.
-            key_at = (group * stride_kc_group)[:, None, None] + key_row[None, :, None] + tl.arange(0, X)[None, None, :]
-            key_mask = (group * X < HEAD_SIZE)[:, None, None] & loaded[None, :, None]
-            k = tl.load(key_cache + key_at, mask=key_mask, other=0)
-            k = tl.reshape(tl.permute(k, (0, 2, 1)), [PADDED, TILE * HEADS * SEQS])
-        k = operand(k, SCALES, FORMAT, NATIVE, q.dtype)
-        scores = tl.dot(q, k, input_precision="ieee")
-        if SCALES == 0:
             scores *= scale
-        elif SCALES == 1:
-            scores *= row_scale[:, None]
-        else:
-            scale_row = block * stride_ks_block + offset * stride_ks_token
-            scale_row += (first_head + column_head) * stride_ks_head
-            scores *= (tl.load(key_scale + scale_row, mask=loaded, other=0.0) * scale)[None, :]
-        if CAPPED:
-            # cap * tanh(x), as 1 - 2 / (e^2x + 1): neither end overflows to NaN.
-            scores = cap_log2e - 2 * cap_log2e / (tl.exp2(scores) + 1)
-        if ALIBI:
-            if DECODE:
-                scores += slope[:, None] * (token - context_len).to(tl.float32)[None, :]
-            else:
-                scores += slope[:, None] * (token[None, :] - position[:, None]).to(tl.float32)
+        scores = bend(scores, token, position, slope, cap_log2e, CAPPED, ALIBI, DECODE)
         seen = same & loaded[None, :]
-        if CAUSAL and not DECODE:
-            seen = seen & (token[None, :] <= position[:, None])
-        if WINDOWED and not DECODE:
-            seen = seen & (token[None, :] > position[:, None] - window)
+        seen = visible(seen, token, position, window, CAUSAL and not DECODE, WINDOWED and not DECODE)
         scores = tl.where(seen, scores, float("-inf"))
-        # A row that has seen nothing yet keeps the maximum -inf; -inf - -inf would be NaN.
-        maximum_now = tl.maximum(maximum, tl.max(scores, axis=1))
-        base = tl.where(maximum_now == float("-inf"), 0.0, maximum_now)
-        weights = tl.exp2(scores - base[:, None])
-        decay = tl.exp2(maximum - base)
-        total = total * decay + tl.sum(weights, axis=1)
-        maximum = maximum_now
-        # Lanes of V that were not loaded are 0 and not whatever the block holds: 0 * NaN would be NaN.
+        weights, decay, maximum, total = online_softmax(scores, maximum, total)
         value_token = token if PACKING == 2 else offset
         value_token = value_tokens(value_token, stride_vc_token, PACKING, X, BLOCK_SIZE)
         value_row = block * stride_vc_block + value_token + value_head
-        mask = near[:, None] & in_head[None, :]
-        v = tl.load(value_cache + value_row[:, None] + value_channel[None, :], mask=mask, other=0)
-        if GROUPED:
-            v = tl.where(loaded[:, None], v, 0)
+        v = load_value_tile(
+            value_cache, value_row, stride_vc_channel, near, loaded, HEAD_SIZE, PADDED, PACKING, GROUPED
+        )
         if SCALES == 2:
             # Scaled before the product: weights times a scale would leave the range of fp16.
-            scale_row = block * stride_vs_block + offset * stride_vs_token
-            scale_row += (first_head + column_head) * stride_vs_head
-            value_scales = tl.load(value_scale + scale_row, mask=loaded, other=0.0)
+            value_scales = load_token_scales(value_scale, block, offset, column_head, strides_vs, loaded)
             v = (decoded(v, FORMAT, NATIVE, tl.float32) * value_scales[:, None]).to(q.dtype)
         else:
             v = operand(v, SCALES, FORMAT, NATIVE, q.dtype)
         acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
 
     # A row that saw nothing has total 0 and acc 0: its result is 0.
-    result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    divisor, row_lse = log_sum(maximum, total)
+    result = acc / divisor[:, None]
     if SCALES == 1:
-        result *= tl.load(value_scale + row_kv_head * stride_vs_head)[:, None]
+        result *= tl.load(value_scale + row_kv_head * strides_vs[2])[:, None]
     out_offset = query_row * stride_out_token + row_head * stride_out_head + split * stride_out_split
-    tl.store(
-        out + out_offset[:, None] + channel[None, :],
-        result.to(out.dtype.element_ty),
-        mask=row_live[:, None] & in_head[None, :],
-    )
+    tl.store(out + out_offset[:, None] + channel[None, :], result.to(out.dtype.element_ty), mask=row_mask)
     if LSE:
-        sums = maximum + tl.log2(tl.where(total > 0.0, total, 1.0))
         if SPLITS == 1:
-            sums *= LN2
-        tl.store(lse + query_row * stride_lse_token + row_head * stride_lse_head + split, sums, mask=row_live)
+            row_lse *= LN2
+        tl.store(lse + query_row * stride_lse_token + row_head * stride_lse_head + split, row_lse, mask=row_live)

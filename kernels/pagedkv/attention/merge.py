@@ -1,22 +1,27 @@
-"""Merge two results of the same queries over two parts of their KV.
+"""Merge results over parts of the KV by their sums of exponentials (section 2.2 of arXiv 2501.01005).
 
-    out[n, h, :] = (e^(p - m) prefix_out[n, h, :] + e^(s - m) suffix_out[n, h, :]) / (e^(p - m) + e^(s - m))
-    lse[n, h]    = m + ln(e^(p - m) + e^(s - m))        p = prefix_lse[n, h], s = suffix_lse[n, h], m = max(p, s)
+    out[n, h, :] = sum_s e^(lse[n, h, s] - m) part[n, h, s, :] / sum_s e^(lse[n, h, s] - m),   m = max_s lse[n, h, s]
+    lse[n, h]    = m + ln sum_s e^(lse[n, h, s] - m)
 
-The softmax over all of the KV, from its parts (section 2.2 of arXiv 2501.01005). A part that saw nothing has lse -inf:
-its weight is 0 and its rows are not read, so they may hold anything. If neither saw anything the result is 0 and -inf.
-
-Merge the results of the split-KV partitions of each query row.
-
-    out[n, h, :] = sum_s 2^(lse[n, h, s] - m) partial[n, h, s, :] / sum_s 2^(lse[n, h, s] - m),   m = max_s lse[n, h, s]
-
-A partition that saw no token has lse -inf and weight 0; a row that no partition saw anything of becomes 0.
+`reduce_kernel` merges the SPLITS partitions of one call (base 2), `merge_kernel` the results of two calls (base e). A
+part that saw nothing has lse -inf: its weight is 0 and its rows are not read, so they may hold anything. If no part saw
+anything the result is 0 and -inf.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from pagedkv.attention.softmax import LN2, finite, log_sum, merge_parts
+from pagedkv.strides import wide
+
+
+@triton.jit
+def load_lse(lse, strides, token, head, live):
+    """Return the sums of a part, -inf where not `live`."""
+    stride_token, stride_head = wide(strides)
+    return tl.load(lse + token * stride_token + head * stride_head, mask=live, other=float("-inf"))
 
 
 @triton.jit
@@ -30,18 +35,12 @@ def merge_kernel(
     query_start_loc,  # [num_seqs + 1] int32, read if BOUNDED
     num_seqs,
     num_tokens,
-    stride_out_token: tl.int64,
-    stride_out_head: tl.int64,
-    stride_lse_token: tl.int64,
-    stride_lse_head: tl.int64,
-    stride_prefix_token: tl.int64,
-    stride_prefix_head: tl.int64,
-    stride_prefix_lse_token: tl.int64,
-    stride_prefix_lse_head: tl.int64,
-    stride_suffix_token: tl.int64,
-    stride_suffix_head: tl.int64,
-    stride_suffix_lse_token: tl.int64,
-    stride_suffix_lse_head: tl.int64,
+    out_strides,  # token, head; likewise all others
+    lse_strides,
+    prefix_strides,
+    prefix_lse_strides,
+    suffix_strides,
+    suffix_lse_strides,
     NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,  # head_size rounded up to a power of two
@@ -59,38 +58,34 @@ def merge_kernel(
     channel = tl.arange(0, PADDED)
     in_head = channel < HEAD_SIZE
 
-    prefix_at = token * stride_prefix_lse_token + head * stride_prefix_lse_head
-    suffix_at = token * stride_suffix_lse_token + head * stride_suffix_lse_head
-    prefix = tl.load(prefix_lse + prefix_at, mask=live, other=float("-inf"))
-    suffix = tl.load(suffix_lse + suffix_at, mask=live, other=float("-inf"))
-    # Only -inf is nothing. A NaN is seen as one and reaches the result.
-    saw_prefix = prefix != float("-inf")
-    saw_suffix = suffix != float("-inf")
-    # tl.maximum drops a NaN; the weights below do not. -inf - -inf would be one.
-    maximum = tl.maximum(prefix, suffix)
-    base = tl.where(maximum == float("-inf"), 0.0, maximum)
+    prefix = load_lse(prefix_lse, prefix_lse_strides, token, head, live)
+    suffix = load_lse(suffix_lse, suffix_lse_strides, token, head, live)
+    # tl.maximum drops a NaN; the weights do not.
+    base = finite(tl.maximum(prefix, suffix))
     prefix_weight = tl.exp(prefix - base)
     suffix_weight = tl.exp(suffix - base)
     total = prefix_weight + suffix_weight
     divisor = tl.where(total == 0.0, 1.0, total)
 
-    prefix_row = token * stride_prefix_token + head * stride_prefix_head
-    mask = (live & saw_prefix)[:, None] & in_head[None, :]
-    rows = tl.load(prefix_out + prefix_row[:, None] + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+    # Only -inf is nothing. A NaN is seen as one and reaches the result.
+    stride_token, stride_head = wide(prefix_strides)
+    at = (token * stride_token + head * stride_head)[:, None] + channel[None, :]
+    mask = (live & (prefix != float("-inf")))[:, None] & in_head[None, :]
+    rows = tl.load(prefix_out + at, mask=mask, other=0.0).to(tl.float32)
     result = rows * (prefix_weight / divisor)[:, None]
-    suffix_row = token * stride_suffix_token + head * stride_suffix_head
-    mask = (live & saw_suffix)[:, None] & in_head[None, :]
-    rows = tl.load(suffix_out + suffix_row[:, None] + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+    stride_token, stride_head = wide(suffix_strides)
+    at = (token * stride_token + head * stride_head)[:, None] + channel[None, :]
+    mask = (live & (suffix != float("-inf")))[:, None] & in_head[None, :]
+    rows = tl.load(suffix_out + at, mask=mask, other=0.0).to(tl.float32)
     result += rows * (suffix_weight / divisor)[:, None]
-    out_row = token * stride_out_token + head * stride_out_head
+    stride_token, stride_head = wide(out_strides)
+    at = token * stride_token + head * stride_head
     mask = live[:, None] & in_head[None, :]
-    tl.store(out + out_row[:, None] + channel[None, :], result.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + at[:, None] + channel[None, :], result.to(out.dtype.element_ty), mask=mask)
     if LSE:
+        stride_token, stride_head = wide(lse_strides)
         sums = tl.where(total == 0.0, float("-inf"), base + tl.log(divisor))
-        tl.store(lse + token * stride_lse_token + head * stride_lse_head, sums, mask=live)
-
-
-LN2 = tl.constexpr(0.6931471805599453)
+        tl.store(lse + token * stride_token + head * stride_head, sums, mask=live)
 
 
 @triton.jit
@@ -102,10 +97,8 @@ def reduce_kernel(
     query_start_loc,  # [num_seqs + 1] int32
     num_seqs,
     num_rows,  # num_tokens * NUM_HEADS
-    stride_out_token: tl.int64,
-    stride_out_head: tl.int64,
-    stride_out_lse_token: tl.int64,
-    stride_out_lse_head: tl.int64,
+    out_strides,  # token, head
+    out_lse_strides,  # token, head
     NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,
@@ -133,24 +126,13 @@ def reduce_kernel(
         part = row[:, None] * SPLITS + split[None, :]
         # Rows that are not live hold anything and are not stored; a mask of them would wait for query_start_loc.
         inside = (row < num_rows)[:, None] & (split < SPLITS)[None, :]
-        weight = tl.load(lse + part, mask=inside, other=float("-inf"))
-        rows = tl.load(
-            partial + (part * HEAD_SIZE)[:, :, None] + channel[None, None, :],
-            mask=inside[:, :, None] & in_head[None, None, :],
-            other=0.0,
-        )
-        maximum_now = tl.maximum(maximum, tl.max(weight, axis=1))
-        base = tl.where(maximum_now == float("-inf"), 0.0, maximum_now)
-        weight = tl.exp2(weight - base[:, None])
-        decay = tl.exp2(maximum - base)
-        total = total * decay + tl.sum(weight, axis=1)
-        acc = acc * decay[:, None] + tl.sum(weight[:, :, None] * rows, axis=1)
-        maximum = maximum_now
-    result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    target = row // NUM_HEADS * stride_out_token + row % NUM_HEADS * stride_out_head
+        maximum, total, acc = merge_parts(partial, lse, part, inside, channel, in_head, HEAD_SIZE, maximum, total, acc)
+    divisor, row_lse = log_sum(maximum, total)
+    token, head = row // NUM_HEADS, row % NUM_HEADS
+    stride_token, stride_head = wide(out_strides)
+    target = out + (token * stride_token + head * stride_head)[:, None] + channel[None, :]
     mask = live[:, None] & in_head[None, :]
-    tl.store(out + target[:, None] + channel[None, :], result.to(out.dtype.element_ty), mask=mask)
+    tl.store(target, (acc / divisor[:, None]).to(out.dtype.element_ty), mask=mask)
     if LSE:
-        target = row // NUM_HEADS * stride_out_lse_token + row % NUM_HEADS * stride_out_lse_head
-        sums = (maximum + tl.log2(tl.where(total > 0.0, total, 1.0))) * LN2
-        tl.store(out_lse + target, sums, mask=live)
+        stride_token, stride_head = wide(out_lse_strides)
+        tl.store(out_lse + token * stride_token + head * stride_head, row_lse * LN2, mask=live)

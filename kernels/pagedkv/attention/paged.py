@@ -80,7 +80,7 @@ def paged_attention(
         debug: Also check lengths and block ids (synchronises with the device).
 
     Raises:
-        ArgumentError: the subclass of `pagedkv.errors` that names the mistake.
+        ArgumentError: an argument is wrong (`pagedkv.errors`).
     """
     index = {"block_table": block_table, "seq_lens": seq_lens, "query_start_loc": query_start_loc}
     checks.tensors(query, cache, out, lse, index)
@@ -133,7 +133,6 @@ def paged_attention(
         target_strides, sums_strides = (*out.stride()[:2], 0), out_lse_strides
     tiles = query_tiles(num_tokens, num_seqs, launch.tokens, launch.seqs, decode=decode)
     padded = next_power_of_two(head_size)
-    input_strides = (*query.stride()[:2], *cache.key_strides, *cache.value_strides)
     # tanh(x) is computed from exp2(2 log2(e) x), so that factor and the cap's go into the one multiplication.
     log2e = math.log2(math.e)
     with on(query):
@@ -154,11 +153,14 @@ def paged_attention(
             scale * log2e * (2 / softcap if softcap else 1),
             (softcap or 0.0) * log2e,
             sliding_window or 0,
-            *input_strides,
-            *target_strides,
-            *sums_strides,
-            block_table.stride(0),
-            *scales.strides,
+            query.stride()[:2],
+            cache.key_strides,
+            cache.value_strides,
+            target_strides,
+            sums_strides,
+            block_table.stride()[:1],
+            scales.strides[:3],
+            scales.strides[3:],
             HEAD_SIZE=head_size,
             PADDED=padded,
             BLOCK_SIZE=cache.block_size,
@@ -183,7 +185,7 @@ def paged_attention(
             SCALES=scales.kind,
             FORMAT=scales.format,
             NATIVE=scales.native_on(arch),
-            ALIGN=hidden_alignment(*input_strides),
+            ALIGN=hidden_alignment(*query.stride()[:2], *cache.key_strides, *cache.value_strides),
             num_warps=launch.waves,
             num_stages=launch.stages,
         )
@@ -197,8 +199,8 @@ def paged_attention(
                 query_start_loc,
                 num_seqs,
                 num_tokens * num_q_heads,
-                *out.stride()[:2],
-                *out_lse_strides,
+                out.stride()[:2],
+                out_lse_strides,
                 NUM_HEADS=num_q_heads,
                 HEAD_SIZE=head_size,
                 PADDED=padded,

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pagedkv.errors import ArgumentError
 from pagedkv.layout import KEY_AXES, PACKINGS, VALUE_AXES, Packing, vector_elements
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ class PagedCache:
     def __post_init__(self) -> None:
         """Refuse a packing that does not exist: a silent default would read garbage."""
         if self.packing not in PACKINGS:
-            raise ValueError(f"packing: got {self.packing!r}; expected one of {', '.join(PACKINGS)}")
+            remedy = "Take the packing that the pool was laid out in (`pagedkv.layout`)."
+            expected = f"one of {', '.join(PACKINGS)}"
+            raise ArgumentError("option", "packing", got=repr(self.packing), expected=expected, remedy=remedy)
 
     @property
     def x(self) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagedkv.checks import DTYPES, dense, device, dtype, shape
-from pagedkv.errors import ScaleError, ShapeError
+from pagedkv.errors import ArgumentError
 from pagedkv.fp8.formats import FORMATS
 from pagedkv.layout import KEY_AXES, VALUE_AXES
 
@@ -21,7 +21,7 @@ def whole(cache: PagedCache) -> None:
     """Check a cache: axes of its packing, one dtype, dense rows, scales that fit.
 
     Raises:
-        ShapeError, DtypeError, DenseError, DeviceError, ScaleError: for the mistake of that name.
+        ArgumentError: it is not such a cache.
     """
     key_axes, value_axes = KEY_AXES[cache.packing], VALUE_AXES[cache.packing]
     shape("cache.key", cache.key, (None,) * len(key_axes), f"{_spelled(key_axes)} ({cache.packing})")
@@ -33,13 +33,18 @@ def whole(cache: PagedCache) -> None:
         "View the FP8 codes as uint8." if quantised else "A quantised cache needs its Quantisation.",
     )
     if 0 in cache.key.shape:
-        raise ShapeError(
-            "cache.key", got=tuple(cache.key.shape), expected="no empty axis", remedy="Allocate at least one block."
+        raise ArgumentError(
+            "shape",
+            "cache.key",
+            got=tuple(cache.key.shape),
+            expected="no empty axis",
+            remedy="Allocate at least one block.",
         )
     extents = {"b": cache.num_blocks, "t": cache.block_size, "h": cache.num_kv_heads, "c": cache.head_size}
     for group, inside in (("C", "c"), ("T", "t")):
         if (group in key_axes or group in value_axes) and extents[inside] % cache.x:
-            raise ShapeError(
+            raise ArgumentError(
+                "shape",
                 "cache.key",
                 got=f"{_NAMES[inside]} {extents[inside]}",
                 expected=f"a multiple of {cache.x}, the elements in 16 bytes, in packing {cache.packing!r}",
@@ -61,7 +66,7 @@ def beside(name: str, tensor: torch.Tensor, cache: PagedCache) -> None:
     """Check the dtype of a tensor that is copied to or from a cache.
 
     Raises:
-        DtypeError: if it is not the dtype of an unquantised cache, or not a floating-point one beside a quantised one.
+        ArgumentError: it is not the dtype of an unquantised cache, or beside a quantised one not a floating-point one.
     """
     if cache.quantisation is None:
         dtype(name, tensor, (cache.key.dtype,), "Only a quantised cache converts; take the dtype of the cache.")
@@ -77,7 +82,8 @@ def _spelled(axes: str) -> str:
 
 def _scales(cache: PagedCache, quantisation: Quantisation) -> None:
     if quantisation.format not in FORMATS:
-        raise ScaleError(
+        raise ArgumentError(
+            "scale",
             "cache.quantisation.format",
             got=repr(quantisation.format),
             expected=f"one of {', '.join(FORMATS)}",
@@ -93,7 +99,8 @@ def _scales(cache: PagedCache, quantisation: Quantisation) -> None:
     for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
         where = f"cache.quantisation.{name}"
         if tuple(scale.shape) not in kinds or (scale.dim() == 3) != quantisation.per_token:
-            raise ScaleError(
+            raise ArgumentError(
+                "scale",
                 where,
                 got=tuple(scale.shape),
                 expected=f"[] or [1], [num_kv_heads] = ({cache.num_kv_heads},), or [num_blocks, block_size, "

@@ -17,6 +17,7 @@ read with one load. Sequence `s` therefore owns up to two tiles more than its to
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +31,7 @@ from pagedkv.device import INTERPRETED, current, on
 from pagedkv.fp8.scales import kernel_scales, meant
 from pagedkv.launch import tuning
 from pagedkv.layout import PACKINGS
-from pagedkv.strides import hidden_alignment, multiple, sequence_of_tile, value_channels, value_tokens
+from pagedkv.strides import hidden_alignment, in_groups, locate, sequence_of_tile, value_channels, value_tokens, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,23 +53,13 @@ def _gather_kernel(
     value_scale,
     num_rows,  # n * NUM_HEADS
     max_blocks,
-    stride_kc_block: tl.int64,
-    stride_kc_token: tl.int64,
-    stride_kc_head: tl.int64,
-    stride_vc_block: tl.int64,
-    stride_vc_token: tl.int64,
-    stride_vc_head: tl.int64,
-    stride_key_token: tl.int64,
-    stride_key_head: tl.int64,
-    stride_value_token: tl.int64,
-    stride_value_head: tl.int64,
-    stride_table: tl.int64,
-    stride_ks_block: tl.int64,
-    stride_ks_token: tl.int64,
-    stride_ks_head: tl.int64,
-    stride_vs_block: tl.int64,
-    stride_vs_token: tl.int64,
-    stride_vs_head: tl.int64,
+    key_cache_strides,  # block, token, head, group of X channels
+    value_cache_strides,  # block, token (of PACKING 2: group of X tokens), head, channel
+    key_strides,  # token, head
+    value_strides,
+    table_strides,  # sequence
+    key_scale_strides,  # block, token, head
+    value_scale_strides,
     NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,
@@ -79,17 +70,13 @@ def _gather_kernel(
     NATIVE: tl.constexpr,
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
 ):
-    if ALIGN > 1:
-        stride_kc_block = multiple(stride_kc_block, ALIGN)
-        stride_kc_token = multiple(stride_kc_token, ALIGN)
-        stride_kc_head = multiple(stride_kc_head, ALIGN)
-        stride_vc_block = multiple(stride_vc_block, ALIGN)
-        stride_vc_token = multiple(stride_vc_token, ALIGN)
-        stride_vc_head = multiple(stride_vc_head, ALIGN)
-        stride_key_token = multiple(stride_key_token, ALIGN)
-        stride_key_head = multiple(stride_key_head, ALIGN)
-        stride_value_token = multiple(stride_value_token, ALIGN)
-        stride_value_head = multiple(stride_value_head, ALIGN)
+    stride_key_token, stride_key_head = wide(key_strides, ALIGN)
+    stride_value_token, stride_value_head = wide(value_strides, ALIGN)
+    stride_kc_block, stride_kc_token, stride_kc_head, _ = wide(key_cache_strides, ALIGN)
+    stride_vc_block, stride_vc_token, stride_vc_head, _ = wide(value_cache_strides, ALIGN)
+    stride_ks_block, stride_ks_token, stride_ks_head = wide(key_scale_strides)
+    stride_vs_block, stride_vs_token, stride_vs_head = wide(value_scale_strides)
+    (stride_table,) = wide(table_strides)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     # Indices are clamped, not masked: over a chain of masked index loads Triton 3.6's RemoveLayoutConversions gives a
     # mask another layout than its pointer and then fails its own verifier. Only the copy itself is masked.
@@ -159,7 +146,7 @@ def gather_kv_cache(
         debug: Also check sequences, positions and block ids (synchronises with the device).
 
     Raises:
-        ArgumentError: the subclass of `pagedkv.errors` that names the mistake.
+        ArgumentError: an argument is wrong (`pagedkv.errors`).
     """
     cache_checks.whole(cache)
     num_kv_heads, head_size = cache.num_kv_heads, cache.head_size
@@ -193,11 +180,7 @@ def gather_kv_cache(
     arch = current()
     launch = tuning(arch.name).gather
     scales = kernel_scales(cache)
-    packed = cache.packing != "rows"
-    cache_strides = (*cache.key_strides, *cache.value_strides)
-    if not packed:  # there the last of the four is of no use
-        cache_strides = (*cache.key_strides[:3], *cache.value_strides[:3])
-    strides = (*cache_strides, *key.stride()[:2], *value.stride()[:2])
+    strides = (cache.key_strides, cache.value_strides, key.stride()[:2], value.stride()[:2])
     shared = {
         "HEAD_SIZE": head_size,
         "PADDED": next_power_of_two(head_size),
@@ -205,11 +188,11 @@ def gather_kv_cache(
         "SCALES": scales.kind,
         "FORMAT": scales.format,
         "NATIVE": scales.native_on(arch),
-        "ALIGN": hidden_alignment(*strides),
+        "ALIGN": hidden_alignment(*itertools.chain(*strides)),
         "num_warps": launch.waves,
     }
     with on(cache.key):
-        if packed:
+        if cache.packing != "rows":
             tokens = max(16, min(launch.rows, next_power_of_two(num_rows)))
             packed_gather_kernel[(num_rows // tokens + 2 * num_seqs, num_kv_heads)](
                 cache.key,
@@ -225,8 +208,9 @@ def gather_kv_cache(
                 num_rows,
                 max_blocks,
                 *strides,
-                block_table.stride(0),
-                *scales.strides,
+                block_table.stride()[:1],
+                scales.strides[:3],
+                scales.strides[3:],
                 TOKENS=tokens,
                 PACKING=PACKINGS.index(cache.packing),
                 X=cache.x,
@@ -248,8 +232,9 @@ def gather_kv_cache(
                 num_rows * num_kv_heads,
                 max_blocks,
                 *strides,
-                block_table.stride(0),
-                *scales.strides,
+                block_table.stride()[:1],
+                scales.strides[:3],
+                scales.strides[3:],
                 NUM_HEADS=num_kv_heads,
                 ROWS=rows,
                 **shared,
@@ -270,25 +255,13 @@ def packed_gather_kernel(
     num_seqs,
     num_tokens,  # rows of the output that are filled
     max_blocks,
-    stride_kc_block: tl.int64,
-    stride_kc_token: tl.int64,
-    stride_kc_head: tl.int64,
-    stride_kc_group: tl.int64,
-    stride_vc_block: tl.int64,
-    stride_vc_token: tl.int64,
-    stride_vc_head: tl.int64,
-    stride_vc_channel: tl.int64,
-    stride_key_token: tl.int64,
-    stride_key_head: tl.int64,
-    stride_value_token: tl.int64,
-    stride_value_head: tl.int64,
-    stride_table: tl.int64,
-    stride_ks_block: tl.int64,
-    stride_ks_token: tl.int64,
-    stride_ks_head: tl.int64,
-    stride_vs_block: tl.int64,
-    stride_vs_token: tl.int64,
-    stride_vs_head: tl.int64,
+    key_cache_strides,  # block, token, head, group of X channels
+    value_cache_strides,  # block, token (of PACKING 2: group of X tokens), head, channel
+    key_strides,  # token, head
+    value_strides,
+    table_strides,  # sequence
+    key_scale_strides,  # block, token, head
+    value_scale_strides,
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -301,19 +274,13 @@ def packed_gather_kernel(
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
 ):
     """Copy K and V of up to TOKENS positions; grid [num_tokens // TOKENS + 2 * num_seqs, num_kv_heads]."""
-    if ALIGN > 1:
-        stride_kc_block = multiple(stride_kc_block, ALIGN)
-        stride_kc_token = multiple(stride_kc_token, ALIGN)
-        stride_kc_head = multiple(stride_kc_head, ALIGN)
-        stride_kc_group = multiple(stride_kc_group, ALIGN)
-        stride_vc_block = multiple(stride_vc_block, ALIGN)
-        stride_vc_token = multiple(stride_vc_token, ALIGN)
-        stride_vc_head = multiple(stride_vc_head, ALIGN)
-        stride_vc_channel = multiple(stride_vc_channel, ALIGN)
-        stride_key_token = multiple(stride_key_token, ALIGN)
-        stride_key_head = multiple(stride_key_head, ALIGN)
-        stride_value_token = multiple(stride_value_token, ALIGN)
-        stride_value_head = multiple(stride_value_head, ALIGN)
+    stride_key_token, stride_key_head = wide(key_strides, ALIGN)
+    stride_value_token, stride_value_head = wide(value_strides, ALIGN)
+    stride_kc_block, stride_kc_token, stride_kc_head, stride_kc_group = wide(key_cache_strides, ALIGN)
+    stride_vc_block, stride_vc_token, stride_vc_head, stride_vc_channel = wide(value_cache_strides, ALIGN)
+    stride_ks_block, stride_ks_token, stride_ks_head = wide(key_scale_strides)
+    stride_vs_block, stride_vs_token, stride_vs_head = wide(value_scale_strides)
+    (stride_table,) = wide(table_strides)
     head = tl.program_id(1).to(tl.int64)
     tile = tl.program_id(0)
     seq = sequence_of_tile(cu_seq_lens, tile, num_seqs, TOKENS, 128, 2)
@@ -332,18 +299,10 @@ def packed_gather_kernel(
     position = first + tl.arange(0, TOKENS)
     wanted = (position >= start) & (position < end)
     # V is read in groups of X tokens of one block or not at all; what was not asked for is not stored.
-    near = wanted
-    if GROUPED:
-        near = (position // X * X + X > start) & (position // X * X < end)
+    near = in_groups(position, start, end, X) if GROUPED else wanted
     table = block_table + seq.to(tl.int64) * stride_table
-    if BLOCK_SIZE % TOKENS == 0:
-        block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
-        offset = multiple(first % BLOCK_SIZE, 16) + tl.arange(0, TOKENS)
-    else:
-        block = tl.load(table + position // BLOCK_SIZE, mask=near, other=0).to(tl.int64)
-        if GROUPED:
-            block = tl.max_constancy(block, X)
-        offset = position % BLOCK_SIZE
+    column = tl.arange(0, TOKENS)
+    block, offset = locate(table, first, column, near, BLOCK_SIZE, TOKENS, X if GROUPED else 1)
     channel = tl.arange(0, PADDED)
     in_head = channel < HEAD_SIZE
     row = (first_row + position - start).to(tl.int64)

@@ -16,6 +16,7 @@ ones, so that pieces of a cache line meet there.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,7 +30,7 @@ from pagedkv.device import current, on
 from pagedkv.fp8.scales import PER_TOKEN, kernel_scales, stored
 from pagedkv.launch import tuning
 from pagedkv.layout import PACKINGS
-from pagedkv.strides import hidden_alignment, key_channels, multiple, value_channels, value_tokens
+from pagedkv.strides import hidden_alignment, key_channels, value_channels, value_tokens, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,23 +48,13 @@ def _write_kernel(
     key_scale,  # fp32; see scales.KernelScales
     value_scale,
     num_rows,  # num_slots * NUM_HEADS
-    stride_key_token: tl.int64,
-    stride_key_head: tl.int64,
-    stride_value_token: tl.int64,
-    stride_value_head: tl.int64,
-    stride_kc_block: tl.int64,
-    stride_kc_token: tl.int64,
-    stride_kc_head: tl.int64,
-    stride_vc_block: tl.int64,
-    stride_vc_token: tl.int64,
-    stride_vc_head: tl.int64,
-    stride_slot: tl.int64,
-    stride_ks_block: tl.int64,
-    stride_ks_token: tl.int64,
-    stride_ks_head: tl.int64,
-    stride_vs_block: tl.int64,
-    stride_vs_token: tl.int64,
-    stride_vs_head: tl.int64,
+    key_strides,  # token, head
+    value_strides,
+    key_cache_strides,  # block, token, head, group of X channels
+    value_cache_strides,  # block, token (of PACKING 2: group of X tokens), head, channel
+    slot_strides,  # token
+    key_scale_strides,  # block, token, head
+    value_scale_strides,
     NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,
@@ -74,17 +65,13 @@ def _write_kernel(
     LARGEST: tl.constexpr,
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
 ):
-    if ALIGN > 1:
-        stride_key_token = multiple(stride_key_token, ALIGN)
-        stride_key_head = multiple(stride_key_head, ALIGN)
-        stride_value_token = multiple(stride_value_token, ALIGN)
-        stride_value_head = multiple(stride_value_head, ALIGN)
-        stride_kc_block = multiple(stride_kc_block, ALIGN)
-        stride_kc_token = multiple(stride_kc_token, ALIGN)
-        stride_kc_head = multiple(stride_kc_head, ALIGN)
-        stride_vc_block = multiple(stride_vc_block, ALIGN)
-        stride_vc_token = multiple(stride_vc_token, ALIGN)
-        stride_vc_head = multiple(stride_vc_head, ALIGN)
+    stride_key_token, stride_key_head = wide(key_strides, ALIGN)
+    stride_value_token, stride_value_head = wide(value_strides, ALIGN)
+    stride_kc_block, stride_kc_token, stride_kc_head, _ = wide(key_cache_strides, ALIGN)
+    stride_vc_block, stride_vc_token, stride_vc_head, _ = wide(value_cache_strides, ALIGN)
+    stride_ks_block, stride_ks_token, stride_ks_head = wide(key_scale_strides)
+    stride_vs_block, stride_vs_token, stride_vs_head = wide(value_scale_strides)
+    (stride_slot,) = wide(slot_strides)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     token = row // NUM_HEADS
     head = row % NUM_HEADS
@@ -130,7 +117,7 @@ def write_kv_cache(
         debug: Also check that every slot lies in the pool and occurs once (synchronises with the device).
 
     Raises:
-        ArgumentError: the subclass of `pagedkv.errors` that names the mistake.
+        ArgumentError: an argument is wrong (`pagedkv.errors`).
     """
     cache_checks.whole(cache)
     num_kv_heads, head_size = cache.num_kv_heads, cache.head_size
@@ -151,11 +138,7 @@ def write_kv_cache(
         return
     launch = tuning(current().name).write
     scales = kernel_scales(cache)
-    packed = cache.packing != "rows"
-    cache_strides = (*cache.key_strides, *cache.value_strides)
-    if not packed:  # there the last of the four is of no use
-        cache_strides = (*cache.key_strides[:3], *cache.value_strides[:3])
-    strides = (*key.stride()[:2], *value.stride()[:2], *cache_strides)
+    strides = (key.stride()[:2], value.stride()[:2], cache.key_strides, cache.value_strides)
     tensors = (key, value, cache.key, cache.value, slot_mapping, scales.key, scales.value)
     padded = next_power_of_two(head_size)
     shared = {
@@ -165,19 +148,20 @@ def write_kv_cache(
         "SCALES": scales.kind,
         "FORMAT": scales.format,
         "LARGEST": scales.largest,
-        "ALIGN": hidden_alignment(*strides),
+        "ALIGN": hidden_alignment(*itertools.chain(*strides)),
         "num_warps": launch.waves,
     }
     with on(cache.key):
-        if packed:
+        if cache.packing != "rows":
             width = padded if scales.kind == PER_TOKEN else min(launch.slice, padded)
             tokens = min(launch.rows * padded // width, next_power_of_two(num_slots))
             packed_write_kernel[(triton.cdiv(num_slots, tokens), num_kv_heads * triton.cdiv(head_size, width))](
                 *tensors,
                 num_slots,
                 *strides,
-                slot_mapping.stride(0),
-                *scales.strides,
+                slot_mapping.stride(),
+                scales.strides[:3],
+                scales.strides[3:],
                 TOKENS=tokens,
                 SLICE=width,
                 PACKING=PACKINGS.index(cache.packing),
@@ -190,8 +174,9 @@ def write_kv_cache(
                 *tensors,
                 num_slots * num_kv_heads,
                 *strides,
-                slot_mapping.stride(0),
-                *scales.strides,
+                slot_mapping.stride(),
+                scales.strides[:3],
+                scales.strides[3:],
                 PADDED=padded,
                 ROWS=rows,
                 **shared,
@@ -208,25 +193,13 @@ def packed_write_kernel(
     key_scale,  # fp32; see scales.KernelScales
     value_scale,
     num_slots,
-    stride_key_token: tl.int64,
-    stride_key_head: tl.int64,
-    stride_value_token: tl.int64,
-    stride_value_head: tl.int64,
-    stride_kc_block: tl.int64,
-    stride_kc_token: tl.int64,
-    stride_kc_head: tl.int64,
-    stride_kc_group: tl.int64,
-    stride_vc_block: tl.int64,
-    stride_vc_token: tl.int64,
-    stride_vc_head: tl.int64,
-    stride_vc_channel: tl.int64,
-    stride_slot: tl.int64,
-    stride_ks_block: tl.int64,
-    stride_ks_token: tl.int64,
-    stride_ks_head: tl.int64,
-    stride_vs_block: tl.int64,
-    stride_vs_token: tl.int64,
-    stride_vs_head: tl.int64,
+    key_strides,  # token, head
+    value_strides,
+    key_cache_strides,  # block, token, head, group of X channels
+    value_cache_strides,  # block, token (of PACKING 2: group of X tokens), head, channel
+    slot_strides,  # token
+    key_scale_strides,  # block, token, head
+    value_scale_strides,
     NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -240,19 +213,13 @@ def packed_write_kernel(
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
 ):
     """Store SLICE channels of K and V of TOKENS tokens; grid [ceil(num_slots / TOKENS), NUM_HEADS * slices]."""
-    if ALIGN > 1:
-        stride_key_token = multiple(stride_key_token, ALIGN)
-        stride_key_head = multiple(stride_key_head, ALIGN)
-        stride_value_token = multiple(stride_value_token, ALIGN)
-        stride_value_head = multiple(stride_value_head, ALIGN)
-        stride_kc_block = multiple(stride_kc_block, ALIGN)
-        stride_kc_token = multiple(stride_kc_token, ALIGN)
-        stride_kc_head = multiple(stride_kc_head, ALIGN)
-        stride_kc_group = multiple(stride_kc_group, ALIGN)
-        stride_vc_block = multiple(stride_vc_block, ALIGN)
-        stride_vc_token = multiple(stride_vc_token, ALIGN)
-        stride_vc_head = multiple(stride_vc_head, ALIGN)
-        stride_vc_channel = multiple(stride_vc_channel, ALIGN)
+    stride_key_token, stride_key_head = wide(key_strides, ALIGN)
+    stride_value_token, stride_value_head = wide(value_strides, ALIGN)
+    stride_kc_block, stride_kc_token, stride_kc_head, stride_kc_group = wide(key_cache_strides, ALIGN)
+    stride_vc_block, stride_vc_token, stride_vc_head, stride_vc_channel = wide(value_cache_strides, ALIGN)
+    stride_ks_block, stride_ks_token, stride_ks_head = wide(key_scale_strides)
+    stride_vs_block, stride_vs_token, stride_vs_head = wide(value_scale_strides)
+    (stride_slot,) = wide(slot_strides)
     head = (tl.program_id(1) % NUM_HEADS).to(tl.int64)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     slot = tl.load(slot_mapping + token * stride_slot, mask=token < num_slots, other=-1)

@@ -8,7 +8,7 @@ import torch
 
 from pagedkv import checks
 from pagedkv.device import INTERPRETED
-from pagedkv.errors import HeadRatioError, HeadSizeError, ScaleError, ShapeError, TablesError
+from pagedkv.errors import ArgumentError
 from pagedkv.fp8.formats import FORMAT_NAMES
 from pagedkv.mla.schedule import check
 
@@ -33,14 +33,16 @@ def tensors(
     """Check the tensors without reading them; return the number of sequences."""
     checks.shape("cache", cache, (None, None, None), "[num_blocks, block_size, latent_size + rope_size]")
     if 0 in cache.shape:
-        raise ShapeError(
-            "cache", got=tuple(cache.shape), expected="no empty axis", remedy="Allocate at least one block."
+        raise ArgumentError(
+            "shape", "cache", got=tuple(cache.shape), expected="no empty axis", remedy="Allocate at least one block."
         )
     checks.shape("query", query, (None, None, cache.shape[-1]), "[num_tokens, num_heads, latent_size + rope_size]")
     checks.shape("out", out, (*query.shape[:2], None), "[num_tokens, num_heads, latent_size]")
     _channels(out.shape[-1], query.shape[-1] - out.shape[-1])
     if query.shape[1] == 0:
-        raise HeadRatioError("query", got="0 heads", expected="at least one", remedy="Leave the layer out.")
+        raise ArgumentError(
+            "head ratio", "query", got="0 heads", expected="at least one", remedy="Leave the layer out."
+        )
     checks.shape("block_table", block_table, (None, None), "[num_seqs, max_blocks]")
     num_seqs = block_table.shape[0]
     checks.shape("seq_lens", seq_lens, (num_seqs,), "[num_seqs]")
@@ -70,14 +72,16 @@ def codes(query: Tensor, cache: Tensor, cache_format: str | None, cache_scale: T
     else:
         checks.dtype("cache", cache, (torch.uint8,), "View the FP8 codes as uint8.")
     if cache_format not in (None, *FORMAT_NAMES):
-        raise ScaleError(
+        raise ArgumentError(
+            "scale",
             "cache_format",
             got=repr(cache_format),
             expected=f"None or one of {', '.join(FORMAT_NAMES)}",
             remedy="e4m3fnuz is the format of gfx942, e4m3fn that of gfx950 and CUDA.",
         )
     if (cache_format is None) != (cache_scale is None) or (cache_scale is not None and cache_scale.numel() != 1):
-        raise ScaleError(
+        raise ArgumentError(
+            "scale",
             "cache_scale",
             got="none" if cache_scale is None else tuple(cache_scale.shape),
             expected="one number with a cache_format, none without",
@@ -94,7 +98,8 @@ def _channels(latent_size: int, rope_size: int) -> None:
         smallest = 32 if name == "out" else 16
         if not smallest <= size <= most or size % 8:
             what = "latent_size" if name == "out" else "rope_size"
-            raise HeadSizeError(
+            raise ArgumentError(
+                "head size",
                 name,
                 got=f"{what} {size}",
                 expected=f"a multiple of 8 in {smallest} .. {most}",
@@ -105,7 +110,8 @@ def _channels(latent_size: int, rope_size: int) -> None:
 def same_step(tables: Tables, expected: MlaLaunch, num_seqs: int) -> None:
     """Check that the tables were allocated for this step: same launch, same number of sequences."""
     if tables.launch != expected or tables.reduce_indptr.shape[0] != num_seqs + 1:
-        raise TablesError(
+        raise ArgumentError(
+            "tables",
             "tables",
             got=f"{tables.launch} for {tables.reduce_indptr.shape[0] - 1} sequences",
             expected=f"{expected} for {num_seqs} sequences",

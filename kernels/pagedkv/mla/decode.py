@@ -10,7 +10,7 @@ import triton
 
 from pagedkv.arch import next_power_of_two
 from pagedkv.device import current, on
-from pagedkv.errors import LengthError, SplitError
+from pagedkv.errors import ArgumentError
 from pagedkv.launch import tuning
 from pagedkv.mla import checks
 from pagedkv.mla.kernel import mla_decode_kernel, mla_reduce_kernel
@@ -69,15 +69,19 @@ def mla_decode(
         debug: Also check lengths, block ids and tables (synchronises with the device).
 
     Raises:
-        ArgumentError: the subclass of `pagedkv.errors` that names the mistake.
+        ArgumentError: an argument is wrong (`pagedkv.errors`).
         ScheduleError: with debug, tables that do not cover the step (`pagedkv.mla.schedule`).
     """
     num_seqs = checks.tensors(query, cache, out, block_table, seq_lens, query_start_loc, lse)
     checks.codes(query, cache, cache_format, cache_scale)
     if max_query_len < 1:
-        raise LengthError("max_query_len", got=max_query_len, expected=">= 1", remedy="Pass the bound of the step.")
+        raise ArgumentError(
+            "length", "max_query_len", got=max_query_len, expected=">= 1", remedy="Pass the bound of the step."
+        )
     if programs is not None and programs < 1:
-        raise SplitError("programs", got=programs, expected="None or >= 1", remedy="Pass None to let tuning decide.")
+        raise ArgumentError(
+            "split", "programs", got=programs, expected="None or >= 1", remedy="Pass None to let tuning decide."
+        )
     num_tokens, num_heads, width = query.shape
     latent_size = out.shape[-1]
     if num_tokens == 0 or num_seqs == 0:
@@ -112,11 +116,11 @@ def mla_decode(
             seq_lens,
             query_start_loc,
             scale * math.log2(math.e),
-            *query.stride()[:2],
-            *cache.stride()[:2],
-            *out.stride()[:2],
-            *lse_strides,
-            block_table.stride(0),
+            query.stride()[:2],
+            cache.stride()[:2],
+            out.stride()[:2],
+            lse_strides,
+            block_table.stride()[:1],
             **constants,
             ROPE=width - latent_size,
             HALF=next_power_of_two(latent_size) // 2,
@@ -142,8 +146,8 @@ def mla_decode(
             tables.reduce_indptr,
             seq_lens,
             query_start_loc,
-            *out.stride()[:2],
-            *lse_strides,
+            out.stride()[:2],
+            lse_strides,
             **constants,
             TILE_ROWS=launch.tiles * launch.rows,
             ROWS=reduce.rows,

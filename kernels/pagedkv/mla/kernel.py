@@ -6,12 +6,10 @@ All heads share one row a token, and the value is the row's own first LATENT cha
 once and used twice, as K and as V. That makes 2 * NUM_HEADS * (2 * LATENT + ROPE) operations out of every row, so 16
 heads are bound by memory and 128 heads by the matrix units.
 
-Programs are persistent: program `group * TILES + tile` walks the work items of its group (`mla_schedule.py`) for its
+Programs are persistent: program `group * TILES + tile` walks the work items of its group (`schedule.py`) for its
 ROWS rows, row = token * NUM_HEADS + head. Any number of heads will do; rows behind the last are masked. A work item
 that is the only one of its sequence writes the output, the others write partial results that `mla_reduce_kernel`
-merges. The softmax is online, in base 2, as in `attention_kernel.py`; tokens that no row sees are not loaded.
-
-Merge the partial results of the sequences that MLA decode split among programs; the formula is `split_reduce`'s.
+merges (the formula is that of `attention/merge.py`). Tokens that no row sees are not loaded.
 """
 
 from __future__ import annotations
@@ -19,10 +17,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pagedkv.attention.softmax import LN2, log_sum, merge_parts, online_softmax
 from pagedkv.fp8.formats import decode
-from pagedkv.strides import multiple
+from pagedkv.strides import locate, wide
 
-LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+
+@triton.jit
+def load_channels(cache, channel, loaded, WIDTH: tl.constexpr):
+    """Return WIDTH channels of the rows at `cache` [TILE, 1], 0 where not `loaded`, for 0 * NaN would be NaN."""
+    return tl.load(cache + channel[None, :], mask=loaded[:, None] & (channel < WIDTH)[None, :], other=0)
+
+
+@triton.jit
+def store_halves(rows, low, high, acc_low, acc_high, live, WIDTH: tl.constexpr):
+    """Store the WIDTH channels of each row from their two halves, in the dtype of `rows`."""
+    dtype = rows.dtype.element_ty
+    tl.store(rows + low[None, :], acc_low.to(dtype), mask=live[:, None] & (low < WIDTH)[None, :])
+    tl.store(rows + high[None, :], acc_high.to(dtype), mask=live[:, None] & (high < WIDTH)[None, :])
 
 
 @triton.jit
@@ -40,15 +51,11 @@ def mla_decode_kernel(
     seq_lens,  # [num_seqs] int32
     query_start_loc,  # [num_seqs + 1] int32
     scale_log2e,
-    stride_query_token: tl.int64,
-    stride_query_head: tl.int64,
-    stride_cache_block: tl.int64,
-    stride_cache_token: tl.int64,
-    stride_out_token: tl.int64,
-    stride_out_head: tl.int64,
-    stride_lse_token: tl.int64,
-    stride_lse_head: tl.int64,
-    stride_table: tl.int64,
+    query_strides,  # token, head
+    cache_strides,  # block, token
+    out_strides,  # token, head
+    lse_strides,  # token, head
+    table_strides,  # sequence
     NUM_HEADS: tl.constexpr,
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
@@ -64,11 +71,11 @@ def mla_decode_kernel(
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
 ):
     """Attend ROWS rows to the tokens of each work item of a group; grid [groups * TILES]."""
-    if ALIGN > 1:
-        stride_query_token = multiple(stride_query_token, ALIGN)
-        stride_query_head = multiple(stride_query_head, ALIGN)
-        stride_cache_block = multiple(stride_cache_block, ALIGN)
-        stride_cache_token = multiple(stride_cache_token, ALIGN)
+    stride_query_token, stride_query_head = wide(query_strides, ALIGN)
+    stride_cache_block, stride_cache_token = wide(cache_strides, ALIGN)
+    stride_out_token, stride_out_head = wide(out_strides)
+    stride_lse_token, stride_lse_head = wide(lse_strides)
+    (stride_table,) = wide(table_strides)
     group = tl.program_id(0) // TILES
     row_tile = tl.program_id(0) % TILES
     row = row_tile * ROWS + tl.arange(0, ROWS)
@@ -77,10 +84,6 @@ def mla_decode_kernel(
     low = tl.arange(0, HALF)
     high = HALF + low
     rope = tl.arange(0, PADDED_ROPE)
-    in_low = low < LATENT
-    in_high = high < LATENT
-    in_rope = rope < ROPE
-    cache_rope = cache + LATENT
     scale = 1.0
     if FORMAT is not None:
         # One scale for all rows: it leaves the products and comes in where their results are fp32.
@@ -100,10 +103,11 @@ def mla_decode_kernel(
         position = tl.load(seq_lens + seq) - query_len + row // NUM_HEADS
         query_row = (query_start + row // NUM_HEADS).to(tl.int64)
 
-        query_offset = query + (query_row * stride_query_token + row_head * stride_query_head)[:, None]
-        q_low = tl.load(query_offset + low[None, :], mask=row_live[:, None] & in_low[None, :], other=0.0)
-        q_high = tl.load(query_offset + high[None, :], mask=row_live[:, None] & in_high[None, :], other=0.0)
-        q_rope = tl.load(query_offset + LATENT + rope[None, :], mask=row_live[:, None] & in_rope[None, :], other=0.0)
+        query_at = query + (query_row * stride_query_token + row_head * stride_query_head)[:, None]
+        live = row_live[:, None]
+        q_low = tl.load(query_at + low[None, :], mask=live & (low < LATENT)[None, :], other=0.0)
+        q_high = tl.load(query_at + high[None, :], mask=live & (high < LATENT)[None, :], other=0.0)
+        q_rope = tl.load(query_at + LATENT + rope[None, :], mask=live & (rope < ROPE)[None, :], other=0.0)
         table = block_table + seq.to(tl.int64) * stride_table
 
         maximum = tl.full([ROWS], float("-inf"), tl.float32)
@@ -113,17 +117,11 @@ def mla_decode_kernel(
         for first in range(kv_begin, kv_end, TILE):
             token = first + column
             loaded = token < kv_end
-            if BLOCK_SIZE % TILE == 0:
-                block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
-                offset = first % BLOCK_SIZE + column
-            else:
-                block = tl.load(table + token // BLOCK_SIZE, mask=loaded, other=0).to(tl.int64)
-                offset = token % BLOCK_SIZE
-            kv_row = (block * stride_cache_block + offset * stride_cache_token)[:, None]
-            # Tokens that were not loaded are 0 and not whatever the block holds: 0 * NaN would be NaN.
-            kv_low = tl.load(cache + kv_row + low[None, :], mask=loaded[:, None] & in_low[None, :], other=0)
-            kv_high = tl.load(cache + kv_row + high[None, :], mask=loaded[:, None] & in_high[None, :], other=0)
-            k_rope = tl.load(cache_rope + kv_row + rope[None, :], mask=loaded[:, None] & in_rope[None, :], other=0)
+            block, offset = locate(table, first, column, loaded, BLOCK_SIZE, TILE, 1)
+            kv_row = cache + (block * stride_cache_block + offset * stride_cache_token)[:, None]
+            kv_low = load_channels(kv_row, low, loaded, LATENT)
+            kv_high = load_channels(kv_row, high, loaded, LATENT)
+            k_rope = load_channels(kv_row + LATENT, rope, loaded, ROPE)
             if FORMAT is not None:
                 kv_low = decode(kv_low, FORMAT, q_low.dtype)
                 kv_high = decode(kv_high, FORMAT, q_low.dtype)
@@ -135,34 +133,23 @@ def mla_decode_kernel(
             if CAUSAL:
                 seen = seen & (token[None, :] <= position[:, None])
             scores = tl.where(seen, scores, float("-inf"))
-            # A row that has seen nothing yet keeps the maximum -inf; -inf - -inf would be NaN.
-            maximum_now = tl.maximum(maximum, tl.max(scores, axis=1))
-            base = tl.where(maximum_now == float("-inf"), 0.0, maximum_now)
-            weights = tl.exp2(scores - base[:, None])
-            decay = tl.exp2(maximum - base)
-            total = total * decay + tl.sum(weights, axis=1)
-            maximum = maximum_now
+            weights, decay, maximum, total = online_softmax(scores, maximum, total)
             weights = weights.to(kv_low.dtype)
             acc_low = tl.dot(weights, kv_low, acc_low * decay[:, None], input_precision="ieee")
             acc_high = tl.dot(weights, kv_high, acc_high * decay[:, None], input_precision="ieee")
 
         # A row that saw nothing has total 0 and accumulators 0: its result is 0, its lse -inf.
-        total = tl.where(total > 0.0, total, 1.0)
-        row_lse = maximum + tl.log2(total)
-        inverse = (scale / total)[:, None]
-        mask_low = row_live[:, None] & in_low[None, :]
-        mask_high = row_live[:, None] & in_high[None, :]
+        divisor, row_lse = log_sum(maximum, total)
+        inverse = (scale / divisor)[:, None]
+        acc_low, acc_high = acc_low * inverse, acc_high * inverse
         if slot < 0:
             out_row = out + (query_row * stride_out_token + row_head * stride_out_head)[:, None]
-            tl.store(out_row + low[None, :], (acc_low * inverse).to(out.dtype.element_ty), mask=mask_low)
-            tl.store(out_row + high[None, :], (acc_high * inverse).to(out.dtype.element_ty), mask=mask_high)
+            store_halves(out_row, low, high, acc_low, acc_high, row_live, LATENT)
             if HAS_LSE:
                 tl.store(lse + query_row * stride_lse_token + row_head * stride_lse_head, row_lse * LN2, mask=row_live)
         else:
             part = (slot.to(tl.int64) * TILES + row_tile) * ROWS + tl.arange(0, ROWS)
-            partial_row = partial + (part * LATENT)[:, None]
-            tl.store(partial_row + low[None, :], acc_low * inverse, mask=mask_low)
-            tl.store(partial_row + high[None, :], acc_high * inverse, mask=mask_high)
+            store_halves(partial + (part * LATENT)[:, None], low, high, acc_low, acc_high, row_live, LATENT)
             tl.store(partial_lse + part, row_lse, mask=row_live)
 
 
@@ -175,10 +162,8 @@ def mla_reduce_kernel(
     reduce_indptr,  # [num_seqs + 1] int32
     seq_lens,  # [num_seqs] int32
     query_start_loc,  # [num_seqs + 1] int32
-    stride_out_token: tl.int64,
-    stride_out_head: tl.int64,
-    stride_lse_token: tl.int64,
-    stride_lse_head: tl.int64,
+    out_strides,  # token, head
+    lse_strides,  # token, head
     NUM_HEADS: tl.constexpr,
     LATENT: tl.constexpr,
     TILE_ROWS: tl.constexpr,  # rows of a partial result: row tiles times their rows
@@ -208,26 +193,17 @@ def mla_reduce_kernel(
         slot = begin + tl.arange(0, CHUNK)
         part = slot.to(tl.int64)[None, :] * TILE_ROWS + row[:, None]
         inside = live[:, None] & (slot < end)[None, :]
-        weight = tl.load(partial_lse + part, mask=inside, other=float("-inf"))
-        rows = tl.load(
-            partial + (part * LATENT)[:, :, None] + channel[None, None, :],
-            mask=inside[:, :, None] & (channel < LATENT)[None, None, :],
-            other=0.0,
+        maximum, total, acc = merge_parts(
+            partial, partial_lse, part, inside, channel, channel < LATENT, LATENT, maximum, total, acc
         )
-        maximum_now = tl.maximum(maximum, tl.max(weight, axis=1))
-        base = tl.where(maximum_now == float("-inf"), 0.0, maximum_now)
-        weight = tl.exp2(weight - base[:, None])
-        decay = tl.exp2(maximum - base)
-        total = total * decay + tl.sum(weight, axis=1)
-        acc = acc * decay[:, None] + tl.sum(weight[:, :, None] * rows, axis=1)
-        maximum = maximum_now
-    total = tl.where(total > 0.0, total, 1.0)
+    divisor, row_lse = log_sum(maximum, total)
     token = (query_start + row // NUM_HEADS).to(tl.int64)
     head = row % NUM_HEADS
-    target = out + (token * stride_out_token + head * stride_out_head)[:, None] + channel[None, :]
-    result = (acc / total[:, None]).to(out.dtype.element_ty)
+    stride_token, stride_head = wide(out_strides)
+    target = out + (token * stride_token + head * stride_head)[:, None] + channel[None, :]
+    result = (acc / divisor[:, None]).to(out.dtype.element_ty)
     tl.store(target, result, mask=live[:, None] & (channel < LATENT)[None, :])
     if HAS_LSE:
-        row_lse = (maximum + tl.log2(total)) * LN2
+        stride_token, stride_head = wide(lse_strides)
         mask = live & (tl.program_id(2) == 0)
-        tl.store(lse + token * stride_lse_token + head * stride_lse_head, row_lse, mask=mask)
+        tl.store(lse + token * stride_token + head * stride_head, row_lse * LN2, mask=mask)

@@ -32,18 +32,6 @@ class ScheduleError(ValueError):
     """A schedule would compute something else than attention over all tokens of each sequence, once."""
 
 
-class CoverageError(ScheduleError):
-    """The work items of a sequence do not partition its tokens, or a sequence without work has one."""
-
-
-class ReduceError(ScheduleError):
-    """A reduce group does not hold exactly the partial results of its sequence."""
-
-
-class BoundError(ScheduleError):
-    """A table is larger than its bound, or its row pointers do not run from 0 to its end."""
-
-
 @dataclass(frozen=True)
 class Work:
     """One work item: tokens `kv_begin .. kv_end - 1` of one sequence, for all its row tiles."""
@@ -145,13 +133,14 @@ def check(
     """Check what the kernels rely on. It knows nothing of how the schedule was made.
 
     Raises:
-        CoverageError, ReduceError, BoundError: for what they name.
+        ScheduleError: if the work items of a sequence do not partition its tokens, if a reduce group does not hold
+            exactly the partial results of its sequence, or if the tables exceed what is allocated.
     """
     _check_bounds(schedule, len(seq_lens))
     of: dict[int, list[Work]] = {seq: [] for seq in range(len(seq_lens))}
     for work in schedule.works:
         if work.seq not in of:
-            raise CoverageError(f"work {work}: got sequence {work.seq}; expected 0 <= seq < {len(seq_lens)}")
+            raise ScheduleError(f"work {work}: got sequence {work.seq}; expected 0 <= seq < {len(seq_lens)}")
         of[work.seq].append(work)
     for seq, (length, queries) in enumerate(zip(seq_lens, query_lens, strict=True)):
         _check_cover(seq, of[seq], length if queries > 0 else 0, granularity)
@@ -159,7 +148,7 @@ def check(
         begin, end = schedule.reduce_indptr[seq : seq + 2]
         wanted = list(range(begin, end)) or [-1] * len(of[seq])
         if got != wanted or len(wanted) != len(of[seq]) or end - begin == 1:
-            raise ReduceError(
+            raise ScheduleError(
                 f"sequence {seq}: got partial results {got} of {len(of[seq])} work items; expected {wanted}, "
                 f"what its reduce group {begin} .. {end - 1} merges (two or more), or -1 for a single work item"
             )
@@ -172,11 +161,11 @@ def _check_bounds(schedule: Schedule, num_seqs: int) -> None:
         ("reduce_indptr", schedule.reduce_indptr, schedule.reduce_indptr[-1], most.partials),
     ):
         if table[0] != 0 or table[-1] != end or any(b < a for a, b in pairwise(table)):
-            raise BoundError(f"{name}: got {list(table)}; expected it to rise from 0 to {end}")
+            raise ScheduleError(f"{name}: got {list(table)}; expected it to rise from 0 to {end}")
         if end > bound:
-            raise BoundError(f"{name}: got {end} entries; expected at most {bound}, which is what is allocated")
+            raise ScheduleError(f"{name}: got {end} entries; expected at most {bound}, which is what is allocated")
     if len(schedule.reduce_indptr) != num_seqs + 1:
-        raise BoundError(f"reduce_indptr: got {len(schedule.reduce_indptr)} entries; expected {num_seqs + 1}")
+        raise ScheduleError(f"reduce_indptr: got {len(schedule.reduce_indptr)} entries; expected {num_seqs + 1}")
 
 
 def _check_cover(seq: int, works: list[Work], length: int, granularity: int) -> None:
@@ -190,6 +179,6 @@ def _check_cover(seq: int, works: list[Work], length: int, granularity: int) -> 
     else:
         if reached == length:
             return
-    raise CoverageError(
+    raise ScheduleError(
         f"sequence {seq}: got works over {edges}; expected a partition of 0 .. {length} at multiples of {granularity}"
     )

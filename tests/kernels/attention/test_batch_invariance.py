@@ -14,12 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.attending import attend, check, expected, sequences, small
+from support.mistakes import refused
 from support.pools import Batch, assert_same_bits
 
 from pagedkv import launch
 from pagedkv.arch import ARCHES, limits
 from pagedkv.device import INTERPRETED
-from pagedkv.errors import SplitError
 
 pytestmark = pytest.mark.device
 
@@ -124,7 +124,7 @@ def test_batch_invariant_prefill_in_chunks(device, record_property):
 
 
 def test_a_fixed_length_and_a_number_of_partitions_contradict(device):
-    with pytest.raises(SplitError, match="num_splits: got 3 with batch_invariant=True"):
+    with refused("split", "num_splits: got 3 with batch_invariant=True"):
         attend(small(device, [1], [20]), num_splits=3, batch_invariant=True)
 
 

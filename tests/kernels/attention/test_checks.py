@@ -6,7 +6,6 @@ import pytest
 import torch
 from support.mistakes import cache, check, ints
 
-from pagedkv import errors
 from pagedkv.attention.paged import paged_attention
 from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.device import INTERPRETED
@@ -46,57 +45,57 @@ def attend(device):
 
 # Wrong argument, the class of the mistake, the argument that its message names.
 GATHER = {
-    "64-bit table": ({"block_table": torch.zeros(1, 2, dtype=torch.int64)}, errors.DtypeError, "block_table"),
-    "starts of fewer sequences": ({"cu_seq_lens": ints(0)}, errors.ShapeError, "cu_seq_lens"),
-    "starts of more sequences": ({"seq_starts": ints(0, 0)}, errors.ShapeError, "seq_starts"),
-    "more rows than output": ({"token_to_seq": ints(*[0] * 6)}, errors.ShapeError, "token_to_seq"),
-    "output in another dtype": ({"key": torch.zeros(5, 2, 64).half()}, errors.DtypeError, "key"),
-    "transposed output": ({"value": torch.zeros(5, 64, 2).mT}, errors.DenseError, "value"),
+    "64-bit table": ({"block_table": torch.zeros(1, 2, dtype=torch.int64)}, "dtype", "block_table"),
+    "starts of fewer sequences": ({"cu_seq_lens": ints(0)}, "shape", "cu_seq_lens"),
+    "starts of more sequences": ({"seq_starts": ints(0, 0)}, "shape", "seq_starts"),
+    "more rows than output": ({"token_to_seq": ints(*[0] * 6)}, "shape", "token_to_seq"),
+    "output in another dtype": ({"key": torch.zeros(5, 2, 64).half()}, "dtype", "key"),
+    "transposed output": ({"value": torch.zeros(5, 64, 2).mT}, "stride", "value"),
     "transposed table": (
         {"block_table": ints(0, 0, 0, 0).view(2, 2).T, "cu_seq_lens": ints(0, 5, 5), "seq_starts": ints(0, 0)},
-        errors.DenseError,
+        "stride",
         "block_table",
     ),
-    "sequence that is none": ({"token_to_seq": ints(0, 0, 1, 0, 0), "debug": True}, errors.LengthError, "token_to_seq"),
-    "position beyond the row": ({"seq_starts": ints(30), "debug": True}, errors.LengthError, "seq_starts"),
-    "block that is none": ({"block_table": ints(3, 0).view(1, 2), "debug": True}, errors.BlockTableError, "block 3 at"),
+    "sequence that is none": ({"token_to_seq": ints(0, 0, 1, 0, 0), "debug": True}, "length", "token_to_seq"),
+    "position beyond the row": ({"seq_starts": ints(30), "debug": True}, "length", "seq_starts"),
+    "block that is none": ({"block_table": ints(3, 0).view(1, 2), "debug": True}, "block table", "block 3 at"),
 }
 
 ATTENTION = {
-    "queries in another dtype": ({"query": torch.zeros(5, 4, 64).half()}, errors.DtypeError, "query"),
-    "queries of another head size": ({"query": torch.zeros(5, 4, 32)}, errors.ShapeError, "query"),
-    "output of another shape": ({"out": torch.zeros(4, 4, 64)}, errors.ShapeError, "out"),
-    "transposed output": ({"out": torch.zeros(5, 64, 4).mT}, errors.DenseError, "out"),
+    "queries in another dtype": ({"query": torch.zeros(5, 4, 64).half()}, "dtype", "query"),
+    "queries of another head size": ({"query": torch.zeros(5, 4, 32)}, "shape", "query"),
+    "output of another shape": ({"out": torch.zeros(4, 4, 64)}, "shape", "out"),
+    "transposed output": ({"out": torch.zeros(5, 64, 4).mT}, "stride", "out"),
     "3 query heads for 2": (
         {"query": torch.zeros(5, 3, 64), "out": torch.zeros(5, 3, 64)},
-        errors.HeadRatioError,
+        "head ratio",
         "query",
     ),
-    "sums of another shape": ({"lse": torch.zeros(5, 2)}, errors.ShapeError, "lse"),
-    "sums in fp16": ({"lse": torch.zeros(5, 4).half()}, errors.DtypeError, "lse"),
-    "cap of nothing": ({"softcap": 0.0}, errors.OptionError, "softcap"),
-    "endless cap": ({"softcap": float("inf")}, errors.OptionError, "softcap"),
-    "slopes of fewer heads": ({"alibi_slopes": torch.ones(2)}, errors.ShapeError, "alibi_slopes"),
-    "slopes in fp16": ({"alibi_slopes": torch.ones(4).half()}, errors.DtypeError, "alibi_slopes"),
-    "slopes without a mask": ({"alibi_slopes": torch.ones(4), "causal": False}, errors.OptionError, "alibi_slopes"),
-    "sinks in fp16": ({"sinks": torch.ones(4).half()}, errors.DtypeError, "sinks"),
-    "strided sinks": ({"sinks": torch.ones(8)[::2]}, errors.DenseError, "sinks"),
-    "lengths of more sequences": ({"seq_lens": ints(20, 20)}, errors.ShapeError, "seq_lens"),
-    "no bound": ({"max_seq_len": 0}, errors.LengthError, "max_seq_len"),
-    "window of nothing": ({"sliding_window": 0}, errors.WindowError, "sliding_window"),
-    "window without a mask": ({"sliding_window": 8, "causal": False}, errors.WindowError, "sliding_window"),
-    "no partition": ({"num_splits": 0}, errors.SplitError, "num_splits"),
-    "query longer than its bound": ({"max_query_len": 4, "debug": True}, errors.LengthError, "max_query_len"),
-    "sequence longer than its bound": ({"max_seq_len": 19, "debug": True}, errors.LengthError, "max_seq_len"),
+    "sums of another shape": ({"lse": torch.zeros(5, 2)}, "shape", "lse"),
+    "sums in fp16": ({"lse": torch.zeros(5, 4).half()}, "dtype", "lse"),
+    "cap of nothing": ({"softcap": 0.0}, "option", "softcap"),
+    "endless cap": ({"softcap": float("inf")}, "option", "softcap"),
+    "slopes of fewer heads": ({"alibi_slopes": torch.ones(2)}, "shape", "alibi_slopes"),
+    "slopes in fp16": ({"alibi_slopes": torch.ones(4).half()}, "dtype", "alibi_slopes"),
+    "slopes without a mask": ({"alibi_slopes": torch.ones(4), "causal": False}, "option", "alibi_slopes"),
+    "sinks in fp16": ({"sinks": torch.ones(4).half()}, "dtype", "sinks"),
+    "strided sinks": ({"sinks": torch.ones(8)[::2]}, "stride", "sinks"),
+    "lengths of more sequences": ({"seq_lens": ints(20, 20)}, "shape", "seq_lens"),
+    "no bound": ({"max_seq_len": 0}, "length", "max_seq_len"),
+    "window of nothing": ({"sliding_window": 0}, "window", "sliding_window"),
+    "window without a mask": ({"sliding_window": 8, "causal": False}, "window", "sliding_window"),
+    "no partition": ({"num_splits": 0}, "split", "num_splits"),
+    "query longer than its bound": ({"max_query_len": 4, "debug": True}, "length", "max_query_len"),
+    "sequence longer than its bound": ({"max_seq_len": 19, "debug": True}, "length", "max_seq_len"),
     "sequence longer than its row": (
         {"seq_lens": ints(33), "max_seq_len": 40, "debug": True},
-        errors.LengthError,
+        "length",
         "max_blocks",
     ),
-    "starts that fall": ({"query_start_loc": ints(5, 0), "debug": True}, errors.LengthError, "query_start_loc"),
+    "starts that fall": ({"query_start_loc": ints(5, 0), "debug": True}, "length", "query_start_loc"),
     "block that is none": (
         {"block_table": ints(0, -1).view(1, 2), "debug": True},
-        errors.BlockTableError,
+        "block table",
         "block -1 at",
     ),
 }
@@ -116,7 +115,7 @@ def test_paged_attention_refuses(case, attend, device):
 def test_head_sizes_that_attention_refuses(head_size, attend, device):
     rows = torch.zeros(5, 4, head_size)
     wrong = {"cache": cache(shape=(3, 16, 2, head_size)), "query": rows, "out": rows.clone()}
-    check(attend, (wrong, errors.HeadSizeError, f"head_size {head_size}"), device)
+    check(attend, (wrong, "head size", f"head_size {head_size}"), device)
 
 
 def test_debug_ignores_blocks_that_are_not_looked_up(attend, device):
@@ -131,8 +130,8 @@ if INTERPRETED:
     def test_bf16_attention_is_refused_under_the_interpreter(attend, device):
         rows = torch.zeros(5, 4, 64, dtype=torch.bfloat16)
         wrong = {"query": rows, "out": rows.clone(), "cache": cache(dtype=torch.bfloat16)}
-        check(attend, (wrong, errors.DtypeError, "interpreter"), device)
+        check(attend, (wrong, "dtype", "interpreter"), device)
 
     def test_bf16_gather_of_codes_is_refused_under_the_interpreter(gather, device):
         wrong = {"key": torch.zeros(5, 2, 64, dtype=torch.bfloat16), "cache": cache(dtype=torch.uint8)}
-        check(gather, (wrong, errors.DtypeError, "interpreter"), device)
+        check(gather, (wrong, "dtype", "interpreter"), device)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from support.attending import check, expected, expected_with_lse, lse_error, small
+from support.mistakes import refused
 from support.tolerances import LSE_MERGED_ABSOLUTE
 
 from pagedkv.attention.cascade import merge_attention
 from pagedkv.attention.paged import paged_attention
 from pagedkv.device import INTERPRETED
-from pagedkv.errors import DtypeError
 
 if TYPE_CHECKING:
     from support.pools import Batch
@@ -103,5 +103,5 @@ def test_a_part_is_fp32_or_of_the_dtype_of_the_query(device):
     data = small(device, [1], [20])
     out = torch.full_like(data.query, float("nan"), dtype=torch.float16)
     bounds = {"max_query_len": 1, "max_seq_len": 20, "scale": 0.125}
-    with pytest.raises(DtypeError, match=r"^out: got torch\.float16"):
+    with refused("dtype", r"^out: got torch\.float16"):
         paged_attention(data.query, data.pool.cache, out, **data.metadata, **bounds)

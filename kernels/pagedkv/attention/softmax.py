@@ -1,0 +1,76 @@
+"""Online softmax in base 2 (Milakov and Gimelshein, arXiv 1805.02867): the one update that every kernel here uses.
+
+The state of a row is the largest score it has seen and the sum of `2^(score - largest)`; both begin as `-inf` and 0, or
+with a sink as that score and 1. Whoever adds up values beside it multiplies what it has by `decay` first.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def finite(maximum):
+    """Return what to subtract from scores of that maximum: 0 where nothing was seen, for -inf - -inf would be NaN."""
+    return tl.where(maximum == float("-inf"), 0.0, maximum)
+
+
+@triton.jit
+def online_softmax(scores, maximum, total):
+    """Take another tile of scores into the state of each row.
+
+    Args:
+        scores: [ROWS, TILE] fp32, base 2; -inf where a row does not see a column.
+        maximum: [ROWS] fp32, the largest score so far.
+        total: [ROWS] fp32, the sum of weights so far.
+
+    Returns:
+        weights [ROWS, TILE] relative to the new maximum, decay [ROWS] of what was summed so far, maximum, total.
+    """
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+    base = finite(new_maximum)
+    weights = tl.exp2(scores - base[:, None])
+    decay = tl.exp2(maximum - base)
+    total = total * decay + tl.sum(weights, axis=1)
+    return weights, decay, new_maximum, total
+
+
+@triton.jit
+def log_sum(maximum, total):
+    """Return the divisor of each row's sum of values (1 where it saw nothing) and its log-sum-exp in base 2."""
+    divisor = tl.where(total > 0.0, total, 1.0)
+    return divisor, maximum + tl.log2(divisor)
+
+
+@triton.jit
+def merge_parts(partial, partial_lse, part, inside, channel, in_width, WIDTH: tl.constexpr, maximum, total, acc):
+    """Merge further partial results of each row into its state, weighted by their sums of exponentials.
+
+    Args:
+        partial: [parts, WIDTH] fp32, contiguous: results over a part of the KV each.
+        partial_lse: [parts] fp32, base 2; -inf for a part that saw nothing, whose weight is 0.
+        part: [ROWS, CHUNK] which parts.
+        inside: [ROWS, CHUNK] whether there is such a part.
+        channel: [CHANNELS] which channels.
+        in_width: [CHANNELS] whether there is such a channel.
+        WIDTH: Channels of a part.
+        maximum: [ROWS] fp32, as `total` the state of `online_softmax`.
+        total: [ROWS] fp32.
+        acc: [ROWS, CHANNELS] fp32, the weighted sum so far.
+
+    Returns:
+        maximum, total, acc.
+    """
+    scores = tl.load(partial_lse + part, mask=inside, other=float("-inf"))
+    rows = tl.load(
+        partial + (part * WIDTH)[:, :, None] + channel[None, None, :],
+        mask=inside[:, :, None] & in_width[None, None, :],
+        other=0.0,
+    )
+    weights, decay, maximum, total = online_softmax(scores, maximum, total)
+    acc = acc * decay[:, None] + tl.sum(weights[:, :, None] * rows, axis=1)
+    return maximum, total, acc
