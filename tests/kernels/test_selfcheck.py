@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton
 
-from hilgate.agent import tinykernel
+from hilgate.agent import gpus
 from pagedkv import selfcheck
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ def by_numpy(seed: int, elements: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_seed(seed: int, device: str) -> None:
-    assert selfcheck.checksums(device, seed, 3000) == by_numpy(seed, 3000) == tinykernel.expected(seed, 3000)
+    assert selfcheck.checksums(device, seed, 3000) == by_numpy(seed, 3000) == gpus.expected_checksums(seed, 3000)
 
 
 @pytest.mark.parametrize("elements", SIZES)
 def test_every_size(elements: int, device: str) -> None:
-    assert selfcheck.checksums(device, 7, elements) == by_numpy(7, elements) == tinykernel.expected(7, elements)
+    assert selfcheck.checksums(device, 7, elements) == by_numpy(7, elements) == gpus.expected_checksums(7, elements)
 
 
 def test_a_lost_store_changes_the_checksum(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_a_lost_store_changes_the_checksum(device: str, monkeypatch: pytest.Monk
         with monkeypatch.context() as patch:
             patch.setattr(selfcheck, kernel, {(1,): lambda *_, **__: None})
             found = selfcheck.checksums(device, 7, 1000)
-        right = tinykernel.expected(7, 1000)
+        right = gpus.expected_checksums(7, 1000)
         assert [a == b for a, b in zip(found, right, strict=True)] == [index != wrong for index in (0, 1)]
 
 
@@ -74,7 +74,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 def test_the_command_prints_a_line_for_each_gpu(printed: Callable[..., str]) -> None:
-    words, product = (f"{value:016x}" for value in tinykernel.expected(9, 2000))
+    words, product = (f"{value:016x}" for value in gpus.expected_checksums(9, 2000))
     answer = json.loads(printed("--json"))
     count = 1 if triton.knobs.runtime.interpret else torch.cuda.device_count()
     assert [(d["index"], d["words"], d["product"]) for d in answer["devices"]] == [

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from hilgate.agent import job, workspace
+from support.nodes import write_gpu
+
+from hilgate.agent import job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +79,7 @@ class Agent:
         for words in (["init", "-q"], ["add", "-A"],
                       ["-c", "user.name=t", "-c", "user.email=t@example.invalid", "commit", "-qm", "t"]):  # fmt: skip
             subprocess.run(["git", *words], cwd=self.checkout, check=True)
-        self.commit = workspace.commit_of(self.checkout)
+        self.commit = job.commit_of(self.checkout)
         self.env = {
             "PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(root), "BUILDKITE": "true", "BUILDKITE_JOB_ID": "j-1",
             "BUILDKITE_REPO": "https://github.com/rocm/hilgate", "BUILDKITE_PULL_REQUEST": "false",
@@ -138,10 +140,9 @@ def planned(key: str, image: str | None = None, **declared: object) -> dict[str,
 
 
 def topology(root: Path, minors: list[int]) -> dict[str, Path]:
-    """A KFD topology of these render nodes and their device nodes, as arguments of `devices.of_job`."""
+    """A KFD topology of these render nodes and their device nodes, as arguments of `container.gpu_devices`."""
     for number, minor in enumerate([0, *minors]):
-        (root / "kfd" / str(number)).mkdir(parents=True)
-        (root / "kfd" / str(number) / "properties").write_text(f"cpu_cores_count 0\ndrm_render_minor {minor}\n")
+        write_gpu(root / "kfd", number, minor=minor)
     (root / "dev" / "dri").mkdir(parents=True)
     for name in ("kfd", *(f"dri/renderD{minor}" for minor in minors)):
         (root / "dev" / name).touch()

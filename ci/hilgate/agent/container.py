@@ -1,6 +1,6 @@
-"""The command line of a step's container. Pure: one function, everything it may contain is in this file.
+"""Run a step in a container: its GPUs, the one command line of `docker run`, and its end whatever happens.
 
-What ROCm needs, and nothing more:
+Everything that a command line may contain is in `command`, which is pure. What ROCm needs, and nothing more:
 
 * `/dev/kfd` is the compute interface that all GPUs share; each GPU adds its own `/dev/dri/renderD<minor>`. A container
   that is given only some render nodes reaches only those GPUs (AMD, "Running ROCm Docker containers", section
@@ -16,13 +16,25 @@ What ROCm needs, and nothing more:
 
 from __future__ import annotations
 
+import contextlib
+import os
 import posixpath
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Mapping  # noqa: TC003 - dataclasses resolve it on Python 3.10
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from hilgate.agent import gpus, host
 from hilgate.agent.trust import check_secrets
-from hilgate.errors import Exit, HilgateError
+from hilgate.errors import CannotRunHereError, DeclarationError, Exit, HilgateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 WORKSPACE = "/hilgate/workspace"
 RESULTS = "/hilgate/results"
@@ -61,6 +73,14 @@ _HOSTNAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,62})")
 _USER = re.compile(r"[1-9][0-9]{0,9}:[0-9]{1,10}")
 _PATH = re.compile(r"/[^\x00-\x1f\x7f,\"\\]+")
 
+ANSWER_SECONDS = 60
+PULL_SECONDS = 3600
+"""A ROCm image is about 30 GiB; a pull that is slower than an hour is a sick network."""
+
+POLL_SECONDS = 0.1
+DAEMON_ERROR, CANNOT_INVOKE, NOT_FOUND = 125, 126, 127
+"""`docker run` itself (Docker reference, "Exit status"); `hilgate` uses none of them."""
+
 
 class UnsafeJobError(HilgateError):
     """A job names something that no container of ours gets."""
@@ -68,22 +88,72 @@ class UnsafeJobError(HilgateError):
     exit_status = Exit.INVALID_DECLARATION
 
 
+class MissingGpuError(HilgateError):
+    """The agent promises GPUs that are not there: another node may have them."""
+
+    exit_status = Exit.SICK_NODE
+
+
+class SickDockerError(HilgateError):
+    """Docker on this node does not do what it should: another node may."""
+
+    exit_status = Exit.SICK_NODE
+
+
 @dataclass(frozen=True)
-class Limits:
-    """What one container may use of its host."""
+class GpuDevices:
+    """Device nodes of some GPUs, numbers of the groups that own them, and how many GPUs the machine has in all."""
 
-    memory_gib: int
-    pids: int = PIDS
-    shm_gib: int = SHM_GIB
+    render_nodes: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
+    on_host: int = 0
+
+
+def gpu_devices(count: int, env: Mapping[str, str], *, kfd: Path = host.KFD, dev: Path = host.DEV) -> GpuDevices:
+    """The nodes of `count` GPUs: of those that `HILGATE_RENDER_NODES` names, or of all where it names none.
+
+    Raises:
+        MissingGpuError: Fewer GPUs than the step needs, or a device node that the driver lists is not there.
+        CannotRunHereError: The variable is wrong, or the machine has more GPUs and nothing says which are this agent's.
+    """
+    if count == 0:
+        return GpuDevices()
+    try:
+        own = gpus.own_nodes(env, kfd)
+    except DeclarationError as error:
+        raise CannotRunHereError(error.what, where=error.where, remedy=error.remedy) from error
+    listed = gpus.topology(kfd)
+    if not own and len(listed) > count:
+        raise CannotRunHereError(
+            f"this machine has {len(listed)} GPUs and the step gets {count}: nothing says which are this agent's",
+            where="the agent's environment hook",
+            remedy=f"set {gpus.RENDER_NODES} for each agent of the machine",
+        )
+    chosen = [node.name for node in own or listed][:count]
+    if len(chosen) < count:
+        raise MissingGpuError(
+            f"the step needs {count} GPUs and this agent has {len(chosen)}",
+            where=str(kfd),
+            remedy="see amd-smi list on this node",
+        )
+    try:
+        groups = {path.stat().st_gid for path in (dev / "kfd", *(dev / "dri" / name for name in chosen))}
+    except OSError as error:
+        raise MissingGpuError(
+            f"a GPU that the driver lists has no device node: {error.strerror}",
+            where=str(error.filename),
+            remedy="see the kernel's log on this node",
+        ) from error
+    return GpuDevices(tuple(f"/dev/dri/{name}" for name in chosen), tuple(sorted(groups)), len(listed))
 
 
 @dataclass(frozen=True)
-class Job:
+class Container:
     """Everything that a container is made from.
 
     Attributes:
         image: By digest: `<repository>@sha256:...`, or `sha256:...` of an image in this host's own store.
-        id: Buildkite's job id; names the container and labels it for the hooks that end what a job left.
+        job: Buildkite's job id; names the container and labels it for the hooks that end what a job left.
         step: Planned key.
         command: What runs inside, as an argument list; no shell.
         hostname: The host's own: records must name the node, not the container.
@@ -91,6 +161,9 @@ class Job:
         workspace: A copy of the checkout. Never the checkout itself: its hooks run on the host after the container.
         results: An empty folder of this job's own.
         plan: `plan.json`, read-only inside.
+        memory_gib: Its part of the host.
+        fork: Whether the build is a fork's.
+        network: Whether the step declares that it needs one.
         jobs: Results of earlier jobs, read-only inside; empty for none.
         cache: A folder of models and compiled kernels that builds share; empty for none. Read-only in a fork.
         render_nodes: `/dev/dri/renderD*` of the step's GPUs; none means no `/dev/kfd` either.
@@ -100,7 +173,7 @@ class Job:
     """
 
     image: str
-    id: str
+    job: str
     step: str
     command: tuple[str, ...]
     hostname: str
@@ -108,7 +181,7 @@ class Job:
     workspace: str
     results: str
     plan: str
-    limits: Limits
+    memory_gib: int
     fork: bool
     network: bool
     jobs: str = ""
@@ -118,17 +191,22 @@ class Job:
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
 
+    @property
+    def online(self) -> bool:
+        """Whether it is on a network: only where declared, and never a kernel step of a fork."""
+        return self.network and not (self.fork and self.render_nodes)
 
-def name(job_id: str) -> str:
+
+def name(job: str) -> str:
     """The container of a job.
 
     Raises:
         UnsafeJobError: The id is not one of Buildkite's.
     """
-    return "hilgate-" + _matching(_ID, job_id, "a job id")
+    return "hilgate-" + _matching(_ID, job, "a job id")
 
 
-def command(job: Job) -> list[str]:
+def command(container: Container) -> list[str]:
     """The argument list of `docker run`; the step's command follows the image and nothing follows that.
 
     Options are single words (`--option=value`), so no value can be taken for an option of its own.
@@ -138,68 +216,63 @@ def command(job: Job) -> list[str]:
             user that is root, a value that could be read as more than itself.
         DeclarationError: A secret has a name that would change how something runs.
     """
-    image = _matching(_IMAGE, job.image, "an image by digest (repository@sha256:...)")
-    if not job.command or not job.command[0]:
-        raise UnsafeJobError("the container has no command", where=job.step, remedy="name what runs inside")
+    image = _matching(_IMAGE, container.image, "an image by digest (repository@sha256:...)")
+    if not container.command or not container.command[0]:
+        raise UnsafeJobError("the container has no command", where=container.step, remedy="name what runs inside")
+    if container.memory_gib < 1:
+        raise UnsafeJobError(
+            f"a limit of {container.memory_gib} GiB of memory is none", remedy="give each container its share"
+        )
+    memory = f"{container.memory_gib}g"
     return [
         *("docker", "run", "--rm", "--init", "--pull=never", "--log-driver=none"),
-        f"--name={name(job.id)}",
-        f"--label=hilgate.job={job.id}",
-        f"--label=hilgate.step={_matching(_KEY, job.step, 'a step key')}",
-        f"--hostname={_matching(_HOSTNAME, job.hostname, 'a host name')}",
-        f"--user={_matching(_USER, job.user, 'a user that is not root (uid:gid)')}",
+        f"--name={name(container.job)}",
+        f"--label={host.JOB_LABEL}={container.job}",
+        f"--label=hilgate.step={_matching(_KEY, container.step, 'a step key')}",
+        f"--hostname={_matching(_HOSTNAME, container.hostname, 'a host name')}",
+        f"--user={_matching(_USER, container.user, 'a user that is not root (uid:gid)')}",
         *("--cap-drop=ALL", "--security-opt=no-new-privileges", "--ipc=private", "--cgroupns=private"),
-        f"--network={'bridge' if job.network and not (job.fork and job.render_nodes) else 'none'}",
-        *_limits(job.limits),
-        *_devices(job),
-        *_mounts(job),
-        *_environment(job),
+        f"--network={'bridge' if container.online else 'none'}",
+        # Swap equals memory, so there is none: a step that needs more than its share ends instead of slowing the node.
+        *(f"--memory={memory}", f"--memory-swap={memory}", f"--pids-limit={PIDS}", f"--shm-size={SHM_GIB}g"),
+        "--ulimit=core=0",
+        *_devices(container),
+        *_mounts(container),
+        *_environment(container),
         *(f"--workdir={WORKSPACE}", "--entrypoint=", f"--stop-timeout={STOP_SECONDS}"),
         image,
-        *job.command,
+        *container.command,
     ]
 
 
-def _limits(limits: Limits) -> list[str]:
-    for what, value in (("memory", limits.memory_gib), ("pids", limits.pids), ("shm", limits.shm_gib)):
-        if value < 1:
-            raise UnsafeJobError(f"a limit of {value} for {what} is none", remedy="give each container its share")
-    memory = f"{limits.memory_gib}g"
-    return [
-        # Swap equals memory, so there is none: a step that needs more than its share ends instead of slowing the node.
-        *(f"--memory={memory}", f"--memory-swap={memory}", f"--pids-limit={limits.pids}"),
-        *(f"--shm-size={limits.shm_gib}g", "--ulimit=core=0"),
-    ]
-
-
-def _devices(job: Job) -> list[str]:
-    nodes = [_matching(_NODE, node, "a render node (/dev/dri/renderD<minor>)") for node in job.render_nodes]
+def _devices(container: Container) -> list[str]:
+    nodes = [_matching(_NODE, node, "a render node (/dev/dri/renderD<minor>)") for node in container.render_nodes]
     if len(set(nodes)) != len(nodes):
         raise UnsafeJobError("a GPU is given twice", where=", ".join(nodes), remedy="name each render node once")
     if not nodes:
         return []
-    groups = [f"--group-add={int(group)}" for group in sorted({*job.groups} - {0})]
+    groups = [f"--group-add={int(group)}" for group in sorted({*container.groups} - {0})]
     return [f"--device={node}:{node}:rw" for node in ("/dev/kfd", *nodes)] + groups
 
 
-def _mounts(job: Job) -> list[str]:
+def _mounts(container: Container) -> list[str]:
     mounts = [
-        _mount(job.workspace, WORKSPACE, writable=True),
-        _mount(job.results, RESULTS, writable=True),
-        _mount(job.plan, PLAN, writable=False),
+        _mount(container.workspace, WORKSPACE, writable=True),
+        _mount(container.results, RESULTS, writable=True),
+        _mount(container.plan, PLAN, writable=False),
     ]
-    if job.jobs:
-        mounts.append(_mount(job.jobs, JOBS, writable=False))
-    if job.cache:
-        mounts.append(_mount(job.cache, CACHE, writable=not job.fork))
+    if container.jobs:
+        mounts.append(_mount(container.jobs, JOBS, writable=False))
+    if container.cache:
+        mounts.append(_mount(container.cache, CACHE, writable=not container.fork))
     return mounts
 
 
 def _mount(source: str, target: str, *, writable: bool) -> str:
     """`--mount`, because `-v` makes a missing source as root; its value is a line of CSV, so no commas or quotes."""
     _matching(_PATH, source, "a plain absolute path")
-    near = [f for f in FORBIDDEN if _within(source, f) or _within(f, source)]
-    if posixpath.normpath(source) != source or source == "/" or near:
+    of_host = any(_within(source, folder) or _within(folder, source) for folder in FORBIDDEN)
+    if posixpath.normpath(source) != source or source == "/" or of_host:
         raise UnsafeJobError(f"{source!r} is never mounted", remedy="mount a folder made for this job")
     return f"--mount=type=bind,source={source},target={target}{'' if writable else ',readonly'}"
 
@@ -208,25 +281,141 @@ def _within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
-def _environment(job: Job) -> list[str]:
-    values = {variable: job.env[variable] for variable in PASSED if variable in job.env}
+def _environment(container: Container) -> list[str]:
+    values = {variable: container.env[variable] for variable in PASSED if variable in container.env}
     values |= {
-        "HILGATE_IMAGE": job.image.rsplit("@", 1)[-1],
+        "HILGATE_IMAGE": container.image.rsplit("@", 1)[-1],
         "HOME": "/tmp",  # noqa: S108 - inside the container, gone with it
         "PYTHONPATH": "ci:kernels:evals",
     }
-    if job.cache:
+    if container.cache:
         values["HF_HOME"] = f"{CACHE}/huggingface"
-    if not job.network or (job.fork and job.render_nodes):
+    if not container.online:
         values["HF_HUB_OFFLINE"] = "1"  # else every model costs the hub's timeouts before the cache is read
     if any("\0" in value for value in values.values()):
-        raise UnsafeJobError("a variable holds a NUL", where=job.step, remedy="see the agent's environment")
+        raise UnsafeJobError("a variable holds a NUL", where=container.step, remedy="see the agent's environment")
     plain = [f"--env={variable}={value}" for variable, value in sorted(values.items())]
-    secret = check_secrets(job.secrets)
-    return plain + [f"--env={variable}" for variable in sorted(secret) if not job.fork and variable in job.env]
+    secrets = [variable for variable in sorted(check_secrets(container.secrets)) if variable in container.env]
+    return plain + [f"--env={variable}" for variable in secrets if not container.fork]
 
 
 def _matching(pattern: re.Pattern[str], text: str, what: str) -> str:
     if not pattern.fullmatch(text):
         raise UnsafeJobError(f"{text!r} is not {what}", remedy="see ci/hilgate/agent/container.py")
     return text
+
+
+def require_docker() -> None:
+    """Docker is installed and its daemon answers.
+
+    Raises:
+        CannotRunHereError: It is not installed.
+        SickDockerError: The daemon is dead or hangs.
+    """
+    if failure := _docker("version", "--format", "{{.Server.Version}}"):
+        raise SickDockerError(f"the Docker daemon does not answer: {failure}", remedy="see its service on this node")
+
+
+def obtain(image: str) -> None:
+    """Have this image in the host's store: pulled by digest, or already there where it is known by its digest alone.
+
+    Raises:
+        SickDockerError: It cannot be pulled, or is not there.
+    """
+    if "@" in image:
+        failure = _docker("pull", "--quiet", image, seconds=PULL_SECONDS)
+        what = "cannot be pulled"
+    else:
+        failure = _docker("image", "inspect", "--format", "{{.Id}}", image)
+        what = "is not in this host's store, and HILGATE_REGISTRY names no repository to pull it from"
+    if failure:
+        raise SickDockerError(f"the image {what}: {failure}", where=image, remedy="see the registry and this node")
+
+
+def attend(command: list[str], *, env: dict[str, str], container: str | None, seconds: float) -> int:
+    """Run a command to its end, or end it: on SIGTERM, SIGINT or SIGHUP, or after `seconds`.
+
+    Args:
+        command: An argument list.
+        env: Its whole environment.
+        container: Name of the container that the command runs, to be stopped and removed; None for a command on the
+            host, whose process group is ended.
+        seconds: The longest it may take.
+
+    Returns:
+        Its exit status as a shell gives it (128 and the signal's number for a signal); 130 when interrupted, 75 when it
+        outlived `seconds`; of Docker's own statuses 75 for 125 and 5 for 126 and 127.
+    """
+    with _stop_signals() as received:
+        try:
+            child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+        except OSError as error:
+            raise CannotRunHereError(f"{command[0]} cannot be started: {error.strerror}") from error
+        deadline = time.monotonic() + seconds
+        try:
+            while child.poll() is None and not received and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+            late = child.poll() is None
+        finally:
+            _end(child, container)
+    if received:
+        sys.stderr.write(f"ended: {signal.Signals(received[0]).name}\n")
+        return int(Exit.INTERRUPTED)
+    if late:
+        sys.stderr.write(f"ended after {seconds:.0f} s: what runs inside ends sooner, so it or this node hangs\n")
+        return int(Exit.SICK_NODE)
+    status = child.returncode if child.returncode >= 0 else 128 - child.returncode
+    if container is not None and status == DAEMON_ERROR:
+        sys.stderr.write("error: Docker could not run the container; its words are above\n")
+        return int(Exit.SICK_NODE)
+    if container is not None and status in {CANNOT_INVOKE, NOT_FOUND}:
+        sys.stderr.write("error: the image has no python3 that can be run\n")
+        return int(Exit.CANNOT_RUN_HERE)
+    return status
+
+
+def _end(child: subprocess.Popen[bytes], container: str | None) -> None:
+    """Nothing of it is left: the container by its name, which is this job's alone, and the process group."""
+    if child.poll() is None and container is not None:
+        _docker("stop", f"--time={STOP_SECONDS}", container, seconds=STOP_SECONDS + ANSWER_SECONDS)
+    elif child.poll() is None:
+        _signal_group(child, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(STOP_SECONDS)
+    if container is not None:
+        _docker("rm", "--force", "--volumes", container)
+    _signal_group(child, signal.SIGKILL)
+    child.wait()
+
+
+def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, number)
+
+
+def _docker(*arguments: str, seconds: float = 0) -> str:
+    """Why a docker command did not succeed; empty when it did.
+
+    Raises:
+        CannotRunHereError: Docker is not installed.
+    """
+    ran = host.run(("docker", *arguments), seconds or ANSWER_SECONDS)
+    if not ran.started:
+        raise CannotRunHereError(ran.problem, remedy="install Docker on this agent")
+    return ran.failure
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """The signals that asked this job to end, in order, instead of ending it at once."""
+    received: list[int] = []
+
+    def note(number: int, _frame: Any) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

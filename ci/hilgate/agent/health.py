@@ -1,6 +1,7 @@
-"""What the hooks saw of a node: `health-before.json`, `health-after.json`, which are `hilgate.model.Health`.
+"""What a queue promises of its nodes, the limits of a fit one, and the record of a look: `hilgate.model.Health`.
 
-An agent's host has a plain Python, so the file is written from a dataclass; a test reads it with the model.
+The record is `health-before.json` or `health-after.json` in a job's folder. An agent's host has a plain Python, so it
+is written from a dataclass; a test reads it with the model.
 """
 
 from __future__ import annotations
@@ -20,10 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from hilgate.agent import fleet, smi
+    from hilgate.agent.gpus import GpuStatus
 
-BEFORE = "health-before.json"
-AFTER = "health-after.json"
+QUEUE = "BUILDKITE_AGENT_META_DATA_QUEUE"
+"""Set by the agent from its tags, so no change can talk down what its node must have."""
+
+CPU_QUEUES = frozenset({"amd-cpu"})
+PRODUCTS = {"mi250": ("gfx90a", 64), "mi300": ("gfx942", 192), "mi325": ("gfx942", 256), "mi355": ("gfx950", 288)}
+"""Product -> gfx arch and GiB of one GPU, as in ci/agents.yaml, which an agent's plain Python cannot read; a test holds
+the two together. One GPU of an MI250 is one of its two dies, as amd-smi and HIP count."""
 
 VRAM_LIMIT = "HILGATE_VRAM_LIMIT_MIB"
 VRAM_LIMIT_MIB = 512
@@ -42,143 +48,153 @@ MIN_DISK_GIB = 20
 MAX_LINES = 50
 """Of the kernel's log in a record; a GPU that faults writes thousands."""
 
-FOLDER = re.compile(r"results/jobs/([A-Za-z0-9][A-Za-z0-9_.-]*)/\*\*/\*")
-"""What the artifact paths of a step's job say, so the files of the hooks arrive with the rest."""
-
-RECHECK = ".recheck"
+RECHECK_SUFFIX = ".recheck"
 """What the folder of a rerun elsewhere adds to the planned key."""
 
-
-@dataclass
-class Health:
-    """One look at a node; `problems` make it unfit."""
-
-    step: str
-    moment: str
-    host: str = field(default_factory=socket.gethostname)
-    agent: str = ""
-    taken: str = field(default_factory=lambda: dt.datetime.now(dt.timezone.utc).isoformat())  # noqa: UP017 - Python 3.10
-    began: float = field(default_factory=time.monotonic)
-    problems: list[str] = field(default_factory=list)
-    gpus: list[smi.Gpu] = field(default_factory=list)
-    dmesg: list[str] = field(default_factory=list)
-    ended: list[str] = field(default_factory=list)
-
-    def text(self) -> str:
-        """The record as JSON."""
-        record = {
-            "schema_version": 1,
-            "step": self.step,
-            "moment": self.moment,
-            "host": self.host,
-            "agent": self.agent,
-            "taken": self.taken,
-            "seconds": round(time.monotonic() - self.began, 3),
-            "healthy": not self.problems,
-            "problems": self.problems,
-            "gpus": [
-                {
-                    "index": gpu.index,
-                    "bdf": gpu.bdf,
-                    "name": gpu.name,
-                    "vram_total_mib": gpu.vram_total_mib,
-                    "vram_used_mib": gpu.vram_used_mib,
-                    "ecc_uncorrectable": gpu.ecc_uncorrectable,
-                    "temperature_c": gpu.temperature_c,
-                }
-                for gpu in self.gpus
-            ],
-            "dmesg": shortened(self.dmesg),
-            "ended": self.ended,
-        }
-        return json.dumps(record, indent=1) + "\n"
-
-    def write(self, folder: Path) -> Path:
-        """Write it into a job's folder, whole or not at all."""
-        path = folder / (BEFORE if self.moment == "before" else AFTER)
-        folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text(self.text(), encoding="utf-8")
-        part.replace(path)
-        return path
+_QUEUE = re.compile(r"amd_(mi[0-9]+)_([1-8])")
+_FOLDER = re.compile(r"results/jobs/([A-Za-z0-9][A-Za-z0-9_.-]*)/\*\*/\*")
+"""What the artifact paths of a step's job say, so the files of the hooks arrive with the rest."""
 
 
-def shortened(lines: Sequence[str]) -> list[str]:
-    """At most `MAX_LINES`: the first, which name the cause, and how many there were."""
-    if len(lines) <= MAX_LINES:
-        return list(lines)
-    return [*lines[: MAX_LINES - 1], f"and {len(lines) - MAX_LINES + 1} more lines of GPU trouble"]
+@dataclass(frozen=True)
+class QueuePromise:
+    """What each agent of a queue has; 0 GPUs on a cpu queue."""
+
+    queue: str
+    gpus: int
+    arch: str
+    memory_gib: int
 
 
-def job_folder(env: Mapping[str, str], checkout: Path) -> tuple[Path | None, str]:
-    """The folder that a job uploads, and the planned key; None for a job of no planned step."""
-    for pattern in env.get("BUILDKITE_ARTIFACT_PATHS", "").split(";"):
-        if match := FOLDER.fullmatch(pattern.strip()):
-            folder = checkout / "results" / "jobs" / match[1]
-            if folder.resolve() != checkout.resolve() / "results" / "jobs" / match[1]:
-                raise DeclarationError(
-                    "the job's folder is a link", where=str(folder), remedy="take it out of the checkout"
-                )
-            return folder, match[1].removesuffix(RECHECK)
-    return None, env.get("BUILDKITE_STEP_KEY", "")
-
-
-def count_problems(gpus: Sequence[smi.Gpu], promise: fleet.Promise, bdfs: frozenset[str]) -> list[str]:
-    """Whether these are the GPUs that the queue promises. `bdfs`: this agent's alone; empty for the whole machine."""
-    absent = sorted(bdfs - {gpu.bdf for gpu in gpus})
-    problems = [f"GPU {bdf} of this agent is not among those that amd-smi lists" for bdf in absent]
-    own = [gpu for gpu in gpus if gpu.bdf in bdfs or not bdfs]
-    if len(own) != promise.gpus:
-        problems.append(f"{len(own)} GPUs where {promise.queue} promises {promise.gpus}")
-    least = promise.memory_gib * 1024 - VRAM_SLACK_MIB
-    for gpu in own:
-        if gpu.arch != promise.arch:
-            problems.append(f"GPU {gpu.index} ({gpu.bdf}) is {gpu.arch} where {promise.queue} promises {promise.arch}")
-        elif gpu.vram_total_mib < least:
-            problems.append(
-                f"GPU {gpu.index} ({gpu.bdf}) has {gpu.vram_total_mib} MiB where {promise.queue} promises "
-                f"{promise.memory_gib} GiB: another product, or partitioned"
-            )
-    return problems
-
-
-def wear_problems(gpus: Sequence[smi.Gpu]) -> list[str]:
-    """Uncorrectable errors of memory, which stay until the driver is loaded again."""
-    return [
-        f"GPU {gpu.index} ({gpu.bdf}) has {gpu.ecc_uncorrectable} uncorrectable ECC errors"
-        for gpu in gpus
-        if gpu.ecc_uncorrectable
-    ]
-
-
-def vram_problems(gpus: Sequence[smi.Gpu], limit_mib: int) -> list[str]:
-    """Memory that is in use although nothing should run."""
-    return [
-        f"GPU {gpu.index} ({gpu.bdf}) has {gpu.vram_used_mib} MiB of VRAM in use; an idle one at most {limit_mib}"
-        for gpu in gpus
-        if gpu.vram_used_mib > limit_mib
-    ]
-
-
-def heat_problems(gpus: Sequence[smi.Gpu]) -> list[str]:
-    """GPUs that are hot although nothing should run."""
-    return [
-        f"GPU {gpu.index} ({gpu.bdf}) has {gpu.temperature_c:g} C; an idle one at most {TEMPERATURE_LIMIT_C:g}"
-        for gpu in gpus
-        if gpu.temperature_c > TEMPERATURE_LIMIT_C
-    ]
-
-
-def number(env: Mapping[str, str], name: str, default: int) -> int:
-    """A whole number that the agent may set.
+def promised(env: Mapping[str, str]) -> QueuePromise:
+    """What this agent's queue promises by its name.
 
     Raises:
-        DeclarationError: It sets something else.
+        DeclarationError: There is no queue, or nothing is known of it.
+    """
+    queue = env.get(QUEUE, "")
+    match = _QUEUE.fullmatch(queue)
+    if queue in CPU_QUEUES:
+        return QueuePromise(queue, 0, "", 0)
+    if match and match[1] in PRODUCTS:
+        return QueuePromise(queue, int(match[2]), *PRODUCTS[match[1]])
+    known = ", ".join([*sorted(CPU_QUEUES), *(f"amd_{product}_<GPUs>" for product in PRODUCTS)])
+    raise DeclarationError(
+        f"nothing is known of the queue {queue!r}; known are {known}",
+        where=QUEUE,
+        remedy="correct the agent's queue tag, or add the product to PRODUCTS in ci/hilgate/agent/health.py",
+    )
+
+
+def whole_number(env: Mapping[str, str], name: str, default: int) -> int:
+    """A setting of the agent.
+
+    Raises:
+        DeclarationError: It is no whole number.
     """
     text = env.get(name, str(default))
     if not text.isascii() or not text.isdecimal():
         raise DeclarationError(f"{text!r} is no whole number", where=name, remedy=f"write e.g. {default}")
     return int(text)
+
+
+@dataclass
+class HealthRecord:
+    """One look at a node; `problems` make it unfit."""
+
+    step: str
+    moment: str
+    agent: str = ""
+    problems: list[str] = field(default_factory=list)
+    gpus: list[GpuStatus] = field(default_factory=list)
+    dmesg: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    taken: str = field(default_factory=lambda: dt.datetime.now(dt.timezone.utc).isoformat())  # noqa: UP017 - Python 3.10
+    began: float = field(default_factory=time.monotonic)
+
+    def write(self, folder: Path) -> Path:
+        """Write it into a job's folder as JSON, whole or not at all."""
+        dmesg = self.dmesg
+        if len(dmesg) > MAX_LINES:  # the first lines name the cause
+            dmesg = [*dmesg[: MAX_LINES - 1], f"and {len(dmesg) - MAX_LINES + 1} more lines of GPU trouble"]
+        record = {
+            "schema_version": 1,
+            "step": self.step,
+            "moment": self.moment,
+            "host": socket.gethostname(),
+            "agent": self.agent,
+            "taken": self.taken,
+            "seconds": round(time.monotonic() - self.began, 3),
+            "healthy": not self.problems,
+            "problems": self.problems,
+            "gpus": [{name: fact for name, fact in vars(gpu).items() if name != "arch"} for gpu in self.gpus],
+            "dmesg": dmesg,
+            "ended": self.ended,
+        }
+        path = folder / f"health-{self.moment}.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+        return path
+
+
+def job_folder(env: Mapping[str, str], checkout: Path) -> tuple[Path | None, str]:
+    """The folder that a job uploads, and the planned key; None for a job of no planned step.
+
+    Raises:
+        DeclarationError: The folder is a link.
+    """
+    for pattern in env.get("BUILDKITE_ARTIFACT_PATHS", "").split(";"):
+        if match := _FOLDER.fullmatch(pattern.strip()):
+            inner = f"results/jobs/{match[1]}"
+            if (checkout / inner).resolve() != checkout.resolve() / inner:
+                raise DeclarationError(
+                    "the job's folder is a link", where=str(checkout / inner), remedy="take it out of the checkout"
+                )
+            return checkout / inner, match[1].removesuffix(RECHECK_SUFFIX)
+    return None, env.get("BUILDKITE_STEP_KEY", "")
+
+
+def lasting_problems(gpus: Sequence[GpuStatus], promise: QueuePromise, own: frozenset[str]) -> list[str]:
+    """What does not pass: other GPUs than the queue promises, and uncorrectable errors of their memory.
+
+    Args:
+        gpus: All that amd-smi lists.
+        promise: Of the agent's queue.
+        own: PCI addresses of this agent's GPUs; empty for the whole machine.
+    """
+    problems = [
+        f"GPU {bdf} of this agent is not among those that amd-smi lists" for bdf in sorted(own - {g.bdf for g in gpus})
+    ]
+    gpus = [gpu for gpu in gpus if gpu.bdf in own or not own]
+    if len(gpus) != promise.gpus:
+        problems.append(f"{len(gpus)} GPUs where {promise.queue} promises {promise.gpus}")
+    for gpu in gpus:
+        name = f"GPU {gpu.index} ({gpu.bdf})"
+        if gpu.arch != promise.arch:
+            problems.append(f"{name} is {gpu.arch} where {promise.queue} promises {promise.arch}")
+        elif gpu.vram_total_mib < promise.memory_gib * 1024 - VRAM_SLACK_MIB:
+            problems.append(
+                f"{name} has {gpu.vram_total_mib} MiB where {promise.queue} promises "
+                f"{promise.memory_gib} GiB: another product, or partitioned"
+            )
+        if gpu.ecc_uncorrectable:  # stays until the driver is loaded again
+            problems.append(f"{name} has {gpu.ecc_uncorrectable} uncorrectable ECC errors")
+    return problems
+
+
+def passing_problems(gpus: Sequence[GpuStatus], vram_limit_mib: int, *, idle: bool) -> list[str]:
+    """What may be gone in a few seconds: memory in use although nothing should run, and heat where it was idle."""
+    problems = []
+    for gpu in gpus:
+        name = f"GPU {gpu.index} ({gpu.bdf})"
+        if gpu.vram_used_mib > vram_limit_mib:
+            used = f"{gpu.vram_used_mib} MiB of VRAM in use"
+            problems.append(f"{name} has {used}; an idle one at most {vram_limit_mib}")
+        if idle and gpu.temperature_c > TEMPERATURE_LIMIT_C:
+            problems.append(f"{name} has {gpu.temperature_c:g} C; an idle one at most {TEMPERATURE_LIMIT_C:g}")
+    return problems
 
 
 def disk_problems(checkout: Path, least_gib: int) -> list[str]:

@@ -1,18 +1,27 @@
-"""Runs one step of a plan on an agent: in the container of its image, or on the host where it has none.
+"""Run one step of a plan on an agent: in the container of its image, or on the host where it has none.
 
     python3 -m hilgate.agent.job KEY --plan results/plan.json --results results/jobs/KEY [--recheck]
 
 The exit status is that of `hilgate run` (or `hilgate recheck`) inside. What Docker or this node cannot do is 5 or 75
 and never 1, so that nobody is blamed for it.
+
+A container works in a copy of the checkout, and nothing but plain result files comes back: hooks of a checkout run on
+the host after the container, and a link that a step leaves among its results would make the agent upload any file of
+the host. Plans and records are read as plain JSON, because an agent's own Python has no pydantic; everything that is
+used is checked here.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
+import re
 import shutil
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import uuid
@@ -20,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import container, devices, docker, inputs, trust, workspace
-from hilgate.errors import CannotRunHereError, Exit, HilgateError, RecordsError
+from hilgate.agent import container, host, trust
+from hilgate.errors import CannotRunHereError, Exit, HilgateError, MisuseError, RecordsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,8 +45,257 @@ CACHE = "HILGATE_CACHE"
 DISPOSABLE = "HILGATE_DISPOSABLE"
 """Of the agent: 1 where the machine is thrown away after each job, so a fork may run on the host itself."""
 
+FROM_BUILD = "HILGATE_IMAGE_FROM_BUILD"
+"""Of a rerun: the build whose images are used, where this one builds none."""
+
 MEMORY_SHARE = 0.9
 """Of the host's memory for containers; the rest is the agent's, the kernel's and the driver's."""
+
+NOBODY = 65534
+"""Who a container runs as where the agent is root: the number of `nobody` on Debian, Ubuntu and Fedora."""
+
+HOOKS_OWN = ("health-before.json", "health-after.json")
+"""Written by the agent's hooks beside the results; a step that leaves files of these names is not believed."""
+
+COMPILERS = ".triton"
+"""Compilers of other versions, which steps name relative to the repository; the images keep them beside the folder that
+a container works in (`docker/cpu.Dockerfile`, /hilgate)."""
+
+DOWNLOAD_SECONDS = 300
+COPY_BYTES = 1024 * 1024
+
+_KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_BUILD = re.compile(r"[0-9a-f-]{1,36}")
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """What `plan.json` says of one step and of the build.
+
+    Attributes:
+        key: Planned key of the step.
+        commit: What is tested.
+        fork: Whether the plan takes the build for a fork's.
+        image: Name of the image that the step runs in; empty for none.
+        content: sha256 of what that image is built from; empty without an image.
+        provider: Planned key of the step that builds that image; empty where this plan has none.
+        gpus: How many it needs.
+        network: Whether it declares that it needs one.
+        secrets: Names of variables.
+        timeout_minutes: After which the runner ends the step.
+    """
+
+    key: str
+    commit: str
+    fork: bool
+    image: str
+    content: str
+    provider: str
+    gpus: int
+    network: bool
+    secrets: tuple[str, ...]
+    timeout_minutes: int
+
+    @property
+    def seconds(self) -> float:
+        """After which the runner inside must long have ended its step: two minutes more than the step's own time.
+
+        One for what the runner does before and after, one for `docker stop`.
+        """
+        return (self.timeout_minutes + 2) * 60.0
+
+
+def read_plan(path: Path, key: str) -> PlannedJob:
+    """One step of a plan.
+
+    Raises:
+        RecordsError: There is no plan, or it is not one.
+        MisuseError: The plan has no such step.
+    """
+    try:
+        plan = json.loads(path.read_bytes())
+        steps = {f"{planned['step']['key']}-{planned['device']}": planned for planned in plan["steps"]}
+        if key not in steps:
+            raise MisuseError(f"the plan has no step {key!r}", where=str(path), remedy="take a key of its steps")
+        planned, step = steps[key], steps[key]["step"]
+        image = planned.get("image") or ""
+        providers = [name for name, other in steps.items() if image and other["step"].get("provides") == image]
+        return PlannedJob(
+            key=host.expect_text(key, "its key", _KEY),
+            commit=host.expect_text(plan["commit"], "commit", _COMMIT),
+            fork=_flag(plan.get("fork", False), "fork"),
+            image=host.expect_text(image, "image", _KEY) if image else "",
+            content=host.expect_text(plan["images"][image], f"the content of {image}", _SHA256) if image else "",
+            provider=host.expect_text(providers[0], "a key", _KEY) if providers else "",
+            gpus=host.expect_number(step.get("gpus", 0), "gpus", 0, 8) if planned["device"] != "cpu" else 0,
+            network=_flag(step.get("network", False), "network"),
+            secrets=trust.check_secrets(step.get("secrets", ())),
+            timeout_minutes=host.expect_number(step["timeout_minutes"], "timeout_minutes", 1, 180),
+        )
+    except OSError as error:
+        raise RecordsError(f"no plan: {error.strerror}", where=str(path), remedy="download plan.json first") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecordsError(
+            f"not a plan: {type(error).__name__}: {error}", where=str(path), remedy="plan the build again"
+        ) from error
+
+
+def _flag(value: object, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} is {value!r}")
+    return value
+
+
+def image_digest(planned: PlannedJob, env: Mapping[str, str], folder: Path, *, local: Path) -> str:
+    """Digest of the step's image, from the records of the job that built it.
+
+    On an agent these are downloaded into `folder` (or come from the build that `HILGATE_IMAGE_FROM_BUILD` names); at a
+    desk they lie in `local`, a folder of job folders.
+
+    Raises:
+        CannotRunHereError: No such record arrived, or the image was built from other contents than the plan's.
+    """
+    image = planned.image
+    provider = planned.provider or (f"image-{image}-cpu" if env.get(FROM_BUILD) else "")
+    if not provider:
+        raise CannotRunHereError(
+            f"no step of the plan builds the image {image!r}",
+            where=f"step {planned.key}",
+            remedy=f"plan the step that provides it, or name a build that has it in {FROM_BUILD}",
+        )
+    results = download(provider, env, folder) if env.get("BUILDKITE") == "true" else local / provider / "results.jsonl"
+    try:
+        records = [json.loads(line) for line in results.read_bytes().splitlines()]
+        built = [record for record in records if record["kind"] == "image" and record["image"] == image]
+        content, digest = (built[-1]["content"], built[-1]["digest"]) if built else (None, None)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = f"its records cannot be read: {type(error).__name__}: {error}"
+    else:
+        if not built:
+            problem = "the job that builds it left no record of it"
+        elif content != planned.content:
+            problem = f"it was built from other contents than the plan's ({str(content)[:12]!r})"
+        elif isinstance(digest, str) and _DIGEST.fullmatch(digest):
+            return digest
+        else:
+            problem = "no digest is recorded"
+    raise CannotRunHereError(
+        f"no image {image!r} of contents {planned.content[:12]}: {problem}",
+        where=str(results),
+        remedy="see the step that builds it, and run it again in this build",
+    )
+
+
+def download(key: str, env: Mapping[str, str], folder: Path) -> Path:
+    """Fetch the records of another job of this build (of its last retry) and return their path.
+
+    Raises:
+        CannotRunHereError: The agent could not.
+    """
+    name = f"results/jobs/{key}/results.jsonl"
+    build = env.get(FROM_BUILD, "")
+    if build and not _BUILD.fullmatch(build):
+        raise CannotRunHereError(f"{FROM_BUILD}={build!r} names no build", remedy="give its number or its id")
+    words = ["buildkite-agent", "artifact", "download", name, f"{folder}/", *(("--build", build) if build else ())]
+    failure = host.run(words, DOWNLOAD_SECONDS).failure
+    path = folder / name
+    if failure or not path.is_file():
+        raise CannotRunHereError(
+            f"the records of {key} did not arrive: {failure or 'nothing was downloaded'}",
+            where=name,
+            remedy=f"see the job {key} of this build",
+        )
+    return path
+
+
+def user() -> tuple[int, int]:
+    """(uid, gid) of the container: the agent's own, or nobody's where that is root."""
+    return (os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY)
+
+
+def commit_of(checkout: Path) -> str:
+    """Full sha of what is checked out.
+
+    Raises:
+        CannotRunHereError: It is no git checkout.
+    """
+    return host.git(checkout, "rev-parse", "--verify", "HEAD^{commit}").strip()
+
+
+def copy_checkout(checkout: Path, commit: str, target: Path) -> None:
+    """A clone of its own at this commit: objects copied, not linked, so that nothing inside reaches the checkout's.
+
+    Raises:
+        CannotRunHereError: git failed, e.g. because the disk is full.
+    """
+    host.git(checkout, "clone", "--quiet", "--no-hardlinks", "--no-checkout", "--", str(checkout), str(target))
+    host.git(target, "-c", "advice.detachedHead=false", "checkout", "--quiet", "--detach", commit)
+    host.git(target, "remote", "remove", "origin")  # a path of the host
+    (target / COMPILERS).symlink_to(Path("..", COMPILERS))
+
+
+def hand_over(folder: Path) -> None:
+    """Make a folder and all in it the container user's where the agent is root."""
+    uid, gid = user()
+    if uid == os.getuid():
+        return
+    for place, _, names in os.walk(folder):
+        for name in (".", *names):
+            os.chown(Path(place, name), uid, gid, follow_symlinks=False)
+
+
+def collect(source: Path, target: Path) -> list[str]:
+    """Move the results of a finished container into the job's folder; returns what was left behind, and why.
+
+    Only plain files and folders come along. Links, devices, sockets, second names of a file and files of the hooks' own
+    names do not. Nobody writes to `source` any more, so what is looked at is what is copied.
+    """
+    refused: list[str] = []
+    unreadable: list[OSError] = []
+    target.mkdir(parents=True, exist_ok=True)
+    for place, folders, names in os.walk(source, onerror=unreadable.append):
+        inner = Path(place).relative_to(source)
+        refused += [f"{inner / name}: a link" for name in sorted(folders) if Path(place, name).is_symlink()]
+        for name in sorted(names):
+            why = _copy_file(Path(place, name), target, inner / name)
+            refused += [f"{inner / name}: {why}"] if why else []
+    return refused + [f"{error.filename}: {error.strerror}" for error in unreadable]
+
+
+def _copy_file(path: Path, target: Path, inner: Path) -> str:
+    """Copy one file; returns why it was not."""
+    if str(inner) in HOOKS_OWN:
+        return "a name of the agent's hooks"
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return "a link" if path.is_symlink() else f"cannot be read ({error.strerror})"
+    with os.fdopen(descriptor, "rb") as file:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode):
+            return "no plain file"
+        if state.st_nlink != 1:
+            return "a second name of another file"
+        destination = target / inner
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        fresh = destination.with_name(f".{destination.name[:200]}.new")
+        with fresh.open("wb") as out:
+            shutil.copyfileobj(file, out, COPY_BYTES)
+        fresh.replace(destination)
+    return ""
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder that a container wrote to, also where it took away the right to."""
+    for place, folders, _ in os.walk(folder):
+        for path in (Path(place, name) for name in folders):
+            if not path.is_symlink():
+                with contextlib.suppress(OSError):  # what cannot be removed stays, and rmtree says nothing either
+                    path.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -49,13 +307,26 @@ class Arguments:
     results: Path
     recheck: bool
 
+    def words(self, plan: str, results: str, jobs: str) -> list[str]:
+        """Arguments of `hilgate`, with the paths of where it runs."""
+        if self.recheck:
+            return ["recheck", self.key, "--plan", plan, "--jobs", jobs, "--results", results]
+        return ["run", self.key, "--plan", plan, "--results", results]
+
 
 def main(words: list[str] | None = None) -> int:
     """Run it; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python3 -m hilgate.agent.job", description="Run one step of a plan.")
+    parser.add_argument("key", metavar="KEY", help="planned key of the step")
+    parser.add_argument("--plan", metavar="FILE", required=True, type=Path)
+    parser.add_argument("--results", metavar="DIR", required=True, type=Path)
+    parser.add_argument("--recheck", action="store_true", help="run only what failed in results/jobs/KEY")
+    chosen = parser.parse_args(words)
+    arguments = Arguments(chosen.key, chosen.plan.absolute(), chosen.results.absolute(), chosen.recheck)
     # Until the container runs, a signal only has to leave nothing behind: SystemExit passes every `finally`.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.INTERRUPTED))
     try:
-        return run(_arguments(words), Path.cwd(), os.environ)
+        return run(arguments, Path.cwd(), os.environ)
     except HilgateError as error:
         sys.stderr.write(f"error: {error}\n")
         return int(error.exit_status)
@@ -72,34 +343,41 @@ def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
         CannotRunHereError: No image, no Docker, or a fork that would run on the host.
         MissingGpuError: The agent does not have the GPUs that its queue promises.
     """
-    step = inputs.read_step(arguments.plan, arguments.key)
-    commit = workspace.commit_of(checkout)
-    if commit != step.commit:
+    planned = read_plan(arguments.plan, arguments.key)
+    commit = commit_of(checkout)
+    if commit != planned.commit:
         raise RecordsError(
-            f"the plan is of commit {step.commit[:12]} and {commit[:12]} is checked out",
+            f"the plan is of commit {planned.commit[:12]} and {commit[:12]} is checked out",
             where=str(arguments.plan),
             remedy="check that commit out, or plan again",
         )
-    if arguments.results.resolve() != arguments.results or not arguments.results.is_relative_to(checkout.resolve()):
+    results = arguments.results
+    if results.resolve() != results or not results.is_relative_to(checkout.resolve()):
         raise RecordsError(
             "the results would be written outside of the checkout, or through a link",
-            where=str(arguments.results),
+            where=str(results),
             remedy="name a folder in results/jobs",
         )
-    workspace.require_empty(arguments.results)
+    found = [path.name for path in results.iterdir() if path.name not in HOOKS_OWN] if results.is_dir() else []
+    if found:
+        raise RecordsError(
+            f"there are results already: {', '.join(sorted(found)[:5])}",
+            where=str(results),
+            remedy="remove them, or name another --results; results of two jobs are never mixed",
+        )
     decided = trust.of_build(env)
-    if step.fork and not decided.fork:
+    if planned.fork and not decided.fork:
         decided = trust.Trust(fork=True, why="the plan says so")
-    sys.stderr.write(f"{step.key}: {'fork' if decided.fork else 'trusted'}: {decided.why}\n")
-    if step.image:
-        return _in_container(step, arguments, checkout, env, decided)
-    return _on_host(step, arguments, env, decided)
+    sys.stderr.write(f"{planned.key}: {'fork' if decided.fork else 'trusted'}: {decided.why}\n")
+    if planned.image:
+        return _in_container(planned, arguments, checkout, env, decided)
+    return _on_host(planned, arguments, env, decided)
 
 
-def _on_host(step: inputs.Step, arguments: Arguments, env: Mapping[str, str], decided: trust.Trust) -> int:
+def _on_host(planned: PlannedJob, arguments: Arguments, env: Mapping[str, str], decided: trust.Trust) -> int:
     if decided.fork and env.get(DISPOSABLE) != "1":
         raise CannotRunHereError(
-            f"{step.key} has no image, and a fork's code ({decided.why}) does not run on this host itself",
+            f"{planned.key} has no image, and a fork's code ({decided.why}) does not run on this host itself",
             where="the agent's environment hook",
             remedy=f"give its queue an image, or set {DISPOSABLE}=1 where the machine is thrown away after each job",
         )
@@ -107,76 +385,67 @@ def _on_host(step: inputs.Step, arguments: Arguments, env: Mapping[str, str], de
     if program is None:
         raise CannotRunHereError("hilgate is not on the path", remedy="install it on this agent (SECURITY.md)")
     with tempfile.TemporaryDirectory(prefix="hilgate-home-") as home:
-        inside = trust.environment(env, decided, step.secrets)
+        inside = trust.environment(env, decided, planned.secrets)
         if decided.fork:
             inside["HOME"] = home  # the agent's own holds its credentials
-        words = _words(arguments, str(arguments.plan), str(arguments.results), str(arguments.results.parent))
-        return docker.attend([program, *words], env=inside, stop=None, seconds=_seconds(step))
+        words = arguments.words(str(arguments.plan), str(arguments.results), str(arguments.results.parent))
+        return container.attend([program, *words], env=inside, container=None, seconds=planned.seconds)
 
 
 def _in_container(
-    step: inputs.Step, arguments: Arguments, checkout: Path, env: Mapping[str, str], decided: trust.Trust
+    planned: PlannedJob, arguments: Arguments, checkout: Path, env: Mapping[str, str], decided: trust.Trust
 ) -> int:
-    docker.require()
-    gpus = devices.of_job(step.gpus, env)
+    container.require_docker()
+    devices = container.gpu_devices(planned.gpus, env)
     scratch = Path(tempfile.mkdtemp(prefix="hilgate-job-")).resolve()
     try:
-        digest = inputs.image_digest(step, env, scratch / "artifacts", local=arguments.results.parent)
-        image = f"{env[REGISTRY].rstrip('/')}/{step.image}@{digest}" if env.get(REGISTRY) else digest
-        docker.obtain(image)
-        workspace.copy(checkout, step.commit, scratch / "workspace")
+        digest = image_digest(planned, env, scratch / "artifacts", local=arguments.results.parent)
+        image = f"{env[REGISTRY].rstrip('/')}/{planned.image}@{digest}" if env.get(REGISTRY) else digest
+        container.obtain(image)
+        copy_checkout(checkout, planned.commit, scratch / "workspace")
         shutil.copyfile(arguments.plan, scratch / "plan.json")
         (scratch / "results").mkdir()
-        jobs = scratch / "jobs"
         if arguments.recheck:
-            _fetch_results(step.key, env, arguments.results.parent, jobs)
-        workspace.hand_over(scratch)
+            _fetch_results(planned.key, env, arguments.results.parent, scratch / "jobs")
+        hand_over(scratch)
         scratch.chmod(0o711)
-        uid, gid = workspace.user()
-        job = container.Job(
+        uid, gid = user()
+        words = arguments.words(container.PLAN, container.RESULTS, container.JOBS)
+        made = container.Container(
             image=image,
-            id=env.get("BUILDKITE_JOB_ID") or str(uuid.uuid4()),
-            step=step.key,
-            command=("python3", "-m", "hilgate", *_words(arguments, container.PLAN, container.RESULTS, container.JOBS)),
+            job=env.get("BUILDKITE_JOB_ID") or str(uuid.uuid4()),
+            step=planned.key,
+            command=("python3", "-m", "hilgate", *words),
             hostname=socket.gethostname(),
             user=f"{uid}:{gid}",
             workspace=str(scratch / "workspace"),
             results=str(scratch / "results"),
             plan=str(scratch / "plan.json"),
-            jobs=str(jobs) if arguments.recheck else "",
+            jobs=str(scratch / "jobs") if arguments.recheck else "",
             cache=str(Path(env[CACHE]).resolve()) if env.get(CACHE) else "",
-            render_nodes=gpus.render_nodes,
-            groups=gpus.groups,
-            limits=container.Limits(memory_gib=_memory_gib(step.gpus, gpus.on_host)),
+            render_nodes=devices.render_nodes,
+            groups=devices.groups,
+            memory_gib=memory_gib(planned.gpus, devices.on_host),
             fork=decided.fork,
-            network=step.network,
+            network=planned.network,
             env=env,
-            secrets=step.secrets,
+            secrets=planned.secrets,
         )
-        command = container.command(job)
+        command, name = container.command(made), container.name(made.job)
         try:
-            status = docker.attend(
-                command, env=dict(env), stop=container.name(job.id), seconds=_seconds(step), decode=True
-            )
+            return container.attend(command, env=dict(env), container=name, seconds=planned.seconds)
         finally:
-            for refused in workspace.collect(scratch / "results", arguments.results):
-                sys.stderr.write(f"left behind: {refused.encode('unicode_escape').decode()}\n")
-        return status
+            for refused in collect(scratch / "results", arguments.results):
+                sys.stderr.write(f"left behind: {host.printable(refused)}\n")
     finally:
-        workspace.discard(scratch)
-
-
-def _words(arguments: Arguments, plan: str, results: str, jobs: str) -> list[str]:
-    if arguments.recheck:
-        return ["recheck", arguments.key, "--plan", plan, "--jobs", jobs, "--results", results]
-    return ["run", arguments.key, "--plan", plan, "--results", results]
+        discard(scratch)
 
 
 def _fetch_results(key: str, env: Mapping[str, str], local: Path, jobs: Path) -> None:
     """The results of the job whose failing checks are run again, as `jobs/<key>/results.jsonl`."""
     if env.get("BUILDKITE") == "true":
-        own = {name: value for name, value in env.items() if name != inputs.FROM_BUILD}
-        found = inputs.download(key, own, jobs.with_name("earlier"))
+        of_this_build = {name: value for name, value in env.items() if name != FROM_BUILD}
+        found = download(key, of_this_build, jobs.with_name("earlier"))
     else:
         found = local / key / "results.jsonl"
     if not found.is_file():
@@ -185,28 +454,10 @@ def _fetch_results(key: str, env: Mapping[str, str], local: Path, jobs: Path) ->
     shutil.copyfile(found, jobs / key / "results.jsonl")
 
 
-def _seconds(step: inputs.Step) -> float:
-    """After which the runner inside must long have ended its step: two minutes more than the step's own time.
-
-    One for what the runner does before and after, one for `docker stop`.
-    """
-    return (step.timeout_minutes + 2) * 60.0
-
-
-def _memory_gib(gpus: int, on_host: int) -> int:
-    """This job's part of the host: as many shares as it has GPUs, all of it for a job without."""
+def memory_gib(gpus: int, on_host: int) -> int:
+    """A job's part of the host: as many shares as it has GPUs, all of it for a job without."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return max(1, int(total * MEMORY_SHARE * (gpus / on_host if gpus else 1)))
-
-
-def _arguments(words: list[str] | None) -> Arguments:
-    parser = argparse.ArgumentParser(prog="python3 -m hilgate.agent.job", description="Runs one step of a plan.")
-    parser.add_argument("key", metavar="KEY", help="planned key of the step")
-    parser.add_argument("--plan", metavar="FILE", required=True, type=Path)
-    parser.add_argument("--results", metavar="DIR", required=True, type=Path)
-    parser.add_argument("--recheck", action="store_true", help="run only what failed in results/jobs/KEY")
-    chosen = parser.parse_args(words)
-    return Arguments(chosen.key, chosen.plan.absolute(), chosen.results.absolute(), chosen.recheck)
 
 
 if __name__ == "__main__":

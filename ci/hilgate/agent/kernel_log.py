@@ -1,6 +1,8 @@
 """GPU trouble in the kernel's log: which lines mean it, how bad they are, and how far this agent has read.
 
-A line is taken with the message texts of Linux, drivers/gpu/drm/amd (6.8 to 7.2); the file is named beside each.
+    python3 -m hilgate.agent.kernel_log [--accept]
+
+The patterns are the message texts of Linux, drivers/gpu/drm/amd (6.8 to 7.2); the file is named beside each.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import bounded, paths
+from hilgate.agent import host
 from hilgate.errors import Exit, HilgateError
 
 if TYPE_CHECKING:
@@ -29,10 +31,13 @@ COMMAND = "HILGATE_KERNEL_LOG"
 STATE = "HILGATE_STATE"
 """Of the agent: a folder that outlives jobs."""
 
+BOOT_ID = "sys/kernel/random/boot_id"
+"""In /proc; another one after each start of the machine."""
+
 SECONDS = 20.0
 
 
-class Kind(enum.Enum):
+class Severity(enum.Enum):
     """What a line says about the node."""
 
     BROKEN = "broken"
@@ -44,30 +49,30 @@ class Kind(enum.Enum):
 
 
 PATTERNS = tuple(
-    (kind, re.compile(pattern, re.IGNORECASE))
-    for kind, pattern in (
+    (severity, re.compile(pattern, re.IGNORECASE))
+    for severity, pattern in (
         # amdgpu_ras.c, umc_v*.c, ras/rascore: errors that ECC could not mend. A count of zero is an all-clear.
-        (Kind.BROKEN, r"\b[1-9][0-9]* (?:new )?uncorrectable hardware errors detected"),
+        (Severity.BROKEN, r"\b[1-9][0-9]* (?:new )?uncorrectable hardware errors detected"),
         # amdgpu_ras_eeprom.c: too many bad pages.
-        (Kind.BROKEN, r"RAS records:\s*[0-9]+ exceed threshold"),
+        (Severity.BROKEN, r"RAS records:\s*[0-9]+ exceed threshold"),
         # amdgpu_device.c, amdgpu_kms.c
-        (Kind.BROKEN, r"GPU reset\([0-9]+\) failed|GPU Recovery Failed|GPU reset end with ret = -[0-9]+"),
-        (Kind.BROKEN, r"amdgpu.*\b(?:device lost from bus|Fatal error during GPU init)"),
+        (Severity.BROKEN, r"GPU reset\([0-9]+\) failed|GPU Recovery Failed|GPU reset end with ret = -[0-9]+"),
+        (Severity.BROKEN, r"amdgpu.*\b(?:device lost from bus|Fatal error during GPU init)"),
         # amdgpu_xgmi.c: the links between GPUs.
-        (Kind.BROKEN, r"\b(?:XGMI\w*|WAFL) PCS \w+Err\b.*detected"),
+        (Severity.BROKEN, r"\b(?:XGMI\w*|WAFL) PCS \w+Err\b.*detected"),
         # pcie/aer.c
-        (Kind.BROKEN, r"amdgpu.*PCIe Bus Error: severity=Uncorrect\w+ \(Fatal\)"),
+        (Severity.BROKEN, r"amdgpu.*PCIe Bus Error: severity=Uncorrect\w+ \(Fatal\)"),
         # amdgpu_job.c
-        (Kind.HUNG, r"\bring \S+ timeout, (?:signaled seq|but soft recovered)"),
+        (Severity.HUNG, r"\bring \S+ timeout, (?:signaled seq|but soft recovered)"),
         # amdgpu_device.c
-        (Kind.HUNG, r"GPU reset begin!"),
+        (Severity.HUNG, r"GPU reset begin!"),
         # mes_v11_0.c, mes_v12_0.c: "failed to response" up to Linux 6.8.
-        (Kind.HUNG, r"\bMES(?:\([0-9]\))? failed to respon(?:d|se)\b|MES might be in unrecoverable state"),
+        (Severity.HUNG, r"\bMES(?:\([0-9]\))? failed to respon(?:d|se)\b|MES might be in unrecoverable state"),
         # kfd_device_queue_manager.c
-        (Kind.HUNG, r"qcm fence wait loop timeout expired|cp might be in an unrecoverable state|HWS hang"),
-        (Kind.HUNG, r"Failed to (?:evict|restore) (?:process )?queues?\b"),
+        (Severity.HUNG, r"qcm fence wait loop timeout expired|cp might be in an unrecoverable state|HWS hang"),
+        (Severity.HUNG, r"Failed to (?:evict|restore) (?:process )?queues?\b"),
         # gmc_v9_0.c, gmc_v11_0.c, gmc_v12_0.c
-        (Kind.FAULT, r"\[(?:gfx|mm)hub[0-9]*\] (?:retry |no-retry )?page fault|VM_L2_PROTECTION_FAULT_STATUS:0x"),
+        (Severity.FAULT, r"\[(?:gfx|mm)hub[0-9]*\] (?:retry |no-retry )?page fault|VM_L2_PROTECTION_FAULT_STATUS:0x"),
     )
 )
 """The first that matches decides."""
@@ -84,12 +89,11 @@ class KernelLogError(HilgateError):
 
 @dataclass(frozen=True)
 class Trouble:
-    """One line of GPU trouble."""
+    """One line of GPU trouble; `stamp` is seconds after boot, by the kernel's own clock."""
 
     stamp: float
-    """Seconds after boot, by the kernel's own clock."""
     text: str
-    kind: Kind
+    severity: Severity
 
     def __str__(self) -> str:
         return f"[{self.stamp:.6f}] {self.text}"
@@ -108,12 +112,12 @@ class Log:
         A person may have accepted everything up to a moment, after a repair that needed no restart.
         """
         newer = [line for line in self.trouble if line.stamp > accepted]
-        return tuple(line for line in newer if line.stamp > seen or line.kind is Kind.BROKEN)
+        return tuple(line for line in newer if line.stamp > seen or line.severity is Severity.BROKEN)
 
 
-def kind_of(text: str) -> Kind | None:
+def severity_of(text: str) -> Severity | None:
     """What a line of the log says about the node; None when it is no GPU trouble."""
-    return next((kind for kind, pattern in PATTERNS if pattern.search(text)), None)
+    return next((severity for severity, pattern in PATTERNS if pattern.search(text)), None)
 
 
 def read(env: Mapping[str, str]) -> Log:
@@ -127,25 +131,23 @@ def read(env: Mapping[str, str]) -> Log:
         words = shlex.split(command) or ["dmesg"]
     except ValueError as error:
         raise KernelLogError(f"{COMMAND} is no command: {error}", where=command, remedy="close its quotes") from error
-    ran = bounded.run(words, SECONDS)
+    ran = host.run(words, SECONDS)
     remedy = f"let the agent's user read it (sysctl kernel.dmesg_restrict=0), or set {COMMAND}, e.g. to 'sudo -n dmesg'"
-    if ran.problem or ran.status != 0:
-        said = ran.problem or f"it ended with status {ran.status}: {ran.said() or 'no words'}"
-        raise KernelLogError(f"the kernel's log cannot be read: {said}", where=command, remedy=remedy)
-    return understand(ran.out, where=command, remedy=remedy)
+    if ran.failure:
+        raise KernelLogError(f"the kernel's log cannot be read: {ran.failure}", where=command, remedy=remedy)
+    log = parse(ran.out)
+    if log is None:
+        raise KernelLogError("the kernel's log is empty or has no times", where=command, remedy=remedy)
+    return log
 
 
-def understand(text: str, *, where: str = "", remedy: str = "") -> Log:
-    """The trouble in a log.
-
-    Raises:
-        KernelLogError: No line has the kernel's time, so nothing can be told about when anything happened.
-    """
+def parse(text: str) -> Log | None:
+    """The trouble in a log; None when no line has the kernel's time, so nobody knows when anything happened."""
     lines = [match for line in text.splitlines() if (match := _STAMP.match(line))]
     if not lines:
-        raise KernelLogError("the kernel's log is empty or has no times", where=where, remedy=remedy)
-    stamped = [(float(match[1]), bounded.plain(match[2])) for match in lines]
-    trouble = tuple(Trouble(stamp, line, kind) for stamp, line in stamped if (kind := kind_of(line)) is not None)
+        return None
+    stamped = [(float(match[1]), host.printable(match[2])) for match in lines]
+    trouble = tuple(Trouble(stamp, line, found) for stamp, line in stamped if (found := severity_of(line)) is not None)
     return Log(trouble, max(stamp for stamp, _ in stamped))
 
 
@@ -193,7 +195,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hilgate.agent.kernel_log", description="GPU trouble in the kernel's log.")
     parser.add_argument("--accept", action="store_true", help="the node was repaired: none of this counts any more")
     arguments = parser.parse_args(words)
-    position = Position(os.environ, paths.PROC / "sys" / "kernel" / "random" / "boot_id")
+    position = Position(os.environ, host.PROC / BOOT_ID)
     try:
         log = read(os.environ)
     except HilgateError as error:
@@ -201,7 +203,7 @@ def main(words: list[str] | None = None) -> int:
         return int(error.exit_status)
     counting = log.since(*position.load())
     for line in counting:
-        sys.stdout.write(f"{line.kind.value:<7} {line}\n")
+        sys.stdout.write(f"{line.severity.value:<7} {line}\n")
     if arguments.accept:
         position.save(log.end, accepted=True)
         sys.stdout.write(f"accepted up to {log.end:.6f} s after boot\n")

@@ -1,18 +1,26 @@
-"""What a build may do, from who asks for it: pure functions over the environment that Buildkite gives a job.
+"""What a build may do, from who asks for it: a fork gets no secrets and may not change what its agents' hosts execute.
+
+    python3 -m hilgate.agent.trust guard       for the agent's own post-checkout hook: refuses such a fork
+    python3 -m hilgate.agent.trust withheld    for the pre-command hook: names of variables that a fork's job loses
 
 A build of a fork runs code that nobody here has read. It gets no secrets, writes no cache, pushes nothing, and its
-kernel steps have no network. Whatever cannot be told counts as a fork.
-
-Which code decides this is said in SECURITY.md: on agents that build forks it is a copy outside of the checkout.
+kernel steps have no network. Whatever cannot be decided counts as a fork. The agent's own post-checkout hook runs
+before anything of the checkout does, so a fork that passes the guard has the planner, the hooks and the container's
+command line of the branch that it wants to be merged into. Which code decides this is said in SECURITY.md: on agents
+that build forks it is a copy outside of the checkout.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate.errors import DeclarationError
+from hilgate.agent import host
+from hilgate.errors import CannotRunHereError, DeclarationError, Exit, HilgateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -53,7 +61,7 @@ STAYS_INSIDE = re.compile(
 """The files that a host only copies into a container, reads as data or does not read. All others count as executed by
 it: hooks, the planner, image recipes, what Python would find before its own library (`json/`, `ci/argparse.py`)."""
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = re.compile(
     r"(?:BUILDKITE|HILGATE|DOCKER|BUILDKIT|LD|DYLD|PYTHON|GIT|SSH|HIP|HSA|ROCR|CUDA|GPU)(?:_.*)?|PYTHON.*|BASH.*|"
     r"PATH|HOME|IFS|ENV|SHELL|TERM|USER|LOGNAME|TMPDIR|LANG|LC_.*"
@@ -65,32 +73,29 @@ _URL = re.compile(
 )
 _SCP = re.compile(r"(?:[A-Za-z0-9._-]+@)?(?P<host>[A-Za-z0-9.-]+):(?P<path>[^:]+)")
 
+AGENTS_OWN = frozenset(
+    {
+        *("OLDPWD", "PWD", "SHELL", "SHLVL", "SPT_NOENV", "_", "GIT_TERMINAL_PROMPT", "GIT_LFS_SKIP_SMUDGE"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE"),
+        "BUILDKITE_AGENT_ACCESS_TOKEN",
+    }
+)
+"""What the agent, its hooks and its artifact uploads need besides `KEPT`."""
+
+_FACTS = re.compile(r"(?:BUILDKITE|HILGATE)(?:_[A-Z0-9_]+)?")
+_SECRETS = re.compile(r"TOKEN|SECRET|PASSWORD|PASSPHRASE|CREDENTIAL|API_KEY|PRIVATE_KEY")
+"""A name of ours or Buildkite's is a fact about the job, unless it says that it is more."""
+
+SHOWN = 5
+"""Changed files in a refusal."""
+
 
 @dataclass(frozen=True)
 class Trust:
-    """What a build may do, and the one fact that decided it."""
+    """Whether a build is a fork's, and the one fact that decided it."""
 
     fork: bool
     why: str
-
-    @property
-    def may_have_secrets(self) -> bool:
-        """Whether a step is given the secrets that it declares."""
-        return not self.fork
-
-    @property
-    def may_write_caches(self) -> bool:
-        """Whether anything it leaves is read by another build."""
-        return not self.fork
-
-    @property
-    def may_push(self) -> bool:
-        """Whether an image that it builds goes to a registry."""
-        return not self.fork
-
-    def may_reach_network(self, *, declared: bool, gpus: int) -> bool:
-        """Whether a step's container is on a network: only where declared, and never a kernel step of a fork."""
-        return declared and not (self.fork and gpus > 0)
 
 
 def of_build(env: Mapping[str, str]) -> Trust:
@@ -146,7 +151,7 @@ def environment(env: Mapping[str, str], trust: Trust, secrets: Iterable[str] = (
     Raises:
         DeclarationError: A secret has a name that would change how something runs.
     """
-    names = KEPT | frozenset(check_secrets(secrets) if trust.may_have_secrets else ())
+    names = KEPT | frozenset(() if trust.fork else check_secrets(secrets))
     if not trust.fork:
         names |= KEPT_ON_A_TRUSTED_HOST
     kept = {name: env[name] for name in sorted(names) if name in env}
@@ -173,3 +178,70 @@ def check_secrets(names: Iterable[str]) -> tuple[str, ...]:
 def runs_on_host(path: str) -> bool:
     """Whether a changed file may be executed, or change what is executed, on an agent outside of any container."""
     return STAYS_INSIDE.fullmatch(path) is None
+
+
+def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
+    """Refuse a build of a fork that changes what its agents' hosts execute; returns what was decided, in words.
+
+    Raises:
+        CannotRunHereError: A fork changes what runs on the host, or what it changes is not known.
+    """
+    decided = of_build(env)
+    if not decided.fork:
+        return f"trusted: {decided.why}"
+    branch = env.get("BUILDKITE_PULL_REQUEST_BASE_BRANCH", "")
+    if not branch or branch.startswith("-"):
+        raise CannotRunHereError(
+            f"a fork's build ({decided.why}) without a base branch: what it changes is not known",
+            where=f"BUILDKITE_PULL_REQUEST_BASE_BRANCH={branch!r}",
+            remedy="build it as a pull request",
+        )
+    base = "refs/hilgate/base"
+    host.git(checkout, "fetch", "--quiet", "--no-tags", env["BUILDKITE_REPO"], f"+refs/heads/{branch}:{base}")
+    # Without rename detection a file that moves is one that vanishes and one that appears; both names count.
+    listing = host.git(checkout, "diff", "--name-only", "-z", "--no-renames", "--no-ext-diff", f"{base}...HEAD", "--")
+    changed = [name for name in listing.split("\0") if name]
+    executed = [name for name in changed if runs_on_host(name)]
+    if executed:
+        names = ", ".join(repr(name) for name in executed[:SHOWN])
+        more = f" and {len(executed) - SHOWN} more" if len(executed) > SHOWN else ""
+        raise CannotRunHereError(
+            f"this fork ({decided.why}) changes what runs on the agents' hosts: {names}{more}",
+            where=checkout,
+            remedy="a maintainer reads it and pushes it to a branch of this repository",
+        )
+    return f"fork ({decided.why}); none of its {len(changed)} changed files runs on the host"
+
+
+def withheld(env: Mapping[str, str]) -> list[str]:
+    """The variables that a fork's job must not see, sorted; none outside of forks.
+
+    `hilgate.agent.job` gives a step named variables only. This stands before it, for the lines of a job that are not
+    the step: what an agent happens to have in its environment is not there to be printed.
+    """
+    if not of_build(env).fork:
+        return []
+    kept = KEPT | KEPT_ON_A_TRUSTED_HOST | AGENTS_OWN
+    facts = {name for name in env if _FACTS.fullmatch(name) and not _SECRETS.search(name)}
+    # The shell cannot unset, nor use, what is no name of a variable (exported functions of bash).
+    return sorted(name for name in env if name not in kept | facts and _NAME.fullmatch(name))
+
+
+def main(words: list[str] | None = None) -> int:
+    """Guard a checkout, or print the withheld names on one line; 0, or the status of the refusal."""
+    parser = argparse.ArgumentParser(prog="hilgate.agent.trust", description="What a build may do on this host.")
+    parser.add_argument("command", choices=["guard", "withheld"])
+    if parser.parse_args(words).command == "withheld":
+        sys.stdout.write(" ".join(withheld(os.environ)) + "\n")
+        return int(Exit.PASS)
+    try:
+        checkout = os.environ.get("BUILDKITE_BUILD_CHECKOUT_PATH") or "."
+        sys.stderr.write(f"guard: {refuse_changed_hosts(checkout, os.environ)}\n")
+    except HilgateError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return int(error.exit_status)
+    return int(Exit.PASS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

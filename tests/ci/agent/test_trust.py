@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hilgate.agent import guard, trust
+from hilgate.agent import trust
 from hilgate.errors import CannotRunHereError, DeclarationError
 
 OURS = "git@github.com:rocm/hilgate.git"
@@ -74,16 +74,6 @@ def test_hosts_other_than_github_tell_upper_from_lower_case():
 )  # fmt: skip
 def test_what_cannot_be_told_is_a_fork(env, fork):
     assert trust.of_build(env).fork is fork
-
-
-def test_a_fork_may_nothing_that_outlives_it():
-    decided = trust.Trust(fork=True, why="")
-    assert not any((decided.may_have_secrets, decided.may_write_caches, decided.may_push))
-    assert not decided.may_reach_network(declared=True, gpus=1)
-    assert decided.may_reach_network(declared=True, gpus=0)
-    ours = trust.Trust(fork=False, why="")
-    assert ours.may_reach_network(declared=True, gpus=1)
-    assert not ours.may_reach_network(declared=False, gpus=0)
 
 
 SECRET = "hf_0123456789"
@@ -172,14 +162,14 @@ def change(checkout, path, move=None):
 def test_a_fork_that_changes_kernels_and_tests_is_built(fork, path):
     checkout, env = fork
     change(checkout, path)
-    assert "none of its 1 changed files" in guard.refuse_changed_hosts(str(checkout), env)
+    assert "none of its 1 changed files" in trust.refuse_changed_hosts(str(checkout), env)
 
 
 @pytest.mark.parametrize(
     ("path", "move"),
     [
         (".buildkite/hooks/environment", None),
-        ("hilgate/agent/guard.py", None),
+        ("hilgate/agent/trust.py", None),
         ("moved.yml", ".buildkite/pipeline.yml"),
     ],
     ids=["hook", "shadow", "moved away"],
@@ -188,14 +178,14 @@ def test_a_fork_that_changes_what_hosts_execute_is_not(fork, path, move):
     checkout, env = fork
     change(checkout, path, move)
     with pytest.raises(CannotRunHereError, match="changes what runs on the agents' hosts"):
-        guard.refuse_changed_hosts(str(checkout), env)
+        trust.refuse_changed_hosts(str(checkout), env)
 
 
 @pytest.mark.parametrize("branch", ["", "gone", "--upload-pack=x"])
 def test_a_fork_whose_changes_cannot_be_told_is_not(fork, branch):
     checkout, env = fork
     with pytest.raises(CannotRunHereError):
-        guard.refuse_changed_hosts(str(checkout), {**env, "BUILDKITE_PULL_REQUEST_BASE_BRANCH": branch})
+        trust.refuse_changed_hosts(str(checkout), {**env, "BUILDKITE_PULL_REQUEST_BASE_BRANCH": branch})
 
 
 def test_the_guard_ends_with_the_status_of_its_refusal(fork, monkeypatch, capsys):
@@ -204,8 +194,34 @@ def test_the_guard_ends_with_the_status_of_its_refusal(fork, monkeypatch, capsys
     monkeypatch.chdir(checkout)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert guard.main() == 5
+    assert trust.main(["guard"]) == 5
     assert "a maintainer reads it" in capsys.readouterr().err
     monkeypatch.setenv("BUILDKITE_PULL_REQUEST_REPO", "")
     monkeypatch.setenv("BUILDKITE_PULL_REQUEST", "false")
-    assert guard.main() == 0
+    assert trust.main(["guard"]) == 0
+
+
+FACTS = {"PATH": "/usr/bin", "BUILDKITE": "true", "BUILDKITE_AGENT_ACCESS_TOKEN": "of this job",
+         "SPT_NOENV": "1", "BUILDKITE_STEP_KEY": "kernels", "HILGATE_RENDER_NODES": "renderD128",
+         "HTTPS_PROXY": "http://proxy"}  # fmt: skip
+FORK = {**FACTS, "HILGATE_FORK": "1"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN", "AWS_ACCESS_KEY_ID", "BUILDKITE_API_TOKEN", "BUILDKITE_ANALYTICS_TOKEN",
+     "BUILDKITE_S3_SECRET_ACCESS_KEY", "BUILDKITE_PLUGIN_DOCKER_LOGIN_PASSWORD", "HILGATE_API_KEY", "SSH_AUTH_SOCK",
+     "LD_PRELOAD", "BUILDKITEX", "anything_else", "A" * 200],
+)  # fmt: skip
+def test_what_may_open_something_is_withheld_from_forks_alone(name):
+    assert trust.withheld({**FORK, name: "value"}) == [name]
+    assert trust.withheld({**FACTS, "BUILDKITE_PULL_REQUEST": "false", name: "value"}) == []
+
+
+def test_facts_about_the_job_stay():
+    assert trust.withheld(FORK) == []
+
+
+def test_a_name_that_the_shell_cannot_unset_is_not_printed():
+    env = {"BASH_FUNC_which%%": "() { :; }", "a b": "1", "$(reboot)": "1", "OK_1": "1"}
+    assert trust.withheld({**FORK, **env}) == ["OK_1"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hilgate.agent import fleet
+from hilgate.agent import health
 from hilgate.declare.load import load
 from hilgate.errors import DeclarationError
 
@@ -17,36 +17,23 @@ QUEUES = load(ROOT).agents.queues
 AGENT = sorted((ROOT / "ci/hilgate/agent").glob("*.py"))
 
 NEWER_THAN_310 = {
-    "tomllib",
-    "StrEnum",
-    "UTC",
-    "ExceptionGroup",
-    "TaskGroup",
-    "assert_never",
-    "Self",
-    "chdir",
-    "batched",
+    *("tomllib", "StrEnum", "UTC", "ExceptionGroup", "TaskGroup", "assert_never", "Self", "chdir", "batched"),
 }
 """Names that Python 3.11 and later have and an agent's 3.10 does not."""
 
 
 @pytest.mark.parametrize("name", QUEUES)
 def test_a_declared_queue_is_known_to_its_agents(name: str) -> None:
-    promise, queue = fleet.promised({fleet.QUEUE: name}), QUEUES[name]
+    promise, queue = health.promised({health.QUEUE: name}), QUEUES[name]
     assert promise.gpus == queue.gpus
     if queue.gpus:
         assert (promise.arch, promise.memory_gib) == (queue.device, queue.memory_gib)
 
 
-def test_what_a_step_counts_on_may_be_said_again() -> None:
-    env = {fleet.QUEUE: "amd_mi355_4", fleet.GPUS: "4", fleet.ARCH: "gfx950"}
-    assert fleet.promised(env) == fleet.Promise("amd_mi355_4", 4, "gfx950", 288)
-
-
 @pytest.mark.parametrize("name", ["amd_mi300_9", "amd_mi300_0", "amd_mi300_8 ", "amd_mi300", "mi300_8", "AMD_MI300_8"])
 def test_a_name_that_is_only_like_one_is_unknown(name: str) -> None:
     with pytest.raises(DeclarationError, match="nothing is known of the queue"):
-        fleet.promised({fleet.QUEUE: name})
+        health.promised({health.QUEUE: name})
 
 
 @pytest.mark.parametrize("path", AGENT, ids=lambda path: path.name)

@@ -1,0 +1,440 @@
+"""GPUs of this host: what amd-smi and the driver report, which processes hold them, and whether they compute correctly.
+
+amd-smi is read strictly: whatever is not understood is a problem and never a zero. The commands and shapes are those of
+amd-smi in ROCm 6.0 to 7.2 (amdsmi_cli/amdsmi_commands.py and amdsmi_logger.py):
+
+* the top level is a list of GPUs, or from ROCm 7 on for `static` and `metric` an object with the list in `gpu_data`;
+* a quantity is `{"value": 283, "unit": "MB"}`, where MB is bytes // 2**20; a count is a plain number;
+* `"N/A"` stands for whatever the library could not read, in place of the quantity or of a whole section.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hilgate.agent import host
+from hilgate.errors import DeclarationError, Exit, HilgateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+SMI_SECONDS = 30.0
+"""For one call. An idle machine of 8 GPUs answers in under 3; one whose driver hangs never does."""
+
+SMI_COMMANDS = {
+    "list": ("list", "--json"),
+    "static": ("static", "--asic", "--json"),
+    "metric": ("metric", "--mem-usage", "--ecc", "--temperature", "--json"),
+}
+
+SENSORS = ("hotspot", "mem", "edge")
+"""MI300 has no edge sensor and says N/A there; at least one must give a number."""
+
+ARCH_SPELLINGS = {"gfx9010": "gfx90a"}
+"""Some releases print the stepping as a decimal number (rocm-smi and amd-smi of ROCm 6.2 on MI250)."""
+
+ALLOWED_HOLDERS = "HILGATE_ALLOWED_HOLDERS"
+"""Of the agent: names of programs that always have the GPUs open and compute nothing (a metrics exporter)."""
+
+RENDER_NODES = "HILGATE_RENDER_NODES"
+"""Of the agent: its own GPUs (`renderD128 renderD136`) where several agents share a machine. All without it."""
+
+SELFCHECK = "HILGATE_SELFCHECK"
+"""Of the agent: what runs `python3 -m pagedkv.selfcheck` with the agent's GPUs, in a container of a ROCm image where
+the host itself has no torch and Triton. Options are appended."""
+
+SELFCHECK_SECONDS = 180.0
+"""Import of torch, compilation for one arch and 8 GPUs in turn; a hung GPU never answers."""
+
+KERNELS = Path(__file__).resolve().parents[3] / "kernels"
+ELEMENTS = 1 << 18
+MASK32 = 0xFFFFFFFF
+MASK64 = 0xFFFFFFFFFFFFFFFF
+MULTIPLIER = 0x45D9F3B
+ROUNDS = 3
+WEIGHTS = 65521
+SIDE = 32
+
+_BDF = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+_ARCH = re.compile(r"gfx[0-9]+[0-9a-f]{2}", re.IGNORECASE)
+_MEBIBYTES = {"B": 2**-20, "KB": 2**-10, "MB": 1.0, "GB": 2.0**10}
+_DEVICE = re.compile(r"/dev/(kfd|dri/renderD[0-9]+)(?: \(deleted\))?")
+
+
+class AmdSmiError(HilgateError):
+    """amd-smi is absent, hangs, fails, or prints something that is not understood."""
+
+    exit_status = Exit.SICK_NODE
+
+
+class DriverError(HilgateError):
+    """The driver does not say which GPUs there are."""
+
+    exit_status = Exit.SICK_NODE
+
+
+@dataclass(frozen=True)
+class GpuStatus:
+    """One GPU (one die of an MI250), as amd-smi describes it."""
+
+    index: int
+    bdf: str
+    name: str
+    arch: str
+    vram_total_mib: int
+    vram_used_mib: int
+    ecc_uncorrectable: int
+    temperature_c: float
+    """The hottest of its sensors."""
+
+
+def read_smi(*, seconds: float = SMI_SECONDS) -> tuple[list[GpuStatus], list[str]]:
+    """The GPUs that amd-smi describes fully, and a sentence for each fact that it does not give.
+
+    Raises:
+        AmdSmiError: There is nothing to read at all.
+    """
+    answers = {}
+    for what, words in SMI_COMMANDS.items():
+        ran = host.run(("amd-smi", *words), seconds)
+        if ran.failure:
+            raise AmdSmiError(
+                ran.failure,
+                where="amd-smi " + " ".join(words),
+                remedy="install amd-smi (ROCm), run it by hand on this node, or see dmesg for a hung driver",
+            )
+        answers[what] = ran.out
+    return parse_smi(answers)
+
+
+def parse_smi(answers: Mapping[str, str]) -> tuple[list[GpuStatus], list[str]]:
+    """`read_smi` of what the commands `list`, `static` and `metric` printed.
+
+    Raises:
+        AmdSmiError: One of the answers is no JSON of a known shape.
+    """
+    entries = {}
+    for what, text in answers.items():
+        try:
+            entries[what] = _entries(text)
+        except ValueError as error:
+            raise AmdSmiError(
+                f"the answer of amd-smi is not understood: {error}: {text.strip()[:60]!r}",
+                where=f"amd-smi {what} --json",
+                remedy="compare it with hilgate.agent.gpus; an unknown amd-smi counts as a sick node",
+            ) from error
+    gpus: list[GpuStatus] = []
+    problems: list[str] = []
+    for index in sorted(set().union(*entries.values())):
+        missing = [what for what in SMI_COMMANDS if index not in entries[what]]
+        if missing:
+            problems.append(f"GPU {index}: amd-smi {' and '.join(missing)} does not mention it")
+            continue
+        entry = entries["metric"][index] | entries["static"][index] | entries["list"][index]
+        facts: dict[str, Any] = {}
+        unread: list[str] = []
+        for name, read in _FACTS.items():
+            try:
+                facts[name] = read(entry)
+            except ValueError as error:
+                unread.append(f"GPU {index}: {error}")
+        problems += dict.fromkeys(unread)
+        if not unread:
+            gpus.append(GpuStatus(index, **facts))
+    return gpus, problems
+
+
+def _entries(text: str) -> dict[int, dict[str, Any]]:
+    """GPU index -> its object; ValueError says what is wrong with the answer."""
+    data = json.loads(text)
+    if isinstance(data, dict) and "gpu_data" in data:
+        data = data["gpu_data"]
+    if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
+        raise ValueError("no list of GPUs")
+    found = {host.expect_number(entry.get("gpu"), "the index of a GPU"): entry for entry in data}
+    if len(found) != len(data):
+        raise ValueError("two GPUs of the same index")
+    return found
+
+
+def _section(entry: dict[str, Any], name: str) -> dict[str, Any]:
+    section = entry.get(name, "absent")
+    if isinstance(section, dict) and section:
+        return section
+    raise ValueError(f"{name} is {section!r}")
+
+
+def _arch(entry: dict[str, Any]) -> str:
+    named = _section(entry, "asic").get("target_graphics_version", "absent")
+    arch = host.expect_text(named, "its gfx arch", _ARCH).lower()
+    return ARCH_SPELLINGS.get(arch, arch)
+
+
+def _mebibytes(entry: dict[str, Any], key: str) -> int:
+    quantity = _section(entry, "mem_usage").get(key, "absent")
+    if isinstance(quantity, dict):
+        value: Any = quantity.get("value")
+        unit = str(quantity.get("unit"))
+        if _is_number(value) and value >= 0 and unit in _MEBIBYTES:
+            return int(value * _MEBIBYTES[unit])
+    raise ValueError(f"{key} is {quantity!r}")
+
+
+def _temperature(entry: dict[str, Any]) -> float:
+    sensors = _section(entry, "temperature")
+    found = []
+    for name in SENSORS:
+        quantity = sensors.get(name, "N/A")
+        if isinstance(quantity, dict) and _is_number(quantity.get("value")) and quantity.get("unit") == "C":
+            found.append(float(quantity["value"]))
+        elif quantity != "N/A":
+            raise ValueError(f"its {name} temperature is {quantity!r}")
+    if not found:
+        raise ValueError(f"no sensor of {', '.join(SENSORS)} gives a temperature")
+    return max(found)
+
+
+def _is_number(value: Any) -> bool:
+    """Neither true nor false, NaN nor infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**60
+
+
+_FACTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "bdf": lambda entry: host.expect_text(entry.get("bdf", "absent"), "its PCI address", _BDF).lower(),
+    "name": lambda entry: str(_section(entry, "asic").get("market_name", "")),
+    "arch": _arch,
+    "vram_total_mib": lambda entry: _mebibytes(entry, "total_vram"),
+    "vram_used_mib": lambda entry: _mebibytes(entry, "used_vram"),
+    "ecc_uncorrectable": lambda entry: host.expect_number(
+        _section(entry, "ecc").get("total_uncorrectable_count", "absent"), "its count of uncorrectable ECC errors"
+    ),
+    "temperature_c": _temperature,
+}
+"""Field of `GpuStatus` -> how it is read."""
+
+
+@dataclass(frozen=True)
+class RenderNode:
+    """A GPU in the driver's topology.
+
+    Attributes:
+        name: Of its device node, e.g. renderD128.
+        bdf: PCI address.
+        gpu_id: The driver's name for it in sysfs.
+    """
+
+    name: str
+    bdf: str
+    gpu_id: str
+
+
+def topology(kfd: Path = host.KFD) -> list[RenderNode]:
+    """The GPUs that the driver lists and this user may read, in the driver's order, which is HIP's.
+
+    Raises:
+        DriverError: One that this user may read cannot be read: which GPUs there are is not known.
+    """
+    found = []
+    folder = kfd / "topology" / "nodes"
+    try:
+        names = sorted(int(node.name) for node in folder.iterdir() if node.name.isdigit()) if folder.is_dir() else []
+        for number in names:
+            try:
+                text = (folder / str(number) / "properties").read_text(encoding="ascii")
+                gpu_id = (folder / str(number) / "gpu_id").read_text(encoding="ascii").strip()
+            except PermissionError:  # a GPU that the agent's device cgroup leaves to others
+                continue
+            facts = dict(line.split(None, 1) for line in text.splitlines() if " " in line)
+            minor, place, domain = (int(facts.get(key, 0)) for key in ("drm_render_minor", "location_id", "domain"))
+            if minor:  # 0 for a node of processors
+                bdf = f"{domain:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
+                found.append(RenderNode(f"renderD{minor}", bdf, gpu_id))
+    except (OSError, ValueError) as error:
+        raise DriverError(
+            f"the driver's list of GPUs cannot be read: {error}", where=str(folder), remedy="see dmesg on this node"
+        ) from error
+    return found
+
+
+def own_nodes(env: Mapping[str, str], kfd: Path = host.KFD) -> tuple[RenderNode, ...]:
+    """The GPUs that are this agent's alone; empty where it has the whole machine.
+
+    Raises:
+        DeclarationError: The variable names a GPU that the driver does not list, or one twice.
+        DriverError: The driver's list cannot be read.
+    """
+    mine = env.get(RENDER_NODES, "").replace(",", " ").split()
+    listed = {node.name: node for node in topology(kfd)} if mine else {}
+    unknown = [name for name in mine if name not in listed]
+    if unknown or len(set(mine)) != len(mine):
+        raise DeclarationError(
+            f"{', '.join(unknown)} not among the driver's: {', '.join(listed) or 'none'}"
+            if unknown
+            else "it names a GPU twice",
+            where=RENDER_NODES,
+            remedy="name the render nodes of this agent's GPUs (ls /dev/dri) in its environment hook",
+        )
+    return tuple(listed[name] for name in mine)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that has a GPU open."""
+
+    process: host.Process
+    parent: str
+    devices: tuple[str, ...]
+    job: str
+
+    def __str__(self) -> str:
+        what = " and ".join(self.devices)
+        job = f" of job {self.job}" if self.job else ""
+        if self.process.state == host.ZOMBIE:
+            return f"zombie {self.process.pid} ({self.process.name}){job} keeps {what}; its parent is {self.parent}"
+        return f"process {self.process}{job} holds {what}"
+
+
+def find_holders(
+    own: tuple[RenderNode, ...] = (), *, allowed: str = "", proc: Path = host.PROC, kfd: Path = host.KFD
+) -> tuple[list[Holder], list[str]]:
+    """The processes that hold a GPU, zombies that the driver cannot let go of included, and what could not be seen.
+
+    Args:
+        own: GPUs of this agent alone; empty for any GPU.
+        allowed: Names of programs to leave out, separated by spaces.
+        proc: Where processes are shown.
+        kfd: Where the driver shows its own: it knows processes of other users, and zombies that have no open file left.
+    """
+    known = host.processes(proc)
+    held: dict[int, set[str]] = {}
+    hidden = 0
+    for pid in known:
+        devices = _open_devices(proc, pid)
+        if devices is None:
+            hidden += 1
+            continue
+        if own:  # every program of ROCm has /dev/kfd open, so on a shared machine only the render nodes tell
+            devices &= {f"/dev/dri/{node.name}" for node in own}
+        if devices:
+            held[pid] = devices
+    driver = _driver_processes(kfd, own)
+    for pid in driver or ():
+        held.setdefault(pid, set()).add("/dev/kfd")
+    problems = []
+    if driver is None and hidden:
+        problems.append(
+            f"{hidden} processes of other users may hold a GPU: the driver does not list its own in {kfd}/proc"
+        )
+    names, spared = set(allowed.split()), host.untouchable(known)
+    found = []
+    for pid, devices in sorted(held.items()):
+        process = known.get(pid) or host.Process(pid, 0, 0, host.ZOMBIE, 0, "gone")
+        if pid not in spared and process.name not in names:
+            parent = str(known.get(process.parent) or process.parent)
+            found.append(Holder(process, parent, tuple(sorted(devices)), host.job_of(proc, pid)))
+    return found, problems
+
+
+def _open_devices(proc: Path, pid: int) -> set[str] | None:
+    """GPU device nodes that a process has open; None when this user may not look."""
+    found: set[str] = set()
+    # A zombie whose other threads still run shows its files only below these.
+    for folder in (proc / str(pid) / "fd", *(proc / str(pid) / "task").glob("*/fd")):
+        try:
+            entries = list(folder.iterdir())
+        except PermissionError:
+            return None
+        except OSError:
+            continue
+        for entry in entries:
+            try:
+                target = str(entry.readlink())
+            except OSError:
+                continue
+            if match := _DEVICE.fullmatch(target):
+                found.add(f"/dev/{match[1]}")
+    return found
+
+
+def _driver_processes(kfd: Path, own: tuple[RenderNode, ...]) -> list[int] | None:
+    """Processes that the driver keeps memory or queues for; None when it does not say."""
+    try:
+        entries = [entry for entry in (kfd / "proc").iterdir() if entry.name.isdigit()]
+    except OSError:
+        return None
+    if own:
+        entries = [entry for entry in entries if any(_uses(entry, node) for node in own)]
+    return [int(entry.name) for entry in entries]
+
+
+def _uses(entry: Path, node: RenderNode) -> bool:
+    """Whether memory of this GPU is in use; a file that cannot be read counts as use, one that is absent does not."""
+    try:
+        return int((entry / f"vram_{node.gpu_id}").read_text(encoding="ascii")) > 0
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+
+
+def selfcheck_problems(
+    env: Mapping[str, str], gpus: int, *, elements: int = ELEMENTS, seconds: float = SELFCHECK_SECONDS
+) -> list[str]:
+    """Run a tiny kernel on the agent's GPUs; a sentence for each that did not compute what it should.
+
+    The seed is new each time, so no answer can be stored. `pagedkv.selfcheck` says what is computed and why a broken
+    GPU gets it wrong; the checksums are computed again here, and the two share nothing but that description.
+    """
+    seed = secrets.randbits(31)
+    command = env.get(SELFCHECK)
+    try:
+        words = shlex.split(command or "python3 -m pagedkv.selfcheck")
+    except ValueError as error:
+        return [f"the tiny kernel: {SELFCHECK} is no command: {error}"]
+    inside = dict(env) if command else {**env, "PYTHONPATH": str(KERNELS)}
+    ran = host.run([*words, "--json", f"--seed={seed}", f"--elements={elements}"], seconds, env=inside)
+    if ran.failure:
+        return [f"the tiny kernel: {ran.failure}"]
+    try:
+        answer: Any = json.loads([line for line in ran.out.splitlines() if line.strip()][-1])
+        devices = [
+            (int(d["index"]), str(d["name"]), int(d["words"], 16), int(d["product"], 16)) for d in answer["devices"]
+        ]
+    except (IndexError, KeyError, TypeError, ValueError):
+        return [f"the tiny kernel printed nothing that is understood: {ran.last_line[:80]!r}"]
+    expected = expected_checksums(seed, elements)
+    found = [] if len(devices) == gpus else [f"the tiny kernel ran on {len(devices)} GPUs of {gpus}"]
+    for index, name, *sums in devices:
+        for what, got, right in zip(("integers", "matrix product"), sums, expected, strict=True):
+            if got != right:
+                wrong = f"computed {got:016x} of its {what}, not {right:016x}"
+                found.append(f"the tiny kernel: GPU {index} ({host.printable(name)}) {wrong}")
+    return found
+
+
+def expected_checksums(seed: int, elements: int = ELEMENTS) -> tuple[int, int]:
+    """The checksums of the words and of the product; see `pagedkv.selfcheck`."""
+    words = sum(_mixed(index ^ seed) * (index % WEIGHTS + 1) for index in range(elements))
+    left, right = (
+        [[_mixed(start + row * SIDE + column ^ seed) % 17 - 8 for column in range(SIDE)] for row in range(SIDE)]
+        for start in (0, SIDE * SIDE)
+    )
+    columns = list(zip(*right, strict=True))
+    product = 0
+    for row in range(SIDE):
+        for column in range(SIDE):
+            entry = sum(a * b for a, b in zip(left[row], columns[column], strict=True))
+            product += entry * (row * SIDE + column + 1)
+    return words & MASK64, product & MASK64
+
+
+def _mixed(word: int) -> int:
+    for _ in range(ROUNDS):
+        word = (word ^ word >> 16) * MULTIPLIER & MASK32
+    return word ^ word >> 16

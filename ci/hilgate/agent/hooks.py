@@ -1,0 +1,236 @@
+"""The hooks of an agent: is this node fit for a job, and how does the job leave it?
+
+    python3 -m hilgate.agent.hooks preflight     called by .buildkite/hooks/pre-command
+    python3 -m hilgate.agent.hooks postflight    called by .buildkite/hooks/post-command
+
+Preflight: fit is 0. Unfit is 75: the job's folder says why, the agent is paused with a note, and Buildkite gives the
+job to another one. Whatever cannot be looked at counts as unfit. A queue or a setting that makes no sense is 3 and
+pauses nothing.
+
+Postflight ends what the job left and looks again. Its status is ignored, because a job keeps its own, and it pauses
+nothing: the next job's preflight looks again, and what passes by itself may have passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hilgate.agent import gpus, health, host, kernel_log
+from hilgate.errors import DeclarationError, Exit, HilgateError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SETTLE_SECONDS = 15.0
+"""For memory and processes of the job before to go: the driver frees VRAM after the process has ended. None after a
+cancelled job, whose hooks have 9 s in all."""
+
+SETTLE_POLL_SECONDS = 3.0
+
+PAUSE_MINUTES = "HILGATE_PAUSE_MINUTES"
+DEFAULT_PAUSE_MINUTES = 240
+"""Buildkite resumes a paused agent by itself; without this after 5 minutes, at most after 10080 (its documentation,
+"Pause and resume an agent"). Long enough to be seen, short enough that a forgotten node comes back to be looked at."""
+
+MAX_PAUSE_MINUTES = 10080
+NOTE_CHARACTERS = 300
+"""The note stands in one line of a list of agents; all of it is in the job's health file."""
+
+AGENT_SECONDS = 60.0
+"""For one call of buildkite-agent, which tries five times, a second apart."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """Where to look, and what is promised.
+
+    Attributes:
+        env: The agent's environment.
+        checkout: The job's files.
+        promise: What the queue has.
+        proc: Processes.
+        kfd: The driver.
+        settle_seconds: How long a passing problem may take to go.
+        smi_seconds: For one call of amd-smi.
+        elements: Words that the tiny kernel mixes.
+        remembers: Whether a fit look notes how far the kernel's log was read.
+    """
+
+    env: Mapping[str, str]
+    checkout: Path
+    promise: health.QueuePromise
+    proc: Path = host.PROC
+    kfd: Path = host.KFD
+    settle_seconds: float = SETTLE_SECONDS
+    smi_seconds: float = gpus.SMI_SECONDS
+    elements: int = gpus.ELEMENTS
+    remembers: bool = True
+
+    def position(self) -> kernel_log.Position:
+        """How far this agent has read the kernel's log."""
+        return kernel_log.Position(self.env, self.proc / kernel_log.BOOT_ID)
+
+
+def preflight(env: Mapping[str, str], checkout: Path, *, by_hand: bool = False, node: Node | None = None) -> int:
+    """Look at a node, leave the record in the job's folder, and take the agent out of service if it is unfit.
+
+    Args:
+        env: The job's environment.
+        checkout: Its files.
+        by_hand: Write, upload and pause nothing.
+        node: Where to look; this machine without it.
+
+    Raises:
+        DeclarationError: The queue is unknown, a setting of the agent makes no sense, or a GPU job has no folder.
+    """
+    node = node or Node(env, checkout, health.promised(env), remembers=not by_hand)
+    folder, step = (None, "") if by_hand else health.job_folder(env, checkout)
+    if node.promise.gpus and folder is None and not by_hand:
+        raise DeclarationError(
+            f"the job of {step or 'a step without a key'} uploads no results/jobs/<key>, where its health belongs",
+            where="artifact_paths",
+            remedy="send to GPU queues only what hilgate generates",
+        )
+    record = health.HealthRecord(step, "before", env.get("BUILDKITE_AGENT_NAME", ""))
+    record.problems += health.disk_problems(checkout, health.whole_number(env, health.MIN_DISK, health.MIN_DISK_GIB))
+    if node.promise.gpus:
+        end = _look(node, record, idle=True)
+        if not record.problems:  # last, and only on GPUs that nothing else speaks against
+            record.problems += gpus.selfcheck_problems(env, node.promise.gpus, elements=node.elements)
+        if node.remembers and not record.problems and end is not None:
+            node.position().save(end)
+    path = record.write(folder) if folder is not None else None
+    if not record.problems:
+        sys.stdout.write(f"~~~ fit for {node.promise.queue}\n{_table(record)}")
+        return int(Exit.PASS)
+    sys.stdout.write(f"+++ this node is unfit for {node.promise.queue}\n{_table(record)}")
+    sys.stdout.write("".join(f"unfit: {problem}\n" for problem in record.problems))
+    if not by_hand:
+        # The agent uploads artifacts after a failed pre-command hook too; this one does not wait for that.
+        failures = [_upload(path, checkout) if path is not None else "", _pause(record.problems, env)]
+        sys.stdout.write("".join(f"also: {failure}\n" for failure in failures if failure))
+        sys.stdout.write("Nothing was learned about the change; another agent takes the job.\n")
+    sys.stdout.flush()
+    return int(Exit.SICK_NODE)
+
+
+def postflight(env: Mapping[str, str], checkout: Path, *, node: Node | None = None) -> int:
+    """End what the job left, look at the node, leave the record in the job's folder.
+
+    Raises:
+        DeclarationError: The queue is unknown or a setting of the agent makes no sense; what was left is ended first.
+    """
+    left = host.end_job(env.get("BUILDKITE_JOB_ID", ""), grace_seconds=host.grace(env))
+    sys.stdout.write("".join(f"ended {line}\n" for line in left.ended))
+    if node is None:
+        settle = 0.0 if env.get("BUILDKITE_JOB_CANCELLED") == "true" else SETTLE_SECONDS
+        node = Node(env, checkout, health.promised(env), settle_seconds=settle)
+    folder, step = health.job_folder(env, checkout)
+    record = health.HealthRecord(step, "after", env.get("BUILDKITE_AGENT_NAME", ""), left.problems, ended=left.ended)
+    if node.promise.gpus:
+        end = _look(node, record, idle=False)
+        if end is not None:
+            # The record tells of it, so the next job's preflight need not; what does not pass counts again by itself.
+            node.position().save(end)
+    if folder is not None:
+        record.write(folder)
+    sys.stdout.write("".join(f"kernel: {line}\n" for line in record.dmesg[:5]))
+    sys.stdout.write("".join(f"the job leaves the node unfit: {problem}\n" for problem in record.problems))
+    return int(Exit.SICK_NODE if record.problems else Exit.PASS)
+
+
+def _look(node: Node, record: health.HealthRecord, *, idle: bool) -> float | None:
+    """GPUs, holders and the kernel's log, none of which stops the others; returns the log's end if it can be read."""
+    own_nodes = gpus.own_nodes(node.env, node.kfd)
+    own = frozenset(render_node.bdf for render_node in own_nodes)
+    limit = health.whole_number(node.env, health.VRAM_LIMIT, health.VRAM_LIMIT_MIB)
+    allowed = node.env.get(gpus.ALLOWED_HOLDERS, "")
+    until = time.monotonic() + node.settle_seconds
+    while True:
+        passing: list[str] = []
+        try:
+            found, lasting = gpus.read_smi(seconds=node.smi_seconds)
+            record.gpus = [gpu for gpu in found if gpu.bdf in own or not own]
+            lasting += health.lasting_problems(found, node.promise, own)
+            passing = health.passing_problems(record.gpus, limit, idle=idle)
+        except HilgateError as error:
+            lasting = [f"{error.what} ({error.where})"]
+        holders, hidden = gpus.find_holders(own_nodes, allowed=allowed, proc=node.proc, kfd=node.kfd)
+        passing += [str(holder) for holder in holders]
+        if lasting or not passing or time.monotonic() >= until:
+            break
+        time.sleep(min(SETTLE_POLL_SECONDS, max(0.0, until - time.monotonic())))
+    record.problems += lasting + passing + hidden
+    try:
+        log = kernel_log.read(node.env)
+    except HilgateError as error:
+        record.problems.append(f"{error.what} ({error.where}); {error.remedy}")
+        return None
+    trouble = kernel_log.of_gpus(log.since(*node.position().load()), own)
+    sick = [line for line in trouble if line.severity is not kernel_log.Severity.FAULT]
+    # A fault is evidence about the program that ran, so it belongs to the record after a job and to no other.
+    record.dmesg = [str(line) for line in (sick if idle else trouble)]
+    if sick:
+        count = f"{len(sick)} lines" if len(sick) > 1 else "a line"
+        record.problems.append(f"the kernel's log has {count} of GPU trouble: {sick[0].text[:160]}")
+    return log.end
+
+
+def _table(record: health.HealthRecord) -> str:
+    if not record.gpus:
+        return ""
+    lines = ["GPU  PCI address   arch     VRAM used / MiB  hottest / C  ECC  name\n"]
+    lines += [
+        f"{gpu.index:>3}  {gpu.bdf}  {gpu.arch:<7}  {gpu.vram_used_mib:>6} / {gpu.vram_total_mib:>6}  "
+        f"{gpu.temperature_c:>11g}  {gpu.ecc_uncorrectable:>3}  {gpu.name[:22]}\n"
+        for gpu in record.gpus
+    ]
+    return "".join(lines)
+
+
+def _pause(problems: Sequence[str], env: Mapping[str, str]) -> str:
+    """Pause the agent that runs this job, with the first problems as its note; returns why that did not work."""
+    text = host.printable("; ".join(problems))
+    end = f" (hilgate preflight, job {env.get('BUILDKITE_JOB_ID', '')})"
+    room = NOTE_CHARACTERS - len(end)
+    note = (text if len(text) <= room else text[: room - 3] + "...") + end
+    minutes = max(1, min(health.whole_number(env, PAUSE_MINUTES, DEFAULT_PAUSE_MINUTES), MAX_PAUSE_MINUTES))
+    words = ("buildkite-agent", "pause", "--note", note, "--timeout-in-minutes", str(minutes))
+    failure = host.run(words, AGENT_SECONDS).failure
+    return f"this agent could not be paused: {failure}" if failure else ""
+
+
+def _upload(path: Path, checkout: Path) -> str:
+    """Upload one file of the job; returns why that did not work."""
+    name = str(path.relative_to(checkout))
+    failure = host.run(("buildkite-agent", "artifact", "upload", name), AGENT_SECONDS, cwd=checkout).failure
+    return f"{name} could not be uploaded: {failure}" if failure else ""
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run a hook; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="hilgate.agent.hooks", description="Look at this node around a job.")
+    parser.add_argument("hook", choices=["preflight", "postflight"])
+    parser.add_argument("--checkout", type=Path, default=Path.cwd(), help="the job's files (here)")
+    parser.add_argument(
+        "--queue", default="", help="preflight for this queue and not the agent's own: by hand, which pauses nothing"
+    )
+    arguments = parser.parse_args(words)
+    env = {**os.environ, health.QUEUE: arguments.queue} if arguments.queue else dict(os.environ)
+    try:
+        if arguments.hook == "postflight":
+            return postflight(env, arguments.checkout)
+        return preflight(env, arguments.checkout, by_hand=bool(arguments.queue))
+    except HilgateError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return int(error.exit_status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

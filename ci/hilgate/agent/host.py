@@ -1,0 +1,346 @@
+"""Run commands with a timeout that also kills grandchildren, and end the processes and containers that a job left.
+
+    python3 -m hilgate.agent.host cleanup [--job ID]
+
+A process belongs to a job when its environment names it, when it descends from one that does, or when it is in the
+session of one that does. A process whose environment names another job is that job's, whatever it descends from. What
+hides from all three is not ended here: if it has a GPU open, `gpus.find_holders` reports it and the node is unfit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hilgate.errors import CannotRunHereError, Exit
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Mapping, Sequence
+    from typing import IO
+
+PROC = Path("/proc")
+KFD = Path("/sys/class/kfd/kfd")
+"""Of the amdkfd driver: `topology/nodes/<n>` describes the GPUs, `proc/<pid>` is there for as long as the driver keeps
+anything of a process (Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c)."""
+
+DEV = Path("/dev")
+
+REAP_SECONDS = 3.0
+"""After SIGKILL. A process in state D (a driver that does not answer) may never die, and is left to the kernel."""
+
+MAX_OUTPUT_BYTES = 8 * 2**20
+"""Of one stream; amd-smi prints about 3 KiB for a GPU, and a whole kernel log is at most a few MiB."""
+
+GIT_SECONDS = 600.0
+DOCKER_SECONDS = 30.0
+
+JOB_VARIABLES = ("HILGATE_JOB_ID", "BUILDKITE_JOB_ID")
+"""Environment variables that name a process's job; the first that it has counts."""
+
+JOB_LABEL = "hilgate.job"
+"""Of a job's containers (`hilgate.agent.container`)."""
+
+ZOMBIE = "Z"
+GRACE_SECONDS = 5.0
+"""Between SIGTERM and SIGKILL; as the runner gives its steps."""
+
+CANCELLED_GRACE_SECONDS = 2.0
+"""The agent gives all hooks of a cancelled job 9 s together (buildkite-agent start, --signal-grace-period-seconds)."""
+
+KILLED_SECONDS = 3.0
+"""For the kernel to end what got SIGKILL; a process in state D is reported instead."""
+
+ROUNDS = 3
+"""A process that starts others while it ends is looked for again."""
+
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """How a command ended.
+
+    Attributes:
+        program: The first word of the command.
+        status: Its exit status, negative for a signal; None when it was ended here or could not start.
+        out: Standard output, bytes that are not UTF-8 replaced.
+        err: Standard error, likewise.
+        problem: Why there is no exit status; empty when there is one.
+        started: Whether the program could be started at all.
+    """
+
+    program: str
+    status: int | None
+    out: str = ""
+    err: str = ""
+    problem: str = ""
+    started: bool = True
+
+    @property
+    def last_line(self) -> str:
+        """The last line with text of what it wrote; empty when it wrote nothing."""
+        lines = [line.strip() for line in (self.out + "\n" + self.err).splitlines() if line.strip()]
+        return printable(lines[-1]) if lines else ""
+
+    @property
+    def failure(self) -> str:
+        """Why it did not end with status 0, in one printable line; empty when it did."""
+        if self.status == 0:
+            return ""
+        return self.problem or f"{self.program} ended with status {self.status}: {self.last_line or 'no message'}"
+
+
+def printable(text: str) -> str:
+    """Escape every character that could move a cursor, hide or colour anything."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def run(
+    words: Sequence[str], seconds: float, *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> CommandResult:
+    """Run a command in its own process group for at most `seconds`, then kill the group.
+
+    Its output goes to files: a pipe could be held open by a grandchild.
+    """
+    program = words[0]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                list(words), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd, start_new_session=True
+            )
+        except OSError as error:
+            return CommandResult(program, None, problem=f"{program} cannot be started: {error.strerror}", started=False)
+        status: int | None = None
+        problem = ""
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            problem = f"{program} did not answer within {seconds:g} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        if problem:
+            try:
+                process.wait(REAP_SECONDS)
+            except subprocess.TimeoutExpired:
+                problem += f" and cannot be killed (process {process.pid})"
+        elif out.seek(0, os.SEEK_END) > MAX_OUTPUT_BYTES:
+            # Half an answer could be the half without the bad news.
+            status, problem = None, f"{program} printed more than {MAX_OUTPUT_BYTES} bytes"
+        return CommandResult(program, status, _text(out), _text(err), problem)
+
+
+def _text(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    return stream.read(MAX_OUTPUT_BYTES).decode(errors="replace")
+
+
+def git(folder: str | Path, *arguments: str) -> str:
+    """Standard output of a git command that runs no hook of the repository and asks nobody for a password.
+
+    Raises:
+        CannotRunHereError: It failed.
+    """
+    words = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *arguments)
+    ran = run(words, GIT_SECONDS, cwd=Path(folder), env={**os.environ, "GIT_TERMINAL_PROMPT": "0"})
+    if ran.failure:
+        raise CannotRunHereError(
+            f"git {arguments[0]} failed: {ran.failure}", where=str(folder), remedy="see git on this agent"
+        )
+    return ran.out
+
+
+def expect_text(value: object, what: str, pattern: re.Pattern[str]) -> str:
+    """A value of a JSON document that must be a text of this pattern; else ValueError says what it is."""
+    if isinstance(value, str) and pattern.fullmatch(value):
+        return value
+    raise ValueError(f"{what} is {value!r}")
+
+
+def expect_number(value: object, what: str, least: int = 0, most: int = sys.maxsize) -> int:
+    """A value of a JSON document that must be a whole number in a range; else ValueError says what it is."""
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+        return value
+    raise ValueError(f"{what} is {value!r}")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process at one moment.
+
+    Attributes:
+        pid: Its number; with `started` it is this process and no later one of the same number.
+        parent: 1, or a subreaper, once its own parent has ended.
+        session: The pid of the session's first process.
+        state: R, S, D, Z ... (proc(5)).
+        started: Clock ticks after boot.
+        name: As the kernel has it, at most 15 bytes.
+    """
+
+    pid: int
+    parent: int
+    session: int
+    state: str
+    started: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.pid} ({self.name}, state {self.state})"
+
+
+def read_process(proc: Path, pid: int) -> Process | None:
+    """One process; None once it has ended."""
+    try:
+        text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The name is in parentheses and may hold any character, so the other fields are counted from the last ')'.
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    fields = rest.split()
+    if len(fields) < 20:
+        return None
+    return Process(pid, int(fields[1]), int(fields[3]), fields[0], int(fields[19]), printable(name))
+
+
+def processes(proc: Path) -> dict[int, Process]:
+    """Every process, by pid."""
+    pids = [int(entry.name) for entry in proc.iterdir() if entry.name.isdigit()]
+    return {pid: process for pid in pids if (process := read_process(proc, pid)) is not None}
+
+
+def job_of(proc: Path, pid: int) -> str:
+    """The job that a process was started for; empty when its environment names none or is another user's."""
+    try:
+        data = (proc / str(pid) / "environ").read_bytes()
+    except OSError:
+        return ""
+    found = dict(pair.partition(b"=")[::2] for pair in data.split(b"\0") if b"=" in pair)
+    jobs = (found.get(name.encode(), b"").decode(errors="replace") for name in JOB_VARIABLES)
+    return next((job for job in jobs if job), "")
+
+
+def untouchable(known: Mapping[int, Process]) -> set[int]:
+    """What a hook must never signal: itself, all it descends from (these are the agent's), and the first process."""
+    line: set[int] = set()
+    pid = os.getpid()
+    while pid in known and pid not in line:
+        line.add(pid)
+        pid = known[pid].parent
+    return {0, 1, pid, *line}
+
+
+@dataclass
+class Cleanup:
+    """What was ended, a phrase each, and a sentence for what could not be."""
+
+    ended: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def grace(env: Mapping[str, str]) -> float:
+    """Seconds between SIGTERM and SIGKILL."""
+    return CANCELLED_GRACE_SECONDS if env.get("BUILDKITE_JOB_CANCELLED") == "true" else GRACE_SECONDS
+
+
+def end_job(job: str, *, grace_seconds: float = GRACE_SECONDS, proc: Path = PROC) -> Cleanup:
+    """End the containers and processes of a job. An empty job has none."""
+    result = Cleanup()
+    if not job:
+        return result
+    _end_containers(job, grace_seconds, result)
+    for _ in range(ROUNDS):
+        found = left_by(job, proc)
+        if not found:
+            break
+        _end(found, grace_seconds, proc)
+        result.ended += [str(process) for process in found if not _lives(process, proc)]
+    result.problems += [f"process {process} of job {job} does not end" for process in left_by(job, proc)]
+    return result
+
+
+def left_by(job: str, proc: Path = PROC) -> list[Process]:
+    """The live processes that a job left, oldest first."""
+    known = processes(proc)
+    spared = untouchable(known)
+    jobs = {pid: job_of(proc, pid) for pid in known if pid not in spared}
+    of_job = {pid for pid, name in jobs.items() if name == job}
+    unnamed = {pid for pid, name in jobs.items() if not name}
+    size = -1
+    while size != len(of_job):
+        size = len(of_job)
+        of_job |= {pid for pid in unnamed if known[pid].parent in of_job or known[pid].session in of_job}
+    found = [known[pid] for pid in of_job if known[pid].state != ZOMBIE]
+    return sorted(found, key=lambda process: (process.started, process.pid))
+
+
+def _end(found: list[Process], grace_seconds: float, proc: Path) -> None:
+    for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, KILLED_SECONDS)):
+        alive = [process for process in found if _lives(process, proc)]
+        for process in alive:
+            _send(process, number, proc)
+        until = time.monotonic() + seconds
+        while any(_lives(process, proc) for process in alive) and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+
+
+def _send(process: Process, number: signal.Signals, proc: Path) -> None:
+    """Signal exactly this process: the descriptor is taken first, so the number cannot pass to another meanwhile."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            if _lives(process, proc):
+                signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+
+
+def _lives(process: Process, proc: Path) -> bool:
+    now = read_process(proc, process.pid)
+    return now is not None and now.started == process.started and now.state not in {ZOMBIE, "X"}
+
+
+def _end_containers(job: str, grace_seconds: float, result: Cleanup) -> None:
+    listing = ("docker", "ps", "--all", "--quiet", f"--filter=label={JOB_LABEL}={job}")
+    before = run(listing, DOCKER_SECONDS)
+    if not before.started:
+        return  # no Docker on this host, so no containers
+    if before.failure:
+        result.problems.append(f"the containers of job {job} cannot be listed: {before.failure}")
+        return
+    containers = before.out.split()
+    for container in containers:
+        # `stop` sends SIGTERM, then SIGKILL; `rm --force` is for one that was only created, or did not stop.
+        run(("docker", "stop", f"--time={max(1, round(grace_seconds))}", container), DOCKER_SECONDS)
+        run(("docker", "rm", "--force", "--volumes", container), DOCKER_SECONDS)
+    after = run(listing, DOCKER_SECONDS)
+    if after.failure:
+        result.problems.append(f"whether the containers of job {job} ended is not known: {after.failure}")
+        return
+    still = set(after.out.split())
+    result.ended += [f"container {container}" for container in containers if container not in still]
+    result.problems += [f"container {container} of job {job} does not end" for container in sorted(still)]
+
+
+def main(words: list[str] | None = None) -> int:
+    """End what a job left; 0 also when there was nothing, 75 when something does not end."""
+    parser = argparse.ArgumentParser(prog="hilgate.agent.host", description="End what a job left on this host.")
+    parser.add_argument("command", choices=["cleanup"])
+    parser.add_argument("--job", default=os.environ.get("BUILDKITE_JOB_ID", ""), help="id of the job (this one)")
+    done = end_job(parser.parse_args(words).job, grace_seconds=grace(os.environ))
+    sys.stdout.write("".join(f"ended {line}\n" for line in done.ended))
+    sys.stderr.write("".join(f"{line}\n" for line in done.problems))
+    return int(Exit.SICK_NODE) if done.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

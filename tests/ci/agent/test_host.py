@@ -1,0 +1,242 @@
+"""Commands end in time, and what a job left is ended while what belongs to anybody else survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hilgate.agent import host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WAITS = "import time; print('ready', flush=True); time.sleep(60)"
+RESISTS = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAITS
+
+
+class Host:
+    """Real processes, each started for a job; none outlives the test."""
+
+    def __init__(self) -> None:
+        self.job = str(uuid.uuid4())
+        self.started: list[subprocess.Popen[str]] = []
+        self.others: list[int] = []
+
+    def start(self, code: str, *, job: str | None = None, bare: bool = False) -> subprocess.Popen[str]:
+        """Start Python code in a session of its own, and wait until it says that it is ready."""
+        env = {"PATH": os.environ["PATH"]} | ({} if bare else {"BUILDKITE_JOB_ID": job or self.job})
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", code], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self.started.append(process)
+        assert process.stdout is not None
+        self.others += [int(word) for word in process.stdout.readline().split() if word.isdigit()]
+        return process
+
+    def alive(self, pid: int) -> bool:
+        process = host.read_process(host.PROC, pid)
+        return process is not None and process.state != "Z"
+
+    def end(self) -> host.Cleanup:
+        return host.end_job(self.job, grace_seconds=0.3)
+
+    def stop(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+        for pid in self.others:
+            if self.alive(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [
+        ("raise SystemExit(3)", "ended with status 3: no message"),
+        ("import sys; sys.exit('\\033[2Jno')", r"ended with status 1: \x1b[2Jno"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGABRT)", "ended with status -6"),
+        ("import time; time.sleep(60)", "did not answer within 0.5 s"),
+        ("import os, time\nif os.fork(): time.sleep(60)\ntime.sleep(60)", "did not answer within 0.5 s"),
+        (f"print('x' * {host.MAX_OUTPUT_BYTES})", f"printed more than {host.MAX_OUTPUT_BYTES} bytes"),
+    ],
+    ids=["status", "message", "signal", "hangs", "grandchild", "too much"],
+)
+def test_a_command_says_why_it_failed(code: str, failure: str) -> None:
+    ran = host.run((sys.executable, "-S", "-c", code), 0.5 if "sleep" in code else 20.0)
+    assert failure in ran.failure
+    assert ran.failure.isprintable()
+
+
+def test_a_command_that_is_not_there_was_not_started() -> None:
+    ran = host.run(("/not/there",), 1.0)
+    assert (ran.started, ran.failure) == (False, "/not/there cannot be started: No such file or directory")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Host]:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}")  # no Docker
+    started = Host()
+    yield started
+    started.stop()
+
+
+def test_a_server_in_its_own_session_is_ended(machine: Host) -> None:
+    server = machine.start(WAITS)
+    done = machine.end()
+    assert not machine.alive(server.pid)
+    assert done.problems == []
+    assert [line.split()[0] for line in done.ended] == [str(server.pid)]
+
+
+def test_a_process_that_ignores_sigterm_is_killed(machine: Host) -> None:
+    stubborn = machine.start(RESISTS)
+    began = time.monotonic()
+    done = machine.end()
+    assert not machine.alive(stubborn.pid)
+    assert time.monotonic() - began >= 0.3
+    assert (len(done.ended), done.problems) == (1, [])
+
+
+def test_a_process_that_ends_on_sigterm_may_finish(machine: Host, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    code = (
+        f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (open({str(note)!r}, 'w').close(), sys.exit()))"
+    )
+    machine.start(f"{code}; {WAITS}")
+    machine.end()
+    assert note.exists()
+
+
+def test_a_child_without_the_mark_is_ended_with_its_parent(machine: Host) -> None:
+    child = f"subprocess.Popen([sys.executable, '-S', '-c', {WAITS!r}], env={{}}, stdout=subprocess.DEVNULL)"
+    machine.start(f"import subprocess, sys, time; child = {child}; print(child.pid, flush=True); time.sleep(60)")
+    assert len(machine.others) == 1
+    assert machine.alive(machine.others[0])
+    done = machine.end()
+    assert not machine.alive(machine.others[0])
+    assert len(done.ended) == 2
+
+
+def test_an_orphan_of_the_jobs_session_is_ended(machine: Host) -> None:
+    """Its parent has ended and its environment is gone, as with setproctitle; the session's first process remains."""
+    between = (
+        "import os, subprocess, sys;"
+        f"print(subprocess.Popen([sys.executable, '-S', '-c', {WAITS!r}], env={{}}, stdout=-3, stderr=-3).pid)"
+    )
+    machine.start(
+        "import subprocess, sys, time;"
+        f"print(subprocess.run([sys.executable, '-S', '-c', {between!r}], capture_output=True, text=True).stdout,"
+        " flush=True); time.sleep(60)"
+    )
+    orphan = host.read_process(host.PROC, machine.others[0])
+    assert orphan is not None
+    assert orphan.parent not in {process.pid for process in machine.started}
+    machine.end()
+    assert not machine.alive(orphan.pid)
+
+
+def test_another_jobs_process_survives_even_below_ours(machine: Host) -> None:
+    other = machine.start(WAITS, job=str(uuid.uuid4()))
+    nobody = machine.start(WAITS, bare=True)
+    child = f"[sys.executable, '-S', '-c', {WAITS!r}], env={{'HILGATE_JOB_ID': 'another'}}, stdout=subprocess.DEVNULL"
+    machine.start(f"import subprocess, sys, time; print(subprocess.Popen({child}).pid, flush=True); time.sleep(60)")
+    done = machine.end()
+    assert len(done.ended) == 1
+    assert machine.alive(other.pid)
+    assert machine.alive(nobody.pid)
+    assert machine.alive(machine.others[0])
+
+
+def test_a_zombie_is_neither_signalled_nor_reported(machine: Host) -> None:
+    ended = machine.start("print('ready', flush=True)")
+    while (process := host.read_process(host.PROC, ended.pid)) is not None and process.state != "Z":
+        time.sleep(0.01)
+    assert process is not None
+    assert machine.end() == host.Cleanup()
+
+
+def test_the_caller_and_its_ancestors_are_spared(machine: Host) -> None:
+    """The hook, the agent above it: all of them carry the job's id."""
+    code = (
+        "import subprocess, sys, os;"
+        f"hook = subprocess.run([sys.executable, '-m', 'hilgate.agent.host', 'cleanup', '--job', {machine.job!r}],"
+        " capture_output=True, text=True);"
+        "print('survived', hook.returncode, hook.stdout, hook.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "BUILDKITE_JOB_ID": machine.job, "PYTHONPATH": "ci"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["survived", "0"]
+
+
+def test_an_empty_job_has_no_processes(machine: Host) -> None:
+    server = machine.start(WAITS, job="")
+    assert host.end_job("") == host.Cleanup()
+    assert machine.alive(server.pid)
+
+
+def test_a_process_of_the_same_number_started_later_is_another(machine: Host) -> None:
+    server = machine.start(WAITS)
+    process = host.read_process(host.PROC, server.pid)
+    assert process is not None
+    earlier = host.Process(process.pid, process.parent, process.session, "S", process.started - 1, process.name)
+    host._send(earlier, signal.SIGKILL, host.PROC)
+    time.sleep(0.05)
+    assert machine.alive(server.pid)
+
+
+DOCKER = """#!/bin/sh
+echo "$*" >> {folder}/docker.log
+case "$1" in
+  ps) {ps} ;;
+  rm) {rm} ;;
+esac
+"""
+
+
+def docker(folder: Path, *, ps: str, rm: str) -> None:
+    (folder / "docker").write_text(DOCKER.format(folder=folder, ps=ps, rm=rm))
+    (folder / "docker").chmod(0o755)
+
+
+def test_the_jobs_containers_are_stopped_and_removed(machine: Host, tmp_path: Path) -> None:
+    (tmp_path / "left").write_text("c0ffee\n")
+    docker(tmp_path, ps=f"while read -r id; do echo $id; done < {tmp_path}/left", rm=f": > {tmp_path}/left")
+    done = machine.end()
+    assert (done.ended, done.problems) == (["container c0ffee"], [])
+    calls = (tmp_path / "docker.log").read_text().splitlines()
+    assert calls[0] == f"ps --all --quiet --filter=label=hilgate.job={machine.job}"
+    assert calls[1:3] == ["stop --time=1 c0ffee", "rm --force --volumes c0ffee"]
+
+
+def test_a_container_that_stays_is_named(machine: Host, tmp_path: Path) -> None:
+    docker(tmp_path, ps="echo c0ffee", rm="exit 1")
+    assert machine.end().problems == [f"container c0ffee of job {machine.job} does not end"]
+
+
+def test_a_docker_that_does_not_answer_is_named(machine: Host, tmp_path: Path) -> None:
+    docker(tmp_path, ps="echo Cannot connect to the Docker daemon >&2; exit 1", rm="exit 1")
+    (problem,) = machine.end().problems
+    assert problem.startswith(
+        f"the containers of job {machine.job} cannot be listed: docker ended with status 1: Cannot"
+    )
+
+
+def test_a_cancelled_job_gets_less_time() -> None:
+    assert host.grace({}) == host.GRACE_SECONDS
+    assert host.grace({"BUILDKITE_JOB_CANCELLED": "true"}) == host.CANCELLED_GRACE_SECONDS
