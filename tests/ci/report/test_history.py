@@ -1,29 +1,26 @@
-"""What is asked of the history and how it is shown: tables for 80 columns, JSON, one page of plots."""
+"""How a history is shown: tables for 80 columns, and one page of plots that opens anywhere."""
 
 from __future__ import annotations
 
-import datetime as dt
 import io
-import json
 import re
 
 import pytest
 from rich.console import Console
-from support.builds import NOW, Outline, built, failed, passed
-from support.plans import step
+from support.builds import NOW, Outline, failed, passed, remember
 
 from hilgate.cli import history
-from hilgate.history import collect, queries, store
+from hilgate.history import queries
 from hilgate.report import history as page
 
 EVIL = "<script>alert(1)</script> $x^2$ ${HOME} | ` \u202e"
-SCORES = ((0.5, 0.55), (0.6, 0.55), (0.7, None))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def answers(tmp_path_factory):
     """Three builds, a minute apart: a score that rises, a kernel that slows down, a check that is flaky twice."""
     folder = tmp_path_factory.mktemp("history")
+<<<<<<< HEAD
     for number, ((score, baseline), time) in enumerate(zip(SCORES, (10.0, 12.0, 22.0), strict=True)):
         numbers = {"exact_match": score, "ci_low": score - 0.1, "ci_high": score + 0.1, "n": 200}
         numbers |= {} if baseline is None else {"baseline_exact_match": baseline}
@@ -127,6 +124,14 @@ def test_duckdb_loads_no_extension_and_reads_nothing_else(folder, tmp_path):
     ).fetchall()
     assert settings
     assert {value for _, value in settings} == {"false"}
+=======
+    for number, time in enumerate((10.0, 12.0, 22.0)):
+        score = {"exact_match": 0.5 + number / 10, "ci_low": 0.3 + number / 10, "ci_high": 0.8, "n": 200}
+        checks = [passed("pocket/accuracy", numbers=score), passed("decode", numbers={"ours_us": time})]
+        checks += [failed(EVIL)] if number == 1 else []
+        remember(folder, checks, minute=number, flaky=("sometimes",) if number != 1 else ())
+    return {step: queries.ask(folder, step=step) for step in ("", "a-cpu")}
+>>>>>>> 14f193e (The history is a folder of builds: added by one rename, and the merge base's build is found by its name)
 
 
 @pytest.mark.parametrize(
@@ -147,10 +152,15 @@ def test_bars(values, drawn):
 
 
 @pytest.mark.parametrize("metric", queries.METRICS)
+<<<<<<< HEAD
 @pytest.mark.parametrize("step", ["", "a-gfx942"], ids=["all", "one step"])
 def test_tables_fit_80_columns(folder, metric, step):
+=======
+@pytest.mark.parametrize("step", ["", "a-cpu"], ids=["all", "one step"])
+def test_tables_fit_80_columns(answers, metric, step):
+>>>>>>> 14f193e (The history is a folder of builds: added by one rename, and the merge base's build is found by its name)
     text = io.StringIO()
-    history.show_history_tables(Console(file=text, width=80), metric, ask(folder, metric, step=step), limit=1)
+    history.show_history_tables(Console(file=text, width=80), metric, answers[step][metric], limit=1)
     lines = text.getvalue().splitlines()
     assert len(lines) > 1
     assert max(map(len, lines)) <= 80
@@ -172,16 +182,14 @@ def test_an_empty_table_says_why(metric):
 
 
 @pytest.fixture(scope="module")
-def html(folder):
-    with store.opened(folder):
-        questions = queries.Questions(folder)
-    return page.render({one: questions.ask(one) for one in queries.METRICS}, step="", notes=("a note",))
+def html(answers):
+    return page.render(answers[""], step="")
 
 
 def test_the_page_shows_everything_and_fetches_nothing(html):
     outline = Outline(html)
     text = " ".join(outline.text.split())
-    for words in ("3 builds", "a note", "Minutes", "Accuracy", "70.0%", "Kernel times", "+100.0%", "2 (67%)"):
+    for words in ("3 builds", "Minutes", "Accuracy", "70.0%", "Kernel times", "+100.0%", "2 (67%)"):
         assert words in text
     assert not {"script", "link", "img", "iframe", "object"} & set(outline.tags)
     assert not re.search(r"@import|https?:|url\((?!#)", html)
@@ -201,9 +209,8 @@ def test_plots_take_their_colours_from_the_page(html):
     assert "@media print" in html
 
 
-def test_a_page_of_nothing_but_benchmarks():
-    html = page.render({"accuracy": [], "kernels": [], "flakes": [], "minutes": []}, step="", notes=())
-    assert "no gate was run" in html
+def test_a_page_of_no_build_says_so():
+    assert "no build in this time" in page.render({metric: [] for metric in queries.METRICS}, step="")
 
 
 def test_every_plot_says_what_it_shows(html):
@@ -213,10 +220,3 @@ def test_every_plot_says_what_it_shows(html):
 def test_the_same_values_give_the_same_bytes():
     drawn = [page.course(["a", "b"], [1.0, 2.0], label="x") for _ in range(2)]
     assert drawn[0] == drawn[1]
-
-
-def test_rows_are_json(folder):
-    text = json.dumps(ask(folder, "kernels"), default=queries.plain)
-    assert json.loads(text)[0]["time"][0] == "2026-11-21T00:00:00+00:00"
-    with pytest.raises(TypeError):
-        queries.plain(object())

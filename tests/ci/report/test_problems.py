@@ -18,13 +18,17 @@ from hilgate.model import Loosening, Outcome, Ruling
 from hilgate.report import annotation, terminal
 from hilgate.report import html as report
 from hilgate.report import problems as headlines
-from hilgate.report.merge_base import Facts, StepFacts
+from hilgate.report.merge_base import Facts
 
 DIGEST = "sha256:" + "3f" * 32
 TEST = "tests/kernels/test_x.py::test_x[decode-float16-gfx942]"
 MESSAGE = "AssertionError: 2 of 80 rows are off\nassert not True\ntests/kernels/test_x.py:67: AssertionError"
+<<<<<<< HEAD
 GREEN = StepFacts(Outcome.PASS, 7, {TEST: (Outcome.PASS, "")}, whole=False)
 FACTS = Facts(commit="b" * 40, steps={"bad-gfx942": GREEN})
+=======
+FACTS = Facts(commit="b" * 40, steps={"bad-cpu": built((step("bad", "x"), [passed(TEST)]))[1].last("bad-cpu")})
+>>>>>>> 14f193e (The history is a folder of builds: added by one rename, and the merge base's build is found by its name)
 
 
 def red(facts=FACTS, **changes):
