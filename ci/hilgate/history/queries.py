@@ -37,8 +37,9 @@ create table verdicts as
 select parse_path(filename)[-2] as build, json from read_json_objects($verdicts, filename = true);
 
 create table planned as
-select build, s->>'$.key' as key, s->>'$.step' as step, s->>'$.device' as device, (s->>'$.gpus')::int as gpus,
-       (s->'$.depends_on')::varchar[] as needs, (json->>'$.created')::timestamptz as created
+select build, s->>'$.step.key' as step, s->>'$.device' as device, step || '-' || device as key,
+       if(device = 'cpu', 0, (s->>'$.step.gpus')::int) as gpus, (s->'$.depends_on')::varchar[] as needs,
+       (json->>'$.created')::timestamptz as created
 from (select build, json, unnest((json->'$.steps')::json[]) as s from plans);
 create table ends as
 select build, json->>'$.key' as key, (json->>'$.started')::timestamptz as started,

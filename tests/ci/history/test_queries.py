@@ -27,7 +27,9 @@ def folder(tmp_path_factory):
             failed("sometimes") if number == 1 else passed("sometimes"),
             failed("broken") if number == 2 else passed("broken"),
         ]
-        a_plan, recorded, verdict = built((step("a", "x", gpus=2), checks), (step("b", "x"), [passed()]))
+        a_plan, recorded, verdict = built(
+            (step("a", "x", device="gfx942", gpus=2), checks), (step("b", "x"), [passed()])
+        )
         flaky = ("sometimes",) if number < 2 else ()
         steps = (verdict.steps[0].model_copy(update={"flaky": flaky}), verdict.steps[1])
         recorded = began(recorded, NOW + dt.timedelta(minutes=number))
@@ -41,7 +43,7 @@ def ask(folder, metric, **narrowed):
 
 def test_accuracy_over_builds_with_its_interval(folder):
     (row,) = ask(folder, "accuracy")
-    assert (row["id"], row["device"], row["builds"]) == ("pocket/accuracy", "cpu", 3)
+    assert (row["id"], row["device"], row["builds"]) == ("pocket/accuracy", "gfx942", 3)
     assert row["score"] == [0.5, 0.6, 0.7]
     assert (row["low"], row["high"]) == (pytest.approx([0.4, 0.5, 0.6]), pytest.approx([0.6, 0.7, 0.8]))
     assert row["baseline"] == [0.55, 0.55, None]
@@ -70,12 +72,12 @@ def test_minutes_of_builds_and_of_a_step(folder):
     # a takes 90 s on 2 GPUs and b 91 s, one second later.
     assert [(row["gpu_minutes"], row["wall_minutes"]) for row in builds] == [(3.0, pytest.approx(92 / 60))] * 3
     of_step = ask(folder, "minutes", step="a")
-    assert [(row["key"], row["gpu_minutes"], row["step_minutes"]) for row in of_step] == [("a-cpu", 3.0, 1.5)] * 3
+    assert [(row["key"], row["gpu_minutes"], row["step_minutes"]) for row in of_step] == [("a-gfx942", 3.0, 1.5)] * 3
 
 
 def test_gpu_minutes_count_every_attempt(tmp_path):
-    a_plan, recorded, verdict = built((step("a", "x", gpus=4), [passed()]))
-    attempts = {"a-cpu": recorded.attempts["a-cpu"] * 2}
+    a_plan, recorded, verdict = built((step("a", "x", device="gfx942", gpus=4), [passed()]))
+    attempts = {"a-gfx942": recorded.attempts["a-gfx942"] * 2}
     store.add(tmp_path, a_plan, results.Recorded(recorded.builds, attempts), verdict)
     assert ask(tmp_path, "minutes", step="a")[0]["gpu_minutes"] == pytest.approx(2 * 90 / 60 * 4)
 
@@ -93,12 +95,12 @@ def test_the_queue_is_waited_in_from_when_a_step_could_start(tmp_path):
     assert ask(tmp_path, "minutes", step="d") == [], "it did not run"
 
 
-@pytest.mark.parametrize("name", ["a", "a-cpu"], ids=["declared", "planned"])
+@pytest.mark.parametrize("name", ["a", "a-gfx942"], ids=["declared", "planned"])
 def test_a_step_is_named_either_way(folder, name):
     assert len(ask(folder, "accuracy", step=name)) == 1
     assert ask(folder, "accuracy", step="b-cpu") == []
     with pytest.raises(MisuseError, match="did you mean"):
-        ask(folder, "accuracy", step="a-cpi")
+        ask(folder, "accuracy", step="a-gfx943")
 
 
 def test_builds_before_since_do_not_count(folder):
