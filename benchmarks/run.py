@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from . import cases as data
-from .record import Measured, Record, build, table
+from .record import Measured, Record, build, finding, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,6 +144,8 @@ def _run(chosen: list[Case], out: Path, commit: str) -> int:
             print(*table(records[-1:], rates).splitlines()[2:], sep="\n", file=sys.stderr, flush=True)
             gc.collect()
             torch.cuda.empty_cache()
+    if folder := os.environ.get("HILGATE_OUT"):  # it is a step of a build
+        Path(folder, "findings.jsonl").write_text("".join(finding(one) + "\n" for one in records), encoding="utf-8")
     print(f"{context['hardware']}, {context['versions']}, commit {commit}")
     print(table(records, rates))
     for what, why in data.NOT_MEASURED:

@@ -149,7 +149,6 @@ class Ruling(enum.StrEnum):
     QUARANTINED = "quarantined"
     """Nothing but failures that the merge base has in quarantine."""
     INCONCLUSIVE = "inconclusive"
-    NOT_SELECTED = "not selected"
 
 
 class Evidence(enum.StrEnum):
@@ -191,13 +190,11 @@ class Matrix(Noun):
     """A table of a step's checks: each check is the cell that two of its labels name."""
 
     rows: LabelName
-    """The label that names the row, e.g. arch; also an option of `hilgate run`, handed on to the step's command."""
+    """The label that names the row, e.g. arch; also an option of the step's command, which runs that part alone."""
     columns: LabelName
     """The label that names the column; an option as well."""
-    also: tuple[LabelName, ...] = ()
-    """Further labels of its checks that are options where the step itself is named, e.g. the maker of an arch."""
     file: JsonName
-    """The file of the results folder that gets the cells as records, e.g. cells.json: of this step, on all devices."""
+    """The file of the results folder that gets its checks, e.g. cells.json: of this step, on all devices."""
 
     @field_validator("columns")
     @classmethod
@@ -205,13 +202,6 @@ class Matrix(Noun):
         if columns == info.data.get("rows"):
             raise refused(f"{columns!r} names the rows already", "name another label")
         return columns
-
-    @field_validator("also")
-    @classmethod
-    def _not_an_axis(cls, also: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        if twice := [label for label in also if label in (info.data.get("rows"), info.data.get("columns"))]:
-            raise refused(f"{twice[0]!r} names rows or columns already", "leave it out")
-        return also
 
     def options(self, labels: Mapping[str, str]) -> str:
         """The options that narrow a step to a cell, e.g. `--arch gfx942 --dtype bf16`; empty where they cannot."""

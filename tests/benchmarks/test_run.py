@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to no distribution
 
 from benchmarks import cases, oracle, record, run  # noqa: E402
+from hilgate import model  # noqa: E402
 
 RATES = {"read": 4e12, "copy": 4e12, "matmul": 8e14}
 RIGHT = record.Measured((100e-6, 110e-6, 130e-6), error=1e-3, bound=8e-3)
@@ -110,6 +111,16 @@ def test_a_wrong_result_has_no_speed(error):
     assert got.goal != "met"
     assert json.loads(got.line())["ours_us"] is None
     assert "WRONG" in record.table([got], RATES)
+
+
+def test_a_finding_is_a_check_that_a_history_can_compare():
+    right, wrong = (
+        model.Check.model_validate_json(record.finding(build(ours=ours)))
+        for ours in (RIGHT, dataclasses.replace(RIGHT, error=1.0))
+    )
+    assert (right.outcome, right.labels["op"], right.numbers["ours_us"]) == ("pass", "decode", build().ours_us)
+    assert (wrong.outcome, wrong.numbers.get("ours_us")) == ("fail", None)
+    assert "ours" in wrong.message
 
 
 def test_a_wrong_peer_has_no_speed_and_gives_no_ratio():

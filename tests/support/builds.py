@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from html.parser import HTMLParser
 
 from support.plans import ENVIRONMENT, plan, step
 
-from hilgate.history import collect, store
+from hilgate.history import store
 from hilgate.judge import verdict
 from hilgate.model import BuildRecord, Check, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
@@ -74,17 +75,21 @@ class Outline(HTMLParser):
             self.text += f"{data} "
 
 
-def entry(number=0, checks=None, **changes):
-    """The lines of a build of one step; another number is another build."""
-    one = step("a", "x", minutes=1.0 + number)
-    usual = [passed("n", numbers={"err": 0.5}), passed("quiet"), failed("f", "bad\nmore")]
-    return collect.of_build(*built((one, usual if checks is None else checks), **changes), branch="main")
+def began(recorded, moment):
+    """The same records of a build that began at another time."""
+    (build,) = recorded.builds
+    return dataclasses.replace(recorded, builds=(build.model_copy(update={"started": moment}),))
 
 
-def remembered(folder):
-    with store.opened(folder) as history:
-        return history
+def remember(folder, checks, *, minute=0, flaky=(), **changes):
+    """Add a build of step a, which began at a minute after NOW, to a history; returns its folder."""
+    a_plan, recorded, decided = built((step("a", "x"), checks), **changes)
+    steps = tuple(one.model_copy(update={"flaky": flaky}) for one in decided.steps)
+    recorded = began(recorded, NOW + dt.timedelta(minutes=minute))
+    build, added = store.add(folder, a_plan, recorded, decided.model_copy(update={"steps": steps}), branch="main")
+    assert added
+    return build
 
 
 def bytes_of(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl*"))}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -55,48 +55,28 @@ def add(
     jobs: Annotated[
         Path | None, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job, instead.")
     ] = None,
-    benchmarks: Annotated[
-        Path | None, typer.Option("--benchmarks", metavar="FILE", help="A recorded run of benchmarks, instead.")
-    ] = None,
-    measured: Annotated[
-        dt.datetime | None,
-        typer.Option("--measured", formats=["%Y-%m-%dT%H:%M:%S"], help="When the benchmarks ran, UTC."),
-    ] = None,
     branch: Annotated[str, typer.Option("--branch", envvar="BUILDKITE_BRANCH", help="Noted with the build.")] = "",
     folder: Folder = None,
 ) -> None:
-    """Append one judged build to the history. Adding it again changes nothing."""
-    from hilgate.history import benchmarks as recorded_run
-    from hilgate.history import collect, store
+    """Add one judged build to the history. Adding it again changes nothing."""
+    from hilgate.history import store
     from hilgate.judge.verdict import VERDICT_FILE, read_verdict
     from hilgate.plan.make import plan_digest, read_plan
     from hilgate.run.results import read_all
 
-    if benchmarks is not None:
-        if measured is None or results is not None or jobs is not None:
-            what = "goes without --results and --jobs" if measured else "needs --measured: the file does not say when"
-            raise MisuseError(f"--benchmarks {what}", remedy="hilgate history add --benchmarks FILE --measured TIME")
-        moment = measured.replace(tzinfo=dt.UTC)
-        entry = recorded_run.of_benchmarks(benchmarks, measured=moment, branch=branch)
-    else:
-        source = results or _results(ctx)
-        plan = read_plan(source / "plan.json")
-        recorded = read_all(source, jobs, plan, plan_digest(plan))
-        verdict = read_verdict(source / VERDICT_FILE)
-        if verdict.plan_digest != plan_digest(plan):
-            raise RecordsError(
-                "the verdict is of another plan than plan.json", where=str(source), remedy="run `hilgate judge` again"
-            )
-        entry = collect.of_build(plan, recorded, verdict, branch=branch)
-    place = folder or _results(ctx) / store.FOLDER
-    added, notes = store.append(place, entry)
-    for note in notes:
-        sys.stderr.write(f"note: {note}\n")
-    what = f"build {entry.build.build} of {entry.build.commit[:12] or '(no commit)'}"
+    source = results or _results(ctx)
+    plan = read_plan(source / "plan.json")
+    verdict = read_verdict(source / VERDICT_FILE)
+    if verdict.plan_digest != plan_digest(plan):
+        raise RecordsError(
+            "the verdict is of another plan than plan.json", where=str(source), remedy="run `hilgate judge` again"
+        )
+    recorded = read_all(source, jobs, plan, plan_digest(plan))
+    build, added = store.add(_folder(ctx, folder), plan, recorded, verdict, branch=branch)
     if added:
-        sys.stdout.write(f"added {what}: {len(entry.steps)} steps, {len(entry.checks)} checks to {place}\n")
+        sys.stdout.write(f"added build {build.name}: {len(plan.steps)} steps to {build.parent}\n")
     else:
-        sys.stdout.write(f"{what} is already in {place}\n")
+        sys.stdout.write(f"build {build.name} is already in {build.parent}\n")
 
 
 @builds.command()
@@ -114,18 +94,17 @@ def show(
     """Tables over builds, the newest value last in each line of bars."""
     import json
 
-    from hilgate.history import queries, store
+    from hilgate.history import queries
 
-    chosen = _metrics(metric)
-    settings: Settings = ctx.obj
-    with store.opened(folder or _results(ctx) / store.FOLDER) as history:
-        _narrate(history.notes)
-        _require_step(step, frozenset(name for line in history.steps for name in (line.key, line.step)))
-        questions = queries.Questions(folder or _results(ctx) / store.FOLDER, step=step, since=_utc(since))
-        answers = {one: questions.ask(one) for one in chosen}
+    chosen = tuple(one for one in queries.METRICS if metric in {"", one})
+    if not chosen:
+        remedy = text.suggest(metric, queries.METRICS)
+        raise MisuseError(f"no metric is called {metric!r}", where="--metric", remedy=remedy)
+    answers = queries.ask(_folder(ctx, folder), chosen, step=step, since=_utc(since))
     if as_json:
         sys.stdout.write(json.dumps(answers, indent=1, default=queries.plain) + "\n")
         return
+    settings: Settings = ctx.obj
     out = settings.out()
     for number, (name, found) in enumerate(answers.items()):
         if number:
@@ -144,18 +123,14 @@ def report(
     folder: Folder = None,
 ) -> None:
     """One HTML page with small plots, which opens anywhere; prints its path."""
-    from hilgate.history import queries, store
-    from hilgate.report import history as page
+    from hilgate.history import queries
+    from hilgate.report.history import render
 
-    place = folder or _results(ctx) / store.FOLDER
-    with store.opened(place) as history:
-        _narrate(history.notes)
-        _require_step(step, frozenset(name for line in history.steps for name in (line.key, line.step)))
-        questions = queries.Questions(place, step=step, since=_utc(since))
-        text = page.render({one: questions.ask(one) for one in queries.METRICS}, step=step, notes=history.notes)
-    path = out or place / "history.html"
+    history = _folder(ctx, folder)
+    page = render(queries.ask(history, step=step, since=_utc(since)), step=step)
+    path = out or history / "history.html"
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise MisuseError(
             f"the page cannot be written: {error.strerror}", where=str(path), remedy="--out FILE"
@@ -163,26 +138,10 @@ def report(
     sys.stdout.write(f"{path}\n")
 
 
-def _metrics(name: str) -> tuple[Metric, ...]:
-    from hilgate.history.queries import METRICS
-    from hilgate.text import suggest
+def _folder(ctx: typer.Context, named: Path | None) -> Path:
+    from hilgate.history.store import FOLDER
 
-    chosen = tuple(one for one in METRICS if name in {"", one})
-    if not chosen:
-        raise MisuseError(f"no metric is called {name!r}", where="--metric", remedy=suggest(name, frozenset(METRICS)))
-    return chosen
-
-
-def _require_step(step: str, known: frozenset[str]) -> None:
-    from hilgate.text import suggest
-
-    if step and step not in known:
-        raise MisuseError(f"no build in this history has a step {step!r}", where="--step", remedy=suggest(step, known))
-
-
-def _narrate(notes: tuple[str, ...]) -> None:
-    for note in notes:
-        sys.stderr.write(f"note: {note}\n")
+    return named or _results(ctx) / FOLDER
 
 
 def _utc(moment: dt.datetime | None) -> dt.datetime | None:

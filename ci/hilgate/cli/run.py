@@ -10,19 +10,21 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
+from typer.core import TyperCommand
 
 from hilgate.cli import program
-from hilgate.cli.cells import PART, Part, TakesPart
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError, RunInterruptedError
 from hilgate.report.write import Judged, decide, read_plan_or_say_so, status_of
+from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from hilgate.cli import Settings
@@ -50,6 +52,27 @@ Approved = Annotated[
     ),
 ]
 PlanFile = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="By default plan.json of the results.")]
+
+
+ARGUMENTS = "hilgate.arguments"
+
+
+class TakesArguments(TyperCommand):
+    """Keeps what follows `--` apart, which the parser would take for names of steps."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Leave it in `ctx.meta`, as words of a command, and parse the rest."""
+        cut = args.index("--") if "--" in args else len(args)
+        ctx.meta[ARGUMENTS] = shlex.join(args[cut + 1 :])
+        own = [name for one in self.get_params(ctx) for name in one.opts]
+        for word in (word.partition("=")[0] for word in args[:cut]):
+            if word.startswith("--") and word not in own:
+                raise MisuseError(
+                    f"there is no option {word}",
+                    where="hilgate run",
+                    remedy=f"what a step's own command takes follows --; of hilgate's options, {suggest(word, own)}",
+                )
+        return super().parse_args(ctx, args[:cut])
 
 
 @program.command()
@@ -95,13 +118,10 @@ def gate(
         terminal.print_plan(plan)
         run_plan(plan, Request(root, folder, jobs), resume=resuming)
         judged = decide(folder, plan, root=root, approved_by=approved_by)
-    terminal.print_verdict(judged, judged.facts)
-    terminal.print_tables(judged)
-    terminal.print_notes(judged.verdict)
-    raise typer.Exit(status_of(judged))
+    raise _shown(judged)
 
 
-@program.command(cls=TakesPart)
+@program.command(cls=TakesArguments)
 def run(
     ctx: typer.Context,
     names: Annotated[list[str], typer.Argument(metavar="STEP...", help="Steps or areas; with --plan its keys.")],
@@ -114,21 +134,18 @@ def run(
 ) -> None:
     """Run steps by name. What follows -- is added to their commands: hilgate run kernels-cache -- -k hnd.
 
-    Steps with a table take its labels as options, and run that part of it alone: hilgate run models --family jamba.
+    A part of a table is run by its labels: hilgate run models-families -- --family jamba.
     """
-    from hilgate.cli import cells
-    from hilgate.declare.load import load
     from hilgate.plan.make import make_plan, read_plan
-    from hilgate.report import terminal
     from hilgate.run.runner import Folder
 
-    part: Part = ctx.meta[PART]
+    arguments: str = ctx.meta[ARGUMENTS]
     chosen = tuple(names)
     root = _root(ctx)
     folder = results or root / "results" / "run"
     only = None
     if plan_file is not None:
-        if part.labels or part.extra:
+        if arguments:
             raise MisuseError(
                 "a part of a step is something else than the plan says",
                 where=str(plan_file),
@@ -139,17 +156,13 @@ def run(
         only = frozenset(chosen)
     else:
         plan = make_plan(root, base=None, profile="gate", select=chosen)
-        plan, keys = cells.with_tables(plan, chosen, part, load(root)) if part.labels else (plan, None)
-        plan = narrowed(plan, chosen, part.arguments, keys)
+        plan = narrowed(plan, chosen, arguments)
     with Folder(folder):
         set_previous_aside(folder)
         plan.save(folder / PLAN_FILE)
         run_plan(plan, Request(root, folder, jobs, only, approved_by))
         judged = decide(folder, plan, only=only, root=root)
-    terminal.print_verdict(judged, judged.facts)
-    terminal.print_tables(judged, every=True)
-    terminal.print_notes(judged.verdict)
-    raise typer.Exit(status_of(judged))
+    raise _shown(judged, every=True)
 
 
 @program.command()
@@ -163,48 +176,18 @@ def judge(
     as_json: Json = False,
 ) -> None:
     """Decide on recorded results and write the reports; the exit status is the verdict."""
-    from hilgate.report import terminal
-
-    judged = _decided(ctx, plan_file, jobs, results, approved_by, against)
+    root = _root(ctx)
+    folder = results or root / "results"
+    plan = read_plan_or_say_so(plan_file or folder / PLAN_FILE, folder)
+    judged = decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
     if as_json:
         sys.stdout.write(judged.verdict.model_dump_json(indent=1) + "\n")
-    else:
-        terminal.print_verdict(judged, judged.facts)
-        terminal.print_tables(judged)
-        terminal.print_notes(judged.verdict)
+    ended = typer.Exit(status_of(judged)) if as_json else _shown(judged)
     for where, why in judged.recorded.damaged.items():
         sys.stderr.write(f"damaged: {where}: {why}\n")
     if judged.refused:
         sys.stderr.write(f"error: {judged.refused}\n")
-    raise typer.Exit(status_of(judged))
-
-
-@program.command()
-def report(
-    ctx: typer.Context,
-    plan_file: PlanFile = None,
-    jobs: JobsFolder = None,
-    results: Results = None,
-    approved_by: ApprovedBy = "",
-    against: Against = None,
-) -> None:
-    """Write verdict.json, report.html, annotation.md and junit.xml again; prints the path of the report."""
-    sys.stdout.write(f"{_decided(ctx, plan_file, jobs, results, approved_by, against).report}\n")
-
-
-def _decided(
-    ctx: typer.Context,
-    plan_file: Path | None,
-    jobs: Path | None,
-    results: Path | None,
-    approved_by: str,
-    against: Path | None,
-) -> Judged:
-
-    root = _root(ctx)
-    folder = results or root / "results"
-    plan = read_plan_or_say_so(plan_file or folder / PLAN_FILE, folder)
-    return decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
+    raise ended
 
 
 @program.command()
@@ -241,6 +224,16 @@ def selftest(
     raise typer.Exit(zoo.status_of(checks))
 
 
+def _shown(judged: Judged, *, every: bool = False) -> typer.Exit:
+    """Print a verdict with its tables, every one or those that are not green; returns how to end."""
+    from hilgate.report import terminal
+
+    terminal.print_verdict(judged, judged.facts)
+    terminal.print_tables(judged, every=every)
+    terminal.print_notes(judged.verdict)
+    return typer.Exit(status_of(judged))
+
+
 def _root(ctx: typer.Context) -> Path:
     """The repository; --no-color holds for this process and for the steps it starts."""
     settings: Settings = ctx.obj
@@ -259,7 +252,7 @@ def set_previous_aside(folder: Path) -> None:
     """Keep the last build under `previous/` (one generation) and leave the folder empty for the next."""
     from hilgate.report import tables
 
-    present = [folder / name for name in OURS if (folder / name).exists()] + list(tables.found(folder))
+    present = [folder / name for name in OURS if (folder / name).exists()] + list(tables.files_in(folder))
     if not present:
         return
     previous = folder / "previous"
@@ -372,18 +365,17 @@ def files_to_put_back(plan: Plan, request: Request) -> tuple[str, ...]:
     return files
 
 
-def narrowed(plan: Plan, names: tuple[str, ...], arguments: str, keys: frozenset[str] | None = None) -> Plan:
+def narrowed(plan: Plan, names: tuple[str, ...], arguments: str) -> Plan:
     """The plan of named steps: with arguments added to their commands, and without omissions nobody asked about.
 
     A part of a step cannot keep the whole step's promise of a minimum of checks, so one check is enough there. Such a
-    plan has another digest than the gate's, and its results can never stand in for the gate's. With `keys`, these
-    planned steps alone get the arguments.
+    plan has another digest than the gate's, and its results can never stand in for the gate's.
     """
     from hilgate.report import terminal
 
     steps = []
     for step in plan.steps:
-        named = step.key in keys if keys is not None else not {step.key, step.step.key, step.area}.isdisjoint(names)
+        named = not {step.key, step.step.key, step.area}.isdisjoint(names)
         if arguments and named:
             terminal.stderr().print(f"a part of {step.key}, not the whole step: {arguments}", soft_wrap=True)
             step = step.redeclared(command=f"{step.step.command} {arguments}", minimum=1)  # noqa: PLW2901
@@ -398,8 +390,6 @@ def require_known(names: tuple[str, ...], known: frozenset[str], where: str) -> 
     Raises:
         MisuseError: With a did-you-mean.
     """
-    from hilgate.text import suggest
-
     for name in names:
         if name not in known:
             raise MisuseError(f"no step is called {name!r}", where=where, remedy=suggest(name, known))

@@ -1,1 +1,1 @@
-"""What builds leave for later ones: append-only files, the questions asked of them, and a page of plots."""
+"""The history: a folder of judged builds, and what is asked of it."""

@@ -1,17 +1,22 @@
-"""What is asked of the history: SQL over the JSONL files by duckdb, in memory, without extensions, server or network.
+"""Questions to the history: SQL by duckdb over the builds, in memory, without extensions, server or network.
 
-Each question returns plain rows, the same for the terminal, for --json and for the page. Values over builds are lists
-in the order of time.
+Each answer is plain rows, the same for the terminal, for --json and for the page. Values over builds are lists in the
+order of time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from hilgate.errors import MisuseError, RecordsError
 from hilgate.history import store
+from hilgate.run.outcome import first_line
+from hilgate.text import suggest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     import duckdb
@@ -21,24 +26,65 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 
 Row = dict[str, Any]
 
-_LINE = {"schema_version": "INTEGER", "build": "VARCHAR", "commit": "VARCHAR", "branch": "VARCHAR",
-         "time": "TIMESTAMPTZ", "kind": "VARCHAR", "outcome": "VARCHAR"}  # fmt: skip
-_COLUMNS: Final[dict[str, dict[str, str]]] = {
-    store.BUILDS: _LINE | {
-        "profile": "VARCHAR", "why": "VARCHAR", "steps": "INTEGER", "seconds": "DOUBLE", "step_minutes": "DOUBLE",
-        "gpu_minutes": "DOUBLE", "queue_minutes": "DOUBLE",
-    },
-    store.STEPS: _LINE | {
-        "key": "VARCHAR", "step": "VARCHAR", "area": "VARCHAR", "device": "VARCHAR", "queue": "VARCHAR",
-        "node": "VARCHAR", "ruling": "VARCHAR", "passed": "INTEGER", "failed": "INTEGER", "seconds": "DOUBLE",
-        "gpu_minutes": "DOUBLE", "queue_seconds": "DOUBLE", "attempts": "INTEGER", "flaky": "VARCHAR[]",
-    },
-    store.CHECKS: _LINE | {
-        "key": "VARCHAR", "step": "VARCHAR", "device": "VARCHAR", "id": "VARCHAR", "message": "VARCHAR",
-        "labels": "MAP(VARCHAR, VARCHAR)", "numbers": "MAP(VARCHAR, DOUBLE)",
-    },
-}  # fmt: skip
-"""As in `hilgate.history.lines`, which has read every line before duckdb does."""
+_TABLES = """
+set timezone = 'UTC';
+create table lines as
+select parse_path(filename)[-2] as build, json->>'$.kind' as kind, json
+from read_ndjson_objects($results, filename = true);
+create table plans as
+select parse_path(filename)[-2] as build, json from read_json_objects($plans, filename = true);
+create table verdicts as
+select parse_path(filename)[-2] as build, json from read_json_objects($verdicts, filename = true);
+
+create table planned as
+select build, s->>'$.step.key' as step, s->>'$.device' as device, step || '-' || device as key,
+       if(device = 'cpu', 0, (s->>'$.step.gpus')::int) as gpus, (s->'$.depends_on')::varchar[] as needs,
+       (json->>'$.created')::timestamptz as created
+from (select build, json, unnest((json->'$.steps')::json[]) as s from plans);
+create table ends as
+select build, json->>'$.key' as key, (json->>'$.started')::timestamptz as started,
+       (json->>'$.seconds')::double as seconds, started + to_seconds(seconds) as ended
+from lines where kind = 'step';
+create table waits as  -- until all that a step needs had ended, or the plan was made
+select p.build, p.key, max(greatest(p.created, need.ended)) as ready
+from (select build, key, created, unnest(list_append(needs, '')) as needed from planned) p
+left join (select build, key, min(ended) as ended from ends group by all) need
+     on need.build = p.build and need.key = needed
+group by all;
+
+create table builds as
+select build, time, p.json->>'$.commit' as "commit", branch, p.json->>'$.profile' as profile,
+       v.json->>'$.outcome' as outcome, v.json->>'$.why' as why, json_array_length(p.json, '$.steps') as steps
+from plans p join verdicts v using (build)
+join (select build, json->>'$.branch' as branch from lines where kind = 'branch') using (build)
+join (select build, min((json->>'$.started')::timestamptz) as time from lines where kind = 'build' group by all)
+     using (build);
+create table chosen_steps as
+select build, time, "commit", branch, key, step, device, v->>'$.outcome' as outcome, v->>'$.ruling' as ruling,
+       (v->>'$.attempts')::int as attempts, (v->'$.flaky')::varchar[] as flaky,
+       coalesce((v->>'$.seconds')::double, 0) as seconds, coalesce(used, 0) * gpus / 60 as gpu_minutes,
+       coalesce(greatest(0, epoch(began) - epoch(ready)), 0) as queue_seconds
+from builds join (select build, unnest((json->'$.steps')::json[]) as v, v->>'$.key' as key from verdicts) using (build)
+join planned using (build, key) join waits using (build, key)
+left join (select build, key, sum(seconds) as used, min(started) as began from ends where seconds > 0 group by all)
+     using (build, key)
+where time >= $since and ($step = '' or key = $step or step = $step);
+create table chosen_builds as
+select b.*, coalesce(epoch(ended) - epoch(began), 0) as seconds, coalesce(run, 0) / 60 as step_minutes,
+       coalesce(gpu_minutes, 0) as gpu_minutes, coalesce(queued, 0) / 60 as queue_minutes
+from builds b
+left join (select build, min(started) as began, max(ended) as ended, sum(seconds) as run from ends group by all)
+     using (build)
+left join (select build, sum(gpu_minutes) as gpu_minutes, sum(queue_seconds) as queued from chosen_steps group by all)
+     using (build)
+where time >= $since;
+create table chosen_checks as
+select build, time, "commit", key, device, l.json->>'$.check.id' as id, l.json->>'$.check.outcome' as outcome,
+       (l.json->'$.check.numbers')::map(varchar, double) as numbers
+from chosen_steps
+join (select build, json->>'$.step' as key, json from lines where kind = 'check') l using (build, key);
+set enable_external_access = false
+"""
 
 _ACCURACY = """
 select key, device, id, count(*) as builds, list(n order by t) as n, list(score order by t) as score,
@@ -86,7 +132,7 @@ group by key, device, id, builds order by count_if(flaky) desc, count_if(not fla
 _MINUTES = """
 select build, time, "commit", branch, profile, outcome, steps, seconds / 60 as wall_minutes, step_minutes, gpu_minutes,
        queue_minutes, why
-from chosen_builds where profile <> 'benchmarks' order by time
+from chosen_builds order by time
 """
 
 _MINUTES_OF_STEP = """
@@ -95,58 +141,65 @@ select key, device, time, "commit", branch, outcome, ruling, seconds / 60 as ste
 from chosen_steps where attempts > 0 order by key, time
 """
 
-
-class Questions:
-    """A history loaded into duckdb, narrowed to what the reader asked for."""
-
-    def __init__(self, folder: Path, *, step: str = "", since: dt.datetime | None = None) -> None:
-        """Load and narrow.
-
-        Args:
-            folder: The history; the caller holds its lock (`store.opened`) and so knows that its lines are sound.
-            step: A planned key, or the key of a declared step on all its devices; empty takes all.
-            since: Only builds that began then or later.
-        """
-        import duckdb
-
-        self._step = step
-        self._connection = duckdb.connect(
-            ":memory:", config={"autoinstall_known_extensions": False, "autoload_known_extensions": False}
-        )
-        self._connection.execute("set timezone = 'UTC'")
-        for name, columns in _COLUMNS.items():
-            _load(self._connection, folder / name, name.removesuffix(".jsonl"), columns)
-        self._connection.execute("set enable_external_access = false")
-        values = {"since": since or dt.datetime(1970, 1, 1, tzinfo=dt.UTC), "step": step}
-        for table in ("builds", "steps", "checks"):
-            # Lines of a build that was not added whole do not count; opened() has said so.
-            named = "" if table == "builds" else " and ($step = '' or key = $step or step = $step)"
-            self._connection.execute(
-                f"create table chosen_{table} as from {table} where time >= $since "  # noqa: S608 - names of ours
-                f"and build in (select build from builds){named}",
-                {name: value for name, value in values.items() if f"${name}" in named + "$since"},
-            )
-
-    def ask(self, metric: Metric) -> list[Row]:
-        """The rows of one metric."""
-        minutes = _MINUTES_OF_STEP if self._step else _MINUTES
-        sql = {"accuracy": _ACCURACY, "kernels": _KERNELS, "flakes": _FLAKES, "minutes": minutes}[metric]
-        found = self._connection.execute(sql)
-        names = [column[0] for column in found.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+_SQL: dict[str, str] = {"accuracy": _ACCURACY, "kernels": _KERNELS, "flakes": _FLAKES}
 
 
-def _load(connection: duckdb.DuckDBPyConnection, path: Path, table: str, columns: dict[str, str]) -> None:
-    declared = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
-    connection.execute(f"create table {table} ({declared})")
-    if path.exists() and path.stat().st_size:
-        kinds = "{" + ", ".join(f"'{name}': '{kind}'" for name, kind in columns.items()) + "}"
-        # The one line that is no JSON is an end that was not written whole; opened() has said so.
-        connection.execute(
-            f"insert into {table} by name from read_json(?, format = 'newline_delimited', columns = {kinds}, "
-            "ignore_errors = true)",
-            [str(path)],
-        )
+def ask(
+    history: Path, metrics: Iterable[Metric] = METRICS, *, step: str = "", since: dt.datetime | None = None
+) -> dict[Metric, list[Row]]:
+    """The rows of each metric.
+
+    Args:
+        history: The folder of builds.
+        metrics: What is asked.
+        step: A planned key, or the key of a declared step on all its devices; empty takes all.
+        since: Only builds that began then or later.
+
+    Raises:
+        NothingSelectedError: There is no build in the history.
+        RecordsError: A build is damaged.
+        MisuseError: No build has that step.
+    """
+    with connect(history, step=step, since=since) as connection:
+        if step:
+            names = {
+                name
+                for (name,) in connection.execute("select key from planned union select step from planned").fetchall()
+            }
+            if step not in names:
+                raise MisuseError(
+                    f"no build in this history has a step {step!r}", where="--step", remedy=suggest(step, names)
+                )
+        minutes = {"minutes": _MINUTES_OF_STEP if step else _MINUTES}
+        return {metric: _rows(connection, (_SQL | minutes)[metric]) for metric in metrics}
+
+
+@contextlib.contextmanager
+def connect(history: Path, *, step: str = "", since: dt.datetime | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+    """The builds as tables, in a connection that can read nothing else; for `ask`, and to explore in Python."""
+    import duckdb
+
+    connection = duckdb.connect(
+        ":memory:", config={"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+    )
+    values: dict[str, object] = {"since": since or dt.datetime(1970, 1, 1, tzinfo=dt.UTC), "step": step}
+    for parameter, name in (("plans", store.PLAN), ("verdicts", store.VERDICT), ("results", store.RESULTS)):
+        values[parameter] = [str(build / name) for build in store.builds(history)]
+    try:
+        for statement in _TABLES.split(";\n"):
+            used = {name: value for name, value in values.items() if f"${name}" in statement}
+            connection.execute(statement, used or None)
+        yield connection
+    except duckdb.Error as error:
+        raise RecordsError(
+            f"the history cannot be read: {first_line(str(error))}", where=str(history), remedy=store.REMEDY
+        ) from None
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, sql: str) -> list[Row]:
+    found = connection.execute(sql)
+    names = [column[0] for column in found.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
 
 def plain(value: object) -> str:

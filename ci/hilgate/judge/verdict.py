@@ -154,7 +154,7 @@ def reproduce_line(step: PlannedStep, attempt: Attempt | None) -> str:
     line = f"hilgate run {step.key}"
     failed = rules.first(attempt.checks, Outcome.FAIL) if attempt else None
     if failed and step.step.matrix and (options := step.step.matrix.options(failed.labels)):
-        return f"{line} {options}"
+        return f"{line} -- {options}"
     if failed is None or step.step.evidence is not Evidence.JUNIT or "::" not in failed.id:
         return line
     word = pytest_word(failed.id)

@@ -2,81 +2,56 @@
 
 from __future__ import annotations
 
-import json
-import math
 import statistics
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hilgate.errors import MisuseError, RecordsError
-from hilgate.model import CPU, Outcome
+from hilgate.model import CPU, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from hilgate.model import Key, Plan
 
 HISTORY_FOLDER = "results/history"
-HISTORY_FILE = "steps.jsonl"
-"""One JSON object per line; those of kind "step" have the planned key, the outcome and the seconds."""
+"""A folder of builds (`hilgate.history.store`), whose names sort by time."""
 
 PASSES = 20
 """How many of the last passes count: a step that became slower shows after ten, and one slow node does not."""
 
+RECENT_BUILDS = 200
+"""How many builds are looked at: about a month of a busy repository."""
+
 
 def measured(root: Path, given: Path | None = None) -> dict[Key, float]:
-    """Planned key -> minutes: the median of its last passes. `given` is another folder than the default.
+    """Planned key -> minutes: the median of its last `PASSES` passes. `given` is another folder than the default.
 
     Raises:
-        MisuseError: A folder was given and holds no history.
-        RecordsError: A line is no record; says which.
+        MisuseError: A folder was given and is not there.
+        RecordsError: A verdict in it cannot be read; says which.
     """
-    path = (given or root / HISTORY_FOLDER) / HISTORY_FILE
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        if given:
-            raise MisuseError(
-                "there is no such history", where=str(path), remedy="leave out --history to use declared minutes"
-            ) from None
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordsError(f"the history cannot be read: {error}", where=str(path), remedy="remove it") from error
-    return medians(lines, str(path))
-
-
-def medians(lines: Iterable[str], where: str) -> dict[Key, float]:
-    """Planned key -> median minutes of the last `PASSES` passes, oldest line first.
-
-    Raises:
-        RecordsError: A line is no record.
-    """
-    passes: dict[Key, deque[float]] = defaultdict(lambda: deque(maxlen=PASSES))
-    for number, line in enumerate(lines, 1):
+    folder = given or root / HISTORY_FOLDER
+    if given and not given.is_dir():
+        raise MisuseError(
+            "there is no such history", where=str(given), remedy="leave out --history to use declared minutes"
+        )
+    passes: dict[Key, list[float]] = defaultdict(list)
+    for path in sorted(folder.glob("[0-9]*Z-*-*/verdict.json"), reverse=True)[:RECENT_BUILDS]:
         try:
-            found = _passed(line) if line.strip() else None
-        except (ValueError, TypeError, KeyError) as error:
+            steps = Verdict.model_validate_json(path.read_bytes()).steps
+        except (OSError, ValueError) as error:
             raise RecordsError(
-                f"not a record of a step: {type(error).__name__}: {error}",
-                where=f"{where}:{number}",
-                remedy="remove that line, or the file: the estimate then uses declared minutes",
+                f"not a verdict: {str(error).splitlines()[0]}",
+                where=str(path),
+                remedy="remove that build from the history: the estimate then uses the others",
             ) from error
-        if found:
-            passes[found[0]].append(found[1])
-    return {key: statistics.median(minutes) for key, minutes in passes.items()}
-
-
-def _passed(line: str) -> tuple[Key, float] | None:
-    """Key and minutes of a step that passed; None for any other record."""
-    record = json.loads(line)
-    if record["kind"] != "step" or record["outcome"] != Outcome.PASS:
-        return None
-    seconds = float(record["seconds"])
-    if not math.isfinite(seconds) or seconds < 0:
-        raise ValueError(f"{seconds} seconds")
-    return str(record["key"]), seconds / 60
+        for step in steps:
+            if step.outcome is Outcome.PASS and step.seconds is not None:
+                passes[step.key].append(step.seconds / 60)
+    return {key: statistics.median(minutes[:PASSES]) for key, minutes in passes.items()}
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def _found(folder: Path) -> dict[str, Path]:
     if missing:
         raise RecordsError(f"no {', '.join(missing)}", where=str(folder), remedy="run `hilgate judge` first")
     members |= {name: folder / name for name in OPTIONAL_FILES if (folder / name).is_file()}
-    members |= {path.name: path for path in tables.found(folder)}
+    members |= {path.name: path for path in tables.files_in(folder)}
     tops = (
         [folder / JOBS_FOLDER] if (folder / JOBS_FOLDER).is_dir() else [folder / results.RESULTS_FILE, folder / "steps"]
     )

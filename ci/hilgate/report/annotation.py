@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hilgate import text as safe
-from hilgate.model import Check, Outcome, Plan, StepVerdict, Verdict
-from hilgate.report import problems as headlines
+from hilgate.model import Outcome
 from hilgate.report import tables
-from hilgate.report.html import DETAILS, LIMIT_BYTES, NAMED_IDS, Detail
 from hilgate.report.merge_base import NOTHING, Facts
-from hilgate.report.problems import Finding, Problem, approval, named, problems
-from hilgate.text import shorten
+from hilgate.report.problems import (
+    EVIDENCE_LINES,
+    NAMED_IDS,
+    RULINGS,
+    Detail,
+    Finding,
+    Problem,
+    approval,
+    at_most,
+    fit,
+    headline,
+    named,
+    problems,
+    ruled,
+    step_counts,
+)
+from hilgate.text import MARKS, duration, fenced, markdown, marked, shorten, xml
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from junitparser import TestCase
 
+    from hilgate.model import Check, Plan, Verdict
     from hilgate.run.results import Recorded
 
 ANNOTATION_FILE = "annotation.md"
@@ -26,12 +40,7 @@ JUNIT_FILE = "junit.xml"
 
 def render(plan: Plan, recorded: Recorded, verdict: Verdict, *, facts: Facts = NOTHING) -> str:
     """The first screen as CommonMark, below Buildkite's limit of 1 MiB."""
-    text = ""
-    for detail in DETAILS:
-        text = _render(plan, recorded, verdict, detail, facts)
-        if len(text.encode()) < LIMIT_BYTES:
-            return text
-    raise AssertionError(f"an annotation of {len(text)} characters at the least detail")
+    return fit(lambda detail: _render(plan, recorded, verdict, detail, facts))
 
 
 def write_annotation(plan: Plan, recorded: Recorded, verdict: Verdict, folder: Path, *, facts: Facts = NOTHING) -> Path:
@@ -41,95 +50,81 @@ def write_annotation(plan: Plan, recorded: Recorded, verdict: Verdict, folder: P
     return path
 
 
-def escape(text: str) -> str:
-    """Text on one line that Markdown and HTML show as it is."""
-    return safe.markdown(text)
-
-
-def fenced(text: str) -> str:
-    """A code block whose fence is longer than any run of backticks inside."""
-    return safe.fenced(text)
-
-
 def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: Facts) -> str:
-    files = ", ".join(escape(file) for file in plan.changed_files[:8])
+    files = ", ".join(markdown(file) for file in plan.changed_files[:8])
     more = f" and {len(plan.changed_files) - 8} more" if len(plan.changed_files) > 8 else ""
-    commit = f"`{escape(plan.commit[:12])}`" if plan.commit else "(not a git checkout)"
+    commit = f"`{markdown(plan.commit[:12])}`" if plan.commit else "(not a git checkout)"
     dirty = " with uncommitted changes" if plan.dirty else ""
-    against = f" against {escape(plan.base)}" if plan.base else ", compared with nothing"
+    against = f" against {markdown(plan.base)}" if plan.base else ", compared with nothing"
     parts = [
-        f"## {safe.marked(verdict.outcome)}: {escape(headlines.headline(verdict, recorded))}",
-        f"{escape(headlines.step_counts(verdict))}; {commit}{dirty}{against}{': ' + files + more if files else ''}",
+        f"## {marked(verdict.outcome)}: {markdown(headline(verdict, recorded))}",
+        f"{markdown(step_counts(verdict))}; {commit}{dirty}{against}{': ' + files + more if files else ''}",
         *_loosened(verdict, detail),
     ]
     for problem in problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts):
         parts += _problem(problem, detail)
     parts += [line for table in tables.tables(plan, recorded, verdict) if (line := _first_failing_cell(table))]
     for one in named(verdict):
-        ids = [f"- {escape(shorten(name, 300))}" for name in one.ids[:NAMED_IDS]]
-        left = len(one.ids) - len(ids)
-        ids += [f"- and {left} more in verdict.json"] if left else []
-        parts.append("\n".join([f"**{one.kind}** in {escape(one.step)} ({escape(one.what)})", "", *ids]))
+        title = f"**{one.kind}** in {markdown(one.step)} ({markdown(one.what)})"
+        parts.append(f"{title}\n\n{_bullets(at_most(one.ids, NAMED_IDS), 300)}")
     passed = [step for step in verdict.steps if step.outcome is Outcome.PASS]
     if passed:
-        rows = [f"| {escape(s.key)} | {s.counts.passed} | {safe.duration(s.seconds)} |" for s in passed]
+        rows = [f"| {markdown(s.key)} | {s.counts.passed} | {duration(s.seconds)} |" for s in passed]
         parts.append("\n".join(["| passed | checks | time |", "|---|---:|---:|", *rows]))
     if verdict.omissions:
-        parts.append("\n".join(f"- not selected: {escape(o.key)}: {escape(o.reason)}" for o in verdict.omissions))
+        parts.append("\n".join(f"- not selected: {markdown(o.key)}: {markdown(o.reason)}" for o in verdict.omissions))
     return "\n\n".join(parts) + "\n"
 
 
 def _first_failing_cell(table: tables.Table) -> str:
-    failed = [cell for cell in table.grid.values() if cell.outcome is Outcome.FAIL]
+    failed = [(", ".join(place), cell) for place, cell in table.grid.items() if cell.outcome is Outcome.FAIL]
     if not failed:
         return ""
-    cell = failed[0]
+    place, cell = failed[0]
     more = f" (and {len(failed) - 1} more of its cells failed)" if len(failed) > 1 else ""
-    words = f"{table.step.key}: {cell.row}, {cell.column}: {cell.first_line}{more}"
-    return f"{safe.MARKS[cell.outcome]} {escape(shorten(words, 400))}"
+    return f"{MARKS[cell.outcome]} {markdown(shorten(f'{table.step.key}: {place}: {cell.reason}{more}', 400))}"
+
+
+def _bullets(lines: Iterable[str], limit: int) -> str:
+    return "\n".join(f"- {markdown(shorten(line, limit))}" for line in lines)
 
 
 def _loosened(verdict: Verdict, detail: Detail) -> list[str]:
     approved = approval(verdict)
     if not approved:
         return []
-    parts = [f"**Changes its own gate: {escape(approved)}**"]
-    for one in verdict.loosened[:NAMED_IDS]:
-        hunk = fenced(shorten(one.hunk, detail.message_characters)) if one.hunk else ""
-        parts.append(f"{escape(one.path)}: {escape(one.what)}" + (f"\n\n{hunk}" if hunk else ""))
-    more = len(verdict.loosened) - NAMED_IDS
-    return [*parts, f"and {more} more in verdict.json"] if more > 0 else parts
+    changes = [
+        f"{markdown(one.path)}: {markdown(one.what)}"
+        + (f"\n\n{fenced(shorten(one.hunk, detail.message_characters))}" if one.hunk else "")
+        for one in verdict.loosened
+    ]
+    return [f"**Changes its own gate: {markdown(approved)}**", *at_most(changes, NAMED_IDS)]
 
 
 def _problem(problem: Problem, detail: Detail) -> list[str]:
     step = problem.step
     parts = [
-        f"### {headlines.ruled(step)}: {escape(step.key)}, {escape(step.label)}",
-        escape(headlines.RULINGS[step.ruling]),
+        f"### {ruled(step)}: {markdown(step.key)}, {markdown(step.label)}",
+        markdown(RULINGS[step.ruling]),
     ]
     if not problem.findings:
-        parts += [fenced(shorten(step.why, detail.message_characters)), f"merge base: {escape(problem.merge_base)}"]
-    about = [*_evidence(problem.step), *_repeat(problem)]
+        parts += [fenced(shorten(step.why, detail.message_characters)), f"merge base: {markdown(problem.merge_base)}"]
+    about = _about(problem)
     for number, finding in enumerate(problem.findings):
         parts += _finding(finding, detail, about if number == 0 else [])
     if not problem.findings:
         parts += about
-    parts += [f"{safe.MARKS[Outcome.DID_NOT_RUN]} {n} not run: {escape(why)}" for why, n in problem.skips]
+    parts += [f"{MARKS[Outcome.DID_NOT_RUN]} {n} not run: {markdown(why)}" for why, n in problem.skips]
     if problem.more:
         parts.append(f"and {problem.more} more that are not green")
     return parts
 
 
-def _evidence(step: StepVerdict) -> list[str]:
-    lines = ([f"node {step.node}"] if step.node else []) + list(step.evidence[:12])
-    left = len(step.evidence) - 12
-    lines += [f"and {left} lines more in verdict.json"] if left > 0 else []
-    return ["\n".join(f"- {escape(shorten(line, 300))}" for line in lines)] if lines else []
-
-
-def _repeat(problem: Problem) -> list[str]:
-    lines = [problem.step.reproduce] + ([problem.container] if problem.container else [])
-    return ["reproduce:\n" + fenced("\n".join(lines))]
+def _about(problem: Problem) -> list[str]:
+    step = problem.step
+    lines = [*([f"node {step.node}"] if step.node else []), *at_most(step.evidence, EVIDENCE_LINES)]
+    again = [step.reproduce, *([problem.container] if problem.container else [])]
+    return [*([_bullets(lines, 300)] if lines else []), "reproduce:\n" + fenced("\n".join(again))]
 
 
 def _finding(finding: Finding, detail: Detail, about: list[str]) -> list[str]:
@@ -137,9 +132,9 @@ def _finding(finding: Finding, detail: Detail, about: list[str]) -> list[str]:
     check, size = finding.check, finding.size
     facts = (("error", size.error), ("case", size.case), ("merge base", finding.merge_base), ("where", size.place))
     parts = [
-        f"{safe.MARKS[check.outcome]} {escape(shorten(check.id, 300))}",
+        f"{MARKS[check.outcome]} {markdown(shorten(check.id, 300))}",
         fenced(shorten(size.assertion, 400)),
-        "\n".join(f"- {name}: {escape(shorten(words, 300))}" for name, words in facts if words),
+        _bullets((f"{name}: {words}" for name, words in facts if words), 310),
         *about,
     ]
     rest = "\n".join(check.message.strip().splitlines()[1:])
@@ -159,15 +154,15 @@ def write_junit(plan: Plan, recorded: Recorded, verdict: Verdict, folder: Path) 
     document = JUnitXml()
     labels = {step.key: step.label for step in plan.steps}
     for step in verdict.steps:
-        suite = TestSuite(_xml(f"{step.key}: {labels[step.key]}"))
+        suite = TestSuite(xml(f"{step.key}: {labels[step.key]}"))
         attempt = recorded.last(step.key)
         for check in attempt.checks if attempt else ():
-            case = TestCase(_xml(check.id), step.key, check.seconds)
+            case = TestCase(xml(check.id), step.key, check.seconds)
             _set_result(case, check)
             suite.add_testcase(case)
         if step.outcome is not Outcome.PASS and not step.counts.failed:
             case = TestCase("the step itself", step.key, step.seconds or 0.0)
-            case.result = [Error(_xml(f"{step.outcome.value}: {step.why}"), step.outcome.value)]
+            case.result = [Error(xml(f"{step.outcome.value}: {step.why}"), step.outcome.value)]
             suite.add_testcase(case)
         document.add_testsuite(suite)
     path = folder / JUNIT_FILE
@@ -178,14 +173,6 @@ def write_junit(plan: Plan, recorded: Recorded, verdict: Verdict, folder: Path) 
 def _set_result(case: TestCase, check: Check) -> None:
     from junitparser import Error, Failure, Skipped
 
-    message = _xml(check.message)
-    if check.outcome is Outcome.FAIL:
-        case.result = [Failure(message, "fail")]
-    elif check.outcome is Outcome.INCONCLUSIVE:
-        case.result = [Error(message, "inconclusive")]
-    elif check.outcome is Outcome.DID_NOT_RUN:
-        case.result = [Skipped(message, "did not run")]
-
-
-def _xml(text: str) -> str:
-    return safe.xml(text)
+    kinds = {Outcome.FAIL: Failure, Outcome.INCONCLUSIVE: Error, Outcome.DID_NOT_RUN: Skipped}
+    if check.outcome in kinds:
+        case.result = [kinds[check.outcome](xml(check.message), check.outcome.value)]

@@ -27,13 +27,12 @@ MOST_PLOTS = 8
 MOST_ROWS = 200
 
 
-def render(answers: Mapping[Metric, Sequence[Row]], *, step: str, notes: Sequence[str]) -> str:
+def render(answers: Mapping[Metric, Sequence[Row]], *, step: str) -> str:
     """The page as HTML, below 1 MiB; `answers` are the rows of every metric."""
     builds = list(answers["minutes"])
     template = environment().get_template("history.html.j2")
     return template.render(
         step=step,
-        notes=notes,
         builds=builds[::-1][:MOST_ROWS],
         earlier=max(0, len(builds) - MOST_ROWS),
         times=[build["time"] for build in builds],

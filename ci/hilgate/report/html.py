@@ -1,11 +1,6 @@
-"""The report: one HTML file that opens anywhere, the same first screen as Markdown, and one JUnit file for other tools.
+"""The report: one HTML file without script or network, below 1 MiB, light and dark, printable.
 
-No script, no network, below 1 MiB, light and dark, printable. The templates hold the looks; this file decides what is
-shown: the verdict, what broke, what changed, then everything.
-
-When each step ran, as bars: positions for the SVG in the report.
-
-The templates of all pages, with what they share: escaping, words and marks of outcomes.
+The templates hold the looks; this file decides what is shown: the verdict, what broke, what changed, then everything.
 """
 
 from __future__ import annotations
@@ -16,13 +11,9 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from hilgate import text
-from hilgate import text as safe
-from hilgate.report import problems as headlines
-from hilgate.report import tables
+from hilgate.report import problems, tables
 from hilgate.report.merge_base import NOTHING, Facts
-from hilgate.report.problems import approval, named, problems
-from hilgate.report.tables import step_tables
-from hilgate.text import shorten
+from hilgate.report.problems import Detail, fit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,27 +23,11 @@ if TYPE_CHECKING:
 
 
 REPORT_FILE = "report.html"
-LIMIT_BYTES = 1024 * 1024
-"""Buildkite refuses larger annotations; a report of that size is still a mailable file."""
-
-
-@dataclass(frozen=True)
-class Detail:
-    """How much is shown, so that a build with thousands of failures still fits."""
-
-    failures_per_step: int
-    message_characters: int
-    table_rows: int
-
-
-DETAILS = (Detail(20, 4000, 500), Detail(8, 1500, 150), Detail(3, 500, 30), Detail(1, 200, 0))
-"""Tried in order until the report fits; what is left out is counted and stays in results.jsonl."""
-
-MATRIX_COLUMNS = 60
+TABLE_COLUMNS = 60
 """Of a table; more would not fit a page, and the others are counted."""
 
-NAMED_IDS = 20
-"""Of flaky and quarantined checks of one step; the others are counted."""
+FOLDED_ROWS = 30
+"""A longer table would push what follows off the reader's screen."""
 
 
 def render(
@@ -68,12 +43,9 @@ def render(
         facts: What is known of the merge base.
     """
     template = environment().get_template("report.html.j2")
-    html = ""
-    for detail in DETAILS:
-        html = template.render(**_context(plan, recorded, verdict, detail, facts), logs=logs or {})
-        if len(html.encode()) < LIMIT_BYTES:
-            return html
-    raise AssertionError(f"a report of {len(html)} characters at the least detail")
+    return fit(
+        lambda detail: template.render(**_context(plan, recorded, verdict, detail, facts), logs=logs or {}),
+    )
 
 
 def write_report(
@@ -92,23 +64,23 @@ def write_report(
 
 
 def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: Facts) -> dict[str, object]:
-    reasons = {step.key: step.reason for step in plan.steps}
     return {
         "plan": plan,
         "verdict": verdict,
-        "headline": headlines.headline(verdict, recorded),
-        "step_counts": headlines.step_counts(verdict),
-        "problems": problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts),
-        "rulings": headlines.RULINGS,
-        "named": named(verdict),
-        "named_limit": NAMED_IDS,
-        "approval": approval(verdict),
-        "reasons": reasons,
+        "headline": problems.headline(verdict, recorded),
+        "step_counts": problems.step_counts(verdict),
+        "problems": problems.problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts),
+        "rulings": problems.RULINGS,
+        "named": problems.named(verdict),
+        "named_limit": problems.NAMED_IDS,
+        "evidence_limit": problems.EVIDENCE_LINES,
+        "approval": problems.approval(verdict),
+        "reasons": {step.key: step.reason for step in plan.steps},
         "peaks": {s.key: a.record.peak_memory_mib for s in plan.steps if (a := recorded.last(s.key))},
-        "tables": step_tables(plan, recorded, detail.table_rows),
-        "matrices": tables.tables(plan, recorded, verdict),
-        "matrix_rows": detail.table_rows,
-        "matrix_columns": MATRIX_COLUMNS,
+        "tables": tables.tables(plan, recorded, verdict) + tables.value_tables(plan, recorded, verdict),
+        "table_rows": detail.table_rows,
+        "table_columns": TABLE_COLUMNS,
+        "folded_rows": FOLDED_ROWS,
         "notes": tables.notes,
         "timeline": timeline(plan, recorded, verdict),
         "environments": environments(recorded),
@@ -118,17 +90,13 @@ def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, f
 
 def environments(recorded: Recorded) -> tuple[tuple[str, str], ...]:
     """(where, what) of every distinct environment that a build record names."""
-    distinct = dict.fromkeys(build.environment.model_dump_json() for build in recorded.builds)
+    distinct = {build.environment.model_dump_json(): build.environment for build in recorded.builds}
     found = []
-    for build in recorded.builds:
-        text = build.environment.model_dump_json()
-        if text in distinct:
-            del distinct[text]
-            where = build.environment
-            versions = ", ".join(f"{name} {version}" for name, version in sorted(where.versions.items()))
-            image = f", image {where.image}" if where.image else ""
-            machine = f"{where.device}, {where.cores} cores, {where.memory_gib:g} GiB"
-            found.append((where.host, f"{machine}; Python {where.python}, {versions}{image}"))
+    for where in distinct.values():
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(where.versions.items()))
+        image = f", image {where.image}" if where.image else ""
+        machine = f"{where.device}, {where.cores} cores, {where.memory_gib:g} GiB"
+        found.append((where.host, f"{machine}; Python {where.python}, {versions}{image}"))
     return tuple(found)
 
 
@@ -197,15 +165,16 @@ def environment() -> jinja2.Environment:
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("hilgate.report"),
         autoescape=True,
-        finalize=safe.finalize,
+        finalize=text.finalize,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     made.filters |= {
-        "mark": lambda outcome: safe.MARKS[outcome],
+        "mark": lambda outcome: text.MARKS[outcome],
         "slug": lambda word: str(word).replace(" ", "-"),
-        "duration": safe.duration,
-        "shorten": shorten,
+        "duration": text.duration,
+        "shorten": text.shorten,
+        "at_most": problems.at_most,
     }
     return made

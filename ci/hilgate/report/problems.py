@@ -1,13 +1,7 @@
-"""What the first screen shows: for each step that is not green, what broke, by how much, and whether it did before.
-
-By how much a check is wrong, and for which shape, dtype, layout and arch: read from what the check recorded.
+"""What the first screen says of a verdict: for each step that is not green what broke, by how much, and whether before.
 
 Tests record numbers and labels (`record_property`), findings carry them; what a check did not record is read from the
 parameters in its id, or left out. Nothing is computed here: a figure that is shown is one that was recorded.
-
-The line that repeats a step in the image it ran in, by digest, for a person at a machine with such a GPU.
-
-The first lines of a verdict: counts of checks and steps, and what each ruling tells.
 """
 
 from __future__ import annotations
@@ -18,14 +12,54 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hilgate.judge.verdict import totals
-from hilgate.model import Check, Outcome, Plan, Ruling, StepVerdict, Verdict
+from hilgate.model import Outcome, Ruling
 from hilgate.report.merge_base import NOTHING, Facts, on_merge_base
 from hilgate.run import outcome
 from hilgate.text import marked, shorten
 
 if TYPE_CHECKING:
-    from hilgate.model import Check, PlannedStep, StepVerdict
+    from collections.abc import Callable, Sequence
+
+    from hilgate.model import Check, Plan, PlannedStep, StepVerdict, Verdict
     from hilgate.run.results import Recorded
+
+
+LIMIT_BYTES = 1024 * 1024
+"""Buildkite refuses larger annotations; a report of that size is still a mailable file."""
+
+NAMED_IDS = 20
+"""Of flaky and quarantined checks of one step; the others are counted."""
+
+EVIDENCE_LINES = 12
+
+
+@dataclass(frozen=True)
+class Detail:
+    """How much is shown, so that a build with thousands of failures still fits."""
+
+    failures_per_step: int
+    message_characters: int
+    table_rows: int
+
+
+DETAILS = (Detail(20, 4000, 500), Detail(8, 1500, 150), Detail(3, 500, 30), Detail(1, 200, 0))
+"""Tried in order until the report fits; what is left out is counted and stays in the results folder."""
+
+
+def fit(render: Callable[[Detail], str]) -> str:
+    """The most detailed text below `LIMIT_BYTES`."""
+    text = ""
+    for detail in DETAILS:
+        text = render(detail)
+        if len(text.encode()) < LIMIT_BYTES:
+            return text
+    raise AssertionError(f"a report of {len(text)} characters at the least detail")
+
+
+def at_most(lines: Sequence[str], limit: int) -> list[str]:
+    """The first lines, and how many there are more."""
+    more = len(lines) - limit
+    return [*lines[:limit], *([f"and {more} more in verdict.json"] if more > 0 else [])]
 
 
 @dataclass(frozen=True)
@@ -244,7 +278,6 @@ RULINGS: dict[Ruling, str] = {
     Ruling.FLAKY: "a check failed and then passed over the same files, which is not a pass",
     Ruling.QUARANTINED: "nothing but failures that the merge base has in quarantine",
     Ruling.INCONCLUSIVE: "the evidence is too thin to tell",
-    Ruling.NOT_SELECTED: "not in the plan",
 }
 """What each ruling tells the author of a change."""
 
@@ -262,7 +295,7 @@ def step_counts(verdict: Verdict) -> str:
     words = [f"{passed} of {len(verdict.steps)} steps passed"]
     rulings = [step.ruling for step in not_green(verdict)]
     words += [f"{rulings.count(ruling)} {ruling.value}" for ruling in dict.fromkeys(rulings)]
-    words += [f"{len(verdict.omissions)} {Ruling.NOT_SELECTED.value}"] if verdict.omissions else []
+    words += [f"{len(verdict.omissions)} not selected"] if verdict.omissions else []
     return ", ".join(words)
 
 

@@ -1,10 +1,6 @@
-"""What the running commands print: results on stdout, narration on stderr, readable at 80 columns.
+"""Print plans, verdicts and tables: results on stdout, narration on stderr, readable at 80 columns.
 
-What planning commands print. Tables fold in 80 columns; a symbol or word always accompanies a colour.
-
-Matrices on a terminal: marks in rows and columns that fit its width, and each reason once below.
-
-What a change does to the values that decide about it, line by line.
+A symbol or a word accompanies every colour.
 """
 
 from __future__ import annotations
@@ -25,8 +21,9 @@ from hilgate.model import Outcome, planned_key
 from hilgate.plan.estimate import estimate
 from hilgate.plan.machine import TRACKED, Machine
 from hilgate.plan.make import WHEN
-from hilgate.report import problems as headlines
 from hilgate.report import tables
+from hilgate.report.merge_base import NOTHING
+from hilgate.report.problems import approval, at_most, headline, named, problems, ruled, step_counts
 from hilgate.run import outcome
 from hilgate.text import shorten
 
@@ -53,10 +50,7 @@ def stderr() -> Console:
 
 def print_plan(plan: Plan) -> None:
     """What will run and why, on stderr, before anything runs."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("step", no_wrap=True, max_width=36, overflow="ellipsis")
-    table.add_column("~min", justify="right")
-    table.add_column("because", overflow="fold")
+    table = _table("step", "~min", "because")
     for step in plan.steps:
         table.add_row(step.key, f"{step.step.minutes:g}", Text(text.line(step.reason)))
     console = stderr()
@@ -68,16 +62,13 @@ def print_plan(plan: Plan) -> None:
 
 def print_verdict(judged: Judged, facts: Facts | None = None) -> None:
     """The four outcomes, what broke in each step that is not green, and where the report is."""
-    from hilgate.report.merge_base import NOTHING
-    from hilgate.report.problems import approval, named, problems
-
     recorded, verdict = judged.recorded, judged.verdict
     console = stdout()
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("outcome", no_wrap=True)
-    table.add_column("step", no_wrap=True, max_width=34, overflow="ellipsis")
-    for name in ("passed", "failed", "other", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("outcome", "step", "passed", "failed", "other", "time")
+    for column in table.columns:
+        column.justify, column.no_wrap, column.ratio = "right", True, None
+    for column in table.columns[:2]:
+        column.justify, column.max_width, column.overflow = "left", 34, "ellipsis"
     for step in verdict.steps:
         counts, style = step.counts, text.STYLES[step.outcome]
         other = str(counts.inconclusive + counts.did_not_run)
@@ -90,10 +81,8 @@ def print_verdict(judged: Judged, facts: Facts | None = None) -> None:
         console.print(Text(f"\n{one.kind} in {one.step}: {text.line(', '.join(one.ids))}"), soft_wrap=True)
     console.print()
     style = text.STYLES[verdict.outcome]
-    console.print(
-        Text.assemble((text.marked(verdict.outcome), style), f": {text.line(headlines.headline(verdict, recorded))}")
-    )
-    console.print(Text(headlines.step_counts(verdict), "dim"))
+    console.print(Text.assemble((text.marked(verdict.outcome), style), f": {text.line(headline(verdict, recorded))}"))
+    console.print(Text(step_counts(verdict), "dim"))
     if approved := approval(verdict):
         console.print(Text(text.line(f"changes its own gate: {approved}"), "bold"), soft_wrap=True)
     console.print(Text(f"report: {short(judged.report)}", "dim"), soft_wrap=True)
@@ -101,7 +90,7 @@ def print_verdict(judged: Judged, facts: Facts | None = None) -> None:
 
 def _print_problem(console: Console, problem: Problem, *, with_merge_base: bool) -> None:
     step = problem.step
-    console.print(Text(f"\n{headlines.ruled(step)}: {step.key}", text.STYLES[step.outcome]))
+    console.print(Text(f"\n{ruled(step)}: {step.key}", text.STYLES[step.outcome]))
     lines, merge_base = [step.why], problem.merge_base
     facts: list[tuple[str, str]] = []
     if problem.findings:
@@ -110,7 +99,7 @@ def _print_problem(console: Console, problem: Problem, *, with_merge_base: bool)
         lines = [finding.check.id, *finding.check.message.splitlines()[:12]]
         facts = [("error", finding.size.error), ("case", finding.size.case)]
     facts += [("merge base", merge_base)] if with_merge_base else []
-    facts += [("node", step.node), *(("evidence", line) for line in step.evidence[:6])]
+    facts += [("node", step.node), *(("evidence", line) for line in at_most(step.evidence, 6))]
     for line in lines + [f"{name}: {words}" for name, words in facts if words]:
         console.print(Text(f"  {text.line(line)}"), soft_wrap=True)
     console.print(Text(f"  reproduce: {text.line(step.reproduce)}", "bold"), soft_wrap=True)
@@ -251,7 +240,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def _table(*names: str, header: bool = True) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=header, header_style="bold")
+    """A table whose last column folds into the room that is left."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header, header_style="bold")
     for position, name in enumerate(names):
         last = position == len(names) - 1
         table.add_column(name, overflow="fold", no_wrap=False, ratio=1 if last else None)
@@ -279,7 +269,9 @@ def print_tables(judged: Judged, *, every: bool = False) -> None:
         whole = every or table.verdict.outcome is not Outcome.PASS
         for line in lines(table, width) if whole else _title(table, width):
             console.print(line, soft_wrap=True)
-        console.print(Text(f"table: {_path(judged, table)}", "dim"), soft_wrap=True)
+        if table.step.step.matrix:
+            path = short(judged.report.with_name(table.step.step.matrix.file))
+            console.print(Text(f"table: {path}", "dim"), soft_wrap=True)
 
 
 def lines(table: tables.Table, width: int) -> Iterator[Text]:
@@ -289,14 +281,13 @@ def lines(table: tables.Table, width: int) -> Iterator[Text]:
     first = min(ROW_CELLS, max((cell_len(text.line(row)) for row in table.rows), default=0)) + 2
     for columns in _blocks(table.columns, first, width):
         yield from _header(columns, first, width)
-        step = _steps(columns, first, width)
+        widths = _widths(columns, first, width)
         for row in table.rows:
             line = Text(_fitted(row, first - 2) + "  ")
-            for column in columns:
+            for column, room in zip(columns, widths, strict=True):
                 cell = table.grid.get((row, column))
-                mark = text.MARKS[cell.outcome] if cell else " "
-                line.append(mark, text.STYLES[cell.outcome] if cell else None)
-                line.append(" " * (step[column] - 1))
+                mark = text.MARKS[cell.outcome] if cell else ""
+                line.append(mark.ljust(room), text.STYLES[cell.outcome] if cell else None)
             line.rstrip()
             yield line
     for worst, words in tables.notes(table):
@@ -318,23 +309,22 @@ def _blocks(columns: tuple[str, ...], first: int, width: int) -> Iterator[tuple[
         yield columns[start : start + most]
 
 
-def _steps(columns: tuple[str, ...], first: int, width: int) -> dict[str, int]:
+def _widths(columns: tuple[str, ...], first: int, width: int) -> list[int]:
     """Terminal columns for each: as wide as its name where all names fit side by side, else `STEP`."""
-    wide = {column: max(STEP, cell_len(text.line(column)) + 2) for column in columns}
-    return wide if first + sum(wide.values()) - 2 <= width else dict.fromkeys(columns, STEP)
+    wide = [max(STEP, cell_len(text.line(column)) + 2) for column in columns]
+    return wide if first + sum(wide) - 2 <= width else [STEP] * len(columns)
 
 
 def _header(columns: tuple[str, ...], first: int, width: int) -> Iterator[Text]:
     """One line of names, or where they are too wide a line for each, which a bar leads down to its column."""
-    step = _steps(columns, first, width)
-    wide = [max(STEP, cell_len(text.line(column)) + 2) for column in columns]
-    if list(step.values()) == wide:
-        yield Text(" " * first + "".join(_fitted(c, step[c] - 2) + "  " for c in columns).rstrip(), "dim")
+    widths = _widths(columns, first, width)
+    if all(cell_len(text.line(column)) + 2 <= room for column, room in zip(columns, widths, strict=True)):
+        names = (_fitted(column, room) for column, room in zip(columns, widths, strict=True))
+        yield Text((" " * first + "".join(names)).rstrip(), "dim")
         return
     for number, column in enumerate(columns):
         bars = ("│" + " " * (STEP - 1)) * number
-        room = width - first - len(bars)
-        name = text.line(column)
+        name, room = text.line(column), width - first - len(bars)
         yield Text(" " * first + bars + (name if cell_len(name) <= room else _fitted(name, room)), "dim")
 
 
@@ -344,21 +334,10 @@ def _fitted(words: str, room: int) -> str:
     return set_cell_size(line, room) if cell_len(line) <= room else set_cell_size(line, room - 1) + "…"
 
 
-def _path(judged: Judged, table: tables.Table) -> Path:
-    return short(judged.report.with_name(table.spec.file))
-
-
 def print_notes(verdict: Verdict) -> None:
-    """Print them; nothing where the change leaves them alone."""
+    """What a change does to the values that decide about it, a line each; nothing where it leaves them alone."""
     console = stdout()
-    for line in lines_notes(verdict):
-        console.print(Text(text.line(line)), soft_wrap=True)
-
-
-def lines_notes(verdict: Verdict) -> list[str]:
-    """The same as text, readable at 80 columns."""
-    return [
-        line
-        for one in verdict.loosened
-        for line in (f"changes its own gate: {one.path}: {one.what}", *(f"  {row}" for row in one.hunk.splitlines()))
-    ]
+    for one in verdict.loosened:
+        console.print(Text(text.line(f"changes its own gate: {one.path}: {one.what}")), soft_wrap=True)
+        for row in one.hunk.splitlines():
+            console.print(Text(f"  {text.visible(row)}"), soft_wrap=True)

@@ -93,7 +93,7 @@ def decide(
         verdict = verdict.model_copy(update={"outcome": Outcome.FAIL, "why": f"the quarantine: {refused.what}"})
     write_verdict(verdict, folder / VERDICT_FILE)
     quarantine.save(folder / USED_FILE)
-    tables.write(folder, judged, digest, tables.tables(judged, recorded, verdict))
+    tables.write(folder, judged, digest, recorded, tables.tables(judged, recorded, verdict))
     history = folder_of(root) if root else None
     facts = find(judged, history=history if history and history.is_dir() else None, against=against)
     write_annotation(judged, recorded, verdict, folder, facts=facts)
@@ -126,7 +126,8 @@ def write_no_verdict(folder: Path, error: HilgateError, plan: Plan | None = None
     from hilgate.model import Outcome, Verdict
     from hilgate.plan.make import plan_digest
     from hilgate.report import tables
-    from hilgate.report.annotation import ANNOTATION_FILE, escape, fenced
+    from hilgate.report.annotation import ANNOTATION_FILE
+    from hilgate.text import fenced, markdown
 
     folder.mkdir(parents=True, exist_ok=True)
     tables.clear(folder)
@@ -140,7 +141,7 @@ def write_no_verdict(folder: Path, error: HilgateError, plan: Plan | None = None
         omissions=(),
     )
     write_verdict(verdict, folder / VERDICT_FILE)
-    text = f"## ○ {Outcome.DID_NOT_RUN.value}: {escape(error.what)}\n\nNothing was judged.\n\n{fenced(str(error))}\n"
+    text = f"## ○ {Outcome.DID_NOT_RUN.value}: {markdown(error.what)}\n\nNothing was judged.\n\n{fenced(str(error))}\n"
     (folder / ANNOTATION_FILE).write_text(text, encoding="utf-8")
 
 

@@ -87,7 +87,7 @@ def test_judge_and_report_can_be_replayed(green):
     (green / "results" / "report.html").unlink()
     assert hilgate(green, "judge").returncode == Exit.PASS
     (green / "results" / "report.html").unlink()
-    assert hilgate(green, "report").stdout.strip().endswith("results/report.html")
+    assert hilgate(green, "judge").stdout.strip().endswith("results/report.html")
     path = green / "results" / "results.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     done = hilgate(green, "judge")

@@ -1,4 +1,4 @@
-"""From a judged build to the lines of the history: one build once, and what each line says."""
+"""What is asked of a history of three builds, and that duckdb reads nothing else."""
 
 from __future__ import annotations
 
@@ -6,88 +6,129 @@ import datetime as dt
 import json
 
 import pytest
-from support.builds import built, bytes_of, entry, failed, passed, remembered, skipped
-from support.plans import plan, step
+from support.builds import NOW, began, built, failed, passed, remember
+from support.plans import step
 
-from hilgate.errors import RecordsError
-from hilgate.history import collect, store
-from hilgate.history.store import STEPS
-from hilgate.model import Outcome, Ruling
+from hilgate.errors import MisuseError, RecordsError
+from hilgate.history import queries, store
 from hilgate.run import results
 
-NOW = dt.datetime(2026, 11, 21, 7, tzinfo=dt.UTC)
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Scores and times of one step in three builds; a check flaky in two; another failed in the last."""
+    folder = tmp_path_factory.mktemp("history")
+    for number, time in enumerate((10.0, 12.0, 22.0)):
+        score = {"exact_match": 0.5 + number / 10, "ci_low": 0.4 + number / 10, "ci_high": 0.6 + number / 10, "n": 200}
+        before = {"baseline_exact_match": 0.55} if number < 2 else {}
+        checks = [
+            passed("pocket/accuracy", numbers=score | before),
+            passed("decode", numbers={"ours_us": time, "peer_us": 1.0, "spread_us": 1.0}),
+            failed("sometimes") if number == 1 else passed("sometimes"),
+            failed("broken") if number == 2 else passed("broken"),
+        ]
+        a_plan, recorded, verdict = built(
+            (step("a", "x", device="gfx942", gpus=2), checks), (step("b", "x"), [passed()])
+        )
+        flaky = ("sometimes",) if number < 2 else ()
+        steps = (verdict.steps[0].model_copy(update={"flaky": flaky}), verdict.steps[1])
+        recorded = began(recorded, NOW + dt.timedelta(minutes=number))
+        store.add(folder, a_plan, recorded, verdict.model_copy(update={"steps": steps}), branch="main")
+    return folder
 
 
-def test_a_build_is_three_kinds_of_lines(tmp_path):
-    added, notes = store.append(tmp_path, entry())
-    history = remembered(tmp_path)
-    (build,), (one,) = history.builds, history.steps
-    assert (added, notes, history.notes) == (True, (), ())
-    assert (build.outcome, build.steps, build.branch, build.seconds) == (Outcome.FAIL, 1, "main", 90.0)
-    assert (one.key, one.step, one.device, one.queue, one.node) == ("a-cpu", "a", "cpu", "amd-cpu", "desk")
-    assert (one.ruling, one.passed, one.failed, one.attempts) == (Ruling.REGRESSION, 2, 1, 1)
-    assert [(line.id, line.message) for line in history.checks] == [("n", ""), ("f", "bad")]
+def ask(folder, metric, **narrowed):
+    return queries.ask(folder, (metric,), **narrowed)[metric]
 
 
-def test_a_line_of_a_step_has_the_fields_that_others_remembered(tmp_path):
-    store.append(tmp_path, entry())
-    line = json.loads((tmp_path / STEPS).read_text())
-    assert line["kind"] == "step"
-    wanted = "build commit branch time key step area device queue outcome ruling seconds gpu_minutes queue_seconds"
-    assert {*wanted.split(), "attempts", "flaky", "schema_version"} <= set(line)
+def test_accuracy_over_builds_with_its_interval(folder):
+    (row,) = ask(folder, "accuracy")
+    assert (row["id"], row["device"], row["builds"]) == ("pocket/accuracy", "gfx942", 3)
+    assert row["score"] == [0.5, 0.6, 0.7]
+    assert (row["low"], row["high"]) == (pytest.approx([0.4, 0.5, 0.6]), pytest.approx([0.6, 0.7, 0.8]))
+    assert row["baseline"] == [0.55, 0.55, None]
 
 
-def test_adding_twice_changes_nothing(tmp_path):
-    store.append(tmp_path, entry())
-    before = bytes_of(tmp_path)
-    assert store.append(tmp_path, entry()) == (False, ())
-    assert bytes_of(tmp_path) == before
+def test_a_kernel_time_is_compared_with_the_median_of_those_before(folder):
+    (row,) = ask(folder, "kernels")
+    assert (row["id"], row["number"], row["value"]) == ("decode", "ours_us", [10.0, 12.0, 22.0])
+    assert (row["last"], row["before"], row["change"]) == (22.0, 11.0, 1.0)
+    (alone,) = ask(folder, "kernels", since=NOW + dt.timedelta(minutes=2))
+    assert (alone["builds"], alone["before"], alone["change"]) == (1, None, None)
 
 
-def test_another_verdict_on_the_same_results_is_the_same_build():
-    a_plan, recorded, verdict = built((step("a", "x"), [passed()]))
-    again = verdict.model_copy(update={"decided": NOW, "why": "decided again"})
-    first, second = (collect.of_build(a_plan, recorded, one, branch="") for one in (verdict, again))
-    assert first.build.build == second.build.build
+def test_flakes_count_once_in_builds_in_which_the_step_ran(folder):
+    flaky, failing = ask(folder, "flakes")
+    assert (flaky["id"], flaky["flaky"], flaky["failed"], flaky["builds"]) == ("sometimes", 2, 0, 3)
+    assert flaky["rate"] == pytest.approx(2 / 3)
+    assert (failing["id"], failing["flaky"], failing["failed"]) == ("broken", 0, 1)
 
 
-def test_gpu_minutes_count_every_attempt_and_every_gpu():
+def test_minutes_of_builds_and_of_a_step(folder):
+    builds = ask(folder, "minutes")
+    assert [(row["time"], row["branch"], row["steps"]) for row in builds] == [
+        (NOW + dt.timedelta(minutes=n), "main", 2) for n in range(3)
+    ]
+    # a takes 90 s on 2 GPUs and b 91 s, one second later.
+    assert [(row["gpu_minutes"], row["wall_minutes"]) for row in builds] == [(3.0, pytest.approx(92 / 60))] * 3
+    of_step = ask(folder, "minutes", step="a")
+    assert [(row["key"], row["gpu_minutes"], row["step_minutes"]) for row in of_step] == [("a-gfx942", 3.0, 1.5)] * 3
+
+
+def test_gpu_minutes_count_every_attempt(tmp_path):
     a_plan, recorded, verdict = built((step("a", "x", device="gfx942", gpus=4), [passed()]))
-    (attempt,) = recorded.attempts["a-gfx942"]
-    twice = results.Recorded(recorded.builds, {"a-gfx942": (attempt, attempt)})
-    found = collect.of_build(a_plan, twice, verdict, branch="")
-    assert found.steps[0].gpu_minutes == pytest.approx(2 * 90 / 60 * 4)
-    assert found.build.gpu_minutes == found.steps[0].gpu_minutes
+    attempts = {"a-gfx942": recorded.attempts["a-gfx942"] * 2}
+    store.add(tmp_path, a_plan, results.Recorded(recorded.builds, attempts), verdict)
+    assert ask(tmp_path, "minutes", step="a")[0]["gpu_minutes"] == pytest.approx(2 * 90 / 60 * 4)
 
 
-def test_the_queue_is_waited_in_from_when_a_step_could_start():
-    # Toy steps start at midnight, one second apart, and take 90 s: b could start when a had ended, c at once.
+def test_the_queue_is_waited_in_from_when_a_step_could_start(tmp_path):
+    # Steps start at midnight, one second apart, and take 90 s: b could start when a had ended, c at once.
     before = dt.datetime(2026, 11, 20, 23, 59, tzinfo=dt.UTC)
-    a_plan, recorded, verdict = built(
+    a_build = built(
         (step("a", "x"), [passed()]), (step("b", "x", depends_on=("a-cpu",)), [passed()]), (step("c", "x"), [passed()]),
-        created=before,
+        (step("d", "x"), None), created=before,
     )  # fmt: skip
-    waited = [line.queue_seconds for line in collect.of_build(a_plan, recorded, verdict, branch="").steps]
-    assert waited == [60.0, 0.0, 62.0]
+    store.add(tmp_path, *a_build)
+    waited = [ask(tmp_path, "minutes", step=name)[0]["queue_minutes"] * 60 for name in "abc"]
+    assert waited == pytest.approx([60.0, 0.0, 62.0])
+    assert ask(tmp_path, "minutes", step="d") == [], "it did not run"
 
 
-def test_a_step_that_did_not_run_took_nothing():
-    found = collect.of_build(*built((step("a", "x"), [passed()]), (step("b", "x"), None)), branch="")
-    lost = found.steps[1]
-    assert (lost.outcome, lost.attempts, lost.seconds, lost.queue_seconds) == (Outcome.DID_NOT_RUN, 0, 0.0, 0.0)
+@pytest.mark.parametrize("name", ["a", "a-gfx942"], ids=["declared", "planned"])
+def test_a_step_is_named_either_way(folder, name):
+    assert len(ask(folder, "accuracy", step=name)) == 1
+    assert ask(folder, "accuracy", step="b-cpu") == []
+    with pytest.raises(MisuseError, match="did you mean"):
+        ask(folder, "accuracy", step="a-gfx943")
 
 
-def test_a_verdict_of_another_plan_is_refused():
-    a_plan, recorded, verdict = built((step("a", "x"), [passed()]))
-    with pytest.raises(RecordsError, match="has no answer for b-cpu"):
-        collect.of_build(plan(step("a", "x"), step("b", "x")), recorded, verdict, branch="")
-    with pytest.raises(RecordsError, match="is of commit cccc"):
-        collect.of_build(a_plan.model_copy(update={"commit": "d" * 40}), recorded, verdict, branch="")
-    with pytest.raises(RecordsError, match="no job"):
-        collect.of_build(a_plan, results.Recorded((), {}), verdict, branch="")
+def test_builds_before_since_do_not_count(folder):
+    assert len(ask(folder, "minutes", since=NOW + dt.timedelta(minutes=1))) == 2
 
 
-def test_a_long_message_is_cut():
-    found = entry(checks=[failed("f", "x" * 1000), skipped("s", "needs gfx950")])
-    assert len(found.checks[0].message) == collect.MESSAGE_CHARACTERS + 1
-    assert found.checks[1].message == "needs gfx950"
+@pytest.mark.parametrize("name", [store.PLAN, store.VERDICT, store.RESULTS])
+@pytest.mark.parametrize("content", [b'{"kind"', None], ids=["half a line", "missing"])
+def test_a_damaged_build_is_named(tmp_path, name, content):
+    build = remember(tmp_path, [passed()])
+    (build / name).unlink()
+    if content is not None:
+        (build / name).write_bytes(content)
+    with pytest.raises(RecordsError) as caught:
+        queries.ask(tmp_path)
+    assert build.name in str(caught.value)
+
+
+def test_duckdb_loads_no_extension(folder):
+    with queries.connect(folder) as connection:
+        sql = "select distinct value from duckdb_settings() where name like 'auto%extensions'"
+        assert connection.execute(sql).fetchall() == [("false",)]
+        with pytest.raises(Exception, match="disabled"):
+            connection.execute(f"from read_csv('{folder}/x')")
+
+
+def test_rows_are_json(folder):
+    text = json.dumps(ask(folder, "kernels"), default=queries.plain)
+    assert json.loads(text)[0]["time"][0] == "2026-11-21T00:00:00+00:00"
+    with pytest.raises(TypeError):
+        queries.plain(object())

@@ -7,11 +7,13 @@ import re
 import pytest
 from junitparser import Error, Failure, JUnitXml, Skipped
 from support.builds import Outline, built, failed, passed, skipped
+from support.cell_tables import build, cell
 from support.plans import step
 
 from hilgate import text as shown
-from hilgate.report import annotation, tables
+from hilgate.report import annotation
 from hilgate.report import html as report
+from hilgate.report.problems import LIMIT_BYTES
 
 EVIL = "<script>alert(1)</script> ``` `x` | **b** \x00 \ud7ff"
 
@@ -70,8 +72,8 @@ def test_the_report_and_the_annotation_stay_below_1_mib(number):
         *[(step(f"s{n}", "x", columns=("arch",)), checks[: number // (1 if n == 0 else 40)]) for n in range(30)]
     )
     html, markdown = report.render(*build), annotation.render(*build)
-    assert len(html.encode()) < report.LIMIT_BYTES
-    assert len(markdown.encode()) < report.LIMIT_BYTES
+    assert len(html.encode()) < LIMIT_BYTES
+    assert len(markdown.encode()) < LIMIT_BYTES
     assert "more" in html
 
 
@@ -97,20 +99,6 @@ def test_junit_survives_text_that_xml_cannot_hold(tmp_path):
     assert len(list(JUnitXml.fromfile(str(path)))) == 1
 
 
-def test_tables_show_problems_first_and_align_numbers():
-    checks = [
-        passed("a", labels={"arch": "gfx942"}, numbers={"err": 1.23456789}),
-        failed("b", labels={"arch": "gfx950"}),
-    ]
-    a_plan, recorded, _ = built((step("t", "x", columns=("arch", "err", "none")), checks))
-    (table,) = tables.step_tables(a_plan, recorded, 1)
-    assert table.rows[0].id == "b"
-    assert table.rows[0].cells == ("gfx950", tables.NOTHING, tables.NOTHING)
-    assert table.numeric == (False, True, False)
-    assert table.more == 1
-    assert tables.cell(checks[0], "err") == "1.235"
-
-
 def test_the_timeline_places_bars_in_the_whole_time():
     a_plan, recorded, verdict = built(
         (step("a", "x"), [passed()]), (step("b", "x"), [passed()]), (step("c", "x"), None)
@@ -130,3 +118,32 @@ def test_the_timeline_places_bars_in_the_whole_time():
 )  # fmt: skip
 def test_durations_are_words(seconds, words):
     assert shown.duration(seconds) == words
+
+
+def test_the_page_has_the_table_with_what_each_cell_says_and_the_reasons():
+    html = report.render(*build(cell("fig", "a", "fail", numbers={"err": 0.5}), cell("fig", "b"), cell("kiwi", "b")))
+    outline = Outline(html)
+    words = " ".join(outline.text.split())
+    assert "grid toys grid-cpu 2 passed, 1 failed, 1 not asked (blank) fruit a b fig ✗ ✓ kiwi ✓ ✗ a: fig:" in words
+    assert 'title="fig, a: fail, 0.0 s: max_abs_err 0.5 &gt; 0.001, err 0.5"' in html
+    assert "not the whole table" not in words
+
+
+def test_the_page_says_that_a_table_is_not_whole():
+    words = " ".join(Outline(report.render(*build())).text.split())
+    assert "0 passed, 0 failed; not the whole table" in words
+    assert "○ not the whole table: no record of it arrived" in words
+
+
+def test_hostile_labels_are_text_on_the_page():
+    evil = '"><script>alert(1)</script>\x00'
+    outline = Outline(report.render(*build(cell(evil, evil, "fail", evil))))
+    assert "script" not in outline.tags
+    assert "alert(1)" in outline.text
+
+
+def test_a_huge_table_stays_within_the_report():
+    checks = [cell(f"{'r' * 80}{n}", f"{'c' * 80}{n % 300}", "fail", f"{'w' * 500}{n}") for n in range(6000)]
+    html = report.render(*build(*checks))
+    assert len(html.encode()) < LIMIT_BYTES
+    assert re.search(r"6000 x 300 cells, all of them in cells\.json", html)

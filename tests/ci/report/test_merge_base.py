@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from support.builds import built, failed, passed
+from support.builds import built, failed, passed, remember, skipped
 from support.plans import COMMIT, plan, step
 
-from hilgate.history import collect, store
+from hilgate.history import store
 from hilgate.model import Outcome
 from hilgate.report import merge_base
-from hilgate.report.merge_base import Facts, StepFacts, on_merge_base
+from hilgate.report.merge_base import Facts, on_merge_base
 from hilgate.run.results import RESULTS_FILE, append
 
 BASE = "b" * 40
 PLAN = plan(step("a", "x"), merge_base=BASE)
 
 
-def remember(folder, checks, *, commit=BASE, flaky=(), minute=0):
-    """Add a build of step a at a commit to a history."""
-    a_plan, recorded, verdict = built((step("a", "x", minutes=1 + minute), checks), commit=commit)
-    steps = tuple(one.model_copy(update={"flaky": flaky}) for one in verdict.steps)
-    entry = collect.of_build(a_plan, recorded, verdict.model_copy(update={"steps": steps}), branch="main")
-    assert store.append(folder, entry)[0]
-
-
-def test_a_check_that_failed_there_too(tmp_path):
-    remember(tmp_path, [failed("f", "max_abs_err 0.5\nmore")])
+def test_a_check_is_known_by_itself_and_a_step_by_its_checks(tmp_path):
+    remember(tmp_path, [failed("f", "max_abs_err 0.5\nmore"), passed("p")], commit=BASE)
     facts = merge_base.find(PLAN, history=tmp_path)
     assert on_merge_base(facts, "a-cpu", "f") == (
         "failed too (max_abs_err 0.5) at bbbbbbbbbbbb; failed in 1 of the last 1 builds"
     )
-
-
-def test_a_passed_check_with_numbers_is_known_by_itself_and_one_without_by_its_step(tmp_path):
-    remember(tmp_path, [passed("n", numbers={"err": 1.0}), passed("p")])
-    facts = merge_base.find(PLAN, history=tmp_path)
-    end = " at bbbbbbbbbbbb; failed in none of the last 1 builds"
-    assert on_merge_base(facts, "a-cpu", "n") == "passed" + end
-    assert on_merge_base(facts, "a-cpu", "p") == "nothing failed in its step (2 passed)" + end
-    assert on_merge_base(facts, "a-cpu") == "passed (2 checks) at bbbbbbbbbbbb"
-
-
-def test_a_check_without_a_line_is_not_vouched_for_by_a_step_that_was_red(tmp_path):
-    remember(tmp_path, [failed("f"), passed("p")])
-    facts = merge_base.find(PLAN, history=tmp_path)
-    assert on_merge_base(facts, "a-cpu", "p").startswith("not known: its step was not green (fail) at ")
+    assert on_merge_base(facts, "a-cpu", "p") == "passed at bbbbbbbbbbbb; failed in none of the last 1 builds"
     assert on_merge_base(facts, "a-cpu") == "fail too at bbbbbbbbbbbb"
 
 
@@ -58,29 +38,42 @@ def test_flaky_builds_count_as_failures_and_other_commits_are_not_the_merge_base
 
 
 def test_the_newest_build_of_the_merge_base_counts(tmp_path):
-    remember(tmp_path, [failed("f")])
-    remember(tmp_path, [passed("f", numbers={"err": 0.0})], minute=1)
+    remember(tmp_path, [failed("f")], commit=BASE)
+    remember(tmp_path, [passed("f")], commit=BASE, minute=1)
     assert on_merge_base(merge_base.find(PLAN, history=tmp_path), "a-cpu", "f").startswith("passed at ")
 
 
+def test_of_a_long_history_only_recent_builds_and_the_merge_base_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(merge_base, "RECENT_BUILDS", 2)
+    old = [remember(tmp_path, [failed("f")], minute=minute) for minute in range(3)]
+    for build in old:
+        (build / store.RESULTS).write_text("never read")
+    remember(tmp_path, [passed("f")], commit=BASE, minute=3)
+    remember(tmp_path, [failed("f")], minute=4)
+    facts = merge_base.find(PLAN, history=tmp_path)
+    assert on_merge_base(facts, "a-cpu", "f") == "passed at bbbbbbbbbbbb; failed in 1 of the last 2 builds"
+
+
+def attempt(outcome, *checks):
+    _, recorded, _ = built((step("a", "x"), list(checks)))
+    (only,) = recorded.attempts["a-cpu"]
+    return {"a-cpu": replace(only, record=only.record.model_copy(update={"outcome": outcome}))}
+
+
 @pytest.mark.parametrize(
-    ("facts", "step_key", "check", "words"),
+    ("facts", "check", "words"),
     [
-        (merge_base.NOTHING, "a-cpu", "f", "not known: no history and no results of it were given"),
-        (Facts(commit=BASE), "a-cpu", "f", "not known: a-cpu was not run at bbbbbbbbbbbb"),
-        (
-            Facts(steps={"a-cpu": StepFacts(Outcome.PASS, 1, {"p": (Outcome.PASS, "")}, whole=True)}),
-            *("a-cpu", "new", "not known: no such check at a folder without a commit"),
-        ),
-        (
-            Facts(commit=BASE, steps={"a-cpu": StepFacts(Outcome.PASS, 1, {"s": (Outcome.DID_NOT_RUN, "x")}, True)}),
-            *("a-cpu", "s", "did not run (x) at bbbbbbbbbbbb"),
-        ),
+        (merge_base.NOTHING, "f", "not known: no history and no results of it were given"),
+        (Facts(commit=BASE), "f", "not known: a-cpu was not run at bbbbbbbbbbbb"),
+        (Facts(steps=attempt(Outcome.PASS, passed("p"))), "new",
+         "not known: no such check at a folder without a commit"),
+        (Facts(commit=BASE, steps=attempt(Outcome.PASS, skipped("s", "x"))), "s", "did not run (x) at bbbbbbbbbbbb"),
+        (Facts(commit=BASE, steps=attempt(Outcome.PASS, passed("p"))), "", "passed (1 checks) at bbbbbbbbbbbb"),
     ],
-    ids=["nothing", "step not run", "new check", "skipped"],
-)
-def test_what_is_not_known_says_why(facts, step_key, check, words):
-    assert on_merge_base(facts, step_key, check) == words
+    ids=["nothing", "step not run", "new check", "skipped", "the step"],
+)  # fmt: skip
+def test_what_is_not_known_says_why(facts, check, words):
+    assert on_merge_base(facts, "a-cpu", check) == words
 
 
 def test_no_merge_base_and_no_build_are_said(tmp_path):
@@ -90,10 +83,10 @@ def test_no_merge_base_and_no_build_are_said(tmp_path):
 
 
 def test_a_damaged_history_stops_no_report(tmp_path):
-    remember(tmp_path, [passed("p")])
-    (tmp_path / store.STEPS).write_text('{"kind": "step"}\n')
+    path = remember(tmp_path, [passed("p")], commit=BASE) / store.RESULTS
+    path.write_text('{"kind":"branch"}\n{"kind": "step"}\n')
     facts = merge_base.find(PLAN, history=tmp_path)
-    assert f"{store.STEPS}:1" in on_merge_base(facts, "a-cpu", "p")
+    assert f"{path}:2" in on_merge_base(facts, "a-cpu", "p")
 
 
 def results_folder(folder, checks, *, commit=BASE):

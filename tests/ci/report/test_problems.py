@@ -14,17 +14,16 @@ from support.jobs import gpu_step
 from support.plans import step
 
 from hilgate import text as shown
-from hilgate.model import Loosening, Outcome, Ruling
+from hilgate.model import Check, Loosening, Outcome, Ruling
 from hilgate.report import annotation, terminal
 from hilgate.report import html as report
 from hilgate.report import problems as headlines
-from hilgate.report.merge_base import Facts, StepFacts
+from hilgate.report.merge_base import Facts
 
 DIGEST = "sha256:" + "3f" * 32
 TEST = "tests/kernels/test_x.py::test_x[decode-float16-gfx942]"
 MESSAGE = "AssertionError: 2 of 80 rows are off\nassert not True\ntests/kernels/test_x.py:67: AssertionError"
-GREEN = StepFacts(Outcome.PASS, 7, {TEST: (Outcome.PASS, "")}, whole=False)
-FACTS = Facts(commit="b" * 40, steps={"bad-gfx942": GREEN})
+FACTS = Facts(commit="b" * 40, steps={"bad-gfx942": built((step("bad", "x"), [passed(TEST)]))[1].last("bad-cpu")})
 
 
 def red(facts=FACTS, **changes):
@@ -158,3 +157,73 @@ def test_a_page_works_in_both_colour_schemes_on_a_phone_and_on_paper():
     for words in ("(prefers-color-scheme: dark)", "@media print", "(max-width: 40rem)", 'name="viewport"', 'lang="en"'):
         assert words in html
     assert not re.search(r"<script|https?:|@import", html)
+
+
+ROWS = (
+    "AssertionError: 12 of 640 (token, head) rows are off by more than 9.8e-04 of their norm\n"
+    "assert not True\n +  where True = any()\ntests/kernels/attention/test_paged.py:67: AssertionError"
+)
+
+
+def wrong_check(name="t", message="it is off", **more):
+    return Check(id=name, outcome=Outcome.FAIL, message=message, **more)
+
+
+def test_a_failed_kernel_test():
+    found = headlines.magnitude(
+        wrong_check(
+            "tests/kernels/attention/test_paged.py::test_paged_attention[attention-decode-float16-d256]",
+            ROWS,
+            labels={"layout": "interleaved", "dtype": "float16", "shape": "5x16x256"},
+            numbers={
+                "max_row_relative_err": 0.0312345,
+                "max_row_relative_err_allowed": 0.0009765625,
+                "max_abs_err": 0.5,
+                "rows_off": 12,
+                "rows": 640,
+                "seconds_median": 3.0,
+            },
+        ),
+        "gfx942",
+    )
+    assert found.assertion == "AssertionError: 12 of 640 (token, head) rows are off by more than 9.8e-04 of their norm"
+    assert found.place == "tests/kernels/attention/test_paged.py:67"
+    assert found.error == "max_abs_err 0.5, max_row_relative_err 0.03123 (0.0009766 allowed), 12 of 640 rows off"
+    assert found.case == "shape 5x16x256, dtype float16, layout interleaved, arch gfx942"
+
+
+def test_nan_comes_first_because_it_is_no_number():
+    found = headlines.error(wrong_check(labels={"max_abs_err": "nan", "note": "nan"}, numbers={"max_rel_err": 2.0}))
+    assert found == "max_abs_err nan, max_rel_err 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "words"),
+    [
+        ("t[decode-bfloat16-d64-gfx950]", {}, "dtype bfloat16, arch gfx950"),
+        ("t[fp8_e4m3-bs16]", {}, "dtype fp8_e4m3, arch cpu"),
+        ("t[bf16]", {"dtype": ""}, "dtype bf16, arch cpu"),
+        ("t[int32-block]", {}, "arch cpu"),
+        ("float16 in a name, not in parameters", {}, "arch cpu"),
+        ("gfx942/x", {"arch": "gfx90a", "kernel": "reduce"}, "kernel reduce, arch gfx90a"),
+    ],
+    ids=["both", "fp8", "short", "no dtype", "no parameters", "labels win"],
+)
+def test_the_case_comes_from_labels_then_the_id_then_the_device(name, labels, words):
+    assert headlines.case(wrong_check(name, labels=labels), "cpu") == words
+
+
+def test_a_score_stands_beside_its_baseline():
+    numbers = {"exact_match": 0.71, "ci_low": 0.64, "ci_high": 0.77, "n": 200, "baseline_exact_match": 0.78}
+    assert headlines.error(wrong_check(numbers=numbers)) == "exact_match 71.0% [64.0%, 77.0%], n=200, baseline 78.0%"
+
+
+@pytest.mark.parametrize(
+    "message", ["it is off", "see a.py:3", "a\nb.py:x: Error", "tests/t.py:3: E rest of it\nmore"], ids=repr
+)
+def test_no_place_is_invented(message):
+    assert headlines.place(wrong_check(message=message)) == ""
+
+
+def test_nothing_recorded_is_nothing_shown():
+    assert headlines.error(wrong_check(numbers={"seconds": 1.0}, labels={"error": "TimeoutError"})) == ""

@@ -6,21 +6,21 @@ import dataclasses
 import json
 
 import pytest
+from support.builds import built, failed, passed
 from support.cell_tables import SPEC, STEP, build, cell, grid, table
 from support.plans import plan, step
 
 from hilgate.judge import verdict as judge
-from hilgate.model import CELL_KEYS, RESERVED_FILES, Check, Outcome
+from hilgate.model import RESERVED_FILES, Check, Outcome
 from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, tables
 from hilgate.run.evidence import EVIDENCE_CHECK
 
 
-def records(build_, folder):
+def written(build_, folder):
     a_plan, recorded, verdict = build_
-    (path,) = tables.write(folder, a_plan, plan_digest(a_plan), tables.tables(a_plan, recorded, verdict))
-    assert path == folder / SPEC.file
-    return json.loads(path.read_text())
+    tables.write(folder, a_plan, plan_digest(a_plan), recorded, tables.tables(a_plan, recorded, verdict))
+    return json.loads((folder / SPEC.file).read_text())
 
 
 def of_attempt(build_, **changes):
@@ -37,7 +37,7 @@ def test_cells_stand_in_the_order_in_which_they_ran_and_what_was_not_asked_is_bl
     assert (found.rows, found.columns) == (("fig", "apple"), ("b", "a", "c"))
     assert ("apple", "b") not in found.grid
     assert found.summary == "1 passed, 1 failed, 1 not run, 3 not asked (blank)"
-    assert found.lack == ""
+    assert found.incomplete == ""
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -48,34 +48,31 @@ def test_of_two_checks_of_a_cell_the_worse_wins_and_both_are_named(order):
     assert found.seconds == 3.0
     assert set(found.checks) == {"t.py::one", "t.py::two"}
     for words in ("2 checks of this cell", "t.py::one: pass", "t.py::two: fail, max_abs_err 0.5 > 0.001"):
-        assert words in found.first_line
+        assert words in found.reason
 
 
-def test_a_check_without_a_label_is_told_and_is_no_cell(tmp_path):
-    one = build(cell("fig", "a"), cell("", "a", "did not run", id="t.py::x"), cell("", "", id="t.py::y"))
-    told = [words for _, words in tables.notes(tables.tables(*one)[0])]
-    assert told == [
+def test_a_check_without_a_label_is_told_and_is_no_cell():
+    found = table(cell("fig", "a"), cell("", "a", "did not run", id="t.py::x"), cell("", "", id="t.py::y"))
+    assert set(found.grid) == {("fig", "a")}
+    assert [words for _, words in tables.notes(found)] == [
         "not in the table, it has no fruit: t.py::x: did not run here: no orchard",
         "not in the table, it has no fruit and no test: t.py::y",
     ]
-    found = records(one, tmp_path)
-    assert [(r["kind"], r["fruit"], r["test"]) for r in found] == [
-        ("cell", "fig", "a"), ("check", None, "a"), ("check", None, None)]  # fmt: skip
 
 
-def test_each_record_can_be_read_alone(tmp_path):
-    one = build(
-        cell("fig", "a", numbers={"err": 0.5}, labels={"served_by": "us"}, seconds=2.5), cell("fig", "b", "fail")
-    )
-    good, bad = records(one, tmp_path)
-    assert set(good) == {"fruit", "test", *CELL_KEYS}
-    assert (good["fruit"], good["test"], good["outcome"], good["seconds"]) == ("fig", "a", "pass", 2.5)
-    assert (good["numbers"], good["labels"]) == ({"err": 0.5}, {"served_by": "us"})
-    assert (good["step"], good["device"], good["commit"]) == ("grid-cpu", "cpu", one[0].commit)
-    assert good["plan_digest"] == plan_digest(one[0])
-    assert good["environment"]["versions"] == {"torch": "2.13.0"}
-    assert bad["reason"] == "max_abs_err 0.5 > 0.001\nat line 2"
-    assert bad["reproduce"] == "hilgate run grid-cpu --fruit fig --test b"
+def test_the_file_holds_every_check_and_where_it_ran(tmp_path):
+    checks = [
+        cell("fig", "a", numbers={"err": 0.5}, labels={"served_by": "us"}),
+        cell("fig", "b", "fail"),
+        cell("", "a"),
+    ]
+    one = build(*checks)
+    found = written(one, tmp_path)
+    assert (found["table"], found["commit"], found["plan_digest"]) == (SPEC.file, one[0].commit, plan_digest(one[0]))
+    assert found["checks"] == [{"step": "grid-cpu"} | check.model_dump(mode="json") for check in checks]
+    (of_step,) = found["steps"]
+    assert (of_step["device"], of_step["outcome"], of_step["incomplete"]) == ("cpu", "fail", "")
+    assert of_step["environment"]["versions"] == {"torch": "2.13.0"}
 
 
 LOST = {
@@ -99,28 +96,17 @@ LOST = {
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_a_table_that_may_have_lost_cells_says_so_in_the_file(name, tmp_path):
+def test_a_table_that_may_have_lost_cells_says_so(name, tmp_path):
     make, words = LOST[name]
-    last = records(make(), tmp_path)[-1]
-    assert (last["kind"], last["fruit"], last["test"]) == ("step", None, None)
-    assert words in last["reason"]
+    assert words in written(make(), tmp_path)["steps"][0]["incomplete"]
 
 
-def test_a_whole_table_has_no_such_record_whatever_failed(tmp_path):
-    found = records(build(cell("fig", "a", "fail"), cell("fig", "b", "did not run"), cell("fig", "c")), tmp_path)
-    assert {record["kind"] for record in found} == {"cell"}
-
-
-def test_a_failing_cell_in_damaged_results_stays_one_and_the_table_is_not_whole(tmp_path):
+def test_damaged_results_make_no_whole_table(tmp_path):
     a_plan, recorded, _ = build(cell("fig", "a"))
-    bad = cell("fig", "a", "fail")
-    recorded = dataclasses.replace(
-        recorded, attempts={}, damaged={STEP.key: "results.jsonl:5: truncated"}, salvaged={STEP.key: (bad,)}
-    )
+    recorded = dataclasses.replace(recorded, attempts={}, damaged={STEP.key: "results.jsonl:5: truncated"})
     verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
-    first, last = records((a_plan, recorded, verdict), tmp_path)
-    assert (first["kind"], first["outcome"], first["environment"]) == ("cell", "fail", None)
-    assert (last["kind"], last["reason"]) == ("step", "results.jsonl:5: truncated")
+    (of_step,) = written((a_plan, recorded, verdict), tmp_path)["steps"]
+    assert (of_step["incomplete"], of_step["environment"]) == ("results.jsonl:5: truncated", None)
 
 
 def test_flaky_and_quarantined_cells_say_so():
@@ -129,9 +115,9 @@ def test_flaky_and_quarantined_cells_say_so():
     changed = verdict.steps[0].model_copy(update={"flaky": (flaky,), "quarantined": (excused,)})
     (found,) = tables.tables(a_plan, recorded, verdict.model_copy(update={"steps": (changed,)}))
     assert found.grid["fig", "a"].outcome is Outcome.INCONCLUSIVE
-    assert found.grid["fig", "a"].first_line == "failed and then passed over the same files: max_abs_err 0.5 > 0.001"
+    assert found.grid["fig", "a"].reason == "failed and then passed over the same files: max_abs_err 0.5 > 0.001"
     assert found.grid["fig", "b"].outcome is Outcome.FAIL
-    assert found.grid["fig", "b"].first_line == "in quarantine: max_abs_err 0.5 > 0.001"
+    assert found.grid["fig", "b"].reason == "in quarantine: max_abs_err 0.5 > 0.001"
 
 
 def test_devices_of_one_step_share_a_file(tmp_path):
@@ -139,17 +125,17 @@ def test_devices_of_one_step_share_a_file(tmp_path):
     a_plan, recorded, _ = build(cell("fig", "a"))
     a_plan = plan(STEP, other)
     verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
-    found = records((a_plan, recorded, verdict), tmp_path)
-    assert [(r["kind"], r["device"]) for r in found] == [("cell", "cpu"), ("step", "gfx942")]
+    found = written((a_plan, recorded, verdict), tmp_path)
+    assert [(one["device"], bool(one["incomplete"])) for one in found["steps"]] == [("cpu", False), ("gfx942", True)]
 
 
 def test_files_of_other_plans_go_and_files_of_others_stay(tmp_path):
-    records(build(cell("fig", "a")), tmp_path)
+    written(build(cell("fig", "a")), tmp_path)
     (tmp_path / "notes.json").write_text("[]")
     (tmp_path / "copy.json").write_bytes((tmp_path / SPEC.file).read_bytes())
     (tmp_path / "folder.json").mkdir()
-    a_plan = plan(step("other", "x"))
-    tables.write(tmp_path, a_plan, plan_digest(a_plan), ())
+    a_plan, recorded, _ = built((step("other", "x"), [passed()]))
+    tables.write(tmp_path, a_plan, plan_digest(a_plan), recorded, ())
     assert {path.name for path in tmp_path.iterdir()} == {"notes.json", "copy.json", "folder.json"}
 
 
@@ -169,11 +155,10 @@ def test_each_reason_is_told_once_with_the_cells_it_holds_for():
         return "" if (row, column) == ("f5", "c") else "fail" if column == "b" and row < "f2" else "did not run"
 
     checks = [*grid(fruits, ["a", "b", "c"], outcome), cell("f0", "d"), cell("f5", "d", "fail", "other")]
-    found = [(one.outcome.value, one.where, one.words) for one in tables.reasons(table(*checks))]
-    assert found == [
-        ("fail", "b: f0, f1", "max_abs_err 0.5 > 0.001"),
-        ("fail", "d: f5", "other"),
-        ("did not run", "a, c: every fruit; b: every fruit but f0, f1", "did not run here: no orchard"),
+    assert [(outcome.value, words) for outcome, words in tables.notes(table(*checks))] == [
+        ("fail", "b: f0, f1: max_abs_err 0.5 > 0.001"),
+        ("fail", "d: f5: other"),
+        ("did not run", "a, c: every fruit; b: every fruit but f0, f1: did not run here: no orchard"),
     ]
 
 
@@ -183,22 +168,32 @@ def test_many_reasons_are_counted():
     checks += [cell("", "a", id=f"t.py::x{n}") for n in range(many)]
     told = [words for _, words in tables.notes(table(*checks))]
     assert len(told) == 2 * (tables.NOTES + 1)
-    assert "and 5 more reasons in cells.json" in told
+    assert "and 5 more reasons" in told
     assert told[-1] == "and 5 more that are not in the table"
 
 
 @pytest.mark.parametrize(
     ("row", "line"),
     [
-        ("fig", "hilgate run grid-cpu --fruit fig --test a"),
-        ("two words", "hilgate run grid-cpu --fruit 'two words' --test a"),
-        ("$(x)", "hilgate run grid-cpu --fruit '$(x)' --test a"),
+        ("fig", "hilgate run grid-cpu -- --fruit fig --test a"),
+        ("two words", "hilgate run grid-cpu -- --fruit 'two words' --test a"),
+        ("$(x)", "hilgate run grid-cpu -- --fruit '$(x)' --test a"),
         ("-k", "hilgate run grid-cpu"),
         ("a\nb", "hilgate run grid-cpu"),
     ],
 )
 def test_the_line_that_repeats_a_failing_cell_names_it(row, line):
     assert build(cell(row, "a", "fail"))[2].steps[0].reproduce == line
+
+
+def test_a_step_with_columns_has_a_row_for_each_check_and_its_values():
+    one = step("a", "x", columns=("check", "arch", "err", "lds_bytes"))
+    checks = [passed("p", labels={"arch": "gfx942"}, numbers={"err": 0.123456, "lds_bytes": 65536}), failed("f", "bad")]
+    (found,) = tables.value_tables(*built((one, checks)))
+    assert (found.rows, found.columns, found.labels[0]) == (("f", "p"), ("arch", "err", "lds_bytes"), "check")
+    assert [found.grid["p", column].text for column in found.columns] == ["gfx942", "0.1235", "65\u202f536"]
+    assert {found.grid["f", column].text for column in found.columns} == {tables.NO_VALUE}
+    assert (found.summary, list(tables.notes(found))) == ("1 passed, 1 failed", [])
 
 
 def test_the_annotation_has_a_line_for_a_failing_cell_and_none_without():

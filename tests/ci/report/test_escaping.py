@@ -14,15 +14,17 @@ import pytest
 from hypothesis import given
 from markupsafe import Markup
 from rich.console import Console
-from support.plans import ENVIRONMENT, plan, step
+from support.plans import ENVIRONMENT, changed, plan, step
 from support.tampering import ATTACKS, HOSTILE, MARKDOWN, SEEN
 
 from hilgate import text as escape
-from hilgate.cli import app, run
+from hilgate.cli import app
 from hilgate.judge import verdict as judge
 from hilgate.model import Check, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, html, terminal
+from hilgate.report.problems import LIMIT_BYTES
+from hilgate.report.write import Judged
 from hilgate.run import results
 from hilgate.run.progress import Lines
 
@@ -100,7 +102,7 @@ def printed(build, monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr(terminal, "stdout", lambda: Console(file=out, width=80, color_system=None))
     a_plan, recorded, verdict = build
-    terminal.print_verdict(run.Judged(a_plan, recorded, verdict, Path("report.html")))
+    terminal.print_verdict(Judged(a_plan, recorded, verdict, Path("report.html")))
     terminal.print_checks(recorded.last("bad-cpu").checks)
     return out.getvalue()
 
@@ -115,7 +117,7 @@ def test_no_terminal_and_no_log_obeys_it(text, monkeypatch, tmp_path):
     log = tmp_path / "log.txt"
     log.write_text(text, errors="replace")
     _, recorded, _ = build
-    one = step("bad", f"x {text}")
+    one = changed(step("bad", "x"), command=f"x {text}")
     attempt = recorded.last("bad-cpu")
     attempt = attempt_at(one, attempt.checks[0], sound(text))
     with Lines(Console(file=out, width=80, color_system=None), buildkite=True) as lines:
@@ -133,8 +135,8 @@ def test_markup_of_our_own_stays_markup():
 
 def test_a_huge_message_ends_in_a_small_annotation():
     build = evil_build("`" * 200_000)
-    assert len(annotation.render(*build).encode()) < html.LIMIT_BYTES
-    assert len(html.render(*build).encode()) < html.LIMIT_BYTES
+    assert len(annotation.render(*build).encode()) < LIMIT_BYTES
+    assert len(html.render(*build).encode()) < LIMIT_BYTES
 
 
 def test_an_error_that_quotes_a_file_name_obeys_nothing(capsys):

@@ -1,17 +1,13 @@
-"""Tables of cells where a person reads them: 80 columns of a terminal, and a page."""
+"""Tables of cells on a terminal of 80 columns or another width."""
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from rich.cells import cell_len
-from support.builds import Outline
-from support.cell_tables import build, cell, grid, table
+from support.cell_tables import cell, grid, table
 
 from hilgate import text as shown
 from hilgate.model import Outcome
-from hilgate.report import html as report
 from hilgate.report import terminal
 
 FRUITS = [f"granite-hybrid-{number}" for number in range(18)]
@@ -71,32 +67,3 @@ def test_marks_carry_the_colours_of_outcomes_and_hostile_names_are_text():
     spans = [span for line in terminal.lines(table(cell(evil, "a", "fail")), 80) for span in line.spans]
     assert shown.STYLES[Outcome.FAIL] in {str(span.style) for span in spans}
     assert "\x1b" not in "".join(text(cell(evil, evil, "fail", evil)))
-
-
-def test_the_page_has_the_table_with_what_each_cell_says_and_the_reasons():
-    html = report.render(*build(cell("fig", "a", "fail", numbers={"err": 0.5}), cell("fig", "b"), cell("kiwi", "b")))
-    outline = Outline(html)
-    words = " ".join(outline.text.split())
-    assert "grid toys grid-cpu 2 passed, 1 failed, 1 not asked (blank) fruit a b fig ✗ ✓ kiwi ✓ ✗ a: fig:" in words
-    assert 'title="fig, a: fail, 0.0 s: max_abs_err 0.5 &gt; 0.001, err 0.5"' in html
-    assert "not the whole table" not in words
-
-
-def test_the_page_says_that_a_table_is_not_whole():
-    words = " ".join(Outline(report.render(*build())).text.split())
-    assert "0 passed, 0 failed; not the whole table" in words
-    assert "○ not the whole table: no record of it arrived" in words
-
-
-def test_hostile_labels_are_text_on_the_page():
-    evil = '"><script>alert(1)</script>\x00'
-    outline = Outline(report.render(*build(cell(evil, evil, "fail", evil))))
-    assert "script" not in outline.tags
-    assert "alert(1)" in outline.text
-
-
-def test_a_huge_table_stays_within_the_report():
-    checks = [cell(f"{'r' * 80}{n}", f"{'c' * 80}{n % 300}", "fail", f"{'w' * 500}{n}") for n in range(6000)]
-    html = report.render(*build(*checks))
-    assert len(html.encode()) < report.LIMIT_BYTES
-    assert re.search(r"6000 x 300 cells, all of them in cells\.json", html)
