@@ -8,7 +8,7 @@ import pytest
 import typer
 from support.plans import hilgate, passing, write_repository, writes_findings
 
-from hilgate.cli import run as running
+from hilgate.cli.app import program
 from hilgate.cli.cells import split
 from hilgate.errors import Exit
 from hilgate.model import RUN_OPTIONS
@@ -205,8 +205,6 @@ def test_words_are_split_as_the_command_reads_its_own_options():
 
 
 def test_no_label_may_be_called_like_an_option_of_run():
-    app = typer.Typer()
-    running.register(app)
-    run = typer.main.get_command(app).commands["run"]
+    run = typer.main.get_command(program).commands["run"]
     names = {name.removeprefix("--") for one in run.params for name in one.opts if name.startswith("--")}
     assert names - RUN_OPTIONS == {"approved-by"}  # no label has a dash in it
