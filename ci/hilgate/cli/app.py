@@ -9,14 +9,14 @@ import datetime as dt
 import sys
 import tempfile
 import traceback
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer evaluates the annotations
 from typing import Annotated, NoReturn
 
 import typer
 
 from hilgate.cli import Settings, program
 
-# Each module adds its commands to `app`; help lists them in this order.
+# Each module adds its commands to `program`; help lists them in this order.
 # isort: off
 from hilgate.cli import plan, run as running, buildkite, release, history  # noqa: F401
 

@@ -11,7 +11,7 @@ from hilgate.cli.app import run
 from hilgate.errors import Exit
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-CONFIGS = REPOSITORY / "tests" / "kernels" / "configs"
+CONFIGS = REPOSITORY / "tests" / "kernels" / "routing" / "configs"
 
 
 @pytest.fixture
