@@ -52,13 +52,6 @@ Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_le
 """A name usable as a Buildkite step key and as a folder name."""
 
 
-CELL_KEYS = ("matrix", "kind", "outcome", "reason", "seconds", "step", "device", "checks", "labels", "numbers",
-             "reproduce", "command", "commit", "dirty", "plan_digest", "environment")  # fmt: skip
-"""Keys of every record of a matrix, besides the names of its two labels."""
-
-RUN_OPTIONS = frozenset({"plan", "jobs", "results", "help"})
-"""Options of `hilgate run` that a label could be called like."""
-
 RESERVED_FILES = frozenset({"plan.json", "verdict.json", "quarantine.json", "restored.json", "manifest.json",
                             "health-before.json", "health-after.json"})  # fmt: skip
 """Files that every build leaves, or its bundle, under these names."""
@@ -67,10 +60,6 @@ RESERVED_FILES = frozenset({"plan.json", "verdict.json", "quarantine.json", "res
 def _label_name(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
         raise refused("must be a word of lower case letters, digits and '_'")
-    if name in CELL_KEYS:
-        raise refused(f"{name!r} is a key of every record of the table", "rename the label")
-    if name in RUN_OPTIONS:
-        raise refused(f"`hilgate run` has its own option --{name}", "rename the label")
     return name
 
 

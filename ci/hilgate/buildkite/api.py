@@ -85,12 +85,12 @@ class Client:
                 remedy="make one under Personal Settings, API Access Tokens, with the scopes read_builds, write_builds",
             )
 
-    def builds(self, **query: str | int) -> list[Build]:
+    def builds(self, **query: str | int) -> list[RemoteBuild]:
         """One page of builds, newest first."""
         parameters = {"per_page": PER_PAGE, "exclude_jobs": "true", "exclude_pipeline": "true", **query}
         return self._repeated(lambda: self._attempt("GET", _BUILDS, params=parameters))
 
-    def find_pull_request(self, number: int, *, branch: str = "", commit: str = "") -> Build:
+    def find_pull_request(self, number: int, *, branch: str = "", commit: str = "") -> RemoteBuild:
         """The newest build of a pull request that is not itself a rerun.
 
         Raises:
@@ -112,7 +112,7 @@ class Client:
             remedy="look at its checks on GitHub: a build must have been started; --branch narrows the search",
         )
 
-    def create(self, body: Mapping[str, Any], nonce: str) -> Build:
+    def create(self, body: Mapping[str, Any], nonce: str) -> RemoteBuild:
         """Start a build, once: where an answer was lost, look for the build before asking again.
 
         Args:
@@ -250,7 +250,7 @@ class PullRequest(_Answer):
     """Where the branch is: another repository than the pipeline's for a fork."""
 
 
-class Build(_Answer):
+class RemoteBuild(_Answer):
     """A build, as far as a rerun needs it."""
 
     number: int
@@ -263,8 +263,8 @@ class Build(_Answer):
     pull_request: PullRequest | None = None
 
 
-_BUILDS: TypeAdapter[list[Build]] = TypeAdapter(list[Build])
-_BUILD: TypeAdapter[Build] = TypeAdapter(Build)
+_BUILDS: TypeAdapter[list[RemoteBuild]] = TypeAdapter(list[RemoteBuild])
+_BUILD: TypeAdapter[RemoteBuild] = TypeAdapter(RemoteBuild)
 
 
 def builds_url(organization: str, pipeline: str, *, api: str = API) -> str:
@@ -289,7 +289,7 @@ GATE = ("ci/hilgate/", ".buildkite/")
 """What decides; a change to it needs an approval, and only a full build asks for one."""
 
 
-def images_of(build: Build) -> dict[str, str]:
+def images_of(build: RemoteBuild) -> dict[str, str]:
     """Image -> digest, as the build's verdict left them; empty when it came to none.
 
     Raises:
@@ -307,7 +307,7 @@ def images_of(build: Build) -> dict[str, str]:
     return images
 
 
-def request(build: Build, models: Sequence[str], *, profile: str, nonce: str) -> dict[str, Any]:
+def request(build: RemoteBuild, models: Sequence[str], *, profile: str, nonce: str) -> dict[str, Any]:
     """The body of "Create a build": these models of this build's commit.
 
     The pull request goes along whole: from its repository the agents see that it is a fork, and give it no secrets.

@@ -1,9 +1,7 @@
-"""Runs the linters and the house rules, one check each: `python -m hilgate.checks.hygiene`.
+"""Lint the repository (linters, house rules about files, a budget of lines): `python -m hilgate.checks.hygiene`.
 
 Linters know neither JUnit nor findings; here each becomes one check with its command, so a failure can be pasted back.
 Under the runner (`HILGATE_OUT` set) the checks are also written to `findings.jsonl`.
-
-House rules about files that no linter knows. Pure: names and texts in, findings out.
 """
 
 from __future__ import annotations
@@ -16,14 +14,19 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from pydantic import TypeAdapter, ValidationError
+
+from hilgate.buildkite.lint import FLOWS, lint_files
 from hilgate.declare.load import find_root
-from hilgate.errors import Exit, HilgateError, NothingSelectedError
+from hilgate.errors import DeclarationError, Exit, HilgateError, NothingSelectedError
 from hilgate.git import tracked_files
-from hilgate.model import Check, Outcome
+from hilgate.model import Check, Noun, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -65,6 +68,146 @@ LINTERS = (
 )
 
 
+ROOMS = ("kernels", "ci", "evals", "tests", "docker")
+"""Folders that are no packages: `kernels/__init__.py` would shadow the `kernels` package that transformers imports."""
+
+PACKAGES = ("ci/hilgate/", "kernels/pagedkv/", "evals/hileval/")
+"""Import packages, in each of which the name of a public class occurs once."""
+
+REPEATED = frozenset({"Ended", "Node", "Site", "Facts", "Finding",
+                      "Problem", "Configuration", "Exit", "MisuseError", "Layout"})  # fmt: skip
+"""Class names that still occur twice; an entry that does not is red, so that the list becomes empty."""
+
+LONG_FILE = 400
+"""Lines of a Python file from which on the budget asks whether it is one concept."""
+
+_CLASS = re.compile(r"^class ([A-Za-z]\w*)", re.MULTILINE)
+_MACHINE_PATH = re.compile(r"(?<![\w.$}~-])/(?:home|Users|work)/\w[\w./-]*")
+_PACKAGE_INDEX = re.compile(
+    r"https?://[^\s/\"']*(?:pypi|artifactory|jfrog|nexus|devpi)[^\s\"']*|--(?:extra-)?index-url[= ]\S+", re.IGNORECASE
+)
+
+
+def room_packages(texts: Mapping[str, str]) -> list[str]:
+    """`__init__.py` directly in a room, or anywhere under tests/."""
+    found = []
+    for name in texts:
+        path = PurePosixPath(name)
+        if path.name == "__init__.py" and (str(path.parent) in ROOMS or path.parts[0] == "tests"):
+            found.append(f"{name}: makes a package of a room; delete it")
+    return found
+
+
+def class_names(texts: Mapping[str, str]) -> list[str]:
+    """Public classes of one package that share a name: a word means one thing."""
+    found, repeated = [], set()
+    for package in PACKAGES:
+        files = defaultdict(list)
+        for name, text in texts.items():
+            if name.startswith(package) and name.endswith(".py"):
+                for match in _CLASS.finditer(text):
+                    files[match[1]].append(name)
+        repeated |= {word for word, names in files.items() if len(names) > 1}
+        found += [
+            f"{names[-1]}: class {word} is in {names[0]} as well; rename one of them"
+            for word, names in files.items()
+            if len(names) > 1 and word not in REPEATED
+        ]
+    if f"{PACKAGES[0]}checks/hygiene.py" in texts:
+        found += [f"{word} occurs once: take it out of REPEATED" for word in sorted(REPEATED - repeated)]
+    return found
+
+
+def pipelines(texts: Mapping[str, str]) -> list[str]:
+    """Problems of the files of `.buildkite` that Buildkite's schema cannot see."""
+    names = {name: f".buildkite/{name}" for name in FLOWS}
+    if not any(name.startswith(".buildkite/") for name in texts):
+        return []
+    return lint_files({name: texts[path] for name, path in names.items() if path in texts})
+
+
+def machine_paths(texts: Mapping[str, str]) -> list[str]:
+    """Paths of somebody's machine."""
+    return _matches(texts, _MACHINE_PATH, "is a path of one machine; make it relative to the repository")
+
+
+def package_indexes(texts: Mapping[str, str]) -> list[str]:
+    """Addresses of a package index, which belong to the machine's own pip configuration."""
+    return _matches(texts, _PACKAGE_INDEX, "names a package index; leave that to pip's configuration")
+
+
+RULES = {
+    "no-room-package": room_packages,
+    "class-names": class_names,
+    "pipelines": pipelines,
+    "no-machine-path": machine_paths,
+    "no-package-index": package_indexes,
+}
+"""Check id -> rule."""
+
+
+def _matches(texts: Mapping[str, str], pattern: re.Pattern[str], why: str) -> list[str]:
+    return [
+        f"{name}:{number}: {match[0]} {why}"
+        for name, text in texts.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        for match in [pattern.search(line)]
+        if match
+    ]
+
+
+class Budget(Noun):
+    """`[tool.hilgate.budget]` of pyproject.toml: what the Python files of a folder may add up to."""
+
+    lines: int
+    files: int | None = None
+
+
+_BUDGETS = TypeAdapter(dict[str, Budget])
+
+
+def budget_checks(texts: Mapping[str, str]) -> Iterator[Check]:
+    """Lines and files of each folder against its budget; long files are a question and no failure.
+
+    Raises:
+        DeclarationError: pyproject.toml declares no budget, or not as numbers.
+    """
+    try:
+        data = tomllib.loads(texts["pyproject.toml"])["tool"]["hilgate"]["budget"]
+        budgets = _BUDGETS.validate_python(data)
+    except (KeyError, tomllib.TOMLDecodeError, ValidationError) as error:
+        raise DeclarationError(
+            f"no budget of lines: {str(error).splitlines()[0]}",
+            where="pyproject.toml [tool.hilgate.budget]",
+            remedy='write "folder" = {lines = 1000, files = 10}',
+        ) from error
+    for folder, budget in budgets.items():
+        yield _spent(folder, budget, texts)
+
+
+def _spent(folder: str, budget: Budget, texts: Mapping[str, str]) -> Check:
+    lines = {
+        PurePosixPath(name).relative_to(folder): len(text.splitlines())
+        for name, text in texts.items()
+        if name.startswith(f"{folder}/") and name.endswith(".py")
+    }
+    rooms = {path: path.parts[0] if len(path.parts) > 1 else "." for path in lines}
+    files = Counter(rooms.values())
+    spent = [f"{room} {sum(lines[path] for path in lines if rooms[path] == room)}/{files[room]}" for room in files]
+    total, limit = sum(lines.values()), "" if budget.files is None else f" of {budget.files}"
+    above = total > budget.lines or len(lines) > (budget.files or len(lines))
+    questions = [
+        f"{path} has {number} lines: is it one concept?" for path, number in lines.items() if number > LONG_FILE
+    ]
+    parts = [f"{total} of {budget.lines} lines, {len(lines)}{limit} files; lines/files: {', '.join(spent)}", *questions]
+    return Check(
+        id=f"budget {folder}",
+        outcome=Outcome.FAIL if above or not lines else Outcome.PASS,
+        message="\n".join(parts),
+        numbers={"lines": total, "files": len(lines)},
+    )
+
+
 def main() -> int:
     """Check the repository around the current folder; exit status 0, 1 (findings) or 5 (a tool is missing)."""
     try:
@@ -87,9 +230,10 @@ def main() -> int:
 
 
 def checks(root: Path) -> Iterator[Check]:
-    """One check per linter that has work and per house rule, as they finish.
+    """One check per linter that has work, per house rule and per budget, as they finish.
 
     Raises:
+        DeclarationError: There is no budget.
         NothingSelectedError: git lists no file.
         CannotRunHereError: There is no git to list the files.
     """
@@ -111,6 +255,7 @@ def checks(root: Path) -> Iterator[Check]:
             message=_shortened(found) if found else f"{len(texts)} files",
             numbers={"findings": len(found)},
         )
+    yield from budget_checks(texts)
 
 
 def lint(linter: Linter, files: list[str], root: Path) -> Check:
@@ -174,67 +319,3 @@ def _shortened(lines: list[str]) -> str:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-ROOMS = ("kernels", "ci", "evals", "tests", "docker")
-"""Folders that are no packages: `kernels/__init__.py` would shadow the `kernels` package that transformers imports."""
-
-MAX_LINES = 250
-MAX_KERNEL_LINES = 300
-"""For a file with a jitted kernel: kernel and launcher belong on one page."""
-
-_JIT = re.compile(r"^@triton\.(jit|heuristics|autotune)", re.MULTILINE)
-_MACHINE_PATH = re.compile(r"(?<![\w.$}~-])/(?:home|Users|work)/\w[\w./-]*")
-_PACKAGE_INDEX = re.compile(
-    r"https?://[^\s/\"']*(?:pypi|artifactory|jfrog|nexus|devpi)[^\s\"']*|--(?:extra-)?index-url[= ]\S+", re.IGNORECASE
-)
-
-
-def file_lengths(texts: Mapping[str, str]) -> list[str]:
-    """Python files longer than one concept should need."""
-    found = []
-    for name, text in texts.items():
-        limit = MAX_KERNEL_LINES if _JIT.search(text) else MAX_LINES
-        lines = len(text.splitlines())
-        if name.endswith(".py") and lines > limit:
-            found.append(f"{name}: {lines} lines, at most {limit}: it holds more than one concept")
-    return found
-
-
-def room_packages(texts: Mapping[str, str]) -> list[str]:
-    """`__init__.py` directly in a room, or anywhere under tests/."""
-    found = []
-    for name in texts:
-        path = PurePosixPath(name)
-        if path.name == "__init__.py" and (str(path.parent) in ROOMS or path.parts[0] == "tests"):
-            found.append(f"{name}: makes a package of a room; delete it")
-    return found
-
-
-def machine_paths(texts: Mapping[str, str]) -> list[str]:
-    """Paths of somebody's machine."""
-    return _matches(texts, _MACHINE_PATH, "is a path of one machine; make it relative to the repository")
-
-
-def package_indexes(texts: Mapping[str, str]) -> list[str]:
-    """Addresses of a package index, which belong to the machine's own pip configuration."""
-    return _matches(texts, _PACKAGE_INDEX, "names a package index; leave that to pip's configuration")
-
-
-RULES = {
-    "file-length": file_lengths,
-    "no-room-package": room_packages,
-    "no-machine-path": machine_paths,
-    "no-package-index": package_indexes,
-}
-"""Check id -> rule."""
-
-
-def _matches(texts: Mapping[str, str], pattern: re.Pattern[str], why: str) -> list[str]:
-    return [
-        f"{name}:{number}: {match[0]} {why}"
-        for name, text in texts.items()
-        for number, line in enumerate(text.splitlines(), 1)
-        for match in [pattern.search(line)]
-        if match
-    ]

@@ -2,16 +2,14 @@
 
 An independent check of the selection, which is declared: a step must be selected by every file that it was seen to
 read. Steps run with an audit hook in every Python process; what other programs read (git, a compiler) is not seen.
-
-`ci/reads.json`: which files of the repository each step was seen to read.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -30,7 +28,38 @@ if TYPE_CHECKING:
     from hilgate.model import Key
 
 
-HOOK: Final = Path(__file__).with_name("reads_hook.py")
+READS_FILE: Final = "ci/reads.json"
+
+
+def watch(folder: str, root: str) -> None:
+    """Write the name of every file below `root/` that this process opens for reading to `folder`, at its first opening.
+
+    Runs in other processes as their `sitecustomize`, where os and sys alone are imported. A process may end without
+    notice, so nothing is kept for its end.
+    """
+    seen: set[str] = set()
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event != "open" or not isinstance(arguments[0], str | bytes | os.PathLike):
+            return
+        path, mode, flags = arguments
+        # builtins.open gives a mode, os.open flags alone; both give flags.
+        if isinstance(flags, int) and flags & os.O_ACCMODE == os.O_WRONLY:
+            return
+        if isinstance(mode, str) and mode[:1] in {"w", "a", "x"}:
+            return
+        name = os.path.realpath(os.fsdecode(path))  # type: ignore[arg-type]
+        if name in seen or not name.startswith(root):
+            return
+        seen.add(name)
+        # Opened anew each time: a forked child must not share a position in the file.
+        descriptor = os.open(f"{folder}/{os.getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            os.write(descriptor, os.fsencode(name) + b"\0")
+        finally:
+            os.close(descriptor)
+
+    sys.addaudithook(hook)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,15 +96,13 @@ def record(root: Path, key: Key) -> tuple[str, ...]:
     step = next(step for step in plan.steps if key in (step.step.key, step.key))
     with tempfile.TemporaryDirectory(prefix="hilgate-reads-") as name:
         folder = Path(name)
-        (folder / "path").mkdir()
-        (folder / "lists").mkdir()
-        shutil.copyfile(HOOK, folder / "path" / "sitecustomize.py")
+        for part in ("path", "lists"):
+            (folder / part).mkdir()
+        call = f"watch({str(folder / 'lists')!r}, {os.path.realpath(root) + '/'!r})"
+        hook = f"import os, sys\n\n{inspect.getsource(watch)}\n\n{call}\n"
+        (folder / "path" / "sitecustomize.py").write_text(hook, encoding="utf-8")
         before = step.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        env = {
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(folder / "path"), before])),
-            "HILGATE_READS": str(folder / "lists"),
-            "HILGATE_READS_ROOT": str(root),
-        }
+        env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder / "path"), before]))}
         watched = step.model_copy(update={"env": step.env | env, "depends_on": ()})
         plan = plan.model_copy(update={"steps": (watched,), "omissions": ()})
         last = run_apart(plan, root, folder).last(watched.key)
@@ -101,13 +128,6 @@ def relative(names: Iterable[str], root: Path) -> tuple[str, ...]:
     return tuple(sorted(found & tracked))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-READS_FILE: Final = "ci/reads.json"
-
-
 def text_of(reads: Mapping[Key, Iterable[str]]) -> str:
     """The recorded reads as `ci/reads.json` has them."""
     return json.dumps({key: list(reads[key]) for key in sorted(reads)}, indent=1) + "\n"
@@ -129,3 +149,7 @@ def read(path: Path) -> dict[Key, tuple[str, ...]]:
     ):
         raise RecordsError("not a mapping of steps to files", where=str(path), remedy=remedy)
     return {key: tuple(files) for key, files in data.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

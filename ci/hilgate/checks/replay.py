@@ -1,4 +1,4 @@
-"""Measures the selection on lists of changed files: what it saves against running everything, and what it misses.
+"""Replay past changes through the selection: what it saves against running everything, and what it misses.
 
 A step is missed when it is not selected although it is known to break, or although it was seen to read a changed file
 (`hilgate.checks.reads`), which the selection itself knows nothing of. Pure: declarations, lists and records in,
@@ -8,12 +8,12 @@ numbers out.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hilgate.errors import MisuseError, NothingSelectedError
 from hilgate.git import Changes
-from hilgate.plan.estimate import Estimate, estimate
+from hilgate.plan.estimate import estimate
 from hilgate.plan.make import assemble
 from hilgate.text import suggest
 
@@ -28,7 +28,7 @@ BROKE = "=>"
 
 
 @dataclass(frozen=True)
-class Case:
+class PastChange:
     """One change that happened."""
 
     line: int
@@ -38,22 +38,15 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Missed:
-    """A step that ought to have been selected."""
-
-    step: Key
-    why: str
-
-
-@dataclass(frozen=True)
 class Replayed:
     """What the selection does for one change."""
 
-    case: Case
+    change: PastChange
     steps: int
     """Planned steps."""
     gpu_minutes: float
-    missed: tuple[Missed, ...]
+    missed: Mapping[Key, str]
+    """Step that ought to have been selected -> why."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,8 @@ class Replay:
     profile: Profile
     of: int
     """Planned steps of run-all."""
-    everything: Estimate
+    run_all_minutes: float
+    """GPU-minutes of run-all."""
     readers: int
     """Steps whose reads are recorded."""
     lines: tuple[Replayed, ...]
@@ -76,7 +70,7 @@ class Replay:
     @property
     def run_all_gpu_minutes(self) -> float:
         """Of running everything for each line."""
-        return self.everything.gpu_minutes * len(self.lines)
+        return self.run_all_minutes * len(self.lines)
 
     @property
     def missed(self) -> int:
@@ -84,7 +78,7 @@ class Replay:
         return sum(len(line.missed) for line in self.lines)
 
 
-def parse(text: str, where: str, steps: Collection[Key]) -> tuple[Case, ...]:
+def parse(text: str, where: str, steps: Collection[Key]) -> tuple[PastChange, ...]:
     """Read lists of changed files, one per line; `#` begins a line of remark, `=> step ...` ends a list.
 
     A list is names with spaces between, or a JSON array (for names that contain spaces).
@@ -92,7 +86,7 @@ def parse(text: str, where: str, steps: Collection[Key]) -> tuple[Case, ...]:
     Raises:
         MisuseError: A line is no list, or names a step that is not declared; or there is no list at all.
     """
-    cases = []
+    changes = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("# "):
             continue
@@ -105,10 +99,10 @@ def parse(text: str, where: str, steps: Collection[Key]) -> tuple[Case, ...]:
         files = _files(listed.strip(), place)
         if not files:
             raise MisuseError("names no changed file", where=place, remedy="write at least one, or remove the line")
-        cases.append(Case(number, files, broke))
-    if not cases:
+        changes.append(PastChange(number, files, broke))
+    if not changes:
         raise MisuseError("there is no list of changed files", where=where, remedy="write one per line")
-    return tuple(cases)
+    return tuple(changes)
 
 
 def _files(listed: str, where: str) -> tuple[str, ...]:
@@ -123,56 +117,54 @@ def _files(listed: str, where: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-@dataclass
-class Replayer:
-    """Replays changes against today's declarations and import graph.
+def replay(
+    changes: Iterable[PastChange],
+    declarations: Declarations,
+    graph: Imports | None,
+    reads: Mapping[Key, Iterable[str]],
+    history: Mapping[Key, float],
+    profile: Profile = "pr",
+) -> Replay:
+    """Plan each change as the agents would, against today's declarations and import graph, and everything once.
 
-    Attributes:
+    Args:
+        changes: From `parse`.
+        declarations: What is declared today.
+        graph: What imports what today.
         reads: Declared step -> the files that it was seen to read.
         history: Planned key -> measured minutes.
+        profile: Whose plans.
     """
 
-    declarations: Declarations
-    graph: Imports | None
-    reads: Mapping[Key, Iterable[str]]
-    history: Mapping[Key, float]
-    profile: Profile = "pr"
-    _sizes: dict[frozenset[Key], Estimate] = field(default_factory=dict)
+    def plan_of(files: tuple[str, ...] | None) -> Plan:
+        change = Changes("", dirty=False, base=None if files is None else "replayed", files=files)
+        return assemble(declarations, change, None, profile=profile, graph=graph)
 
-    def replay(self, cases: Iterable[Case]) -> Replay:
-        """Plan each change as the agents would, and everything once."""
-        everything = self._plan(None)
-        known = {step.step.key for step in everything.steps}
-        readers: dict[str, list[Key]] = {}
-        for step, files in self.reads.items():
-            for name in files:
-                readers.setdefault(name, []).append(step)
-        lines = tuple(self._line(case, known, readers) for case in cases)
-        return Replay(self.profile, len(everything.steps), self._size(everything), len(self.reads), lines)
+    sizes: dict[frozenset[Key], float] = {}
 
-    def _line(self, case: Case, known: Collection[Key], readers: Mapping[str, Iterable[Key]]) -> Replayed:
+    def gpu_minutes(plan: Plan) -> float:
+        keys = frozenset(step.key for step in plan.steps)
+        if keys not in sizes:
+            sizes[keys] = estimate(plan, history).gpu_minutes
+        return sizes[keys]
+
+    everything = plan_of(None)
+    known = {step.step.key for step in everything.steps}
+    readers: dict[str, list[Key]] = {}
+    for step, files in reads.items():
+        for name in files:
+            readers.setdefault(name, []).append(step)
+    lines = []
+    for change in changes:
         try:
-            plan = self._plan(case.files)
+            plan: Plan | None = plan_of(change.files)
         except NothingSelectedError:  # a real build would be red; for what is missed it selects nothing
             plan = None
         selected = {step.step.key for step in plan.steps} if plan else set()
-        missed = dict.fromkeys(case.broke, "it is known to break")
-        for name in case.files:
+        missed = dict.fromkeys(change.broke, "it is known to break")
+        for name in change.files:
             for step in readers.get(name, ()):
                 missed.setdefault(step, f"it reads {name}")
-        return Replayed(
-            case=case,
-            steps=len(plan.steps) if plan else 0,
-            gpu_minutes=self._size(plan).gpu_minutes if plan else 0.0,
-            missed=tuple(Missed(step, why) for step, why in missed.items() if step in known and step not in selected),
-        )
-
-    def _plan(self, files: tuple[str, ...] | None) -> Plan:
-        change = Changes("", dirty=False, base=None if files is None else "replayed", files=files)
-        return assemble(self.declarations, change, None, profile=self.profile, graph=self.graph)
-
-    def _size(self, plan: Plan) -> Estimate:
-        keys = frozenset(step.key for step in plan.steps)
-        if keys not in self._sizes:
-            self._sizes[keys] = estimate(plan, self.history)
-        return self._sizes[keys]
+        missed = {step: why for step, why in missed.items() if step in known and step not in selected}
+        lines.append(Replayed(change, len(plan.steps) if plan else 0, gpu_minutes(plan) if plan else 0.0, missed))
+    return Replay(profile, len(everything.steps), gpu_minutes(everything), len(reads), tuple(lines))

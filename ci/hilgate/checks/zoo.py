@@ -1,4 +1,4 @@
-"""The bug zoo: real defects, planted one at a time in a copy of the kernels, must each turn the gate red.
+"""Mutation tests of the gate (the bug zoo): real defects, planted one at a time in a copy of the kernels, turn it red.
 
 A gate that cannot fail proves nothing. Each bug names the step that must catch it and what the failing check must say;
 the same step over the same copy without the patch is the control, and must pass. The checkout itself is never touched.

@@ -126,7 +126,7 @@ def rerun(
     nonce = uuid4().hex
     if dry_run:
         pull = api.PullRequest(id=str(pull_request), base="(its base)", repository="(its repository)")
-        unknown = api.Build(
+        unknown = api.RemoteBuild(
             number=0, web_url="", state="", commit=commit or "(its commit)", branch=branch or "(its branch)",
             pull_request=pull,
         )  # fmt: skip

@@ -121,13 +121,13 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     """What this machine is and lacks, and which areas that rules out. Exit status 5 when some step cannot run here."""
     import json
 
-    from hilgate.plan.expand import Site, readiness
+    from hilgate.plan.expand import Target, readiness
     from hilgate.plan.make import absent_tools
     from hilgate.report.terminal import show_machine, show_readiness
 
     settings: Settings = ctx.obj
     declarations, machine = _here(settings)
-    areas = readiness(declarations, Site(machine, absent_tools(declarations)))
+    areas = readiness(declarations, Target(machine, absent_tools(declarations)))
     if as_json:
         from dataclasses import asdict
 
@@ -146,7 +146,7 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
 
 def show_home(settings: Settings) -> None:
     """The first screen: what this is, what to try, what this machine can run."""
-    from hilgate.plan.expand import Site, readiness
+    from hilgate.plan.expand import Target, readiness
     from hilgate.plan.make import absent_tools
     from hilgate.report.terminal import show_readiness
 
@@ -161,7 +161,7 @@ def show_home(settings: Settings) -> None:
         out.print(f"  [bold]{command:<22}[/]{meaning}")
     declarations, machine = _here(settings)
     out.print(f"\nThis machine: {_one_line(machine)}")
-    show_readiness(out, readiness(declarations, Site(machine, absent_tools(declarations))))
+    show_readiness(out, readiness(declarations, Target(machine, absent_tools(declarations))))
     out.print("\nMore: hilgate --help, hilgate doctor")
 
 
@@ -208,7 +208,7 @@ def replay(
 ) -> None:
     """Measure the selection on changes that happened: GPU-minutes saved, steps missed. Exit status 1 when one is."""
     from hilgate.checks import reads
-    from hilgate.checks.replay import Replayer, parse
+    from hilgate.checks import replay as checks
     from hilgate.declare import imports
     from hilgate.declare.load import load
     from hilgate.plan.estimate import measured
@@ -221,15 +221,10 @@ def replay(
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise MisuseError(f"cannot be read: {error}", where=str(file), remedy="name a text file") from error
-    cases = parse(text, str(file), [step.key for _, step in declarations.steps()])
+    changes = checks.parse(text, str(file), [step.key for _, step in declarations.steps()])
     recorded = root / reads.READS_FILE
-    found = Replayer(
-        declarations=declarations,
-        graph=imports.build(root),
-        reads=reads.read(recorded) if recorded.exists() else {},
-        history=measured(root, history),
-        profile=profile,
-    ).replay(cases)
+    seen = reads.read(recorded) if recorded.exists() else {}
+    found = checks.replay(changes, declarations, imports.build(root), seen, measured(root, history), profile)
     if out := os.environ.get("HILGATE_OUT"):  # set when the replay is itself a step of a gate
         write_findings(Path(out), tuple(_check(line) for line in found.lines))
     if as_json:
@@ -243,11 +238,11 @@ def replay(
 def _check(line: Replayed) -> Check:
     from hilgate.model import Check, Outcome
 
-    more = f" and {len(line.case.files) - 1} more" if len(line.case.files) > 1 else ""
+    more = f" and {len(line.change.files) - 1} more" if len(line.change.files) > 1 else ""
     return Check(
-        id=f"line {line.case.line}: {line.case.files[0]}{more}",
+        id=f"line {line.change.line}: {line.change.files[0]}{more}",
         outcome=Outcome.FAIL if line.missed else Outcome.PASS,
-        message="; ".join(f"{missed.step} was not selected, and {missed.why}" for missed in line.missed),
+        message="; ".join(f"{step} was not selected, and {why}" for step, why in line.missed.items()),
         numbers={"steps": line.steps, "gpu_minutes": line.gpu_minutes},
     )
 
@@ -255,20 +250,20 @@ def _check(line: Replayed) -> Check:
 def _plain(found: Replay) -> dict[str, object]:
     return {
         "profile": found.profile,
-        "run_all": {"steps": found.of, "gpu_minutes": found.everything.gpu_minutes},
+        "run_all": {"steps": found.of, "gpu_minutes": found.run_all_minutes},
         "changes": len(found.lines),
         "gpu_minutes": found.gpu_minutes,
         "gpu_minutes_saved": found.run_all_gpu_minutes - found.gpu_minutes,
         "missed": found.missed,
         "lines": [
             {
-                "line": line.case.line,
-                "files": line.case.files,
-                "broke": line.case.broke,
+                "line": line.change.line,
+                "files": line.change.files,
+                "broke": line.change.broke,
                 "steps": line.steps,
                 "gpu_minutes": line.gpu_minutes,
-                "gpu_minutes_saved": found.everything.gpu_minutes - line.gpu_minutes,
-                "missed": [{"step": missed.step, "why": missed.why} for missed in line.missed],
+                "gpu_minutes_saved": found.run_all_minutes - line.gpu_minutes,
+                "missed": [{"step": step, "why": why} for step, why in line.missed.items()],
             }
             for line in found.lines
         ],
@@ -284,20 +279,20 @@ def _show(settings: Settings, found: Replay) -> None:
     for name in ("line", "steps", "GPU min", "saved"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("changed", overflow="fold", ratio=1)
-    everything = found.everything.gpu_minutes
+    everything = found.run_all_minutes
     for line in found.lines:
-        more = f" and {len(line.case.files) - 1} more" if len(line.case.files) > 1 else ""
+        more = f" and {len(line.change.files) - 1} more" if len(line.change.files) > 1 else ""
         table.add_row(
-            str(line.case.line),
+            str(line.change.line),
             f"{line.steps}/{found.of}",
             f"{line.gpu_minutes:.1f}",
             f"{everything - line.gpu_minutes:.1f}",
-            escape(line.case.files[0] + more),
+            escape(line.change.files[0] + more),
         )
     out.print(table)
     for line in found.lines:
-        for missed in line.missed:
-            out.print(f"[red]missed[/] line {line.case.line}: {escape(missed.step)}, and {escape(missed.why)}")
+        for step, why in line.missed.items():
+            out.print(f"[red]missed[/] line {line.change.line}: {escape(step)}, and {escape(why)}")
     saved = found.run_all_gpu_minutes - found.gpu_minutes
     share = f" ({saved / found.run_all_gpu_minutes:.0%})" if found.run_all_gpu_minutes else ""
     average = sum(line.steps for line in found.lines) / len(found.lines)

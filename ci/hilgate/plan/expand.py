@@ -29,7 +29,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Site:
+class Target:
     """Where a plan is to run."""
 
     machine: Machine | None = None
@@ -49,24 +49,24 @@ class Expansion:
 
 
 def expand(
-    declarations: Declarations, wanted: Mapping[Key, Wanted], site: Site, *, otherwise: Mapping[Key, str]
+    declarations: Declarations, wanted: Mapping[Key, Wanted], target: Target, *, otherwise: Mapping[Key, str]
 ) -> Expansion:
-    """Place wanted steps (by declared key) where `site` says.
+    """Place wanted steps (by declared key) where `target` says.
 
     What a wanted step needs is planned too, and so is what builds the images of its queues. A step whose need has
     nowhere to run is omitted, and the reason says so. `otherwise` has the reason of every step that is not wanted.
     """
-    wanted = with_needs(declarations, wanted, site)
+    wanted = with_needs(declarations, wanted, target)
     places: dict[Key, list[Key]] = {}
     omissions: list[Omission] = []
     for area, step in declarations.steps():
         if step.key not in wanted:
             omissions.append(_omission(area, step, step.key, otherwise[step.key]))
             continue
-        placed = place(declarations, step, site, wanted[step.key].devices)
+        placed = place(declarations, step, target, wanted[step.key].devices)
         omissions += [_omission(area, step, planned_key(step, device), why) for device, why in placed.left_out.items()]
         places[step.key] = list(placed.devices)
-    planner = _Planner(declarations, site, wanted, places)
+    planner = _Planner(declarations, target, wanted, places)
     for area, step in planner.in_order():
         for device in tuple(places[step.key]):
             planned = planner.planned(area, step, device)
@@ -78,7 +78,7 @@ def expand(
     return Expansion(tuple(planner.steps), tuple(omissions))
 
 
-def with_needs(declarations: Declarations, wanted: Mapping[Key, Wanted], site: Site) -> dict[Key, Wanted]:
+def with_needs(declarations: Declarations, wanted: Mapping[Key, Wanted], target: Target) -> dict[Key, Wanted]:
     """`wanted` and, transitively, what it needs: steps, and what builds its images."""
     steps = {step.key: step for _, step in declarations.steps()}
     closed = dict(wanted)
@@ -89,7 +89,7 @@ def with_needs(declarations: Declarations, wanted: Mapping[Key, Wanted], site: S
         also += [
             (provider.key, f"builds the image of {step.key}")
             for device in step.devices
-            if _may_run_on(closed[step.key], device) and (provider := _provider(declarations, site, step, device))
+            if _may_run_on(closed[step.key], device) and (provider := _provider(declarations, target, step, device))
         ]
         for need, reason in also:
             if need not in closed:
@@ -107,7 +107,7 @@ class _Planner:
     """Makes planned steps, one after the other."""
 
     declarations: Declarations
-    site: Site
+    target: Target
     wanted: Mapping[Key, Wanted]
     places: Mapping[Key, list[Key]]
     steps: list[PlannedStep] = field(default_factory=list)
@@ -139,7 +139,7 @@ class _Planner:
         if unmet:
             return _omission(area, step, planned_key(step, device), f"needs {unmet[0]}, which is omitted")
         return PlannedStep(
-            step=step.model_copy(update={"secrets": ()}) if self.site.fork else step,
+            step=step.model_copy(update={"secrets": ()}) if self.target.fork else step,
             area=area.area,
             device=device,
             queue=self.declarations.queue_for(step, device),
@@ -150,11 +150,11 @@ class _Planner:
         )
 
     def _provider(self, step: Step, device: Key) -> Step | None:
-        return _provider(self.declarations, self.site, step, device)
+        return _provider(self.declarations, self.target, step, device)
 
     def _obstacle(self, step: Step) -> str:
         """A missing package does not make a step vanish: it stays planned, and ends as did not run."""
-        obstacle = place(self.declarations, step, self.site, self.wanted[step.key].devices).obstacle
+        obstacle = place(self.declarations, step, self.target, self.wanted[step.key].devices).obstacle
         return f"; will not run here, {obstacle}" if obstacle else ""
 
 
@@ -162,9 +162,9 @@ def _may_run_on(wanted: Wanted, device: Key) -> bool:
     return wanted.devices is None or device in wanted.devices
 
 
-def _provider(declarations: Declarations, site: Site, step: Step, device: Key) -> Step | None:
+def _provider(declarations: Declarations, target: Target, step: Step, device: Key) -> Step | None:
     """The step that builds the image of a step's job; None on the host."""
-    image = declarations.image_for(step, device) if site.machine is None else None
+    image = declarations.image_for(step, device) if target.machine is None else None
     return declarations.provider(image) if image else None
 
 
@@ -190,11 +190,11 @@ class Placement:
     """Why it cannot do its work there, in a few words; empty where it can."""
 
 
-def place(declarations: Declarations, step: Step, site: Site, only: frozenset[Key] | None = None) -> Placement:
+def place(declarations: Declarations, step: Step, target: Target, only: frozenset[Key] | None = None) -> Placement:
     """Place a step on a machine or on the agents; of its devices `only` these, where some were asked for."""
     listed = [device for device in step.devices if only is None or device in only]
     obstacle = f"needs {' or '.join(_gpus(step, device) for device in listed)}"
-    if site.machine is None:
+    if target.machine is None:
         left_out = {
             device: f"no queue offers {_gpus(step, device)}; run it at a desk that has {_pronoun(step, device)}"
             for device in listed
@@ -202,8 +202,8 @@ def place(declarations: Declarations, step: Step, site: Site, only: frozenset[Ke
         }
         devices = tuple(device for device in listed if device not in left_out)
         return Placement(devices, left_out, "" if devices else obstacle)
-    machine = site.machine
-    absent = [tool for tool in step.tools if tool in site.absent_tools]
+    machine = target.machine
+    absent = [tool for tool in step.tools if tool in target.absent_tools]
     enough = machine.device == CPU or machine.gpus >= step.gpus
     candidates = [device for device in ((machine.device, CPU) if enough else (CPU,)) if device in listed]
     chosen = tuple(candidates[:1]) if not absent else ()
@@ -254,11 +254,11 @@ class Readiness:
         return "yes" if self.ready == self.steps else "partly" if self.ready else "no"
 
 
-def readiness(declarations: Declarations, site: Site) -> list[Readiness]:
+def readiness(declarations: Declarations, target: Target) -> list[Readiness]:
     """One entry per area, in declared order."""
     found = []
     for area in declarations.areas:
-        placed = [place(declarations, step, site) for step in area.steps]
+        placed = [place(declarations, step, target) for step in area.steps]
         ready = [one for one in placed if not one.obstacle]
         on = tuple(dict.fromkeys(device for one in ready for device in one.devices))
         obstacles = tuple(dict.fromkeys(one.obstacle for one in placed if one.obstacle))

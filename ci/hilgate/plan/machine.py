@@ -116,7 +116,9 @@ def installed(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _visible(gpus: list[Gpu], env: Mapping[str, str], variables: tuple[str, ...], notes: list[str]) -> list[Gpu]:
+def _visible(
+    gpus: list[DetectedGpu], env: Mapping[str, str], variables: tuple[str, ...], notes: list[str]
+) -> list[DetectedGpu]:
     """The visible ones of `gpus`; hiding all of them is noted, for it is easily forgotten."""
     seen = visible(gpus, env, variables)
     if gpus and not seen:
@@ -166,7 +168,7 @@ NVIDIA_QUERY = ("nvidia-smi", "--query-gpu=uuid,name,compute_cap,memory.total", 
 
 
 @dataclass(frozen=True)
-class Gpu:
+class DetectedGpu:
     """One GPU as the driver lists it."""
 
     device: str
@@ -184,9 +186,9 @@ def gfx_name(version: int) -> str:
     return f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}"
 
 
-def amd_gpus(kfd: Path) -> list[Gpu]:
+def amd_gpus(kfd: Path) -> list[DetectedGpu]:
     """GPUs in a KFD topology, in node order, which is HIP's order. Nodes denied to this container are left out."""
-    gpus: list[Gpu] = []
+    gpus: list[DetectedGpu] = []
     for node in sorted((n for n in _listed(kfd) if n.name.isdigit()), key=lambda n: int(n.name)):
         facts = _properties(node / "properties")
         version = facts.get("gfx_target_version", 0)
@@ -194,7 +196,7 @@ def amd_gpus(kfd: Path) -> list[Gpu]:
             banks = [_properties(bank / "properties") for bank in _listed(node / "mem_banks")]
             product = AMD_NAMES.get(facts.get("device_id", 0), f"{facts.get('device_id', 0):#06x}")
             gpus.append(
-                Gpu(
+                DetectedGpu(
                     gfx_name(version),
                     f"AMD {product}",
                     sum(bank.get("size_in_bytes", 0) for bank in banks) / 2**30,
@@ -204,7 +206,7 @@ def amd_gpus(kfd: Path) -> list[Gpu]:
     return gpus
 
 
-def nvidia_gpus(notes: list[str]) -> list[Gpu]:
+def nvidia_gpus(notes: list[str]) -> list[DetectedGpu]:
     """GPUs that nvidia-smi lists; none without it. A driver that does not answer is noted."""
     if not shutil.which(NVIDIA_QUERY[0]):
         return []
@@ -222,7 +224,7 @@ def nvidia_gpus(notes: list[str]) -> list[Gpu]:
     return gpus
 
 
-def parse_nvidia(listing: str) -> list[Gpu]:
+def parse_nvidia(listing: str) -> list[DetectedGpu]:
     """GPUs of `uuid, name, compute capability, <MiB> MiB` lines; none unless every line has that shape.
 
     Memory is `[N/A]` where the GPU shares the host's, and 0 GiB here.
@@ -231,13 +233,13 @@ def parse_nvidia(listing: str) -> list[Gpu]:
         re.fullmatch(r"(GPU-[\w-]+), (.+), (\d+)\.(\d+), (?:(\d+) MiB|\[.+\])", line) for line in listing.splitlines()
     ]
     return (
-        [Gpu("cuda", f"{m[2]} (sm_{m[3]}{m[4]})", int(m[5] or 0) / 1024, m[1]) for m in lines if m]
+        [DetectedGpu("cuda", f"{m[2]} (sm_{m[3]}{m[4]})", int(m[5] or 0) / 1024, m[1]) for m in lines if m]
         if all(lines)
         else []
     )
 
 
-def visible(gpus: Sequence[Gpu], env: Mapping[str, str], variables: Sequence[str]) -> list[Gpu]:
+def visible(gpus: Sequence[DetectedGpu], env: Mapping[str, str], variables: Sequence[str]) -> list[DetectedGpu]:
     """Apply visibility variables in turn (`A|B`: A, else B): indices or uuids; the first unknown one ends the list.
 
     That rule is the vendors' own (CUDA programming guide, environment variables; HIP follows it), so `-1` hides all.
@@ -247,7 +249,7 @@ def visible(gpus: Sequence[Gpu], env: Mapping[str, str], variables: Sequence[str
         setting = next((env[name] for name in names.split("|") if name in env), None)
         if setting is None:
             continue
-        chosen: list[Gpu] = []
+        chosen: list[DetectedGpu] = []
         for word in (word.strip() for word in setting.split(",")):
             if word.isdigit() and int(word) < len(seen):
                 chosen.append(seen[int(word)])

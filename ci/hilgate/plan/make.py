@@ -19,7 +19,7 @@ from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, No
 from hilgate.images import contents
 from hilgate.model import Key, Plan, Profile, planned_key
 from hilgate.plan import machine as hardware
-from hilgate.plan.expand import Expansion, Site, Wanted, expand
+from hilgate.plan.expand import Expansion, Target, Wanted, expand
 from hilgate.plan.select import select as select_steps
 from hilgate.text import suggest
 
@@ -42,7 +42,7 @@ WHOLE = ("nightly", "release")
 
 
 @dataclass(frozen=True)
-class Facts:
+class ChangeFacts:
     """What was found out about a change before it is planned."""
 
     images: Mapping[Key, str] = field(default_factory=dict)
@@ -51,14 +51,14 @@ class Facts:
     fork: bool = False
 
 
-def gather_facts(root: Path, change: Changes) -> Facts:
+def gather_facts(root: Path, change: Changes) -> ChangeFacts:
     """The facts of a checkout and its change; outside of a checkout there is no content to tell images by.
 
     Raises:
         DeclarationError: The pins or the list of protected files are wrong.
         CannotRunHereError: The merge base is not in this checkout.
     """
-    return Facts(
+    return ChangeFacts(
         images=contents(root) if change.commit else {},
         loosened=loosened(root, change.merge_base, change.files or ()),
         fork=of_build(os.environ).fork,
@@ -72,7 +72,7 @@ def make_plan(
     profile: Profile,
     select: tuple[str, ...] = (),
     models: tuple[str, ...] = (),
-    gather: Callable[[Path, git.Changes], Facts] = gather_facts,
+    gather: Callable[[Path, git.Changes], ChangeFacts] = gather_facts,
 ) -> Plan:
     """Plan the change between `base` and the working tree (None: everything) for this machine or for the agents.
 
@@ -118,7 +118,7 @@ def assemble(
     select: tuple[str, ...] = (),
     models: tuple[str, ...] = (),
     graph: imports.Imports | None = None,
-    facts: Facts | None = None,
+    facts: ChangeFacts | None = None,
     absent: frozenset[str] = frozenset(),
 ) -> Plan:
     """Like `make_plan`, from facts already gathered: no git, no files, no hardware.
@@ -126,14 +126,14 @@ def assemble(
     `absent` are the programs that are not on this machine's path. Without a `graph`, steps are selected by the globs of
     their areas alone. Without `facts`, no image is recorded, and results of steps in images cannot pass.
     """
-    known = facts or Facts()
+    known = facts or ChangeFacts()
     otherwise = {step.key: NOT_ASKED_FOR for _, step in declarations.steps()}
     if select or models:
         wanted = by_model(declarations, models) | by_name(declarations, select)
     else:
         wanted = _affected(declarations, change, profile, graph, otherwise)
-    site = Site(machine, absent, known.fork)
-    expansion = expand(declarations, wanted, site, otherwise=otherwise)
+    target = Target(machine, absent, known.fork)
+    expansion = expand(declarations, wanted, target, otherwise=otherwise)
     _require_each(expansion, declarations, select, models)
     if not expansion.steps:
         reasons = [f"{one.key}: {one.reason}" for one in expansion.omissions if one.reason not in otherwise.values()]
@@ -200,7 +200,7 @@ def _affected(
     return wanted
 
 
-def _images(expansion: Expansion, facts: Facts) -> dict[Key, str]:
+def _images(expansion: Expansion, facts: ChangeFacts) -> dict[Key, str]:
     """The images that planned steps use or build, with what each is built from.
 
     Raises:

@@ -15,7 +15,7 @@ from hilgate.declare.load import Declarations, load
 from hilgate.errors import NothingSelectedError
 from hilgate.images import contents
 from hilgate.model import CPU, Evidence, Plan, PlannedStep, Step
-from hilgate.plan.make import Facts, assemble
+from hilgate.plan.make import ChangeFacts, assemble
 from hilgate.simulate.buildkite import Command, Wait, parse
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Scenarios:
             changed = tuple(sorted(rng.sample(files, rng.choice((1, 1, 2, 5)))))
             change = git.Changes("0" * 40, dirty=False, base="main", files=changed)
             try:
-                plan = assemble(self.declarations, change, None, profile="pr", facts=Facts(images=self.images))
+                plan = assemble(self.declarations, change, None, profile="pr", facts=ChangeFacts(images=self.images))
                 return self._scenario(f"real {number}", plan)
             except NothingSelectedError:
                 continue

@@ -7,7 +7,7 @@ from support.rest import build as answer
 from hilgate.buildkite.api import (
     IMAGES_KEY,
     NONCE_KEY,
-    Build,
+    RemoteBuild,
     RemoteError,
     images_of,
     request,
@@ -17,7 +17,7 @@ from hilgate.model import Loosening
 
 
 def build(**changes):
-    return Build.model_validate(answer(41, **changes))
+    return RemoteBuild.model_validate(answer(41, **changes))
 
 
 def plan(*names, **changes):

@@ -8,7 +8,7 @@ import yaml
 from support.declarations import declare, step
 
 from hilgate.checks import reads as reads_file
-from hilgate.checks.replay import Case, Missed, Replayer, parse
+from hilgate.checks.replay import PastChange, parse, replay
 from hilgate.declare.imports import build
 from hilgate.declare.load import load
 from hilgate.errors import MisuseError
@@ -24,9 +24,9 @@ READS = reads_file.read(REPOSITORY / reads_file.READS_FILE)
 def test_lists_are_read_with_names_that_hold_spaces_and_steps_that_broke():
     text = '# remark\n\na/x b/y\n["a file", "#x"] => s t\n#odd => s\n'
     assert parse(text, "f", ["s", "t"]) == (
-        Case(3, ("a/x", "b/y")),
-        Case(4, ("a file", "#x"), ("s", "t")),
-        Case(5, ("#odd",), ("s",)),
+        PastChange(3, ("a/x", "b/y")),
+        PastChange(4, ("a file", "#x"), ("s", "t")),
+        PastChange(5, ("#odd",), ("s",)),
     )
 
 
@@ -51,35 +51,37 @@ def test_line_that_is_no_list_is_named(text, what, where):
 TOY = declare(a=[step("cheap"), step("gpu", ("gfx942",), minutes=2)], b=[step("other", ("gfx942",), minutes=3)])
 
 
-def toy(reads=None, history=None, *cases):
-    return Replayer(TOY, None, reads or {}, history or {}).replay(cases)
+def toy(reads=None, history=None, *changes):
+    return replay(changes, TOY, None, reads or {}, history or {})
 
 
 def test_gpu_minutes_against_running_everything():
-    found = toy({}, {"gpu-gfx942": 4.0}, Case(1, ("a/x",)), Case(2, ("b/x",)), Case(3, ("unclaimed",)))
+    found = toy(
+        {}, {"gpu-gfx942": 4.0}, PastChange(1, ("a/x",)), PastChange(2, ("b/x",)), PastChange(3, ("unclaimed",))
+    )
     assert [(line.steps, line.gpu_minutes) for line in found.lines] == [(2, 4), (1, 3), (3, 7)]
     assert (found.of, found.gpu_minutes, found.run_all_gpu_minutes, found.missed) == (3, 14, 21, 0)
 
 
 def test_step_that_broke_and_step_that_reads_are_missed_when_not_selected():
     reads = {"other": ["a/x"], "gpu": ["a/x"], "elsewhere": ["a/x"]}
-    found = toy(reads, {}, Case(1, ("a/x",), ("cheap",)), Case(2, ("a/y",), ("other",)))
-    assert found.lines[0].missed == (Missed("other", "it reads a/x"),)
-    assert found.lines[1].missed == (Missed("other", "it is known to break"),)
+    found = toy(reads, {}, PastChange(1, ("a/x",), ("cheap",)), PastChange(2, ("a/y",), ("other",)))
+    assert found.lines[0].missed == {"other": "it reads a/x"}
+    assert found.lines[1].missed == {"other": "it is known to break"}
     assert found.missed == 2
 
 
 def test_committed_changes_miss_no_step():
-    found = Replayer(DECLARED, GRAPH, READS, {}).replay(parse(CHANGES.read_text(encoding="utf-8"), "f", STEPS))
-    assert [(line.case.files, line.missed) for line in found.lines if line.missed] == []
+    found = replay(parse(CHANGES.read_text(encoding="utf-8"), "f", STEPS), DECLARED, GRAPH, READS, {})
+    assert [(line.change.files, line.missed) for line in found.lines if line.missed] == []
     assert len(found.lines) >= 150
     assert 0 < found.gpu_minutes < 0.7 * found.run_all_gpu_minutes
 
 
 def test_every_file_that_a_step_was_seen_to_read_selects_it():
     files = sorted({name for names in READS.values() for name in names})
-    found = Replayer(DECLARED, GRAPH, READS, {}).replay(Case(n, (name,)) for n, name in enumerate(files))
-    assert {line.case.files[0]: line.missed for line in found.lines if line.missed} == {}
+    found = replay((PastChange(n, (name,)) for n, name in enumerate(files)), DECLARED, GRAPH, READS, {})
+    assert {line.change.files[0]: line.missed for line in found.lines if line.missed} == {}
 
 
 def test_reads_are_of_declared_steps_and_of_enough_of_them():
@@ -90,8 +92,8 @@ def test_reads_are_of_declared_steps_and_of_enough_of_them():
 
 
 def test_every_planted_bug_is_among_the_changes():
-    cases = parse(CHANGES.read_text(encoding="utf-8"), "f", STEPS)
-    told = {(frozenset(case.files), case.broke) for case in cases}
+    changes = parse(CHANGES.read_text(encoding="utf-8"), "f", STEPS)
+    told = {(frozenset(change.files), change.broke) for change in changes}
     for bug in sorted((REPOSITORY / "tests" / "bugs").glob("*/bug.yaml")):
         patch = bug.with_name("bug.patch").read_text(encoding="utf-8")
         files = frozenset(re.findall(r"^\+\+\+ b/(\S+)", patch, re.MULTILINE))

@@ -4,7 +4,8 @@ import json
 import subprocess
 
 import pytest
-from support.plans import IDENTITY, hilgate, passing, write_repository, writes_findings
+from support.builds import built, passed
+from support.plans import IDENTITY, hilgate, passing, step, write_repository, writes_findings
 
 from hilgate.errors import Exit
 from hilgate.model import Plan
@@ -71,20 +72,20 @@ def test_profiles(toy):
 
 
 def test_history_is_in_the_footer_and_in_the_explanation(toy):
-    history = toy / "times"
-    history.mkdir()
-    times = history / "steps.jsonl"
-    times.write_text('{"kind": "step", "key": "plain-cpu", "outcome": "pass", "seconds": 300}\n')
+    _, _, verdict = built((step("plain", "x"), [passed()]))
+    history, steps = toy / "times", tuple(one.model_copy(update={"seconds": 300.0}) for one in verdict.steps)
+    build = history / "20260102T030405Z-000000000000-0"
+    verdict.model_copy(update={"steps": steps}).save(build / "verdict.json")
     shown = hilgate(toy, "plan", "--history", str(history)).stdout
     assert "2 steps, about 6 minutes (measured for 1 of 2); longest chain 5: plain-cpu" in shown
     assert "(as declared)" in hilgate(toy, "plan").stdout
     assert "5 min" in hilgate(toy, "explain", "plain", HILGATE_HISTORY=str(history)).stdout
     absent = hilgate(toy, "plan", "--history", str(toy / "absent"))
     assert (absent.returncode, absent.stdout) == (Exit.MISUSE, "")
-    times.write_text("{")
+    (build / "verdict.json").write_text("{")
     damaged = hilgate(toy, "plan", "--history", str(history))
     assert damaged.returncode == Exit.INVALID_DECLARATION
-    assert "steps.jsonl:1" in damaged.stderr
+    assert str(build / "verdict.json") in damaged.stderr
 
 
 def test_replay_counts_and_ends_red_when_a_step_is_missed(toy, tmp_path):

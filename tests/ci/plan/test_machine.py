@@ -4,7 +4,7 @@ import importlib.metadata
 
 import pytest
 
-from hilgate.plan.machine import Gpu, amd_gpus, detect, environment, gfx_name, installed, parse_nvidia, visible
+from hilgate.plan.machine import DetectedGpu, amd_gpus, detect, environment, gfx_name, installed, parse_nvidia, visible
 
 MI300X = {"simd_count": 1216, "gfx_target_version": 90402, "device_id": 0x74A1, "unique_id": 0xABC0}
 MI250 = {"simd_count": 416, "gfx_target_version": 90010, "device_id": 0x740C, "unique_id": 0xABC1}
@@ -73,7 +73,7 @@ def test_visibility_variables_choose_the_gpu(tmp_path, device_node, env, expecte
 
 
 def test_visibility_list_ends_at_the_first_unknown_gpu():
-    gpus = [Gpu("cuda", str(number), 1.0) for number in range(3)]
+    gpus = [DetectedGpu("cuda", str(number), 1.0) for number in range(3)]
     seen = visible(gpus, {"CUDA_VISIBLE_DEVICES": "2,7,0"}, ("CUDA_VISIBLE_DEVICES",))
     assert [gpu.name for gpu in seen] == ["2"]
 

@@ -13,7 +13,7 @@ from hilgate.declare.load import load
 from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError
 from hilgate.git import tracked_files
 from hilgate.plan.estimate import estimate
-from hilgate.plan.make import Facts, assemble, by_model, make_plan, plan_digest
+from hilgate.plan.make import ChangeFacts, assemble, by_model, make_plan, plan_digest
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -211,7 +211,7 @@ def test_facts_are_gathered_for_the_change_and_stand_in_the_plan():
 
     def gather(root, found):
         asked.append((root, found.files))
-        return Facts(images={"cpu": "0" * 64}, fork=True)
+        return ChangeFacts(images={"cpu": "0" * 64}, fork=True)
 
     assert make_plan(REPOSITORY, base=None, profile="pr", select=("routing",), gather=gather).fork
     assert asked == [(REPOSITORY, None)]

@@ -7,7 +7,7 @@ from support.declarations import EVERYTHING, LAPTOP, MI300X, change, declare, re
 
 from hilgate.errors import CannotRunHereError
 from hilgate.model import Agents
-from hilgate.plan.expand import Site, Wanted, expand, readiness
+from hilgate.plan.expand import Target, Wanted, expand, readiness
 from hilgate.plan.make import assemble
 
 AREA = [
@@ -19,7 +19,7 @@ DECLARED = declare(Agents(devices={"cpu": {}, "gfx942": {}, "gfx950": {}}, queue
 
 
 def ready(machine, declared=DECLARED, absent=()):
-    return readiness(declared, Site(machine, frozenset(absent)))[0]
+    return readiness(declared, Target(machine, frozenset(absent)))[0]
 
 
 def test_partly_with_every_obstacle_named():
@@ -53,9 +53,9 @@ MACHINES = {"laptop": LAPTOP, "one GPU": replace(MI300X, gpus=1), "eight GPUs": 
 @pytest.mark.parametrize("name", MACHINES)
 def test_doctor_says_of_a_step_what_its_plan_does_with_it(name, kind):
     """Planned without a word of what will not run is ready; anything else is not, and both say why."""
-    declared, site = declare(a=[STEPS[kind]]), Site(MACHINES[name], frozenset({"buildah"}))
-    (found,) = readiness(declared, site)
-    expansion = expand(declared, {"s": Wanted("asked for")}, site, otherwise={})
+    declared, target = declare(a=[STEPS[kind]]), Target(MACHINES[name], frozenset({"buildah"}))
+    (found,) = readiness(declared, target)
+    expansion = expand(declared, {"s": Wanted("asked for")}, target, otherwise={})
     said = [one.reason for one in (*expansion.steps, *expansion.omissions)]
     words = [obstacle.removesuffix(" not installed").removeprefix("needs ") for obstacle in found.obstacles]
     assert all(any(word in reason for reason in said) for word in words)

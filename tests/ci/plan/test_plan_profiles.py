@@ -7,7 +7,7 @@ from support.declarations import AGENTS, EVERYTHING, LAPTOP, MI300X, change, dec
 
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError
 from hilgate.model import Agents, Loosening
-from hilgate.plan.make import Facts, assemble, gather_facts
+from hilgate.plan.make import ChangeFacts, assemble, gather_facts
 
 
 def keys(plan):
@@ -124,7 +124,7 @@ IMAGES = {
     "a": [step("s", ("cpu", "gfx942"))],
     "images": [step("image-rocm", provides="rocm"), step("image-cpu", provides="cpu")],
 }
-FACTS = Facts(images={"rocm": "1" * 64, "cpu": "2" * 64})
+FACTS = ChangeFacts(images={"rocm": "1" * 64, "cpu": "2" * 64})
 
 
 def test_job_on_a_queue_with_an_image_waits_for_the_step_that_builds_it():
@@ -153,13 +153,13 @@ def test_at_a_desk_nothing_runs_in_an_image():
 
 def test_image_of_which_nobody_says_what_it_is_built_from():
     with pytest.raises(DeclarationError, match="nothing says what the image 'rocm' is built from"):
-        assemble(declare(WITH_IMAGE, **IMAGES), change("a/x"), None, profile="pr", facts=Facts())
+        assemble(declare(WITH_IMAGE, **IMAGES), change("a/x"), None, profile="pr", facts=ChangeFacts())
 
 
 def test_fork_gets_no_secrets_and_the_plan_says_so():
     declared = declare(a=[step("s", secrets=("HF_TOKEN",), network=True)])
-    ours = assemble(declared, EVERYTHING, None, profile="pr", facts=Facts())
-    forked = assemble(declared, EVERYTHING, None, profile="pr", facts=Facts(fork=True))
+    ours = assemble(declared, EVERYTHING, None, profile="pr", facts=ChangeFacts())
+    forked = assemble(declared, EVERYTHING, None, profile="pr", facts=ChangeFacts(fork=True))
     assert (ours.fork, ours.steps[0].step.secrets, ours.steps[0].step.network) == (False, ("HF_TOKEN",), True)
     assert (forked.fork, forked.steps[0].step.secrets) == (True, ())
 
@@ -167,7 +167,7 @@ def test_fork_gets_no_secrets_and_the_plan_says_so():
 def test_plan_records_what_is_loosened_and_the_merge_base():
     loosened = (Loosening(path="tests/support/tolerances.py", what="1e-3 -> 1e-1"),)
     at = replace(change("a/x"), merge_base="b" * 40)
-    plan = assemble(declare(a=[step("s")]), at, LAPTOP, profile="gate", facts=Facts(loosened=loosened))
+    plan = assemble(declare(a=[step("s")]), at, LAPTOP, profile="gate", facts=ChangeFacts(loosened=loosened))
     assert (plan.loosened, plan.merge_base) == (loosened, "b" * 40)
 
 
