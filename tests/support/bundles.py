@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import io
 import tarfile
 
 from support.plans import COMMIT, ENVIRONMENT, plan, step
 
-from hilgate.cli import run
 from hilgate.model import BuildRecord, Check, CheckRecord, ImageRecord, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.release import bundle, verify
+from hilgate.report.write import decide
 from hilgate.run import results
 from hilgate.run.results import sealed
 
@@ -56,7 +57,7 @@ def built(folder, *, checks=None, image=DIGEST, **changes):
     image_record = ImageRecord(step=BUILDER.key, image="rocm", content=CONTENT, digest=DIGEST)
     all_records = [opening, image_record, *records(BUILDER, Check(id="built", outcome=Outcome.PASS))]
     results.append(out / "results.jsonl", [*all_records, *records(MLA, *checks, image=image)])
-    run.decide(out, a_plan)
+    decide(out, a_plan)
     return root, out
 
 
@@ -76,14 +77,17 @@ def sums(members):
     return {**members, "SHA256SUMS": "".join(lines).encode()}
 
 
-def forge(sound, out, change, *, summed=True, mtime=COMMITTED):
+def forge(sound, out, change, *, summed=True):
     """Another bundle: its members changed, its checksums and seals made anew as a careful forger would."""
     members = change(members_of(sound))
     if summed and members.get(RECORDS, b"").endswith(b"\n"):
         lines = [line for line in members[RECORDS].splitlines(keepends=True) if b'"kind":"seal"' not in line]
         members = {**members, RECORDS: sealed(lines, b"")}
-    with out.open("wb") as file:
-        bundle.write_tar(file, sums(members) if summed else members, mtime)
+    with tarfile.open(out, "w") as tar:
+        for name, data in reversed((sums(members) if summed else members).items()):
+            entry = tarfile.TarInfo(f"evidence/{name}")
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
     return out
 
 

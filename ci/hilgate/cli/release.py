@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hilgate.cli import Settings
-    from hilgate.release.verify import Answer, Finding
+    from hilgate.release.verify import Answer
 
 COLUMNS = 80
 MARKS = {True: "✓", False: "✗", None: "○"}
@@ -30,15 +30,11 @@ def bundle(
     *,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The tar to write.")],
     results: Annotated[Path | None, typer.Option("--results", metavar="DIR", help="By default results/.")] = None,
-    key: Annotated[
-        Path | None, typer.Option("--key", metavar="FILE", help="Sign it with this OpenSSH key, into FILE.sig.")
-    ] = None,
 ) -> None:
     """Write the evidence of a judged build to one file: plan, records, verdict, pins, bill and checksums."""
     from hilgate.git import commit_time, inspect
     from hilgate.plan.make import read_plan
     from hilgate.release.bundle import write_bundle
-    from hilgate.release.signature import sign
     from hilgate.release.verify import verify
 
     settings: Settings = ctx.obj
@@ -62,8 +58,6 @@ def bundle(
     sys.stdout.write(f"{out}\n")
     words = f"{manifest.outcome.value}, commit {manifest.commit[:12]}, plan {manifest.plan_digest[:12]}"
     sys.stderr.write(f"{words}, profile {manifest.profile}\n")
-    if key is not None:
-        sys.stdout.write(f"{sign(out, key)}\n")
 
 
 @program.command()
@@ -73,11 +67,6 @@ def verify_bundle(
     as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
     profile: Annotated[str | None, typer.Option("--profile", help="Demand this profile, e.g. release.")] = None,
     commit: Annotated[str | None, typer.Option("--commit", metavar="SHA", help="Demand this commit.")] = None,
-    signers: Annotated[
-        Path | None,
-        typer.Option("--signers", metavar="FILE", help="Demand FILE.sig by one of these (allowed_signers)."),
-    ] = None,
-    signer: Annotated[str, typer.Option("--signer", metavar="NAME", help="The name in that file.")] = "release",
 ) -> None:
     """Check a bundle and derive its verdict again. Exit status: 3 when it is not sound, else that of its verdict."""
     from hilgate.judge.verdict import exit_status
@@ -85,8 +74,6 @@ def verify_bundle(
 
     demanded = {"profile": profile, "commit": commit}
     answer = verify(file, demanded={name: value for name, value in demanded.items() if value is not None})
-    if signers is not None:
-        answer = answer.after(_signature(file, signers, signer))
     verdict = answer.verdict
     if as_json:
         found = [finding.model_dump(mode="json") for finding in answer.findings]
@@ -97,14 +84,6 @@ def verify_bundle(
     if verdict is None or answer.plan is None:
         raise typer.Exit(Exit.INVALID_DECLARATION)
     raise typer.Exit(exit_status(verdict, answer.plan))
-
-
-def _signature(file: Path, signers: Path, signer: str) -> Finding:
-    from hilgate.release import signature
-    from hilgate.release.verify import Finding
-
-    sound, words = signature.verify(file, signers, signer)
-    return Finding(check="signature", sound=sound, words=words)
 
 
 def _print(answer: Answer, write: Callable[[str], object]) -> None:

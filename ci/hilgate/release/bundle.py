@@ -1,7 +1,6 @@
-"""The evidence of a build as one file: what was expected, what arrived, what was decided, and from what it was made.
+"""The evidence of a build as one tar: what was expected, what arrived, what was decided, and from what it was made.
 
-A plain tar, the same bytes from the same results: members sorted, times the commit's, owner 0. `hilgate.release.verify`
-reads it back and believes none of it.
+`hilgate.release.verify` reads it back and believes none of it.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import re
 import tarfile
 import tomllib
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal
 
 from hilgate import __version__
 from hilgate.errors import RecordsError
-from hilgate.judge import verdict as judge
+from hilgate.judge.verdict import VERDICT_FILE, read_verdict
 from hilgate.model import SCHEMA_VERSION, Key, Noun, Outcome, Profile
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.release.sbom import make_sbom
@@ -24,8 +23,6 @@ from hilgate.report import tables
 from hilgate.run import results
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hilgate.model import Environment, Plan
     from hilgate.run.results import Recorded
 
@@ -39,8 +36,6 @@ PINS = Path("docker/pins.toml")
 NAME = re.compile(r"(?!.*(?:^|/)\.{0,2}(?:/|$))[^\x00-\x1f\x7f\\]{1,240}")
 """Relative, no empty or dotted parts, nothing that a list of checksums would have to escape (GNU coreutils: backslash
 and line breaks)."""
-
-CHUNK_BYTES = 1024 * 1024
 
 
 class Manifest(Noun):
@@ -76,87 +71,86 @@ def write_bundle(root: Path, folder: Path, out: Path, *, committed: int) -> Mani
         raise RecordsError(
             "a plan without a commit proves nothing", where=str(folder / PLAN_FILE), remedy="commit first"
         )
-    digest = plan_digest(plan)
-    recorded = read_records(folder, plan, digest)
-    verdict = judge.read_verdict(folder / judge.VERDICT_FILE)
-    images = {name: record.digest for name, record in sorted(recorded.images.items())}
+    digest, recorded = plan_digest(plan), read_records(folder, plan)
     manifest = Manifest(
-        hilgate=__version__, commit=plan.commit, committed=committed, plan_digest=digest, profile=plan.profile,
-        outcome=verdict.outcome, images=images,
-    )  # fmt: skip
+        hilgate=__version__,
+        commit=plan.commit,
+        committed=committed,
+        plan_digest=digest,
+        profile=plan.profile,
+        outcome=read_verdict(folder / VERDICT_FILE).outcome,
+        images={name: record.digest for name, record in sorted(recorded.images.items())},
+    )
     pins = root / PINS
-    made = {
+    bill = make_sbom(
+        commit=plan.commit,
+        committed=committed,
+        plan_digest=digest,
+        locks={path.name: path.read_text("utf-8") for path in sorted((root / "requirements").glob("*.txt"))},
+        environments=_environments(recorded),
+        pins=tomllib.loads(pins.read_text("utf-8")) if pins.is_file() else {},
+        images=manifest.images,
+    )
+    members: dict[str, bytes | Path] = {
         MANIFEST_FILE: (manifest.model_dump_json(indent=1) + "\n").encode(),
-        SBOM_FILE: make_sbom(
-            commit=plan.commit,
-            committed=committed,
-            plan_digest=digest,
-            locks={path.name: path.read_text("utf-8") for path in sorted((root / "requirements").glob("*.txt"))},
-            environments=environments(recorded),
-            pins=tomllib.loads(pins.read_text("utf-8")) if pins.is_file() else {},
-            images=images,
-        ).encode(),
+        SBOM_FILE: bill.encode(),
+        **_files(folder),
+        **({PINS_FILE: pins} if pins.is_file() else {}),
     }
-    members: dict[str, bytes | Path] = {**made, **_found(folder), **({PINS_FILE: pins} if pins.is_file() else {})}
-    members[SUMS_FILE] = "".join(f"{_sha256(members[name])}  {name}\n" for name in sorted(members)).encode()
+    sums = {name: sha256(content) for name, content in members.items()}
+    members[SUMS_FILE] = "".join(f"{sums[name]}  {name}\n" for name in sorted(sums)).encode()
     fresh = out.with_name(out.name + ".new")
     try:
-        with fresh.open("wb") as file:
-            write_tar(file, members, committed)
+        with tarfile.open(fresh, "w", format=tarfile.PAX_FORMAT) as tar:
+            for name in sorted(members):
+                _add(tar, name, members[name], committed)
         fresh.replace(out)
     finally:
         fresh.unlink(missing_ok=True)
     return manifest
 
 
-def read_records(folder: Path, plan: Plan, digest: str) -> Recorded:
+def read_records(folder: Path, plan: Plan) -> Recorded:
     """The records of a results folder: of all jobs where agents left some, else of this machine."""
     jobs = folder / JOBS_FOLDER
-    return results.read_all(folder, jobs if jobs.is_dir() else None, plan, digest)
+    return results.read_all(folder, jobs if jobs.is_dir() else None, plan, plan_digest(plan))
 
 
-def environments(recorded: Recorded) -> list[Environment]:
-    """Every distinct environment that a record names."""
-    found = [build.environment for build in recorded.builds]
-    found += [attempt.record.environment for attempts in recorded.attempts.values() for attempt in attempts]
-    return sorted({one.model_dump_json(): one for one in found}.values(), key=lambda one: one.model_dump_json())
-
-
-def write_tar(file: IO[bytes], members: Mapping[str, bytes | Path], mtime: int) -> None:
-    """The one way in which a bundle is laid out; reading it back compares every byte with this."""
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name in sorted(members):
-            member = members[name]
-            entry = tarfile.TarInfo(f"{TOP}/{name}")
-            entry.mtime, entry.mode = mtime, 0o644
-            if isinstance(member, bytes):
-                entry.size = len(member)
-                tar.addfile(entry, io.BytesIO(member))
-            else:
-                with member.open("rb") as source:
-                    entry.size = member.stat().st_size
-                    tar.addfile(entry, source)
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 of a file."""
-    with path.open("rb") as file:
+def sha256(content: bytes | Path) -> str:
+    """sha256 of bytes or of a file, in hex."""
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    with content.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _found(folder: Path) -> dict[str, Path]:
+def _environments(recorded: Recorded) -> list[Environment]:
+    found = [build.environment for build in recorded.builds]
+    found += [attempt.record.environment for attempts in recorded.attempts.values() for attempt in attempts]
+    distinct = {one.model_dump_json(): one for one in found}
+    return [distinct[text] for text in sorted(distinct)]
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes | Path, mtime: int) -> None:
+    entry = tarfile.TarInfo(f"{TOP}/{name}")
+    entry.mtime, entry.mode = mtime, 0o644
+    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as source:
+        entry.size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        tar.addfile(entry, source)
+
+
+def _files(folder: Path) -> dict[str, Path]:
     """Name in the bundle -> file: the decision, and below `results/` everything that jobs left."""
-    members = {name: folder / name for name in (PLAN_FILE, judge.VERDICT_FILE, REPORT_FILE)}
+    members = {name: folder / name for name in (PLAN_FILE, VERDICT_FILE, REPORT_FILE)}
     missing = [name for name, path in members.items() if not path.is_file()]
     if missing:
         raise RecordsError(f"no {', '.join(missing)}", where=str(folder), remedy="run `hilgate judge` first")
     members |= {name: folder / name for name in OPTIONAL_FILES if (folder / name).is_file()}
     members |= {path.name: path for path in tables.files_in(folder)}
-    tops = (
-        [folder / JOBS_FOLDER] if (folder / JOBS_FOLDER).is_dir() else [folder / results.RESULTS_FILE, folder / "steps"]
-    )
-    files = [path for top in tops for path in ([top] if top.is_file() else sorted(top.rglob("*")))]
-    for path in files:
+    tops = [folder / JOBS_FOLDER]
+    if not tops[0].is_dir():
+        tops = [folder / results.RESULTS_FILE, folder / "steps"]
+    for path in (path for top in tops for path in ([top] if top.is_file() else sorted(top.rglob("*")))):
         name = f"results/{path.relative_to(folder).as_posix()}"
         if path.is_symlink() or not (path.is_file() or path.is_dir()) or not NAME.fullmatch(name):
             raise RecordsError(
@@ -167,7 +161,3 @@ def _found(folder: Path) -> dict[str, Path]:
         if path.is_file():
             members[name] = path
     return members
-
-
-def _sha256(member: bytes | Path) -> str:
-    return hashlib.sha256(member).hexdigest() if isinstance(member, bytes) else file_sha256(member)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import subprocess
 import tarfile
 
 import pytest
+from support import cell_tables as cells
 from support.bundles import COMMITTED, DIGEST, NOW, built, first_problem, members_of, records, write
-from support.cell_tables import STEP, cell, table
 from support.plans import COMMIT, ENVIRONMENT, plan, step
 
-from hilgate.cli import run
 from hilgate.errors import RecordsError
-from hilgate.model import BuildRecord, Check, Omission, Outcome
-from hilgate.plan.make import plan_digest
+from hilgate.judge.verdict import judge
+from hilgate.model import BuildRecord, Check, Omission, Outcome, Quarantine, Quarantined
+from hilgate.plan.make import plan_digest, read_plan
 from hilgate.release import bundle, sbom, verify
 from hilgate.report import tables
+from hilgate.report.write import decide
 from hilgate.run import results
 
 
@@ -27,28 +29,8 @@ def sound(tmp_path_factory):
 
 def test_a_sound_bundle_is_sound(sound):
     answer = verify.verify(sound)
-    assert [(finding.check, finding.sound) for finding in answer.findings] == [
-        (check, True) for check, _ in verify.CHECKS
-    ]
+    assert [(finding.check, finding.sound) for finding in answer.findings] == [(check, True) for check in verify.CHECKS]
     assert answer.verdict.outcome is Outcome.PASS
-
-
-def test_the_same_results_give_the_same_bytes(sound, tmp_path):
-    root, out = sound.parent / "repository", sound.parent / "results"
-    bundle.write_bundle(root, out, tmp_path / "again.tar", committed=COMMITTED)
-    assert (tmp_path / "again.tar").read_bytes() == sound.read_bytes()
-
-
-def test_members_are_plain_files_of_nobody_at_the_time_of_the_commit(sound):
-    with tarfile.open(sound) as tar:
-        entries = tar.getmembers()
-    assert [e.name for e in entries] == sorted(e.name for e in entries)
-    assert {(e.type, e.uid, e.gid, e.uname, e.mode, e.mtime) for e in entries} == {
-        (tarfile.REGTYPE, 0, 0, "", 0o644, COMMITTED)
-    }
-    assert {"evidence/pins.toml", "evidence/results/steps/mla-cpu/log.txt", "evidence/report.html"} <= {
-        e.name for e in entries
-    }
 
 
 def test_its_checksums_are_those_of_sha256sum(sound, tmp_path):
@@ -103,6 +85,21 @@ def test_a_failing_build_has_a_sound_bundle_too(tmp_path):
     assert answer.verdict.outcome is Outcome.FAIL
 
 
+def test_a_quarantined_failure_is_derived_again_with_its_quarantine(tmp_path):
+    root, out = built(tmp_path, checks=[Check(id="t.py::a", outcome=Outcome.FAIL, message="wrong")])
+    a_plan = read_plan(out / "plan.json")
+    expires = NOW.date() + dt.timedelta(days=7)
+    entry = Quarantined(test="t.py::a", step="mla", reason="r", owner="o", added=NOW.date(), expires=expires)
+    quarantine = Quarantine(tests=(entry,))
+    recorded = bundle.read_records(out, a_plan)
+    verdict = judge(a_plan, recorded, plan_digest(a_plan), decided=NOW, quarantine=quarantine)
+    assert verdict.steps[1].quarantined == ("t.py::a",)
+    verdict.save(out / "verdict.json")
+    quarantine.save(out / "quarantine.json")
+    bundle.write_bundle(root, out, tmp_path / "e.tar", committed=COMMITTED)
+    assert verify.verify(tmp_path / "e.tar").sound
+
+
 @pytest.mark.parametrize("name", ["plan.json", "verdict.json", "report.html", "results.jsonl"])
 def test_no_bundle_without_evidence(tmp_path, name):
     root, out = built(tmp_path)
@@ -130,7 +127,7 @@ def test_what_every_job_of_an_agent_left_is_in_it(tmp_path):
         job.mkdir(parents=True)
         opening = BuildRecord(started=NOW, plan_digest=plan_digest(a_plan), commit=COMMIT, environment=ENVIRONMENT)
         results.append(job / "results.jsonl", [opening, *records(one, Check(id="p", outcome=Outcome.PASS))])
-    run.decide(out, a_plan, jobs=out / "jobs")
+    decide(out, a_plan, jobs=out / "jobs")
     bundle.write_bundle(root, out, tmp_path / "e.tar", committed=COMMITTED)
     assert {"results/jobs/a-cpu/results.jsonl", "results/jobs/b-cpu/results.jsonl"} <= set(
         members_of(tmp_path / "e.tar")
@@ -138,11 +135,12 @@ def test_what_every_job_of_an_agent_left_is_in_it(tmp_path):
     assert verify.verify(tmp_path / "e.tar").sound
 
 
-def test_tables_of_cells_are_in_it(tmp_path):
+def test_tables_are_in_it(tmp_path):
     root, out = built(tmp_path)
-    (path,) = tables.write(out, plan(STEP), "d" * 64, [table(cell("fig", "a"))])
+    a_plan, recorded, verdict = cells.build(cells.cell("fig", "a"))
+    tables.write(out, a_plan, "d" * 64, recorded, tables.tables(a_plan, recorded, verdict))
     bundle.write_bundle(root, out, tmp_path / "e.tar", committed=COMMITTED)
-    assert members_of(tmp_path / "e.tar")[path.name] == path.read_bytes()
+    assert members_of(tmp_path / "e.tar")["cells.json"] == (out / "cells.json").read_bytes()
     assert verify.verify(tmp_path / "e.tar").sound
 
 

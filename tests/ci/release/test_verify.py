@@ -7,7 +7,9 @@ import io
 import tarfile
 
 import pytest
-from support.bundles import COMMITTED, DIGEST, edited, first_problem, forge, without, without_lines, write
+from support.bundles import DIGEST, edited, first_problem, forge, without, without_lines, write
+
+from hilgate.release.verify import verify
 
 
 @pytest.fixture(scope="session")
@@ -26,11 +28,10 @@ TAMPERED = {
         lambda m: {**m, "SHA256SUMS": m["SHA256SUMS"] * 2}, False, "checksums: SHA256SUMS has a line"),
     "another plan": (edited("plan.json", b'"minimum": 1', b'"minimum": 2'), True, "plan: another plan: its digest"),
     "no plan": (edited("plan.json", b"{", b""), True, "plan: not a plan"),
-    "no manifest": (edited("manifest.json", b'"profile"', b'"prefile"'), True, "plan: manifest.json is no manifest"),
+    "no manifest": (edited("manifest.json", b'"profile"', b'"prefile"'), True, "plan: not a manifest: profile"),
     "another commit in the manifest": (
         edited("manifest.json", b"cccc", b"cccd"), True, "plan: another plan: its commit"),
     "another profile": (edited("manifest.json", b'"gate"', b'"release"'), True, "plan: another plan: its profile"),
-    "another time": (edited("manifest.json", b"1763726400", b"1763726401"), True, "plan: the time of its members"),
     "records of another plan": (
         edited("results/results.jsonl", b'"plan_digest":"', b'"plan_digest":"f'), True, "records: these results"),
     "records of another commit": (
@@ -104,13 +105,9 @@ def named(name):
     return change
 
 
-def replaced(**what):
-    return lambda number, entry, data: [(entry.replace(**what) if number == 1 else entry, data)]
-
-
 ARCHIVES = {
-    "a symbolic link": (link(tarfile.SYMTYPE, "/etc/passwd"), "is a link to '/etc/passwd'"),
-    "a hard link": (link(tarfile.LNKTYPE, "evidence/plan.json"), "is a link to"),
+    "a symbolic link": (link(tarfile.SYMTYPE, "/etc/passwd"), "is no plain file"),
+    "a hard link": (link(tarfile.LNKTYPE, "evidence/plan.json"), "is no plain file"),
     "a device": (link(tarfile.CHRTYPE, ""), "is no plain file"),
     "a pipe": (link(tarfile.FIFOTYPE, ""), "is no plain file"),
     "a folder": (link(tarfile.DIRTYPE, ""), "is no plain file"),
@@ -120,11 +117,7 @@ ARCHIVES = {
     "another folder": (named("elsewhere/x"), "lies outside of evidence/"),
     "a line break in a name": (named("evidence/a\nb"), "lies outside of evidence/"),
     "a member twice": (lambda _n, e, d: [(e, d), (e, d)], "stands in it twice"),
-    "a file that is a folder too": (named("evidence/plan.json/x"), "stands in it twice|no readable tar"),
-    "another owner": (replaced(uid=1000), "its bytes are not those"),
-    "an executable": (replaced(mode=0o755), "its bytes are not those"),
-    "one other time": (replaced(mtime=COMMITTED + 1), "its bytes are not those"),
-    "a hidden header": (replaced(uname="x"), "its bytes are not those"),
+    "a file that is a folder too": (named("evidence/plan.json/x"), "no readable tar"),
 }
 
 
@@ -132,36 +125,36 @@ ARCHIVES = {
 def test_an_archive_that_hilgate_did_not_write_is_refused(sound, tmp_path, change, words):
     problem = first_problem(raw(sound, tmp_path / "f.tar", change))
     assert problem.startswith("archive: ")
-    assert any(word in problem for word in words.split("|"))
+    assert words in problem
     assert not (tmp_path.parent / "x").exists()
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        (lambda data: data[:-1], "truncated"),
-        (lambda data: data[: len(data) // 2 // 512 * 512], "truncated"),
-        (lambda data: data[:10240], "no readable tar"),
-        (lambda data: data + b"\0" * 10240, "its bytes are not those"),
-        (lambda data: data + data, "its bytes are not those"),
-        (lambda data: data[:-1] + b"x", "its bytes are not those"),
-        (lambda data: data[:600] + b"\xff" + data[601:], "checksums|its bytes"),
-        (lambda _data: b"x" * 10240, "no readable tar"),
-        (lambda _data: b"", "truncated"),
-        (lambda data: gzip.compress(data).ljust(20480, b"\0"), "no readable tar|truncated"),
+        lambda data: data[: len(data) // 2 // 512 * 512],
+        lambda data: data[: len(data) // 2 + 1],
+        lambda _data: b"x" * 10240,
+        lambda _data: b"",
+        gzip.compress,
     ],
-    ids=["one byte less", "half", "the first record", "zeros more", "twice", "the last byte",
-         "a byte of the first member", "no tar", "empty", "compressed"],
-)  # fmt: skip
-def test_a_damaged_file_is_refused(sound, tmp_path, change, words):
+    ids=["half", "half a block", "no tar", "empty", "compressed"],
+)
+def test_a_damaged_file_is_refused(sound, tmp_path, change):
     (tmp_path / "f.tar").write_bytes(change(sound.read_bytes()))
-    assert any(word in first_problem(tmp_path / "f.tar") for word in words.split("|"))
+    assert first_problem(tmp_path / "f.tar").startswith(("archive: no readable tar", "checksums: "))
 
 
-def test_every_single_byte_counts(sound, tmp_path):
+def test_every_byte_of_a_file_counts(sound, tmp_path):
+    with tarfile.open(sound) as tar:
+        places = [entry.offset_data + entry.size // 2 for entry in tar if entry.size]
     data = bytearray(sound.read_bytes())
-    for place in range(0, len(data), len(data) // 20):
+    for place in places:
         data[place] ^= 1
         (tmp_path / "f.tar").write_bytes(data)
         first_problem(tmp_path / "f.tar")
         data[place] ^= 1
+
+
+def test_the_order_of_members_does_not_count(sound, tmp_path):
+    assert verify(forge(sound, tmp_path / "f.tar", lambda members: members)).sound
