@@ -134,12 +134,13 @@ class SpeechEngine(TransformersEngine):
         features = self._features(media, sampling_rate=SAMPLING_RATE, return_tensors="pt").input_features
         end = self.tokenizer.eos_token_id
         with torch.no_grad():
-            heard = self.model.get_encoder()(features)
+            frames = self.model.get_encoder()(features)
             tokens, cache = torch.tensor([start] * len(media)), None
             written: list[torch.Tensor] = []
             scores: list[torch.Tensor] = []
             while len(written) < max_tokens and not (written and (torch.stack(written) == end).any(0).all()):
-                out = self.model(decoder_input_ids=tokens, encoder_outputs=heard, past_key_values=cache, use_cache=True)
+                shown = {"encoder_outputs": frames, "past_key_values": cache}
+                out = self.model(decoder_input_ids=tokens, use_cache=True, **shown)
                 cache = out.past_key_values
                 best = out.logits[:, -1].log_softmax(-1).max(-1)
                 written.append(best.indices)
