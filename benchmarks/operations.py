@@ -2,30 +2,74 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pagedkv.attention.paged import paged_attention
 from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.cache.write import write_kv_cache
+from pagedkv.mla.decode import mla_decode
+from pagedkv.mla.tables import allocate, fill
 
 from . import oracle, peers, pools
-from .attention import attention
-from .mla import mla
-from .sides import Side, Work, side
+from .cases import PAGED_2D
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import Tensor
 
     from pagedkv.cache.cache import PagedCache
 
     from .cases import Case
 
+SOFTCAP = 5.0
+"""Of unit-normal scores: low enough to change them."""
+
+
+@dataclasses.dataclass
+class Side:
+    """Ours or the peer: one `run` covers every set of inputs."""
+
+    run: Callable[[], None]
+    poison: Callable[[], None]
+    """Fill every output with NaN."""
+    error: Callable[[], float]
+    """Worst error over all sets of inputs, against the oracle."""
+
+
+@dataclasses.dataclass
+class Work:
+    """Both sides of a case. `peer` is a function because what stops it must not stop ours."""
+
+    ours: Side
+    peer: Callable[[], Side]
+    bound: float
+    """Largest error that is right."""
+    sets: int
+
+
+def side(sets: list[tuple], call: Callable, outputs: list[Tensor], error: Callable[[], float]) -> Side:
+    """Return the side that calls `call` on every set and writes to `outputs`."""
+
+    def run() -> None:
+        for each in sets:
+            call(*each)
+
+    def poison() -> None:
+        for out in outputs:
+            out.fill_(float("nan"))
+
+    return Side(run, poison, error)
+
 
 def prepare(case: Case, device: str, dtype: torch.dtype, cache_bytes: int) -> Work:
     """Return the work of a case over as many sets of unit-normal inputs as it takes to exceed `cache_bytes`."""
     sets = max(1, -(-cache_bytes // case.cache_bytes()))
-    make = {"gather": _gather, "write": _write, "mla": mla}.get(case.op, attention)
+    make = {"gather": _gather, "write": _write, "mla": _mla}.get(case.op, _attention)
     torch.manual_seed(case.seq_len * 31 + case.num_seqs)
     return make(case, device, dtype, sets)
 
@@ -83,3 +127,116 @@ def _write(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
         return side(data, call, [out for cache in caches for out in (cache.key, cache.value)], judge)
 
     return Work(make(write_kv_cache), lambda: make(peers.write()), 0.0, sets)
+
+
+def _judged(inputs: list[tuple], shape: tuple[int, ...], error: Callable[..., float]) -> Callable[..., Side]:
+    """Return a function that makes a side of a call and its data, with outputs of a shape beside the queries.
+
+    Its result is judged over `inputs`, whatever copies of them `data` holds for a peer that reads another packing.
+    """
+
+    def make(call: Callable[..., None], data: list[tuple]) -> Side:
+        outs = [query.new_empty(shape) for query, *_ in inputs]
+
+        def worst() -> float:
+            return max(error(*each, out) for each, out in zip(inputs, outs, strict=True))
+
+        return side([(*each, out) for each, out in zip(data, outs, strict=True)], call, outs, worst)
+
+    return make
+
+
+def _attention(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
+    """Return the work of decode, prefill and mixed batches."""
+    num_tokens = sum(query_len for _, query_len in case.lens)
+    shape = (num_tokens, case.num_q_heads, case.head_size)
+    starts = list(itertools.accumulate((query_len for _, query_len in case.lens), initial=0))
+    inputs = []
+    for _ in range(sets):
+        table = pools.block_table(case, device)
+        metadata = {
+            "block_table": table,
+            "seq_lens": torch.tensor([seq_len for seq_len, _ in case.lens], device=device, dtype=torch.int32),
+            "query_start_loc": torch.tensor(starts, device=device, dtype=torch.int32),
+        }
+        query = torch.randn(shape, device=device, dtype=dtype)
+        inputs.append((query, pools.new(case, device, dtype, table.numel()), metadata))
+    options: dict = {"sliding_window": case.window}
+    if case.capped:
+        options |= {"softcap": SOFTCAP, "sinks": torch.randn(case.num_q_heads, device=device)}
+
+    def error(*inputs_and_out: Any) -> float:
+        return _attention_error(case, *inputs_and_out, options)
+
+    make = _judged(inputs, shape, error)
+
+    def peer() -> Side:
+        if case.peer == PAGED_2D:
+            data = [(query, pools.packed(cache, "native"), metadata) for query, cache, metadata in inputs]
+            return make(peers.paged_attention_2d(case, inputs[0][0]), data)
+        return make(peers.unified_attention(case, inputs[0][0], options), inputs)
+
+    bound = oracle.attention_bound(dtype, scaled_rows=case.scales == "token")
+    return Work(make(_paged_attention(case, options), inputs), peer, bound, sets)
+
+
+def _paged_attention(case: Case, options: dict) -> Callable[..., None]:
+    """Return our call: one, or for a mixed batch one for its decode sequences and one for the rest."""
+    batches = [(slice(0, case.num_seqs), case.seq_len, case.query_len)]
+    if case.prefill_tokens:
+        batches.append((slice(case.num_seqs, case.num_seqs + 1), case.prefill_tokens, case.prefill_tokens))
+
+    def run(query: Tensor, cache: PagedCache, metadata: dict[str, Tensor], out: Tensor) -> None:
+        for seqs, seq_len, query_len in batches:
+            paged_attention(
+                query, cache, out, block_table=metadata["block_table"][seqs], seq_lens=metadata["seq_lens"][seqs],
+                query_start_loc=metadata["query_start_loc"][seqs.start : seqs.stop + 1], max_query_len=query_len,
+                max_seq_len=seq_len, scale=case.head_size**-0.5, num_splits=case.num_splits, **options,
+            )  # fmt: skip
+
+    return run
+
+
+def _attention_error(case: Case, query: Tensor, cache: PagedCache, metadata: dict, out: Tensor, options: dict) -> float:
+    """Judge by what the case says, not by what was passed to the sides."""
+    expected: dict = {"window": case.window}
+    if case.capped:
+        expected |= {"softcap": SOFTCAP, "sinks": options["sinks"]}
+    golden = oracle.attention(query, *pools.stored(cache), metadata["block_table"], case.lens, **expected)
+    return oracle.row_error(out, golden)
+
+
+def _mla(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
+    """Return the work of MLA decode: queries of latent and rope channels over a cache of such rows.
+
+    Our tables are filled before the clock starts: they serve all layers of a step, as the peer's lengths and blocks do.
+    """
+    shape = (case.num_seqs, case.num_q_heads, case.head_size)
+    starts = torch.arange(case.num_seqs + 1, device=device, dtype=torch.int32)
+    lens = torch.full((case.num_seqs,), case.seq_len, device=device, dtype=torch.int32)
+    inputs = []
+    for _ in range(sets):
+        table = pools.block_table(case, device)
+        cache = torch.randn(table.numel(), case.block_size, case.head_size, device=device, dtype=dtype)
+        inputs.append((torch.randn(shape, device=device, dtype=dtype), cache, table))
+    sizes = {"latent_size": case.latent_size, "rope_size": case.head_size - case.latent_size}
+    shapes = {"num_heads": case.num_q_heads, "num_seqs": case.num_seqs, "max_query_len": 1}
+    tables = allocate(inputs[0][0], **sizes, **shapes)
+    fill(tables, lens, starts)
+
+    def error(query: Tensor, cache: Tensor, table: Tensor, out: Tensor) -> float:
+        rows = oracle.Stored(cache[:, :, None]), oracle.Stored(cache[:, :, None, : case.latent_size])
+        return oracle.row_error(out, oracle.attention(query, *rows, table, case.lens))
+
+    make = _judged(inputs, (*shape[:2], case.latent_size), error)
+
+    def ours(query: Tensor, cache: Tensor, table: Tensor, out: Tensor) -> None:
+        mla_decode(
+            query, cache, out, block_table=table, seq_lens=lens, query_start_loc=starts, max_query_len=1,
+            scale=case.head_size**-0.5, tables=tables,
+        )  # fmt: skip
+
+    def peer() -> Side:
+        return make(peers.mla_decode(case, inputs[0][0], lens), inputs)
+
+    return Work(make(ours, inputs), peer, oracle.attention_bound(dtype), sets)

@@ -71,14 +71,6 @@ def _module(name: str) -> Any:
         raise PeerMissingError(f"{name} cannot be imported: {error}") from error
 
 
-def version() -> str:
-    """Return the version of the installed vLLM, or "missing"."""
-    try:
-        return str(_module("vllm.version").__version__)
-    except PeerMissingError:
-        return "missing"
-
-
 def unified_attention(case: Case, query: Tensor, options: Mapping[str, Any]) -> Callable[..., None]:
     """Return a function (query, cache, metadata, out) for the case's shapes; `options` are those of ours."""
     ops = _module(f"{_OPS}.triton_unified_attention")

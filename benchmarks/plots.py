@@ -1,4 +1,4 @@
-"""Recorded results as pictures and tables: `python -m benchmarks.plots`, from the root of the repository.
+"""Charts and tables of a recorded run: `python -m benchmarks.plots`, from the root of the repository.
 
 Reads `benchmarks/results/h200.jsonl` (or the file named) and writes beside it a page (`h200.md`), its charts
 (`h200/*.svg`), and the table of `benchmarks/README.md`. The same records give the same bytes.
@@ -13,22 +13,114 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from . import page, saved, series
+from . import series
+from .cases import CASES
+from .record import RecordsError, Row, environment, read, table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 FOLDER = Path(__file__).resolve().parent
+
+
+BEGIN = "<!-- rows: written by `python -m benchmarks.plots`, not by hand -->"
+END = "<!-- end of rows -->"
+
+ALT = {
+    "ratio": "bars: time of vLLM's kernel over ours for every case",
+    "bandwidth": "bars: percent of the measured bandwidth for every case, and the goals",
+    "block_size": "lines: decode time over block size, ours and vLLM's",
+    "context": "lines: decode time of one sequence over its length, ours and vLLM's",
+}
+CHARTS = {
+    "ratio": (
+        "Beside vLLM's Triton kernels",
+        "Right of the line ours is faster. Both sides in one run, on the same data.",
+    ),
+    "bandwidth": (
+        "Bandwidth",
+        (
+            "Bytes that the operation cannot avoid, over time, as a share of what a plain read (decode) or copy "
+            "(gather, write) reaches on this machine. Prefill, extend and mixed, which the matrix units bound too, are "
+            "in the table."
+        ),
+    ),
+    "block_size": (
+        "Time over block size",
+        (
+            "Decode of 64 sequences of 8k tokens, head size 128. Hybrid models have blocks of 544, 784 or 2048 tokens, "
+            "because attention and Mamba share pages."
+        ),
+    ),
+    "context": ("Time over context at batch 1", "Decode of one sequence, head size 128, blocks of 16."),
+}
+"""Chart -> heading and what it shows."""
+
+
+class SectionError(ValueError):
+    """A text lacks the place for the rows, or has two."""
+
+
+def left_out(rows: Sequence[Row]) -> str:
+    """Return which cases have no record in this run, as one sentence."""
+    recorded = {row.case.name for row in rows}
+    names = [f"`{case.name}`" for case in CASES if case.name not in recorded]
+    return f"Not in this run: {', '.join(names)}." if names else "Every case is in this run."
+
+
+def section(rows: Sequence[Row]) -> str:
+    """Return what stands between `BEGIN` and `END`."""
+    records = [row.record for row in rows]
+    return f"{BEGIN}\n{environment(records)}\n\n{table(records)}\n\n{left_out(rows)}\n{END}"
+
+
+def with_section(text: str, rows: Sequence[Row], where: str) -> str:
+    """Return the text with its section replaced.
+
+    Raises:
+        SectionError: The text does not hold `BEGIN` and then `END`, each once.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise SectionError(
+            f"{where}: got {text.count(BEGIN)} beginnings and {text.count(END)} ends of the rows; expected one of "
+            f"each, in this order\n  to do: put these two lines where the table belongs:\n{BEGIN}\n{END}"
+        )
+    return text[: text.index(BEGIN)] + section(rows) + text[text.index(END) + len(END) :]
+
+
+def page(rows: Sequence[Row], charts: Mapping[str, str], source: str, folder: str) -> str:
+    """Return the Markdown page: one heading, sentence and picture a chart, then the table.
+
+    Args:
+        rows: Of one run.
+        charts: Chart -> SVG; one that is not there had too few records to draw.
+        source: Name of the results file.
+        folder: Where the pictures lie, relative to the page.
+    """
+    parts = [
+        f"# {rows[0].record.hardware}: our kernels beside vLLM's",
+        f"`python -m benchmarks.plots` on `{source}`; [how it is measured](../README.md#how-it-is-measured).",
+        environment([row.record for row in rows]),
+    ]
+    for name, (heading, sentence) in CHARTS.items():
+        picture = f"![{ALT[name]}]({folder}/{name}.svg)" if name in charts else "Too few records to draw it."
+        parts += [f"## {heading}", sentence, picture]
+    parts += ["## All rows", table([row.record for row in rows]), left_out(rows)]
+    return "\n\n".join(parts) + "\n"
 
 
 def render(source: Path, readme: Path) -> dict[Path, str]:
     """Return every file that follows from a results file, with its text.
 
     Raises:
-        saved.RecordsError: The results cannot be believed.
-        page.SectionError: The README has no place for the table.
+        RecordsError: The results cannot be believed.
+        SectionError: The README has no place for the table.
     """
     from . import charts
 
-    rows = saved.read(source)
+    rows = read(source)
     drawn = {
         "ratio": charts.ratio_chart(series.ratios(rows)),
         "bandwidth": charts.bandwidth_chart(series.bandwidths(rows)),
@@ -39,8 +131,8 @@ def render(source: Path, readme: Path) -> dict[Path, str]:
         drawn["context"] = charts.line_chart(lines, "tokens in the cache", thousands=True)
     folder = source.with_suffix("")
     files = {folder / f"{name}.svg": text for name, text in drawn.items()}
-    files[source.with_suffix(".md")] = page.page(rows, drawn, source.name, folder.name)
-    files[readme] = page.with_section(readme.read_text(encoding="utf-8"), rows, str(readme))
+    files[source.with_suffix(".md")] = page(rows, drawn, source.name, folder.name)
+    files[readme] = with_section(readme.read_text(encoding="utf-8"), rows, str(readme))
     return files
 
 
@@ -53,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         files = render(given.source, given.readme)
-    except (saved.RecordsError, page.SectionError) as error:
+    except (RecordsError, SectionError) as error:
         print(error, file=sys.stderr)
         return 3
     except OSError as error:

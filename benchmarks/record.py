@@ -1,19 +1,32 @@
-"""The record of a case, and the table. A side whose result is wrong has no time: there is no way to report one."""
+"""Records of a run: made, written, read back with every figure checked, and shown as a table.
+
+A side whose result is wrong has no time: there is no way to report one. A file is one run: every line has the hardware,
+the versions, the commit and the measured rates of the first. What a line derives (ratio, bandwidth, fraction) must
+follow from what it measured and from the case of that name, so that a case that changed after its measurement is
+noticed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import statistics
 from typing import TYPE_CHECKING, ClassVar
 
-from .cases import Op, Yardstick  # noqa: TC001  saved.py evaluates the annotations
+from pydantic import TypeAdapter, ValidationError
+
+from .cases import CASES, Case, Op, Yardstick
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from .cases import Case
+
+ROUNDING = 2e-4
+"""More than three roundings to five significant digits (`Record.line`), 5e-5 each: two times and their quotient."""
+UNITS = {"read": (1e9, "GB/s"), "copy": (1e9, "GB/s"), "matmul": (1e12, "TFLOP/s")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +62,7 @@ class Record:
     """One line of the results file. Times in us, `spread` = max - min over the replays; None where there is none."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-    """How `saved.py` reads it."""
+    """How `read` takes it."""
 
     case: str
     op: Op
@@ -173,30 +186,155 @@ def _missing(
     return missing
 
 
-def table(records: Sequence[Record], rates: Mapping[Yardstick, float]) -> str:
-    """Return the table, at most 100 columns wide."""
-    read, copy, matmul = rates["read"] / 1e9, rates["copy"] / 1e9, rates["matmul"] / 1e12
-    lines = [
-        f"read {read:.0f} GB/s, copy {copy:.0f} GB/s, matmul {matmul:.0f} TFLOP/s, measured in this run",
-        f"{'case':<30}{'ours us':>8}{'spread':>7}{'peer us':>9}{'ratio':>6}{'GB/s':>6}{'of':>6}{'error':>8} goal",
-    ]
-    for record in records:
-        time, spread, peer = (_number(x, ".1f") for x in (record.ours_us, record.spread, record.peer_us))
-        share = _number(record.fraction, ".0%") + record.yardstick[0]
-        goal = "met" if record.goal == "met" else f"no: {record.goal}"
-        lines.append(
-            f"{record.case:<30}{time:>8}{spread:>7}{peer:>9}{_number(record.ratio, '.2f'):>6}"
-            f"{_number(record.gbps, '.0f'):>6}{share:>6}{_number(record.rel_error, '.1e'):>8} {goal}"[:100]
-        )
-        if record.trouble:
-            lines.append(f"    {record.trouble}"[:100])
-    return "\n".join(lines)
-
-
 def _finite(error: float | None) -> float | None:
     """JSON has no infinity; `trouble` says what it was."""
     return error if error is not None and math.isfinite(error) else None
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def environment(records: Sequence[Record]) -> str:
+    """Return what was measured with and the rates of the machine, as one sentence."""
+    record = records[0]
+    rates = rates_of_use(records)
+    speeds = [f"{name} {rate / UNITS[name][0]:,.0f} {UNITS[name][1]}" for name, rate in rates.items()]
+    versions = [f"{name} {version}" for name, version in record.versions.items()]
+    return f"{record.hardware}; {', '.join(versions)}; commit {record.commit}; {', '.join(speeds)}."
+
+
+def table(records: Sequence[Record]) -> str:
+    """Return the records as a Markdown table."""
+    lines = [
+        "| case | ours us (spread) | peer us (spread) | ratio | rate | of | error, peer's | goal |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for record in records:
+        cells = (
+            record.case,
+            _time(record.ours_us, record.spread),
+            _time(record.peer_us, record.peer_spread),
+            "-" if record.ratio is None else f"{record.ratio:.2f}",
+            _rate(record),
+            "-" if record.fraction is None else f"{record.fraction:.0%}{record.yardstick[0]}",
+            f"{_error(record.rel_error)}, {_error(record.peer_rel_error)}",
+            _goal(record),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _time(median: float | None, spread: float | None) -> str:
+    return "-" if median is None or spread is None else f"{median:,.1f} ({spread:,.1f})"
+
+
+def _rate(record: Record) -> str:
+    if record.yardstick == "matmul":
+        return "-" if record.tflops is None else f"{record.tflops:,.0f} TFLOP/s"
+    return "-" if record.gbps is None else f"{record.gbps:,.0f} GB/s"
+
+
+def _error(error: float | None) -> str:
+    return "-" if error is None else f"{error:.1e}" if error else "0"
+
+
+def _goal(record: Record) -> str:
+    said = "met" if record.goal == "met" else f"**missed: {record.goal}**"
+    return f"{said}; {record.trouble}".replace("|", "/") if record.trouble else said
+
+
+class RecordsError(ValueError):
+    """A results file cannot be believed; the message has file, line and what to do."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(
+            f"{where}: {problem}\n  to do: run `python -m benchmarks.run --out` again; never edit results by hand"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A record and the case that it measured."""
+
+    case: Case
+    record: Record
+
+
+def read(path: Path) -> list[Row]:
+    """Return the rows of a results file in its order.
+
+    Raises:
+        RecordsError: The file is missing or empty, a line is no record (a key missing, unknown or of the wrong type,
+            NaN or infinity), its case is unknown or was there before, its figures contradict each other or the case,
+            or it comes from another run than the first line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise RecordsError(str(path), f"cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise RecordsError(str(path), f"is not UTF-8 ({error.reason})") from error
+    cases = {case.name: case for case in CASES}
+    rows: list[Row] = []
+    lines_of: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}:{number}"
+        record = _parse(line, where)
+        if record.case in lines_of:
+            raise RecordsError(where, f"case {record.case!r} is already in line {lines_of[record.case]}")
+        lines_of[record.case] = number
+        if record.case not in cases:
+            raise RecordsError(where, f"got case {record.case!r}; expected the name of one in benchmarks/cases.py")
+        row = Row(cases[record.case], record)
+        for problem in itertools.chain(_contradictions(row), _other_runs(record, [row.record for row in rows])):
+            raise RecordsError(where, problem)
+        rows.append(row)
+    if not rows:
+        raise RecordsError(f"{path}:1", "the file is empty; expected one record a line")
+    return rows
+
+
+def _parse(line: str, where: str) -> Record:
+    try:
+        return TypeAdapter(Record).validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        got = "" if first["type"] in {"missing", "json_invalid"} else f"; got {first['input']!r}"
+        raise RecordsError(where, f"{f'key {key!r}: ' if key else ''}{first['msg']}{got}") from error
+
+
+def _contradictions(row: Row) -> Iterator[str]:
+    """Say what in a record contradicts itself or its case."""
+    case, record = row.case, row.record
+    yield from _differences(record, case, ("op", "peer", "yardstick"), "as benchmarks/cases.py has the case")
+    for name in ("ours_us", "peer_us", "yardstick_rate"):
+        if (value := getattr(record, name)) is not None and value <= 0:
+            yield f"{name}: got {value}; expected more than 0"
+    for side, time, spread, error in (
+        ("ours", record.ours_us, record.spread, record.rel_error),
+        ("peer", record.peer_us, record.peer_spread, record.peer_rel_error),
+    ):
+        if time is not None and (spread is None or error is None):
+            yield f"{side}: got a time without its spread or its error; expected all three"
+        if (time is None) != (f"{side}: " in record.trouble):
+            yield f"{side}: got the time {time} with the trouble {record.trouble!r}; expected one of the two"
+    derived = compared(case, record.ours_us, record.peer_us, record.yardstick_rate)
+    for name, expected in derived.items():
+        got = getattr(record, name)
+        if (got is None) != (expected is None):
+            yield f"{name}: got {got}; expected {expected} by the times"
+        elif got is not None and not math.isclose(got, expected, rel_tol=ROUNDING):
+            yield f"{name}: got {got}; expected {expected:.5g} by the times and by benchmarks/cases.py"
+
+
+def _other_runs(record: Record, earlier: list[Record]) -> Iterator[str]:
+    """Say in what a record differs from the run that the earlier ones belong to."""
+    for first in earlier[:1]:
+        yield from _differences(record, first, ("hardware", "versions", "commit"), "as in line 1: a file is one run")
+    rate = rates_of_use(earlier).get(record.yardstick, record.yardstick_rate)
+    if record.yardstick_rate != rate:
+        yield f"yardstick_rate: got {record.yardstick_rate}; expected {rate}, as in an earlier line: a file is one run"
+
+
+def _differences(record: Record, other: object, names: tuple[str, ...], why: str) -> Iterator[str]:
+    for name in names:
+        if (got := getattr(record, name)) != (expected := getattr(other, name)):
+            yield f"{name}: got {got!r}; expected {expected!r}, {why}"

@@ -12,23 +12,24 @@ Exit status: 0 all ran and are right (a missed goal is a figure, not a failure),
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib.metadata
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from . import cases as data
-from .record import Measured, Record, build, finding, table
+from .record import Measured, Record, build, environment, finding, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .cases import Case
-    from .sides import Side
+    from .operations import Side
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -101,17 +102,22 @@ def smoke(names: list[Case]) -> int:
     return 1 if wrong else 0
 
 
-def _versions() -> dict[str, str]:
+def facts(commit: str, *, gpu: bool = True) -> dict[str, Any]:
+    """Return what every record says of this machine: hardware, versions and commit."""
     import torch
 
-    from . import peers
+    versions = {"torch": torch.__version__, "triton": _version("triton"), "vllm": _version("vllm")}
+    toolkit = {name: version for name in ("hip", "cuda") if (version := getattr(torch.version, name, None))}
+    hardware = torch.cuda.get_device_name() if gpu else "CPU, interpreted"
+    return {"hardware": hardware, "versions": versions | toolkit, "commit": commit}
 
-    toolkit = {"hip": torch.version.hip} if torch.version.hip else {"cuda": torch.version.cuda}
-    return {
-        "torch": torch.__version__,
-        "triton": importlib.metadata.version("triton"),
-        "vllm": peers.version(),
-    } | toolkit
+
+def _version(package: str) -> str:
+    """Return the version of an installed package or of its CPU build, or "missing"."""
+    for name in (package, f"{package}-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return "missing"
 
 
 def commit_of(given: str | None) -> str:
@@ -132,7 +138,7 @@ def _run(chosen: list[Case], out: Path, commit: str) -> int:
     from . import timing
 
     rates = timing.yardsticks()
-    context = {"hardware": torch.cuda.get_device_name(), "versions": _versions(), "commit": commit}
+    context = facts(commit)
     records: list[Record] = []
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", encoding="utf-8") as file:
@@ -141,13 +147,12 @@ def _run(chosen: list[Case], out: Path, commit: str) -> int:
             records.append(build(case, ours, peer, rates=rates, earlier=records, **context))
             file.write(records[-1].line() + "\n")
             file.flush()
-            print(*table(records[-1:], rates).splitlines()[2:], sep="\n", file=sys.stderr, flush=True)
+            print(table(records[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
             gc.collect()
             torch.cuda.empty_cache()
     if folder := os.environ.get("HILGATE_OUT"):  # it is a step of a build
         Path(folder, "findings.jsonl").write_text("".join(finding(one) + "\n" for one in records), encoding="utf-8")
-    print(f"{context['hardware']}, {context['versions']}, commit {commit}")
-    print(table(records, rates))
+    print(environment(records), table(records), sep="\n\n")
     for what, why in data.NOT_MEASURED:
         print(f"not measured: {what}: {why}")
     if any("ours:" in record.trouble for record in records):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .cases import Case, Op
-    from .saved import Row
+    from .record import Row
 
 GOALS = (80, 85, 90)
 """Percent of the measured bandwidth that the goals of `cases.py` ask for."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
 import json
 import os
 import sys
@@ -21,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..run import commit_of
+from ..run import commit_of, facts
 from . import engine, judge
 from .models import CASES, MODELS, SMOKE, Case, Model
 
@@ -107,19 +106,6 @@ def _require(both: list[LLM]) -> None:
         backends = {layer["backend"] for layer in served_layers(llm)}
         if not backends or any((backend in OURS) != own for backend in backends):
             raise NotServedError(f"the engine with {'ours' if own else 'the peer'} ran {', '.join(sorted(backends))}")
-
-
-def facts(commit: str, *, gpu: bool) -> dict[str, Any]:
-    """Of this machine."""
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "triton")}
-    from vllm import __version__
-
-    hardware = "CPU, interpreted"
-    if gpu:
-        from vllm.platforms import current_platform
-
-        hardware = current_platform.get_device_name()
-    return {"hardware": hardware, "versions": versions | {"vllm": __version__}, "commit": commit}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -487,6 +487,12 @@ class Check(Noun):
             raise ValueError(f"check {self.id!r} is {self.outcome.value!r} without a message that says why")
         return self
 
+    @staticmethod
+    def write_all(folder: Path, checks: Iterable[Check]) -> None:
+        """Write `findings.jsonl`, the evidence of a step that is not pytest."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "findings.jsonl").write_text("".join(f"{check.model_dump_json()}\n" for check in checks), "utf-8")
+
 
 class BuildRecord(Noun):
     """First line of `results.jsonl`: which plan the following lines answer."""

@@ -1,16 +1,7 @@
-"""The command line: `gate`, `gates`, `import`, `baseline ...`, `power`.
+"""The command line: `gates`, `import`, `gate`, `baseline record|diff|accept|show`, `power`.
 
 `gate` leaves `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) in the output folder and
 exits with the status that the worst check has.
-
-`python -m hileval baseline ...`: stored runs that later runs are paired with.
-
-record    ask all questions K times on a trusted attention; leaves a proposal beside the baseline
-diff      what the proposal (or another file) changes, question by question
-accept    make the proposal the baseline, with the name of who looked at it
-show      what a baseline holds
-
-`python -m hileval power`: what each gate can and cannot see, from the noise of its own baseline.
 """
 
 from __future__ import annotations
@@ -26,24 +17,25 @@ import typer
 from pydantic import Field
 from rich.console import Console
 
-from hileval.ask.conduct import Heading, Journal, code_fingerprint, conduct
-from hileval.ask.evaluation import served_by
+from hileval.ask.evaluation import check_backend
+from hileval.ask.loop import Heading, Journal, ask_until_decided, code_fingerprint
+from hileval.ask.task import questions_of
 from hileval.gates import statistics
-from hileval.gates.declare import EVALS, EngineName, Gate, Gates, Occasion, find_gate, load_gates, occasion, starter
+from hileval.gates.declare import EVALS, EngineName, Occasion, engine_factory, find_gate, load_gates, occasion
 from hileval.gates.foreign import as_yaml, read_foreign
-from hileval.gates.judge import exit_status, flips, judge, side_by_side
-from hileval.gates.power import Plan, simulate, smallest_drop
+from hileval.gates.judge import diff_answers, exit_status, judge, side_by_side
+from hileval.gates.power import Power, simulate, smallest_drop
 from hileval.gates.rule import first_share, shared
 from hileval.records.baseline import Baseline, environment, make_baseline
 from hileval.records.records import Run, Setting
 from hilgate.errors import Exit, HilgateError, MisuseError, RecordsError
-from hilgate.model import Check, Noun, Outcome
+from hilgate.model import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hileval.ask.evaluation import Evaluation
-    from hileval.gates.declare import Gate
+    from hileval.gates.declare import Gate, Gates
     from hileval.gates.rule import Rule
 
 
@@ -105,11 +97,14 @@ def run_gate(
         asked, served = measure(name, gate, rule, baseline, engine or gate.engine, limit)
         checks = judge(name, gate, rule, asked, baseline, served)
     except HilgateError as error:
-        write_findings(out, [did_not_run(name, error)])
+        (out / "samples.jsonl").unlink(missing_ok=True)
+        Check.write_all(out, [did_not_run(name, error)])
         raise
-    write_findings(out, checks, asked)
+    Check.write_all(out, checks)
+    samples = "".join(f"{sample.model_dump_json()}\n" for sample in asked.samples)
+    (out / "samples.jsonl").write_text(samples, encoding="utf-8")
     if baseline is not None:
-        (out / "flips.md").write_text(side_by_side(flips(asked, baseline, gate.filter), 10**6), encoding="utf-8")
+        (out / "flips.md").write_text(side_by_side(diff_answers(asked, baseline, gate.filter), 10**6), encoding="utf-8")
     show(checks, out)
     raise typer.Exit(exit_status(checks))
 
@@ -122,17 +117,15 @@ def measure(
     Raises:
         HilgateError: the declaration, the model, the engine or lm-eval stopped it; nothing was measured.
     """
-    from hileval.ask.documents import questions_of
-
-    questions = questions_of(gate, starter(gate, engine))
+    questions = questions_of(gate, engine_factory(gate, engine))
     code = code_fingerprint(EVALS.parent / "kernels", EVALS / "hileval")
     heading = Heading(gate=name, identity=questions.identity, engine=engine, code=code)
     journal = Journal(questions, JOURNALS / f"{name}.jsonl", heading)
     if journal.resumed:
         stderr.print(f"{journal.resumed} answers of an interrupted run are kept", highlight=False)
     try:
-        asked = conduct(gate, rule, baseline, journal, Lines(), limit)
-        served = served_by(name, gate, questions.engine)
+        asked = ask_until_decided(gate, rule, baseline, journal, ProgressPrinter(), limit)
+        served = check_backend(name, gate, questions.engine)
     finally:
         if questions.engine is not None:
             questions.engine.close()
@@ -140,14 +133,14 @@ def measure(
     return asked, served
 
 
-class Lines:
+class ProgressPrinter:
     """A line per batch on stderr: how far, how right, how long still."""
 
     def __init__(self) -> None:
         self._began, self._run = time.monotonic(), 0
 
     def asked(self, run: int, done: int, most: int, right: int) -> None:
-        """See `conduct.Listener`."""
+        """See `hileval.ask.loop.Listener`."""
         if run != self._run:
             self._run, self._began = run, time.monotonic()
         spent = time.monotonic() - self._began
@@ -161,18 +154,6 @@ def did_not_run(name: str, error: HilgateError) -> Check:
     return Check(
         id=f"{name}/accuracy", outcome=Outcome.DID_NOT_RUN, message=message, labels={"error": type(error).__name__}
     )
-
-
-def write_findings(out: Path, checks: Sequence[Check], asked: Evaluation | None = None) -> None:
-    """Write findings.jsonl, and samples.jsonl where there are answers."""
-    out.mkdir(parents=True, exist_ok=True)
-    text = "".join(f"{check.model_dump_json()}\n" for check in checks)
-    (out / "findings.jsonl").write_text(text, encoding="utf-8")
-    samples = out / "samples.jsonl"
-    if asked is None:
-        samples.unlink(missing_ok=True)
-    else:
-        samples.write_text("".join(f"{sample.model_dump_json()}\n" for sample in asked.samples), encoding="utf-8")
 
 
 def show(checks: Sequence[Check], out: Path) -> None:
@@ -199,12 +180,13 @@ def run(command: typer.Typer) -> NoReturn:
     sys.exit(Exit.PASS)
 
 
-app_cli_baseline = typer.Typer(no_args_is_help=True, help="Stored runs that later runs are paired with.")
+baseline_app = typer.Typer(no_args_is_help=True, help="Stored runs that later runs are paired with.")
+app.add_typer(baseline_app, name="baseline")
 NOBODY = "nobody yet"
 Name = Annotated[str, typer.Argument(help="A gate of evals/gates.yaml.")]
 
 
-@app_cli_baseline.command("record")
+@baseline_app.command("record")
 def record(
     name: Name,
     reason: Annotated[str, typer.Option(help="Why: it is stored in the baseline and read in review.")],
@@ -217,13 +199,11 @@ def record(
     ] = None,
 ) -> None:
     """Ask all questions of a gate K times on an attention that is trusted, and leave a proposal."""
-    from hileval.ask.documents import questions_of
-
     gate = find_gate(name, load_gates())
     chosen = engine or gate.engine
     trusted = {"vllm": attention_backend, "transformers": None}.get(chosen, gate.attention_backend)
     gate = gate.model_copy(update={"engine": chosen, "attention_backend": trusted})
-    questions = questions_of(gate, starter(gate, chosen))
+    questions = questions_of(gate, engine_factory(gate, chosen))
     everything = list(range(questions.available))
     recorded = []
     for number in range(runs):
@@ -231,7 +211,7 @@ def record(
         samples = tuple(questions.ask(everything, number))
         recorded.append(Run(identity=questions.identity, samples=samples, seconds=time.monotonic() - began))
         typer.echo(f"run {number + 1} of {runs}: {recorded[-1].strict_correct}/{len(samples)} right", err=True)
-    served = served_by(name, gate, questions.engine)
+    served = check_backend(name, gate, questions.engine)
     if served is not None and served.outcome is not Outcome.PASS:
         raise MisuseError(f"not recorded: {served.message}", where=name)
     assert questions.engine is not None
@@ -250,7 +230,7 @@ def record(
     )
 
 
-@app_cli_baseline.command("accept")
+@baseline_app.command("accept")
 def accept(name: Name, by: Annotated[str, typer.Option(help="Who looked at the proposal and answers for it.")]) -> None:
     """Make the proposal the baseline."""
     gate = find_gate(name, load_gates())
@@ -263,8 +243,8 @@ def accept(name: Name, by: Annotated[str, typer.Option(help="Who looked at the p
     typer.echo(f"{gate.path(gate.baseline)}\n{summary(accepted)}")
 
 
-@app_cli_baseline.command("show")
-def show_cli_baseline(name: Name) -> None:
+@baseline_app.command("show")
+def show_baseline(name: Name) -> None:
     """What the baseline of a gate holds."""
     gate = find_gate(name, load_gates())
     baseline = Baseline.read(gate.path(gate.baseline))
@@ -276,7 +256,7 @@ def show_cli_baseline(name: Name) -> None:
         typer.echo(f"  {field:<14} {value!s:.64}")
 
 
-@app_cli_baseline.command("diff")
+@baseline_app.command("diff")
 def diff(name: Name) -> None:
     """What accepting the proposal would change: identity, setting, exact match, and which questions."""
     gate = find_gate(name, load_gates())
@@ -308,8 +288,7 @@ def proposal_path(gate: Gate) -> Path:
 
 def summary(baseline: Baseline) -> str:
     """Exact match with its interval, K, n and d on one line."""
-    hashes = [question.doc_hash for question in baseline.questions]
-    right = baseline.outcomes("strict", hashes)
+    right = baseline.outcomes("strict")
     low, high = statistics.interval(int(right.sum()), right.size, 0.01)
     d = "" if baseline.d is None else f", d = {baseline.d:.2%}"
     return f"{right.mean():.2%} [{low:.2%}, {high:.2%}] in {baseline.runs} runs of {baseline.n} questions{d}"
@@ -320,8 +299,8 @@ GSM8K_QUESTIONS = 1319
 """Of the test set, for models without a baseline of their own."""
 
 
-class Row(Noun):
-    """One rule of one gate under one true drop; shares of simulated merges."""
+class PowerRow(Power):
+    """One rule of one gate under one true drop."""
 
     gate: str
     rule: Occasion
@@ -329,16 +308,13 @@ class Row(Noun):
     d: float
     baseline_runs: int
     drop: float
-    failed: float
-    passed: float
-    undecided: float
-    questions: float
     replays: int
     smallest_drop: float = Field(ge=0)
     """That one look at all questions of the rule fails 9 times in 10 (`power.smallest_drop`)."""
 
 
-def power(
+@app.command("power")
+def print_power(
     names: Annotated[list[str] | None, typer.Argument(metavar="[GATE]...", help="By default every gate.")] = None,
     replays: Annotated[int, typer.Option(min=10, help="Simulated merges per figure.")] = 1000,
     d: Annotated[float | None, typer.Option(min=0, max=0.5, help="Assume this d, not the baseline's.")] = None,
@@ -347,11 +323,11 @@ def power(
 ) -> None:
     """Share of merges that each rule fails, passes or leaves open, and how many questions that takes."""
     declared = load_gates()
-    rows: list[Row] = []
+    rows: list[PowerRow] = []
     for name in names or declared.gates:
         gate = find_gate(name, declared)
         for when in gate.rules:
-            found = table(name, gate, when, declared, d=d, replays=replays, seed=seed)
+            found = power_of_rule(name, gate, when, declared, d=d, replays=replays, seed=seed)
             if not found:
                 typer.echo(f"{name}, {when}: no baseline, published figure or floor to start from", err=True)
             if found and d is not None and found[0].d < d:
@@ -371,9 +347,9 @@ def power(
         typer.echo(f"{row.drop:>11.0%}{row.failed:>8.1%}{row.passed:>8.1%}{row.undecided:>11.1%}{row.questions:>11.0f}")
 
 
-def table(
+def power_of_rule(
     name: str, gate: Gate, when: Occasion, declared: Gates, *, d: float | None, replays: int, seed: int
-) -> list[Row]:
+) -> list[PowerRow]:
     """The rows of one gate and rule: from its baseline's own accuracy and noise, else from the published figure.
 
     No rows where there is neither a baseline nor a figure nor a floor.
@@ -392,36 +368,29 @@ def table(
             return []
         accuracy, noise, runs, n = known, d, 5, GSM8K_QUESTIONS
     else:
-        hashes = [question.doc_hash for question in baseline.questions]
-        accuracy = float(baseline.outcomes(gate.filter, hashes).mean())
+        accuracy = float(baseline.outcomes(gate.filter).mean())
         noise, runs, n = (baseline.d or 0.0) if d is None else d, baseline.runs, baseline.n
     noise = min(noise, accuracy, 1 - accuracy)
     looks = rule.plan(n)
     new_runs = rule.noisy_runs if rule.noisy_d is not None and noise > rule.noisy_d else 1
-    plan = Plan(looks, rule.alpha * first_share(rule, new_runs), rule.margin, rule.beta)
+    plan = statistics.Plan(looks, rule.alpha * first_share(rule, new_runs), rule.margin, rule.beta)
     rows = []
     for drop in DROPS:
-        seen = simulate(
+        power = simulate(
             plan, accuracy=accuracy, d=noise, drop=drop, base_runs=runs, new_runs=new_runs, replays=replays, seed=seed
         )
         rows.append(
-            Row(
+            PowerRow(
+                **power.model_dump(exclude={"questions"}),
                 gate=name,
                 rule=when,
                 accuracy=accuracy,
                 d=noise,
                 baseline_runs=runs,
                 drop=drop,
-                failed=seen.fail,
-                passed=seen.passed,
-                undecided=seen.inconclusive,
-                questions=seen.questions * new_runs,
+                questions=power.questions * new_runs,
                 replays=replays,
                 smallest_drop=smallest_drop(looks[-1], runs, new_runs, noise, rule.alpha, 0.9),
             )
         )
     return rows
-
-
-app.add_typer(app_cli_baseline, name="baseline")
-app.command("power")(power)

@@ -13,7 +13,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to no distribution
 
-from benchmarks import attention, cases, operations, oracle, pools  # noqa: E402
+from benchmarks import cases, operations, oracle, pools  # noqa: E402
 from pagedkv import layout  # noqa: E402
 from pagedkv.cache.cache import PagedCache  # noqa: E402
 
@@ -50,7 +50,7 @@ def golden(case: cases.Case, **options: object) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "options", [{"window": 9}, {"window": 36}, {"softcap": attention.SOFTCAP}, {"sinks": torch.zeros(4)}]
+    "options", [{"window": 9}, {"window": 36}, {"softcap": operations.SOFTCAP}, {"sinks": torch.zeros(4)}]
 )
 def test_the_oracle_sees_each_option(options):
     case = small("decode bs1 8k")

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to no distribution
 
-from benchmarks import charts, page, plots, saved, series  # noqa: E402
+from benchmarks import charts, plots, record, series  # noqa: E402
 
 FOLDER = ROOT / "benchmarks"
 RECORDED = FOLDER / "results" / "h200.jsonl"
@@ -23,7 +23,7 @@ SAMPLE = Path(__file__).with_name("sample.jsonl")
 
 @pytest.fixture(scope="module")
 def rows():
-    return saved.read(SAMPLE)
+    return record.read(SAMPLE)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_the_same_records_give_the_same_bytes(rendered):
 
 
 def test_the_table_has_a_row_a_record_and_says_what_is_missed(rows):
-    lines = page.table(rows).splitlines()
+    lines = record.table([row.record for row in rows]).splitlines()
     assert len(lines) == 2 + len(rows)
     assert lines[2] == (
         "| decode bs1 8k | 16.6 (0.2) | 46.4 (0.4) | 2.80 | 2,027 GB/s | 44%r | 2.8e-03, 2.8e-03 | **missed: x3** |"
@@ -78,7 +78,7 @@ def test_the_table_has_a_row_a_record_and_says_what_is_missed(rows):
 def test_a_side_without_a_time_has_no_figure_in_the_table(rows):
     name = rows[0].case.name
     changed = without(rows, name, peer_us=None, peer_spread=None, ratio=None, goal="x3", trouble="peer: a | b")
-    line = page.table(changed).splitlines()[2]
+    line = record.table([row.record for row in changed]).splitlines()[2]
     assert " | - | - | " in line
     assert line.endswith("**missed: x3**; peer: a / b |")
 
@@ -152,7 +152,7 @@ def test_every_picture_of_the_page_is_written_and_none_more(rendered):
 def test_check_sees_a_changed_table_and_writing_repairs_it(tmp_path, capsys):
     source, readme = tmp_path / "h200.jsonl", tmp_path / "README.md"
     source.write_text(SAMPLE.read_text(encoding="utf-8"))
-    readme.write_text(f"before\n{page.BEGIN}\n{page.END}\nafter\n")
+    readme.write_text(f"before\n{plots.BEGIN}\n{plots.END}\nafter\n")
     call = [str(source), "--readme", str(readme)]
     assert plots.main([*call, "--check"]) == 1
     assert not (tmp_path / "h200.md").exists(), "--check writes nothing"
@@ -170,16 +170,18 @@ def test_check_sees_a_changed_table_and_writing_repairs_it(tmp_path, capsys):
 def test_an_invalid_record_writes_nothing(tmp_path, capsys):
     source, readme = tmp_path / "h200.jsonl", tmp_path / "README.md"
     source.write_text(SAMPLE.read_text(encoding="utf-8").replace('"ratio": 2.8032', '"ratio": NaN'))
-    readme.write_text(f"{page.BEGIN}\n{page.END}\n")
+    readme.write_text(f"{plots.BEGIN}\n{plots.END}\n")
     assert plots.main([str(source), "--readme", str(readme)]) == 3
     assert f"{source}:1: key 'ratio'" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == [readme, source]
 
 
-@pytest.mark.parametrize("text", ["", page.BEGIN, f"{page.END}\n{page.BEGIN}", f"{page.BEGIN}{page.END}{page.END}"])
+@pytest.mark.parametrize(
+    "text", ["", plots.BEGIN, f"{plots.END}\n{plots.BEGIN}", f"{plots.BEGIN}{plots.END}{plots.END}"]
+)
 def test_a_readme_without_a_place_for_the_rows_is_refused(rows, text):
-    with pytest.raises(page.SectionError, match=r"README\.md: got \d beginnings and \d ends"):
-        page.with_section(text, rows, "README.md")
+    with pytest.raises(plots.SectionError, match=r"README\.md: got \d beginnings and \d ends"):
+        plots.with_section(text, rows, "README.md")
 
 
 def test_a_readme_that_is_not_there_is_misuse(tmp_path, capsys):

@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to
 from benchmarks.serving import judge, models  # noqa: E402
 from benchmarks.serving.engine import Drive, prompts  # noqa: E402
 
+RECORDED = ROOT / "benchmarks" / "results" / "serving" / "h200.jsonl"
 WANT = {token: -0.5 * token for token in range(1, 21)}
 EXACTLY = judge.Distances(half=0.0, most=0.0, sequences=10)
 
@@ -110,6 +111,20 @@ def test_a_model_that_is_not_right_has_no_rates():
     assert "not right" in judge.table(wrong)
     right = judge.records(verdict(0.1, 0.1, 2.0), [speed()], {"commit": "c"})
     assert "| m | 4 x 100 | 210 (20) | 100 (1) | 2.09 | 2.09 | 3 of 4 |" in judge.table(right)
+
+
+def test_the_recorded_run_is_what_the_judge_says_of_its_own_figures_and_stands_on_the_page():
+    recorded = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    for row in recorded:
+        kinds = (judge.Distances(**row[kind]) for kind in ("ours", "rounding", "control"))
+        found = judge.Verdict(row["model"], row["layers"], row["block_size"], *kinds, row["lead"])
+        rates = ([judge.Rate(**rate) for rate in row[name]] for name in ("decode", "prefill"))
+        timed = judge.Speed(row["case"], *rates, row["requests"], row["same"])
+        facts = {name: row[name] for name in ("hardware", "versions", "commit")}
+        assert judge.records(found, [timed], facts) == [row]
+        assert row["right"]
+    assert {row["case"] for row in recorded} == {case.name for case in models.CASES}
+    assert judge.table(recorded) in (ROOT / "benchmarks" / "README.md").read_text()
 
 
 def test_a_ratio_of_a_rate_that_is_not_steady_is_not_shown():

@@ -13,10 +13,9 @@ import pytest
 
 from hileval.ask.evaluation import Evaluation
 from hileval.gates.declare import Gate, load_gates
-from hileval.gates.judge import flags_of
 from hileval.gates.rule import Rule
 from hileval.records.baseline import make_baseline
-from hileval.records.records import Identity, Run, Sample, Setting
+from hileval.records.records import Identity, Run, Sample, Setting, flags_of
 from hilgate.model import Environment
 
 if TYPE_CHECKING:
@@ -93,8 +92,7 @@ class Plant:
         if baseline is None:
             return Evaluation(ids, runs, None)
         ids = tuple(question.doc_id for question in baseline.questions)
-        hashes = [question.doc_hash for question in baseline.questions]
-        return Evaluation(ids, runs, baseline.outcomes("strict", hashes))
+        return Evaluation(ids, runs, baseline.outcomes("strict"))
 
 
 @pytest.fixture

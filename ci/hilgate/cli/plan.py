@@ -211,8 +211,8 @@ def replay(
     from hilgate.checks import replay as checks
     from hilgate.declare import imports
     from hilgate.declare.load import load
+    from hilgate.model import Check
     from hilgate.plan.estimate import measured
-    from hilgate.run.evidence import write_findings
 
     settings: Settings = ctx.obj
     root = settings.repository()
@@ -226,7 +226,7 @@ def replay(
     seen = reads.read(recorded) if recorded.exists() else {}
     found = checks.replay(changes, declarations, imports.build(root), seen, measured(root, history), profile)
     if out := os.environ.get("HILGATE_OUT"):  # set when the replay is itself a step of a gate
-        write_findings(Path(out), tuple(_check(line) for line in found.lines))
+        Check.write_all(Path(out), tuple(_check(line) for line in found.lines))
     if as_json:
         sys.stdout.write(json.dumps(_plain(found), indent=1) + "\n")
     else:

@@ -200,8 +200,8 @@ def selftest(
 ) -> None:
     """Plant known bugs in a copy of the kernels and demand that the gate turns red for each."""
     from hilgate.checks import zoo
+    from hilgate.model import Check
     from hilgate.report import terminal
-    from hilgate.run.evidence import write_findings
     from hilgate.run.runner import Folder
 
     root = _root(ctx)
@@ -216,7 +216,7 @@ def selftest(
     with Folder(folder):
         checks = zoo.run_bugs(root, chosen, folder)
     if out:
-        write_findings(Path(out), checks)
+        Check.write_all(Path(out), checks)
     if as_json:
         sys.stdout.write(json.dumps([check.model_dump(mode="json") for check in checks], indent=1) + "\n")
     else:

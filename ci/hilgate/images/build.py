@@ -192,8 +192,7 @@ def _gate(job: Job, engine: Engine, content: str) -> Check:
 
 
 def _left(job: Job, checks: list[Check]) -> tuple[Check, ...]:
-    text = "".join(check.model_dump_json() + "\n" for check in checks)
-    (job.out / "findings.jsonl").write_text(text, encoding="utf-8")
+    Check.write_all(job.out, checks)
     return tuple(checks)
 
 

@@ -216,10 +216,3 @@ def _node_id(class_name: str, name: str, root: Path) -> str:
         if file is not None and (root / file).is_file():
             return "::".join([file.as_posix(), *parts[cut:], name])
     return f"{class_name}::{name}" if class_name else name
-
-
-def write_findings(folder: Path, checks: tuple[Check, ...]) -> None:
-    """Write `findings.jsonl`, the evidence of a step that is not pytest."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(check.model_dump(mode="json")) + "\n" for check in checks)
-    (folder / FINDINGS_FILE).write_text(text, encoding="utf-8")

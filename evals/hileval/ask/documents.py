@@ -1,13 +1,9 @@
-"""Documents to be parsed: what the encoder is shown, and the text that is right. Checked before anything starts.
+"""Documents to be parsed: read and checked, asked of an encoder-decoder model, and scored whole and line by line.
 
-A task file says which. Spoken ones are made of JSON lines in this repository (`hileval.pocket.data`); images lie in a
-folder that an environment variable names, each beside its expected text: `page-07.png`, `page-07.md`.
+A task file says which documents. Spoken ones are made of JSON lines in this repository (`hileval.pocket.data`); images
+lie in a folder that an environment variable names, each beside its expected text: `page-07.png`, `page-07.md`.
 
-The questions of a gate of kind `documents`: one per document, beside lm-eval's of `hileval.ask.harness`.
-
-Scores of a parsed document: whole, by one drawn line, and line by line. Pure.
-
-Which of them may be gated follows from the paired test: it treats questions as independent. Lines of one document are
+Which score may be gated follows from the paired test: it treats questions as independent. Lines of one document are
 not: one wrong token changes what is written after it, and a damaged cache spoils a document, not a line. So a question
 is a document. It has two binary scores that depend on nothing else: whether all of it is right (`strict`), and whether
 one line is right that was drawn before anything was answered (`flexible`), for pages too long to be ever right as a
@@ -26,12 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from hileval.ask.harness import INVALID, ScoreError, TaskError, TaskQuestions, data_folder, sha256_files
+from hileval.ask.task import INVALID, ScoreError, TaskError, data_folder, identify, model_folder
 from hileval.engines import ModelFilesError, Prompt, require_model_files
-from hileval.gates.declare import EVALS
-from hileval.gates.hub import snapshot, weights_sha
-from hileval.gates.judge import flags_of
-from hileval.records.records import Identity, Sample
+from hileval.gates.declare import EVALS, first_problem
+from hileval.records.records import Sample, flags_of
 from hilgate.errors import RecordsError
 from hilgate.model import Noun
 
@@ -46,6 +40,8 @@ if TYPE_CHECKING:
 IMAGES = (".png", ".jpg", ".jpeg")
 TEXT = ".md"
 REMEDY = "see evals/README.md, Parsing models"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
+"""What turns sound, images and text into the model's input."""
 
 
 class DocumentError(RecordsError):
@@ -106,8 +102,7 @@ def read_task(path: Path) -> DocumentTask:
     try:
         return DocumentTask.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        why = f"{'.'.join(map(str, first['loc'])) or 'task'}: {first['msg']}"
+        why = first_problem(error)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     raise TaskError(why, where=str(path), remedy="see evals/tasks/pocket_speech.yaml")
@@ -206,17 +201,64 @@ def sound(data: bytes) -> Any:
     return np.frombuffer(data, dtype="<i2").astype(np.float32) / 32_768
 
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
-"""What turns sound, images and text into the model's input."""
+@dataclass(frozen=True, slots=True)
+class LineScore:
+    """What an answer is worth.
 
-
-def questions_of(gate: Gate, start: Callable[[], Engine]) -> TaskQuestions | DocumentQuestions:
-    """The questions of a gate, of either kind.
-
-    Raises:
-        HilgateError: See the classes.
+    Attributes:
+        whole: Every line right, none missing, none too many.
+        drawn: Whether the drawn line is right.
+        right: How many lines are right.
+        lines: How many there are.
     """
-    return DocumentQuestions(gate, start) if gate.kind == "documents" else TaskQuestions(gate, start)
+
+    whole: bool
+    drawn: bool
+    right: int
+    lines: int
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines as they are compared: Unicode in its composed form, without blanks at the end, none empty."""
+    lines = (line.rstrip() for line in unicodedata.normalize("NFC", text).splitlines())
+    return [line for line in lines if line]
+
+
+def drawn_line(doc_hash: str, lines: int) -> int:
+    """Number of the line drawn of a document: a function of the document alone, so every run is judged by the same."""
+    return int(doc_hash[:16], 16) % lines
+
+
+def score_lines(target: str, answer: str, doc_hash: str) -> LineScore:
+    """Compare an answer with the expected text, which has at least one line."""
+    wanted, written = lines_of(target), lines_of(answer)
+    right = matching_lines(wanted, written)
+    return LineScore(wanted == written, right[drawn_line(doc_hash, len(wanted))], sum(right), len(wanted))
+
+
+def matching_lines(wanted: Sequence[str], written: Sequence[str]) -> list[bool]:
+    """For each wanted line, whether it stands in a longest common subsequence: a line left out costs itself alone.
+
+    Of several longest ones, the one that takes lines as early as it can.
+    """
+    rows, columns = len(wanted), len(written)
+    longest = [[0] * (columns + 1) for _ in range(rows + 1)]
+    for i in reversed(range(rows)):
+        for j in reversed(range(columns)):
+            longest[i][j] = (
+                longest[i + 1][j + 1] + 1 if wanted[i] == written[j] else max(longest[i + 1][j], longest[i][j + 1])
+            )
+    found = [False] * rows
+    i = j = 0
+    while i < rows and j < columns:
+        if wanted[i] == written[j]:
+            found[i] = True
+            i, j = i + 1, j + 1
+        elif longest[i + 1][j] > longest[i][j + 1]:
+            i += 1
+        else:
+            j += 1
+    return found
 
 
 class DocumentQuestions:
@@ -241,7 +283,15 @@ class DocumentQuestions:
         self._documents = read_documents(self._task, path)
         if gate.weights == "repository":
             require_model_files(gate.path(gate.model))
-        self.identity = _identify(gate, self._task)
+        generation = {"repetition_penalty": self._task.repetition_penalty, "temperature": 0}
+        self.identity = identify(
+            gate,
+            task=self._task.model_dump(),
+            tokenizer=TOKENIZER_FILES,
+            generation=generation,
+            fewshot="none",
+            lm_eval="none",
+        )
         _require_room(gate, self._documents)
         self.available = len(self._documents)
         self._gate, self._start = gate, start
@@ -268,7 +318,7 @@ class DocumentQuestions:
 
 
 def _sample(number: int, document: Document, task: DocumentTask, answer: Answer) -> Sample:
-    result = score(document.text, answer.text, document.digest)
+    result = score_lines(document.text, answer.text, document.digest)
     wanted = lines_of(document.text)
     # What the right answer would be blamed for says nothing: a page may hold no number, or one row many times.
     excused = flags_of(document.text, finish_reason="stop")
@@ -284,35 +334,12 @@ def _sample(number: int, document: Document, task: DocumentTask, answer: Answer)
         n_tokens=answer.n_tokens,
         non_finite=answer.non_finite,
         strict=" / ".join(lines_of(answer.text)),
-        flexible=wanted[drawn(document.digest, len(wanted))] if result.drawn else INVALID,
+        flexible=wanted[drawn_line(document.digest, len(wanted))] if result.drawn else INVALID,
         strict_correct=result.whole,
         flexible_correct=result.drawn,
         lines=result.lines,
         lines_right=result.right,
         flags=tuple(flag for flag in found if flag not in excused),
-    )
-
-
-def _folder(gate: Gate) -> Path:
-    return snapshot(gate.model, gate.revision) if gate.weights == "hub" else gate.path(gate.model)
-
-
-def _identify(gate: Gate, task: DocumentTask) -> Identity:
-    """What this run would have to share with a baseline; lm-eval has no part in it."""
-    folder = _folder(gate)
-    weights = sorted(folder.glob("*.safetensors"))
-    generation = {"repetition_penalty": task.repetition_penalty, "temperature": 0, "max_gen_toks": gate.max_gen_toks}
-    return Identity(
-        model=gate.model,
-        revision=gate.revision,
-        weights=weights_sha(folder) if gate.weights == "hub" else sha256_files(*weights, folder / "config.json"),
-        tokenizer=sha256_files(*(folder / name for name in TOKENIZER_FILES)),
-        chat_template=sha256_files(folder / "chat_template.jinja"),
-        task=hashlib.sha256(json.dumps(task.model_dump(), sort_keys=True).encode()).hexdigest(),
-        num_fewshot=0,
-        fewshot="none",
-        generation=json.dumps(generation, sort_keys=True),
-        lm_eval="none",
     )
 
 
@@ -325,7 +352,7 @@ def _require_room(gate: Gate, documents: Sequence[Document]) -> None:
     """
     from tokenizers import Tokenizer  # not transformers': it imports Triton before the engine has said how it runs
 
-    file = _folder(gate) / "tokenizer.json"
+    file = model_folder(gate) / "tokenizer.json"
     if not file.is_file():
         raise ModelFilesError("tokenizer.json is missing", where=gate.model, remedy="fetch the whole model")
     tokenizer = Tokenizer.from_file(str(file))
@@ -340,63 +367,3 @@ def _require_room(gate: Gate, documents: Sequence[Document]) -> None:
                 where=gate.title,
                 remedy="split the document, or raise max_gen_toks if the model can write as much",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """What an answer is worth.
-
-    Attributes:
-        whole: Every line right, none missing, none too many.
-        drawn: Whether the drawn line is right.
-        right: How many lines are right.
-        lines: How many there are.
-    """
-
-    whole: bool
-    drawn: bool
-    right: int
-    lines: int
-
-
-def lines_of(text: str) -> list[str]:
-    """Lines as they are compared: Unicode in its composed form, without blanks at the end, none empty."""
-    lines = (line.rstrip() for line in unicodedata.normalize("NFC", text).splitlines())
-    return [line for line in lines if line]
-
-
-def drawn(doc_hash: str, lines: int) -> int:
-    """Number of the line drawn of a document: a function of the document alone, so every run is judged by the same."""
-    return int(doc_hash[:16], 16) % lines
-
-
-def score(target: str, answer: str, doc_hash: str) -> Score:
-    """Compare an answer with the expected text, which has at least one line."""
-    wanted, written = lines_of(target), lines_of(answer)
-    right = matched(wanted, written)
-    return Score(wanted == written, right[drawn(doc_hash, len(wanted))], sum(right), len(wanted))
-
-
-def matched(wanted: Sequence[str], written: Sequence[str]) -> list[bool]:
-    """For each wanted line, whether it stands in a longest common subsequence: a line left out costs itself alone.
-
-    Of several longest ones, the one that takes lines as early as it can.
-    """
-    rows, columns = len(wanted), len(written)
-    longest = [[0] * (columns + 1) for _ in range(rows + 1)]
-    for i in reversed(range(rows)):
-        for j in reversed(range(columns)):
-            longest[i][j] = (
-                longest[i + 1][j + 1] + 1 if wanted[i] == written[j] else max(longest[i + 1][j], longest[i][j + 1])
-            )
-    found = [False] * rows
-    i = j = 0
-    while i < rows and j < columns:
-        if wanted[i] == written[j]:
-            found[i] = True
-            i, j = i + 1, j + 1
-        elif longest[i + 1][j] > longest[i][j + 1]:
-            i += 1
-        else:
-            j += 1
-    return found

@@ -1,9 +1,8 @@
-"""What was asked and answered, and which stored answers it may be compared with. Pure.
+"""What was asked and answered, which stored answers it may be compared with, and which backend served attention. Pure.
 
-Who served attention: an accuracy figure counts only for the backend that produced it.
-
-vLLM logs and ignores a plugin that fails to load, and its CPU platform ignores a backend it does not know. A gate that
-trusted the command line would then pass on the engine's own attention. So the worker is asked after the run.
+An accuracy figure counts only for the backend that produced it. vLLM logs and ignores a plugin that fails to load, and
+its CPU platform ignores a backend it does not know. A gate that trusted the command line would then pass on the
+engine's own attention. So the worker is asked after the run.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hilgate.errors import RecordsError
-from hilgate.model import Check, Number, Outcome
+from hilgate.model import Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,16 +105,16 @@ REMEDY = {
 }
 
 
-def served_by(name: str, gate: Gate, engine: Engine | None) -> Check | None:
+def check_backend(name: str, gate: Gate, engine: Engine | None) -> Check | None:
     """Who served attention, of an engine that can say; None where nothing is required of it."""
     required = gate.attention_backend
     if required is None:
         return None
     layers = (engine.attention_layers() or []) if engine else []
-    return check_served(name, required, layers, packing=gate.env.get(PACKING), latent=gate.env.get(MLA) == "1")
+    return check_layers(name, required, layers, packing=gate.env.get(PACKING), latent=gate.env.get(MLA) == "1")
 
 
-def check_served(
+def check_layers(
     gate: str,
     required: str,
     layers: Sequence[Mapping[str, object]],
@@ -134,38 +133,47 @@ def check_served(
         latent: Whether layers that are ours must be MLA's.
     """
     check_id = f"{gate}/served-by-{required}"
-    if not layers:
-        return _did_not_run(check_id, required, "the engine reports no attention layer")
     ours = [layer for layer in layers if str(layer.get("impl", "")).startswith("pagedkv.")]
-    wrong = [layer for layer in layers if (layer in ours) != (required == "pagedkv")]
+    if trouble := _other_service(required, layers, ours, packing=packing, latent=latent):
+        message = f"{trouble}; {REMEDY[required]}" if required in REMEDY else trouble
+        return Check(id=check_id, outcome=Outcome.DID_NOT_RUN, message=message)
     backends = ", ".join(sorted({_name(layer.get("backend")) for layer in layers}))
-    if wrong:
-        names = ", ".join(f"{layer.get('layer')} by {_name(layer.get('backend'))}" for layer in wrong[:3])
-        return _did_not_run(
-            check_id, required, f"{len(wrong)} of {len(layers)} layers served by another backend: {names}"
-        )
-    writes, attentions = _total(ours, "writes"), _total(ours, "attentions")
-    idle = [str(layer.get("layer")) for layer in ours if not (_count(layer, "writes") and _count(layer, "attentions"))]
-    if idle:
-        return _did_not_run(check_id, required, f"never called for {', '.join(idle[:3])}")
-    if ours and packing and any(layer.get("packing") != packing for layer in ours):
-        found = ", ".join(sorted({str(layer.get("packing")) for layer in ours}))
-        return _did_not_run(check_id, required, f"ours served it, in the packing {found} instead of {packing}")
-    if ours and latent and not all("MLA" in _name(layer.get("impl")) for layer in ours):
-        return _did_not_run(check_id, required, "ours served it, without MLA")
-    stored = "".join(f", {kind}" for kind in sorted({_stored(layer) for layer in ours} - {"rows"}))
-    calls = f", {writes} cache writes, {attentions} attentions" if ours else ""
     blocks = ", ".join(sorted({str(layer.get("block_size")) for layer in layers}))
-    numbers: dict[str, Number] = {"layers": len(layers)}
-    if ours:
-        numbers |= {"writes": writes, "attentions": attentions}
+    stored = "".join(f", {kind}" for kind in sorted({_stored(layer) for layer in ours} - {"rows"}))
+    counts = {name: sum(_count(layer, name) for layer in ours) for name in ("writes", "attentions")} if ours else {}
+    calls = ", {writes} cache writes, {attentions} attentions".format_map(counts) if ours else ""
     return Check(
         id=check_id,
         outcome=Outcome.PASS,
         message=f"{len(layers)} attention layers by {backends}, block_size {blocks}{stored}{calls}",
         labels={"backend": backends, "block_size": blocks},
-        numbers=numbers,
+        numbers={"layers": len(layers), **counts},
     )
+
+
+def _other_service(
+    required: str,
+    layers: Sequence[Mapping[str, object]],
+    ours: Sequence[Mapping[str, object]],
+    *,
+    packing: str | None,
+    latent: bool,
+) -> str:
+    """What was not as required; empty where all was."""
+    if not layers:
+        return "the engine reports no attention layer"
+    if wrong := [layer for layer in layers if (layer in ours) != (required == "pagedkv")]:
+        names = ", ".join(f"{layer.get('layer')} by {_name(layer.get('backend'))}" for layer in wrong[:3])
+        return f"{len(wrong)} of {len(layers)} layers served by another backend: {names}"
+    called = [layer for layer in ours if _count(layer, "writes") and _count(layer, "attentions")]
+    if idle := [str(layer.get("layer")) for layer in ours if layer not in called]:
+        return f"never called for {', '.join(idle[:3])}"
+    if packing and any(layer.get("packing") != packing for layer in ours):
+        found = ", ".join(sorted({str(layer.get("packing")) for layer in ours}))
+        return f"ours served it, in the packing {found} instead of {packing}"
+    if ours and latent and not all("MLA" in _name(layer.get("impl")) for layer in ours):
+        return "ours served it, without MLA"
+    return ""
 
 
 def _stored(layer: Mapping[str, object]) -> str:
@@ -181,12 +189,3 @@ def _name(path: object) -> str:
 def _count(layer: Mapping[str, object], name: str) -> int:
     value = layer.get(name, 0)
     return value if isinstance(value, int) else 0
-
-
-def _total(layers: Sequence[Mapping[str, object]], name: str) -> int:
-    return sum(_count(layer, name) for layer in layers)
-
-
-def _did_not_run(check_id: str, required: str, why: str) -> Check:
-    remedy = REMEDY.get(required, "")
-    return Check(id=check_id, outcome=Outcome.DID_NOT_RUN, message=f"{why}; {remedy}" if remedy else why)

@@ -1,44 +1,158 @@
-"""lm-eval around an engine: the stock task makes the prompts, extracts the numbers and scores; we keep every answer.
+"""lm-eval around an engine: its stock task makes the prompts, extracts the numbers and scores; every answer is kept.
 
-lm-eval's idea of a model, over an engine. Imported when questions are asked: lm-eval takes seconds.
-
-Tasks: lm-eval's stock task file overlaid with ours, and the identity of a run that follows from it.
+Imported when questions are asked: lm-eval takes seconds.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from lm_eval.api.model import LM
 
+from hileval.ask.task import INVALID, ScoreError, TaskError, data_folder, identify, model_folder
 from hileval.engines import require_model_files
 from hileval.gates.declare import EVALS
-from hileval.gates.hub import snapshot, weights_sha
-from hileval.gates.judge import flags_of
-from hileval.records.records import Identity, Sample
-from hilgate.errors import CannotRunHereError, DeclarationError, HilgateError, RecordsError
+from hileval.records.records import Sample, flags_of
+from hilgate.errors import HilgateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from hileval.engines import Answer, Engine
     from hileval.gates.declare import Gate
 
 
-INVALID = "[invalid]"
-"""What lm-eval's filters give where they find nothing."""
 STRICT, FLEXIBLE = "strict-match", "flexible-extract"
 
 
-class ScoreError(RecordsError):
-    """lm-eval's result lacks a filter or a question, or holds a score that is neither 0 nor 1."""
+Messages = list[dict[str, str]]
+PASSED_ON = {"until", "do_sample", "temperature", "max_gen_toks"}
+
+
+class Adapter(LM):  # type: ignore[misc]  # lm_eval ships no types
+    """Keeps what lm-eval drops: `answers`, by the hash of the prompt."""
+
+    tokenizer_name = "the model's own"
+
+    def __init__(self, engine: Engine, max_tokens: int, template: Callable[[Messages], str] | None = None) -> None:
+        super().__init__()
+        self.answers: dict[str, Answer] = {}
+        self._engine, self._max_tokens, self._template = engine, max_tokens, template
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
+        """Ask the engine everything at once.
+
+        Raises:
+            TaskError: The task wants arguments that are not passed on, or answers that are not greedy.
+        """
+        prompts = [request.args[0] for request in requests]
+        arguments = requests[0].args[1]
+        if any(request.args[1] != arguments for request in requests):
+            raise TaskError("questions with different generation arguments", remedy="use one set for the task")
+        if unknown := set(arguments) - PASSED_ON:
+            raise TaskError(f"generation arguments {sorted(unknown)} are not passed on", remedy="remove them")
+        if arguments.get("do_sample") or arguments.get("temperature", 0):
+            raise TaskError("the gate compares greedy answers", remedy="set do_sample: false, temperature: 0")
+        answers = self._engine.answer(prompts, max_tokens=self._max_tokens, stop=arguments.get("until", []))
+        self.answers = dict(zip(map(_sha, prompts), answers, strict=True))
+        return [answer.text for answer in answers]
+
+    def chat_template(self, chat_template: bool | str = False) -> str:  # noqa: ARG002
+        """What lm-eval writes into its own results; ours hold its hash."""
+        return ""
+
+    def apply_chat_template(self, chat_history: Messages, add_generation_prompt: bool = True) -> str:
+        """The prompt of a conversation.
+
+        Raises:
+            TaskError: The gate's protocol is not chat.
+        """
+        if self._template is None or not add_generation_prompt:
+            raise TaskError("a conversation without a template", remedy="use protocol: chat")
+        return self._template(chat_history)
+
+    def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:  # noqa: ARG002
+        """Not asked of a gate."""
+        raise TaskError("the gate's tasks generate text", remedy="use a generate_until task")
+
+    def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:  # noqa: ARG002
+        """Not asked of a gate."""
+        raise TaskError("the gate's tasks generate text", remedy="use a generate_until task")
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def resolve_task(path: Path, num_fewshot: int) -> dict[str, Any]:
+    """The task as one dict: lm-eval's stock file, overlaid with ours, with absolute data files.
+
+    Raises:
+        TaskError: unreadable file, no `include`/`task`/`data.test`, missing stock task or data, examples wanted without
+            training data.
+        CannotRunHereError: the data is not on this machine.
+    """
+    try:
+        ours = yaml.safe_load(path.read_text(encoding="utf-8"))
+        include, name, data = ours.pop("include"), ours["task"], ours.pop("data")
+        folder = data_folder(ours.pop("data_folder", None), path)
+        stock = importlib.metadata.distribution("lm_eval").locate_file(f"lm_eval/tasks/{include}")
+        config: dict[str, Any] = yaml.safe_load(EVALS.joinpath(str(stock)).read_text(encoding="utf-8")) | ours
+        files = {split: folder / data[split] for split in ("test", *sorted(set(data) - {"test"}))}
+    except (OSError, yaml.YAMLError, KeyError, AttributeError, TypeError) as error:
+        raise TaskError(
+            f"not a task: {type(error).__name__} {error}", where=str(path), remedy="see evals/tasks/pocket_gsm8k.yaml"
+        ) from error
+    for file in files.values():
+        if not file.is_file():
+            raise TaskError(
+                f"no data file {file.name}",
+                where=str(path),
+                remedy="python -m hileval.pocket questions makes those of pocket models",
+            )
+    if num_fewshot and "train" not in files:
+        raise TaskError(f"{num_fewshot} examples without data.train", where=str(path), remedy="name the training file")
+    if not num_fewshot:
+        config.pop("training_split", None)
+        config.pop("fewshot_split", None)
+    else:
+        # The stock sampler walks one random stream over the questions, so a subset gets other prompts than the whole.
+        config["fewshot_config"] = {"sampler": "first_n"}
+    config.pop("dataset_name", None)
+    config |= {"task": name, "dataset_path": "json", "num_fewshot": num_fewshot}
+    config["dataset_kwargs"] = {"data_files": {split: str(file) for split, file in files.items()}}
+    return config
+
+
+def _load(config: dict[str, Any]) -> Any:
+    """lm-eval's task object, its data read.
+
+    Raises:
+        TaskError: lm-eval cannot make one.
+    """
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        os.environ.setdefault(name, "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # a bar per look says nothing
+    import datasets  # reads the environment when it is imported
+    from lm_eval.tasks import TaskManager
+
+    datasets.disable_progress_bars()
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    try:
+        return TaskManager(include_defaults=False).load([config])["tasks"][config["task"]]
+    except Exception as error:
+        raise TaskError(
+            f"lm-eval cannot load it: {type(error).__name__}: {error}",
+            where=config["task"],
+            remedy="check the task file and its data",
+        ) from error
 
 
 class TaskQuestions:
@@ -61,7 +175,13 @@ class TaskQuestions:
             require_model_files(gate.path(gate.model))
         self._gate = gate
         self._config = resolve_task(gate.path(gate.task), gate.num_fewshot)
-        self.identity = identify(gate, self._config)
+        self.identity = identify(
+            gate,
+            task={key: value for key, value in self._config.items() if key != "dataset_kwargs"},
+            tokenizer=("tokenizer.json", "tokenizer_config.json"),
+            generation=self._config["generation_kwargs"],
+            lm_eval=importlib.metadata.version("lm_eval"),
+        )
         self._task = _load(self._config)
         self.available = len(self._task.eval_docs)
         self._start = start
@@ -76,7 +196,6 @@ class TaskQuestions:
             HilgateError: Whatever the engine raises.
         """
         self.engine = self.engine or self._start()
-
         adapter = Adapter(self.engine, self._gate.max_gen_toks, self._template)
         records = _simple_evaluate(adapter, self._task, self._config["task"], ids, self._gate)
         by_id = {sample.doc_id: sample for sample in read_samples(records, adapter.answers, len(ids))}
@@ -92,36 +211,10 @@ def chat_template(gate: Gate) -> Callable[[Messages], str]:
     """
     import transformers
 
-    folder = snapshot(gate.model, gate.revision) if gate.weights == "hub" else gate.path(gate.model)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder(gate))
     if not tokenizer.chat_template:
         raise TaskError("the model has no chat template", where=gate.model, remedy="use protocol: completions")
     return lambda messages: str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-
-
-def _load(config: dict[str, Any]) -> Any:
-    """lm-eval's task object, its data read.
-
-    Raises:
-        TaskError: lm-eval cannot make one.
-    """
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
-        os.environ.setdefault(name, "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TQDM_DISABLE", "1")  # a bar per look says nothing
-    import datasets
-    from lm_eval.tasks import TaskManager
-
-    datasets.disable_progress_bars()
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    try:
-        return TaskManager(include_defaults=False).load([config])["tasks"][config["task"]]
-    except Exception as error:
-        raise TaskError(
-            f"lm-eval cannot load it: {type(error).__name__}: {error}",
-            where=config["task"],
-            remedy="check the task file and its data",
-        ) from error
 
 
 def _simple_evaluate(adapter: Any, task: Any, name: str, ids: Sequence[int], gate: Gate) -> list[dict[str, Any]]:
@@ -200,155 +293,3 @@ def _binary(record: dict[str, Any]) -> bool:
             remedy="the metric of the task is not a binary exact match",
         )
     return bool(score)
-
-
-def _sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-Messages = list[dict[str, str]]
-PASSED_ON = {"until", "do_sample", "temperature", "max_gen_toks"}
-
-
-class Adapter(LM):  # type: ignore[misc]  # lm_eval ships no types
-    """Keeps what lm-eval drops: `answers`, by the hash of the prompt."""
-
-    tokenizer_name = "the model's own"
-
-    def __init__(self, engine: Engine, max_tokens: int, template: Callable[[Messages], str] | None = None) -> None:
-        super().__init__()
-        self.answers: dict[str, Answer] = {}
-        self._engine, self._max_tokens, self._template = engine, max_tokens, template
-
-    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
-        """Ask the engine everything at once.
-
-        Raises:
-            TaskError: The task wants arguments that are not passed on, or answers that are not greedy.
-        """
-        prompts = [request.args[0] for request in requests]
-        arguments = requests[0].args[1]
-        if any(request.args[1] != arguments for request in requests):
-            raise TaskError("questions with different generation arguments", remedy="use one set for the task")
-        if unknown := set(arguments) - PASSED_ON:
-            raise TaskError(f"generation arguments {sorted(unknown)} are not passed on", remedy="remove them")
-        if arguments.get("do_sample") or arguments.get("temperature", 0):
-            raise TaskError("the gate compares greedy answers", remedy="set do_sample: false, temperature: 0")
-        answers = self._engine.answer(prompts, max_tokens=self._max_tokens, stop=arguments.get("until", []))
-        self.answers = dict(zip(map(_sha_adapter, prompts), answers, strict=True))
-        return [answer.text for answer in answers]
-
-    def chat_template(self, chat_template: bool | str = False) -> str:  # noqa: ARG002
-        """What lm-eval writes into its own results; ours hold its hash."""
-        return ""
-
-    def apply_chat_template(self, chat_history: Messages, add_generation_prompt: bool = True) -> str:
-        """The prompt of a conversation.
-
-        Raises:
-            TaskError: The gate's protocol is not chat.
-        """
-        if self._template is None or not add_generation_prompt:
-            raise TaskError("a conversation without a template", remedy="use protocol: chat")
-        return self._template(chat_history)
-
-    def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:  # noqa: ARG002
-        """Not asked of a gate."""
-        raise TaskError("the gate's tasks generate text", remedy="use a generate_until task")
-
-    def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:  # noqa: ARG002
-        """Not asked of a gate."""
-        raise TaskError("the gate's tasks generate text", remedy="use a generate_until task")
-
-
-def _sha_adapter(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-class TaskError(DeclarationError):
-    """A task file is unreadable or names what does not exist."""
-
-
-def resolve_task(path: Path, num_fewshot: int) -> dict[str, Any]:
-    """The task as one dict: lm-eval's stock file, overlaid with ours, with absolute data files.
-
-    Raises:
-        TaskError: unreadable file, no `include`/`task`/`data.test`, missing stock task or data, examples wanted without
-            training data.
-        CannotRunHereError: the data is not on this machine.
-    """
-    try:
-        ours = yaml.safe_load(path.read_text(encoding="utf-8"))
-        include, name, data = ours.pop("include"), ours["task"], ours.pop("data")
-        folder = data_folder(ours.pop("data_folder", None), path)
-        stock = importlib.metadata.distribution("lm_eval").locate_file(f"lm_eval/tasks/{include}")
-        config: dict[str, Any] = yaml.safe_load(EVALS.joinpath(str(stock)).read_text(encoding="utf-8")) | ours
-        files = {split: folder / data[split] for split in ("test", *sorted(set(data) - {"test"}))}
-    except (OSError, yaml.YAMLError, KeyError, AttributeError, TypeError) as error:
-        raise TaskError(
-            f"not a task: {type(error).__name__} {error}", where=str(path), remedy="see evals/tasks/pocket_gsm8k.yaml"
-        ) from error
-    for file in files.values():
-        if not file.is_file():
-            raise TaskError(
-                f"no data file {file.name}",
-                where=str(path),
-                remedy="python -m hileval.pocket questions makes those of pocket models",
-            )
-    if num_fewshot and "train" not in files:
-        raise TaskError(f"{num_fewshot} examples without data.train", where=str(path), remedy="name the training file")
-    if not num_fewshot:
-        config.pop("training_split", None)
-        config.pop("fewshot_split", None)
-    else:
-        # The stock sampler walks one random stream over the questions, so a subset gets other prompts than the whole.
-        config["fewshot_config"] = {"sampler": "first_n"}
-    config.pop("dataset_name", None)
-    config |= {"task": name, "dataset_path": "json", "num_fewshot": num_fewshot}
-    config["dataset_kwargs"] = {"data_files": {split: str(file) for split, file in files.items()}}
-    return config
-
-
-def data_folder(variable: str | None, path: Path) -> Path:
-    """Where the task's data files are: in evals/, or where an environment variable says (data we may not carry).
-
-    Raises:
-        CannotRunHereError: The variable is not set, or names no folder.
-    """
-    if variable is None:
-        return EVALS
-    folder = Path(os.environ.get(variable, ""))
-    if not os.environ.get(variable) or not folder.is_dir():
-        raise CannotRunHereError(
-            f"{variable} names no folder", where=str(path), remedy=f"set {variable} to the folder that holds its data"
-        )
-    return folder
-
-
-def sha256_files(*files: Path) -> str:
-    """sha256 over names and contents of files, in the given order; a missing file counts as absent."""
-    digest = hashlib.sha256()
-    for file in files:
-        content = file.read_bytes() if file.is_file() else b"absent"
-        digest.update(f"{file.name} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
-
-
-def identify(gate: Gate, config: dict[str, Any]) -> Identity:
-    """What this run would have to share with a baseline."""
-    hub = gate.weights == "hub"
-    folder = snapshot(gate.model, gate.revision) if hub else gate.path(gate.model)
-    weights = sorted(folder.glob("*.safetensors"))
-    portable = {key: value for key, value in config.items() if key != "dataset_kwargs"}
-    return Identity(
-        model=gate.model,
-        weights=weights_sha(folder) if hub else sha256_files(*weights, folder / "config.json"),
-        revision=gate.revision,
-        tokenizer=sha256_files(*(folder / name for name in ("tokenizer.json", "tokenizer_config.json"))),
-        chat_template=sha256_files(folder / "chat_template.jinja"),
-        protocol=gate.protocol,
-        task=hashlib.sha256(json.dumps(portable, sort_keys=True).encode()).hexdigest(),
-        num_fewshot=gate.num_fewshot,
-        generation=json.dumps(config["generation_kwargs"] | {"max_gen_toks": gate.max_gen_toks}, sort_keys=True),
-        lm_eval=importlib.metadata.version("lm_eval"),
-    )

@@ -1,5 +1,124 @@
-"""Engines: prompts in, answers out. vLLM in process, a server, and transformers as a second opinion."""
+"""Engines: prompts in, answers out. vLLM in process, a server, and transformers as a second opinion.
 
-from hileval.engines.engine import Answer, Engine, EngineError, ModelFilesError, Prompt, require_model_files
+One that fails raises `EngineError`: an empty answer would be scored as wrong.
+"""
 
-__all__ = ["Answer", "Engine", "EngineError", "ModelFilesError", "Prompt", "require_model_files"]
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from hilgate.errors import CannotRunHereError, Exit, HilgateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+BACKEND = "CUSTOM"
+"""Our backend's member of vLLM's AttentionBackendEnum; on the CPU platform it replaces the only one."""
+REPORTER = "pagedkv.vllm_plugin.inspect.WorkerReport"
+"""What vLLM's workers are extended by, to say who served attention."""
+SAMPLING_RATE = 16_000
+"""Samples of a sound per second."""
+
+
+class EngineError(HilgateError):
+    """The engine started or generated with an exception: nothing was measured."""
+
+    exit_status = Exit.NOTHING_RAN
+
+
+class ModelFilesError(CannotRunHereError):
+    """The model folder lacks weights, configuration or tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of an encoder-decoder model.
+
+    Attributes:
+        text: What the decoder begins with.
+        modality: What the encoder is shown.
+        media: Sound, [samples] float32 at `SAMPLING_RATE`, or a Pillow image.
+        repetition_penalty: Factor that the model is published to be used with; 1 is none.
+    """
+
+    text: str
+    modality: Literal["audio", "image"]
+    media: Any
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an engine wrote for one prompt."""
+
+    text: str
+    finish_reason: str | None
+    """`stop` or `length`."""
+    n_tokens: int
+    """Generated tokens, the end-of-sequence token included."""
+    non_finite: int
+    """How many of them had a NaN or infinite log-probability."""
+
+
+class Engine(Protocol):
+    """Anything that answers prompts greedily."""
+
+    name: str
+    """Name and version, e.g. `vllm 0.32.0`."""
+
+    def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
+        """Answer every prompt greedily; the answers are in the order of the prompts."""
+
+    def attention_layers(self) -> list[dict[str, Any]] | None:
+        """Who served each attention layer (`hileval.ask.evaluation`); None where the engine has one attention only."""
+
+    def close(self) -> None:
+        """Give back what it holds; nothing is asked afterwards."""
+
+
+def require_model_files(folder: Path) -> None:
+    """Check before anything expensive starts.
+
+    Raises:
+        ModelFilesError: a file is missing or the weights are empty.
+    """
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        file = folder / name
+        if not file.is_file() or file.stat().st_size == 0:
+            raise ModelFilesError(
+                f"{name} is missing or empty",
+                where=str(folder),
+                remedy="restore the folder from git, or train it: python -m hileval.pocket train",
+            )
+
+
+def require_text(prompts: Sequence[str | Prompt]) -> list[str]:
+    """The prompts of an engine that is given text alone.
+
+    Raises:
+        EngineError: One has sound or an image.
+    """
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise EngineError("this engine is given text alone", remedy="use engine: vllm for documents")
+    return texts
+
+
+@contextlib.contextmanager
+def as_engine_error(doing: str, where: str) -> Iterator[None]:
+    """Engines raise whatever they like; callers see one class."""
+    try:
+        yield
+    except HilgateError:
+        raise
+    except ImportError as error:
+        raise CannotRunHereError(f"{doing}: {error}", where=where, remedy="install the missing package") from error
+    except Exception as error:
+        raise EngineError(
+            f"{doing} failed: {type(error).__name__}: {str(error).strip() or 'no message'}",
+            where=where,
+            remedy="this is no accuracy result; read the engine's log above and repeat the run",
+        ) from error

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from hileval.engines.engine import Answer, EngineError, Prompt, require_text
+from hileval.engines import Answer, EngineError, Prompt, require_text
 from hilgate.errors import CannotRunHereError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class RequestFailedError(EngineError):
 
 
 class ServerEngine:
-    """A server process and a client for its completions endpoint; a context manager that ends the process."""
+    """A server process and a client for its completions endpoint."""
 
     def __init__(
         self,
@@ -99,12 +99,6 @@ class ServerEngine:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> ServerEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the server and everything it started; its log stays only where it has something to tell."""

@@ -1,11 +1,19 @@
-"""transformers: a second opinion."""
+"""transformers as a second opinion: of decoders, and of speech models, where faults of cross attention are planted."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
 
-from hileval.engines.engine import Answer, Prompt, as_engine_error, require_model_files, require_text
+from hileval.engines import (
+    SAMPLING_RATE,
+    Answer,
+    EngineError,
+    Prompt,
+    as_engine_error,
+    require_model_files,
+    require_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class TransformersEngine:
-    """transformers' own generation; prompts of equal length share a batch, so there is no padding."""
+    """transformers' own generation, greedy; prompts of equal length share a batch, so there is no padding."""
+
+    auto_class = "AutoModelForCausalLM"
 
     def __init__(self, model: Path, *, batch: int = 64) -> None:
         """Load the model in fp32.
@@ -32,7 +42,8 @@ class TransformersEngine:
             self.name = f"transformers {transformers.__version__}"
             self._where, self._batch = str(model), batch
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-            self.model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+            loader = getattr(transformers, self.auto_class)
+            self.model = loader.from_pretrained(model, dtype=torch.float32).eval()
 
     def attention_layers(self) -> None:
         """None: there is one attention only."""
@@ -70,7 +81,8 @@ class TransformersEngine:
         scores = torch.stack(out.scores, 1).log_softmax(-1).gather(-1, written[..., None])[..., 0]
         return [self._read(row, score, stop) for row, score in zip(written.tolist(), scores, strict=True)]
 
-    def _read(self, row: list[int], scores: Any, stop: Sequence[str]) -> Answer:
+    def _read(self, row: list[int], scores: Any, stop: Sequence[str] = ()) -> Answer:
+        """The answer of a row of token ids, with the log-probability of each, [tokens]."""
         end = self.tokenizer.eos_token_id
         ended = end in row
         n_tokens = row.index(end) + 1 if ended else len(row)
@@ -78,3 +90,61 @@ class TransformersEngine:
         cut = min((text.index(word) for word in stop if word in text), default=None)
         non_finite = int((~scores[:n_tokens].isfinite()).sum())
         return Answer(text[:cut], "stop" if ended or cut is not None else "length", n_tokens, non_finite)
+
+
+class SpeechEngine(TransformersEngine):
+    """Greedy decoding, one forward pass per token, of many sounds at once."""
+
+    auto_class = "AutoModelForSpeechSeq2Seq"
+
+    def __init__(self, model: Path, *, batch: int = 64) -> None:
+        """Load the model and its extractor of features; see the base class."""
+        super().__init__(model, batch=batch)
+        with as_engine_error("loading the feature extractor", self._where):
+            import transformers
+
+            self._features = transformers.AutoFeatureExtractor.from_pretrained(model)
+
+    def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
+        """Write down every sound.
+
+        Raises:
+            EngineError: A prompt without sound, prompts of several beginnings, or what this engine does not do.
+        """
+        sounds = [one for one in prompts if isinstance(one, Prompt) and one.modality == "audio"]
+        if (
+            len(sounds) < len(prompts)
+            or stop
+            or {(one.text, one.repetition_penalty) for one in sounds} - {(sounds[0].text, 1.0)}
+        ):
+            raise EngineError(
+                "only sounds with one beginning, without stop words or penalty", where=self._where, remedy="use vLLM"
+            )
+        with as_engine_error("generating", self._where):
+            start = self.tokenizer(sounds[0].text, add_special_tokens=False)["input_ids"]
+            answers: list[Answer] = []
+            for first in range(0, len(sounds), self._batch):
+                media = [one.media for one in sounds[first : first + self._batch]]
+                answers += self._transcribe(media, start, max_tokens)
+            return answers
+
+    def _transcribe(self, media: list[Any], start: list[int], max_tokens: int) -> list[Answer]:
+        import torch
+
+        features = self._features(media, sampling_rate=SAMPLING_RATE, return_tensors="pt").input_features
+        end = self.tokenizer.eos_token_id
+        with torch.no_grad():
+            frames = self.model.get_encoder()(features)
+            tokens, cache = torch.tensor([start] * len(media)), None
+            written: list[torch.Tensor] = []
+            scores: list[torch.Tensor] = []
+            while len(written) < max_tokens and not (written and (torch.stack(written) == end).any(0).all()):
+                shown = {"encoder_outputs": frames, "past_key_values": cache}
+                out = self.model(decoder_input_ids=tokens, use_cache=True, **shown)
+                cache = out.past_key_values
+                best = out.logits[:, -1].log_softmax(-1).max(-1)
+                written.append(best.indices)
+                scores.append(best.values)
+                tokens = best.indices[:, None]
+        rows = zip(torch.stack(written, 1).tolist(), torch.stack(scores, 1), strict=True)
+        return [self._read(row, score) for row, score in rows]

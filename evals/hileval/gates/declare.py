@@ -1,7 +1,4 @@
-"""`evals/gates.yaml`: what is gated, with which model, task, engine, limits and rule.
-
-Which engine serves a gate, and with what arguments.
-"""
+"""`evals/gates.yaml`: what is gated, with which model, task, engine, limits and rule."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from hileval.engines import BACKEND, REPORTER
 from hileval.gates.rule import Rule
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Key, Noun, Scalar
@@ -27,6 +25,7 @@ EVALS = Path(__file__).resolve().parents[2]
 """The `evals/` folder: paths in gates.yaml are relative to it."""
 
 
+EngineName = Literal["vllm", "transformers", "server"]
 Occasion = Literal["pre-merge", "release"]
 """When a gate is asked; each has a rule."""
 
@@ -83,7 +82,7 @@ class Gate(Noun):
     filter: Literal["strict", "flexible"] = "strict"
     """Which of two scores is gated; the other is watched. Of questions they are lm-eval's two extractions, of documents
     all of it and one drawn line (`hileval.ask.documents`)."""
-    engine: Literal["vllm", "transformers", "server"]
+    engine: EngineName
     """vLLM in this process, transformers, or an OpenAI-compatible server that the harness starts and watches."""
     attention_backend: Literal["pagedkv", "vllm"] | None
     """Who must serve every attention layer: `pagedkv` (ours) or `vllm` (the engine's own); None where the engine cannot
@@ -166,9 +165,15 @@ def load_gates(path: Path = EVALS / "gates.yaml") -> Gates:
     try:
         return Gates.model_validate(declared)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise DeclarationError(f"{place}: {first['msg']}", where=str(path), remedy=remedy) from error
+        raise DeclarationError(first_problem(error), where=str(path), remedy=remedy) from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """What is wrong with a declaration or a record: its first key that is wrong, and how many more there are."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{place + ': ' if place else ''}{first['msg']}{more}"
 
 
 def find_gate(name: str, declared: Gates) -> Gate:
@@ -185,14 +190,8 @@ def find_gate(name: str, declared: Gates) -> Gate:
     raise UnknownGateError(f"no gate {name!r}", where="evals/gates.yaml", remedy=hint)
 
 
-EngineName = Literal["vllm", "transformers", "server"]
-REPORTER = "pagedkv.vllm_plugin.inspect.WorkerReport"
-OURS = "CUSTOM"
-"""Our backend's member of vLLM's AttentionBackendEnum."""
-
-
-def starter(gate: Gate, engine: EngineName) -> Callable[[], Engine]:
-    """What starts the engine when the first question is asked."""
+def engine_factory(gate: Gate, engine: EngineName) -> Callable[[], Engine]:
+    """Starts the engine of a gate, once the first question is asked: imports and weights take minutes."""
 
     def start() -> Engine:
         os.environ.update(gate.env)
@@ -204,13 +203,9 @@ def starter(gate: Gate, engine: EngineName) -> Callable[[], Engine]:
             from hileval.engines.server import ServerEngine
 
             return ServerEngine(serve_command(gate), model=gate.model, env={**gate.env, "VLLM_SERVER_DEV_MODE": "1"})
-        if gate.kind == "documents":
-            from hileval.engines.speech_engine import SpeechEngine
+        from hileval.engines.transformers_engine import SpeechEngine, TransformersEngine
 
-            return SpeechEngine(gate.path(gate.model))
-        from hileval.engines.transformers_engine import TransformersEngine
-
-        return TransformersEngine(gate.path(gate.model))
+        return (SpeechEngine if gate.kind == "documents" else TransformersEngine)(gate.path(gate.model))
 
     return start
 
@@ -226,7 +221,7 @@ def serve_command(gate: Gate) -> list[str]:
     words += ["--served-model-name", gate.model]
     words += ["--revision", gate.revision] if gate.revision else []
     if gate.attention_backend == "pagedkv":
-        words += ["--attention-backend", OURS, "--worker-extension-cls", REPORTER]
+        words += ["--attention-backend", BACKEND, "--worker-extension-cls", REPORTER]
     return words + options(gate.engine_args)
 
 

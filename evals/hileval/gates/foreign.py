@@ -1,4 +1,4 @@
-"""Reads the accuracy configurations that vLLM users already have, as gates.
+"""Import the accuracy configurations of vLLM as gates.
 
 Two formats: `tests/evals/gsm8k/configs/*.yaml` (a threshold and an absolute tolerance) and
 `.buildkite/lm-eval-harness/configs/*.yaml` (values per metric and a relative one). What they promise becomes the floor
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import Field, ValidationError
 
-from hileval.gates.declare import BrokenLimits, Gate, Published
+from hileval.gates.declare import BrokenLimits, Gate, Published, first_problem
 from hilgate.errors import DeclarationError
 from hilgate.model import Noun, Scalar
 
@@ -105,10 +105,8 @@ def read_foreign(path: Path, gpus: int = 1) -> tuple[str, Gate]:
         else:
             gate = _from_lm_eval(_LmEval.model_validate(content), path, gpus)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
         raise ForeignConfigError(
-            f"{place}: {first['msg']}", where=str(path), remedy="a gate must not ignore a key of its configuration"
+            first_problem(error), where=str(path), remedy="a gate must not ignore a key of its configuration"
         ) from error
     return re.sub(r"[^a-z0-9_.-]+", "-", path.stem.lower()).strip("-"), gate
 
@@ -122,18 +120,17 @@ def as_yaml(key: str, gate: Gate) -> str:
 
 def _from_gsm8k(config: _Gsm8k, path: Path, gpus: int) -> Gate:
     arguments = _server_arguments(config.server_args, path)
-    size = arguments.pop("tensor_parallel_size", gpus)
+    size = arguments.setdefault("tensor_parallel_size", gpus)
     metric = f"last number, {config.num_fewshot} examples, {config.num_questions} questions"
     return _gate(
         config.model_name,
         path,
-        threshold=config.accuracy_threshold,
+        Published(value=config.accuracy_threshold, metric=metric, source=path.name),
         floor=config.accuracy_threshold - config.tolerance,
-        metric=metric,
-        which="flexible",
+        filter="flexible",
         num_fewshot=config.num_fewshot,
         max_gen_toks=config.max_tokens,
-        arguments={**arguments, "tensor_parallel_size": size},
+        engine_args=arguments,
         env=config.env,
         gpus=int(str(size)),
     )
@@ -147,7 +144,7 @@ def _from_lm_eval(config: _LmEval, path: Path, gpus: int) -> Gate:
         raise ForeignConfigError(f"backend: {config.backend!r} is not served here", where=str(path), remedy="vllm")
     values = {metric.name: metric.value for metric in config.tasks[0].metrics}
     filters = {"exact_match,strict-match": "strict", "exact_match,flexible-extract": "flexible"}
-    known = {name: value for name, value in values.items() if name in filters}
+    known = {filters[name]: value for name, value in values.items() if name in filters}
     if not known:
         raise ForeignConfigError(f"no known metric in {', '.join(values)}", where=str(path), remedy=", ".join(filters))
     best = max(known, key=known.__getitem__)  # a chat model may fail one of the filters by its style alone
@@ -156,41 +153,35 @@ def _from_lm_eval(config: _LmEval, path: Path, gpus: int) -> Gate:
     arguments |= {name: value for name, value in optional.items() if value is not None}
     arguments |= {"trust_remote_code": True} if config.trust_remote_code else {}
     questions = "all" if config.limit is None else f"the first {config.limit}"
+    metric = f"{best}, {config.num_fewshot} examples, {questions} questions"
     return _gate(
         config.model_name,
         path,
-        threshold=known[best],
+        Published(value=known[best], metric=metric, source=path.name),
         floor=known[best] * (1 - config.rtol),
-        metric=f"{filters[best]}, {config.num_fewshot} examples, {questions} questions",
-        which=filters[best],
+        filter=best,
         num_fewshot=config.num_fewshot,
         max_gen_toks=_max_gen_toks(config.gen_kwargs, path),
-        arguments=arguments,
+        engine_args=arguments,
         env=config.env_vars,
         gpus=gpus,
         protocol="chat" if config.apply_chat_template else "completions",
     )
 
 
-def _gate(model: str, path: Path, **facts: Any) -> Gate:
+def _gate(model: str, path: Path, published: Published, *, floor: float, **fields: Any) -> Gate:
     return Gate(
         title=f"{model}, from {path.name}",
         model=model,
         weights="hub",
         task=TASK,
-        num_fewshot=facts["num_fewshot"],
-        max_gen_toks=facts["max_gen_toks"],
-        protocol=facts.get("protocol", "completions"),
-        filter=facts["which"],
         engine="vllm",
         attention_backend="pagedkv",
-        engine_args=facts["arguments"],
-        env=facts["env"],
-        gpus=facts["gpus"],
-        floor=round(facts["floor"], 6),
-        published=(Published(value=facts["threshold"], metric=facts["metric"], source=path.name),),
+        floor=round(floor, 6),
+        published=(published,),
         broken=BROKEN,
         baseline=f"baselines/{path.stem.lower()}.json",
+        **fields,
     )
 
 

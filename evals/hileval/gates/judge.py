@@ -1,30 +1,23 @@
-"""The judgement: from runs and a baseline to checks. Pure; no clock, no file, no engine.
+"""Judge an evaluation: from runs and a baseline to checks. Pure; no clock, no file, no engine.
 
 Order matters. First who served the runs (accuracy of something else proves nothing), then broken output (it names the
-cause), then the paired test against the baseline, then the absolute floor.
-
-Broken output, told apart from wrong answers: it needs no statistics in gross cases, and it names the cause.
-
-A wrong stride, a NaN or a stale block seldom makes a model reason worse; it makes it repeat, stop or babble. Real cases
-that looked like accuracy loss: vllm#51011 (74 % instead of 97 %, with 285 of 1319 answers degenerate), vllm#39192
-(0.4 %), vllm#14848 (0 %).
-
-Which questions flipped, with both answers side by side: what a person reads after a gate has failed. Pure.
+cause), then the paired test against the baseline, then the absolute floor. Questions whose answer flipped are quoted
+with the stored answer beside the new one.
 """
 
 from __future__ import annotations
 
-import enum
-import re
+import itertools
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from hileval.gates import statistics
 from hileval.gates.rule import State, stand
+from hileval.records.records import Flag
 from hilgate.errors import Exit, NothingSelectedError
 from hilgate.model import Check, Number, Outcome
 
@@ -68,7 +61,7 @@ def judge(
         else _without_baseline(accuracy_id, gate, rule, asked),
     ]
     if gate.floor is not None:
-        checks.append(_floor(f"{name}/floor", gate.floor, gate, rule, asked))
+        checks.append(_floor(f"{name}/floor", gate.floor, _share_of_all(gate, rule, asked)))
     if served is None:
         return checks
     if served.outcome is not Outcome.PASS:
@@ -115,17 +108,7 @@ def _broken(check_id: str, gate: Gate, baseline: Baseline | None, samples: Seque
         before = float(baseline.outcomes("broken", asked).mean()) if asked else 0.0
     p_value = statistics.excess(count, n, before + 1 / n)
     allowed = max(gate.broken.max_rate, 2 * before)
-    numbers: dict[str, Number] = {
-        "n": n,
-        "broken": count,
-        "baseline_broken_rate": before,
-        "p_value": p_value,
-        "limit": allowed,
-    }
-    numbers |= {flag.value.replace(" ", "_").replace("-", "_"): kinds[flag] for flag in Flag if kinds[flag]}
-    listed = ", ".join(f"{kinds[flag]} {flag.value}" for flag in Flag if kinds[flag]) or "none"
-    first = next((sample for sample in samples if sample.flags), None)
-    shown = f"; first: question {first.doc_id}: {first.text[:60]!r}" if first else ""
+    found = {flag: kinds[flag] for flag in Flag if kinds[flag]}
     reasons = []
     if kinds[Flag.NON_FINITE]:
         reasons.append("a log-probability was NaN or infinite")
@@ -133,9 +116,34 @@ def _broken(check_id: str, gate: Gate, baseline: Baseline | None, samples: Seque
         reasons.append(f"more than {allowed:.1%} broken")
     if count >= gate.broken.min_count and p_value <= gate.broken.alpha:
         reasons.append(f"p={p_value:.1e} against the baseline's {before:.1%}")
-    message = f"{count}/{n} answers broken ({listed})" + (f": {', '.join(reasons)}{shown}" if reasons else shown)
-    outcome = Outcome.FAIL if reasons else Outcome.PASS
-    return Check(id=check_id, outcome=outcome, message=message, numbers=numbers)
+    listed = ", ".join(f"{times} {flag.value}" for flag, times in found.items()) or "none"
+    message = f"{count}/{n} answers broken ({listed})" + (f": {', '.join(reasons)}" if reasons else "")
+    if first := next((sample for sample in samples if sample.flags), None):
+        message += f"; first: question {first.doc_id}: {first.text[:60]!r}"
+    numbers: dict[str, Number] = {
+        "n": n, "broken": count, "baseline_broken_rate": before, "p_value": p_value, "limit": allowed,
+    }  # fmt: skip
+    numbers |= {flag.value.replace(" ", "_").replace("-", "_"): times for flag, times in found.items()}
+    return Check(id=check_id, outcome=Outcome.FAIL if reasons else Outcome.PASS, message=message, numbers=numbers)
+
+
+class _Share:
+    """Right answers among all, with their Wilson interval."""
+
+    def __init__(self, correct: int, n: int, alpha: float) -> None:
+        self.correct, self.n, self.value = correct, n, correct / n
+        self.low, self.high = statistics.interval(correct, n, alpha)
+
+    def __str__(self) -> str:
+        return f"{self.correct}/{self.n} = {self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"
+
+    @property
+    def numbers(self) -> dict[str, Number]:
+        return {"n": self.n, "exact_match": self.value, "ci_low": self.low, "ci_high": self.high}
+
+
+def _share_of_all(gate: Gate, rule: Rule, asked: Evaluation) -> _Share:
+    return _Share(sum(int(run.sum()) for run in asked.outcomes(gate)), len(asked.samples), rule.alpha)
 
 
 def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline: Baseline) -> Check:
@@ -145,23 +153,23 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
     outcome, verdict = _verdict(rule, baseline, standing)
     base = asked.base[:, : standing.n]
     counted = np.array([run[: standing.n] for run in new[: standing.new_runs]])
-    correct, n = int(counted.sum()), counted.size
-    low, high = statistics.interval(correct, n, rule.alpha)
-    found = flips(asked, baseline, gate.filter)
-    lost, gained = [flip for flip in found if flip.lost], [flip for flip in found if not flip.lost]
-    message = f"baseline {base.mean():.1%} in {baseline.runs} runs, lost {len(lost)}, gained {len(gained)}: {verdict}"
+    share = _Share(int(counted.sum()), counted.size, rule.alpha)
+    flips = diff_answers(asked, baseline, gate.filter)
+    lost, gained = [flip for flip in flips if flip.lost], [flip for flip in flips if not flip.lost]
     labels = {"filter": gate.filter, "state": standing.state.value}
     if lost:
         labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
+    by_line, line_numbers = _by_line(asked.samples)
+    message = (
+        f"{share}{by_line}, baseline {base.mean():.1%} in {baseline.runs} runs, "
+        f"lost {len(lost)}, gained {len(gained)}: {verdict}"
+    )
     if outcome is not Outcome.PASS and lost:
         message += "\n" + side_by_side(lost, SHOWN_FLIPS)
-    numbers: dict[str, Number] = {
+    numbers: dict[str, Number] = share.numbers | {
         "n": standing.n,
         "runs": standing.new_runs,
-        "correct": correct,
-        "exact_match": correct / n,
-        "ci_low": low,
-        "ci_high": high,
+        "correct": share.correct,
         "baseline_exact_match": float(base.mean()),
         "baseline_runs": baseline.runs,
         "lost": len(lost),
@@ -174,18 +182,17 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
         "margin": rule.margin,
         "seconds": round(asked.seconds, 1),
     }
-    numbers |= {} if baseline.d is None else {"d": baseline.d}
-    message = f"{correct}/{n} = {correct / n:.1%} [{low:.1%}, {high:.1%}]{_by_line(asked.samples, numbers)}, {message}"
+    numbers |= ({} if baseline.d is None else {"d": baseline.d}) | line_numbers
     return Check(id=check_id, outcome=outcome, message=message, labels=labels, numbers=numbers, seconds=asked.seconds)
 
 
-def _by_line(samples: Sequence[Sample], numbers: dict[str, Number]) -> str:
-    """The share of right lines of documents, also put into `numbers`: shown, never tested (`hileval.ask.documents`)."""
+def _by_line(samples: Sequence[Sample]) -> tuple[str, dict[str, Number]]:
+    """The share of right lines of documents, in words and numbers: shown, never tested (`hileval.ask.documents`)."""
     lines, right = sum(sample.lines for sample in samples), sum(sample.lines_right for sample in samples)
     if not lines:
-        return ""
-    numbers |= {"lines": lines, "lines_right": right, "line_match": right / lines}
-    return f" of documents, {right}/{lines} = {right / lines:.1%} of their lines"
+        return "", {}
+    text = f" of documents, {right}/{lines} = {right / lines:.1%} of their lines"
+    return text, {"lines": lines, "lines_right": right, "line_match": right / lines}
 
 
 def _verdict(rule: Rule, baseline: Baseline, standing: Standing) -> tuple[Outcome, str]:
@@ -208,104 +215,36 @@ def _verdict(rule: Rule, baseline: Baseline, standing: Standing) -> tuple[Outcom
 
 
 def _without_baseline(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) -> Check:
-    correct = sum(int(run.sum()) for run in asked.outcomes(gate))
-    n = len(asked.samples)
-    low, high = statistics.interval(correct, n, rule.alpha)
+    share = _share_of_all(gate, rule, asked)
+    by_line, line_numbers = _by_line(asked.samples)
     source = f"; published: {gate.published[0].value:.1%} ({gate.published[0].metric})" if gate.published else ""
     if gate.floor is None:
         outcome, why = Outcome.INCONCLUSIVE, "neither a baseline nor a floor, so nothing is judged"
     else:
         outcome = Outcome.PASS if rule.unresolved == "flag" else Outcome.INCONCLUSIVE
         why = f"FLAGGED: no baseline yet, so only the floor holds{source}"
-    numbers: dict[str, Number] = {
-        "n": n,
-        "correct": correct,
-        "exact_match": correct / n,
-        "ci_low": low,
-        "ci_high": high,
-    }
     return Check(
         id=check_id,
         outcome=outcome,
-        message=(
-            f"{correct}/{n} = {correct / n:.1%} [{low:.1%}, {high:.1%}]{_by_line(asked.samples, numbers)}, {why}; "
-            "record one: python -m hileval baseline record"
-        ),
+        message=f"{share}{by_line}, {why}; record one: python -m hileval baseline record",
         labels={"filter": gate.filter, "state": "no baseline"},
-        numbers=numbers,
+        numbers=share.numbers | {"correct": share.correct} | line_numbers,
         seconds=asked.seconds,
     )
 
 
-def _floor(check_id: str, floor: float, gate: Gate, rule: Rule, asked: Evaluation) -> Check:
-    n, correct = len(asked.samples), sum(int(run.sum()) for run in asked.outcomes(gate))
-    low, high = statistics.interval(correct, n, rule.alpha)
-    share = correct / n
-    if share >= floor:
+def _floor(check_id: str, floor: float, share: _Share) -> Check:
+    if share.value >= floor:
         outcome, verdict = Outcome.PASS, "not below"
-    elif high < floor:
+    elif share.high < floor:
         outcome, verdict = Outcome.FAIL, "below"
     else:
         outcome, verdict = Outcome.INCONCLUSIVE, "below, but the interval reaches"
-    message = f"{correct}/{n} = {share:.1%} [{low:.1%}, {high:.1%}] is {verdict} the floor of {floor:.0%}"
-    numbers: dict[str, Number] = {"n": n, "exact_match": share, "ci_low": low, "ci_high": high, "floor": floor}
-    return Check(id=check_id, outcome=outcome, message=message, numbers=numbers)
+    message = f"{share} is {verdict} the floor of {floor:.0%}"
+    return Check(id=check_id, outcome=outcome, message=message, numbers=share.numbers | {"floor": floor})
 
 
-class Flag(enum.StrEnum):
-    """What can be wrong with one answer before its number is looked at."""
-
-    EMPTY = "empty"
-    REPEAT = "repeat"
-    """At most 3 distinct characters in 12 or more (`!!!!` is the argmax over NaN logits where token 0 is `!`), or fewer
-    than half of the 4-grams distinct in 24 or more words."""
-    GARBAGE = "garbage"
-    """U+FFFD, or under 80 % printable ASCII (English tasks only)."""
-    NO_NUMBER = "no number"
-    TRUNCATED = "truncated"
-    """The engine stopped at the token limit, not at the end of the answer."""
-    NON_FINITE = "non-finite"
-    """A log-probability of a generated token was NaN or infinite."""
-
-
-def flags_of(text: str, *, finish_reason: str | None, non_finite: int = 0) -> tuple[Flag, ...]:
-    """Every flag that applies to one answer, in the order of `Flag`.
-
-    Args:
-        text: What the model wrote.
-        finish_reason: `stop` or `length` as the engine reports it; None where an engine does not say.
-        non_finite: How many generated tokens had a non-finite log-probability.
-    """
-    stripped = text.strip()
-    found = {
-        Flag.EMPTY: not stripped,
-        Flag.REPEAT: bool(stripped) and _repeats(stripped),
-        Flag.GARBAGE: bool(stripped) and _garbage(stripped),
-        Flag.NO_NUMBER: bool(stripped) and not re.search(r"\d", stripped),
-        Flag.TRUNCATED: finish_reason == "length",
-        Flag.NON_FINITE: non_finite > 0,
-    }
-    return tuple(flag for flag in Flag if found[flag])
-
-
-def _repeats(text: str) -> bool:
-    if len(text) >= 12 and len(set(text)) <= 3:
-        return True
-    words = text.split()
-    if len(words) < 24:
-        return False
-    grams = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
-    return len(set(grams)) / len(grams) < 0.5
-
-
-def _garbage(text: str) -> bool:
-    if "\N{REPLACEMENT CHARACTER}" in text:
-        return True
-    printable = sum(" " <= character <= "~" or character in "\n\t" for character in text)
-    return printable / len(text) < 0.8
-
-
-SHARE = 0.5
+FLIPPED = 0.5
 """A question has flipped when the share of its right answers moved by at least this much."""
 WIDTH = 56
 
@@ -335,35 +274,34 @@ class Flip:
         return self.now < self.before
 
 
-def flips(asked: Evaluation, baseline: Baseline, which: str) -> tuple[Flip, ...]:
-    """Every flipped question, losses first, in the order of asking."""
+def diff_answers(asked: Evaluation, baseline: Baseline, which: Literal["strict", "flexible"]) -> tuple[Flip, ...]:
+    """Every flipped question under a filter, losses first, in the order of asking."""
     stored = {question.doc_id: question for question in baseline.questions}
-    found = []
-    for sample in asked.runs[0].samples:
-        question = stored[sample.doc_id]
+    answers = defaultdict(list)
+    for sample in asked.samples:
+        answers[sample.doc_id].append(sample)
+    flips = []
+    for first, *others in (answers[sample.doc_id] for sample in asked.runs[0].samples):
+        question = stored[first.doc_id]
         digits = question.strict if which == "strict" else question.flexible
         before = digits.count("1") / len(digits)
-        answers = [s for run in asked.runs for s in run.samples if s.doc_id == sample.doc_id]
-        now = sum(s.strict_correct if which == "strict" else s.flexible_correct for s in answers) / len(answers)
-        if abs(now - before) >= SHARE:
-            found.append(Flip(sample.doc_id, sample.question, sample.target, before, now, question.text, sample.text))
-    return tuple(sorted(found, key=lambda flip: not flip.lost))
+        now = sum(sample.correct(which) for sample in (first, *others)) / (1 + len(others))
+        if abs(now - before) >= FLIPPED:
+            flips.append(Flip(first.doc_id, first.question, first.target, before, now, question.text, first.text))
+    return tuple(sorted(flips, key=lambda flip: not flip.lost))
 
 
-def side_by_side(found: Sequence[Flip], most: int) -> str:
+def side_by_side(flips: Sequence[Flip], most: int) -> str:
     """Questions with the stored and the new answer in two columns; says how many are left out."""
     parts = []
-    for flip in found[:most]:
+    for flip in flips[:most]:
         shares = f"right in {flip.before:.0%} of stored runs, {flip.now:.0%} now"
         head = f"question {flip.doc_id}, answer {textwrap.shorten(flip.target, 2 * WIDTH)}: {shares}"
-        left, right = _wrapped(flip.stored_text), _wrapped(flip.new_text)
-        longest = max(len(left), len(right))
-        left += [""] * (longest - len(left))
-        right += [""] * (longest - len(right))
-        rows = [f"  {a:<{WIDTH}} | {b}" for a, b in zip(["stored", *left], ["now", *right], strict=True)]
-        parts.append("\n".join([head, *(row.rstrip() for row in rows)]))
-    if len(found) > most:
-        parts.append(f"and {len(found) - most} more flipped questions in flips.md")
+        columns = ["stored", *_wrapped(flip.stored_text)], ["now", *_wrapped(flip.new_text)]
+        rows = (f"  {a:<{WIDTH}} | {b}".rstrip() for a, b in itertools.zip_longest(*columns, fillvalue=""))
+        parts.append("\n".join([head, *rows]))
+    if len(flips) > most:
+        parts.append(f"and {len(flips) - most} more flipped questions in flips.md")
     return "\n".join(parts)
 
 

@@ -19,7 +19,6 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hileval.gates import statistics
-from hileval.gates.statistics import looks
 from hilgate.model import Noun
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def shared(rule: Rule, gates: int) -> Rule:
     """The rule of one of several gates that decide on the same change together.
 
     Each takes its part of alpha (Bonferroni), because each decides on its own agent, before the others are done;
-    without that, ten gates at 1 % cry wolf at 10 % of all changes. With all p-values at hand `stats.holm` says more.
+    without that, ten gates at 1 % cry wolf at 10 % of all changes.
     """
     return rule.model_copy(update={"alpha": rule.alpha / gates})
 
@@ -154,21 +153,16 @@ def stand(rule: Rule, base: statistics.Outcomes, runs: Sequence[statistics.Outco
 
 
 def _by_looks(rule: Rule, base: statistics.Outcomes, new: statistics.Outcomes) -> Standing:
-    level = rule.alpha * first_share(rule, 1)
-    plan = rule.plan(base.shape[1])
-    found = looks(base, new, plan, level)
-    for look in found:
-        part = base[:, : look.n], new[:, : look.n]
-        if look.dropped:
-            return _standing(State.FAIL, rule, *part, look.allowed)
-        if statistics.excludes(*part, rule.margin, rule.beta):
-            return _standing(State.PASS, rule, *part, look.allowed)
-    if not found or found[-1].n < plan[-1]:
+    plan = statistics.Plan(rule.plan(base.shape[1]), rule.alpha * first_share(rule, 1), rule.margin, rule.beta)
+    decided, look = statistics.first_decision(base, new, plan)
+    n, level = (look.n, look.allowed) if look else (new.shape[1], 0.0)
+    if decided:
+        state = State(decided)
+    elif n < plan.looks[-1]:
         state = State.ASK_MORE
     else:
         state = State.RUN_AGAIN if rule.extensions else State.UNRESOLVED
-    asked = found[-1].n if found else new.shape[1]
-    return _standing(state, rule, base[:, :asked], new[:, :asked], found[-1].allowed if found else 0.0)
+    return _standing(state, rule, base[:, :n], new[:, :n], level)
 
 
 def first_share(rule: Rule, start: int) -> float:

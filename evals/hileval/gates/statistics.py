@@ -1,27 +1,21 @@
-"""Pure statistics of the gate: the exact paired test over several runs, and what else is said of a single look.
+"""Statistics of accuracy gates: exact paired test, sequential looks at one level, confidence bounds of a drop. Pure.
 
-No I/O and no opinion: the rule that turns these numbers into an outcome is `gate.py`; several looks at one run are in
-`looks.py`, what excludes a drop in `exclusion.py`, what a plan can see in `power.py`.
+Outcomes are arrays `[runs, questions]` of bool: the same prompts in the same order, True for a right answer. `rule.py`
+turns these numbers into a decision; what a rule can see is in `power.py`.
 
-Outcomes are arrays `[runs, questions]` of bool: the same prompts in the same order, True for a right answer.
+Sequential looks. Looking again and again at level alpha cries wolf more often than alpha. Dividing alpha by the number
+of looks holds it and gives most of it away, because the looks share their questions. Here the whole level is spent,
+exactly: given which questions the runs disagree on, the right answers that a look adds are independent of those before
+it, so the probability to cross any boundary is a sum of convolutions (Armitage, McPherson and Rowe 1969), and the
+boundary of each look is the widest that keeps what is spent so far below the share of alpha that the questions asked so
+far are of all (Lan and DeMets 1983, with the linear spending function). What a look could not spend, because outcomes
+come in whole questions, the next one may.
 
-Several looks at one run while it is still answering, at one joint level. Pure.
-
-Looking again and again at level alpha cries wolf more often than alpha. Dividing alpha by the number of looks holds it
-and gives most of it away, because the looks share their questions. Here the whole level is spent, exactly: given which
-questions the runs disagree on, the right answers that a look adds are independent of those before it, so the
-probability to cross any boundary is a sum of convolutions (Armitage, McPherson and Rowe 1969), and the boundary of each
-look is the widest that keeps what is spent so far below the share of alpha that the questions asked so far are of all
-(Lan and DeMets 1983, with the linear spending function). What a look could not spend, because outcomes come in whole
-questions, the next one may.
-
-Which drops a comparison excludes: an interval that stays honest where nearly every answer is right. Pure.
-
-A bound by Student's t claims too much here: with one loss in a hundred the differences are so skewed that its 99 %
-bound is passed by 1 drop in 20 rather than 1 in 100. So the question is turned round (test inversion): if a share
-`delta` of the questions were lost for good, how likely would a difference as small as the observed one be? The answer
-is exact for a deterministic engine, where it becomes Clopper and Pearson's bound (1934); run-to-run noise is added as
-the stored runs show it, question by question.
+Bounds of a drop. A bound by Student's t claims too much where nearly every answer is right: with one loss in a hundred
+the differences are so skewed that its 99 % bound is passed by 1 drop in 20 rather than 1 in 100. So the test is
+inverted: if a share `delta` of the questions were lost for good, how likely would a difference as small as the observed
+one be? The answer is exact for a deterministic engine, where it becomes Clopper and Pearson's bound (1934); run-to-run
+noise is added as the stored runs show it, question by question.
 """
 
 from __future__ import annotations
@@ -30,12 +24,11 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom, binomtest, hypergeom
-from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
 from hilgate.errors import MisuseError, RecordsError
@@ -148,13 +141,6 @@ def discordance(base: ArrayLike) -> float:
     return float(np.mean(2 * p * (1 - p)) * len(runs) / (len(runs) - 1))
 
 
-def holm(p_values: Sequence[float], alpha: float) -> tuple[bool, ...]:
-    """Which of several models dropped, at a joint level (Holm 1979): ten gates cry wolf no more often than one."""
-    if not p_values:
-        return ()
-    return tuple(bool(rejected) for rejected in multipletests(list(p_values), alpha=alpha, method="holm")[0])
-
-
 def interval(correct: int, n: int, alpha: float) -> tuple[float, float]:
     """Two-sided Wilson interval (level 1 - alpha) of a share (Wilson 1927; statsmodels)."""
     low, high = proportion_confint(correct, n, alpha=alpha, method="wilson")
@@ -182,7 +168,7 @@ class Look:
 
     n: int
     p_value: float
-    """Of this look alone (`stats.drop_p`)."""
+    """Of this look alone (`drop_p`)."""
     spent: float
     """Probability, if nothing changed, that this or an earlier look calls a drop."""
     allowed: float
@@ -190,7 +176,7 @@ class Look:
     dropped: bool
 
 
-def looks(base: Outcomes, new: Outcomes, plan: Sequence[int], alpha: float) -> tuple[Look, ...]:
+def sequential_looks(base: Outcomes, new: Outcomes, plan: Sequence[int], alpha: float) -> tuple[Look, ...]:
     """The looks that the answers so far allow, in order; the first that calls a drop is the last.
 
     Args:
@@ -226,6 +212,38 @@ def looks(base: Outcomes, new: Outcomes, plan: Sequence[int], alpha: float) -> t
         open_pmf[:boundary] = 0.0  # a run that had crossed would not be here
         begin = end
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Looks at one run.
+
+    Attributes:
+        looks: Numbers of questions, ascending; the last is all there will be.
+        alpha: Chance to call a drop where there is none, over all looks.
+        margin: Drop that a pass excludes, as a share.
+        beta: Chance, at each look, to pass a model that dropped by the margin.
+    """
+
+    looks: tuple[int, ...]
+    alpha: float
+    margin: float
+    beta: float
+
+
+def first_decision(base: Outcomes, new: Outcomes, plan: Plan) -> tuple[Literal["fail", "pass"] | None, Look | None]:
+    """The first look that decides, and how: it calls a drop, or excludes one of the margin.
+
+    Returns:
+        Where none decides, None and the last look; no look where the answers end before the first.
+    """
+    look = None
+    for look in sequential_looks(base, new, plan.looks, plan.alpha):
+        if look.dropped:
+            return "fail", look
+        if excludes(base[:, : look.n], new[:, : look.n], plan.margin, plan.beta):
+            return "pass", look
+    return None, look
 
 
 def _boundary(pmf: Pmf, budget: float) -> int:

@@ -1,4 +1,4 @@
-"""`python -m hileval.pocket`: make the questions, train the model, measure it and its sensitivity to planted faults."""
+"""The command line of pocket models: make their questions, train one, measure it intact and under planted faults."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from hileval.ask.documents import read_documents, read_task, sound
 from hileval.engines import Prompt
 from hileval.gates import statistics
 from hileval.gates.declare import EVALS
-from hileval.pocket.data import Problem, documents, problems, read_jsonl, speak, write_documents, write_jsonl
+from hileval.pocket.data import documents, problems, read_jsonl, speak, write_documents, write_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from hileval.engines import Engine
+    from hileval.pocket.data import Problem
 
 TEST_FILE = EVALS / "pocket/data/test.jsonl"
 SPEECH_TASK = EVALS / "tasks/pocket_speech.yaml"
@@ -27,7 +30,7 @@ TEST_QUESTIONS = 400
 
 Name = Annotated[
     Literal["hybrid", "window", "latent", "packed", "speech"],
-    typer.Argument(help="Which pocket model (architectures.py)."),
+    typer.Argument(help="Which pocket model (pocket/models.py)."),
 ]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -48,16 +51,15 @@ def train_model(name: Name = "hybrid") -> None:
     """Train from scratch on questions that are not test questions, and write the model folder."""
     import torch
 
-    from hileval.pocket.train import RECIPE, RECIPES, extractor, train, train_speech
+    from hileval.pocket.train import RECIPES, extractor, train, train_speech
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     folder = MODELS / name
+    recipe = RECIPES[name]
     if name == "speech":
-        recipe = RECIPE
         model, tokenizer, seconds = train_speech(reserved_documents())
         extractor().save_pretrained(folder)
     else:
-        recipe = RECIPES[name]
         model, tokenizer, seconds = train(recipe, frozenset(row.digest for row in read_jsonl(TEST_FILE)))
     model.generation_config.update(do_sample=False, max_new_tokens=32, _from_model_config=False)
     model.to(getattr(torch, recipe.stored)).save_pretrained(folder)
@@ -72,15 +74,14 @@ def measure(
     damaged: Annotated[int, typer.Option("--faults", help="Questions per planted fault; 0 leaves them out.")] = 200,
 ) -> None:
     """Exact match on fresh questions, intact and under planted cache faults (`hileval.pocket.damage`)."""
-    from hileval.engines.speech_engine import SpeechEngine
-    from hileval.engines.transformers_engine import TransformersEngine
+    from hileval.engines.transformers_engine import SpeechEngine, TransformersEngine
     from hileval.pocket.damage import faults, plant
 
     rows: Sequence[Any]
     if name == "speech":
         count: Callable[..., int] = transcribed
         rows = list(itertools.islice(documents(FRESH_SEED, exclude=reserved_documents()), max(n, damaged)))
-        engine: SpeechEngine | TransformersEngine = SpeechEngine(MODELS / name)
+        engine: TransformersEngine = SpeechEngine(MODELS / name)
     else:
         count = exact_match
         test = frozenset(row.digest for row in read_jsonl(TEST_FILE))
@@ -98,7 +99,7 @@ def reserved_documents() -> frozenset[str]:
     return frozenset(document.text for document in read_documents(read_task(SPEECH_TASK), SPEECH_TASK))
 
 
-def transcribed(engine: Any, texts: Sequence[str]) -> int:
+def transcribed(engine: Engine, texts: Sequence[str]) -> int:
     """How many documents an engine writes down without a mistake."""
     from hileval.pocket.models import START
 
@@ -107,11 +108,11 @@ def transcribed(engine: Any, texts: Sequence[str]) -> int:
     return sum(answer.text == text for answer, text in zip(answers, texts, strict=True))
 
 
-def exact_match(engine: object, rows: list[Problem]) -> int:
+def exact_match(engine: Engine, rows: Sequence[Problem]) -> int:
     """How many rows an engine answers with the right `#### N`."""
     from hileval.pocket.train import prompt_of
 
-    answers = engine.answer([prompt_of(row) for row in rows], max_tokens=32, stop=["Question:"])  # type: ignore[attr-defined]
+    answers = engine.answer([prompt_of(row) for row in rows], max_tokens=32, stop=["Question:"])
     return sum(answer.text.endswith(f"#### {row.number}") for answer, row in zip(answers, rows, strict=True))
 
 

@@ -1,22 +1,20 @@
-"""The pocket models: one for each class of KV cache that the kernels serve. Untrained, fp32.
+"""The pocket models and their tokenizers: one for each class of KV cache that the kernels serve. Untrained, fp32.
 
 hybrid    attention and Mamba-2 (GraniteMoeHybrid)     rows of a pool that attention and state share
-window    soft cap, every second layer sees 8 tokens  two cache groups of one pool (Gemma 2)
+window    soft cap, every second layer sees 8 tokens   two cache groups of one pool (Gemma 2)
 latent    multi-head latent attention                  one latent row per token (DeepSeek V2)
-packed    plain attention with normed queries and keys served from aiter's SHUFFLE packing with FP8 codes (Qwen 3)
+packed    attention with normed queries and keys       served from aiter's SHUFFLE packing with FP8 codes (Qwen 3)
 speech    cross attention to 50 tokens of an encoder   two cache groups of one pool, one written once (Whisper)
-
-What a pocket model without state layers starts from: heads that look one and two tokens back, then heads that match.
 
 An answer needs the number that stands two tokens after a name. A Mamba layer's short convolution carries the name those
 two tokens along; attention alone has to find three things at once (look back, match, copy) and did not, in 3,000 steps
-of any recipe tried. So the first layer starts with purely positional heads, and every later layer with keys equal to
-queries, which attends to what is alike. Everything is trained from there; nothing is frozen.
+of any recipe tried. So a model without state layers starts with purely positional heads in its first layer, which look
+one and two tokens back, and with keys equal to queries in every later one, which attends to what is alike. Everything
+is trained from there; nothing is frozen.
 
-Word-level tokenizers that lose nothing: decoding the tokens of a text gives the text back.
-
-A blank belongs to the word after it (` Bob`), punctuation stands alone, a number is one token. lm-eval's regular
-expressions therefore read exactly what the model wrote.
+The tokenizers are word-level and lose nothing: decoding the tokens of a text gives the text back. A blank belongs to
+the word after it (` Bob`), punctuation stands alone, a number is one token. lm-eval's regular expressions therefore
+read exactly what the model wrote.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Train a pocket model: seeded, one CPU thread, minutes.
+"""Train a pocket model: seeded, one CPU thread, minutes; AdamW, and loss on the answer only.
 
-Loss on the answer only; AdamW; a curriculum that starts with three people per question.
-
-Train the pocket speech model: seeded, one CPU thread, two minutes. No curriculum: the task is found at once.
+Word problems have a curriculum that starts with three people per question; the speech model finds its task at once.
 """
 
 from __future__ import annotations
@@ -17,15 +15,20 @@ import torch
 import transformers
 
 from hileval.ask.documents import sound
-from hileval.pocket.data import NAMES, PEOPLE, SAMPLING_RATE, Problem, documents, problems, speak
+from hileval.engines import SAMPLING_RATE
+from hileval.pocket.data import NAMES, PEOPLE, Problem, documents, problems, speak
 from hileval.pocket.models import MEL_BINS, build, build_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 log = logging.getLogger(__name__)
 
+Batch = dict[str, torch.Tensor]
+"""Arguments of a model by name."""
 IGNORED = -100
 """Label that torch's cross entropy leaves out."""
 
@@ -113,21 +116,53 @@ RECIPES = {
     "window": Recipe("window", steps=950),
     "latent": Recipe("latent", steps=1000, stored="bfloat16"),
     "packed": Recipe("packed", steps=700),
+    "speech": Recipe("speech", steps=1500, batch=64),
 }
 """By architecture."""
 
+Trained = tuple["PreTrainedModel", "PreTrainedTokenizerFast", float]
+"""The model in eval mode, its tokenizer, and the seconds it took."""
 
-def train(recipe: Recipe, exclude: frozenset[str]) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, float]:
-    """Train from scratch on problems whose digests are not in `exclude` (the test questions).
+
+def fit(
+    model: PreTrainedModel, recipe: Recipe, batches: Iterator[Batch], after: Callable[[torch.Tensor, Batch], str]
+) -> float:
+    """Train in place.
+
+    Args:
+        model: In train mode.
+        recipe: Its steps and rates.
+        batches: Arguments of the model, `labels` among them; one is drawn before each step.
+        after: Called after each step with the logits and the batch; what it returns is logged.
 
     Returns:
-        The model in eval mode, its tokenizer, and the seconds it took.
+        Seconds it took.
     """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    started = time.monotonic()
+    for step, batch in enumerate(itertools.islice(batches, recipe.steps)):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate(step)
+        out = model(**batch, use_cache=False)
+        optimizer.zero_grad(set_to_none=True)
+        out.loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        progress = after(out.logits.detach(), batch)
+        if (step + 1) % 50 == 0:
+            spent = time.monotonic() - started
+            log.info("step %d  loss %.4f  %s  %.0f s", step + 1, out.loss.item(), progress, spent)
+    model.eval()
+    return time.monotonic() - started
+
+
+def train(recipe: Recipe, exclude: frozenset[str]) -> Trained:
+    """Train from scratch on problems whose digests are not in `exclude` (the test questions)."""
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)
     tokenizer = build_tokenizer()
     model = build(recipe.architecture, tokenizer).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    curriculum = Curriculum(recipe.first_people, recipe.promote_at)
     streams = {
         people: problems(
             recipe.seed + people,
@@ -137,28 +172,20 @@ def train(recipe: Recipe, exclude: frozenset[str]) -> tuple[PreTrainedModel, Pre
         )
         for people in range(recipe.first_people, PEOPLE[1] + 1)
     }
-    curriculum = Curriculum(recipe.first_people, recipe.promote_at)
-    started = time.monotonic()
-    for step in range(recipe.steps):
-        rows = itertools.islice(streams[curriculum.people], recipe.batch)
-        ids, labels = make_batch(tokenizer, list(rows))
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.rate(step)
-        out = model(input_ids=ids, labels=labels, use_cache=False)
-        optimizer.zero_grad(set_to_none=True)
-        out.loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        curriculum.update(all_right(out.logits.detach(), labels))
-        if (step + 1) % 50 == 0:
-            progress = (step + 1, curriculum.people, out.loss.item(), curriculum.share, time.monotonic() - started)
-            log.info("step %d  people %d  loss %.4f  all tokens right %.3f  %.0f s", *progress)
-    return model.eval(), tokenizer, time.monotonic() - started
 
+    def batches() -> Iterator[Batch]:
+        while True:
+            rows = list(itertools.islice(streams[curriculum.people], recipe.batch))
+            ids, labels = make_batch(tokenizer, rows)
+            yield {"input_ids": ids, "labels": labels}
 
-log_train_speech = logging.getLogger(__name__)
+    def after(logits: torch.Tensor, batch: Batch) -> str:
+        people = curriculum.people
+        curriculum.update(all_right(logits, batch["labels"]))
+        return f"people {people}  all tokens right {curriculum.share:.3f}"
 
-RECIPE = Recipe("speech", steps=1500, batch=64)
+    seconds = fit(model, recipe, batches(), after)
+    return model, tokenizer, seconds
 
 
 def extractor() -> Any:
@@ -166,12 +193,10 @@ def extractor() -> Any:
     return transformers.WhisperFeatureExtractor(feature_size=MEL_BINS, chunk_length=1, sampling_rate=SAMPLING_RATE)
 
 
-def make_batch_train_speech(
-    tokenizer: PreTrainedTokenizerFast, hear: Any, texts: list[str]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def make_speech_batch(tokenizer: PreTrainedTokenizerFast, extract: Any, texts: list[str]) -> Batch:
     """Spectrograms [num_seqs, MEL_BINS, frames] float32, decoder's input and labels [num_seqs, longest] int64."""
-    heard = [sound(speak(text).astype("<i2").tobytes()) for text in texts]
-    features = hear(heard, sampling_rate=SAMPLING_RATE, return_tensors="pt").input_features
+    sounds = [sound(speak(text).astype("<i2").tobytes()) for text in texts]
+    features = extract(sounds, sampling_rate=SAMPLING_RATE, return_tensors="pt").input_features
     rows = tokenizer(texts)["input_ids"]
     longest = max(map(len, rows)) + 1
     given = torch.full((len(rows), longest), tokenizer.pad_token_id)
@@ -179,36 +204,27 @@ def make_batch_train_speech(
     for i, row in enumerate(rows):
         given[i, : len(row) + 1] = torch.tensor([tokenizer.bos_token_id, *row])
         labels[i, : len(row) + 1] = torch.tensor([*row, tokenizer.eos_token_id])
-    return features, given, labels
+    return {"input_features": features, "decoder_input_ids": given, "labels": labels}
 
 
-def train_speech(exclude: frozenset[str]) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, float]:
-    """Train from scratch on documents that are not in `exclude` (the test documents).
-
-    Returns:
-        The model in eval mode, its tokenizer, and the seconds it took.
-    """
+def train_speech(exclude: frozenset[str]) -> Trained:
+    """Train from scratch on documents that are not in `exclude` (the test documents)."""
+    recipe = RECIPES["speech"]
     torch.set_num_threads(1)
-    torch.manual_seed(RECIPE.seed)
-    tokenizer, hear = build_tokenizer("speech"), extractor()
+    torch.manual_seed(recipe.seed)
+    tokenizer, extract = build_tokenizer("speech"), extractor()
     model = build("speech", tokenizer).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RECIPE.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    stream = documents(RECIPE.seed, exclude=exclude)
-    started = time.monotonic()
-    for step in range(RECIPE.steps):
-        features, given, labels = make_batch_train_speech(tokenizer, hear, list(itertools.islice(stream, RECIPE.batch)))
-        for group in optimizer.param_groups:
-            group["lr"] = RECIPE.rate(step)
-        out = model(input_features=features, decoder_input_ids=given, labels=labels, use_cache=False)
-        optimizer.zero_grad(set_to_none=True)
-        out.loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if (step + 1) % 50 == 0:
-            ahead = torch.nn.functional.pad(labels, (1, 0), value=IGNORED)  # all_right compares with the next token
-            right = all_right(torch.nn.functional.pad(out.logits.detach(), (0, 0, 0, 1)), ahead)
-            log_train_speech.info(
-                "step %d  loss %.4f  documents right %.3f  %.0f s",
-                *(step + 1, out.loss.item(), right, time.monotonic() - started),
-            )
-    return model.eval(), tokenizer, time.monotonic() - started
+    stream = documents(recipe.seed, exclude=exclude)
+
+    def batches() -> Iterator[Batch]:
+        while True:
+            yield make_speech_batch(tokenizer, extract, list(itertools.islice(stream, recipe.batch)))
+
+    def after(logits: torch.Tensor, batch: Batch) -> str:
+        ahead = torch.nn.functional.pad(
+            batch["labels"], (1, 0), value=IGNORED
+        )  # all_right compares with the next token
+        return f"documents right {all_right(torch.nn.functional.pad(logits, (0, 0, 0, 1)), ahead):.3f}"
+
+    seconds = fit(model, recipe, batches(), after)
+    return model, tokenizer, seconds

@@ -1,7 +1,4 @@
-"""`evals/baselines/*.json`: K runs of a trusted engine, question by question, and who accepted them.
-
-Where an evaluation ran.
-"""
+"""Baselines (`evals/baselines/*.json`): K runs of a trusted engine, question by question, and who accepted them."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ import numpy as np
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from hileval.gates import statistics
-from hileval.gates.judge import Flag
-from hileval.records.records import Identity, Run, Setting, Sha, refuse_duplicates
+from hileval.gates.declare import first_problem
+from hileval.records.records import Flag, Identity, Run, Setting, Sha, refuse_duplicates
 from hilgate.errors import RecordsError
 from hilgate.model import Environment, Key, Noun
 
@@ -53,7 +50,7 @@ class Question(Noun):
     """Which runs were right under the strict filter."""
     flexible: Digits
     broken: Digits
-    """Which runs had a flag of `hileval.gates.judge`."""
+    """Which runs had a flag of `hileval.records.records.Flag`."""
     same_text: Digits
     """Which runs wrote what the first run wrote."""
     flags: tuple[Flag, ...] = ()
@@ -90,22 +87,22 @@ class Baseline(Noun):
         refuse_duplicates([question.doc_hash for question in self.questions], f"baseline of {self.gate}")
         return self
 
-    def outcomes(self, which: Literal["strict", "flexible", "broken"], hashes: Sequence[str]) -> statistics.Outcomes:
-        """Outcomes [runs, questions] of these questions, in this order.
+    def outcomes(
+        self, which: Literal["strict", "flexible", "broken"], hashes: Sequence[str] | None = None
+    ) -> statistics.Outcomes:
+        """Outcomes [runs, questions] of these questions, in this order; by default of all.
 
         Raises:
             KeyError: A question is not in the baseline.
         """
         stored = {question.doc_hash: getattr(question, which) for question in self.questions}
-        rows = [[digit == "1" for digit in stored[one]] for one in hashes]
+        rows = [[digit == "1" for digit in stored[one]] for one in (stored if hashes is None else hashes)]
         return np.array(rows, dtype=bool).reshape(-1, self.runs).T
 
     @property
     def d(self) -> float | None:
-        """Discordance of its runs (`stats.discordance`); None where there is only one."""
-        if self.runs < 2:
-            return None
-        return statistics.discordance(self.outcomes("strict", [question.doc_hash for question in self.questions]))
+        """Discordance of its runs (`statistics.discordance`); None where there is only one."""
+        return None if self.runs < 2 else statistics.discordance(self.outcomes("strict"))
 
     def write(self, path: Path) -> None:
         """Write as JSON, one question per line so that a diff shows which ones changed."""
@@ -128,8 +125,11 @@ class Baseline(Noun):
             raise BaselineError("no baseline", where=str(path), remedy=REMEDY)
         try:
             return cls.model_validate_json(path.read_text(encoding="utf-8"))
-        except (ValidationError, UnicodeDecodeError) as invalid:
-            raise BaselineError(_first_problem(invalid), where=str(path), remedy=REMEDY) from invalid
+        except UnicodeDecodeError as error:
+            raise BaselineError("the baseline is not UTF-8", where=str(path), remedy=REMEDY) from error
+        except ValidationError as error:
+            what = f"the baseline is not valid: {first_problem(error)}"
+            raise BaselineError(what, where=str(path), remedy=REMEDY) from error
 
 
 def make_baseline(
@@ -191,15 +191,6 @@ def _question(samples: Sequence[Sample]) -> Question:
 
 def _digits(values: Iterable[bool]) -> str:
     return "".join("1" if value else "0" for value in values)
-
-
-def _first_problem(invalid: ValidationError | UnicodeDecodeError) -> str:
-    if isinstance(invalid, UnicodeDecodeError):
-        return "the baseline is not UTF-8"
-    first = invalid.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    more = f" (and {invalid.error_count() - 1} more)" if invalid.error_count() > 1 else ""
-    return f"the baseline is not valid: {place + ': ' if place else ''}{first['msg']}{more}"
 
 
 PACKAGES = ("torch", "triton", "vllm", "transformers", "lm_eval", "amd-aiter")

@@ -141,5 +141,5 @@ def test_findings_are_written_and_read_back(tmp_path):
         Check(id="a", outcome=Outcome.PASS, numbers={"n": 3}),
         Check(id="b", outcome=Outcome.FAIL, message="line 1\nline 2 \u2028 end"),
     )
-    evidence.write_findings(tmp_path / "out", checks)
+    Check.write_all(tmp_path / "out", checks)
     assert evidence.collect(Evidence.FINDINGS, tmp_path / "out", tmp_path) == evidence.Collected(checks)

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to no distribution
 
-from benchmarks import saved  # noqa: E402
+from benchmarks import record  # noqa: E402
 
 SAMPLE = Path(__file__).with_name("sample.jsonl")
 LINES = SAMPLE.read_text(encoding="utf-8").splitlines()
@@ -27,8 +27,8 @@ def lines(count: int = 3) -> list[dict]:
 
 
 def message(path: Path) -> str:
-    with pytest.raises(saved.RecordsError) as stop:
-        saved.read(path)
+    with pytest.raises(record.RecordsError) as stop:
+        record.read(path)
     text = str(stop.value)
     assert "\n  to do: " in text
     return text
@@ -38,11 +38,11 @@ def test_every_committed_run_is_believed():
     runs = sorted((ROOT / "benchmarks" / "results").glob("*.jsonl"))
     assert runs
     for run in runs:
-        assert saved.read(run)
+        assert record.read(run)
 
 
 def test_a_run_is_read_in_its_order():
-    rows = saved.read(SAMPLE)
+    rows = record.read(SAMPLE)
     assert [row.record.case for row in rows] == [json.loads(line)["case"] for line in LINES]
     assert all(row.case.name == row.record.case for row in rows)
     assert rows[0].record.line() == LINES[0], "nothing is lost or added"
@@ -150,4 +150,4 @@ def test_a_side_without_a_time_is_read_when_it_says_why(tmp_path):
     wrong = lines()[0] | {
         "peer_us": None, "peer_spread": None, "peer_rel_error": None, "ratio": None, "trouble": "peer: did not run: x",
     }  # fmt: skip
-    assert saved.read(write(tmp_path / "r.jsonl", wrong))[0].record.ratio is None
+    assert record.read(write(tmp_path / "r.jsonl", wrong))[0].record.ratio is None

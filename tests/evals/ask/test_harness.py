@@ -5,7 +5,8 @@ import math
 import pytest
 
 from hileval.ask import harness
-from hileval.ask.harness import ScoreError, TaskError, TaskQuestions, read_samples, resolve_task
+from hileval.ask.harness import TaskQuestions, read_samples, resolve_task
+from hileval.ask.task import ScoreError, TaskError
 from hileval.engines import Answer, EngineError
 from hileval.pocket.cli import TEST_FILE
 from hileval.pocket.data import read_jsonl

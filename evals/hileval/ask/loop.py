@@ -1,9 +1,8 @@
-"""Asks questions until the rule has an answer: the loop between the rule, the engine and the journal.
+"""Ask an engine until the rule has an answer, with a journal: a crash or Ctrl-C costs no question twice.
 
-Every answer on disk as soon as it is given, so that a crash or Ctrl-C costs no question twice.
-
-One JSON line per answer below a line that names what was asked: gate, identity, engine and a fingerprint of the code
-under test. Answers of anything else are set aside, never mixed in; a line cut short by a crash is asked again.
+The journal holds one JSON line per answer, written as soon as it is given, below a line that names what was asked:
+gate, identity, engine and a fingerprint of the code under test. Answers of anything else are set aside, never mixed in;
+a line cut short by a crash is asked again.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Listener(Protocol):
         """After every batch: questions answered and the most there will be in this run, and how many were right."""
 
 
-def conduct(
+def ask_until_decided(
     gate: Gate,
     rule: Rule,
     baseline: Baseline | None,
@@ -144,17 +143,17 @@ class Journal:
         if lines and lines[0] != _bytes(heading):
             path.replace(path.with_name(path.name + ".before"))
             lines = []
-        sound = lines[:1] or [_bytes(heading)]
+        kept = lines[:1] or [_bytes(heading)]
         for line in lines[1:]:
             try:
                 entry = _Line.model_validate_json(line)
             except ValidationError:
                 continue
-            sound.append(line if line.endswith(b"\n") else line + b"\n")
+            kept.append(line if line.endswith(b"\n") else line + b"\n")
             self._known[entry.run][entry.sample.doc_id] = entry.sample
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(path.name + ".new")
-        fresh.write_bytes(b"".join(sound))
+        fresh.write_bytes(b"".join(kept))
         fresh.replace(path)
 
     @property

@@ -24,55 +24,46 @@ def test_missing(tmp_path):
     assert "baseline record" in caught.value.remedy
 
 
-def test_cut_short(plant, tmp_path):
-    path = tmp_path / "gate.json"
-    plant.baseline([True] * 5).write(path)
-    path.write_text(path.read_text()[:-200])
-    with pytest.raises(BaselineError, match="not valid"):
-        Baseline.read(path)
-
-
-def test_lost_lines_are_noticed(plant, tmp_path):
-    path = tmp_path / "gate.json"
-    plant.baseline([True] * 5).write(path)
-    content = json.loads(path.read_text())
+def lose_a_line(content):
     content["questions"].pop()
+
+
+def repeat_a_question(content):
+    content["questions"][1] = content["questions"][0]
+
+
+def invent_runs(content):
+    content["questions"][1]["strict"] = "111"
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "why"),
+    [
+        (lose_a_line, BaselineError, "n=5 but holds 4"),
+        (repeat_a_question, DuplicateQuestionError, "more than once"),
+        (invent_runs, BaselineError, "question 1: strict is of 3 runs, not 5"),
+        (lambda content: content.update(schema_version=1), BaselineError, "not valid: schema_version"),
+        (lambda content: content.update(note="x"), BaselineError, "not valid: note"),
+    ],
+    ids=["lost line", "question twice", "other runs", "other schema", "unknown key"],
+)
+def test_a_damaged_file_is_refused(plant, tmp_path, damage, error, why):
+    path = tmp_path / "gate.json"
+    plant.baseline([True] * 5).write(path)
+    content = json.loads(path.read_text())
+    damage(content)
     path.write_text(json.dumps(content))
-    with pytest.raises(BaselineError, match="n=5 but holds 4"):
+    with pytest.raises(error, match=why):
+        Baseline.read(path)
+    path.write_text(path.read_text()[:-200])
+    with pytest.raises(BaselineError, match="not valid: Invalid JSON"):
         Baseline.read(path)
 
 
-def test_unknown_key_and_other_schema(plant, tmp_path):
-    path = tmp_path / "gate.json"
-    plant.baseline([True]).write(path)
-    content = json.loads(path.read_text())
-    for change in ({"schema_version": 1}, {"note": "x"}):
-        path.write_text(json.dumps(content | change))
-        with pytest.raises(BaselineError, match="not valid"):
-            Baseline.read(path)
-
-
-def test_a_question_twice_is_refused_in_runs_and_baselines(plant, tmp_path):
+def test_a_run_holds_each_question_once(plant):
     run = plant.run([True, True])
     with pytest.raises(DuplicateQuestionError, match="more than once"):
         Run(identity=run.identity, samples=(run.samples[0], run.samples[0]), seconds=1)
-    path = tmp_path / "gate.json"
-    plant.baseline([True, True]).write(path)
-    content = json.loads(path.read_text())
-    content["questions"][1] = content["questions"][0]
-    path.write_text(json.dumps(content))
-    with pytest.raises(DuplicateQuestionError):
-        Baseline.read(path)
-
-
-def test_a_run_that_is_missing_from_one_question_is_named(plant, tmp_path):
-    path = tmp_path / "gate.json"
-    plant.baseline([True, True]).write(path)
-    content = json.loads(path.read_text())
-    content["questions"][1]["strict"] = "111"
-    path.write_text(json.dumps(content))
-    with pytest.raises(BaselineError, match="question 1: strict is of 3 runs, not 5"):
-        Baseline.read(path)
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+"""The rule on outcome vectors."""
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -43,14 +45,9 @@ def test_an_unchanged_deterministic_model_passes_after_75_questions():
     standings = [stand(PRE_MERGE, base, [sure(n)]) for n in (25, 50, 75)]
     assert [s.state for s in standings] == [State.ASK_MORE, State.ASK_MORE, State.PASS]
     assert standings[-1].high < 0.05
-
-
-def test_answers_beyond_the_deciding_look_do_not_change_it():
-    base = np.ones((5, 250), dtype=bool)
     late = sure(250)
     late[100:] = False
-    assert stand(PRE_MERGE, base, [late]).state is State.PASS
-    assert stand(PRE_MERGE, base, [late]).n == 75
+    assert stand(PRE_MERGE, base, [late]) == standings[-1], "answers beyond the deciding look do not change it"
 
 
 def test_a_wreck_fails_at_the_first_look():
@@ -81,12 +78,8 @@ def test_a_noisy_baseline_starts_with_three_runs():
     assert (first_runs(RELEASE, noisy), first_runs(RELEASE, quiet)) == (3, 1)
     assert stand(RELEASE, noisy, [noisy[0]]).state is State.ASK_MORE
     assert stand(RELEASE, noisy, [noisy[0], noisy[1], noisy[2]]).state is not State.ASK_MORE
-
-
-def test_a_wreck_of_a_noisy_model_costs_one_run():
-    rng = np.random.default_rng(6)
-    noisy = np.array([toss(rng, np.full(400, 0.8)) for _ in range(5)])
-    assert stand(RELEASE, noisy, [toss(rng, np.full(400, 0.4))]).state is State.FAIL
+    wreck = toss(rng, np.full(400, 0.4))
+    assert stand(RELEASE, noisy, [wreck]).state is State.FAIL, "a wreck costs one run"
 
 
 def test_gates_that_decide_together_share_alpha():
@@ -96,21 +89,6 @@ def test_gates_that_decide_together_share_alpha():
     alone, one_of_ten = (stand(rule, base, [lost]) for rule in (RELEASE, shared(RELEASE, 10)))
     assert one_of_ten.level == pytest.approx(alone.level / 10)
     assert alone.p_value == one_of_ten.p_value
-
-
-@pytest.mark.parametrize("d", [0.02, 0.13])
-def test_level_is_held_over_looks_and_further_runs(d):
-    rng = np.random.default_rng(int(d * 100))
-    rule = PRE_MERGE.model_copy(update={"alpha": 0.05, "extensions": 2})
-    failed = 0
-    for _ in range(600):
-        chance = rng.permutation(np.concatenate([np.full(round(500 * d), 0.5), np.ones(250 - round(500 * d))]))
-        base = np.array([toss(rng, chance) for _ in range(5)])
-        runs = [toss(rng, chance)]
-        while (state := stand(rule, base, runs).state) is State.RUN_AGAIN:
-            runs.append(toss(rng, chance))
-        failed += state is State.FAIL
-    assert failed / 600 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 600)
 
 
 @pytest.mark.parametrize(

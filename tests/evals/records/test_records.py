@@ -1,8 +1,8 @@
-"""The detector on texts as broken and as healthy models write them."""
+"""Signs of broken output in texts as broken and as healthy models write them."""
 
 import pytest
 
-from hileval.gates.judge import Flag, flags_of
+from hileval.records.records import Flag, flags_of
 
 GSM8K = (
     "Janet sells 16 - 3 - 4 = <<16-3-4=9>>9 duck eggs a day.\n"

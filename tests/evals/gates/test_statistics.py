@@ -1,14 +1,17 @@
+"""Exact test, sequential looks and bounds of a drop: by enumeration, by other libraries, and by their levels."""
+
 import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom, binomtest, hypergeom
+from scipy.stats import beta, binom, binomtest, hypergeom
 from statsmodels.stats.contingency_tables import mcnemar
 
 from hileval.gates import statistics
-from hilgate.errors import RecordsError
+from hileval.gates.statistics import drop_interval, excludes, sequential_looks
+from hilgate.errors import MisuseError, RecordsError
 
 RUNS = st.integers(1, 5)
 
@@ -135,23 +138,121 @@ def test_refuses_what_is_no_outcome(base, new, message):
         statistics.drop_p(base, new)
 
 
-def test_holm_equals_its_definition():
-    # Sorted p-values are compared with alpha / (m - i), and the first that is too large stops it.
-    assert statistics.holm([0.004, 0.02, 0.0001], alpha=0.01) == (True, False, True)
-    assert statistics.holm([0.0034, 0.0034, 0.0034], alpha=0.01) == (False, False, False)
-    assert statistics.holm([], alpha=0.01) == ()
-
-
 def test_interval_is_wilsons():
-    low, high = statistics.interval(190, 200, 0.01)
     z, p, n = 2.5758293, 0.95, 200
-    middle, half = (
-        (p + z * z / 2 / n) / (1 + z * z / n),
-        z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + (z / 2 / n) ** 2),
-    )
-    assert (low, high) == pytest.approx((middle - half, middle + half), abs=1e-6)
+    half = z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + (z / 2 / n) ** 2)
+    middle = (p + z * z / 2 / n) / (1 + z * z / n)
+    assert statistics.interval(190, n, 0.01) == pytest.approx((middle - half, middle + half), abs=1e-6)
 
 
 def test_excess_of_broken_answers():
     assert statistics.excess(12, 250, 1 / 250) == pytest.approx(7e-10, rel=0.3)
     assert statistics.excess(3, 250, 1 / 250) == pytest.approx(0.08, rel=0.1)
+
+
+PLAN = (50, 75, 100, 125, 150, 175, 200, 225, 250)
+
+
+def toss(rng, runs, chance):
+    return rng.random((runs, len(chance))) < chance
+
+
+def test_chance_to_cross_any_boundary_is_below_alpha_by_enumeration():
+    # Every way in which the three runs of six disputed questions could be dealt is played through the real looks.
+    right = [2, 1, 2, 1, 2, 1]
+    deals = [[(a, b, g - a - b) for a in (0, 1) for b in (0, 1) if 0 <= g - a - b <= 1] for g in right]
+    called = []
+    for deal in itertools.product(*deals):
+        columns = np.array(deal, dtype=bool).T
+        called.append(sequential_looks(columns[:2], columns[2:], (2, 4, 6), 0.3)[-1].dropped)
+    assert 0.05 < np.mean(called) <= 0.3
+
+
+def test_what_is_spent_is_what_happens():
+    rng = np.random.default_rng(5)
+    chance = rng.permutation(np.concatenate([np.full(30, 0.5), np.ones(200), np.zeros(20)]))
+    ends = [sequential_looks(toss(rng, 5, chance), toss(rng, 1, chance), PLAN, 0.05)[-1] for _ in range(2000)]
+    called = np.mean([look.dropped for look in ends])
+    assert called <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 2000)
+    assert called >= 0.025  # one fifth of alpha a look would leave half of this
+
+
+def test_one_look_is_the_plain_test():
+    rng = np.random.default_rng(6)
+    chance = np.concatenate([np.full(20, 0.5), np.ones(80)])
+    for drop in (0.0, 0.05, 0.1, 0.2):
+        base, new = toss(rng, 5, chance), toss(rng, 1, chance * (rng.random(100) >= drop))
+        (look,) = sequential_looks(base, new, (100,), 0.01)
+        assert look.p_value == pytest.approx(statistics.drop_p(base, new))
+        assert look.dropped == (look.p_value <= 0.01)
+
+
+def test_a_wreck_is_seen_at_the_first_look():
+    rng = np.random.default_rng(7)
+    base, new = toss(rng, 5, np.full(250, 0.95)), toss(rng, 1, np.full(250, 0.4))
+    found = sequential_looks(base, new, PLAN, 0.01)
+    assert [look.n for look in found] == [50]
+    assert found[0].dropped
+
+
+def test_never_spends_more_than_allowed_and_stops_where_the_answers_end():
+    rng = np.random.default_rng(8)
+    chance = rng.permutation(np.concatenate([np.full(40, 0.5), np.ones(210)]))
+    found = sequential_looks(toss(rng, 5, chance), toss(rng, 1, chance)[:, :130], PLAN, 0.01)
+    assert [look.n for look in found] == [50, 75, 100, 125]
+    assert all(look.spent <= look.allowed for look in found)
+    assert all(a.spent <= b.spent for a, b in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("plan", [(), (0, 5), (50, 50), (100, 50)], ids=["none", "zero", "twice", "descending"])
+def test_refuses_a_plan_that_does_not_ascend(plan):
+    with pytest.raises(MisuseError, match="looks at"):
+        sequential_looks(np.ones((2, 100), dtype=bool), np.ones((1, 100), dtype=bool), plan, 0.01)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3, 10])
+def test_upper_bound_of_a_deterministic_engine_is_clopper_and_pearsons(lost):
+    new = np.ones((1, 200), dtype=bool)
+    new[0, :lost] = False
+    upper = drop_interval(np.ones((5, 200), dtype=bool), new, 0.01)[1]
+    assert upper == pytest.approx(beta.ppf(0.99, lost + 1, 200 - lost), abs=1e-6)
+
+
+def test_improvement_and_drop_mirror_each_other():
+    base, new = np.zeros((3, 100), dtype=bool), np.zeros((1, 100), dtype=bool)
+    new[0, :8] = True
+    low, high = drop_interval(base, new, 0.01)
+    mirrored = drop_interval(~base, ~new, 0.01)
+    assert (low, high) == pytest.approx((-mirrored[1], -mirrored[0]), abs=1e-6)
+    assert high < 0
+
+
+@pytest.mark.parametrize(("base_runs", "new_runs", "d"), [(5, 1, 0.02), (5, 1, 0.13), (1, 1, 0.04), (5, 3, 0.04)])
+def test_upper_bound_holds_its_level(base_runs, new_runs, d):
+    rng = np.random.default_rng([base_runs, new_runs, int(d * 100)])
+    n, drop = 150, 0.05
+    tossed = round(2 * d * n)
+    chance = np.concatenate([np.full(tossed, 0.5), np.ones(n - tossed - 5), np.zeros(5)])
+    lost = drop / chance.mean()
+    below = 0
+    for _ in range(600):
+        new = toss(rng, new_runs, chance * (rng.random(n) >= lost))
+        below += drop_interval(toss(rng, base_runs, chance), new, 0.05)[1] < drop
+    assert below / 600 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 600)
+
+
+def test_excludes_agrees_with_the_bound():
+    rng = np.random.default_rng(4)
+    chance = np.concatenate([np.full(10, 0.5), np.ones(190)])
+    for drop in (0.0, 0.02, 0.05):
+        base, new = toss(rng, 5, chance), toss(rng, 1, chance * (rng.random(200) >= drop))
+        assert excludes(base, new, 0.05, 0.01) == (drop_interval(base, new, 0.01)[1] <= 0.05)
+
+
+def test_more_noise_in_the_baseline_excludes_less():
+    rng = np.random.default_rng(9)
+    new = np.ones((1, 250), dtype=bool)
+    quiet = np.ones((5, 250), dtype=bool)
+    noisy = toss(rng, 5, np.concatenate([np.full(30, 0.5), np.ones(220)]))
+    noisy[:, :30][0] = True  # the means stay close, the spread does not
+    assert drop_interval(noisy, new, 0.01)[1] - noisy.mean() + 1 > drop_interval(quiet, new, 0.01)[1]

@@ -1,0 +1,144 @@
+"""What a gate asks and of whom: its questions, where data and model lie, and the identity of a run.
+
+A model of a hub is found in this machine's cache and identified by what the hub says its files contain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hileval.gates.declare import EVALS
+from hileval.records.records import Identity
+from hilgate.errors import CannotRunHereError, DeclarationError, RecordsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hileval.ask.documents import DocumentQuestions
+    from hileval.ask.harness import TaskQuestions
+    from hileval.engines import Engine
+    from hileval.gates.declare import Gate
+
+WEIGHTS = ("*.safetensors", "config.json", "*.index.json")
+INVALID = "[invalid]"
+"""What a filter gives where it finds nothing."""
+
+
+class TaskError(DeclarationError):
+    """A task file is unreadable or names what does not exist."""
+
+
+class ScoreError(RecordsError):
+    """A result lacks a filter, a question or an answer, or holds a score that is neither 0 nor 1."""
+
+
+def questions_of(gate: Gate, start: Callable[[], Engine]) -> TaskQuestions | DocumentQuestions:
+    """The questions of a gate, of either kind; `start` makes the engine when the first one is asked.
+
+    Raises:
+        HilgateError: See the classes.
+    """
+    if gate.kind == "documents":
+        from hileval.ask.documents import DocumentQuestions
+
+        return DocumentQuestions(gate, start)
+    from hileval.ask.harness import TaskQuestions  # imports lm-eval, which takes seconds
+
+    return TaskQuestions(gate, start)
+
+
+def data_folder(variable: str | None, path: Path) -> Path:
+    """Where the data files of the task in `path` are: in evals/, or where an environment variable says.
+
+    Raises:
+        CannotRunHereError: The variable is not set, or names no folder.
+    """
+    if variable is None:
+        return EVALS
+    folder = Path(os.environ.get(variable, ""))
+    if not os.environ.get(variable) or not folder.is_dir():
+        raise CannotRunHereError(
+            f"{variable} names no folder", where=str(path), remedy=f"set {variable} to the folder that holds its data"
+        )
+    return folder
+
+
+def model_folder(gate: Gate) -> Path:
+    """Folder of the gate's model: in this repository, or in the hub's cache, fetched if this machine may.
+
+    Raises:
+        CannotRunHereError: It is neither here nor can it be fetched.
+    """
+    return snapshot(gate.model, gate.revision) if gate.weights == "hub" else gate.path(gate.model)
+
+
+def snapshot(model: str, revision: str) -> Path:
+    """Folder of a model in the hub's cache, fetched if this machine may.
+
+    Raises:
+        CannotRunHereError: It is neither here nor can it be fetched.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision or None))
+    except Exception as error:
+        raise CannotRunHereError(
+            f"the model is not on this machine: {type(error).__name__}",
+            where=f"{model}@{revision or 'main'}",
+            remedy="run it on an agent that has the hub's cache, or fetch the model first",
+        ) from error
+
+
+def weights_sha(folder: Path) -> str:
+    """sha256 over names and contents of weights and configuration of a hub's model.
+
+    The cache keeps each file under the hash of its content and links to it, so hundreds of gigabytes need not be read:
+    the name that a link points to stands for the content. A file that is no link is read.
+    """
+    digest = hashlib.sha256()
+    for file in sorted({file for pattern in WEIGHTS for file in folder.glob(pattern)}):
+        content = file.readlink().name if file.is_symlink() else hashlib.sha256(file.read_bytes()).hexdigest()
+        digest.update(f"{file.name} {content}\n".encode())
+    return digest.hexdigest()
+
+
+def sha256_files(*files: Path) -> str:
+    """sha256 over names and contents of files, in the given order; a missing file counts as absent."""
+    digest = hashlib.sha256()
+    for file in files:
+        content = file.read_bytes() if file.is_file() else b"absent"
+        digest.update(f"{file.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def identify(
+    gate: Gate, *, task: dict[str, Any], tokenizer: Iterable[str], generation: dict[str, Any], **of_harness: str
+) -> Identity:
+    """What a run would have to share with a baseline.
+
+    Args:
+        gate: Its declaration.
+        task: The task without paths of this machine.
+        tokenizer: Names of the files that turn questions into the model's input.
+        generation: Arguments of generation.
+        of_harness: `lm_eval`, its version, and `fewshot` where it is not the default.
+    """
+    folder = model_folder(gate)
+    weights = sorted(folder.glob("*.safetensors"))
+    return Identity(
+        model=gate.model,
+        revision=gate.revision,
+        weights=weights_sha(folder) if gate.weights == "hub" else sha256_files(*weights, folder / "config.json"),
+        tokenizer=sha256_files(*(folder / name for name in tokenizer)),
+        chat_template=sha256_files(folder / "chat_template.jinja"),
+        protocol=gate.protocol,
+        task=hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest(),
+        num_fewshot=gate.num_fewshot,
+        generation=json.dumps(generation | {"max_gen_toks": gate.max_gen_toks}, sort_keys=True),
+        **of_harness,
+    )

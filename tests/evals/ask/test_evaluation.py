@@ -1,0 +1,78 @@
+"""Which stored answers may be compared, and which backend served attention."""
+
+import pytest
+
+from hileval.ask.evaluation import IdentityMismatchError, check_layers, require_same_prompts, stored_outcomes
+from hilgate.errors import Exit
+from hilgate.model import Outcome
+
+OURS = ("pagedkv.vllm_plugin.backend.PagedKVBackend", "pagedkv.vllm_plugin.impl.PagedKVImpl")
+THEIRS = tuple(f"vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend{kind}" for kind in ("", "Impl"))
+
+
+@pytest.mark.parametrize("field", ["weights", "tokenizer", "chat_template", "protocol", "task", "generation"])
+def test_a_baseline_of_something_else_is_refused(plant, gate, field):
+    other = plant.identity.model_copy(update={field: "chat" if field == "protocol" else "d" * 64})
+    with pytest.raises(IdentityMismatchError, match=field) as caught:
+        stored_outcomes(gate, plant.baseline([True] * 9, identity=other), plant.identity, range(9))
+    assert caught.value.exit_status is Exit.INVALID_DECLARATION
+
+
+def test_another_prompt_or_an_unknown_question_is_refused(plant, gate):
+    baseline = plant.baseline([True] * 3)
+    with pytest.raises(IdentityMismatchError, match="1 of 4 questions are not in it"):
+        stored_outcomes(gate, baseline, plant.identity, range(4))
+    with pytest.raises(IdentityMismatchError, match="not in the baseline"):
+        require_same_prompts(baseline, plant.run([True] * 4).samples)
+    sample = plant.run([True]).samples[0].model_copy(update={"prompt_hash": "e" * 64})
+    with pytest.raises(IdentityMismatchError, match="another prompt"):
+        require_same_prompts(baseline, [sample])
+
+
+def layer(number, *, ours=True, writes=9, attentions=9, **more):
+    backend, impl = OURS if ours else THEIRS
+    counts = {"writes": writes, "attentions": attentions} if ours else {"writes": None, "attentions": None}
+    name = f"model.layers.{number}.self_attn.attn"
+    return {"layer": name, "backend": backend, "impl": impl, "block_size": 48} | counts | more
+
+
+def test_both_layers_ours_and_called():
+    check = check_layers("g", "pagedkv", [layer(1), layer(3)])
+    assert check.outcome is Outcome.PASS
+    assert check.numbers == {"layers": 2, "writes": 18, "attentions": 18}
+    assert check.labels == {"backend": "PagedKVBackend", "block_size": "48"}
+
+
+@pytest.mark.parametrize(
+    ("required", "layers", "why"),
+    [
+        ("pagedkv", [], "no attention layer"),
+        ("pagedkv", [layer(1), layer(3, ours=False)], "1 of 2 layers served by another"),
+        ("pagedkv", [layer(1), layer(3, attentions=0)], "never called for model.layers.3"),
+        ("pagedkv", [layer(1, writes=0)], "never called"),
+        ("pagedkv", [{"layer": "x"}], "another backend"),
+        ("vllm", [layer(1, ours=False), layer(3)], "1 of 2 layers served by another"),
+        ("vllm", [], "no attention layer"),
+    ],
+)
+def test_everything_else_did_not_run(required, layers, why):
+    check = check_layers("g", required, layers)
+    assert check.outcome is Outcome.DID_NOT_RUN
+    assert why in check.message
+
+
+def test_the_engines_own_attention_needs_no_counts():
+    assert check_layers("g", "vllm", [layer(1, ours=False)]).outcome is Outcome.PASS
+
+
+def test_our_backend_alone_does_not_prove_the_packing_or_mla():
+    packed = [layer(0, packing="shuffle", fp8_format="e4m3fn")]
+    check = check_layers("g", "pagedkv", packed, packing="shuffle")
+    assert check.outcome is Outcome.PASS
+    assert "shuffle of e4m3fn" in check.message
+    wrong = check_layers("g", "pagedkv", [layer(0, packing="rows")], packing="shuffle")
+    assert wrong.outcome is Outcome.DID_NOT_RUN
+    assert "packing rows instead of shuffle" in wrong.message
+    assert check_layers("g", "pagedkv", packed, latent=True).outcome is Outcome.DID_NOT_RUN
+    mla = [layer(0, impl="pagedkv.vllm_plugin.mla_impl.PagedKVMLAImpl", packing=None)]
+    assert check_layers("g", "pagedkv", mla, latent=True).outcome is Outcome.PASS

@@ -1,0 +1,161 @@
+"""The judge on planted outcome vectors."""
+
+import pytest
+
+from hileval.gates.judge import diff_answers, exit_status, judge, side_by_side
+from hilgate.errors import Exit, NothingSelectedError
+from hilgate.model import Check, Outcome
+
+PASS, FAIL, INCONCLUSIVE = Outcome.PASS, Outcome.FAIL, Outcome.INCONCLUSIVE
+N = 200
+GOOD = [i not in (17, 91) for i in range(N)]
+SERVED = Check(id="pocket-hybrid/served-by-pagedkv", outcome=PASS, message="2 attention layers")
+
+
+def without(correct, *lost):
+    return [right and i not in lost for i, right in enumerate(correct)]
+
+
+@pytest.fixture
+def judged(plant, gate, rule):
+    """Judge a run; gives the checks by name, and the exit status."""
+
+    def judging(run, baseline=..., served=SERVED, **changes):
+        stored = plant.baseline(GOOD) if baseline is ... else baseline
+        changed = rule.model_copy(update=changes)
+        checks = judge("pocket-hybrid", gate, changed, plant.asked(stored, run), stored, served)
+        return {check.id.split("/")[1]: check for check in checks}, exit_status(checks)
+
+    return judging
+
+
+def test_a_run_equal_to_its_baseline_and_an_improvement_pass(plant, judged):
+    checks, status = judged(plant.run(GOOD))
+    assert status is Exit.PASS
+    accuracy = checks["accuracy"]
+    assert accuracy.numbers["lost"] == accuracy.numbers["gained"] == 0
+    assert accuracy.numbers["exact_match"] == accuracy.numbers["baseline_exact_match"] == 0.99
+    assert "198/200 = 99.0%" in accuracy.message
+    assert judged(plant.run([True] * N))[1] is Exit.PASS
+
+
+def test_a_kv_fault_fails_accuracy_and_floor(plant, judged):
+    """7 % exact match, answers well formed: V shifted by one block reads other people's numbers."""
+    checks, status = judged(plant.run([i % 14 == 0 for i in range(N)]))
+    assert {name: check.outcome for name, check in checks.items()} == {
+        "served-by-pagedkv": PASS, "broken-output": PASS, "accuracy": FAIL, "floor": FAIL,
+    }  # fmt: skip
+    assert status is Exit.FAIL
+
+
+def test_the_step_from_pass_to_inconclusive_to_fail(plant, judged):
+    """One question alone never fails, and a loss that the margin does not exclude never passes."""
+    runs = [plant.run(without(GOOD, *range(20, 20 + lost))) for lost in range(9)]
+    results = [judged(run)[0]["accuracy"].outcome for run in runs]
+    assert results[:3] == [PASS, INCONCLUSIVE, INCONCLUSIVE]  # the 99 % bound of 1 in 200 is 3.3 %
+    assert set(results[3:]) == {FAIL}  # a question right in all five runs is lost by luck once in six
+
+
+def test_an_undecided_merge_passes_with_a_flag_and_an_undecided_release_does_not(plant, judged):
+    run = plant.run(without(GOOD, 20))
+    flagged = judged(run, unresolved="flag")[0]["accuracy"]
+    assert flagged.outcome is PASS
+    assert "FLAGGED" in flagged.message
+    assert judged(run)[0]["accuracy"].outcome is INCONCLUSIVE
+
+
+def test_a_baseline_of_too_few_runs_never_passes_and_a_drop_fails_beside_it(plant, judged):
+    short = plant.baseline(GOOD, GOOD)
+    check = judged(plant.run(GOOD), short)[0]["accuracy"]
+    assert check.outcome is INCONCLUSIVE
+    assert "holds 2 runs and the rule wants 5" in check.message
+    assert judged(plant.run(without(GOOD, *range(20, 60))), short)[0]["accuracy"].outcome is FAIL
+
+
+def test_without_a_baseline_only_the_floor_holds_and_it_says_so(plant, judged):
+    blocked, _ = judged(plant.run(GOOD), None, None)
+    assert {name: check.outcome for name, check in blocked.items()} == {
+        "broken-output": PASS, "accuracy": INCONCLUSIVE, "floor": PASS,
+    }  # fmt: skip
+    flagged = judged(plant.run(GOOD), None, None, unresolved="flag")[0]["accuracy"]
+    assert flagged.outcome is PASS
+    assert "no baseline yet" in flagged.message
+
+
+def test_the_paired_test_sees_what_the_floor_does_not(plant, judged):
+    checks, _ = judged(plant.run(without(GOOD, *range(20, 28))))
+    assert (checks["floor"].outcome, checks["accuracy"].outcome) == (PASS, FAIL)
+    assert checks["accuracy"].labels["lost_questions"] == "20 21 22 23 24 25 26 27"
+
+
+def test_the_floor_sees_what_the_paired_test_does_not(plant, judged):
+    """A baseline that is as bad does not excuse the model."""
+    bad = [i % 2 == 0 for i in range(N)]
+    checks, _ = judged(plant.run(bad), plant.baseline(bad))
+    assert (checks["floor"].outcome, checks["accuracy"].outcome) == (FAIL, PASS)
+
+
+def test_too_few_questions_are_inconclusive(plant, judged):
+    checks, status = judged(plant.run(GOOD[:16]))
+    assert checks["accuracy"].outcome is INCONCLUSIVE
+    assert status is Exit.INCONCLUSIVE
+
+
+def test_one_non_finite_log_probability_fails(plant, judged):
+    check = judged(plant.run(GOOD, non_finite=[5]))[0]["broken-output"]
+    assert check.outcome is FAIL
+    assert "NaN or infinite" in check.message
+
+
+@pytest.mark.parametrize(("count", "outcome"), [(2, PASS), (7, FAIL), (30, FAIL)])
+def test_broken_answers_fail_when_there_are_too_many(plant, judged, count, outcome):
+    run = plant.run(GOOD, texts=dict.fromkeys(range(20, 20 + count), "!" * 40))
+    check = judged(run)[0]["broken-output"]
+    assert check.outcome is outcome
+    assert check.numbers["repeat"] == count
+
+
+def test_another_backend_turns_every_check_into_did_not_run(plant, judged):
+    served = SERVED.model_copy(update={"outcome": Outcome.DID_NOT_RUN, "message": "served by CPU_ATTN"})
+    checks, status = judged(plant.run(GOOD), served=served)
+    assert {check.outcome for check in checks.values()} == {Outcome.DID_NOT_RUN}
+    assert status is Exit.NOTHING_RAN
+
+
+def test_no_checks_is_not_a_pass():
+    with pytest.raises(NothingSelectedError):
+        exit_status([])
+
+
+@pytest.fixture
+def flips(plant):
+    """What flipped in runs of 12 questions, of which the stored ones lack `before`."""
+
+    def of(*lost, before=(), texts=None):
+        stored = plant.baseline(without([True] * 12, *before))
+        runs = [plant.run(without([True] * 12, *some), texts=texts) for some in lost]
+        return diff_answers(plant.asked(stored, *runs), stored, "strict")
+
+    return of
+
+
+def test_losses_come_before_gains_and_both_answers_are_kept(flips):
+    found = flips([7], before=[3], texts={7: " I do not know\n#### 0"})
+    assert [(flip.doc_id, flip.lost) for flip in found] == [(7, True), (3, False)]
+    assert found[0].stored_text.endswith("#### 16")
+    assert found[0].new_text.endswith("#### 0")
+
+
+def test_a_question_that_is_lost_in_one_run_of_three_has_not_flipped(flips):
+    assert flips([], [], [5]) == ()
+    assert [flip.doc_id for flip in flips([5], [], [5])] == [5]
+
+
+def test_two_columns_that_fit_and_a_count_of_what_is_left_out(flips):
+    text = " word" * 60 + "\n#### 1"
+    shown = side_by_side(flips(range(12), texts=dict.fromkeys(range(12), text)), 2)
+    assert shown.count("question ") == 2
+    assert "and 10 more flipped questions in flips.md" in shown
+    assert max(map(len, shown.splitlines())) <= 120
+    assert "right in 100% of stored runs, 0% now" in shown
+    assert "(nothing)" in side_by_side(flips([0], texts={0: ""}), 5), "an empty answer"
