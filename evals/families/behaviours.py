@@ -1,6 +1,4 @@
-"""What a behaviour works with: one engine of one family, the oracle, and ways to ask.
-
-What is driven, and what shows that it was: one function for each column of the table.
+"""Behaviours of a scheduler: what drives each one, and what shows that the engine did it. The columns of the table.
 
 Each takes the bench of one family and returns what it measured. It raises WrongAnswerError or CompanyError when the
 answers are wrong, NotDrivenError when the engine did not do what the column is about.
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
     from families.engine import Answer, Engine
     from families.family import Family
+    from families.oracle import Oracle
     from pagedkv.vllm_plugin.inspect import ServedLayer
 
 
@@ -42,7 +41,7 @@ class Bench:
     """One engine of one family, the oracle, and what has been asked of the engine before."""
 
     engine: Engine
-    oracle: judge.Oracle
+    oracle: Oracle
     family: Family
     seed: int
     examples: int
@@ -58,8 +57,7 @@ class Bench:
         """Ask, and compare with the oracle."""
         listens = self.family.attention == "cross"  # an encoder-decoder gives no distributions of its prompt
         answers = self.engine.ask(schedule, prompt_rows=prompt_rows and not listens, preempt_at=preempt_at)
-        near = judge.compare(schedule, answers, self.oracle)
-        return {"max_abs_err": near.max_abs_err, "tolerance": near.tolerance, "positions": near.positions}
+        return judge.compare(schedule, answers, self.oracle).numbers
 
     def alone(self, request: Request) -> Answer:
         """What a request gets without company, with as many answers as any schedule asks for."""
@@ -72,7 +70,7 @@ class Bench:
         """Blocks of all kinds that a prompt holds; counting starts anew."""
         self.engine.probe.restart()
         self.engine.ask((self.request(length, 1),), rows=False)
-        held = self.engine.probe.seen.blocks
+        held = self.engine.probe.counts.blocks
         self.engine.probe.restart()
         return held
 
@@ -115,7 +113,7 @@ def prefill(bench: Bench) -> Numbers:
     """A prompt in one step."""
     answers = 2 if bench.family.attention == "latent" else 1  # of MLA, ours serves decode alone
     numbers = bench.right((bench.request(29, answers),), prompt_rows=True)
-    steps = bench.engine.probe.seen.steps
+    steps = bench.engine.probe.counts.steps
     require(steps == answers, f"a prompt of 29 tokens and {answers} answers took {steps} steps")
     return numbers
 
@@ -123,7 +121,7 @@ def prefill(bench: Bench) -> Numbers:
 def decode(bench: Bench) -> Numbers:
     """A short prompt and many answers: each step reads what the one before has written."""
     numbers = bench.right((bench.request(5, 20),))
-    require(bench.engine.probe.seen.steps == 20, f"20 answers took {bench.engine.probe.seen.steps} steps")
+    require(bench.engine.probe.counts.steps == 20, f"20 answers took {bench.engine.probe.counts.steps} steps")
     return numbers
 
 
@@ -137,10 +135,10 @@ def chunked(bench: Bench) -> Numbers:
     ]
     for seed, length in enumerate(lengths, start=1):
         bench.engine.probe.restart()
-        near = bench.right((bench.request(length, 3, seed=seed),), prompt_rows=True)
-        chunks, steps = -(-length // chunk), bench.engine.probe.seen.steps
+        one = bench.right((bench.request(length, 3, seed=seed),), prompt_rows=True)
+        chunks, steps = -(-length // chunk), bench.engine.probe.counts.steps
         require(steps == chunks + 2, f"{length} tokens in chunks of {chunk} and 3 answers took {steps} steps")
-        numbers = near | {"max_abs_err": max(numbers["max_abs_err"], near["max_abs_err"])}
+        numbers = one | {"max_abs_err": max(numbers["max_abs_err"], one["max_abs_err"])}
     return numbers
 
 
@@ -148,7 +146,7 @@ def mixed(bench: Bench) -> Numbers:
     """Requests of unlike length at once: some are in their prompt while others are in their answer."""
     lengths = [min(length, bench.longest - 8) for length in (3, 47, 96, 20)]
     numbers = bench.right(tuple(bench.request(n, 8, seed=n, arrives=i) for i, n in enumerate(lengths)))
-    seen = bench.engine.probe.seen
+    seen = bench.engine.probe.counts
     require(seen.mixed > 0, f"none of {seen.steps} steps mixed prompts and answers")
     return numbers | {"mixed_steps": seen.mixed, "batch": seen.batch}
 
@@ -157,6 +155,7 @@ def fuzzed(bench: Bench, share: int = 1) -> Numbers:
     """Random schedules against the same requests alone; one in `share` of those that were asked for."""
     lengths = awkward_lengths(bench.engine.block_size, bench.chunk, bench.longest - Limits.answers)
     limits = Limits(lengths, bench.vocabulary, speech=bench.family.attention == "cross")
+    examples = max(1, bench.examples // share)
     longest = bench.blocks(lengths[-1] + Limits.answers - 1)
     free = longest + max(2, longest // 2)  # the longest request and a short one: the others wait, or preempt
 
@@ -164,17 +163,17 @@ def fuzzed(bench: Bench, share: int = 1) -> Numbers:
         with bench.engine.probe.crowded(free):
             return bench.engine.ask(schedule, rows=False)
 
-    searched = search(
+    requests = search(
         limits,
         seed=bench.seed,
-        examples=max(1, bench.examples // share),
+        examples=examples,
         ask=ask,
         alone=bench.alone,
         tie=2 * bench.oracle.tolerance(list(bench.request(bench.longest // 2, 1).prompt), audio=1).worst,
     )
-    seen = bench.engine.probe.seen
-    require(seen.batch > 1, f"{searched.schedules} schedules never had two requests in one step")
-    return {"schedules": searched.schedules, "requests": searched.requests, "preemptions": seen.preemptions}
+    seen = bench.engine.probe.counts
+    require(seen.batch > 1, f"{examples} schedules never had two requests in one step")
+    return {"schedules": examples, "requests": requests, "preemptions": seen.preemptions}
 
 
 def preempted(bench: Bench) -> Numbers:
@@ -184,13 +183,13 @@ def preempted(bench: Bench) -> Numbers:
         # States do not grow, so the pool is never short in the middle of an answer: the scheduler is told to preempt.
         schedule = tuple(bench.request(40, 6, seed=seed) for seed in (1, 2, 3))
         numbers = bench.right(schedule, preempt_at=5)
-        require(bench.engine.probe.seen.preemptions > 0, "nobody was preempted when told to")
-        return numbers | {"preemptions": bench.engine.probe.seen.preemptions}
+        require(bench.engine.probe.counts.preemptions > 0, "nobody was preempted when told to")
+        return numbers | {"preemptions": bench.engine.probe.counts.preemptions}
     length = block * max(1, bench.longest // 2 // block)
     held = bench.blocks(length)
     with bench.engine.probe.crowded(2 * held + 1):
         numbers = bench.right(tuple(bench.request(length, 6, seed=seed) for seed in (1, 2, 3)))
-    preemptions = bench.engine.probe.seen.preemptions
+    preemptions = bench.engine.probe.counts.preemptions
     require(
         preemptions > 0, f"3 prompts of {length} tokens ({held} blocks each) in {2 * held + 1} blocks: nobody preempted"
     )
@@ -202,11 +201,11 @@ def reused(bench: Bench) -> Numbers:
     numbers: Numbers = {"max_abs_err": 0.0}
     with bench.engine.probe.crowded(bench.blocks(24) + 1):
         for seed in range(1, 13):
-            near = bench.right((bench.request(20 + seed % 3, 2, seed=seed),))
-            numbers = near | {"max_abs_err": max(numbers["max_abs_err"], near["max_abs_err"])}
-            if bench.engine.probe.seen.reused >= 3:
+            one = bench.right((bench.request(20 + seed % 3, 2, seed=seed),))
+            numbers = one | {"max_abs_err": max(numbers["max_abs_err"], one["max_abs_err"])}
+            if bench.engine.probe.counts.reused >= 3:
                 break
-    reuses = bench.engine.probe.seen.reused
+    reuses = bench.engine.probe.counts.reused
     require(reuses >= 3, f"after {seed} requests only {reuses} slots had come back")
     return numbers | {"reuses": reuses}
 
@@ -248,7 +247,7 @@ def drafted(bench: Bench) -> Numbers:
     request = Request((words * 8)[: bench.longest - 24], 20)
     other = Request(prompt(23, 2, bench.vocabulary), 12, arrives=2)
     numbers = bench.right((request, other))
-    seen = bench.engine.probe.seen
+    seen = bench.engine.probe.counts
     require(seen.drafted > 0, "nothing was drafted")
     return numbers | {"drafted": seen.drafted, "steps": seen.steps}
 
@@ -262,8 +261,7 @@ def state_dtype(bench: Bench) -> Numbers:
     answers = bench.engine.ask((request,))
     tokens = [*request.prompt, *answers[0].tokens[:-1]]
     slack = bench.oracle.state_rounding(tokens, len(request.prompt), STATE_DTYPE)
-    near = judge.compare((request,), answers, bench.oracle, slack=slack)
-    return {"max_abs_err": near.max_abs_err, "tolerance": near.tolerance, "positions": near.positions}
+    return judge.compare((request,), answers, bench.oracle, slack=slack).numbers
 
 
 def padded(bench: Bench) -> Numbers:
@@ -273,7 +271,7 @@ def padded(bench: Bench) -> Numbers:
         raise NotHereError("this platform captures no graphs, so no batch is padded")
     require(4 in sizes and 3 not in sizes, f"graphs were captured for {sizes}")
     return bench.right(tuple(bench.request(20, 12, seed=seed) for seed in (1, 2, 3))) | {
-        "batch": bench.engine.probe.seen.batch
+        "batch": bench.engine.probe.counts.batch
     }
 
 

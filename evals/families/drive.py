@@ -1,4 +1,4 @@
-"""Run in a process of its own: families named on standard input, one a line, each to `<family>.json` of a folder.
+"""Drive families in a process of its own: named on standard input, one a line, each to `<family>.json` of a folder.
 
     echo jamba | python -m families.drive spec.json results/
 
@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import signal
 import sys
-import threading
 import time
 import traceback
 from contextlib import nullcontext
@@ -29,7 +26,7 @@ from vllm.platforms import current_platform
 from families import behaviours, faults, layers, mla_prefill, stand_ins
 from families.behaviours import Bench, NotDrivenError, NotHereError, require_codes
 from families.cell import Cell, settled, worse, write
-from families.engine import Engine, StuckError
+from families.engine import Engine, StuckError, end_with_parent
 from families.family import FAMILIES
 from families.fleet import SPENT
 from families.judge import WrongAnswerError
@@ -126,7 +123,7 @@ class Run:
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of these cells
             return dict.fromkeys(chosen, self._not_started(error, platform, started))
         with engine, self.planted(engine):
-            bench = Bench(engine, served.oracle, served.family, **self.fuzz)
+            bench = Bench(engine, served.oracle, served.family, self.fuzz["seed"], self.fuzz["examples"])
             return {name: run_cell(name, bench, served.labels(engine)) for name in chosen}
 
     def _not_started(self, error: Exception, platform: str, started: float) -> Cell:
@@ -166,8 +163,7 @@ def run_cell(name: str, bench: Bench, labels: dict[str, str]) -> Cell:
         reason = _words(error) + _where(error, bench)
     if bad := engine.non_finite() - before:
         reason = f"{bad} logits were NaN or infinite" + (f"; {reason}" if reason else "")
-    outcome = "fail" if reason else "pass"
-    return Cell(outcome, reason, time.monotonic() - started, numbers, labels | _labels(bench))
+    return Cell("fail" if reason else "pass", reason, time.monotonic() - started, numbers, labels | _labels(bench))
 
 
 def _words(error: Exception) -> str:
@@ -202,14 +198,6 @@ def _labels(bench: Bench) -> dict[str, str]:
     return found
 
 
-def end_with_parent() -> None:
-    """Kill this process group once the process that started it is gone."""
-    parent = os.getppid()
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.killpg(0, signal.SIGKILL)
-
-
 if __name__ == "__main__":
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     main(Path(sys.argv[1]), Path(sys.argv[2]))

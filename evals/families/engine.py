@@ -1,20 +1,13 @@
-"""What a process with several engines, one after the other, must see to.
-
-Let vLLM look at a model class in this process.
-
-vLLM inspects a class of its registry in a process of its own, so as not to initialise CUDA in the parent; that costs
-11 s on a machine that has not done it before. A driver that runs the engine itself has nothing to protect.
-
-What an engine is asked, in vLLM's words, and what it answered, in ours.
-
-One vLLM engine in this process, driven request by request and step by step.
-"""
+"""A vLLM engine driven request by request and step by step, in a process that starts several, one after the other."""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
+import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,22 +22,30 @@ from families.probe import Probe
 from pagedkv.vllm_plugin.inspect import WORKER_EXTENSION, ServedLayer, build_llm, served_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from vllm import RequestOutput
 
-    from families.family import Family
     from families.schedule import Request, Schedule
 
 
-@contextmanager
-def starting() -> Iterator[None]:
-    """Around the start of an engine."""
+def start(model: Path, *, ours: bool, **arguments: Any) -> LLM:
+    """Start an engine.
+
+    Args:
+        model: Folder of the checkpoint.
+        ours: Whether our plugin shall serve; else vLLM's own attention.
+        **arguments: Of vLLM's `LLM`.
+    """
     gc.collect()  # or what an engine that did not start has left would stay for ever
     gc.freeze()
     with _llvmlite_out_of_sight(), _modules_stay_frozen():
-        yield
+        if ours:
+            return build_llm(str(model), **arguments)
+        # The CPU platform takes no choice; on GPUs this backend is in every build of vLLM, whatever libraries it has.
+        backend = {} if current_platform.is_cpu() else {"attention_backend": "TRITON_ATTN"}
+        return LLM(str(model), worker_extension_cls=WORKER_EXTENSION, **backend, **arguments)
 
 
 def shut_down(llm: LLM) -> None:
@@ -71,7 +72,8 @@ def _modules_stay_frozen(*, collect: bool = True) -> Iterator[None]:
         collect: Whether vLLM's own collections are carried out.
     """
     skipped = ("freeze", "unfreeze") if collect else ("freeze", "unfreeze", "collect")
-    with patch.multiple(gc, **dict.fromkeys(skipped, lambda *_: 0)):
+    nothing: dict[str, Any] = dict.fromkeys(skipped, lambda *_: 0)
+    with patch.multiple(gc, **nothing):
         yield
 
 
@@ -90,8 +92,11 @@ def _llvmlite_out_of_sight() -> Iterator[None]:
             sys.modules[name] = module
 
 
-def register(family: Family) -> bool:
-    """Replace the registry's promise of the family's class by the class itself; call it before the engine starts.
+def register(architecture: str) -> bool:
+    """Replace the registry's promise of a model class by the class itself; call it before the engine starts.
+
+    vLLM inspects a class of its registry in a process of its own, so as not to initialise CUDA in the parent; that
+    costs 11 s on a machine that has not done it before. A driver that runs the engine itself has nothing to protect.
 
     Returns:
         Whether vLLM knows the architecture. Where it does not, starting the engine says so in vLLM's words.
@@ -101,11 +106,23 @@ def register(family: Family) -> bool:
     """
     from vllm import ModelRegistry
 
-    known = ModelRegistry.models.get(family.architecture)
+    known = ModelRegistry.models.get(architecture)
     if known is None:
         return False
-    ModelRegistry.register_model(family.architecture, known.load_model_cls())
+    ModelRegistry.register_model(architecture, known.load_model_cls())
     return True
+
+
+def end_with_parent() -> None:
+    """From now on kill this process group, engine core and workers too, once the process that started it is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @dataclass(frozen=True)
@@ -131,6 +148,19 @@ def as_vllm(request: Request) -> dict[str, Any]:
 
     heard = {"prompt": "", "multi_modal_data": {"audio": (audio(request.speech), SAMPLING_RATE)}}
     return {"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": list(request.prompt)}}
+
+
+def sampling(request: Request, *, rows: bool, prompt_rows: bool, best: int | None = None) -> SamplingParams:
+    """Greedy answers; with `rows` the `best` tokens of each distribution (None: all), else the two best."""
+    asked = -1 if best is None else best
+    return SamplingParams(
+        temperature=0,
+        max_tokens=request.answers,
+        ignore_eos=True,
+        logprobs=asked if rows else 2,
+        prompt_logprobs=asked if prompt_rows else None,
+        detokenize=False,
+    )
 
 
 def answer_of(output: RequestOutput, *, rows: bool, best: int | None) -> Answer:
@@ -182,8 +212,7 @@ class Engine:
         envs.disable_envs_cache()  # an engine before this one has frozen what vLLM reads from the environment
         os.environ.pop("VLLM_KV_CACHE_LAYOUT", None)
         try:
-            with starting():
-                self.llm = _start(model, ours=ours, **arguments)
+            self.llm = start(model, ours=ours, **arguments)
         except BaseException:
             clean()
             raise
@@ -243,24 +272,24 @@ class Engine:
             StuckError: It took more than MOST_STEPS steps.
         """
         internal: dict[str, str] = {}
+        """vLLM's own names of the requests."""
+
+        def add(index: int) -> None:
+            params = sampling(schedule[index], rows=rows, prompt_rows=prompt_rows, best=self._best)
+            internal[str(index)] = engine.add_request(str(index), as_vllm(schedule[index]), params)
+
+        engine = self.llm.llm_engine
         try:
-            got = self._drive(schedule, internal, prompt_rows=prompt_rows, rows=rows, preempt_at=preempt_at)
+            got = self._drive(schedule, internal, add, preempt_at)
         except Exception:
-            self.llm.llm_engine.abort_request(list(internal.values()), internal=True)  # or they haunt the next schedule
+            engine.abort_request(list(internal.values()), internal=True)  # or they haunt the next schedule
             raise
         return [answer_of(got[str(index)], rows=rows, best=self._best) for index in range(len(schedule))]
 
     def _drive(
-        self,
-        schedule: Schedule,
-        internal: dict[str, str],
-        *,
-        prompt_rows: bool,
-        rows: bool,
-        preempt_at: int | None,
+        self, schedule: Schedule, internal: dict[str, str], add: Callable[[int], None], preempt_at: int | None
     ) -> dict[str, RequestOutput]:
-        """Add, step and abort; `internal` gets vLLM's own names of the requests."""
-        asked = -1 if self._best is None else self._best
+        """Add, step and abort."""
         engine = self.llm.llm_engine
         waiting = sorted(range(len(schedule)), key=lambda index: schedule[index].arrives)
         got: dict[str, RequestOutput] = {}
@@ -269,16 +298,7 @@ class Engine:
             if waiting and not engine.has_unfinished_requests():
                 step = max(step, schedule[waiting[0]].arrives)
             while waiting and schedule[waiting[0]].arrives <= step:
-                index = waiting.pop(0)
-                params = SamplingParams(
-                    temperature=0,
-                    max_tokens=schedule[index].answers,
-                    ignore_eos=True,
-                    logprobs=asked if rows else 2,
-                    prompt_logprobs=asked if prompt_rows else None,
-                    detokenize=False,
-                )
-                internal[str(index)] = engine.add_request(str(index), as_vllm(schedule[index]), params)
+                add(waiting.pop(0))
             if step == preempt_at:
                 engine.reset_prefix_cache(reset_running_requests=True)
             for output in engine.step():
@@ -304,11 +324,3 @@ class Engine:
             return logits
 
         model.compute_logits = watched
-
-
-def _start(model: Path, *, ours: bool, **arguments: Any) -> LLM:
-    if ours:
-        return build_llm(str(model), **arguments)
-    # The CPU platform takes no choice; on GPUs this backend is in every build of vLLM, whatever libraries it has.
-    backend = {} if current_platform.is_cpu() else {"attention_backend": "TRITON_ATTN"}
-    return LLM(str(model), worker_extension_cls=WORKER_EXTENSION, **backend, **arguments)

@@ -73,7 +73,7 @@ class Family:
         """The tiny config, with some values changed."""
         import transformers
 
-        made: PretrainedConfig = getattr(transformers, self.config_class)(**self.config | changes)
+        made: PretrainedConfig = getattr(transformers, self.config_class)(**{**self.config, **changes})
         return made
 
     def arguments(self, platform: str) -> dict[str, Any]:
@@ -142,7 +142,8 @@ def _family(name: str, declared: Any, where: str) -> Family:
         if not isinstance(value, kind):
             words = {str: "text", list: "a list", dict: "a mapping"}
             raise DeclarationError(f"{where}.{key}: got {value!r}; expected {words[kind]}")
-    made = Family(name, **{key: tuple(value) if key == "states" else value for key, value in declared.items()})
+    values: dict[str, Any] = {key: tuple(value) if key == "states" else value for key, value in declared.items()}
+    made = Family(name=name, **values)
     _require_of((made.attention,), ATTENTION, f"{where}.attention")
     _require_of(made.states, STATES, f"{where}.states")
     _require_of(made.cannot, PLATFORMS, f"{where}.cannot")
@@ -170,8 +171,8 @@ def _require_mapping(value: Any, keys: Sequence[str], where: str) -> None:
 def _require_of(names: Any, known: Sequence[str], where: str) -> None:
     for name in names:
         if name not in known:
-            near = get_close_matches(str(name), known, n=1)
-            guess = f"did you mean {near[0]}? " if near else ""
+            similar = get_close_matches(str(name), known, n=1)
+            guess = f"did you mean {similar[0]}? " if similar else ""
             raise DeclarationError(
                 f"{where}: got {name!r}; {guess}expected {', '.join(word for word in known if word)}"
             )

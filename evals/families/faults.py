@@ -1,7 +1,8 @@
-"""Faults to plant in a running engine, each of a kind that happened: which cell must turn red, and which stay green."""
+"""Planted faults, each of a kind that happened: which behaviour must turn red, and which stay green."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,27 +16,43 @@ from pagedkv.vllm_plugin import impl
 from pagedkv.vllm_plugin.backend import PagedKVMetadataBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from families.engine import Engine
+
+
+Fault = Callable[["Engine"], "AbstractContextManager[None]"]
 
 
 @dataclass(frozen=True)
 class Plant:
     """A fault of one family."""
 
-    title: str
     turns_red: str
     """The behaviour that must fail."""
     leaves_green: tuple[str, ...]
     """Behaviours that do not meet it: the cell says where the fault is, not only that there is one."""
-    planted: Callable[[Engine], AbstractContextManager[None]]
-    family: str = "granite-4.0-h"
-    """Whom it is planted in: a Mamba-2 hybrid."""
+    family: str
+    planted: Fault
+    """Around what is driven."""
 
 
-@contextmanager
+PLANTS: dict[str, Plant] = {}
+"""By name, as `fleet.py` takes it behind a family's: `granite-4.0-h+freed-block`."""
+
+
+def plant(name: str, turns_red: str, *leaves_green: str, family: str = "granite-4.0-h") -> Callable[[Any], Fault]:
+    """Declare a fault; of no named family it is one of a Mamba-2 hybrid."""
+
+    def declare(function: Any) -> Fault:
+        PLANTS[name] = Plant(turns_red, leaves_green, family, contextmanager(function))
+        return PLANTS[name].planted
+
+    return declare
+
+
+@plant("slot-not-cleared", "reuse", "prefill")
 def slot_not_cleared(_: Engine) -> Iterator[None]:
     """A request that gets a used state slot begins from what lies there."""
     used: set[int] = set()
@@ -50,7 +67,7 @@ def slot_not_cleared(_: Engine) -> Iterator[None]:
         yield
 
 
-@contextmanager
+@plant("conv-off-by-one", "chunked", "prefill")
 def conv_window_off_by_one(_: Engine) -> Iterator[None]:
     """What a prompt leaves in the convolution's window lies one token too far."""
     convolve = mamba_mixer2.causal_conv1d_fn
@@ -65,7 +82,7 @@ def conv_window_off_by_one(_: Engine) -> Iterator[None]:
         yield
 
 
-@contextmanager
+@plant("stale-after-preemption", "preempt", "prefill", "chunked", "reuse")
 def stale_state_after_preemption(engine: Engine) -> Iterator[None]:
     """A preempted request is computed again from its first token, on top of a state that is not empty."""
     scheduler = engine.llm.llm_engine.engine_core.engine_core.scheduler
@@ -87,7 +104,7 @@ def stale_state_after_preemption(engine: Engine) -> Iterator[None]:
         yield
 
 
-@contextmanager
+@plant("freed-block", "reuse", "prefill")
 def freed_block_read(_: Engine) -> Iterator[None]:
     """Attention of a request reads, for its first block, the one of who had its place in the batch before."""
     build = PagedKVMetadataBuilder.build
@@ -107,7 +124,7 @@ def freed_block_read(_: Engine) -> Iterator[None]:
         yield
 
 
-@contextmanager
+@plant("other-codes", "decode", "prefill", family="qwen3-moe-fp8")
 def other_codes_in_decode(_: Engine) -> Iterator[None]:
     """Decode takes the codes of an FP8 cache for those of the other E4M3, in which they mean half or twice as much."""
     attend = impl.paged_attention
@@ -122,7 +139,7 @@ def other_codes_in_decode(_: Engine) -> Iterator[None]:
         yield
 
 
-@contextmanager
+@plant("scale-ignored", "decode", "prefill", family="qwen3-moe-fp8")
 def scale_ignored_in_decode(engine: Engine) -> Iterator[None]:
     """Keys are kept as halves, with the scale 2, and decode takes the scale for 1."""
     attend = impl.paged_attention
@@ -155,19 +172,3 @@ def _claimed(metadata: Any, rows: torch.Tensor) -> Any:
     """The metadata, with a state to begin from claimed for some of its prompts, [prompts] bool."""
     claimed = metadata.has_initial_states_p | rows
     return replace(metadata, has_initial_states_p=claimed, prep_initial_states=bool(claimed.any()))
-
-
-PLANTS = {
-    "slot-not-cleared": Plant("a state slot is not cleared", "reuse", ("prefill",), slot_not_cleared),
-    "conv-off-by-one": Plant("the conv window is off by one", "chunked", ("prefill",), conv_window_off_by_one),
-    "stale-after-preemption": Plant(
-        "a stale state after preemption", "preempt", ("prefill", "chunked", "reuse"), stale_state_after_preemption
-    ),
-    "freed-block": Plant("K and V of a freed block are read", "reuse", ("prefill",), freed_block_read),
-    "scale-ignored": Plant(
-        "decode ignores the scale of keys", "decode", ("prefill",), scale_ignored_in_decode, family="qwen3-moe-fp8"
-    ),
-    "other-codes": Plant(
-        "decode reads the other E4M3", "decode", ("prefill",), other_codes_in_decode, family="qwen3-moe-fp8"
-    ),
-}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -137,11 +138,8 @@ class _Driver:
             _DriverError: The process ended, or took longer than it may; it is gone then.
         """
         result, deadline = self._folder / f"{family}.json", time.monotonic() + self._seconds
-        try:
-            self._process.stdin.write(family + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended, which is what the loop finds
+        with suppress(BrokenPipeError):  # it has ended, which is what the loop finds
+            print(family, file=self._process.stdin, flush=True)
         while not result.exists():
             status = self._process.poll()
             if status is not None or time.monotonic() > deadline:

@@ -1,7 +1,4 @@
-"""How far log-probabilities are from others. Pure.
-
-Is what an engine answered what the oracle computes? Pure.
-"""
+"""Judge an engine's answers by a reference: every distribution within what rounding explains, every token. Pure."""
 
 from __future__ import annotations
 
@@ -94,6 +91,11 @@ class Closeness:
     undecided: int
     """Tokens for which two were closer than rounding reaches."""
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What a cell of the table records of it."""
+        return {"max_abs_err": self.max_abs_err, "tolerance": self.tolerance, "positions": self.positions}
+
 
 def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack: float = 0.0) -> Closeness:
     """Compare every distribution that came back, or what came back of it, and every token.
@@ -114,9 +116,8 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
     """Of each request, its errors as shares of what is usual for it."""
     for index, (request, answer) in enumerate(zip(schedule, answers, strict=True)):
         name = f"request {index} ({len(request.prompt)} prompt tokens)"
-        expected = request.answers if request.leaves is None else min(request.answers, request.leaves)
-        if len(answer.tokens) < expected:
-            raise WrongAnswerError(f"{name} got {len(answer.tokens)} of {expected} tokens")
+        if len(answer.tokens) < request.expected:
+            raise WrongAnswerError(f"{name} got {len(answer.tokens)} of {request.expected} tokens")
         if answer.rows is None:
             raise WrongAnswerError(f"{name} came back without distributions")
         tokens = [*request.prompt, *answer.tokens[:-1]]
@@ -152,7 +153,7 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
                 f"{name}: answer token {int((decided & differ).nonzero()[0])} is not the most probable one", tokens
             )
         if answer.ids is not None and differ.any():
-            _require_near(name, int(differ.nonzero()[0]), answer, favourites, tokens)
+            _require_near(name, int(differ.nonzero()[0]), answer, answer.ids, favourites, tokens)
         worst, least, positions = max(worst, error.max().item()), min(least, limit), positions + len(want)
         undecided += int((~decided).sum())
     together = torch.cat(shares)
@@ -165,10 +166,12 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
     return Closeness(worst, least, positions, undecided)
 
 
-def _require_near(name: str, place: int, answer: Answer, favourites: torch.Tensor, tokens: Sequence[int]) -> None:
+def _require_near(
+    name: str, place: int, answer: Answer, ids: torch.Tensor, favourites: torch.Tensor, tokens: Sequence[int]
+) -> None:
     """Demand that two texts part at `place` for one of the other side's best; `favourites` [answers, AMONG]."""
     token, theirs = answer.tokens[place], favourites[place].tolist()
-    ours = answer.ids[place - len(answer.tokens)][:AMONG].tolist()
+    ours = ids[place - len(answer.tokens)][:AMONG].tolist()
     if token not in theirs or theirs[0] not in ours:
         raise WrongAnswerError(
             f"{name}: the texts part at answer token {place}: {token} instead of {theirs[0]}, and one of the two is "
@@ -188,9 +191,8 @@ def difference(schedule: Schedule, answers: list[Answer], alone: list[Answer], t
             nothing behind it is compared.
     """
     for index, (request, got, want) in enumerate(zip(schedule, answers, alone, strict=True)):
-        expected = request.answers if request.leaves is None else min(request.answers, request.leaves)
-        if len(got.tokens) < expected:
-            return f"request {index} got {len(got.tokens)} of {expected} tokens"
+        if len(got.tokens) < request.expected:
+            return f"request {index} got {len(got.tokens)} of {request.expected} tokens"
         for place, (ours, theirs, gap) in enumerate(zip(got.tokens, want.tokens, want.gaps, strict=False)):
             if ours != theirs and gap > tie:
                 return (

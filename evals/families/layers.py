@@ -1,4 +1,4 @@
-"""Which layer of an engine is the first to leave transformers' path; asked once a family's answers are found wrong.
+"""Find the first decoder layer in which an engine leaves transformers' path, once its answers are found wrong.
 
 The residual stream behind every decoder layer is captured on both sides, for one prompt, and compared with what
 rounding does to transformers' own.

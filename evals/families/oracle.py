@@ -1,10 +1,9 @@
-"""Compute in float64 what a model computes in float32.
-
-What transformers computes with a family's checkpoint: eager, the whole sequence at once, no cache.
-"""
+"""What transformers computes with a checkpoint, as reference: eager, the whole sequence at once, no cache."""
 
 from __future__ import annotations
 
+import math
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -14,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 
-from families import plain_attention, speech
+from families import plain_attention, schedule, speech
 from families.judge import Error
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class InFloat64(TorchFunctionMode):
         super().__init__()
         self.enabled = enabled
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Pass every torch function on, with float64 in place of float32."""
         kwargs = kwargs or {}
         if not self.enabled:
@@ -44,6 +43,14 @@ class InFloat64(TorchFunctionMode):
         args = tuple(torch.float64 if a is torch.float32 else a for a in args)
         kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()}
         return function(*args, **kwargs)
+
+
+KERNEL_PACKAGES = ("mamba_ssm", "causal_conv1d", "fla")
+"""transformers takes its scans from them where they are installed, as they are in our images: what would check vLLM's
+scans would then be their ancestors. It decides when it imports a model's module."""
+
+DRAWS = 4
+"""Computations in the engine's dtype, each rounded otherwise, whose worst error is what rounding explains."""
 
 
 VOCABULARY = 128
@@ -74,7 +81,7 @@ class Oracle:
     hear: Any = None
     """Of a speech model, what makes features of sound."""
     attention: str = "eager"
-    """What both attend with; `plain_attention.PLAIN` rounds keys and values as the cache does."""
+    """What both attend with; those of `plain_attention.KEPT` round keys and values as the cache does."""
     _probed: Error | None = field(default=None, repr=False)
     _last: tuple[Any, torch.Tensor] | None = field(default=None, repr=False)
 
@@ -83,15 +90,15 @@ class Oracle:
         """Load the checkpoint that `checkpoints.save` wrote for this family with this dtype."""
         if family.attention == "cross":
             return cls(*speech.load(folder, (torch.float64, dtype)))
-        attention = plain_attention.PLAIN if family.fp8_cache else "eager"
+        attention = str(family.engine["kv_cache_dtype"]) if family.fp8_cache else "eager"
         # transformers' own config class by name: vLLM puts others in its place, which its models understand alone.
         # `eager` experts: transformers' grouped product knows no float64.
         load, config = AutoModelForCausalLM.from_pretrained, type(family.make_config())
         kind = {"attn_implementation": attention, "experts_implementation": "eager"}
-        models = (
+        exact, working = (
             load(folder, config=config.from_pretrained(folder), dtype=d, **kind).eval() for d in (torch.float64, dtype)
         )
-        return cls(*models, attention=attention)
+        return cls(exact, working, attention=attention)
 
     @property
     def wide(self) -> bool:
@@ -109,7 +116,7 @@ class Oracle:
         The engine's dtype; and with an FP8 cache two ways to round to the other code, wherever that dtype leaves the
         choice open. How far that is has been measured: SLACK times what it does to keys and values.
         """
-        if self.attention != plain_attention.PLAIN:
+        if self.attention == "eager":
             return [{"exact": False}]
         reach = SLACK * self._noise()
         return [{"exact": False}, *({"attention": plain_attention.nudged(by)} for by in (reach, -reach))]
@@ -156,6 +163,7 @@ class Oracle:
         arguments = {"input_ids": ids}
         with self.computing(**way) as model:
             if self.hear is not None:
+                assert audio is not None, "a speech model must hear something"
                 heard, rate = speech.audio(audio), speech.SAMPLING_RATE
                 sound = self.hear(heard, sampling_rate=rate, return_tensors="pt")
                 arguments = {"input_features": sound.input_features.to(model.dtype), "decoder_input_ids": ids}
@@ -204,7 +212,7 @@ class Oracle:
         """
         if self.hear is not None:
             raise ValueError("without_keys is for decoders alone")
-        kept = plain_attention.rounded if self.attention == plain_attention.PLAIN else torch.Tensor.clone
+        kept = plain_attention.KEPT[self.attention]
         return self.log_probs(tokens, attention=plain_attention.without_keys(hidden, kept))
 
     def resumed(self, tokens: list[int], at: int, *, lose_state: bool) -> torch.Tensor:
@@ -261,3 +269,115 @@ def _round_states(cache: Any, dtype: torch.dtype) -> None:
         for state in getattr(layer, "recurrent_states", {}).values():
             if state is not None:
                 state.copy_(state.to(dtype))
+
+
+@dataclass(eq=False)
+class PublishedOracle(Oracle):
+    """A published checkpoint, on the engine's device; `exact` is in float32, or in float64 beside an engine in float32.
+
+    Memory beside the engine's: 4 bytes a parameter for the wider copy and 2 for the narrow one, and in a forward pass
+    20 bytes for each token and word of the vocabulary. transformers' scans in plain torch take, of Mamba-2, 4 bytes x
+    heads x state channels x chunk size squared for each chunk, twice. All of this is arithmetic: no GPU has run it.
+    """
+
+    best: int = 20
+    """Tokens of a distribution on which rounding is measured: as many as an engine is asked for."""
+
+    @classmethod
+    def read(cls, folder: Path, dtype: torch.dtype, *, best: int, device: str) -> PublishedOracle:
+        """Load a checkpoint.
+
+        Args:
+            folder: Where it is.
+            dtype: Of the engine.
+            best: How many tokens of each distribution are compared.
+            device: "cpu" or "cuda" (CUDA or HIP).
+        """
+        wide = torch.float64 if dtype is torch.float32 else torch.float32
+        kind = {"attn_implementation": "eager", "experts_implementation": "eager", "trust_remote_code": False}
+        with plain_torch():
+            exact, working = (
+                AutoModelForCausalLM.from_pretrained(folder, dtype=d, **kind).eval() for d in (wide, dtype)
+            )
+        for model in (exact, working):
+            unlimited(model)
+        return cls(exact.to(device), working.to(device), best=best)
+
+    @contextmanager
+    def computing(self, **way: Any) -> Iterator[torch.nn.Module]:
+        """As `Oracle.computing`; float32 is float32."""
+        with no_tf32(), super().computing(**way) as model:
+            yield model
+
+    def rounding(self, tokens: list[int], *, audio: int | None = None) -> Error:
+        """By how much rounding moves transformers' own log-probabilities of the `best` tokens at each position.
+
+        The worst of DRAWS computations. They begin from embeddings that differ in the last place, so that everything
+        behind is rounded otherwise: where two experts are as good as each other, one computation goes to one of them,
+        and would not explain an engine that goes to the other. (The tiny Granite in float16, 179 tokens: one draw of
+        eight is off by 0.17, the others by 0.006 at most, and so was an engine off by 0.13.)
+        """
+        exact = self.log_probs(tokens, audio=audio).topk(self.best)
+        errors = []
+        for seed in range(DRAWS):
+            with self._rounded_otherwise(seed):
+                rows = self.log_probs(tokens, audio=audio, exact=False)
+            errors.append(Error.of(rows.gather(-1, exact.indices), exact.values))
+        return Error.largest(errors)
+
+    @contextmanager
+    def _rounded_otherwise(self, seed: int) -> Iterator[None]:
+        """Let the working model's embeddings differ by up to a unit in the last place; by nothing for seed 0."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def moved(_module: torch.nn.Module, _inputs: object, rows: torch.Tensor) -> torch.Tensor:
+            noise = torch.rand(rows.shape, generator=generator).to(rows.device) - 0.5
+            return (rows.double() * (1 + torch.finfo(rows.dtype).eps * noise * bool(seed))).to(rows.dtype)
+
+        hook = self.working.get_input_embeddings().register_forward_hook(moved)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def probe(self, length: int) -> list[int]:
+        """A sequence of words of this vocabulary."""
+        return list(schedule.prompt(length, length, self.exact.config.get_text_config().vocab_size))
+
+
+def unlimited(model: torch.nn.Module) -> None:
+    """Limit time steps as the config says, which is not at all where it says nothing.
+
+    transformers' Zamba2 and Nemotron-H take for a limit what initial time steps are drawn from (`time_step_min`), in a
+    prompt's scan and not in the step of an answer. vLLM limits none.
+    """
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = tuple(getattr(model.config, "time_step_limit", None) or (0.0, math.inf))
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Let transformers find no kernels while it imports a model's module."""
+    here = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in KERNEL_PACKAGES}
+    hidden = {*here, *KERNEL_PACKAGES}
+    modules: dict[str, Any] = sys.modules
+    modules.update(dict.fromkeys(hidden))  # None: an import of it fails
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+        sys.modules.update(here)
+
+
+@contextmanager
+def no_tf32() -> Iterator[None]:
+    """Multiply and convolve float32 in float32; the setting is the process's, and an engine lives in it too."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before

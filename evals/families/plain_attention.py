@@ -1,4 +1,4 @@
-"""What transformers attends with in place of its own attention: an FP8 cache, the reference of tests; and a lost block.
+"""Attention of transformers behind an FP8 cache or with a lost block, in plain torch: the reference of tests.
 
 Codes are torch's; nothing here is of ours. Every key and value is rounded, those of the newest tokens too: our backend
 writes them before it attends, in prompts and chunks as in decode, and reads nothing but the cache.
@@ -7,6 +7,7 @@ writes them before it attends, in prompts and chunks as in decode, and reads not
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +40,7 @@ def rounded(rows: torch.Tensor, *, per_token: bool = False, kind: str = E4M3) ->
 def through(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
     """A model's own eager attention behind a cache that makes `change(rows)` of keys and of values."""
 
-    def attend(module, query, key, value, mask, **kwargs):
+    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
         eager = sys.modules[type(module).__module__].eager_attention_forward
         return eager(module, query, change(key), change(value), mask, **kwargs)
 
@@ -83,7 +84,7 @@ def noted(into: list[torch.Tensor]) -> str:
 def without_keys(hidden: range, kept: Callable[[torch.Tensor], torch.Tensor]) -> str:
     """Name of an attention that hides some keys from the queries after them; `kept` is what a cache makes of keys."""
 
-    def attend(_module, query, key, value, mask, scaling, **_kwargs):
+    def attend(_module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **_kwargs: Any) -> Any:
         mask = mask.clone()
         mask[..., hidden.stop :, hidden.start : hidden.stop] = torch.finfo(mask.dtype).min
         key, value = (kept(rows).repeat_interleave(query.shape[1] // rows.shape[1], 1) for rows in (key, value))
@@ -93,5 +94,10 @@ def without_keys(hidden: range, kept: Callable[[torch.Tensor], torch.Tensor]) ->
     return register("without_keys", attend)
 
 
-PLAIN = register("fp8", through(rounded))
-"""Name of attention to keys and values rounded to codes with the scale 1."""
+KEPT = {"eager": torch.Tensor.clone, "fp8": rounded, "fp8_per_token_head": partial(rounded, per_token=True)}
+"""What a cache makes of keys and of values, by vLLM's `kv_cache_dtype`: codes with the scale 1, or with one for each
+token and head. Each is the name of an attention, too, of which "eager" is the model's own, with nothing rounded."""
+
+for _name, _change in KEPT.items():
+    if _name != "eager":
+        register(_name, through(_change))

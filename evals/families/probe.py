@@ -1,4 +1,4 @@
-"""What the scheduler did: preemptions, mixed steps, and which blocks went from one request to another.
+"""Watch the scheduler of an engine: preemptions, mixed steps, and which blocks went from one request to another.
 
 A behaviour that was not driven proves nothing, so each one demands evidence from here. Engines run in this process
 (VLLM_ENABLE_V1_MULTIPROCESSING=0), where the scheduler can be watched.
@@ -23,7 +23,7 @@ NULL_BLOCK = 0
 
 
 @dataclass
-class Seen:
+class Counts:
     """Since the last `Probe.restart`."""
 
     steps: int = 0
@@ -49,7 +49,7 @@ class Probe:
     """Watches the scheduler of an engine from its start on."""
 
     def __init__(self, llm: LLM) -> None:
-        self.seen = Seen()
+        self.counts = Counts()
         self._scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         groups = self._scheduler.kv_cache_config.kv_cache_groups
         states = [index for index, group in enumerate(groups) if isinstance(group.kv_cache_spec, MambaSpec)]
@@ -62,7 +62,7 @@ class Probe:
             return output
 
         def watched_preempt(*args: Any, **kwargs: Any) -> Any:
-            self.seen.preemptions += 1
+            self.counts.preemptions += 1
             return preempt(*args, **kwargs)
 
         self._scheduler.schedule = watched_schedule
@@ -70,7 +70,7 @@ class Probe:
 
     def restart(self) -> None:
         """Forget what was seen."""
-        self.seen = Seen()
+        self.counts = Counts()
 
     @contextmanager
     def crowded(self, free: int) -> Iterator[None]:
@@ -85,7 +85,7 @@ class Probe:
     def _note(self, output: Any) -> None:
         if not output.num_scheduled_tokens:
             return
-        seen, requests = self.seen, self._scheduler.requests
+        seen, requests = self.counts, self._scheduler.requests
         seen.steps += 1
         seen.batch = max(seen.batch, len(output.num_scheduled_tokens))
         seen.drafted += sum(len(tokens) for tokens in output.scheduled_spec_decode_tokens.values())

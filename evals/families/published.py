@@ -1,9 +1,7 @@
-"""Published checkpoints: where one is, whether the table can judge it, and which family it belongs to.
+"""Published checkpoints: where one is, which family it belongs to, whether it can be judged, and what became of it.
 
 A checkpoint is named as on the hub (`owner/name`) or by a folder. Which ones are run where is said in
 `ci/areas/models.yaml` and nowhere else.
-
-Rows of published checkpoints: which are asked for, and what became of them.
 """
 
 from __future__ import annotations
@@ -34,22 +32,6 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 class UnfitError(Exception):
     """Whoever named the checkpoint must name another; the message says why."""
-
-
-class NoSuchCheckpointError(UnfitError):
-    """There is no such folder, and no such name on the hub."""
-
-
-class NotACheckpointError(UnfitError):
-    """The folder lacks a config or weights, or they cannot be read."""
-
-
-class UnknownArchitectureError(UnfitError):
-    """No family has this architecture."""
-
-
-class NotJudgedError(UnfitError):
-    """It can be served, but this oracle does not compute what it means."""
 
 
 class NotFetchedError(Exception):
@@ -83,59 +65,46 @@ class Checkpoint:
         folder = Path(self.folder)
         return folder.name if folder.parent.name == "snapshots" else ""
 
-    def as_json(self) -> dict[str, Any]:
-        """For the spec of a driver, which makes it again by `Checkpoint(**...)`."""
-        return asdict(self)
 
-
-def is_folder(name: str) -> bool:
-    """Whether a name is that of a folder.
+def folder_of(name: str, *, weights: bool) -> Path:
+    """The folder of a checkpoint, fetched if need be; without `weights` that of its config alone.
 
     Raises:
-        NoSuchCheckpointError: It is neither a folder's nor one that the hub could have.
+        UnfitError: The name is neither a folder's nor one that the hub has.
+        NotFetchedError: See `fetch`.
     """
     if Path(name).is_dir():
-        return True
+        return Path(name).resolve()
     if not HUB_NAME.fullmatch(name):
-        raise NoSuchCheckpointError(f"{name}: there is no such folder, and a name of the hub reads owner/name")
-    return False
+        raise UnfitError(f"{name}: there is no such folder, and a name of the hub reads owner/name")
+    return fetch(name, weights=weights)
 
 
 def family_of(name: str, config: dict[str, Any]) -> Family:
     """The family of a checkpoint, by its config.
 
     Raises:
-        UnknownArchitectureError: No family has its architecture.
-        NotJudgedError: It is quantised, or listens.
+        UnfitError: No family has its architecture; or it is quantised, or listens.
     """
     named = config.get("architectures") or ["none"]
     found = next((family for family in FAMILIES.values() if family.architecture in named), None)
     if found is None:
         known = ", ".join(sorted({family.architecture for family in FAMILIES.values()}))
-        raise UnknownArchitectureError(f"{name}: no family has the architecture {', '.join(named)}; known: {known}")
+        raise UnfitError(f"{name}: no family has the architecture {', '.join(named)}; known: {known}")
     if quantised := config.get("quantization_config") or config.get("compression_config"):
         kind = quantised.get("quant_method", "unknown method") if isinstance(quantised, dict) else "unknown method"
-        raise NotJudgedError(
+        raise UnfitError(
             f"{name} is quantised ({kind}): the oracle computes with plain weights. Name one in 16 or 32 bits, "
             "or gate its accuracy (evals/gates.yaml)"
         )
     if found.attention == "cross":
-        raise NotJudgedError(
+        raise UnfitError(
             f"{name} listens: this table asks models that read. The row {found.name} of the tiny table hears"
         )
     return found
 
 
-def described(name: str, folder: Path) -> Family:
-    """The family of the checkpoint in a folder.
-
-    Raises:
-        UnfitError: The table cannot judge it.
-    """
-    return family_of(name, _config(name, folder))
-
-
-def located(name: str, folder: Path) -> Checkpoint:
+def read_checkpoint(name: str, folder: Path) -> Checkpoint:
     """The checkpoint in a folder, with its weights.
 
     Raises:
@@ -144,12 +113,12 @@ def located(name: str, folder: Path) -> Checkpoint:
     config = _config(name, folder)
     family = family_of(name, config)
     if lacking := missing(folder):
-        raise NotACheckpointError(f"{name}: {folder} lacks {', '.join(lacking)}")
+        raise UnfitError(f"{name}: {folder} lacks {', '.join(lacking)}")
     inner = config.get("text_config") or {}
     both = config | {key: value for key, value in inner.items() if value is not None}
     dtype = both.get("dtype") or both.get("torch_dtype") or "float32"
     if dtype not in ("bfloat16", "float16", "float32"):
-        raise NotJudgedError(f"{name}: weights in {dtype}; bfloat16, float16 or float32 are wanted")
+        raise UnfitError(f"{name}: weights in {dtype}; bfloat16, float16 or float32 are wanted")
     positions = both.get("max_position_embeddings") or 0
     return Checkpoint(name, str(folder), family.name, dtype, positions, str(folder))
 
@@ -166,7 +135,7 @@ def missing(folder: Path) -> list[str]:
     return sorted(name for name in wanted if not (folder / name).exists())
 
 
-def fetched(name: str, *, weights: bool, download: Callable[..., str] | None = None) -> Path:
+def fetch(name: str, *, weights: bool, download: Callable[..., str] | None = None) -> Path:
     """Folder of a checkpoint of the hub: from this machine's cache where it is whole, else from the hub.
 
     Args:
@@ -175,26 +144,24 @@ def fetched(name: str, *, weights: bool, download: Callable[..., str] | None = N
         download: In place of the hub's `snapshot_download`.
 
     Raises:
-        NoSuchCheckpointError: The hub answers that it has none that it would give to us.
+        UnfitError: The hub answers that it has none that it would give to us.
         NotFetchedError: It is not on this machine, and the hub could not be asked or broke off.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    fetch = download or snapshot_download
+    ask = download or snapshot_download
     what: dict[str, Any] = {"allow_patterns": list(FILES if weights else FILES[:1])}
     try:
-        folder = Path(fetch(name, local_files_only=True, **what))
+        folder = Path(ask(name, local_files_only=True, **what))
         if (folder / CONFIG).exists() and not (weights and missing(folder)):
             return folder
     except Exception:  # noqa: BLE001, S110 - whatever is wrong with the cache, the hub is asked next
         pass
     try:
-        return Path(fetch(name, **what))
+        return Path(ask(name, **what))
     except RepositoryNotFoundError as error:
-        raise NoSuchCheckpointError(
-            f"{name}: the hub has no such model, or not for us ({type(error).__name__})"
-        ) from None
+        raise UnfitError(f"{name}: the hub has no such model, or not for us ({type(error).__name__})") from None
     except Exception as error:
         text = " ".join(str(error).split())[:200]
         raise NotFetchedError(
@@ -206,11 +173,11 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / CONFIG).read_text())
     except FileNotFoundError:
-        raise NotACheckpointError(f"{name}: {folder} has no {CONFIG}") from None
+        raise UnfitError(f"{name}: {folder} has no {CONFIG}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise NotACheckpointError(f"{name}: {folder / CONFIG} cannot be read: {error}") from None
+        raise UnfitError(f"{name}: {folder / CONFIG} cannot be read: {error}") from None
     if not isinstance(config, dict):
-        raise NotACheckpointError(f"{name}: {folder / CONFIG} is not an object")
+        raise UnfitError(f"{name}: {folder / CONFIG} is not an object")
     return config
 
 
@@ -224,7 +191,7 @@ class Row:
     behaviours: tuple[str, ...]
 
 
-def asked(
+def select_rows(
     published: Sequence[str], checkpoint: Sequence[str], family: Sequence[str], behaviour: Sequence[str]
 ) -> list[Row]:
     """The rows that these options ask for, in the order of the options.
@@ -255,20 +222,17 @@ def asked(
 
 def _row(name: str, behaviour: Sequence[str]) -> Row:
     try:
-        folder = _folder(name, weights=False)
+        folder = folder_of(name, weights=False)
     except NotFetchedError:
         every = [one for one in BEHAVIOURS if not behaviour or one in behaviour]
         return Row(name, "", tuple(every))
     # Weights of the hub are fetched later, when it is sure that somebody waits for them.
-    family = located(name, folder).family if Path(name).is_dir() else described(name, folder).name
+    whole = Path(name).is_dir()
+    family = read_checkpoint(name, folder).family if whole else family_of(name, _config(name, folder)).name
     return Row(name, family, tuple(columns(family, behaviour)))
 
 
-def _folder(name: str, *, weights: bool) -> Path:
-    return Path(name).resolve() if is_folder(name) else fetched(name, weights=weights)
-
-
-class Driven:
+class PublishedCells:
     """Fetches the checkpoints and drives those that it got."""
 
     def __init__(
@@ -294,7 +258,7 @@ class Driven:
         found: dict[str, Checkpoint] = {}
         for row in asked_for:
             try:
-                found[row.name] = changed(located(row.name, _folder(row.name, weights=True)))
+                found[row.name] = changed(read_checkpoint(row.name, folder_of(row.name, weights=True)))
             except NotFetchedError as error:
                 self.not_fetched[row.name] = str(error)
             except UnfitError as error:  # of the others more can be learned
@@ -303,7 +267,7 @@ class Driven:
         spec = {
             "behaviours": sorted({name for row in asked_for for name in row.behaviours}),
             "fuzz": fuzz,
-            "published": {checkpoint.slug: checkpoint.as_json() for checkpoint in found.values()},
+            "published": {checkpoint.slug: asdict(checkpoint) for checkpoint in found.values()},
         }
         # One at a time: an engine, its oracle and their pools are given a GPU.
         self._fleet = Fleet(folder, list(self._slugs.values()), spec, processes=1, seconds=seconds)

@@ -1,6 +1,6 @@
-"""Requests and when they come: what the scheduler is driven with. Pure; a seed means the same schedule everywhere.
+"""Schedules of requests: drawn at random, driven against the same requests alone, shrunk where they fail. Pure.
 
-Random schedules: whoever else is there, a request gets what it gets alone. Pure but for whom it asks.
+A seed means the same schedule everywhere.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class Request:
     speech: int | None = None
     """Seed of what an encoder-decoder hears; None for models that only read."""
 
-    def alone(self) -> Request:
-        """The same question by somebody who has the engine to himself and stays."""
-        return replace(self, arrives=0, leaves=None)
+    @property
+    def expected(self) -> int:
+        """Answers that must come: the client may hang up before the last."""
+        return self.answers if self.leaves is None else min(self.answers, self.leaves)
 
 
 Schedule = tuple[Request, ...]
@@ -119,7 +120,7 @@ def smaller(schedule: Schedule) -> Iterator[Schedule]:
             yield (*before, replace(request, prompt=request.prompt[:-1]), *after)
 
 
-def told(schedule: Schedule) -> str:
+def in_words(schedule: Schedule) -> str:
     """A schedule in one line: `47 tokens for 5 at step 2, ...`."""
     return ", ".join(
         f"{len(request.prompt)} tokens for {request.answers} at step {request.arrives}"
@@ -136,14 +137,6 @@ class CompanyError(Exception):
     """An answer depends on the other requests; the message has the smallest schedule that shows it."""
 
 
-@dataclass(frozen=True)
-class Searched:
-    """A search that found nothing."""
-
-    schedules: int
-    requests: int
-
-
 def search(
     limits: Limits,
     *,
@@ -152,7 +145,7 @@ def search(
     ask: Callable[[Schedule], list[Answer]],
     alone: Callable[[Request], Answer],
     tie: float,
-) -> Searched:
+) -> int:
     """Draw schedules and look for one whose answers depend on company.
 
     Args:
@@ -163,8 +156,11 @@ def search(
         alone: The answer to a request that has the engine to itself.
         tie: Nats within which rounding decides between two tokens.
 
+    Returns:
+        How many requests were driven, of schedules that are all right.
+
     Raises:
-        CompanyError: One does.
+        CompanyError: The answers of one depend on company.
     """
 
     def fails(schedule: Schedule) -> str:
@@ -177,8 +173,8 @@ def search(
         requests += len(schedule)
         if why := fails(schedule):
             smallest, why = shrink(schedule, why, fails)
-            raise CompanyError(f"{why}; schedule {number} of seed {seed}, shrunk to: {told(smallest)}")
-    return Searched(examples, requests)
+            raise CompanyError(f"{why}; schedule {number} of seed {seed}, shrunk to: {in_words(smallest)}")
+    return requests
 
 
 def shrink(

@@ -72,7 +72,7 @@ def selective_scan(
         last_chunk_indices,
     )
     varlen = query_start_loc is not None
-    bounds = query_start_loc.tolist() if varlen else [0] * (len(u) + 1)
+    bounds = [0] * (len(u) + 1) if query_start_loc is None else query_start_loc.tolist()
     decay = A.float()
     for i in range(len(bounds) - 1):
         part = (..., slice(bounds[i], bounds[i + 1])) if varlen else (i, ...)
@@ -179,7 +179,7 @@ class _Blocks:
     @classmethod
     def of(cls, size: int, *tables: torch.Tensor | None) -> _Blocks | None:
         """Read the tables; None where there is no prefix caching, whatever the last two tables hold."""
-        return None if tables[0] is None else cls(size, *(table.tolist() for table in tables))
+        return None if tables[0] is None else cls(size, *(table.tolist() for table in tables if table is not None))
 
     def writes(self, sequence: int, slots: list[int]) -> dict[int, int]:
         """Tokens done, counted from the sequence's first in this batch, to the slot that gets the state then."""

@@ -12,8 +12,8 @@ from vllm.platforms import current_platform
 from families import checkpoints, engine, oracle
 from families.engine import Engine
 from families.family import FAMILIES
+from families.oracle import PublishedOracle
 from families.plans import COMMON, GRAPHS, plans, published_plans
-from families.published_oracle import PublishedOracle
 
 if TYPE_CHECKING:
     from families.family import Family
@@ -45,7 +45,7 @@ class Tiny:
     @cached_property
     def checkpoint(self) -> Path:
         """Its folder."""
-        engine.register(self.family)
+        engine.register(self.family.architecture)
         folder = self._folder / f"{self.family.name}-model"
         checkpoints.save(self.family, folder, self.dtype)
         return folder
@@ -89,7 +89,7 @@ class Published(Tiny):
     @cached_property
     def checkpoint(self) -> Path:
         """Its folder."""
-        engine.register(self.family)
+        engine.register(self.family.architecture)
         return self._folder
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A tiny speech model (encoder and decoder) with random weights, and what transformers computes with it.
+"""A tiny speech model (encoder and decoder): its checkpoint with a processor, the audio it hears, its reference.
 
 The decoder attends to itself and to the encoder's output: two KV cache groups of one pool in vLLM.
 """
@@ -42,14 +42,3 @@ def load(
     read = WhisperForConditionalGeneration.from_pretrained
     models = (read(folder, dtype=dtype, attn_implementation="eager").eval() for dtype in dtypes)
     return (*models, WhisperFeatureExtractor.from_pretrained(folder))
-
-
-def log_probs(folder: Path, prompt: dict, answer: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """Log-probabilities of each answer token, [len(answer), VOCABULARY] float64, computed in `dtype`, no cache."""
-    model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval()
-    hear = WhisperFeatureExtractor.from_pretrained(folder)
-    features = hear(audio(prompt["audio"]), sampling_rate=SAMPLING_RATE, return_tensors="pt").input_features
-    tokens = torch.tensor([prompt["tokens"] + answer[:-1]])
-    with torch.inference_mode():
-        logits = model(input_features=features.to(dtype), decoder_input_ids=tokens, use_cache=False).logits[0]
-    return logits.double().log_softmax(-1)[-len(answer) :]

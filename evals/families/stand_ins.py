@@ -118,7 +118,7 @@ def _supply_delta_rule() -> None:
 
     vllms = gdn_attention.cpu_gdn_attention_core
 
-    def core(mixed_qkv, b, a, core_attn_out, layer_name):
+    def core(mixed_qkv: Any, b: Any, a: Any, core_attn_out: Any, layer_name: Any) -> None:
         context = get_forward_context()
         if mixed_qkv.dtype is torch.bfloat16 or context.attn_metadata is None:
             vllms(mixed_qkv, b, a, core_attn_out, layer_name)

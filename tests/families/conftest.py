@@ -52,11 +52,11 @@ def pytest_collection(session: pytest.Session) -> None:
     if find_spec("vllm") is None:
         return
     from families.family import UnknownNameError
-    from families.published import UnfitError, asked
+    from families.published import UnfitError, select_rows
 
     options = {name: _chosen(config, name) for name in ("published", "checkpoint", "family", "behaviour")}
     try:
-        config.stash[ROWS] = asked(**options)
+        config.stash[ROWS] = select_rows(**options)
     except (UnknownNameError, UnfitError) as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -104,9 +104,11 @@ def fleet(request, tmp_path_factory):
 @pytest.fixture(scope="session")
 def published(request, tmp_path_factory):
     """What became of a row of published checkpoints; they are fetched one after the other, and then driven."""
-    from families.published import Driven
+    from families.published import PublishedCells
 
-    driven = Driven(tmp_path_factory.mktemp("published"), request.config.stash[ROWS], _fuzz(request.config), SECONDS)
+    driven = PublishedCells(
+        tmp_path_factory.mktemp("published"), request.config.stash[ROWS], _fuzz(request.config), SECONDS
+    )
     request.config.stash[NOT_FETCHED] = driven.not_fetched
     return driven
 

@@ -6,12 +6,11 @@ from functools import cache
 
 import pytest
 import torch
-from models.tiny_hybrid import prompt
 
 from families import checkpoints
 from families.family import FAMILIES
 from families.judge import Error
-from families.oracle import Oracle
+from families.oracle import Oracle, prompt
 
 SAVED = [name for name, family in FAMILIES.items() if family.config_class]
 DECODERS = [name for name in SAVED if FAMILIES[name].attention != "cross"]

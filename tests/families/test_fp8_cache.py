@@ -6,13 +6,12 @@ import dataclasses
 
 import pytest
 import torch
-from models.tiny_hybrid import prompt
 
 from families import checkpoints, plain_attention
 from families.behaviours import NotDrivenError, require_codes
 from families.family import FAMILIES
 from families.judge import Error
-from families.oracle import Oracle
+from families.oracle import Oracle, prompt
 
 FAMILY = FAMILIES["qwen3-moe-fp8"]
 TOKENS = prompt(140, seed=2)
@@ -53,8 +52,8 @@ def test_rounding_to_the_other_code_is_part_of_the_tolerance(oracle):
 
 def cut(rows):
     """Towards zero, as a cast that does not round."""
-    near = plain_attention.rounded(rows)
-    return torch.where(near.abs() > rows.abs(), plain_attention.rounded(near * (1 - 2**-4 - 2**-6)), near)
+    nearest = plain_attention.rounded(rows)
+    return torch.where(nearest.abs() > rows.abs(), plain_attention.rounded(nearest * (1 - 2**-4 - 2**-6)), nearest)
 
 
 FAULTS = {

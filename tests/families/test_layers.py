@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models.tiny_hybrid import prompt
 
 from families import checkpoints, layers
 from families.family import FAMILIES
-from families.oracle import Oracle
+from families.oracle import Oracle, prompt
 
 FAMILY = FAMILIES["granite-4.0-h"]
 KINDS = ["state", "attention", "state", "attention"]

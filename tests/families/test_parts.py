@@ -55,8 +55,8 @@ REQUEST = Request((3, 4, 5), 9)
 
 
 def test_the_right_answer_is_right():
-    near = judge.compare((REQUEST,), [answered(REQUEST)], Truth())
-    assert (near.max_abs_err, near.positions, near.tolerance) == (0, 9, 1e-3)
+    closeness = judge.compare((REQUEST,), [answered(REQUEST)], Truth())
+    assert (closeness.max_abs_err, closeness.positions, closeness.tolerance) == (0, 9, 1e-3)
 
 
 def test_what_few_answers_do_not_show_many_requests_do():
@@ -166,9 +166,8 @@ def engine_with(fault):
 def test_a_search_finds_an_engine_whose_answers_depend_on_company():
     limits = Limits((4, 5, 9), VOCABULARY)
     how = {"seed": 1, "examples": 3, "alone": lambda request: answered(Request(request.prompt, 9)), "tie": 0.0}
-    found = schedule.search(limits, ask=engine_with(lambda *_: False), **how)
-    assert found.schedules == 3
-    assert found.requests >= 6
+    requests = schedule.search(limits, ask=engine_with(lambda *_: False), **how)
+    assert requests >= 6
     with pytest.raises(
         schedule.CompanyError, match=r"schedule 0 of seed 1, shrunk to: 1 tokens for 1 at step 0, \d tok"
     ):

@@ -25,6 +25,6 @@ def test_a_planted_fault_turns_its_cell_red(plant, planted, record_property):
     cells = planted.cells(f"{fault.family}+{plant}")
     red = cells[fault.turns_red]
     record_property("reason", red.reason)
-    assert red.outcome == "fail", f"{fault.title}: {fault.turns_red} is {red.outcome}"
+    assert red.outcome == "fail", f"{plant}: {fault.turns_red} is {red.outcome}"
     assert "log-probabilities are" in red.reason or "NaN or infinite" in red.reason
     assert {name: cells[name].outcome for name in fault.leaves_green} == dict.fromkeys(fault.leaves_green, "pass")

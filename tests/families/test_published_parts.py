@@ -18,9 +18,8 @@ from families import cell, checkpoints, judge, plans, published
 from families.engine import Answer
 from families.family import FAMILIES, UnknownNameError
 from families.judge import Error, WrongAnswerError
-from families.oracle import Oracle
-from families.published import Row, asked
-from families.published_oracle import PublishedOracle, plain_torch
+from families.oracle import Oracle, PublishedOracle, plain_torch
+from families.published import Row, select_rows
 from families.schedule import Request
 
 JAMBA = {"architectures": ["JambaForCausalLM"], "dtype": "bfloat16"}
@@ -36,52 +35,52 @@ def folder_with(path, config, *, weights=True):
 
 
 def rows(*checkpoints, table=(), family=(), behaviour=()):
-    return asked(table, checkpoints, family, behaviour)
+    return select_rows(table, checkpoints, family, behaviour)
 
 
 def test_a_family_is_found_from_the_config(tmp_path):
     name = folder_with(tmp_path / "jamba", JAMBA)
     assert rows(name, behaviour=["spec", "prefill"]) == [Row(name, "jamba", ("prefill", "spec"))]
-    found = published.located(name, Path(name))
+    found = published.read_checkpoint(name, Path(name))
     assert (found.family, found.dtype, found.judged_by, found.revision) == ("jamba", "bfloat16", name, "")
     assert found.positions == 0
     assert "/" not in found.slug
     cached = Path(folder_with(tmp_path / "snapshots", JAMBA)) / "0f3a"
-    assert published.located("a/b", Path(folder_with(cached, JAMBA))).revision == "0f3a"
+    assert published.read_checkpoint("a/b", Path(folder_with(cached, JAMBA))).revision == "0f3a"
 
 
 @pytest.mark.parametrize(
-    ("config", "kind", "problem"),
+    ("config", "problem"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, published.UnknownArchitectureError, "GPT2LMHead.*known: .*Jamba"),
-        ({}, published.UnknownArchitectureError, "architecture none; known: "),
-        (JAMBA | {"quantization_config": {"quant_method": "fp8"}}, published.NotJudgedError, r"is quantised \(fp8\)"),
-        ({"architectures": ["WhisperForConditionalGeneration"]}, published.NotJudgedError, "listens"),
-        ("{", published.NotACheckpointError, r"config\.json cannot be read"),
-        ("[]", published.NotACheckpointError, "is not an object"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHead.*known: .*Jamba"),
+        ({}, "architecture none; known: "),
+        (JAMBA | {"quantization_config": {"quant_method": "fp8"}}, r"is quantised \(fp8\)"),
+        ({"architectures": ["WhisperForConditionalGeneration"]}, "listens"),
+        ("{", r"config\.json cannot be read"),
+        ("[]", "is not an object"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_judged_is_refused(config, kind, problem, tmp_path):
-    with pytest.raises(kind, match=problem):
+def test_what_cannot_be_judged_is_refused(config, problem, tmp_path):
+    with pytest.raises(published.UnfitError, match=problem):
         rows(folder_with(tmp_path / "model", config))
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):
-    with pytest.raises(published.NoSuchCheckpointError, match="/nowhere: there is no such folder"):
+    with pytest.raises(published.UnfitError, match="/nowhere: there is no such folder"):
         rows("/nowhere")
-    with pytest.raises(published.NotACheckpointError, match=r"has no config\.json"):
+    with pytest.raises(published.UnfitError, match=r"has no config\.json"):
         rows(str(tmp_path))
     name = folder_with(tmp_path / "half", JAMBA, weights=False)
-    with pytest.raises(published.NotACheckpointError, match=r"lacks model\.safetensors"):
-        published.located(name, Path(name))
+    with pytest.raises(published.UnfitError, match=r"lacks model\.safetensors"):
+        published.read_checkpoint(name, Path(name))
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "half" / published.INDEX).write_text(json.dumps(index))
     (tmp_path / "half" / "model-1.safetensors").touch()
-    with pytest.raises(published.NotACheckpointError, match=r"lacks model-2\.safetensors"):
-        published.located(name, Path(name))
+    with pytest.raises(published.UnfitError, match=r"lacks model-2\.safetensors"):
+        published.read_checkpoint(name, Path(name))
     odd = folder_with(tmp_path / "odd", JAMBA | {"dtype": "float8_e4m3fn"})
-    with pytest.raises(published.NotJudgedError, match="weights in float8_e4m3fn"):
-        published.located(odd, Path(odd))
+    with pytest.raises(published.UnfitError, match="weights in float8_e4m3fn"):
+        published.read_checkpoint(odd, Path(odd))
 
 
 def test_rows_are_narrowed_by_name_and_by_family(tmp_path):
@@ -117,21 +116,21 @@ class Hub:
 def test_a_whole_cache_is_not_asked_again_and_half_of_one_is(tmp_path):
     whole, half = folder_with(tmp_path / "whole", JAMBA), folder_with(tmp_path / "half", JAMBA, weights=False)
     hub = Hub(whole, ConnectionError("no route"))
-    assert published.fetched("a/b", weights=True, download=hub) == Path(whole)
+    assert published.fetch("a/b", weights=True, download=hub) == Path(whole)
     assert [who for who, _ in hub.calls] == ["cache"]
     hub = Hub(half, whole)
-    assert published.fetched("a/b", weights=False, download=hub) == Path(half)
-    assert published.fetched("a/b", weights=True, download=hub) == Path(whole)
+    assert published.fetch("a/b", weights=False, download=hub) == Path(half)
+    assert published.fetch("a/b", weights=True, download=hub) == Path(whole)
     assert hub.calls == [("cache", 1), ("cache", 4), ("hub", 4)]
 
 
 def test_a_hub_that_does_not_answer_is_told_from_one_that_says_no():
     away = Hub(FileNotFoundError(), ConnectionError("no route to the hub"))
     with pytest.raises(published.NotFetchedError, match=r"a/b is not on this machine .*ConnectionError: no route"):
-        published.fetched("a/b", weights=True, download=away)
+        published.fetch("a/b", weights=True, download=away)
     refusal = RepositoryNotFoundError.__new__(RepositoryNotFoundError)
-    with pytest.raises(published.NoSuchCheckpointError, match="the hub has no such model, or not for us"):
-        published.fetched("a/b", weights=True, download=Hub(FileNotFoundError(), refusal))
+    with pytest.raises(published.UnfitError, match="the hub has no such model, or not for us"):
+        published.fetch("a/b", weights=True, download=Hub(FileNotFoundError(), refusal))
 
 
 def table(*arguments, **environment):
@@ -181,8 +180,8 @@ REQUEST = Request((3, 4), 2)
 
 
 def test_only_what_came_back_is_compared():
-    near = judge.compare((REQUEST,), [heard(8, 7, 6, 5, 4)], Sure())
-    assert (near.max_abs_err, near.positions) == (0, 2)
+    closeness = judge.compare((REQUEST,), [heard(8, 7, 6, 5, 4)], Sure())
+    assert (closeness.max_abs_err, closeness.positions) == (0, 2)
     other = heard(8, 7, 6, 5, 4)
     other.rows[1, 3] += 0.3
     with pytest.raises(WrongAnswerError, match=r"off by 0\.3 at position 2"):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from families import checkpoints
 from families.family import FAMILIES
 from families.plans import COMMON
-from families.published import Driven, asked
+from families.published import PublishedCells, select_rows
 
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(600)]
 
@@ -44,8 +44,8 @@ def driven(tmp_path_factory):
     def judged(checkpoint):
         return replace(checkpoint, judged_by=str(judge)) if checkpoint.name == str(wrong) else checkpoint
 
-    rows = asked([], [str(right), str(wrong)], [], BEHAVIOURS)
-    made = Driven(tmp_path_factory.mktemp("driven"), rows, {"seed": 1, "examples": 1}, 300, judged)
+    rows = select_rows([], [str(right), str(wrong)], [], BEHAVIOURS)
+    made = PublishedCells(tmp_path_factory.mktemp("driven"), rows, {"seed": 1, "examples": 1}, 300, judged)
     return {name: {one: made.cell(str(folder), one) for one in BEHAVIOURS} for name, folder in
             (("right", right), ("wrong", wrong))}  # fmt: skip
 

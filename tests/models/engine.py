@@ -1,55 +1,50 @@
-"""Start `drive.py`, wait, and end every process it left."""
+"""Run engines in a process of their own: write a spec, start `drive.py`, wait, and end every process it left."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from families.fleet import GPU, QUIET, end_group
+from families.plans import COMMON
+
+if TYPE_CHECKING:
+    from families.schedule import Schedule
 
 DRIVER = Path(__file__).with_name("drive.py")
-DTYPE = torch.float16 if GPU else torch.float32
-"""Not bfloat16, which GPUs serve: its rounding moves this log-probability or that by up to 0.7, a lost block by 1.4."""
 
 SECONDS = 240
 """Several times what a start and a few batches take on two busy cores."""
 
-ENGINE = {
-    "dtype": str(DTYPE).removeprefix("torch."),
-    "skip_tokenizer_init": True,
-    "enforce_eager": True,
-    "block_size": 16,
-    "max_model_len": 256,
-    "max_num_seqs": 4,
-    "enable_chunked_prefill": True,
-    "max_num_batched_tokens": 37,  # divides neither the block nor the prompts
-    "enable_prefix_caching": False,
-    "max_logprobs": -1,
-    "num_gpu_blocks_override": 40,
-    "seed": 0,
-} | ({"gpu_memory_utilization": 0.2} if GPU else {"kv_cache_memory_bytes": 1 << 26})
+MEMORY: dict[str, Any] = {"gpu_memory_utilization": 0.2} if GPU else {"kv_cache_memory_bytes": 1 << 26}
 
 
 def spec(
-    model: Path, batches: dict[str, Any], *, ours: bool = True, layout: str | None = None, **arguments: Any
+    model: Path,
+    batches: dict[str, Schedule],
+    *,
+    ours: bool = True,
+    rows: bool = True,
+    layout: str | None = None,
+    **arguments: Any,
 ) -> dict[str, Any]:
-    """What `drive.py` is to do with one engine.
+    """What `drive.serve` is to do with one engine.
 
     Args:
         model: Folder of the model.
-        batches: By name, the arguments of `drive.generate`.
+        batches: Requests by name of their batch.
         ours: Whether our plugin shall serve.
+        rows: Whether distributions come back, and not tokens alone.
         layout: Physical order of vLLM's KV cache; None leaves it to vLLM.
-        **arguments: Of vLLM's `LLM`, on top of ENGINE.
+        **arguments: Of vLLM's `LLM`, on top of those that all engines share.
     """
-    engine = ENGINE | arguments
-    return {"model": str(model), "ours": ours, "layout": layout, "engine": engine, "batches": batches}
+    engine = COMMON | MEMORY | arguments
+    return {"model": model, "ours": ours, "rows": rows, "layout": layout, "arguments": engine, "batches": batches}
 
 
 def run(
@@ -66,14 +61,12 @@ def run(
     Returns:
         The results by name. A driver that fails or hangs raises AssertionError with the end of its log.
     """
-    spec_file, result_file, log_file = (folder / name for name in ("spec.json", "result.json", "log.txt"))
-    spec_file.write_text(json.dumps(engines))
-    command = [sys.executable, str(DRIVER), str(spec_file), str(result_file)]
+    spec_file, result_file, log_file = (folder / name for name in ("spec.pt", "result.pt", "log.txt"))
+    torch.save(engines, spec_file)
     with log_file.open("w") as log:
         process = subprocess.Popen(
-            command,
+            [sys.executable, str(DRIVER), str(spec_file), str(result_file)],
             env=os.environ | QUIET | environment,
-            stdin=subprocess.PIPE,  # never written to: the driver ends when this process does
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -85,4 +78,4 @@ def run(
         finally:
             end_group(process)
     assert status == 0, f"vLLM's driver ended with {status}:\n" + "\n".join(log_file.read_text().splitlines()[-40:])
-    return json.loads(result_file.read_text())
+    return torch.load(result_file, weights_only=False)

@@ -12,67 +12,72 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from models import engine, tiny_decoders, tiny_hybrid, tiny_sinks
+from models import engine
 from transformers import AutoTokenizer
 
-from families import speech
-from families.fleet import IN_PROCESS
+from families import checkpoints, plain_attention
+from families.family import FAMILIES, load
+from families.fleet import GPU, IN_PROCESS
+from families.oracle import VOCABULARY, Oracle
+from families.schedule import Request, Schedule, prompt, spoken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+NOISE = 2**-20
+"""What the fp32 sum of the 128 products of a key or value may lose: 2^-24 sqrt(128) = 2^-20.5."""
 
 POCKET = Path(__file__).parents[2] / "evals" / "pocket"
 QUESTIONS = 24
-
-DTYPE = torch.float32
-"""On GPUs too: an answer is then decided by layouts and not by rounding, and vLLM refuses Gemma-2 in float16."""
 
 SECONDS = 600
 """Of one process; several times what it takes on two idle cores."""
 
 PACKINGS = ("rows", "native", "shuffle")
 
+MODELS = load(Path(__file__).with_name("decoders.yaml")) | {
+    name: FAMILIES[name] for name in ("granite-4.0-h", "deepseek-v3", "whisper")
+}
+
 # Packings of two parts need layouts in which the tokens of a head slot are one run. State layers share the pool, and
 # then vLLM takes only layouts in which a page is one run: not LHBNC. test_pages.py has every combination.
 LAYOUTS = {
-    "decoder": {
+    "gemma-2": {
         "rows": ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"),
         "native": ("LHBNC", "BHLNC"),
         "shuffle": ("LBHNC", "BLHNC"),
     },
-    "speech": {"rows": ("LBHNC", "LHBNC"), "native": ("LHBNC",), "shuffle": ("BLHNC",)},
-    "hybrid": {"native": ("LBHNC",), "shuffle": ("BLHNC",)},
+    "whisper": {"rows": ("LBHNC", "LHBNC"), "native": ("LHBNC",), "shuffle": ("BLHNC",)},
+    "granite-4.0-h": {"rows": ("LBHNC", "BLHNC"), "native": ("LBHNC",), "shuffle": ("BLHNC",)},
     "pocket": {"rows": ("LBHNC", "LBNHC", "BLHNC"), "native": ("LBHNC", "BLHNC"), "shuffle": ("LBHNC", "BLHNC")},
-    "alibi": {"rows": ("LBHNC",)},
-    "sinks": {"rows": ("LBHNC",), "native": ("LHBNC",), "shuffle": ("BLHNC",)},
-    "fp8": {"rows": ("LBNHC",), "native": ("LBHNC",), "shuffle": ("BLHNC",)},
-    "fp8 per token": {"rows": ("LBHNC",), "native": ("BLHNC",), "shuffle": ("LHBNC",)},
+    "bloom": {"rows": ("LBHNC",)},
+    "gpt-oss": {"rows": ("LBHNC",), "native": ("LHBNC",), "shuffle": ("BLHNC",)},
+    "gemma-2-fp8": {"rows": ("LBNHC",), "native": ("LBHNC",), "shuffle": ("BLHNC",)},
+    "gemma-2-fp8-per-token": {"rows": ("LBHNC",), "native": ("BLHNC",), "shuffle": ("LHBNC",)},
+    "deepseek-v3": {"rows": ("LBHNC", "BLHNC")},
 }
 RUNS = [(m, packing, layout) for m, packings in LAYOUTS.items() for packing in packings for layout in packings[packing]]
 
-DECODER_PROMPTS = [tiny_hybrid.prompt(n, seed=n) for n in (3, 47, 96)]
-SPEECH_PROMPTS = [{"audio": n, "tokens": [1, *tiny_hybrid.prompt(n, seed=n)]} for n in (3, 20, 40)]
-BATCHES: dict[str, dict[str, Any]] = {
-    "decoder": {"prompts": DECODER_PROMPTS, "max_tokens": 8},
-    "alibi": {"prompts": DECODER_PROMPTS, "max_tokens": 8},
-    "sinks": {"prompts": DECODER_PROMPTS, "max_tokens": 8},
-    "fp8": {"prompts": DECODER_PROMPTS, "max_tokens": 8},
-    "fp8 per token": {"prompts": DECODER_PROMPTS, "max_tokens": 8},
-    "hybrid": {"prompts": DECODER_PROMPTS, "max_tokens": 8},
-    "speech": {"prompts": SPEECH_PROMPTS, "max_tokens": 8},
-}
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "fp8": {"kv_cache_dtype": "fp8"},
-    "fp8 per token": {"kv_cache_dtype": "fp8_per_token_head"},
-    # The encoder's budget admits one request a step, so that steps mix first and later tokens of a decoder.
-    "speech": {
-        "skip_tokenizer_init": False,
-        "max_model_len": 96,
-        "max_num_batched_tokens": 96,
-        "limit_mm_per_prompt": {"audio": 1},
-    },
-    "pocket": {"max_num_seqs": QUESTIONS, "max_model_len": 160, "max_num_batched_tokens": 2048},
-}
+PROMPTS = tuple(Request(prompt(n, n, VOCABULARY), 8) for n in (3, 47, 96))
+SPEECH = tuple(spoken(Request(prompt(n + 1, n, VOCABULARY), 8, speech=n)) for n in (3, 20, 40))
+
+
+def dtype(model: str) -> torch.dtype:
+    """Of weights and arithmetic.
+
+    On GPUs float32 too: an answer is then decided by layouts and not by rounding, and vLLM refuses Gemma-2 in float16.
+    Its MLA takes 16 bits alone there.
+    """
+    return torch.float16 if GPU and model == "deepseek-v3" else torch.float32
+
+
+def arguments(model: str) -> dict[str, Any]:
+    """Of vLLM's `LLM`."""
+    if model == "pocket":
+        own = {"max_num_seqs": QUESTIONS, "max_model_len": 160, "max_num_batched_tokens": 2048}
+    else:
+        own = MODELS[model].arguments("cuda" if GPU else "cpu")
+    return {"dtype": str(dtype(model)).removeprefix("torch.")} | own
 
 
 def problems() -> list[dict[str, str]]:
@@ -86,38 +91,53 @@ def number(text: str) -> str:
     return "".join(re.findall(r"#### (\S+)", text)[:1])
 
 
+def requests(model: str) -> Schedule:
+    """What a model is asked: prompts of unlike length at once, or the pocket model's questions."""
+    if model == "pocket":
+        tokenizer = AutoTokenizer.from_pretrained(POCKET / "hybrid")
+        ids = (tokenizer(f"Question: {problem['question']}\nAnswer:")["input_ids"] for problem in problems())
+        return tuple(Request(tuple(question), 32) for question in ids)
+    return SPEECH if MODELS[model].attention == "cross" else PROMPTS
+
+
 def save(folder: Path) -> dict[str, Path]:
     """Write the checkpoints; return their folders by model."""
-    folders = {name: folder / name.replace(" ", "-") for name in ("decoder", "alibi", "sinks", "hybrid", "speech")}
-    tiny_decoders.save_gemma(folders["decoder"], DTYPE)
-    tiny_decoders.save_bloom(folders["alibi"], DTYPE)
-    tiny_sinks.save(folders["sinks"], DTYPE)
-    tiny_hybrid.save(folders["hybrid"], DTYPE)
-    speech.save(folders["speech"], DTYPE)
-    return folders | {"fp8": folders["decoder"], "fp8 per token": folders["decoder"], "pocket": POCKET / "hybrid"}
+    for name, family in MODELS.items():
+        checkpoints.save(family, folder / name, dtype(name))
+    return {name: folder / name for name in MODELS} | {"pocket": POCKET / "hybrid"}
+
+
+def oracle(model: str, folder: Path) -> Oracle:
+    """What transformers computes with a model."""
+    loaded = Oracle.load(MODELS[model], folder, dtype(model))
+    if model == "bloom":
+        for block in (*loaded.exact.transformer.h, *loaded.working.transformer.h):
+            block.mlp.gelu_impl = torch.nn.GELU()  # as vLLM has it; transformers approximates it by tanh
+    if model.startswith("gemma-2-fp8"):
+        keep = plain_attention.KEPT[loaded.attention]
+        loaded.rough = [{"exact": False}, *({"attention": _scaled(keep, by)} for by in (1 + NOISE, 1 - NOISE))]
+    return loaded
+
+
+def _scaled(keep: Callable[[torch.Tensor], torch.Tensor], factor: float) -> str:
+    """Attention to keys and values scaled before they are rounded: those near a boundary go to its other side."""
+    return plain_attention.register(f"{keep} of {factor}", plain_attention.through(lambda rows: keep(rows * factor)))
 
 
 def run(folders: dict[str, Path], logs: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
     """Run everything; return the results by model, packing and layout."""
-    tokenizer = AutoTokenizer.from_pretrained(folders["pocket"])
-    prompts = [tokenizer(f"Question: {problem['question']}\nAnswer:")["input_ids"] for problem in problems()]
-    pocket = {"prompts": prompts, "max_tokens": 32, "ignore_eos": False, "log_probs": False}
-    batches = BATCHES | {"pocket": pocket}
 
     def engines(packing: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for model, chosen, layout in RUNS:
             if chosen == packing:
-                arguments = {"dtype": "float32"} | ARGUMENTS.get(model, {})
-                yield (
-                    f"{model}/{layout}",
-                    engine.spec(folders[model], {"only": batches[model]}, layout=layout, **arguments),
-                )
+                how = {"layout": layout, "rows": model != "pocket"} | arguments(model)
+                yield f"{model}/{layout}", engine.spec(folders[model], {"only": requests(model)}, **how)
 
     def process(packing: str) -> dict[str, Any]:
         (logs / packing).mkdir()
-        environment = IN_PROCESS | {"PAGEDKV_PACKING": packing}
+        environment = IN_PROCESS | {"PAGEDKV_PACKING": packing, "PAGEDKV_MLA": "1"}
         return engine.run(logs / packing, dict(engines(packing)), environment, seconds=SECONDS)
 
-    with ThreadPoolExecutor(max_workers=1 if engine.GPU else 2) as pool:
+    with ThreadPoolExecutor(max_workers=1 if GPU else 2) as pool:
         results = dict(zip(PACKINGS, pool.map(process, PACKINGS), strict=True))
     return {(model, packing, layout): results[packing][f"{model}/{layout}"] for model, packing, layout in RUNS}
