@@ -1,4 +1,4 @@
-"""What one compute unit offers, and the largest tile that fits it.
+"""Limits of each GPU architecture (LDS, registers, lanes), and the largest tile that fits them.
 
 A tile is sized from the LDS *and* the registers of the arch, never from the block size of the cache and never from a
 fixed cap: the same kernel must fit 64 KiB of LDS (gfx90a, gfx942), 160 KiB (gfx950) and 227 KiB (sm_90).
@@ -7,6 +7,10 @@ fixed cap: the same kernel must fit 64 KiB of LDS (gfx90a, gfx942), 160 KiB (gfx
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 
 @dataclass(frozen=True)
@@ -119,72 +123,32 @@ def next_power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def reading_waves(arch: Arch, *, tile: int, head_size: int, element_bytes: int, most: int) -> int:
-    """Return how many waves a program can have if each of their lanes is to read at least 16 bytes of a K tile.
-
-    16 bytes is the widest load of a lane (global_load_dwordx4, ld.global.v4); with more waves than that the compiler
-    shares the tile out in narrower pieces.
-    """
-    return max(1, min(most, tile * next_power_of_two(head_size) * element_bytes // (16 * arch.lanes)))
-
-
-def tile_tokens(
+def largest_tile(
     arch: Arch,
     *,
-    head_size: int,
-    element_bytes: int,
-    rows: int,
+    lds: Callable[[int], Iterable[int]],
+    registers: Callable[[int], Iterable[int]],
+    spare: int,
     waves: int,
-    stages: int,
     occupancy: int,
     most: int,
-    columns: int = 1,
-    packed: bool = False,
 ) -> int:
-    """Return how many tokens of K and V one attention program holds at once.
-
-    It is a power of two and at least 16, the smallest matrix operand; 0 says that not even 16 fit.
-
-    `occupancy` programs share a compute unit, so each may use that fraction of LDS and of registers. The two needs of a
-    program with `rows` query rows and a tile of `t` columns of `d` channels (`d` padded to a power of two), in bytes:
-
-    * LDS: first the query, changing its register layout: `rows * d * e` for elements of `e` bytes. Then K and V for
-      each pipeline stage but the one in flight, and the weights on their way to the second product:
-      `(stages - 1) * 2 * t * d * e + rows * t * e`. (What Triton 3.6 allocates on CDNA.)
-    * Registers: accumulator `4 * rows * d`, query `e * rows * d`, scores and weights `8 * rows * t`, K and V in flight
-      `2 * t * d * e`, and one of them as operand of the matrix instruction: `t * d * e`, in each wave anew where waves
-      take different rows. Neither counts where the instruction reads LDS and loads reach it past the registers. 64
-      registers a lane are left for addresses.
-      Where K and V are packed, what is said of them counts twice on CDNA: they change their register layout on the way
-      (with less, Triton 3.6 spilled 69 VGPRs on gfx950 at 256 channels).
+    """Return the most tokens of a tile that fit: a power of two and at least 16, the smallest matrix operand, or 0.
 
     Args:
         arch: Limits of the device.
-        head_size: Channels of a head.
-        element_bytes: Bytes of one cache element.
-        rows: Query rows of the program (sequences times tokens times heads).
+        lds: Terms, in bytes, whose sum is what a program with so many tokens holds in LDS.
+        registers: Likewise in the registers of all its lanes.
+        spare: Registers of a lane that are left for addresses and the rest.
         waves: Waves of the program.
-        stages: Pipeline stages that hold a K and a V tile in LDS.
-        occupancy: Programs that shall fit a compute unit together.
-        most: Where more is no longer faster (tuning data), at least 16.
-        columns: Columns of one token: KV heads times sequences of the program.
-        packed: Whether the packing of the cache is not `rows`.
+        occupancy: Programs that shall fit a compute unit together; each may use that fraction of it.
+        most: Where more tokens are no longer faster (tuning data), at least 16.
     """
-    channels = next_power_of_two(head_size)
-    lds_bytes = arch.lds_bytes // occupancy
     lane_registers = min(arch.registers, arch.unit_registers // (occupancy * waves * arch.lanes))
-    register_bytes = (lane_registers - 64) * 4 * arch.lanes * waves
-    copies = 0 if rows >= arch.operand_from_lds_rows else min(waves, rows // 16)
-
-    in_flight = 0 if arch.async_copies and stages > 1 and not copies else 2
-    sides = (in_flight + copies) * (2 if packed and arch.operand_from_lds_rows == NEVER else 1)
+    register_bytes = (lane_registers - spare) * 4 * arch.lanes * waves
 
     def fits(tokens: int) -> bool:
-        t = tokens * columns
-        side = t * channels * element_bytes
-        lds = max(rows * channels * element_bytes, max(1, stages - 1) * 2 * side + rows * t * element_bytes)
-        registers = rows * channels * (4 + element_bytes) + 8 * rows * t + sides * side
-        return lds <= lds_bytes and registers <= register_bytes
+        return sum(lds(tokens)) <= arch.lds_bytes // occupancy and sum(registers(tokens)) <= register_bytes
 
     tokens = 16
     if not fits(tokens):

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .errors import ArgumentError
+from pagedkv.device import INTERPRETED
+from pagedkv.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,6 +89,69 @@ def device(reference: tuple[str, torch.Tensor], others: dict[str, torch.Tensor])
                 expected=f"{first.device}, where {name} is",
                 remedy="Move it with .to().",
             )
+
+
+def sequences(block_table: torch.Tensor, seq_lens: torch.Tensor, query_start_loc: torch.Tensor) -> int:
+    """Check the tensors that describe the sequences of a step, without reading them; return how many there are.
+
+    Raises:
+        ArgumentError: if a shape does not follow from the others, or one is not int32 with a dense last dimension.
+    """
+    shape("block_table", block_table, (None, None), "[num_seqs, max_blocks]")
+    num_seqs = block_table.shape[0]
+    shape("seq_lens", seq_lens, (num_seqs,), "[num_seqs]")
+    shape("query_start_loc", query_start_loc, (num_seqs + 1,), "[num_seqs + 1]")
+    indices({"block_table": block_table, "seq_lens": seq_lens, "query_start_loc": query_start_loc})
+    return num_seqs
+
+
+def lengths(
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    *,
+    num_tokens: int,
+    max_query_len: int,
+    num_blocks: int,
+    block_size: int,
+    sliding_window: int | None = None,
+) -> None:
+    """Check the lengths of a step and the block ids of its visible tokens (reads device memory).
+
+    Args:
+        block_table: `[num_seqs, max_blocks]` int32.
+        seq_lens: `[num_seqs]` int32.
+        query_start_loc: `[num_seqs + 1]` int32.
+        num_tokens: Query tokens.
+        max_query_len: Upper bound of the query lengths.
+        num_blocks: Blocks of the cache.
+        block_size: Tokens of a block.
+        sliding_window: Tokens that a query sees; None for all.
+
+    Raises:
+        ArgumentError: of kind "length" or "block table".
+    """
+    query_lens = query_start_loc.diff()
+    within("query_start_loc", query_start_loc, num_tokens + 1, "num_tokens + 1")
+    within("query_start_loc (its differences)", query_lens, max_query_len + 1, "max_query_len + 1")
+    within("seq_lens", seq_lens, block_table.shape[1] * block_size + 1, "max_blocks * block_size + 1")
+    oldest = torch.zeros_like(seq_lens)
+    if sliding_window is not None:
+        oldest = (seq_lens - query_lens - sliding_window + 1).clamp(min=0)
+    column = torch.arange(block_table.shape[1], device=block_table.device)
+    used = (column >= (oldest // block_size)[:, None]) & (column * block_size < seq_lens[:, None])
+    used &= (query_lens > 0)[:, None]
+    blocks_exist(block_table, used, num_blocks)
+
+
+def computable(name: str, tensor: torch.Tensor) -> None:
+    """Check that the device can compute in the dtype: Triton 3.6 to 3.9 interpret bf16 on the bit patterns.
+
+    Raises:
+        ArgumentError: if it is bf16 under the interpreter.
+    """
+    if INTERPRETED:
+        dtype(name, tensor, (torch.float32, torch.float16), "Triton's interpreter computes bf16 wrongly.")
 
 
 def blocks_exist(block_table: torch.Tensor, used: torch.Tensor, num_blocks: int) -> None:

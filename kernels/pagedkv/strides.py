@@ -113,7 +113,7 @@ def sequence_of_tile(starts, tile, num_seqs, TOKENS: tl.constexpr, SEARCH: tl.co
     """Return the sequence that owns the tile; num_seqs if none does.
 
     Sequence `s` owns the tiles from `starts[s] // TOKENS + SPARE * s` on; `starts` [num_seqs + 1] never falls. With
-    SPARE 1 those hold its tokens (see `launch.query_tiles`), with 2 also if its first one lies inside a tile.
+    SPARE 1 those hold its tokens (see `attention.launch.query_tiles`), with 2 also if its first one lies inside a tile.
     """
     seq = 0
     for first in range(0, num_seqs, SEARCH):

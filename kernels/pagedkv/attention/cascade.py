@@ -16,7 +16,7 @@ from pagedkv import checks
 from pagedkv.arch import next_power_of_two
 from pagedkv.attention.merge import merge_kernel
 from pagedkv.attention.paged import paged_attention
-from pagedkv.device import INTERPRETED, current, on
+from pagedkv.device import current, on
 from pagedkv.errors import ArgumentError
 from pagedkv.launch import tuning
 
@@ -64,8 +64,7 @@ def merge_attention(
     for name, tensor in (sums | asked).items():
         checks.shape(name, tensor, (num_tokens, num_q_heads), "[num_tokens, num_q_heads]")
         checks.dtype(name, tensor, (torch.float32,), "Sums of exponentials are fp32.")
-    if INTERPRETED:
-        checks.dtype("out", out, (torch.float32, torch.float16), "Triton's interpreter cuts bf16 off, unrounded.")
+    checks.computable("out", out)
     index = {} if query_start_loc is None else {"query_start_loc": query_start_loc}
     checks.indices(index)
     checks.device(("out", out), parts | sums | asked | index)

@@ -8,7 +8,6 @@ import torch
 
 from pagedkv import checks
 from pagedkv.cache import checks as cache_checks
-from pagedkv.device import INTERPRETED
 from pagedkv.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -27,10 +26,7 @@ def tensors(query: Tensor, cache: PagedCache, out: Tensor, lse: Tensor | None, i
     checks.head_size("cache.key", cache.head_size)
     checks.shape("query", query, (None, None, cache.head_size), "[num_tokens, num_q_heads, head_size]")
     checks.shape("out", out, tuple(query.shape), "[num_tokens, num_q_heads, head_size]")
-    checks.shape("block_table", index["block_table"], (None, None), "[num_seqs, max_blocks]")
-    num_seqs = index["block_table"].shape[0]
-    checks.shape("seq_lens", index["seq_lens"], (num_seqs,), "[num_seqs]")
-    checks.shape("query_start_loc", index["query_start_loc"], (num_seqs + 1,), "[num_seqs + 1]")
+    checks.sequences(**index)
     num_q_heads = query.shape[1]
     if num_q_heads == 0 or num_q_heads % cache.num_kv_heads:
         raise ArgumentError(
@@ -44,10 +40,7 @@ def tensors(query: Tensor, cache: PagedCache, out: Tensor, lse: Tensor | None, i
     checks.dtype("out", out, (query.dtype, torch.float32), "Cast to the dtype of the query, or keep fp32 for a merge.")
     for name, tensor in (("query", query), ("out", out)):
         checks.dense(name, tensor)
-    if INTERPRETED and query.dtype == torch.bfloat16:
-        # Triton 3.6 to 3.9 interpret bf16 arithmetic on the bit patterns.
-        checks.dtype("query", query, (torch.float32, torch.float16), "Triton's interpreter computes bf16 wrongly.")
-    checks.indices(index)
+    checks.computable("query", query)
     checks.device(("cache.key", cache.key), {"query": query, "out": out, **index})
     if lse is not None:
         checks.shape("lse", lse, (query.shape[0], num_q_heads), "[num_tokens, num_q_heads]")
@@ -118,34 +111,3 @@ def options(
             expected="None: partitions of a fixed length, as many as the bound of the lengths asks for",
             remedy="Leave one of the two out.",
         )
-
-
-def values(
-    query: Tensor,
-    cache: PagedCache,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    *,
-    max_query_len: int,
-    max_seq_len: int,
-    sliding_window: int | None,
-) -> None:
-    """Check lengths, bounds and the block ids of visible tokens; reads device memory.
-
-    Raises:
-        ArgumentError: of kind "length" or "block table".
-    """
-    block_size = cache.block_size
-    query_lens = query_start_loc.diff()
-    checks.within("query_start_loc", query_start_loc, query.shape[0] + 1, "num_tokens + 1")
-    checks.within("query_start_loc (its differences)", query_lens, max_query_len + 1, "max_query_len + 1")
-    checks.within("seq_lens", seq_lens, max_seq_len + 1, "max_seq_len + 1")
-    checks.within("seq_lens", seq_lens, block_table.shape[1] * block_size + 1, "max_blocks * block_size + 1")
-    oldest = torch.zeros_like(seq_lens)
-    if sliding_window is not None:
-        oldest = (seq_lens - query_lens - sliding_window + 1).clamp(min=0)
-    column = torch.arange(block_table.shape[1], device=block_table.device)
-    used = (column >= (oldest // block_size)[:, None]) & (column * block_size < seq_lens[:, None])
-    used &= (query_lens > 0)[:, None]
-    checks.blocks_exist(block_table, used, cache.num_blocks)

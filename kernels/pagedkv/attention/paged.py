@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
+from pagedkv import checks as tensor_checks
 from pagedkv.arch import next_power_of_two
 from pagedkv.attention import checks
 from pagedkv.attention.kernel import attention_kernel
+from pagedkv.attention.launch import choose, query_tiles
 from pagedkv.attention.merge import reduce_kernel
 from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales
-from pagedkv.launch import attention as choose_launch
-from pagedkv.launch import query_tiles, tuning
+from pagedkv.launch import tuning
 from pagedkv.layout import PACKINGS
 from pagedkv.strides import hidden_alignment
 
@@ -97,14 +98,21 @@ def paged_attention(
         batch_invariant=batch_invariant,
     )
     if debug:
-        bounds = {"max_query_len": max_query_len, "max_seq_len": max_seq_len, "sliding_window": sliding_window}
-        checks.values(query, cache, **index, **bounds)
+        tensor_checks.within("seq_lens", seq_lens, max_seq_len + 1, "max_seq_len + 1")
+        tensor_checks.lengths(
+            **index,
+            num_tokens=query.shape[0],
+            max_query_len=max_query_len,
+            num_blocks=cache.num_blocks,
+            block_size=cache.block_size,
+            sliding_window=sliding_window,
+        )
     num_tokens, num_q_heads, head_size = query.shape
     num_seqs, num_kv_heads = block_table.shape[0], cache.num_kv_heads
     if num_tokens == 0 or num_seqs == 0:
         return
     arch = current()
-    launch = choose_launch(
+    launch = choose(
         arch,
         head_size=head_size,
         element_bytes=query.element_size(),

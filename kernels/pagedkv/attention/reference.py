@@ -1,37 +1,11 @@
-"""The oracles: what each operation means, in plain torch loops over sequences, in float64 where numbers are computed.
-
-They share no code with the kernels and know no packing and no quantisation: caches are the logical `[num_blocks,
-block_size, num_kv_heads, head_size]` values, indexed by block and by token in the block.
-"""
+"""The oracle of attention: plain torch loops over sequences in float64, importing nothing but the cache's oracle."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-
-def context(cache: Tensor, block_row: Tensor, start: int, end: int) -> Tensor:
-    """Return the rows `start .. end - 1` of the sequence in `block_row`: `[end - start, num_kv_heads, head_size]`."""
-    block_size = cache.shape[1]
-    rows = [cache[int(block_row[p // block_size]), p % block_size] for p in range(start, end)]
-    return torch.stack(rows) if rows else cache.new_empty((0, *cache.shape[2:]))
-
-
-def gather(
-    key_cache: Tensor,
-    value_cache: Tensor,
-    key: Tensor,
-    value: Tensor,
-    block_table: Tensor,
-    cu_seq_lens: Tensor,
-    token_to_seq: Tensor,
-    seq_starts: Tensor,
-) -> None:
-    """Fill rows n < len(token_to_seq) of `key` and `value`, `[num_tokens, num_kv_heads, head_size]`, from the cache."""
-    for n, seq in enumerate(token_to_seq.tolist()):
-        position = n - int(cu_seq_lens[seq]) + int(seq_starts[seq])
-        key[n] = context(key_cache, block_table[seq], position, position + 1)[0]
-        value[n] = context(value_cache, block_table[seq], position, position + 1)[0]
+from pagedkv.cache.reference import context
 
 
 def attention(

@@ -27,7 +27,7 @@ import triton.language as tl
 from pagedkv import checks
 from pagedkv.arch import next_power_of_two
 from pagedkv.cache import checks as cache_checks
-from pagedkv.device import INTERPRETED, current, on
+from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales, meant
 from pagedkv.launch import tuning
 from pagedkv.layout import PACKINGS
@@ -162,14 +162,10 @@ def gather_kv_cache(
     for name, tensor in (("key", key), ("value", value)):
         cache_checks.beside(name, tensor, cache)
         checks.dense(name, tensor)
-        if INTERPRETED and cache.quantisation is not None and tensor.dtype == torch.bfloat16:
-            checks.dtype(name, tensor, (torch.float32, torch.float16), "Triton's interpreter cuts off to bf16.")
-    indices = {
-        "block_table": block_table,
-        "cu_seq_lens": cu_seq_lens,
-        "token_to_seq": token_to_seq,
-        "seq_starts": seq_starts,
-    }
+        if cache.quantisation is not None:
+            checks.computable(name, tensor)
+    indices = {"block_table": block_table, "cu_seq_lens": cu_seq_lens}
+    indices |= {"token_to_seq": token_to_seq, "seq_starts": seq_starts}
     checks.indices(indices)
     checks.device(("cache.key", cache.key), {"key": key, "value": value, **indices})
     if debug:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagedkv import checks
-from pagedkv.device import INTERPRETED
 from pagedkv.errors import ArgumentError
 from pagedkv.fp8.formats import FORMAT_NAMES
 from pagedkv.mla.schedule import check
@@ -43,24 +42,18 @@ def tensors(
         raise ArgumentError(
             "head ratio", "query", got="0 heads", expected="at least one", remedy="Leave the layer out."
         )
-    checks.shape("block_table", block_table, (None, None), "[num_seqs, max_blocks]")
-    num_seqs = block_table.shape[0]
-    checks.shape("seq_lens", seq_lens, (num_seqs,), "[num_seqs]")
-    checks.shape("query_start_loc", query_start_loc, (num_seqs + 1,), "[num_seqs + 1]")
+    num_seqs = checks.sequences(block_table, seq_lens, query_start_loc)
     checks.dtype("query", query, checks.DTYPES, "Cast it; only the cache may hold codes.")
     checks.dtype("out", out, (query.dtype,), "Allocate it in the dtype of the query.")
     for name, tensor in (("query", query), ("cache", cache), ("out", out)):
         checks.dense(name, tensor)
-    if INTERPRETED and query.dtype == torch.bfloat16:
-        # Triton 3.6 to 3.9 interpret bf16 arithmetic on the bit patterns.
-        checks.dtype("query", query, (torch.float32, torch.float16), "Triton's interpreter computes bf16 wrongly.")
+    checks.computable("query", query)
     others = {"query": query, "out": out, "block_table": block_table}
     others |= {"seq_lens": seq_lens, "query_start_loc": query_start_loc}
     if lse is not None:
         checks.shape("lse", lse, tuple(query.shape[:2]), "[num_tokens, num_heads]")
         checks.dtype("lse", lse, (torch.float32,), "Allocate it as float32.")
         others["lse"] = lse
-    checks.indices({name: others[name] for name in ("block_table", "seq_lens", "query_start_loc")})
     checks.device(("cache", cache), others)
     return num_seqs
 
@@ -129,12 +122,14 @@ def values(
     tables: Tables,
 ) -> None:
     """Check lengths, block ids of visible tokens and the tables; reads device memory."""
-    num_blocks, block_size = cache.shape[:2]
+    checks.lengths(
+        block_table,
+        seq_lens,
+        query_start_loc,
+        num_tokens=num_tokens,
+        max_query_len=max_query_len,
+        num_blocks=cache.shape[0],
+        block_size=cache.shape[1],
+    )
     query_lens = query_start_loc.diff()
-    checks.within("query_start_loc", query_start_loc, num_tokens + 1, "num_tokens + 1")
-    checks.within("query_start_loc (its differences)", query_lens, max_query_len + 1, "max_query_len + 1")
-    checks.within("seq_lens", seq_lens, block_table.shape[1] * block_size + 1, "max_blocks * block_size + 1")
-    column = torch.arange(block_table.shape[1], device=block_table.device)
-    used = (column * block_size < seq_lens[:, None]) & (query_lens > 0)[:, None]
-    checks.blocks_exist(block_table, used, num_blocks)
     check(tables.schedule(), seq_lens.tolist(), query_lens.tolist(), granularity=tables.launch.tile)

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pagedkv.arch import NEVER, next_power_of_two
+from pagedkv.arch import NEVER, largest_tile, next_power_of_two
 from pagedkv.launch import TuningError, tuning
 from pagedkv.mla.schedule import groups, row_tiles
 
@@ -82,35 +82,27 @@ def tile_tokens(
     latent, rope = next_power_of_two(latent_size), next_power_of_two(rope_size)
     width = (latent + rope) * element_bytes
     half = latent // 2 * element_bytes
+    accumulator = 4 * rows * latent
     wgmma = rows >= arch.operand_from_lds_rows
     mfma = arch.operand_from_lds_rows == NEVER
-    lds_bytes = arch.lds_bytes // occupancy
-    lane_registers = min(arch.registers, arch.unit_registers // (occupancy * waves * arch.lanes))
-    register_bytes = (lane_registers - (56 if mfma else 64)) * 4 * arch.lanes * waves
 
-    def fits(tokens: int) -> bool:
+    def lds(tokens: int) -> tuple[int, ...]:
         staged = max(tokens * half, (stages - 1) * tokens * width) + rows * tokens * element_bytes
-        lds = max(rows * half, staged) if mfma else rows * width + staged
-        accumulator, tile = 4 * rows * latent, tokens * width
-        if wgmma:
-            registers = accumulator + 8 * rows * tokens
-        elif mfma:
-            # Rows beyond 16 are shared by two waves, so 64 rows are 16 for each of 4 waves again.
-            query_rows = 32 if rows == 32 else 16
-            registers = min(stages, 2) * accumulator + tile + waves * (query_rows * width + stages * tile)
-        else:
-            # One half of the latent at a time passes registers on its way to the product.
-            registers = accumulator + tile // 2
-        if quantised:
-            registers += (20 if mfma else 4) * tokens * (latent + rope)
-        return lds <= lds_bytes and registers <= register_bytes
+        return (max(rows * half, staged),) if mfma else (rows * width, staged)
 
-    tokens = 16
-    if not fits(tokens):
-        return 0
-    while tokens < most and fits(2 * tokens):
-        tokens *= 2
-    return tokens
+    def registers(tokens: int) -> tuple[int, ...]:
+        tile, codes = tokens * width, (20 if mfma else 4) * tokens * (latent + rope) * quantised
+        if wgmma:
+            return accumulator, 8 * rows * tokens, codes
+        if mfma:
+            # Rows beyond 16 are shared by two waves, so 64 rows are 16 for each of 4 waves again.
+            query = (32 if rows == 32 else 16) * width
+            return min(stages, 2) * accumulator, tile, waves * (query + stages * tile), codes
+        # One half of the latent at a time passes registers on its way to the product.
+        return accumulator, tile // 2, codes
+
+    spare = 56 if mfma else 64
+    return largest_tile(arch, lds=lds, registers=registers, spare=spare, waves=waves, occupancy=occupancy, most=most)
 
 
 @functools.lru_cache(maxsize=1024)

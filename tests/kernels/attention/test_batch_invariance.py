@@ -17,8 +17,8 @@ from support.attending import attend, check, expected, sequences, small
 from support.mistakes import refused
 from support.pools import Batch, assert_same_bits
 
-from pagedkv import launch
 from pagedkv.arch import ARCHES, limits
+from pagedkv.attention import launch
 from pagedkv.device import INTERPRETED
 
 pytestmark = pytest.mark.device
@@ -37,14 +37,14 @@ def one_sequence_a_program(monkeypatch):
     """As on every GPU. Sequences that share a program share its sums, and numpy's round by place."""
     real = launch.tuning
 
-    def tuning(arch: str) -> launch.Tuning:
+    def tuning(arch: str):
         data = real(arch)
         return dataclasses.replace(data, decode=dataclasses.replace(data.decode, seqs=1))
 
     monkeypatch.setattr(launch, "tuning", tuning)
-    launch.attention.cache_clear()
+    launch.choose.cache_clear()
     yield
-    launch.attention.cache_clear()
+    launch.choose.cache_clear()
 
 
 def same_in_all_companies(data: Batch, bounds: dict[int, dict[str, int]], **options) -> torch.Tensor:
@@ -153,7 +153,7 @@ def test_an_invariant_launch_depends_on_the_model_alone(arch, model, element_byt
     shape = dict(zip(names, model, strict=True)) | {"element_bytes": element_bytes, "num_splits": None}
     for bounds in ((1, 1), query_lens):
         chosen = [
-            launch.attention(limits(arch), **shape, **batch, max_query_len=bound, batch_invariant=True)
+            launch.choose(limits(arch), **shape, **batch, max_query_len=bound, batch_invariant=True)
             for batch, bound in zip((one, other), bounds, strict=True)
         ]
         assert len({dataclasses.replace(each, splits=1) for each in chosen}) == 1
@@ -172,4 +172,4 @@ def test_a_fixed_split_launch_does_not_count_sequences(arch, model, one, other, 
     shape = dict(zip(("num_q_heads", "num_kv_heads", "head_size"), model, strict=True))
     shape |= {"element_bytes": 2, "num_splits": splits, "max_query_len": 1, "max_kv_len": 8192}
     counts = [{name: batch[name] for name in ("num_tokens", "num_seqs")} for batch in (one, other)]
-    assert len({launch.attention(limits(arch), **shape, **each) for each in counts}) == 1
+    assert len({launch.choose(limits(arch), **shape, **each) for each in counts}) == 1

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.pools import assert_same_bits, batch, pool
 
-from pagedkv.attention import reference
+from pagedkv.cache import reference
 from pagedkv.cache.cache import PagedCache
 from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.configurations import promised

@@ -1,0 +1,221 @@
+"""The launch of a paged-attention call: a pure function of shapes and of `tuning/<arch>.toml`."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pagedkv.arch import NEVER, largest_tile, next_power_of_two
+from pagedkv.launch import TuningError, tuning
+
+if TYPE_CHECKING:
+    from pagedkv.arch import Arch
+    from pagedkv.launch import Attention
+
+
+@dataclass(frozen=True)
+class AttentionLaunch:
+    """What one call of paged attention launches; all of it compile-time constants but `splits`."""
+
+    tile: int
+    """KV tokens of a tile."""
+    rows: int
+    """Query rows of a program, a power of two >= 16."""
+    tokens: int
+    """Query tokens of a program (1 in decode)."""
+    seqs: int
+    heads: int
+    """KV heads of a program; divides num_kv_heads."""
+    waves: int
+    stages: int
+    splits: int
+    split_tiles: int
+    """Tiles of a partition; 0 where partitions share the tiles of each sequence equally."""
+
+
+def reading_waves(arch: Arch, *, tile: int, head_size: int, element_bytes: int, most: int) -> int:
+    """Return how many waves a program can have if each of their lanes is to read at least 16 bytes of a K tile.
+
+    16 bytes is the widest load of a lane (global_load_dwordx4, ld.global.v4); with more waves than that the compiler
+    shares the tile out in narrower pieces.
+    """
+    return max(1, min(most, tile * next_power_of_two(head_size) * element_bytes // (16 * arch.lanes)))
+
+
+def tile_tokens(
+    arch: Arch,
+    *,
+    head_size: int,
+    element_bytes: int,
+    rows: int,
+    waves: int,
+    stages: int,
+    occupancy: int,
+    most: int,
+    columns: int = 1,
+    packed: bool = False,
+) -> int:
+    """Return how many tokens of K and V one program holds at once; 0 says that not even 16 fit.
+
+    The two needs of a program with `rows` query rows and a tile of `t` columns of `d` channels (`d` padded to a power
+    of two), in bytes:
+
+    * LDS: first the query, changing its register layout: `rows * d * e` for elements of `e` bytes. Then K and V for
+      each pipeline stage but the one in flight, and the weights on their way to the second product:
+      `(stages - 1) * 2 * t * d * e + rows * t * e`. (What Triton 3.6 allocates on CDNA.)
+    * Registers: accumulator `4 * rows * d`, query `e * rows * d`, scores and weights `8 * rows * t`, K and V in flight
+      `2 * t * d * e`, and one of them as operand of the matrix instruction: `t * d * e`, in each wave anew where waves
+      take different rows. Neither counts where the instruction reads LDS and loads reach it past the registers.
+      Where K and V are packed, what is said of them counts twice on CDNA: they change their register layout on the way
+      (with less, Triton 3.6 spilled 69 VGPRs on gfx950 at 256 channels).
+
+    Args:
+        arch: Limits of the device.
+        head_size: Channels of a head.
+        element_bytes: Bytes of one cache element.
+        rows: Query rows of the program (sequences times tokens times heads).
+        waves: Waves of the program.
+        stages: Pipeline stages that hold a K and a V tile in LDS.
+        occupancy: Programs that shall fit a compute unit together.
+        most: Where more is no longer faster (tuning data), at least 16.
+        columns: Columns of one token: KV heads times sequences of the program.
+        packed: Whether the packing of the cache is not `rows`.
+    """
+    channels = next_power_of_two(head_size)
+    query = rows * channels * element_bytes
+    column = columns * channels * element_bytes  # of K or of V, for each token
+    copies = 0 if rows >= arch.operand_from_lds_rows else min(waves, rows // 16)
+    in_flight = 0 if arch.async_copies and stages > 1 and not copies else 2
+    sides = (in_flight + copies) * (2 if packed and arch.operand_from_lds_rows == NEVER else 1)
+
+    def lds(tokens: int) -> tuple[int, ...]:
+        staged = max(1, stages - 1) * 2 * tokens * column
+        return (max(query, staged + rows * tokens * columns * element_bytes),)
+
+    def registers(tokens: int) -> tuple[int, ...]:
+        return 4 * rows * channels, query, 8 * rows * tokens * columns, sides * tokens * column
+
+    return largest_tile(arch, lds=lds, registers=registers, spare=64, waves=waves, occupancy=occupancy, most=most)
+
+
+def power_of_two_divisor(n: int, most: int) -> int:
+    """Return the largest power of two that divides n and is at most `most` (>= 1)."""
+    return min(n & -n, 1 << (most.bit_length() - 1))
+
+
+def choose_splits(programs: int, max_tiles: int, *, units: int, per_unit: int, fewest_tiles: int) -> int:
+    """Return into how many partitions the KV of every sequence is split.
+
+    About as many as fill `units * per_unit` places with programs, and no more than leaves `fewest_tiles` tiles to a
+    partition of the longest sequence. Rounded down where that still fills three quarters of the places: the few
+    programs that do not find one would cost a whole round more (H200, batch 1, 32k tokens: 49 partitions make 392
+    programs for 396 places and take 41.2 us; 50 make 400 and take 46.1 us). It depends on shapes and on the bound of
+    the lengths alone, so a captured graph stays valid.
+    """
+    places = units * per_unit
+    fewer = places // max(programs, 1)
+    wanted = fewer if 4 * programs * fewer >= 3 * places else fewer + 1
+    return max(1, min(wanted, max_tiles // fewest_tiles, 128))
+
+
+def _tile_and_stages(arch: Arch, data: Attention, most_stages: int, **shape: int) -> tuple[int, int]:
+    """Return tile and stages: those wanted if 16 tokens fit, else with a lower occupancy, else with fewer stages."""
+    for stages in range(most_stages, 0, -1):
+        for occupancy in range(data.occupancy, 0, -1):
+            if tile := tile_tokens(arch, **shape, waves=data.waves, stages=stages, occupancy=occupancy):
+                return tile, stages
+    return 0, 0
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(
+    arch: Arch,
+    *,
+    head_size: int,
+    element_bytes: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    num_tokens: int,
+    num_seqs: int,
+    max_query_len: int,
+    max_kv_len: int,
+    num_splits: int | None,
+    cache_bytes: int | None = None,
+    packed: bool = False,
+    windowed: bool = False,
+    batch_invariant: bool = False,
+) -> AttentionLaunch:
+    """Return the launch of one paged-attention call; a pure function of shapes and of `tuning/<arch>.toml`.
+
+    `element_bytes` is that of the operands of the products, `cache_bytes` that of what is read, if another;
+    `packed` says that the packing of the cache is not `rows`.
+    With `batch_invariant` heads, dtypes and phase (whether `max_query_len` is 1) decide everything but how many
+    partitions of a fixed length there are, which is for `max_kv_len` to say.
+
+    Raises:
+        TuningError: if the data ask for more registers or LDS than the arch has.
+    """
+    decode = max_query_len == 1
+    data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
+    group = num_q_heads // num_kv_heads
+    heads = power_of_two_divisor(num_kv_heads, data.heads)
+    seqs = 1 if batch_invariant or not decode else min(data.seqs, next_power_of_two(num_seqs))
+    tokens, most = 1 if decode else max(1, data.rows // (group * heads)), data.tokens
+    if not batch_invariant:
+        longest = next_power_of_two(max_kv_len)
+        tokens = min(tokens, next_power_of_two(max_query_len))
+        most = min(most, longest, max(32, longest // data.tiles_at_least))
+    while True:
+        rows = max(16, next_power_of_two(tokens * seqs * group * heads))
+        tile, stages = _tile_and_stages(
+            arch,
+            data,
+            data.packed_stages if packed else data.stages,
+            packed=packed,
+            rows=rows,
+            columns=heads * seqs,
+            head_size=head_size,
+            element_bytes=element_bytes,
+            most=most,
+        )
+        if tile:
+            break
+        if seqs > 1:
+            seqs //= 2
+        elif heads > 1:
+            heads //= 2
+        elif tokens > 1:
+            tokens //= 2
+        else:
+            raise TuningError(
+                f"pagedkv/tuning/{arch.name}.toml: {rows} rows of {head_size} channels and a tile of 16 tokens do not "
+                f"fit {arch.name} with {data}. Use more waves."
+            )
+    split_tiles = 0
+    if batch_invariant:
+        split_tiles = max(1, data.fixed_split_tokens // tile)
+        # A window may begin at the last token of a tile.
+        num_splits = -(-(max_kv_len + (tile - 1 if windowed else 0)) // (split_tiles * tile))
+    elif num_splits is None:
+        programs = query_tiles(num_tokens, num_seqs, tokens, seqs, decode=decode) * (num_kv_heads // heads)
+        num_splits = choose_splits(
+            programs,
+            -(-max_kv_len // tile),
+            units=arch.compute_units,
+            per_unit=data.programs_per_unit,
+            fewest_tiles=max(1, data.split_tokens // tile),
+        )
+    read = cache_bytes or element_bytes
+    waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=read, most=data.waves)
+    return AttentionLaunch(tile, rows, tokens, seqs, heads, waves, stages, num_splits, split_tiles)
+
+
+def query_tiles(num_tokens: int, num_seqs: int, tokens: int, seqs: int, *, decode: bool) -> int:
+    """Return how many query tiles a launch needs without looking at the lengths.
+
+    In decode a program takes `seqs` sequences. Otherwise sequence `s` owns the tiles from
+    `query_start_loc[s] // tokens + s` on: at least `ceil(query_len / tokens)` of them whatever the lengths, and
+    `num_tokens // tokens + num_seqs` in all.
+    """
+    return -(-num_seqs // seqs) if decode else num_tokens // tokens + num_seqs
