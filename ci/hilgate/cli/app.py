@@ -9,7 +9,7 @@ import datetime as dt
 import sys
 import tempfile
 import traceback
-from pathlib import Path  # noqa: TC003 - typer evaluates the annotations
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
