@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError
-from hilgate.images import contents, read
-from hilgate.images.build import Job, build
+from hilgate.images import engines
+from hilgate.images.build import ImageBuild, build
+from hilgate.images.contents import contents
 from hilgate.images.engines import BuildFailedError
-from hilgate.images.pins import labels
+from hilgate.images.pins import labels, read
 from hilgate.model import Evidence, Outcome
 from hilgate.run.evidence import collect
 
@@ -35,7 +36,7 @@ class FakeEngine:
         self.orders = []
         self.runs = []
 
-    def truly(self, labels):
+    def with_base(self, labels):
         return labels
 
     def find(self, image, content):
@@ -57,10 +58,11 @@ class FakeEngine:
 
 
 @pytest.fixture
-def job(root, tmp_path):
-    def make(image: str = "cpu", *, fork: bool = False) -> Job:
-        conf = ("[global]\n", {"/wheels": "/run/hilgate/pip-0"})
-        return Job(image, root, tmp_path / "out", tmp_path / "scratch", "c" * 40, fork, lambda: conf)
+def job(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "pip_listing", lambda: "global.find-links='/srv /no/such/folder'")
+
+    def make(image: str = "cpu") -> ImageBuild:
+        return ImageBuild(image, root, tmp_path / "out", tmp_path / "scratch", "c" * 40)
 
     return make
 
@@ -100,7 +102,7 @@ def test_the_order_is_the_content_and_the_machine(job, root):
     assert order.content == contents(root)["cpu"]
     assert (order.context / "docker/cpu.Dockerfile").read_bytes() == (root / "docker/cpu.Dockerfile").read_bytes()
     assert not (order.context / "README.md").exists()
-    assert (order.mounts, order.fork) == ({"/wheels": "/run/hilgate/pip-0"}, False)
+    assert order.mounts == {"/srv": "/run/hilgate/pip-0"}
 
 
 def test_the_gate_inside_sees_the_checkout_read_only(job, root):

@@ -14,9 +14,8 @@ from support.plans import IDENTITY
 
 from hilgate.errors import DeclarationError
 from hilgate.images import __main__ as command
-from hilgate.images import contents, read, wheel_keys
-from hilgate.images.contents import copy_inputs, inputs
-from hilgate.images.pins import PINS_FILE
+from hilgate.images.contents import contents, copy_inputs, inputs, wheel_keys
+from hilgate.images.pins import PINS_FILE, read
 
 SEEN = {
     "cpu": (

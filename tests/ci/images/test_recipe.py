@@ -12,9 +12,8 @@ import hcl2
 import pytest
 from dockerfile_parse import DockerfileParser
 
-from hilgate.images import contents, read
-from hilgate.images.contents import inputs
-from hilgate.images.pins import labels
+from hilgate.images.contents import contents, inputs
+from hilgate.images.pins import labels, read
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILES = ("cpu", "rocm")
