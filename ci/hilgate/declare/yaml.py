@@ -82,7 +82,7 @@ def parse(text: bytes, name: str, model: type[NounT]) -> Document[NounT]:
         return document
     data = _plain(node, (), document, ())
     if not document.mistakes:
-        _validate(data, model, document)
+        validate(data, model, document)
     return document
 
 
@@ -124,8 +124,8 @@ def _scalar(node: yaml.Node) -> object:
         loader.dispose()
 
 
-def _validate(data: object, model: type[NounT], document: Document[NounT]) -> None:
-    """Validate in strict JSON mode: text stays text, 0 is not '0', lists become tuples."""
+def validate(data: object, model: type[NounT], document: Document[NounT]) -> None:
+    """Validate plain data in strict JSON mode: text stays text, 0 is not '0', lists become tuples."""
     try:
         document.noun = model.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:

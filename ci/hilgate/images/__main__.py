@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from hilgate.declare.load import find_root
 from hilgate.errors import CannotRunHereError, Exit, HilgateError
 from hilgate.git import inspect
-from hilgate.images import INPUTS, contents, read, unfilled, wheel_keys
-from hilgate.images.build import Job, build
+from hilgate.images.build import ImageBuild, build
+from hilgate.images.contents import INPUTS, contents, unfilled, wheel_keys
 from hilgate.images.engines import Buildah, Docker, available
-from hilgate.images.pipconf import mountable, pip_configuration
+from hilgate.images.pins import read
 from hilgate.model import Outcome
 
 if TYPE_CHECKING:
@@ -84,10 +84,6 @@ def _build(image: str, root: Path) -> int:
     scratch = root / SCRATCH / ("fork" if fork else "own")
     out = Path(os.environ.get("HILGATE_OUT", root / "results" / "images" / image))
 
-    def conf() -> tuple[str, dict[str, str]]:
-        text, mounts = pip_configuration()
-        return text, mountable(mounts)
-
     def choose(pins: Pins) -> Engine:
         if available():
             registry = os.environ.get("HILGATE_REGISTRY", "").rstrip("/")
@@ -98,8 +94,7 @@ def _build(image: str, root: Path) -> int:
             )
         return Buildah(scratch / "store", pins.cpu.suite, root / "docker" / "scripts" / "debootstrap.sh")
 
-    revision = inspect(root, None).commit
-    checks = build(Job(image, root, out, scratch, revision, fork, conf), choose)
+    checks = build(ImageBuild(image, root, out, scratch, inspect(root, None).commit), choose)
     for check in checks:
         sys.stdout.write(f"{check.outcome.value:<5} {check.id:<24} {check.seconds:6.1f} s  {check.message}\n")
     if any(check.outcome is not Outcome.PASS for check in checks):

@@ -1,4 +1,4 @@
-"""Builds an image, or finds it built: the same content is the same image.
+"""Build an image, or find it built: the same content is the same image.
 
 What it leaves in its folder is what the gate reads: `findings.jsonl` with one check for each promise of an image, and
 `image.json`, which is written only when every promise holds.
@@ -11,18 +11,18 @@ import json
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hilgate.errors import CannotRunHereError, DeclarationError, HilgateError, MisuseError
+from hilgate.images import engines
 from hilgate.images.contents import INPUTS, contents, copy_inputs, unfilled, wheel_keys
-from hilgate.images.engines import Order
 from hilgate.images.pins import PINS_FILE, bake_variables, labels, read
 from hilgate.model import Check, Outcome
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from hilgate.images.engines import Engine
     from hilgate.images.pins import Pins
@@ -35,7 +35,7 @@ GATE: Final = ("hilgate", "run", "kernels-cache", "--results", "/results")
 
 
 @dataclass(frozen=True)
-class Job:
+class ImageBuild:
     """What to build and where.
 
     Attributes:
@@ -44,8 +44,6 @@ class Job:
         out: Folder of the findings and of image.json.
         scratch: Folder for the context and the log; ignored by git.
         revision: Commit of the repository.
-        fork: Whether a stranger's change is built.
-        conf: pip configuration inside the build and its mounts.
     """
 
     image: str
@@ -53,55 +51,54 @@ class Job:
     out: Path
     scratch: Path
     revision: str
-    fork: bool
-    conf: Callable[[], tuple[str, dict[str, str]]]
 
 
-def build(job: Job, choose: Callable[[Pins], Engine]) -> tuple[Check, ...]:
-    """Build or find `job.image`; the checks say what holds of it.
+def build(wanted: ImageBuild, choose: Callable[[Pins], Engine]) -> tuple[Check, ...]:
+    """Build or find an image with the engine that `choose` takes; the checks say what holds of it.
 
     Raises:
         MisuseError: There is no such image.
         DeclarationError: A pin is wrong or not read off yet.
         CannotRunHereError: This machine cannot build it.
     """
-    if job.image not in INPUTS:
+    image, out = wanted.image, wanted.out
+    if image not in INPUTS:
         raise MisuseError(
-            f"there is no image {job.image!r}",
-            where="python -m hilgate.images build",
-            remedy=suggest(job.image, INPUTS),
+            f"there is no image {image!r}", where="python -m hilgate.images build", remedy=suggest(image, INPUTS)
         )
-    pins, keys = read(job.root), contents(job.root)
-    refuse_unfilled(job.image, pins)
-    content = keys[job.image]
-    job.out.mkdir(parents=True, exist_ok=True)
-    (job.out / "image.json").unlink(missing_ok=True)
+    pins, keys = read(wanted.root), contents(wanted.root)
+    refuse_unfilled(image, pins)
+    content = keys[image]
+    expected = labels(image, pins, content, wanted.revision)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "image.json").unlink(missing_ok=True)
     engine = choose(pins)
-    found: list[Check] = []
-    with _alone(job.scratch):
+    with _locked(wanted.scratch):
         began = time.monotonic()
-        digest = engine.find(job.image, content)
+        digest = engine.find(image, content)
         reused = digest is not None
+        failure = "the build ended well, and there is no image under its content"
         if digest is None:
             try:
-                engine.build(_order(job, pins, keys, engine))
+                engine.build(_request(wanted, pins, keys, engine, expected))
+                digest = engine.find(image, content)
+            except CannotRunHereError:
+                raise
             except HilgateError as error:
-                if isinstance(error, CannotRunHereError):
-                    raise
-                return _left(job, [*found, Check(id="built", outcome=Outcome.FAIL, message=str(error))])
-            digest = engine.find(job.image, content) or ""
-        seconds = time.monotonic() - began
-        found.append(_built(digest, content, seconds, reused=reused))
+                failure = str(error)
+        how = "found by its content" if reused else "built"
+        message = f"{how}: {digest[:19]}" if digest else failure
+        found = [_check("built", bool(digest), message, began, {"content": content, "digest": digest or ""})]
         if digest:
-            expected = engine.truly(labels(job.image, pins, content, job.revision))
-            found.append(_labelled(expected, engine.labels(job.image, content)))
-            found.append(_proven(*engine.run(job.image, content, ["cat", "/opt/image/proof.json"], {})))
-            if job.image == "cpu" and not reused:
-                found.append(_gate(job, engine, content))
+            found.append(_labelled(engine.with_base(expected), engine.labels(image, content)))
+            found.append(_proven(*engine.run(image, content, ["cat", "/opt/image/proof.json"], {})))
+            if image == "cpu" and not reused:
+                found.append(_gate(wanted, engine, content))
     if all(check.outcome is Outcome.PASS for check in found):
-        record = {"image": job.image, "content": content, "digest": digest, "reused": reused}
-        (job.out / "image.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
-    return _left(job, found)
+        record = {"image": image, "content": content, "digest": digest, "reused": reused}
+        (out / "image.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    Check.write_all(out, found)
+    return tuple(found)
 
 
 def refuse_unfilled(image: str, pins: Pins) -> None:
@@ -119,34 +116,29 @@ def refuse_unfilled(image: str, pins: Pins) -> None:
         )
 
 
-def _order(job: Job, pins: Pins, keys: dict[str, str], engine: Engine) -> Order:
-    context = job.scratch / f"context-{job.image}"
-    copy_inputs(job.image, job.root, context)
-    conf, mounts = job.conf()
-    variables = bake_variables(pins, keys, wheel_keys(job.root, pins), engine.store, job.revision)
-    content = keys[job.image]
-    return Order(
-        image=job.image,
-        content=content,
+def _request(
+    wanted: ImageBuild, pins: Pins, keys: dict[str, str], engine: Engine, expected: dict[str, str]
+) -> engines.BuildRequest:
+    context = wanted.scratch / f"context-{wanted.image}"
+    copy_inputs(wanted.image, wanted.root, context)
+    pip_conf, mounts = engines.pip_configuration(engines.pip_listing())
+    return engines.BuildRequest(
+        image=wanted.image,
+        content=keys[wanted.image],
         context=context,
-        labels=labels(job.image, pins, content, job.revision),
-        variables=variables,
-        pip_conf=conf,
-        mounts=mounts,
-        fork=job.fork,
-        log=job.out / "build.log",
+        labels=expected,
+        variables=bake_variables(pins, keys, wheel_keys(wanted.root, pins), engine.store, wanted.revision),
+        pip_conf=pip_conf,
+        # What is not there, pip ignores here as well.
+        mounts={here: inside for here, inside in mounts.items() if Path(here).exists()},
+        log=wanted.out / "build.log",
     )
 
 
-def _built(digest: str, content: str, seconds: float, *, reused: bool) -> Check:
-    how = "found by its content" if reused else "built"
-    return Check(
-        id="built",
-        outcome=Outcome.PASS if digest else Outcome.FAIL,
-        seconds=seconds,
-        message=f"{how}: {digest[:19]}" if digest else "the build ended well, and there is no image under its content",
-        labels={"content": content, "digest": digest},
-    )
+def _check(name: str, holds: bool, message: str, began: float = 0, labels: dict[str, str] | None = None) -> Check:
+    outcome = Outcome.PASS if holds else Outcome.FAIL
+    seconds = time.monotonic() - began if began else 0
+    return Check(id=name, outcome=outcome, seconds=seconds, message=message, labels=labels or {})
 
 
 def _labelled(expected: dict[str, str], found: dict[str, str]) -> Check:
@@ -155,49 +147,33 @@ def _labelled(expected: dict[str, str], found: dict[str, str]) -> Check:
         for name, value in sorted(expected.items())
         if name not in UNLIKE and found.get(name) != value
     ]
-    return Check(
-        id="labels match the pins",
-        outcome=Outcome.FAIL if wrong else Outcome.PASS,
-        message="; ".join(wrong) or f"{len(expected)} labels",
-    )
+    return _check("labels match the pins", not wrong, "; ".join(wrong) or f"{len(expected)} labels")
 
 
-def _proven(status: int, said: str) -> Check:
+def _proven(status: int, printed: str) -> Check:
     name = "the image proved itself"
     try:
-        proof: Any = json.loads(said) if status == 0 else None
+        proof: Any = json.loads(printed) if status == 0 else None
         problems, versions = proof["problems"], proof["versions"]
     except (ValueError, TypeError, KeyError):
-        return Check(id=name, outcome=Outcome.FAIL, message=f"/opt/image/proof.json cannot be read: {said[-300:]}")
-    return Check(
-        id=name,
-        outcome=Outcome.FAIL if problems else Outcome.PASS,
-        message="; ".join(problems)
-        or ", ".join(f"{key} {versions[key]}" for key in ("torch", "triton") if key in versions),
-    )
+        return _check(name, False, f"/opt/image/proof.json cannot be read: {printed[-300:]}")
+    named = ", ".join(f"{key} {versions[key]}" for key in ("torch", "triton") if key in versions)
+    return _check(name, not problems, "; ".join(problems) or named)
 
 
-def _gate(job: Job, engine: Engine, content: str) -> Check:
-    results = (job.out / "gate").resolve()
+def _gate(wanted: ImageBuild, engine: Engine, content: str) -> Check:
+    results = (wanted.out / "gate").resolve()
     results.mkdir(exist_ok=True)
     words = ["sh", "-c", f"cd /checkout && PYTHONPATH=ci:kernels:evals exec {' '.join(GATE)}"]
+    mounts = {str(wanted.root): "/checkout", str(results): "/results:rw"}
     began = time.monotonic()
-    status, said = engine.run(job.image, content, words, {str(job.root): "/checkout", str(results): "/results:rw"})
-    return Check(
-        id="the gate passes inside",
-        outcome=Outcome.PASS if status == 0 else Outcome.FAIL,
-        seconds=time.monotonic() - began,
-        message=f"{' '.join(GATE[:3])}: exit status {status}" + ("" if status == 0 else f"\n{said[-1500:]}"),
-    )
-
-
-def _left(job: Job, checks: list[Check]) -> tuple[Check, ...]:
-    Check.write_all(job.out, checks)
-    return tuple(checks)
+    status, printed = engine.run(wanted.image, content, words, mounts)
+    message = f"{' '.join(GATE[:3])}: exit status {status}" + ("" if status == 0 else f"\n{printed[-1500:]}")
+    return _check("the gate passes inside", status == 0, message, began)
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """One build at a time in a store; the kernel drops the lock of a process that is gone.
 
     Raises:

@@ -36,26 +36,14 @@ PACKAGES: Final = (
 
 INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "cpu": (
-        "/docker/cpu.Dockerfile",
-        "/docker/prove.py",
-        "/docker/scripts/apt.sh",
-        "/docker/scripts/debootstrap.sh",
-        "/docker/scripts/proof-cpu.sh",
-        "/requirements/",
+        *("/docker/cpu.Dockerfile", "/docker/prove.py", "/requirements/"),
+        *("/docker/scripts/apt.sh", "/docker/scripts/debootstrap.sh", "/docker/scripts/proof-cpu.sh"),
         *PACKAGES,
     ),
     "rocm": (
-        "/docker/rocm.Dockerfile",
-        "/docker/docker-bake.hcl",
-        "/docker/codeobjects.py",
-        "/docker/build.txt",
-        "/docker/prove.py",
-        "/docker/patches/",
-        "/docker/scripts/",
-        "!/docker/scripts/apt.sh",
-        "!/docker/scripts/debootstrap.sh",
-        "!/docker/scripts/proof-cpu.sh",
-        "/requirements/laptop.txt",
+        *("/docker/rocm.Dockerfile", "/docker/docker-bake.hcl", "/docker/codeobjects.py", "/docker/build.txt"),
+        *("/docker/prove.py", "/docker/patches/", "/docker/scripts/", "/requirements/laptop.txt"),
+        *("!/docker/scripts/apt.sh", "!/docker/scripts/debootstrap.sh", "!/docker/scripts/proof-cpu.sh"),
         *PACKAGES,
     ),
 }
@@ -144,12 +132,11 @@ def _unfilled_base(place: str, reference: str, digest: str) -> list[tuple[str, s
 
 
 def _key(image: str, pins: Pins, root: Path, names: Iterable[str]) -> str:
-    files = [f"{_sha256((root / n).read_bytes())} {'x' if _executable(root / n) else '-'} {n}" for n in sorted(names)]
-    return _sha256("\n".join([_canonical(pinned(image, pins)).decode(), *files]).encode())
-
-
-def _executable(path: Path) -> bool:
-    return bool(path.stat().st_mode & 0o100)
+    lines = [_canonical(pinned(image, pins)).decode()]
+    for name in sorted(names):
+        mode = "x" if (root / name).stat().st_mode & 0o100 else "-"
+        lines.append(f"{_sha256((root / name).read_bytes())} {mode} {name}")
+    return _sha256("\n".join(lines).encode())
 
 
 def _canonical(data: object) -> bytes:

@@ -1,22 +1,18 @@
-"""What the builder needs of a program that builds images; `buildah` and `docker` are the two.
+"""The programs that build images, find them by their content and run them: docker with buildx, and buildah.
 
-Running buildah and docker: their lists of words are made elsewhere, here they are started, heard and ended.
-
-They stay in this process's group, so that whoever ends the group (Ctrl-C, a runner's timeout) ends them as well.
-
-Images by docker buildx: bases by digest, wheels and images found in the registry by their content.
-
-A build of a fork pushes nothing and exports no cache; what it may read is public or content-addressed.
-
-Images by buildah: root and two Debian packages, no daemon and no registry.
-
-The store is a folder of its own. There is no base image to pull, so debootstrap makes one, once per suite.
+docker takes bases by digest, and finds wheels and images in the registry by their content. A build of a fork pushes
+nothing and exports no cache; what it may read is public or content-addressed. buildah needs root and two Debian
+packages, no daemon and no registry: its store is a folder of its own, and there is no base image to pull, so
+debootstrap makes one, once per suite. What is started stays in this process's group, so that whoever ends the group
+(Ctrl-C, a runner's timeout) ends it as well.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,9 +23,34 @@ from typing import Any, ClassVar, Final, Protocol
 from hilgate.errors import CannotRunHereError, Exit, HilgateError
 from hilgate.images.pins import WHEELS
 
+TAIL_LINES: Final = 12
+"""Of a failed build, in its message; the whole is in its log."""
+
+NETWORK: Final = (
+    *("could not resolve", "temporary failure in name resolution", "temporary failure resolving"),
+    *("network is unreachable", "connection timed out", "connection refused", "connection reset", "read timed out"),
+    *("couldn't download", "tls handshake timeout", "no space left on device"),
+)
+"""What a build prints in the end when the machine is to blame and not the change."""
+
+INSPECT: Final = ("docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}")
+PIP_INSIDE: Final = "/run/hilgate"
+PIP_LEFT_OUT: Final = frozenset(
+    {"cache-dir", "disable-pip-version-check", "user", "target", "prefix", "root", "break-system-packages"}
+)
+"""Settings about where pip installs here, which are wrong in an image."""
+
+BUILDAH: Final = ("buildah", "debootstrap")
+
+
+class BuildFailedError(HilgateError):
+    """The recipe does not build: the change is to blame until somebody shows otherwise."""
+
+    exit_status: ClassVar[Exit] = Exit.FAIL
+
 
 @dataclass(frozen=True)
-class Order:
+class BuildRequest:
     """One image to build.
 
     Attributes:
@@ -40,7 +61,6 @@ class Order:
         variables: Those of docker-bake.hcl.
         pip_conf: Text of the pip configuration inside the build.
         mounts: Path here -> path inside, for that configuration.
-        fork: Whether a stranger's change is built: nothing it makes may be found by another build.
         log: Where the build's output goes.
     """
 
@@ -51,7 +71,6 @@ class Order:
     variables: dict[str, str]
     pip_conf: str
     mounts: dict[str, str]
-    fork: bool
     log: Path
 
 
@@ -61,13 +80,13 @@ class Engine(Protocol):
     store: str
     """Prefix of the names it gives."""
 
-    def truly(self, labels: dict[str, str]) -> dict[str, str]:
-        """The labels as this program can give them: about the base that it really builds on."""
+    def with_base(self, labels: dict[str, str]) -> dict[str, str]:
+        """The labels, about the base that this program really builds on."""
 
     def find(self, image: str, content: str) -> str | None:
         """Digest of the image with this content, where it is already built."""
 
-    def build(self, order: Order) -> None:
+    def build(self, request: BuildRequest) -> None:
         """Build it and name it by its content."""
 
     def labels(self, image: str, content: str) -> dict[str, str]:
@@ -84,40 +103,15 @@ class Engine(Protocol):
         """
 
 
-TAIL_LINES: Final = 12
-"""Of a failed build, in its message; the whole is in its log."""
-
-NETWORK: Final = (
-    "could not resolve",
-    "temporary failure in name resolution",
-    "temporary failure resolving",
-    "network is unreachable",
-    "connection timed out",
-    "connection refused",
-    "connection reset",
-    "read timed out",
-    "couldn't download",
-    "tls handshake timeout",
-    "no space left on device",
-)
-"""What a build says in the end when the machine is to blame and not the change."""
-
-
-class BuildFailedError(HilgateError):
-    """The recipe does not build: the change is to blame until somebody shows otherwise."""
-
-    exit_status: ClassVar[Exit] = Exit.FAIL
-
-
 def build(words: list[str], log: Path, cwd: Path, env: dict[str, str] | None = None) -> None:
-    """Run a build; what it says goes to standard error and to `log`.
+    """Run a build; its output goes to standard error and to `log`.
 
     Raises:
         CannotRunHereError: The program is missing, or the network or the disk stopped it.
         BuildFailedError: It failed for any other reason.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file, _started(words, cwd, env, subprocess.STDOUT) as child:
+    with log.open("a", encoding="utf-8") as file, _start(words, subprocess.STDOUT, cwd, env) as child:
         assert child.stdout is not None
         try:
             for line in child.stdout:
@@ -135,13 +129,24 @@ def build(words: list[str], log: Path, cwd: Path, env: dict[str, str] | None = N
         raise BuildFailedError(what, where=where, remedy="mend the recipe; the next build goes on from the last layer")
 
 
-def ask(words: list[str], env: dict[str, str] | None = None) -> str:
+def output(words: list[str]) -> tuple[int, str]:
+    """Exit status of a command and all it printed.
+
+    Raises:
+        CannotRunHereError: It is missing.
+    """
+    with _start(words, subprocess.STDOUT) as child:
+        out, _ = child.communicate()
+    return child.returncode, out
+
+
+def answer(words: list[str]) -> str:
     """Standard output of a short command.
 
     Raises:
         CannotRunHereError: It is missing or fails.
     """
-    with _started(words, None, env, subprocess.PIPE) as child:
+    with _start(words, subprocess.PIPE) as child:
         out, errors = child.communicate()
     if child.returncode:
         last = " ".join(errors.strip().splitlines()[-2:])
@@ -153,14 +158,9 @@ def ask(words: list[str], env: dict[str, str] | None = None) -> str:
     return out
 
 
-def heard(words: list[str]) -> tuple[int, str]:
-    """Exit status of a command and all it said."""
-    with _started(words, None, None, subprocess.STDOUT) as child:
-        out, _ = child.communicate()
-    return child.returncode, out
-
-
-def _started(words: list[str], cwd: Path | None, env: dict[str, str] | None, errors: int) -> subprocess.Popen[str]:
+def _start(
+    words: list[str], errors: int, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(
             words,
@@ -178,12 +178,52 @@ def _started(words: list[str], cwd: Path | None, env: dict[str, str] | None, err
         ) from error
 
 
-INSPECT = ("docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}")
+def _volumes(mounts: dict[str, str]) -> list[str]:
+    pairs = [f"{here}:{inside}" + ("" if inside.endswith(":rw") else ":ro") for here, inside in mounts.items()]
+    return [word for pair in pairs for word in ("--volume", pair)]
+
+
+def pip_listing() -> str:
+    """The pip configuration of this machine, as `pip config list` prints it.
+
+    Raises:
+        CannotRunHereError: pip does not answer.
+    """
+    return answer([sys.executable, "-m", "pip", "config", "list"])
+
+
+def pip_configuration(listing: str) -> tuple[str, dict[str, str]]:
+    """A `pip.conf` for a build, and the mounts it needs: path here -> path inside.
+
+    Where packages come from belongs to the machine, not to the recipe: the build gets the merged configuration as one
+    file, mounted as a secret. What it names on this machine (folders of wheels, a certificate bundle) is mounted below
+    `/run/hilgate`, so no path of the machine reaches a layer.
+    """
+    mounts: dict[str, str] = {}
+
+    def inside(word: str) -> str:
+        """A word with its path replaced; of an index, the folder above `simple` is mounted."""
+        match = re.fullmatch(r"(file://)?(/.*?)(/simple/?)?", word)
+        if not match:
+            return word
+        return f"{match[1] or ''}{mounts.setdefault(match[2], f'{PIP_INSIDE}/pip-{len(mounts)}')}{match[3] or ''}"
+
+    settings: dict[str, str] = {}
+    for line in listing.splitlines():
+        section, _, value = line.partition("=")
+        name = section.rpartition(".")[2]
+        if section.startswith(("global.", ":env:.")) and value and name not in PIP_LEFT_OUT:
+            settings[name] = str(ast.literal_eval(value))
+    lines = [
+        f"{name.removeprefix('default-')} = " + "\n    ".join(inside(word) for word in value.split())
+        for name, value in sorted(settings.items())
+    ]
+    return "\n".join(["[global]", *lines, ""]), mounts
 
 
 def available() -> bool:
     """Whether docker with buildx answers."""
-    return bool(shutil.which("docker")) and heard(["docker", "buildx", "version"])[0] == 0
+    return bool(shutil.which("docker")) and output(["docker", "buildx", "version"])[0] == 0
 
 
 class Docker:
@@ -205,7 +245,7 @@ class Docker:
         self.store = "hilgate-fork" if fork else registry or "hilgate"
         self.bake_file = bake_file
 
-    def truly(self, labels: dict[str, str]) -> dict[str, str]:
+    def with_base(self, labels: dict[str, str]) -> dict[str, str]:
         """The labels: the base is the one of the pins."""
         return labels
 
@@ -220,35 +260,35 @@ class Docker:
             places.append((self.store, ("docker", "image", "inspect", "--format", "{{.Id}}")))
         for store, inspect in places:
             name = f"{store}/{image}:{content}"
-            status, said = heard([*inspect, name])
-            digest = said.strip().splitlines()[-1] if said.strip() else ""
+            status, printed = output([*inspect, name])
+            digest = printed.strip().splitlines()[-1] if printed.strip() else ""
             if status == 0 and digest.startswith("sha256:"):
                 return name, digest
         return "", ""
 
-    def build(self, order: Order) -> None:
+    def build(self, request: BuildRequest) -> None:
         """Bake the image, and the wheels that the registry does not have yet."""
-        env = order.variables | {"HILGATE_PIP_CONF": order.pip_conf}
-        build(self.command(order), order.log, order.context, env)
+        env = request.variables | {"HILGATE_PIP_CONF": request.pip_conf}
+        build(self.command(request), request.log, request.context, env)
 
-    def command(self, order: Order) -> list[str]:
+    def command(self, request: BuildRequest) -> list[str]:
         """The words of the build.
 
         Raises:
             CannotRunHereError: This machine's packages come from folders, which docker cannot mount into a build.
         """
-        if order.mounts:
+        if request.mounts:
             raise CannotRunHereError(
                 "pip's configuration names folders or a certificate of this machine",
-                where=", ".join(order.mounts),
+                where=", ".join(request.mounts),
                 remedy="give docker's builders an index over the network",
             )
-        targets = [order.image]
+        targets = [request.image]
         words: list[str] = []
         publish = bool(self.registry) and self.store == self.registry
-        for prefix in WHEELS.values() if order.image == "rocm" else ():
+        for prefix in WHEELS.values() if request.image == "rocm" else ():
             wheels = f"wheels-{prefix.lower()}"
-            name, digest = self._find(wheels, order.variables[f"{prefix}_KEY"]) if self.registry else ("", "")
+            name, digest = self._find(wheels, request.variables[f"{prefix}_KEY"]) if self.registry else ("", "")
             if digest:
                 words += ["--set", f"rocm.contexts.{wheels}=docker-image://{name}@{digest}"]
             elif publish:
@@ -260,22 +300,17 @@ class Docker:
         """Labels of a built image."""
         name, _ = self._find(image, content)
         if self.registry and name.startswith(f"{self.registry}/"):
-            text = ask([*INSPECT[:4], "--format", "{{json .Image.Config.Labels}}", name])
+            text = answer([*INSPECT[:4], "--format", "{{json .Image.Config.Labels}}", name])
         else:
-            text = ask(["docker", "image", "inspect", "--format", "{{json .Config.Labels}}", name])
+            text = answer(["docker", "image", "inspect", "--format", "{{json .Config.Labels}}", name])
         found: dict[str, Any] | None = json.loads(text)
         return {key: str(value) for key, value in (found or {}).items()}
 
     def run(self, image: str, content: str, words: list[str], mounts: dict[str, str]) -> tuple[int, str]:
         """Run without network, capabilities or devices."""
         command = ["docker", "run", "--rm", "--network", "none", "--cap-drop", "ALL"]
-        command += ["--security-opt", "no-new-privileges"]
-        for here, inside in mounts.items():
-            command += ["--volume", f"{here}:{inside}" if inside.endswith(":rw") else f"{here}:{inside}:ro"]
-        return heard([*command, self._find(image, content)[0], *words])
-
-
-PROGRAMS = ("buildah", "debootstrap")
+        command += ["--security-opt", "no-new-privileges", *_volumes(mounts)]
+        return output([*command, self._find(image, content)[0], *words])
 
 
 class Buildah:
@@ -292,12 +327,12 @@ class Buildah:
         Raises:
             CannotRunHereError: A program is missing, or this is not root.
         """
-        missing = [name for name in PROGRAMS if not shutil.which(name)]
+        missing = [name for name in BUILDAH if not shutil.which(name)]
         if missing:
             raise CannotRunHereError(
                 f"{' and '.join(missing)} not installed, and neither is docker buildx",
                 where="image build",
-                remedy=f"as root: apt-get install --no-install-recommends {' '.join(PROGRAMS)}",
+                remedy=f"as root: apt-get install --no-install-recommends {' '.join(BUILDAH)}",
             )
         if os.geteuid() != 0:
             raise CannotRunHereError(
@@ -312,53 +347,49 @@ class Buildah:
         self.script = script
         self.words = ["buildah", "--root", str(folder / "storage"), "--runroot", str(folder / "run")]
 
-    def truly(self, labels: dict[str, str]) -> dict[str, str]:
+    def with_base(self, labels: dict[str, str]) -> dict[str, str]:
         """The labels with the base that debootstrap made."""
         base = {"name": f"debootstrap {self.suite}", "digest": self.find("base", self.suite) or ""}
         return labels | {f"org.opencontainers.image.base.{key}": value for key, value in base.items()}
 
     def find(self, image: str, content: str) -> str | None:
         """Digest of an image in the store."""
-        listed: list[dict[str, Any]] = json.loads(ask([*self.words, "images", "--json"]) or "[]") or []
+        listed: list[dict[str, Any]] = json.loads(answer([*self.words, "images", "--json"]) or "[]") or []
         name = self._name(image, content)
         return next((str(one["digest"]) for one in listed if name in (one.get("names") or [])), None)
 
-    def build(self, order: Order) -> None:
+    def build(self, request: BuildRequest) -> None:
         """Build on the base of the suite, layer by layer: an interrupted build goes on from its last layer."""
-        self._make_base(order.log)
+        self._make_base(request.log)
         pip_conf = self.folder / "pip.conf"
-        pip_conf.write_text(order.pip_conf, encoding="utf-8")
+        pip_conf.write_text(request.pip_conf, encoding="utf-8")
         command = [
             *(*self.words, "bud", "--isolation", "chroot", "--format", "docker", "--layers", "--force-rm"),
-            *("--file", f"docker/{order.image}.Dockerfile", "--tag", self._name(order.image, order.content)),
+            *("--file", f"docker/{request.image}.Dockerfile", "--tag", self._name(request.image, request.content)),
             *("--build-arg", f"BASE={self._name('base', self.suite)}"),
-            *("--build-arg", f"PACKAGES={order.variables['CPU_PACKAGES']}"),
+            *("--build-arg", f"PACKAGES={request.variables['CPU_PACKAGES']}"),
             *("--secret", f"id=pip,src={pip_conf}"),
+            *_volumes(request.mounts),
         ]
-        for here, inside in order.mounts.items():
-            command += ["--volume", f"{here}:{inside}:ro"]
-        for name, value in self.truly(order.labels).items():
+        for name, value in self.with_base(request.labels).items():
             command += ["--label", f"{name}={value}"]
         try:
-            build([*command, "."], order.log, order.context)
+            build([*command, "."], request.log, request.context)
         finally:
             pip_conf.unlink(missing_ok=True)
 
     def labels(self, image: str, content: str) -> dict[str, str]:
         """Labels of an image in the store."""
-        text = ask([*self.words, "inspect", "--type", "image", self._name(image, content)])
+        text = answer([*self.words, "inspect", "--type", "image", self._name(image, content)])
         return dict(json.loads(text)["Docker"]["config"].get("Labels") or {})
 
     def run(self, image: str, content: str, words: list[str], mounts: dict[str, str]) -> tuple[int, str]:
         """Run in a container that is removed whatever happens."""
-        container = ask([*self.words, "from", self._name(image, content)]).strip()
-        command = [*self.words, "run", "--isolation", "chroot"]
-        for here, inside in mounts.items():
-            command += ["--volume", f"{here}:{inside}" if inside.endswith(":rw") else f"{here}:{inside}:ro"]
+        container = answer([*self.words, "from", self._name(image, content)]).strip()
         try:
-            return heard([*command, container, "--", *words])
+            return output([*self.words, "run", "--isolation", "chroot", *_volumes(mounts), container, "--", *words])
         finally:
-            ask([*self.words, "rm", container])
+            answer([*self.words, "rm", container])
 
     def _name(self, image: str, content: str) -> str:
         return f"{self.store}/{image}:{content}"
@@ -370,10 +401,10 @@ class Buildah:
         folder = self.folder / "rootfs"
         if not folder.exists():
             build([str(self.script), self.suite, str(folder)], log, self.folder)
-        container = ask([*self.words, "from", "scratch"]).strip()
+        container = answer([*self.words, "from", "scratch"]).strip()
         try:
-            ask([*self.words, "add", "--quiet", container, str(folder), "/"])
-            ask([*self.words, "commit", "--quiet", container, self._name("base", self.suite)])
+            answer([*self.words, "add", "--quiet", container, str(folder), "/"])
+            answer([*self.words, "commit", "--quiet", container, self._name("base", self.suite)])
         finally:
-            ask([*self.words, "rm", container])
+            answer([*self.words, "rm", container])
         shutil.rmtree(folder)

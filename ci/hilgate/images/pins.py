@@ -1,52 +1,51 @@
-"""`docker/pins.toml`: every pin of the images, read strictly.
+"""`docker/pins.toml`, every pin of the images: read strictly, and given to builds as variables and labels.
 
 TOML parsers know no line numbers, and a wrong pin in a file of pins is found by its line: the lines of tables and keys
-are collected once beside the parsed data.
-
-What a build is told and what its image says of itself, both from the pins: variables of the bake file, labels.
+are collected beside the parsed data.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import tomllib
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from hilgate import __version__
+from hilgate.declare.yaml import Document, validate
 from hilgate.errors import DeclarationError
-from hilgate.model import Key, Noun
-from hilgate.text import suggest
+from hilgate.model import Key, Noun, refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from hilgate.declare.yaml import Loc
 
 PINS_FILE: Final = "docker/pins.toml"
 
-Arch = Annotated[str, StringConstraints(pattern=r"^gfx[0-9a-f]{3,4}$")]
-Commit = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40})?$")]
-Digest = Annotated[str, StringConstraints(pattern=r"^(sha256:[0-9a-f]{64})?$")]
-Repository = Annotated[str, StringConstraints(pattern=r"^https://[\w.-]+/[\w.-]+/[\w.-]+$")]
-Sha256 = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
+
+def _shape(pattern: str, meaning: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise refused(f"must be {meaning}, got {text!r}")
+        return text
+
+    return AfterValidator(check)
+
+
+Arch = Annotated[str, _shape(r"gfx[0-9a-f]{3,4}", "a gfx architecture")]
+Commit = Annotated[str, _shape(r"([0-9a-f]{40})?", "the 40 hex digits of a commit")]
+Digest = Annotated[str, _shape(r"(sha256:[0-9a-f]{64})?", "'sha256:' and 64 hex digits")]
+Repository = Annotated[str, _shape(r"https://[\w.-]+/[\w.-]+/[\w.-]+", "https://host/owner/name")]
+Sha256 = Annotated[str, _shape(r"([0-9a-f]{64})?", "the 64 hex digits of a sha256")]
 Text = Annotated[str, StringConstraints(min_length=1)]
-Word = Annotated[str, StringConstraints(pattern=r"^[\w.+-]+$")]
-
-SHAPES: Final = {
-    "commit": "must be the 40 hex digits of a commit",
-    "digest": "must be 'sha256:' and 64 hex digits",
-    "repository": "must be https://host/owner/name",
-    "sdist": "must be the 64 hex digits of a sha256",
-    "sha256": "must be the 64 hex digits of a sha256",
-}
-"""What a value of the wrong shape is told, by its key."""
+Word = Annotated[str, _shape(r"[\w.+-]+", "a word")]
 
 
-class Base(Noun):
+class BaseImage(Noun):
     """An image that others start from."""
 
     reference: Text
@@ -59,7 +58,7 @@ class Base(Noun):
         return f"{self.reference}@{self.digest}"
 
 
-class Part(Noun):
+class Tarball(Noun):
     """A tarball of one commit."""
 
     repository: Repository
@@ -74,7 +73,7 @@ class Part(Noun):
         return f"{self.repository}/archive/{self.commit}.tar.gz"
 
 
-class Archive(Part):
+class ReleaseTarball(Tarball):
     """A tarball of the commit that a release tag named when it was read off."""
 
     tag: Text
@@ -101,46 +100,43 @@ class Source(Noun):
     """How the file names of its extension modules begin; each must be there."""
     sdist: Sha256 | None = None
     """sha256 of its source distribution, which pip fetches."""
-    archive: Archive | None = None
-    parts: dict[str, Part] = Field(default_factory=dict)
+    archive: ReleaseTarball | None = None
+    parts: dict[str, Tarball] = Field(default_factory=dict)
     """Folder in its tree -> what the archive leaves out or its build would clone."""
     patches: tuple[Patch, ...] = ()
 
     @model_validator(mode="after")
     def _one_origin(self) -> Source:
         if (self.sdist is None) == (self.archive is None):
-            raise ValueError("needs either sdist or archive")
+            raise refused("needs either sdist or archive")
         return self
 
 
-class Cpu(Noun):
+class CpuPins(Noun):
     """The image of `make gate`."""
 
     suite: Word
     packages: tuple[Word, ...] = Field(min_length=1)
-    base: Base
+    base: BaseImage
 
 
-class Rocm(Noun):
+class RocmPins(Noun):
     """The image of the GPU agents; versions are those of its base and may not change on the way."""
 
     rocm: Word
     python: Word
     torch: Word
     triton: Word
-    base: Base
+    base: BaseImage
 
 
 class Pins(Noun):
     """`docker/pins.toml`."""
 
     archs: tuple[Arch, ...] = Field(min_length=1)
-    cpu: Cpu
-    rocm: Rocm
+    cpu: CpuPins
+    rocm: RocmPins
     sources: dict[Key, Source]
-
-
-Loc = tuple[str | int, ...]
 
 
 def read(root: Path) -> Pins:
@@ -149,20 +145,40 @@ def read(root: Path) -> Pins:
     Raises:
         DeclarationError: The file is unreadable, or one or more pins are wrong; every mistake has its line.
     """
-    path = root / PINS_FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        text = (root / PINS_FILE).read_text(encoding="utf-8")
         data = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise DeclarationError(f"cannot be read: {error}", where=PINS_FILE, remedy="restore the file") from error
-    lines = key_lines(text)
-    try:
-        pins = Pins.model_validate_json(json.dumps(data, default=str), strict=True)
-    except ValidationError as error:
-        raise _refusal([(_line(lines, one["loc"]), _said(one)) for one in error.errors()]) from error
-    if wrong := [(_line(lines, loc), what) for loc, what in (*_archs(pins), *_patches(pins, root))]:
-        raise _refusal(wrong)
+    document: Document[Pins] = Document(PINS_FILE, lines=key_lines(text))
+    validate(data, Pins, document)
+    pins = document.noun
+    if pins is not None:
+        _check_sources(document, pins, root)
+    if pins is None or document.mistakes:
+        listed = "\n".join(str(mistake) for mistake in document.mistakes)
+        raise DeclarationError(
+            f"{len(document.mistakes)} wrong pin(s)\n{listed}", where=PINS_FILE, remedy="correct the lines above"
+        )
     return pins
+
+
+def _check_sources(document: Document[Pins], pins: Pins, root: Path) -> None:
+    """Each architecture is built for by each source, or the source says why not; each patch is the pinned one."""
+    for name, source in pins.sources.items():
+        loc: Loc = ("sources", name, "archs")
+        for arch in pins.archs:
+            if (arch in source.archs) == (arch in source.without):
+                what = "is both built and left out" if arch in source.archs else "is missing; build it, or say why not"
+                document.blame(loc, f"{arch} {what} in `without`")
+        for arch in sorted({*source.archs, *source.without} - set(pins.archs)):
+            document.blame(loc, f"{arch} is not in archs")
+        for index, patch in enumerate(source.patches):
+            path = root / patch.file
+            found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+            if found != patch.sha256:
+                at: Loc = ("sources", name, "patches", index, "sha256")
+                document.blame(at, f"{patch.file} is {found}, pinned is {patch.sha256!r}")
 
 
 def key_lines(text: str) -> dict[Loc, int]:
@@ -171,7 +187,7 @@ def key_lines(text: str) -> dict[Loc, int]:
     table: Loc = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if re.match(r"\s*\[\[?[\w\"'. /-]+\]", line):
-            table = _path(tomllib.loads(line))
+            table = _header(tomllib.loads(line))
             while table in lines and isinstance(table[-1], int):
                 table = (*table[:-1], table[-1] + 1)
             lines[table] = number
@@ -180,61 +196,11 @@ def key_lines(text: str) -> dict[Loc, int]:
     return lines
 
 
-def _path(header: Any) -> Loc:
+def _header(table: Any) -> Loc:
     """`[a.b]` parses as {"a": {"b": {}}}, `[[a]]` as {"a": [{}]}."""
-    if isinstance(header, list):
-        return (0, *_path(header[0]))
-    return next(((key, *_path(inside)) for key, inside in header.items()), ())
-
-
-def _line(lines: dict[Loc, int], loc: Loc) -> int:
-    return next((lines[loc[:n]] for n in range(len(loc), 0, -1) if loc[:n] in lines), 1)
-
-
-def _said(detail: Any) -> str:
-    loc = [str(part) for part in detail["loc"] if part != "[key]"]
-    name = loc[-1] if loc else ""
-    place = ".".join(loc)
-    if detail["type"] == "extra_forbidden":
-        known = {field for model in (Pins, Cpu, Rocm, Base, Source, Archive, Patch) for field in model.model_fields}
-        return f"{place}: unknown key; {suggest(name, known)}"
-    if detail["type"] == "missing":
-        return f"{place}: is missing"
-    if detail["type"] == "string_pattern_mismatch":
-        shape = SHAPES.get(name, f"must match {detail['ctx']['pattern']}")
-        return f"{place}: {shape}, got {detail['input']!r}"
-    return f"{place}: {detail['msg'].removeprefix('Value error, ').lower()}"
-
-
-def _archs(pins: Pins) -> list[tuple[Loc, str]]:
-    """Each architecture is built for by each source, or the source says why not."""
-    found: list[tuple[Loc, str]] = []
-    for name, source in pins.sources.items():
-        loc: Loc = ("sources", name, "archs")
-        for arch in pins.archs:
-            if (arch in source.archs) == (arch in source.without):
-                what = "is both built and left out" if arch in source.archs else "is missing; build it, or say why not"
-                found.append((loc, f"sources.{name}.archs: {arch} {what} in `without`"))
-        unknown = sorted({*source.archs, *source.without} - set(pins.archs))
-        found.extend((loc, f"sources.{name}.archs: {arch} is not in archs") for arch in unknown)
-    return found
-
-
-def _patches(pins: Pins, root: Path) -> list[tuple[Loc, str]]:
-    found: list[tuple[Loc, str]] = []
-    for name, source in pins.sources.items():
-        for index, patch in enumerate(source.patches):
-            loc: Loc = ("sources", name, "patches", index, "sha256")
-            path = root / patch.file
-            is_sha = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
-            if is_sha != patch.sha256:
-                found.append((loc, f"sources.{name}.patches: {patch.file} is {is_sha}, pinned is {patch.sha256!r}"))
-    return found
-
-
-def _refusal(found: list[tuple[int, str]]) -> DeclarationError:
-    listed = "\n".join(f"{PINS_FILE}:{line}: {what}" for line, what in sorted(found))
-    return DeclarationError(f"{len(found)} wrong pin(s)\n{listed}", where=PINS_FILE, remedy="correct the lines above")
+    if isinstance(table, list):
+        return (0, *_header(table[0]))
+    return next(((key, *_header(inside)) for key, inside in table.items()), ())
 
 
 WHEELS: Final = {"mamba-ssm": "MAMBA", "causal-conv1d": "CONV1D", "aiter": "AITER", "vllm": "VLLM"}
@@ -306,5 +272,5 @@ def _source(source: Source) -> dict[str, str]:
     return found
 
 
-def _part(infix: str, part: Part) -> dict[str, str]:
+def _part(infix: str, part: Tarball) -> dict[str, str]:
     return {f"{infix}URL": part.url, f"{infix}SHA256": part.sha256}

@@ -16,7 +16,7 @@ from hilgate.declare import imports
 from hilgate.declare.load import Declarations, load
 from hilgate.declare.protected import loosened
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
-from hilgate.images import contents
+from hilgate.images.contents import contents
 from hilgate.model import Key, Plan, Profile, planned_key
 from hilgate.plan import machine as hardware
 from hilgate.plan.expand import Expansion, Target, Wanted, expand

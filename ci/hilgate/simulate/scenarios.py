@@ -13,7 +13,7 @@ from hilgate.buildkite import steps as buildkite
 from hilgate.buildkite.steps import recheck_yaml
 from hilgate.declare.load import Declarations, load
 from hilgate.errors import NothingSelectedError
-from hilgate.images import contents
+from hilgate.images.contents import contents
 from hilgate.model import CPU, Evidence, Plan, PlannedStep, Step
 from hilgate.plan.make import ChangeFacts, assemble
 from hilgate.simulate.buildkite import Command, Wait, parse

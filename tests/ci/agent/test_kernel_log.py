@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from support.nodes import QUIET, FakeNode
 
 from hilgate.agent import host, kernel_log
 from hilgate.agent.kernel_log import KernelLogError, Position, Severity
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LINES = {
     "amdgpu 0000:05:00.0: socket: 0, die: 1, 2 uncorrectable hardware errors detected in umc block": Severity.BROKEN,
@@ -92,10 +87,7 @@ def test_a_line_about_another_agents_gpu_is_not_ours() -> None:
     ("setting", "words"),
     [
         ("dmesg-is-not-there", "cannot be started"),
-        (
-            "sh -c 'echo dmesg: read kernel buffer failed: Operation not permitted >&2; exit 1'",
-            "Operation not permitted",
-        ),
+        ("sh -c 'echo dmesg: Operation not permitted >&2; exit 1'", "Operation not permitted"),
         ("true", "empty or has no times"),
         ("printf 'no times here\\nnor here\\n'", "empty or has no times"),
         ("sh -c 'open", "is no command"),
@@ -110,8 +102,7 @@ def position(node: FakeNode) -> Position:
     return Position(node.env, node.proc / kernel_log.BOOT_ID)
 
 
-def test_what_was_seen_is_forgotten_at_the_next_boot(tmp_path: Path) -> None:
-    node = FakeNode(tmp_path / "node")
+def test_what_was_seen_is_forgotten_at_the_next_boot(node: FakeNode) -> None:
     assert position(node).load() == (-1.0, -1.0)
     position(node).save(42.5)
     assert position(node).load() == (42.5, -1.0)
@@ -123,33 +114,28 @@ def test_what_was_seen_is_forgotten_at_the_next_boot(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"boot": 1}', "null"])
-def test_a_damaged_note_of_what_was_seen_counts_for_nothing(damage: str, tmp_path: Path) -> None:
-    node = FakeNode(tmp_path / "node")
+def test_a_damaged_note_of_what_was_seen_counts_for_nothing(damage: str, node: FakeNode) -> None:
     position(node).save(42.5)
     position(node).path.write_text(damage)
     assert position(node).load() == (-1.0, -1.0)
 
 
-def test_each_agent_of_a_machine_has_its_own_note(tmp_path: Path) -> None:
-    node = FakeNode(tmp_path / "node")
+def test_each_agent_of_a_machine_has_its_own_note(node: FakeNode) -> None:
     position(node).save(42.5)
     node.env["BUILDKITE_AGENT_NAME"] = "mi300-node7-2"
     assert position(node).load() == (-1.0, -1.0)
 
 
-def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
-    node = FakeNode(tmp_path / "node")
+def test_a_folder_that_cannot_be_written_changes_nothing(node: FakeNode) -> None:
     (node.folder / "state").write_text("a file where a folder should be")
     position(node).save(42.5)
     assert position(node).load() == (-1.0, -1.0)
 
 
 def test_a_person_can_see_and_accept_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    node = FakeNode(tmp_path / "node")
     node.log(QUIET + f"[  201.000000] {BAD_MEMORY}\n")
-    monkeypatch.setenv("PATH", f"{node.bin}:/usr/bin:/bin")
     monkeypatch.setenv("HILGATE_STATE", node.env["HILGATE_STATE"])
     monkeypatch.setattr(host, "PROC", node.proc)
     assert kernel_log.main([]) == 75

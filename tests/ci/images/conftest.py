@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hilgate.images import contents, read, wheel_keys
-from hilgate.images.pins import bake_variables
+from hilgate.images.contents import contents, wheel_keys
+from hilgate.images.pins import bake_variables, read
 
 ROOT = Path(__file__).parents[3]
 

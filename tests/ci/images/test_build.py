@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError
-from hilgate.images import contents, read
-from hilgate.images.build import Job, build
+from hilgate.images import engines
+from hilgate.images.build import ImageBuild, build
+from hilgate.images.contents import contents
 from hilgate.images.engines import BuildFailedError
-from hilgate.images.pins import labels
+from hilgate.images.pins import labels, read
 from hilgate.model import Evidence, Outcome
 from hilgate.run.evidence import collect
 
@@ -35,7 +36,7 @@ class FakeEngine:
         self.orders = []
         self.runs = []
 
-    def truly(self, labels):
+    def with_base(self, labels):
         return labels
 
     def find(self, image, content):
@@ -57,10 +58,11 @@ class FakeEngine:
 
 
 @pytest.fixture
-def job(root, tmp_path):
-    def make(image: str = "cpu", *, fork: bool = False) -> Job:
-        conf = ("[global]\n", {"/wheels": "/run/hilgate/pip-0"})
-        return Job(image, root, tmp_path / "out", tmp_path / "scratch", "c" * 40, fork, lambda: conf)
+def job(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "pip_listing", lambda: "global.find-links='/srv /no/such/folder'")
+
+    def make(image: str = "cpu") -> ImageBuild:
+        return ImageBuild(image, root, tmp_path / "out", tmp_path / "scratch", "c" * 40)
 
     return make
 
@@ -74,12 +76,8 @@ def test_a_first_build_and_a_second(job, root):
     first = build(job(), lambda _: engine)
     record = json.loads((job().out / "image.json").read_text())
     assert record == {"image": "cpu", "content": contents(root)["cpu"], "digest": DIGEST, "reused": False}
-    assert [check.id for check in first] == [
-        "built",
-        "labels match the pins",
-        "the image proved itself",
-        "the gate passes inside",
-    ]
+    promises = ["built", "labels match the pins", "the image proved itself", "the gate passes inside"]
+    assert [check.id for check in first] == promises
     assert set(outcomes(first).values()) == {Outcome.PASS}
 
     build(job(), lambda _: engine)
@@ -100,7 +98,7 @@ def test_the_order_is_the_content_and_the_machine(job, root):
     assert order.content == contents(root)["cpu"]
     assert (order.context / "docker/cpu.Dockerfile").read_bytes() == (root / "docker/cpu.Dockerfile").read_bytes()
     assert not (order.context / "README.md").exists()
-    assert (order.mounts, order.fork) == ({"/wheels": "/run/hilgate/pip-0"}, False)
+    assert order.mounts == {"/srv": "/run/hilgate/pip-0"}
 
 
 def test_the_gate_inside_sees_the_checkout_read_only(job, root):
@@ -113,50 +111,30 @@ def test_the_gate_inside_sees_the_checkout_read_only(job, root):
 
 
 @pytest.mark.parametrize(
-    ("spoiled", "check", "said"),
+    ("check", "spoiled", "message"),
     [
         (
-            {"build": BuildFailedError("buildah ended with 1", where="log", remedy="mend")},
             "built",
+            {"build": BuildFailedError("buildah ended with 1", where="log", remedy="mend")},
             "buildah ended with 1",
         ),
-        ({"vanishes": True}, "built", "no image under its content"),
-        (
-            {"labels": {"hilgate.pins.suite": "trixie"}},
-            "labels match the pins",
-            "hilgate.pins.suite is 'trixie', the pins say 'bookworm'",
-        ),
-        ({"labels": {"hilgate.content": "0"}}, "labels match the pins", "hilgate.content is '0'"),
-        (
-            {"proof": (0, '{"versions": {}, "problems": ["import vllm: ImportError"]}')},
-            "the image proved itself",
-            "import vllm",
-        ),
-        ({"proof": (1, "cat: no such file")}, "the image proved itself", "cannot be read"),
-        ({"proof": (0, "")}, "the image proved itself", "cannot be read"),
-        ({"proof": (0, "[]")}, "the image proved itself", "cannot be read"),
-        ({"gate": (1, "verdict: fail")}, "the gate passes inside", "exit status 1\nverdict: fail"),
-        ({"gate": (5, "no torch")}, "the gate passes inside", "exit status 5"),
-    ],
-    ids=[
-        "fails",
-        "vanishes",
-        "other-pin",
-        "other-content",
-        "import",
-        "no-proof",
-        "empty-proof",
-        "odd-proof",
-        "gate-red",
-        "gate-5",
+        ("built", {"vanishes": True}, "no image under its content"),
+        ("labels match the pins", {"labels": {"hilgate.pins.suite": "trixie"}}, "'trixie', the pins say 'bookworm'"),
+        ("labels match the pins", {"labels": {"hilgate.content": "0"}}, "hilgate.content is '0'"),
+        ("the image proved itself", {"proof": (0, '{"versions": {}, "problems": ["import vllm"]}')}, "import vllm"),
+        ("the image proved itself", {"proof": (1, "cat: no such file")}, "cannot be read"),
+        ("the image proved itself", {"proof": (0, "")}, "cannot be read"),
+        ("the image proved itself", {"proof": (0, "[]")}, "cannot be read"),
+        ("the gate passes inside", {"gate": (1, "verdict: fail")}, "exit status 1\nverdict: fail"),
+        ("the gate passes inside", {"gate": (5, "no torch")}, "exit status 5"),
     ],
 )
-def test_a_broken_promise_is_a_failing_check_and_no_image_json(job, root, spoiled, check, said):
+def test_a_broken_promise_is_a_failing_check_and_no_image_json(job, root, check, spoiled, message):
     job().out.mkdir()
     (job().out / "image.json").write_text("{}")
     found = {one.id: one for one in build(job(), lambda _: FakeEngine(root, **spoiled))}
     assert found[check].outcome is Outcome.FAIL
-    assert said in found[check].message
+    assert message in found[check].message
     assert not (job().out / "image.json").exists()
 
 

@@ -11,22 +11,22 @@ import pytest
 
 from hilgate.errors import CannotRunHereError
 from hilgate.images import __main__ as command
-from hilgate.images import contents, engines, read, wheel_keys
-from hilgate.images.engines import Buildah, Docker, Order
-from hilgate.images.pins import bake_variables, labels
-from hilgate.images.pipconf import pip_configuration
+from hilgate.images import engines
+from hilgate.images.contents import contents, wheel_keys
+from hilgate.images.engines import Buildah, BuildRequest, Docker, pip_configuration
+from hilgate.images.pins import bake_variables, labels, read
 
 DIGEST = "sha256:" + "ab" * 32
 
 
 @pytest.fixture
 def order(root, tmp_path):
-    def make(image: str = "rocm", *, fork: bool = False, mounts: dict | None = None) -> Order:
+    def make(image: str = "rocm", *, mounts: dict | None = None) -> BuildRequest:
         pins, keys = read(root), contents(root)
         variables = bake_variables(pins, keys, wheel_keys(root, pins), "registry/hilgate", "c" * 40)
-        return Order(
+        return BuildRequest(
             image, keys[image], tmp_path, labels(image, pins, keys[image], "c" * 40), variables, "[global]\n",
-            mounts or {}, fork, tmp_path / "build.log",
+            mounts or {}, tmp_path / "build.log",
         )  # fmt: skip
 
     return make
@@ -42,7 +42,7 @@ def said(monkeypatch):
         heard.append(words)
         return next((answer for key, answer in answers.items() if key in words[-1]), (1, "not found"))
 
-    monkeypatch.setattr(engines, "heard", hear)
+    monkeypatch.setattr(engines, "output", hear)
     return heard, answers
 
 
@@ -66,7 +66,7 @@ def test_docker_takes_a_wheel_that_the_registry_has_by_its_digest(said, order, r
 @pytest.mark.usefixtures("said")
 def test_a_fork_pushes_nothing_and_exports_no_cache(order, root, registry):
     engine = Docker(registry, root / "docker/docker-bake.hcl", fork=True)
-    words = engine.command(order(fork=True))
+    words = engine.command(order())
     assert "--load" in words
     assert words[-1] == "rocm"
     assert not [word for word in words if "push" in word or "cache" in word or word.startswith("wheels")]
@@ -116,7 +116,7 @@ def store(tmp_path, monkeypatch, root):
             return json.dumps([{"names": [name], "digest": DIGEST} for name in names]) if names else "null"
         return "container\n"
 
-    monkeypatch.setattr(engines, "ask", ask)
+    monkeypatch.setattr(engines, "answer", ask)
     return Buildah(tmp_path / "store", "bookworm", root / "docker/scripts/debootstrap.sh"), built, names
 
 
@@ -184,7 +184,7 @@ def test_rocm_without_buildx_is_for_another_machine(monkeypatch, capsys, root):
 
 def test_docker_without_buildx_is_no_docker(monkeypatch):
     monkeypatch.setattr(engines.shutil, "which", lambda _: "docker")
-    monkeypatch.setattr(engines, "heard", lambda _: (1, "unknown command: docker buildx"))
+    monkeypatch.setattr(engines, "output", lambda _: (1, "unknown command: docker buildx"))
     assert engines.available() is False
 
 
@@ -208,7 +208,7 @@ def test_a_missing_program_is_named(tmp_path):
     with pytest.raises(CannotRunHereError, match="no-such-program is not installed"):
         engines.build(["no-such-program"], tmp_path / "log", tmp_path)
     with pytest.raises(CannotRunHereError, match="ended with 3: oh"):
-        engines.ask([sys.executable, "-c", "import sys; sys.stderr.write('oh'); sys.exit(3)"])
+        engines.answer([sys.executable, "-c", "import sys; sys.stderr.write('oh'); sys.exit(3)"])
 
 
 def test_pip_is_configured_inside_as_outside_without_a_path_of_the_machine():
