@@ -21,12 +21,8 @@ class CannotRunHereError(AuditError):
     exit_status = Exit.CANNOT_RUN_HERE
 
 
-class InvalidBudgetsError(AuditError):
-    """`budgets.toml` has an unknown key or a value that cannot be a limit."""
-
-
-class InvalidDeclarationError(AuditError):
-    """`declared.toml` is not TOML, lacks a key, or names something that does not exist."""
+class InvalidDataError(AuditError):
+    """`budgets.toml` or `declared.toml` cannot be read, or names something that does not exist."""
 
 
 class UnreadableCodeObjectError(AuditError):
