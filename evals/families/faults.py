@@ -13,7 +13,7 @@ from vllm.model_executor.layers.mamba import mamba_mixer2
 from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilder
 
 from pagedkv.vllm_plugin import impl
-from pagedkv.vllm_plugin.backend import PagedKVMetadataBuilder
+from pagedkv.vllm_plugin.metadata import PagedKVMetadataBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

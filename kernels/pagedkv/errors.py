@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import enum
+from typing import ClassVar, Literal
 
 Kind = Literal[
     "alias",  # an output shares its memory with an input
@@ -32,3 +33,27 @@ class ArgumentError(ValueError):
         self.kind = kind
         self.name = name
         super().__init__(f"{name}: got {got}; expected {expected}. {remedy}")
+
+
+class Exit(enum.IntEnum):
+    """Exit status of the commands of this package; the numbers are those of the hilgate command."""
+
+    PASS = 0
+    FAIL = 1
+    MISUSE = 2
+    INVALID_FILE = 3
+    NOTHING_COMPILED = 4
+    CANNOT_RUN_HERE = 5
+    INCONCLUSIVE = 6
+
+
+class CommandError(ValueError):
+    """A reason for a command of this package to stop. Subclasses fix its exit status."""
+
+    exit_status: ClassVar[Exit] = Exit.FAIL
+
+
+class MisuseError(CommandError):
+    """An option names something that does not exist, or contradicts another one."""
+
+    exit_status = Exit.MISUSE

@@ -2,14 +2,12 @@
 
 import pytest
 
-from pagedkv.audit.budgets import FILE, Budgets, KernelBudget, load_budgets
+from pagedkv.audit.budgets import FILE, Budgets, KernelBudget, Limits, load_budgets
 from pagedkv.audit.code_object import Site
-from pagedkv.audit.errors import InvalidBudgetsError
+from pagedkv.audit.errors import InvalidDataError
 
 BUDGETS = Budgets(
-    vgpr_spills=0,
-    scratch_bytes=0,
-    wide_share=0.9,
+    every=Limits(vgpr_spills=0, scratch_bytes=0, wide_share=0.9),
     comparisons=(),
     kernels={"attend": KernelBudget(tile="TILE", mfma=1, wide=("key_cache",))},
     evidence={},
@@ -52,7 +50,7 @@ def test_sgpr_spills_are_reported_and_not_judged(figures):
 
 def test_our_budgets_allow_no_spill_and_no_scratch():
     budgets = load_budgets()
-    assert (budgets.vgpr_spills, budgets.scratch_bytes, budgets.wide_share) == (0, 0, 1)
+    assert budgets.every == Limits(vgpr_spills=0, scratch_bytes=0, wide_share=1)
 
 
 def test_every_rule_names_kernels_that_the_file_knows():
@@ -70,15 +68,23 @@ def test_every_kernel_with_a_dot_product_must_use_matrix_instructions():
 
 INVALID = [
     pytest.param("[every", "not TOML", id="syntax"),
-    pytest.param("[every]\nvgpr_spills = 0\n", "expected .every.", id="a limit is missing"),
+    pytest.param(
+        "[every]\nvgpr_spills = 0\n",
+        "every: expected the keys scratch_bytes, vgpr_spills, wide_share; got vgpr_spills",
+        id="a limit is missing",
+    ),
     pytest.param("{every}\n[kernel.a]\nmfma = 1\n", "kernel", id="misspelt table"),
-    pytest.param("{every}\n[kernels.a]\nmmfa = 1\n", "unknown mmfa", id="misspelt key"),
+    pytest.param("{every}\n[kernels.a]\nmmfa = 1\n", "got mmfa", id="misspelt key"),
     pytest.param("{every}\n[kernels.a]\nmfma = -1\n", "at least 0", id="negative"),
-    pytest.param("{every}\n[kernels.a]\nmfma = true\n", "must be a int", id="a boolean is no number"),
-    pytest.param("{every}\n[kernels.a]\nwide = 'key'\n", "list of kernel arguments", id="a string is no list"),
-    pytest.param("{every}\n[[compare]]\noperation = 'decode'\n", "takes operation, ours", id="half a rule"),
+    pytest.param("{every}\n[kernels.a]\nmfma = true\n", "got True; expected int", id="a boolean is no number"),
+    pytest.param("{every}\n[kernels.a]\nwide = 'key'\n", "expected a list of texts", id="a string is no list"),
+    pytest.param(
+        "{every}\n[[compare]]\noperation = 'decode'\n",
+        "expected the keys figure, operation, ours, theirs",
+        id="half a rule",
+    ),
     pytest.param("[every]\nvgpr_spills = 0\nscratch_bytes = 0\nwide_share = 1.5\n", "is a share", id="more than all"),
-    pytest.param("{every}\n[kernels.a]\ntile = 32\n", "names a kernel argument", id="a tile is a name"),
+    pytest.param("{every}\n[kernels.a]\ntile = 32\n", "got 32; expected a text", id="a tile is a name"),
 ]
 
 
@@ -88,5 +94,5 @@ def test_invalid_budgets_are_refused(tmp_path, text, message):
     path.write_text(
         text.format(every="[every]\nvgpr_spills = 0\nscratch_bytes = 0\nwide_share = 0.9") if "{" in text else text
     )
-    with pytest.raises(InvalidBudgetsError, match=message):
+    with pytest.raises(InvalidDataError, match=message):
         load_budgets(path)

@@ -4,7 +4,7 @@ import pytest
 
 from pagedkv.audit.cases import Case, Configuration
 from pagedkv.audit.declared import EVERY, load_declared
-from pagedkv.audit.errors import InvalidDeclarationError
+from pagedkv.audit.errors import InvalidDataError
 
 NARROW = """[[narrow]]
 triton = "3.8.0"
@@ -33,13 +33,15 @@ VALID = {
 }
 
 INVALID = [
-    pytest.param({"kernel": '"vllm/scam"'}, "no kernel vllm/scam; known: vllm/scan", id="kernel"),
-    pytest.param({"arch": '["gfx1100"]'}, "arch has .*gfx1100", id="arch"),
-    pytest.param({"arch": "[]"}, "arch is a list of texts that says something", id="no arch"),
-    pytest.param({"configurations": '["z"]'}, "configurations has z; known: a, b", id="configuration"),
-    pytest.param({"configurations": '"all"'}, "configurations is a list of texts .*'all'", id="a word for every one"),
+    pytest.param({"kernel": '"vllm/scam"'}, "got vllm/scam; known: vllm/scan", id="kernel"),
+    pytest.param({"arch": '["gfx1100"]'}, "arch: got gfx1100", id="arch"),
+    pytest.param({"arch": "[]"}, "arch: got .*expected a list of texts", id="no arch"),
+    pytest.param({"configurations": '["z"]'}, "configurations: got z; known: every, a, b", id="configuration"),
+    pytest.param(
+        {"configurations": '"all"'}, "configurations: got 'all'; expected a list of texts", id="a word for every one"
+    ),
     pytest.param({"says": '"("'}, "no regular expression", id="expression"),
-    pytest.param({"why": '""'}, "why is a text that says something", id="no reason"),
+    pytest.param({"why": '""'}, "why: got ''; expected a text", id="no reason"),
     pytest.param({"whence": '"x"'}, "got .*whence", id="unknown key"),
 ]
 
@@ -56,13 +58,13 @@ def declare(tmp_path, **changes):
 def test_a_declaration_is_read(tmp_path):
     [one] = declare(tmp_path)
     assert (one.arch, one.configurations) == (("gfx942",), ("a",))
-    [every] = declare(tmp_path, configurations='"every"')
+    [every] = declare(tmp_path, configurations='["every"]')
     assert every.configurations == (EVERY,)
 
 
 @pytest.mark.parametrize(("change", "message"), INVALID)
 def test_an_invalid_declaration_is_refused(tmp_path, change, message):
-    with pytest.raises(InvalidDeclarationError, match=message):
+    with pytest.raises(InvalidDataError, match=message):
         declare(tmp_path, **change)
 
 
@@ -73,5 +75,5 @@ def test_an_invalid_declaration_is_refused(tmp_path, change, message):
 def test_a_file_that_is_not_one_is_refused(tmp_path, text):
     path = tmp_path / "declared.toml"
     path.write_text(text)
-    with pytest.raises(InvalidDeclarationError):
+    with pytest.raises(InvalidDataError):
         load_declared(path)

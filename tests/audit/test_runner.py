@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hilgate.model import Check
-from pagedkv.audit.budgets import Budgets, KernelBudget
+from pagedkv.audit.budgets import Budgets, KernelBudget, Limits
 from pagedkv.audit.cases import Case
 from pagedkv.audit.compile import probe
 from pagedkv.audit.declared import Declared
@@ -17,9 +17,7 @@ from pagedkv.audit.runner import compile_all, make_plan
 from pagedkv.audit.tensors import Batch
 
 BUDGETS = Budgets(
-    vgpr_spills=0,
-    scratch_bytes=0,
-    wide_share=1.0,
+    every=Limits(vgpr_spills=0, scratch_bytes=0, wide_share=1.0),
     comparisons=(),
     kernels={"probe_kernel": KernelBudget(tile="SIDE", mfma=1, wide=("a_ptr", "b_ptr"))},
     evidence={},

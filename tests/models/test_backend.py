@@ -13,6 +13,7 @@ from vllm.v1.attention.backend import AttentionType, MultipleOf
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from pagedkv.vllm_plugin import backend, errors, impl
+from pagedkv.vllm_plugin.metadata import PagedKVMetadataBuilder
 
 pytestmark = pytest.mark.usefixtures("inflated_blocks")
 
@@ -55,7 +56,7 @@ def inflated_blocks(deployment):
 @pytest.fixture
 def builder(deployment):
     spec = SimpleNamespace(block_size=BLOCK_SIZE)
-    return backend.PagedKVMetadataBuilder(spec, [], deployment, torch.device("cpu"))
+    return PagedKVMetadataBuilder(spec, [], deployment, torch.device("cpu"))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from vllm.v1.attention.backend import AttentionCGSupport
 
 from pagedkv.attention import reference
 from pagedkv.vllm_plugin import backend, impl
+from pagedkv.vllm_plugin.metadata import PagedKVMetadataBuilder
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE, BLOCKS = 4, 2, 32, 16, 13
 TOKENS, SEQUENCES, MAX_MODEL_LEN = 8, 8, 64
@@ -61,7 +62,7 @@ def config(*, is_encoder_decoder):
 @pytest.fixture
 def builder(deployment):
     spec = SimpleNamespace(block_size=BLOCK_SIZE)
-    return backend.PagedKVMetadataBuilder(spec, [], deployment, torch.device("cpu"))
+    return PagedKVMetadataBuilder(spec, [], deployment, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_a_captured_batch_serves_every_later_one(captured, bound, query_lens, se
     ("is_encoder_decoder", "support"), [(False, AttentionCGSupport.ALWAYS), (True, AttentionCGSupport.UNIFORM_BATCH)]
 )
 def test_graph_support(is_encoder_decoder, support):
-    ours = backend.PagedKVMetadataBuilder
+    ours = PagedKVMetadataBuilder
     assert ours.get_cudagraph_support(config(is_encoder_decoder=is_encoder_decoder), SimpleNamespace()) is support
 
 

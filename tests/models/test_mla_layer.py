@@ -17,7 +17,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadat
 from vllm.v1.attention.backends.mla import cpu_mla
 
 from pagedkv.mla import reference
-from pagedkv.vllm_plugin import errors, mla_backend, mla_impl, mla_register
+from pagedkv.vllm_plugin import GPU_MLA_NAME, errors, mla_backend
 
 HEADS, LATENT, ROPE = 4, 256, 64  # vLLM's metadata knows latent rows of 320, 512 and 576 channels
 SCALE = 0.11
@@ -40,7 +40,7 @@ CONSTANTS = {
     "v_head_dim": 32,
     "kv_b_proj": None,
 }
-IMPLS = {"cpu": mla_impl.PagedKVMLAImpl, "gpu": mla_impl.PagedKVGPUMLAImpl}
+IMPLS = {"cpu": mla_backend.PagedKVMLAImpl, "gpu": mla_backend.PagedKVGPUMLAImpl}
 
 
 class Layer(AttentionLayerBase):
@@ -224,7 +224,7 @@ def test_backends_name_their_parts():
     assert cpu.get_impl_cls() is IMPLS["cpu"]
     assert issubclass(cpu, cpu_mla.CPUMLABackend)
     assert gpu.is_mla()
-    assert gpu.get_name() == mla_register.GPU_MLA_NAME
+    assert gpu.get_name() == GPU_MLA_NAME
     assert gpu.supports_kv_cache_dtype("fp8")
     assert not cpu.supports_kv_cache_dtype("fp8")
     assert gpu.supports_block_size(784)

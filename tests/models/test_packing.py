@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from pagedkv.routing import Layout
+from pagedkv.routing import CacheLayout
 from pagedkv.vllm_plugin import backend, errors, impl, pages, settings
 
 pytestmark = pytest.mark.usefixtures("deployment")
@@ -100,7 +100,7 @@ def test_both_groups_of_an_encoder_decoder_model_mean_the_same_bytes(packing, la
         layer_stride, block_stride, *_ = compute_layout_strides(spec, BLOCKS, 2, order)
         tensor = KVCacheTensor(raw.numel(), ["0", "1"], layer_stride, block_stride)
         views.append(create_kv_cache_views(raw, spec, BLOCKS, order, tensor)[1])
-    page = pages.Page(Layout(packing, pages.sides(packing, order), 32, 4, 64, element_bytes=2))
+    page = pages.Page(CacheLayout(packing, pages.sides(packing, order), 32, 4, 64, element_bytes=2))
     self_attention, cross_attention = (page.cache(view) for view in views)
     for side in ("key", "value"):
         ours, theirs = getattr(self_attention, side), getattr(cross_attention, side)
@@ -139,5 +139,6 @@ def test_fp8_heads_that_16_bytes_do_not_divide_are_refused(packing, set_packing)
     ],
 )
 def test_a_pool_that_is_not_as_asked_for_is_refused(packing, sides, view, what):
+    layout = CacheLayout(packing, sides, block_size=32, num_kv_heads=2, head_size=64, element_bytes=4)
     with pytest.raises(errors.PageError, match=f"KV pool: got {what} .*PAGEDKV_PACKING"):
-        pages.Page(Layout(packing, sides, block_size=32, num_kv_heads=2, head_size=64, element_bytes=4)).cache(view)
+        pages.Page(layout).cache(view)

@@ -26,7 +26,8 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from pagedkv.attention import reference
-from pagedkv.vllm_plugin import backend, impl, pages, routes
+from pagedkv.vllm_plugin import impl, pages, routes
+from pagedkv.vllm_plugin.metadata import PagedKVMetadataBuilder
 
 LAYERS, BLOCKS, BLOCK_SIZE, KV_HEADS, HEADS, HEAD_SIZE = 2, 5, 48, 3, 6, 32
 SEQ_LENS = [70, 20]
@@ -168,7 +169,7 @@ def test_page(case, monkeypatch, deployment):
     deployment.cache_config.get_resolved_kv_cache_layout = lambda: KVCacheLayout[case.layout]
     deployment.compilation_config.static_forward_context["layer"] = SimpleNamespace(impl=layer)
     kernel_spec = SimpleNamespace(block_size=pool.tokens)
-    builder = backend.PagedKVMetadataBuilder(kernel_spec, ["layer"], deployment, torch.device("cpu"))
+    builder = PagedKVMetadataBuilder(kernel_spec, ["layer"], deployment, torch.device("cpu"))
 
     # vLLM's block tables and slots count kernel blocks: block b of a manager is split * b ... split * b + split - 1.
     order = iter(torch.randperm(BLOCKS - 1, generator=generator) + 1)

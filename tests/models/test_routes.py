@@ -14,7 +14,8 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from pagedkv import arch
 from pagedkv.routing import candidates, router
-from pagedkv.vllm_plugin import backend, errors, impl, routes
+from pagedkv.vllm_plugin import errors, impl, metadata, routes
+from pagedkv.vllm_plugin.metadata import PagedKVMetadataBuilder
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def build(deployment, layers, block_size, order):
     context = deployment.compilation_config.static_forward_context
     context.update({name: SimpleNamespace(impl=layer) for name, layer in layers.items()})
     spec = SimpleNamespace(block_size=block_size)
-    return backend.PagedKVMetadataBuilder(spec, list(layers), deployment, torch.device("cpu"))
+    return PagedKVMetadataBuilder(spec, list(layers), deployment, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_each_kind_of_layer_is_routed_and_logged_once(monkeypatch, make, deploym
     assert [request.window for request, _ in asked] == [None, 8]
     assert {providers for _, providers in asked} == {frozenset({"pagedkv"})}
     lines = []
-    monkeypatch.setattr(backend, "log", SimpleNamespace(info=lambda text, *values: lines.append(text % values)))
+    monkeypatch.setattr(metadata, "log", SimpleNamespace(info=lambda text, *values: lines.append(text % values)))
     build(deployment, layers, 16, KVCacheLayout.LBHNC)
     assert len(asked) == 2, "nothing has changed, so nobody asks again"
     one, other = lines

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
 from pagedkv import vllm_plugin
-from pagedkv.vllm_plugin import errors, inspect, mla_register
+from pagedkv.vllm_plugin import CPU_MLA_BACKEND, GPU_MLA_BACKEND, errors, inspect
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_one_layer_not_served_is_enough_to_fail(change, problem):
         inspect.require_served([good, good | {"layer": "layer 1"} | change])
 
 
-@pytest.mark.parametrize("path", [mla_register.CPU_MLA_BACKEND, mla_register.GPU_MLA_BACKEND])
+@pytest.mark.parametrize("path", [CPU_MLA_BACKEND, GPU_MLA_BACKEND])
 def test_mla_layers_count_as_ours_where_ours_serves_them(path):
     row = {"layer": "layer 0", "rank": 0, "backend": path, "attentions": 1}
     inspect.require_served([row])

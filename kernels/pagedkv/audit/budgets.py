@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from . import toml
 from .code_object import wide_share
-from .errors import InvalidBudgetsError
+from .errors import InvalidDataError
 from .machine import COMPUTE_UNITS
 
 if TYPE_CHECKING:
@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 
 FILE = Path(__file__).with_name("budgets.toml")
 
-_LIMITS = {"vgpr_spills": int, "scratch_bytes": int, "wide_share": float}
-"""Keys of `[every]`."""
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of every code object of ours."""
+
+    vgpr_spills: int
+    scratch_bytes: int
+    wide_share: float
+    """Least share of the bytes of K and V that come in 16-byte loads, where they can."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +61,7 @@ class Comparison:
 class Budgets:
     """The whole file."""
 
-    vgpr_spills: int
-    scratch_bytes: int
-    wide_share: float
+    every: Limits
     comparisons: tuple[Comparison, ...]
     kernels: dict[str, KernelBudget]
     evidence: dict[str, KernelBudget]
@@ -71,12 +76,12 @@ class Budgets:
         if not sites:
             return f"no tl.load through {pointer} in the machine code: correct the kernel, or `wide` in {FILE.name}"
         share = wide_share(sites)
-        if share >= self.wide_share:
+        if share >= self.every.wide_share:
             return ""
         narrow = ", ".join(f"{site.count} of {site.width} B at {site.source}" for site in sites if site.width < 16)
         return (
-            f"{share:.0%} of the bytes read through {pointer} come in 16-byte loads, at least {self.wide_share:.0%} "
-            f"must: {narrow}"
+            f"{share:.0%} of the bytes read through {pointer} come in 16-byte loads, at least "
+            f"{self.every.wide_share:.0%} must: {narrow}"
         )
 
     def violations(self, figures: Figures, *, scattered: tuple[str, ...] = ()) -> list[str]:
@@ -93,13 +98,13 @@ class Budgets:
         found = []
         if figures.lds_bytes > limit:
             found.append(lds_message(figures.kernel, figures.lds_bytes, figures.arch))
-        if code.vgpr_spills > self.vgpr_spills:
+        if code.vgpr_spills > self.every.vgpr_spills:
             found.append(
-                f"{code.vgpr_spills} VGPRs spilled (budget {self.vgpr_spills}) at {code.vgpr} of 512: "
+                f"{code.vgpr_spills} VGPRs spilled (budget {self.every.vgpr_spills}) at {code.vgpr} of 512: "
                 "use a smaller tile or more waves"
             )
-        if code.scratch_bytes > self.scratch_bytes:
-            found.append(f"{code.scratch_bytes} B of scratch per work-item (budget {self.scratch_bytes})")
+        if code.scratch_bytes > self.every.scratch_bytes:
+            found.append(f"{code.scratch_bytes} B of scratch per work-item (budget {self.every.scratch_bytes})")
         if text.mfma < budget.mfma:
             found.append(
                 f"{text.mfma} MFMA instructions (at least {budget.mfma}): the dot product runs on the vector ALU"
@@ -126,55 +131,16 @@ def load_budgets(path: Path = FILE) -> Budgets:
     """Read budgets.
 
     Raises:
-        InvalidBudgetsError: Not TOML, an unknown key, or a value of the wrong type or sign.
+        InvalidDataError: Not TOML, an unknown key, or a value of the wrong type or sign.
     """
-    try:
-        data = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidBudgetsError(f"{path.name} is not TOML: {error}") from error
-    unknown = set(data) - {"every", "kernels", "evidence", "compare"}
-    if unknown or set(data.get("every", {})) != set(_LIMITS):
-        raise InvalidBudgetsError(
-            f"{path.name}: expected [every] with {', '.join(_LIMITS)}, and tables under kernels and evidence"
-            + (f"; got {', '.join(sorted(unknown))}" if unknown else "")
-        )
-    limits = {key: _number(path, f"every.{key}", data["every"][key], kind) for key, kind in _LIMITS.items()}
-    if limits["wide_share"] > 1:
-        raise InvalidBudgetsError(f"{path.name}: every.wide_share is a share, got {limits['wide_share']}")
-    return Budgets(
-        **limits,
-        comparisons=tuple(_comparison(path, table) for table in data.get("compare", [])),
-        kernels={name: _kernel(path, name, table) for name, table in data.get("kernels", {}).items()},
-        evidence={name: _kernel(path, name, table) for name, table in data.get("evidence", {}).items()},
+    data = toml.read(path, ("every", "kernels", "evidence", "compare"))
+    every = toml.entry(f"{path.name}: every", data.get("every", {}), Limits)
+    if every.wide_share > 1:
+        raise InvalidDataError(f"{path.name}: every: wide_share is a share, got {every.wide_share}")
+    comparisons = toml.entries(f"{path.name}: compare", data.get("compare", []), Comparison)
+    toml.among(f"{path.name}: compare: figure", (each.figure for each in comparisons), FIGURES)
+    kernels, evidence = (
+        {name: toml.entry(f"{path.name}: {name}", table, KernelBudget) for name, table in data.get(kind, {}).items()}
+        for kind in ("kernels", "evidence")
     )
-
-
-def _kernel(path: Path, name: str, table: dict[str, Any]) -> KernelBudget:
-    known = {field.name for field in fields(KernelBudget)}
-    if unknown := set(table) - known:
-        raise InvalidBudgetsError(
-            f"{path.name}: {name} has unknown {', '.join(sorted(unknown))}; known: {sorted(known)}"
-        )
-    for key in ("tile", "rows"):
-        if not isinstance(table.get(key, ""), str):
-            raise InvalidBudgetsError(f"{path.name}: {name}.{key} names a kernel argument, got {table[key]!r}")
-    if "mfma" in table:
-        _number(path, f"{name}.mfma", table["mfma"], int)
-    wide = table.get("wide", [])
-    if not isinstance(wide, list) or not all(isinstance(pointer, str) for pointer in wide):
-        raise InvalidBudgetsError(f"{path.name}: {name}.wide is a list of kernel arguments, got {wide!r}")
-    return KernelBudget(**(table | {"wide": tuple(wide)}))
-
-
-def _comparison(path: Path, table: dict[str, Any]) -> Comparison:
-    if set(table) != {field.name for field in fields(Comparison)} or table["figure"] not in FIGURES:
-        raise InvalidBudgetsError(
-            f"{path.name}: [[compare]] takes operation, ours, theirs and a figure of {', '.join(FIGURES)}; got {table}"
-        )
-    return Comparison(**table)
-
-
-def _number(path: Path, where: str, value: Any, kind: type) -> Any:
-    if isinstance(value, bool) or not isinstance(value, kind) or value < 0:
-        raise InvalidBudgetsError(f"{path.name}: {where} must be a {kind.__name__} of at least 0, got {value!r}")
-    return value
+    return Budgets(every, comparisons, kernels, evidence)

@@ -14,8 +14,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pagedkv.errors import CommandError, Exit, MisuseError
+
 from .cases import SOURCES, ids, select
-from .errors import AuditError, CannotRunHereError, Exit, MisuseError, NothingSelectedError
+from .errors import CannotRunHereError, NothingSelectedError
 from .findings import exit_status, write_findings
 from .machine import COMPUTE_UNITS
 from .report import format_report
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         return int(_run(options))
-    except AuditError as error:
+    except CommandError as error:
         sys.stderr.write(f"audit: {error}\n")
         return int(error.exit_status)
 

@@ -6,12 +6,12 @@ Both kinds of entry are checked both ways: what is not declared fails, and so do
 from __future__ import annotations
 
 import re
-import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-from .errors import InvalidDeclarationError
+from . import toml
+from .errors import InvalidDataError
 from .machine import COMPUTE_UNITS
 
 if TYPE_CHECKING:
@@ -80,72 +80,29 @@ class Declared:
             cases: All that have configurations.
 
         Raises:
-            InvalidDeclarationError: One does not exist.
+            InvalidDataError: One does not exist.
         """
         known: dict[str, list[str]] = {}
         for configuration in (case.configuration for case in cases if case.configuration):
-            known.setdefault(configuration.kernel, []).append(configuration.name)
+            known.setdefault(configuration.kernel, [EVERY]).append(configuration.name)
         for each in self.crashes:
-            if each.kernel not in known:
-                raise InvalidDeclarationError(
-                    f"{FILE.name}: no kernel {each.kernel}; known: {', '.join(sorted(known))}"
-                )
-            _among(f"{FILE.name}, {each.kernel}: configurations", each.configurations, [*known[each.kernel], EVERY])
+            toml.among(f"{FILE.name}: kernel", [each.kernel], sorted(known))
+            toml.among(f"{FILE.name}, {each.kernel}: configurations", each.configurations, known[each.kernel])
 
 
 def load_declared(path: Path = FILE) -> Declared:
     """Read the declarations.
 
     Raises:
-        InvalidDeclarationError: Not TOML, a key is missing, unknown or empty, an arch does not exist, or a regular
-            expression cannot be compiled.
+        InvalidDataError: Not TOML, a key is missing, unknown or empty, an arch does not exist, or a regular expression
+            cannot be compiled.
     """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidDeclarationError(f"{path.name} is not TOML: {error}") from error
-    if unknown := set(data) - {"crash", "narrow"}:
-        raise InvalidDeclarationError(
-            f"{path.name} holds [[crash]] and [[narrow]] tables only; got {', '.join(sorted(unknown))}"
-        )
-    crashes = _entries(f"{path.name}, [[crash]]", data.get("crash", []), DeclaredCrash)
-    for number, each in enumerate(crashes, 1):
-        where = f"{path.name}, [[crash]] {number}"
-        _among(f"{where}: arch", each.arch, COMPUTE_UNITS)
+    data = toml.read(path, ("crash", "narrow"))
+    crashes = toml.entries(f"{path.name}: crash", data.get("crash", []), DeclaredCrash)
+    for each in crashes:
+        toml.among(f"{path.name}, {each.kernel}: arch", each.arch, COMPUTE_UNITS)
         try:
             re.compile(each.says)
         except re.error as error:
-            raise InvalidDeclarationError(f"{where}: says is no regular expression: {error}") from error
-    return Declared(crashes, _entries(f"{path.name}, [[narrow]]", data.get("narrow", []), DeclaredNarrow))
-
-
-Entry = TypeVar("Entry", DeclaredCrash, DeclaredNarrow)
-
-
-def _entries(where: str, tables: list[dict[str, Any]], kind: type[Entry]) -> tuple[Entry, ...]:
-    """One entry a table; every key of `kind` is there, a text or a list of texts as its type says, and not empty."""
-    entries = []
-    for number, table in enumerate(tables, 1):
-        keys = {field.name: str(field.type) for field in fields(kind)}
-        if set(table) != set(keys):
-            raise InvalidDeclarationError(
-                f"{where} {number}: expected exactly {', '.join(sorted(keys))}; got {', '.join(sorted(table))}"
-            )
-        values = {key: (EVERY,) if (key, value) == ("configurations", EVERY) else value for key, value in table.items()}
-        for key, value in values.items():
-            listed = keys[key].startswith("tuple")
-            texts = value if listed and isinstance(value, list | tuple) else [] if listed else [value]
-            if not texts or not all(isinstance(text, str) and text for text in texts):
-                expected = "a list of texts" if listed else "a text"
-                raise InvalidDeclarationError(
-                    f"{where} {number}: {key} is {expected} that says something, got {value!r}"
-                )
-            values[key] = tuple(texts) if listed else value
-        entries.append(kind(**values))
-    return tuple(entries)
-
-
-def _among(where: str, values: Iterable[str], known: Iterable[str]) -> None:
-    known = list(known)
-    if unknown := [value for value in values if value not in known]:
-        raise InvalidDeclarationError(f"{where} has {', '.join(unknown)}; known: {', '.join(known)}")
+            raise InvalidDataError(f"{path.name}, {each.kernel}: says is no regular expression: {error}") from error
+    return Declared(crashes, toml.entries(f"{path.name}: narrow", data.get("narrow", []), DeclaredNarrow))

@@ -8,7 +8,7 @@ have started a grid. Nothing is executed, so outputs keep whatever they held.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,16 +21,6 @@ from .machine import COMPUTE_UNITS, ComputeUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel that a launcher would have started."""
-
-    name: str
-    """Name of the Triton function."""
-    kernel: Any
-    """triton.compiler.CompiledKernel."""
 
 
 @dataclass
@@ -66,7 +56,6 @@ class OfflineHipDriver(DriverBase):
     """
 
     arch: ComputeUnit
-    launches: list[Launch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import enum
-from typing import ClassVar
+from pagedkv.errors import CommandError, Exit
 
 
-class Exit(enum.IntEnum):
-    """Exit status of `python -m pagedkv.audit`; the numbers are those of the hilgate command."""
-
-    PASS = 0
-    FAIL = 1
-    MISUSE = 2
-    NOTHING_COMPILED = 4
-    CANNOT_RUN_HERE = 5
-    INCONCLUSIVE = 6
-
-
-class AuditError(Exception):
-    """A reason to stop before or during the audit. Subclasses fix the exit status."""
-
-    exit_status: ClassVar[Exit] = Exit.FAIL
-
-
-class MisuseError(AuditError):
-    """An option names something that does not exist."""
-
-    exit_status = Exit.MISUSE
+class AuditError(CommandError):
+    """A reason to stop before or during the audit."""
 
 
 class NothingSelectedError(AuditError):
@@ -41,12 +21,8 @@ class CannotRunHereError(AuditError):
     exit_status = Exit.CANNOT_RUN_HERE
 
 
-class InvalidBudgetsError(AuditError):
-    """`budgets.toml` has an unknown key or a value that cannot be a limit."""
-
-
-class InvalidDeclarationError(AuditError):
-    """`declared.toml` is not TOML, lacks a key, or names something that does not exist."""
+class InvalidDataError(AuditError):
+    """`budgets.toml` or `declared.toml` cannot be read, or names something that does not exist."""
 
 
 class UnreadableCodeObjectError(AuditError):

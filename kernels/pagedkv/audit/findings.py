@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from .errors import Exit
+from pagedkv.errors import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -240,28 +240,6 @@ def _package_scan(layer: Layer) -> list[Case]:
     ]
 
 
-def _package_state_update(layer: Layer, variant: str = "") -> list[Case]:
-    """One decode step on a pool of states above 2 GiB."""
-    module = imports.mamba_ssm("selective_state_update")
-    pool = layer.chunk_states(POOL_BLOCKS * 128 * 64 * 128 // (layer.heads * layer.head_size * layer.state))
-    x, B, C = layer.x(SEQUENCES), layer.projection(SEQUENCES), layer.projection(SEQUENCES)
-    size = (layer.heads, layer.head_size)
-    if layer.heads > 1:  # Mamba2: one dt and one A a head, seen by each channel through a stride of 0
-        dt = layer.per_head(SEQUENCES, dtype=DTYPE)[..., None].expand(SEQUENCES, *size)
-        bias, D = (layer.per_head()[:, None].expand(size) for _ in "bD")
-        A = layer.per_head()[:, None, None].expand(*size, layer.state)
-    else:
-        dt = torch.empty(SEQUENCES, *size, dtype=DTYPE)
-        bias, D, A = torch.empty(size), torch.empty(size), torch.empty(*size, layer.state)
-
-    def launch() -> object:
-        return module.selective_state_update(
-            pool, x, dt, A, B, C, D=D, dt_bias=bias, dt_softplus=True, state_batch_indices=layer.slots
-        )
-
-    return configured("mamba-ssm", "_selective_scan_update_kernel", launch, variant=variant)
-
-
 def _package_conv_states(layer: Layer) -> list[Case]:
     module = imports.causal_conv1d("causal_conv1d_varlen")
     x = torch.empty(layer.tokens, layer.conv_channels, dtype=DTYPE)
@@ -314,21 +292,17 @@ def _vllm_scan(layer: Layer) -> list[Case]:
     ]
 
 
+def _package_state_update(layer: Layer, variant: str = "") -> list[Case]:
+    update = imports.mamba_ssm("selective_state_update").selective_state_update
+    launch = partial(update, **_decode(layer), state_batch_indices=layer.slots)
+    return configured("mamba-ssm", "_selective_scan_update_kernel", launch, variant=variant)
+
+
 def _vllm_state_update(layer: Layer) -> list[Case]:
     """One decode step, in the launches that vLLM's tables hold for AMD products and in its fallback."""
-    module = imports.vllm("mamba_ssm")
-    pool = layer.chunk_states(POOL_BLOCKS)
-    x, B, C = layer.x(SEQUENCES), layer.projection(SEQUENCES), layer.projection(SEQUENCES)
-    size = (layer.heads, layer.head_size)
-    dt = layer.per_head(SEQUENCES, dtype=DTYPE)[..., None].expand(SEQUENCES, *size)
-    bias, D = (layer.per_head()[:, None].expand(size) for _ in "bD")
-    A = layer.per_head()[:, None, None].expand(*size, layer.state)
-
-    def launch() -> object:
-        return module.selective_state_update(
-            pool, x, dt, A, B, C, D, bias, dt_softplus=True, state_batch_indices=layer.slots, out=torch.empty_like(x)
-        )
-
+    module, operands = imports.vllm("mamba_ssm"), _decode(layer)
+    out = torch.empty_like(operands["x"])
+    launch = partial(module.selective_state_update, **operands, state_batch_indices=layer.slots, out=out)
     tables = Path(module._CONFIGS_DIR).glob(f"headdim={layer.head_size},dstate={layer.state},device_name=AMD_*.json")
     rows = [row for table in tables for row in json.loads(table.read_text()).values() if isinstance(row, dict)]
     fallback = module._get_default_ssm_launch_config(layer.state, is_blackwell=False)
@@ -337,6 +311,29 @@ def _vllm_state_update(layer: Layer) -> list[Case]:
         f"M{rows}-warps{warps}": partial(module.override_ssm_config, (rows, warps)) for rows, warps in sorted(launches)
     }
     return configured("vllm", "_selective_scan_update_kernel", launch, configurations)
+
+
+def _decode(layer: Layer) -> dict[str, Any]:
+    """Operands of one decode step on a pool of states above 2 GiB, by their names in mamba-ssm and vLLM alike."""
+    size = (layer.heads, layer.head_size)
+    if layer.heads > 1:  # Mamba2: one dt and one A a head, seen by each channel through a stride of 0
+        dt = layer.per_head(SEQUENCES, dtype=DTYPE)[..., None].expand(SEQUENCES, *size)
+        bias, D = (layer.per_head()[:, None].expand(size) for _ in "bD")
+        A = layer.per_head()[:, None, None].expand(*size, layer.state)
+    else:
+        dt = torch.empty(SEQUENCES, *size, dtype=DTYPE)
+        bias, D, A = torch.empty(size), torch.empty(size), torch.empty(*size, layer.state)
+    return {
+        "state": layer.chunk_states(POOL_BLOCKS * 128 * 64 * 128 // (layer.heads * layer.head_size * layer.state)),
+        "x": layer.x(SEQUENCES),
+        "dt": dt,
+        "A": A,
+        "B": layer.projection(SEQUENCES),
+        "C": layer.projection(SEQUENCES),
+        "D": D,
+        "dt_bias": bias,
+        "dt_softplus": True,
+    }
 
 
 def _vllm_conv(layer: Layer) -> list[Case]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .errors import Exit
+    from pagedkv.errors import Exit
+
     from .findings import Finding
 
 WIDTH = 80

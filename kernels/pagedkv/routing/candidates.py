@@ -1,4 +1,4 @@
-"""Reads `candidates/*.toml`, one file per provider, and `preference.toml`: the kernels, in order of preference.
+"""Read the kernels of each provider and their order of preference from `candidates/*.toml` and `preference.toml`.
 
 Nothing has a default: a kernel that does not state a limit, or where it is written, is an error and not a kernel
 without that limit.
@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import CandidateError
-from .features import READERS, TASKS, Task, stated
-from .limits import Limit, parse
+from .errors import InvalidFileError
+from .features import READERS, TASKS, Limit, Task, parse_limit, stated
 
 FOLDER = Path(__file__).parent / "candidates"
 PREFERENCE = Path(__file__).parent / "preference.toml"
@@ -71,7 +70,7 @@ def load() -> Mapping[Task, tuple[Preferred, ...]]:
     """Return the kernels of each task, best first.
 
     Raises:
-        CandidateError: the data is incomplete or contradicts itself.
+        InvalidFileError: the data is incomplete or contradicts itself.
     """
     kernels: dict[str, Kernel] = {}
     for provider in PROVIDERS:
@@ -83,14 +82,14 @@ def read_kernels(text: str, provider: str) -> dict[str, Kernel]:
     """Read the kernels of one provider, by name.
 
     Raises:
-        CandidateError: a kernel lacks a limit that its tasks have, states another, or names no source.
+        InvalidFileError: a kernel lacks a limit that its tasks have, states another, or names no source.
     """
     where = f"candidates/{provider}.toml"
     kernels = {}
     for entry in _tables(where, _load(where, text), {"kernel"})["kernel"]:
         kernel = _read_kernel(where, provider, entry)
         if kernel.name in kernels:
-            raise CandidateError(f"{where}: {kernel.name} is there twice.")
+            raise InvalidFileError(f"{where}: {kernel.name} is there twice.")
         kernels[kernel.name] = kernel
     return kernels
 
@@ -99,8 +98,8 @@ def read_preference(text: str, kernels: Mapping[str, Kernel]) -> dict[Task, tupl
     """Read the order of the kernels of each task.
 
     Raises:
-        CandidateError: a kernel is missing in a task that it does, or is named in one that it does not; or a branch of
-            one kernel is no kernel that reads the same cache.
+        InvalidFileError: a kernel is missing in a task that it does, or is named in one that it does not; or a branch
+            of one kernel is no kernel that reads the same cache.
     """
     where = "preference.toml"
     tables = _tables(where, _load(where, text), set(TASKS))
@@ -109,12 +108,12 @@ def read_preference(text: str, kernels: Mapping[str, Kernel]) -> dict[Task, tupl
         able = {name for name, kernel in kernels.items() if task in kernel.tasks}
         named = [entry.get("kernel") for entry in tables[task]]
         if sorted(map(str, named)) != sorted(able):
-            raise CandidateError(f"{where}: {task}: got {named}; expected each of {sorted(able)} once.")
+            raise InvalidFileError(f"{where}: {task}: got {named}; expected each of {sorted(able)} once.")
         order[task] = tuple(_read_preferred(f"{where}: {task}", entry, kernels) for entry in tables[task])
     for kernel in kernels.values():
         for branch in kernel.limits["batch_size"].branches if set(kernel.tasks) & set(READERS) else ():
             if branch not in kernels or not set(kernel.tasks) <= set(kernels[branch].tasks):
-                raise CandidateError(f"{kernel.name}: batch_size: {branch} is no kernel that does {kernel.tasks[0]}.")
+                raise InvalidFileError(f"{kernel.name}: batch_size: {branch} is no kernel that does {kernel.tasks[0]}.")
     return order
 
 
@@ -123,18 +122,18 @@ def _read_kernel(where: str, provider: str, entry: Mapping[str, object]) -> Kern
     where = f"{where}: {name}"
     keys = {"name", "summary", "serves", "reads", "limits"}
     if set(entry) != keys:
-        raise CandidateError(f"{where}: got the keys {sorted(entry)}; expected exactly {sorted(keys)}.")
+        raise InvalidFileError(f"{where}: got the keys {sorted(entry)}; expected exactly {sorted(keys)}.")
     if not isinstance(name, str) or not name.startswith(f"{provider}."):
-        raise CandidateError(f"{where}: expected a name that begins with {provider!r} and a dot.")
+        raise InvalidFileError(f"{where}: expected a name that begins with {provider!r} and a dot.")
     serves, reads, limits = entry["serves"], entry["reads"], entry["limits"]
     if not isinstance(serves, list) or not serves or not set(serves) <= set(_SERVES):
-        raise CandidateError(f"{where}: serves: got {serves!r}; expected some of {', '.join(_SERVES)}.")
+        raise InvalidFileError(f"{where}: serves: got {serves!r}; expected some of {', '.join(_SERVES)}.")
     tasks = tuple(_SERVES[word] for word in serves)
     if reads not in _OPERANDS or (reads == "none") != (not set(tasks) & set(READERS)):
-        raise CandidateError(f"{where}: reads: got {reads!r}; expected cache or dense of a reader, none of another.")
+        raise InvalidFileError(f"{where}: reads: got {reads!r}; expected cache or dense of a reader, none of another.")
     if not isinstance(limits, Mapping) or set(limits) != set(stated(tasks)):
         unlike = sorted(set(limits if isinstance(limits, Mapping) else ()) ^ set(stated(tasks)))
-        raise CandidateError(
+        raise InvalidFileError(
             f"{where}: limits: missing or unknown: {', '.join(unlike)}. Say every limit, "
             'with takes = "any" or "none" where there is nothing to limit.'
         )
@@ -143,13 +142,13 @@ def _read_kernel(where: str, provider: str, entry: Mapping[str, object]) -> Kern
         summary=str(entry["summary"]),
         serves=tuple(serves),
         reads=str(reads),
-        limits={key: parse(f"{where}: {key}", limits[key]) for key in stated(tasks)},
+        limits={key: parse_limit(f"{where}: {key}", limits[key]) for key in stated(tasks)},
     )
 
 
 def _read_preferred(where: str, entry: Mapping[str, object], kernels: Mapping[str, Kernel]) -> Preferred:
     if set(entry) != {"kernel", "basis", "why"} or entry["basis"] not in {"measured", "policy"} or not entry["why"]:
-        raise CandidateError(f"{where}: got {dict(entry)}; expected kernel, basis (measured or policy) and why.")
+        raise InvalidFileError(f"{where}: got {dict(entry)}; expected kernel, basis (measured or policy) and why.")
     return Preferred(kernels[str(entry["kernel"])], str(entry["basis"]), str(entry["why"]))
 
 
@@ -157,15 +156,15 @@ def _load(where: str, text: str) -> Mapping[str, object]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise CandidateError(f"{where}: {error}") from error
+        raise InvalidFileError(f"{where}: {error}") from error
 
 
 def _tables(where: str, data: Mapping[str, object], names: set[str]) -> dict[str, list[Mapping[str, object]]]:
     if set(data) != names:
-        raise CandidateError(f"{where}: got the tables {sorted(data)}; expected exactly {sorted(names)}.")
+        raise InvalidFileError(f"{where}: got the tables {sorted(data)}; expected exactly {sorted(names)}.")
     tables = {}
     for name, entries in data.items():
         if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-            raise CandidateError(f"{where}: {name}: expected [[{name}]] tables.")
+            raise InvalidFileError(f"{where}: {name}: expected [[{name}]] tables.")
         tables[name] = entries
     return tables

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from ..arch import ARCHES
-from ..layout import PACKINGS
+from pagedkv.arch import ARCHES
+from pagedkv.errors import CommandError, Exit, MisuseError
+from pagedkv.layout import PACKINGS
+
 from .candidates import PROVIDERS
-from .errors import Exit, MisuseError, RoutingError
-from .explain import ENGINE_DTYPES, Deployment, explain
-from .model_config import read
-from .report import as_data, format_text
+from .explain import ENGINE_DTYPES, Deployment, as_data, explain, format_text
+from .model_config import read_config
 from .request import ELEMENT_BYTES, KvScales, Phase, Sides
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parse(arguments)
     try:
-        explanation = explain(read(options.model), _deployment(options))
-    except RoutingError as error:
+        explanation = explain(read_config(options.model), _deployment(options))
+    except CommandError as error:
         sys.stderr.write(f"error: {error}\n")
         return int(error.exit_status)
     if options.json:

@@ -1,27 +1,14 @@
-"""Mistakes that routing can meet, one class each, and the exit status of the command that meets them."""
+"""Errors of routing: a request, a file or a layer that no route can be made of, and why kernels were rejected."""
 
 from __future__ import annotations
 
-import enum
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from .router import Rejection
+from pagedkv.errors import CommandError, Exit
 
 
-class Exit(enum.IntEnum):
-    """Exit status of `python -m pagedkv.routing`; the numbers are those of the hilgate command."""
-
-    PASS = 0
-    FAIL = 1
-    MISUSE = 2
-    INVALID_FILE = 3
-
-
-class RoutingError(ValueError):
-    """A reason why there is no route. Subclasses fix the exit status."""
-
-    exit_status: ClassVar[Exit] = Exit.FAIL
+class RoutingError(CommandError):
+    """A reason why there is no route."""
 
 
 class RequestError(RoutingError):
@@ -41,20 +28,8 @@ class RequestError(RoutingError):
         super().__init__(f"{field}: got {got!r}; expected {expected}." + (f" {remedy}" if remedy else ""))
 
 
-class MisuseError(RoutingError):
-    """An option of the command contradicts another one or the model."""
-
-    exit_status = Exit.MISUSE
-
-
-class CandidateError(RoutingError):
-    """The data about a kernel lacks a limit or a source, or says something that cannot be read."""
-
-    exit_status = Exit.INVALID_FILE
-
-
-class ConfigError(RoutingError):
-    """A config.json is unreadable, or does not say what its attention layers are."""
+class InvalidFileError(RoutingError):
+    """Data about a kernel, or a model's config.json, cannot be read, or does not say what it must."""
 
     exit_status = Exit.INVALID_FILE
 
@@ -67,6 +42,31 @@ class LayoutConflictError(RoutingError):
             f"{task}: {kernel} takes {takes}, and the cache of this route is {layout}. Writer and readers of a cache "
             "must all serve its one layout."
         )
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One feature that a kernel does not serve."""
+
+    feature: str
+    asked: str
+    takes: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.asked}, takes {self.takes} ({self.source})"
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A kernel that does the task and cannot serve the layer."""
+
+    kernel: str
+    mismatches: tuple[Mismatch, ...]
+
+    def __str__(self) -> str:
+        more = len(self.mismatches) - 1
+        return f"{self.kernel}: {self.mismatches[0]}" + (f"; and {more} more" if more else "")
 
 
 class NoKernelError(RoutingError):

@@ -1,21 +1,25 @@
-"""The routes of all layers of a model, from its config: one request for each kind of attention layer."""
+"""Explain the routes of all layers of a model, from its config: for a person in 80 columns, and as JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import textwrap
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from . import hybrid, layers
-from .errors import MisuseError, NoKernelError
+from pagedkv.errors import MisuseError
+
+from .errors import NoKernelError
 from .features import HARDWARE_FP8
+from .model_config import hybrid_block_size, layer_kinds, recurrent_state
 from .request import ELEMENT_BYTES, Dtype, KvCacheDtype, KvScales, Phase, Request, Sides
 from .router import Route, route
 
 if TYPE_CHECKING:
-    from ..layout import Packing
-    from .hybrid import State
-    from .layers import Kind
-    from .model_config import Config
+    from pagedkv.layout import Packing
+
+    from .errors import Rejection
+    from .model_config import Config, Kind, State
+    from .router import Choice
 
 ENGINE_DTYPES = ("auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2")
 """What an engine calls the dtype of its cache (vLLM's `--kv-cache-dtype`)."""
@@ -83,15 +87,15 @@ def explain(config: Config, deployment: Deployment) -> Explanation:
     """Route every kind of layer.
 
     Raises:
-        ConfigError: the config does not say what its layers are.
+        InvalidFileError: the config does not say what its layers are.
         MisuseError: the deployment contradicts the model.
         RequestError: it has a value that no layer has.
     """
     dtype = deployment.dtype or _dtype(config)
-    found = layers.kinds(config)
+    found = layer_kinds(config)
     state = None
     if any(kind.keeps == "state" for kind in found):
-        state = hybrid.state(config, tp=deployment.tp, dtype=dtype, ssm_dtype=deployment.ssm_dtype)
+        state = recurrent_state(config, tp=deployment.tp, dtype=dtype, ssm_dtype=deployment.ssm_dtype)
     cached = next((kind for kind in found if kind.keeps == "cache"), None)
     tokens, reason = deployment.block_size, "as asked"
     if state and cached:
@@ -197,7 +201,7 @@ def _hybrid_block(state: State, kind: Kind, deployment: Deployment, dtype: str) 
     token = 2 * heads * kind.head_size * (1 if quantised else ELEMENT_BYTES[dtype])
     if quantised and deployment.kv_scales == "token":
         token += 2 * heads * ELEMENT_BYTES["float32"]
-    tokens = hybrid.block_size(state.bytes, token, asked=deployment.block_size)
+    tokens = hybrid_block_size(state.bytes, token, asked=deployment.block_size)
     reason = (
         f"so that a block of {token} bytes a token holds the state of a {state.name} layer, {state.bytes} bytes "
         f"(asked: {deployment.block_size})"
@@ -212,3 +216,104 @@ def _sides(deployment: Deployment, *, shared: bool) -> Sides:
             "of a block lie side by side."
         )
     return deployment.sides or ("interleaved" if shared else "planes")
+
+
+WIDTH = 80
+
+
+def format_text(explanation: Explanation) -> str:
+    """Return what a person reads."""
+    deployment = explanation.deployment
+    scales = f" with scales: {deployment.kv_scales}" if deployment.kv_cache_dtype.startswith("fp8") else ""
+    lines = [f"{explanation.model_type} on {deployment.arch}, kernels of {', '.join(deployment.providers)}"]
+    lines += _wrap(
+        f"{explanation.dtype}, cache {deployment.kv_cache_dtype}{scales}, at most {deployment.max_num_seqs} sequences, "
+        f"num_blocks {deployment.num_blocks or 'not given'}",
+        1,
+    )
+    lines += _wrap(f"block_size {explanation.block_size}: {explanation.block_reason}", 1)
+    for layer in explanation.layers:
+        lines += ["", *_layer(layer)]
+    return "\n".join(lines) + "\n"
+
+
+def as_data(explanation: Explanation) -> dict[str, object]:
+    """Return the same for JSON."""
+    return {
+        "model_type": explanation.model_type,
+        "deployment": asdict(explanation.deployment),
+        "dtype": explanation.dtype,
+        "block_size": explanation.block_size,
+        "served": explanation.served,
+        "layers": [_layer_data(layer) for layer in explanation.layers],
+    }
+
+
+def _layer_data(layer: Explained) -> dict[str, object]:
+    data: dict[str, object] = {"kind": asdict(layer.kind), "note": layer.note}
+    if layer.request:
+        data["request"] = asdict(layer.request)
+    if isinstance(layer.answer, NoKernelError):
+        rejected = [asdict(rejection) for rejection in layer.answer.rejected]
+        data["no_kernel"] = {"task": layer.answer.task, "missing": layer.answer.missing, "rejected": rejected}
+    elif layer.answer:
+        native = layer.answer.layout.has_native_kv_cache_layout
+        data["layout"] = {**asdict(layer.answer.layout), "has_native_kv_cache_layout": native}
+        data["route"] = {choice.task: asdict(choice) for choice in layer.answer.choices}
+    return data
+
+
+def _layer(layer: Explained) -> list[str]:
+    kind = layer.kind
+    lines = [f"{kind.count} x {kind.name}" + (f": {_asked(layer)}" if layer.request else "")]
+    lines = _wrap(lines[0], 0)
+    if layer.note:
+        lines += _wrap(layer.note, 1)
+    if isinstance(layer.answer, NoKernelError):
+        head, *_ = str(layer.answer).splitlines()
+        lines += [*_wrap(f"NOT SERVED. {head}", 1), *_rejections(layer.answer.rejected)]
+    elif layer.answer:
+        native = "native blocks" if layer.answer.layout.has_native_kv_cache_layout else "no native blocks"
+        lines += _wrap(f"cache    {layer.answer.layout}; {native}", 1, hang=9)
+        for choice in layer.answer.choices:
+            lines += _choice(choice)
+    return lines
+
+
+def _asked(layer: Explained) -> str:
+    """What the layer asks for, in words."""
+    request = layer.request
+    assert request
+    words = [f"{request.num_q_heads} heads on {request.num_kv_heads}, head size {request.head_size}"]
+    words += [f"window {request.window}"] if request.window else []
+    words += [f"soft cap {request.softcap:g}"] if request.softcap else []
+    words += ["ALiBi"] if request.alibi else []
+    words += ["sinks"] if request.sinks else []
+    words += [f"scale {request.custom_scale:g}"] if request.custom_scale else []
+    words += [] if request.causal else ["not causal"]
+    return ", ".join([*words, f"up to {request.max_seq_len} tokens"])
+
+
+def _choice(choice: Choice) -> list[str]:
+    if choice.kernel is None:
+        return _wrap(f"{choice.task:<8} nobody: {choice.why}", 1, hang=9)
+    lines = _wrap(f"{choice.task:<8} {choice.kernel}", 1, hang=9)
+    lines += _wrap(f"{choice.basis}: {choice.why}", 3)
+    lines += _wrap(f"able too: {', '.join(choice.also)}", 3) if choice.also else []
+    return [*lines, *_rejections(choice.rejected)]
+
+
+def _rejections(rejected: tuple[Rejection, ...]) -> list[str]:
+    return [line for rejection in rejected for line in _wrap(f"- {rejection}", 3, hang=2)]
+
+
+def _wrap(text: str, level: int, hang: int = 0) -> list[str]:
+    indent = "  " * level
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + " " * hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

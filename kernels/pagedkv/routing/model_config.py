@@ -1,16 +1,32 @@
-"""Reads a Hugging Face `config.json`: the text model's keys, under whichever of their names a family uses."""
+"""Read a Hugging Face `config.json`: which layers a model has, what each asks of attention, and its recurrent state.
+
+Nothing is guessed: a family whose config does not say which layers slide, or that adds a bias no kernel takes, is an
+error that names the key.
+
+A block of attention that shares its pool with Mamba or linear attention layers must be at least as large as the state
+of one sequence in a recurrent layer, because both are the same bytes. vLLM 0.32 (`platforms/interface.py:938`) takes
+the smallest multiple of the kernels' block size that is.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
-from .errors import ConfigError
+from pagedkv.errors import MisuseError
+
+from .errors import InvalidFileError
+from .request import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from .request import AttnType
+
 
 _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
 """Keys under which a multimodal model keeps its language model."""
@@ -36,7 +52,7 @@ class Config:
         """Return the first of the keys that is there.
 
         Raises:
-            ConfigError: none is, and there is no default; or its value is no integer >= 1.
+            InvalidFileError: none is, and there is no default; or its value is no integer >= 1.
         """
         for name in names:
             value = self.keys.get(name)
@@ -52,7 +68,7 @@ class Config:
         """Return a key that is a number > 0, or None where it is not there.
 
         Raises:
-            ConfigError: it is something else.
+            InvalidFileError: it is something else.
         """
         value = self.keys.get(name)
         if value is None:
@@ -65,7 +81,7 @@ class Config:
         """Return a key that is a list of words, or None where it is not there.
 
         Raises:
-            ConfigError: it is something else.
+            InvalidFileError: it is something else.
         """
         value = self.keys.get(name)
         if value is None:
@@ -74,30 +90,329 @@ class Config:
             raise self.error(f"{name}: got {value!r}; expected a list of words")
         return value
 
-    def error(self, what: str) -> ConfigError:
+    def error(self, what: str) -> InvalidFileError:
         """Return the error that says what is wrong with this file."""
-        return ConfigError(f"{self.path}: {what}.")
+        return InvalidFileError(f"{self.path}: {what}.")
 
 
-def read(path: Path) -> Config:
+def read_config(path: Path) -> Config:
     """Read the config of a model.
 
     Args:
         path: `config.json`, or the folder that holds it.
 
     Raises:
-        ConfigError: it is not there, no JSON, or no object.
+        InvalidFileError: it is not there, no JSON, or no object.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
         keys = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}. Give a config.json, or the folder that holds one.") from error
+        raise InvalidFileError(
+            f"{file}: {error.strerror}. Give a config.json, or the folder that holds one."
+        ) from error
     except ValueError as error:
-        raise ConfigError(f"{file}: no JSON: {error}.") from error
+        raise InvalidFileError(f"{file}: no JSON: {error}.") from error
     if not isinstance(keys, dict):
-        raise ConfigError(f"{file}: got a {type(keys).__name__}; expected an object of keys.")
+        raise InvalidFileError(f"{file}: got a {type(keys).__name__}; expected an object of keys.")
     for part in _LANGUAGE_PARTS:
         if isinstance(keys.get(part), dict):
             keys = {**keys, **keys[part]}
     return Config(str(file), keys)
+
+
+_LAYER_WORDS = {
+    "full": ("full",),
+    "full_attention": ("full",),
+    "attention": ("full",),
+    "sliding": ("sliding",),
+    "sliding_attention": ("sliding",),
+    "linear_attention": ("state",),
+    "mamba": ("state",),
+    "mamba2": ("state",),
+    "conv": ("state",),
+    "hybrid": ("full", "state"),  # Zamba2: a Mamba layer that a shared attention layer feeds
+    "moe": (),
+    "mlp": (),
+}
+"""Words of `layer_types` and `layers_block_type`, and what a layer of that word holds."""
+
+_PATTERN_LETTERS = {"M": ("state",), "*": ("full",), "-": (), "E": ()}
+"""Letters of Nemotron-H's `hybrid_override_pattern`."""
+
+_EVERY_LAYER_SLIDES = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
+_EVEN_LAYERS_SLIDE = {"gemma2", "gpt_oss"}
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_RELATIVE_BIAS = {"t5", "mt5", "umt5", "longt5", "switch_transformers", "mpnet"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Layers of a model that are alike. Head counts are of the whole model, before tensor parallelism."""
+
+    name: str
+    count: int
+    keeps: Literal["cache", "latent", "state", "nothing"] = "cache"
+    """What it keeps from step to step: a paged cache; MLA's latent; a recurrent state; nothing (an encoder)."""
+    num_q_heads: int = 0
+    num_kv_heads: int = 0
+    head_size: int = 0
+    """Of MLA: latent and rotary channels together."""
+    window: int | None = None
+    softcap: float | None = None
+    alibi: bool = False
+    sinks: bool = False
+    scale: float | None = None
+    causal: bool = True
+    attn_type: AttnType = "decoder"
+    max_seq_len: int | None = None
+    """Bound of the model itself, in tokens, where it has one."""
+
+
+def layer_kinds(config: Config) -> tuple[Kind, ...]:
+    """Return the distinct kinds of layers, attention first.
+
+    Raises:
+        InvalidFileError: the config does not say what its layers are.
+    """
+    if config.model_type in _RELATIVE_BIAS:
+        raise config.error(f"model type {config.model_type} adds a relative position bias, which no kernel here takes")
+    if config.keys.get("is_encoder_decoder") or config.model_type == "whisper":
+        return _encoder_decoder(config)
+    counts = Counter(held for layer in _pattern(config) for held in layer)
+    found = []
+    if counts["full"]:
+        found.append(_latent(config, counts["full"]) if config.has("kv_lora_rank") else _attention(config, counts))
+    if counts["sliding"]:
+        found.append(_attention(config, counts, window=config.integer("sliding_window")))
+    if counts["state"]:
+        found.append(Kind("state", counts["state"], keeps="state"))
+    return tuple(found)
+
+
+def _attention(config: Config, counts: Counter[str], window: int | None = None) -> Kind:
+    heads, head_size = _heads(config)
+    return Kind(
+        name=f"sliding window of {window}" if window else "full attention",
+        count=counts["sliding" if window else "full"],
+        num_q_heads=heads,
+        num_kv_heads=_kv_heads(config, heads),
+        head_size=head_size,
+        window=window,
+        softcap=config.number("attn_logit_softcapping"),
+        alibi=_alibi(config),
+        sinks=config.model_type == "gpt_oss",
+        scale=_scale(config, head_size),
+        max_seq_len=config.integer(*_LENGTHS) if config.has(*_LENGTHS) else None,
+    )
+
+
+def _latent(config: Config, count: int) -> Kind:
+    return Kind(
+        name="MLA",
+        count=count,
+        keeps="latent",
+        num_q_heads=config.integer("num_attention_heads"),
+        num_kv_heads=1,
+        head_size=config.integer("kv_lora_rank") + config.integer("qk_rope_head_dim"),
+    )
+
+
+def _encoder_decoder(config: Config) -> tuple[Kind, ...]:
+    width = config.integer("d_model")
+    heads = config.integer("decoder_attention_heads")
+    decoder = config.integer("decoder_layers")
+    source = config.integer("max_source_positions", "max_position_embeddings")
+    target = config.integer("max_target_positions", "max_position_embeddings")
+    own = Kind(
+        "decoder self-attention",
+        decoder,
+        num_q_heads=heads,
+        num_kv_heads=heads,
+        head_size=width // heads,
+        max_seq_len=target,
+    )
+    cross = replace(own, name="cross attention", causal=False, attn_type="encoder_decoder", max_seq_len=source)
+    return own, cross, Kind("encoder self-attention", config.integer("encoder_layers"), keeps="nothing")
+
+
+def _heads(config: Config) -> tuple[int, int]:
+    """Query heads, and channels of a head."""
+    heads = config.integer("num_attention_heads", "n_head", "n_heads")
+    if config.has("head_dim", "attention_head_dim"):
+        return heads, config.integer("head_dim", "attention_head_dim")
+    if config.model_type == "zamba2":  # attention reads the layer's input beside the embedding
+        return heads, 2 * config.integer("hidden_size") // heads
+    return heads, config.integer("hidden_size", "n_embed", "n_embd", "d_model") // heads
+
+
+def _kv_heads(config: Config, heads: int) -> int:
+    inner = config.keys.get("attn_config")
+    if isinstance(inner, dict) and "kv_n_heads" in inner:
+        return Config(config.path, inner).integer("kv_n_heads")
+    new_falcon = bool(config.keys.get("new_decoder_architecture"))
+    if config.keys.get("multi_query") and not new_falcon:
+        return 1
+    return config.integer("num_key_value_heads", "num_kv_heads", "n_head_kv", default=heads)
+
+
+def _alibi(config: Config) -> bool:
+    inner = config.keys.get("attn_config")
+    return (
+        config.model_type == "bloom"
+        or config.keys.get("alibi") is True
+        or config.keys.get("position_embedding_type") == "alibi"
+        or (isinstance(inner, dict) and inner.get("alibi") is True)
+    )
+
+
+def _scale(config: Config, head_size: int) -> float | None:
+    """Factor on the logits where a family has its own; None is 1/sqrt(head_size)."""
+    if (scalar := config.number("query_pre_attn_scalar")) is not None:  # Gemma 2 and 3
+        return float(scalar**-0.5)
+    if config.model_type == "zamba2":
+        return float((head_size / 2) ** -0.5)
+    return config.number("attention_multiplier")  # Granite
+
+
+def _pattern(config: Config) -> list[tuple[str, ...]]:
+    """What each layer holds: some of `full`, `sliding` and `state`."""
+    if words := config.words("layer_types") or config.words("layers_block_type"):
+        if unknown := sorted(set(words) - set(_LAYER_WORDS)):
+            raise config.error(f"layers of type {', '.join(unknown)} are not described here (model_config.py)")
+        return [_LAYER_WORDS[word] for word in words]
+    if config.has("hybrid_override_pattern"):
+        letters = str(config.keys["hybrid_override_pattern"])
+        if unknown := sorted(set(letters) - set(_PATTERN_LETTERS)):
+            raise config.error(f"hybrid_override_pattern has the letters {unknown}; expected M, *, - and E")
+        return [_PATTERN_LETTERS[letter] for letter in letters]
+    layers = range(config.integer("num_hidden_layers", "n_layer", "n_layers"))
+    if (full := _full_layers(config, layers)) is not None:
+        return [("full",) if layer in full else ("state",) for layer in layers]
+    if config.model_type == "falcon_h1":  # attention and Mamba side by side in each layer
+        return [("full", "state") for _ in layers]
+    return _sliding_pattern(config, layers)
+
+
+def _full_layers(config: Config, layers: range) -> set[int] | None:
+    """Attention layers of a hybrid that does not list its layers; None of a model that is no hybrid."""
+    for name in ("attn_layer_indices", "full_attn_idxs"):
+        if isinstance(indices := config.keys.get(name), list):
+            return set(indices)
+    if config.has("attn_layer_period"):  # Jamba
+        offset = config.keys.get("attn_layer_offset", 0)
+        return {layer for layer in layers if layer % config.integer("attn_layer_period") == offset}
+    if config.has("linear_num_value_heads"):  # Qwen3-Next, Qwen3.5
+        interval = config.integer("full_attention_interval", default=4)
+        return {layer for layer in layers if (layer + 1) % interval == 0}
+    return None
+
+
+def _sliding_pattern(config: Config, layers: range) -> list[tuple[str, ...]]:
+    if not config.has("sliding_window") or config.keys.get("use_sliding_window") is False:
+        return [("full",) for _ in layers]
+    if config.has("sliding_window_pattern"):  # Gemma 3, Cohere 2: each so many layers, one sees everything
+        every = config.integer("sliding_window_pattern")
+        slides = [(layer + 1) % every != 0 for layer in layers]
+    elif config.model_type in _EVEN_LAYERS_SLIDE:
+        slides = [layer % 2 == 0 for layer in layers]
+    elif config.keys.get("use_sliding_window") is True:  # Qwen 2 and 3
+        first = config.integer("max_window_layers", default=len(layers))
+        slides = [layer >= first for layer in layers]
+    elif config.model_type in _EVERY_LAYER_SLIDES:
+        slides = [True for _ in layers]
+    else:
+        raise config.error(
+            f"model type {config.model_type} has a sliding_window and does not say in which layers; add layer_types"
+        )
+    return [("sliding",) if slide else ("full",) for slide in slides]
+
+
+@dataclass(frozen=True)
+class State:
+    """What one recurrent layer keeps of one sequence, on one rank."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    """Convolution window [channels, taps - 1] in the model's dtype; recurrent state, if any, in its own."""
+    element_bytes: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of all shapes."""
+        return sum(math.prod(shape) * size for shape, size in zip(self.shapes, self.element_bytes, strict=True))
+
+
+def hybrid_block_size(state_bytes: int, token_bytes: int, *, asked: int, kernel_block: int = 16) -> int:
+    """Return the tokens of a block that holds a state.
+
+    `align = max(kernel_block, asked)`, `align * ceil(state / (align * token))`, rounded up to the kernels' block.
+
+    Args:
+        state_bytes: Of one sequence in one recurrent layer.
+        token_bytes: Of K and V of one token in one attention layer.
+        asked: The engine's block size, in tokens.
+        kernel_block: Smallest block of every attention kernel, in tokens.
+    """
+    align = max(kernel_block, asked)
+    tokens = align * -(-state_bytes // (align * token_bytes))
+    return max(asked, kernel_block * -(-tokens // kernel_block))
+
+
+def recurrent_state(config: Config, *, tp: int, dtype: str, ssm_dtype: str | None) -> State:
+    """Return the state of the recurrent layers of a model (shapes: vLLM 0.32, `mamba_utils.py:180-301`).
+
+    Args:
+        config: Of the model.
+        tp: Ranks that share a layer.
+        dtype: Of the model.
+        ssm_dtype: Of the recurrent state; None takes the config's own, else the model's.
+
+    Raises:
+        InvalidFileError: the config names no recurrence that is described here.
+        MisuseError: it cannot be shared by `tp` ranks.
+    """
+    own = config.keys.get("mamba_ssm_dtype") or config.keys.get("mamba_ssm_cache_dtype")
+    recurrent = ssm_dtype or (own if own in ELEMENT_BYTES else dtype)
+    name, channels, taps, inner = _describe(config, tp)
+    if channels % tp or (inner and inner[0] % tp):
+        raise MisuseError(f"--tp: got {tp}; expected a divisor of {channels} channels and {inner[:1]} heads.")
+    shapes: list[tuple[int, ...]] = [(channels // tp, taps - 1)]
+    sizes = [ELEMENT_BYTES[dtype]]
+    if inner:
+        shapes.append((inner[0] // tp, *inner[1:]))
+        sizes.append(ELEMENT_BYTES[str(recurrent)])
+    return State(name, tuple(shapes), tuple(sizes))
+
+
+def _describe(config: Config, tp: int) -> tuple[str, int, int, tuple[int, ...]]:
+    """Name, channels of the convolution, its taps, and the shape of the recurrent state (its first axis is shared)."""
+    if config.has("linear_num_value_heads"):
+        key_heads, value_heads = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")
+        key, value = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")
+        channels = 2 * key_heads * key + value_heads * value
+        return "gated delta net", channels, config.integer("linear_conv_kernel_dim"), (value_heads, value, key)
+    if config.has("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"):
+        heads = config.integer("mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
+        size = config.integer("mamba_d_state", "ssm_state_size")
+        inner = _mamba2_inner(config, heads)
+        groups = config.integer("mamba_n_groups", "n_groups", "mamba_ngroups", default=1)
+        groups += 0 if groups % tp == 0 else tp - groups  # each rank needs the groups of its heads
+        taps = config.integer("mamba_d_conv", "conv_kernel")
+        return "Mamba-2", inner + 2 * groups * size, taps, (heads, inner // heads, size)
+    if config.has("mamba_d_state"):
+        inner = config.integer("mamba_expand") * config.integer("hidden_size")
+        return "Mamba", inner, config.integer("mamba_d_conv"), (inner, config.integer("mamba_d_state"))
+    if config.has("conv_L_cache"):
+        return "short convolution", config.integer("conv_dim", "hidden_size"), config.integer("conv_L_cache"), ()
+    raise config.error(
+        f"model type {config.model_type} has recurrent layers that are not described here (model_config.py)"
+    )
+
+
+def _mamba2_inner(config: Config, heads: int) -> int:
+    if config.has("mamba_d_ssm"):
+        return config.integer("mamba_d_ssm")
+    if config.has("mamba_head_dim"):
+        return heads * config.integer("mamba_head_dim")
+    return config.integer("mamba_expand") * config.integer("hidden_size")

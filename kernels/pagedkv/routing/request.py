@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ..arch import ARCHES
-from ..layout import PACKINGS, Packing, vector_elements
+from pagedkv.arch import ARCHES
+from pagedkv.layout import PACKINGS, Packing, vector_elements
+
 from .errors import RequestError
 
 Sides = Literal["planes", "interleaved"]
@@ -21,7 +22,7 @@ ELEMENT_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
-class Layout:
+class CacheLayout:
     """The cache of one layer: `num_blocks` blocks of K and as many of V."""
 
     packing: Packing
@@ -138,10 +139,10 @@ class Request:
             raise RequestError("causal", got=True, expected=f"False for attention type {self.attn_type}")
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> CacheLayout:
         """The cache of the layer, from which every kernel of a route is chosen."""
         element = 1 if self.kv_cache_dtype != "auto" else ELEMENT_BYTES[self.dtype]
-        return Layout(self.packing, self.sides, self.block_size, self.num_kv_heads, self.head_size, element)
+        return CacheLayout(self.packing, self.sides, self.block_size, self.num_kv_heads, self.head_size, element)
 
     @property
     def custom_scale(self) -> float | None:

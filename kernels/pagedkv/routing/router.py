@@ -12,43 +12,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..arch import limits as arch_limits
+from pagedkv.arch import limits as arch_limits
+
 from .candidates import PROVIDERS, Kernel, Preferred, load
-from .errors import LayoutConflictError, NoKernelError, RequestError
+from .errors import LayoutConflictError, Mismatch, NoKernelError, Rejection, RequestError
 from .features import FEATURES, READERS, TASKS, Task
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from .request import Layout, Request
+    from .request import CacheLayout, Request
 
 _PHASES = {"decode": (), "extend": ("extend",), "prefill": ("prefill",), "mixed": ("extend", "prefill")}
 """What a request's phase asks of the reader of the task `prefill`."""
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """One feature that a kernel does not serve."""
-
-    feature: str
-    asked: str
-    takes: str
-    source: str
-
-    def __str__(self) -> str:
-        return f"{self.asked}, takes {self.takes} ({self.source})"
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """A kernel that does the task and cannot serve the layer."""
-
-    kernel: str
-    mismatches: tuple[Mismatch, ...]
-
-    def __str__(self) -> str:
-        more = len(self.mismatches) - 1
-        return f"{self.kernel}: {self.mismatches[0]}" + (f"; and {more} more" if more else "")
 
 
 @dataclass(frozen=True)
@@ -76,7 +52,7 @@ class Route:
     """
 
     request: Request
-    layout: Layout
+    layout: CacheLayout
     decode: Choice
     prefill: Choice
     write: Choice

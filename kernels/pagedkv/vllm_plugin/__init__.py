@@ -8,14 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
 
 from pagedkv.vllm_plugin import settings
 from pagedkv.vllm_plugin.errors import BackendTakenError
-from pagedkv.vllm_plugin.mla_register import register_cpu_mla, register_gpu_mla
-
-if TYPE_CHECKING:
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 BACKEND = "pagedkv.vllm_plugin.backend.PagedKVBackend"
 """Class path that vLLM resolves when it selects the backend."""
@@ -25,6 +20,19 @@ NAME = "CUSTOM"
 
 vLLM can also create a member at run time, but that one is lost between processes: an enum member is pickled by value,
 and a spawned engine core unpickles its configuration before it has loaded any plugin. CUSTOM exists from the start.
+"""
+
+CPU_MLA_BACKEND = "pagedkv.vllm_plugin.mla_backend.PagedKVMLABackend"
+"""Class path of our MLA on vLLM's CPU platform."""
+
+GPU_MLA_BACKEND = "pagedkv.vllm_plugin.mla_backend.PagedKVGPUMLABackend"
+"""The same on ROCm and CUDA."""
+
+GPU_MLA_NAME = "TRITON_MLA"
+"""The member of vLLM's `AttentionBackendEnum` that selects it there.
+
+Not CUSTOM, which names the backend of all other layers: vLLM asks a class whether it is for MLA, and the answer of one
+class is the same for all layers. A model may have both.
 """
 
 log = logging.getLogger("vllm.pagedkv")
@@ -45,29 +53,31 @@ def register() -> None:
         SettingError: PAGEDKV_MLA is neither 0 nor 1.
     """
     from vllm.platforms import current_platform
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    _claim(AttentionBackendEnum.CUSTOM)
+    _claim(BACKEND, NAME)
     if not current_platform.is_cpu():
         log.info("pagedkv: select it with --attention-backend %s", NAME)
         if settings.mla():
-            register_gpu_mla()
+            _claim(GPU_MLA_BACKEND, GPU_MLA_NAME)
+            log.info("pagedkv: %s is now %s", GPU_MLA_NAME, GPU_MLA_BACKEND)
     elif os.environ.get("TRITON_INTERPRET") == "1":
-        _claim(AttentionBackendEnum.CPU_ATTN)
+        _claim(BACKEND, "CPU_ATTN")
         log.info("pagedkv: CPU_ATTN is now %s (kernels interpreted)", BACKEND)
-        register_cpu_mla()
+        _claim(CPU_MLA_BACKEND, "CPU_MLA", "AMX_MLA")  # the CPU platform chooses by what the processor has
+        log.info("pagedkv: CPU_MLA is now %s (kernels interpreted)", CPU_MLA_BACKEND)
     else:
         log.warning("pagedkv: CPU_ATTN stays vLLM's own, because TRITON_INTERPRET=1 is not set")
 
 
-def _claim(member: AttentionBackendEnum) -> None:
-    """Point one enum member at our backend.
+def _claim(path: str, *names: str) -> None:
+    """Point members of vLLM's enum at one of our backends.
 
     Raises:
-        BackendTakenError: The member already points at somebody else's class.
+        BackendTakenError: A member already points at somebody else's class.
     """
-    from vllm.v1.attention.backends.registry import register_backend
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    if member.is_overridden() and member.get_path() != BACKEND:
-        raise BackendTakenError(member.name, member.get_path())
-    register_backend(member, BACKEND)
+    for member in (AttentionBackendEnum[name] for name in names):
+        if member.is_overridden() and member.get_path() != path:
+            raise BackendTakenError(member.name, member.get_path())
+        register_backend(member, path)

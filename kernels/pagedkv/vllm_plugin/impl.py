@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pagedkv.cache.cache import PagedCache
     from pagedkv.routing import Route
-    from pagedkv.vllm_plugin.backend import PagedKVMetadata, Part
+    from pagedkv.vllm_plugin.metadata import PagedKVMetadata, Part
 
 
 class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):

@@ -24,9 +24,8 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.platforms import current_platform
 
-from pagedkv.vllm_plugin import BACKEND, NAME, routes
+from pagedkv.vllm_plugin import BACKEND, CPU_MLA_BACKEND, GPU_MLA_BACKEND, GPU_MLA_NAME, NAME, routes
 from pagedkv.vllm_plugin.errors import NotInterpretedError, NotServedError, PoisonUnsafeError
-from pagedkv.vllm_plugin.mla_register import CPU_MLA_BACKEND, GPU_MLA_BACKEND, GPU_MLA_NAME
 from pagedkv.vllm_plugin.settings import mla, packing
 
 if TYPE_CHECKING:

@@ -1,20 +1,259 @@
-"""What vLLM must know to select and size MLA, on its CPU platform and on GPUs."""
+"""MLA for vLLM: decode with our kernels on its CPU platform and on GPUs, and what vLLM must know to select and size it.
+
+The prefill, which attends to unabsorbed keys and values outside the cache, stays vLLM's.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
-from vllm.v1.attention.backend import MultipleOf
-from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
+from vllm.model_executor.layers.attention.mla_attention import (
+    MLACommonBackend,
+    MLACommonDecodeMetadata,
+    MLACommonImpl,
+    MLACommonMetadata,
+    MLACommonMetadataBuilder,
+    QueryLenSupport,
+)
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
+from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
 
-from pagedkv.vllm_plugin.mla_builder import PagedKVMLAMetadataBuilder
-from pagedkv.vllm_plugin.mla_impl import PagedKVGPUMLAImpl, PagedKVMLAImpl
+from pagedkv.mla.checks import LARGEST_LATENT, LARGEST_ROPE
+from pagedkv.mla.decode import mla_decode
+from pagedkv.mla.tables import Tables, allocate, fill
+from pagedkv.vllm_plugin import log
+from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
+from pagedkv.vllm_plugin.routes import fp8_format
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.config.cache import CacheDType
-    from vllm.v1.kv_cache_interface import KVCacheSpec
+    from vllm.v1.attention.backend import AttentionLayer
+    from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
+
+    from pagedkv.fp8.formats import FormatName
+
+
+@dataclass
+class PagedKVMLADecode(MLACommonDecodeMetadata):
+    """The sequences of a batch that decode, which come first: S of them."""
+
+    query_start_loc: torch.Tensor
+    """[S + 1] int32."""
+    max_query_len: int
+    """1, or 1 + drafted tokens."""
+    tables: Tables
+    """Which program attends to what, for all layers of the group."""
+
+
+class PagedKVMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
+    """Adds the schedule tables to vLLM's metadata: filled once a step, for all layers of the group.
+
+    The tables of every step are the same memory, so that a captured graph of decode finds those of the step in which it
+    is replayed. vLLM replays one only with as many sequences as it was captured with; those that pad it have no work.
+    """
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+    query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
+
+    def __init__(
+        self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        layer = vllm_config.compilation_config.static_forward_context[layer_names[0]]
+        self._quantised: bool = layer.impl.cache_format is not None
+        # Captured batches may be larger than any that is scheduled.
+        largest_capture = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+        self._most_seqs: int = max(vllm_config.scheduler_config.max_num_seqs, largest_capture)
+        self._tables: dict[int, Tables] = {}
+        log.info("pagedkv decodes %d MLA layers, %d tokens per block", len(layer_names), kv_cache_spec.block_size)
+
+    def _build_decode(
+        self,
+        block_table_tensor: torch.Tensor,
+        seq_lens_device: torch.Tensor,
+        query_start_loc_device: torch.Tensor,
+        max_query_len: int,
+        dcp_tot_seq_lens_device: torch.Tensor | None,
+        **_host: Any,
+    ) -> PagedKVMLADecode:
+        """Describe the decode sequences of a step and fill their tables, without waiting for the device."""
+        tables = self._all_tables(max_query_len).of(seq_lens_device.shape[0])
+        fill(tables, seq_lens_device, query_start_loc_device)
+        return PagedKVMLADecode(
+            block_table=block_table_tensor,
+            seq_lens=seq_lens_device,
+            dcp_tot_seq_lens=dcp_tot_seq_lens_device,
+            query_start_loc=query_start_loc_device,
+            max_query_len=max_query_len,
+            tables=tables,
+        )
+
+    def _all_tables(self, max_query_len: int) -> Tables:
+        """Tables for as many sequences as a step can have: one set for each bound of their query lengths."""
+        if max_query_len not in self._tables:
+            self._tables[max_query_len] = allocate(
+                torch.empty(0, dtype=self.model_config.dtype, device=self.device),
+                latent_size=self.mla_dims.kv_lora_rank,
+                rope_size=self.mla_dims.qk_rope_head_dim,
+                num_heads=self.num_heads,
+                num_seqs=self._most_seqs,
+                max_query_len=max_query_len,
+                quantised=self._quantised,
+            )
+        return self._tables[max_query_len]
+
+
+class MLADecode:
+    """The part of a layer that is ours, whoever does the rest.
+
+    Attributes:
+        cache_format: Format of the codes of a quantised cache.
+        writes: Calls that wrote rows to the cache. A replayed GPU graph does not count.
+        attentions: Decode calls, likewise; a step that only begins prompts makes none.
+    """
+
+    can_return_lse_for_decode: bool = True
+    supports_pcp: bool = False
+    served_kv_cache_dtypes: ClassVar[tuple[str, ...]]
+
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    kv_cache_dtype: str
+    dcp_world_size: int
+    scale: float
+    indexer: object | None
+
+    def __init__(
+        self,
+        *,
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
+        logits_soft_cap: float | None,
+        attn_type: str,
+        **constants: Any,
+    ) -> None:
+        """Take the layer's constants, as vLLM passes them.
+
+        Raises:
+            UnsupportedFeatureError: The layer needs a feature that is not served.
+        """
+        refused = {
+            "ALiBi in MLA": alibi_slopes,
+            "a sliding window in MLA": sliding_window,
+            "a soft cap in MLA": logits_soft_cap,
+            f"attention type {attn_type!r} in MLA": attn_type != AttentionType.DECODER,
+        }
+        _refuse(refused)
+        features = {"alibi_slopes": None, "sliding_window": None, "logits_soft_cap": None, "attn_type": attn_type}
+        super().__init__(**features, **constants)
+        latent, rope = self.kv_lora_rank, self.qk_rope_head_dim
+        refused = {
+            f"a latent size of {latent}": not 32 <= latent <= LARGEST_LATENT or latent % 8,
+            f"{rope} rope channels": not 16 <= rope <= LARGEST_ROPE or rope % 8,
+            f"KV cache dtype {self.kv_cache_dtype!r} of MLA": self.kv_cache_dtype not in self.served_kv_cache_dtypes,
+            "sparse MLA": self.indexer is not None,
+            "decode context parallelism": self.dcp_world_size > 1,
+        }
+        _refuse(refused)
+        self.cache_format: FormatName | None = fp8_format(self.kv_cache_dtype)
+        self.supports_quant_query_input = False  # codes are decoded to the query's dtype
+        self.writes = 0
+        self.attentions = 0
+
+    def forward_mqa(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: MLACommonMetadata[PagedKVMLADecode],
+        layer: AttentionLayer,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend the tokens of the sequences that decode, which come first in a step.
+
+        Args:
+            q: [D, num_heads, kv_lora_rank + qk_rope_head_dim], or its two parts; D may include padding rows.
+            kv_c_and_k_pe_cache: [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim], any block and row strides.
+            attn_metadata: The step.
+            layer: The vLLM layer; holds the scale of a quantised cache.
+
+        Returns:
+            [D, num_heads, kv_lora_rank] and the natural log-sum-exp [D, num_heads] fp32; padding rows are 0.
+        """
+        query = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+        decode = attn_metadata.decode
+        # vLLM takes the largest magnitude over all rows where it quantises the result, padding too.
+        out = query.new_zeros(*query.shape[:2], self.kv_lora_rank)
+        lse = query.new_zeros(query.shape[:2], dtype=torch.float32)
+        codes = self.cache_format is not None
+        mla_decode(
+            query,
+            kv_c_and_k_pe_cache.view(torch.uint8) if codes else kv_c_and_k_pe_cache,
+            out,
+            block_table=decode.block_table,
+            seq_lens=decode.seq_lens,
+            query_start_loc=decode.query_start_loc,
+            max_query_len=decode.max_query_len,
+            scale=self.scale,
+            lse=lse,
+            cache_format=self.cache_format,
+            cache_scale=layer._k_scale if codes else None,  # noqa: SLF001 - vLLM's own place for it
+            tables=decode.tables,
+        )
+        self.attentions += 1
+        return out, lse
+
+
+class PagedKVMLAImpl(MLADecode, CPUMLAImpl):
+    """On vLLM's CPU platform, whose write knows no padded pages: the write is ours too."""
+
+    served_kv_cache_dtypes = ("auto",)
+
+    def do_kv_cache_update(
+        self,
+        kv_c_normed: torch.Tensor,
+        k_pe: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        kv_cache_dtype: str,  # noqa: ARG002 - "auto"
+        k_scale: torch.Tensor,  # noqa: ARG002 - of a quantised cache
+    ) -> None:
+        """Write the latent rows of one step.
+
+        Args:
+            kv_c_normed: [T, kv_lora_rank]; T may include padding rows.
+            k_pe: [T, 1, qk_rope_head_dim].
+            kv_cache: [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim], any strides; empty while profiling.
+            slot_mapping: [N] with N <= T; -1 writes nothing.
+            kv_cache_dtype: Unused.
+            k_scale: Unused.
+        """
+        if kv_cache.numel() == 0:
+            return
+        slots = slot_mapping.flatten().long()
+        written = slots >= 0
+        block, token = slots[written] // kv_cache.shape[1], slots[written] % kv_cache.shape[1]
+        rows = torch.cat([kv_c_normed, k_pe.flatten(1)], dim=-1)[: len(slots)]
+        kv_cache[block, token] = rows[written].to(kv_cache.dtype)
+        self.writes += 1
+
+
+class PagedKVGPUMLAImpl(MLADecode, MLACommonImpl[MLACommonMetadata]):
+    """On ROCm and CUDA; the write stays vLLM's, whose kernel takes the strides of the cache."""
+
+    served_kv_cache_dtypes = ("auto", "fp8", "fp8_e4m3")
+
+    def do_kv_cache_update(self, *arguments: Any, **named: Any) -> None:
+        """Write the latent rows of one step, as vLLM does."""
+        super().do_kv_cache_update(*arguments, **named)
+        self.writes += 1
+
+
+def _refuse(features: dict[str, object]) -> None:
+    for feature, asked in features.items():
+        if asked:
+            raise UnsupportedFeatureError(feature)
 
 
 class PagedKVMLABackend(CPUMLABackend):

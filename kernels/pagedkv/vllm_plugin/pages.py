@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pagedkv.fp8.formats import FormatName
     from pagedkv.layout import Packing
-    from pagedkv.routing.request import Layout, Sides
+    from pagedkv.routing.request import CacheLayout, Sides
 
 SCALE_BYTES = 4
 """Of one fp32 scale of a token and head."""
@@ -72,7 +72,7 @@ def ask(spec: AttentionSpec, packing: Packing) -> AttentionSpec:
 class Page:
     """What the pages of one layer hold."""
 
-    layout: Layout
+    layout: CacheLayout
     """Of the route, which chose writer and readers by it."""
     format: FormatName | None = None
     """Of the codes of a quantised cache."""

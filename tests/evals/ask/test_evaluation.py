@@ -74,5 +74,5 @@ def test_our_backend_alone_does_not_prove_the_packing_or_mla():
     assert wrong.outcome is Outcome.DID_NOT_RUN
     assert "packing rows instead of shuffle" in wrong.message
     assert check_layers("g", "pagedkv", packed, latent=True).outcome is Outcome.DID_NOT_RUN
-    mla = [layer(0, impl="pagedkv.vllm_plugin.mla_impl.PagedKVMLAImpl", packing=None)]
+    mla = [layer(0, impl="pagedkv.vllm_plugin.mla_backend.PagedKVMLAImpl", packing=None)]
     assert check_layers("g", "pagedkv", mla, latent=True).outcome is Outcome.PASS

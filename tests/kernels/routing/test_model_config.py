@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.routing.errors import ConfigError, MisuseError
+from pagedkv.errors import MisuseError
+from pagedkv.routing.errors import InvalidFileError
 from pagedkv.routing.explain import Deployment, explain
 from pagedkv.routing.model_config import Config
 
@@ -24,16 +25,20 @@ LLAMA = json.loads((CONFIGS / "llama-3.1-8b.json").read_text(encoding="utf-8"))
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"model_type": "t5"}, ConfigError, "relative position bias"),
-        ({"layer_types": ["chunked_attention"]}, ConfigError, "layers of type chunked_attention are not described"),
-        ({"layer_types": "full_attention"}, ConfigError, "expected a list of words"),
-        ({"sliding_window": 4096}, ConfigError, "does not say in which layers"),
-        ({"num_attention_heads": None}, ConfigError, "says none of num_attention_heads, n_head, n_heads"),
-        ({"num_key_value_heads": "8"}, ConfigError, "num_key_value_heads: got '8'"),
-        ({"attn_logit_softcapping": -1}, ConfigError, "attn_logit_softcapping: got -1"),
-        ({"hybrid_override_pattern": "M?"}, ConfigError, "letters"),
-        ({"layer_types": ["mamba", "attention"]}, ConfigError, "recurrent layers that are not described"),
-        ({"torch_dtype": "int4"}, ConfigError, "dtype: got 'int4'"),
+        ({"model_type": "t5"}, InvalidFileError, "relative position bias"),
+        (
+            {"layer_types": ["chunked_attention"]},
+            InvalidFileError,
+            "layers of type chunked_attention are not described",
+        ),
+        ({"layer_types": "full_attention"}, InvalidFileError, "expected a list of words"),
+        ({"sliding_window": 4096}, InvalidFileError, "does not say in which layers"),
+        ({"num_attention_heads": None}, InvalidFileError, "says none of num_attention_heads, n_head, n_heads"),
+        ({"num_key_value_heads": "8"}, InvalidFileError, "num_key_value_heads: got '8'"),
+        ({"attn_logit_softcapping": -1}, InvalidFileError, "attn_logit_softcapping: got -1"),
+        ({"hybrid_override_pattern": "M?"}, InvalidFileError, "letters"),
+        ({"layer_types": ["mamba", "attention"]}, InvalidFileError, "recurrent layers that are not described"),
+        ({"torch_dtype": "int4"}, InvalidFileError, "dtype: got 'int4'"),
         ({"torch_dtype": None}, MisuseError, "--dtype"),
         ({"max_position_embeddings": None}, MisuseError, "--max-model-len"),
     ],

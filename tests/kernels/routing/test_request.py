@@ -9,7 +9,7 @@ from support import routing_oracle as oracle
 
 from pagedkv.configurations import CONFIGURATIONS
 from pagedkv.layout import NAMES, describe, packing_of
-from pagedkv.routing import Layout, Request, RequestError, route
+from pagedkv.routing import CacheLayout, Request, RequestError, route
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_usual_scale_is_no_feature():
 @pytest.mark.parametrize(("sides", "strides", "native"), [("planes", 2048, True), ("interleaved", 4096, False)])
 def test_native_blocks(sides, strides, native):
     """16 tokens of 2 heads of 64 channels are 2048 elements; interleaved, those of the other side lie between."""
-    layout = Layout("native", sides, block_size=16, num_kv_heads=2, head_size=64, element_bytes=2)
+    layout = CacheLayout("native", sides, block_size=16, num_kv_heads=2, head_size=64, element_bytes=2)
     assert layout.block_strides == (strides, strides)
     assert layout.has_native_kv_cache_layout is native
 
@@ -72,7 +72,7 @@ def sides_of(name):
 def test_native_blocks_are_those_of_the_pool(name):
     """The strides that tests and audit build their pools from say the same."""
     pool = describe(name, 5, 16, 2, 64, x=8)
-    layout = Layout(packing_of(name), sides_of(name), block_size=16, num_kv_heads=2, head_size=64, element_bytes=2)
+    layout = CacheLayout(packing_of(name), sides_of(name), block_size=16, num_kv_heads=2, head_size=64, element_bytes=2)
     assert layout.block_strides == (pool.key.strides[0], pool.value.strides[0])
     assert layout.has_native_kv_cache_layout is pool.has_native_kv_cache_layout
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pagedkv.errors import MisuseError
 from pagedkv.routing import NoKernelError
-from pagedkv.routing.errors import MisuseError
 from pagedkv.routing.explain import Deployment, explain, kv_format
-from pagedkv.routing.hybrid import block_size, state
-from pagedkv.routing.model_config import read
+from pagedkv.routing.model_config import hybrid_block_size, read_config, recurrent_state
 
 CONFIGS = Path(__file__).parent / "configs"
 POCKET = Path(__file__).resolve().parents[3] / "evals" / "pocket" / "hybrid"
@@ -18,7 +17,7 @@ EVERYBODY = ("pagedkv", "aiter", "vllm")
 
 
 def explained(name: str, arch: str = "gfx942", providers=EVERYBODY, **more):
-    return explain(read(CONFIGS / f"{name}.json"), Deployment(arch=arch, providers=providers, **more))
+    return explain(read_config(CONFIGS / f"{name}.json"), Deployment(arch=arch, providers=providers, **more))
 
 
 KINDS = {
@@ -79,7 +78,7 @@ def test_kinds_of_layers(model):
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "sm_90", "interpreter"])
 @pytest.mark.parametrize("model", [*KINDS, "pocket"])
 def test_every_layer_is_served_by_our_kernels_alone(model, arch):
-    config = read(POCKET if model == "pocket" else CONFIGS / f"{model}.json")
+    config = read_config(POCKET if model == "pocket" else CONFIGS / f"{model}.json")
     hybrid = any(layer.kind.keeps == "state" for layer in explained_config(config, arch).layers)
     for kv_cache_dtype in ("auto", "fp8", "fp8_e5m2"):
         for packing in ("rows",) if model == "falcon-h1-0.5b" else ("rows", "native"):
@@ -125,7 +124,7 @@ def test_block_sizes_of_hybrids(model):
     ],
 )
 def test_block_size_by_hand(state_bytes, token_bytes, asked, tokens):
-    assert block_size(state_bytes, token_bytes, asked=asked) == tokens
+    assert hybrid_block_size(state_bytes, token_bytes, asked=asked) == tokens
 
 
 STATES = {
@@ -145,13 +144,16 @@ STATES = {
 
 @pytest.mark.parametrize("model", STATES)
 def test_state_by_hand(model):
-    assert state(read(CONFIGS / f"{model}.json"), tp=1, dtype="bfloat16", ssm_dtype=None).bytes == STATES[model]
+    assert (
+        recurrent_state(read_config(CONFIGS / f"{model}.json"), tp=1, dtype="bfloat16", ssm_dtype=None).bytes
+        == STATES[model]
+    )
 
 
 def test_state_of_a_rank_holds_the_groups_of_its_heads():
     """One group is repeated on each of two ranks: ((3072 + 2 x 2 x 128) / 2 x 3 + 24 x 64 x 128) x 2."""
-    config = read(CONFIGS / "granite-4.0-h-tiny.json")
-    assert state(config, tp=2, dtype="bfloat16", ssm_dtype=None).bytes == 403_968
+    config = read_config(CONFIGS / "granite-4.0-h-tiny.json")
+    assert recurrent_state(config, tp=2, dtype="bfloat16", ssm_dtype=None).bytes == 403_968
 
 
 def test_what_moves_the_block_size():

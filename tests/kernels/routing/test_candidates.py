@@ -7,7 +7,7 @@ import re
 import pytest
 from support import routing_oracle as oracle
 
-from pagedkv.routing import CandidateError, NoKernelError, Request, route, router
+from pagedkv.routing import InvalidFileError, NoKernelError, Request, route, router
 from pagedkv.routing.candidates import FOLDER, PREFERENCE, load, read_kernels, read_preference
 
 ASM = ("aiter.pa_fwd_asm", "aiter.paged_attention_common")
@@ -187,7 +187,7 @@ KERNEL = (FOLDER / "aiter.toml").read_text(encoding="utf-8").split("[[kernel]]")
 )
 def test_data_with_something_missing_is_an_error(old, new, message):
     assert old in KERNEL
-    with pytest.raises(CandidateError, match=re.escape(message)):
+    with pytest.raises(InvalidFileError, match=re.escape(message)):
         read_kernels("[[kernel]]" + KERNEL.replace(old, new, 1), "aiter")
 
 
@@ -203,5 +203,5 @@ def test_an_order_with_something_missing_is_an_error(old, new, message):
     kernels = {preferred.kernel.name: preferred.kernel for order in load().values() for preferred in order}
     text = PREFERENCE.read_text(encoding="utf-8")
     assert old in text
-    with pytest.raises(CandidateError, match=message):
+    with pytest.raises(InvalidFileError, match=message):
         read_preference(text.replace(old, new), kernels)
