@@ -6,7 +6,6 @@ import uuid
 
 import pytest
 import torch
-from support.pools import FAR
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +29,3 @@ def far_storage(device, tmp_path):
         return torch.from_file(str(tmp_path / f"storage-{uuid.uuid4()}"), shared=True, size=elements, dtype=dtype)
 
     return make
-
-
-@pytest.fixture
-def far_pool(far_storage):
-    """K and V `[5, 16, 2, 32]` fp16 with a block stride of FAR elements; blocks 0 and 4 hold NaN."""
-    shape, side = (5, 16, 2, 32), 1024
-    storage = far_storage(4 * FAR + 2 * side, torch.float16)
-    for block in (0, 4):
-        storage[block * FAR : block * FAR + 2 * side] = float("nan")
-    return tuple(storage.as_strided(shape, (FAR, 64, 32, 1), offset) for offset in (0, side))

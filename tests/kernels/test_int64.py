@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.attending import attend, check, expected, expected_with_lse, lse_error, small
-from support.pools import FAR, NAN_CODE, Pool, assert_same_bits, batch, pool, quantisation
+from support.pools import FAR, NAN_CODE, Pool, assert_same_bits, pool, quantisation
 from support.tolerances import LSE_ABSOLUTE
 
 from pagedkv import layout
@@ -22,7 +22,7 @@ from pagedkv.cache.write import write_kv_cache
 pytestmark = pytest.mark.device
 
 SHAPE = (5, 16, 2, 32)
-LAYOUTS = ("native-interleaved", "shuffle-interleaved")
+LAYOUTS = ("interleaved", "native-interleaved", "shuffle-interleaved")
 CODES = {"": None, "codes": "tensor", "codes with a scale each": "token"}
 NAN = float("nan")
 
@@ -175,17 +175,7 @@ def test_tokens_far_away(far_storage, device):
     rows[:512] = NAN
     rows = rows.as_strided((5, 2, 32), (FAR, 32, 1))
     rows[4] = torch.randn(2, 32, device=device)
-    data = batch(
-        layout_name="packed",
-        dtype="float16",
-        device=device,
-        num_q_heads=2,
-        num_kv_heads=2,
-        head_size=32,
-        block_size=16,
-        query_lens=[1],
-        seq_lens=[5],
-    )
+    data = small(device, [1], [5], layout_name="packed", dtype="float16", num_q_heads=2, head_size=32)
     cache = data.pool.cache
     slot = data.block_table[0, 0].long() * 16
     slots = torch.full((5,), -1, dtype=torch.int64, device=device)

@@ -10,12 +10,24 @@ from support.tolerances import ROW_RELATIVE
 
 from pagedkv.attention import reference
 from pagedkv.attention.paged import paged_attention
+from pagedkv.device import INTERPRETED
+
+# The interpreter computes no bf16, so there the launcher refuses it.
+DTYPES = ["float32", "float16"] + ([] if INTERPRETED else ["bfloat16"])
+HALF = "float16" if INTERPRETED else "bfloat16"
 
 
 def small(device: str, query_lens: list[int], seq_lens: list[int], **more) -> Batch:
     """A batch of 4 query heads and 2 KV heads of 64 channels, fp32, interleaved blocks of 16, but for what is named."""
     shape = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 64, "block_size": 16, "layout_name": "interleaved"}
     return batch(device=device, query_lens=query_lens, seq_lens=seq_lens, **(shape | {"dtype": "float32"} | more))
+
+
+def promise(case, device: str, query_lens: list[int], seq_lens: list[int]) -> Batch:
+    """A batch of the shapes, layout and quantisation of a `pagedkv.configurations.Configuration`."""
+    names = ("dtype", "num_q_heads", "num_kv_heads", "head_size", "block_size", "window", "quantised", "scales")
+    shape = {name: getattr(case, name) for name in names}
+    return batch(layout_name=case.layout, device=device, query_lens=query_lens, seq_lens=seq_lens, **shape)
 
 
 def sequences(data: Batch, seqs: list[int]) -> Batch:

@@ -13,13 +13,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.attending import attend, check, expected, sequences, small
+from support.attending import HALF, attend, check, expected, sequences, small
 from support.mistakes import refused
 from support.pools import Batch, assert_same_bits
 
 from pagedkv.arch import ARCHES, limits
 from pagedkv.attention import launch
-from pagedkv.device import INTERPRETED
 
 pytestmark = pytest.mark.device
 
@@ -29,7 +28,6 @@ PHASES = {
     "mixed": ([1, 33, 1, 2, 1], [300, 33, 600, 64, 1]),
 }
 COMPANIES = ([2], [0, 2], [4, 2, 3, 1, 0])  # sequence 2 alone, behind another one, and in the midst of all
-DTYPE = "float16" if INTERPRETED else "bfloat16"  # the interpreter computes no bf16
 
 
 @pytest.fixture
@@ -63,7 +61,7 @@ def same_in_all_companies(data: Batch, bounds: dict[int, dict[str, int]], **opti
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("phase", PHASES)
 def test_fixed_splits_give_the_same_bits(phase, splits, device):
-    same_in_all_companies(small(device, *PHASES[phase], dtype=DTYPE), {}, num_splits=splits)
+    same_in_all_companies(small(device, *PHASES[phase], dtype=HALF), {}, num_splits=splits)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -82,8 +80,8 @@ OPTIONS = {
 }
 POOLS = {
     "interleaved": {},
-    "shuffle": {"layout_name": "shuffle", "dtype": DTYPE},
-    "codes": {"layout_name": "native-interleaved", "dtype": DTYPE, "quantised": "e4m3fn", "scales": "token"},
+    "shuffle": {"layout_name": "shuffle", "dtype": HALF},
+    "codes": {"layout_name": "native-interleaved", "dtype": HALF, "quantised": "e4m3fn", "scales": "token"},
 }
 CASES = [(phase, "plain", pool) for phase in PHASES for pool in POOLS]
 CASES += [

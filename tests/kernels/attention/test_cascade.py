@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from support.attending import attend, check, expected_with_lse, lse_error, small
+from support.attending import DTYPES, attend, check, expected_with_lse, lse_error, small
 from support.mistakes import refused
 from support.tolerances import LSE_ABSOLUTE, LSE_MERGED_ABSOLUTE
 
 from pagedkv.attention.cascade import cascade_attention, merge_attention
-from pagedkv.device import INTERPRETED
 
 if TYPE_CHECKING:
     from support.pools import Batch
 
 pytestmark = pytest.mark.device
 
-DTYPES = ["float32", "float16"] + ([] if INTERPRETED else ["bfloat16"])  # the interpreter computes no bf16
 NAN, NOTHING = float("nan"), float("-inf")
 
 

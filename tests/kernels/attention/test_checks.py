@@ -1,4 +1,4 @@
-"""Every mistake a caller can make has a class of its own, and says what was got, what is expected and what to do."""
+"""Every mistake of a caller of attention is refused: what was got, what is expected and what to do."""
 
 from __future__ import annotations
 
@@ -7,24 +7,9 @@ import torch
 from support.mistakes import cache, check, ints
 
 from pagedkv.attention.paged import paged_attention
-from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.device import INTERPRETED
 
 pytestmark = pytest.mark.device
-
-
-@pytest.fixture
-def gather(device):
-    arguments = {
-        "cache": cache(device),
-        "key": torch.full((5, 2, 64), float("nan"), device=device),
-        "value": torch.full((5, 2, 64), float("nan"), device=device),
-        "block_table": torch.zeros(1, 2, dtype=torch.int32, device=device),
-        "cu_seq_lens": torch.tensor([0, 5], dtype=torch.int32, device=device),
-        "token_to_seq": torch.zeros(5, dtype=torch.int32, device=device),
-        "seq_starts": torch.zeros(1, dtype=torch.int32, device=device),
-    }
-    return lambda **wrong: gather_kv_cache(**(arguments | wrong))
 
 
 @pytest.fixture
@@ -43,34 +28,13 @@ def attend(device):
     return lambda **wrong: paged_attention(**(arguments | wrong))
 
 
-# Wrong argument, the class of the mistake, the argument that its message names.
-GATHER = {
-    "64-bit table": ({"block_table": torch.zeros(1, 2, dtype=torch.int64)}, "dtype", "block_table"),
-    "starts of fewer sequences": ({"cu_seq_lens": ints(0)}, "shape", "cu_seq_lens"),
-    "starts of more sequences": ({"seq_starts": ints(0, 0)}, "shape", "seq_starts"),
-    "more rows than output": ({"token_to_seq": ints(*[0] * 6)}, "shape", "token_to_seq"),
-    "output in another dtype": ({"key": torch.zeros(5, 2, 64).half()}, "dtype", "key"),
-    "transposed output": ({"value": torch.zeros(5, 64, 2).mT}, "stride", "value"),
-    "transposed table": (
-        {"block_table": ints(0, 0, 0, 0).view(2, 2).T, "cu_seq_lens": ints(0, 5, 5), "seq_starts": ints(0, 0)},
-        "stride",
-        "block_table",
-    ),
-    "sequence that is none": ({"token_to_seq": ints(0, 0, 1, 0, 0), "debug": True}, "length", "token_to_seq"),
-    "position beyond the row": ({"seq_starts": ints(30), "debug": True}, "length", "seq_starts"),
-    "block that is none": ({"block_table": ints(3, 0).view(1, 2), "debug": True}, "block table", "block 3 at"),
-}
-
+# Wrong arguments, the kind of the mistake, what its message names.
 ATTENTION = {
     "queries in another dtype": ({"query": torch.zeros(5, 4, 64).half()}, "dtype", "query"),
     "queries of another head size": ({"query": torch.zeros(5, 4, 32)}, "shape", "query"),
     "output of another shape": ({"out": torch.zeros(4, 4, 64)}, "shape", "out"),
     "transposed output": ({"out": torch.zeros(5, 64, 4).mT}, "stride", "out"),
-    "3 query heads for 2": (
-        {"query": torch.zeros(5, 3, 64), "out": torch.zeros(5, 3, 64)},
-        "head ratio",
-        "query",
-    ),
+    "3 query heads for 2": ({"query": torch.zeros(5, 3, 64), "out": torch.zeros(5, 3, 64)}, "head ratio", "query"),
     "sums of another shape": ({"lse": torch.zeros(5, 2)}, "shape", "lse"),
     "sums in fp16": ({"lse": torch.zeros(5, 4).half()}, "dtype", "lse"),
     "cap of nothing": ({"softcap": 0.0}, "option", "softcap"),
@@ -87,23 +51,10 @@ ATTENTION = {
     "no partition": ({"num_splits": 0}, "split", "num_splits"),
     "query longer than its bound": ({"max_query_len": 4, "debug": True}, "length", "max_query_len"),
     "sequence longer than its bound": ({"max_seq_len": 19, "debug": True}, "length", "max_seq_len"),
-    "sequence longer than its row": (
-        {"seq_lens": ints(33), "max_seq_len": 40, "debug": True},
-        "length",
-        "max_blocks",
-    ),
+    "sequence longer than its row": ({"seq_lens": ints(33), "max_seq_len": 40, "debug": True}, "length", "max_blocks"),
     "starts that fall": ({"query_start_loc": ints(5, 0), "debug": True}, "length", "query_start_loc"),
-    "block that is none": (
-        {"block_table": ints(0, -1).view(1, 2), "debug": True},
-        "block table",
-        "block -1 at",
-    ),
+    "block that is none": ({"block_table": ints(0, -1).view(1, 2), "debug": True}, "block table", "block -1 at"),
 }
-
-
-@pytest.mark.parametrize("case", GATHER.values(), ids=GATHER)
-def test_gather_kv_cache_refuses(case, gather, device):
-    check(gather, case, device)
 
 
 @pytest.mark.parametrize("case", ATTENTION.values(), ids=ATTENTION)
@@ -131,7 +82,3 @@ if INTERPRETED:
         rows = torch.zeros(5, 4, 64, dtype=torch.bfloat16)
         wrong = {"query": rows, "out": rows.clone(), "cache": cache(dtype=torch.bfloat16)}
         check(attend, (wrong, "dtype", "interpreter"), device)
-
-    def test_bf16_gather_of_codes_is_refused_under_the_interpreter(gather, device):
-        wrong = {"key": torch.zeros(5, 2, 64, dtype=torch.bfloat16), "cache": cache(dtype=torch.uint8)}
-        check(gather, (wrong, "dtype", "interpreter"), device)

@@ -6,20 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from support.attending import check, expected, expected_with_lse, lse_error, small
+from support.attending import DTYPES, check, expected, expected_with_lse, lse_error, small
 from support.mistakes import refused
 from support.tolerances import LSE_MERGED_ABSOLUTE
 
 from pagedkv.attention.cascade import merge_attention
 from pagedkv.attention.paged import paged_attention
-from pagedkv.device import INTERPRETED
 
 if TYPE_CHECKING:
     from support.pools import Batch
 
 pytestmark = pytest.mark.device
-
-DTYPES = ["float32", "float16"] + ([] if INTERPRETED else ["bfloat16"])  # the interpreter computes no bf16
 
 
 def part(data: Batch, first: list[int], end: list[int], **options) -> tuple[torch.Tensor, torch.Tensor]:

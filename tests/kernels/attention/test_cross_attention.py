@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.attending import attend, check, expected, expected_with_lse, lse_error, small
+from support.attending import HALF, attend, check, expected, expected_with_lse, lse_error, small
 from support.pools import assert_same_bits
 from support.tolerances import LSE_ABSOLUTE
 
 from pagedkv.cache.write import write_kv_cache
-from pagedkv.device import INTERPRETED
 
 pytestmark = pytest.mark.device
 
-DTYPE = "float16" if INTERPRETED else "bfloat16"  # the interpreter computes no bf16
 LENGTHS = {
     "shorter": (
         [20, 7, 33],
@@ -27,7 +25,7 @@ LENGTHS = {
     "nothing": ([3, 5, 1], [0, 40, 0]),
     "decode": ([1, 1, 1], [75, 0, 16]),
 }
-LAYOUTS = {"interleaved": "float32", "shuffle": DTYPE, "native-interleaved": DTYPE}
+LAYOUTS = {"interleaved": "float32", "shuffle": HALF, "native-interleaved": HALF}
 
 
 @pytest.mark.parametrize("splits", [1, 3])

@@ -6,15 +6,12 @@ import itertools
 
 import pytest
 import torch
-from support.attending import attend, check, expected, small
+from support.attending import HALF, attend, check, expected, small
 from support.pools import NAN_CODE
 from support.tolerances import ROW_RELATIVE
 
-from pagedkv.device import INTERPRETED
-
 pytestmark = pytest.mark.device
 
-DTYPE = "float16" if INTERPRETED else "bfloat16"  # the interpreter computes no bf16
 LAYOUTS = ("nhd", "interleaved", "packed", "native", "native-interleaved", "shuffle", "shuffle-interleaved")
 CODES = {"": {}, "codes": {"quantised": "e4m3fn", "scales": "token"}}
 
@@ -24,7 +21,7 @@ CODES = {"": {}, "codes": {"quantised": "e4m3fn", "scales": "token"}}
 def test_what_is_behind_a_sequence_does_not_count(layout, codes, device, record_property):
     """Around groups of 8 and 16 tokens: the rest is NaN, in K, in V and in the scales, and 0 * NaN would show."""
     seq_lens = [1, 2, 7, 8, 9, 15, 16, 17, 33]
-    data = small(device, [1] * len(seq_lens), seq_lens, layout_name=layout, dtype=DTYPE, **CODES[codes])
+    data = small(device, [1] * len(seq_lens), seq_lens, layout_name=layout, dtype=HALF, **CODES[codes])
     poison = data.pool.storage == NAN_CODE["e4m3fn"] if codes else data.pool.storage.isnan()
     assert poison.float().mean() > 0.3, "the pool has no poison"
     op = "attention of scaled rows" if codes else "attention"
@@ -36,7 +33,7 @@ def test_what_is_behind_a_sequence_does_not_count(layout, codes, device, record_
 @pytest.mark.parametrize("query_lens", [[1, 1, 1], [1, 2, 1]], ids=["decode", "extend"])
 def test_a_sequence_of_one_token_gets_its_value(query_lens, device):
     """One key has all the weight, whatever its score: V itself, to the last bit."""
-    data = small(device, query_lens, [1, 2, 1], dtype=DTYPE)
+    data = small(device, query_lens, [1, 2, 1], dtype=HALF)
     out = attend(data, scale=1000.0)
     for seq in (0, 2):
         value = data.pool.rows("value")[data.block_table[seq, 0].long(), 0]

@@ -9,20 +9,19 @@ import itertools
 
 import pytest
 import torch
-from support.attending import attend, check, expected, small
+from support.attending import HALF, attend, check, expected, small
 from triton.runtime import interpreter
 
 from pagedkv.device import INTERPRETED
 
 pytestmark = pytest.mark.device
 
-DTYPE = "float16" if INTERPRETED else "bfloat16"  # the interpreter computes no bf16
 PHASES = {"decode": ([1, 1, 1], [170, 20, 64]), "extend": ([9, 40, 1], [170, 40, 64])}
 WINDOWS = (1, 16, 33)
 POOLS = {
-    "native": {"layout_name": "native-interleaved", "dtype": DTYPE},
-    "shuffle": {"layout_name": "shuffle-interleaved", "dtype": DTYPE},
-    "codes": {"layout_name": "packed", "dtype": DTYPE, "quantised": "e5m2", "scales": "head"},
+    "native": {"layout_name": "native-interleaved", "dtype": HALF},
+    "shuffle": {"layout_name": "shuffle-interleaved", "dtype": HALF},
+    "codes": {"layout_name": "packed", "dtype": HALF, "quantised": "e5m2", "scales": "head"},
     "shuffled codes": {"layout_name": "shuffle-interleaved", "quantised": "e4m3fnuz"},
     "codes with a scale each": {"layout_name": "native-interleaved", "quantised": "e4m3fn", "scales": "token"},
 }
@@ -47,7 +46,7 @@ def test_nothing_outside_the_window_is_read(phase, pool, splits, device, record_
 @pytest.mark.parametrize("layout", ["packed", "shuffle"])
 def test_a_window_inside_a_large_block(layout, device, record_property):
     """The block of a hybrid model is longer than the window: the rest of it is NaN."""
-    shape = {"layout_name": layout, "block_size": 784, "window": 50, "dtype": DTYPE}
+    shape = {"layout_name": layout, "block_size": 784, "window": 50, "dtype": HALF}
     data = small(device, [1, 5], [700, 1200], **shape)
     check(attend(data, sliding_window=50), expected(data, sliding_window=50), record_property)
 
@@ -92,7 +91,7 @@ def test_partitions_share_the_window(device, record_property):
 @pytest.mark.parametrize("splits", [1, 3])
 def test_a_window_with_everything(splits, device, record_property):
     """Cap, slopes and sinks beside the window, over codes."""
-    shape = {"layout_name": "shuffle-interleaved", "quantised": "e4m3fnuz", "window": 40, "dtype": DTYPE}
+    shape = {"layout_name": "shuffle-interleaved", "quantised": "e4m3fnuz", "window": 40, "dtype": HALF}
     data = small(device, [1, 7], [90, 110], **shape)
     heads = torch.arange(4, device=device)
     options = {"softcap": 5.0, "alibi_slopes": 0.5**heads, "sinks": heads - 1.5, "sliding_window": 40}

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.pools import assert_same_bits, batch, pool
+from support.attending import promise, small
+from support.pools import assert_same_bits, pool
 
 from pagedkv.cache import reference
 from pagedkv.cache.cache import PagedCache
@@ -29,26 +30,14 @@ def outputs(num_tokens: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return both[:, 0], both[:, 1]
 
 
-# Under the interpreter a cast to bf16 cuts off instead of rounding, so there the launcher refuses it (test_errors.py).
+# Under the interpreter a cast to bf16 cuts off instead of rounding, so there the launcher refuses it (test_checks.py).
 CASES = [case for case in promised("gather") if not (INTERPRETED and case.quantised and case.dtype == "bfloat16")]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_gather_kv_cache(case, device):
     starts, counts = [0, 5, case.block_size - 1, 3], [17, 1, case.block_size + 2, 0]
-    data = batch(
-        layout_name=case.layout,
-        dtype=case.dtype,
-        device=device,
-        num_q_heads=case.num_kv_heads,
-        num_kv_heads=case.num_kv_heads,
-        head_size=case.head_size,
-        block_size=case.block_size,
-        query_lens=[1, 1, 1, 1],
-        seq_lens=[start + count for start, count in zip(starts, counts, strict=True)],
-        quantised=case.quantised,
-        scales=case.scales,
-    )
+    data = promise(case, device, [1] * 4, [start + count for start, count in zip(starts, counts, strict=True)])
     arguments = gather_arguments(starts, counts, device)
     total = sum(counts)
     key, value = outputs(total + 3, data.query)
@@ -66,17 +55,7 @@ def test_gather_kv_cache(case, device):
 
 def test_gather_kv_cache_leaves_positions_without_a_block(device):
     """A row of the block table is not read beyond its end: the next row is another sequence."""
-    data = batch(
-        layout_name="nhd",
-        dtype="float32",
-        device=device,
-        num_q_heads=1,
-        num_kv_heads=1,
-        head_size=32,
-        block_size=16,
-        query_lens=[1, 1],
-        seq_lens=[16, 16],
-    )
+    data = small(device, [1, 1], [16, 16], layout_name="nhd", num_q_heads=1, num_kv_heads=1, head_size=32)
     key, value = outputs(20, data.query)
     arguments = gather_arguments([0, 0], [20, 0], device)
     gather_kv_cache(data.pool.cache, key, value, data.block_table, **arguments)
@@ -98,15 +77,3 @@ def test_gather_kv_cache_with_strides_of_its_own_for_v(device):
     where = (table[0, position // 16].long(), position % 16)
     assert torch.equal(key, key_side.key[where])
     assert torch.equal(value, value_side.value[where])
-
-
-def test_gather_kv_cache_beyond_int32(far_pool):
-    """Block 4 lies 2^32 elements behind block 0; 32-bit offsets would wrap into block 0, which holds NaN."""
-    key_cache, value_cache = far_pool
-    key_cache[4], value_cache[4] = 3.0, 5.0
-    key, value = outputs(16, key_cache)
-    table = torch.tensor([[4]], dtype=torch.int32, device=key_cache.device)
-    arguments = gather_arguments([0], [16], key_cache.device)
-    gather_kv_cache(PagedCache(key_cache, value_cache), key, value, table, **arguments, debug=True)
-    assert (key == 3.0).all()
-    assert (value == 5.0).all()

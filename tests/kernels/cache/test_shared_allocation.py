@@ -30,16 +30,6 @@ def elements(plan: layout.Layout) -> torch.Tensor:
     return torch.stack([side.element(*axes) for side in (plan.key, plan.value)])
 
 
-@pytest.mark.parametrize("padding", [0, 24])
-@pytest.mark.parametrize("name", layout.NAMES)
-def test_blocks_share_no_element(name, padding):
-    """So that an id which only one group holds is memory which only one group touches."""
-    plan = layout.describe(name, *SHAPE, padding=padding, x=X)
-    where = elements(plan)
-    assert where.unique().numel() == where.numel() <= plan.elements
-    assert 0 <= where.min() <= where.max() < plan.elements
-
-
 class Engine:
     """Both groups over one raw allocation, and beside it what each block must hold, kept block by block."""
 

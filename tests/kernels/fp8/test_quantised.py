@@ -11,7 +11,8 @@ import itertools
 
 import pytest
 import torch
-from support.pools import Pool, assert_same_bits, batch, pool
+from support.attending import DTYPES, small
+from support.pools import Pool, assert_same_bits, pool
 from support.tolerances import ROW_RELATIVE
 
 from pagedkv.attention import reference
@@ -19,7 +20,6 @@ from pagedkv.attention.paged import paged_attention
 from pagedkv.cache.cache import PagedCache, Quantisation
 from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.cache.write import write_kv_cache
-from pagedkv.device import INTERPRETED
 from pagedkv.fp8 import reference as reference_fp8
 from pagedkv.fp8.formats import FORMAT_NAMES
 
@@ -27,7 +27,6 @@ pytestmark = pytest.mark.device
 
 PACKED = ("packed", "native-interleaved", "shuffle-interleaved")  # a layout of each packing, K and V in every block
 KINDS = list(itertools.product(FORMAT_NAMES, PACKED, ("tensor", "head", "token")))
-DTYPES = ["float32", "float16"] + ([] if INTERPRETED else ["bfloat16"])  # the interpreter computes no bf16
 BLOCKS, BLOCK_SIZE, HEADS, HEAD_SIZE = SHAPE = (5, 48, 3, 48)
 
 
@@ -157,19 +156,8 @@ def attend(query: torch.Tensor, cache: PagedCache, *, scale: float, **metadata) 
 def test_attention_over_what_the_codes_mean(name, layout, scales, phase, device, record_property):
     query_lens, seq_lens = LENGTHS[phase]
     for dtype in DTYPES:
-        data = batch(
-            layout_name=layout,
-            dtype=dtype,
-            device=device,
-            num_q_heads=6,
-            num_kv_heads=3,
-            head_size=HEAD_SIZE,
-            block_size=BLOCK_SIZE,
-            query_lens=query_lens,
-            seq_lens=seq_lens,
-            quantised=name,
-            scales=scales,
-        )
+        shape = {"num_q_heads": 6, "num_kv_heads": 3, "head_size": HEAD_SIZE, "block_size": BLOCK_SIZE, "dtype": dtype}
+        data = small(device, query_lens, seq_lens, layout_name=layout, quantised=name, scales=scales, **shape)
         bounds = {"max_query_len": data.max_query_len, "max_seq_len": data.max_seq_len}
         out = attend(data.query, data.pool.cache, scale=0.2, **data.metadata, **bounds)
         sides = (meaning(data.pool, side) for side in ("key", "value"))
