@@ -1,10 +1,7 @@
-"""Buildkite's REST API: the calls that hilgate makes, and each way in which they fail as one sentence.
+"""Client of Buildkite's REST API: find the builds of a pull request and start reruns of some models.
 
-The token is sent in one header and written nowhere: not in messages, not in files, not in what `--dry-run` prints.
-
-What Buildkite's REST API says of a build, and where it says it.
-
-Reruns of some models: what is asked of Buildkite, and when such a build may answer for the whole change. Pure.
+Each way in which a call fails is one sentence. The token is sent in one header and written nowhere: not in messages,
+not in files, not in what `--dry-run` prints.
 """
 
 from __future__ import annotations
@@ -39,6 +36,17 @@ PER_PAGE = 100
 PAGES = 5
 """Pages of builds that are searched for a pull request."""
 
+_NO_TOKEN = (
+    "Buildkite does not accept the token",
+    f"make a {TOKEN_VARIABLE} with the scopes read_builds and write_builds, and access to the organization",
+)
+REFUSALS = {
+    401: _NO_TOKEN,
+    403: _NO_TOKEN,
+    404: ("Buildkite knows no such pipeline, or hides it from this token", "check --organization and --pipeline"),
+}
+"""Status -> what it means and what to do."""
+
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _T = TypeVar("_T")
@@ -46,20 +54,6 @@ _T = TypeVar("_T")
 
 class RemoteError(CannotRunHereError):
     """Buildkite could not be reached, or answered with something other than was asked for."""
-
-
-class _AgainError(Exception):
-    """An attempt that may be repeated.
-
-    Attributes:
-        problem: What happened.
-        wait: Seconds to wait first; None leaves it to the caller.
-        done: Whether what was asked for may have been done all the same.
-    """
-
-    def __init__(self, problem: str, *, wait: float | None = None, done: bool = True) -> None:
-        self.problem, self.wait, self.done = problem, wait, done
-        super().__init__(problem)
 
 
 @dataclass
@@ -88,7 +82,7 @@ class Client:
     def builds(self, **query: str | int) -> list[RemoteBuild]:
         """One page of builds, newest first."""
         parameters = {"per_page": PER_PAGE, "exclude_jobs": "true", "exclude_pipeline": "true", **query}
-        return self._repeated(lambda: self._attempt("GET", _BUILDS, params=parameters))
+        return self._ask("GET", _BUILDS, params=parameters)
 
     def find_pull_request(self, number: int, *, branch: str = "", commit: str = "") -> RemoteBuild:
         """The newest build of a pull request that is not itself a rerun.
@@ -101,7 +95,7 @@ class Client:
             builds = self.builds(page=page, **query)
             for build in builds:
                 pull = build.pull_request
-                if pull and pull.id == str(number) and NONCE_KEY not in build.meta_data:
+                if pull and pull.id == str(number) and RERUN_KEY not in build.meta_data:
                     return build
             if len(builds) < PER_PAGE:
                 break
@@ -112,64 +106,50 @@ class Client:
             remedy="look at its checks on GitHub: a build must have been started; --branch narrows the search",
         )
 
-    def create(self, body: Mapping[str, Any], nonce: str) -> RemoteBuild:
-        """Start a build, once: where an answer was lost, look for the build before asking again.
-
-        Args:
-            body: As documented for "Create a build"; its meta-data holds the nonce under `NONCE_KEY`.
-            nonce: Unlike that of any other request.
+    def create(self, body: Mapping[str, Any]) -> RemoteBuild:
+        """Start a build, as documented for "Create a build". An answer that was lost may start a second one.
 
         Raises:
             MisuseError: The token or the pipeline is wrong.
             RemoteError: Buildkite refuses, or does not answer.
         """
-        return self._repeated(
-            lambda: self._attempt("POST", _BUILD, json=body),
-            find=lambda: next(iter(self.builds(**{f"meta_data[{NONCE_KEY}]": nonce})), None),
-        )
+        return self._ask("POST", _BUILD, json=body)
 
-    def _repeated(self, attempt: Callable[[], _T], find: Callable[[], _T | None] = lambda: None) -> _T:
-        """Its answer, after as many attempts as it takes; `find` looks for what a lost answer may have been about."""
-        wait, last = BACKOFF_SECONDS, ""
-        for number in range(1, ATTEMPTS + 1):
-            try:
-                return attempt()
-            except _AgainError as again:
-                last = again.problem
-                if number < ATTEMPTS:
-                    self.sleep(wait if again.wait is None else again.wait)
-                wait *= 2
-                if again.done and (found := find()) is not None:
-                    return found
-        raise RemoteError(
-            f"no use: {last}, {ATTEMPTS} times in a row", where=self.url, remedy="try again in a few minutes"
-        )
-
-    def _attempt(self, method: str, adapter: TypeAdapter[_T], **arguments: Any) -> _T:
-        """One request.
+    def _ask(self, method: str, adapter: TypeAdapter[_T], **arguments: Any) -> _T:
+        """One request, repeated while an attempt says nothing about it.
 
         Raises:
-            _AgainError: It may be repeated.
             MisuseError: The token or the pipeline is wrong.
-            RemoteError: Buildkite refuses for good.
+            RemoteError: Buildkite refuses, or does not answer.
         """
         headers = {"Authorization": f"Bearer {self.token}", "Accept": "application/json"}
-        try:
-            answer = httpx.request(method, self.url, headers=headers, timeout=self.timeout_seconds, **arguments)
-        except httpx.TimeoutException:
-            raise _AgainError(f"no answer from Buildkite within {self.timeout_seconds:g} seconds") from None
-        except httpx.RequestError as error:
-            raise _AgainError(f"no connection to Buildkite ({type(error).__name__})") from None
-        if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
-            raise _AgainError("Buildkite limits requests (429)", wait=_asked_to_wait(answer), done=False)
-        if answer.is_server_error:
-            raise _AgainError(f"Buildkite has trouble of its own ({answer.status_code})")
-        if not answer.is_success:
-            raise self._refusal(answer)
-        try:
-            data = answer.json()
-        except ValueError:
-            raise _AgainError("Buildkite's answer is cut off") from None
+        problem, pause = "", 0.0
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self.sleep(pause)
+            pause = BACKOFF_SECONDS * 2**attempt
+            try:
+                answer = httpx.request(method, self.url, headers=headers, timeout=self.timeout_seconds, **arguments)
+                if answer.is_success:
+                    return self._parsed(answer.json(), adapter)
+            except httpx.TimeoutException:
+                problem = f"no answer from Buildkite within {self.timeout_seconds:g} seconds"
+            except httpx.RequestError as error:
+                problem = f"no connection to Buildkite ({type(error).__name__})"
+            except ValueError:
+                problem = "Buildkite's answer is cut off"
+            else:
+                if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
+                    problem, pause = "Buildkite limits requests (429)", _asked_to_wait(answer) or pause
+                elif answer.is_server_error:
+                    problem = f"Buildkite has trouble of its own ({answer.status_code})"
+                else:
+                    raise self._refusal(answer)
+        raise RemoteError(
+            f"no use: {problem}, {ATTEMPTS} times in a row", where=self.url, remedy="try again in a few minutes"
+        )
+
+    def _parsed(self, data: object, adapter: TypeAdapter[_T]) -> _T:
         try:
             return adapter.validate_python(data)
         except ValidationError as error:
@@ -183,23 +163,12 @@ class Client:
 
     def _refusal(self, answer: httpx.Response) -> MisuseError | RemoteError:
         """What a status of 3xx or 4xx means."""
-        if answer.status_code in (401, 403):
-            return MisuseError(
-                f"Buildkite does not accept the token ({answer.status_code})",
-                where=TOKEN_VARIABLE,
-                remedy="make a token with the scopes read_builds and write_builds, and access to the organization",
-            )
-        if answer.status_code == httpx.codes.NOT_FOUND:
-            return MisuseError(
-                "Buildkite knows no such pipeline, or hides it from this token (404)",
-                where=self.url,
-                remedy="check --organization and --pipeline",
-            )
-        return RemoteError(
-            f"Buildkite refuses ({answer.status_code}): {_message(answer)}",
-            where=self.url,
-            remedy="correct what it names; nothing was started",
-        )
+        status = answer.status_code
+        if status in REFUSALS:
+            what, remedy = REFUSALS[status]
+            return MisuseError(f"{what} ({status})", where=self.url, remedy=remedy)
+        what = f"Buildkite refuses ({status}): {_message(answer)}"
+        return RemoteError(what, where=self.url, remedy="correct what it names; nothing was started")
 
 
 def _asked_to_wait(answer: httpx.Response) -> float | None:
@@ -226,8 +195,8 @@ def _message(answer: httpx.Response) -> str:
 
 
 API = "https://api.buildkite.com"
-NONCE_KEY = "hilgate-rerun"
-"""Meta-data of a rerun: tells one request from the next, so that an answer that was lost starts no second build."""
+RERUN_KEY = "hilgate-rerun"
+"""Meta-data of a rerun: the number of the build that it repeats a part of."""
 
 IMAGES_KEY = "hilgate-images"
 """Meta-data that a verdict leaves: JSON, image -> digest."""
@@ -307,7 +276,7 @@ def images_of(build: RemoteBuild) -> dict[str, str]:
     return images
 
 
-def request(build: RemoteBuild, models: Sequence[str], *, profile: str, nonce: str) -> dict[str, Any]:
+def request(build: RemoteBuild, models: Sequence[str], *, profile: str) -> dict[str, Any]:
     """The body of "Create a build": these models of this build's commit.
 
     The pull request goes along whole: from its repository the agents see that it is a fork, and give it no secrets.
@@ -335,7 +304,7 @@ def request(build: RemoteBuild, models: Sequence[str], *, profile: str, nonce: s
             "HILGATE_PROFILE": profile,
             "HILGATE_IMAGE_FROM_BUILD": str(build.number),
         },
-        "meta_data": {NONCE_KEY: nonce},
+        "meta_data": {RERUN_KEY: str(build.number)},
     }
 
 

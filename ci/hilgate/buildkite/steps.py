@@ -1,4 +1,4 @@
-"""A plan as Buildkite steps: the only module that knows Buildkite's vocabulary.
+"""Generate Buildkite steps from a plan: those of a change, reruns of failing checks, the verdict of a complete rerun.
 
 buildkite-sdk 0.12.0 ignores keys that it does not know, so a misspelt `command` becomes a step that does nothing and
 passes. Four guards stand against that: model constructors only (never dicts), mypy strict on this file, unknown keys
@@ -6,8 +6,6 @@ forbidden on the SDK's models, and `hilgate.buildkite.lint` over the emitted tex
 Buildkite's schema. Nothing emitted contains a `$`, so it means the same whether or not the uploader interpolates.
 
 What is generated is uploaded by the steps of `.buildkite/*.yml`, which hold the plan, the recheck and the verdict.
-
-Steps that a build uploads once it knows more: reruns of failing checks, and the verdict of a complete rerun.
 """
 
 from __future__ import annotations
@@ -256,7 +254,9 @@ def recheck_key(key: str) -> str:
 
 def required_yaml(declarations: Declarations) -> str:
     """The one step that posts the required context of a complete rerun: it judges once more what is there."""
-    cpu = ((queue.memory_gib, name) for name, queue in declarations.agents.queues.items() if queue.device == CPU)
+    queue = declarations.smallest_queue(CPU)
+    if queue is None:
+        raise InvalidPipelineError("no queue offers the cpu", where="ci/agents.yaml", remedy="declare one")
     context = NotifyGithubCommitStatusGithubCommitStatus(context=CONTEXT)
     step = CommandStep(
         key=REQUIRED_KEY,
@@ -268,7 +268,7 @@ def required_yaml(declarations: Declarations) -> str:
             f"hilgate judge --plan {PLAN_FILE} --jobs {JOBS_FOLDER} --results results",
             "test -s results/verdict.json",
         ],
-        agents={"queue": min(cpu)[1]},
+        agents={"queue": queue},
         timeout_in_minutes=VERDICT_MINUTES,
         artifact_paths=["results/verdict.json"],
         notify=[NotifyGithubCommitStatus(github_commit_status=context)],

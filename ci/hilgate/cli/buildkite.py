@@ -109,8 +109,6 @@ def rerun(
 
     The token comes from BUILDKITE_API_TOKEN. A part of the plan never changes rocm/required.
     """
-    from uuid import uuid4
-
     from hilgate.buildkite import api
     from hilgate.declare.load import load
     from hilgate.plan.make import by_model
@@ -123,16 +121,15 @@ def rerun(
     if commit and not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise MisuseError(f"--commit {commit!r} is not a full sha", remedy="Buildkite finds builds by all 40 digits")
     url = api.builds_url(organization, pipeline_slug, api=api.API)
-    nonce = uuid4().hex
     if dry_run:
         pull = api.PullRequest(id=str(pull_request), base="(its base)", repository="(its repository)")
         unknown = api.RemoteBuild(
             number=0, web_url="", state="", commit=commit or "(its commit)", branch=branch or "(its branch)",
             pull_request=pull,
         )  # fmt: skip
-        body = api.request(unknown, chosen, profile=profile, nonce=nonce)
+        body = api.request(unknown, chosen, profile=profile)
         body["message"] = f"Rerun of {', '.join(chosen)} after build (its number)"
-        body["env"]["HILGATE_IMAGE_FROM_BUILD"] = "(its number)"
+        body["env"]["HILGATE_IMAGE_FROM_BUILD"] = body["meta_data"][api.RERUN_KEY] = "(its number)"
         sys.stdout.write(
             f"GET {url}\n  until a build of pull request {pull_request}\nPOST {url}\n{json.dumps(body, indent=1)}\n"
         )
@@ -144,7 +141,7 @@ def rerun(
     sys.stderr.write(f"last build of pull request {pull_request}: {last.number} of {last.commit[:12]} ({last.state})\n")
     for image, digest in sorted(images.items()):
         sys.stderr.write(f"image {image}: {digest}\n")
-    started = client.create(api.request(last, chosen, profile=profile, nonce=nonce), nonce)
+    started = client.create(api.request(last, chosen, profile=profile))
     sys.stdout.write(f"build {started.number}: {started.web_url}\n")
     covers = "if it covers the whole plan" if api.ALL in chosen else "no, it is a part of the plan"
     sys.stderr.write(f"rocm/required: {covers}\n")

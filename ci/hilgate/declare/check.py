@@ -22,75 +22,75 @@ if TYPE_CHECKING:
     from hilgate.declare.yaml import Document, Loc
     from hilgate.model import Agents, Area, Key, Profile, Step
 
+    Declared = tuple[Document[Area], Loc, Step]
+
 DESK = "gate"
 """The profile that runs on the host: images are the agents'."""
 
 
 def check(agents: Document[Agents], areas: Sequence[Document[Area]], root: Path) -> None:
     """Record every contradiction in the document where it stands; files with mistakes of their own are left out."""
+    steps = [
+        (document, ("steps", index), step)
+        for document in areas
+        if document.noun
+        for index, step in enumerate(document.noun.steps)
+    ]
     if agents.noun:
-        _check_agents(agents)
-        for document in areas:
-            if document.noun:
-                _check_area(document, agents.noun, root)
+        _check_agents(agents, agents.noun)
+        for document, at, step in steps:
+            _check_places(document, at, step, agents.noun)
+    for document in areas:
+        _check_globs(document)
+    for document, at, step in steps:
+        _check_imports(document, at, step, root)
     _check_names(areas)
-    _check_matrices(areas)
-    _check_needs(agents, areas)
+    _check_tables(steps)
+    # A step or provider may stand in a file that has mistakes of its own; those come first.
+    _check_needs(agents, steps, unread=any(document.noun is None for document in areas))
 
 
-def _check_agents(document: Document[Agents]) -> None:
-    assert document.noun is not None
-    agents = document.noun
+def _check_agents(document: Document[Agents], agents: Agents) -> None:
     if CPU not in agents.devices:
         document.blame(("devices",), f"device {CPU!r} is missing", "every machine has it; declare it")
     for name, queue in agents.queues.items():
         if queue.device not in agents.devices:
-            document.blame(
-                ("queues", name, "device"), f"unknown device {queue.device!r}", suggest(queue.device, agents.devices)
-            )
+            what = f"unknown device {queue.device!r}"
+            document.blame(("queues", name, "device"), what, suggest(queue.device, agents.devices))
         elif (queue.device == CPU) != (queue.gpus == 0):
-            document.blame(
-                ("queues", name, "gpus"),
-                f"{queue.gpus} GPUs on a queue of device {queue.device!r}",
-                "a cpu queue has 0, any other at least 1",
-            )
+            what = f"{queue.gpus} GPUs on a queue of device {queue.device!r}"
+            document.blame(("queues", name, "gpus"), what, "a cpu queue has 0, any other at least 1")
 
 
-def _check_area(document: Document[Area], agents: Agents, root: Path) -> None:
-    """Globs, imports, devices and queues of one area."""
-    assert document.noun is not None
-    for index, glob in enumerate(document.noun.paths):
+def _check_places(document: Document[Area], at: Loc, step: Step, agents: Agents) -> None:
+    """Devices and queues of a step exist and fit each other."""
+    for position, device in enumerate(step.devices):
+        if device not in agents.devices:
+            what = f"unknown device {device!r}"
+            document.blame((*at, "devices", position), what, suggest(device, agents.devices))
+    for device, name in step.queues.items():
+        loc, queue = (*at, "queues", device), agents.queues.get(name)
+        if device not in step.devices:
+            document.blame(loc, f"{device!r} is not a device of step {step.key!r}", suggest(device, step.devices))
+        elif queue is None:
+            document.blame(loc, f"unknown queue {name!r}", suggest(name, agents.queues))
+        elif queue.device != device:
+            fitting = (other for other, offer in agents.queues.items() if offer.device == device)
+            document.blame(loc, f"queue {name!r} offers {queue.device}, not {device}", suggest(name, fitting))
+        elif device != CPU and queue.gpus < step.gpus:
+            what = f"queue {name!r} has {queue.gpus} GPUs and the step needs {step.gpus}"
+            document.blame(loc, what, "name a larger queue")
+
+
+def _check_globs(document: Document[Area]) -> None:
+    for index, glob in enumerate(document.noun.paths if document.noun else ()):
         try:
             pathspec.PathSpec.from_lines("gitignore", [glob])
         except ValueError as error:
             document.blame(("paths", index), f"not a glob: {error}", "write it as in .gitignore")
-    for index, step in enumerate(document.noun.steps):
-        at = ("steps", index)
-        for position, device in enumerate(step.devices):
-            if device not in agents.devices:
-                what = f"unknown device {device!r}"
-                document.blame((*at, "devices", position), what, suggest(device, agents.devices))
-        _check_queues(document, at, step, agents)
-        _check_imports(document, at, step, root)
 
 
-def _check_queues(document: Document[Area], at: tuple[str, int], step: Step, agents: Agents) -> None:
-    for device, queue in step.queues.items():
-        loc = (*at, "queues", device)
-        if device not in step.devices:
-            document.blame(loc, f"{device!r} is not a device of step {step.key!r}", suggest(device, step.devices))
-        elif queue not in agents.queues:
-            document.blame(loc, f"unknown queue {queue!r}", suggest(queue, agents.queues))
-        elif (offered := agents.queues[queue].device) != device:
-            fitting = (name for name, offer in agents.queues.items() if offer.device == device)
-            document.blame(loc, f"queue {queue!r} offers {offered}, not {device}", suggest(queue, fitting))
-        elif device != CPU and (gpus := agents.queues[queue].gpus) < step.gpus:
-            document.blame(
-                loc, f"queue {queue!r} has {gpus} GPUs and the step needs {step.gpus}", "name a larger queue"
-            )
-
-
-def _check_imports(document: Document[Area], at: tuple[str, int], step: Step, root: Path) -> None:
+def _check_imports(document: Document[Area], at: Loc, step: Step, root: Path) -> None:
     """They exist, and what the command itself names is among them: left out, a change to it would not select it."""
     places = [imports.locate(root, declared) for declared in step.imports]
     for position, (declared, place) in enumerate(zip(step.imports, places, strict=True)):
@@ -109,19 +109,20 @@ def _check_names(areas: Sequence[Document[Area]]) -> None:
     for document in areas:
         if document.noun is None:
             continue
-        stem = Path(document.name).stem
-        if document.noun.area != stem:
-            document.blame(
-                ("area",),
-                f"area {document.noun.area!r} is declared in {stem}.yaml",
-                f"name the file {document.noun.area}.yaml",
-            )
-        for loc, keys in _names(document.noun):
+        area, stem = document.noun, Path(document.name).stem
+        if area.area != stem:
+            what = f"area {area.area!r} is declared in {stem}.yaml"
+            document.blame(("area",), what, f"name the file {area.area}.yaml")
+        names: list[tuple[Loc, list[str]]] = [(("area",), [area.area])]
+        for index, step in enumerate(area.steps):
+            # A step may carry its area's name: Buildkite sees the area's group and `<step>-<device>` only.
+            own = [] if step.key == area.area else [step.key]
+            names.append((("steps", index, "key"), [*own, *(planned_key(step, device) for device in step.devices)]))
+        for loc, keys in names:
             for key in keys:
                 if not BUILDKITE_KEY.fullmatch(key):
-                    document.blame(
-                        loc, f"{key!r} is no Buildkite step key", "use lower case, digits, '_' and '-', at most 100"
-                    )
+                    remedy = "use lower case, digits, '_' and '-', at most 100"
+                    document.blame(loc, f"{key!r} is no Buildkite step key", remedy)
                     break
                 if key in RESERVED_KEYS:
                     document.blame(loc, f"{key!r} is a step of the pipeline itself", "choose another key")
@@ -132,10 +133,10 @@ def _check_names(areas: Sequence[Document[Area]]) -> None:
                     taken[key] = document.at(*loc)
 
 
-def _check_matrices(areas: Sequence[Document[Area]]) -> None:
+def _check_tables(steps: Sequence[Declared]) -> None:
     """A file is the table of one declared step: on another device it is the same table again."""
     taken: dict[str, str] = {}
-    for document, at, step in _declared(areas):
+    for document, at, step in steps:
         if step.matrix is not None:
             file, loc = step.matrix.file, (*at, "matrix", "file")
             if file in taken:
@@ -143,20 +144,8 @@ def _check_matrices(areas: Sequence[Document[Area]]) -> None:
             taken.setdefault(file, document.at(*loc))
 
 
-def _names(area: Area) -> Iterator[tuple[tuple[str | int, ...], list[str]]]:
-    """Keys that must be unique: the area's, and each step's with its planned keys."""
-    yield ("area",), [area.area]
-    for index, step in enumerate(area.steps):
-        planned = [planned_key(step, device) for device in dict.fromkeys(step.devices)]
-        # A step may carry its area's name: Buildkite sees the area's group and `<step>-<device>` only.
-        yield ("steps", index, "key"), planned if step.key == area.area else [step.key, *planned]
-
-
-def _check_needs(agents: Document[Agents], areas: Sequence[Document[Area]]) -> None:
+def _check_needs(agents: Document[Agents], declared: Sequence[Declared], *, unread: bool) -> None:
     """Needs and images exist, can be met on each device and in each plan, and wait for each other in no circle."""
-    # A step or provider may stand in a file that has mistakes of its own; those come first.
-    unread = any(document.noun is None for document in areas)
-    declared = list(_declared(areas))
     steps = {step.key: step for _, _, step in declared}
     providers = _providers(declared)
     graph: dict[str, set[str]] = {}
@@ -171,27 +160,16 @@ def _check_needs(agents: Document[Agents], areas: Sequence[Document[Area]]) -> N
             if image in providers:
                 graph[step.key].add(providers[image].key)
                 _check_provider(document, at, step, providers[image], device)
-    if not unread:
-        _check_queue_images(agents, providers)
+    for name, queue in agents.noun.queues.items() if agents.noun and not unread else ():
+        if queue.image is not None and queue.image not in providers:
+            known = suggest(queue.image, providers) if providers else "declare a step with `provides`"
+            agents.blame(("queues", name, "image"), f"no step provides the image {queue.image!r}", known)
     if cycle := find_cycle(graph):
         document, at = next((document, at) for document, at, step in declared if step.key == cycle[0])
         document.blame((*at, "needs"), "steps need each other: " + " -> ".join(cycle), "drop one of these needs")
 
 
-def _check_queue_images(agents: Document[Agents], providers: Mapping[Key, Step]) -> None:
-    for name, queue in (agents.noun.queues if agents.noun else {}).items():
-        if queue.image is not None and queue.image not in providers:
-            known = suggest(queue.image, providers) if providers else "declare a step with `provides`"
-            agents.blame(("queues", name, "image"), f"no step provides the image {queue.image!r}", known)
-
-
-def _declared(areas: Sequence[Document[Area]]) -> Iterator[tuple[Document[Area], Loc, Step]]:
-    for document in areas:
-        for index, step in enumerate(document.noun.steps if document.noun else ()):
-            yield document, ("steps", index), step
-
-
-def _providers(declared: Sequence[tuple[Document[Area], Loc, Step]]) -> Mapping[Key, Step]:
+def _providers(declared: Sequence[Declared]) -> Mapping[Key, Step]:
     """Image -> the step that builds it, of which there is one, on the cpu."""
     found: dict[Key, Step] = {}
     for document, at, step in declared:

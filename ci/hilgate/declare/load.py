@@ -1,4 +1,4 @@
-"""Reads `ci/agents.yaml` and `ci/areas/*.yaml` and validates them together.
+"""Load `ci/agents.yaml` and `ci/areas/*.yaml`, and validate them together.
 
 All mistakes of a load are reported at once: an author who has made three should not push three times.
 """
@@ -57,17 +57,17 @@ class Declarations:
         )
 
     def queue_for(self, step: Step, device: Key) -> Key | None:
-        """Queue of a step on a device: the one it names, else the smallest with the GPUs that it needs.
-
-        Smallest is the fewest GPUs, then the least memory, then by name. None when no queue is large enough.
-        """
+        """Queue of a step on a device: the one it names, else the smallest with the GPUs that it needs, if any."""
         if device in step.queues:
             return step.queues[device]
-        wanted = 0 if device == CPU else step.gpus
+        return self.smallest_queue(device, 0 if device == CPU else step.gpus)
+
+    def smallest_queue(self, device: Key, gpus: int = 0) -> Key | None:
+        """The queue of a device with the fewest GPUs that are enough, then the least memory, then by name."""
         offers = [
             (queue.gpus, queue.memory_gib, name)
             for name, queue in self.agents.queues.items()
-            if queue.device == device and queue.gpus >= wanted
+            if queue.device == device and queue.gpus >= gpus
         ]
         return min(offers)[2] if offers else None
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from support.rest import TOKEN, build, serving
 
-from hilgate.buildkite.api import ATTEMPTS, NONCE_KEY, PAGES, PER_PAGE, Client, RemoteError, builds_url
+from hilgate.buildkite.api import ATTEMPTS, PAGES, PER_PAGE, RERUN_KEY, Client, RemoteError, builds_url
 from hilgate.errors import Exit, MisuseError
 
 PATH = "/v2/organizations/acme/pipelines/rocm/builds"
@@ -26,7 +26,7 @@ def client(server):
     return made
 
 
-BODY = {"commit": "c" * 40, "branch": "feature", "meta_data": {NONCE_KEY: "n1"}}
+BODY = {"commit": "c" * 40, "branch": "feature", "meta_data": {RERUN_KEY: "n1"}}
 
 
 def methods(server):
@@ -35,7 +35,7 @@ def methods(server):
 
 def test_build_is_created(server, client):
     server.answer(201, build(12, state="scheduled"))
-    assert client.create(BODY, "n1").number == 12
+    assert client.create(BODY).number == 12
     ((method, path, _, body, headers),) = server.asked
     assert (method, path, json.loads(body)) == ("POST", PATH, BODY)
     assert headers["Authorization"] == f"Bearer {TOKEN}"
@@ -59,7 +59,7 @@ def test_build_is_created(server, client):
 def test_refusal_is_one_sentence_and_is_not_repeated(server, client, status, body, error, words):
     server.answer(status, body, Location="http://127.0.0.1:9/")
     with pytest.raises(error) as raised:
-        client.create(BODY, "n1")
+        client.create(BODY)
     assert words in raised.value.what
     assert raised.value.remedy
     assert TOKEN not in str(raised.value)
@@ -69,7 +69,7 @@ def test_refusal_is_one_sentence_and_is_not_repeated(server, client, status, bod
 @pytest.mark.parametrize("header", ["Retry-After", "RateLimit-Reset"])
 def test_rate_limit_is_waited_for(server, client, header):
     server.answer(429, {"message": "slow down"}, **{header: "42"}).answer(201, build(12))
-    assert client.create(BODY, "n1").number == 12
+    assert client.create(BODY).number == 12
     assert client.waits == [42]
     assert methods(server) == ["POST", "POST"]
 
@@ -88,29 +88,19 @@ def test_rate_limit_of_an_hour_is_not_waited_for(server, client):
     assert client.waits == []
 
 
-def test_server_trouble_is_repeated_once_nothing_was_started(server, client):
-    server.answer(502, "<html>").answer(200, []).answer(201, build(12))
-    assert client.create(BODY, "n1").number == 12
-    assert methods(server) == ["POST", "GET", "POST"]
-    assert server.asked[1][2]["meta_data[hilgate-rerun]"] == ["n1"]
-
-
 @pytest.mark.parametrize("lost", [500, 503, "silence", "hang up"])
-def test_build_whose_answer_was_lost_is_found_and_not_started_twice(server, client, lost):
+def test_a_request_without_an_answer_is_repeated(server, client, lost):
     client.timeout_seconds = 0.5 if lost == "silence" else 10.0
-    server.answer(lost, "").answer(200, [build(12)])
-    assert client.create(BODY, "n1").number == 12
-    assert methods(server) == ["POST", "GET"]
+    server.answer(lost, "").answer(201, build(12))
+    assert client.create(BODY).number == 12
+    assert methods(server) == ["POST", "POST"]
+    assert client.waits == [1]
 
 
 def test_cut_off_answer_is_a_lost_one(server, client):
-    server.answer(201, json.dumps(build(12))[:60]).answer(200, [build(12)])
-    assert client.create(BODY, "n1").number == 12
-    server.asked.clear()
-    server.answers[:] = []
-    server.answer(201, "{}", Content_Length="999").answer(200, [build(13)])
-    assert client.create(BODY, "n2").number == 13
-    assert methods(server) == ["POST", "GET"]
+    server.answer(200, json.dumps([build(12)])[:60]).answer(200, "[]", Content_Length="999").answer(200, [build(13)])
+    assert client.builds()[0].number == 13
+    assert client.waits == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +135,7 @@ def test_answer_of_another_shape_is_refused(server, client):
 
 def test_newest_build_of_the_pull_request_that_is_no_rerun(server, client):
     others = [build(99, "8"), build(98, None), build(97, pull_request=None), build(96, pull_request={})]
-    server.answer(200, [*others, build(95, meta_data={NONCE_KEY: "n0"}), build(94), build(93)])
+    server.answer(200, [*others, build(95, meta_data={RERUN_KEY: "n0"}), build(94), build(93)])
     assert client.find_pull_request(7, branch="feature", commit="c" * 40).number == 94
     query = server.asked[0][2]
     assert (query["branch"], query["commit"], query["page"]) == (["feature"], ["c" * 40], ["1"])

@@ -6,7 +6,7 @@ from support.rest import build as answer
 
 from hilgate.buildkite.api import (
     IMAGES_KEY,
-    NONCE_KEY,
+    RERUN_KEY,
     RemoteBuild,
     RemoteError,
     images_of,
@@ -26,20 +26,20 @@ def plan(*names, **changes):
 
 
 def test_request_names_the_models_and_the_build_whose_images_it_uses():
-    body = request(build(), ["jamba", "pocket-hybrid"], profile="pr", nonce="n1")
+    body = request(build(), ["jamba", "pocket-hybrid"], profile="pr")
     assert body["env"] == {
         "HILGATE_FLOW": "rerun",
         "HILGATE_MODELS": "jamba pocket-hybrid",
         "HILGATE_PROFILE": "pr",
         "HILGATE_IMAGE_FROM_BUILD": "41",
     }
-    assert body["meta_data"] == {NONCE_KEY: "n1"}
+    assert body["meta_data"] == {RERUN_KEY: "41"}
     assert (body["commit"], body["branch"]) == ("c" * 40, "feature")
 
 
 def test_fork_stays_a_fork():
     theirs = {"id": "7", "base": "main", "repository": "https://example.invalid/somebody/rocm.git"}
-    body = request(build(pull_request=theirs), ["jamba"], profile="pr", nonce="n1")
+    body = request(build(pull_request=theirs), ["jamba"], profile="pr")
     assert body["pull_request_repository"] == theirs["repository"]
     assert (body["pull_request_id"], body["pull_request_base_branch"]) == (7, "main")
 
@@ -49,9 +49,9 @@ def test_pull_request_that_might_be_a_fork_is_refused(gone):
     known = {"id": "7", "base": "main", "repository": "https://example.invalid/acme/rocm.git"}
     del known[gone]
     with pytest.raises(RemoteError, match="which repository"):
-        request(build(pull_request=known), ["jamba"], profile="pr", nonce="n1")
+        request(build(pull_request=known), ["jamba"], profile="pr")
     with pytest.raises(RemoteError, match="which repository"):
-        request(build(pull_request=None), ["jamba"], profile="pr", nonce="n1")
+        request(build(pull_request=None), ["jamba"], profile="pr")
 
 
 def test_images_are_those_of_the_verdict():

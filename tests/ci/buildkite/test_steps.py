@@ -23,6 +23,7 @@ from hilgate.plan.make import assemble
 from hilgate.run.process import UPLOAD_SECONDS
 
 GOLDEN = Path(__file__).parent / "golden"
+SMALL_ENOUGH_TO_READ = ("docs-only", "fork", "image-and-secret", "vllm-plugin")
 COMMIT = "c" * 40
 
 
@@ -51,7 +52,7 @@ def text_of(name):
 
 
 def test_every_golden_file_has_a_change():
-    assert {path.stem for path in GOLDEN.glob("*.yml")} == {*NAMED_CHANGES, "recheck"}
+    assert {path.stem for path in GOLDEN.glob("*.yml")} == {*SMALL_ENOUGH_TO_READ, "recheck"}
 
 
 def is_golden(name, text):
@@ -63,7 +64,7 @@ def is_golden(name, text):
     return text == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", NAMED_CHANGES)
+@pytest.mark.parametrize("name", SMALL_ENOUGH_TO_READ)
 def test_pipeline_of_a_named_change_is_the_golden_one(name):
     assert is_golden(name, text_of(name))
 
