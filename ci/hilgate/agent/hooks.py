@@ -162,7 +162,7 @@ def _look(node: Node, record: health.HealthRecord, *, idle: bool) -> float | Non
         except HilgateError as error:
             lasting = [f"{error.what} ({error.where})"]
         holders, hidden = gpus.find_holders(own_nodes, allowed=allowed, proc=node.proc, kfd=node.kfd)
-        passing += [str(holder) for holder in holders]
+        passing += holders
         if lasting or not passing or time.monotonic() >= until:
             break
         time.sleep(min(SETTLE_POLL_SECONDS, max(0.0, until - time.monotonic())))
