@@ -76,9 +76,9 @@ class FakeNode:
             "PATH": str(self.bin),
         }
 
-    def node(self, **changes: Any) -> hooks.Node:
+    def node(self, **changes: Any) -> hooks.NodeContext:
         quick = {"settle_seconds": 0.0, "elements": 2000} | changes
-        return hooks.Node(self.env, self.checkout, health.promised(self.env), self.proc, self.kfd, **quick)
+        return hooks.NodeContext(self.env, self.checkout, health.promised(self.env), self.proc, self.kfd, **quick)
 
     def preflight(self, *, by_hand: bool = False, **changes: Any) -> int:
         return hooks.preflight(self.env, self.checkout, by_hand=by_hand, node=self.node(**changes))

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from hilgate.agent import gpus, host
 from hilgate.agent.trust import check_secrets
-from hilgate.errors import CannotRunHereError, DeclarationError, Exit, HilgateError
+from hilgate.errors import CannotRunHereError, DeclarationError, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,24 +82,6 @@ DAEMON_ERROR, CANNOT_INVOKE, NOT_FOUND = 125, 126, 127
 """`docker run` itself (Docker reference, "Exit status"); `hilgate` uses none of them."""
 
 
-class UnsafeJobError(HilgateError):
-    """A job names something that no container of ours gets."""
-
-    exit_status = Exit.INVALID_DECLARATION
-
-
-class MissingGpuError(HilgateError):
-    """The agent promises GPUs that are not there: another node may have them."""
-
-    exit_status = Exit.SICK_NODE
-
-
-class SickDockerError(HilgateError):
-    """Docker on this node does not do what it should: another node may."""
-
-    exit_status = Exit.SICK_NODE
-
-
 @dataclass(frozen=True)
 class GpuDevices:
     """Device nodes of some GPUs, numbers of the groups that own them, and how many GPUs the machine has in all."""
@@ -113,7 +95,7 @@ def gpu_devices(count: int, env: Mapping[str, str], *, kfd: Path = host.KFD, dev
     """The nodes of `count` GPUs: of those that `HILGATE_RENDER_NODES` names, or of all where it names none.
 
     Raises:
-        MissingGpuError: Fewer GPUs than the step needs, or a device node that the driver lists is not there.
+        SickNodeError: Fewer GPUs than the step needs, or a device node that the driver lists is not there.
         CannotRunHereError: The variable is wrong, or the machine has more GPUs and nothing says which are this agent's.
     """
     if count == 0:
@@ -131,7 +113,7 @@ def gpu_devices(count: int, env: Mapping[str, str], *, kfd: Path = host.KFD, dev
         )
     chosen = [node.name for node in own or listed][:count]
     if len(chosen) < count:
-        raise MissingGpuError(
+        raise host.SickNodeError(
             f"the step needs {count} GPUs and this agent has {len(chosen)}",
             where=str(kfd),
             remedy="see amd-smi list on this node",
@@ -139,7 +121,7 @@ def gpu_devices(count: int, env: Mapping[str, str], *, kfd: Path = host.KFD, dev
     try:
         groups = {path.stat().st_gid for path in (dev / "kfd", *(dev / "dri" / name for name in chosen))}
     except OSError as error:
-        raise MissingGpuError(
+        raise host.SickNodeError(
             f"a GPU that the driver lists has no device node: {error.strerror}",
             where=str(error.filename),
             remedy="see the kernel's log on this node",
@@ -201,7 +183,7 @@ def name(job: str) -> str:
     """The container of a job.
 
     Raises:
-        UnsafeJobError: The id is not one of Buildkite's.
+        DeclarationError: The id is not one of Buildkite's.
     """
     return "hilgate-" + _matching(_ID, job, "a job id")
 
@@ -212,15 +194,15 @@ def command(container: Container) -> list[str]:
     Options are single words (`--option=value`), so no value can be taken for an option of its own.
 
     Raises:
-        UnsafeJobError: An image without digest, a device that is no render node, a mount of the host's own files, a
-            user that is root, a value that could be read as more than itself.
-        DeclarationError: A secret has a name that would change how something runs.
+        DeclarationError: An image without digest, a device that is no render node, a mount of the host's own files, a
+            user that is root, a secret whose name would change how something runs, or a value that could be read as
+            more than itself.
     """
     image = _matching(_IMAGE, container.image, "an image by digest (repository@sha256:...)")
     if not container.command or not container.command[0]:
-        raise UnsafeJobError("the container has no command", where=container.step, remedy="name what runs inside")
+        raise DeclarationError("the container has no command", where=container.step, remedy="name what runs inside")
     if container.memory_gib < 1:
-        raise UnsafeJobError(
+        raise DeclarationError(
             f"a limit of {container.memory_gib} GiB of memory is none", remedy="give each container its share"
         )
     memory = f"{container.memory_gib}g"
@@ -248,7 +230,7 @@ def command(container: Container) -> list[str]:
 def _devices(container: Container) -> list[str]:
     nodes = [_matching(_NODE, node, "a render node (/dev/dri/renderD<minor>)") for node in container.render_nodes]
     if len(set(nodes)) != len(nodes):
-        raise UnsafeJobError("a GPU is given twice", where=", ".join(nodes), remedy="name each render node once")
+        raise DeclarationError("a GPU is given twice", where=", ".join(nodes), remedy="name each render node once")
     if not nodes:
         return []
     groups = [f"--group-add={int(group)}" for group in sorted({*container.groups} - {0})]
@@ -273,7 +255,7 @@ def _mount(source: str, target: str, *, writable: bool) -> str:
     _matching(_PATH, source, "a plain absolute path")
     of_host = any(_within(source, folder) or _within(folder, source) for folder in FORBIDDEN)
     if posixpath.normpath(source) != source or source == "/" or of_host:
-        raise UnsafeJobError(f"{source!r} is never mounted", remedy="mount a folder made for this job")
+        raise DeclarationError(f"{source!r} is never mounted", remedy="mount a folder made for this job")
     return f"--mount=type=bind,source={source},target={target}{'' if writable else ',readonly'}"
 
 
@@ -293,7 +275,7 @@ def _environment(container: Container) -> list[str]:
     if not container.online:
         values["HF_HUB_OFFLINE"] = "1"  # else every model costs the hub's timeouts before the cache is read
     if any("\0" in value for value in values.values()):
-        raise UnsafeJobError("a variable holds a NUL", where=container.step, remedy="see the agent's environment")
+        raise DeclarationError("a variable holds a NUL", where=container.step, remedy="see the agent's environment")
     plain = [f"--env={variable}={value}" for variable, value in sorted(values.items())]
     secrets = [variable for variable in sorted(check_secrets(container.secrets)) if variable in container.env]
     return plain + [f"--env={variable}" for variable in secrets if not container.fork]
@@ -301,7 +283,7 @@ def _environment(container: Container) -> list[str]:
 
 def _matching(pattern: re.Pattern[str], text: str, what: str) -> str:
     if not pattern.fullmatch(text):
-        raise UnsafeJobError(f"{text!r} is not {what}", remedy="see ci/hilgate/agent/container.py")
+        raise DeclarationError(f"{text!r} is not {what}", remedy="see ci/hilgate/agent/container.py")
     return text
 
 
@@ -310,17 +292,17 @@ def require_docker() -> None:
 
     Raises:
         CannotRunHereError: It is not installed.
-        SickDockerError: The daemon is dead or hangs.
+        SickNodeError: The daemon is dead or hangs.
     """
     if failure := _docker("version", "--format", "{{.Server.Version}}"):
-        raise SickDockerError(f"the Docker daemon does not answer: {failure}", remedy="see its service on this node")
+        raise host.SickNodeError(f"the Docker daemon does not answer: {failure}", remedy="see its service on this node")
 
 
 def obtain(image: str) -> None:
     """Have this image in the host's store: pulled by digest, or already there where it is known by its digest alone.
 
     Raises:
-        SickDockerError: It cannot be pulled, or is not there.
+        SickNodeError: It cannot be pulled, or is not there.
     """
     if "@" in image:
         failure = _docker("pull", "--quiet", image, seconds=PULL_SECONDS)
@@ -329,7 +311,7 @@ def obtain(image: str) -> None:
         failure = _docker("image", "inspect", "--format", "{{.Id}}", image)
         what = "is not in this host's store, and HILGATE_REGISTRY names no repository to pull it from"
     if failure:
-        raise SickDockerError(f"the image {what}: {failure}", where=image, remedy="see the registry and this node")
+        raise host.SickNodeError(f"the image {what}: {failure}", where=image, remedy="see the registry and this node")
 
 
 def attend(command: list[str], *, env: dict[str, str], container: str | None, seconds: float) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hilgate.agent import host
-from hilgate.errors import DeclarationError, Exit, HilgateError
+from hilgate.errors import DeclarationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -67,18 +67,6 @@ _MEBIBYTES = {"B": 2**-20, "KB": 2**-10, "MB": 1.0, "GB": 2.0**10}
 _DEVICE = re.compile(r"/dev/(kfd|dri/renderD[0-9]+)(?: \(deleted\))?")
 
 
-class AmdSmiError(HilgateError):
-    """amd-smi is absent, hangs, fails, or prints something that is not understood."""
-
-    exit_status = Exit.SICK_NODE
-
-
-class DriverError(HilgateError):
-    """The driver does not say which GPUs there are."""
-
-    exit_status = Exit.SICK_NODE
-
-
 @dataclass(frozen=True)
 class GpuStatus:
     """One GPU (one die of an MI250), as amd-smi describes it."""
@@ -98,13 +86,13 @@ def read_smi(*, seconds: float = SMI_SECONDS) -> tuple[list[GpuStatus], list[str
     """The GPUs that amd-smi describes fully, and a sentence for each fact that it does not give.
 
     Raises:
-        AmdSmiError: There is nothing to read at all.
+        SickNodeError: amd-smi is absent, hangs, fails, or prints something that is not understood.
     """
     answers = {}
     for what, words in SMI_COMMANDS.items():
         ran = host.run(("amd-smi", *words), seconds)
         if ran.failure:
-            raise AmdSmiError(
+            raise host.SickNodeError(
                 ran.failure,
                 where="amd-smi " + " ".join(words),
                 remedy="install amd-smi (ROCm), run it by hand on this node, or see dmesg for a hung driver",
@@ -117,14 +105,14 @@ def parse_smi(answers: Mapping[str, str]) -> tuple[list[GpuStatus], list[str]]:
     """`read_smi` of what the commands `list`, `static` and `metric` printed.
 
     Raises:
-        AmdSmiError: One of the answers is no JSON of a known shape.
+        SickNodeError: One of the answers is no JSON of a known shape.
     """
     entries = {}
     for what, text in answers.items():
         try:
             entries[what] = _entries(text)
         except ValueError as error:
-            raise AmdSmiError(
+            raise host.SickNodeError(
                 f"the answer of amd-smi is not understood: {error}: {text.strip()[:60]!r}",
                 where=f"amd-smi {what} --json",
                 remedy="compare it with hilgate.agent.gpus; an unknown amd-smi counts as a sick node",
@@ -238,7 +226,7 @@ def topology(kfd: Path = host.KFD) -> list[RenderNode]:
     """The GPUs that the driver lists and this user may read, in the driver's order, which is HIP's.
 
     Raises:
-        DriverError: One that this user may read cannot be read: which GPUs there are is not known.
+        SickNodeError: One that this user may read cannot be read: which GPUs there are is not known.
     """
     found = []
     folder = kfd / "topology" / "nodes"
@@ -256,7 +244,7 @@ def topology(kfd: Path = host.KFD) -> list[RenderNode]:
                 bdf = f"{domain:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
                 found.append(RenderNode(f"renderD{minor}", bdf, gpu_id))
     except (OSError, ValueError) as error:
-        raise DriverError(
+        raise host.SickNodeError(
             f"the driver's list of GPUs cannot be read: {error}", where=str(folder), remedy="see dmesg on this node"
         ) from error
     return found
@@ -267,7 +255,7 @@ def own_nodes(env: Mapping[str, str], kfd: Path = host.KFD) -> tuple[RenderNode,
 
     Raises:
         DeclarationError: The variable names a GPU that the driver does not list, or one twice.
-        DriverError: The driver's list cannot be read.
+        SickNodeError: The driver's list cannot be read.
     """
     mine = env.get(RENDER_NODES, "").replace(",", " ").split()
     listed = {node.name: node for node in topology(kfd)} if mine else {}
@@ -283,33 +271,16 @@ def own_nodes(env: Mapping[str, str], kfd: Path = host.KFD) -> tuple[RenderNode,
     return tuple(listed[name] for name in mine)
 
 
-@dataclass(frozen=True)
-class Holder:
-    """A process that has a GPU open."""
-
-    process: host.Process
-    parent: str
-    devices: tuple[str, ...]
-    job: str
-
-    def __str__(self) -> str:
-        what = " and ".join(self.devices)
-        job = f" of job {self.job}" if self.job else ""
-        if self.process.state == host.ZOMBIE:
-            return f"zombie {self.process.pid} ({self.process.name}){job} keeps {what}; its parent is {self.parent}"
-        return f"process {self.process}{job} holds {what}"
-
-
 def find_holders(
     own: tuple[RenderNode, ...] = (), *, allowed: str = "", proc: Path = host.PROC, kfd: Path = host.KFD
-) -> tuple[list[Holder], list[str]]:
-    """The processes that hold a GPU, zombies that the driver cannot let go of included, and what could not be seen.
+) -> tuple[list[str], list[str]]:
+    """A sentence for each process that holds a GPU, and for what could not be seen.
 
     Args:
         own: GPUs of this agent alone; empty for any GPU.
         allowed: Names of programs to leave out, separated by spaces.
         proc: Where processes are shown.
-        kfd: Where the driver shows its own: it knows processes of other users, and zombies that have no open file left.
+        kfd: Where the driver shows its own: it knows processes of other users, and zombies that it cannot let go of.
     """
     known = host.processes(proc)
     held: dict[int, set[str]] = {}
@@ -335,9 +306,15 @@ def find_holders(
     found = []
     for pid, devices in sorted(held.items()):
         process = known.get(pid) or host.Process(pid, 0, 0, host.ZOMBIE, 0, "gone")
-        if pid not in spared and process.name not in names:
-            parent = str(known.get(process.parent) or process.parent)
-            found.append(Holder(process, parent, tuple(sorted(devices)), host.job_of(proc, pid)))
+        if pid in spared or process.name in names:
+            continue
+        job, what = host.job_of(proc, pid), " and ".join(sorted(devices))
+        of_job = f" of job {job}" if job else ""
+        if process.state == host.ZOMBIE:
+            parent = known.get(process.parent) or process.parent
+            found.append(f"zombie {pid} ({process.name}){of_job} keeps {what}; its parent is {parent}")
+        else:
+            found.append(f"process {process}{of_job} holds {what}")
     return found, problems
 
 

@@ -47,7 +47,7 @@ AGENT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeContext:
     """Where to look, and what is promised.
 
     Attributes:
@@ -77,7 +77,7 @@ class Node:
         return kernel_log.Position(self.env, self.proc / kernel_log.BOOT_ID)
 
 
-def preflight(env: Mapping[str, str], checkout: Path, *, by_hand: bool = False, node: Node | None = None) -> int:
+def preflight(env: Mapping[str, str], checkout: Path, *, by_hand: bool = False, node: NodeContext | None = None) -> int:
     """Look at a node, leave the record in the job's folder, and take the agent out of service if it is unfit.
 
     Args:
@@ -89,7 +89,7 @@ def preflight(env: Mapping[str, str], checkout: Path, *, by_hand: bool = False, 
     Raises:
         DeclarationError: The queue is unknown, a setting of the agent makes no sense, or a GPU job has no folder.
     """
-    node = node or Node(env, checkout, health.promised(env), remembers=not by_hand)
+    node = node or NodeContext(env, checkout, health.promised(env), remembers=not by_hand)
     folder, step = (None, "") if by_hand else health.job_folder(env, checkout)
     if node.promise.gpus and folder is None and not by_hand:
         raise DeclarationError(
@@ -120,7 +120,7 @@ def preflight(env: Mapping[str, str], checkout: Path, *, by_hand: bool = False, 
     return int(Exit.SICK_NODE)
 
 
-def postflight(env: Mapping[str, str], checkout: Path, *, node: Node | None = None) -> int:
+def postflight(env: Mapping[str, str], checkout: Path, *, node: NodeContext | None = None) -> int:
     """End what the job left, look at the node, leave the record in the job's folder.
 
     Raises:
@@ -130,7 +130,7 @@ def postflight(env: Mapping[str, str], checkout: Path, *, node: Node | None = No
     sys.stdout.write("".join(f"ended {line}\n" for line in left.ended))
     if node is None:
         settle = 0.0 if env.get("BUILDKITE_JOB_CANCELLED") == "true" else SETTLE_SECONDS
-        node = Node(env, checkout, health.promised(env), settle_seconds=settle)
+        node = NodeContext(env, checkout, health.promised(env), settle_seconds=settle)
     folder, step = health.job_folder(env, checkout)
     record = health.HealthRecord(step, "after", env.get("BUILDKITE_AGENT_NAME", ""), left.problems, ended=left.ended)
     if node.promise.gpus:
@@ -145,7 +145,7 @@ def postflight(env: Mapping[str, str], checkout: Path, *, node: Node | None = No
     return int(Exit.SICK_NODE if record.problems else Exit.PASS)
 
 
-def _look(node: Node, record: health.HealthRecord, *, idle: bool) -> float | None:
+def _look(node: NodeContext, record: health.HealthRecord, *, idle: bool) -> float | None:
     """GPUs, holders and the kernel's log, none of which stops the others; returns the log's end if it can be read."""
     own_nodes = gpus.own_nodes(node.env, node.kfd)
     own = frozenset(render_node.bdf for render_node in own_nodes)
@@ -162,7 +162,7 @@ def _look(node: Node, record: health.HealthRecord, *, idle: bool) -> float | Non
         except HilgateError as error:
             lasting = [f"{error.what} ({error.where})"]
         holders, hidden = gpus.find_holders(own_nodes, allowed=allowed, proc=node.proc, kfd=node.kfd)
-        passing += [str(holder) for holder in holders]
+        passing += holders
         if lasting or not passing or time.monotonic() >= until:
             break
         time.sleep(min(SETTLE_POLL_SECONDS, max(0.0, until - time.monotonic())))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.errors import CannotRunHereError, Exit
+from hilgate.errors import CannotRunHereError, Exit, HilgateError
 
 if TYPE_CHECKING:
     import re
@@ -64,6 +64,12 @@ ROUNDS = 3
 """A process that starts others while it ends is looked for again."""
 
 POLL_SECONDS = 0.05
+
+
+class SickNodeError(HilgateError):
+    """This node cannot do, or cannot say, what it should: another one may."""
+
+    exit_status = Exit.SICK_NODE
 
 
 @dataclass(frozen=True)

@@ -341,7 +341,7 @@ def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
     Raises:
         RecordsError: The plan is of another commit, or there are results already.
         CannotRunHereError: No image, no Docker, or a fork that would run on the host.
-        MissingGpuError: The agent does not have the GPUs that its queue promises.
+        SickNodeError: Docker does not answer, or the agent does not have the GPUs that its queue promises.
     """
     planned = read_plan(arguments.plan, arguments.key)
     commit = commit_of(checkout)

@@ -81,12 +81,6 @@ _STAMP = re.compile(r"^\[\s*([0-9]+\.[0-9]+)\]\s?(.*)$")
 _BDF = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 
 
-class KernelLogError(HilgateError):
-    """The log cannot be read, so nobody can say that it is free of trouble."""
-
-    exit_status = Exit.SICK_NODE
-
-
 @dataclass(frozen=True)
 class Trouble:
     """One line of GPU trouble; `stamp` is seconds after boot, by the kernel's own clock."""
@@ -124,20 +118,22 @@ def read(env: Mapping[str, str]) -> Log:
     """Read the log with the agent's command, `dmesg` where it names none.
 
     Raises:
-        KernelLogError: The command fails, or prints nothing that has the kernel's times.
+        SickNodeError: The command fails, or prints nothing that has the kernel's times.
     """
     command = env.get(COMMAND, "dmesg")
     try:
         words = shlex.split(command) or ["dmesg"]
     except ValueError as error:
-        raise KernelLogError(f"{COMMAND} is no command: {error}", where=command, remedy="close its quotes") from error
+        raise host.SickNodeError(
+            f"{COMMAND} is no command: {error}", where=command, remedy="close its quotes"
+        ) from error
     ran = host.run(words, SECONDS)
     remedy = f"let the agent's user read it (sysctl kernel.dmesg_restrict=0), or set {COMMAND}, e.g. to 'sudo -n dmesg'"
     if ran.failure:
-        raise KernelLogError(f"the kernel's log cannot be read: {ran.failure}", where=command, remedy=remedy)
+        raise host.SickNodeError(f"the kernel's log cannot be read: {ran.failure}", where=command, remedy=remedy)
     log = parse(ran.out)
     if log is None:
-        raise KernelLogError("the kernel's log is empty or has no times", where=command, remedy=remedy)
+        raise host.SickNodeError("the kernel's log is empty or has no times", where=command, remedy=remedy)
     return log
 
 

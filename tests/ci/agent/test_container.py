@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.agent import topology
 
-from hilgate.agent import container, gpus
+from hilgate.agent import container, gpus, host
 from hilgate.errors import CannotRunHereError, DeclarationError, HilgateError
 
 DIGEST = "sha256:" + "ab" * 32
@@ -135,7 +135,7 @@ def test_an_image_of_the_own_store_is_known_by_its_digest_alone():
     ids=lambda value: next(iter(value)) + "=" + repr(next(iter(value.values()))) if isinstance(value, dict) else "",
 )
 def test_what_no_container_gets_is_refused(changes, words):
-    with pytest.raises(container.UnsafeJobError, match=words):
+    with pytest.raises(DeclarationError, match=words):
         container.command(made(**changes))
 
 
@@ -218,8 +218,8 @@ def test_a_job_gets_the_gpus_of_its_agent_and_no_more_than_its_step_has(tmp_path
 @pytest.mark.parametrize(
     ("minors", "mine", "count", "error"),
     [
-        ([], "", 1, container.MissingGpuError),
-        ([128], "", 2, container.MissingGpuError),
+        ([], "", 1, host.SickNodeError),
+        ([128], "", 2, host.SickNodeError),
         ([128, 136], "", 1, CannotRunHereError),
         ([128], "renderD136", 1, CannotRunHereError),
         ([128], "card0", 1, CannotRunHereError),
@@ -236,12 +236,12 @@ def test_gpus_that_are_not_there_or_not_ours_are_refused(tmp_path, minors, mine,
 def test_a_gpu_without_its_device_node_is_missing(tmp_path):
     places = topology(tmp_path, [128])
     (tmp_path / "dev" / "dri" / "renderD128").unlink()
-    with pytest.raises(container.MissingGpuError, match="no device node"):
+    with pytest.raises(host.SickNodeError, match="no device node"):
         container.gpu_devices(1, {}, **places)
 
 
 def test_a_driver_that_does_not_describe_a_gpu_is_a_sick_node(tmp_path):
     places = topology(tmp_path, [128, 136])
     (tmp_path / "kfd/topology/nodes/2/properties").write_text("drm_render_minor\tmany\ndrm_render_minor many\n")
-    with pytest.raises(gpus.DriverError, match="cannot be read"):
+    with pytest.raises(host.SickNodeError, match="cannot be read"):
         container.gpu_devices(1, {}, **places)

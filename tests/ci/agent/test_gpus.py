@@ -7,8 +7,8 @@ import json
 import pytest
 from support.nodes import JOB, MACHINES, RECORDED, FakeNode, write_gpu
 
-from hilgate.agent import gpus
-from hilgate.agent.gpus import AmdSmiError, GpuStatus, parse_smi
+from hilgate.agent import gpus, host
+from hilgate.agent.gpus import GpuStatus, parse_smi
 
 
 def answers(machine: str) -> dict[str, str]:
@@ -131,7 +131,7 @@ def test_gigabytes_and_bytes_are_mebibytes() -> None:
 )
 @pytest.mark.parametrize("what", ["list", "static", "metric"])
 def test_an_unknown_shape_is_an_error(what: str, text: str, words: str) -> None:
-    with pytest.raises(AmdSmiError, match=words) as error:
+    with pytest.raises(host.SickNodeError, match=words) as error:
         parse_smi({**answers("mi300x-8-rocm6.4"), what: text})
     assert error.value.where == f"amd-smi {what} --json"
 
@@ -148,8 +148,7 @@ def busy(node: FakeNode) -> FakeNode:
 
 def found(busy: FakeNode, **env: str) -> tuple[list[str], list[str]]:
     own = gpus.own_nodes(env, busy.kfd)
-    held, problems = gpus.find_holders(own, allowed=env.get(gpus.ALLOWED_HOLDERS, ""), proc=busy.proc, kfd=busy.kfd)
-    return [str(holder) for holder in held], problems
+    return gpus.find_holders(own, allowed=env.get(gpus.ALLOWED_HOLDERS, ""), proc=busy.proc, kfd=busy.kfd)
 
 
 def test_nobody_holds_an_idle_node(busy: FakeNode) -> None:

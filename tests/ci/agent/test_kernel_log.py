@@ -6,7 +6,7 @@ import pytest
 from support.nodes import QUIET, FakeNode
 
 from hilgate.agent import host, kernel_log
-from hilgate.agent.kernel_log import KernelLogError, Position, Severity
+from hilgate.agent.kernel_log import Position, Severity
 
 LINES = {
     "amdgpu 0000:05:00.0: socket: 0, die: 1, 2 uncorrectable hardware errors detected in umc block": Severity.BROKEN,
@@ -94,7 +94,7 @@ def test_a_line_about_another_agents_gpu_is_not_ours() -> None:
     ],
 )
 def test_a_log_that_cannot_be_read_is_named(setting: str, words: str) -> None:
-    with pytest.raises(KernelLogError, match=words):
+    with pytest.raises(host.SickNodeError, match=words):
         kernel_log.read({"HILGATE_KERNEL_LOG": setting})
 
 

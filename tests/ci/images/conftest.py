@@ -1,75 +1,20 @@
-"""A tool chain that records instead of compiling, so that the recipe of the ROCm image runs on a laptop."""
+"""Fixtures of the images' tests: the recipe of the ROCm image runs on a laptop, with a tool chain that records."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
-import stat
-import subprocess
-import sys
 import tarfile
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from support.images import ROOT, Chain
 
 from hilgate.images.contents import contents, wheel_keys
 from hilgate.images.pins import bake_variables, read
 
-ROOT = Path(__file__).parents[3]
-
-FAKE = """#!{python}
-import io, json, os, re, sys, tarfile
-name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
-with open({record!r}, "a") as file:
-    file.write(json.dumps({{"program": name, "words": words, "env": dict(os.environ)}}) + "\\n")
-if os.environ.get("FAKE_FAILS") == name:
-    sys.exit(1)
-if words[:2] == ["-m", "pip"]:
-    rest = words[2:]
-    if "download" in rest:
-        folder = rest[rest.index("--dest") + 1]
-        want = open(rest[rest.index("--requirement") + 1]).read()
-        package, version = re.match(r"([\\w-]+)==(\\S+)", want).groups()
-        module = package.replace("-", "_")
-        text = '__version__ = "' + version + '"\\n'
-        with tarfile.open(f"{{folder}}/{{module}}-{{version}}.tar.gz", "w:gz") as tar:
-            more = json.loads(os.environ.get("FAKE_FILES", "{{}}"))
-            for path, body in ((f"{{module}}/__init__.py", text), *more.items()):
-                info = tarfile.TarInfo(f"{{module}}-{{version}}/{{path}}")
-                info.size = len(body.encode())
-                tar.addfile(info, io.BytesIO(body.encode()))
-    if "wheel" in rest:
-        open(rest[rest.index("--wheel-dir") + 1] + "/one-1-py3-none-any.whl", "w").close()
-"""
-
-
-class Chain:
-    """Fake `python3`, `hipcc`, `git`, `curl` in front of the path, and what they were told."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.record = folder / "record.jsonl"
-        self.programs = folder / "bin"
-        self.programs.mkdir()
-        for name in ("python3", "pip", "hipcc", "git", "curl"):
-            self.fake(name)
-
-    def fake(self, name: str) -> None:
-        path = self.programs / name
-        path.write_text(FAKE.format(python=sys.executable, record=str(self.record)))
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-    def run(self, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-        path = f"{self.programs}:/usr/bin:/bin"
-        return subprocess.run(
-            words, cwd=cwd or self.folder, env={"PATH": path, **env}, capture_output=True, text=True, check=False
-        )
-
-    def calls(self, *words: str) -> list[dict]:
-        """Recorded calls whose words hold all of `words`."""
-        lines = self.record.read_text().splitlines() if self.record.exists() else []
-        return [one for one in map(json.loads, lines) if set(words) <= {one["program"], *one["words"]}]
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture

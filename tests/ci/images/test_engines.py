@@ -46,16 +46,22 @@ def said(monkeypatch):
     return heard, answers
 
 
-@pytest.mark.usefixtures("said")
-def test_docker_pushes_an_image_and_the_wheels_that_are_missing(order, root):
-    words = Docker("registry/hilgate", root / "docker/docker-bake.hcl", fork=False).command(order())
+@pytest.fixture
+def docker(said, root):
+    """Docker with a registry."""
+    assert said
+    return Docker("registry/hilgate", root / "docker/docker-bake.hcl", fork=False)
+
+
+def test_docker_pushes_an_image_and_the_wheels_that_are_missing(order, docker):
+    words = docker.command(order())
     assert "--push" in words
     assert words[-5:] == ["rocm", "wheels-mamba", "wheels-conv1d", "wheels-aiter", "wheels-vllm"]
 
 
-def test_docker_takes_a_wheel_that_the_registry_has_by_its_digest(said, order, root):
+def test_docker_takes_a_wheel_that_the_registry_has_by_its_digest(said, order, docker):
     said[1]["wheels-aiter"] = (0, f"{DIGEST}\n")
-    words = Docker("registry/hilgate", root / "docker/docker-bake.hcl", fork=False).command(order())
+    words = docker.command(order())
     (override,) = [word for word in words if word.startswith("rocm.contexts.")]
     key = order().variables["AITER_KEY"]
     assert override == f"rocm.contexts.wheels-aiter=docker-image://registry/hilgate/wheels-aiter:{key}@{DIGEST}"
@@ -79,11 +85,10 @@ def test_what_a_fork_left_on_a_machine_is_found_by_no_other_build(said, root):
     assert not [words for words in said[0] if "fork" in words[-1]]
 
 
-def test_docker_reads_a_digest_and_nothing_else(said, root):
-    engine = Docker("registry/hilgate", root / "docker/docker-bake.hcl", fork=False)
+def test_docker_reads_a_digest_and_nothing_else(said, docker):
     for answer, digest in (((0, DIGEST), DIGEST), ((0, "garbage"), None), ((0, ""), None), ((1, DIGEST), None)):
         said[1]["rocm"] = answer
-        assert engine.find("rocm", "1") == digest
+        assert docker.find("rocm", "1") == digest
 
 
 @pytest.mark.usefixtures("said")
@@ -92,11 +97,9 @@ def test_docker_does_not_mount_folders_of_a_machine_into_a_build(order, root):
         Docker("", root / "docker/docker-bake.hcl", fork=False).command(order(mounts={"/wheels": "/run/hilgate/pip-0"}))
 
 
-def test_docker_runs_without_network_or_capabilities(said, root):
+def test_docker_runs_without_network_or_capabilities(said, docker):
     said[1]["registry/hilgate/cpu:1"] = (0, DIGEST)
-    Docker("registry/hilgate", root / "docker/docker-bake.hcl", fork=False).run(
-        "cpu", "1", ["true"], {"/a": "/b", "/c": "/d:rw"}
-    )
+    docker.run("cpu", "1", ["true"], {"/a": "/b", "/c": "/d:rw"})
     words = " ".join(said[0][-1])
     assert "--network none --cap-drop ALL --security-opt no-new-privileges" in words
     assert "--volume /a:/b:ro --volume /c:/d:rw" in words

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import re
 import subprocess
-from pathlib import Path
 
 import hcl2
 import pytest
-from dockerfile_parse import DockerfileParser
+from support.images import ROOT, instructions
 
 from hilgate.images.contents import contents, inputs
 from hilgate.images.pins import labels, read
 
-ROOT = Path(__file__).parents[3]
 DOCKERFILES = ("cpu", "rocm")
-
-
-def instructions(image: str, text: str | None = None) -> list[dict]:
-    parser = DockerfileParser(fileobj=io.BytesIO((text or (ROOT / f"docker/{image}.Dockerfile").read_text()).encode()))
-    return [one for one in parser.structure if one["instruction"] != "COMMENT"]
 
 
 def unquoted(value):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from dockerfile_parse import DockerfileParser
-
-ROOT = Path(__file__).parents[3]
+from support.images import ROOT, instructions
 
 SOURCES = {
     "mamba-ssm": (
@@ -247,15 +244,10 @@ def test_no_packages_is_a_mistake_not_an_empty_image(chain, scripts):
     assert (done.returncode, done.stderr) == (2, "apt.sh: name the packages (pins.toml, cpu.packages)\n")
 
 
-def instructions() -> list[dict]:
-    recipe = (ROOT / "docker/rocm.Dockerfile").read_bytes()
-    return [one for one in DockerfileParser(fileobj=io.BytesIO(recipe)).structure if one["instruction"] != "COMMENT"]
-
-
 def stage_runs(variables: dict[str, str], stage: str, folder: Path) -> list[str]:
     """RUN commands of a stage as shell text: arguments filled in, folders of the image moved below `folder`."""
     commands, current = [], ""
-    for one in instructions():
+    for one in instructions("rocm"):
         if one["instruction"] == "FROM":
             current = one["value"].rsplit(" AS ", 1)[-1]
         elif one["instruction"] == "RUN" and current == stage:
