@@ -140,13 +140,18 @@ class Ruling(enum.StrEnum):
     INCONCLUSIVE = "inconclusive"
 
 
-class Evidence(enum.StrEnum):
-    """What a step must leave in its output folder besides an exit status."""
+EVIDENCE = {"junit", "findings"}
+"""Kinds of evidence; `hilgate.run.evidence` has a class for each, and adds the names of those registered there."""
 
-    JUNIT = "junit"
-    """`junit.xml`, one test case per check (pytest --junitxml)."""
-    FINDINGS = "findings"
-    """`findings.jsonl`, one `Check` per line."""
+
+def _evidence(name: str) -> str:
+    if name not in EVIDENCE:
+        raise PydanticCustomError("evidence", "must be one of {kinds}", {"kinds": ", ".join(sorted(EVIDENCE))})
+    return name
+
+
+Evidence = Annotated[str, AfterValidator(_evidence)]
+"""What a step must leave in its output folder besides an exit status."""
 
 
 class Device(Noun):

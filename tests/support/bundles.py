@@ -14,10 +14,11 @@ from hilgate.plan.make import plan_digest
 from hilgate.release import bundle, verify
 from hilgate.report.write import decide
 from hilgate.run import results
-from hilgate.run.results import sealed
+from hilgate.run.results import with_digest
 
 COMMITTED = 1763726400
-RECORDS = "results/results.jsonl"
+RECORDS = "results/steps/mla-cpu/results.jsonl"
+BUILDER_RECORDS = "results/steps/image-rocm-cpu/results.jsonl"
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 DIGEST = "sha256:" + "ab" * 32
 CONTENT = "c" * 64
@@ -55,8 +56,12 @@ def built(folder, *, checks=None, image=DIGEST, **changes):
     a_plan.save(out / "plan.json")
     opening = BuildRecord(started=NOW, plan_digest=plan_digest(a_plan), commit=COMMIT, environment=ENVIRONMENT)
     image_record = ImageRecord(step=BUILDER.key, image="rocm", content=CONTENT, digest=DIGEST)
-    all_records = [opening, image_record, *records(BUILDER, Check(id="built", outcome=Outcome.PASS))]
-    results.append(out / "results.jsonl", [*all_records, *records(MLA, *checks, image=image)])
+    results.write(
+        results.step_folder(out, BUILDER.key),
+        opening,
+        [image_record, *records(BUILDER, Check(id="built", outcome=Outcome.PASS))],
+    )
+    results.write(results.step_folder(out, MLA.key), opening, records(MLA, *checks, image=image))
     decide(out, a_plan)
     return root, out
 
@@ -78,11 +83,12 @@ def sums(members):
 
 
 def forge(sound, out, change, *, summed=True):
-    """Another bundle: its members changed, its checksums and seals made anew as a careful forger would."""
+    """Another bundle: its members changed, its checksums and digests made anew as a careful forger would."""
     members = change(members_of(sound))
-    if summed and members.get(RECORDS, b"").endswith(b"\n"):
-        lines = [line for line in members[RECORDS].splitlines(keepends=True) if b'"kind":"seal"' not in line]
-        members = {**members, RECORDS: sealed(lines, b"")}
+    for name in (RECORDS, BUILDER_RECORDS):
+        if summed and members.get(name, b"").endswith(b"\n"):
+            lines = [line for line in members[name].splitlines(keepends=True) if b'"kind":"end"' not in line]
+            members = {**members, name: with_digest(b"".join(lines))}
     with tarfile.open(out, "w") as tar:
         for name, data in reversed((sums(members) if summed else members).items()):
             entry = tarfile.TarInfo(f"evidence/{name}")
@@ -103,14 +109,14 @@ def without(*names):
     return lambda members: {name: data for name, data in members.items() if name not in names}
 
 
-def without_lines(word):
+def without_lines(word, name=RECORDS):
     """Records with this word dropped."""
 
     def change(members):
-        lines = members["results/results.jsonl"].splitlines(keepends=True)
+        lines = members[name].splitlines(keepends=True)
         kept = [line for line in lines if word not in line]
         assert len(kept) < len(lines)
-        return {**members, "results/results.jsonl": b"".join(kept)}
+        return {**members, name: b"".join(kept)}
 
     return change
 

@@ -12,7 +12,6 @@ from hilgate.model import (
     BuildRecord,
     Check,
     CheckRecord,
-    Evidence,
     GpuHealth,
     Health,
     ImageRecord,
@@ -25,6 +24,7 @@ from hilgate.model import (
 from hilgate.plan.make import plan_digest
 from hilgate.run import outcome as rules
 from hilgate.run import results as records
+from hilgate.run.evidence import kind_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ def undecided(name: str = OTHER) -> Check:
 
 def gpu_step(name: str = "gather", **changes: Any) -> PlannedStep:
     values = {"key": f"{name}-gfx942", "device": "gfx942", "queue": "amd_mi300_1", "gpus": 1, "image": "rocm",
-              "evidence": Evidence.JUNIT}  # fmt: skip
+              "evidence": "junit"}  # fmt: skip
     return step(name, "python -m pytest tests/t.py", **(values | changes))
 
 
@@ -90,7 +90,7 @@ def finished(a_step: PlannedStep, *checks: Check, status: int | None = 0, **chan
     """Records of an attempt; its outcome is what the runner's own rules say unless `outcome` is given."""
     stopped = changes.pop("stopped", "")
     problem = changes.pop("problem", "")
-    decision = rules.decide(rules.Facts(a_step.step.evidence, a_step.step.minimum, status, checks, stopped, problem))
+    decision = rules.decide(rules.Facts(kind_of(a_step), a_step.step.minimum, status, checks, stopped, problem))
     values: dict[str, Any] = {
         "key": a_step.key,
         "started": NOW,
@@ -140,9 +140,7 @@ class Jobs:
 
     def job(self, key: str, *lines: Record, **changes: Any) -> None:
         """Replace what a job left by a build record (with `changes`) and these."""
-        self.path(key).parent.mkdir(parents=True, exist_ok=True)
-        self.path(key).unlink(missing_ok=True)
-        records.append(self.path(key), [opening(self.plan, **changes), *lines])
+        records.write(self.path(key).parent, opening(self.plan, **changes), lines)
 
     def healthy(self, key: str = GATHER.key, **after: Any) -> None:
         """Write both health files; `after` changes the second."""

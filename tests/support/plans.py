@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from hilgate.cli.app import run
-from hilgate.model import Environment, Evidence, Omission, Plan, PlannedStep
+from hilgate.model import Environment, Omission, Plan, PlannedStep
 from hilgate.plan.make import plan_digest
+from hilgate.run import results
 from hilgate.run.runner import Runner
 
 if TYPE_CHECKING:
-    from hilgate.run import process, results
+    from hilgate.run import process
 
 ENVIRONMENT = Environment(
     host="desk", device="a processor", cores=2, memory_gib=8.0, python="3.11.0", versions={"torch": "2.13.0"}
@@ -74,8 +75,8 @@ def step(name: str, command: str, **changes: object) -> PlannedStep:
         "label": f"{name} toys",
         "command": command,
         "devices": (device,),
-        "evidence": Evidence.FINDINGS,
-        "timeout_minutes": 1,
+        "evidence": "findings",
+        "timeout_minutes": 60 if "minutes" in changes else 1,
         "minutes": 0.1,
     }
     declared |= {field: value for field, value in changes.items() if field not in {*PLACED, "key"}}
@@ -126,12 +127,17 @@ def runner(a_plan: Plan, folder: Path, **changes: object) -> Runner:
         "root": folder,
         "results_folder": folder,
         "environment": ENVIRONMENT,
-        "commit": a_plan.commit,
         "tree": "t" * 64,
         "cores": 2,
         "progress": Silent(),
     }
     return Runner(**(values | changes))
+
+
+def results_of(a_plan: Plan, folder: Path, **changes: object) -> results.Recorded:
+    """Run a plan, and read what it left."""
+    runner(a_plan, folder, **changes).run()
+    return results.read_all(folder, None, a_plan, plan_digest(a_plan), str(changes.get("job", "")))
 
 
 AGENTS = "devices: {cpu: {}}\nqueues: {amd-cpu: {device: cpu, gpus: 0, memory_gib: 16}}\n"

@@ -7,13 +7,11 @@ What the running commands share: the results folder, the run itself, and the ver
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
 import shlex
 import shutil
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -22,15 +20,14 @@ import typer
 from typer.core import TyperCommand
 
 from hilgate.cli import program
-from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError, RunInterruptedError
+from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.report.write import Judged, decide, read_plan_or_say_so, status_of
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from hilgate.cli import Settings
-    from hilgate.model import Plan, RerunRecord
-    from hilgate.run import process
-    from hilgate.run.recheck import Rerun
+    from hilgate.model import Plan
+    from hilgate.run.results import Recorded
 
 
 Results = Annotated[Path | None, typer.Option("--results", metavar="DIR", help="By default results/.")]
@@ -96,13 +93,14 @@ def gate(
     from hilgate.declare.load import load
     from hilgate.plan.make import make_plan, plan_digest, read_plan
     from hilgate.report import terminal
-    from hilgate.run.runner import Folder
+    from hilgate.run.results import read_all
+    from hilgate.run.runner import locked
 
     root = _root(ctx)
     folder = results or root / "results"
     plan_file = folder / PLAN_FILE
     quarantine.load(root, load(root))  # a mistake in it is told before anything runs
-    with Folder(folder):
+    with locked(folder):
         plan = make_plan(root, base=base, profile="gate", select=tuple(steps or ()))
         resuming = resume and plan_file.exists()
         if resuming:
@@ -116,7 +114,8 @@ def gate(
             set_previous_aside(folder)
             plan.save(plan_file)
         terminal.print_plan(plan)
-        run_plan(plan, Request(root, folder, jobs), resume=resuming)
+        recorded = read_all(folder, None, plan, plan_digest(plan)) if resuming else None
+        run_plan(plan, Request(root, folder, jobs), recorded)
         judged = decide(folder, plan, root=root, approved_by=approved_by)
     raise _shown(judged)
 
@@ -137,7 +136,7 @@ def run(
     A part of a table is run by its labels: hilgate run models-families -- --family jamba.
     """
     from hilgate.plan.make import make_plan, read_plan
-    from hilgate.run.runner import Folder
+    from hilgate.run.runner import locked
 
     arguments: str = ctx.meta[ARGUMENTS]
     chosen = tuple(names)
@@ -157,11 +156,12 @@ def run(
     else:
         plan = make_plan(root, base=None, profile="gate", select=chosen)
         plan = narrowed(plan, chosen, arguments)
-    with Folder(folder):
+    with locked(folder):
         set_previous_aside(folder)
         plan.save(folder / PLAN_FILE)
-        run_plan(plan, Request(root, folder, jobs, only, approved_by))
-        judged = decide(folder, plan, only=only, root=root)
+        request = Request(root, folder, jobs, only, approved_by)
+        run_plan(plan, request)
+        judged = decide(folder, plan, only=only, job=request.job, root=root)
     raise _shown(judged, every=True)
 
 
@@ -202,7 +202,7 @@ def selftest(
     from hilgate.checks import zoo
     from hilgate.model import Check
     from hilgate.report import terminal
-    from hilgate.run.runner import Folder
+    from hilgate.run.runner import locked
 
     root = _root(ctx)
     chosen = zoo.load_bugs(root, tuple(bugs or ()))
@@ -213,7 +213,7 @@ def selftest(
         return
     out = os.environ.get("HILGATE_OUT")  # set when the self-test is itself a step of a gate
     folder = results or (Path(out) / "zoo" if out else root / "results" / "selftest")
-    with Folder(folder):
+    with locked(folder):
         checks = zoo.run_bugs(root, chosen, folder)
     if out:
         Check.write_all(Path(out), checks)
@@ -243,7 +243,7 @@ def _root(ctx: typer.Context) -> Path:
 
 
 PLAN_FILE = "plan.json"
-OURS = ("plan.json", "results.jsonl", "results.jsonl.damaged", "verdict.json", "report.html", "annotation.md",
+OURS = ("plan.json", "results.jsonl", "verdict.json", "report.html", "annotation.md",
         "junit.xml", "quarantine.json", "restored.json", "steps")  # fmt: skip
 """What one build leaves in a results folder; the previous build's are kept in `previous/`."""
 
@@ -270,6 +270,7 @@ class Request:
         jobs: Cores to fill; None takes the machine's.
         only: Planned keys to run of the plan; None runs all.
         approved_by: Who approved what the change loosens, so that it is measured with its own values.
+        only_ids: Failing tests of the one step to run once more, instead of the step.
     """
 
     root: Path
@@ -277,54 +278,65 @@ class Request:
     jobs: int | None = None
     only: frozenset[str] | None = None
     approved_by: str = ""
+    only_ids: tuple[str, ...] = ()
+
+    @property
+    def job(self) -> str:
+        """The only step, as of an agent's job; empty for none or several."""
+        return next(iter(self.only)) if self.only is not None and len(self.only) == 1 else ""
 
 
-def run_plan(plan: Plan, request: Request, *, resume: bool = False) -> None:
+def run_plan(plan: Plan, request: Request, recorded: Recorded | None = None) -> None:
     """Run a plan whose results folder is already locked.
+
+    Args:
+        plan: What to run.
+        request: How.
+        recorded: What was left by an earlier run, or by the job whose tests are run once more: of the same files.
 
     Raises:
         RunInterruptedError: Ctrl-C or SIGTERM.
-        RecordsError: `resume` over results of another plan, commit or state of the files.
+        RecordsError: The files under test are not those of `recorded`.
         CannotRunHereError: What the change loosens cannot be put back to the merge base.
     """
     from hilgate import git
     from hilgate.plan import machine as hardware
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
-    from hilgate.run import progress, results
-    from hilgate.run.results import put_back
+    from hilgate.run import progress
+    from hilgate.run.results import Recorded, put_back
     from hilgate.run.runner import Runner
 
     require_commit(plan, request.root)
-    digest = plan_digest(plan)
     with put_back(request.root, plan.merge_base, files_to_put_back(plan, request), request.folder):
         fingerprint = git.fingerprint(request.root)
-        done: frozenset[str] = frozenset()
-        if resume:
-            recorded = results.repair(request.folder / results.RESULTS_FILE, plan, digest)
-            if recorded is not None and (recorded.builds[0].tree != fingerprint or not fingerprint):
-                raise RecordsError(
-                    "the files under test changed since these results were recorded",
-                    where=str(request.folder),
-                    remedy="start afresh without --resume; the old results go to previous/",
-                )
-            done = results.passed_keys(recorded) if recorded else frozenset()
+        builds = recorded.builds if recorded else ()
+        if any(build.tree != fingerprint or not fingerprint for build in builds):
+            raise RecordsError(
+                "the files under test changed since these results were recorded",
+                where=str(request.folder),
+                remedy="check out the plan's commit, without other changes"
+                if request.only_ids
+                else "start afresh without --resume; the old results go to previous/",
+            )
+        earlier = recorded if recorded and not request.only_ids else Recorded((), {})
         machine = hardware.detect()
-        keys = frozenset(step.key for step in plan.steps if request.only is None or step.key in request.only) - done
-        with progress.choose(plan, keys, terminal.stderr()) as shown_progress:
+        keys = frozenset(step.key for step in plan.steps if request.only is None or step.key in request.only)
+        with progress.choose(plan, keys - earlier.passed(), terminal.stderr()) as shown_progress:
             Runner(
                 plan=plan,
-                digest=digest,
+                digest=plan_digest(plan),
                 root=request.root,
                 results_folder=request.folder,
                 environment=hardware.environment(machine),
-                commit=plan.commit,
                 tree=fingerprint,
                 cores=request.jobs or machine.cores,
                 progress=shown_progress,
                 only=request.only,
-                done=done,
+                job=request.job,
+                earlier=earlier,
                 reruns=True,
+                only_ids=request.only_ids,
             ).run()
         if git.fingerprint(request.root) != fingerprint:
             words = "note: files changed while it ran; the verdict may be of neither state"
@@ -412,22 +424,19 @@ def recheck(
     approved_by: Approved = "",
 ) -> None:
     """Run the failing tests of a step once more, on another node; 0 when all pass, and never a pass of the step."""
-    from hilgate import git
-    from hilgate.model import BuildRecord
+    from hilgate.model import Outcome
     from hilgate.plan import machine as hardware
     from hilgate.plan.make import plan_digest, read_plan
-    from hilgate.run import process
     from hilgate.run import recheck as again
-    from hilgate.run.process import Site, inner_timeout
-    from hilgate.run.results import RESULTS_FILE, append, put_back, read_all
-    from hilgate.run.runner import SECONDS_PER_MINUTE, Folder
+    from hilgate.run.outcome import worst
+    from hilgate.run.results import RESULTS_FILE, read, read_all
+    from hilgate.run.runner import locked
 
     settings: Settings = ctx.obj
     root, plan = settings.repository(), read_plan(plan_file)
     require_known((key,), frozenset(step.key for step in plan.steps), str(plan_file))
-    require_commit(plan, root)
-    step = next(one for one in plan.steps if one.key == key)
-    recorded = read_all(jobs.parent, jobs, plan, plan_digest(plan))
+    digest = plan_digest(plan)
+    recorded = read_all(jobs.parent, jobs, plan, digest)
     if key in recorded.damaged:
         raise RecordsError(recorded.damaged[key], where=str(jobs / key), remedy="run the step again")
     ids = again.pending(plan, recorded).get(key, ())
@@ -436,69 +445,17 @@ def recheck(
         raise NothingSelectedError(
             f"no test of {key} has to be run again elsewhere", where=str(jobs / key), remedy="see its verdict"
         )
-    machine = hardware.detect()
-    environment = hardware.environment(machine)
     failed_on = attempt.record.environment.host
-    if environment.host == failed_on:
+    if hardware.environment(hardware.detect()).host == failed_on:
         raise SameNodeError(
             f"the tests of {key} failed on this node, {failed_on}: another must run them", remedy="run it on another"
         )
-    with Folder(results):
+    with locked(results):
         set_previous_aside(results)
-        request = Request(root, results, approved_by=approved_by)
-        with put_back(root, plan.merge_base, files_to_put_back(plan, request), results):
-            fingerprint = git.fingerprint(root)
-            if fingerprint != recorded.builds[0].tree:
-                raise RecordsError(
-                    "the files here differ from those that the tests failed over",
-                    where=str(root),
-                    remedy="check out the plan's commit, without other changes",
-                )
-            rerun = again.start(
-                step,
-                ids,
-                results / "steps" / key / again.FOLDER,
-                Site(root, machine.cores, plan.profile),
-                inner_timeout(step.step.timeout_minutes * SECONDS_PER_MINUTE, os.environ, time.time()),
-            )
-            if rerun is None:
-                raise NothingSelectedError(
-                    f"the command of {key} cannot be narrowed to single tests",
-                    where=step.step.command,
-                    remedy="none needed",
-                )
-            build = BuildRecord(
-                started=dt.datetime.now(dt.UTC),
-                plan_digest=plan_digest(plan),
-                commit=plan.commit,
-                tree=fingerprint,
-                environment=environment,
-            )
-            records = _wait(rerun, environment.host, process.Interrupts())
-            append(results / RESULTS_FILE, [build, *records])
-    for record in records:
-        sys.stdout.write(f"{record.outcome.value}: {record.check}\n")
-    raise typer.Exit(_status(records))
-
-
-def _wait(rerun: Rerun, host: str, interrupts: process.Interrupts) -> list[RerunRecord]:
-    from hilgate.run.runner import POLL_SECONDS
-
-    with interrupts:
-        while (records := rerun.poll(host, elsewhere=True)) is None:
-            if interrupts.number:
-                rerun.child.stop("interrupted")
-            time.sleep(POLL_SECONDS)
-    if interrupts.number:
-        raise RunInterruptedError(
-            f"interrupted by {interrupts.name}; nothing was recorded", remedy="run the same command again"
-        )
-    return records
-
-
-def _status(records: list[RerunRecord]) -> Exit:
-    from hilgate.model import Outcome
-    from hilgate.run.outcome import worst
-
-    worst_outcome = worst(record.outcome for record in records)
-    return {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.FAIL}.get(worst_outcome, Exit.NOTHING_RAN)
+        request = Request(root, results, only=frozenset({key}), approved_by=approved_by, only_ids=ids)
+        run_plan(plan, request, recorded)
+    reruns = read(results / RESULTS_FILE, plan, digest, key, elsewhere=True).reruns
+    for rerun in reruns:
+        sys.stdout.write(f"{rerun.outcome.value}: {rerun.check}\n")
+    outcome = worst(rerun.outcome for rerun in reruns)
+    raise typer.Exit({Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.FAIL}.get(outcome, Exit.NOTHING_RAN))

@@ -1,122 +1,30 @@
-"""Everything that is known of one planned step when it is judged, and the questions that a ruling asks of it. Pure.
+"""The judgement of one planned step: a table over all that is known of it, read from the top. Pure.
 
-What the author of a change is told about a step: the taxonomy, decided from everything that arrived. Pure.
-
-`rules` says what an exit status and its checks mean. Here that meets the node, the image, reruns and the quarantine.
-Nothing here makes a step greener than its own checks, with one exception that has an owner and a date: failures that
-the merge base has in quarantine.
-
-Health of the node a job ran on: the files its hooks left, and what they say about the results beside them.
+`run.outcome` says what an exit status and its checks mean. Here that meets the node, the image, reruns and the
+quarantine. Nothing here makes a step greener than its own checks, with one exception that has an owner and a date:
+failures that the merge base has in quarantine.
 """
 
 from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hilgate.errors import Exit
-from hilgate.model import CPU, Check, Evidence, Outcome, Ruling
-from hilgate.run import outcome
+from hilgate.model import CPU, Counts, Outcome, Ruling, StepVerdict
 from hilgate.run import outcome as rules
-from hilgate.run.results import MOMENTS
+from hilgate.run.evidence import kind_of
+from hilgate.run.results import MOMENTS, RECHECK_SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hilgate.declare.quarantine import Entries
     from hilgate.model import Check, GpuHealth, Health, Plan, PlannedStep, RerunRecord
     from hilgate.run.outcome import Decision
     from hilgate.run.results import Attempt, Recorded
-
-
-@dataclass(frozen=True)
-class Case:
-    """A step and all that arrived about it.
-
-    Attributes:
-        excused: Ids in quarantine on this step and device.
-        attempt: The attempt that counts; None when the step did not finish.
-        trouble: What the hooks saw of its node that makes a result worthless.
-    """
-
-    step: PlannedStep
-    plan: Plan
-    recorded: Recorded
-    excused: frozenset[str]
-    attempt: Attempt | None
-    trouble: tuple[str, ...]
-
-    @property
-    def reruns(self) -> tuple[RerunRecord, ...]:
-        """Its failing checks that were run once more."""
-        return self.recorded.reruns.get(self.step.key, ())
-
-    def passed_again(self, check: Check) -> bool:
-        """Whether a rerun of it passed."""
-        return any(rerun.check == check.id and rerun.outcome is Outcome.PASS for rerun in self.reruns)
-
-    def failed_elsewhere(self, check: Check) -> bool:
-        """Whether it failed on another node too, one whose own health says nothing against that."""
-        host = self.attempt.record.environment.host if self.attempt else ""
-        health = self.recorded.health.get(f"{self.step.key}.recheck", ())
-        return any(
-            rerun.check == check.id
-            and rerun.outcome is Outcome.FAIL
-            and rerun.elsewhere
-            and rerun.host != host
-            and not trouble(health, rerun.host, 0)
-            for rerun in self.reruns
-        )
-
-    def other_image(self) -> str:
-        """Why the image it ran in is not the planned one; empty when it is, and at a desk."""
-        name = self.step.image
-        if name is None or self.plan.profile == "gate":
-            return ""
-        assert self.attempt is not None
-        built, ran = self.recorded.images.get(name), self.attempt.record.environment.image
-        if built is None:
-            return f"no record says which image {name!r} was built in this build"
-        if built.content != self.plan.images.get(name):
-            return f"the image {name!r} was built from other contents than the plan's"
-        return "" if ran == built.digest else f"it ran in image {ran or '(none)'}, built was {built.digest}"
-
-    def without_health(self) -> str:
-        """Which health record is demanded and not there; empty when none is."""
-        if not is_demanded(self.step, self.plan.profile):
-            return ""
-        lacking = missing(self.recorded.health.get(self.step.key, ()))
-        return f"nothing is known of its node's health {lacking}" if lacking else ""
-
-    def first_trouble(self) -> str:
-        """The first thing that stands against its node; empty for nothing."""
-        return f"its node is in doubt ({self.trouble[0]})" if self.trouble else ""
-
-    def with_trouble(self, why: str) -> str:
-        """The reason, and the node's part in it."""
-        return f"{why}; {self.first_trouble()}" if self.trouble else why
-
-    def node_lines(self) -> tuple[str, ...]:
-        """Where it ran, and over which files of the merge base."""
-        if self.attempt is None:
-            hosts = sorted({one.host for one in self.recorded.health.get(self.step.key, ())})
-            return tuple(f"node {host}" for host in hosts)
-        where = self.attempt.record.environment
-        files = self.recorded.restored.get(self.step.key, ())
-        restored = (f"with these files of the merge base: {', '.join(files)}",) if files else ()
-        return (f"node {where.host}: {where.device}", *restored)
-
-    def rerun_lines(self) -> tuple[str, ...]:
-        """A line for each rerun, and why one elsewhere does not count."""
-        damaged = self.recorded.damaged.get(f"{self.step.key}.recheck", "")
-        words = []
-        for rerun in self.reruns:
-            where = f"elsewhere, {rerun.host}" if rerun.elsewhere else f"on the same node, {rerun.host}"
-            message = f": {outcome.first_line(rerun.message)}" if rerun.message else ""
-            words.append(f"again {where}: {rerun.check}: {rerun.outcome.value}{message}")
-        return (*words, *((f"its rerun elsewhere cannot be believed: {damaged}",) if damaged else ()))
-
 
 OF_THE_NODE = frozenset({int(Exit.SICK_NODE)})
 """Exit statuses by which a step says that its node is at fault, whatever its evidence."""
@@ -124,21 +32,248 @@ OF_THE_NODE = frozenset({int(Exit.SICK_NODE)})
 OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
 """Signals that a process brings upon itself; the others come from outside (SIGKILL: out of memory)."""
 
+FAIL, DID_NOT_RUN, INCONCLUSIVE, PASS = Outcome.FAIL, Outcome.DID_NOT_RUN, Outcome.INCONCLUSIVE, Outcome.PASS
+
 
 @dataclass(frozen=True)
-class Ruled:
-    """A step's outcome, what it is called, and what that rests on."""
+class StepResult:
+    """A planned step and all that arrived about it, as the table asks for it."""
 
-    outcome: Outcome
+    step: PlannedStep
+    plan: Plan
+    recorded: Recorded
+    entries: Entries
+
+    @cached_property
+    def attempt(self) -> Attempt | None:
+        """The attempt that counts; None when the step did not finish."""
+        return self.recorded.last(self.step.key)
+
+    @cached_property
+    def damaged(self) -> str:
+        """Why its results cannot be believed."""
+        return self.recorded.damaged.get(self.step.key, "")
+
+    @cached_property
+    def other_command(self) -> str:
+        """The command that was run in place of the planned one."""
+        command = self.attempt.record.command if self.attempt else ""
+        return command if command != self.step.step.command else ""
+
+    @cached_property
+    def other_image(self) -> str:
+        """Why the image it ran in is not the planned one; empty when it is, and at a desk."""
+        name = self.step.image
+        if name is None or self.plan.profile == "gate" or self.attempt is None:
+            return ""
+        built, ran = self.recorded.images.get(name), self.attempt.record.environment.image
+        if built is None:
+            return f"no record says which image {name!r} was built in this build"
+        if built.content != self.plan.images.get(name):
+            return f"the image {name!r} was built from other contents than the plan's"
+        return "" if ran == built.digest else f"it ran in image {ran or '(none)'}, built was {built.digest}"
+
+    @cached_property
+    def unbuilt_image(self) -> str:
+        """Why the image that it should build is not there."""
+        name = self.step.step.provides
+        record = self.recorded.images.get(name) if name else None
+        if name is None or (record and record.content == self.plan.images.get(name)):
+            return ""
+        if record is None:
+            return f"it left no record of the image {name!r}, which it builds"
+        return f"it built the image {name!r} from other contents than the plan's"
+
+    @cached_property
+    def health(self) -> tuple[Health, ...]:
+        """What the hooks of its job saw."""
+        return self.recorded.health.get(self.step.key, ())
+
+    @cached_property
+    def trouble(self) -> tuple[str, ...]:
+        """What the hooks saw of its node that makes a result worthless."""
+        gpus = self.step.gpus if is_demanded(self.step, self.plan.profile) else 0
+        return trouble(self.health, self.attempt.record.environment.host if self.attempt else "", gpus)
+
+    @cached_property
+    def node_in_doubt(self) -> str:
+        """The first thing that stands against its node."""
+        return f"its node is in doubt ({self.trouble[0]})" if self.trouble else ""
+
+    @cached_property
+    def without_health(self) -> str:
+        """Which health record is demanded and not there."""
+        lacking = missing(self.health) if is_demanded(self.step, self.plan.profile) else ""
+        return f"nothing is known of its node's health {lacking}" if lacking and self.attempt else ""
+
+    @cached_property
+    def believed(self) -> bool:
+        """Whether what arrived answers what was asked."""
+        return self.attempt is not None and not (self.damaged or self.other_command or self.other_image)
+
+    @cached_property
+    def checks(self) -> tuple[Check, ...]:
+        """The checks that count."""
+        return self.attempt.checks if self.attempt and self.believed else ()
+
+    @cached_property
+    def failed(self) -> tuple[Check, ...]:
+        """Failing checks that are not in quarantine."""
+        return tuple(one for one in self.checks if one.outcome is FAIL and one.id not in self.excusable)
+
+    @cached_property
+    def excusable(self) -> frozenset[str]:
+        """Ids in quarantine on this step and device."""
+        return self.entries.of(self.step)
+
+    @cached_property
+    def excused(self) -> tuple[str, ...]:
+        """Ids that failed in quarantine."""
+        return tuple(one.id for one in self.checks if one.outcome is FAIL and one.id in self.excusable)
+
+    @cached_property
+    def reruns(self) -> tuple[RerunRecord, ...]:
+        """Its failing checks that were run once more."""
+        return self.recorded.reruns.get(self.step.key, ())
+
+    @cached_property
+    def flaky(self) -> tuple[str, ...]:
+        """Ids that failed and passed when run again."""
+        passed = {rerun.check for rerun in self.reruns if rerun.outcome is PASS}
+        return tuple(check.id for check in self.failed if check.id in passed)
+
+    @cached_property
+    def regressed(self) -> bool:
+        """Whether a check failed and nothing excuses it."""
+        return len(self.failed) > len(self.flaky)
+
+    @cached_property
+    def confirmed(self) -> bool:
+        """Whether such a check failed on another node too, one whose own health says nothing against that."""
+        assert self.attempt is not None
+        host = self.attempt.record.environment.host
+        health = self.recorded.health.get(self.step.key + RECHECK_SUFFIX, ())
+        return any(
+            rerun.check in {check.id for check in self.failed if check.id not in self.flaky}
+            and (rerun.outcome, rerun.elsewhere) == (FAIL, True)
+            and rerun.host != host
+            and not trouble(health, rerun.host, 0)
+            for rerun in self.reruns
+        )
+
+    @cached_property
+    def decision(self) -> Decision:
+        """What the rules say of the attempt, without failures that are excused; a flaky one is inconclusive."""
+        assert self.attempt is not None
+        return decide(self.step, self.attempt, self.excusable, frozenset() if self.regressed else frozenset(self.flaky))
+
+    @cached_property
+    def earlier(self) -> tuple[Attempt, ...]:
+        """Its attempts before the one that counts."""
+        return self.recorded.attempts.get(self.step.key, ())[:-1]
+
+    @cached_property
+    def passed_late(self) -> tuple[str, ...]:
+        """Ids that failed in an earlier attempt and passed in the last."""
+        now = {check.id for check in self.checks if check.outcome is PASS} - self.excusable
+        failed = [check.id for one in self.earlier for check in one.checks if check.outcome is FAIL]
+        return tuple(dict.fromkeys(name for name in failed if name in now))
+
+    def had(self, *outcomes: Outcome) -> bool:
+        """Whether an earlier attempt ended so: only one that did not run is made good by a later one."""
+        return any(decide(self.step, one, self.excusable).outcome in outcomes for one in self.earlier)
+
+    @cached_property
+    def expired(self) -> tuple[str, ...]:
+        """A sentence for each entry of its quarantine that has expired."""
+        found = self.entries.expired_of(self.step)
+        return tuple(f"quarantine of {one.test} expired on {one.expires}: mend it or take it out" for one in found)
+
+    @property
+    def status(self) -> int | None:
+        """Exit status of the attempt that counts."""
+        return self.attempt.record.exit_status if self.attempt else None
+
+    @cached_property
+    def own_signal(self) -> bool:
+        """Whether it crashed on a node that was watched and is sound: then that is its own, as a hang is."""
+        return self.status is not None and -self.status in OWN_SIGNALS and bool(self.health)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """If `when` holds, this is what a step is; without an outcome of its own, what the rules say of its checks."""
+
+    name: str
+    when: Callable[[StepResult], object]
+    outcome: Outcome | None
     ruling: Ruling
-    why: str
-    evidence: tuple[str, ...] = ()
-    flaky: tuple[str, ...] = ()
-    quarantined: tuple[str, ...] = ()
-    unexpected_passes: tuple[str, ...] = ()
+    why: Callable[[StepResult], str]
 
 
-def rule(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entries) -> Ruled:
+def _decided(s: StepResult) -> str:
+    return s.decision.why
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))
+
+
+def _first_failure(s: StepResult) -> str:
+    failed = rules.first(s.attempt.checks, FAIL) if s.attempt else None
+    return f"{failed.id} failed there" if failed else ""
+
+
+JUDGEMENTS = (
+    # Nothing to go by.
+    Judgement("damaged", lambda s: s.damaged, DID_NOT_RUN, Ruling.INFRA,
+              lambda s: _joined(f"its results cannot be believed: {s.damaged}", s.node_in_doubt)),
+    Judgement("no record", lambda s: s.attempt is None, DID_NOT_RUN, Ruling.INFRA,
+              lambda s: _joined("no record of it arrived", s.node_in_doubt)),
+    # Evidence of something else.
+    Judgement("another command", lambda s: s.other_command, DID_NOT_RUN, Ruling.REGRESSION,
+              lambda s: f"another command was run: {s.other_command}"),
+    Judgement("another image", lambda s: s.other_image, DID_NOT_RUN, Ruling.INFRA,
+              lambda s: _joined(s.other_image, _first_failure(s))),
+    # Failing checks.
+    Judgement("failed, node in doubt", lambda s: s.regressed and s.trouble and not s.confirmed, DID_NOT_RUN,
+              Ruling.INFRA, lambda s: f"{s.decision.why}; but {s.node_in_doubt}: it may be the node's doing"),
+    Judgement("failed", lambda s: s.regressed, None, Ruling.REGRESSION, _decided),
+    Judgement("node in doubt", lambda s: s.trouble or s.without_health, DID_NOT_RUN, Ruling.INFRA,
+              lambda s: f"{s.node_in_doubt or s.without_health}; the step itself: {s.decision.why}"),
+    Judgement("flaky", lambda s: s.flaky and s.decision.outcome is INCONCLUSIVE, INCONCLUSIVE, Ruling.FLAKY,
+              lambda s: f"{s.failed[0].id} failed and passed when run again: {rules.first_line(s.failed[0].message)}"),
+    # A pass, and what is against it.
+    Judgement("failed before", lambda s: s.decision.outcome is PASS and (s.had(FAIL) or s.passed_late), INCONCLUSIVE,
+              Ruling.FLAKY, _decided),
+    Judgement("open before", lambda s: s.decision.outcome is PASS and s.had(INCONCLUSIVE), INCONCLUSIVE,
+              Ruling.INCONCLUSIVE, _decided),
+    Judgement("image not built", lambda s: s.decision.outcome is PASS and s.unbuilt_image, DID_NOT_RUN,
+              Ruling.REGRESSION, lambda s: s.unbuilt_image),
+    # An entry that has expired is red by itself, so that it cannot be forgotten.
+    Judgement("quarantine expired", lambda s: s.decision.outcome is PASS and s.expired, FAIL, Ruling.QUARANTINED,
+              lambda s: s.expired[0]),
+    Judgement("failed in quarantine", lambda s: s.excused and (s.decision.outcome is PASS or s.status == Exit.FAIL),
+              None, Ruling.QUARANTINED, lambda s: f"{s.decision.why}; {len(s.excused)} failed in quarantine"),
+    Judgement("passed", lambda s: s.decision.outcome is PASS, PASS, Ruling.PASS, _decided),
+    Judgement("inconclusive", lambda s: s.decision.outcome is INCONCLUSIVE, INCONCLUSIVE, Ruling.INCONCLUSIVE,
+              _decided),
+    Judgement("failed without a failing check", lambda s: s.decision.outcome is FAIL, FAIL, Ruling.REGRESSION,
+              _decided),
+    # Did not run: whose doing that is.
+    Judgement("hung", lambda s: s.status is None and s.attempt and s.attempt.record.message.startswith(rules.TIMED_OUT),
+              DID_NOT_RUN, Ruling.REGRESSION, _decided),
+    Judgement("ended, or never started", lambda s: s.status is None, DID_NOT_RUN, Ruling.INFRA, _decided),
+    Judgement("crashed", lambda s: s.own_signal, DID_NOT_RUN, Ruling.REGRESSION, _decided),
+    Judgement("killed", lambda s: s.status is not None and s.status < 0, DID_NOT_RUN, Ruling.INFRA, _decided),
+    Judgement("cannot run there", lambda s: kind_of(s.step).cannot_run_here(s.status) or s.status in OF_THE_NODE,
+              DID_NOT_RUN, Ruling.INFRA, _decided),
+    Judgement("did not do its work", lambda _: True, DID_NOT_RUN, Ruling.REGRESSION, _decided),
+)  # fmt: skip
+"""Read from the top, the first that holds decides; the last holds always."""
+
+
+def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entries) -> StepVerdict:
     """Decide on a step.
 
     Args:
@@ -147,97 +282,34 @@ def rule(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entries) ->
         recorded: What arrived.
         entries: The quarantine that counts.
     """
-    attempt = recorded.last(step.key)
-    health = recorded.health.get(step.key, ())
-    host = attempt.record.environment.host if attempt else ""
-    gpus = step.gpus if is_demanded(step, plan.profile) else 0
-    case = Case(step, plan, recorded, entries.of(step), attempt, trouble(health, host, gpus))
-    ruled = _expired(_ruled(case), case, entries)
-    unknown = tuple(filter(None, [case.without_health()])) if attempt else ()
-    seen = (*case.node_lines(), *case.trouble, *unknown, *lines(health))
-    return replace(ruled, evidence=(*seen, *ruled.evidence, *case.rerun_lines()))
-
-
-def _ruled(case: Case) -> Ruled:
-    """The first of these that applies: nothing to go by, worthless evidence, the checks themselves."""
-    key, recorded = case.step.key, case.recorded
-    if key in recorded.damaged:
-        return _damaged(case, recorded.damaged[key])
-    if case.attempt is None:
-        why = "it began and its end was not recorded" if key in recorded.unfinished else "no record of it arrived"
-        return Ruled(Outcome.DID_NOT_RUN, Ruling.INFRA, case.with_trouble(why))
-    record = case.attempt.record
-    if record.command != case.step.step.command:
-        return Ruled(Outcome.DID_NOT_RUN, Ruling.REGRESSION, f"another command was run: {record.command}")
-    worthless = case.other_image()
-    if worthless:
-        failed = rules.first(case.attempt.checks, Outcome.FAIL)
-        return Ruled(Outcome.DID_NOT_RUN, Ruling.INFRA, worthless + (f"; {failed.id} failed there" if failed else ""))
-    return _built(_of_attempts(case), case)
-
-
-def _damaged(case: Case, problem: str) -> Ruled:
-    failing = [check for check in case.recorded.salvaged.get(case.step.key, ()) if check.id not in case.excused]
-    if not failing:
-        why = case.with_trouble(f"its results cannot be believed: {problem}")
-        return Ruled(Outcome.DID_NOT_RUN, Ruling.INFRA, why)
-    why = f"{failing[0].id}: {rules.first_line(failing[0].message)} (its results are damaged as well: {problem})"
-    if case.trouble:
-        return Ruled(Outcome.DID_NOT_RUN, Ruling.INFRA, case.with_trouble(why))
-    return Ruled(Outcome.FAIL, Ruling.REGRESSION, why)
-
-
-def _of_attempts(case: Case) -> Ruled:
-    """The last attempt decides. Only one that did not run may be made good by a later one over the same files."""
-    assert case.attempt is not None
-    earlier = case.recorded.attempts[case.step.key][:-1]
-    ruled = _of_attempt(case)
-    if not earlier:
-        return ruled
-    before = ", ".join(attempt.record.outcome.value for attempt in earlier)
-    ruled = replace(ruled, why=f"{ruled.why} (attempt {len(earlier) + 1}; before: {before})")
-    if ruled.outcome is not Outcome.PASS:
-        return ruled
-    now = {check.id for check in case.attempt.checks if check.outcome is Outcome.PASS}
-    failed = [check.id for attempt in earlier for check in attempt.checks if check.outcome is Outcome.FAIL]
-    flaky = tuple(dict.fromkeys(name for name in failed if name in now and name not in case.excused))
-    stood = [a for a in earlier if decide(case.step, a, case.excused).outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
-    if not stood and not flaky:
-        return ruled
-    only_open = all(a.record.outcome is Outcome.INCONCLUSIVE for a in stood) and not flaky
-    kind = Ruling.INCONCLUSIVE if only_open else Ruling.FLAKY
-    return replace(ruled, outcome=Outcome.INCONCLUSIVE, ruling=kind, flaky=flaky)
-
-
-def _of_attempt(case: Case) -> Ruled:
-    """The checks of the attempt that counts, with what reruns, quarantine and node say of them."""
-    assert case.attempt is not None
-    step, attempt = case.step, case.attempt
-    failed = [check for check in attempt.checks if check.outcome is Outcome.FAIL]
-    excused = tuple(check.id for check in failed if check.id in case.excused)
-    open_ = [check for check in failed if check.id not in case.excused]
-    flaky = tuple(check.id for check in open_ if case.passed_again(check))
-    passes = tuple(c.id for c in attempt.checks if c.outcome is Outcome.PASS and c.id in case.excused)
-    found = Ruled(Outcome.PASS, Ruling.PASS, "", flaky=flaky, quarantined=excused, unexpected_passes=passes)
-    standing = [check for check in open_ if check.id not in flaky]
-    if standing:
-        decision = decide(step, attempt, case.excused)
-        confirmed = next((check for check in standing if case.failed_elsewhere(check)), None)
-        if case.trouble and confirmed is None:
-            why = f"{decision.why}; but {case.first_trouble()}: it may be the node's doing"
-            return replace(found, outcome=Outcome.DID_NOT_RUN, ruling=Ruling.INFRA, why=why)
-        return replace(found, outcome=decision.outcome, ruling=Ruling.REGRESSION, why=decision.why)
-    decision = decide(step, attempt, case.excused, frozenset(flaky))
-    if case.trouble or case.without_health():
-        why = f"{case.first_trouble() or case.without_health()}; the step itself: {decision.why}"
-        return replace(found, outcome=Outcome.DID_NOT_RUN, ruling=Ruling.INFRA, why=why)
-    if flaky and decision.outcome is Outcome.INCONCLUSIVE:
-        why = f"{open_[0].id} failed and passed when run again: {rules.first_line(open_[0].message)}"
-        return replace(found, outcome=decision.outcome, ruling=Ruling.FLAKY, why=why)
-    if excused and (decision.outcome is Outcome.PASS or attempt.record.exit_status == Exit.FAIL):
-        why = f"{decision.why}; {len(excused)} failed in quarantine"
-        return replace(found, outcome=decision.outcome, ruling=Ruling.QUARANTINED, why=why)
-    return replace(found, outcome=decision.outcome, ruling=_named(case, decision), why=decision.why)
+    s = StepResult(step, plan, recorded, entries)
+    found = next(one for one in JUDGEMENTS if one.when(s))
+    why = found.why(s)
+    if s.earlier and s.believed:
+        before = ", ".join(attempt.record.outcome.value for attempt in s.earlier)
+        why += f" (attempt {len(s.earlier) + 1}; before: {before})"
+    record = s.attempt.record if s.attempt else None
+    image = record.environment.image if record else ""
+    line = reproduce_line(step, s.attempt)
+    return StepVerdict(
+        key=step.key,
+        area=step.area,
+        label=step.label,
+        outcome=found.outcome or s.decision.outcome,
+        ruling=found.ruling,
+        why=why,
+        evidence=_evidence(s),
+        node=record.environment.host if record else "",
+        image=image,
+        flaky=s.flaky or (s.passed_late if found.name == "failed before" else ()),
+        quarantined=s.excused,
+        unexpected_passes=tuple(c.id for c in s.checks if c.outcome is PASS and c.id in s.excusable),
+        counts=Counts.of(check.outcome for check in s.attempt.checks) if s.attempt else Counts(),
+        seconds=record.seconds or None if record else None,
+        reproduce=f"{line}  # in image {image}" if image else line,
+        exit_status=s.status,
+        attempts=len(recorded.attempts.get(step.key, ())),
+    )
 
 
 def decide(
@@ -249,72 +321,49 @@ def decide(
     1 says that checks failed: it goes with them, and no other status does.
     """
     record = attempt.record
-    derived = rules.decide(_facts(step, attempt, record.exit_status, attempt.checks))
+    facts = rules.Facts(kind_of(step), step.step.minimum, record.exit_status, attempt.checks, stopped=record.message)
     left = tuple(
-        check.model_copy(update={"outcome": Outcome.INCONCLUSIVE})
-        if check.outcome is Outcome.FAIL and check.id in flaky
-        else check
+        check.model_copy(update={"outcome": INCONCLUSIVE}) if check.outcome is FAIL and check.id in flaky else check
         for check in attempt.checks
-        if check.outcome is not Outcome.FAIL or check.id not in excused
+        if check.outcome is not FAIL or check.id not in excused
     )
-    if left != attempt.checks and record.outcome is Outcome.FAIL:
+    if left != attempt.checks and record.outcome is FAIL:
         status = Exit.PASS if record.exit_status == Exit.FAIL else record.exit_status
-        facts = _facts(step, attempt, status, left)
-        return rules.decide(replace(facts, stopped="it was ended before it was done"))
+        return rules.decide(replace(facts, exit_status=status, checks=left, stopped="it was ended before it was done"))
+    derived = rules.decide(facts)
     if rules.SEVERITY[derived.outcome] > rules.SEVERITY[record.outcome]:
         return rules.Decision(derived.outcome, f"{derived.why} (recorded as {record.outcome.value})")
     return rules.Decision(record.outcome, record.message or derived.why)
 
 
-def _facts(step: PlannedStep, attempt: Attempt, status: int | None, checks: tuple[Check, ...]) -> rules.Facts:
-    return rules.Facts(step.step.evidence, step.step.minimum, status, checks, stopped=attempt.record.message)
+def reproduce_line(step: PlannedStep, attempt: Attempt | None) -> str:
+    """The command that repeats a step, narrowed to its first failing check where that can be run alone."""
+    line = f"hilgate run {step.key}"
+    failed = rules.first(attempt.checks, FAIL) if attempt else None
+    if failed and step.step.matrix and (options := step.step.matrix.options(failed.labels)):
+        return f"{line} {options}"
+    selector = kind_of(step).selector(failed.id) if failed else ""
+    return f"{line} -- {selector}" if selector else line
 
 
-def _named(case: Case, decision: Decision) -> Ruling:
-    """What an outcome without a failing check is called."""
-    assert case.attempt is not None
-    record = case.attempt.record
-    if decision.outcome is Outcome.PASS:
-        return Ruling.PASS
-    if decision.outcome is Outcome.INCONCLUSIVE:
-        return Ruling.INCONCLUSIVE
-    if decision.outcome is Outcome.FAIL:
-        return Ruling.REGRESSION
-    status = record.exit_status
-    if status is None:
-        return Ruling.REGRESSION if record.message.startswith(rules.TIMED_OUT) else Ruling.INFRA
-    if status < 0:
-        # On a node that was watched and is sound, a crash is the step's own, as a hang is.
-        watched = bool(case.recorded.health.get(case.step.key))
-        return Ruling.REGRESSION if watched and -status in OWN_SIGNALS else Ruling.INFRA
-    refused = status == Exit.CANNOT_RUN_HERE and case.step.step.evidence is not Evidence.JUNIT  # pytest's 5: no tests
-    return Ruling.INFRA if refused or status in OF_THE_NODE else Ruling.REGRESSION
-
-
-def _built(ruled: Ruled, case: Case) -> Ruled:
-    """A step that builds an image passes only with a record of that image, of the planned contents."""
-    image = case.step.step.provides
-    if image is None or ruled.outcome is not Outcome.PASS:
-        return ruled
-    record = case.recorded.images.get(image)
-    if record is None:
-        why = f"it left no record of the image {image!r}, which it builds"
-    elif record.content != case.plan.images.get(image):
-        why = f"it built the image {image!r} from other contents than the plan's"
+def _evidence(s: StepResult) -> tuple[str, ...]:
+    """Where it ran and over which files, what the hooks saw, what has expired, and a line for each rerun."""
+    if s.attempt is None:
+        where = [f"node {host}" for host in sorted({one.host for one in s.health})]
     else:
-        return ruled
-    return replace(ruled, outcome=Outcome.DID_NOT_RUN, ruling=Ruling.REGRESSION, why=why)
-
-
-def _expired(ruled: Ruled, case: Case, entries: Entries) -> Ruled:
-    """An entry that has expired is red by itself, so that it cannot be forgotten."""
-    expired = entries.expired_of(case.step)
-    if not expired:
-        return ruled
-    words = tuple(f"quarantine of {one.test} expired on {one.expires}: mend it or take it out" for one in expired)
-    if ruled.outcome is not Outcome.PASS:
-        return replace(ruled, evidence=(*ruled.evidence, *words))
-    return replace(ruled, outcome=Outcome.FAIL, ruling=Ruling.QUARANTINED, why=words[0], evidence=words[1:])
+        here = s.attempt.record.environment
+        where = [f"node {here.host}: {here.device}"]
+        if files := s.recorded.restored.get(s.step.key, ()):
+            where.append(f"with these files of the merge base: {', '.join(files)}")
+    again = []
+    for rerun in s.reruns:
+        place = f"elsewhere, {rerun.host}" if rerun.elsewhere else f"on the same node, {rerun.host}"
+        message = f": {rules.first_line(rerun.message)}" if rerun.message else ""
+        again.append(f"again {place}: {rerun.check}: {rerun.outcome.value}{message}")
+    if damaged := s.recorded.damaged.get(s.step.key + RECHECK_SUFFIX, ""):
+        again.append(f"its rerun elsewhere cannot be believed: {damaged}")
+    unknown = filter(None, [s.without_health])
+    return (*where, *s.trouble, *unknown, *lines(s.health), *s.expired, *again)
 
 
 SHOWN_LINES = 5

@@ -7,21 +7,20 @@ step is called and why; here they become one answer.
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from hilgate.declare.quarantine import Entries
 from hilgate.errors import Exit, RecordsError
-from hilgate.judge.step import rule
-from hilgate.model import Counts, Evidence, Outcome, Plan, PlannedStep, Quarantine, StepVerdict, Verdict
+from hilgate.judge.step import judge_step
+from hilgate.model import Counts, Outcome, Plan, Quarantine, StepVerdict, Verdict
 from hilgate.run import outcome as rules
-from hilgate.text import pytest_word
+from hilgate.run.evidence import kind_of
 
 if TYPE_CHECKING:
     import datetime as dt
     from pathlib import Path
 
-    from hilgate.run.results import Attempt, Recorded
+    from hilgate.run.results import Recorded
 
 VERDICT_FILE = "verdict.json"
 NO_QUARANTINE = Quarantine()
@@ -47,7 +46,7 @@ def judge(
         approved_by: Who approved what the change loosens; empty for nobody.
     """
     entries = Entries(quarantine.tests, decided.date())
-    steps = tuple(_judge_step(step, plan, recorded, entries) for step in plan.steps)
+    steps = tuple(judge_step(step, plan, recorded, entries) for step in plan.steps)
     outcome = rules.worst(step.outcome for step in steps)
     why = _why(outcome, steps)
     expired = entries.expired()
@@ -80,23 +79,16 @@ def exit_status(verdict: Verdict, plan: Plan) -> Exit:
     own 5 means that no tests were collected and does not count.
     """
     if verdict.outcome is Outcome.DID_NOT_RUN:
-        evidence = {step.key: step.step.evidence for step in plan.steps}
+        kinds = {step.key: kind_of(step) for step in plan.steps}
         missing = [step for step in verdict.steps if step.outcome is Outcome.DID_NOT_RUN]
-        environment = missing and all(
-            step.exit_status == Exit.CANNOT_RUN_HERE and evidence[step.key] is Evidence.FINDINGS for step in missing
-        )
+        environment = missing and all(kinds[step.key].cannot_run_here(step.exit_status) for step in missing)
         return Exit.CANNOT_RUN_HERE if environment else Exit.NOTHING_RAN
     return {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.FAIL, Outcome.INCONCLUSIVE: Exit.INCONCLUSIVE}[verdict.outcome]
 
 
 def totals(verdict: Verdict) -> Counts:
     """Checks of all steps, counted together."""
-    return Counts(
-        passed=sum(step.counts.passed for step in verdict.steps),
-        failed=sum(step.counts.failed for step in verdict.steps),
-        inconclusive=sum(step.counts.inconclusive for step in verdict.steps),
-        did_not_run=sum(step.counts.did_not_run for step in verdict.steps),
-    )
+    return sum((step.counts for step in verdict.steps), Counts())
 
 
 def write_verdict(verdict: Verdict, path: Path) -> None:
@@ -120,45 +112,6 @@ def read_verdict(path: Path) -> Verdict:
         raise RecordsError(
             f"not a verdict: {rules.first_line(str(error))}", where=str(path), remedy="run `hilgate judge` again"
         ) from None
-
-
-def _judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entries) -> StepVerdict:
-    ruled = rule(step, plan, recorded, entries)
-    attempt = recorded.last(step.key)
-    salvaged = recorded.salvaged.get(step.key, ())
-    image = attempt.record.environment.image if attempt else ""
-    line = reproduce_line(step, attempt)
-    return StepVerdict(
-        key=step.key,
-        area=step.area,
-        label=step.label,
-        outcome=ruled.outcome,
-        ruling=ruled.ruling,
-        why=ruled.why,
-        evidence=ruled.evidence,
-        node=attempt.record.environment.host if attempt else "",
-        image=image,
-        flaky=ruled.flaky,
-        quarantined=ruled.quarantined,
-        unexpected_passes=ruled.unexpected_passes,
-        counts=rules.count(attempt.checks if attempt else salvaged),
-        seconds=attempt.record.seconds or None if attempt else None,
-        reproduce=f"{line}  # in image {image}" if image else line,
-        exit_status=attempt.record.exit_status if attempt else None,
-        attempts=len(recorded.attempts.get(step.key, ())),
-    )
-
-
-def reproduce_line(step: PlannedStep, attempt: Attempt | None) -> str:
-    """The command that repeats a step, narrowed to its first failing test: by its cell, or where pytest's -k can."""
-    line = f"hilgate run {step.key}"
-    failed = rules.first(attempt.checks, Outcome.FAIL) if attempt else None
-    if failed and step.step.matrix and (options := step.step.matrix.options(failed.labels)):
-        return f"{line} -- {options}"
-    if failed is None or step.step.evidence is not Evidence.JUNIT or "::" not in failed.id:
-        return line
-    word = pytest_word(failed.id)
-    return f"{line} -- -k {shlex.quote(word)}" if word else line
 
 
 def _why(outcome: Outcome, steps: tuple[StepVerdict, ...]) -> str:

@@ -113,7 +113,10 @@ def write_bundle(root: Path, folder: Path, out: Path, *, committed: int) -> Mani
 def read_records(folder: Path, plan: Plan) -> Recorded:
     """The records of a results folder: of all jobs where agents left some, else of this machine."""
     jobs = folder / JOBS_FOLDER
-    return results.read_all(folder, jobs if jobs.is_dir() else None, plan, plan_digest(plan))
+    recorded = results.read_all(folder, jobs if jobs.is_dir() else None, plan, plan_digest(plan))
+    if not recorded.builds and not recorded.damaged:
+        raise RecordsError("no results", where=str(folder), remedy="run `hilgate gate` first")
+    return recorded
 
 
 def sha256(content: bytes | Path) -> str:
@@ -147,10 +150,8 @@ def _files(folder: Path) -> dict[str, Path]:
         raise RecordsError(f"no {', '.join(missing)}", where=str(folder), remedy="run `hilgate judge` first")
     members |= {name: folder / name for name in OPTIONAL_FILES if (folder / name).is_file()}
     members |= {path.name: path for path in tables.files_in(folder)}
-    tops = [folder / JOBS_FOLDER]
-    if not tops[0].is_dir():
-        tops = [folder / results.RESULTS_FILE, folder / "steps"]
-    for path in (path for top in tops for path in ([top] if top.is_file() else sorted(top.rglob("*")))):
+    jobs = folder / JOBS_FOLDER
+    for path in sorted((jobs if jobs.is_dir() else folder / "steps").rglob("*")):
         name = f"results/{path.relative_to(folder).as_posix()}"
         if path.is_symlink() or not (path.is_file() or path.is_dir()) or not NAME.fullmatch(name):
             raise RecordsError(

@@ -156,14 +156,16 @@ def write_junit(plan: Plan, recorded: Recorded, verdict: Verdict, folder: Path) 
     for step in verdict.steps:
         suite = TestSuite(xml(f"{step.key}: {labels[step.key]}"))
         attempt = recorded.last(step.key)
+        cases = []
         for check in attempt.checks if attempt else ():
             case = TestCase(xml(check.id), step.key, check.seconds)
             _set_result(case, check)
-            suite.add_testcase(case)
+            cases.append(case)
         if step.outcome is not Outcome.PASS and not step.counts.failed:
             case = TestCase("the step itself", step.key, step.seconds or 0.0)
             case.result = [Error(xml(f"{step.outcome.value}: {step.why}"), step.outcome.value)]
-            suite.add_testcase(case)
+            cases.append(case)
+        suite.add_testcases(cases)  # one by one, each would count all before it again
         document.add_testsuite(suite)
     path = folder / JUNIT_FILE
     document.write(str(path), pretty=True)

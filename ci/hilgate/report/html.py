@@ -5,6 +5,7 @@ The templates hold the looks; this file decides what is shown: the verdict, what
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -160,6 +161,7 @@ def _tick(seconds: float) -> str:
     return f"{seconds:g} s" if seconds < 60 else f"{seconds / 60:g} min"
 
 
+@functools.cache
 def environment() -> jinja2.Environment:
     """Templates in which every value is escaped as HTML and an unknown name is an error."""
     made = jinja2.Environment(

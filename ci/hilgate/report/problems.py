@@ -284,7 +284,7 @@ RULINGS: dict[Ruling, str] = {
 
 def headline(verdict: Verdict, recorded: Recorded) -> str:
     """`41 passed, 0 failed, 12 not run (no gfx950 here)`: the checks of all steps, with the first reason."""
-    text = outcome.summary(totals(verdict))
+    text = str(totals(verdict))
     reason = _first_skip(verdict, recorded)
     return f"{text} ({reason})" if reason else text
 

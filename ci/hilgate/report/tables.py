@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from hilgate.errors import Exit
 from hilgate.model import Counts, Outcome
 from hilgate.run import outcome as rules
-from hilgate.run.evidence import EVIDENCE_CHECK
+from hilgate.run.evidence import EVIDENCE_CHECK, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -92,7 +92,7 @@ class Table:
     def summary(self) -> str:
         """`214 passed, 2 failed, 18 not run, 3 not asked (blank)`, in cells; blank are those that no check has."""
         if not self.step.step.matrix:
-            return rules.summary(self.verdict.counts)
+            return str(self.verdict.counts)
         tally = Counter(cell.outcome for cell in self.grid.values())
         counts = Counts(
             passed=tally[Outcome.PASS],
@@ -101,7 +101,7 @@ class Table:
             did_not_run=tally[Outcome.DID_NOT_RUN],
         )
         blank = len(self.rows) * len(self.columns) - len(self.grid)
-        return rules.summary(counts) + (f", {blank} not asked (blank)" if blank else "")
+        return str(counts) + (f", {blank} not asked (blank)" if blank else "")
 
 
 def tables(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[Table, ...]:
@@ -183,7 +183,7 @@ def _incomplete(step: PlannedStep, verdict: StepVerdict, attempt: Attempt | None
     if record.exit_status is None:
         return record.message or "it has no exit status"
     if record.exit_status not in WHOLE:
-        return rules.exit_meaning(record.exit_status, step.step.evidence)
+        return kind_of(step).exit_meaning(record.exit_status)
     lost = next((check for check in attempt.checks if check.id == EVIDENCE_CHECK), None)
     if lost is not None:
         return lost.message

@@ -17,14 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from hilgate import text
-from hilgate.model import Outcome, planned_key
+from hilgate.model import Counts, Outcome, planned_key
 from hilgate.plan.estimate import estimate
 from hilgate.plan.machine import TRACKED, Machine
 from hilgate.plan.make import WHEN
 from hilgate.report import tables
 from hilgate.report.merge_base import NOTHING
 from hilgate.report.problems import approval, at_most, headline, named, problems, ruled, step_counts
-from hilgate.run import outcome
 from hilgate.text import shorten
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def print_checks(checks: tuple[Check, ...]) -> None:
             soft_wrap=True,
         )
         console.print(Text(text.log(f"  {check.message}"), "dim"), soft_wrap=True)
-    console.print(Text(f"\n{outcome.summary(outcome.count(checks))}"))
+    console.print(Text(f"\n{Counts.of(check.outcome for check in checks)}"))
 
 
 def short(path: Path) -> Path:
@@ -189,7 +188,7 @@ def show_step(
         "selected by": selected,
         "runs": ", ".join(WHEN[profile] for profile in step.profiles),
         "command": step.command,
-        "evidence": f"{step.evidence.value}, at least {step.minimum} passed",
+        "evidence": f"{step.evidence}, at least {step.minimum} passed",
         "ends after": f"{step.timeout_minutes} minutes (usually {step.minutes:g} on 2 cores)",
         **{name: value for name, value in optional.items() if value},
     }

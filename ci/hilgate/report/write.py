@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hilgate.errors import Exit, HilgateError, RecordsError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from hilgate.model import Plan, Quarantine, Verdict
@@ -39,9 +40,12 @@ def decide(
     *,
     jobs: Path | None = None,
     only: frozenset[str] | None = None,
+    job: str = "",
     root: Path | None = None,
     approved_by: str = "",
     against: Path | None = None,
+    decided: dt.datetime | None = None,
+    quarantine: Callable[[], Quarantine] | None = None,
 ) -> Judged:
     """Judge a results folder, or what agents left in `jobs`; write `verdict.json`, cells of matrices and reports.
 
@@ -51,17 +55,17 @@ def decide(
         jobs: A folder with one results folder per agent's job; None at a desk.
         only: Decide on these steps of the plan alone, as an agent's own job does. The node's health, images and
             approvals are left to the verdict of the whole build, which alone can know them.
+        job: The one step of `only`, where `folder` is the folder of its job.
         root: The repository that has the quarantine; None judges without one.
         approved_by: Who approved what the change loosens.
         against: Results of the merge base, to set failures beside; None looks into the history.
-
-    Raises:
-        RecordsError: At a desk, where the results cannot be read. A verdict that says so is written before.
+        decided: The time to write into the verdict; None takes the present.
+        quarantine: The quarantine that counts; None takes the merge base's, by `root`.
     """
     from hilgate.declare.quarantine import USED_FILE
     from hilgate.history.store import folder_of
     from hilgate.judge.verdict import VERDICT_FILE, judge, write_verdict
-    from hilgate.model import Outcome
+    from hilgate.model import Outcome, Quarantine
     from hilgate.plan.make import plan_digest
     from hilgate.report import tables
     from hilgate.report.annotation import write_annotation, write_junit
@@ -75,24 +79,24 @@ def decide(
     if only is not None:
         steps = tuple(step for step in plan.steps if step.key in only)
         judged = plan.model_copy(update={"steps": steps, "profile": "gate", "loosened": ()})
+    recorded = results.read_all(folder, jobs, plan, digest, job)
+    excused, refused = Quarantine(), None
     try:
-        recorded = results.read_all(folder, jobs, plan, digest)
-    except RecordsError as error:
-        write_no_verdict(folder, error, plan)
-        raise
-    quarantine, refused = quarantine_of(root, plan, approved_by)
+        excused = quarantine() if quarantine else quarantine_of(root, plan, approved_by)
+    except HilgateError as error:
+        refused = error
     verdict = judge(
         judged,
         recorded,
         digest,
-        decided=dt.datetime.now(dt.UTC),
-        quarantine=quarantine,
+        decided=decided or dt.datetime.now(dt.UTC),
+        quarantine=excused,
         approved_by=approved_by,
     )
     if refused:
         verdict = verdict.model_copy(update={"outcome": Outcome.FAIL, "why": f"the quarantine: {refused.what}"})
     write_verdict(verdict, folder / VERDICT_FILE)
-    quarantine.save(folder / USED_FILE)
+    excused.save(folder / USED_FILE)
     tables.write(folder, judged, digest, recorded, tables.tables(judged, recorded, verdict))
     history = folder_of(root) if root else None
     facts = find(judged, history=history if history and history.is_dir() else None, against=against)
@@ -102,22 +106,19 @@ def decide(
     return Judged(judged, recorded, verdict, path, facts, refused)
 
 
-def quarantine_of(root: Path | None, plan: Plan, approved_by: str) -> tuple[Quarantine, HilgateError | None]:
-    """The quarantine that counts, and why it cannot be read; then nothing is in quarantine.
+def quarantine_of(root: Path | None, plan: Plan, approved_by: str) -> Quarantine:
+    """The quarantine of the merge base, or of the change where somebody approved it; without a repository, none.
 
-    What somebody approved counts as the change has it.
+    Raises:
+        HilgateError: It cannot be read.
     """
     from hilgate.declare import quarantine
     from hilgate.declare.load import load
     from hilgate.model import Quarantine
 
     if root is None:
-        return Quarantine(), None
-    try:
-        here = quarantine.load(root, load(root))
-        return quarantine.effective(root, "" if approved_by else plan.merge_base, here), None
-    except HilgateError as error:
-        return Quarantine(), error
+        return Quarantine()
+    return quarantine.effective(root, "" if approved_by else plan.merge_base, quarantine.load(root, load(root)))
 
 
 def write_no_verdict(folder: Path, error: HilgateError, plan: Plan | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a step left behind, as checks: `junit.xml` (pytest) or `findings.jsonl` (everything else).
+"""What a step left behind, as checks; a kind of evidence is one class, and every stage asks it instead of its name.
 
 Evidence is never believed halfway: whatever cannot be read becomes a `problem`, and a step with a problem is not a
 pass. The checks that could be read are kept, because a failure among them stays a failure.
@@ -6,29 +6,45 @@ pass. The checks that could be read are kept, because a failure among them stays
 
 from __future__ import annotations
 
+import abc
 import json
 import math
+import re
+import shlex
+import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import ValidationError
 
-from hilgate.model import Check, Evidence, ImageRecord, Number, Outcome
+from hilgate.errors import EXIT_MEANINGS, Exit
+from hilgate.model import EVIDENCE, Check, ImageRecord, Number, Outcome
 from hilgate.run.outcome import SEVERITY
+from hilgate.text import pytest_word
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from junitparser.xunit2 import TestCase
 
     from hilgate.model import Plan, PlannedStep
 
-JUNIT_FILE = "junit.xml"
-FINDINGS_FILE = "findings.jsonl"
 IMAGE_FILE = "image.json"
 EVIDENCE_CHECK = "(the evidence is whole)"
 """Id of the check that stands for lost evidence; no test can be called so."""
+
+MOST_IDS = 20
+"""More failing tests than this are no flake, and running them again would only cost time on scarce nodes."""
+
+WITH_VALUE = frozenset(
+    {"-k", "-m", "-p", "-c", "-o", "-W", "-n", "--ignore", "--ignore-glob", "--deselect", "--rootdir", "--basetemp",
+     "--confcutdir", "--timeout", "--maxfail", "--durations", "--tb", "--junitxml", "--junit-prefix", "--dist",
+     "--import-mode", "--color", "--capture", "--log-level", "--override-ini", "--config-file", "--pyargs"}
+)  # fmt: skip
+"""Options of pytest and the plugins used here whose value may be the next word, which is then no test path."""
+
+_NODE_ID = re.compile(r"[\w./-]+\.py::\S.*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -49,20 +65,183 @@ class Collected:
         return Collected((*self.checks, lost), self.problem)
 
 
-def collect(kind: Evidence, folder: Path, root: Path) -> Collected:
-    """Read the evidence in a step's output folder.
+class EvidenceKind(abc.ABC):
+    """What a step must leave in its output folder (`$HILGATE_OUT`) besides an exit status.
 
-    Args:
-        kind: What the step declared to leave.
-        folder: Its output folder (`$HILGATE_OUT`).
-        root: The repository root, to turn class names of JUnit back into paths.
+    A kind that can run single checks again says how: `failing_ids`, `narrow` and `selector` go together.
     """
-    path = folder / (JUNIT_FILE if kind is Evidence.JUNIT else FINDINGS_FILE)
-    if not path.exists():
-        return Collected((), f"it left no {path.name}")
-    if path.stat().st_size == 0:
-        return Collected((), f"its {path.name} is empty")
-    return _read_junit(path, root) if kind is Evidence.JUNIT else _read_findings(path)
+
+    name: ClassVar[str]
+    """As areas write it."""
+    file: ClassVar[str]
+    exits: ClassVar[Mapping[int, str]] = {status.value: meaning for status, meaning in EXIT_MEANINGS.items()}
+    """Exit status of its steps -> what it means."""
+    no_checks: ClassVar[Exit | int] = Exit.PASS
+    """Exit status of a step that found nothing to check."""
+
+    def arguments(self, folder: Path) -> list[str]:  # noqa: ARG002
+        """What a command is told beside `$HILGATE_OUT` to leave its evidence in `folder`."""
+        return []
+
+    def collect(self, folder: Path, root: Path) -> Collected:
+        """Read the evidence in an output folder; `root` is the repository, whose files ids may name."""
+        path = folder / self.file
+        if not path.exists():
+            return Collected((), f"it left no {path.name}")
+        if path.stat().st_size == 0:
+            return Collected((), f"its {path.name} is empty")
+        return self.read(path, root)
+
+    @abc.abstractmethod
+    def read(self, path: Path, root: Path) -> Collected:
+        """Read a file that is there and not empty."""
+
+    def exit_meaning(self, status: int) -> str:
+        """An exit status in words, e.g. `exit 5 (no tests were collected)`."""
+        if status < 0:
+            try:
+                return f"killed by {signal.Signals(-status).name}"
+            except ValueError:
+                return f"killed by signal {-status}"
+        return f"exit {status} ({self.exits[status]})" if status in self.exits else f"exit {status}"
+
+    def cannot_run_here(self, status: int | None) -> bool:
+        """Whether an exit status says that this environment cannot run the step."""
+        return status == Exit.CANNOT_RUN_HERE and self.exits.get(status) == EXIT_MEANINGS[Exit.CANNOT_RUN_HERE]
+
+    def failing_ids(self, checks: Iterable[Check]) -> tuple[str, ...]:  # noqa: ARG002
+        """Ids of failing checks that `narrow` can be given; empty when there are too many for flakes, or no way."""
+        return ()
+
+    def narrow(self, command: str, ids: tuple[str, ...], root: Path) -> str:  # noqa: ARG002
+        """The command that runs these checks alone; empty where there is none."""
+        return ""
+
+    def selector(self, check: str) -> str:  # noqa: ARG002
+        """What behind `hilgate run STEP -- ` runs this check alone; empty where nothing does."""
+        return ""
+
+
+class JunitEvidence(EvidenceKind):
+    """`junit.xml`, one test case per check (pytest --junitxml)."""
+
+    name = "junit"
+    file = "junit.xml"
+    exits: ClassVar[Mapping[int, str]] = {
+        1: "tests failed",
+        2: "the test run was interrupted",
+        3: "pytest met an internal error",
+        4: "pytest was called wrongly",
+        5: "no tests were collected",
+    }
+    """`pytest.ExitCode`; its 5 is not our 5 (this environment cannot run it)."""
+    no_checks = 5
+
+    def arguments(self, folder: Path) -> list[str]:
+        """Tell pytest where to write."""
+        return [f"--junitxml={folder / self.file}"]
+
+    def read(self, path: Path, root: Path) -> Collected:
+        """Cases of all suites, under their pytest node ids."""
+        from xml.etree.ElementTree import ParseError
+
+        from junitparser import JUnitXmlError, xunit2
+
+        try:
+            document = xunit2.JUnitXml.fromfile(str(path))
+        except (ParseError, JUnitXmlError, ValueError, SyntaxError) as error:
+            return Collected((), f"its {path.name} cannot be read: {error}")
+        checks: dict[str, Check] = {}
+        announced = held = 0
+        for suite in document if isinstance(document, xunit2.JUnitXml) else [document]:
+            announced += suite.tests or 0
+            for case in _cases(suite):
+                held += 1
+                check = _check_of_case(case, root)
+                # A test that fails and then fails in its teardown is written as two cases: the worse one counts.
+                seen = checks.get(check.id, check)
+                checks[check.id] = max(seen, check, key=lambda c: SEVERITY[c.outcome])
+        if not checks:
+            return Collected((), f"its {path.name} holds no tests")
+        if announced > held:
+            return Collected(tuple(checks.values()), f"its {path.name} announces {announced} tests and holds {held}")
+        return Collected(tuple(checks.values()))
+
+    def failing_ids(self, checks: Iterable[Check]) -> tuple[str, ...]:
+        """Node ids of failing tests that pytest can be given back."""
+        failed = [check.id for check in checks if check.outcome is Outcome.FAIL]
+        if len(failed) > MOST_IDS:
+            return ()
+        return tuple(name for name in failed if _NODE_ID.fullmatch(name) and not name.startswith(("-", "/")))
+
+    def narrow(self, command: str, ids: tuple[str, ...], root: Path) -> str:
+        """A pytest command with its test paths replaced by these ids and its options kept.
+
+        Returns:
+            The command, or empty when it is not pytest's or names no test path, so that the ids would only add to it.
+        """
+        words = shlex.split(command)
+        begin = next((n for n, word in enumerate(words) if Path(word).name in {"pytest", "py.test"}), None)
+        if begin is None or not ids:
+            return ""
+        kept, replaced, value = words[: begin + 1], 0, False
+        for word in words[begin + 1 :]:
+            if not value and not word.startswith("-") and (root / word.split("::", 1)[0]).exists():
+                replaced += 1
+            else:
+                kept.append(word)
+            value = word in WITH_VALUE
+        return shlex.join([*kept, *ids]) if replaced else ""
+
+    def selector(self, check: str) -> str:
+        """Pytest's -k, where a word of the id can do it."""
+        word = pytest_word(check) if "::" in check else ""
+        return f"-k {shlex.quote(word)}" if word else ""
+
+
+class FindingsEvidence(EvidenceKind):
+    """`findings.jsonl`, one `Check` per line."""
+
+    name = "findings"
+    file = "findings.jsonl"
+
+    def read(self, path: Path, root: Path) -> Collected:  # noqa: ARG002
+        """A check of each line; of a check that appears twice the worse one."""
+        checks: dict[str, Check] = {}
+        problems = []
+        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+            try:
+                check = Check.model_validate_json(line)
+            except ValidationError as error:
+                first = error.errors(include_url=False, include_input=False)[0]
+                place = ".".join(str(part) for part in first["loc"])
+                problems.append(f"{path.name}:{number}: {place + ': ' if place else ''}{first['msg']}")
+                continue
+            if check.id in checks:
+                problems.append(f"{path.name}:{number}: the check {check.id!r} appears twice")
+                check = max(checks[check.id], check, key=lambda c: SEVERITY[c.outcome])
+            checks[check.id] = check
+        more = f" (and {len(problems) - 1} more lines)" if len(problems) > 1 else ""
+        return Collected(tuple(checks.values()), problems[0] + more if problems else "")
+
+
+KINDS: dict[str, EvidenceKind] = {}
+"""Name -> kind of evidence."""
+
+
+def register(kind: EvidenceKind) -> None:
+    """Make a kind of evidence known; areas and plans may name it from then on."""
+    KINDS[kind.name] = kind
+    EVIDENCE.add(kind.name)
+
+
+register(JunitEvidence())
+register(FindingsEvidence())
+
+
+def kind_of(step: PlannedStep) -> EvidenceKind:
+    """The kind of evidence that a step leaves."""
+    return KINDS[step.step.evidence]
 
 
 def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRecord | None, str]:
@@ -88,51 +267,6 @@ def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRec
             f"its {IMAGE_FILE} is of {record.image} of {record.content}; planned: {image} of {planned}",
         )
     return record, ""
-
-
-def _read_findings(path: Path) -> Collected:
-    checks: dict[str, Check] = {}
-    problems = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            check = Check.model_validate_json(line)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(str(part) for part in first["loc"])
-            problems.append(f"{path.name}:{number}: {place + ': ' if place else ''}{first['msg']}")
-            continue
-        if check.id in checks:
-            problems.append(f"{path.name}:{number}: the check {check.id!r} appears twice")
-            check = max(checks[check.id], check, key=lambda c: SEVERITY[c.outcome])
-        checks[check.id] = check
-    more = f" (and {len(problems) - 1} more lines)" if len(problems) > 1 else ""
-    return Collected(tuple(checks.values()), problems[0] + more if problems else "")
-
-
-def _read_junit(path: Path, root: Path) -> Collected:
-    from xml.etree.ElementTree import ParseError
-
-    from junitparser import JUnitXmlError, xunit2
-
-    try:
-        document = xunit2.JUnitXml.fromfile(str(path))
-    except (ParseError, JUnitXmlError, ValueError, SyntaxError) as error:
-        return Collected((), f"its {path.name} cannot be read: {error}")
-    checks: dict[str, Check] = {}
-    announced = held = 0
-    for suite in document if isinstance(document, xunit2.JUnitXml) else [document]:
-        announced += suite.tests or 0
-        for case in _cases(suite):
-            held += 1
-            check = _check_of_case(case, root)
-            # A test that fails and then fails in its teardown is written as two cases: the worse one counts.
-            seen = checks.get(check.id, check)
-            checks[check.id] = max(seen, check, key=lambda c: SEVERITY[c.outcome])
-    if not checks:
-        return Collected((), f"its {path.name} holds no tests")
-    if announced > held:
-        return Collected(tuple(checks.values()), f"its {path.name} announces {announced} tests and holds {held}")
-    return Collected(tuple(checks.values()))
 
 
 def _cases(suite: Iterable[object]) -> Iterator[TestCase]:

@@ -5,24 +5,16 @@ The runner uses it to know whether dependants may start, the judge to decide. Bo
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate.errors import EXIT_MEANINGS, Exit
-from hilgate.model import Check, Counts, Evidence, Outcome
+from hilgate.errors import Exit
+from hilgate.model import Check, Counts, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-PYTEST_MEANINGS: dict[int, str] = {
-    1: "tests failed",
-    2: "the test run was interrupted",
-    3: "pytest met an internal error",
-    4: "pytest was called wrongly",
-    5: "no tests were collected",
-}
-"""`pytest.ExitCode`; its 5 is not our 5 (this environment cannot run it)."""
+    from hilgate.run.evidence import EvidenceKind
 
 SEVERITY: dict[Outcome, int] = {
     Outcome.PASS: 0,
@@ -47,7 +39,7 @@ class Facts:
         last_line: The last thing the step printed, to explain an exit without evidence.
     """
 
-    evidence: Evidence
+    evidence: EvidenceKind
     minimum: int
     exit_status: int | None
     checks: tuple[Check, ...]
@@ -74,17 +66,6 @@ class Rule:
     why: Callable[[Facts], str]
 
 
-def count(checks: Iterable[Check]) -> Counts:
-    """How many checks ended how."""
-    outcomes = [check.outcome for check in checks]
-    return Counts(
-        passed=outcomes.count(Outcome.PASS),
-        failed=outcomes.count(Outcome.FAIL),
-        inconclusive=outcomes.count(Outcome.INCONCLUSIVE),
-        did_not_run=outcomes.count(Outcome.DID_NOT_RUN),
-    )
-
-
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """The outcome that wins; of nothing at all: did not run."""
     return max(outcomes, key=SEVERITY.__getitem__, default=Outcome.DID_NOT_RUN)
@@ -100,32 +81,13 @@ def first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
-def exit_meaning(exit_status: int, evidence: Evidence) -> str:
-    """An exit status in words, e.g. `exit 5 (no tests were collected)`."""
-    if exit_status < 0:
-        try:
-            return f"killed by {signal.Signals(-exit_status).name}"
-        except ValueError:
-            return f"killed by signal {-exit_status}"
-    if evidence is Evidence.JUNIT:
-        meaning = PYTEST_MEANINGS.get(exit_status, "")
-    else:
-        known = {status.value for status in Exit}
-        meaning = EXIT_MEANINGS[Exit(exit_status)] if exit_status in known else ""
-    return f"exit {exit_status} ({meaning})" if meaning else f"exit {exit_status}"
-
-
-def summary(counts: Counts) -> str:
-    """`41 passed, 1 failed, 2 inconclusive, 12 not run`; zeros are left out except passed and failed."""
-    words = [f"{counts.passed} passed", f"{counts.failed} failed"]
-    words += [f"{counts.inconclusive} inconclusive"] if counts.inconclusive else []
-    words += [f"{counts.did_not_run} not run"] if counts.did_not_run else []
-    return ", ".join(words)
+def _counts(facts: Facts) -> Counts:
+    return Counts.of(check.outcome for check in facts.checks)
 
 
 def _found(facts: Facts) -> int:
     """Checks that reached a result: an inconclusive one did its work, a skipped one did not."""
-    counts = count(facts.checks)
+    counts = _counts(facts)
     return counts.passed + counts.inconclusive
 
 
@@ -140,7 +102,7 @@ def _why_check(outcome: Outcome) -> Callable[[Facts], str]:
 
 def _why_exit(facts: Facts) -> str:
     assert facts.exit_status is not None
-    return _with_detail(exit_meaning(facts.exit_status, facts.evidence), facts)
+    return _with_detail(facts.evidence.exit_meaning(facts.exit_status), facts)
 
 
 def _with_detail(text: str, facts: Facts) -> str:
@@ -161,7 +123,7 @@ def _why_inconclusive(facts: Facts) -> str:
 
 
 def _why_pass(facts: Facts) -> str:
-    counts = count(facts.checks)
+    counts = _counts(facts)
     if not counts.did_not_run:
         return f"{counts.passed} passed"
     check = first(facts.checks, Outcome.DID_NOT_RUN)
@@ -202,7 +164,7 @@ RULES: tuple[Rule, ...] = (
         "fewer checks than the step promises",
         lambda f: _found(f) < f.minimum,
         Outcome.DID_NOT_RUN,
-        lambda f: f"{_found(f)} checks ran where at least {f.minimum} must; {summary(count(f.checks))}",
+        lambda f: f"{_found(f)} checks ran where at least {f.minimum} must; {_counts(f)}",
     ),
     Rule(
         "an inconclusive check, or exit 6",

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from hilgate.errors import CannotRunHereError, DeclarationError
-from hilgate.model import Evidence
-from hilgate.run.evidence import JUNIT_FILE
+from hilgate.run.evidence import kind_of
 from hilgate.run.outcome import TIMED_OUT
+from hilgate.run.results import RESULTS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -214,16 +214,19 @@ def start(step: PlannedStep, command: str, folder: Path, site: Site, seconds: fl
     Args:
         step: Gives the environment and says what evidence is wanted.
         command: Its own, or a part of it.
-        folder: Emptied, then `$HILGATE_OUT` and the place of the log.
+        folder: Emptied but for results of an earlier run, then `$HILGATE_OUT` and the place of the log.
         site: Where it runs.
         seconds: After which it is ended.
     """
     folder = folder.absolute()
-    shutil.rmtree(folder, ignore_errors=True)  # evidence of an earlier run must never be read as this one's
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.iterdir():  # evidence of an earlier run must never be read as this one's
+        if stale.is_dir() and not stale.is_symlink():
+            shutil.rmtree(stale)
+        elif stale.name != RESULTS_FILE:  # replaced whole once this run has ended, so that no failure gets lost
+            stale.unlink()
     arguments = argument_list(command)
-    if step.step.evidence is Evidence.JUNIT:
-        arguments.append(f"--junitxml={folder / JUNIT_FILE}")
+    arguments += kind_of(step).arguments(folder)
     # Threads would otherwise be as many as the machine has cores, in every step at once.
     env = {"OMP_NUM_THREADS": str(min(step.step.cores, site.cores)), **os.environ, **step.env}
     env |= {OUT_VARIABLE: str(folder), PROFILE_VARIABLE: site.profile}

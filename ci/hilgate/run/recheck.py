@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hilgate.errors import Exit
-from hilgate.model import Evidence, Outcome, RerunRecord
-from hilgate.run import outcome, process
-from hilgate.run.evidence import collect
+from hilgate.model import Outcome, RerunRecord
+from hilgate.run import process
+from hilgate.run.evidence import kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from pathlib import Path
 
     from hilgate.model import Check, Plan, PlannedStep
     from hilgate.run.process import Child, Ended
@@ -22,46 +19,6 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "again"
 """Of the rerun's log and evidence, below its step's folder."""
-
-MOST_IDS: Final = 20
-"""More failing tests than this are no flake, and running them again would only cost time on scarce nodes."""
-
-WITH_VALUE = frozenset(
-    {"-k", "-m", "-p", "-c", "-o", "-W", "-n", "--ignore", "--ignore-glob", "--deselect", "--rootdir", "--basetemp",
-     "--confcutdir", "--timeout", "--maxfail", "--durations", "--tb", "--junitxml", "--junit-prefix", "--dist",
-     "--import-mode", "--color", "--capture", "--log-level", "--override-ini", "--config-file", "--pyargs"}
-)  # fmt: skip
-"""Options of pytest and the plugins used here whose value may be the next word, which is then no test path."""
-
-_ID = re.compile(r"[\w./-]+\.py::\S.*", re.DOTALL)
-
-
-def failing_ids(checks: Iterable[Check]) -> tuple[str, ...]:
-    """Ids of failing checks that pytest can be given back; empty when there are too many for flakes."""
-    failed = [check.id for check in checks if check.outcome is Outcome.FAIL]
-    if len(failed) > MOST_IDS:
-        return ()
-    return tuple(name for name in failed if _ID.fullmatch(name) and not name.startswith(("-", "/")))
-
-
-def narrowed(command: str, ids: tuple[str, ...], root: Path) -> str:
-    """A pytest command with its test paths replaced by these ids and its options kept.
-
-    Returns:
-        The command, or empty when it is not pytest's or names no test path, so that the ids would only add to it.
-    """
-    words = shlex.split(command)
-    begin = next((n for n, word in enumerate(words) if Path(word).name in {"pytest", "py.test"}), None)
-    if begin is None or not ids:
-        return ""
-    kept, replaced, value = words[: begin + 1], 0, False
-    for word in words[begin + 1 :]:
-        if not value and not word.startswith("-") and (root / word.split("::", 1)[0]).exists():
-            replaced += 1
-        else:
-            kept.append(word)
-        value = word in WITH_VALUE
-    return shlex.join([*kept, *ids]) if replaced else ""
 
 
 def pending(plan: Plan, recorded: Recorded) -> dict[str, tuple[str, ...]]:
@@ -72,13 +29,13 @@ def pending(plan: Plan, recorded: Recorded) -> dict[str, tuple[str, ...]]:
     found = {}
     for step in plan.steps:
         attempt = recorded.last(step.key)
-        if attempt is None or step.step.evidence is not Evidence.JUNIT or step.queue is None:
+        if attempt is None or step.queue is None:
             continue
         if step.key in recorded.damaged or attempt.record.command != step.step.command:
             continue
         host = attempt.record.environment.host
         again = {r.check for r in recorded.reruns.get(step.key, ()) if r.elsewhere and r.host != host}
-        ids = tuple(name for name in failing_ids(attempt.checks) if name not in again)
+        ids = tuple(name for name in kind_of(step).failing_ids(attempt.checks) if name not in again)
         if ids:
             found[step.key] = ids
     return found
@@ -99,8 +56,8 @@ class Rerun:
         end = self.child.poll()
         if end is None:
             return None
-        found = collect(self.step.step.evidence, self.folder, self.root)
-        problem = _problem(end) or found.problem
+        found = kind_of(self.step).collect(self.folder, self.root)
+        problem = _problem(end, self.step) or found.problem
         checks = {check.id: check for check in found.checks}
         return [self._record(name, checks.get(name), problem, host, elsewhere=elsewhere) for name in self.ids]
 
@@ -123,21 +80,21 @@ def start(step: PlannedStep, ids: tuple[str, ...], folder: Path, site: process.S
 
     Args:
         step: Whose tests they are.
-        ids: Node ids of pytest.
+        ids: Of checks that failed.
         folder: For the log and the evidence.
         site: Where they run.
         seconds: After which they are ended.
     """
-    command = narrowed(step.step.command, ids, site.root) if step.step.evidence is Evidence.JUNIT else ""
+    command = kind_of(step).narrow(step.step.command, ids, site.root)
     if not command or seconds <= 0:
         return None
     return Rerun(step, ids, process.start(step, command, folder, site, seconds), folder, site.root)
 
 
-def _problem(end: Ended) -> str:
-    """Why a rerun cannot be believed: it was ended, crashed, or pytest could not do its work."""
+def _problem(end: Ended, step: PlannedStep) -> str:
+    """Why a rerun cannot be believed: it was ended, crashed, or could not do its work."""
     if end.exit_status is None:
         return end.reason
     if end.exit_status in {Exit.PASS, Exit.FAIL}:
         return ""
-    return outcome.exit_meaning(end.exit_status, Evidence.JUNIT)
+    return kind_of(step).exit_meaning(end.exit_status)

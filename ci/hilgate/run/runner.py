@@ -1,13 +1,7 @@
-"""Run a plan on this machine: ready steps fill its cores, and each leaves records in `results.jsonl`.
+"""Run a plan on this machine: ready steps fill its cores, and each leaves its results in a file of its own.
 
 One thread polls every child, so a timeout, Ctrl-C and SIGTERM are handled in one place. A step starts when all that it
 needs has passed; otherwise it is recorded as did not run, with the step that stood in its way.
-
-Which ready step starts next, and whether there is room for it. Pure.
-
-Exclusive use of a results folder: two runs in one folder would mix their records.
-
-Runs a plan outside of any gate, for those who change what its steps run over, and reads its records back.
 """
 
 from __future__ import annotations
@@ -17,30 +11,30 @@ import fcntl
 import graphlib
 import os
 import time
+from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 
-from hilgate.errors import MisuseError, RunInterruptedError
-from hilgate.model import CPU, BuildRecord, CheckRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
+from hilgate.errors import MisuseError, NothingSelectedError, RunInterruptedError
+from hilgate.model import CPU, BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
 from hilgate.plan import machine as hardware
 from hilgate.plan.machine import installed
 from hilgate.plan.make import plan_digest
 from hilgate.run import outcome as rules
-from hilgate.run import process as launch
-from hilgate.run import recheck, results
-from hilgate.run.evidence import Collected, collect, collect_image
+from hilgate.run import process, recheck, results
+from hilgate.run.evidence import Collected, collect_image, kind_of
 from hilgate.run.process import LOG_FILE, inner_timeout
 from hilgate.run.progress import Lines
+from hilgate.run.results import Recorded, step_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
-    from types import TracebackType
 
-    from hilgate.model import Check, Plan, PlannedStep, Record
-    from hilgate.run.results import Recorded
+    from hilgate.model import Check, Record
 
 
 SECONDS_PER_MINUTE = 60.0
@@ -51,7 +45,7 @@ _ENDED = {Outcome.FAIL: "failed", Outcome.INCONCLUSIVE: "was inconclusive", Outc
 class Progress(Protocol):
     """Whoever shows the run to a person."""
 
-    def started(self, step: PlannedStep, child: launch.Child) -> None:
+    def started(self, step: PlannedStep, child: process.Child) -> None:
         """A step's process began."""
 
     def finished(self, step: PlannedStep, attempt: results.Attempt, log: Path) -> None:
@@ -61,11 +55,6 @@ class Progress(Protocol):
         """Called about twenty times a second while anything runs."""
 
 
-def step_folder(results_folder: Path, key: str) -> Path:
-    """Where a step leaves its log and evidence."""
-    return results_folder / "steps" / key
-
-
 @dataclass
 class Runner:
     """One run of the steps of one plan.
@@ -73,8 +62,10 @@ class Runner:
     Attributes:
         only: Keys to run; None runs every step. What they need outside of it is taken as met (an agent's job starts
             after the jobs it depends on).
-        done: Keys that passed in an earlier run of the same plan and are not repeated.
+        job: The one key of `only`, where `results_folder` is the folder of its job.
+        earlier: What an earlier run of the same plan over the same files left; what passed there is not repeated.
         reruns: Whether failing tests are run once more, in what is left of their step's time.
+        only_ids: Failing tests of `job` that failed on another node; they alone are run, and recorded as reruns.
     """
 
     plan: Plan
@@ -82,19 +73,22 @@ class Runner:
     root: Path
     results_folder: Path
     environment: Environment
-    commit: str
     tree: str
     cores: int
     progress: Progress
     only: frozenset[str] | None = None
-    done: frozenset[str] = frozenset()
+    job: str = ""
+    earlier: Recorded = field(default_factory=lambda: Recorded((), {}))
     reruns: bool = False
-    _running: dict[str, launch.Child] = field(default_factory=dict)
+    only_ids: tuple[str, ...] = ()
+    _began: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
+    _records: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    _running: dict[str, process.Child] = field(default_factory=dict)
     _again: dict[str, recheck.Rerun] = field(default_factory=dict)
     _limits: dict[str, float] = field(default_factory=dict)
     _started: dict[str, dt.datetime] = field(default_factory=dict)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
-    _interrupts: launch.Interrupts = field(default_factory=launch.Interrupts)
+    _interrupts: process.Interrupts = field(default_factory=process.Interrupts)
     _installed: frozenset[str] = frozenset()
 
     def run(self) -> None:
@@ -102,39 +96,21 @@ class Runner:
 
         Raises:
             RunInterruptedError: Ctrl-C or SIGTERM; every child was ended, finished results are on disk.
+            NothingSelectedError: The command of the step cannot be narrowed to `only_ids`.
         """
-        self._append(
-            BuildRecord(
-                started=_now(),
-                plan_digest=self.digest,
-                commit=self.commit,
-                tree=self.tree,
-                environment=self.environment,
-            )
-        )
         self._installed = frozenset(installed({name for step in self.plan.steps for name in step.step.packages}))
+        self._records |= {key: self.earlier.records(key) for key in self.earlier.attempts}
+        self._outcomes |= dict.fromkeys(self.earlier.passed(), Outcome.PASS)
         steps = {
             step.key: step
             for step in self.plan.steps
-            if (self.only is None or step.key in self.only) and step.key not in self.done
+            if (self.only is None or step.key in self.only) and step.key not in self._outcomes
         }
-        self._outcomes.update(dict.fromkeys(self.done, Outcome.PASS))
-        sorter = graphlib.TopologicalSorter({k: [n for n in s.depends_on if n in steps] for k, s in steps.items()})
-        sorter.prepare()
-        order = chain_minutes(tuple(steps.values()))
-        waiting: list[str] = []
         with self._interrupts:
             try:
-                while (sorter.is_active() or self._again) and not self._interrupts.number:
-                    waiting = sorted({*waiting, *sorter.get_ready()}, key=lambda key: (-order[key], key))
-                    settled = self._start_ready(steps, waiting)
-                    settled += self._reap(steps)
-                    self._reap_reruns()
-                    for key in settled:
-                        sorter.done(key)
-                    if not settled:
-                        self.progress.tick()
-                        time.sleep(POLL_SECONDS)
+                if self.only_ids:
+                    self._recheck(steps.popitem()[1])
+                self._run(steps)
             finally:
                 self._end_all()
         if self._interrupts.number:
@@ -142,6 +118,31 @@ class Runner:
                 f"interrupted by {self._interrupts.name}; {len(self._outcomes)} finished steps are kept",
                 where=str(self.results_folder),
                 remedy="continue with --resume",
+            )
+
+    def _run(self, steps: dict[str, PlannedStep]) -> None:
+        sorter = graphlib.TopologicalSorter({k: [n for n in s.depends_on if n in steps] for k, s in steps.items()})
+        sorter.prepare()
+        order = chain_minutes(tuple(steps.values()))
+        waiting: list[str] = []
+        while (sorter.is_active() or self._again) and not self._interrupts.number:
+            waiting = sorted({*waiting, *sorter.get_ready()}, key=lambda key: (-order[key], key))
+            settled = self._start_ready(steps, waiting)
+            settled += self._reap(steps)
+            self._reap_reruns()
+            for key in settled:
+                sorter.done(key)
+            if not settled:
+                self.progress.tick()
+                time.sleep(POLL_SECONDS)
+
+    def _recheck(self, step: PlannedStep) -> None:
+        self._run_again(step, self.only_ids, self._seconds_left(step, 0.0))
+        if not self._again:
+            raise NothingSelectedError(
+                f"the command of {step.key} cannot be narrowed to single tests",
+                where=step.step.command,
+                remedy="none needed",
             )
 
     def _start_ready(self, steps: dict[str, PlannedStep], waiting: list[str]) -> list[str]:
@@ -152,7 +153,7 @@ class Runner:
             obstacle = self._obstacle(step)
             if obstacle:
                 waiting.remove(key)
-                self._record(step, launch.Ended(None, obstacle, 0.0, None), _now())
+                self._record(step, process.Ended(None, obstacle, 0.0, None), dt.datetime.now(dt.UTC))
                 settled.append(key)
             elif fits(step, [steps[other] for other in (*self._running, *self._again)], self.cores):
                 waiting.remove(key)
@@ -169,14 +170,14 @@ class Runner:
         return f"needs {', '.join(missing)}, not installed here" if missing else ""
 
     @property
-    def _site(self) -> launch.Site:
-        return launch.Site(self.root, self.cores, self.plan.profile)
+    def _site(self) -> process.Site:
+        return process.Site(self.root, self.cores, self.plan.profile)
 
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key)
-        self._started[step.key] = _now()
+        self._started[step.key] = dt.datetime.now(dt.UTC)
         seconds = self._limits[step.key] = self._seconds_left(step, 0.0)
-        child = launch.start(step, step.step.command, folder, self._site, seconds)
+        child = process.start(step, step.step.command, folder, self._site, seconds)
         self._running[step.key] = child
         self.progress.started(step, child)
 
@@ -184,7 +185,7 @@ class Runner:
         """What is left of a step's time after `used` seconds, or less where a job of Buildkite ends before that."""
         return inner_timeout(step.step.timeout_minutes * SECONDS_PER_MINUTE - used, os.environ, time.time())
 
-    def _ended(self, step: PlannedStep, end: launch.Ended) -> launch.Ended:
+    def _ended(self, step: PlannedStep, end: process.Ended) -> process.Ended:
         """The same, saying so where the job left the step less than its own time: that is no hang of the step."""
         own, given = step.step.timeout_minutes * SECONDS_PER_MINUTE, self._limits[step.key]
         if given < own and end.reason.startswith(rules.TIMED_OUT):
@@ -197,7 +198,9 @@ class Runner:
             del self._running[key]
             checks = self._record(steps[key], self._ended(steps[key], end), self._started[key])
             if self.reruns and self._outcomes[key] is Outcome.FAIL:
-                self._run_again(steps[key], recheck.failing_ids(checks), self._seconds_left(steps[key], end.seconds))
+                self._run_again(
+                    steps[key], kind_of(steps[key]).failing_ids(checks), self._seconds_left(steps[key], end.seconds)
+                )
         return [key for key, _ in ended]
 
     def _run_again(self, step: PlannedStep, ids: tuple[str, ...], seconds: float) -> None:
@@ -208,24 +211,24 @@ class Runner:
 
     def _reap_reruns(self) -> None:
         for key, rerun in list(self._again.items()):
-            records = rerun.poll(self.environment.host, elsewhere=False)
+            records = rerun.poll(self.environment.host, elsewhere=bool(self.only_ids))
             if records is not None:
                 del self._again[key]
-                self._append(*records)
+                self._write(key, *records)
 
-    def _record(self, step: PlannedStep, end: launch.Ended, started: dt.datetime) -> tuple[Check, ...]:
+    def _record(self, step: PlannedStep, end: process.Ended, started: dt.datetime) -> tuple[Check, ...]:
         folder = step_folder(self.results_folder, step.key)
         ran = step.key in self._started
-        found = collect(step.step.evidence, folder, self.root).with_problem_as_failure() if ran else Collected(())
+        found = kind_of(step).collect(folder, self.root).with_problem_as_failure() if ran else Collected(())
         decision = rules.decide(
             rules.Facts(
-                evidence=step.step.evidence,
+                evidence=kind_of(step),
                 minimum=step.step.minimum,
                 exit_status=end.exit_status,
                 checks=found.checks,
                 stopped=end.reason,
                 problem=found.problem,
-                last_line=launch.last_line(folder / LOG_FILE) if ran else "",
+                last_line=process.last_line(folder / LOG_FILE) if ran else "",
             )
         )
         image, problem = collect_image(step, self.plan, folder) if decision.outcome is Outcome.PASS else (None, "")
@@ -243,14 +246,24 @@ class Runner:
             peak_memory_mib=end.peak_memory_mib,
             environment=self.environment,
         )
-        checks = [CheckRecord(step=step.key, check=check) for check in found.checks]
-        self._append(*checks, *([image] if image else []), record)
+        attempt = results.Attempt(record, found.checks)
+        self._write(step.key, *results.records_of(attempt), *([image] if image else []))
         self._outcomes[step.key] = decision.outcome
-        self.progress.finished(step, results.Attempt(record, found.checks), folder / LOG_FILE)
+        self.progress.finished(step, attempt, folder / LOG_FILE)
         return found.checks
 
-    def _append(self, *records: Record) -> None:
-        results.append(self.results_folder / results.RESULTS_FILE, list(records))
+    def _write(self, key: str, *records: Record) -> None:
+        """Write the file of a step anew, with these records at its end."""
+        self._records[key] += records
+        build = BuildRecord(
+            started=self._began,
+            plan_digest=self.digest,
+            commit=self.plan.commit,
+            tree=self.tree,
+            environment=self.environment,
+        )
+        folder = self.results_folder if self.job else step_folder(self.results_folder, key)
+        results.write(folder, build, self._records[key])
 
     def _end_all(self) -> None:
         """End what still runs; it leaves no record, so it counts as not finished."""
@@ -260,10 +273,6 @@ class Runner:
         while children:
             children = [child for child in children if child.poll() is None]
             time.sleep(POLL_SECONDS)
-
-
-def _now() -> dt.datetime:
-    return dt.datetime.now(dt.UTC)
 
 
 def fits(step: PlannedStep, running: Sequence[PlannedStep], cores: int) -> bool:
@@ -288,42 +297,31 @@ def chain_minutes(steps: tuple[PlannedStep, ...]) -> dict[str, float]:
 LOCK_FILE = ".lock"
 
 
-class Folder:
-    """A results folder that this process alone writes to, while the context lasts."""
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Have a results folder for this process alone: two runs in one folder would mix their results.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        """Take the lock.
-
-        Raises:
-            MisuseError: Another process holds it.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    Raises:
+        MisuseError: Another process has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open(
+        "a"
+    ) as file:  # closing releases the lock; the empty file stays: no race to create it
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._descriptor)
             raise MisuseError(
                 "another hilgate run is writing its results here",
-                where=str(self.path),
+                where=str(folder),
                 remedy="wait for it, or name another folder with --results",
             ) from None
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._descriptor)  # closing releases the lock; the empty file stays, so no race to create it
+        yield
 
 
 def run_apart(plan: Plan, root: Path, folder: Path) -> Recorded:
-    """Run every step of `plan` over `root` with the gate's own runner; its records are in `folder`."""
-    digest = plan_digest(plan)
-    machine = hardware.detect()
+    """Run every step of a plan over `root` in a scratch folder, outside of any gate, and return its results."""
+    digest, machine = plan_digest(plan), hardware.detect()
     with Lines(Console(stderr=True), buildkite=False) as progress:
         Runner(
             plan=plan,
@@ -331,9 +329,8 @@ def run_apart(plan: Plan, root: Path, folder: Path) -> Recorded:
             root=root,
             results_folder=folder,
             environment=hardware.environment(machine),
-            commit=plan.commit,
             tree="",
             cores=machine.cores,
             progress=progress,
         ).run()
-    return results.read(folder / results.RESULTS_FILE, plan, digest)
+    return results.read_all(folder, None, plan, digest)

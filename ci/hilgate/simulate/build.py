@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hilgate.errors import Exit, RecordsError
-from hilgate.judge import verdict as judge
+from hilgate.judge.verdict import VERDICT_FILE, read_verdict
 from hilgate.model import Loosening
 from hilgate.plan.make import plan_digest, read_plan
+from hilgate.report import write
 from hilgate.run import recheck, results
 from hilgate.simulate import job as records
 from hilgate.simulate.buildkite import LOST, Build, Ended, Host, Node, State, Upload
@@ -24,15 +25,14 @@ from hilgate.simulate.site import Site, quarantine_of
 from hilgate.simulate.truth import Truth, deserved
 
 if TYPE_CHECKING:
-    import datetime as dt
     from pathlib import Path
 
-    from hilgate.model import Plan, Quarantine, Record, Verdict
-    from hilgate.run.results import Recorded
+    from hilgate.model import Quarantine, Record, Verdict
     from hilgate.simulate.buildkite import Command
     from hilgate.simulate.scenarios import Scenario
 
 
+PLAN_FILE = "plan.json"
 HOSTS = 3
 """Machines of each queue: enough for a step to move twice."""
 
@@ -157,9 +157,13 @@ class _Flow:
 
     def _recheck(self, minute: float, attempt: int) -> Ended:
         try:
-            gathered = self._gather(f"recheck.{attempt}", minute)
-            wanted = pending(gathered) if gathered else {}
+            here = self._download(f"recheck.{attempt}", minute)
+            plan = read_plan(here / PLAN_FILE)
+            recorded = results.read_all(here, here / "jobs", plan, plan_digest(plan))
+            wanted = recheck.pending(plan, recorded)
             inserted = self.scenario.rechecks(tuple(sorted(wanted)))
+        except RecordsError as error:
+            return Ended(int(error.exit_status), SHORT_MINUTES)
         except Exception as error:  # noqa: BLE001 - whatever breaks it is a finding of the simulation
             self.broke_down = f"{type(error).__name__}: {error}"
             return Ended(int(Exit.BUG), SHORT_MINUTES)
@@ -171,17 +175,25 @@ class _Flow:
             return Ended(LOST, SHORT_MINUTES)
         self.site.ledger.verdict_at = minute
         try:
-            gathered = self._gather(f"verdict.{attempt}", minute)
-            if gathered is None:
-                return Ended(int(Exit.NOTHING_RAN), SHORT_MINUTES)
-            self.verdict, status = decide(gathered, self.site.at(minute), self.quarantine, self.approved_by)
+            here = self._download(f"verdict.{attempt}", minute)
+            judged = write.decide(
+                here,
+                write.read_plan_or_say_so(here / PLAN_FILE, here),
+                jobs=here / "jobs",
+                approved_by=self.approved_by,
+                decided=self.site.at(minute),
+                quarantine=lambda: self.quarantine,
+            )
+            self.verdict = read_verdict(here / VERDICT_FILE)
+            return Ended(int(write.status_of(judged)), SHORT_MINUTES)
+        except RecordsError as error:
+            return Ended(int(error.exit_status), SHORT_MINUTES)
         except Exception as error:  # noqa: BLE001 - whatever breaks the judge is a finding of the simulation
             self.broke_down = f"{type(error).__name__}: {error}"
             return Ended(int(Exit.BUG), SHORT_MINUTES)
-        return Ended(int(status), SHORT_MINUTES)
 
-    def _gather(self, name: str, minute: float) -> Gathered | None:
-        """Download what has arrived, as hard links, and read it."""
+    def _download(self, name: str, minute: float) -> Path:
+        """What has arrived by now, as hard links in a folder of its own."""
         here = self.folder / name
         (here / "jobs").mkdir(parents=True)
         if (self.folder / PLAN_FILE).exists():
@@ -192,7 +204,7 @@ class _Flow:
                 (here / "jobs" / job).mkdir()
             for file in files:
                 os.link(file, here / "jobs" / job / file.name)
-        return gather(here)
+        return here
 
 
 def _recheck(site: Site, build: Build, command: Command, attempt: int, host: Host, minute: float) -> Ended:
@@ -209,52 +221,12 @@ def _recheck(site: Site, build: Build, command: Command, attempt: int, host: Hos
     folder.mkdir(parents=True)
     elsewhere = deed is None or host.name != deed.host
     image = site.images.get(step.image or "", "")
-    lines: list[Record] = [records.opening(site, step, host, image, minute, {})]
+    lines: list[Record] = []
     for test in site.failing[step.key]:
         rerun = records.rerun(site, step, test, host, elsewhere=elsewhere, claims_elsewhere=claims)
         lines.append(rerun)
         if elsewhere and rerun.outcome.value == "pass":
             site.cleared.add(step.key)
-    results.append(folder / results.RESULTS_FILE, lines)
+    results.write(folder, records.opening(site, step, host, image, minute, {}), lines)
     build.uploads.append(Upload(command.key, attempt, command.folder, folder, minute + SHORT_MINUTES))
     return Ended(0, SHORT_MINUTES)
-
-
-PLAN_FILE = "plan.json"
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """What a step of the flow finds after its downloads."""
-
-    plan: Plan
-    digest: str
-    recorded: Recorded
-
-
-def gather(folder: Path) -> Gathered | None:
-    """Read the plan and the job folders below `folder`; None when there is no plan that can be read."""
-    try:
-        plan = read_plan(folder / PLAN_FILE)
-    except RecordsError:
-        return None
-    digest = plan_digest(plan)
-    return Gathered(plan, digest, results.read_all(folder, folder / "jobs", plan, digest))
-
-
-def pending(gathered: Gathered) -> dict[str, tuple[str, ...]]:
-    """Planned key -> its failing tests that still need a run on another node."""
-    return recheck.pending(gathered.plan, gathered.recorded)
-
-
-def decide(gathered: Gathered, decided: dt.datetime, quarantine: Quarantine, approved_by: str) -> tuple[Verdict, Exit]:
-    """The verdict, and the exit status of the command that gives it."""
-    verdict = judge.judge(
-        gathered.plan,
-        gathered.recorded,
-        gathered.digest,
-        decided=decided,
-        quarantine=quarantine,
-        approved_by=approved_by,
-    )
-    return verdict, judge.exit_status(verdict, gathered.plan)

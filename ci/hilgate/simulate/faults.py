@@ -6,7 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate.model import CPU, Evidence
+from hilgate.model import CPU
+from hilgate.run.evidence import kind_of
 
 if TYPE_CHECKING:
     import random
@@ -148,5 +149,5 @@ def _fits(kind: Kind, step: PlannedStep) -> bool:
     if kind in {Kind.SICK_AFTERWARDS, Kind.PREFLIGHT_IGNORED, Kind.GPU_LOST, Kind.HEALTH_OF_OTHER_NODE}:
         return step.device != CPU
     if kind is Kind.RECHECK_SAME_NODE:
-        return step.step.evidence is Evidence.JUNIT
+        return bool(kind_of(step).selector(f"tests/{step.step.key}.py::test_0"))
     return True

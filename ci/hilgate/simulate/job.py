@@ -22,7 +22,6 @@ from hilgate.model import (
     CPU,
     BuildRecord,
     CheckRecord,
-    Evidence,
     GpuHealth,
     Health,
     ImageRecord,
@@ -31,6 +30,7 @@ from hilgate.model import (
     StepRecord,
 )
 from hilgate.run import outcome, results
+from hilgate.run.evidence import kind_of
 from hilgate.simulate import site as work
 from hilgate.simulate.buildkite import LOST, Ended, State
 from hilgate.simulate.faults import Kind
@@ -162,10 +162,9 @@ class _Job:
         if Kind.HANG in self.struck:
             self.minutes = float(self.step.step.timeout_minutes)
         written = of_job(self.site, self.step, self.host, self.deed, said, self.struck, image, self.minute)
-        path = self.folder / results.RESULTS_FILE
-        results.append(path, written.lines)
+        results.write(self.folder, written.build, written.records)
         self.deed.recorded = True
-        self._damage(path)
+        self._damage(self.folder / results.RESULTS_FILE)
         self._look_after()
         if self.struck.get(Kind.AGENT_STOPPED, 1) % 2 == 0:
             return self._ended("the agent was stopped", LOST, self.minutes, reason="agent_stop")
@@ -215,17 +214,15 @@ class _Job:
             self.deed.seen_sick = False
 
 
-RERUN_LIMIT = 20
-"""Failing tests up to which a step runs them once more; more are no flake."""
-
 _EXITS = {Outcome.PASS: 0, Outcome.FAIL: 1, Outcome.INCONCLUSIVE: 6, Outcome.DID_NOT_RUN: 4}
 
 
 @dataclass(frozen=True)
 class Written:
-    """The lines of a job's `results.jsonl`, and the exit status of its command."""
+    """The records of a job's `results.jsonl`, and the exit status of its command."""
 
-    lines: list[Record]
+    build: BuildRecord
+    records: list[Record]
     exit_status: int
 
 
@@ -242,7 +239,7 @@ def of_job(
     """What a job records of one attempt at a step that began at `minute`."""
     environment = site.environment(step, host, image)
     decision = outcome.decide(
-        outcome.Facts(step.step.evidence, step.step.minimum, deed.ended, said.checks, said.stopped, said.problem)
+        outcome.Facts(kind_of(step), step.step.minimum, deed.ended, said.checks, said.stopped, said.problem)
     )
     claims = Kind.FALSE_CLAIM in struck and decision.outcome is not Outcome.PASS
     key, command = _named(site, step, struck)
@@ -257,19 +254,19 @@ def of_job(
         command=command,
         environment=environment,
     )
-    lines: list[Record] = [opening(site, step, host, image, minute, struck)]
-    lines += [CheckRecord(step=key, check=check) for check in said.checks]
+    lines: list[Record] = [CheckRecord(step=key, check=check) for check in said.checks]
     lines.append(record)
     failed = [check.id for check in said.checks if check.outcome is Outcome.FAIL]
-    if step.step.evidence is Evidence.JUNIT and len(failed) <= RERUN_LIMIT:
-        lines += [rerun(site, step, test, host, elsewhere=False) for test in failed]
+    again = kind_of(step).failing_ids(said.checks)
+    lines += [rerun(site, step, test, host, elsewhere=False) for test in again]
     if Kind.IMAGE_IMPOSTOR in struck and step.image is not None and image:
         content = site.plan.images.get(step.image, "")
         lines.append(ImageRecord(step=step.key, image=step.image, content=content, digest=image))
     # `hilgate run` judges its step with the quarantine, so that failures in quarantine hold up no dependant.
     excused = bool(failed) and all(site.excused(step, test) for test in failed)
     status = 0 if excused and deed.ended == 1 else _EXITS[decision.outcome]
-    return Written([*lines, *_built(site, step, deed, struck)], status)
+    build = opening(site, step, host, image, minute, struck)
+    return Written(build, [*lines, *_built(site, step, deed, struck)], status)
 
 
 def opening(

@@ -12,7 +12,8 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hilgate.model import Check, Environment, Evidence, Outcome, Quarantine, Quarantined
+from hilgate.model import Check, Environment, Outcome, Quarantine, Quarantined
+from hilgate.run.evidence import kind_of
 from hilgate.simulate.buildkite import Upload
 from hilgate.simulate.faults import FIRST_ATTEMPT_ONLY, Fault, Kind
 from hilgate.simulate.truth import FAILED, PASSED, SKIPPED, Excuse, Ledger
@@ -95,7 +96,7 @@ class Site:
 
     def tests(self, step: PlannedStep) -> tuple[str, ...]:
         """Ids of the tests of a step: a few more than it promises."""
-        place = f"tests/{step.step.key}.py::test" if step.step.evidence is Evidence.JUNIT else step.step.key
+        place = f"tests/{step.step.key}.py::test"
         count = step.step.minimum + self.rng("tests", step.key).randint(1, 3)
         return tuple(f"{place}_{number}" for number in range(count))
 
@@ -167,13 +168,15 @@ class Site:
 
 def quarantine_of(site: Site) -> Quarantine:
     """The quarantine of the merge base, noted in the ledger as excuses."""
-    entries = []
+    entries: list[Quarantined] = []
     for fault in site.faults:
         if fault.kind not in _QUARANTINING or fault.step not in site.steps:
             continue
         expired = _QUARANTINING[fault.kind]
         step = site.steps[fault.step]
         test = next(iter(site.tests(step)[fault.number % len(site.tests(step)) :]))
+        if any((entry.test, entry.step) == (test, step.step.key) for entry in entries):
+            continue  # a quarantine with two entries of a test is refused
         device = "another-device" if fault.kind is Kind.QUARANTINED_ELSEWHERE else None
         added = EPOCH.date() - dt.timedelta(days=_VALID_DAYS * 2 if expired else 1)
         entries.append(
@@ -193,9 +196,6 @@ def quarantine_of(site: Site) -> Quarantine:
 
 OUTCOMES = {PASSED: Outcome.PASS, FAILED: Outcome.FAIL, SKIPPED: Outcome.DID_NOT_RUN}
 MESSAGES = {PASSED: "", FAILED: "max_abs_err 0.5 > 0.001", SKIPPED: "needs another device"}
-
-NO_TESTS = 5
-"""pytest.ExitCode.NO_TESTS_COLLECTED."""
 
 SIGKILLED = -9
 """Exit status of a child that the kernel ended for want of memory (`subprocess`: minus SIGKILL)."""
@@ -232,7 +232,7 @@ def do(site: Site, step: PlannedStep, host: Host, deed: Deed, struck: dict[Kind,
         deed.tests[next(iter(deed.tests), "test")] = FAILED
     deed.ended = int(claim == 1 or FAILED in deed.tests.values())
     if not deed.tests:
-        deed.ended = NO_TESTS if step.step.evidence is Evidence.JUNIT else 0
+        deed.ended = int(kind_of(step).no_checks)
         return Said(problem="its evidence holds no tests")
     if claim == 3:
         deed.ended = None

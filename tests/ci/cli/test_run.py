@@ -13,6 +13,7 @@ import pytest
 from support.plans import environ, failing, hilgate, passing, python, skipped, write_repository, writes_findings
 
 from hilgate.errors import Exit
+from hilgate.run.results import RESULTS_FILE, step_folder
 
 GREEN = {"a": writes_findings(passing(), skipped()), "b": writes_findings(passing("b"))}
 
@@ -31,7 +32,7 @@ def test_a_green_gate_says_so_and_leaves_everything_under_results(green):
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert "a-cpu: started" in done.stderr
     names = {path.name for path in (green / "results").iterdir()}
-    assert names >= {"plan.json", "results.jsonl", "verdict.json", "report.html", "annotation.md", "junit.xml", "steps"}
+    assert names >= {"plan.json", "verdict.json", "report.html", "annotation.md", "junit.xml", "steps"}
     new = {path for path in green.rglob("*") if ".git/" not in str(path)} - before
     assert all(path.is_relative_to(green / "results") for path in new)
 
@@ -48,9 +49,9 @@ def test_a_red_gate_shows_the_first_failure_and_the_line_that_repeats_it(tmp_pat
 
 def test_a_gate_run_again_keeps_the_previous_results(green):
     hilgate(green, "gate", "--steps", "a")
-    first = (green / "results" / "results.jsonl").read_text()
+    first = (step_folder(green / "results", "a-cpu") / RESULTS_FILE).read_text()
     hilgate(green, "gate", "--steps", "b")
-    assert (green / "results" / "previous" / "results.jsonl").read_text() == first
+    assert (step_folder(green / "results" / "previous", "a-cpu") / RESULTS_FILE).read_text() == first
     assert not (green / "results" / "steps" / "a-cpu").exists()
 
 
@@ -88,25 +89,26 @@ def test_judge_and_report_can_be_replayed(green):
     assert hilgate(green, "judge").returncode == Exit.PASS
     (green / "results" / "report.html").unlink()
     assert hilgate(green, "judge").stdout.strip().endswith("results/report.html")
-    path = green / "results" / "results.jsonl"
+    path = step_folder(green / "results", "a-cpu") / RESULTS_FILE
     path.write_bytes(path.read_bytes()[:-20])
     done = hilgate(green, "judge")
-    assert done.returncode == Exit.INVALID_DECLARATION
-    assert "truncated" in done.stderr
-    assert "--resume" in done.stderr
+    assert done.returncode == Exit.NOTHING_RAN
+    assert "damaged: a-cpu: results.jsonl: it is not as it was written: truncated or changed" in done.stderr
     verdict = json.loads((green / "results" / "verdict.json").read_text())
-    assert (verdict["outcome"], verdict["steps"]) == ("did not run", [])
+    assert (verdict["outcome"], [step["outcome"] for step in verdict["steps"]]) == (
+        "did not run",
+        ["did not run", "pass"],
+    )
     assert "truncated" in (green / "results" / "annotation.md").read_text()
 
 
-def test_resume_repairs_and_repeats_only_what_was_lost(green):
+def test_resume_repeats_only_what_was_lost(green):
     hilgate(green, "gate")
-    path = green / "results" / "results.jsonl"
+    path = step_folder(green / "results", "b-cpu") / RESULTS_FILE
     path.write_bytes(path.read_bytes()[:-20])
     done = hilgate(green, "gate", "--resume")
     assert done.returncode == Exit.PASS, done.stderr
     assert done.stderr.count("started") == 1
-    assert (green / "results" / "results.jsonl.damaged").exists()
 
 
 def test_resume_refuses_another_state_of_the_files(green):
@@ -155,7 +157,7 @@ def test_two_gates_in_one_folder_refuse(tmp_path):
     root = write_repository(tmp_path, {"slow": writes_findings(passing(), then="import time; time.sleep(3)")})
     first = subprocess.Popen([sys.executable, "-m", "hilgate", "gate"], cwd=root, env=environ(), stderr=subprocess.PIPE)
     deadline = time.monotonic() + 20
-    while not (root / "results" / "results.jsonl").exists() and time.monotonic() < deadline:
+    while not (root / "results" / "steps").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     second = hilgate(root, "gate")
     assert second.returncode == Exit.MISUSE

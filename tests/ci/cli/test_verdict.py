@@ -112,7 +112,7 @@ def test_a_failing_test_is_run_again_on_another_node_and_not_on_its_own(loosened
     assert "has to be run again elsewhere" in again.stderr
     (loosened / "results" / "jobs" / "measure-cpu.recheck" / "results.jsonl").unlink()
     (loosened / "extra.py").write_text("")
-    assert "the files here differ" in hilgate(loosened, *elsewhere).stderr
+    assert "the files under test changed" in hilgate(loosened, *elsewhere).stderr
 
 
 LOST = {
@@ -147,9 +147,10 @@ def test_a_quarantine_that_cannot_be_read_is_red_and_everything_is_judged(tmp_pa
     verdict = json.loads((root / "results" / "verdict.json").read_text())
     assert (verdict["outcome"], verdict["steps"][0]["outcome"]) == ("fail", "pass")
     assert (root / "results" / "annotation.md").exists()
-    before = (root / "results" / "results.jsonl").read_bytes()
+    records = root / "results" / "steps" / "a-cpu" / "results.jsonl"
+    before = records.read_bytes()
     assert hilgate(root, "gate").returncode == Exit.INVALID_DECLARATION  # and nothing runs
-    assert (root / "results" / "results.jsonl").read_bytes() == before
+    assert records.read_bytes() == before
 
 
 def test_a_quarantined_failure_at_a_desk_passes_and_is_named(tmp_path):

@@ -14,8 +14,8 @@ from hilgate.images.build import ImageBuild, build
 from hilgate.images.contents import contents
 from hilgate.images.engines import BuildFailedError
 from hilgate.images.pins import labels, read
-from hilgate.model import Evidence, Outcome
-from hilgate.run.evidence import collect
+from hilgate.model import Outcome
+from hilgate.run.evidence import KINDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +87,7 @@ def test_a_first_build_and_a_second(job, root):
 
 def test_the_findings_are_evidence_that_the_runner_reads(job, root):
     build(job(), lambda _: FakeEngine(root))
-    collected = collect(Evidence.FINDINGS, job().out, root)
+    collected = KINDS["findings"].collect(job().out, root)
     assert (len(collected.checks), collected.problem) == (4, "")
 
 

@@ -87,7 +87,7 @@ CASES = {
              lambda jobs: jobs.path(name="health-before.json").write_text(health("before", **ECC).model_dump_json())),
         D, R.INFRA, "unfit before: uncorrectable ECC: 3"),
     "unfinished": (
-        lambda jobs: jobs.job(GATHER.key, finished(GATHER, passed())[0]), D, R.INFRA, "end was not recorded"),
+        lambda jobs: jobs.job(GATHER.key, finished(GATHER, passed())[0]), D, R.INFRA, "not say how the step ended"),
     "sick-node-by-its-own-word": (gathered(status=75), D, R.INFRA, "exit 75"),
     "killed-from-outside": (gathered(status=-9), D, R.INFRA, "SIGKILL"),
     "crashed-on-a-node-in-doubt": (both(gathered(status=-11), after(**ECC)), D, R.INFRA, "its node is in doubt"),

@@ -11,10 +11,11 @@ from support.plans import ENVIRONMENT, plan, step
 
 from hilgate.errors import Exit, RecordsError
 from hilgate.judge import verdict as judge
-from hilgate.model import BuildRecord, Check, Evidence, Outcome, StepRecord
+from hilgate.model import BuildRecord, Check, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.run import outcome as rules
 from hilgate.run import results
+from hilgate.run.evidence import KINDS, kind_of
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 PASS = Check(id="p", outcome=Outcome.PASS)
@@ -23,8 +24,8 @@ SKIP = Check(id="s", outcome=Outcome.DID_NOT_RUN, message="needs gfx950")
 OPEN = Check(id="o", outcome=Outcome.INCONCLUSIVE, message="n=50")
 
 
-def facts(exit_status=0, checks=(PASS,), *, evidence=Evidence.FINDINGS, minimum=1, **more):
-    return rules.Facts(evidence, minimum, exit_status, tuple(checks), **more)
+def facts(exit_status=0, checks=(PASS,), *, evidence="findings", minimum=1, **more):
+    return rules.Facts(KINDS[evidence], minimum, exit_status, tuple(checks), **more)
 
 
 EXAMPLES = [
@@ -36,8 +37,8 @@ EXAMPLES = [
     (facts(1), Outcome.FAIL, "exit 1 and no failing check"),
     (facts(None, stopped="timed out after 60 s"), Outcome.DID_NOT_RUN, "timed out after 60 s"),
     (facts(2), Outcome.DID_NOT_RUN, "exit 2 (misuse of the command line)"),
-    (facts(3, evidence=Evidence.JUNIT), Outcome.DID_NOT_RUN, "exit 3 (pytest met an internal error)"),
-    (facts(5, (), evidence=Evidence.JUNIT), Outcome.DID_NOT_RUN, "exit 5 (no tests were collected)"),
+    (facts(3, evidence="junit"), Outcome.DID_NOT_RUN, "exit 3 (pytest met an internal error)"),
+    (facts(5, (), evidence="junit"), Outcome.DID_NOT_RUN, "exit 5 (no tests were collected)"),
     (facts(-9), Outcome.DID_NOT_RUN, "killed by SIGKILL"),
     (facts(-200), Outcome.DID_NOT_RUN, "killed by signal 200"),
     (facts(42, last_line="boom"), Outcome.DID_NOT_RUN, "exit 42; last line: boom"),
@@ -66,7 +67,7 @@ def test_every_rule_decides_an_example():
 def record(a_step, checks=(PASS,), *, claims=None, **changes):
     """An attempt at a step; `claims` is the outcome it records for itself."""
     status = changes.pop("exit_status", 0)
-    own = rules.decide(rules.Facts(a_step.step.evidence, a_step.step.minimum, status, tuple(checks), "stopped"))
+    own = rules.decide(rules.Facts(kind_of(a_step), a_step.step.minimum, status, tuple(checks), "stopped"))
     values = {
         "key": a_step.key,
         "started": NOW,
@@ -81,17 +82,17 @@ def record(a_step, checks=(PASS,), *, claims=None, **changes):
     return results.Attempt(StepRecord.model_validate(values | changes), tuple(checks))
 
 
-def verdict_of(a_plan, *attempts, unfinished=()):
+def verdict_of(a_plan, *attempts):
     digest = plan_digest(a_plan)
     build = BuildRecord(started=NOW, plan_digest=digest, commit=a_plan.commit, environment=ENVIRONMENT)
     found = {}
     for attempt in attempts:
         found[attempt.record.key] = (*found.get(attempt.record.key, ()), attempt)
-    recorded = results.Recorded((build,), found, frozenset(unfinished))
+    recorded = results.Recorded((build,), found)
     return judge.judge(a_plan, recorded, digest, decided=NOW)
 
 
-A, B = step("a", "python -c pass", minimum=1), step("b", "python -c pass", evidence=Evidence.JUNIT)
+A, B = step("a", "python -c pass", minimum=1), step("b", "python -c pass", evidence="junit")
 
 
 def test_all_pass():
@@ -106,9 +107,9 @@ def test_no_steps_is_not_a_pass():
     assert judge.exit_status(verdict_of(plan()), plan()) == Exit.NOTHING_RAN
 
 
-def test_a_missing_and_an_unfinished_step_did_not_run():
-    verdict = verdict_of(plan(A, B), unfinished=["b-cpu"])
-    assert [s.why for s in verdict.steps] == ["no record of it arrived", "it began and its end was not recorded"]
+def test_a_missing_step_did_not_run():
+    verdict = verdict_of(plan(A, B), record(A))
+    assert [s.why for s in verdict.steps] == ["1 passed", "no record of it arrived"]
     assert judge.exit_status(verdict, plan(A, B)) == Exit.NOTHING_RAN
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shutil
 import subprocess
 import tarfile
 
@@ -100,10 +101,10 @@ def test_a_quarantined_failure_is_derived_again_with_its_quarantine(tmp_path):
     assert verify.verify(tmp_path / "e.tar").sound
 
 
-@pytest.mark.parametrize("name", ["plan.json", "verdict.json", "report.html", "results.jsonl"])
+@pytest.mark.parametrize("name", ["plan.json", "verdict.json", "report.html", "steps"])
 def test_no_bundle_without_evidence(tmp_path, name):
     root, out = built(tmp_path)
-    (out / name).unlink()
+    shutil.rmtree(out / name) if name == "steps" else (out / name).unlink()
     with pytest.raises(RecordsError):
         bundle.write_bundle(root, out, tmp_path / "e.tar", committed=COMMITTED)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["repository", "results"]
@@ -123,10 +124,8 @@ def test_what_every_job_of_an_agent_left_is_in_it(tmp_path):
     a_plan = plan(step("a", "x"), step("b", "x"), omissions=())
     a_plan.save(out / "plan.json")
     for one in a_plan.steps:
-        job = out / "jobs" / one.key
-        job.mkdir(parents=True)
         opening = BuildRecord(started=NOW, plan_digest=plan_digest(a_plan), commit=COMMIT, environment=ENVIRONMENT)
-        results.append(job / "results.jsonl", [opening, *records(one, Check(id="p", outcome=Outcome.PASS))])
+        results.write(out / "jobs" / one.key, opening, records(one, Check(id="p", outcome=Outcome.PASS)))
     decide(out, a_plan, jobs=out / "jobs")
     bundle.write_bundle(root, out, tmp_path / "e.tar", committed=COMMITTED)
     assert {"results/jobs/a-cpu/results.jsonl", "results/jobs/b-cpu/results.jsonl"} <= set(

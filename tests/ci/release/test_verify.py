@@ -7,7 +7,17 @@ import io
 import tarfile
 
 import pytest
-from support.bundles import DIGEST, edited, first_problem, forge, without, without_lines, write
+from support.bundles import (
+    BUILDER_RECORDS,
+    DIGEST,
+    RECORDS,
+    edited,
+    first_problem,
+    forge,
+    without,
+    without_lines,
+    write,
+)
 
 from hilgate.release.verify import verify
 
@@ -33,30 +43,31 @@ TAMPERED = {
         edited("manifest.json", b"cccc", b"cccd"), True, "plan: another plan: its commit"),
     "another profile": (edited("manifest.json", b'"gate"', b'"release"'), True, "plan: another plan: its profile"),
     "records of another plan": (
-        edited("results/results.jsonl", b'"plan_digest":"', b'"plan_digest":"f'), True, "records: these results"),
+        edited(RECORDS, b'"plan_digest":"', b'"plan_digest":"f'), True, "records: mla-cpu: results.jsonl: these"),
     "records of another commit": (
-        edited("results/results.jsonl", b'"commit":"cccc', b'"commit":"dddd'), True, "records: these results are of"),
-    "a dropped check": (without_lines(b"t.py::b"), True, "records: the step 'mla-cpu' announced 2 checks"),
-    "a dropped opening": (without_lines(b'"kind":"build"'), True, "records: the first record must be"),
-    "no records": (without("results/results.jsonl"), True, "records: no results"),
+        edited(RECORDS, b'"commit":"cccc', b'"commit":"dddd'), True, "records: mla-cpu: results.jsonl: these"),
+    "a dropped check": (without_lines(b"t.py::b"), True, "records: mla-cpu: results.jsonl: it announces 2"),
+    "a dropped opening": (without_lines(b'"kind":"build"'), True, "records: mla-cpu: results.jsonl: its first"),
+    "no records": (without(RECORDS, BUILDER_RECORDS), True, "records: no results"),
     "a truncated line": (
-        lambda m: {**m, "results/results.jsonl": m["results/results.jsonl"][:-1]}, True, "records: the last line"),
-    "a dropped image": (without_lines(b'"kind":"image"'), True, "images: the records name the images {}"),
+        lambda m: {**m, RECORDS: m[RECORDS][:-1]}, True, "records: mla-cpu: results.jsonl: it is not as"),
+    "a dropped image": (
+        without_lines(b'"kind":"image"', BUILDER_RECORDS), True, "images: the records name the images {}"),
     "another image digest": (
-        edited("results/results.jsonl", b'"digest":"sha256:abab', b'"digest":"sha256:cdab'), True, "images: the rec"),
+        edited(BUILDER_RECORDS, b'"digest":"sha256:abab', b'"digest":"sha256:cdab'), True, "images: the rec"),
     "another image in the manifest": (
         edited("manifest.json", b"sha256:abab", b"sha256:cdab"), True, "images: the records name the images"),
     "an image of other contents": (
-        edited("results/results.jsonl", b'"content":"cc', b'"content":"dd'), True, "images: the image rocm was"),
+        edited(BUILDER_RECORDS, b'"content":"cc', b'"content":"dd'), True, "images: the image rocm was"),
     "a step in another image": (
-        edited("results/results.jsonl", b'"image":"sha256:abab', b'"image":"sha256:cdab'), True, "images: mla-cpu ran"),
+        edited(RECORDS, b'"image":"sha256:abab', b'"image":"sha256:cdab'), True, "images: mla-cpu ran"),
     "a step in no image": (
-        edited("results/results.jsonl", f'"image":"{DIGEST}"'.encode(), b'"image":""'), True, "images: mla-cpu ran"),
+        edited(RECORDS, f'"image":"{DIGEST}"'.encode(), b'"image":""'), True, "images: mla-cpu ran"),
     "a dropped step": (
-        lambda m: without_lines(b'"key":"mla-cpu"')(without_lines(b'"step":"mla-cpu"')(m)), True,
+        without(RECORDS), True,
         "verdict: the stored verdict says pass; the records give did not run"),
     "a failure that became a pass": (
-        edited("results/results.jsonl", b'"exit_status":0', b'"exit_status":1'), True,
+        edited(RECORDS, b'"exit_status":0', b'"exit_status":1'), True,
         "verdict: the stored verdict says pass; the records give fail"),
     "a verdict of another plan": (
         edited("verdict.json", b'"plan_digest": "', b'"plan_digest": "f'), True, "verdict: the verdict is of plan f"),

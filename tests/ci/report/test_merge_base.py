@@ -12,7 +12,7 @@ from hilgate.history import store
 from hilgate.model import Outcome
 from hilgate.report import merge_base
 from hilgate.report.merge_base import Facts, on_merge_base
-from hilgate.run.results import RESULTS_FILE, append
+from hilgate.run.results import step_folder, write
 
 BASE = "b" * 40
 PLAN = plan(step("a", "x"), merge_base=BASE)
@@ -94,11 +94,7 @@ def results_folder(folder, checks, *, commit=BASE):
     a_plan, recorded, _ = built((step("a", "x"), checks), commit=commit)
     folder.mkdir()
     a_plan.save(folder / "plan.json")
-    attempt = recorded.last("a-cpu")
-    from hilgate.model import CheckRecord
-
-    lines = [CheckRecord(step="a-cpu", check=check) for check in attempt.checks]
-    append(folder / RESULTS_FILE, [*recorded.builds, *lines, attempt.record])
+    write(step_folder(folder, "a-cpu"), recorded.builds[0], recorded.records("a-cpu"))
     return folder
 
 

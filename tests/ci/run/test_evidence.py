@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from hilgate.model import Check, Evidence, Outcome
+from hilgate.model import Check, Outcome
 from hilgate.run import evidence
+from hilgate.run.evidence import KINDS
 
 TESTS = """
 import pytest
@@ -53,7 +54,7 @@ def pytest_junit(root, text, *arguments):
     options = ["--import-mode=importlib", "-o", "junit_family=xunit2", f"--junitxml={root}/junit.xml", *arguments]
     env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # half the start-up time
     subprocess.run([*command, *options, "tests/deep/test_toy.py"], cwd=root, env=env, capture_output=True, check=False)
-    return evidence.collect(Evidence.JUNIT, root, root)
+    return KINDS["junit"].collect(root, root)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,7 @@ def test_no_tests_is_a_problem(tmp_path):
 def test_damaged_junit_is_a_problem(tmp_path, text, why):
     if text is not None:
         (tmp_path / "junit.xml").write_text(text)
-    assert why in evidence.collect(Evidence.JUNIT, tmp_path, tmp_path).problem
+    assert why in KINDS["junit"].collect(tmp_path, tmp_path).problem
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_damaged_junit_is_a_problem(tmp_path, text, why):
 def test_damaged_findings_are_a_problem_and_sound_lines_are_kept(tmp_path, text, why, checks):
     if text is not None:
         (tmp_path / "findings.jsonl").write_text(text)
-    found = evidence.collect(Evidence.FINDINGS, tmp_path, tmp_path)
+    found = KINDS["findings"].collect(tmp_path, tmp_path)
     assert why in found.problem
     assert len(found.checks) == checks
 
@@ -142,4 +143,4 @@ def test_findings_are_written_and_read_back(tmp_path):
         Check(id="b", outcome=Outcome.FAIL, message="line 1\nline 2 \u2028 end"),
     )
     Check.write_all(tmp_path / "out", checks)
-    assert evidence.collect(Evidence.FINDINGS, tmp_path / "out", tmp_path) == evidence.Collected(checks)
+    assert KINDS["findings"].collect(tmp_path / "out", tmp_path) == evidence.Collected(checks)

@@ -20,13 +20,13 @@ from support.jobs import (
     gpu_step,
     passed,
 )  # fmt: skip
-from support.plans import failing, plan, python, runner, step, writes_findings
+from support.plans import failing, plan, python, results_of, step, writes_findings
 
 from hilgate.judge import verdict as judge
-from hilgate.model import Evidence, Outcome, Ruling
+from hilgate.model import Outcome, Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import process, recheck, results
-from hilgate.run import runner as run
+from hilgate.run.evidence import KINDS, MOST_IDS
 from hilgate.run.process import Site
 
 # Fails until the file `mended` exists, which its first run may leave; one more passes always.
@@ -53,11 +53,10 @@ def toys(tmp_path):
 
 def run_step(root):
     """One JUnit step with reruns; returns its records, its ruling and the folder of its rerun."""
-    a_plan = plan(step("toys", COMMAND, evidence=Evidence.JUNIT, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}))
-    runner(a_plan, root / "results", root=root, reruns=True).run()
-    recorded = results.read(root / "results" / results.RESULTS_FILE, a_plan, plan_digest(a_plan))
+    a_plan = plan(step("toys", COMMAND, evidence="junit", env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}))
+    recorded = results_of(a_plan, root / "results", root=root, reruns=True)
     verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
-    return recorded, verdict.steps[0], run.step_folder(root / "results", "toys-cpu") / recheck.FOLDER
+    return recorded, verdict.steps[0], results.step_folder(root / "results", "toys-cpu") / recheck.FOLDER
 
 
 def test_a_flake_is_found_and_is_not_a_pass(toys):
@@ -91,7 +90,7 @@ def test_a_rerun_that_crashes_clears_nothing(toys):
 
 @pytest.mark.parametrize("seconds", [0.0, -5.0])
 def test_without_time_left_there_is_no_rerun(toys, seconds):
-    toy = step("toys", COMMAND, evidence=Evidence.JUNIT)
+    toy = step("toys", COMMAND, evidence="junit")
     ids = ("tests/test_toys.py::test_fine",)
     assert recheck.start(toy, ids, toys / "again", Site(toys, 1, "gate"), seconds) is None
 
@@ -99,7 +98,7 @@ def test_without_time_left_there_is_no_rerun(toys, seconds):
 def test_a_rerun_that_hangs_is_ended_and_clears_nothing(toys, monkeypatch):
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.1)
     (toys / "tests" / "conftest.py").write_text("import time\ntime.sleep(60)\n")
-    toy = step("toys", COMMAND, evidence=Evidence.JUNIT)
+    toy = step("toys", COMMAND, evidence="junit")
     ids = ("tests/test_toys.py::test_fine",)
     rerun = recheck.start(toy, ids, toys / "again", Site(toys, 1, "gate"), 0.2)
     while (records := rerun.poll("desk", elsewhere=False)) is None:
@@ -109,8 +108,7 @@ def test_a_rerun_that_hangs_is_ended_and_clears_nothing(toys, monkeypatch):
 
 def test_findings_are_not_run_again(tmp_path):
     a_plan = plan(step("a", writes_findings(failing(), status=1)))
-    runner(a_plan, tmp_path, reruns=True).run()
-    assert results.read(tmp_path / results.RESULTS_FILE, a_plan, plan_digest(a_plan)).reruns == {}
+    assert results_of(a_plan, tmp_path, reruns=True).reruns == {}
 
 
 @pytest.mark.parametrize(
@@ -130,18 +128,18 @@ def test_a_command_is_narrowed_or_left_alone(tmp_path, command, expected):
     (tmp_path / "tests").mkdir()
     for name in "ab":
         (tmp_path / "tests" / f"{name}.py").write_text("")
-    assert recheck.narrowed(command, (TEST,), tmp_path) == expected
+    assert KINDS["junit"].narrow(command, (TEST,), tmp_path) == expected
 
 
 def test_more_failures_than_flakes_are_not_run_again():
-    many = [failed(f"tests/t.py::test_{n}") for n in range(recheck.MOST_IDS + 1)]
-    assert recheck.failing_ids(many) == ()
-    assert len(recheck.failing_ids(many[1:])) == recheck.MOST_IDS
+    many = [failed(f"tests/t.py::test_{n}") for n in range(MOST_IDS + 1)]
+    assert KINDS["junit"].failing_ids(many) == ()
+    assert len(KINDS["junit"].failing_ids(many[1:])) == MOST_IDS
 
 
 @pytest.mark.parametrize("name", ["-p evil", "--co", "/etc/x.py::a", "it breaks", "a.py", "(the evidence is whole)"])
 def test_what_pytest_could_read_as_something_else_is_not_given_to_it(name):
-    assert recheck.failing_ids([failed(name)]) == ()
+    assert KINDS["junit"].failing_ids([failed(name)]) == ()
 
 
 def fails(jobs, *lines):
@@ -201,8 +199,7 @@ def test_the_image_that_a_step_builds_is_recorded_or_it_did_not_run(tmp_path, na
     then = "" if text is None else f"pathlib.Path(os.environ['HILGATE_OUT'], 'image.json').write_text({text!r})"
     build = IMAGE_STEP.redeclared(command=writes_findings({"id": "built", "outcome": "pass"}, then=then))
     a_plan = plan(build, images={"rocm": "e" * 64})
-    runner(a_plan, tmp_path).run()
-    recorded = results.read(tmp_path / results.RESULTS_FILE, a_plan, plan_digest(a_plan))
+    recorded = results_of(a_plan, tmp_path)
     assert (recorded.last(build.key).record.outcome, set(recorded.images)) == (
         outcome,
         {"rocm"} if name == "sound" else set(),
@@ -214,8 +211,7 @@ def test_lost_evidence_beside_a_failure_is_a_failure_of_its_own(tmp_path):
     xml = '<testsuite tests="9"><testcase classname="t" name="a"><failure message="no"/></testcase></testsuite>'
     write = f"pathlib.Path(os.environ['HILGATE_OUT'], 'junit.xml').write_text({xml!r})"
     code = f"import os, pathlib, sys; {write}; sys.exit(1)"
-    a_plan = plan(step("a", python(code), evidence=Evidence.JUNIT))
-    runner(a_plan, tmp_path).run()
-    checks = results.read(tmp_path / results.RESULTS_FILE, a_plan, plan_digest(a_plan)).last("a-cpu").checks
+    a_plan = plan(step("a", python(code), evidence="junit"))
+    checks = results_of(a_plan, tmp_path).last("a-cpu").checks
     assert [check.outcome for check in checks] == [Outcome.FAIL, Outcome.FAIL]
     assert "announces 9 tests and holds 1" in checks[-1].message

@@ -1,133 +1,236 @@
-"""results.jsonl: what is written is read back, and no damage is ever believed."""
+"""results.jsonl: what is written is read back, nothing damaged is believed, and no job hides what others found."""
 
 from __future__ import annotations
 
 import datetime as dt
-import fcntl
+import errno
+import subprocess
 
 import pytest
-from support.plans import failing, passing, plan, runner, step, writes_findings
+from support.jobs import (
+    DIGEST,
+    ELSEWHERE,
+    GATHER,
+    IMAGE_STEP,
+    NODE,
+    TEST,
+    Jobs,
+    again,
+    environment,
+    failed,
+    finished,
+    gpu_step,
+    health,
+    image,
+    opening,
+    passed,
+)
+from support.plans import IDENTITY, failing, passing, plan, results_of, runner, step, writes_findings
 
-from hilgate.errors import MisuseError, RecordsError
+from hilgate.errors import CannotRunHereError, RecordsError
 from hilgate.judge import verdict as judge
 from hilgate.model import Outcome, Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
-from hilgate.run import runner as lock
+from hilgate.run.results import NOTE, put_back, read_restored
 
-PLAN = plan(step("a", writes_findings(passing("a1"), passing("a2"))), step("b", writes_findings(passing("b1"))))
-DIGEST = plan_digest(PLAN)
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
+WRITE = gpu_step("write")
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory):
-    """The bytes of a complete, passing results file."""
-    folder = tmp_path_factory.mktemp("sound")
-    runner(PLAN, folder, cores=1).run()  # one after the other, so that the lines have an order
-    return (folder / results.RESULTS_FILE).read_bytes()
+def verdict_of(a_plan, recorded):
+    return judge.judge(a_plan, recorded, plan_digest(a_plan), decided=NOW)
 
 
-def outcome_of(path, a_plan=PLAN):
-    """The verdict over a file, or the error that refuses it."""
-    digest = plan_digest(a_plan)
-    try:
-        recorded = results.read(path, a_plan, digest)
-    except RecordsError as error:
-        return error
-    return judge.judge(a_plan, recorded, digest, decided=NOW).outcome
+@pytest.fixture
+def jobs(tmp_path):
+    return Jobs(tmp_path)
 
 
-def test_a_complete_file_is_a_pass(sound, tmp_path):
-    path = tmp_path / "r.jsonl"
-    path.write_bytes(sound)
-    assert outcome_of(path) is Outcome.PASS
+def edited(old, new):
+    def spoil(jobs):
+        text = jobs.path().read_bytes()
+        assert old in text
+        jobs.path().write_bytes(text.replace(old, new, 1))
+
+    return spoil
 
 
-def test_a_file_truncated_at_any_byte_is_never_a_pass(tmp_path):
-    a_plan = plan(step("a", writes_findings(passing())))
-    runner(a_plan, tmp_path).run()
-    path = tmp_path / results.RESULTS_FILE
-    whole = path.read_bytes()
-    assert outcome_of(path, a_plan) is Outcome.PASS
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        assert outcome_of(path, a_plan) is not Outcome.PASS, length
+def cut(length):
+    return lambda jobs: jobs.path().write_bytes(jobs.path().read_bytes()[:length])
 
 
-def test_a_file_with_any_line_removed_is_never_a_pass(sound, tmp_path):
-    path = tmp_path / "r.jsonl"
-    lines = sound.splitlines(keepends=True)
-    for missing in range(len(lines)):
-        path.write_bytes(b"".join(lines[:missing] + lines[missing + 1 :]))
-        assert outcome_of(path) is not Outcome.PASS, lines[missing]
+def lines(change):
+    return lambda jobs: jobs.path().write_bytes(b"".join(change(jobs.path().read_bytes().splitlines(keepends=True))))
+
+
+def swapped(found):
+    return [found[0], found[2], found[1], *found[3:]]
+
+
+def forged(change):
+    """Other lines, under a digest that holds."""
+
+    def spoil(jobs):
+        found = change(jobs.path().read_bytes().splitlines(keepends=True)[:-1])
+        jobs.path().write_bytes(results.with_digest(b"".join(found)))
+
+    return spoil
+
+
+def as_a_folder(jobs):
+    jobs.path().unlink()
+    jobs.path().mkdir()
+
+
+def left(*records, **changes):
+    return lambda jobs: jobs.job(GATHER.key, *records, **changes)
+
+
+def note(text):
+    return lambda jobs: jobs.path(name="restored.json").write_text(text)
+
+
+def health_text(text, moment="after"):
+    return lambda jobs: jobs.path(name=f"health-{moment}.json").write_text(text)
+
+
+CHANGED = "not as it was written"
+SOUND = finished(GATHER, passed())
+DAMAGE = {
+    "empty": (cut(0), "the file is empty"),
+    "truncated": (cut(-20), CHANGED),
+    "its-last-line-lost": (lines(lambda found: found[:-1]), CHANGED),
+    "a-line-lost": (lines(lambda found: found[:2] + found[3:]), CHANGED),
+    "lines-swapped": (lines(swapped), CHANGED),
+    "everything-twice": (lines(lambda found: found * 2), CHANGED),
+    "a-byte-of-an-id": (edited(b"test_gather", b"test_gathes"), CHANGED),
+    "a-byte-of-the-digest": (edited(b'"kind":"end"', b'"kind":"enf"'), CHANGED),
+    "a-folder-instead": (as_a_folder, "cannot be read"),
+    "not-a-number": (forged(lambda found: [*found[:-1], found[-1].replace(b"60.0", b"NaN")]), "not a record"),
+    "binary": (forged(lambda _: [b"\x00\xff\n"]), "not a record"),
+    "a-check-lost": (forged(lambda found: [found[0], *found[2:]]), "announces 2 checks and 1 are here"),
+    "no-build-record": (forged(lambda found: found[1:]), "its first record is not the build's"),
+    "two-builds": (forged(lambda found: [found[0], *found]), "two builds"),
+    "another-plan": (left(*SOUND, plan_digest="0" * 64), "another plan"),
+    "another-commit": (left(*SOUND, commit="a" * 40), "of commit aaaa"),
+    "another-step": (left(*finished(IMAGE_STEP, passed())), f"hold records of '{IMAGE_STEP.key}'"),
+    "an-image-it-does-not-build": (left(*SOUND, image(step=GATHER.key)), "does not build"),
+    "a-rerun-elsewhere-among-its-own": (left(*SOUND, again(host=ELSEWHERE)), "in each other's place"),
+    "no-end-of-the-step": (left(SOUND[0]), "does not say how the step ended"),
+    "health-is-garbage": (health_text("{"), "health-after.json: not a health record"),
+    "health-is-empty": (health_text("", "before"), "health-before.json: not a health record"),
+    "health-of-the-other-moment": (
+        health_text(health("before").model_dump_json()), "health-after.json: it is of gather-gfx942, before it ran"),
+    "health-of-another-step": (
+        health_text(health("after", WRITE.key).model_dump_json()), "health-after.json: it is of write-gfx942"),
+    "a-note-of-restored-files-that-is-none": (note("{}"), "restored.json: not a note"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_job_does_not_pass_and_the_others_are_judged(jobs, name):
+    spoil, why = DAMAGE[name]
+    spoil(jobs)
+    assert why in jobs.recorded().damaged[GATHER.key]
+    ruled = jobs.ruled()
+    assert (ruled.outcome, ruled.ruling) == (Outcome.DID_NOT_RUN, Ruling.INFRA)
+    assert why in ruled.why
+    assert jobs.ruled(IMAGE_STEP.key).outcome is Outcome.PASS
+
+
+def test_an_intact_build_passes(jobs):
+    assert jobs.recorded().damaged == {}
+    verdict = jobs.verdict()
+    assert verdict.outcome is Outcome.PASS
+    assert verdict.images == {"rocm": DIGEST}
+
+
+def test_no_prefix_and_no_flipped_bit_is_believed(jobs):
+    whole = jobs.path().read_bytes()
+    sound = results.read(jobs.path(), jobs.plan, plan_digest(jobs.plan), GATHER.key)
+    assert sound.attempts[0].checks == (passed(TEST), passed())
+    for place in range(len(whole)):
+        flipped = whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :]
+        for spoilt in (whole[:place], flipped):
+            jobs.path().write_bytes(spoilt)
+            with pytest.raises(RecordsError):
+                results.read(jobs.path(), jobs.plan, plan_digest(jobs.plan), GATHER.key)
+
+
+@pytest.mark.parametrize("tree", ["u" * 64, ""], ids=["another", "none"])
+def test_of_two_states_of_the_files_neither_is_believed(jobs, tree):
+    jobs.job(GATHER.key, *finished(GATHER, passed()), tree=tree)
+    assert set(jobs.recorded().damaged) == {GATHER.key, IMAGE_STEP.key}
+    assert "differ from those that other jobs" in jobs.ruled().why
+
+
+def test_a_damaged_job_has_no_say_in_which_files_are_right(jobs):
+    jobs.job(IMAGE_STEP.key, image(), *finished(IMAGE_STEP, passed()), tree="u" * 64)
+    path = jobs.path(IMAGE_STEP.key)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert set(jobs.recorded().damaged) == {IMAGE_STEP.key}
+
+
+RECHECK = f"{GATHER.key}.recheck"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "why"),
-    [
-        (lambda lines: [b"{garbage\n", *lines], "not a record"),
-        (lambda lines: [*lines, b'{"kind": "surprise"}\n'], "not a record"),
-        (lambda lines: [*lines, lines[2].replace(b'"step":"a-cpu"', b'"step":"zz"')], "'zz' is not in the plan"),
-        (lambda lines: [lines[0].replace(DIGEST.encode(), b"0" * 64), *lines[1:]], "answer another plan"),
-        (lambda lines: [lines[0].replace(b"c" * 40, b"d" * 40), *lines[1:]], "are of commit"),
-        (lambda lines: [*lines, lines[0].replace(b"t" * 64, b"u" * 64)], "two states of the files"),
-        (lambda lines: lines[2:], "first record must be the build's"),
-        (lambda lines: lines[1:], "not as they were written"),
-        (lambda lines: lines * 2, "not as they were written"),
-        (lambda lines: [lines[0], lines[1], lines[3], lines[2], *lines[4:]], "not as they were written"),
-        (lambda lines: [lines[0], *[line.replace(b'"id":"a1"', b'"id":"a7"') for line in lines[1:]]], "not as they"),
-        (lambda lines: lines[:-1], "the last lines have no seal"),
-        (lambda lines: [lines[0], *[line for line in lines[1:] if b'"check"' not in line[:20]]], "lines were lost"),
-        (lambda _: [], "the file is empty"),
-    ],
+    "records",
+    [finished(GATHER, passed(TEST)), [again(host=NODE)], [image(step=GATHER.key)]],
+    ids=["a-step", "a-rerun-on-the-same-node", "an-image"],
 )
-def test_damage_is_refused_with_file_line_and_remedy(sound, tmp_path, spoil, why):
-    path = tmp_path / "r.jsonl"
-    path.write_bytes(b"".join(spoil(sound.splitlines(keepends=True))))
-    error = outcome_of(path)
-    assert isinstance(error, RecordsError)
-    assert why in error.what
-    assert error.where.startswith(f"{path}:")
-    assert "--resume" in error.remedy
+def test_a_recheck_holds_reruns_on_another_node_and_nothing_else(jobs, records):
+    jobs.job(GATHER.key, *finished(GATHER, failed(), passed(), status=1))
+    jobs.job(RECHECK, *records, environment=environment(ELSEWHERE))
+    assert RECHECK in jobs.recorded().damaged
+    ruled = jobs.ruled()
+    assert (ruled.outcome, ruled.ruling) == (Outcome.FAIL, Ruling.REGRESSION)
+    assert any("its rerun elsewhere cannot be believed" in line for line in ruled.evidence)
 
 
-def test_a_missing_file_says_what_to_do(tmp_path):
-    with pytest.raises(RecordsError, match="no results"):
-        results.read(tmp_path / "none.jsonl", PLAN, DIGEST)
+def test_a_recheck_over_other_files_clears_nothing(jobs):
+    jobs.job(GATHER.key, *finished(GATHER, failed(), passed(), status=1))
+    jobs.job(RECHECK, again(host=ELSEWHERE), tree="u" * 64)
+    assert set(jobs.recorded().damaged) == {RECHECK}
+    assert jobs.ruled().ruling is Ruling.REGRESSION
 
 
-def test_repair_sets_damage_aside_and_loses_no_byte(sound, tmp_path):
-    path = tmp_path / results.RESULTS_FILE
-    lines = sound.splitlines(keepends=True)
-    last_of_b = next(n for n, line in enumerate(lines) if b'"key":"b-cpu"' in line)
-    cut = lines[last_of_b][:30]
-    check_of_b = lines[last_of_b - 1]
-    path.write_bytes(b"".join(lines[:last_of_b]) + b"\xff\x00 garbage\n" + cut)
-    recorded = results.repair(path, PLAN, DIGEST)
-    assert recorded is not None
-    assert "b-cpu" not in recorded.attempts
-    assert (tmp_path / results.DAMAGED_FILE).read_bytes() == check_of_b + b"\xff\x00 garbage\n" + cut + b"\n"
-    kept = results.read(path, PLAN, DIGEST)
-    assert kept.attempts == recorded.attempts
-    runner(PLAN, tmp_path, done=frozenset(recorded.attempts)).run()
-    assert outcome_of(path) is Outcome.PASS
+def test_a_folder_of_no_planned_step_is_named_and_a_file_beside_them_is_no_job(jobs):
+    (jobs.folder / "readme.txt").write_text("")
+    jobs.job("scan-gfx942", *finished(WRITE, failed(), status=1))
+    assert jobs.recorded().damaged == {"scan-gfx942": "the step 'scan-gfx942' is not in the plan"}
+    assert jobs.verdict().outcome is Outcome.PASS
 
 
-def test_repair_without_an_opening_record_starts_over(tmp_path):
-    path = tmp_path / results.RESULTS_FILE
-    path.write_bytes(b"not json\n")
-    assert results.repair(path, PLAN, DIGEST) is None
-    assert path.read_bytes() == b""
-    assert (tmp_path / results.DAMAGED_FILE).read_bytes() == b"not json\n"
+def test_what_a_job_put_back_is_told(jobs):
+    note('{"merge_base": "b", "files": ["tests/support/tolerances.py"]}')(jobs)
+    assert "with these files of the merge base: tests/support/tolerances.py" in jobs.ruled().evidence
 
 
-def test_repair_refuses_the_results_of_another_plan(sound, tmp_path):
-    path = tmp_path / results.RESULTS_FILE
-    path.write_bytes(sound)
-    with pytest.raises(RecordsError, match="another plan"):
-        results.repair(path, PLAN, "0" * 64)
-    assert path.read_bytes() == sound
+def test_jobs_of_agents_are_read_together_and_one_that_left_nothing_did_not_run(tmp_path):
+    a_plan = plan(
+        step("a", writes_findings(passing())), step("b", writes_findings(failing(), status=1)), step("c", "x")
+    )
+    for key in ("a-cpu", "b-cpu"):
+        runner(a_plan, tmp_path / "jobs" / key, only=frozenset({key}), job=key).run()
+    (tmp_path / "jobs" / "c-cpu").mkdir()
+    for folder, expected in (
+        ("jobs", [Outcome.PASS, Outcome.FAIL, Outcome.DID_NOT_RUN]), ("none", [Outcome.DID_NOT_RUN] * 3)
+    ):  # fmt: skip
+        recorded = results.read_all(tmp_path, tmp_path / folder, a_plan, plan_digest(a_plan))
+        assert [one.outcome for one in verdict_of(a_plan, recorded).steps] == expected
+
+
+def test_at_a_desk_a_damaged_step_runs_again_and_nothing_else(tmp_path):
+    a_plan = plan(step("a", writes_findings(passing())), step("b", writes_findings(passing())))
+    assert verdict_of(a_plan, results_of(a_plan, tmp_path)).outcome is Outcome.PASS
+    path = results.step_folder(tmp_path, "a-cpu") / results.RESULTS_FILE
+    path.write_bytes(path.read_bytes()[:-1])
+    recorded = results.read_all(tmp_path, None, a_plan, plan_digest(a_plan))
+    assert (set(recorded.damaged), recorded.passed()) == ({"a-cpu"}, {"b-cpu"})
+    assert verdict_of(a_plan, recorded).outcome is Outcome.DID_NOT_RUN
+    assert results_of(a_plan, tmp_path, earlier=recorded).passed() == {"a-cpu", "b-cpu"}
 
 
 @pytest.mark.parametrize(
@@ -139,53 +242,98 @@ def test_a_step_that_ran_again_keeps_its_first_attempt(tmp_path, first_exit, bef
     mark = tmp_path / "seen"
     code = f"p = pathlib.Path({str(mark)!r}); n = p.exists(); p.write_text('x'); sys.exit(0 if n else {first_exit})"
     a_plan = plan(step("a", writes_findings(passing(), then=code)))
-    runner(a_plan, tmp_path).run()
-    runner(a_plan, tmp_path).run()
-    recorded = results.read(tmp_path / results.RESULTS_FILE, a_plan, plan_digest(a_plan))
+    recorded = results_of(a_plan, tmp_path, earlier=results_of(a_plan, tmp_path))
     assert [attempt.record.outcome for attempt in recorded.attempts["a-cpu"]] == [before, Outcome.PASS]
-    verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=NOW)
+    verdict = verdict_of(a_plan, recorded)
     assert (verdict.outcome, verdict.steps[0].ruling) == (outcome, ruling)
     assert f"attempt 2; before: {before.value}" in verdict.steps[0].why
 
 
-def test_a_group_in_the_middle_is_lost_alone(sound, tmp_path):
-    path = tmp_path / results.RESULTS_FILE
-    path.write_bytes(sound.replace(b'"id":"a1"', b'"id":"a7"'))
-    recorded = results.repair(path, PLAN, DIGEST)
-    assert recorded is not None
-    assert set(recorded.attempts) == {"b-cpu"}
-    assert results.read(path, PLAN, DIGEST).attempts == recorded.attempts
+def test_a_full_disk_leaves_the_old_file_whole_and_says_so(jobs, monkeypatch):
+    before = jobs.path().read_bytes()
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(results.os, "fsync", full)
+    with pytest.raises(RecordsError, match="No space left"):
+        results.write(jobs.path().parent, opening(jobs.plan), finished(GATHER, failed(), status=1))
+    assert jobs.path().read_bytes() == before
 
 
-def test_nothing_is_appended_behind_an_end_without_a_seal(sound, tmp_path):
-    path = tmp_path / results.RESULTS_FILE
-    path.write_bytes(sound[:-1])
-    with pytest.raises(RecordsError, match="no seal"):
-        runner(PLAN, tmp_path).run()
+FILES = ("tests/kept.py", "tests/gone.py", "tests/new.py")
 
 
-def test_jobs_of_agents_are_read_together_and_one_that_left_nothing_did_not_run(tmp_path):
-    a_plan = plan(
-        step("a", writes_findings(passing())), step("b", writes_findings(failing(), status=1)), step("c", "x")
-    )
-    for key in ("a-cpu", "b-cpu"):
-        runner(a_plan, tmp_path / "jobs" / key, only=frozenset({key})).run()
-    (tmp_path / "jobs" / "c-cpu").mkdir()
-    recorded = results.read_all(tmp_path, tmp_path / "jobs", a_plan, plan_digest(a_plan))
-    verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=NOW)
-    assert [s.outcome for s in verdict.steps] == [Outcome.PASS, Outcome.FAIL, Outcome.DID_NOT_RUN]
-    nothing = results.read_all(tmp_path, tmp_path / "none", a_plan, plan_digest(a_plan))
-    assert judge.judge(a_plan, nothing, plan_digest(a_plan), decided=NOW).outcome is Outcome.DID_NOT_RUN
+@pytest.fixture
+def checkout(tmp_path):
+    """A change that edits one file, deletes one and adds one; its results folder and its merge base."""
+    root = tmp_path / "checkout"
+    (root / "tests").mkdir(parents=True)
+    for name in ("kept", "gone"):
+        (root / "tests" / f"{name}.py").write_text("old\n")
+    for arguments in (["init", "-q"], ["add", "-A"], [*IDENTITY, "commit", "-qm", "base"]):
+        subprocess.run(["git", *arguments], cwd=root, check=True)
+    sha = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True).stdout
+    (root / "tests" / "kept.py").write_text("mine\n")
+    (root / "tests" / "gone.py").unlink()
+    (root / "tests" / "new.py").write_text("mine\n")
+    (tmp_path / "job").mkdir()
+    return root, sha.strip(), tmp_path / "job"
 
 
-def test_two_runs_in_one_folder_refuse(tmp_path):
-    with lock.Folder(tmp_path), pytest.raises(MisuseError, match="another hilgate run"), lock.Folder(tmp_path):
+def state(root):
+    return {path.name: path.read_text() for path in sorted((root / "tests").iterdir())}
+
+
+def test_the_files_are_the_merge_bases_and_then_the_changes_again(checkout):
+    root, sha, job = checkout
+    before = state(root)
+    with put_back(root, sha, FILES, job):
+        assert state(root) == {"gone.py": "old\n", "kept.py": "old\n"}
+    assert state(root) == before == {"kept.py": "mine\n", "new.py": "mine\n"}
+    assert read_restored(job) == (tuple(sorted(FILES)), "")
+
+
+def test_an_interrupt_brings_them_back_too(checkout):
+    root, sha, job = checkout
+    before = state(root)
+    with pytest.raises(KeyboardInterrupt), put_back(root, sha, FILES, job):
+        raise KeyboardInterrupt
+    assert state(root) == before
+
+
+def test_without_files_nothing_is_noted(checkout):
+    root, _, job = checkout
+    with put_back(root, "no such commit", (), job):
         pass
-    with lock.Folder(tmp_path) as held:
-        assert held.path == tmp_path
+    assert not (job / NOTE).exists()
+    assert read_restored(job) == ((), "")
 
 
-def test_the_lock_is_the_kernels_so_a_killed_run_leaves_none(tmp_path):
-    (tmp_path / lock.LOCK_FILE).write_text("")
-    with lock.Folder(tmp_path), (tmp_path / lock.LOCK_FILE).open() as file, pytest.raises(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def test_a_link_is_replaced_and_not_followed(checkout, tmp_path):
+    root, sha, job = checkout
+    outside = tmp_path / "outside"
+    outside.write_text("precious\n")
+    (root / "tests" / "kept.py").unlink()
+    (root / "tests" / "kept.py").symlink_to(outside)
+    with put_back(root, sha, FILES[:1], job):
+        assert (root / "tests" / "kept.py").read_text() == "old\n"
+    assert outside.read_text() == "precious\n"
+
+
+def test_a_folder_that_leads_out_of_the_checkout_stops_the_job(checkout, tmp_path):
+    root, sha, job = checkout
+    (tmp_path / "elsewhere").mkdir()
+    for path in (root / "tests").iterdir():
+        path.unlink()
+    (root / "tests").rmdir()
+    (root / "tests").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CannotRunHereError, match="leads out of the checkout"), put_back(root, sha, FILES[:1], job):
+        pass
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 5}', '{"files": [5]}', '{"merge_base": "b"}'])
+def test_a_note_that_is_none_is_said_to_be(tmp_path, text):
+    (tmp_path / NOTE).write_text(text)
+    assert read_restored(tmp_path) == ((), "restored.json: not a note of restored files")

@@ -11,18 +11,14 @@ from pathlib import Path
 
 import pytest
 from support import plans as toyplans
-from support.plans import failing, passing, plan, python, runner, skipped, step, undecided, writes_findings
+from support.plans import failing, passing, plan, python, results_of, runner, skipped, step, undecided, writes_findings
 
 from hilgate.errors import DeclarationError, RunInterruptedError
 from hilgate.model import Outcome
 from hilgate.plan.make import plan_digest
-from hilgate.run import process, results
+from hilgate.run import process
 from hilgate.run import runner as run
-
-
-def recorded_after(a_plan, folder, **changes):
-    runner(a_plan, folder, **changes).run()
-    return results.read(folder / results.RESULTS_FILE, a_plan, plan_digest(a_plan))
+from hilgate.run.results import read_all, step_folder
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +55,7 @@ ENDINGS = {
 @pytest.mark.parametrize("name", ENDINGS)
 def test_each_ending_becomes_its_outcome(name, tmp_path):
     command, outcome, why = ENDINGS[name]
-    recorded = recorded_after(plan(step("toy", command)), tmp_path)
+    recorded = results_of(plan(step("toy", command)), tmp_path)
     record = recorded.last("toy-cpu").record
     assert record.outcome is outcome
     assert why in record.message
@@ -67,23 +63,23 @@ def test_each_ending_becomes_its_outcome(name, tmp_path):
 
 def test_all_steps_are_recorded_and_a_dependant_of_a_failure_is_not_started(tmp_path):
     a_plan = plan(
-        step("last", writes_findings(passing()), depends_on=("middle-cpu",)),
-        step("middle", writes_findings(passing()), depends_on=("first-cpu",)),
         step("first", writes_findings(failing(), status=1)),
+        step("middle", writes_findings(passing()), depends_on=("first-cpu",)),
+        step("last", writes_findings(passing()), depends_on=("middle-cpu",)),
         step("alone", writes_findings(passing())),
     )
-    recorded = recorded_after(a_plan, tmp_path)
+    recorded = results_of(a_plan, tmp_path)
     assert recorded.last("middle-cpu").record.message == "needs first-cpu, which failed"
     assert recorded.last("last-cpu").record.message == "needs middle-cpu, which did not run"
     assert recorded.last("alone-cpu").record.outcome is Outcome.PASS
-    assert not run.step_folder(tmp_path, "middle-cpu").exists()
+    assert [path.name for path in step_folder(tmp_path, "middle-cpu").iterdir()] == ["results.jsonl"]
 
 
 def test_cores_are_filled_and_never_exceeded(tmp_path):
     slow = writes_findings(passing(), then="import time; time.sleep(0.4)")
     a_plan = plan(step("a", slow), step("b", slow), step("c", slow, cores=64), step("d", slow))
     progress = toyplans.Silent()
-    recorded_after(a_plan, tmp_path, progress=progress)
+    results_of(a_plan, tmp_path, progress=progress)
     running, most = set(), 0
     for event, key in progress.events:
         running = running | {key} if event == "started" else running - {key}
@@ -96,7 +92,7 @@ def test_one_step_at_a_time_on_a_gpu(tmp_path):
     slow = writes_findings(passing(), then="import time; time.sleep(0.2)")
     steps = [step(name, slow, key=f"{name}-gfx942", device="gfx942") for name in "ab"]
     progress = toyplans.Silent()
-    recorded_after(plan(*steps), tmp_path, progress=progress)
+    results_of(plan(*steps), tmp_path, progress=progress)
     assert [event for event, _ in progress.events] == ["started", "finished"] * 2
 
 
@@ -110,18 +106,18 @@ def test_the_longest_chain_starts_first():
 
 
 def test_stale_evidence_is_never_read(tmp_path):
-    folder = run.step_folder(tmp_path, "toy-cpu")
+    folder = step_folder(tmp_path, "toy-cpu")
     folder.mkdir(parents=True)
     (folder / "findings.jsonl").write_text('{"id": "old", "outcome": "pass"}\n')
-    recorded = recorded_after(plan(step("toy", python("pass"))), tmp_path)
+    recorded = results_of(plan(step("toy", python("pass"))), tmp_path)
     assert recorded.last("toy-cpu").record.message == "it left no findings.jsonl"
 
 
 def test_a_process_left_behind_is_killed(tmp_path):
     code = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
     command = writes_findings(passing(), then=code + "print(p.pid)")
-    recorded = recorded_after(plan(step("toy", command)), tmp_path)
-    pid = int((run.step_folder(tmp_path, "toy-cpu") / "log.txt").read_text())
+    recorded = results_of(plan(step("toy", command)), tmp_path)
+    pid = int((step_folder(tmp_path, "toy-cpu") / "log.txt").read_text())
     assert recorded.last("toy-cpu").record.outcome is Outcome.PASS
     deadline = time.monotonic() + 5
     while _alive(pid) and time.monotonic() < deadline:
@@ -134,7 +130,7 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
         passing(), then="import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     )
     began = time.monotonic()
-    recorded = recorded_after(plan(step("toy", deaf)), tmp_path)
+    recorded = results_of(plan(step("toy", deaf)), tmp_path)
     assert "timed out" in recorded.last("toy-cpu").record.message
     assert time.monotonic() - began < 10
 
@@ -151,13 +147,11 @@ def test_an_interrupt_keeps_what_finished_and_resume_runs_the_rest(tmp_path):
     threading.Thread(target=_interrupt_when, args=(lambda: mark.exists() and len(progress.events) == 3,)).start()
     with pytest.raises(RunInterruptedError):
         runner(a_plan, tmp_path, progress=progress).run()
-    path = tmp_path / results.RESULTS_FILE
-    recorded = results.read(path, a_plan, plan_digest(a_plan))
-    assert results.passed_keys(recorded) == {"quick-cpu"}
+    recorded = read_all(tmp_path, None, a_plan, plan_digest(a_plan))
+    assert recorded.passed() == {"quick-cpu"}
     again = toyplans.Silent()
-    runner(a_plan, tmp_path, progress=again, done=results.passed_keys(recorded)).run()
+    assert results_of(a_plan, tmp_path, progress=again, earlier=recorded).passed() == {"quick-cpu", "slow-cpu"}
     assert again.events == [("started", "slow-cpu"), ("finished", "slow-cpu")]
-    assert results.passed_keys(results.read(path, a_plan, plan_digest(a_plan))) == {"quick-cpu", "slow-cpu"}
 
 
 def test_each_child_gets_its_environment_and_measures(tmp_path):
@@ -166,7 +160,7 @@ def test_each_child_gets_its_environment_and_measures(tmp_path):
     command = writes_findings(passing(), then=code)
     saved = os.environ.pop("OMP_NUM_THREADS", None)
     try:
-        recorded = recorded_after(plan(step("toy", command, env={"TOY": "1"})), tmp_path)
+        recorded = results_of(plan(step("toy", command, env={"TOY": "1"})), tmp_path)
     finally:
         if saved is not None:
             os.environ["OMP_NUM_THREADS"] = saved
@@ -183,7 +177,7 @@ def test_a_step_that_its_job_leaves_too_little_time_did_not_hang(tmp_path, monke
     monkeypatch.setenv("BUILDKITE_TIMEOUT", "10")
     monkeypatch.setenv("HILGATE_JOB_STARTED", str(time.time() - 9 * 60 + 0.5))  # a minute is for the upload
     slow = writes_findings(passing(), then="import time; time.sleep(60)")
-    recorded = recorded_after(plan(step("toy", slow)), tmp_path)
+    recorded = results_of(plan(step("toy", slow)), tmp_path)
     message = recorded.last("toy-cpu").record.message
     assert message.startswith("its job had ")
     assert message.endswith(" s left for it, and its own time is 60 s")

@@ -1,20 +1,18 @@
-"""Planted bugs of the gate: for each of them the simulator must report false passes, and none without it."""
+"""Planted bugs of reader and judge: for each of them the simulator must report false passes, and none without it."""
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import json
 from pathlib import Path
 
 import pytest
 
-from hilgate.errors import Exit
+from hilgate.judge import verdict
 from hilgate.model import Outcome, Ruling
-from hilgate.plan.make import plan_digest, read_plan
-from hilgate.run import outcome
-from hilgate.run.results import sealed
-from hilgate.simulate import build as gate
+from hilgate.plan.make import plan_digest
+from hilgate.run import outcome, results
+from hilgate.run.results import with_digest
 from hilgate.simulate import job as health
 from hilgate.simulate.buildkite import NEVER, Build
 from hilgate.simulate.campaign import Campaign, Wrong
@@ -23,33 +21,41 @@ from hilgate.simulate.site import EPOCH
 
 ROOT = Path(__file__).parents[3]
 TODAY, WEEK = EPOCH.date(), dt.timedelta(days=7)
-gather, decide, download = gate.gather, gate.decide, Build.download
+read_all, judge, download = results.read_all, verdict.judge, Build.download
 
 
 def records_of(path):
-    """Its records, without the seals."""
-    return [record for line in path.read_bytes().splitlines() if (record := json.loads(line))["kind"] != "seal"]
+    """Its records, without the line of its digest."""
+    return [record for line in path.read_bytes().splitlines() if (record := json.loads(line))["kind"] != "end"]
 
 
 def write(path, records):
-    """Write a file anew, with a seal that holds; what was downloaded is linked to what the job left."""
+    """Write a file anew, with a digest that holds; what was downloaded is linked to what the job left."""
     path.unlink()
-    path.write_bytes(sealed([json.dumps(record).encode() + b"\n" for record in records], b""))
+    path.write_bytes(with_digest(b"".join(json.dumps(record).encode() + b"\n" for record in records)))
+
+
+def before_reading(change):
+    """A reader that sees the jobs' folders as `change(folder, plan)` leaves them."""
+
+    def mutant(folder, jobs, plan, *rest):
+        change(jobs, plan)
+        return read_all(folder, jobs, plan, *rest)
+
+    return results, "read_all", mutant
 
 
 def reading(change):
     """A reader that sees each record of each job as `change(record, plan, jobs)` leaves it."""
 
-    def mutant(folder):
-        plan = read_plan(folder / "plan.json") if (folder / "plan.json").exists() else None
-        for path in (folder / "jobs").glob("*/results.jsonl"):
+    def changed(jobs, plan):
+        for path in jobs.glob("*/results.jsonl"):
             records = records_of(path)
             for record in records:
-                change(record, plan, folder / "jobs")
+                change(record, plan, jobs)
             write(path, records)
-        return gather(folder)
 
-    return "gather", mutant
+    return before_reading(changed)
 
 
 def any_plan(record, plan, _):
@@ -89,23 +95,19 @@ def any_image(record, plan, jobs):
         record["environment"]["image"] = built[0]
 
 
-def counts_no_lines(folder):
-    for path in (folder / "jobs").glob("*/results.jsonl"):
+def counts_no_lines(jobs, _):
+    for path in jobs.glob("*/results.jsonl"):
         records, checks = records_of(path), 0
         for record in records:
             checks += record["kind"] == "check"
             if record["kind"] == "step":
                 record["checks"] = checks
         write(path, records)
-    return gather(folder)
 
 
-def believes_every_node_is_well(folder):
-    gathered = gather(folder)
-    if gathered is None:
-        return None
-    for step in gathered.plan.steps:
-        job = folder / "jobs" / step.key
+def believes_every_node_is_well(jobs, plan):
+    for step in plan.steps:
+        job = jobs / step.key
         lines = (job / "results.jsonl").read_bytes().splitlines() if (job / "results.jsonl").exists() else []
         if not lines:
             continue
@@ -113,40 +115,40 @@ def believes_every_node_is_well(folder):
         for moment in ("before", "after"):
             health.path(job, moment).unlink(missing_ok=True)
             health.write(job, step, opening["environment"]["host"], moment, opening["started"])
-    return gather(folder)
-
-
-def forgets_missing_steps(gathered, *rest):
-    arrived = tuple(step for step in gathered.plan.steps if gathered.recorded.last(step.key))
-    return decide(dataclasses.replace(gathered, plan=gathered.plan.model_copy(update={"steps": arrived})), *rest)
 
 
 def forgiving(forgiven):
     """A judge that passes a step which `forgiven(step verdict, attempt)` excuses."""
 
-    def mutant(gathered, *rest):
-        verdict, status = decide(gathered, *rest)
+    def mutant(plan, recorded, digest, **more):
+        given = judge(plan, recorded, digest, **more)
         steps = [
-            step.model_copy(update={"outcome": Outcome.PASS})
-            if forgiven(step, gathered.recorded.last(step.key))
-            else step
-            for step in verdict.steps
+            step.model_copy(update={"outcome": Outcome.PASS}) if forgiven(step, recorded.last(step.key)) else step
+            for step in given.steps
         ]
         if {step.outcome for step in steps} != {Outcome.PASS}:
-            return verdict, status
-        return verdict.model_copy(update={"outcome": Outcome.PASS, "steps": tuple(steps)}), Exit.PASS
+            return given
+        return given.model_copy(update={"outcome": Outcome.PASS, "steps": tuple(steps)})
 
-    return "decide", mutant
+    return verdict, "judge", mutant
 
 
 def with_quarantine(**changes):
     """A judge that reads each quarantine entry with these changes."""
 
-    def mutant(gathered, decided, quarantine, approved_by):
+    def mutant(plan, recorded, digest, *, quarantine, **more):
         tests = tuple(entry.model_copy(update=changes) for entry in quarantine.tests)
-        return decide(gathered, decided, quarantine.model_copy(update={"tests": tests}), approved_by)
+        return judge(plan, recorded, digest, quarantine=quarantine.model_copy(update={"tests": tests}), **more)
 
-    return "decide", mutant
+    return verdict, "judge", mutant
+
+
+def approved_by_anybody(plan, recorded, digest, **more):
+    return judge(plan, recorded, digest, **more | {"approved_by": "anybody"})
+
+
+def missing(_, attempt):
+    return attempt is None
 
 
 def recorded_as_pass(_, attempt):
@@ -164,18 +166,18 @@ MUTANTS = {
     "another command is as good": (reading(any_command), {Kind.OTHER_COMMAND}),
     "another image is as good": (reading(any_image), {Kind.OTHER_IMAGE}),
     "an image of anything is as good": (reading(any_content), {Kind.IMAGE_OTHER_CONTENT}),
-    "lost lines are not counted": (("gather", counts_no_lines), {Kind.LINE_REMOVED}),
-    "every node is well": (("gather", believes_every_node_is_well), {Kind.SICK_AFTERWARDS}),
-    "no preflight is well": (("gather", believes_every_node_is_well), {Kind.PREFLIGHT_MISSING}),
-    "a missing step is forgotten": (("decide", forgets_missing_steps), {Kind.SKIPPED}),
-    "a network loss is forgotten": (("decide", forgets_missing_steps), {Kind.NETWORK_LOSS}),
+    "lost lines are not counted": (before_reading(counts_no_lines), {Kind.LINE_REMOVED}),
+    "every node is well": (before_reading(believes_every_node_is_well), {Kind.SICK_AFTERWARDS}),
+    "no preflight is well": (before_reading(believes_every_node_is_well), {Kind.PREFLIGHT_MISSING}),
+    "a missing step is forgotten": (forgiving(missing), {Kind.SKIPPED}),
+    "a network loss is forgotten": (forgiving(missing), {Kind.NETWORK_LOSS}),
     "the record is trusted": (forgiving(recorded_as_pass), {Kind.FALSE_CLAIM}),
     "exit 0 is enough": (forgiving(ended_well), {Kind.NO_EVIDENCE}),
     "exit 0 is enough, skips or not": (forgiving(ended_well), {Kind.ALL_SKIPPED}),
     "flaky is a pass": (forgiving(lambda step, _: step.ruling is Ruling.FLAKY), {Kind.FLAKY}),
     "quarantine never ends": (with_quarantine(added=TODAY, expires=TODAY + WEEK), {Kind.QUARANTINE_EXPIRED}),
     "quarantine holds everywhere": (with_quarantine(devices=()), {Kind.QUARANTINED_ELSEWHERE}),
-    "nobody need approve": (("decide", lambda g, d, q, _: decide(g, d, q, "anybody")), {Kind.LOOSENED}),
+    "nobody need approve": ((verdict, "judge", approved_by_anybody), {Kind.LOOSENED}),
 }  # fmt: skip
 
 
@@ -185,9 +187,9 @@ def false_passes(kinds):
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_of_the_gate_is_seen(name, monkeypatch):
-    (where, mutant), kinds = MUTANTS[name]
+    (module, attribute, mutant), kinds = MUTANTS[name]
     assert false_passes(kinds) == 0
-    monkeypatch.setattr(gate, where, mutant)
+    monkeypatch.setattr(module, attribute, mutant)
     assert false_passes(kinds) > 0
 
 
