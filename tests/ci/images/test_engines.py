@@ -1,4 +1,4 @@
-"""What buildah and docker are told: words, without running either."""
+"""The commands that buildah and docker are given, without running either, and the pip configuration of a build."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_buildah_finds_by_name(store):
 
 
 @pytest.mark.parametrize(
-    ("missing", "user", "said"),
+    ("missing", "user", "message"),
     [
         (("buildah",), 0, "buildah not installed"),
         (("buildah", "debootstrap"), 0, "apt-get install --no-install-recommends buildah debootstrap"),
@@ -158,12 +158,12 @@ def test_buildah_finds_by_name(store):
     ],
     ids=["no-buildah", "neither", "not-root"],
 )
-def test_a_machine_that_cannot_build_says_what_it_lacks(tmp_path, monkeypatch, missing, user, said):
+def test_a_machine_that_cannot_build_says_what_it_lacks(tmp_path, monkeypatch, missing, user, message):
     monkeypatch.setattr(engines.shutil, "which", lambda name: None if name in missing else name)
     monkeypatch.setattr(engines.os, "geteuid", lambda: user)
     with pytest.raises(CannotRunHereError) as refusal:
         Buildah(tmp_path, "bookworm", Path("debootstrap.sh"))
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
     assert refusal.value.exit_status == 5
 
 
@@ -184,19 +184,19 @@ def test_docker_without_buildx_is_no_docker(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("message", "kind"),
     [
         ("E: Could not resolve 'deb.example'", CannotRunHereError),
         ("write: No space left on device", CannotRunHereError),
         ("error: subprocess exited with status 1", engines.BuildFailedError),
     ],
 )
-def test_a_failed_build_blames_the_machine_or_the_recipe(tmp_path, said, kind, capfd):
+def test_a_failed_build_blames_the_machine_or_the_recipe(tmp_path, message, kind, capfd):
     with pytest.raises(kind) as refusal:
-        engines.build([sys.executable, "-c", f"print({said!r}); raise SystemExit(3)"], tmp_path / "log", tmp_path)
-    assert said in str(refusal.value)
-    assert said in (tmp_path / "log").read_text()
-    assert said in capfd.readouterr().err
+        engines.build([sys.executable, "-c", f"print({message!r}); raise SystemExit(3)"], tmp_path / "log", tmp_path)
+    assert message in str(refusal.value)
+    assert message in (tmp_path / "log").read_text()
+    assert message in capfd.readouterr().err
 
 
 def test_a_missing_program_is_named(tmp_path):
