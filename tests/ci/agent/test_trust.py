@@ -69,8 +69,8 @@ def test_hosts_other_than_github_tell_upper_from_lower_case():
         ({**BUILD, "BUILDKITE_REPO": "", "BUILDKITE_PULL_REQUEST_REPO": OURS}, True),
         ({"BUILDKITE_BRANCH": "main"}, True),
     ],
-    ids=["desk", "said not", "said", "said in a trusted build", "branch", "branch, empty", "number alone", "no number",
-         "no own", "own empty", "a part of Buildkite"],
+    ids=["desk", "declared not", "declared", "in a trusted build", "branch", "branch, empty", "number alone",
+         "no number", "no own", "own empty", "a part of Buildkite"],
 )  # fmt: skip
 def test_what_cannot_be_told_is_a_fork(env, fork):
     assert trust.of_build(env).fork is fork
@@ -128,7 +128,7 @@ def test_files_that_agents_execute_outside_of_containers(path, on_host):
 
 
 def git(folder, *arguments):
-    identity = ["-c", "user.name=toys", "-c", "user.email=toys@example.invalid"]
+    identity = ["-c", "user.name=tests", "-c", "user.email=tests@example.invalid"]
     subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.images import ROOT, Chain
 
 from hilgate.images.contents import contents, wheel_keys
-from hilgate.images.pins import bake_variables, read
+from hilgate.images.pins import Pins, bake_variables, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +52,15 @@ def _no_outer_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def variables() -> dict[str, str]:
-    pins = read(ROOT)
-    return bake_variables(pins, contents(ROOT), wheel_keys(ROOT, pins), "registry/hilgate", "c" * 40)
+def pins() -> Pins:
+    return read(ROOT)
+
+
+@pytest.fixture(scope="session")
+def keys() -> dict[str, str]:
+    return contents(ROOT)
+
+
+@pytest.fixture(scope="session")
+def variables(pins: Pins, keys: dict[str, str]) -> dict[str, str]:
+    return bake_variables(pins, keys, wheel_keys(ROOT, pins), "registry/hilgate", "c" * 40)

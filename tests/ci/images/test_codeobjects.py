@@ -135,7 +135,7 @@ def test_an_entry_without_kernels_counts_none(codeobjects, compiled, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (
             lambda code: bundle({f"{PREFIX}gfx950": code["gfx942"]}),
@@ -153,8 +153,8 @@ def test_an_entry_without_kernels_counts_none(codeobjects, compiled, tmp_path):
         (lambda _: compressed(b"no bundle", 3), "no offload bundle inside"),
     ],
 )
-def test_what_cannot_be_read_is_an_error_never_an_absence(codeobjects, compiled, tmp_path, spoil, said):
-    with pytest.raises(codeobjects.UnreadableError, match=said):
+def test_what_cannot_be_read_is_an_error_never_an_absence(codeobjects, compiled, tmp_path, spoil, message):
+    with pytest.raises(codeobjects.UnreadableError, match=message):
         codeobjects.read(library(tmp_path / "a.so", spoil(compiled)))
 
 

@@ -1,4 +1,4 @@
-"""What buildah and docker are told: words, without running either."""
+"""The commands that buildah and docker are given, without running either, and the pip configuration of a build."""
 
 from __future__ import annotations
 
@@ -12,44 +12,38 @@ import pytest
 from hilgate.errors import CannotRunHereError
 from hilgate.images import __main__ as command
 from hilgate.images import engines
-from hilgate.images.contents import contents, wheel_keys
 from hilgate.images.engines import Buildah, BuildRequest, Docker, pip_configuration
-from hilgate.images.pins import bake_variables, labels, read
+from hilgate.images.pins import labels
 
 DIGEST = "sha256:" + "ab" * 32
 
 
 @pytest.fixture
-def order(root, tmp_path):
+def order(pins, keys, variables, tmp_path):
     def make(image: str = "rocm", *, mounts: dict | None = None) -> BuildRequest:
-        pins, keys = read(root), contents(root)
-        variables = bake_variables(pins, keys, wheel_keys(root, pins), "registry/hilgate", "c" * 40)
-        return BuildRequest(
-            image, keys[image], tmp_path, labels(image, pins, keys[image], "c" * 40), variables, "[global]\n",
-            mounts or {}, tmp_path / "build.log",
-        )  # fmt: skip
+        named = labels(image, pins, keys[image], "c" * 40)
+        log = tmp_path / "build.log"
+        return BuildRequest(image, keys[image], tmp_path, named, variables, "[global]\n", mounts or {}, log)
 
     return make
 
 
-@pytest.fixture
-def said(monkeypatch):
-    """said: words of each program, answered with nothing found."""
-    heard = []
-    answers = {}
+@pytest.fixture(autouse=True)
+def outputs(monkeypatch):
+    """(words of each command that was run, what they print by a part of their last word); else nothing is found."""
+    commands, answers = [], {}
 
-    def hear(words):
-        heard.append(words)
+    def output(words):
+        commands.append(words)
         return next((answer for key, answer in answers.items() if key in words[-1]), (1, "not found"))
 
-    monkeypatch.setattr(engines, "output", hear)
-    return heard, answers
+    monkeypatch.setattr(engines, "output", output)
+    return commands, answers
 
 
 @pytest.fixture
-def docker(said, root):
+def docker(root):
     """Docker with a registry."""
-    assert said
     return Docker("registry/hilgate", root / "docker/docker-bake.hcl", fork=False)
 
 
@@ -59,8 +53,8 @@ def test_docker_pushes_an_image_and_the_wheels_that_are_missing(order, docker):
     assert words[-5:] == ["rocm", "wheels-mamba", "wheels-conv1d", "wheels-aiter", "wheels-vllm"]
 
 
-def test_docker_takes_a_wheel_that_the_registry_has_by_its_digest(said, order, docker):
-    said[1]["wheels-aiter"] = (0, f"{DIGEST}\n")
+def test_docker_takes_a_wheel_that_the_registry_has_by_its_digest(outputs, order, docker):
+    outputs[1]["wheels-aiter"] = (0, f"{DIGEST}\n")
     words = docker.command(order())
     (override,) = [word for word in words if word.startswith("rocm.contexts.")]
     key = order().variables["AITER_KEY"]
@@ -69,7 +63,6 @@ def test_docker_takes_a_wheel_that_the_registry_has_by_its_digest(said, order, d
 
 
 @pytest.mark.parametrize("registry", ["", "registry/hilgate"])
-@pytest.mark.usefixtures("said")
 def test_a_fork_pushes_nothing_and_exports_no_cache(order, root, registry):
     engine = Docker(registry, root / "docker/docker-bake.hcl", fork=True)
     words = engine.command(order())
@@ -79,28 +72,27 @@ def test_a_fork_pushes_nothing_and_exports_no_cache(order, root, registry):
     assert engine.store == "hilgate-fork"
 
 
-def test_what_a_fork_left_on_a_machine_is_found_by_no_other_build(said, root):
+def test_what_a_fork_left_on_a_machine_is_found_by_no_other_build(outputs, root):
     for registry in ("", "registry/hilgate"):
         Docker(registry, root / "docker/docker-bake.hcl", fork=False).find("rocm", "1")
-    assert not [words for words in said[0] if "fork" in words[-1]]
+    assert not [words for words in outputs[0] if "fork" in words[-1]]
 
 
-def test_docker_reads_a_digest_and_nothing_else(said, docker):
+def test_docker_reads_a_digest_and_nothing_else(outputs, docker):
     for answer, digest in (((0, DIGEST), DIGEST), ((0, "garbage"), None), ((0, ""), None), ((1, DIGEST), None)):
-        said[1]["rocm"] = answer
+        outputs[1]["rocm"] = answer
         assert docker.find("rocm", "1") == digest
 
 
-@pytest.mark.usefixtures("said")
 def test_docker_does_not_mount_folders_of_a_machine_into_a_build(order, root):
     with pytest.raises(CannotRunHereError, match="folders or a certificate"):
         Docker("", root / "docker/docker-bake.hcl", fork=False).command(order(mounts={"/wheels": "/run/hilgate/pip-0"}))
 
 
-def test_docker_runs_without_network_or_capabilities(said, docker):
-    said[1]["registry/hilgate/cpu:1"] = (0, DIGEST)
+def test_docker_runs_without_network_or_capabilities(outputs, docker):
+    outputs[1]["registry/hilgate/cpu:1"] = (0, DIGEST)
     docker.run("cpu", "1", ["true"], {"/a": "/b", "/c": "/d:rw"})
-    words = " ".join(said[0][-1])
+    words = " ".join(outputs[0][-1])
     assert "--network none --cap-drop ALL --security-opt no-new-privileges" in words
     assert "--volume /a:/b:ro --volume /c:/d:rw" in words
     assert "--privileged" not in words
@@ -158,7 +150,7 @@ def test_buildah_finds_by_name(store):
 
 
 @pytest.mark.parametrize(
-    ("missing", "user", "said"),
+    ("missing", "user", "message"),
     [
         (("buildah",), 0, "buildah not installed"),
         (("buildah", "debootstrap"), 0, "apt-get install --no-install-recommends buildah debootstrap"),
@@ -166,12 +158,12 @@ def test_buildah_finds_by_name(store):
     ],
     ids=["no-buildah", "neither", "not-root"],
 )
-def test_a_machine_that_cannot_build_says_what_it_lacks(tmp_path, monkeypatch, missing, user, said):
+def test_a_machine_that_cannot_build_says_what_it_lacks(tmp_path, monkeypatch, missing, user, message):
     monkeypatch.setattr(engines.shutil, "which", lambda name: None if name in missing else name)
     monkeypatch.setattr(engines.os, "geteuid", lambda: user)
     with pytest.raises(CannotRunHereError) as refusal:
         Buildah(tmp_path, "bookworm", Path("debootstrap.sh"))
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
     assert refusal.value.exit_status == 5
 
 
@@ -192,19 +184,19 @@ def test_docker_without_buildx_is_no_docker(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("message", "kind"),
     [
         ("E: Could not resolve 'deb.example'", CannotRunHereError),
         ("write: No space left on device", CannotRunHereError),
         ("error: subprocess exited with status 1", engines.BuildFailedError),
     ],
 )
-def test_a_failed_build_blames_the_machine_or_the_recipe(tmp_path, said, kind, capfd):
+def test_a_failed_build_blames_the_machine_or_the_recipe(tmp_path, message, kind, capfd):
     with pytest.raises(kind) as refusal:
-        engines.build([sys.executable, "-c", f"print({said!r}); raise SystemExit(3)"], tmp_path / "log", tmp_path)
-    assert said in str(refusal.value)
-    assert said in (tmp_path / "log").read_text()
-    assert said in capfd.readouterr().err
+        engines.build([sys.executable, "-c", f"print({message!r}); raise SystemExit(3)"], tmp_path / "log", tmp_path)
+    assert message in str(refusal.value)
+    assert message in (tmp_path / "log").read_text()
+    assert message in capfd.readouterr().err
 
 
 def test_a_missing_program_is_named(tmp_path):

@@ -37,7 +37,7 @@ def copy(root: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "at", "said"),
+    ("old", "new", "at", "message"),
     [
         ('triton = "3.6.0"', 'tritom = "3.6.0"', "tritom", "rocm.tritom: unknown key 'tritom'; did you mean 'triton'"),
         ('triton = "3.6.0"', 'triton = "3.6.0"\ncuda = "13"', "cuda", "rocm.cuda: unknown key"),
@@ -89,11 +89,11 @@ def copy(root: Path, tmp_path: Path):
     ],
     ids=lambda value: re.sub(r"\W+", "-", value)[:30] if isinstance(value, str) else None,
 )
-def test_a_mistake_is_refused_with_its_line(copy, old, new, at, said):
+def test_a_mistake_is_refused_with_its_line(copy, old, new, at, message):
     root = copy(old, new)
     with pytest.raises(DeclarationError) as refusal:
         read(root)
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
     lines = {int(number) for number in re.findall(r"pins\.toml:(\d+) ", str(refusal.value))}
     candidates = {n for n, line in enumerate((root / PINS_FILE).read_text().splitlines(), 1) if at in line}
     assert lines & candidates

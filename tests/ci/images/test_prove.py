@@ -62,9 +62,9 @@ def test_an_absent_rocm_is_not_the_pinned_one(prove):
 
 @pytest.mark.parametrize("name", [*BASE, *FILES])
 def test_a_replaced_part_of_the_base_is_named(prove, name):
-    (said,) = prove.unchanged(BASE | FILES, BASE | FILES | {name: "other"})
-    assert said.startswith(f"{name} of the base was replaced")
-    assert said.endswith("install with --no-deps")
+    (message,) = prove.unchanged(BASE | FILES, BASE | FILES | {name: "other"})
+    assert message.startswith(f"{name} of the base was replaced")
+    assert message.endswith("install with --no-deps")
 
 
 def test_the_same_version_with_other_files_is_a_replacement(prove, tmp_path, monkeypatch):
@@ -85,7 +85,7 @@ def test_an_uninstalled_distribution_is_missing_not_an_error(prove):
 
 
 @pytest.mark.parametrize(
-    ("libraries", "said"),
+    ("libraries", "message"),
     [
         ({"module_a.so": {"gfx942": 3, "gfx950": 3}, "host.so": {}}, []),
         ({"module_a.so": {"gfx942": 3}}, ["aiter: module_a.so has no kernel for gfx950"]),
@@ -100,12 +100,12 @@ def test_an_uninstalled_distribution_is_missing_not_an_error(prove):
     ],
     ids=["good", "arch-missing", "arch-without-kernels", "another-arch-only", "host-only", "nothing", "unreadable"],
 )
-def test_code_for_every_architecture(prove, monkeypatch, tmp_path, libraries, said):
+def test_code_for_every_architecture(prove, monkeypatch, tmp_path, libraries, message):
     monkeypatch.setattr(
         prove, "_libraries", lambda _name, folder: {folder / key: value for key, value in libraries.items()}
     )
     lines, problems = prove.code(PINS, tmp_path)
-    assert problems == said
+    assert problems == message
     assert len(lines) == sum(isinstance(value, dict) and bool(value) for value in libraries.values())
 
 

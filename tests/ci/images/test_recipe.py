@@ -64,7 +64,7 @@ def test_a_recipe_is_pinned_and_fetches_nothing_by_name(image):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("ARG BASE\n", "ARG BASE=rocm/pytorch:latest\n", "has a default"),
         ("FROM ${BASE} AS base", "FROM rocm/pytorch:latest AS base", "no pinned base"),
@@ -79,10 +79,10 @@ def test_a_recipe_is_pinned_and_fetches_nothing_by_name(image):
     ],
     ids=["default", "tag", "no-checksum", "clone", "dependencies", "native"],
 )
-def test_a_planted_bug_in_the_recipe_is_found(old, new, said):
+def test_a_planted_bug_in_the_recipe_is_found(old, new, message):
     text = (ROOT / "docker/rocm.Dockerfile").read_text()
     assert old in text
-    assert any(said in one for one in complaints("rocm", text.replace(old, new, 1)))
+    assert any(message in one for one in complaints("rocm", text.replace(old, new, 1)))
 
 
 @pytest.mark.parametrize("image", DOCKERFILES)
