@@ -2,7 +2,7 @@
 
 Each operation is imported from its own module, so that importing the package loads neither torch nor triton:
 
-    from pagedkv.cache_write import write_kv_cache
-    from pagedkv.cache_gather import gather_kv_cache
-    from pagedkv.paged_attention import paged_attention
+    from pagedkv.cache.write import write_kv_cache
+    from pagedkv.cache.gather import gather_kv_cache
+    from pagedkv.attention.paged import paged_attention
 """

@@ -33,7 +33,7 @@ class Arch:
     async_copies: bool = False
     """Whether pipelined loads reach LDS past the registers (cp.async)."""
     native_fp8: str = ""
-    """The FP8 format that the device converts in one instruction and `fp8.decode` in several; "" for none."""
+    """The FP8 format that the device converts in one instruction and `fp8.formats.decode` in several; "" for none."""
 
 
 NEVER = 1 << 30

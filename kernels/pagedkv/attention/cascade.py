@@ -3,6 +3,7 @@
 A prefix that many sequences have in common (a system prompt) is the same K and V for all of them. One pass would read
 it once for each sequence; here all queries attend it together, as one sequence, and each its own rest, and the two are
 merged by their sums of exponentials (`merge_kernel`). The partial results are fp32, so nothing is rounded twice.
+Library only: vLLM's plugin does not call it.
 """
 
 from __future__ import annotations

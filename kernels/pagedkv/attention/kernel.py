@@ -230,11 +230,9 @@ def attention_kernel(
     query_row = (row_start + row_token).to(tl.int64)
     channel = tl.arange(0, PADDED)
     row_mask = row_live[:, None] & (channel < HEAD_SIZE)[None, :]
-    query_offset = query_row * stride_query_token + row_head * stride_query_head
-    q = tl.load(query + query_offset[:, None] + channel[None, :], mask=row_mask, other=0.0)
 
     # The tokens they see, and the tiles over them. With a single query token it sees all of those, and the causal mask
-    # and the window need no further test.
+    # and the window need no further test. (q comes after the bounds: with it before them Triton 3.6 reserves scratch.)
     column = tl.arange(0, TILE * HEADS * SEQS)
     column_seq = sequence_of(column, first_seq, TILE * HEADS, SEQS)
     column_head = first_head + column % HEADS
@@ -246,6 +244,8 @@ def attention_kernel(
     first_tile, end_tile = tile_range(
         lowest(kv_begin, SEQS if WINDOWED else 1), highest(kv_end, SEQS), split, TILE, SPLITS, SPLIT_TILES
     )
+    query_offset = query_row * stride_query_token + row_head * stride_query_head
+    q = tl.load(query + query_offset[:, None] + channel[None, :], mask=row_mask, other=0.0)
     same = shared(row_live, row_seq, row % TOKEN_ROWS // GROUP, column_seq, column % HEADS, HEADS, SEQS)
     GROUPED: tl.constexpr = PACKING > 0 and BLOCK_SIZE % X == 0
     table = block_table + column_seq.to(tl.int64) * stride_table

@@ -73,7 +73,7 @@ def paged_attention(
         alibi_slopes: `slope[h] * (position of the key - position of the query)` is added to the scores, after the cap.
         sinks: One more score of each head, unscaled and uncapped, that has no value but a share of the weight.
         lse: Output: natural logarithm of the sum of exponentials of each query, the sink included; -inf for a query
-            that sees nothing. Two results over parts of the KV are merged by it (`pagedkv.cascade`).
+            that sees nothing. Two results over parts of the KV are merged by it (`pagedkv.attention.cascade`).
         num_splits: Partitions of the KV of each sequence; None lets the tuning data decide.
         batch_invariant: Whether a sequence gets the same bits whatever else is in the batch, in whatever order and
             under whatever bounds, as long as it is in the same phase: decode sequences and the others in two calls, as

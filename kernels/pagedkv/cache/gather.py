@@ -6,13 +6,11 @@
 This is the gather before the extend step of a chunked prefill (vLLM PR 37228). A program copies ROWS head rows
 (token, head) of K and of V; every stride but the innermost is an argument, for K and V separately; offsets are int64.
 Codes of a quantised cache become `decode(code) * scale`, computed in fp32 and rounded to the dtype of the output.
-Packed caches have a kernel of their own (`packed_gather`).
 
-The gather from packed caches, where tokens are neighbours in memory: a program takes TOKENS positions of one head.
-
-Its positions are aligned to TOKENS in the sequence and not in the output, so that groups of X tokens of a block are
-read with one load. Sequence `s` therefore owns up to two tiles more than its tokens fill: those from
-`cu_seq_lens[s] // TOKENS + 2 s` on.
+In a packed cache tokens are neighbours in memory: a program of `packed_gather_kernel` takes TOKENS positions of one
+head, aligned to TOKENS in the sequence and not in the output, so that groups of X tokens of a block are read with one
+load. Sequence `s` therefore owns up to two tiles more than its tokens fill: those from `cu_seq_lens[s] // TOKENS + 2 s`
+on. Library only: the vLLM plugin attends to the context in place and calls no gather.
 """
 
 from __future__ import annotations

@@ -5,13 +5,12 @@
 A program copies ROWS head rows (token, head) of K and of V. Every stride but the innermost is an argument, for K and V
 separately; offsets are int64, because a hybrid model's block stride reaches megabytes and int32 products wrap at a few
 thousand blocks. A quantised cache stores `encode(x / scale)`; with a scale for each token and head the write computes
-it, `max(absmax / largest code, 1e-6)`, and stores it too. Packed caches have a kernel of their own (`packed_write`).
+it, `max(absmax / largest code, 1e-6)`, and stores it too.
 
-The write into packed caches, where tokens are neighbours in memory: a program takes TOKENS tokens of a few channels.
-
-A token's channels lie far apart there, and slots in no order make 2-byte pieces of every store. What keeps that from
-being a read and a write of HBM each is the L2: all tokens of one head and SLICE channels are written before the next
-ones, so that pieces of a cache line meet there.
+In a packed cache tokens are neighbours in memory, and a token's channels lie far apart: slots in no order make 2-byte
+pieces of every store. What keeps that from being a read and a write of HBM each is the L2: `packed_write_kernel` takes
+TOKENS tokens of SLICE channels, and all tokens of one head and slice are written before the next ones, so that pieces
+of a cache line meet there.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class KernelScales:
     kind: int
     """UNSCALED, PER_HEAD or PER_TOKEN."""
     format: str
-    """Of `fp8.FORMATS`; "" if UNSCALED."""
+    """Of `fp8.formats.FORMATS`; "" if UNSCALED."""
     largest: float
     """Largest finite value of the format."""
     key: Tensor
@@ -42,7 +42,7 @@ class KernelScales:
 
 
 def kernel_scales(cache: PagedCache) -> KernelScales:
-    """Return the kernel arguments of a cache that `cache_checks.whole` has accepted."""
+    """Return the kernel arguments of a cache that `cache.checks.whole` has accepted."""
     if cache.quantisation is None:
         return KernelScales(UNSCALED, "", 0.0, cache.key, cache.value, (0,) * 6)
     quantisation = cache.quantisation
@@ -65,7 +65,7 @@ def _strides(scale: Tensor) -> tuple[int, int, int]:
 
 @triton.jit
 def decoded(code, FORMAT: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the values of uint8 codes in DTYPE; by the device's own conversion if NATIVE, else by `fp8.decode`."""
+    """Return the values of uint8 codes in DTYPE; by the device's own conversion if NATIVE, else by `formats.decode`."""
     if NATIVE:
         # By way of fp32, which is what the instructions give. Towards fp16 and bf16 Triton 3.6 has a conversion in
         # software for gfx950, several times as long, and the one to bf16 turns NaN into 480.

@@ -64,7 +64,7 @@ def mla_decode(
         lse: Where the natural logarithm of each row's softmax denominator goes, -inf for a query that sees nothing.
         cache_format: FP8 format of the cache, if it is quantised.
         cache_scale: What its values are multiplied with, one number for all.
-        tables: The schedule of this step, for callers with many layers (`mla_tables.fill`); None makes one.
+        tables: The schedule of this step, for callers with many layers (`mla.tables.fill`); None makes one.
         programs: Programs that run at a time; None lets the tuning data decide.
         debug: Also check lengths, block ids and tables (synchronises with the device).
 

@@ -9,7 +9,7 @@ Work is laid out on one line: a sequence takes `fixed + ceil(seq_len / granulari
 work item costs whatever its length. The line is cut every `quota` units and each piece is a group's. A cut inside a
 sequence splits it; a remainder shorter than `fixed` is left to the group before, because a work item of its own would
 cost more. Everything follows from one prefix sum, so a device can compute each group without the others
-(`mla_tables.py`), and the sizes of the tables follow from shapes alone:
+(`tables.py`), and the sizes of the tables follow from shapes alone:
 
     works    <= num_seqs + groups - 1               every cut adds one work item
     partials <= min(works, 2 * (groups - 1))        a sequence with c cuts has c + 1 <= 2 c partial results

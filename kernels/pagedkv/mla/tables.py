@@ -1,4 +1,4 @@
-"""The tables of `mla_schedule.plan`, made on the device: each program finds the work items of one group by itself.
+"""The tables of `schedule.plan`, made on the device: each program finds the work items of one group by itself.
 
 They are filled where the lengths are, once a step and for all layers, and their sizes follow from shapes alone. A
 captured graph therefore stays right with other lengths: either it holds `fill`, or `fill` runs before each replay and
@@ -43,7 +43,7 @@ class Tables:
         return Tables(self.launch, works, self.work_indptr, self.reduce_indptr[: num_seqs + 1])
 
     def schedule(self) -> Schedule:
-        """Return the tables as `mla_schedule.check` takes them (reads device memory)."""
+        """Return the tables as `schedule.check` takes them (reads device memory)."""
         indptr = tuple(self.work_indptr.tolist())
         works = tuple(Work(*row) for row in self.works[: indptr[-1]].tolist())
         return Schedule(works, indptr, tuple(self.reduce_indptr.tolist()))

@@ -14,7 +14,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.attending import HALF, attend, check, expected, sequences, small
-from support.mistakes import refused
 from support.pools import Batch, assert_same_bits
 
 from pagedkv.arch import ARCHES, limits
@@ -119,11 +118,6 @@ def test_batch_invariant_prefill_in_chunks(device, record_property):
         part.seq_lens = torch.full_like(data.seq_lens, end)
         part.query_start_loc = torch.tensor([0, end - first], dtype=torch.int32, device=device)
         assert_same_bits(attend(part, batch_invariant=True), whole[first:end], f"tokens {first} .. {end - 1}")
-
-
-def test_a_fixed_length_and_a_number_of_partitions_contradict(device):
-    with refused("split", "num_splits: got 3 with batch_invariant=True"):
-        attend(small(device, [1], [20]), num_splits=3, batch_invariant=True)
 
 
 batches = st.fixed_dictionaries(

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 import torch
+from support import attending
 from support.mla_steps import Step, decode, step
-from support.tolerances import LSE_ABSOLUTE, ROW_RELATIVE
+from support.tolerances import LSE_ABSOLUTE
 
 from pagedkv.device import INTERPRETED
 from pagedkv.fp8 import formats
@@ -23,22 +24,9 @@ def expected(data: Step, **options) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def check(got, golden, record) -> None:
-    """Every row within the tolerance of its dtype, a row of zeros exactly zero; lse -inf exactly where it must be."""
-    (out, lse), (golden_out, golden_lse) = got, golden
-    dtype = str(out.dtype).removeprefix("torch.")
-    error, norm = (out.double().cpu() - golden_out).norm(dim=-1), golden_out.norm(dim=-1)
-    relative = torch.where(norm > 0, error / norm, torch.where(error > 0, float("inf"), 0.0))
-    record("max_row_relative_err", relative.max().item())
-    wrong = ~(relative <= ROW_RELATIVE["mla", dtype])
-    assert not wrong.any(), (
-        f"{int(wrong.sum())} of {wrong.numel()} (token, head) rows are off; first {wrong.nonzero()[:5].tolist()}, by "
-        f"{relative[wrong][:5].tolist()}, allowed {ROW_RELATIVE['mla', dtype]:.1e}"
-    )
-    lse = lse.double().cpu()
-    same = lse == golden_lse  # -inf
-    off = torch.where(same, 0.0, (lse - golden_lse).abs())
-    record("max_abs_lse_err", off.max().item())
-    assert (off <= LSE_ABSOLUTE).all(), f"lse off by {off[~(off <= LSE_ABSOLUTE)][:5].tolist()}"
+    """Every row within the tolerance of its dtype; sums of exponentials too, -inf exactly where nothing is seen."""
+    attending.check(got[0], golden[0], record, "mla")
+    assert attending.lse_error(got[1], golden[1]) <= LSE_ABSOLUTE
 
 
 @pytest.fixture
