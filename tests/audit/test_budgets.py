@@ -67,32 +67,15 @@ def test_every_kernel_with_a_dot_product_must_use_matrix_instructions():
 
 
 INVALID = [
-    pytest.param("[every", "not TOML", id="syntax"),
-    pytest.param(
-        "[every]\nvgpr_spills = 0\n",
-        "every: expected the keys scratch_bytes, vgpr_spills, wide_share; got vgpr_spills",
-        id="a limit is missing",
-    ),
-    pytest.param("{every}\n[kernel.a]\nmfma = 1\n", "kernel", id="misspelt table"),
-    pytest.param("{every}\n[kernels.a]\nmmfa = 1\n", "got mmfa", id="misspelt key"),
-    pytest.param("{every}\n[kernels.a]\nmfma = -1\n", "at least 0", id="negative"),
-    pytest.param("{every}\n[kernels.a]\nmfma = true\n", "got True; expected int", id="a boolean is no number"),
-    pytest.param("{every}\n[kernels.a]\nwide = 'key'\n", "expected a list of texts", id="a string is no list"),
-    pytest.param(
-        "{every}\n[[compare]]\noperation = 'decode'\n",
-        "expected the keys figure, operation, ours, theirs",
-        id="half a rule",
-    ),
-    pytest.param("[every]\nvgpr_spills = 0\nscratch_bytes = 0\nwide_share = 1.5\n", "is a share", id="more than all"),
-    pytest.param("{every}\n[kernels.a]\ntile = 32\n", "got 32; expected a text", id="a tile is a name"),
+    pytest.param("", "every: expected the keys", id="no limits"),
+    pytest.param("[every]\nvgpr_spills = 0\nscratch_bytes = 0\nwide_share = 1.5\n", "is a share, got 1.5", id="share"),
+    pytest.param("[kernel]\n", "got kernel; known: every", id="misspelt table"),
 ]
 
 
 @pytest.mark.parametrize(("text", "message"), INVALID)
 def test_invalid_budgets_are_refused(tmp_path, text, message):
     path = tmp_path / FILE.name
-    path.write_text(
-        text.format(every="[every]\nvgpr_spills = 0\nscratch_bytes = 0\nwide_share = 0.9") if "{" in text else text
-    )
+    path.write_text(text)
     with pytest.raises(InvalidDataError, match=message):
         load_budgets(path)

@@ -30,17 +30,18 @@ def test_misuse_is_2_and_names_the_value(arguments, capsys):
     assert arguments[1] in capsys.readouterr().err
 
 
-def test_an_unknown_option_is_2():
+@pytest.mark.parametrize("arguments", [["--archs", "gfx942"], ["--source", "theirs"]])
+def test_misuse_that_the_parser_sees_is_2(arguments):
     with pytest.raises(SystemExit) as left:
-        cli.main(["--archs", "gfx942"])
+        cli.main(arguments)
     assert left.value.code == 2
 
 
 def test_another_triton_is_5_and_says_how_to_get_it(capsys):
     assert cli.main(["--triton", "3.0.0"]) == 5
-    said = capsys.readouterr().err
-    assert "asked for Triton 3.0.0" in said
-    assert "pip install --target .triton/3.0.0 --no-deps triton==3.0.0" in said
+    printed = capsys.readouterr().err
+    assert "asked for Triton 3.0.0" in printed
+    assert "pip install --target .triton/3.0.0 --no-deps triton==3.0.0" in printed
 
 
 @pytest.mark.parametrize("setting", ["TRITON_INTERPRET", "AMDGCN_USE_BUFFER_OPS", "TRITON_OVERRIDE_ARCH"])
@@ -64,12 +65,12 @@ def test_a_triton_without_the_amd_backend_is_5(tmp_path, monkeypatch, capsys):
 
 
 def test_a_selection_of_nothing_is_4(capsys):
-    assert cli.main(["--only", "no such case"]) == 4
+    assert cli.main(["--source", "ours", "--only", "no such case"]) == 4
     assert "no such case" in capsys.readouterr().err
 
 
 def test_the_list_holds_the_block_that_broke_vllm_and_compiles_nothing(capsys):
-    assert cli.main(["--list", "--arch", "gfx942"]) == 0
+    assert cli.main(["--list", "--source", "ours", "vllm", "--arch", "gfx942"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert any("/ours/attention-decode-bfloat16-q32kv8-d64-bs2048" in line for line in listed)
     assert any("/vllm/pr-38502" in line for line in listed)
@@ -77,7 +78,7 @@ def test_the_list_holds_the_block_that_broke_vllm_and_compiles_nothing(capsys):
 
 
 def test_the_planted_defect_is_caught_end_to_end(tmp_path: Path):
-    done = command("--only", "pr-38502", "--arch", "gfx942", HILGATE_OUT=str(tmp_path))
+    done = command("--source", "vllm", "--only", "pr-38502", "--arch", "gfx942", HILGATE_OUT=str(tmp_path))
     # Caught before anything is compiled: right, and yet no code object was audited, so it is no pass on its own.
     assert done.returncode == 4, done.stdout + done.stderr
     [finding] = [json.loads(line) for line in (tmp_path / "findings.jsonl").read_text().splitlines()]

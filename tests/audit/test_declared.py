@@ -35,14 +35,8 @@ VALID = {
 INVALID = [
     pytest.param({"kernel": '"vllm/scam"'}, "got vllm/scam; known: vllm/scan", id="kernel"),
     pytest.param({"arch": '["gfx1100"]'}, "arch: got gfx1100", id="arch"),
-    pytest.param({"arch": "[]"}, "arch: got .*expected a list of texts", id="no arch"),
     pytest.param({"configurations": '["z"]'}, "configurations: got z; known: every, a, b", id="configuration"),
-    pytest.param(
-        {"configurations": '"all"'}, "configurations: got 'all'; expected a list of texts", id="a word for every one"
-    ),
     pytest.param({"says": '"("'}, "no regular expression", id="expression"),
-    pytest.param({"why": '""'}, "why: got ''; expected a text", id="no reason"),
-    pytest.param({"whence": '"x"'}, "got .*whence", id="unknown key"),
 ]
 
 
@@ -66,14 +60,3 @@ def test_a_declaration_is_read(tmp_path):
 def test_an_invalid_declaration_is_refused(tmp_path, change, message):
     with pytest.raises(InvalidDataError, match=message):
         declare(tmp_path, **change)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["[[crash]", "[[crush]]\n", '[[narrow]]\ntriton = "3.8.0"\n', NARROW.replace('["value_cache"]', "[]")],
-)
-def test_a_file_that_is_not_one_is_refused(tmp_path, text):
-    path = tmp_path / "declared.toml"
-    path.write_text(text)
-    with pytest.raises(InvalidDataError):
-        load_declared(path)

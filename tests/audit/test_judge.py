@@ -34,6 +34,12 @@ def test_a_declared_narrow_load_passes_while_it_is_narrow_and_fails_once_it_is_w
     assert (wide.outcome, "remove that entry" in wide.message) == ("fail", True)
 
 
+def test_a_crash_of_ours_fails_and_a_timeout_is_no_answer():
+    died = judged(Crash("SIGABRT; the compiler printed: cannot select"))
+    assert (died.outcome, died.message) == ("fail", "SIGABRT; the compiler printed: cannot select")
+    assert judged(Crash("time limit", timed_out=True)).outcome == "inconclusive"
+
+
 def test_the_proof_passes_only_when_the_defect_is_caught_with_its_figure(figures):
     assert judged(OVERSIZE, "vllm", expected_lds=262144).outcome == "pass"
     for other in (figures(), LdsExceededError("k", 131072, 65536), Crash("died"), RuntimeError("no")):

@@ -112,7 +112,7 @@ def test_both_groups_of_an_encoder_decoder_model_mean_the_same_bytes(packing, la
 def test_keys_and_values_of_unlike_sizes_are_refused(kind, packing):
     spec = kind(**SPEC, head_size_v=32, **({"sliding_window": 8} if kind is SlidingWindowSpec else {}))
     with pytest.raises(errors.UnsupportedFeatureError, match="keys with 64 and values with 32 channels"):
-        pages.ask(spec, packing)
+        pages.complete_spec(spec, packing)
 
 
 @pytest.mark.parametrize("packing", ["native", "shuffle"])

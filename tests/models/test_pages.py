@@ -86,7 +86,7 @@ class Pool:
             dtype=dtype,
             kv_quant_mode=get_kv_quant_mode(case.kv_cache_dtype),
         )
-        spec = pages.ask(spec, case.packing)
+        spec = pages.complete_spec(spec, case.packing)
         if case.padding:
             spec = pages.replace(spec, page_size_padded=spec.page_size_bytes + case.padding)
         layout = KVCacheLayout[case.layout]

@@ -56,7 +56,7 @@ def test_refusals_name_the_feature(make, features, named):
 def test_a_block_size_that_vllm_decides_on_later_is_judged_too(make):
     layer = make(packing="shuffle", kv_cache_dtype="fp8")
     with pytest.raises(errors.UnsupportedFeatureError, match="block_size 24"):
-        layer.settle(24, KVCacheLayout.LBHNC)
+        layer.set_pool(24, KVCacheLayout.LBHNC)
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""What the AMD compiler makes of our kernels, on a machine without a GPU: `python -m pagedkv.audit`."""
+"""Audit of the code objects that the AMD compiler makes, without a GPU: `python -m pagedkv.audit`."""

@@ -1,4 +1,4 @@
-"""What a version of the compiler is known to do wrong, as data: `declared.toml`.
+"""Known defects of a compiler as data (`declared.toml`): expected crashes and narrow loads.
 
 Both kinds of entry are checked both ways: what is not declared fails, and so does a declaration that is no longer true.
 """

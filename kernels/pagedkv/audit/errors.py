@@ -1,4 +1,4 @@
-"""Mistakes the audit can meet, each with what is wrong and what to do, and the exit status it ends with."""
+"""Errors of the audit, and the exit status that each ends with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run each piece of work in its own forked child, several at a time, and survive whatever happens to it.
+"""Run functions in forked children that may crash or hang, several at a time.
 
 MLIR and LLVM end the process when one of their own checks fails, after printing the check to stderr. A fork inherits
 the imported torch, Triton and vLLM, so a child starts in milliseconds.

@@ -1,4 +1,4 @@
-"""What a compute unit of each CDNA arch offers, and how many waves of a kernel it can hold.
+"""Registers, LDS and waves of a compute unit of each CDNA arch: the occupancy of a kernel.
 
 Sources, by the names used below:
 

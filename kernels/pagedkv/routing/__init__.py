@@ -1,4 +1,4 @@
-"""Which kernel serves a layer, and why: the limits of every kernel in the image as data, and one function over them.
+"""Route attention layers to kernels: the limits of every kernel in the image as data, and one function over them.
 
     from . import Request, route
 

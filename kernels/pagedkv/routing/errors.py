@@ -83,10 +83,10 @@ class NoKernelError(RoutingError):
         lacks = [{mismatch.feature for mismatch in rejection.mismatches} for rejection in rejected]
         self.missing = tuple(sorted(set.intersection(*lacks))) if lacks else ()
         if not rejected:
-            said = "no provider has one. Add a provider."
+            summary = "no provider has one. Add a provider."
         elif self.missing:
-            said = f"none serves {', '.join(self.missing)}. Change that of the layer, or add a provider."
+            summary = f"none serves {', '.join(self.missing)}. Change that of the layer, or add a provider."
         else:
-            said = "each lacks something else. Change one feature below, or add a provider."
+            summary = "each lacks something else. Change one feature below, or add a provider."
         lines = "".join(f"\n  {rejection}" for rejection in rejected)
-        super().__init__(f"{task}: no kernel serves this layer: {said}{lines}")
+        super().__init__(f"{task}: no kernel serves this layer: {summary}{lines}")

@@ -134,7 +134,7 @@ class Feature:
     """Its name in the data."""
     value: Callable[[Request, Task], object]
     """What a request asks of a kernel that does a task; None is nothing."""
-    words: Callable[[Request], str]
+    describe: Callable[[Request], str]
     """The same for a person."""
     tasks: tuple[Task, ...] = TASKS
     """Tasks that have it; a kernel of another task does not state it."""

@@ -1,4 +1,4 @@
-"""What one attention layer asks of its kernels, and the one description of its cache that they all must serve."""
+"""Request of one attention layer, validated, and the layout of its cache that all its kernels must serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses the writer, the readers and the gather of one layer, with the reason for each and against each other one.
+"""Choose the writer, the readers and the gather of a layer, with the reason for each and against each other one.
 
 The cache has one layout, the request's. Every kernel is checked against it, and a `Route` checks again when it is made,
 so that a cache is never written by one layout and read by another (vLLM PRs 38502 and 39192 repair such pairs).
@@ -113,7 +113,7 @@ def mismatches(kernel: Kernel, request: Request, task: Task) -> tuple[Mismatch, 
     """Return every feature of a request that a kernel does not serve in a task."""
     found = [
         Mismatch(
-            feature.key, feature.words(request), str(kernel.limits[feature.key]), kernel.limits[feature.key].source
+            feature.key, feature.describe(request), str(kernel.limits[feature.key]), kernel.limits[feature.key].source
         )
         for feature in FEATURES
         if task in feature.tasks and not kernel.limits[feature.key].admits(feature.value(request, task))

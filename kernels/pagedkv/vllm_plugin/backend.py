@@ -51,7 +51,7 @@ class PagedKVBackend(AttentionBackend):
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
         """Complete the description of a layer's pages, as the packing wants them."""
-        return pages.ask(spec, packing())
+        return pages.complete_spec(spec, packing())
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...] | None:

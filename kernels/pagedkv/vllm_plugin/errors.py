@@ -1,4 +1,4 @@
-"""Mistakes at the border to vLLM, one class each."""
+"""Errors of the vLLM plugin, one class each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One attention layer: refuse what is not served, write the new keys and values, attend."""
+"""Attention of one layer in vLLM: refuse what is not served, write the new keys and values, attend."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
             sinks=sinks is not None,
             attn_type=attn_type,
         )
-        self._take(routes.find(request))
+        self._set_route(routes.find(request))
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
@@ -103,7 +103,7 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         self.attentions = 0
         self._sinks: torch.Tensor | None = sinks
 
-    def settle(self, block_size: int, order: KVCacheLayout) -> None:
+    def set_pool(self, block_size: int, order: KVCacheLayout) -> None:
         """Take the pool as vLLM has decided on it, before anything is written to it.
 
         Args:
@@ -114,9 +114,9 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
             UnsupportedFeatureError: No kernel serves the layer in such a pool.
         """
         request = self.route.request
-        self._take(routes.settle(request, block_size, sides(request.packing, order)))
+        self._set_route(routes.route_in_pool(request, block_size, sides(request.packing, order)))
 
-    def _take(self, route: Route) -> None:
+    def _set_route(self, route: Route) -> None:
         """The one decision for write and attention."""
         asked = route.request
         quantised = None if asked.kv_cache_dtype == "auto" else asked.kv_cache_dtype

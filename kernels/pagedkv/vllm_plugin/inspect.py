@@ -1,7 +1,7 @@
-"""Evidence from inside the workers: who served which attention layer, how often, on what memory.
+"""Report from inside vLLM's workers: which backend served each attention layer, how often, on what memory.
 
 vLLM logs a plugin that failed to load and carries on with another backend, so a right answer proves nothing about our
-kernels. The worker is asked instead:
+kernels. So ask the workers:
 
     llm = build_llm("path/to/model", dtype="float32", max_model_len=256)
     llm.generate(...)

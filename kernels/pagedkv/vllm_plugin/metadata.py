@@ -71,9 +71,9 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         order = vllm_config.cache_config.get_resolved_kv_cache_layout()
         impls = [layers[name].impl for name in layer_names]
         for impl in impls:
-            impl.settle(kv_cache_spec.block_size, order)
+            impl.set_pool(kv_cache_spec.block_size, order)
         for route, count in Counter(impl.route for impl in impls).items():
-            log.info("pagedkv serves %d layers of %s", count, routes.words(route))
+            log.info("pagedkv serves %d layers of %s", count, routes.log_line(route))
 
     @classmethod
     def get_cudagraph_support(

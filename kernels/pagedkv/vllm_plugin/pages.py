@@ -1,4 +1,4 @@
-"""What a page of vLLM's KV pool holds: what to ask vLLM for, and the `PagedCache` of what it then hands out.
+"""KV cache pages of vLLM: the spec to request, and the `PagedCache` of the pool that vLLM hands out.
 
 vLLM shows a layer's pool as `[B, H, N, C]`: blocks, head slots, tokens and content, in the physical order of one layout
 for the whole model (`vllm/v1/kv_cache_layout.py`). In packing
@@ -49,7 +49,7 @@ def sides(packing: Packing, order: KVCacheLayout) -> Sides:
     return "planes" if packing != "rows" and order is KVCacheLayout.LHBNC else "interleaved"
 
 
-def ask(spec: AttentionSpec, packing: Packing) -> AttentionSpec:
+def complete_spec(spec: AttentionSpec, packing: Packing) -> AttentionSpec:
     """Complete vLLM's description of a layer's pages.
 
     Raises:

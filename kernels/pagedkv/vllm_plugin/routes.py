@@ -1,4 +1,4 @@
-"""Asks the router which kernels serve a layer, in vLLM's words: one request for each kind of layer.
+"""Translate vLLM's attention layers to requests of the router, and its routes back.
 
 The route is the one decision: its layout is what `pages` makes the cache of write and attention from, and its refusal
 is the plugin's. Only what the router has no word for is refused elsewhere.
@@ -142,7 +142,7 @@ def find(request: Request) -> Route:
         raise UnsupportedFeatureError("; ".join(dict.fromkeys(lacks))) from error
 
 
-def settle(request: Request, block_size: int, sides: Sides) -> Route:
+def route_in_pool(request: Request, block_size: int, sides: Sides) -> Route:
     """The route of a layer whose pool vLLM has now decided on.
 
     Raises:
@@ -166,7 +166,7 @@ def summary(found: Route) -> dict[str, str | None]:
     return {choice.task: choice.kernel for choice in found.choices} | {"layout": str(found.layout)}
 
 
-def words(found: Route) -> str:
+def log_line(found: Route) -> str:
     """The same for the log: kernels, packing and why."""
     asked = found.request
     options = [f"{key} {getattr(asked, key)}" for key in ("window", "softcap") if getattr(asked, key) is not None]

@@ -1,4 +1,7 @@
-"""What the plugin itself is told, beside what vLLM tells it. The standard library only: `register` reads it too."""
+"""Settings of the plugin from the environment: PAGEDKV_PACKING and PAGEDKV_MLA.
+
+The standard library only: `register` reads them too.
+"""
 
 from __future__ import annotations
 

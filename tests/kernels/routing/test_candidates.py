@@ -139,8 +139,8 @@ def with_limit(names: tuple[str, ...], feature: str, limit: str):
 
 def test_a_rejection_says_what_was_asked_what_is_taken_and_where_that_is_written():
     answer = route(Request(**(oracle.HOME | SHUFFLE | {"head_size": 256})), {"pagedkv", "aiter"})
-    said = [str(rejection) for rejection in answer.decode.rejected]
-    assert "aiter.pa_fwd_asm: head_size 256, takes 128 only (csrc/py_itfs_cu/asm_pa.cu pa_fwd)" in said
+    printed = [str(rejection) for rejection in answer.decode.rejected]
+    assert "aiter.pa_fwd_asm: head_size 256, takes 128 only (csrc/py_itfs_cu/asm_pa.cu pa_fwd)" in printed
 
 
 def test_nobody_is_an_error_that_names_the_feature_and_each_near_miss():

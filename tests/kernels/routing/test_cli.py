@@ -20,8 +20,8 @@ def explain(capsys):
     def command(model, *arguments, arch="gfx942"):
         path = CONFIGS / f"{model}.json" if isinstance(model, str) else model
         status = cli.main(["explain", "--model", str(path), "--arch", arch, *arguments])
-        said = capsys.readouterr()
-        return status, said.out, said.err
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
 
     return command
 
@@ -36,7 +36,7 @@ def test_every_model_fits_80_columns(explain, model):
 
 def test_what_a_hybrid_is_told(explain):
     _, out, _ = explain("qwen3-next-80b-a3b")
-    said = " ".join(out.split())
+    printed = " ".join(out.split())
     for words in (
         "block_size 544: so that a block of 2048 bytes a token holds the state of a gated delta net layer, 1097728",
         "12 x full attention: 16 heads on 2, head size 256, up to 262144 tokens",
@@ -46,7 +46,7 @@ def test_what_a_hybrid_is_told(explain):
         "gather pagedkv.gather_kv_cache",
         "36 x gated delta net Not attention: keeps [8192, 3] and [32, 128, 128] of each sequence, 1097728 bytes.",
     ):
-        assert words in said
+        assert words in printed
 
 
 def test_what_an_encoder_decoder_and_mla_are_told(explain):
@@ -59,16 +59,16 @@ def test_what_an_encoder_decoder_and_mla_are_told(explain):
 
 def test_a_kernel_that_changes_with_the_batch_says_where(explain):
     _, out, _ = explain("llama-3.1-8b", "--layout", "shuffle", "--num-blocks", "60000")
-    said = " ".join(out.split())
-    assert "decode aiter.paged_attention_common measured:" in said
-    assert "changes kernel above 19 sequences, which max_num_seqs 256 does reach" in said
+    printed = " ".join(out.split())
+    assert "decode aiter.paged_attention_common measured:" in printed
+    assert "changes kernel above 19 sequences, which max_num_seqs 256 does reach" in printed
 
 
 def test_json_says_the_same(explain):
     status, out, _ = explain("gemma-2-27b", "--json", "--kv-cache-dtype", "fp8", "--block-size", "32")
-    told = json.loads(out)
-    assert (status, told["served"], told["block_size"]) == (0, True, 32)
-    first = told["layers"][0]
+    data = json.loads(out)
+    assert (status, data["served"], data["block_size"]) == (0, True, 32)
+    first = data["layers"][0]
     assert first["request"]["softcap"] == 50.0
     assert first["request"]["kv_cache_dtype"] == "e4m3fnuz"
     assert first["layout"]["has_native_kv_cache_layout"] is True
