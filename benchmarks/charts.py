@@ -1,4 +1,4 @@
-"""Draws `series.py` as SVG with matplotlib; the same numbers give the same bytes."""
+"""Draw the charts as SVG with matplotlib; the same numbers give the same bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gate asks and of whom: its questions, where data and model lie, and the identity of a run.
+"""Questions of a gate, the folders of its data and model, and the identity of a run.
 
 A model of a hub is found in this machine's cache and identified by what the hub says its files contain.
 """

@@ -158,7 +158,7 @@ LEVEL = 8.0
 SHARPNESS = 4.0
 """Of a positional query and key, per channel that turns fast."""
 QUIET = 0.1
-"""How much of the random start is left where something else must be heard."""
+"""How much of the random start is left where another signal must prevail."""
 FAST = 0.05
 """Radians per token above which a pair of channels tells neighbours apart."""
 MATCH = 2.0
@@ -236,8 +236,8 @@ def _match_latent(attention: Any) -> None:
     query = attention.q_proj.weight.view(attention.num_heads, -1, hidden)
     up = attention.kv_b_proj.weight.view(attention.num_heads, -1, rank)[:, :plain]
     down = attention.kv_a_proj_with_mqa.weight[:rank]
-    same = up @ down
-    query[:, :plain] = MATCH * same * (query.std() / same.std())
+    alike = up @ down
+    query[:, :plain] = MATCH * alike * (query.std() / alike.std())
     query[:, plain:] *= QUIET
 
 
