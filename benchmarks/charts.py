@@ -1,4 +1,4 @@
-"""Draws `series.py` as SVG with matplotlib; the same numbers give the same bytes."""
+"""Draw the charts as SVG with matplotlib; the same numbers give the same bytes."""
 
 from __future__ import annotations
 
@@ -67,11 +67,7 @@ def ratio_chart(bars: Sequence[Bar]) -> str:
         axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
         axes.minorticks_off()
         for place, bar in enumerate(bars):
-            if bar.value is not None:
-                axes.barh(place, bar.value - 1, left=1, height=0.66, color=COLOURS[bar.op])
-            _value(axes, bar, place, 1.0 if bar.value is None else max(bar.value, 1.0), "{:.2f}")
-            if bar.goal not in {None, 1}:
-                _goal(axes, bar, place)
+            _bar(axes, bar, place, 1, "{:.2f}")
         axes.axvline(1, color=GOAL, linewidth=1.2)
         _legend(figure, bars, "goal, where above 1")
         return _svg(figure)
@@ -86,11 +82,7 @@ def bandwidth_chart(bars: Sequence[Bar]) -> str:
         for goal in GOALS:
             axes.axvline(goal, color="#6e7781", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
         for place, bar in enumerate(bars):
-            if bar.value is not None:
-                axes.barh(place, bar.value, height=0.66, color=COLOURS[bar.op])
-            _value(axes, bar, place, bar.value or 0, "{:.1f}" if bar.missed else "{:.0f}")
-            if bar.goal is not None:
-                _goal(axes, bar, place)
+            _bar(axes, bar, place, 0, "{:.1f}" if bar.missed else "{:.0f}")
         _legend(figure, bars, "goal of the case")
         return _svg(figure)
 
@@ -141,17 +133,19 @@ def _bar_axes(bars: Sequence[Bar], label: str) -> tuple[Figure, Any]:
     return figure, axes
 
 
-def _value(axes: Any, bar: Bar, place: int, x: float, form: str) -> None:
+def _bar(axes: Any, bar: Bar, place: int, base: float, form: str) -> None:
+    """Draw a bar that begins at `base`, its figure, and a mark at a goal of its own."""
+    end = base if bar.value is None else max(bar.value, base)
+    if bar.value is not None:
+        axes.barh(place, bar.value - base, left=base, height=0.66, color=COLOURS[bar.op])
     text = "not measured" if bar.value is None else form.format(bar.value) + ("  missed" if bar.missed else "")
     axes.annotate(
-        text, (max(x, bar.goal or 0) if bar.missed else x, place), (4, 0), textcoords="offset points", va="center",
+        text, (max(end, bar.goal or 0) if bar.missed else end, place), (4, 0), textcoords="offset points", va="center",
         color=MISSED if bar.missed or bar.value is None else GOAL, fontsize=8.5,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
     )  # fmt: skip
-
-
-def _goal(axes: Any, bar: Bar, place: int) -> None:
-    axes.plot([bar.goal] * 2, [place - 0.42, place + 0.42], color=GOAL, linewidth=2.2, solid_capstyle="butt")
+    if bar.goal not in {None, base}:
+        axes.plot([bar.goal] * 2, [place - 0.42, place + 0.42], color=GOAL, linewidth=2.2, solid_capstyle="butt")
 
 
 def _legend(figure: Figure, bars: Sequence[Bar], goal: str) -> None:

@@ -1,4 +1,4 @@
-"""One case made runnable: inputs, both sides over the same inputs, NaN-poisoned outputs, and the check of each side."""
+"""Make a case runnable: inputs, both sides over the same inputs, NaN-poisoned outputs, and the check of each side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the results must be: plain torch, float64 where numbers are computed; nothing of pagedkv or of vLLM."""
+"""Reference results: plain torch, float64 where numbers are computed; nothing of pagedkv or of vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches of a case: made in its layout, taken apart again in plain torch for the oracle and for what the peers read."""
+"""KV caches of a case in its layout, and the same as plain rows for the oracle and in the packings that peers read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the charts show, as numbers: which records, which axis, which line. Pure; `charts.py` draws it."""
+"""Data series of the charts: which records, which axis, which line. Pure; `charts.py` draws them."""
 
 from __future__ import annotations
 

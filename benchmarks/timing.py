@@ -1,4 +1,4 @@
-"""Times of captured graphs, and the rates of this machine that they are measured against."""
+"""Time captured graphs, and measure the bandwidth and matrix rate of this machine that they are held against."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One vLLM engine in a process of its own, and the clock beside it."""
+"""Start a vLLM engine in a process of its own, ask it token by token, and time its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are two engines' answers the same, and how fast did they come? Pure."""
+"""Compare the answers and the rates of two engines. Pure."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ class Verdict:
 
         Two log-probabilities stand behind a lead, each off by as much as `rounding` says.
         """
-        near = self.lead <= 2 * SLACK * max(self.rounding.most, EXACT)
-        return near and self.ours.within(self.rounding) and not self.control.within(self.rounding)
+        tied = self.lead <= 2 * SLACK * max(self.rounding.most, EXACT)
+        return tied and self.ours.within(self.rounding) and not self.control.within(self.rounding)
 
 
 def records(verdict: Verdict, speeds: Sequence[Speed], facts: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Imported by vLLM's worker before it loads a model: the load format `drawn`, a model without weight files.
+"""Load a model without weight files: the load format `drawn`, which vLLM's worker imports before it loads.
 
 vLLM's own format for that, `dummy`, leaves weights so small that all answers are alike.
 """

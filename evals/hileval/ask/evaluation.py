@@ -1,4 +1,4 @@
-"""What was asked and answered, which stored answers it may be compared with, and which backend served attention. Pure.
+"""An evaluation: its answers, the stored ones it may be compared with, and the backend that served attention. Pure.
 
 An accuracy figure counts only for the backend that produced it. vLLM logs and ignores a plugin that fails to load, and
 its CPU platform ignores a backend it does not know. A gate that trusted the command line would then pass on the

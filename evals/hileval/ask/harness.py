@@ -139,7 +139,6 @@ def _load(config: dict[str, Any]) -> Any:
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TQDM_DISABLE", "1")  # a bar per look says nothing
     import datasets  # reads the environment when it is imported
     from lm_eval.tasks import TaskManager
 

@@ -1,4 +1,4 @@
-"""What a gate asks and of whom: its questions, where data and model lie, and the identity of a run.
+"""Questions of a gate, the folders of its data and model, and the identity of a run.
 
 A model of a hub is found in this machine's cache and identified by what the hub says its files contain.
 """
@@ -46,6 +46,8 @@ def questions_of(gate: Gate, start: Callable[[], Engine]) -> TaskQuestions | Doc
         from hileval.ask.documents import DocumentQuestions
 
         return DocumentQuestions(gate, start)
+    if gate.weights == "repository":  # a hub's model may have to be fetched, and then a bar says something
+        os.environ.setdefault("TQDM_DISABLE", "1")  # read when lm-eval imports tqdm: a bar per look says nothing
     from hileval.ask.harness import TaskQuestions  # imports lm-eval, which takes seconds
 
     return TaskQuestions(gate, start)

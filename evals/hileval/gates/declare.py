@@ -1,4 +1,4 @@
-"""`evals/gates.yaml`: what is gated, with which model, task, engine, limits and rule."""
+"""Declarations of gates (`evals/gates.yaml`): model, task, engine, limits and rule of each; how its engine starts."""
 
 from __future__ import annotations
 

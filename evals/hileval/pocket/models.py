@@ -29,8 +29,6 @@ from transformers import PreTrainedTokenizerFast
 from hileval.pocket.data import COUNTS, ITEMS, MAX_COUNT, NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from transformers import PreTrainedModel
 
 
@@ -43,10 +41,66 @@ SLOW = 1e6
 """RoPE's theta: most channels hardly turn within a question, so that names match wherever they stand."""
 
 
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "hybrid": (
+        "GraniteMoeHybrid",
+        {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "num_key_value_heads": 2,
+            "attention_multiplier": 32**-0.5,
+            "position_embedding_type": "rope",
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": HIDDEN,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 32,
+            "mamba_d_state": 16,
+            "mamba_n_groups": 1,
+            "mamba_expand": 2,
+            "mamba_chunk_size": 16,
+        },
+    ),
+    "window": (
+        "Gemma2",
+        {
+            "intermediate_size": 256,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 8,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": None,
+        },
+    ),
+    "latent": (
+        "DeepseekV2",
+        {
+            "tie_word_embeddings": False,
+            "intermediate_size": 256,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 256,  # vLLM knows latent rows of 256 + 64 and 512 + 64 channels
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 32,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 32,
+            "first_k_dense_replace": LAYERS,  # no mixture of experts
+            "n_routed_experts": 2,
+            "moe_intermediate_size": 64,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 1,
+        },
+    ),
+    "packed": ("Qwen3", {"intermediate_size": 256, "num_key_value_heads": 2, "head_dim": 32}),
+}
+"""Decoder -> class of transformers and its settings; the encoder-decoder is `speech`. The folder of a trained one is
+evals/pocket/<name>."""
+
+
 def build(name: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """An untrained model; `name` is a key of `ARCHITECTURES`."""
+    """An untrained model; `name` is `speech` or a key of `ARCHITECTURES`."""
     if name == "speech":
         return _speech(tokenizer)
+    kind, settings = ARCHITECTURES[name]
     common = {
         "vocab_size": len(tokenizer),
         "hidden_size": HIDDEN,
@@ -60,69 +114,13 @@ def build(name: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
         "eos_token_id": tokenizer.eos_token_id,
         "dtype": "float32",
     }
-    if name == "hybrid":
-        return ARCHITECTURES[name](common)
-    model = ARCHITECTURES[name](common | {"rope_parameters": {"rope_type": "default", "rope_theta": SLOW}})
-    structure(model)
+    if name != "hybrid":
+        common["rope_parameters"] = {"rope_type": "default", "rope_theta": SLOW}
+    config = getattr(transformers, f"{kind}Config")(**(common | settings))
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    if name != "hybrid":
+        structure(model)
     return model
-
-
-def _hybrid(common: dict[str, Any]) -> PreTrainedModel:
-    config = transformers.GraniteMoeHybridConfig(
-        **common,
-        layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
-        num_key_value_heads=2,
-        attention_multiplier=32**-0.5,
-        position_embedding_type="rope",
-        num_local_experts=0,
-        num_experts_per_tok=0,
-        shared_intermediate_size=HIDDEN,
-        mamba_n_heads=8,
-        mamba_d_head=32,
-        mamba_d_state=16,
-        mamba_n_groups=1,
-        mamba_expand=2,
-        mamba_chunk_size=16,
-    )
-    return transformers.GraniteMoeHybridForCausalLM(config)
-
-
-def _window(common: dict[str, Any]) -> PreTrainedModel:
-    config = transformers.Gemma2Config(
-        **common,
-        intermediate_size=256,
-        num_key_value_heads=2,
-        head_dim=32,
-        query_pre_attn_scalar=32,
-        sliding_window=8,
-        attn_logit_softcapping=50.0,
-        final_logit_softcapping=None,
-    )
-    return transformers.Gemma2ForCausalLM(config)
-
-
-def _latent(common: dict[str, Any]) -> PreTrainedModel:
-    config = transformers.DeepseekV2Config(
-        **(common | {"tie_word_embeddings": False}),
-        intermediate_size=256,
-        num_key_value_heads=4,
-        kv_lora_rank=256,  # vLLM knows latent rows of 256 + 64 and 512 + 64 channels
-        q_lora_rank=None,
-        qk_nope_head_dim=32,
-        qk_rope_head_dim=64,
-        v_head_dim=32,
-        first_k_dense_replace=LAYERS,  # no mixture of experts
-        n_routed_experts=2,
-        moe_intermediate_size=64,
-        n_shared_experts=1,
-        num_experts_per_tok=1,
-    )
-    return transformers.DeepseekV2ForCausalLM(config)
-
-
-def _packed(common: dict[str, Any]) -> PreTrainedModel:
-    config = transformers.Qwen3Config(**common, intermediate_size=256, num_key_value_heads=2, head_dim=32)
-    return transformers.Qwen3ForCausalLM(config)
 
 
 def _speech(tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
@@ -151,15 +149,6 @@ def _speech(tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     return transformers.WhisperForConditionalGeneration(config)
 
 
-ARCHITECTURES: dict[str, Callable[[dict[str, Any]], PreTrainedModel]] = {
-    "hybrid": _hybrid,
-    "window": _window,
-    "latent": _latent,
-    "packed": _packed,
-}
-"""Name -> decoder; the encoder-decoder is `speech`. The folder of a trained one is evals/pocket/<name>."""
-
-
 OFFSETS = (1, 2)
 """Tokens that the heads of the first layer look back, in turn; heads in turn share keys, values and output."""
 CONSTANT = 0
@@ -169,7 +158,7 @@ LEVEL = 8.0
 SHARPNESS = 4.0
 """Of a positional query and key, per channel that turns fast."""
 QUIET = 0.1
-"""How much of the random start is left where something else must be heard."""
+"""How much of the random start is left where another signal must prevail."""
 FAST = 0.05
 """Radians per token above which a pair of channels tells neighbours apart."""
 MATCH = 2.0
@@ -247,8 +236,8 @@ def _match_latent(attention: Any) -> None:
     query = attention.q_proj.weight.view(attention.num_heads, -1, hidden)
     up = attention.kv_b_proj.weight.view(attention.num_heads, -1, rank)[:, :plain]
     down = attention.kv_a_proj_with_mqa.weight[:rank]
-    same = up @ down
-    query[:, :plain] = MATCH * same * (query.std() / same.std())
+    alike = up @ down
+    query[:, :plain] = MATCH * alike * (query.std() / alike.std())
     query[:, plain:] *= QUIET
 
 

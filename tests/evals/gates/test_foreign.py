@@ -91,19 +91,6 @@ def test_what_is_written_is_read_back_as_the_same_gate(read):
         (NANO + 'gen_kwargs: "temperature=0,until=<|END|>"\n', "until cannot be passed on"),
         (NANO.replace("exact_match", "acc"), "no known metric in acc,strict-match"),
     ],
-    ids=[
-        "no yaml",
-        "neither",
-        "typo",
-        "per cent",
-        "nan",
-        "stray word",
-        "task",
-        "backend",
-        "sampled",
-        "until",
-        "metric",
-    ],
 )
 def test_what_a_gate_cannot_keep_is_refused_by_name(read, text, message):
     with pytest.raises(ForeignConfigError, match=message) as caught:
