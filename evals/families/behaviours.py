@@ -98,9 +98,9 @@ def require_codes(family: Family, layers: list[ServedLayer]) -> None:
     """
     for layer in layers:
         kind, form = layer["kv_dtype"], layer["fp8_format"]
-        asked = E4M3 if family.fp8_cache else None
-        right = form == asked and (getattr(torch, kind).itemsize == 1) == family.fp8_cache
-        require(right, f"the cache of {layer['layer']} holds {kind} as {form}; asked for was {asked or 'none of FP8'}")
+        wanted = E4M3 if family.fp8_cache else None
+        right = form == wanted and (getattr(torch, kind).itemsize == 1) == family.fp8_cache
+        require(right, f"the cache of {layer['layer']} holds {kind} as {form}; asked for was {wanted or 'none of FP8'}")
 
 
 def require(driven: bool, what: str) -> None:

@@ -57,12 +57,12 @@ def main(spec_file: Path, folder: Path) -> None:
         name, _, plant = line.strip().partition("+")
         if plant:
             fault = faults.PLANTS[plant]
-            asked, planted = (*fault.leaves_green, fault.turns_red), fault.planted
+            chosen, planted = (*fault.leaves_green, fault.turns_red), fault.planted
         else:
-            asked, planted = tuple(spec["behaviours"]), lambda _: nullcontext()
+            chosen, planted = tuple(spec["behaviours"]), lambda _: nullcontext()
         published = spec.get("published", {}).get(name)
         served = Published(Checkpoint(**published)) if published else Tiny(FAMILIES[name], folder)
-        cells = Run(served, asked, planted, spec["fuzz"]).cells()
+        cells = Run(served, chosen, planted, spec["fuzz"]).cells()
         spent = gpu_is_lost()
         if spent:
             (folder / f"{line.strip()}.{SPENT}").touch()
@@ -193,8 +193,8 @@ def _labels(bench: Bench) -> dict[str, str]:
     for layer in bench.engine.layers():
         found |= {key: str(layer[key]) for key in ("backend", "packing", "fp8_format") if layer[key] is not None}
         found |= {key: kernel for key, kernel in (layer["route"] or {}).items() if kernel is not None}
-    if stood_in := stand_ins.stood_in():
-        found["stand_in"] = ", ".join(stood_in)
+    if used := stand_ins.used():
+        found["stand_in"] = ", ".join(used)
     return found
 
 

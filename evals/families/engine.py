@@ -146,19 +146,19 @@ def as_vllm(request: Request) -> dict[str, Any]:
         return {"prompt_token_ids": list(request.prompt)}
     from families.speech import SAMPLING_RATE, audio
 
-    heard = {"prompt": "", "multi_modal_data": {"audio": (audio(request.speech), SAMPLING_RATE)}}
-    return {"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": list(request.prompt)}}
+    sound = {"prompt": "", "multi_modal_data": {"audio": (audio(request.speech), SAMPLING_RATE)}}
+    return {"encoder_prompt": sound, "decoder_prompt": {"prompt_token_ids": list(request.prompt)}}
 
 
 def sampling(request: Request, *, rows: bool, prompt_rows: bool, best: int | None = None) -> SamplingParams:
     """Greedy answers; with `rows` the `best` tokens of each distribution (None: all), else the two best."""
-    asked = -1 if best is None else best
+    count = -1 if best is None else best
     return SamplingParams(
         temperature=0,
         max_tokens=request.answers,
         ignore_eos=True,
-        logprobs=asked if rows else 2,
-        prompt_logprobs=asked if prompt_rows else None,
+        logprobs=count if rows else 2,
+        prompt_logprobs=count if prompt_rows else None,
         detokenize=False,
     )
 

@@ -127,30 +127,29 @@ def freed_block_read(_: Engine) -> Iterator[None]:
 @plant("other-codes", "decode", "prefill", family="qwen3-moe-fp8")
 def other_codes_in_decode(_: Engine) -> Iterator[None]:
     """Decode takes the codes of an FP8 cache for those of the other E4M3, in which they mean half or twice as much."""
-    attend = impl.paged_attention
-
-    def mistaken(query: Any, cache: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs["max_query_len"] == 1:
-            other = "e4m3fnuz" if cache.quantisation.format == "e4m3fn" else "e4m3fn"
-            cache = replace(cache, quantisation=replace(cache.quantisation, format=other))
-        return attend(query, cache, *args, **kwargs)
-
-    with patch.object(impl, "paged_attention", mistaken):
+    other = {"e4m3fn": "e4m3fnuz", "e4m3fnuz": "e4m3fn"}
+    with _decodes(lambda codes: replace(codes, format=other[codes.format])):
         yield
 
 
 @plant("scale-ignored", "decode", "prefill", family="qwen3-moe-fp8")
 def scale_ignored_in_decode(engine: Engine) -> Iterator[None]:
     """Keys are kept as halves, with the scale 2, and decode takes the scale for 1."""
+    engine.llm.apply_model(lambda model: [m._k_scale.fill_(2.0) for m in model.modules() if hasattr(m, "_k_scale")])
+    with _decodes(lambda codes: replace(codes, key_scale=torch.ones_like(codes.key_scale))):
+        yield
+
+
+@contextmanager
+def _decodes(change: Callable[[Any], Any]) -> Iterator[None]:
+    """Change what decode takes the codes of an FP8 cache for."""
     attend = impl.paged_attention
 
     def mistaken(query: Any, cache: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs["max_query_len"] == 1:
-            forgotten = torch.ones_like(cache.quantisation.key_scale)
-            cache = replace(cache, quantisation=replace(cache.quantisation, key_scale=forgotten))
+            cache = replace(cache, quantisation=change(cache.quantisation))
         return attend(query, cache, *args, **kwargs)
 
-    engine.llm.apply_model(lambda model: [m._k_scale.fill_(2.0) for m in model.modules() if hasattr(m, "_k_scale")])
     with patch.object(impl, "paged_attention", mistaken):
         yield
 

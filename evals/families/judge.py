@@ -59,7 +59,7 @@ AMONG = 5
 other's: the rule of vLLM's own model tests (`check_logprobs_close`)."""
 
 
-class Oracle(Protocol):
+class Reference(Protocol):
     """What the judge asks of `families.oracle`."""
 
     def log_probs(self, tokens: list[int], *, audio: int | None = None) -> torch.Tensor:
@@ -97,7 +97,7 @@ class Closeness:
         return {"max_abs_err": self.max_abs_err, "tolerance": self.tolerance, "positions": self.positions}
 
 
-def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack: float = 0.0) -> Closeness:
+def compare(schedule: Schedule, answers: list[Answer], oracle: Reference, *, slack: float = 0.0) -> Closeness:
     """Compare every distribution that came back, or what came back of it, and every token.
 
     Args:
@@ -128,8 +128,8 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
         if not torch.isfinite(answer.rows).all():
             where = int((~torch.isfinite(answer.rows)).any(-1).nonzero()[0])
             raise WrongAnswerError(f"{name}: log-probabilities are not finite from position {first + where} on", tokens)
-        heard = want if answer.ids is None else want.gather(-1, answer.ids.to(want.device))
-        error = (answer.rows - heard.cpu()).abs().amax(-1)
+        compared = want if answer.ids is None else want.gather(-1, answer.ids.to(want.device))
+        error = (answer.rows - compared.cpu()).abs().amax(-1)
         if error.max() > limit:
             where = int((error > limit).nonzero()[0])
             raise WrongAnswerError(
@@ -153,7 +153,7 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
                 f"{name}: answer token {int((decided & differ).nonzero()[0])} is not the most probable one", tokens
             )
         if answer.ids is not None and differ.any():
-            _require_near(name, int(differ.nonzero()[0]), answer, answer.ids, favourites, tokens)
+            _require_among_best(name, int(differ.nonzero()[0]), answer, answer.ids, favourites, tokens)
         worst, least, positions = max(worst, error.max().item()), min(least, limit), positions + len(want)
         undecided += int((~decided).sum())
     together = torch.cat(shares)
@@ -166,7 +166,7 @@ def compare(schedule: Schedule, answers: list[Answer], oracle: Oracle, *, slack:
     return Closeness(worst, least, positions, undecided)
 
 
-def _require_near(
+def _require_among_best(
     name: str, place: int, answer: Answer, ids: torch.Tensor, favourites: torch.Tensor, tokens: Sequence[int]
 ) -> None:
     """Demand that two texts part at `place` for one of the other side's best; `favourites` [answers, AMONG]."""

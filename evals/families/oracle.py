@@ -78,7 +78,7 @@ class Oracle:
     """The weights of the checkpoint, computed in float64."""
     working: torch.nn.Module
     """The same in the engine's dtype: how far rounding alone moves the answer."""
-    hear: Any = None
+    features: Any = None
     """Of a speech model, what makes features of sound."""
     attention: str = "eager"
     """What both attend with; those of `plain_attention.KEPT` round keys and values as the cache does."""
@@ -152,24 +152,24 @@ class Oracle:
         """Next-token log-probabilities, [len(tokens), VOCABULARY] float64; row i follows tokens[: i + 1].
 
         Args:
-            tokens: The sequence; of a speech model what its decoder has said.
-            audio: Seed of what a speech model hears (`tiny_whisper.audio`).
+            tokens: The sequence; of a speech model that of its decoder.
+            audio: Seed of what a speech model hears (`speech.audio`).
             **way: Of `computing`; without one in float64, which is kept, for who asks for it asks for `tolerance` next.
         """
-        asked = (tuple(tokens), audio)
-        if not way and self._last is not None and self._last[0] == asked:
+        sequence = (tuple(tokens), audio)
+        if not way and self._last is not None and self._last[0] == sequence:
             return self._last[1]
         ids = self.ids(tokens)
         arguments = {"input_ids": ids}
         with self.computing(**way) as model:
-            if self.hear is not None:
+            if self.features is not None:
                 assert audio is not None, "a speech model must hear something"
-                heard, rate = speech.audio(audio), speech.SAMPLING_RATE
-                sound = self.hear(heard, sampling_rate=rate, return_tensors="pt")
+                kind = {"sampling_rate": speech.SAMPLING_RATE, "return_tensors": "pt"}
+                sound = self.features(speech.audio(audio), **kind)
                 arguments = {"input_features": sound.input_features.to(model.dtype), "decoder_input_ids": ids}
             found = model(**arguments, use_cache=False).logits[0].double().log_softmax(-1)
         if not way:
-            self._last = (asked, found)
+            self._last = (sequence, found)
         return found
 
     def rounding(self, tokens: list[int], *, audio: int | None = None) -> Error:
@@ -201,7 +201,7 @@ class Oracle:
 
     def probe(self, length: int) -> list[int]:
         """A sequence on which rounding is measured; one of PROBES gives its length."""
-        longest = self.exact.config.max_target_positions if self.hear is not None else max(PROBES)
+        longest = self.exact.config.max_target_positions if self.features is not None else max(PROBES)
         return prompt(min(length, longest), seed=length)
 
     def without_keys(self, tokens: list[int], hidden: range) -> torch.Tensor:
@@ -210,7 +210,7 @@ class Oracle:
         Raises:
             ValueError: A speech model, whose encoder this would blind too.
         """
-        if self.hear is not None:
+        if self.features is not None:
             raise ValueError("without_keys is for decoders alone")
         kept = plain_attention.KEPT[self.attention]
         return self.log_probs(tokens, attention=plain_attention.without_keys(hidden, kept))

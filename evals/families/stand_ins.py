@@ -5,7 +5,7 @@ transposed rows that Mamba-1 projects, and its state update
 wants the head axis that only Mamba-2 has, and one A a head. It has the gated
 delta rule in bfloat16 alone, which Triton's interpreter computes wrongly, so that attention of ours could not serve
 beside it. Its text model of Qwen3.5 imports the image processor of another, and that torchvision. A result says who
-stood in: `stood_in()` names what has been called.
+stood in: `used()` names what has been called.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def supply() -> None:
     _supply_delta_rule()
 
 
-def stood_in() -> tuple[str, ...]:
+def used() -> tuple[str, ...]:
     """Names of what has stood in since the process began or `forget`, in the order of the alphabet."""
     return tuple(sorted(_called))
 

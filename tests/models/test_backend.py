@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from models.batches import common_metadata
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
@@ -31,21 +32,11 @@ def packed_cache():
     return numbers.view(BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
 
 
-def metadata(**changes):
-    common = {
-        "num_actual_tokens": 3,
-        "max_query_len": 3,
-        "max_seq_len": 60,
-        "query_start_loc": torch.tensor([0, 3], dtype=torch.int32),
-        "seq_lens": torch.tensor([60], dtype=torch.int32),
-        "block_table_tensor": torch.tensor([[4, 2]], dtype=torch.int32),
-        "causal": True,
-        "mm_req_doc_ranges": None,
-        "rswa_prefix_lens": None,
-        "dcp_local_seq_lens": None,
-    }
-    common |= changes
-    return SimpleNamespace(**common, query_start_loc_cpu=common["query_start_loc"])
+def metadata(query_lens=(3,), **changes):
+    """Sequence i has 60 + i tokens, in blocks 2 i and 2 i + 1."""
+    starts, sequences = torch.tensor([0, *query_lens]).cumsum(0).int(), len(query_lens)
+    blocks = torch.arange(2 * sequences, dtype=torch.int32).view(sequences, 2)
+    return common_metadata(starts, torch.arange(60, 60 + sequences, dtype=torch.int32), blocks, **changes)
 
 
 @pytest.fixture
@@ -138,7 +129,7 @@ def test_forward_passes_on_options_views_and_actual_tokens(builder, calls, windo
     assert named["sinks"].tolist() == [1.5] * HEADS
     assert named["alibi_slopes"].dtype == named["sinks"].dtype == torch.float32
     assert (named["max_query_len"], named["max_seq_len"]) == (3, 60)
-    assert named["block_table"].tolist() == [[4, 2]]
+    assert named["block_table"].tolist() == [[0, 1]]
     assert (layer.writes, layer.attentions) == (0, 1)
 
 
@@ -171,22 +162,15 @@ def test_cross_attention_sees_the_whole_encoder(builder, calls):
     ],
 )
 def test_a_mixed_batch_is_one_call_for_decode_and_one_for_the_rest(query_lens, parts, builder, calls):
-    sequences = len(query_lens)
-    starts = torch.tensor([0, *query_lens], dtype=torch.int32).cumsum(0).int()
-    batch = metadata(
-        num_actual_tokens=int(starts[-1]),
-        max_query_len=max(query_lens),
-        query_start_loc=starts,
-        seq_lens=torch.arange(40, 40 + sequences, dtype=torch.int32),
-        block_table_tensor=torch.arange(2 * sequences, dtype=torch.int32).view(sequences, 2),
-    )
-    layer, query = make_impl(), torch.zeros(int(starts[-1]), HEADS, HEAD_SIZE)
+    batch = metadata(query_lens)
+    starts = batch.query_start_loc
+    layer, query = make_impl(), torch.zeros(batch.num_actual_tokens, HEADS, HEAD_SIZE)
     layer.forward(None, query, None, None, packed_cache(), builder.build(0, batch), query)
     assert layer.attentions == 1, "one layer call, however many kernel calls"
     for (first, end, longest), (_, named) in zip(parts, calls, strict=True):
         assert named["max_query_len"] == longest
         assert named["query_start_loc"].tolist() == starts[first : end + 1].tolist()
-        assert named["seq_lens"].tolist() == list(range(40 + first, 40 + end))
+        assert named["seq_lens"].tolist() == list(range(60 + first, 60 + end))
         assert named["block_table"].tolist() == [[2 * i, 2 * i + 1] for i in range(first, end)]
 
 

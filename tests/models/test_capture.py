@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from models.batches import common_metadata
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
@@ -40,19 +41,8 @@ class Buffers:
             self.block_table[row, : len(ids)] = torch.tensor(ids)
 
     def common(self, max_query_len):
-        return SimpleNamespace(
-            num_actual_tokens=TOKENS,
-            max_query_len=max_query_len,
-            max_seq_len=MAX_MODEL_LEN,
-            query_start_loc=self.query_start_loc,
-            query_start_loc_cpu=self.query_start_loc.clone(),
-            seq_lens=self.seq_lens,
-            block_table_tensor=self.block_table,
-            causal=True,
-            mm_req_doc_ranges=None,
-            rswa_prefix_lens=None,
-            dcp_local_seq_lens=None,
-        )
+        bounds = {"num_actual_tokens": TOKENS, "max_query_len": max_query_len, "max_seq_len": MAX_MODEL_LEN}
+        return common_metadata(self.query_start_loc, self.seq_lens, self.block_table, **bounds)
 
 
 def config(*, is_encoder_decoder):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from models.batches import common_metadata
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
@@ -205,19 +206,8 @@ def test_page(case, monkeypatch, deployment):
     table = torch.full((2, max(map(len, tables))), 2**30, dtype=torch.int32)
     for row, ids in zip(table, tables, strict=True):
         row[: len(ids)] = ids
-    batch = SimpleNamespace(
-        num_actual_tokens=3,
-        max_query_len=2,
-        max_seq_len=max(SEQ_LENS),
-        query_start_loc=torch.tensor([0, 1, 3], dtype=torch.int32),
-        query_start_loc_cpu=torch.tensor([0, 1, 3], dtype=torch.int32),
-        seq_lens=torch.tensor(SEQ_LENS, dtype=torch.int32),
-        block_table_tensor=table,
-        causal=True,
-        mm_req_doc_ranges=None,
-        rswa_prefix_lens=None,
-        dcp_local_seq_lens=None,
-    )
+    starts, lens = (torch.tensor(values, dtype=torch.int32) for values in ([0, 1, 3], SEQ_LENS))
+    batch = common_metadata(starts, lens, table)
     metadata = builder.build(0, batch)
     query = torch.randn(3, HEADS, HEAD_SIZE, generator=generator)
     output = torch.full_like(query, torch.nan)
