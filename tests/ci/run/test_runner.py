@@ -67,9 +67,9 @@ def test_each_ending_becomes_its_outcome(name, tmp_path):
 
 def test_all_steps_are_recorded_and_a_dependant_of_a_failure_is_not_started(tmp_path):
     a_plan = plan(
-        step("last", writes_findings(passing()), depends_on=("middle-cpu",)),
-        step("middle", writes_findings(passing()), depends_on=("first-cpu",)),
         step("first", writes_findings(failing(), status=1)),
+        step("middle", writes_findings(passing()), depends_on=("first-cpu",)),
+        step("last", writes_findings(passing()), depends_on=("middle-cpu",)),
         step("alone", writes_findings(passing())),
     )
     recorded = recorded_after(a_plan, tmp_path)
@@ -98,15 +98,6 @@ def test_one_step_at_a_time_on_a_gpu(tmp_path):
     progress = toyplans.Silent()
     recorded_after(plan(*steps), tmp_path, progress=progress)
     assert [event for event, _ in progress.events] == ["started", "finished"] * 2
-
-
-def test_the_longest_chain_starts_first():
-    steps = (
-        step("short", "x", minutes=3),
-        step("head", "x", minutes=1),
-        step("tail", "x", minutes=5, depends_on=("head-cpu",)),
-    )
-    assert run.chain_minutes(steps) == {"short-cpu": 3, "head-cpu": 6, "tail-cpu": 5}
 
 
 def test_stale_evidence_is_never_read(tmp_path):
