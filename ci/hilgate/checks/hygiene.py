@@ -6,6 +6,7 @@ Under the runner (`HILGATE_OUT` set) the checks are also written to `findings.js
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -29,7 +30,7 @@ from hilgate.git import tracked_files
 from hilgate.model import Check, Noun, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 TIMEOUT_SECONDS = 400
@@ -74,86 +75,78 @@ ROOMS = ("kernels", "ci", "evals", "tests", "docker")
 PACKAGES = ("ci/hilgate/", "kernels/pagedkv/", "evals/hileval/")
 """Import packages, in each of which the name of a public class occurs once."""
 
-REPEATED = frozenset({"Ended", "Node", "Site", "Facts", "Finding",
-                      "Problem", "Configuration", "Exit", "MisuseError", "Layout"})  # fmt: skip
+REPEATED = frozenset({"Ended", "Facts", "Finding", "Problem", "Site"})
 """Class names that still occur twice; an entry that does not is red, so that the list becomes empty."""
 
 LONG_FILE = 400
 """Lines of a Python file from which on the budget asks whether it is one concept."""
 
+FORBIDDEN = {
+    "no-machine-path": (
+        re.compile(r"(?<![\w.$}~-])/(?:home|Users|work)/\w[\w./-]*"),
+        "is a path of one machine; make it relative to the repository",
+    ),
+    "no-package-index": (
+        re.compile(
+            r"https?://[^\s/\"']*(?:pypi|artifactory|jfrog|nexus|devpi)[^\s\"']*|--(?:extra-)?index-url[= ]\S+",
+            re.IGNORECASE,
+        ),
+        "names a package index; leave that to pip's configuration",
+    ),
+}
+"""Check id -> what no line of any file may hold, and why."""
+
 _CLASS = re.compile(r"^class ([A-Za-z]\w*)", re.MULTILINE)
-_MACHINE_PATH = re.compile(r"(?<![\w.$}~-])/(?:home|Users|work)/\w[\w./-]*")
-_PACKAGE_INDEX = re.compile(
-    r"https?://[^\s/\"']*(?:pypi|artifactory|jfrog|nexus|devpi)[^\s\"']*|--(?:extra-)?index-url[= ]\S+", re.IGNORECASE
-)
 
 
 def room_packages(texts: Mapping[str, str]) -> list[str]:
     """`__init__.py` directly in a room, or anywhere under tests/."""
-    found = []
-    for name in texts:
-        path = PurePosixPath(name)
-        if path.name == "__init__.py" and (str(path.parent) in ROOMS or path.parts[0] == "tests"):
-            found.append(f"{name}: makes a package of a room; delete it")
-    return found
+    paths = [PurePosixPath(name) for name in texts if name.endswith("__init__.py")]
+    packages = [path for path in paths if str(path.parent) in ROOMS or path.parts[0] == "tests"]
+    return [f"{path}: makes a package of a room; delete it" for path in packages]
 
 
 def class_names(texts: Mapping[str, str]) -> list[str]:
     """Public classes of one package that share a name: a word means one thing."""
-    found, repeated = [], set()
-    for package in PACKAGES:
-        files = defaultdict(list)
-        for name, text in texts.items():
-            if name.startswith(package) and name.endswith(".py"):
-                for match in _CLASS.finditer(text):
-                    files[match[1]].append(name)
-        repeated |= {word for word, names in files.items() if len(names) > 1}
-        found += [
-            f"{names[-1]}: class {word} is in {names[0]} as well; rename one of them"
-            for word, names in files.items()
-            if len(names) > 1 and word not in REPEATED
-        ]
-    if f"{PACKAGES[0]}checks/hygiene.py" in texts:
-        found += [f"{word} occurs once: take it out of REPEATED" for word in sorted(REPEATED - repeated)]
-    return found
+    places = defaultdict(list)
+    for name, text in texts.items():
+        package = next((package for package in PACKAGES if name.startswith(package)), "")
+        for word in _CLASS.findall(text) if package and name.endswith(".py") else ():
+            places[package, word].append(name)
+    repeated = {word: names for (_, word), names in places.items() if len(names) > 1}
+    found = [
+        f"{names[-1]}: class {word} is in {names[0]} as well; rename one of them"
+        for word, names in repeated.items()
+        if word not in REPEATED
+    ]
+    stale = sorted(REPEATED - set(repeated)) if f"{PACKAGES[0]}checks/hygiene.py" in texts else []
+    return found + [f"{word} occurs once: take it out of REPEATED" for word in stale]
 
 
 def pipelines(texts: Mapping[str, str]) -> list[str]:
     """Problems of the files of `.buildkite` that Buildkite's schema cannot see."""
     names = {name: f".buildkite/{name}" for name in FLOWS}
-    if not any(name.startswith(".buildkite/") for name in texts):
-        return []
-    return lint_files({name: texts[path] for name, path in names.items() if path in texts})
+    found = {name: texts[path] for name, path in names.items() if path in texts}
+    return lint_files(found) if found else []
 
 
-def machine_paths(texts: Mapping[str, str]) -> list[str]:
-    """Paths of somebody's machine."""
-    return _matches(texts, _MACHINE_PATH, "is a path of one machine; make it relative to the repository")
-
-
-def package_indexes(texts: Mapping[str, str]) -> list[str]:
-    """Addresses of a package index, which belong to the machine's own pip configuration."""
-    return _matches(texts, _PACKAGE_INDEX, "names a package index; leave that to pip's configuration")
-
-
-RULES = {
-    "no-room-package": room_packages,
-    "class-names": class_names,
-    "pipelines": pipelines,
-    "no-machine-path": machine_paths,
-    "no-package-index": package_indexes,
-}
-"""Check id -> rule."""
-
-
-def _matches(texts: Mapping[str, str], pattern: re.Pattern[str], why: str) -> list[str]:
+def forbidden(texts: Mapping[str, str], pattern: re.Pattern[str], why: str) -> list[str]:
+    """Lines that match a pattern."""
     return [
         f"{name}:{number}: {match[0]} {why}"
         for name, text in texts.items()
         for number, line in enumerate(text.splitlines(), 1)
-        for match in [pattern.search(line)]
-        if match
+        if (match := pattern.search(line))
     ]
+
+
+RULES: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
+    "no-room-package": room_packages,
+    "class-names": class_names,
+    "pipelines": pipelines,
+    **{name: functools.partial(forbidden, pattern=one, why=why) for name, (one, why) in FORBIDDEN.items()},
+}
+"""Check id -> rule: text of each file to findings."""
 
 
 class Budget(Noun):
@@ -261,15 +254,14 @@ def checks(root: Path) -> Iterator[Check]:
 def lint(linter: Linter, files: list[str], root: Path) -> Check:
     """Run one linter. Only its own exit status 0 passes; a missing, killed or endless tool did not run."""
     words = [*shlex.split(linter.command), *files]
-    labels = {"command": linter.command}
-    if not (program := _program(words)):
-        return Check(
-            id=linter.id,
-            outcome=Outcome.DID_NOT_RUN,
-            labels=labels,
-            message=f"{words[2] if words[1:2] == ['-m'] else words[0]} is not installed",
-        )
     began = time.monotonic()
+
+    def ended(outcome: Outcome, message: str = "") -> Check:
+        seconds, labels = time.monotonic() - began, {"command": linter.command}
+        return Check(id=linter.id, outcome=outcome, seconds=seconds, message=message, labels=labels)
+
+    if not (program := _program(words)):
+        return ended(Outcome.DID_NOT_RUN, f"{words[2] if words[1:2] == ['-m'] else words[0]} is not installed")
     try:
         done = subprocess.run(
             [program, *words[1:]],
@@ -282,17 +274,12 @@ def lint(linter: Linter, files: list[str], root: Path) -> Check:
             stdin=subprocess.DEVNULL,
         )
     except (subprocess.TimeoutExpired, OSError) as error:
-        return Check(
-            id=linter.id,
-            outcome=Outcome.DID_NOT_RUN,
-            seconds=time.monotonic() - began,
-            labels=labels,
-            message=f"did not finish: {error}",
-        )
-    outcome = Outcome.PASS if done.returncode == 0 else Outcome.FAIL if done.returncode > 0 else Outcome.DID_NOT_RUN
-    said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    message = "" if outcome is Outcome.PASS else f"exit status {done.returncode}: {_shortened(said)}"
-    return Check(id=linter.id, outcome=outcome, seconds=time.monotonic() - began, message=message, labels=labels)
+        return ended(Outcome.DID_NOT_RUN, f"did not finish: {error}")
+    if done.returncode == 0:
+        return ended(Outcome.PASS)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    outcome = Outcome.FAIL if done.returncode > 0 else Outcome.DID_NOT_RUN
+    return ended(outcome, f"exit status {done.returncode}: {_shortened(lines)}")
 
 
 def _program(words: list[str]) -> str:

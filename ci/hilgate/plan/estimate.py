@@ -11,10 +11,10 @@ from hilgate.errors import MisuseError, RecordsError
 from hilgate.model import CPU, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from hilgate.model import Key, Plan
+    from hilgate.model import Key, Plan, PlannedStep
 
 HISTORY_FOLDER = "results/history"
 """A folder of builds (`hilgate.history.store`), whose names sort by time."""
@@ -75,18 +75,32 @@ def estimate(plan: Plan, history: Mapping[Key, float] | None = None) -> Estimate
     """Sums and longest chain of a plan; `history` has measured minutes by planned key."""
     known = history or {}
     minutes = {step.key: known.get(step.key, step.step.minutes) for step in plan.steps}
-    chains: dict[Key, tuple[float, tuple[Key, ...]]] = {}
-    for step in plan.steps:  # dependencies stand before their dependants
-        longest, keys = max((chains[need] for need in step.depends_on), default=(0.0, ()))
-        chains[step.key] = (longest + minutes[step.key], (*keys, step.key))
-    chain_minutes, chain = max(chains.values(), default=(0.0, ()))
+    chain_minutes, chain = max(longest_chains(plan.steps, minutes).values(), default=(0.0, ()))
     gpu_steps = [step for step in plan.steps if step.device != CPU]
     return Estimate(
         minutes=sum(minutes.values()),
         chain=chain,
         chain_minutes=chain_minutes,
         on_gpus=sum(minutes[step.key] for step in gpu_steps),
-        # Plans written before steps had a number of GPUs say 0 and meant one.
         gpu_minutes=sum(minutes[step.key] * step.gpus for step in gpu_steps),
         measured=sum(step.key in known for step in plan.steps),
     )
+
+
+def longest_chains(
+    steps: Sequence[PlannedStep], minutes: Mapping[Key, float]
+) -> dict[Key, tuple[float, tuple[Key, ...]]]:
+    """Minutes and keys of the longest chain of dependants that begins with each step, itself included.
+
+    Args:
+        steps: What is to run; each stands behind what it depends on, as in a plan.
+        minutes: Planned key -> minutes.
+    """
+    chains: dict[Key, tuple[float, tuple[Key, ...]]] = {}
+    after: dict[Key, tuple[float, tuple[Key, ...]]] = defaultdict(lambda: (0.0, ()))
+    for step in reversed(steps):
+        longest, keys = after[step.key]
+        chains[step.key] = (longest + minutes[step.key], (step.key, *keys))
+        for need in step.depends_on:
+            after[need] = max(after[need], chains[step.key])
+    return chains

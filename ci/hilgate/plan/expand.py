@@ -8,7 +8,7 @@ every device with a queue, in the image of that queue, after the step that build
 from __future__ import annotations
 
 import graphlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hilgate.model import CPU, Area, Key, Omission, PlannedStep, Step, planned_key
@@ -57,25 +57,42 @@ def expand(
     nowhere to run is omitted, and the reason says so. `otherwise` has the reason of every step that is not wanted.
     """
     wanted = with_needs(declarations, wanted, target)
-    places: dict[Key, list[Key]] = {}
+    placed: dict[Key, Placement] = {}
     omissions: list[Omission] = []
     for area, step in declarations.steps():
-        if step.key not in wanted:
-            omissions.append(_omission(area, step, step.key, otherwise[step.key]))
-            continue
-        placed = place(declarations, step, target, wanted[step.key].devices)
-        omissions += [_omission(area, step, planned_key(step, device), why) for device, why in placed.left_out.items()]
-        places[step.key] = list(placed.devices)
-    planner = _Planner(declarations, target, wanted, places)
-    for area, step in planner.in_order():
-        for device in tuple(places[step.key]):
-            planned = planner.planned(area, step, device)
-            if isinstance(planned, Omission):
-                omissions.append(planned)
+        if step.key in wanted:
+            placed[step.key] = place(declarations, step, target, wanted[step.key].devices)
+            left_out = {planned_key(step, device): why for device, why in placed[step.key].left_out.items()}
+        else:
+            left_out = {step.key: otherwise[step.key]}
+        omissions += [_omission(area, step, key, why) for key, why in left_out.items()]
+    places = {key: list(one.devices) for key, one in placed.items()}
+    steps: list[PlannedStep] = []
+    for area, step in _in_order(declarations, target, places):
+        obstacle = placed[step.key].obstacle  # a missing package: it stays planned, and ends as did not run
+        note = f"; will not run here, {obstacle}" if obstacle else ""
+        for device in placed[step.key].devices:
+            provider = _provider(declarations, target, step, device)
+            needs = dict.fromkeys([*step.needs, *([provider.key] if provider else [])])
+            met = {need: _met_by(need, device, places[need]) for need in needs}
+            if unmet := [need for need, key in met.items() if key is None]:
+                why = f"needs {unmet[0]}, which is omitted"
+                omissions.append(_omission(area, step, planned_key(step, device), why))
                 places[step.key].remove(device)
-            else:
-                planner.steps.append(planned)
-    return Expansion(tuple(planner.steps), tuple(omissions))
+                continue
+            steps.append(
+                PlannedStep(
+                    step=step.model_copy(update={"secrets": ()}) if target.fork else step,
+                    area=area.area,
+                    device=device,
+                    queue=declarations.queue_for(step, device),
+                    image=provider.provides if provider else None,
+                    depends_on=tuple(key for key in met.values() if key is not None),
+                    env={**declarations.agents.devices[device].env, **step.env},
+                    reason=wanted[step.key].reason + note,
+                )
+            )
+    return Expansion(tuple(steps), tuple(omissions))
 
 
 def with_needs(declarations: Declarations, wanted: Mapping[Key, Wanted], target: Target) -> dict[Key, Wanted]:
@@ -102,60 +119,24 @@ def with_needs(declarations: Declarations, wanted: Mapping[Key, Wanted], target:
     return closed
 
 
-@dataclass
-class _Planner:
-    """Makes planned steps, one after the other."""
-
-    declarations: Declarations
-    target: Target
-    wanted: Mapping[Key, Wanted]
-    places: Mapping[Key, list[Key]]
-    steps: list[PlannedStep] = field(default_factory=list)
-
-    def in_order(self) -> list[tuple[Area, Step]]:
-        """Declared steps that have a place, what they wait for first, else in declared order."""
-        declared = {step.key: (area, step) for area, step in self.declarations.steps() if step.key in self.places}
-        rank = {key: position for position, key in enumerate(declared)}
-        sorter = graphlib.TopologicalSorter(
-            {
-                key: {*step.needs, *(p.key for d in self.places[key] if (p := self._provider(step, d)))}
-                for key, (_, step) in declared.items()
-            }
-        )
-        sorter.prepare()
-        order: list[Key] = []
-        while sorter.is_active():
-            ready = sorted(sorter.get_ready(), key=rank.__getitem__)
-            order += ready
-            sorter.done(*ready)
-        return [declared[key] for key in order]
-
-    def planned(self, area: Area, step: Step, device: Key) -> PlannedStep | Omission:
-        """The step on a device, or its omission when something it waits for has no place."""
-        provider = self._provider(step, device)
-        needs = [*step.needs, *([provider.key] if provider and provider.key not in step.needs else [])]
-        met = {need: _meet(need, device, self.places[need]) for need in needs}
-        unmet = [need for need, key in met.items() if key is None]
-        if unmet:
-            return _omission(area, step, planned_key(step, device), f"needs {unmet[0]}, which is omitted")
-        return PlannedStep(
-            step=step.model_copy(update={"secrets": ()}) if self.target.fork else step,
-            area=area.area,
-            device=device,
-            queue=self.declarations.queue_for(step, device),
-            image=provider.provides if provider else None,
-            depends_on=tuple(key for key in met.values() if key is not None),
-            env={**self.declarations.agents.devices[device].env, **step.env},
-            reason=self.wanted[step.key].reason + self._obstacle(step),
-        )
-
-    def _provider(self, step: Step, device: Key) -> Step | None:
-        return _provider(self.declarations, self.target, step, device)
-
-    def _obstacle(self, step: Step) -> str:
-        """A missing package does not make a step vanish: it stays planned, and ends as did not run."""
-        obstacle = place(self.declarations, step, self.target, self.wanted[step.key].devices).obstacle
-        return f"; will not run here, {obstacle}" if obstacle else ""
+def _in_order(
+    declarations: Declarations, target: Target, places: Mapping[Key, Sequence[Key]]
+) -> list[tuple[Area, Step]]:
+    """Declared steps that have a place, what they wait for first, else in declared order."""
+    declared = {step.key: (area, step) for area, step in declarations.steps() if step.key in places}
+    rank = {key: position for position, key in enumerate(declared)}
+    graph = {
+        key: {*step.needs, *(p.key for d in places[key] if (p := _provider(declarations, target, step, d)))}
+        for key, (_, step) in declared.items()
+    }
+    sorter = graphlib.TopologicalSorter(graph)
+    sorter.prepare()
+    order: list[Key] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready(), key=rank.__getitem__)
+        order += ready
+        sorter.done(*ready)
+    return [declared[key] for key in order]
 
 
 def _may_run_on(wanted: Wanted, device: Key) -> bool:
@@ -168,7 +149,7 @@ def _provider(declarations: Declarations, target: Target, step: Step, device: Ke
     return declarations.provider(image) if image else None
 
 
-def _meet(need: Key, device: Key, places: Sequence[Key]) -> Key | None:
+def _met_by(need: Key, device: Key, places: Sequence[Key]) -> Key | None:
     """The planned step that meets a need: on the same device, else on the cpu, else where it is planned at all."""
     found = next((d for d in (device, CPU, *places) if d in places), None)
     return f"{need}-{found}" if found else None

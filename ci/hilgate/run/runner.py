@@ -21,6 +21,7 @@ from rich.console import Console
 from hilgate.errors import MisuseError, NothingSelectedError, RunInterruptedError
 from hilgate.model import CPU, BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
 from hilgate.plan import machine as hardware
+from hilgate.plan.estimate import longest_chains
 from hilgate.plan.machine import installed
 from hilgate.plan.make import plan_digest
 from hilgate.run import outcome as rules
@@ -123,7 +124,8 @@ class Runner:
     def _run(self, steps: dict[str, PlannedStep]) -> None:
         sorter = graphlib.TopologicalSorter({k: [n for n in s.depends_on if n in steps] for k, s in steps.items()})
         sorter.prepare()
-        order = chain_minutes(tuple(steps.values()))
+        chains = longest_chains(tuple(steps.values()), {key: step.step.minutes for key, step in steps.items()})
+        order = {key: minutes for key, (minutes, _) in chains.items()}
         waiting: list[str] = []
         while (sorter.is_active() or self._again) and not self._interrupts.number:
             waiting = sorted({*waiting, *sorter.get_ready()}, key=lambda key: (-order[key], key))
@@ -281,17 +283,6 @@ def fits(step: PlannedStep, running: Sequence[PlannedStep], cores: int) -> bool:
         return False
     busy = sum(min(other.step.cores, cores) for other in running)
     return busy + min(step.step.cores, cores) <= cores
-
-
-def chain_minutes(steps: tuple[PlannedStep, ...]) -> dict[str, float]:
-    """Minutes of the longest chain of dependants that begins with each step, itself included."""
-    by_key = {step.key: step for step in steps}
-    needs = {key: [need for need in step.depends_on if need in by_key] for key, step in by_key.items()}
-    minutes = {key: step.step.minutes for key, step in by_key.items()}
-    for key in reversed(list(graphlib.TopologicalSorter(needs).static_order())):
-        for need in needs[key]:
-            minutes[need] = max(minutes[need], by_key[need].step.minutes + minutes[key])
-    return minutes
 
 
 LOCK_FILE = ".lock"

@@ -16,7 +16,7 @@ from support import plans as toyplans
 from support.pipelines import DECLARED, SCHEMAS, steps_of, toys
 
 from hilgate.buildkite.lint import lint, schema_problems
-from hilgate.buildkite.steps import InvalidPipelineError, pipeline_yaml, recheck_key, recheck_yaml
+from hilgate.buildkite.steps import InvalidPipelineError, pipeline_yaml, recheck_key, recheck_yaml, required_yaml
 from hilgate.errors import NothingSelectedError
 from hilgate.git import Changes
 from hilgate.plan.make import assemble
@@ -225,3 +225,42 @@ def test_any_plan_becomes_a_sound_pipeline_of_exactly_its_steps(plan, branch, fa
     keys = failing.draw(st.sets(st.sampled_from([step.key for step in plan.steps])))
     rechecks = recheck_yaml(plan, dict.fromkeys(keys, ("an id",)), branch=branch)
     assert sorted(steps_of(rechecks) if keys else rechecks) == sorted(map(recheck_key, keys))
+
+
+def test_recheck_goes_to_the_same_queue_under_another_key_and_folder():
+    step = steps_of(recheck_yaml(toys(), {"models-gfx942": ("test_a[bf16]",)}))["models-gfx942-recheck"]
+    assert step["agents"] == {"queue": "amd_mi300_1"}
+    assert step["artifact_paths"] == ["results/jobs/models-gfx942.recheck/**/*"]
+    assert step["command"][-1].split()[3:] == [
+        "models-gfx942", "--recheck", "--plan", "results/plan.json", "--results", "results/jobs/models-gfx942.recheck",
+    ]  # fmt: skip
+    assert {"exit_status": 75, "limit": 3} in step["retry"]["automatic"]
+    assert "secrets" in step
+    assert "depends_on" not in step
+
+
+def test_nothing_to_recheck_is_no_pipeline():
+    assert recheck_yaml(toys(), {}) == ""
+    assert recheck_yaml(toys(), {"models-gfx942": ()}) == ""
+
+
+def test_recheck_of_a_fork_has_no_secrets():
+    assert "HF_TOKEN" not in recheck_yaml(toys(fork=True), {"models-gfx942": ("a",)})
+
+
+def test_recheck_of_an_unknown_step_is_refused():
+    with pytest.raises(InvalidPipelineError, match="'gone' is not in the plan"):
+        recheck_yaml(toys(), {"gone": ("a",)})
+
+
+def test_long_keys_are_shortened_and_stay_distinct():
+    long, longer = "k" * 95 + "-cpu", "k" * 96 + "-cpu"
+    assert recheck_key("short-cpu") == "short-cpu-recheck"
+    assert len({recheck_key(long), recheck_key(longer)}) == 2
+    assert len(recheck_key(long)) == len(recheck_key(longer)) == 100
+
+
+def test_verdict_of_a_complete_rerun_posts_the_required_context():
+    (step,) = steps_of(required_yaml(DECLARED)).values()
+    assert step["notify"] == [{"github_commit_status": {"context": "rocm/required"}}]
+    assert step["agents"]["queue"] == "amd-cpu"

@@ -2,10 +2,13 @@
 
 import pytest
 from support.builds import NOW, built, failed, passed, remember
+from support.declarations import EVERYTHING, declare
+from support.declarations import step as declared_step
 from support.plans import step
 
 from hilgate.errors import MisuseError, RecordsError
-from hilgate.plan.estimate import PASSES, measured
+from hilgate.plan.estimate import PASSES, estimate, longest_chains, measured
+from hilgate.plan.make import assemble
 
 
 def verdicts(folder, *minutes):
@@ -45,3 +48,32 @@ def test_without_a_history_nothing_is_measured_but_a_named_one_must_exist(tmp_pa
     assert measured(tmp_path) == {}
     with pytest.raises(MisuseError, match="no such history"):
         measured(tmp_path, tmp_path / "absent")
+
+
+def test_estimate_sums_and_finds_the_longest_chain():
+    declared = declare(
+        a=[
+            declared_step("x", minutes=1),
+            declared_step("y", minutes=2, needs=("x",)),
+            declared_step("z", ("gfx942",), minutes=2.5),
+        ]
+    )
+    size = estimate(assemble(declared, EVERYTHING, None, profile="pr"))
+    assert (size.minutes, size.chain, size.chain_minutes, size.gpu_minutes) == (5.5, ("x-cpu", "y-cpu"), 3, 2.5)
+    assert size.measured == 0
+
+
+def test_estimate_takes_what_was_measured():
+    declared = declare(a=[declared_step("x", minutes=1), declared_step("z", ("gfx942",), minutes=2.5)])
+    size = estimate(assemble(declared, EVERYTHING, None, profile="pr"), {"x-cpu": 4.0, "other-cpu": 9.0})
+    assert (size.minutes, size.chain, size.measured) == (6.5, ("x-cpu",), 1)
+
+
+def test_the_longest_chain_of_dependants_begins_with_each_step():
+    steps = (step("short", "x"), step("head", "x"), step("tail", "x", depends_on=("head-cpu",)))
+    chains = longest_chains(steps, {"short-cpu": 3, "head-cpu": 1, "tail-cpu": 5})
+    assert chains == {
+        "short-cpu": (3, ("short-cpu",)),
+        "head-cpu": (6, ("head-cpu", "tail-cpu")),
+        "tail-cpu": (5, ("tail-cpu",)),
+    }

@@ -96,15 +96,6 @@ def test_one_step_at_a_time_on_a_gpu(tmp_path):
     assert [event for event, _ in progress.events] == ["started", "finished"] * 2
 
 
-def test_the_longest_chain_starts_first():
-    steps = (
-        step("short", "x", minutes=3),
-        step("head", "x", minutes=1),
-        step("tail", "x", minutes=5, depends_on=("head-cpu",)),
-    )
-    assert run.chain_minutes(steps) == {"short-cpu": 3, "head-cpu": 6, "tail-cpu": 5}
-
-
 def test_stale_evidence_is_never_read(tmp_path):
     folder = step_folder(tmp_path, "toy-cpu")
     folder.mkdir(parents=True)
