@@ -13,7 +13,7 @@ import jinja2
 
 from hilgate import text
 from hilgate.report import problems, tables
-from hilgate.report.merge_base import NOTHING, Facts
+from hilgate.report.merge_base import NOTHING, MergeBase
 from hilgate.report.problems import Detail, fit
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ FOLDED_ROWS = 30
 
 
 def render(
-    plan: Plan, recorded: Recorded, verdict: Verdict, logs: dict[str, str] | None = None, *, facts: Facts = NOTHING
+    plan: Plan, recorded: Recorded, verdict: Verdict, logs: dict[str, str] | None = None, *, facts: MergeBase = NOTHING
 ) -> str:
     """The report as HTML, below `LIMIT_BYTES`.
 
@@ -56,7 +56,7 @@ def write_report(
     folder: Path,
     *,
     logs: dict[str, str],
-    facts: Facts = NOTHING,
+    facts: MergeBase = NOTHING,
 ) -> Path:
     """Write `report.html` into the results folder and return its path."""
     path = folder / REPORT_FILE
@@ -64,7 +64,7 @@ def write_report(
     return path
 
 
-def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: Facts) -> dict[str, object]:
+def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: MergeBase) -> dict[str, object]:
     return {
         "plan": plan,
         "verdict": verdict,
