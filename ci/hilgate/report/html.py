@@ -65,6 +65,7 @@ def write_report(
 
 
 def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: MergeBase) -> dict[str, object]:
+    bars, ticks = timeline(plan, recorded, verdict)
     return {
         "plan": plan,
         "verdict": verdict,
@@ -83,7 +84,8 @@ def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, f
         "table_columns": TABLE_COLUMNS,
         "folded_rows": FOLDED_ROWS,
         "notes": tables.notes,
-        "timeline": timeline(plan, recorded, verdict),
+        "bars": bars,
+        "ticks": ticks,
         "environments": environments(recorded),
         "characters": detail.message_characters,
     }
@@ -116,33 +118,17 @@ class Bar:
     words: str
 
 
-@dataclass(frozen=True)
-class Tick:
-    """A mark on the axis; `left` in percent."""
-
-    left: float
-    words: str
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """All bars in the order in which they started."""
-
-    bars: tuple[Bar, ...]
-    ticks: tuple[Tick, ...]
-
-
-def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> Timeline:
-    """Bars of the last attempt of every step that was started; steps that never started have no bar."""
+def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[list[Bar], list[tuple[float, str]]]:
+    """Bars of the attempts that count, in the order in which they started, and (percent, words) of ticks."""
     outcomes = {step.key: step.outcome for step in verdict.steps}
     records = [attempt.record for step in plan.steps if (attempt := recorded.last(step.key))]
     records = sorted((record for record in records if record.seconds > 0), key=lambda record: record.started)
     if not records:
-        return Timeline((), ())
+        return [], []
     began = records[0].started
     starts = [(record.started - began).total_seconds() for record in records]
     whole = max(start + record.seconds for start, record in zip(starts, records, strict=True))
-    bars = tuple(
+    bars = [
         Bar(
             record.key,
             outcomes[record.key],
@@ -151,10 +137,10 @@ def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> Timeline:
             text.duration(record.seconds),
         )
         for start, record in zip(starts, records, strict=True)
-    )
+    ]
     step = next((seconds for seconds in TICK_SECONDS if whole / seconds <= MOST_TICKS), whole)
-    ticks = tuple(Tick(100 * n * step / whole, _tick(n * step)) for n in range(int(whole / step) + 1))
-    return Timeline(bars, ticks)
+    ticks = [(100 * n * step / whole, _tick(n * step)) for n in range(int(whole / step) + 1)]
+    return bars, ticks
 
 
 def _tick(seconds: float) -> str:

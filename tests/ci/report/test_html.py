@@ -103,12 +103,12 @@ def test_the_timeline_places_bars_in_the_whole_time():
     a_plan, recorded, verdict = built(
         (step("a", "x"), [passed()]), (step("b", "x"), [passed()]), (step("c", "x"), None)
     )
-    drawn = report.timeline(a_plan, recorded, verdict)
-    assert [(bar.key, round(bar.left, 1), round(bar.width, 1)) for bar in drawn.bars] == [
+    bars, ticks = report.timeline(a_plan, recorded, verdict)
+    assert [(bar.key, round(bar.left, 1), round(bar.width, 1)) for bar in bars] == [
         ("a-cpu", 0.0, 97.8),
         ("b-cpu", 1.1, 98.9),
     ]
-    assert [tick.words for tick in drawn.ticks] == ["0 s", "15 s", "30 s", "45 s", "1 min", "1.25 min", "1.5 min"]
+    assert [words for _, words in ticks] == ["0 s", "15 s", "30 s", "45 s", "1 min", "1.25 min", "1.5 min"]
 
 
 @pytest.mark.parametrize(
