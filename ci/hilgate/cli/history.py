@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -19,9 +19,10 @@ from rich.text import Text
 from hilgate import text
 from hilgate.cli import program
 from hilgate.errors import MisuseError, RecordsError
+from hilgate.model import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
@@ -165,14 +166,6 @@ NOTHING = {
 }
 
 
-def show_history_tables(out: Console, metric: Metric, rows: Sequence[Row], *, limit: int) -> None:
-    """One table, or the reason why there is none."""
-    if not rows:
-        out.print(Text(f"{metric}: {NOTHING[metric]}", "dim"))
-        return
-    {"accuracy": _accuracy, "kernels": _kernels, "flakes": _flakes, "minutes": _minutes}[metric](out, rows, limit)
-
-
 def bars(values: Sequence[float | None]) -> str:
     """The last `MOST_BARS` values, lowest to highest of them; a dot where there is none."""
     last = [value if value is not None and math.isfinite(value) else None for value in values[-MOST_BARS:]]
@@ -184,83 +177,14 @@ def bars(values: Sequence[float | None]) -> str:
     return "".join("·" if value is None else BARS[round((value - low) / (high - low) * top)] for value in last)
 
 
-def _accuracy(out: Console, rows: Sequence[Row], limit: int) -> None:
-    table = _table("accuracy", ("match", "[interval]", "n", "base", "builds", "course"))
-    device = ""
-    for row in rows[:limit]:
-        if row["device"] != device:
-            device = row["device"]
-            table.add_row(Text(text.line(f"on {device}"), "dim"))
-        before = row["baseline"][-1]
-        table.add_row(
-            Text(text.line(row["id"])),
-            f"{row['score'][-1]:.1%}",
-            Text(f"[{row['low'][-1]:.1%}, {row['high'][-1]:.1%}]"),
-            f"{row['n'][-1]:g}" if row["n"][-1] is not None else "?",
-            "none" if before is None else f"{before:.1%}",
-            str(row["builds"]),
-            bars(row["score"]),
-        )
-    out.print(table)
-    _rest(out, rows, limit)
+def _unit(row: Row) -> str:
+    return str(row["number"]).rsplit("_", 1)[-1]
 
 
-def _kernels(out: Console, rows: Sequence[Row], limit: int) -> None:
-    """The largest changes first; a change is the newest value against the median of those before."""
-    table = _table("kernel time", ("newest", "before", "change", "builds", "course"))
-    device = ""
-    for row in rows[:limit]:
-        unit = row["number"].rsplit("_", 1)[-1]
-        name = "" if row["number"] in {f"ours_{unit}", unit} else f" {row['number']}"
-        if row["device"] != device:
-            device = row["device"]
-            table.add_row(Text(text.line(f"on {device}"), "dim"))
-        change = "new" if row["change"] is None else f"{row['change']:+.1%}"
-        before = "" if row["before"] is None else _time(row["before"])
-        table.add_row(
-            Text(text.line(row["id"] + name)),
-            f"{_time(row['last'])} {unit}",
-            before,
-            change,
-            str(row["builds"]),
-            bars(row["value"]),
-        )
-    out.print(table)
-    _rest(out, rows, limit)
-
-
-def _flakes(out: Console, rows: Sequence[Row], limit: int) -> None:
-    table = _table("did not always pass", ("flaky", "failed", "of builds", "last"))
-    for row in rows[:limit]:
-        values = (f"{row['flaky']} ({row['rate']:.0%})", str(row["failed"]), str(row["builds"]))
-        table.add_row(Text(text.line(f"{row['key']}  {row['id']}")), *values, f"{row['last']:%m-%d %H:%M}")
-    out.print(table)
-    _rest(out, rows, limit)
-
-
-def _minutes(out: Console, rows: Sequence[Row], limit: int) -> None:
-    """Newest last, as a log."""
-    of_step = "key" in rows[0]
-    table = _table("began (UTC)", ("commit", "outcome", *(("step",) if of_step else ("steps", "wall")), "run", "GPU",
-                                   "queue"))  # fmt: skip
-    for row in rows[-limit:]:
-        from hilgate.model import Outcome
-
-        outcome = Outcome(row["outcome"])
-        size = (row["key"],) if of_step else (str(row["steps"]), f"{row['wall_minutes']:.1f}")
-        minutes = (f"{row[name]:.1f}" for name in ("step_minutes", "gpu_minutes", "queue_minutes"))
-        table.add_row(
-            f"{row['time']:%Y-%m-%d %H:%M}", row["commit"][:10] or "none", Text(text.marked(outcome),
-            text.STYLES[outcome]), *size, *minutes
-        )  # fmt: skip
-    out.print(table)
-    if len(rows) > limit:
-        out.print(Text(f"and {len(rows) - limit} earlier (--rows)", "dim"))
-    courses = ", ".join(
-        f"{words} {bars([row[name] for row in rows])}"
-        for name, words in (("step_minutes", "run"), ("gpu_minutes", "GPU"), ("queue_minutes", "queue"))
-    )
-    out.print(Text(f"minutes of {len(rows)} builds: {courses}", "dim"))
+def _case(row: Row) -> str:
+    """Of several times of a check, the name of the one that is not simply ours."""
+    usual = {f"ours_{_unit(row)}", _unit(row)}
+    return str(row["id"]) if row["number"] in usual else f"{row['id']} {row['number']}"
 
 
 def _time(value: float) -> str:
@@ -269,15 +193,75 @@ def _time(value: float) -> str:
     return shortest(float(value)) if value < 1000 else f"{value:.0f}"
 
 
-def _rest(out: Console, rows: Sequence[Row], limit: int) -> None:
-    if len(rows) > limit:
-        out.print(Text(f"and {len(rows) - limit} more (--rows, --step, --json)", "dim"))
+COLUMNS: dict[str, dict[str, Callable[[Row], str]]] = {
+    "accuracy": {
+        "accuracy": lambda row: row["id"],
+        "match": lambda row: f"{row['score'][-1]:.1%}",
+        "[interval]": lambda row: f"[{row['low'][-1]:.1%}, {row['high'][-1]:.1%}]",
+        "n": lambda row: f"{row['n'][-1]:g}" if row["n"][-1] is not None else "?",
+        "base": lambda row: "none" if row["baseline"][-1] is None else f"{row['baseline'][-1]:.1%}",
+        "builds": lambda row: str(row["builds"]),
+        "course": lambda row: bars(row["score"]),
+    },
+    # The largest changes first; a change is the newest value against the median of those before.
+    "kernels": {
+        "kernel time": _case,
+        "newest": lambda row: f"{_time(row['last'])} {_unit(row)}",
+        "before": lambda row: "" if row["before"] is None else _time(row["before"]),
+        "change": lambda row: "new" if row["change"] is None else f"{row['change']:+.1%}",
+        "builds": lambda row: str(row["builds"]),
+        "course": lambda row: bars(row["value"]),
+    },
+    "flakes": {
+        "did not always pass": lambda row: f"{row['key']}  {row['id']}",
+        "flaky": lambda row: f"{row['flaky']} ({row['rate']:.0%})",
+        "failed": lambda row: str(row["failed"]),
+        "of builds": lambda row: str(row["builds"]),
+        "last": lambda row: f"{row['last']:%m-%d %H:%M}",
+    },
+    "minutes": {
+        "began (UTC)": lambda row: f"{row['time']:%Y-%m-%d %H:%M}",
+        "commit": lambda row: row["commit"][:10] or "none",
+        "outcome": lambda row: text.marked(Outcome(row["outcome"])),
+        "step": lambda row: row.get("key", ""),
+        "steps": lambda row: str(row.get("steps", "")),
+        "wall": lambda row: f"{row['wall_minutes']:.1f}" if "wall_minutes" in row else "",
+        "run": lambda row: f"{row['step_minutes']:.1f}",
+        "GPU": lambda row: f"{row['gpu_minutes']:.1f}",
+        "queue": lambda row: f"{row['queue_minutes']:.1f}",
+    },
+}
+"""What each metric shows of a row, by the name of the column; a column without a value in any row is left out."""
+
+WORDS = frozenset({"course", "commit", "outcome", "step", "last"})
+"""Columns that are read, not compared: set flush left."""
 
 
-def _table(first: str, others: tuple[str, ...]) -> Table:
+def show_history_tables(out: Console, metric: Metric, rows: Sequence[Row], *, limit: int) -> None:
+    """One table of a metric, or the reason why there is none; minutes are a log, newest last."""
+    if not rows:
+        out.print(Text(f"{metric}: {NOTHING[metric]}", "dim"))
+        return
+    log = metric == "minutes"
+    shown = rows[-limit:] if log else rows[:limit]
+    columns = {name: [text.line(value(row)) for row in shown] for name, value in COLUMNS[metric].items()}
+    columns = {name: values for name, values in columns.items() if any(values)}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(first, overflow="fold", ratio=1)
-    for name in others:
-        words = name in {"course", "commit", "outcome", "step", "last"}
-        table.add_column(name, justify="left" if words else "right", no_wrap=True)
-    return table
+    for number, name in enumerate(columns):
+        side: Literal["left", "right"] = "left" if number == 0 or name in WORDS else "right"
+        table.add_column(name, justify=side, overflow="fold", no_wrap=number > 0, ratio=None if number else 1)
+    device = None
+    for row, values in zip(shown, zip(*columns.values(), strict=True), strict=True):
+        if metric in {"accuracy", "kernels"} and row["device"] != device:
+            device = row["device"]
+            table.add_row(Text(text.line(f"on {device}"), "dim"))
+        styles = [text.STYLES[Outcome(row["outcome"])] if name == "outcome" else "" for name in columns]
+        table.add_row(*(Text(value, style) for value, style in zip(values, styles, strict=True)))
+    out.print(table)
+    if len(rows) > limit:
+        words = "earlier (--rows)" if log else "more (--rows, --step, --json)"
+        out.print(Text(f"and {len(rows) - limit} {words}", "dim"))
+    if log:
+        names = {"run": "step_minutes", "GPU": "gpu_minutes", "queue": "queue_minutes"}
+        courses = ", ".join(f"{words} {bars([row[name] for row in rows])}" for words, name in names.items())
+        out.print(Text(f"minutes of {len(rows)} builds: {courses}", "dim"))

@@ -58,25 +58,34 @@ def make_sbom(
     Raises:
         RecordsError: A lock file holds a line that pins nothing.
     """
-    bill = _Bill()
+    found: dict[str, Component] = {}
+
+    def package(name: str, version: str, where: tuple[str, str], hashes: Iterable[str] = ()) -> None:
+        normal = re.sub(r"[-_.]+", "-", name).lower()  # PEP 503
+        kind = "generic" if normal == "python" else "pypi"
+        made = _component(found, normal, version, PackageURL(type=kind, name=normal, version=version))
+        made.hashes.update(_sha256(digest) for digest in hashes)
+        made.properties.add(Property(name=where[0], value=where[1]))
+
     for file, text in sorted(locks.items()):
         for name, version, hashes in _locked(file, text):
-            bill.add_package(name, version, hashes, ("hilgate:locked-in", file))
+            package(name, version, ("hilgate:locked-in", file), hashes)
     for environment in environments:
-        bill.add_package("python", environment.python, (), ("hilgate:installed-on", environment.host))
-        for name, version in sorted(environment.versions.items()):
-            bill.add_package(name, version, (), ("hilgate:installed-on", environment.host))
-    for path, facts in _pinned(pins):
-        bill.add_pin(path, facts)
+        for name, version in sorted({"python": environment.python, **environment.versions}.items()):
+            package(name, version, ("hilgate:installed-on", environment.host))
+    _add_pins(found, pins)
     for name, digest in sorted(images.items()):
-        bill.add_image(name, digest)
+        purl = PackageURL(type="oci", name=name, version=digest)
+        _component(found, name, digest, purl, ComponentType.CONTAINER).hashes.add(
+            _sha256(digest.removeprefix("sha256:"))
+        )
     subject = Component(
         name="hilgate", version=commit, type=ComponentType.APPLICATION, bom_ref="hilgate",
         properties=[Property(name="hilgate:plan-digest", value=plan_digest),
                     Property(name="hilgate:version", value=__version__)],
     )  # fmt: skip
     bom = Bom(
-        components=bill.components(),
+        components=[found[reference] for reference in sorted(found)],
         serial_number=uuid.uuid5(NAMESPACE, plan_digest),
         metadata=BomMetaData(component=subject, timestamp=dt.datetime.fromtimestamp(committed, dt.UTC)),
     )
@@ -97,42 +106,31 @@ def problem_of(text: str) -> str:
     return "" if problem is None else (str(problem).splitlines() or ["against the schema"])[0][:200]
 
 
-class _Bill:
-    """Components by their reference, so that what two files name is one component."""
+def _component(
+    found: dict[str, Component],
+    name: str,
+    version: str,
+    purl: PackageURL,
+    kind: ComponentType = ComponentType.LIBRARY,
+) -> Component:
+    """The one of this reference: what two files name is one component."""
+    reference = purl.to_string()
+    new = Component(name=name, version=version or None, type=kind, bom_ref=reference, purl=purl)
+    return found.setdefault(reference, new)
 
-    def __init__(self) -> None:
-        self._components: dict[str, Component] = {}
 
-    def add_package(self, name: str, version: str, hashes: Iterable[str], source: tuple[str, str]) -> None:
-        normal = re.sub(r"[-_.]+", "-", name).lower()  # PEP 503
-        purl = PackageURL(type="generic" if normal == "python" else "pypi", name=normal, version=version)
-        component = self._take(normal, version, ComponentType.LIBRARY, purl)
-        component.hashes.update(HashType(alg=HashAlgorithm.SHA_256, content=digest) for digest in hashes)
-        component.properties.add(Property(name=source[0], value=source[1]))
-
-    def add_pin(self, path: str, facts: Mapping[str, str]) -> None:
+def _add_pins(found: dict[str, Component], pins: Mapping[str, Any]) -> None:
+    for path, facts in _pinned(pins):
         version = next((facts[key] for key in ("version", "tag", "commit", "reference") if facts.get(key)), "")
-        component = self._take(path, version, ComponentType.LIBRARY, PackageURL(type="generic", name=path))
+        made = _component(found, path, version, PackageURL(type="generic", name=path))
         for key, value in facts.items():
-            component.properties.add(Property(name=f"hilgate:pin:{key}", value=value))
+            made.properties.add(Property(name=f"hilgate:pin:{key}", value=value))
             if match := _HEX.fullmatch(value):
-                component.hashes.add(HashType(alg=HashAlgorithm.SHA_256, content=match[1]))
+                made.hashes.add(_sha256(match[1]))
 
-    def add_image(self, name: str, digest: str) -> None:
-        purl = PackageURL(type="oci", name=name, version=digest)
-        component = self._take(name, digest, ComponentType.CONTAINER, purl)
-        component.hashes.add(HashType(alg=HashAlgorithm.SHA_256, content=digest.removeprefix("sha256:")))
 
-    def components(self) -> list[Component]:
-        return [self._components[reference] for reference in sorted(self._components)]
-
-    def _take(self, name: str, version: str, kind: ComponentType, purl: PackageURL) -> Component:
-        reference = purl.to_string()
-        if reference not in self._components:
-            self._components[reference] = Component(
-                name=name, version=version or None, type=kind, bom_ref=reference, purl=purl
-            )
-        return self._components[reference]
+def _sha256(digest: str) -> HashType:
+    return HashType(alg=HashAlgorithm.SHA_256, content=digest)
 
 
 def _locked(file: str, text: str) -> Iterable[tuple[str, str, list[str]]]:

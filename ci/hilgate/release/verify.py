@@ -47,7 +47,7 @@ class UnsoundError(RecordsError):
         super().__init__(words)
 
 
-class Finding(Noun):
+class BundleFinding(Noun):
     """One line of the answer; `sound` is None for what was not looked at."""
 
     check: str
@@ -59,7 +59,7 @@ class Finding(Noun):
 class Answer:
     """All findings; the plan and the verdict only where everything is sound."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[BundleFinding, ...]
     plan: Plan | None
     verdict: Verdict | None
 
@@ -81,17 +81,17 @@ def verify(file: Path, *, demanded: Mapping[str, str] | None = None) -> Answer:
     """
     if not file.is_file():
         raise RecordsError("there is no bundle", where=str(file), remedy="make one with `hilgate bundle`")
-    findings: list[Finding] = []
+    findings: list[BundleFinding] = []
     with tempfile.TemporaryDirectory(prefix="hilgate-bundle-") as name:
         folder = Path(name)
         found = _check(file, folder, demanded or {})
         for check in CHECKS:
             try:
                 words = next(found, NOT_CHECKED)
-                findings.append(Finding(check=check, sound=True if words != NOT_CHECKED else None, words=words))
+                findings.append(BundleFinding(check=check, sound=True if words != NOT_CHECKED else None, words=words))
             except HilgateError as error:
                 words = str(error).replace(f"{folder / bundle.TOP}/", "")
-                findings.append(Finding(check=check, sound=False, words=words))
+                findings.append(BundleFinding(check=check, sound=False, words=words))
         top = folder / bundle.TOP
         sound = all(finding.sound for finding in findings)
         plan, verdict = (read_plan(top / bundle.PLAN_FILE), read_verdict(top / VERDICT_FILE)) if sound else (None, None)

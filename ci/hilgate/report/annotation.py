@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hilgate.model import Outcome
 from hilgate.report import tables
-from hilgate.report.merge_base import NOTHING, Facts
+from hilgate.report.merge_base import NOTHING, MergeBase
 from hilgate.report.problems import (
     EVIDENCE_LINES,
     NAMED_IDS,
@@ -38,19 +38,21 @@ ANNOTATION_FILE = "annotation.md"
 JUNIT_FILE = "junit.xml"
 
 
-def render(plan: Plan, recorded: Recorded, verdict: Verdict, *, facts: Facts = NOTHING) -> str:
+def render(plan: Plan, recorded: Recorded, verdict: Verdict, *, facts: MergeBase = NOTHING) -> str:
     """The first screen as CommonMark, below Buildkite's limit of 1 MiB."""
     return fit(lambda detail: _render(plan, recorded, verdict, detail, facts))
 
 
-def write_annotation(plan: Plan, recorded: Recorded, verdict: Verdict, folder: Path, *, facts: Facts = NOTHING) -> Path:
+def write_annotation(
+    plan: Plan, recorded: Recorded, verdict: Verdict, folder: Path, *, facts: MergeBase = NOTHING
+) -> Path:
     """Write `annotation.md` into the results folder and return its path."""
     path = folder / ANNOTATION_FILE
     path.write_text(render(plan, recorded, verdict, facts=facts), encoding="utf-8")
     return path
 
 
-def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: Facts) -> str:
+def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: MergeBase) -> str:
     files = ", ".join(markdown(file) for file in plan.changed_files[:8])
     more = f" and {len(plan.changed_files) - 8} more" if len(plan.changed_files) > 8 else ""
     commit = f"`{markdown(plan.commit[:12])}`" if plan.commit else "(not a git checkout)"
@@ -129,12 +131,12 @@ def _about(problem: Problem) -> list[str]:
 
 def _finding(finding: Finding, detail: Detail, about: list[str]) -> list[str]:
     """What is asked first, then what the message says beyond its first line. No HTML: some viewers show it as text."""
-    check, size = finding.check, finding.size
-    facts = (("error", size.error), ("case", size.case), ("merge base", finding.merge_base), ("where", size.place))
+    check = finding.check
+    facts = {"error": finding.error, "case": finding.case, "merge base": finding.merge_base, "where": finding.place}
     parts = [
         f"{MARKS[check.outcome]} {markdown(shorten(check.id, 300))}",
-        fenced(shorten(size.assertion, 400)),
-        _bullets((f"{name}: {words}" for name, words in facts if words), 310),
+        fenced(shorten(finding.assertion, 400)),
+        _bullets((f"{name}: {words}" for name, words in facts.items() if words), 310),
         *about,
     ]
     rest = "\n".join(check.message.strip().splitlines()[1:])

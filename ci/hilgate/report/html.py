@@ -13,7 +13,7 @@ import jinja2
 
 from hilgate import text
 from hilgate.report import problems, tables
-from hilgate.report.merge_base import NOTHING, Facts
+from hilgate.report.merge_base import NOTHING, MergeBase
 from hilgate.report.problems import Detail, fit
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ FOLDED_ROWS = 30
 
 
 def render(
-    plan: Plan, recorded: Recorded, verdict: Verdict, logs: dict[str, str] | None = None, *, facts: Facts = NOTHING
+    plan: Plan, recorded: Recorded, verdict: Verdict, logs: dict[str, str] | None = None, *, facts: MergeBase = NOTHING
 ) -> str:
     """The report as HTML, below `LIMIT_BYTES`.
 
@@ -56,7 +56,7 @@ def write_report(
     folder: Path,
     *,
     logs: dict[str, str],
-    facts: Facts = NOTHING,
+    facts: MergeBase = NOTHING,
 ) -> Path:
     """Write `report.html` into the results folder and return its path."""
     path = folder / REPORT_FILE
@@ -64,7 +64,8 @@ def write_report(
     return path
 
 
-def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: Facts) -> dict[str, object]:
+def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: MergeBase) -> dict[str, object]:
+    bars, ticks = timeline(plan, recorded, verdict)
     return {
         "plan": plan,
         "verdict": verdict,
@@ -83,7 +84,8 @@ def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, f
         "table_columns": TABLE_COLUMNS,
         "folded_rows": FOLDED_ROWS,
         "notes": tables.notes,
-        "timeline": timeline(plan, recorded, verdict),
+        "bars": bars,
+        "ticks": ticks,
         "environments": environments(recorded),
         "characters": detail.message_characters,
     }
@@ -116,33 +118,17 @@ class Bar:
     words: str
 
 
-@dataclass(frozen=True)
-class Tick:
-    """A mark on the axis; `left` in percent."""
-
-    left: float
-    words: str
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """All bars in the order in which they started."""
-
-    bars: tuple[Bar, ...]
-    ticks: tuple[Tick, ...]
-
-
-def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> Timeline:
-    """Bars of the last attempt of every step that was started; steps that never started have no bar."""
+def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[list[Bar], list[tuple[float, str]]]:
+    """Bars of the attempts that count, in the order in which they started, and (percent, words) of ticks."""
     outcomes = {step.key: step.outcome for step in verdict.steps}
     records = [attempt.record for step in plan.steps if (attempt := recorded.last(step.key))]
     records = sorted((record for record in records if record.seconds > 0), key=lambda record: record.started)
     if not records:
-        return Timeline((), ())
+        return [], []
     began = records[0].started
     starts = [(record.started - began).total_seconds() for record in records]
     whole = max(start + record.seconds for start, record in zip(starts, records, strict=True))
-    bars = tuple(
+    bars = [
         Bar(
             record.key,
             outcomes[record.key],
@@ -151,10 +137,10 @@ def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> Timeline:
             text.duration(record.seconds),
         )
         for start, record in zip(starts, records, strict=True)
-    )
+    ]
     step = next((seconds for seconds in TICK_SECONDS if whole / seconds <= MOST_TICKS), whole)
-    ticks = tuple(Tick(100 * n * step / whole, _tick(n * step)) for n in range(int(whole / step) + 1))
-    return Timeline(bars, ticks)
+    ticks = [(100 * n * step / whole, _tick(n * step)) for n in range(int(whole / step) + 1)]
+    return bars, ticks
 
 
 def _tick(seconds: float) -> str:

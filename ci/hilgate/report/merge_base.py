@@ -1,7 +1,7 @@
 """The same check on the merge base: passed, failed, or not known, and why not.
 
-Facts come from the newest build of that commit in the history, or from a results folder that somebody names. They are
-words beside a decision and never part of it: damage in them is said and stops nothing.
+What is known comes from the newest build of that commit in the history, or from a results folder that somebody names.
+It is words beside a decision and never part of it: damage in it is said and stops nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECENT_BUILDS = 50
 
 
 @dataclass(frozen=True)
-class Facts:
+class MergeBase:
     """What is known of the merge base.
 
     Attributes:
@@ -48,18 +48,18 @@ class Facts:
     runs: Counter[str] = field(default_factory=Counter)
 
 
-NOTHING = Facts(unknown="no history and no results of it were given")
+NOTHING = MergeBase(unknown="no history and no results of it were given")
 
 
-def find(plan: Plan, *, history: Path | None = None, against: Path | None = None) -> Facts:
-    """Facts from a results folder if one is named, else from the history.
+def find(plan: Plan, *, history: Path | None = None, against: Path | None = None) -> MergeBase:
+    """What is known from a results folder if one is named, else from the history.
 
     Args:
         plan: Of the build that is reported.
         history: Folder of the history.
         against: Results folder of the merge base (`hilgate gate` there), or of agents with `jobs/` in it.
     """
-    facts = Facts()
+    facts = MergeBase()
     try:
         if against is not None:
             theirs, jobs = read_plan(against / "plan.json"), against / "jobs"
@@ -72,22 +72,22 @@ def find(plan: Plan, *, history: Path | None = None, against: Path | None = None
         if builds:
             return _of(plan, plan.merge_base, store.read(builds[-1]), facts)
         unknown = f"no build of {plan.merge_base[:12]} is in the history" if plan.merge_base else ""
-        return Facts(unknown or "the plan names no merge base", failures=facts.failures, runs=facts.runs)
+        return MergeBase(unknown or "the plan names no merge base", failures=facts.failures, runs=facts.runs)
     except NothingSelectedError:
-        return Facts(unknown="the history has no build yet")
+        return MergeBase(unknown="the history has no build yet")
     except HilgateError as error:
         unknown = f"{error.what} ({error.where})" if error.where else error.what
-        return Facts(unknown, failures=facts.failures, runs=facts.runs)
+        return MergeBase(unknown, failures=facts.failures, runs=facts.runs)
 
 
-def _of(plan: Plan, commit: str, recorded: Recorded, recent: Facts) -> Facts:
+def _of(plan: Plan, commit: str, recorded: Recorded, recent: MergeBase) -> MergeBase:
     steps = {key: attempts[-1] for key, attempts in recorded.attempts.items()}
-    return Facts("", commit, commit == plan.merge_base, steps, recent.failures, recent.runs)
+    return MergeBase("", commit, commit == plan.merge_base, steps, recent.failures, recent.runs)
 
 
-def _recent(builds: tuple[Path, ...]) -> Facts:
+def _recent(builds: tuple[Path, ...]) -> MergeBase:
     """How often checks failed in these builds, and how often their steps ran."""
-    facts = Facts()
+    facts = MergeBase()
     for build in builds:
         failed, ran = store.failures(build)
         facts.failures.update(failed)
@@ -95,7 +95,7 @@ def _recent(builds: tuple[Path, ...]) -> Facts:
     return facts
 
 
-def on_merge_base(facts: Facts, step: str, check: str = "") -> str:
+def on_merge_base(facts: MergeBase, step: str, check: str = "") -> str:
     """What happened to a check there, in words; without a check, to the whole step.
 
     Args:

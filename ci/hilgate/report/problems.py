@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hilgate.judge.verdict import totals
 from hilgate.model import Outcome, Ruling
-from hilgate.report.merge_base import NOTHING, Facts, on_merge_base
+from hilgate.report.merge_base import NOTHING, MergeBase, on_merge_base
 from hilgate.run import outcome
 from hilgate.text import marked, shorten
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hilgate.model import Check, Plan, PlannedStep, StepVerdict, Verdict
-    from hilgate.run.results import Recorded
+    from hilgate.run.results import Attempt, Recorded
 
 
 LIMIT_BYTES = 1024 * 1024
@@ -64,10 +64,21 @@ def at_most(lines: Sequence[str], limit: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Finding:
-    """One check that is not green."""
+    """One check that is not green: what an engineer asks first of it; empty where it was not recorded.
+
+    Attributes:
+        assertion: The first failing assertion, on one line.
+        place: `file:line` of it.
+        error: `max_abs_err 0.5, max_row_relative_err 0.031 (1.2e-07 allowed), 12 of 640 rows off`.
+        case: `shape 160x4x64, dtype float16, layout interleaved, arch gfx942`.
+        merge_base: What it did there.
+    """
 
     check: Check
-    size: Magnitude
+    assertion: str
+    place: str
+    error: str
+    case: str
     merge_base: str
 
 
@@ -98,33 +109,29 @@ class Named:
 
 
 def problems(
-    plan: Plan, recorded: Recorded, verdict: Verdict, *, limit: int, facts: Facts = NOTHING
+    plan: Plan, recorded: Recorded, verdict: Verdict, *, limit: int, facts: MergeBase = NOTHING
 ) -> tuple[Problem, ...]:
     """Every step that is not green, worst first; a step that passed with skips is green and not here."""
     planned = {step.key: step for step in plan.steps}
-    found = []
-    for step in not_green(verdict):
-        attempt = recorded.last(step.key)
-        checks = attempt.checks if attempt else ()
-        wrong = [check for check in checks if check.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
-        wrong.sort(key=lambda check: -outcome.SEVERITY[check.outcome])
-        skipped = [check for check in checks if check.outcome is Outcome.DID_NOT_RUN]
-        reasons = Counter(shorten(outcome.first_line(check.message), 300) for check in skipped)
-        device = planned[step.key].device
-        found.append(
-            Problem(
-                step,
-                tuple(
-                    Finding(check, magnitude(check, device), on_merge_base(facts, step.key, check.id))
-                    for check in wrong[:limit]
-                ),
-                max(0, len(wrong) - limit),
-                tuple(reasons.most_common(limit)),
-                on_merge_base(facts, step.key),
-                container_line(step, planned[step.key]),
-            )
-        )
-    return tuple(found)
+    return tuple(
+        _problem(planned[step.key], step, recorded.last(step.key), limit, facts) for step in not_green(verdict)
+    )
+
+
+def _problem(planned: PlannedStep, step: StepVerdict, attempt: Attempt | None, limit: int, facts: MergeBase) -> Problem:
+    checks = attempt.checks if attempt else ()
+    wrong = [check for check in checks if check.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
+    wrong.sort(key=lambda check: -outcome.SEVERITY[check.outcome])
+    skipped = [check for check in checks if check.outcome is Outcome.DID_NOT_RUN]
+    reasons = Counter(shorten(outcome.first_line(check.message), 300) for check in skipped)
+    return Problem(
+        step,
+        tuple(finding(one, planned.device, on_merge_base(facts, step.key, one.id)) for one in wrong[:limit]),
+        max(0, len(wrong) - limit),
+        tuple(reasons.most_common(limit)),
+        on_merge_base(facts, step.key),
+        container_line(step, planned),
+    )
 
 
 def named(verdict: Verdict) -> tuple[Named, ...]:
@@ -160,31 +167,16 @@ _PLACE = re.compile(r"(\S+\.py:\d+): \S+")
 _SCORE = ("exact_match", "ci_low", "ci_high", "n")
 
 
-@dataclass(frozen=True)
-class Magnitude:
-    """What an engineer asks first of a check that is not green; empty where it was not recorded.
-
-    Attributes:
-        assertion: The first failing assertion, on one line.
-        place: `file:line` of it.
-        error: `max_abs_err 0.5, max_row_relative_err 0.031 (1.2e-07 allowed), 12 of 640 rows off`.
-        case: `shape 160x4x64, dtype float16, layout interleaved, arch gfx942`.
-    """
-
-    assertion: str
-    place: str
-    error: str
-    case: str
-
-
-def magnitude(check: Check, device: str) -> Magnitude:
-    """The magnitude of one check.
+def finding(check: Check, device: str, merge_base: str = "") -> Finding:
+    """What is asked of one check.
 
     Args:
         check: As recorded.
         device: Where it ran (`PlannedStep.device`); the arch of a check that names none.
+        merge_base: What it did there.
     """
-    return Magnitude(outcome.first_line(check.message), place(check), error(check), case(check, device))
+    assertion = outcome.first_line(check.message)
+    return Finding(check, assertion, place(check), error(check), case(check, device), merge_base)
 
 
 def place(check: Check) -> str:

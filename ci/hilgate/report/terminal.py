@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hilgate.declare.load import Declarations
     from hilgate.model import Area, Check, Key, Plan, Step, Verdict
     from hilgate.plan.expand import Readiness
-    from hilgate.report.merge_base import Facts
+    from hilgate.report.merge_base import MergeBase
     from hilgate.report.problems import Problem
     from hilgate.report.write import Judged
 
@@ -59,7 +59,7 @@ def print_plan(plan: Plan) -> None:
     console.print(f"{len(plan.steps)} steps, about {minutes:.0f} CPU-minutes{omitted}\n", style="dim", highlight=False)
 
 
-def print_verdict(judged: Judged, facts: Facts | None = None) -> None:
+def print_verdict(judged: Judged, facts: MergeBase | None = None) -> None:
     """The four outcomes, what broke in each step that is not green, and where the report is."""
     recorded, verdict = judged.recorded, judged.verdict
     console = stdout()
@@ -77,14 +77,20 @@ def print_verdict(judged: Judged, facts: Facts | None = None) -> None:
     for problem in problems(judged.plan, recorded, verdict, limit=1, facts=facts or NOTHING):
         _print_problem(console, problem, with_merge_base=facts is not None)
     for one in named(verdict):
-        console.print(Text(f"\n{one.kind} in {one.step}: {text.line(', '.join(one.ids))}"), soft_wrap=True)
+        console.print()
+        _print(console, f"{one.kind} in {one.step}: {', '.join(one.ids)}")
     console.print()
     style = text.STYLES[verdict.outcome]
     console.print(Text.assemble((text.marked(verdict.outcome), style), f": {text.line(headline(verdict, recorded))}"))
     console.print(Text(step_counts(verdict), "dim"))
     if approved := approval(verdict):
-        console.print(Text(text.line(f"changes its own gate: {approved}"), "bold"), soft_wrap=True)
-    console.print(Text(f"report: {short(judged.report)}", "dim"), soft_wrap=True)
+        _print(console, f"changes its own gate: {approved}", "bold")
+    _print(console, f"report: {short(judged.report)}", "dim")
+
+
+def _print(console: Console, words: str, style: str = "", indent: str = "") -> None:
+    """One line of text of a change, however long."""
+    console.print(Text(indent + text.line(words), style), soft_wrap=True)
 
 
 def _print_problem(console: Console, problem: Problem, *, with_merge_base: bool) -> None:
@@ -96,12 +102,12 @@ def _print_problem(console: Console, problem: Problem, *, with_merge_base: bool)
         finding = problem.findings[0]
         merge_base = finding.merge_base
         lines = [finding.check.id, *finding.check.message.splitlines()[:12]]
-        facts = [("error", finding.size.error), ("case", finding.size.case)]
+        facts = [("error", finding.error), ("case", finding.case)]
     facts += [("merge base", merge_base)] if with_merge_base else []
     facts += [("node", step.node), *(("evidence", line) for line in at_most(step.evidence, 6))]
     for line in lines + [f"{name}: {words}" for name, words in facts if words]:
-        console.print(Text(f"  {text.line(line)}"), soft_wrap=True)
-    console.print(Text(f"  reproduce: {text.line(step.reproduce)}", "bold"), soft_wrap=True)
+        _print(console, line, indent="  ")
+    _print(console, f"reproduce: {step.reproduce}", "bold", indent="  ")
 
 
 def print_checks(checks: tuple[Check, ...]) -> None:
@@ -270,7 +276,7 @@ def print_tables(judged: Judged, *, every: bool = False) -> None:
             console.print(line, soft_wrap=True)
         if table.step.step.matrix:
             path = short(judged.report.with_name(table.step.step.matrix.file))
-            console.print(Text(f"table: {path}", "dim"), soft_wrap=True)
+            _print(console, f"table: {path}", "dim")
 
 
 def lines(table: tables.Table, width: int) -> Iterator[Text]:
@@ -337,6 +343,6 @@ def print_notes(verdict: Verdict) -> None:
     """What a change does to the values that decide about it, a line each; nothing where it leaves them alone."""
     console = stdout()
     for one in verdict.loosened:
-        console.print(Text(text.line(f"changes its own gate: {one.path}: {one.what}")), soft_wrap=True)
+        _print(console, f"changes its own gate: {one.path}: {one.what}")
         for row in one.hunk.splitlines():
             console.print(Text(f"  {text.visible(row)}"), soft_wrap=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hilgate.model import Plan, Quarantine, Verdict
-    from hilgate.report.merge_base import Facts
+    from hilgate.report.merge_base import MergeBase
     from hilgate.run.results import Recorded
 
 
@@ -30,7 +30,7 @@ class Judged:
     recorded: Recorded
     verdict: Verdict
     report: Path
-    facts: Facts | None = None
+    facts: MergeBase | None = None
     refused: HilgateError | None = None
 
 

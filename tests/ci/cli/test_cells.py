@@ -146,7 +146,6 @@ def test_the_line_that_a_failing_cell_prints_repeats_it(toys):
     [
         (("grid", "--fruit", "fig"), "follows --"),
         (("grid", "--resluts", "x"), "--results"),
-        (("grid-cpu", "--plan", "results/plan.json", "--", "--fruit", "fig"), "leave out --plan"),
     ],
 )
 def test_misuse_is_answered_with_a_remedy(toys, arguments, message):

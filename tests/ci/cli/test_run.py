@@ -61,13 +61,6 @@ def test_colour_only_where_asked_for(green):
     assert "\x1b[3" not in hilgate(green, "--no-color", "judge", FORCE_COLOR="1").stdout
 
 
-def test_run_adds_arguments_to_the_command(green):
-    done = hilgate(green, "run", "a", "--", "-k", "a b")
-    assert done.returncode == Exit.PASS, done.stderr
-    steps = json.loads((green / "results" / "run" / "plan.json").read_text())["steps"]
-    assert steps[0]["step"]["command"].endswith("-k 'a b'")
-
-
 def test_an_agents_job_runs_one_step_of_the_plan_and_judge_decides_on_all(green):
     assert hilgate(green, "plan", "--write", "results/plan.json").returncode == 0
     one = hilgate(green, "run", "a-cpu", "--plan", "results/plan.json", "--results", "results/jobs/a-cpu")

@@ -15,8 +15,6 @@ from hilgate.report import annotation
 from hilgate.report import html as report
 from hilgate.report.problems import LIMIT_BYTES
 
-EVIL = "<script>alert(1)</script> ``` `x` | **b** \x00 \ud7ff"
-
 
 MIXED = built(
     (
@@ -53,18 +51,6 @@ def test_nothing_runs_and_nothing_is_fetched():
     assert not re.search(r"url\(|@import|https?:", report.render(*MIXED))
 
 
-def test_hostile_text_is_shown_as_text():
-    build = built((step("bad", "x", columns=("arch",)), [failed(EVIL, EVIL, labels={"arch": EVIL})]))
-    outline = Outline(report.render(*build))
-    assert "script" not in outline.tags
-    assert "alert(1)" in outline.text
-    markdown = annotation.render(*build)
-    assert "````text\n<script>" in markdown
-    outside = re.sub(r"(?s)````text.*?````", "", markdown)
-    assert "<script>" not in outside
-    assert "**b**" not in outside
-
-
 @pytest.mark.parametrize("number", [3, 20_000])
 def test_the_report_and_the_annotation_stay_below_1_mib(number):
     checks = [failed(f"test[{i}-{'x' * 300}]", "line\n" * 400) for i in range(number)]
@@ -94,21 +80,16 @@ def test_junit_never_shows_a_red_step_as_green(tmp_path):
     assert kinds["lost-cpu: lost toys"] == [Error]
 
 
-def test_junit_survives_text_that_xml_cannot_hold(tmp_path):
-    path = annotation.write_junit(*built((step("bad", "x"), [failed(EVIL, "a\x1b[31mb\x00")])), tmp_path)
-    assert len(list(JUnitXml.fromfile(str(path)))) == 1
-
-
 def test_the_timeline_places_bars_in_the_whole_time():
     a_plan, recorded, verdict = built(
         (step("a", "x"), [passed()]), (step("b", "x"), [passed()]), (step("c", "x"), None)
     )
-    drawn = report.timeline(a_plan, recorded, verdict)
-    assert [(bar.key, round(bar.left, 1), round(bar.width, 1)) for bar in drawn.bars] == [
+    bars, ticks = report.timeline(a_plan, recorded, verdict)
+    assert [(bar.key, round(bar.left, 1), round(bar.width, 1)) for bar in bars] == [
         ("a-cpu", 0.0, 97.8),
         ("b-cpu", 1.1, 98.9),
     ]
-    assert [tick.words for tick in drawn.ticks] == ["0 s", "15 s", "30 s", "45 s", "1 min", "1.25 min", "1.5 min"]
+    assert [words for _, words in ticks] == ["0 s", "15 s", "30 s", "45 s", "1 min", "1.25 min", "1.5 min"]
 
 
 @pytest.mark.parametrize(

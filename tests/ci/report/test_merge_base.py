@@ -11,7 +11,7 @@ from support.plans import COMMIT, plan, step
 from hilgate.history import store
 from hilgate.model import Outcome
 from hilgate.report import merge_base
-from hilgate.report.merge_base import Facts, on_merge_base
+from hilgate.report.merge_base import MergeBase, on_merge_base
 from hilgate.run.results import step_folder, write
 
 BASE = "b" * 40
@@ -64,11 +64,12 @@ def attempt(outcome, *checks):
     ("facts", "check", "words"),
     [
         (merge_base.NOTHING, "f", "not known: no history and no results of it were given"),
-        (Facts(commit=BASE), "f", "not known: a-cpu was not run at bbbbbbbbbbbb"),
-        (Facts(steps=attempt(Outcome.PASS, passed("p"))), "new",
+        (MergeBase(commit=BASE), "f", "not known: a-cpu was not run at bbbbbbbbbbbb"),
+        (MergeBase(steps=attempt(Outcome.PASS, passed("p"))), "new",
          "not known: no such check at a folder without a commit"),
-        (Facts(commit=BASE, steps=attempt(Outcome.PASS, skipped("s", "x"))), "s", "did not run (x) at bbbbbbbbbbbb"),
-        (Facts(commit=BASE, steps=attempt(Outcome.PASS, passed("p"))), "", "passed (1 checks) at bbbbbbbbbbbb"),
+        (MergeBase(commit=BASE, steps=attempt(Outcome.PASS, skipped("s", "x"))), "s",
+         "did not run (x) at bbbbbbbbbbbb"),
+        (MergeBase(commit=BASE, steps=attempt(Outcome.PASS, passed("p"))), "", "passed (1 checks) at bbbbbbbbbbbb"),
     ],
     ids=["nothing", "step not run", "new check", "skipped", "the step"],
 )  # fmt: skip

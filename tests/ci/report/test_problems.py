@@ -18,12 +18,12 @@ from hilgate.model import Check, Loosening, Outcome, Ruling
 from hilgate.report import annotation, terminal
 from hilgate.report import html as report
 from hilgate.report import problems as headlines
-from hilgate.report.merge_base import Facts
+from hilgate.report.merge_base import MergeBase
 
 DIGEST = "sha256:" + "3f" * 32
 TEST = "tests/kernels/test_x.py::test_x[decode-float16-gfx942]"
 MESSAGE = "AssertionError: 2 of 80 rows are off\nassert not True\ntests/kernels/test_x.py:67: AssertionError"
-FACTS = Facts(commit="b" * 40, steps={"bad-gfx942": built((step("bad", "x"), [passed(TEST)]))[1].last("bad-cpu")})
+FACTS = MergeBase(commit="b" * 40, steps={"bad-gfx942": built((step("bad", "x"), [passed(TEST)]))[1].last("bad-cpu")})
 
 
 def red(facts=FACTS, **changes):
@@ -170,7 +170,7 @@ def wrong_check(name="t", message="it is off", **more):
 
 
 def test_a_failed_kernel_test():
-    found = headlines.magnitude(
+    found = headlines.finding(
         wrong_check(
             "tests/kernels/attention/test_paged.py::test_paged_attention[attention-decode-float16-d256]",
             ROWS,
