@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
+from support.plans import hilgate, runner, write_repository
 
-from hilgate.model import Check, Outcome
-from hilgate.run import evidence
-from hilgate.run.evidence import KINDS
+from hilgate.errors import Exit
+from hilgate.judge.verdict import read_verdict
+from hilgate.model import EVIDENCE, Check, Outcome, Ruling
+from hilgate.plan.make import plan_digest, read_plan
+from hilgate.run import evidence, recheck
+from hilgate.run.evidence import KINDS, Collected, EvidenceKind, register
+from hilgate.run.results import RESULTS_FILE, read, read_all
 
 TESTS = """
 import pytest
@@ -144,3 +150,76 @@ def test_findings_are_written_and_read_back(tmp_path):
     )
     Check.write_all(tmp_path / "out", checks)
     assert KINDS["findings"].collect(tmp_path / "out", tmp_path) == evidence.Collected(checks)
+
+
+TAP_SCRIPT = """
+import pathlib, sys
+out = next(word[6:] for word in sys.argv if word.startswith("--tap="))
+names = [word[7:] for word in sys.argv if word.startswith("--only=")] or ["steady", "moody"]
+seen = pathlib.Path("results/seen")
+broken = [] if seen.exists() else ["moody"]
+seen.write_text("")
+pathlib.Path(out).write_text("".join(f"{'not ok' if name in broken else 'ok'} {name}\\n" for name in names))
+sys.exit(1 if broken else 0)
+"""
+
+
+class TapEvidence(EvidenceKind):
+    """A third kind, which the product does not have: lines of `ok name` and `not ok name`."""
+
+    name = "tap"
+    file = "checks.tap"
+    exits: ClassVar = {5: "no test points"}
+
+    def arguments(self, folder):
+        return [f"--tap={folder / self.file}"]
+
+    def read(self, path, root):  # noqa: ARG002
+        found = [line.rpartition(" ") for line in path.read_text().splitlines()]
+        outcomes = [(name, Outcome.PASS if word == "ok" else Outcome.FAIL) for word, _, name in found]
+        return Collected(tuple(Check(id=name, outcome=one, message="not ok") for name, one in outcomes))
+
+    def failing_ids(self, checks):
+        return tuple(check.id for check in checks if check.outcome is Outcome.FAIL)
+
+    def narrow(self, command, ids, root):  # noqa: ARG002
+        return " ".join([command, *(self.selector(name) for name in ids)])
+
+    def selector(self, check):
+        return f"--only={check}"
+
+
+@pytest.fixture
+def tap():
+    register(TapEvidence())
+    yield
+    del KINDS["tap"]
+    EVIDENCE.discard("tap")
+
+
+@pytest.mark.usefixtures("tap")
+def test_every_stage_honours_a_kind_that_is_registered(tmp_path):
+    (tmp_path / "tap.py").write_text(TAP_SCRIPT)
+    root = write_repository(tmp_path, {"a": "python tap.py"}, a={"evidence": "tap"})
+    done = hilgate(root, "gate")
+    assert done.returncode == Exit.INCONCLUSIVE, done.stderr
+    plan, verdict = read_plan(root / "results" / "plan.json"), read_verdict(root / "results" / "verdict.json")
+    (ruled,) = verdict.steps
+    assert (plan.steps[0].step.evidence, ruled.ruling, ruled.flaky) == ("tap", Ruling.FLAKY, ("moody",))
+    assert ruled.reproduce == "hilgate run a-cpu -- --only=moody"
+    for report in ("report.html", "annotation.md", "junit.xml"):
+        assert "moody" in (root / "results" / report).read_text(), report
+    digest = plan_digest(plan)
+    recorded = read_all(root / "results", None, plan, digest)
+    ids = recheck.pending(plan, recorded)["a-cpu"]
+    assert ids == ("moody",)
+    key = frozenset({"a-cpu"})
+    runner(plan, root / "results" / "again", root=root, only=key, job="a-cpu", only_ids=ids).run()
+    (rerun,) = read(root / "results" / "again" / RESULTS_FILE, plan, digest, "a-cpu", elsewhere=True).reruns
+    assert (rerun.check, rerun.outcome) == ("moody", Outcome.PASS)
+    assert not KINDS["tap"].cannot_run_here(5)
+    assert KINDS["tap"].exit_meaning(5) == "exit 5 (no test points)"
+
+
+def test_every_kind_that_a_declaration_may_name_has_its_class():
+    assert set(KINDS) == EVIDENCE

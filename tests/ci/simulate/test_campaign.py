@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from support.plans import hilgate
 
 from hilgate.errors import Exit, MisuseError
-from hilgate.simulate import build
+from hilgate.judge import verdict
+from hilgate.model import Outcome
 from hilgate.simulate.build import run_build
 from hilgate.simulate.campaign import Campaign, Wrong, problems, shrink
 from hilgate.simulate.faults import Fault, Kind, draw, possible
@@ -22,6 +23,7 @@ from hilgate.simulate.job import DAMAGING, damage
 from hilgate.simulate.scenarios import scenarios_of
 
 ROOT = Path(__file__).parents[3]
+_judge = verdict.judge
 RECOVERED = {
     Kind.AGENT_LOST,
     Kind.AGENT_STOPPED,
@@ -127,7 +129,7 @@ def test_what_forbids_a_pass_still_forbids_it_when_more_goes_wrong_with_the_buil
 
 
 def test_faults_are_left_out_as_long_as_the_verdict_stays_wrong(monkeypatch, tmp_path):
-    monkeypatch.setattr(build, "decide", lambda gathered, *_: (_passing(gathered), Exit.PASS))
+    monkeypatch.setattr(verdict, "judge", passing)
     scenario = scenarios().toy(1)
     key = scenario.plan.steps[0].key
     regression = Fault(Kind.REGRESSION, key, 1)
@@ -135,16 +137,9 @@ def test_faults_are_left_out_as_long_as_the_verdict_stays_wrong(monkeypatch, tmp
     assert shrink(scenario, "shrunk", many, Wrong.FALSE_PASS, tmp_path) == (regression,)
 
 
-_decide = build.decide
-
-
-def _passing(gathered):
-    import datetime as dt
-
-    from hilgate.model import Outcome, Quarantine
-
-    verdict, _ = _decide(gathered, dt.datetime(2026, 11, 21, tzinfo=dt.UTC), Quarantine(), "")
-    return verdict.model_copy(update={"outcome": Outcome.PASS})
+def passing(plan, recorded, digest, **more):
+    """A judge that passes everything."""
+    return _judge(plan, recorded, digest, **more).model_copy(update={"outcome": Outcome.PASS})
 
 
 LINES = (
@@ -189,7 +184,7 @@ def test_the_command_as_json_has_every_number():
 
 
 def test_a_false_pass_is_printed_with_a_line_that_repeats_it(monkeypatch):
-    monkeypatch.setattr(build, "decide", lambda gathered, *_: (_passing(gathered), Exit.PASS))
+    monkeypatch.setattr(verdict, "judge", passing)
     done = simulate("--builds", "12", "--seed", "tests")
     assert done.returncode == Exit.FAIL
     line = next(line for line in done.stdout.splitlines() if "reproduce: " in line)
