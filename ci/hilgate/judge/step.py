@@ -341,7 +341,7 @@ def reproduce_line(step: PlannedStep, attempt: Attempt | None) -> str:
     line = f"hilgate run {step.key}"
     failed = rules.first(attempt.checks, FAIL) if attempt else None
     if failed and step.step.matrix and (options := step.step.matrix.options(failed.labels)):
-        return f"{line} {options}"
+        return f"{line} -- {options}"
     selector = kind_of(step).selector(failed.id) if failed else ""
     return f"{line} -- {selector}" if selector else line
 
