@@ -1,9 +1,4 @@
-"""The commands that run and judge: gate, run, judge, report, selftest. They import what they need when they run.
-
-What the running commands share: the results folder, the run itself, and the verdict.
-
-`hilgate recheck`: failing tests of a job once more, on a node they did not fail on.
-"""
+"""Run steps and judge them: gate, run, judge, recheck, selftest. What they need is imported when they run."""
 
 from __future__ import annotations
 
@@ -91,31 +86,21 @@ def gate(
     """Plan, run, judge and report on this machine; the exit status is the verdict."""
     from hilgate.declare import quarantine
     from hilgate.declare.load import load
-    from hilgate.plan.make import make_plan, plan_digest, read_plan
+    from hilgate.plan.make import make_plan
     from hilgate.report import terminal
-    from hilgate.run.results import read_all
     from hilgate.run.runner import locked
 
     root = _root(ctx)
     folder = results or root / "results"
-    plan_file = folder / PLAN_FILE
     quarantine.load(root, load(root))  # a mistake in it is told before anything runs
     with locked(folder):
         plan = make_plan(root, base=base, profile="gate", select=tuple(steps or ()))
-        resuming = resume and plan_file.exists()
-        if resuming:
-            if plan_digest(read_plan(plan_file)) != plan_digest(plan):
-                raise MisuseError(
-                    "--resume continues the same plan, and this is another (commit, changed files or options)",
-                    where=str(plan_file),
-                    remedy="start afresh without --resume; the old results go to previous/",
-                )
-        else:
+        earlier = _earlier(folder, plan) if resume else None
+        if earlier is None:
             set_previous_aside(folder)
-            plan.save(plan_file)
+            plan.save(folder / PLAN_FILE)
         terminal.print_plan(plan)
-        recorded = read_all(folder, None, plan, plan_digest(plan)) if resuming else None
-        run_plan(plan, Request(root, folder, jobs), recorded)
+        run_plan(plan, Request(root, folder, jobs), earlier)
         judged = decide(folder, plan, root=root, approved_by=approved_by)
     raise _shown(judged)
 
@@ -222,6 +207,26 @@ def selftest(
     else:
         terminal.print_checks(checks)
     raise typer.Exit(zoo.status_of(checks))
+
+
+def _earlier(folder: Path, plan: Plan) -> Recorded | None:
+    """What an interrupted run of this plan left in a folder; None where nothing was begun.
+
+    Raises:
+        MisuseError: It was another plan.
+    """
+    from hilgate.plan.make import plan_digest, read_plan
+    from hilgate.run.results import read_all
+
+    if not (folder / PLAN_FILE).exists():
+        return None
+    if plan_digest(read_plan(folder / PLAN_FILE)) != plan_digest(plan):
+        raise MisuseError(
+            "--resume continues the same plan, and this is another (commit, changed files or options)",
+            where=str(folder / PLAN_FILE),
+            remedy="start afresh without --resume; the old results go to previous/",
+        )
+    return read_all(folder, None, plan, plan_digest(plan))
 
 
 def _shown(judged: Judged, *, every: bool = False) -> typer.Exit:

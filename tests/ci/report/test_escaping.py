@@ -20,6 +20,7 @@ from support.tampering import ATTACKS, HOSTILE, MARKDOWN, SEEN
 from hilgate import text as escape
 from hilgate.cli import app
 from hilgate.judge import verdict as judge
+from hilgate.judge.step import reproduce_line
 from hilgate.model import Check, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, html, terminal
@@ -71,7 +72,7 @@ class Tags(HTMLParser):
 def test_a_reproduce_line_is_one_command_with_one_word_more(text):
     check = Check(id=f"tests/test_x.py::{sound(text)}", outcome=Outcome.FAIL, message="wrong")
     one = step("bad", "pytest", evidence="junit")
-    line = judge.reproduce_line(one, attempt_at(one, check))
+    line = reproduce_line(one, attempt_at(one, check))
     assert SEEN.fullmatch(line)
     words = shlex.split(line)
     assert words[:3] == ["hilgate", "run", "bad-cpu"]
