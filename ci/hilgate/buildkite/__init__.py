@@ -1,1 +1,1 @@
-"""A plan as Buildkite steps, and Buildkite's REST API."""
+"""Generate and lint Buildkite pipelines, and call Buildkite's REST API."""

@@ -1,4 +1,4 @@
-"""What Buildkite's schema cannot see: invariants of generated pipelines and of the files in `.buildkite`. Pure.
+"""Lint Buildkite pipelines, generated and in `.buildkite`, for what Buildkite's schema cannot see. Pure.
 
 Texts in, sentences out; no sentence means sound. The rules hold for every step that a required verdict rests on: each
 of them names a way in which a build could otherwise turn green, or never end, without having done its work.

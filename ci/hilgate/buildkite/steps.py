@@ -109,7 +109,7 @@ def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -
     for area in dict.fromkeys(step.area for step in plan.steps):
         steps = [_step(step, plan, branch) for step in plan.steps if step.area == area]
         groups.append(GroupStep(group=titles.get(area, area), key=area, steps=steps))
-    return sound(groups, secrets=not plan.fork)
+    return emit(groups, secrets=not plan.fork)
 
 
 def priority(plan: Plan, branch: str) -> int:
@@ -160,7 +160,7 @@ def job(
     )
 
 
-def sound(
+def emit(
     steps: Sequence[GroupStep | CommandStep], *, secrets: bool = True, rechecks: bool = False, posts: str = ""
 ) -> str:
     """Emit, lint and validate.
@@ -240,7 +240,7 @@ def recheck_yaml(plan: Plan, pending: Mapping[str, Sequence[str]], *, branch: st
             f"step {unknown[0]!r} is not in the plan", where="what failed", remedy="give the plan that was run"
         )
     rechecks = [_recheck(steps[key], len(ids), plan, branch) for key, ids in sorted(pending.items()) if ids]
-    return sound(rechecks, secrets=not plan.fork, rechecks=True) if rechecks else ""
+    return emit(rechecks, secrets=not plan.fork, rechecks=True) if rechecks else ""
 
 
 def recheck_key(key: str) -> str:
@@ -274,7 +274,7 @@ def required_yaml(declarations: Declarations) -> str:
         notify=[NotifyGithubCommitStatus(github_commit_status=context)],
         retry=RETRY,
     )
-    return sound([step], posts=REQUIRED_KEY)
+    return emit([step], posts=REQUIRED_KEY)
 
 
 def _recheck(step: PlannedStep, ids: int, plan: Plan, branch: str) -> CommandStep:

@@ -241,10 +241,10 @@ def _print(tally: Tally) -> None:
         console.print(f"\n{title}: {words}", highlight=False)
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    told = tally.as_json()
+    figures = tally.as_json()
     for name, meaning in _MEANINGS.items():
-        bad = told[name] and name in {"false_passes", "lost_results"}
-        table.add_row(str(told[name]), name.replace("_", " "), meaning, style="red" if bad else "")
+        bad = figures[name] and name in {"false_passes", "lost_results"}
+        table.add_row(str(figures[name]), name.replace("_", " "), meaning, style="red" if bad else "")
     console.print(table)
     for failing in tally.failing[:SHOWN_FAILURES]:
         _print_failing(failing)

@@ -1,9 +1,4 @@
-"""Commands that look and decide but run nothing: plan, explain, doctor, and the first screen.
-
-The command that measures the selection: replay.
-
-Commands that ask the kernels themselves. hilgate imports none of them: it starts their own command.
-"""
+"""Commands that look and decide but run no step: plan, explain, doctor, replay, explain-kernel, the first screen."""
 
 from __future__ import annotations
 
@@ -11,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -91,7 +87,6 @@ def explain(
     from hilgate import git
     from hilgate.declare import imports
     from hilgate.declare.load import load
-    from hilgate.errors import MisuseError
     from hilgate.plan.estimate import measured
     from hilgate.plan.select import select
     from hilgate.report.terminal import show_step
@@ -119,8 +114,6 @@ def explain(
 @program.command()
 def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     """What this machine is and lacks, and which areas that rules out. Exit status 5 when some step cannot run here."""
-    import json
-
     from hilgate.plan.expand import Target, readiness
     from hilgate.plan.make import absent_tools
     from hilgate.report.terminal import show_machine, show_readiness
@@ -129,8 +122,6 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     declarations, machine = _here(settings)
     areas = readiness(declarations, Target(machine, absent_tools(declarations)))
     if as_json:
-        from dataclasses import asdict
-
         answer = {
             "machine": {**asdict(machine), "distributions": dict(machine.distributions)},
             "areas": [{**asdict(area), "answer": area.answer} for area in areas],

@@ -1,1 +1,1 @@
-"""What is declared in ci/ and what imports what: read and checked."""
+"""Read and check declarations: areas, agents, quarantine, protected files, and what imports what."""

@@ -1,4 +1,4 @@
-"""Which Python files a step reaches: the import graph of this repository, by grimp.
+"""Import graph of this repository (by grimp): which Python files a step reaches.
 
 The graph says which modules run when a declared module or test file is imported. It errs on the side of running more:
 imports inside functions and under TYPE_CHECKING count, a module counts the packages it lies in, a test counts the

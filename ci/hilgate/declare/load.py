@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["CPU", "Declarations", "InvalidDeclarationsError", "find_root", "load", "planned_key"]
-
 
 class InvalidDeclarationsError(DeclarationError):
     """One or more mistakes in the declarations.

@@ -1,4 +1,4 @@
-"""`ci/quarantine.yaml`: checks that may fail for a while, because somebody has promised to mend them by a date.
+"""Quarantine (`ci/quarantine.yaml`): checks that may fail until a date by which somebody has promised to mend them.
 
 What counts is the file of the merge base: a change cannot put its own failure into quarantine. It may take an entry
 out, which counts at once.

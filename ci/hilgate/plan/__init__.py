@@ -1,1 +1,1 @@
-"""From declarations and a change to plan.json: each step with its reason, each omission with its reason."""
+"""Make plan.json from declarations and a change: each step and each omission with its reason."""

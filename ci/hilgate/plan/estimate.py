@@ -1,4 +1,4 @@
-"""How long steps take: the median of what was measured, else what is declared."""
+"""Estimate how long a plan takes: the median of what was measured, else what is declared; and its longest chains."""
 
 from __future__ import annotations
 

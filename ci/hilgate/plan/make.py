@@ -24,7 +24,7 @@ from hilgate.plan.select import select as select_steps
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from hilgate.declare.load import Declarations
@@ -72,12 +72,11 @@ def make_plan(
     profile: Profile,
     select: tuple[str, ...] = (),
     models: tuple[str, ...] = (),
-    gather: Callable[[Path, git.Changes], ChangeFacts] = gather_facts,
 ) -> Plan:
     """Plan the change between `base` and the working tree (None: everything) for this machine or for the agents.
 
     `select` names areas, steps or planned steps, `models` names models: the steps of both and what they need are
-    planned, whatever changed and whichever profiles they belong to. `gather` is asked for images, loosenings and forks.
+    planned, whatever changed and whichever profiles they belong to.
 
     Raises:
         InvalidDeclarationsError: A declaration is invalid.
@@ -98,7 +97,7 @@ def make_plan(
         select=select,
         models=models,
         graph=imports.build(root) if by_change and modules else None,
-        facts=gather(root, change),
+        facts=gather_facts(root, change),
         absent=absent_tools(declarations),
     )
 

@@ -1,4 +1,4 @@
-"""Which steps a change selects, and why. Pure: file names in, reasons out.
+"""Select the steps that a change can break, each with its reason. Pure: file names in, reasons out.
 
 Selection only ever adds, file by file: one more changed file can select more steps and never fewer.
 """
@@ -76,10 +76,10 @@ def select(
         for step in area.steps:
             causes = [c for name in files if (c := _cause(step, name, name in claims[area.area], imports, appeared))]
             if causes:
-                reasons[step.key] = _told(causes)
+                reasons[step.key] = _reason(causes)
             elif unclaimed:
-                told = _told([_Cause(name) for name in unclaimed])
-                reasons[step.key] = f"{told} and no area claims it, so everything runs"
+                why = _reason([_Cause(name) for name in unclaimed])
+                reasons[step.key] = f"{why} and no area claims it, so everything runs"
             elif area.always:
                 reasons[step.key] = "runs on every change"
             else:
@@ -117,7 +117,7 @@ def _cause(step: Step, name: str, claimed: bool, imports: Imports | None, appear
     return None
 
 
-def _told(causes: Sequence[_Cause]) -> str:
+def _reason(causes: Sequence[_Cause]) -> str:
     """The first file that the area itself claims, else the first; and how many more there are."""
     first = next((cause for cause in causes if not cause.how), causes[0])
     more = f" and {len(causes) - 1} more" if len(causes) > 1 else ""

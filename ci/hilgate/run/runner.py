@@ -125,10 +125,9 @@ class Runner:
         sorter = graphlib.TopologicalSorter({k: [n for n in s.depends_on if n in steps] for k, s in steps.items()})
         sorter.prepare()
         chains = longest_chains(tuple(steps.values()), {key: step.step.minutes for key, step in steps.items()})
-        order = {key: minutes for key, (minutes, _) in chains.items()}
         waiting: list[str] = []
         while (sorter.is_active() or self._again) and not self._interrupts.number:
-            waiting = sorted({*waiting, *sorter.get_ready()}, key=lambda key: (-order[key], key))
+            waiting = sorted({*waiting, *sorter.get_ready()}, key=lambda key: (-chains[key][0], key))
             settled = self._start_ready(steps, waiting)
             settled += self._reap(steps)
             self._reap_reruns()

@@ -16,6 +16,7 @@ from hilgate.declare.load import load
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.git import tracked_files
 from hilgate.model import Agents, Loosening, Plan, PlannedStep, Step
+from hilgate.plan import make
 from hilgate.plan.make import ChangeFacts, assemble, by_model, gather_facts, make_plan, plan_digest, read_plan
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -166,15 +167,14 @@ def test_every_declared_step_is_planned_or_omitted_with_a_reason():
         assert all(entry.reason for entry in (*plan.steps, *plan.omissions))
 
 
-def test_facts_are_gathered_for_the_change_and_stand_in_the_plan():
-    asked = []
-
-    def gather(root, found):
-        asked.append((root, found.files))
-        return ChangeFacts(images={"cpu": "0" * 64}, fork=True)
-
-    assert make_plan(REPOSITORY, base=None, profile="pr", select=("routing",), gather=gather).fork
-    assert asked == [(REPOSITORY, None)]
+def test_facts_are_gathered_for_the_change_and_stand_in_the_plan(monkeypatch):
+    gathered = []
+    monkeypatch.setattr(make, "gather_facts", lambda *asked: gathered.append(asked) or ChangeFacts(fork=True))
+    monkeypatch.setattr(make, "_images", lambda *_: {"cpu": "0" * 64})
+    plan = make_plan(REPOSITORY, base=None, profile="pr", select=("routing",))
+    assert (plan.fork, plan.images) == (True, {"cpu": "0" * 64})
+    ((root, change_found),) = gathered
+    assert (root, change_found.files) == (REPOSITORY, None)
 
 
 KNOWN = declare(a=[step("x", models=("jamba", "pocket-hybrid")), step("y", models=("granite-small", "jamba"))])
