@@ -172,7 +172,7 @@ def _look(node: NodeContext, record: health.HealthRecord, *, idle: bool) -> floa
     except HilgateError as error:
         record.problems.append(f"{error.what} ({error.where}); {error.remedy}")
         return None
-    trouble = kernel_log.of_gpus(log.since(*node.position().load()), own)
+    trouble = log.since(*node.position().load(), own)
     sick = [line for line in trouble if line.severity is not kernel_log.Severity.FAULT]
     # A fault is evidence about the program that ran, so it belongs to the record after a job and to no other.
     record.dmesg = [str(line) for line in (sick if idle else trouble)]

@@ -318,11 +318,10 @@ def main(words: list[str] | None = None) -> int:
     """Run it; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python3 -m hilgate.agent.job", description="Run one step of a plan.")
     parser.add_argument("key", metavar="KEY", help="planned key of the step")
-    parser.add_argument("--plan", metavar="FILE", required=True, type=Path)
-    parser.add_argument("--results", metavar="DIR", required=True, type=Path)
+    parser.add_argument("--plan", metavar="FILE", required=True, type=lambda text: Path(text).absolute())
+    parser.add_argument("--results", metavar="DIR", required=True, type=lambda text: Path(text).absolute())
     parser.add_argument("--recheck", action="store_true", help="run only what failed in results/jobs/KEY")
-    chosen = parser.parse_args(words)
-    arguments = Arguments(chosen.key, chosen.plan.absolute(), chosen.results.absolute(), chosen.recheck)
+    arguments = Arguments(**vars(parser.parse_args(words)))
     # Until the container runs, a signal only has to leave nothing behind: SystemExit passes every `finally`.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.INTERRUPTED))
     try:

@@ -100,13 +100,22 @@ class Log:
     trouble: tuple[Trouble, ...]
     end: float
 
-    def since(self, seen: float, accepted: float) -> tuple[Trouble, ...]:
+    def since(self, seen: float, accepted: float, bdfs: frozenset[str] = frozenset()) -> list[Trouble]:
         """What counts for an agent that has read up to `seen`: all that is newer, and whatever does not pass.
 
-        A person may have accepted everything up to a moment, after a repair that needed no restart.
+        Args:
+            seen: Seconds after boot.
+            accepted: Up to when a person has accepted everything, after a repair that needed no restart.
+            bdfs: The agent's GPUs; empty for all. A line that names only others does not count; a nameless one does.
         """
-        newer = [line for line in self.trouble if line.stamp > accepted]
-        return tuple(line for line in newer if line.stamp > seen or line.severity is Severity.BROKEN)
+        found = []
+        for line in self.trouble:
+            named = set(_BDF.findall(line.text.lower()))
+            if bdfs and named and not named & bdfs:
+                continue
+            if line.stamp > accepted and (line.stamp > seen or line.severity is Severity.BROKEN):
+                found.append(line)
+        return found
 
 
 def severity_of(text: str) -> Severity | None:
@@ -145,13 +154,6 @@ def parse(text: str) -> Log | None:
     stamped = [(float(match[1]), host.printable(match[2])) for match in lines]
     trouble = tuple(Trouble(stamp, line, found) for stamp, line in stamped if (found := severity_of(line)) is not None)
     return Log(trouble, max(stamp for stamp, _ in stamped))
-
-
-def of_gpus(trouble: tuple[Trouble, ...], bdfs: frozenset[str]) -> tuple[Trouble, ...]:
-    """Without the lines that name other GPUs than these; a line that names none may be about any."""
-    if not bdfs:
-        return trouble
-    return tuple(line for line in trouble if not (named := set(_BDF.findall(line.text.lower()))) or named & bdfs)
 
 
 class Position:

@@ -77,8 +77,9 @@ class BuildRequest:
 class Engine(Protocol):
     """A program that builds images and finds them by their content."""
 
-    store: str
-    """Prefix of the names it gives."""
+    @property
+    def store(self) -> str:
+        """Prefix of the names it gives."""
 
     def with_base(self, labels: dict[str, str]) -> dict[str, str]:
         """The labels, about the base that this program really builds on."""
@@ -226,24 +227,24 @@ def available() -> bool:
     return bool(shutil.which("docker")) and output(["docker", "buildx", "version"])[0] == 0
 
 
+@dataclass(frozen=True)
 class Docker:
     """docker with buildx.
 
     Attributes:
-        store: Prefix of the names it gives: the registry, or a name of this machine's own images.
+        registry: Where images are found and pushed; empty for none.
+        bake_file: docker/docker-bake.hcl.
+        fork: Whether a stranger's change is built: it goes under a name that no other build looks for.
     """
 
-    def __init__(self, registry: str, bake_file: Path, *, fork: bool) -> None:
-        """Use the targets of `bake_file`.
+    registry: str
+    bake_file: Path
+    fork: bool
 
-        Args:
-            registry: Where images are found and pushed; empty for none.
-            bake_file: docker/docker-bake.hcl.
-            fork: Whether a stranger's change is built: it goes under a name that no other build looks for.
-        """
-        self.registry = registry
-        self.store = "hilgate-fork" if fork else registry or "hilgate"
-        self.bake_file = bake_file
+    @property
+    def store(self) -> str:
+        """Prefix of the names it gives: the registry, or a name of this machine's own images."""
+        return "hilgate-fork" if self.fork else self.registry or "hilgate"
 
     def with_base(self, labels: dict[str, str]) -> dict[str, str]:
         """The labels: the base is the one of the pins."""
@@ -316,6 +317,8 @@ class Docker:
 class Buildah:
     """buildah over the store in `folder`."""
 
+    store: Final = "localhost/hilgate"
+
     def __init__(self, folder: Path, suite: str, script: Path) -> None:
         """Check that it can work here.
 
@@ -341,7 +344,6 @@ class Buildah:
                 remedy="run it as root, or where docker buildx is installed",
             )
         folder.mkdir(parents=True, exist_ok=True)
-        self.store = "localhost/hilgate"
         self.folder = folder
         self.suite = suite
         self.script = script

@@ -163,7 +163,12 @@ def test_the_guard_is_the_agents_own_whatever_the_checkout_holds(node: FakeNode)
     assert run(node, "post-checkout").returncode == 0
 
 
-def test_without_the_guard_nothing_is_built(node: FakeNode) -> None:
+@pytest.mark.parametrize("name", ["trust", "host"])
+def test_without_the_guard_nothing_is_built(name: str, node: FakeNode) -> None:
+    (node.checkout / f"ci/hilgate/agent/{name}.py").write_text("raise RuntimeError\n")
+    assert run(node, "post-checkout").returncode not in {0, 75}
+    # On a fit node too the job ends: what a fork must not see is not known.
+    assert run(node, "pre-command").returncode == {"trust": 3, "host": 75}[name]
     shutil.rmtree(node.checkout / "ci")
     assert run(node, "post-checkout").returncode != 0
 

@@ -71,16 +71,16 @@ def test_a_hang_counts_once_and_bad_memory_until_the_next_boot() -> None:
     assert [line.text for line in found.since(-1.0, -1.0)] == [HANG, BAD_MEMORY, FAULT]
     assert [line.text for line in found.since(250.0, -1.0)] == [BAD_MEMORY, FAULT]
     assert [line.text for line in found.since(found.end, -1.0)] == [BAD_MEMORY]
-    assert found.since(found.end, 250.0) == ()
+    assert found.since(found.end, 250.0) == []
     assert found.end == 300.0
 
 
 def test_a_line_about_another_agents_gpu_is_not_ours() -> None:
     nameless = "amdgpu: qcm fence wait loop timeout expired"
-    found = log((200.0, HANG), (201.0, BAD_MEMORY), (202.0, nameless)).trouble
-    mine = kernel_log.of_gpus(found, frozenset({"0000:26:00.0"}))
+    found = log((200.0, HANG), (201.0, BAD_MEMORY), (202.0, nameless))
+    mine = found.since(-1.0, -1.0, frozenset({"0000:26:00.0"}))
     assert [line.text for line in mine] == [BAD_MEMORY, nameless]
-    assert kernel_log.of_gpus(found, frozenset()) == found
+    assert found.since(-1.0, -1.0) == list(found.trouble)
 
 
 @pytest.mark.parametrize(

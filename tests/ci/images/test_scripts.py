@@ -10,38 +10,19 @@ from pathlib import Path
 import pytest
 from support.images import ROOT, instructions
 
+ARCHS = ("gfx90a", "gfx942", "gfx950")
 SOURCES = {
-    "mamba-ssm": (
-        "2.3.2.post1",
-        ("gfx90a", "gfx942", "gfx950"),
-        {"mamba_ssm/__init__.py": '__version__ = "2.3.2.post1"\n'},
-    ),
-    "causal-conv1d": (
-        "1.7.0",
-        ("gfx90a", "gfx942", "gfx950"),
-        {"causal_conv1d/__init__.py": '__version__ = "1.7.0"\n'},
-    ),
-    "aiter": ("0.1.21.post2", ("gfx942", "gfx950"), {"3rdparty/composable_kernel/include/ck.hpp": ""}),
-    "vllm": ("0.32.0", ("gfx90a", "gfx942"), {"triton_kernels/python/triton_kernels/triton_kernels/__init__.py": ""}),
+    "mamba-ssm": ("2.3.2.post1", ARCHS, {"mamba_ssm/__init__.py": '__version__ = "2.3.2.post1"\n'}),
+    "causal-conv1d": ("1.7.0", ARCHS, {"causal_conv1d/__init__.py": '__version__ = "1.7.0"\n'}),
+    "aiter": ("0.1.21.post2", ARCHS[1:], {"3rdparty/composable_kernel/include/ck.hpp": ""}),
+    "vllm": ("0.32.0", ARCHS[:2], {"triton_kernels/python/triton_kernels/triton_kernels/__init__.py": ""}),
 }
 ENVIRONMENT = {
-    "mamba-ssm": {
-        "MAMBA_FORCE_BUILD": "TRUE",
-        "MAMBA_KEEP_CUDA_BUILD": "TRUE",
-        "HIP_ARCHITECTURES": "gfx90a,gfx942,gfx950",
-    },
-    "causal-conv1d": {"CAUSAL_CONV1D_FORCE_BUILD": "TRUE", "HIP_ARCHITECTURES": "gfx90a,gfx942,gfx950"},
-    "aiter": {
-        "AITER_USE_SYSTEM_TRITON": "1",
-        "PREBUILD_KERNELS": "1",
-        "GPU_ARCHS": "gfx942;gfx950",
-        "SETUPTOOLS_SCM_PRETEND_VERSION": "0.1.21.post2",
-    },
-    "vllm": {
-        "VLLM_TARGET_DEVICE": "rocm",
-        "PYTORCH_ROCM_ARCH": "gfx90a;gfx942",
-        "SETUPTOOLS_SCM_PRETEND_VERSION": "0.32.0",
-    },
+    "mamba-ssm": "MAMBA_FORCE_BUILD=TRUE MAMBA_KEEP_CUDA_BUILD=TRUE HIP_ARCHITECTURES=gfx90a,gfx942,gfx950",
+    "causal-conv1d": "CAUSAL_CONV1D_FORCE_BUILD=TRUE HIP_ARCHITECTURES=gfx90a,gfx942,gfx950",
+    "aiter": "AITER_USE_SYSTEM_TRITON=1 PREBUILD_KERNELS=1 GPU_ARCHS=gfx942;gfx950 "
+    "SETUPTOOLS_SCM_PRETEND_VERSION=0.1.21.post2",
+    "vllm": "VLLM_TARGET_DEVICE=rocm PYTORCH_ROCM_ARCH=gfx90a;gfx942 SETUPTOOLS_SCM_PRETEND_VERSION=0.32.0",
 }
 FORBIDDEN = ("MAMBA_SKIP_CUDA_BUILD", "CAUSAL_CONV1D_SKIP_CUDA_BUILD")
 FLAGS = ("--no-deps", "--no-build-isolation", "--no-index", "--no-cache-dir")
@@ -55,7 +36,7 @@ def complaints(chain, scripts: Path, name: str, tree: Path) -> list[str]:
         return [f"exit status {done.returncode}: {done.stderr}"]
     (call,) = chain.calls("python3", "wheel")
     found = [f"{flag} is missing" for flag in FLAGS if flag not in call["words"]]
-    for key, value in ENVIRONMENT[name].items():
+    for key, value in (pair.split("=") for pair in ENVIRONMENT[name].split()):
         if call["env"].get(key) != value:
             found.append(f"{key} is {call['env'].get(key)}")
     found += [f"{key} is set" for key in FORBIDDEN if key in call["env"]]
@@ -89,26 +70,14 @@ def test_a_wheel_is_built_as_its_setup_needs_it(chain, scripts, tree, name):
     [
         ("mamba-ssm", "wheel-mamba-ssm", " MAMBA_KEEP_CUDA_BUILD=TRUE", "", "MAMBA_KEEP_CUDA_BUILD is None"),
         ("mamba-ssm", "wheel-mamba-ssm", "MAMBA_FORCE_BUILD=TRUE ", "", "MAMBA_FORCE_BUILD is None"),
-        (
-            "mamba-ssm",
-            "wheel-mamba-ssm",
-            'HIP_ARCHITECTURES=$(IFS=,; echo "$*")',
-            "HIP_ARCHITECTURES=native",
-            "HIP_ARCHITECTURES is native",
-        ),
+        ("mamba-ssm", "wheel-mamba-ssm", '$(IFS=,; echo "$*")', "native", "HIP_ARCHITECTURES is native"),
         ("mamba-ssm", "wheel-mamba-ssm", "IFS=,", "IFS=' '", "HIP_ARCHITECTURES is gfx90a gfx942 gfx950"),
-        (
-            "mamba-ssm",
-            "wheel-mamba-ssm",
-            "export MAMBA_FORCE",
-            "export MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE",
-            "MAMBA_SKIP_CUDA_BUILD is set",
-        ),
+        ("mamba-ssm", "wheel-mamba-ssm", "export", "export MAMBA_SKIP_CUDA_BUILD=TRUE", "MAMBA_SKIP_CUDA_BUILD is set"),
         (
             "causal-conv1d",
             "wheel-causal-conv1d",
-            "export CAUSAL_CONV1D_FORCE_BUILD=TRUE",
-            ":",
+            "CAUSAL_CONV1D_FORCE_BUILD=TRUE",
+            "",
             "CAUSAL_CONV1D_FORCE_BUILD is None",
         ),
         ("aiter", "wheel-aiter", "AITER_USE_SYSTEM_TRITON=1 ", "", "AITER_USE_SYSTEM_TRITON is None"),
@@ -192,14 +161,6 @@ def test_unpack_stops_at_a_patch_that_does_not_apply_exactly(chain, scripts, tar
     (tmp_path / "a.patch").write_text(PATCH)
     done = chain.run(str(scripts / "unpack.sh"), str(tmp_path / "source.tar.gz"), "tree", str(tmp_path / "a.patch"))
     assert done.returncode == 1
-
-
-def test_install_never_resolves_a_dependency(chain, scripts, tmp_path):
-    (tmp_path / "requirements.txt").write_text("pytest==9.2.0 --hash=sha256:00\ntorchfix==1\n")
-    assert chain.run(str(scripts / "install.sh"), str(tmp_path / "requirements.txt"), "one.whl").returncode == 0
-    requirements, wheels = chain.calls("install")
-    assert {"--no-deps", "--require-hashes"} <= set(requirements["words"])
-    assert {"--no-deps", "--no-index", "one.whl"} <= set(wheels["words"])
 
 
 @pytest.mark.parametrize("line", ["torch==2.10.0", "triton==3.6.0 \\", "pytorch-triton-rocm==3"])
