@@ -15,7 +15,6 @@ from hilgate.report import annotation
 from hilgate.report import html as report
 from hilgate.report.problems import LIMIT_BYTES
 
-
 MIXED = built(
     (
         step("good", "x", columns=("arch", "lds_bytes")),
