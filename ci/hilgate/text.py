@@ -121,9 +121,9 @@ STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "did no
 """Styles of rich; did not run is not dimmed, because it is not green."""
 
 
-def marked(outcome: Outcome) -> str:
+def marked(outcome: Outcome | str) -> str:
     """`✗ fail`."""
-    return f"{MARKS[outcome]} {outcome.value}"
+    return f"{MARKS[outcome]} {outcome!s}"
 
 
 def duration(seconds: float | None) -> str:

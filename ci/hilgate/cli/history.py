@@ -19,7 +19,6 @@ from rich.text import Text
 from hilgate import text
 from hilgate.cli import program
 from hilgate.errors import MisuseError, RecordsError
-from hilgate.model import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -222,7 +221,7 @@ COLUMNS: dict[str, dict[str, Callable[[Row], str]]] = {
     "minutes": {
         "began (UTC)": lambda row: f"{row['time']:%Y-%m-%d %H:%M}",
         "commit": lambda row: row["commit"][:10] or "none",
-        "outcome": lambda row: text.marked(Outcome(row["outcome"])),
+        "outcome": lambda row: text.marked(row["outcome"]),
         "step": lambda row: row.get("key", ""),
         "steps": lambda row: str(row.get("steps", "")),
         "wall": lambda row: f"{row['wall_minutes']:.1f}" if "wall_minutes" in row else "",
@@ -255,7 +254,7 @@ def show_history_tables(out: Console, metric: Metric, rows: Sequence[Row], *, li
         if metric in {"accuracy", "kernels"} and row["device"] != device:
             device = row["device"]
             table.add_row(Text(text.line(f"on {device}"), "dim"))
-        styles = [text.STYLES[Outcome(row["outcome"])] if name == "outcome" else "" for name in columns]
+        styles = [text.STYLES[row["outcome"]] if name == "outcome" else "" for name in columns]
         table.add_row(*(Text(value, style) for value, style in zip(values, styles, strict=True)))
     out.print(table)
     if len(rows) > limit:
