@@ -1,10 +1,7 @@
 """Buildkite in simulated time: which job starts when and where, what is retried, and which artifacts can be fetched.
 
-Discrete events and no clock: a build of two hours takes the time to write its files.
-
-Reads pipeline text the way Buildkite does: steps, queues, dependencies, timeouts and retries come from the YAML.
-
-Nothing here looks at the plan, so a pipeline that forgets a dependency or a retry rule behaves as it would for real.
+Discrete events and no clock: a build of two hours takes the time to write its files. Steps, queues, dependencies,
+timeouts and retries come from the pipeline's text, never from the plan: what the text forgets is forgotten here too.
 """
 
 from __future__ import annotations
@@ -144,10 +141,6 @@ class Build:
             for upload in self.uploads
             if upload.attempt == last[upload.command] and upload.arrives <= now
         }
-
-    def last_attempt(self, key: str) -> int:
-        """The attempt that was not retried, from 0; -1 when none began."""
-        return next((n.attempts - 1 for n in self.nodes if isinstance(n.spec, Command) and n.spec.key == key), -1)
 
     def _settle(self) -> None:
         """Find what can no longer run, and what is skipped, until nothing changes."""
