@@ -58,7 +58,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobEnd:
     """How an attempt ended.
 
     Attributes:
@@ -110,11 +110,11 @@ class Build:
 
     nodes: list[Node]
     hosts: dict[str, list[Host]]
-    perform: Callable[[Command, int, Host, float], Ended]
+    perform: Callable[[Command, int, Host, float], JobEnd]
     rng: random.Random
     skipped: frozenset[str] = frozenset()
     uploads: list[Upload] = field(default_factory=list)
-    _events: list[tuple[float, int, Node, Host, Ended]] = field(default_factory=list)
+    _events: list[tuple[float, int, Node, Host, JobEnd]] = field(default_factory=list)
     _order: itertools.count[int] = field(default_factory=itertools.count)
 
     def run(self) -> None:
@@ -194,7 +194,7 @@ class Build:
         heapq.heappush(self._events, (began + ended.minutes, next(self._order), node, host, ended))
         return True
 
-    def _end(self, node: Node, host: Host, ended: Ended, now: float) -> None:
+    def _end(self, node: Node, host: Host, ended: JobEnd, now: float) -> None:
         spec = node.spec
         assert isinstance(spec, Command)
         host.busy = False

@@ -24,7 +24,7 @@ from hilgate.model import Loosening
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import write
 from hilgate.run import recheck, results
-from hilgate.simulate.buildkite import LOST, Build, Ended, Host, Node, State
+from hilgate.simulate.buildkite import LOST, Build, Host, JobEnd, Node, State
 from hilgate.simulate.job import SHORT_MINUTES, Site, quarantine_of, run_job, run_recheck
 from hilgate.simulate.scenarios import DEFAULT_RATE, Fault, Kind, draw, scenarios_of
 from hilgate.simulate.truth import PASSED, Truth, deserved
@@ -116,7 +116,7 @@ class _Flow:
         nodes = [Node(step) for step in self.scenario.flow]
         self.build = Build(nodes, hosts, self.perform, random.Random(f"{self.site.name}:agents"), skipped)
 
-    def perform(self, command: Command, attempt: int, host: Host, minute: float) -> Ended:
+    def perform(self, command: Command, attempt: int, host: Host, minute: float) -> JobEnd:
         """Do the work of any step of the build."""
         if command.runs:
             job = run_recheck if command.rechecks else run_job
@@ -131,19 +131,19 @@ class _Flow:
         """The number of a fault of the build, or None."""
         return next((fault.number for fault in self.site.faults if fault.kind is kind), None)
 
-    def _plan(self, attempt: int) -> Ended:
+    def _plan(self, attempt: int) -> JobEnd:
         if self._struck(Kind.PLAN_FAILED) is not None:
             self.site.ledger.planned = False
-            return Ended(int(Exit.INVALID_DECLARATION), SHORT_MINUTES)
+            return JobEnd(int(Exit.INVALID_DECLARATION), SHORT_MINUTES)
         self.site.plan.save(self.folder / PLAN_FILE)
         self._alter_plan(self.folder / PLAN_FILE)
         lost = self._struck(Kind.PLAN_AGENT_LOST)
         if lost is not None and attempt == 0:
-            return Ended(LOST, SHORT_MINUTES, inserted=self.scenario.generated if lost % 2 else ())
+            return JobEnd(LOST, SHORT_MINUTES, inserted=self.scenario.generated if lost % 2 else ())
         if lost is not None and lost % 2:
             # Buildkite refuses the same keys a second time, so the retry of a plan that was uploaded fails.
-            return Ended(int(Exit.FAIL), SHORT_MINUTES)
-        return Ended(0, SHORT_MINUTES, inserted=self.scenario.generated)
+            return JobEnd(int(Exit.FAIL), SHORT_MINUTES)
+        return JobEnd(0, SHORT_MINUTES, inserted=self.scenario.generated)
 
     def _alter_plan(self, path: Path) -> None:
         """What the flow downloads is not what the jobs were given: cut off, a step fewer, or one that promises less."""
@@ -160,7 +160,7 @@ class _Flow:
             easier = plan.steps[-1].redeclared(minimum=1, label="easier")
             plan.model_copy(update={"steps": (*plan.steps[:-1], easier)}).save(path)
 
-    def _recheck(self, minute: float, attempt: int) -> Ended:
+    def _recheck(self, minute: float, attempt: int) -> JobEnd:
         try:
             here = self._download(f"recheck.{attempt}", minute)
             plan = read_plan(here / PLAN_FILE)
@@ -168,16 +168,16 @@ class _Flow:
             wanted = recheck.pending(plan, recorded)
             inserted = self.scenario.rechecks(tuple(sorted(wanted)))
         except RecordsError as error:
-            return Ended(int(error.exit_status), SHORT_MINUTES)
+            return JobEnd(int(error.exit_status), SHORT_MINUTES)
         except Exception as error:  # noqa: BLE001 - whatever breaks it is a finding of the simulation
             self.broke_down = f"{type(error).__name__}: {error}"
-            return Ended(int(Exit.BUG), SHORT_MINUTES)
+            return JobEnd(int(Exit.BUG), SHORT_MINUTES)
         self.site.failing.update(wanted)
-        return Ended(0, SHORT_MINUTES, inserted=inserted)
+        return JobEnd(0, SHORT_MINUTES, inserted=inserted)
 
-    def _verdict(self, minute: float, attempt: int) -> Ended:
+    def _verdict(self, minute: float, attempt: int) -> JobEnd:
         if attempt == 0 and self._struck(Kind.VERDICT_AGENT_LOST) is not None:
-            return Ended(LOST, SHORT_MINUTES)
+            return JobEnd(LOST, SHORT_MINUTES)
         self.site.ledger.verdict_at = minute
         try:
             here = self._download(f"verdict.{attempt}", minute)
@@ -190,12 +190,12 @@ class _Flow:
                 quarantine=lambda: self.quarantine,
             )
             self.verdict = read_verdict(here / VERDICT_FILE)
-            return Ended(int(write.status_of(judged)), SHORT_MINUTES)
+            return JobEnd(int(write.status_of(judged)), SHORT_MINUTES)
         except RecordsError as error:
-            return Ended(int(error.exit_status), SHORT_MINUTES)
+            return JobEnd(int(error.exit_status), SHORT_MINUTES)
         except Exception as error:  # noqa: BLE001 - whatever breaks the judge is a finding of the simulation
             self.broke_down = f"{type(error).__name__}: {error}"
-            return Ended(int(Exit.BUG), SHORT_MINUTES)
+            return JobEnd(int(Exit.BUG), SHORT_MINUTES)
 
     def _download(self, name: str, minute: float) -> Path:
         """What has arrived by now, as hard links in a folder of its own."""
@@ -225,7 +225,7 @@ class Failing:
     """
 
     reproduce: str
-    problem: Problem
+    problem: WrongVerdict
     shrunk: tuple[Fault, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -406,27 +406,27 @@ class Wrong(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Problem:
+class WrongVerdict:
     """One way in which a verdict is wrong, and why."""
 
     kind: Wrong
     why: str
 
 
-def problems(finished: Finished) -> tuple[Problem, ...]:
+def problems(finished: Finished) -> tuple[WrongVerdict, ...]:
     """Everything that is wrong with the verdict of a build."""
     found = []
     truth = finished.truth
     if finished.passed and truth.forbidden:
-        found.append(Problem(Wrong.FALSE_PASS, truth.forbidden[0]))
+        found.append(WrongVerdict(Wrong.FALSE_PASS, truth.forbidden[0]))
     if not finished.passed and not truth.forbidden and not truth.doubtful:
         why = finished.verdict.why if finished.verdict else finished.broke_down or "no verdict was posted"
-        found.append(Problem(Wrong.NEEDLESS_BLOCK, why))
+        found.append(WrongVerdict(Wrong.NEEDLESS_BLOCK, why))
     if finished.broke_down:
-        found.append(Problem(Wrong.LOST_RESULT, f"the judge broke down: {finished.broke_down}"))
+        found.append(WrongVerdict(Wrong.LOST_RESULT, f"the judge broke down: {finished.broke_down}"))
     if finished.verdict is not None:
-        found += [Problem(Wrong.LOST_RESULT, why) for why in _lost(finished, finished.verdict)]
-        found += [Problem(Wrong.FALSE_BLAME, why) for why in _blamed(finished, finished.verdict)]
+        found += [WrongVerdict(Wrong.LOST_RESULT, why) for why in _lost(finished, finished.verdict)]
+        found += [WrongVerdict(Wrong.FALSE_BLAME, why) for why in _blamed(finished, finished.verdict)]
     return tuple(found)
 
 

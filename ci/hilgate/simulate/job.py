@@ -32,7 +32,7 @@ from hilgate.model import (
 )
 from hilgate.run import outcome, results
 from hilgate.run.evidence import kind_of
-from hilgate.simulate.buildkite import LOST, Ended, Host, State, Upload
+from hilgate.simulate.buildkite import LOST, Host, JobEnd, State, Upload
 from hilgate.simulate.scenarios import FIRST_ATTEMPT_ONLY, Fault, Kind
 from hilgate.simulate.truth import FAILED, PASSED, SKIPPED, Deed, Excuse, Ledger
 
@@ -301,12 +301,12 @@ _AUTHORS = frozenset(
 """Kinds that a change can bring about; where one struck, blaming the author is no injustice."""
 
 
-def run_job(site: Site, build: Build, command: Command, attempt: int, host: Host, minute: float) -> Ended:
+def run_job(site: Site, build: Build, command: Command, attempt: int, host: Host, minute: float) -> JobEnd:
     """Do one attempt of a job at a planned step; `minute` is when it begins."""
     return _Job(site, build, command, attempt, host, minute).run()
 
 
-def run_recheck(site: Site, build: Build, command: Command, attempt: int, host: Host, minute: float) -> Ended:
+def run_recheck(site: Site, build: Build, command: Command, attempt: int, host: Host, minute: float) -> JobEnd:
     """Run failing tests once more on another node than the one they failed on."""
     step = site.steps[command.runs]
     deed = site.ledger.last(step.key)
@@ -315,7 +315,7 @@ def run_recheck(site: Site, build: Build, command: Command, attempt: int, host: 
     if Kind.RECHECK_SAME_NODE in struck and deed is not None:
         host, claims = Host(deed.host), True
     if deed is not None and host.name == deed.host and not struck.get(Kind.RECHECK_SAME_NODE, 0) % 2:
-        return Ended(int(Exit.SICK_NODE), SHORT_MINUTES)
+        return JobEnd(int(Exit.SICK_NODE), SHORT_MINUTES)
     folder = site.folder / f"{command.folder}.{attempt}"
     folder.mkdir(parents=True)
     elsewhere = deed is None or host.name != deed.host
@@ -328,7 +328,7 @@ def run_recheck(site: Site, build: Build, command: Command, attempt: int, host: 
             site.cleared.add(step.key)
     results.write(folder, opening(site, step, host, image, minute, {}), lines)
     build.uploads.append(Upload(command.key, attempt, command.folder, folder, minute + SHORT_MINUTES))
-    return Ended(0, SHORT_MINUTES)
+    return JobEnd(0, SHORT_MINUTES)
 
 
 @dataclass
@@ -355,23 +355,23 @@ class _Job:
         spread = self.site.rng("minutes", self.step.key, self.attempt).uniform(0.8, 1.5)
         self.minutes = min(self.step.step.minutes * spread, float(self.step.step.timeout_minutes))
 
-    def run(self) -> Ended:
+    def run(self) -> JobEnd:
         if Kind.SICK_NODE in self.struck:
             return self._refuse()
         return self._cut_short() or self._work()
 
-    def _refuse(self) -> Ended:
+    def _refuse(self) -> JobEnd:
         """Preflight found the node unfit: the agent pauses, and the step moves elsewhere."""
         self._health("before", self.minute, trouble="uncorrectable ECC: 3")
         self.host.paused = True
         return self._ended("preflight refused the node", int(Exit.SICK_NODE), PREFLIGHT_MINUTES)
 
-    def _cut_short(self) -> Ended | None:
+    def _cut_short(self) -> JobEnd | None:
         """The job ends before its step has a record; what was uploaded by then is the preflight's."""
         half = self.minutes / 2
         if Kind.AGENT_LOST in self.struck:
             self.deed.wrong.append("the agent was lost")
-            return Ended(LOST, half)
+            return JobEnd(LOST, half)
         if self.struck.get(Kind.AGENT_STOPPED, 0) % 2:
             return self._ended("the agent was stopped", LOST, half, reason="agent_stop")
         self._preflight()
@@ -385,11 +385,11 @@ class _Job:
 
     def _ended(
         self, wrong: str, status: int, minutes: float, *, reason: str = "none", state: State | None = None
-    ) -> Ended:
+    ) -> JobEnd:
         if wrong:
             self.deed.wrong.append(wrong)
         self.site.upload(self.build, self.command, self.deed, self.folder, self.minute + minutes)
-        return Ended(status, minutes, signal_reason=reason, state=state)
+        return JobEnd(status, minutes, signal_reason=reason, state=state)
 
     def _preflight(self) -> None:
         if Kind.PREFLIGHT_MISSING not in self.struck:
@@ -400,7 +400,7 @@ class _Job:
         host = f"{self.host.name}-other" if Kind.HEALTH_OF_OTHER_NODE in self.struck else self.host.name
         write(self.folder, self.step, host, moment, self.site.at(minute), trouble=trouble, lost=lost)
 
-    def _work(self) -> Ended:
+    def _work(self) -> JobEnd:
         """Run the step, leave its records, damage them."""
         if Kind.HIDDEN_SICK_NODE in self.struck and not self.site.sick:
             self.site.sick.add(self.host.name)
