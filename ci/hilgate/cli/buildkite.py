@@ -176,7 +176,7 @@ def simulate(
     Exit status 1 when a build passed that must not, or when a result was lost.
     """
     from hilgate.simulate.campaign import Campaign
-    from hilgate.simulate.faults import DEFAULT_RATE
+    from hilgate.simulate.scenarios import DEFAULT_RATE
 
     settings: Settings = ctx.obj
     match = _SEED.fullmatch(seed)

@@ -194,7 +194,7 @@ PROFILE_VARIABLE = "HILGATE_PROFILE"
 
 
 @dataclass(frozen=True)
-class Site:
+class RunContext:
     """Where steps run.
 
     Attributes:
@@ -208,7 +208,7 @@ class Site:
     profile: str
 
 
-def start(step: PlannedStep, command: str, folder: Path, site: Site, seconds: float) -> Child:
+def start(step: PlannedStep, command: str, folder: Path, site: RunContext, seconds: float) -> Child:
     """Start a command of a step.
 
     Args:

@@ -75,7 +75,9 @@ class Rerun:
         )
 
 
-def start(step: PlannedStep, ids: tuple[str, ...], folder: Path, site: process.Site, seconds: float) -> Rerun | None:
+def start(
+    step: PlannedStep, ids: tuple[str, ...], folder: Path, site: process.RunContext, seconds: float
+) -> Rerun | None:
     """Start failing tests once more; None where there is nothing to run, no way to run it alone, or no time left.
 
     Args:

@@ -171,8 +171,8 @@ class Runner:
         return f"needs {', '.join(missing)}, not installed here" if missing else ""
 
     @property
-    def _site(self) -> process.Site:
-        return process.Site(self.root, self.cores, self.plan.profile)
+    def _site(self) -> process.RunContext:
+        return process.RunContext(self.root, self.cores, self.plan.profile)
 
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key)

@@ -1,10 +1,7 @@
 """Buildkite in simulated time: which job starts when and where, what is retried, and which artifacts can be fetched.
 
-Discrete events and no clock: a build of two hours takes the time to write its files.
-
-Reads pipeline text the way Buildkite does: steps, queues, dependencies, timeouts and retries come from the YAML.
-
-Nothing here looks at the plan, so a pipeline that forgets a dependency or a retry rule behaves as it would for real.
+Discrete events and no clock: a build of two hours takes the time to write its files. Steps, queues, dependencies,
+timeouts and retries come from the pipeline's text, never from the plan: what the text forgets is forgotten here too.
 """
 
 from __future__ import annotations
@@ -61,7 +58,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobEnd:
     """How an attempt ended.
 
     Attributes:
@@ -113,11 +110,11 @@ class Build:
 
     nodes: list[Node]
     hosts: dict[str, list[Host]]
-    perform: Callable[[Command, int, Host, float], Ended]
+    perform: Callable[[Command, int, Host, float], JobEnd]
     rng: random.Random
     skipped: frozenset[str] = frozenset()
     uploads: list[Upload] = field(default_factory=list)
-    _events: list[tuple[float, int, Node, Host, Ended]] = field(default_factory=list)
+    _events: list[tuple[float, int, Node, Host, JobEnd]] = field(default_factory=list)
     _order: itertools.count[int] = field(default_factory=itertools.count)
 
     def run(self) -> None:
@@ -144,10 +141,6 @@ class Build:
             for upload in self.uploads
             if upload.attempt == last[upload.command] and upload.arrives <= now
         }
-
-    def last_attempt(self, key: str) -> int:
-        """The attempt that was not retried, from 0; -1 when none began."""
-        return next((n.attempts - 1 for n in self.nodes if isinstance(n.spec, Command) and n.spec.key == key), -1)
 
     def _settle(self) -> None:
         """Find what can no longer run, and what is skipped, until nothing changes."""
@@ -201,7 +194,7 @@ class Build:
         heapq.heappush(self._events, (began + ended.minutes, next(self._order), node, host, ended))
         return True
 
-    def _end(self, node: Node, host: Host, ended: Ended, now: float) -> None:
+    def _end(self, node: Node, host: Host, ended: JobEnd, now: float) -> None:
         spec = node.spec
         assert isinstance(spec, Command)
         host.busy = False

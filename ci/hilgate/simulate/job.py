@@ -1,16 +1,13 @@
-"""A job on an agent: preflight, the step, its records and its upload, and every way in which they go wrong.
+"""A simulated job on an agent: preflight, the step, its results and their upload, and every way in which they go wrong.
 
-What really happens goes to the ledger first; then the files are written as real jobs write them, and damaged.
-
-The records that a job leaves, built from the models and decided by the runner's own rules.
-
-`health-before.json` and `health-after.json` as an agent's hooks leave them, and as they are when hooks fail.
-
-Damage to a `results.jsonl`: works on bytes, knows no model. One changed byte makes the whole file worthless.
+What really happens goes to the ledger first; then the files are written as real jobs write them, and damaged. The tests
+of a step, and what becomes of each on which node, are the site's: they are the same whatever else goes wrong.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import functools
 import hashlib
 import json
 import random
@@ -21,36 +18,265 @@ from hilgate.errors import Exit
 from hilgate.model import (
     CPU,
     BuildRecord,
+    Check,
     CheckRecord,
+    Environment,
     GpuHealth,
     Health,
     ImageRecord,
     Outcome,
+    Quarantine,
+    Quarantined,
     RerunRecord,
     StepRecord,
 )
 from hilgate.run import outcome, results
 from hilgate.run.evidence import kind_of
-from hilgate.simulate import site as work
-from hilgate.simulate.buildkite import LOST, Ended, State
-from hilgate.simulate.faults import Kind
-from hilgate.simulate.site import TREE
-from hilgate.simulate.truth import Deed
+from hilgate.simulate.buildkite import LOST, Host, JobEnd, State, Upload
+from hilgate.simulate.scenarios import FIRST_ATTEMPT_ONLY, Fault, Kind
+from hilgate.simulate.truth import FAILED, PASSED, SKIPPED, Deed, Excuse, Ledger
 
 if TYPE_CHECKING:
-    import datetime as dt
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from hilgate.model import PlannedStep, Record
-    from hilgate.simulate.buildkite import Build, Command, Host
-    from hilgate.simulate.site import Site
+    from hilgate.model import Plan, PlannedStep, Record
+    from hilgate.simulate.buildkite import Build, Command
+
+
+EPOCH = dt.datetime(2026, 11, 21, 8, tzinfo=dt.UTC)
+"""When every simulated build begins."""
+
+TREE = hashlib.sha256(b"the files under test").hexdigest()
+LATE_MINUTES = 10_000.0
+"""How much later than its job a late upload arrives: after every verdict."""
+
+_LASTING = frozenset({Kind.REGRESSION, Kind.QUARANTINED_FAILURE, Kind.QUARANTINED_ELSEWHERE, Kind.SOFT_FAILED})
+_QUARANTINING = {
+    Kind.QUARANTINED_FAILURE: False,
+    Kind.QUARANTINED_ELSEWHERE: False,
+    Kind.UNEXPECTED_PASS: False,
+    Kind.QUARANTINE_EXPIRED: True,
+}
+"""Kinds that put a test into quarantine, and whether its entry has expired."""
+
+_VALID_DAYS = 10
+"""From `added` to `expires`; a quarantine file allows 14."""
+
+
+@dataclass
+class Site:
+    """What the jobs of one build share.
+
+    Attributes:
+        name: Seed of everything that is drawn while it runs.
+        folder: Where attempts leave their folders.
+        images: Image -> digest, as last built.
+        spoilt_images: Images that were built from other contents than planned.
+        sick: Hosts whose sickness preflight does not see.
+        failing: Planned step -> tests to run once more on another node.
+        cleared: Planned steps with a test that passed on another node.
+    """
+
+    name: str
+    plan: Plan
+    digest: str
+    folder: Path
+    faults: tuple[Fault, ...]
+    ledger: Ledger = field(default_factory=Ledger)
+    images: dict[str, str] = field(default_factory=dict)
+    spoilt_images: set[str] = field(default_factory=set)
+    sick: set[str] = field(default_factory=set)
+    failing: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    cleared: set[str] = field(default_factory=set)
+
+    @functools.cached_property
+    def steps(self) -> dict[str, PlannedStep]:
+        """Planned steps by key."""
+        return {step.key: step for step in self.plan.steps}
+
+    def striking(self, key: str, attempt: int) -> dict[Kind, int]:
+        """Faults that strike an attempt, with their numbers."""
+        return {
+            fault.kind: fault.number
+            for fault in self.faults
+            if fault.step == key and (attempt == 0 or fault.kind not in FIRST_ATTEMPT_ONLY)
+        }
+
+    def rng(self, *what: object) -> random.Random:
+        """Numbers for one purpose, the same whatever else is drawn."""
+        return random.Random(":".join(map(str, (self.name, *what))))
+
+    def at(self, minute: float) -> dt.datetime:
+        """A simulated minute as a time."""
+        return EPOCH + dt.timedelta(minutes=minute)
+
+    def tests(self, step: PlannedStep) -> tuple[str, ...]:
+        """Ids of the tests of a step: a few more than it promises."""
+        place = f"tests/{step.step.key}.py::test"
+        count = step.step.minimum + self.rng("tests", step.key).randint(1, 3)
+        return tuple(f"{place}_{number}" for number in range(count))
+
+    def chosen(self, step: PlannedStep, kinds: Iterable[Kind]) -> set[str]:
+        """The tests that faults of these kinds picked."""
+        tests = self.tests(step)
+        return {tests[f.number % len(tests)] for f in self.faults if f.step == step.key and f.kind in kinds}
+
+    def failing_by_nature(self, key: str) -> set[str]:
+        """The tests of a step that fail whatever the node."""
+        return self.chosen(self.steps[key], _LASTING | {Kind.FLAKY})
+
+    def outcomes(self, step: PlannedStep, host: Host, attempt: int) -> dict[str, str]:
+        """What becomes of each test when a step runs on a host; half of the flaky ones fail only the first time."""
+        ends = dict.fromkeys(self.tests(step), PASSED)
+        failing = self.failing_by_nature(step.key)
+        if attempt > 0:
+            moody = {
+                f.number % len(ends)
+                for f in self.faults
+                if f.kind is Kind.FLAKY and f.step == step.key and f.number & 2
+            }
+            failing -= {test for place, test in enumerate(ends) if place in moody} - self.chosen(step, _LASTING)
+        if host.name in self.sick:
+            failing |= set(list(ends)[:: self.rng("sick", host.name).randint(1, 3)])
+        return ends | dict.fromkeys(failing, FAILED)
+
+    def again(self, step: PlannedStep, test: str, host: Host, *, elsewhere: bool) -> str:
+        """What becomes of one failing test when it runs once more."""
+        if host.name in self.sick or test in self.chosen(step, _LASTING):
+            return FAILED
+        fault = next((f for f in self.faults if f.kind is Kind.FLAKY and f.step == step.key), None)
+        stubborn = fault is not None and fault.number % 2 == 1 and test in self.chosen(step, {Kind.FLAKY})
+        return FAILED if stubborn and not elsewhere else PASSED
+
+    def excused(self, step: PlannedStep, test: str) -> bool:
+        """Whether the quarantine of the merge base excuses a failure."""
+        return any(excuse.covers(step, test) for excuse in self.ledger.excuses)
+
+    def environment(self, step: PlannedStep, host: Host, image: str) -> Environment:
+        """Where the records of a job are made."""
+        return Environment(
+            host=host.name,
+            device=step.device,
+            cores=16,
+            memory_gib=128.0,
+            python="3.12.3",
+            versions={"torch": "2.10.0", "triton": "3.6.0"},
+            image=image,
+        )
+
+    def upload(self, build: Build, command: Command, deed: Deed, folder: Path, minute: float) -> None:
+        """Put a job's folder into the artifact store, as far as the pipeline says so and the network lets it."""
+        struck = self.striking(deed.step, deed.attempt)
+        if not command.uploads:
+            deed.wrong.append("the pipeline uploads no results")
+            return
+        if Kind.NETWORK_LOSS in struck:
+            number = struck[Kind.NETWORK_LOSS]
+            deed.wrong.append("the network was lost at upload")
+            if number % 2:
+                return
+            (folder / "results.jsonl").unlink(missing_ok=True)
+        if Kind.LATE in struck:
+            minute += LATE_MINUTES
+        deed.arrives = minute
+        build.uploads.append(Upload(command.key, deed.attempt, command.folder, folder, minute))
+
+
+def quarantine_of(site: Site) -> Quarantine:
+    """The quarantine of the merge base, noted in the ledger as excuses."""
+    entries: list[Quarantined] = []
+    for fault in site.faults:
+        if fault.kind not in _QUARANTINING or fault.step not in site.steps:
+            continue
+        expired = _QUARANTINING[fault.kind]
+        step = site.steps[fault.step]
+        test = next(iter(site.tests(step)[fault.number % len(site.tests(step)) :]))
+        if any((entry.test, entry.step) == (test, step.step.key) for entry in entries):
+            continue  # a quarantine with two entries of a test is refused
+        device = "another-device" if fault.kind is Kind.QUARANTINED_ELSEWHERE else None
+        added = EPOCH.date() - dt.timedelta(days=_VALID_DAYS * 2 if expired else 1)
+        entries.append(
+            Quarantined(
+                test=test,
+                step=step.step.key,
+                devices=(device,) if device else (),
+                reason="under repair",
+                owner="the kernel team",
+                added=added,
+                expires=added + dt.timedelta(days=_VALID_DAYS),
+            )
+        )
+        site.ledger.excuses.append(Excuse(test, step.step.key, device, expired))
+    return Quarantine(tests=tuple(entries))
+
+
+OUTCOMES = {PASSED: Outcome.PASS, FAILED: Outcome.FAIL, SKIPPED: Outcome.DID_NOT_RUN}
+MESSAGES = {PASSED: "", FAILED: "max_abs_err 0.5 > 0.001", SKIPPED: "needs another device"}
+
+SIGKILLED = -9
+"""Exit status of a child that the kernel ended for want of memory (`subprocess`: minus SIGKILL)."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the process and the runner around it say.
+
+    Attributes:
+        checks: What its evidence holds.
+        stopped: Why the runner ended it; empty when it ended by itself.
+        problem: What is wrong with its evidence; empty for nothing.
+    """
+
+    checks: tuple[Check, ...] = ()
+    stopped: str = ""
+    problem: str = ""
+
+
+def do(site: Site, step: PlannedStep, host: Host, deed: Deed, struck: dict[Kind, int]) -> Said:
+    """Run a step's process; what really happens goes into `deed`."""
+    if Kind.HANG in struck:
+        return Said(stopped=f"timed out after {step.step.timeout_minutes * 60} s")
+    if Kind.OUT_OF_MEMORY in struck:
+        deed.ended = SIGKILLED
+        return Said(problem="it left no evidence")
+    if Kind.NO_EVIDENCE in struck:
+        deed.ended = 0
+        return Said(problem="it left no evidence")
+    claim = struck[Kind.FALSE_CLAIM] % 4 if Kind.FALSE_CLAIM in struck else None
+    deed.tests = _tests(site, step, host, deed.attempt, struck)
+    if claim == 0:
+        deed.tests[next(iter(deed.tests), "test")] = FAILED
+    deed.ended = int(claim == 1 or FAILED in deed.tests.values())
+    if not deed.tests:
+        deed.ended = int(kind_of(step).no_checks)
+        return Said(problem="its evidence holds no tests")
+    if claim == 3:
+        deed.ended = None
+    return Said() if claim == 2 else Said(tuple(check(test, end) for test, end in deed.tests.items()))
+
+
+def check(test: str, end: str) -> Check:
+    """A test's end as a record says it."""
+    return Check(id=test, outcome=OUTCOMES[end], seconds=0.5, message=MESSAGES[end])
+
+
+def _tests(site: Site, step: PlannedStep, host: Host, attempt: int, struck: dict[Kind, int]) -> dict[str, str]:
+    tests = site.outcomes(step, host, attempt)
+    if Kind.ZERO_TESTS in struck:
+        return {}
+    if Kind.ALL_SKIPPED in struck:
+        return dict.fromkeys(tests, SKIPPED)
+    if Kind.BELOW_MINIMUM in struck:
+        return tests | dict.fromkeys(list(tests)[step.step.minimum - 1 :], SKIPPED)
+    return tests
 
 
 KILLED = 137
 """Exit status of a container whose main process got SIGKILL (128 + 9)."""
 
 PREFLIGHT_MINUTES = 0.5
+SHORT_MINUTES = 1.0
 _WORTHLESS = {
     Kind.SICK_AFTERWARDS: "its node was sick by the end",
     Kind.GPU_LOST: "a GPU was gone by the end",
@@ -75,9 +301,34 @@ _AUTHORS = frozenset(
 """Kinds that a change can bring about; where one struck, blaming the author is no injustice."""
 
 
-def run_job(site: Site, build: Build, command: Command, attempt: int, host: Host, minute: float) -> Ended:
+def run_job(site: Site, build: Build, command: Command, attempt: int, host: Host, minute: float) -> JobEnd:
     """Do one attempt of a job at a planned step; `minute` is when it begins."""
     return _Job(site, build, command, attempt, host, minute).run()
+
+
+def run_recheck(site: Site, build: Build, command: Command, attempt: int, host: Host, minute: float) -> JobEnd:
+    """Run failing tests once more on another node than the one they failed on."""
+    step = site.steps[command.runs]
+    deed = site.ledger.last(step.key)
+    struck = site.striking(step.key, 0)
+    claims = None
+    if Kind.RECHECK_SAME_NODE in struck and deed is not None:
+        host, claims = Host(deed.host), True
+    if deed is not None and host.name == deed.host and not struck.get(Kind.RECHECK_SAME_NODE, 0) % 2:
+        return JobEnd(int(Exit.SICK_NODE), SHORT_MINUTES)
+    folder = site.folder / f"{command.folder}.{attempt}"
+    folder.mkdir(parents=True)
+    elsewhere = deed is None or host.name != deed.host
+    image = site.images.get(step.image or "", "")
+    lines: list[Record] = []
+    for test in site.failing[step.key]:
+        again = rerun(site, step, test, host, elsewhere=elsewhere, claims_elsewhere=claims)
+        lines.append(again)
+        if elsewhere and again.outcome.value == "pass":
+            site.cleared.add(step.key)
+    results.write(folder, opening(site, step, host, image, minute, {}), lines)
+    build.uploads.append(Upload(command.key, attempt, command.folder, folder, minute + SHORT_MINUTES))
+    return JobEnd(0, SHORT_MINUTES)
 
 
 @dataclass
@@ -104,23 +355,23 @@ class _Job:
         spread = self.site.rng("minutes", self.step.key, self.attempt).uniform(0.8, 1.5)
         self.minutes = min(self.step.step.minutes * spread, float(self.step.step.timeout_minutes))
 
-    def run(self) -> Ended:
+    def run(self) -> JobEnd:
         if Kind.SICK_NODE in self.struck:
             return self._refuse()
         return self._cut_short() or self._work()
 
-    def _refuse(self) -> Ended:
+    def _refuse(self) -> JobEnd:
         """Preflight found the node unfit: the agent pauses, and the step moves elsewhere."""
         self._health("before", self.minute, trouble="uncorrectable ECC: 3")
         self.host.paused = True
         return self._ended("preflight refused the node", int(Exit.SICK_NODE), PREFLIGHT_MINUTES)
 
-    def _cut_short(self) -> Ended | None:
+    def _cut_short(self) -> JobEnd | None:
         """The job ends before its step has a record; what was uploaded by then is the preflight's."""
         half = self.minutes / 2
         if Kind.AGENT_LOST in self.struck:
             self.deed.wrong.append("the agent was lost")
-            return Ended(LOST, half)
+            return JobEnd(LOST, half)
         if self.struck.get(Kind.AGENT_STOPPED, 0) % 2:
             return self._ended("the agent was stopped", LOST, half, reason="agent_stop")
         self._preflight()
@@ -134,11 +385,11 @@ class _Job:
 
     def _ended(
         self, wrong: str, status: int, minutes: float, *, reason: str = "none", state: State | None = None
-    ) -> Ended:
+    ) -> JobEnd:
         if wrong:
             self.deed.wrong.append(wrong)
         self.site.upload(self.build, self.command, self.deed, self.folder, self.minute + minutes)
-        return Ended(status, minutes, signal_reason=reason, state=state)
+        return JobEnd(status, minutes, signal_reason=reason, state=state)
 
     def _preflight(self) -> None:
         if Kind.PREFLIGHT_MISSING not in self.struck:
@@ -149,7 +400,7 @@ class _Job:
         host = f"{self.host.name}-other" if Kind.HEALTH_OF_OTHER_NODE in self.struck else self.host.name
         write(self.folder, self.step, host, moment, self.site.at(minute), trouble=trouble, lost=lost)
 
-    def _work(self) -> Ended:
+    def _work(self) -> JobEnd:
         """Run the step, leave its records, damage them."""
         if Kind.HIDDEN_SICK_NODE in self.struck and not self.site.sick:
             self.site.sick.add(self.host.name)
@@ -158,7 +409,7 @@ class _Job:
         if self.host.name in self.site.sick:
             self.deed.wrong.append("its node was sick")
         image = self._image()
-        said = work.do(self.site, self.step, self.host, self.deed, self.struck)
+        said = do(self.site, self.step, self.host, self.deed, self.struck)
         if Kind.HANG in self.struck:
             self.minutes = float(self.step.step.timeout_minutes)
         written = of_job(self.site, self.step, self.host, self.deed, said, self.struck, image, self.minute)
@@ -231,7 +482,7 @@ def of_job(
     step: PlannedStep,
     host: Host,
     deed: Deed,
-    said: work.Said,
+    said: Said,
     struck: dict[Kind, int],
     image: str,
     minute: float,
@@ -292,9 +543,9 @@ def rerun(
         check=test,
         host=host.name,
         elsewhere=elsewhere if claims_elsewhere is None else claims_elsewhere,
-        outcome=work.OUTCOMES[end],
+        outcome=OUTCOMES[end],
         seconds=1.0,
-        message=work.MESSAGES[end],
+        message=MESSAGES[end],
     )
 
 

@@ -27,7 +27,7 @@ from hilgate.model import Outcome, Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import process, recheck, results
 from hilgate.run.evidence import KINDS, MOST_IDS
-from hilgate.run.process import Site
+from hilgate.run.process import RunContext
 
 # Fails until the file `mended` exists, which its first run may leave; one more passes always.
 TESTS = """
@@ -92,7 +92,7 @@ def test_a_rerun_that_crashes_clears_nothing(toys):
 def test_without_time_left_there_is_no_rerun(toys, seconds):
     toy = step("toys", COMMAND, evidence="junit")
     ids = ("tests/test_toys.py::test_fine",)
-    assert recheck.start(toy, ids, toys / "again", Site(toys, 1, "gate"), seconds) is None
+    assert recheck.start(toy, ids, toys / "again", RunContext(toys, 1, "gate"), seconds) is None
 
 
 def test_a_rerun_that_hangs_is_ended_and_clears_nothing(toys, monkeypatch):
@@ -100,7 +100,7 @@ def test_a_rerun_that_hangs_is_ended_and_clears_nothing(toys, monkeypatch):
     (toys / "tests" / "conftest.py").write_text("import time\ntime.sleep(60)\n")
     toy = step("toys", COMMAND, evidence="junit")
     ids = ("tests/test_toys.py::test_fine",)
-    rerun = recheck.start(toy, ids, toys / "again", Site(toys, 1, "gate"), 0.2)
+    rerun = recheck.start(toy, ids, toys / "again", RunContext(toys, 1, "gate"), 0.2)
     while (records := rerun.poll("desk", elsewhere=False)) is None:
         time.sleep(0.02)
     assert [(one.outcome, one.message) for one in records] == [(Outcome.DID_NOT_RUN, "timed out after 0.2 s")]

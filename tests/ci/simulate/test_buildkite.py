@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 
 from hilgate.errors import DeclarationError
-from hilgate.simulate.buildkite import LOST, NEVER, Build, Command, Ended, Host, Node, Retry, State, Upload, Wait, parse
+from hilgate.simulate.buildkite import (
+    LOST,
+    NEVER,
+    Build,
+    Command,
+    Host,
+    JobEnd,
+    Node,
+    Retry,
+    State,
+    Upload,
+    Wait,
+    parse,
+)
 
 STEP = """
 - key: {key}
@@ -35,14 +48,14 @@ def one(key="a"):
 
 
 def run(parsed, ends, hosts=2, skipped=()):
-    """Run a pipeline whose attempts end as listed (key -> statuses or Ended, the last one repeated)."""
+    """Run a pipeline whose attempts end as listed (key -> statuses or JobEnd, the last one repeated)."""
     done = []
 
     def perform(command, attempt, host, minute):
         done.append((command.key, attempt, host.name, minute))
         listed = ends.get(command.key, [0])
         end = listed[min(attempt, len(listed) - 1)]
-        end = end if isinstance(end, Ended) else Ended(end, 1.0)
+        end = end if isinstance(end, JobEnd) else JobEnd(end, 1.0)
         build.uploads.append(Upload(command.key, attempt, command.folder, Path(f"{command.key}{attempt}"), minute))
         return end
 
@@ -91,7 +104,7 @@ def test_a_step_of_an_unknown_kind_is_refused():
 
 @pytest.mark.parametrize("wait", ["- wait\n", "- wait: ~\n", "- {wait: ~, continue_on_failure: true}\n"])
 def test_nothing_after_a_wait_starts_before_it(wait):
-    build, done = run(steps(one("a"), one("b"), "\n", wait, one("c")), {"a": [Ended(0, 50.0)]})
+    build, done = run(steps(one("a"), one("b"), "\n", wait, one("c")), {"a": [JobEnd(0, 50.0)]})
     assert [entry[0] for entry in done][-1] == "c"
     assert done[-1][3] == 50.0
     assert build.state("c") is State.PASSED
@@ -124,10 +137,10 @@ def test_a_skipped_step_satisfies_what_needs_it():
         ([LOST, LOST, LOST, LOST], 3, State.FAILED),
         ([75, 0], 2, State.PASSED),
         ([75, 75], 2, State.FAILED),
-        ([Ended(LOST, 1.0, signal_reason="agent_stop"), 0], 2, State.PASSED),
+        ([JobEnd(LOST, 1.0, signal_reason="agent_stop"), 0], 2, State.PASSED),
         ([1, 0], 1, State.FAILED),
         ([6, 0], 1, State.FAILED),
-        ([Ended(LOST, 1.0, signal_reason="cancel", state=State.CANCELLED), 0], 1, State.CANCELLED),
+        ([JobEnd(LOST, 1.0, signal_reason="cancel", state=State.CANCELLED), 0], 1, State.CANCELLED),
     ],
 )
 def test_retries_are_those_of_the_text(ends, attempts, state):
@@ -149,7 +162,7 @@ def test_artifacts_of_a_retried_attempt_and_later_ones_are_out_of_reach():
 
 
 def test_one_host_does_one_job_at_a_time():
-    _, done = run(steps(one("a"), one("b")), {"a": [Ended(0, 5.0)], "b": [Ended(0, 5.0)]}, hosts=1)
+    _, done = run(steps(one("a"), one("b")), {"a": [JobEnd(0, 5.0)], "b": [JobEnd(0, 5.0)]}, hosts=1)
     assert [entry[3] for entry in done] == [0.0, 5.0]
 
 
@@ -160,7 +173,7 @@ def test_a_queue_whose_agents_are_all_paused_ends_its_steps():
 
 
 def test_uploaded_steps_stand_right_after_the_step_that_uploads_them():
-    uploaded = Ended(0, 1.0, inserted=steps(one("b")))
-    _, done = run(steps(one("a"), "\n- wait\n", one("c")), {"a": [uploaded], "b": [Ended(0, 9.0)]})
+    uploaded = JobEnd(0, 1.0, inserted=steps(one("b")))
+    _, done = run(steps(one("a"), "\n- wait\n", one("c")), {"a": [uploaded], "b": [JobEnd(0, 9.0)]})
     assert [(key, minute) for key, _, _, minute in done] == [("a", 0.0), ("b", 1.0), ("c", 10.0)]
     assert isinstance(steps("\n- wait\n")[0], Wait)

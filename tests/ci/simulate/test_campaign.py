@@ -16,11 +16,9 @@ from support.plans import hilgate
 from hilgate.errors import Exit, MisuseError
 from hilgate.judge import verdict
 from hilgate.model import Outcome
-from hilgate.simulate.build import run_build
-from hilgate.simulate.campaign import Campaign, Wrong, problems, shrink
-from hilgate.simulate.faults import Fault, Kind, draw, possible
+from hilgate.simulate.campaign import Campaign, Wrong, problems, run_build, shrink
 from hilgate.simulate.job import DAMAGING, damage
-from hilgate.simulate.scenarios import scenarios_of
+from hilgate.simulate.scenarios import Fault, Kind, draw, possible, scenarios_of
 
 ROOT = Path(__file__).parents[3]
 _judge = verdict.judge

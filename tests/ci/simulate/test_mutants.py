@@ -16,8 +16,8 @@ from hilgate.run.results import with_digest
 from hilgate.simulate import job as health
 from hilgate.simulate.buildkite import NEVER, Build
 from hilgate.simulate.campaign import Campaign, Wrong
-from hilgate.simulate.faults import Kind
-from hilgate.simulate.site import EPOCH
+from hilgate.simulate.job import EPOCH
+from hilgate.simulate.scenarios import Kind
 
 ROOT = Path(__file__).parents[3]
 TODAY, WEEK = EPOCH.date(), dt.timedelta(days=7)
