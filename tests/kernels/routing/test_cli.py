@@ -34,7 +34,7 @@ def test_every_model_fits_80_columns(explain, model):
     assert "write    pagedkv.write_kv_cache" in out or "pagedkv.mla_decode" in out
 
 
-def test_what_a_hybrid_is_told(explain):
+def test_the_report_of_a_hybrid(explain):
     _, out, _ = explain("qwen3-next-80b-a3b")
     printed = " ".join(out.split())
     for words in (
@@ -49,7 +49,7 @@ def test_what_a_hybrid_is_told(explain):
         assert words in printed
 
 
-def test_what_an_encoder_decoder_and_mla_are_told(explain):
+def test_the_report_of_an_encoder_decoder_and_of_mla(explain):
     _, out, _ = explain("whisper-large-v3")
     assert "32 x cross attention: 20 heads on 20, head size 64, not causal, up to 1500" in out
     assert "32 x encoder self-attention\n  Keeps no cache" in out
