@@ -13,7 +13,7 @@ from hilgate.report.problems import (
     RULINGS,
     Detail,
     Finding,
-    Problem,
+    StepProblem,
     approval,
     at_most,
     fit,
@@ -103,7 +103,7 @@ def _loosened(verdict: Verdict, detail: Detail) -> list[str]:
     return [f"**Changes its own gate: {markdown(approved)}**", *at_most(changes, NAMED_IDS)]
 
 
-def _problem(problem: Problem, detail: Detail) -> list[str]:
+def _problem(problem: StepProblem, detail: Detail) -> list[str]:
     step = problem.step
     parts = [
         f"### {ruled(step)}: {markdown(step.key)}, {markdown(step.label)}",
@@ -122,7 +122,7 @@ def _problem(problem: Problem, detail: Detail) -> list[str]:
     return parts
 
 
-def _about(problem: Problem) -> list[str]:
+def _about(problem: StepProblem) -> list[str]:
     step = problem.step
     lines = [*([f"node {step.node}"] if step.node else []), *at_most(step.evidence, EVIDENCE_LINES)]
     again = [step.reproduce, *([problem.container] if problem.container else [])]

@@ -7,7 +7,7 @@ It is words beside a decision and never part of it: damage in it is said and sto
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hilgate.errors import HilgateError, NothingSelectedError
@@ -59,40 +59,33 @@ def find(plan: Plan, *, history: Path | None = None, against: Path | None = None
         history: Folder of the history.
         against: Results folder of the merge base (`hilgate gate` there), or of agents with `jobs/` in it.
     """
-    facts = MergeBase()
+    recent = MergeBase()
     try:
         if against is not None:
             theirs, jobs = read_plan(against / "plan.json"), against / "jobs"
             recorded = results.read_all(against, jobs if jobs.is_dir() else None, theirs, plan_digest(theirs))
-            return _of(plan, theirs.commit, recorded, facts)
+            return replace(
+                recent, steps=_last(recorded), commit=theirs.commit, is_base=theirs.commit == plan.merge_base
+            )
         if history is None:
             return NOTHING
-        facts = _recent(store.builds(history)[-RECENT_BUILDS:])
+        for build in store.builds(history)[-RECENT_BUILDS:]:
+            failed, ran = store.failures(build)
+            recent.failures.update(failed)
+            recent.runs.update(ran)
         builds = store.builds(history, plan.merge_base) if plan.merge_base else ()
         if builds:
-            return _of(plan, plan.merge_base, store.read(builds[-1]), facts)
+            return replace(recent, steps=_last(store.read(builds[-1])), commit=plan.merge_base)
         unknown = f"no build of {plan.merge_base[:12]} is in the history" if plan.merge_base else ""
-        return MergeBase(unknown or "the plan names no merge base", failures=facts.failures, runs=facts.runs)
+        return replace(recent, unknown=unknown or "the plan names no merge base")
     except NothingSelectedError:
         return MergeBase(unknown="the history has no build yet")
     except HilgateError as error:
-        unknown = f"{error.what} ({error.where})" if error.where else error.what
-        return MergeBase(unknown, failures=facts.failures, runs=facts.runs)
+        return replace(recent, unknown=f"{error.what} ({error.where})" if error.where else error.what)
 
 
-def _of(plan: Plan, commit: str, recorded: Recorded, recent: MergeBase) -> MergeBase:
-    steps = {key: attempts[-1] for key, attempts in recorded.attempts.items()}
-    return MergeBase("", commit, commit == plan.merge_base, steps, recent.failures, recent.runs)
-
-
-def _recent(builds: tuple[Path, ...]) -> MergeBase:
-    """How often checks failed in these builds, and how often their steps ran."""
-    facts = MergeBase()
-    for build in builds:
-        failed, ran = store.failures(build)
-        facts.failures.update(failed)
-        facts.runs.update(ran)
-    return facts
+def _last(recorded: Recorded) -> dict[str, Attempt]:
+    return {key: attempts[-1] for key, attempts in recorded.attempts.items()}
 
 
 def on_merge_base(facts: MergeBase, step: str, check: str = "") -> str:

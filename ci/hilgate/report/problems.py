@@ -83,7 +83,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Problem:
+class StepProblem:
     """A step that is not green, with the checks that say so."""
 
     step: StepVerdict
@@ -110,7 +110,7 @@ class Named:
 
 def problems(
     plan: Plan, recorded: Recorded, verdict: Verdict, *, limit: int, facts: MergeBase = NOTHING
-) -> tuple[Problem, ...]:
+) -> tuple[StepProblem, ...]:
     """Every step that is not green, worst first; a step that passed with skips is green and not here."""
     planned = {step.key: step for step in plan.steps}
     return tuple(
@@ -118,13 +118,15 @@ def problems(
     )
 
 
-def _problem(planned: PlannedStep, step: StepVerdict, attempt: Attempt | None, limit: int, facts: MergeBase) -> Problem:
+def _problem(
+    planned: PlannedStep, step: StepVerdict, attempt: Attempt | None, limit: int, facts: MergeBase
+) -> StepProblem:
     checks = attempt.checks if attempt else ()
     wrong = [check for check in checks if check.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
     wrong.sort(key=lambda check: -outcome.SEVERITY[check.outcome])
     skipped = [check for check in checks if check.outcome is Outcome.DID_NOT_RUN]
     reasons = Counter(shorten(outcome.first_line(check.message), 300) for check in skipped)
-    return Problem(
+    return StepProblem(
         step,
         tuple(finding(one, planned.device, on_merge_base(facts, step.key, one.id)) for one in wrong[:limit]),
         max(0, len(wrong) - limit),

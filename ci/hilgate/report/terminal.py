@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hilgate.model import Area, Check, Key, Plan, Step, Verdict
     from hilgate.plan.expand import Readiness
     from hilgate.report.merge_base import MergeBase
-    from hilgate.report.problems import Problem
+    from hilgate.report.problems import StepProblem
     from hilgate.report.write import Judged
 
 
@@ -93,7 +93,7 @@ def _print(console: Console, words: str, style: str = "", indent: str = "") -> N
     console.print(Text(indent + text.line(words), style), soft_wrap=True)
 
 
-def _print_problem(console: Console, problem: Problem, *, with_merge_base: bool) -> None:
+def _print_problem(console: Console, problem: StepProblem, *, with_merge_base: bool) -> None:
     step = problem.step
     console.print(Text(f"\n{ruled(step)}: {step.key}", text.STYLES[step.outcome]))
     lines, merge_base = [step.why], problem.merge_base
