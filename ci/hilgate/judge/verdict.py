@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hilgate.declare.quarantine import Entries
-from hilgate.errors import Exit, RecordsError
+from hilgate.errors import Exit
 from hilgate.judge.step import judge_step
 from hilgate.model import Counts, Outcome, Plan, Quarantine, StepVerdict, Verdict
 from hilgate.run import outcome as rules
@@ -91,27 +91,13 @@ def totals(verdict: Verdict) -> Counts:
     return sum((step.counts for step in verdict.steps), Counts())
 
 
-def write_verdict(verdict: Verdict, path: Path) -> None:
-    """Write `verdict.json` in one go: a reader sees the old file or the new one."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(verdict.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    fresh.replace(path)
-
-
 def read_verdict(path: Path) -> Verdict:
     """Read `verdict.json`.
 
     Raises:
         RecordsError: It is missing or not a verdict.
     """
-    try:
-        return Verdict.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise RecordsError("no verdict", where=str(path), remedy="run `hilgate judge` first") from None
-    except ValueError as error:
-        raise RecordsError(
-            f"not a verdict: {rules.first_line(str(error))}", where=str(path), remedy="run `hilgate judge` again"
-        ) from None
+    return Verdict.load(path, "run `hilgate judge` first")
 
 
 def _why(outcome: Outcome, steps: tuple[StepVerdict, ...]) -> str:

@@ -64,7 +64,7 @@ def decide(
     """
     from hilgate.declare.quarantine import USED_FILE
     from hilgate.history.store import folder_of
-    from hilgate.judge.verdict import VERDICT_FILE, judge, write_verdict
+    from hilgate.judge.verdict import VERDICT_FILE, judge
     from hilgate.model import Outcome, Quarantine
     from hilgate.plan.make import plan_digest
     from hilgate.report import tables
@@ -95,7 +95,7 @@ def decide(
     )
     if refused:
         verdict = verdict.model_copy(update={"outcome": Outcome.FAIL, "why": f"the quarantine: {refused.what}"})
-    write_verdict(verdict, folder / VERDICT_FILE)
+    verdict.save(folder / VERDICT_FILE)
     excused.save(folder / USED_FILE)
     tables.write(folder, judged, digest, recorded, tables.tables(judged, recorded, verdict))
     history = folder_of(root) if root else None
@@ -123,7 +123,7 @@ def quarantine_of(root: Path | None, plan: Plan, approved_by: str) -> Quarantine
 
 def write_no_verdict(folder: Path, error: HilgateError, plan: Plan | None = None) -> None:
     """Write a verdict and an annotation that say why nothing could be judged: no old verdict may outlive that."""
-    from hilgate.judge.verdict import VERDICT_FILE, write_verdict
+    from hilgate.judge.verdict import VERDICT_FILE
     from hilgate.model import Outcome, Verdict
     from hilgate.plan.make import plan_digest
     from hilgate.report import tables
@@ -141,7 +141,7 @@ def write_no_verdict(folder: Path, error: HilgateError, plan: Plan | None = None
         steps=(),
         omissions=(),
     )
-    write_verdict(verdict, folder / VERDICT_FILE)
+    verdict.save(folder / VERDICT_FILE)
     text = f"## ○ {Outcome.DID_NOT_RUN.value}: {markdown(error.what)}\n\nNothing was judged.\n\n{fenced(str(error))}\n"
     (folder / ANNOTATION_FILE).write_text(text, encoding="utf-8")
 

@@ -164,7 +164,7 @@ def test_reproduce_line(node_id, line):
 
 def test_the_verdict_is_written_and_read_back(tmp_path):
     verdict = verdict_of(plan(A), record(A))
-    judge.write_verdict(verdict, tmp_path / "verdict.json")
+    verdict.save(tmp_path / "verdict.json")
     assert judge.read_verdict(tmp_path / "verdict.json") == verdict
     (tmp_path / "verdict.json").write_text("{")
     for path in (tmp_path / "verdict.json", tmp_path / "none.json"):
