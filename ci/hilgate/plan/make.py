@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from hilgate import git
 from hilgate.agent.trust import of_build
 from hilgate.declare import imports
-from hilgate.declare.load import Declarations, load
+from hilgate.declare.load import load
 from hilgate.declare.protected import loosened
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
 from hilgate.images.contents import contents
-from hilgate.model import Key, Plan, Profile, planned_key
+from hilgate.model import Plan, planned_key
 from hilgate.plan import machine as hardware
 from hilgate.plan.expand import Expansion, Target, Wanted, expand
 from hilgate.plan.select import select as select_steps
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
-    from hilgate.model import Key, Loosening
+    from hilgate.model import Key, Loosening, Profile
 
 
 NOT_ASKED_FOR = "not asked for"
@@ -100,6 +100,25 @@ def make_plan(
         facts=gather_facts(root, change),
         absent=absent_tools(declarations),
     )
+
+
+def plan_alone(root: Path, key: str, first: Path, *, arguments: str | None = None) -> Plan:
+    """A plan of one step on this machine without its needs, with `first` ahead of the rest of its import path.
+
+    `arguments` are added to its command and narrow it to a few checks; None leaves it and its minimum as declared.
+
+    Raises:
+        MisuseError: There is no such step.
+        CannotRunHereError: It needs another machine.
+    """
+    plan = make_plan(root, base=None, profile="gate", select=(key,))
+    step = next(step for step in plan.steps if key in (step.step.key, step.key))
+    if arguments is not None:
+        step = step.redeclared(command=f"{step.step.command} {arguments}".rstrip(), minimum=1)
+    behind = step.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    env = {**step.env, "PYTHONPATH": os.pathsep.join(filter(None, [str(first.absolute()), behind]))}
+    step = step.model_copy(update={"env": env, "depends_on": ()})
+    return plan.model_copy(update={"steps": (step,), "omissions": ()})
 
 
 def absent_tools(declarations: Declarations) -> frozenset[str]:
