@@ -28,7 +28,7 @@ MAX_STEPS = 500
 CONTEXT = "rocm/required"
 """The one commit status that a merge waits for."""
 
-RECHECK_SUFFIX = "-recheck"
+RECHECK_KEY_SUFFIX = "-recheck"
 STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle"}
 """Step keys of the files in `.buildkite`, which share a build with generated steps."""
 
@@ -60,21 +60,21 @@ def lint(text: str, *, secrets: bool = True, rechecks: bool = False, posts: str 
     Args:
         text: YAML, uploaded without interpolation.
         secrets: Whether its steps may be given any (not in a build of a fork).
-        rechecks: Whether it holds reruns of failing checks, whose keys end in `RECHECK_SUFFIX`, and no others.
+        rechecks: Whether it holds reruns of failing checks, whose keys end in `RECHECK_KEY_SUFFIX`, and no others.
         posts: Key of the one step that may post `CONTEXT`; its key may then be one of `STATIC_KEYS`.
     """
     pipeline: Step = yaml.safe_load(text)
     problems = [f"it sets {word!r} for the whole build" for word in pipeline if word not in ("env", "steps")]
     if "$" in text:
         problems.append("it contains '$', which an uploader may interpolate")
-    steps = list(_flat(pipeline["steps"]))
+    steps = [step for top in pipeline["steps"] for step in (top, *top.get("steps", []))]
     keys = [str(step["key"]) for step in steps if step.get("key")]
     problems += _key_problems(keys)
     problems += [f"key {key!r} belongs to .buildkite" for key in keys if key in STATIC_KEYS and key != posts]
     problems += [
-        f"key {key!r} {'does not end' if rechecks else 'ends'} in {RECHECK_SUFFIX!r}"
+        f"key {key!r} {'does not end' if rechecks else 'ends'} in {RECHECK_KEY_SUFFIX!r}"
         for key in keys
-        if key.endswith(RECHECK_SUFFIX) is not rechecks and key != posts
+        if key.endswith(RECHECK_KEY_SUFFIX) is not rechecks and key != posts
     ]
     for step in steps:
         found = _step_problems(step) if "group" not in step else _greening(step)
@@ -116,12 +116,6 @@ def _file_problems(name: str, text: str) -> Iterator[str]:
         if contexts != ([CONTEXT] if POSTING.get(name) == step.get("key") else []):
             found.append(f"posts {contexts or 'nothing'}; {CONTEXT} is posted by {POSTING.get(name, 'no step here')}")
         yield from (f"step {step.get('key', '?')!r} {problem}" for problem in found)
-
-
-def _flat(tops: list[Step]) -> Iterator[Step]:
-    for top in tops:
-        yield top
-        yield from top.get("steps", [])
 
 
 def _key_problems(keys: list[str]) -> list[str]:

@@ -19,17 +19,17 @@ from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, No
 from hilgate.images.contents import contents
 from hilgate.model import Plan, planned_key
 from hilgate.plan import machine as hardware
-from hilgate.plan.expand import Expansion, Target, Wanted, expand
+from hilgate.plan.expand import Target, Wanted, expand
 from hilgate.plan.select import select as select_steps
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
-    from hilgate.model import Key, Loosening, Profile
+    from hilgate.model import Key, Loosening, Omission, PlannedStep, Profile
 
 
 NOT_ASKED_FOR = "not asked for"
@@ -151,10 +151,10 @@ def assemble(
     else:
         wanted = _affected(declarations, change, profile, graph, otherwise)
     target = Target(machine, absent, known.fork)
-    expansion = expand(declarations, wanted, target, otherwise=otherwise)
-    _require_each(expansion, declarations, select, models)
-    if not expansion.steps:
-        reasons = [f"{one.key}: {one.reason}" for one in expansion.omissions if one.reason not in otherwise.values()]
+    steps, omissions = expand(declarations, wanted, target, otherwise=otherwise)
+    _require_each(steps, omissions, declarations, select, models)
+    if not steps:
+        reasons = [f"{one.key}: {one.reason}" for one in omissions if one.reason not in otherwise.values()]
         raise NothingSelectedError(
             "no step can be planned",
             where="; ".join(reasons[:5]) or "no declared step is affected",
@@ -168,26 +168,28 @@ def assemble(
         merge_base=change.merge_base,
         profile=profile,
         fork=known.fork,
-        images=_images(expansion, facts) if facts else {},
+        images=_images(steps, facts) if facts else {},
         loosened=known.loosened,
         changed_files=change.files or (),
-        steps=expansion.steps,
-        omissions=expansion.omissions,
+        steps=steps,
+        omissions=omissions,
     )
 
 
 def _require_each(
-    expansion: Expansion, declarations: Declarations, select: tuple[str, ...], models: tuple[str, ...]
+    planned: Sequence[PlannedStep],
+    omissions: Sequence[Omission],
+    declarations: Declarations,
+    select: tuple[str, ...],
+    models: tuple[str, ...],
 ) -> None:
     """Refuse a name of which no step is planned: what it needs would run and pass, and say nothing about it."""
     steps = {model: set(by_model(declarations, (model,))) for model in models}
     for name in (*select, *models):
         own = steps.get(name, set())
-        if not any(name in (one.key, one.step.key, one.area) or one.step.key in own for one in expansion.steps):
+        if not any(name in (one.key, one.step.key, one.area) or one.step.key in own for one in planned):
             named = [
-                one
-                for one in expansion.omissions
-                if name in (one.key, one.area) or one.key.rpartition("-")[0] in (name, *own)
+                one for one in omissions if name in (one.key, one.area) or one.key.rpartition("-")[0] in (name, *own)
             ]
             raise CannotRunHereError(
                 f"nothing of {name} can be planned",
@@ -218,13 +220,13 @@ def _affected(
     return wanted
 
 
-def _images(expansion: Expansion, facts: ChangeFacts) -> dict[Key, str]:
+def _images(steps: Sequence[PlannedStep], facts: ChangeFacts) -> dict[Key, str]:
     """The images that planned steps use or build, with what each is built from.
 
     Raises:
         DeclarationError: Nobody says what an image is built from, so no result could be held against it.
     """
-    names = sorted({name for step in expansion.steps for name in (step.image, step.step.provides) if name})
+    names = sorted({name for step in steps for name in (step.image, step.step.provides) if name})
     if unknown := [name for name in names if name not in facts.images]:
         raise DeclarationError(
             f"nothing says what the image {unknown[0]!r} is built from",

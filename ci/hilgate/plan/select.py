@@ -32,8 +32,6 @@ class Selection:
     """Declared step -> why it runs."""
     omitted: Mapping[Key, str]
     """Declared step -> why it does not."""
-    unclaimed: tuple[str, ...]
-    """Changed files that no area claims; they select everything."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +63,10 @@ def select(
         appeared: Those changed files that are new: what they hide or complete is not in the graph of what was.
     """
     if changed is None:
-        return Selection({step.key: EVERYTHING for area in areas for step in area.steps}, {}, ())
+        return Selection({step.key: EVERYTHING for area in areas for step in area.steps}, {})
     files = sorted(set(changed))
     claims = {area.area: frozenset(claimed_by(area, files)) for area in areas}
-    claimed = frozenset().union(*claims.values()) if claims else frozenset()
-    unclaimed = tuple(name for name in files if name not in claimed)
+    unclaimed = [name for name in files if not any(name in claimed for claimed in claims.values())]
     reasons: dict[Key, str] = {}
     omitted: dict[Key, str] = {}
     for area in areas:
@@ -84,7 +81,7 @@ def select(
                 reasons[step.key] = "runs on every change"
             else:
                 omitted[step.key] = NOT_IMPORTED if claims[area.area] else NOT_AFFECTED
-    return Selection(reasons, omitted, unclaimed)
+    return Selection(reasons, omitted)
 
 
 def claimed_by(area: Area, files: Iterable[str]) -> list[str]:

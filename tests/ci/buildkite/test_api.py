@@ -64,7 +64,7 @@ def test_build_is_created(server, client):
         (403, {"message": "Forbidden"}, MisuseError, "does not accept the token (403)"),
         (404, {"message": "No organization found"}, MisuseError, "knows no such pipeline"),
         (422, {"message": "Validation Failed", "errors": []}, RemoteError, "refuses (422): Validation Failed"),
-        (422, {"message": "bad \x1b[31m\nbranch\u202e"}, RemoteError, "bad  [31m branch "),
+        (422, {"message": "bad \x1b[31m\nbranch\u202e"}, RemoteError, r"bad \x1b[31m branch\u202e"),
         (400, "not json", RemoteError, "refuses (400): without a reason"),
         (400, "[]", RemoteError, "refuses (400): without a reason"),
         (302, "", RemoteError, "refuses (302)"),
