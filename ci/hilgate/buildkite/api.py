@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from hilgate.model import Plan
 
-
 TOKEN_VARIABLE = "BUILDKITE_API_TOKEN"  # noqa: S105 - the name of a variable
 TIMEOUT_SECONDS = 20.0
 ATTEMPTS = 5

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from hilgate.declare.load import Declarations
     from hilgate.model import Plan, PlannedStep, Profile
 
-
 PLAN_FILE = "results/plan.json"
 JOBS_FOLDER = "results/jobs"
 
@@ -185,7 +184,6 @@ def _forbid_unknown_keys() -> None:
 
 
 _forbid_unknown_keys()
-
 
 REQUIRED_KEY = "required"
 

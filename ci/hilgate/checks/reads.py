@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from hilgate.model import Key
 
-
 READS_FILE: Final = "ci/reads.json"
 _READS = TypeAdapter(dict[str, tuple[str, ...]])
 

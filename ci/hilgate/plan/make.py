@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
-    from hilgate.model import Key, Loosening, Omission, PlannedStep, Profile
-
+    from hilgate.model import Key, Loosening, PlannedStep, Profile
 
 NOT_ASKED_FOR = "not asked for"
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
@@ -152,15 +151,7 @@ def assemble(
         wanted = _affected(declarations, change, profile, graph, otherwise)
     target = Target(machine, absent, known.fork)
     steps, omissions = expand(declarations, wanted, target, otherwise=otherwise)
-    _require_each(steps, omissions, declarations, select, models)
-    if not steps:
-        reasons = [f"{one.key}: {one.reason}" for one in omissions if one.reason not in otherwise.values()]
-        raise NothingSelectedError(
-            "no step can be planned",
-            where="; ".join(reasons[:5]) or "no declared step is affected",
-            remedy=ELSEWHERE,
-        )
-    return Plan(
+    plan = Plan(
         created=dt.datetime.now(dt.UTC),
         commit=change.commit,
         dirty=change.dirty,
@@ -174,28 +165,27 @@ def assemble(
         steps=steps,
         omissions=omissions,
     )
+    _require_each(plan, declarations, select, models)
+    if not steps:
+        reasons = [f"{one.key}: {one.reason}" for one in omissions if one.reason not in otherwise.values()]
+        where = "; ".join(reasons[:5]) or "no declared step is affected"
+        raise NothingSelectedError("no step can be planned", where=where, remedy=ELSEWHERE)
+    return plan
 
 
-def _require_each(
-    planned: Sequence[PlannedStep],
-    omissions: Sequence[Omission],
-    declarations: Declarations,
-    select: tuple[str, ...],
-    models: tuple[str, ...],
-) -> None:
+def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...], models: tuple[str, ...]) -> None:
     """Refuse a name of which no step is planned: what it needs would run and pass, and say nothing about it."""
     steps = {model: set(by_model(declarations, (model,))) for model in models}
     for name in (*select, *models):
         own = steps.get(name, set())
-        if not any(name in (one.key, one.step.key, one.area) or one.step.key in own for one in planned):
+        if not any(name in (one.key, one.step.key, one.area) or one.step.key in own for one in plan.steps):
             named = [
-                one for one in omissions if name in (one.key, one.area) or one.key.rpartition("-")[0] in (name, *own)
+                f"{one.key}: {one.reason}"
+                for one in plan.omissions
+                if name in (one.key, one.area) or one.key.rpartition("-")[0] in (name, *own)
             ]
-            raise CannotRunHereError(
-                f"nothing of {name} can be planned",
-                where="; ".join(f"{one.key}: {one.reason}" for one in named[:5]),
-                remedy=ELSEWHERE,
-            )
+            what = f"nothing of {name} can be planned"
+            raise CannotRunHereError(what, where="; ".join(named[:5]), remedy=ELSEWHERE)
 
 
 def _affected(
