@@ -157,18 +157,17 @@ def _greening(step: Step) -> list[str]:
 
 def _step_problems(step: Step, *, answers: bool = True) -> list[str]:
     """Problems of a command step; `answers` where its exit status says something about the change."""
-    problems = _greening(step)
-    if not BUILDKITE_KEY.fullmatch(step.get("key") or ""):
-        problems.append("has no key that Buildkite takes")
-    if not "".join(step.get("command") or []).strip():
-        problems.append("has no command")
-    if not (step.get("agents") or {}).get("queue"):
-        problems.append("has no queue")
-    if not step.get("timeout_in_minutes"):
-        problems.append("has no timeout")
-    if ("concurrency" in step) is not ("concurrency_group" in step):
-        problems.append("has one of concurrency and concurrency_group, and Buildkite needs both")
-    return problems + _retry_problems(step.get("retry") or {}, answers=answers)
+    rules = {
+        "has no key that Buildkite takes": not BUILDKITE_KEY.fullmatch(step.get("key") or ""),
+        "has no command": not "".join(step.get("command") or []).strip(),
+        "has no queue": not (step.get("agents") or {}).get("queue"),
+        "has no timeout": not step.get("timeout_in_minutes"),
+        "has one of concurrency and concurrency_group, and Buildkite needs both": (
+            ("concurrency" in step) is not ("concurrency_group" in step)
+        ),
+    }
+    found = [problem for problem, wrong in rules.items() if wrong]
+    return _greening(step) + found + _retry_problems(step.get("retry") or {}, answers=answers)
 
 
 def _retry_problems(retry: Step, *, answers: bool) -> list[str]:
@@ -187,14 +186,13 @@ def _retry_problems(retry: Step, *, answers: bool) -> list[str]:
 
 
 def _input_problems(step: Step) -> list[str]:
-    problems = [] if BUILDKITE_KEY.fullmatch(step.get("key") or "") else ["has no key that Buildkite takes"]
-    if step.get("key") != "approve":
-        return problems
-    if not step.get("allowed_teams"):
-        problems.append("lets anybody approve")
-    if "if" in step:
-        problems.append("can be left out by a condition")
-    return problems
+    approval = step.get("key") == "approve"
+    rules = {
+        "has no key that Buildkite takes": not BUILDKITE_KEY.fullmatch(step.get("key") or ""),
+        "lets anybody approve": approval and not step.get("allowed_teams"),
+        "can be left out by a condition": approval and "if" in step,
+    }
+    return [problem for problem, wrong in rules.items() if wrong]
 
 
 def sdk_schema() -> dict[str, Any]:
