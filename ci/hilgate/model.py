@@ -51,7 +51,6 @@ CPU = "cpu"
 Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=100)]
 """A name usable as a Buildkite step key and as a folder name."""
 
-
 RESERVED_FILES = frozenset({"plan.json", "verdict.json", "quarantine.json", "restored.json", "manifest.json",
                             "health-before.json", "health-after.json"})  # fmt: skip
 """Files that every build leaves, or its bundle, under these names."""

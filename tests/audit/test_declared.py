@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagedkv.audit.cases import Case, Configuration
+from pagedkv.audit.cases import Case, LaunchConfiguration
 from pagedkv.audit.declared import EVERY, load_declared
 from pagedkv.audit.errors import InvalidDataError
 
@@ -44,7 +44,7 @@ def declare(tmp_path, **changes):
     path = tmp_path / "declared.toml"
     path.write_text("[[crash]]\n" + "".join(f"{key} = {value}\n" for key, value in (VALID | changes).items()))
     declared = load_declared(path)
-    configurations = [Configuration("vllm/scan", name, 2, autotuned=True) for name in "ab"]
+    configurations = [LaunchConfiguration("vllm/scan", name, 2, autotuned=True) for name in "ab"]
     declared.check_names(Case("mamba", "scan", ("scan",), list, {}, configuration=each) for each in configurations)
     return declared.crashes
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pagedkv.audit.budgets import Comparison, KernelBudget, load_budgets
-from pagedkv.audit.cases import Case, Configuration, cases_of
+from pagedkv.audit.cases import Case, LaunchConfiguration, cases_of
 from pagedkv.audit.code_object import Site
 from pagedkv.audit.declared import EVERY, Declared, DeclaredCrash, DeclaredNarrow
 from pagedkv.audit.errors import Exit, LdsExceededError
@@ -139,7 +139,7 @@ def configurations(results, *declared, tuned=True, arch="gfx942", version="3.6.0
     """Findings of the configurations of a kernel by name, and that of the kernel under "kernel"."""
     rows = []
     for name, result in results.items():
-        configuration = Configuration("vllm/scan", name, len(results) + missing, autotuned=tuned)
+        configuration = LaunchConfiguration("vllm/scan", name, len(results) + missing, autotuned=tuned)
         labels = {"package": "vllm", "configuration": name}
         case = Case("mamba", f"vllm/scan/{name}", ("scan",), list, labels, configuration=configuration)
         rows.append(Row(case, arch, "scan", (), result, 1.0))

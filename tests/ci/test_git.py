@@ -1,22 +1,10 @@
 """What git says about a change, in throw-away repositories."""
 
-import subprocess
-
 import pytest
+from support.plans import git
 
 from hilgate.errors import CannotRunHereError, MisuseError
-from hilgate.git import file_at, inspect, tracked_files
-
-
-def git(root, *arguments):
-    identity = ("-c", "user.name=n", "-c", "user.email=e@x", "-c", "commit.gpgsign=false")
-    subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True)
-
-
-def revision(root, name):
-    return subprocess.run(
-        ["git", "rev-parse", name], cwd=root, check=True, capture_output=True, text=True
-    ).stdout.strip()
+from hilgate.git import Changes, file_at, inspect, tracked_files
 
 
 def commit(root, **files):
@@ -42,7 +30,7 @@ def checkout(tmp_path):
 def test_compares_with_the_merge_base_not_with_the_tip(checkout):
     found = inspect(checkout, "main")
     assert (found.files, found.appeared) == (("mine",), ("mine",))
-    assert found.merge_base == revision(checkout, "main~1")
+    assert found.merge_base == git(checkout, "rev-parse", "main~1")
     assert not found.dirty
     assert len(found.commit) == 40
 
@@ -68,11 +56,6 @@ def test_working_tree_counts_with_untracked_deleted_and_staged_but_not_ignored(c
     assert found.appeared == (".gitignore", "mine", "staged", "ünicode name")
 
 
-def test_without_base_only_the_state_is_told(checkout):
-    found = inspect(checkout, None)
-    assert (found.base, found.files, found.dirty, found.merge_base) == (None, None, False, "")
-
-
 @pytest.mark.parametrize("base", ["nope", "--output=x", "main^{tree}", ""])
 def test_unknown_base_is_misuse(checkout, base):
     with pytest.raises(MisuseError, match="git knows no commit"):
@@ -86,16 +69,14 @@ def test_base_without_common_history_is_misuse(checkout):
         inspect(checkout, "main")
 
 
-def test_outside_a_checkout(tmp_path):
-    found = inspect(tmp_path, None)
-    assert (found.commit, found.dirty) == ("", False)
-    with pytest.raises(MisuseError, match="not a git checkout"):
-        inspect(tmp_path, "main")
-
-
-def test_a_folder_inside_another_checkout_is_not_that_checkout(checkout):
-    (checkout / "copy").mkdir()
-    assert inspect(checkout / "copy", None).commit == ""
+def test_without_base_only_the_state_is_told_and_outside_a_checkout_nothing(checkout, tmp_path_factory):
+    found = inspect(checkout, None)
+    assert (found.base, found.files, found.dirty, found.merge_base) == (None, None, False, "")
+    (checkout / "copy").mkdir()  # a folder inside another checkout is not that checkout
+    for outside in (checkout / "copy", tmp_path_factory.mktemp("outside")):
+        assert inspect(outside, None) == Changes("", dirty=False, base=None, files=None)
+        with pytest.raises(MisuseError, match="not a git checkout"):
+            inspect(outside, "main")
 
 
 def test_without_git(checkout, monkeypatch):

@@ -33,6 +33,12 @@ PLACED = frozenset(PlannedStep.model_fields) - {"step"}
 IDENTITY = ["-c", "user.name=toys", "-c", "user.email=toys@example.invalid"]
 
 
+def git(root: Path, *arguments: str) -> str:
+    """What a git command prints, run with an identity of its own."""
+    done = subprocess.run(["git", *IDENTITY, *arguments], cwd=root, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
 def writes_findings(*checks: dict[str, object], status: int = 0, then: str = "") -> str:
     """A command that writes these findings and exits."""
     lines = "".join(json.dumps(check) + "\n" for check in checks)
@@ -162,8 +168,8 @@ def write_repository(root: Path, commands: dict[str, str], **changes: object) ->
     (root / "ci" / "agents.yaml").write_text(AGENTS)
     (root / "ci" / "areas" / "toys.yaml").write_text(json.dumps(area))
     (root / ".gitignore").write_text("results/\n")
-    for arguments in (["init", "-q"], ["add", "-A"], [*IDENTITY, "commit", "-qm", "toys"]):
-        subprocess.run(["git", *arguments], cwd=root, check=True)
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "toys"]):
+        git(root, *arguments)
     return root
 
 

@@ -6,7 +6,6 @@ not in files, not in what `--dry-run` prints.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from dataclasses import dataclass, field
@@ -16,12 +15,12 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hilgate.errors import CannotRunHereError, MisuseError
+from hilgate.text import line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hilgate.model import Plan, PlannedStep
-
+    from hilgate.model import Plan
 
 TOKEN_VARIABLE = "BUILDKITE_API_TOKEN"  # noqa: S105 - the name of a variable
 TIMEOUT_SECONDS = 20.0
@@ -48,7 +47,6 @@ REFUSALS = {
 """Status -> what it means and what to do."""
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _T = TypeVar("_T")
 
 
@@ -186,12 +184,11 @@ def _asked_to_wait(answer: httpx.Response) -> float | None:
 
 
 def _message(answer: httpx.Response) -> str:
-    """Buildkite's own sentence, on one line and without control characters."""
+    """Buildkite's own sentence, on one line."""
     try:
-        text = str(answer.json()["message"])
+        return line(str(answer.json()["message"]))[:300]
     except (ValueError, KeyError, TypeError):
-        text = "without a reason"
-    return _UNPRINTABLE.sub(" ", text)[:300]
+        return "without a reason"
 
 
 API = "https://api.buildkite.com"
@@ -234,6 +231,7 @@ class RemoteBuild(_Answer):
 
 _BUILDS: TypeAdapter[list[RemoteBuild]] = TypeAdapter(list[RemoteBuild])
 _BUILD: TypeAdapter[RemoteBuild] = TypeAdapter(RemoteBuild)
+_IMAGES = TypeAdapter(dict[str, str])
 
 
 def builds_url(organization: str, pipeline: str, *, api: str = API) -> str:
@@ -264,16 +262,12 @@ def images_of(build: RemoteBuild) -> dict[str, str]:
     Raises:
         RemoteError: They are there and not readable.
     """
-    text = build.meta_data.get(IMAGES_KEY)
-    if text is None:
-        return {}
     try:
-        images = json.loads(text)
-    except (TypeError, ValueError):
-        images = None
-    if not isinstance(images, dict) or not all(isinstance(digest, str) for digest in images.values()):
-        raise RemoteError(f"the meta-data {IMAGES_KEY} cannot be read", where=build.web_url, remedy="use a newer build")
-    return images
+        text = build.meta_data.get(IMAGES_KEY)
+        return {} if text is None else _IMAGES.validate_json(text)
+    except ValidationError as error:
+        what = f"the meta-data {IMAGES_KEY} cannot be read"
+        raise RemoteError(what, where=build.web_url, remedy="use a newer build") from error
 
 
 def request(build: RemoteBuild, models: Sequence[str], *, profile: str) -> dict[str, Any]:
@@ -324,12 +318,7 @@ def shortfall(required: Plan, plan: Plan) -> tuple[str, ...]:
         found.append(f"a plan of profile {required.profile} is not what a merge needs")
     if plan.loosened or required.loosened or any(path.startswith(GATE) for path in required.changed_files):
         found.append("the change edits its own gate, which needs an approval")
-    have = {step.key: _what(step) for step in plan.steps}
-    found += [f"{step.key} is missing" for step in required.steps if step.key not in have]
-    found += [f"{step.key} differs" for step in required.steps if have.get(step.key, _what(step)) != _what(step)]
+    want, have = ({step.key: step.model_copy(update={"reason": ""}) for step in one.steps} for one in (required, plan))
+    found += [f"{key} is missing" for key in want if key not in have]
+    found += [f"{key} differs" for key, step in want.items() if have.get(key, step) != step]
     return tuple(found)
-
-
-def _what(step: PlannedStep) -> PlannedStep:
-    """A step without the reason for it."""
-    return step.model_copy(update={"reason": ""})

@@ -28,7 +28,7 @@ MAX_STEPS = 500
 CONTEXT = "rocm/required"
 """The one commit status that a merge waits for."""
 
-RECHECK_SUFFIX = "-recheck"
+RECHECK_KEY_SUFFIX = "-recheck"
 STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle"}
 """Step keys of the files in `.buildkite`, which share a build with generated steps."""
 
@@ -60,21 +60,21 @@ def lint(text: str, *, secrets: bool = True, rechecks: bool = False, posts: str 
     Args:
         text: YAML, uploaded without interpolation.
         secrets: Whether its steps may be given any (not in a build of a fork).
-        rechecks: Whether it holds reruns of failing checks, whose keys end in `RECHECK_SUFFIX`, and no others.
+        rechecks: Whether it holds reruns of failing checks, whose keys end in `RECHECK_KEY_SUFFIX`, and no others.
         posts: Key of the one step that may post `CONTEXT`; its key may then be one of `STATIC_KEYS`.
     """
     pipeline: Step = yaml.safe_load(text)
     problems = [f"it sets {word!r} for the whole build" for word in pipeline if word not in ("env", "steps")]
     if "$" in text:
         problems.append("it contains '$', which an uploader may interpolate")
-    steps = list(_flat(pipeline["steps"]))
+    steps = [step for top in pipeline["steps"] for step in (top, *top.get("steps", []))]
     keys = [str(step["key"]) for step in steps if step.get("key")]
     problems += _key_problems(keys)
     problems += [f"key {key!r} belongs to .buildkite" for key in keys if key in STATIC_KEYS and key != posts]
     problems += [
-        f"key {key!r} {'does not end' if rechecks else 'ends'} in {RECHECK_SUFFIX!r}"
+        f"key {key!r} {'does not end' if rechecks else 'ends'} in {RECHECK_KEY_SUFFIX!r}"
         for key in keys
-        if key.endswith(RECHECK_SUFFIX) is not rechecks and key != posts
+        if key.endswith(RECHECK_KEY_SUFFIX) is not rechecks and key != posts
     ]
     for step in steps:
         found = _step_problems(step) if "group" not in step else _greening(step)
@@ -118,12 +118,6 @@ def _file_problems(name: str, text: str) -> Iterator[str]:
         yield from (f"step {step.get('key', '?')!r} {problem}" for problem in found)
 
 
-def _flat(tops: list[Step]) -> Iterator[Step]:
-    for top in tops:
-        yield top
-        yield from top.get("steps", [])
-
-
 def _key_problems(keys: list[str]) -> list[str]:
     problems = [f"key {key!r} is used twice" for key, count in sorted(Counter(keys).items()) if count > 1]
     if len(keys) > MAX_STEPS:
@@ -163,18 +157,17 @@ def _greening(step: Step) -> list[str]:
 
 def _step_problems(step: Step, *, answers: bool = True) -> list[str]:
     """Problems of a command step; `answers` where its exit status says something about the change."""
-    problems = _greening(step)
-    if not BUILDKITE_KEY.fullmatch(step.get("key") or ""):
-        problems.append("has no key that Buildkite takes")
-    if not "".join(step.get("command") or []).strip():
-        problems.append("has no command")
-    if not (step.get("agents") or {}).get("queue"):
-        problems.append("has no queue")
-    if not step.get("timeout_in_minutes"):
-        problems.append("has no timeout")
-    if ("concurrency" in step) is not ("concurrency_group" in step):
-        problems.append("has one of concurrency and concurrency_group, and Buildkite needs both")
-    return problems + _retry_problems(step.get("retry") or {}, answers=answers)
+    rules = {
+        "has no key that Buildkite takes": not BUILDKITE_KEY.fullmatch(step.get("key") or ""),
+        "has no command": not "".join(step.get("command") or []).strip(),
+        "has no queue": not (step.get("agents") or {}).get("queue"),
+        "has no timeout": not step.get("timeout_in_minutes"),
+        "has one of concurrency and concurrency_group, and Buildkite needs both": (
+            ("concurrency" in step) is not ("concurrency_group" in step)
+        ),
+    }
+    found = [problem for problem, wrong in rules.items() if wrong]
+    return _greening(step) + found + _retry_problems(step.get("retry") or {}, answers=answers)
 
 
 def _retry_problems(retry: Step, *, answers: bool) -> list[str]:
@@ -193,14 +186,13 @@ def _retry_problems(retry: Step, *, answers: bool) -> list[str]:
 
 
 def _input_problems(step: Step) -> list[str]:
-    problems = [] if BUILDKITE_KEY.fullmatch(step.get("key") or "") else ["has no key that Buildkite takes"]
-    if step.get("key") != "approve":
-        return problems
-    if not step.get("allowed_teams"):
-        problems.append("lets anybody approve")
-    if "if" in step:
-        problems.append("can be left out by a condition")
-    return problems
+    approval = step.get("key") == "approve"
+    rules = {
+        "has no key that Buildkite takes": not BUILDKITE_KEY.fullmatch(step.get("key") or ""),
+        "lets anybody approve": approval and not step.get("allowed_teams"),
+        "can be left out by a condition": approval and "if" in step,
+    }
+    return [problem for problem, wrong in rules.items() if wrong]
 
 
 def sdk_schema() -> dict[str, Any]:

@@ -27,7 +27,8 @@ from buildkite_sdk.schema import (
 )
 from pydantic import BaseModel
 
-from hilgate.buildkite.lint import CONTEXT, RECHECK_SUFFIX, lint, schema_problems, sdk_schema
+from hilgate.agent.health import RECHECK_SUFFIX
+from hilgate.buildkite.lint import CONTEXT, RECHECK_KEY_SUFFIX, lint, schema_problems, sdk_schema
 from hilgate.errors import DeclarationError, Exit, NothingSelectedError
 from hilgate.model import CPU
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from hilgate.declare.load import Declarations
     from hilgate.model import Plan, PlannedStep, Profile
-
 
 PLAN_FILE = "results/plan.json"
 JOBS_FOLDER = "results/jobs"
@@ -77,6 +77,8 @@ def infrastructure_retry(*, sick_limit: int) -> CommandStepRetry:
 
 
 RETRY = infrastructure_retry(sick_limit=2)
+RECHECK_RETRY = infrastructure_retry(sick_limit=3)
+"""A recheck also ends as from a sick node where it lands on the node that it should avoid."""
 
 ENV = {"PYTHONPATH": "ci:kernels:evals"}
 """The checkout's own packages, ahead of those that the agent's image carries."""
@@ -107,32 +109,13 @@ def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -
     titles = {area.area: area.title for area in declarations.areas}
     groups = []
     for area in dict.fromkeys(step.area for step in plan.steps):
-        steps = [_step(step, plan, branch) for step in plan.steps if step.area == area]
+        steps = [_job(step, plan, branch) for step in plan.steps if step.area == area]
         groups.append(GroupStep(group=titles.get(area, area), key=area, steps=steps))
     return emit(groups, secrets=not plan.fork)
 
 
-def priority(plan: Plan, branch: str) -> int:
-    """Buildkite's priority of a plan's jobs."""
-    return MERGE_QUEUE_PRIORITY if branch.startswith(MERGE_QUEUE_BRANCH) else PRIORITIES[plan.profile]
-
-
-def job(
-    step: PlannedStep,
-    plan: Plan,
-    *,
-    branch: str,
-    key: str,
-    label: str,
-    folder: str,
-    command: list[str],
-    depends_on: list[str] | None = None,
-    lock: str = "",
-    retry: CommandStepRetry = RETRY,
-) -> CommandStep:
-    """A job of a planned step: where it runs, for how long, with what, and what it leaves in `folder`.
-
-    `lock` names a concurrency group: its jobs run one after the other, whatever build they belong to.
+def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> CommandStep:
+    """The job of a planned step, or the one that runs its `failed` failing checks once more on another node.
 
     Raises:
         InvalidPipelineError: No queue offers the step's device.
@@ -143,20 +126,30 @@ def job(
             where="ci/agents.yaml",
             remedy=f"make the plan with --profile pr, or give {step.device} a queue",
         )
+    key, label, folder = step.key, step.label, f"{JOBS_FOLDER}/{step.key}"
+    command = [f"buildkite-agent artifact download {PLAN_FILE} . --step plan"]
+    lock, flag = None, ""
+    if failed:
+        command.append(f"buildkite-agent artifact download '{folder}/**/*' .")
+        key, folder, flag = recheck_key(key), folder + RECHECK_SUFFIX, " --recheck"
+        label += f": {failed} failing {'check' if failed == 1 else 'checks'} on another node"
+    elif step.step.provides in plan.images:
+        # Of two builds of the same contents the second waits, and then finds what the first has built.
+        lock = f"hilgate/image/{step.step.provides}/{plan.images[step.step.provides][:16]}"
     return CommandStep(
         key=key,
         label=label,
-        command=[f"buildkite-agent artifact download {PLAN_FILE} . --step plan", *command],
+        command=[*command, f"python3 -m hilgate.agent.job {step.key}{flag} --plan {PLAN_FILE} --results {folder}"],
         agents={"queue": step.queue},
-        depends_on=depends_on,
-        priority=priority(plan, branch),
+        depends_on=None if failed else list(step.depends_on) or None,
+        priority=MERGE_QUEUE_PRIORITY if branch.startswith(MERGE_QUEUE_BRANCH) else PRIORITIES[plan.profile],
         concurrency=1 if lock else None,
-        concurrency_group=lock or None,
+        concurrency_group=lock,
         concurrency_method="eager" if lock else None,
         timeout_in_minutes=step.step.timeout_minutes + MARGIN_MINUTES + (IMAGE_MINUTES if step.image else 0),
         artifact_paths=[f"{folder}/**/*"],
         secrets=None if plan.fork else list(step.step.secrets) or None,
-        retry=retry,
+        retry=RECHECK_RETRY if failed else RETRY,
     )
 
 
@@ -179,25 +172,6 @@ def emit(
     return text
 
 
-def _step(step: PlannedStep, plan: Plan, branch: str) -> CommandStep:
-    folder = f"{JOBS_FOLDER}/{step.key}"
-    lock = ""
-    if step.step.provides in plan.images:
-        # Of two builds of the same contents the second waits, and then finds what the first has built.
-        lock = f"hilgate/image/{step.step.provides}/{plan.images[step.step.provides][:16]}"
-    return job(
-        step,
-        plan,
-        branch=branch,
-        key=step.key,
-        label=step.label,
-        folder=folder,
-        command=[f"python3 -m hilgate.agent.job {step.key} --plan {PLAN_FILE} --results {folder}"],
-        depends_on=list(step.depends_on) or None,
-        lock=lock,
-    )
-
-
 def _forbid_unknown_keys() -> None:
     """Make the SDK's models refuse what they would drop."""
     models: list[type[BaseModel]] = [Pipeline]
@@ -211,16 +185,7 @@ def _forbid_unknown_keys() -> None:
 
 _forbid_unknown_keys()
 
-
-RECHECK_FOLDER_SUFFIX = ".recheck"
-RECHECK_RETRY = infrastructure_retry(sick_limit=3)
-"""A recheck also ends as from a sick node where it lands on the node that it should avoid."""
-
-KEY_CHARACTERS = 100
-"""Longest key that Buildkite takes."""
-
 REQUIRED_KEY = "required"
-VERDICT_MINUTES = 15
 
 
 def recheck_yaml(plan: Plan, pending: Mapping[str, Sequence[str]], *, branch: str = "") -> str:
@@ -239,17 +204,17 @@ def recheck_yaml(plan: Plan, pending: Mapping[str, Sequence[str]], *, branch: st
         raise InvalidPipelineError(
             f"step {unknown[0]!r} is not in the plan", where="what failed", remedy="give the plan that was run"
         )
-    rechecks = [_recheck(steps[key], len(ids), plan, branch) for key, ids in sorted(pending.items()) if ids]
+    rechecks = [_job(steps[key], plan, branch, failed=len(ids)) for key, ids in sorted(pending.items()) if ids]
     return emit(rechecks, secrets=not plan.fork, rechecks=True) if rechecks else ""
 
 
 def recheck_key(key: str) -> str:
     """Key of the step that reruns the failing checks of a planned step; long keys are shortened and stay distinct."""
-    room = KEY_CHARACTERS - len(RECHECK_SUFFIX)
+    room = 100 - len(RECHECK_KEY_SUFFIX)  # Buildkite takes no longer key
     if len(key) > room:
         digest = hashlib.sha256(key.encode()).hexdigest()[:8]
         key = f"{key[: room - len(digest) - 1]}-{digest}"
-    return key + RECHECK_SUFFIX
+    return key + RECHECK_KEY_SUFFIX
 
 
 def required_yaml(declarations: Declarations) -> str:
@@ -269,26 +234,9 @@ def required_yaml(declarations: Declarations) -> str:
             "test -s results/verdict.json",
         ],
         agents={"queue": queue},
-        timeout_in_minutes=VERDICT_MINUTES,
+        timeout_in_minutes=15,
         artifact_paths=["results/verdict.json"],
         notify=[NotifyGithubCommitStatus(github_commit_status=context)],
         retry=RETRY,
     )
     return emit([step], posts=REQUIRED_KEY)
-
-
-def _recheck(step: PlannedStep, ids: int, plan: Plan, branch: str) -> CommandStep:
-    folder = f"{JOBS_FOLDER}/{step.key}{RECHECK_FOLDER_SUFFIX}"
-    return job(
-        step,
-        plan,
-        branch=branch,
-        key=recheck_key(step.key),
-        label=f"{step.label}: {ids} failing {'check' if ids == 1 else 'checks'} on another node",
-        folder=folder,
-        command=[
-            f"buildkite-agent artifact download '{JOBS_FOLDER}/{step.key}/**/*' .",
-            f"python3 -m hilgate.agent.job {step.key} --recheck --plan {PLAN_FILE} --results {folder}",
-        ],
-        retry=RECHECK_RETRY,
-    )

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -32,11 +32,9 @@ from hilgate.model import Check, Noun, Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-
 TIMEOUT_SECONDS = 400
 MESSAGE_LINES = 25
 """Of a linter's output; the rest is one pasted command away."""
-
 
 HOOKS = ("environment", "post-checkout", "pre-command", "post-command", "pre-exit")
 """Shell scripts without a suffix."""
@@ -68,15 +66,11 @@ LINTERS = (
     Linter("hadolint", "hadolint", ("Dockerfile",)),
 )
 
-
 ROOMS = ("kernels", "ci", "evals", "tests", "docker")
 """Folders that are no packages: `kernels/__init__.py` would shadow the `kernels` package that transformers imports."""
 
 PACKAGES = ("ci/hilgate/", "kernels/pagedkv/", "evals/hileval/")
 """Import packages, in each of which the name of a public class occurs once."""
-
-REPEATED = frozenset({"Configuration"})
-"""Class names that still occur twice; an entry that does not is red, so that the list becomes empty."""
 
 LONG_FILE = 400
 """Lines of a Python file from which on the budget asks whether it is one concept."""
@@ -113,20 +107,16 @@ def class_names(texts: Mapping[str, str]) -> list[str]:
         package = next((package for package in PACKAGES if name.startswith(package)), "")
         for word in _CLASS.findall(text) if package and name.endswith(".py") else ():
             places[package, word].append(name)
-    repeated = {word: names for (_, word), names in places.items() if len(names) > 1}
-    found = [
+    return [
         f"{names[-1]}: class {word} is in {names[0]} as well; rename one of them"
-        for word, names in repeated.items()
-        if word not in REPEATED
+        for (_, word), names in places.items()
+        if len(names) > 1
     ]
-    stale = sorted(REPEATED - set(repeated)) if f"{PACKAGES[0]}checks/hygiene.py" in texts else []
-    return found + [f"{word} occurs once: take it out of REPEATED" for word in stale]
 
 
 def pipelines(texts: Mapping[str, str]) -> list[str]:
     """Problems of the files of `.buildkite` that Buildkite's schema cannot see."""
-    names = {name: f".buildkite/{name}" for name in FLOWS}
-    found = {name: texts[path] for name, path in names.items() if path in texts}
+    found = {name: texts[path] for name in FLOWS if (path := f".buildkite/{name}") in texts}
     return lint_files(found) if found else []
 
 
@@ -184,9 +174,10 @@ def _spent(folder: str, budget: Budget, texts: Mapping[str, str]) -> Check:
         for name, text in texts.items()
         if name.startswith(f"{folder}/") and name.endswith(".py")
     }
-    rooms = {path: path.parts[0] if len(path.parts) > 1 else "." for path in lines}
-    files = Counter(rooms.values())
-    spent = [f"{room} {sum(lines[path] for path in lines if rooms[path] == room)}/{files[room]}" for room in files]
+    rooms = defaultdict(list)
+    for path, number in lines.items():
+        rooms[path.parts[0] if len(path.parts) > 1 else "."].append(number)
+    spent = [f"{room} {sum(numbers)}/{len(numbers)}" for room, numbers in rooms.items()]
     total, limit = sum(lines.values()), "" if budget.files is None else f" of {budget.files}"
     above = total > budget.lines or len(lines) > (budget.files or len(lines))
     questions = [

@@ -15,11 +15,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pydantic import TypeAdapter
+
 from hilgate.declare.load import find_root, load
 from hilgate.errors import CannotRunHereError, Exit, HilgateError, RecordsError
 from hilgate.git import tracked_files
 from hilgate.model import Outcome
-from hilgate.plan.make import make_plan
+from hilgate.plan.make import plan_alone
 from hilgate.run.runner import run_apart
 
 if TYPE_CHECKING:
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 
     from hilgate.model import Key
 
-
 READS_FILE: Final = "ci/reads.json"
+_READS = TypeAdapter(dict[str, tuple[str, ...]])
 
 
 def watch(folder: str, root: str) -> None:
@@ -92,8 +94,6 @@ def record(root: Path, key: Key) -> tuple[str, ...]:
         MisuseError: There is no such step.
         CannotRunHereError: It cannot run here, or did not pass: what it would have read afterwards is not known.
     """
-    plan = make_plan(root, base=None, profile="gate", select=(key,))
-    step = next(step for step in plan.steps if key in (step.step.key, step.key))
     with tempfile.TemporaryDirectory(prefix="hilgate-reads-") as name:
         folder = Path(name)
         for part in ("path", "lists"):
@@ -101,11 +101,8 @@ def record(root: Path, key: Key) -> tuple[str, ...]:
         call = f"watch({str(folder / 'lists')!r}, {os.path.realpath(root) + '/'!r})"
         hook = f"import os, sys\n\n{inspect.getsource(watch)}\n\n{call}\n"
         (folder / "path" / "sitecustomize.py").write_text(hook, encoding="utf-8")
-        before = step.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder / "path"), before]))}
-        watched = step.model_copy(update={"env": step.env | env, "depends_on": ()})
-        plan = plan.model_copy(update={"steps": (watched,), "omissions": ()})
-        last = run_apart(plan, root, folder).last(watched.key)
+        plan = plan_alone(root, key, folder / "path")
+        last = run_apart(plan, root, folder).last(plan.steps[0].key)
         if last is None or last.record.outcome is not Outcome.PASS:
             raise CannotRunHereError(
                 f"step {key!r} did not pass, so it may not have read all that it reads",
@@ -139,16 +136,14 @@ def read(path: Path) -> dict[Key, tuple[str, ...]]:
     Raises:
         RecordsError: The file is missing, or is not what `text_of` writes.
     """
-    remedy = "record it with `python -m hilgate.checks.reads`"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return _READS.validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise RecordsError(f"the recorded reads cannot be read: {error}", where=str(path), remedy=remedy) from error
-    if not isinstance(data, dict) or not all(
-        isinstance(files, list) and all(isinstance(name, str) for name in files) for files in data.values()
-    ):
-        raise RecordsError("not a mapping of steps to files", where=str(path), remedy=remedy)
-    return {key: tuple(files) for key, files in data.items()}
+        raise RecordsError(
+            f"the recorded reads cannot be read: {error}",
+            where=str(path),
+            remedy="record it with `python -m hilgate.checks.reads`",
+        ) from error
 
 
 if __name__ == "__main__":

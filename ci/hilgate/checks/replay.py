@@ -7,9 +7,10 @@ numbers out.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, TypeAdapter
 
 from hilgate.errors import MisuseError, NothingSelectedError
 from hilgate.git import Changes
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hilgate.model import Key, Plan, Profile
 
 BROKE = "=>"
+_NAMES = TypeAdapter(tuple[Annotated[str, Field(min_length=1)], ...])
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,10 @@ def _files(listed: str, where: str) -> tuple[str, ...]:
     if not listed.startswith("["):
         return tuple(listed.split())
     try:
-        names = json.loads(listed)
+        return _NAMES.validate_json(listed)
     except ValueError as error:
-        raise MisuseError(f"not a JSON array: {error}", where=where, remedy='write ["a file", "another"]') from error
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise MisuseError("not an array of file names", where=where, remedy='write ["a file", "another"]')
-    return tuple(names)
+        why = f"not a JSON array of file names: {error}"
+        raise MisuseError(why, where=where, remedy='write ["a file", "another"]') from error
 
 
 def replay(
@@ -140,14 +140,6 @@ def replay(
         change = Changes("", dirty=False, base=None if files is None else "replayed", files=files)
         return assemble(declarations, change, None, profile=profile, graph=graph)
 
-    sizes: dict[frozenset[Key], float] = {}
-
-    def gpu_minutes(plan: Plan) -> float:
-        keys = frozenset(step.key for step in plan.steps)
-        if keys not in sizes:
-            sizes[keys] = estimate(plan, history).gpu_minutes
-        return sizes[keys]
-
     everything = plan_of(None)
     known = {step.step.key for step in everything.steps}
     readers: dict[str, list[Key]] = {}
@@ -157,14 +149,15 @@ def replay(
     lines = []
     for change in changes:
         try:
-            plan: Plan | None = plan_of(change.files)
+            plan = plan_of(change.files)
         except NothingSelectedError:  # a real build would be red; for what is missed it selects nothing
-            plan = None
-        selected = {step.step.key for step in plan.steps} if plan else set()
+            plan = everything.model_copy(update={"steps": ()})
+        selected = {step.step.key for step in plan.steps}
         missed = dict.fromkeys(change.broke, "it is known to break")
         for name in change.files:
             for step in readers.get(name, ()):
                 missed.setdefault(step, f"it reads {name}")
         missed = {step: why for step, why in missed.items() if step in known and step not in selected}
-        lines.append(Replayed(change, len(plan.steps) if plan else 0, gpu_minutes(plan) if plan else 0.0, missed))
-    return Replay(profile, len(everything.steps), gpu_minutes(everything), len(reads), tuple(lines))
+        lines.append(Replayed(change, len(plan.steps), estimate(plan, history).gpu_minutes, missed))
+    run_all = estimate(everything, history).gpu_minutes
+    return Replay(profile, len(everything.steps), run_all, len(reads), tuple(lines))

@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +21,8 @@ from hilgate.declare import yaml
 from hilgate.declare.load import InvalidDeclarationsError
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
 from hilgate.judge.verdict import judge
-from hilgate.model import Check, Key, Noun, Outcome, Plan, Verdict
-from hilgate.plan.make import make_plan, plan_digest
+from hilgate.model import Check, Key, Noun, Outcome, Verdict
+from hilgate.plan.make import plan_alone, plan_digest
 from hilgate.run import outcome as rules
 from hilgate.run.runner import run_apart
 from hilgate.text import suggest
@@ -62,14 +61,6 @@ class Bug(Noun):
     """A unified diff against the repository root, touching kernels/ only."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What became of one run of a step over a copy of the kernels."""
-
-    verdict: Verdict
-    failures: tuple[Check, ...]
-
-
 def load_bugs(root: Path, names: tuple[str, ...] = ()) -> tuple[Bug, ...]:
     """The declared bugs, in the order of their names.
 
@@ -101,9 +92,9 @@ def run_bugs(root: Path, bugs: tuple[Bug, ...], folder: Path) -> tuple[Check, ..
     for bug in bugs:
         selection = (bug.turns_red, bug.arguments)
         if selection not in controls:
-            controls[selection] = _control(root, bug, folder / f"control-{len(controls) + 1}")
+            controls[selection] = _check(root, bug, folder / f"control-{len(controls) + 1}", None)
             checks.append(controls[selection])
-        checks.append(_planted(root, bug, controls[selection], folder / bug.id))
+        checks.append(_check(root, bug, folder / bug.id, controls[selection]))
     return tuple(checks)
 
 
@@ -112,48 +103,46 @@ def status_of(checks: tuple[Check, ...]) -> Exit:
     return _STATUS[rules.worst(check.outcome for check in checks)]
 
 
-def _control(root: Path, bug: Bug, folder: Path) -> Check:
+def _check(root: Path, bug: Bug, folder: Path, control: Check | None) -> Check:
+    """The check of a bug; without a `control`, that of the control itself."""
     began = time.monotonic()
-    name = f"control: {bug.turns_red} {bug.arguments}".rstrip()
+    try:
+        outcome, message = _planted(root, bug, folder, control) if control else _control(root, bug, folder)
+    except CannotRunHereError as error:
+        outcome, message = Outcome.DID_NOT_RUN, f"{error.what}: {error.where}"
+    return Check(
+        id=bug.id if control else f"control: {bug.turns_red} {bug.arguments}".rstrip(),
+        outcome=outcome,
+        seconds=time.monotonic() - began,
+        message=message,
+        labels={"source": bug.source, "turns_red": bug.turns_red},
+    )
+
+
+def _control(root: Path, bug: Bug, folder: Path) -> tuple[Outcome, str]:
     _copy(root, folder)
-    try:
-        trial = _run(root, bug, folder)
-    except CannotRunHereError as error:
-        return _check(name, Outcome.DID_NOT_RUN, f"{error.what}: {error.where}", began, bug)
-    if trial.verdict.outcome is Outcome.PASS:
-        return _check(name, Outcome.PASS, f"without a bug: {trial.verdict.steps[0].why}", began, bug)
-    why = trial.verdict.steps[0].why
-    outcome = Outcome.FAIL if trial.verdict.outcome is Outcome.FAIL else Outcome.DID_NOT_RUN
-    return _check(name, outcome, f"without a bug it must pass: {trial.verdict.outcome.value}: {why}", began, bug)
+    verdict, _ = _run(root, bug, folder)
+    why = verdict.steps[0].why
+    if verdict.outcome is Outcome.PASS:
+        return Outcome.PASS, f"without a bug: {why}"
+    outcome = Outcome.FAIL if verdict.outcome is Outcome.FAIL else Outcome.DID_NOT_RUN
+    return outcome, f"without a bug it must pass: {verdict.outcome.value}: {why}"
 
 
-def _planted(root: Path, bug: Bug, control: Check, folder: Path) -> Check:
-    began = time.monotonic()
+def _planted(root: Path, bug: Bug, folder: Path, control: Check) -> tuple[Outcome, str]:
     if control.outcome is not Outcome.PASS:
-        return _check(bug.id, Outcome.DID_NOT_RUN, f"its control did not pass: {control.message}", began, bug)
+        return Outcome.DID_NOT_RUN, f"its control did not pass: {control.message}"
     copy = _copy(root, folder)
-    problem = _apply(root / ZOO / bug.id / bug.patch, root / UNDER_TEST, copy)
-    if problem:
-        return _check(bug.id, Outcome.FAIL, problem, began, bug)
-    try:
-        trial = _run(root, bug, folder)
-    except CannotRunHereError as error:
-        return _check(bug.id, Outcome.DID_NOT_RUN, f"{error.what}: {error.where}", began, bug)
-    step = trial.verdict.steps[0]
-    if trial.verdict.outcome is not Outcome.FAIL:
-        message = f"not caught: {step.key} is {step.outcome.value}: {step.why}"
-        return _check(bug.id, Outcome.FAIL, message, began, bug)
-    match = next((c for c in trial.failures if re.search(bug.expect, f"{c.id}\n{c.message}")), None)
+    if problem := _apply(root / ZOO / bug.id / bug.patch, root / UNDER_TEST, copy):
+        return Outcome.FAIL, problem
+    verdict, failures = _run(root, bug, folder)
+    step = verdict.steps[0]
+    if verdict.outcome is not Outcome.FAIL:
+        return Outcome.FAIL, f"not caught: {step.key} is {step.outcome.value}: {step.why}"
+    match = next((check for check in failures if re.search(bug.expect, f"{check.id}\n{check.message}")), None)
     if match is None:
-        message = f"{step.key} failed for another reason; nothing matches {bug.expect!r}: {step.why}"
-        return _check(bug.id, Outcome.FAIL, message, began, bug)
-    message = f"caught by {step.key}: {match.id}: {rules.first_line(match.message)}"
-    return _check(bug.id, Outcome.PASS, message, began, bug)
-
-
-def _check(name: str, outcome: Outcome, message: str, began: float, bug: Bug) -> Check:
-    labels = {"source": bug.source, "turns_red": bug.turns_red}
-    return Check(id=name, outcome=outcome, seconds=time.monotonic() - began, message=message, labels=labels)
+        return Outcome.FAIL, f"{step.key} failed for another reason; nothing matches {bug.expect!r}: {step.why}"
+    return Outcome.PASS, f"caught by {step.key}: {match.id}: {rules.first_line(match.message)}"
 
 
 def _copy(root: Path, folder: Path) -> Path:
@@ -176,36 +165,20 @@ def _apply(patch: Path, source: Path, copy: Path) -> str:
     if done.returncode != 0:
         reason = rules.first_line(done.stderr)
         return f"the patch no longer applies ({reason}): rewrite {patch.parent.name}/{patch.name} for today's kernels"
-    if _same_files(source, copy):
+    if _contents(source) == _contents(copy):
         return f"the patch changes nothing under {UNDER_TEST}/: correct its paths"
     return ""
 
 
-def _same_files(left: Path, right: Path) -> bool:
-    def contents(folder: Path) -> dict[str, bytes]:
-        files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-    return contents(left) == contents(right)
+def _contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def _run(root: Path, bug: Bug, folder: Path) -> Trial:
-    """Run the one step over the copy, with the gate's own runner and judge."""
-    plan = _plan(root, bug, folder)
+def _run(root: Path, bug: Bug, folder: Path) -> tuple[Verdict, tuple[Check, ...]]:
+    """Run the one step over the copy, with the gate's own runner and judge; its verdict and failing checks."""
+    plan = plan_alone(root, bug.turns_red, folder / UNDER_TEST, arguments=bug.arguments)
     recorded = run_apart(plan, root, folder)
     verdict = judge(plan, recorded, plan_digest(plan), decided=dt.datetime.now(dt.UTC))
     last = recorded.last(plan.steps[0].key)
-    failures = tuple(check for check in last.checks if check.outcome is Outcome.FAIL) if last else ()
-    return Trial(verdict, failures)
-
-
-def _plan(root: Path, bug: Bug, folder: Path) -> Plan:
-    """The named step alone, with the copy ahead of everything else on the import path."""
-    plan = make_plan(root, base=None, profile="gate", select=(bug.turns_red,))
-    step = next(step for step in plan.steps if step.step.key == bug.turns_red)
-    before = step.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    path = os.pathsep.join(filter(None, [str((folder / UNDER_TEST).absolute()), before]))
-    # The arguments narrow the step to a few checks.
-    narrowed = step.redeclared(command=f"{step.step.command} {bug.arguments}".rstrip(), minimum=1)
-    narrowed = narrowed.model_copy(update={"env": step.env | {"PYTHONPATH": path}, "depends_on": ()})
-    return plan.model_copy(update={"steps": (narrowed,), "omissions": ()})
+    return verdict, tuple(check for check in last.checks if check.outcome is Outcome.FAIL) if last else ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from hilgate.text import suggest
@@ -41,13 +41,7 @@ def module_of(path: str) -> str | None:
     A conftest.py is none: pytest runs it for every test below it, whatever is imported.
     """
     name = PurePosixPath(path)
-    if name.suffix != ".py" or name.name == CONFTEST:
-        return None
-    for package, folder in PACKAGES.items():
-        if name.is_relative_to(folder):
-            parts = (package, *name.relative_to(folder).with_suffix("").parts)
-            return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    return None
+    return None if name.name == CONFTEST else _any_module(name)
 
 
 def locate(root: Path, declared: str) -> Path | None:
@@ -92,9 +86,7 @@ class Imports:
     problem: str = ""
     """Why there is no graph; every question is then answered with "not known"."""
     graph: Any = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_reached", {})
+    _reached: dict[tuple[str, ...], dict[str, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def knows(self, path: str) -> bool:
         """Whether the file is a module of the graph."""
@@ -103,16 +95,15 @@ class Imports:
     def reached(self, declared: Iterable[str]) -> Mapping[str, str]:
         """Module -> the first entry of `declared` that reaches it."""
         key = tuple(declared)
-        cache: dict[tuple[str, ...], dict[str, str]] = self.__dict__["_reached"]
-        if key not in cache:
+        if key not in self._reached:
             found: dict[str, str] = {}
             for entry in key:
                 for module in self._start(entry):
                     found.setdefault(module, entry)
                     for upstream in self.graph.find_upstream_modules(module):
                         found.setdefault(upstream, entry)
-            cache[key] = found
-        return cache[key]
+            self._reached[key] = found
+        return self._reached[key]
 
     def _start(self, entry: str) -> Iterator[str]:
         """The modules that an entry stands for; conftest files below a folder among them."""
@@ -121,7 +112,7 @@ class Imports:
             return
         for path in _below(place) if place.is_dir() else [place]:
             module = _any_module(path.relative_to(self.root))
-            if module in self.graph.modules:
+            if module and module in self.graph.modules:
                 yield module
 
 
@@ -178,11 +169,13 @@ def _flat(graph: Any) -> Iterator[tuple[str, str]]:
                 yield from ((importer, target) for target in targets if target != importer)
 
 
-def _any_module(path: Path) -> str:
+def _any_module(path: PurePath) -> str | None:
     """Like `module_of`, conftest files included."""
-    name = path.with_name("x.py") if path.name == CONFTEST else path
-    module = module_of(name.as_posix()) or ""
-    return f"{module.rpartition('.')[0]}.conftest" if path.name == CONFTEST else module
+    for package, folder in PACKAGES.items():
+        if path.suffix == ".py" and path.is_relative_to(folder):
+            parts = (package, *path.relative_to(folder).with_suffix("").parts)
+            return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return None
 
 
 def _below(folder: Path) -> Iterator[Path]:

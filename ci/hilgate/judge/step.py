@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.errors import Exit
 from hilgate.model import CPU, Counts, Outcome, Ruling, StepVerdict
 from hilgate.run import outcome as rules
 from hilgate.run.evidence import kind_of
-from hilgate.run.results import MOMENTS, RECHECK_SUFFIX
+from hilgate.run.results import MOMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -40,18 +40,10 @@ class Target:
     """Whether the change comes from a fork, whose steps are given no secrets."""
 
 
-@dataclass(frozen=True)
-class Expansion:
-    """Steps in an order that respects their dependencies, and what was left out."""
-
-    steps: tuple[PlannedStep, ...]
-    omissions: tuple[Omission, ...]
-
-
 def expand(
     declarations: Declarations, wanted: Mapping[Key, Wanted], target: Target, *, otherwise: Mapping[Key, str]
-) -> Expansion:
-    """Place wanted steps (by declared key) where `target` says.
+) -> tuple[tuple[PlannedStep, ...], tuple[Omission, ...]]:
+    """Place wanted steps (by declared key) where `target` says: steps behind what they depend on, and what is left out.
 
     What a wanted step needs is planned too, and so is what builds the images of its queues. A step whose need has
     nowhere to run is omitted, and the reason says so. `otherwise` has the reason of every step that is not wanted.
@@ -92,7 +84,7 @@ def expand(
                     reason=wanted[step.key].reason + note,
                 )
             )
-    return Expansion(tuple(steps), tuple(omissions))
+    return tuple(steps), tuple(omissions)
 
 
 def with_needs(declarations: Declarations, wanted: Mapping[Key, Wanted], target: Target) -> dict[Key, Wanted]:
@@ -106,15 +98,13 @@ def with_needs(declarations: Declarations, wanted: Mapping[Key, Wanted], target:
         also += [
             (provider.key, f"builds the image of {step.key}")
             for device in step.devices
-            if _may_run_on(closed[step.key], device) and (provider := _provider(declarations, target, step, device))
+            if device in (closed[step.key].devices or step.devices)
+            and (provider := _provider(declarations, target, step, device))
         ]
         for need, reason in also:
-            if need not in closed:
-                closed[need] = Wanted(reason)
-                waiting.append(need)
-            elif closed[need].devices is not None:
-                # Asked for on some devices only, but the dependant may meet it on another.
-                closed[need] = Wanted(closed[need].reason)
+            # What was asked for on some devices only may be needed on another.
+            if need not in closed or closed[need].devices is not None:
+                closed[need] = Wanted(closed[need].reason if need in closed else reason)
                 waiting.append(need)
     return closed
 
@@ -137,10 +127,6 @@ def _in_order(
         order += ready
         sorter.done(*ready)
     return [declared[key] for key in order]
-
-
-def _may_run_on(wanted: Wanted, device: Key) -> bool:
-    return wanted.devices is None or device in wanted.devices
 
 
 def _provider(declarations: Declarations, target: Target, step: Step, device: Key) -> Step | None:
@@ -177,7 +163,8 @@ def place(declarations: Declarations, step: Step, target: Target, only: frozense
     obstacle = f"needs {' or '.join(_gpus(step, device) for device in listed)}"
     if target.machine is None:
         left_out = {
-            device: f"no queue offers {_gpus(step, device)}; run it at a desk that has {_pronoun(step, device)}"
+            device: f"no queue offers {_gpus(step, device)}; run it at a desk that has "
+            + ("one" if device == _gpus(step, device) else "them")
             for device in listed
             if declarations.queue_for(step, device) is None
         }
@@ -209,10 +196,6 @@ def place(declarations: Declarations, step: Step, target: Target, only: frozense
 
 def _gpus(step: Step, device: Key) -> str:
     return f"{step.gpus} x {device}" if step.gpus > 1 and device != CPU else device
-
-
-def _pronoun(step: Step, device: Key) -> str:
-    return "them" if step.gpus > 1 and device != CPU else "one"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 
-
 TRACKED = ("torch", "triton", "vllm", "transformers", "lm_eval", "mamba-ssm", "causal-conv1d", "amd-aiter", "numpy")
 """Distributions whose versions are part of every record."""
 

@@ -13,24 +13,23 @@ from typing import TYPE_CHECKING
 from hilgate import git
 from hilgate.agent.trust import of_build
 from hilgate.declare import imports
-from hilgate.declare.load import Declarations, load
+from hilgate.declare.load import load
 from hilgate.declare.protected import loosened
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
 from hilgate.images.contents import contents
-from hilgate.model import Key, Plan, Profile, planned_key
+from hilgate.model import Plan, planned_key
 from hilgate.plan import machine as hardware
-from hilgate.plan.expand import Expansion, Target, Wanted, expand
+from hilgate.plan.expand import Target, Wanted, expand
 from hilgate.plan.select import select as select_steps
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
-    from hilgate.model import Key, Loosening
-
+    from hilgate.model import Key, Loosening, PlannedStep, Profile
 
 NOT_ASKED_FOR = "not asked for"
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
@@ -102,6 +101,25 @@ def make_plan(
     )
 
 
+def plan_alone(root: Path, key: str, first: Path, *, arguments: str | None = None) -> Plan:
+    """A plan of one step on this machine without its needs, with `first` ahead of the rest of its import path.
+
+    `arguments` are added to its command and narrow it to a few checks; None leaves it and its minimum as declared.
+
+    Raises:
+        MisuseError: There is no such step.
+        CannotRunHereError: It needs another machine.
+    """
+    plan = make_plan(root, base=None, profile="gate", select=(key,))
+    step = next(step for step in plan.steps if key in (step.step.key, step.key))
+    if arguments is not None:
+        step = step.redeclared(command=f"{step.step.command} {arguments}".rstrip(), minimum=1)
+    behind = step.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    env = {**step.env, "PYTHONPATH": os.pathsep.join(filter(None, [str(first.absolute()), behind]))}
+    step = step.model_copy(update={"env": env, "depends_on": ()})
+    return plan.model_copy(update={"steps": (step,), "omissions": ()})
+
+
 def absent_tools(declarations: Declarations) -> frozenset[str]:
     """Programs that steps need and that are not on this machine's path."""
     tools = {tool for _, step in declarations.steps() for tool in step.tools}
@@ -132,16 +150,8 @@ def assemble(
     else:
         wanted = _affected(declarations, change, profile, graph, otherwise)
     target = Target(machine, absent, known.fork)
-    expansion = expand(declarations, wanted, target, otherwise=otherwise)
-    _require_each(expansion, declarations, select, models)
-    if not expansion.steps:
-        reasons = [f"{one.key}: {one.reason}" for one in expansion.omissions if one.reason not in otherwise.values()]
-        raise NothingSelectedError(
-            "no step can be planned",
-            where="; ".join(reasons[:5]) or "no declared step is affected",
-            remedy=ELSEWHERE,
-        )
-    return Plan(
+    steps, omissions = expand(declarations, wanted, target, otherwise=otherwise)
+    plan = Plan(
         created=dt.datetime.now(dt.UTC),
         commit=change.commit,
         dirty=change.dirty,
@@ -149,32 +159,33 @@ def assemble(
         merge_base=change.merge_base,
         profile=profile,
         fork=known.fork,
-        images=_images(expansion, facts) if facts else {},
+        images=_images(steps, facts) if facts else {},
         loosened=known.loosened,
         changed_files=change.files or (),
-        steps=expansion.steps,
-        omissions=expansion.omissions,
+        steps=steps,
+        omissions=omissions,
     )
+    _require_each(plan, declarations, select, models)
+    if not steps:
+        reasons = [f"{one.key}: {one.reason}" for one in omissions if one.reason not in otherwise.values()]
+        where = "; ".join(reasons[:5]) or "no declared step is affected"
+        raise NothingSelectedError("no step can be planned", where=where, remedy=ELSEWHERE)
+    return plan
 
 
-def _require_each(
-    expansion: Expansion, declarations: Declarations, select: tuple[str, ...], models: tuple[str, ...]
-) -> None:
+def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...], models: tuple[str, ...]) -> None:
     """Refuse a name of which no step is planned: what it needs would run and pass, and say nothing about it."""
     steps = {model: set(by_model(declarations, (model,))) for model in models}
     for name in (*select, *models):
         own = steps.get(name, set())
-        if not any(name in (one.key, one.step.key, one.area) or one.step.key in own for one in expansion.steps):
+        if not any(name in (one.key, one.step.key, one.area) or one.step.key in own for one in plan.steps):
             named = [
-                one
-                for one in expansion.omissions
+                f"{one.key}: {one.reason}"
+                for one in plan.omissions
                 if name in (one.key, one.area) or one.key.rpartition("-")[0] in (name, *own)
             ]
-            raise CannotRunHereError(
-                f"nothing of {name} can be planned",
-                where="; ".join(f"{one.key}: {one.reason}" for one in named[:5]),
-                remedy=ELSEWHERE,
-            )
+            what = f"nothing of {name} can be planned"
+            raise CannotRunHereError(what, where="; ".join(named[:5]), remedy=ELSEWHERE)
 
 
 def _affected(
@@ -199,13 +210,13 @@ def _affected(
     return wanted
 
 
-def _images(expansion: Expansion, facts: ChangeFacts) -> dict[Key, str]:
+def _images(steps: Sequence[PlannedStep], facts: ChangeFacts) -> dict[Key, str]:
     """The images that planned steps use or build, with what each is built from.
 
     Raises:
         DeclarationError: Nobody says what an image is built from, so no result could be held against it.
     """
-    names = sorted({name for step in expansion.steps for name in (step.image, step.step.provides) if name})
+    names = sorted({name for step in steps for name in (step.image, step.step.provides) if name})
     if unknown := [name for name in names if name not in facts.images]:
         raise DeclarationError(
             f"nothing says what the image {unknown[0]!r} is built from",

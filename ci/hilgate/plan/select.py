@@ -32,17 +32,10 @@ class Selection:
     """Declared step -> why it runs."""
     omitted: Mapping[Key, str]
     """Declared step -> why it does not."""
-    unclaimed: tuple[str, ...]
-    """Changed files that no area claims; they select everything."""
 
 
-@dataclass(frozen=True)
-class _Cause:
-    """One changed file that selects a step."""
-
-    file: str
-    how: str = ""
-    """What connects the file to the step; empty where the area's globs or the step itself name it."""
+_Cause = tuple[str, str]
+"""A changed file that selects a step, and what connects it to the step: nothing where a glob or the step names it."""
 
 
 def select(
@@ -65,11 +58,10 @@ def select(
         appeared: Those changed files that are new: what they hide or complete is not in the graph of what was.
     """
     if changed is None:
-        return Selection({step.key: EVERYTHING for area in areas for step in area.steps}, {}, ())
+        return Selection({step.key: EVERYTHING for area in areas for step in area.steps}, {})
     files = sorted(set(changed))
     claims = {area.area: frozenset(claimed_by(area, files)) for area in areas}
-    claimed = frozenset().union(*claims.values()) if claims else frozenset()
-    unclaimed = tuple(name for name in files if name not in claimed)
+    unclaimed = [name for name in files if not any(name in claimed for claimed in claims.values())]
     reasons: dict[Key, str] = {}
     omitted: dict[Key, str] = {}
     for area in areas:
@@ -78,13 +70,13 @@ def select(
             if causes:
                 reasons[step.key] = _reason(causes)
             elif unclaimed:
-                why = _reason([_Cause(name) for name in unclaimed])
+                why = _reason([(name, "") for name in unclaimed])
                 reasons[step.key] = f"{why} and no area claims it, so everything runs"
             elif area.always:
                 reasons[step.key] = "runs on every change"
             else:
                 omitted[step.key] = NOT_IMPORTED if claims[area.area] else NOT_AFFECTED
-    return Selection(reasons, omitted, unclaimed)
+    return Selection(reasons, omitted)
 
 
 def claimed_by(area: Area, files: Iterable[str]) -> list[str]:
@@ -102,24 +94,23 @@ def _cause(step: Step, name: str, claimed: bool, imports: Imports | None, appear
     """Why one changed file selects one step; None when it does not."""
     module = module_of(name)
     if imports is None or not step.imports or module is None:
-        return _Cause(name) if claimed else None
+        return (name, "") if claimed else None
     if imports.problem:
-        return _Cause(name, f"and what imports it is not known: {imports.problem}")
+        return (name, f"and what imports it is not known: {imports.problem}")
     reached = imports.reached(step.imports)
     if module in reached:
-        return _Cause(name, "" if reached[module] == name else f"imported by {reached[module]}")
+        return (name, "" if reached[module] == name else f"imported by {reached[module]}")
     if imports.knows(name):
-        return _Cause(name, "is new") if claimed and name in appeared else None
+        return (name, "is new") if claimed and name in appeared else None
     # Whatever imported it does so no longer, or in vain: those that use its package are the ones that may have.
     beside = f"{module.rpartition('.')[0]}."
     if claimed or any(other.startswith(beside) for other in reached):
-        return _Cause(name, "is gone")
+        return (name, "is gone")
     return None
 
 
 def _reason(causes: Sequence[_Cause]) -> str:
     """The first file that the area itself claims, else the first; and how many more there are."""
-    first = next((cause for cause in causes if not cause.how), causes[0])
+    file, how = next((cause for cause in causes if not cause[1]), causes[0])
     more = f" and {len(causes) - 1} more" if len(causes) > 1 else ""
-    how = f" {first.how}" if first.how.startswith("is ") else f" changed{', ' if first.how else ''}{first.how}"
-    return f"{first.file}{more}{how}"
+    return f"{file}{more} {how if how.startswith('is ') else f'changed, {how}'.removesuffix(', ')}"

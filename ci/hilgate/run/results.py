@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.errors import CannotRunHereError, RecordsError
 from hilgate.git import file_at
 from hilgate.model import (
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from hilgate.model import Plan, Record
 
 RESULTS_FILE = "results.jsonl"
-RECHECK_SUFFIX = ".recheck"
-"""Of the folder of a rerun on another node."""
 
 
 @dataclass(frozen=True)

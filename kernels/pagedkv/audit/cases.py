@@ -17,7 +17,7 @@ SOURCES: dict[Source, str] = {"ours": "our_kernels", "vllm": "vllm_kernels", "ma
 
 
 @dataclass(frozen=True)
-class Configuration:
+class LaunchConfiguration:
     """One of the configurations that a kernel of another package may be launched with."""
 
     kernel: str
@@ -48,7 +48,7 @@ class Case:
     """Pointers through which no lane can read 16 consecutive bytes in the case's cache layout."""
     expected_lds: int = 0
     """For a planted defect: the bytes of LDS that it must be caught with."""
-    configuration: Configuration | None = None
+    configuration: LaunchConfiguration | None = None
     """For a kernel that is judged by all its configurations together."""
 
     def id(self, arch: str, kernel: str) -> str:

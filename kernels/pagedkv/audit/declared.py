@@ -17,7 +17,7 @@ from .machine import COMPUTE_UNITS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .cases import Case, Configuration
+    from .cases import Case, LaunchConfiguration
 
 FILE = Path(__file__).with_name("declared.toml")
 
@@ -29,7 +29,7 @@ class DeclaredCrash:
     """One `[[crash]]`: the compiler fails on configurations of a kernel."""
 
     kernel: str
-    """`Configuration.kernel`."""
+    """`LaunchConfiguration.kernel`."""
     triton: str
     arch: tuple[str, ...]
     configurations: tuple[str, ...]
@@ -61,7 +61,7 @@ class Declared:
     crashes: tuple[DeclaredCrash, ...] = ()
     narrow: tuple[DeclaredNarrow, ...] = ()
 
-    def crash(self, configuration: Configuration, arch: str, triton: str) -> DeclaredCrash | None:
+    def crash(self, configuration: LaunchConfiguration, arch: str, triton: str) -> DeclaredCrash | None:
         """The declaration that concerns a configuration on an arch and a version of Triton."""
         for each in self.crashes:
             named = each.configurations == (EVERY,) or configuration.name in each.configurations

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .budgets import Budgets, Comparison
-    from .cases import Configuration
+    from .cases import LaunchConfiguration
     from .declared import Declared, DeclaredCrash
     from .runner import Row
 
@@ -182,7 +182,9 @@ def _configuration(row: Row, crash: DeclaredCrash | None) -> tuple[Outcome, str]
     return outcome, message
 
 
-def _judge_kernel(group: Sequence[tuple[Row, Configuration, Finding]], declared: Declared, triton: str) -> Finding:
+def _judge_kernel(
+    group: Sequence[tuple[Row, LaunchConfiguration, Finding]], declared: Declared, triton: str
+) -> Finding:
     """Whether a kernel is left with a configuration that compiles and fits.
 
     Args:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from . import imports
-from .cases import Case, Configuration
+from .cases import Case, LaunchConfiguration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -163,7 +163,7 @@ def configured(
             kernels=(kernel,),
             launch=partial(run, context),
             labels=labels | {"configuration": configuration},
-            configuration=Configuration(name, configuration, len(configurations), autotuned),
+            configuration=LaunchConfiguration(name, configuration, len(configurations), autotuned),
         )
         for configuration, context in configurations.items()
     ]

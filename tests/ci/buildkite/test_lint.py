@@ -11,6 +11,7 @@ from hilgate.buildkite.lint import FLOWS, lint, lint_files
 FOLDER = Path(__file__).resolve().parents[3] / ".buildkite"
 FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.yml")}
 HAND = {"manual": {"allowed": False}}
+POST = [{"github_commit_status": {"context": "rocm/required"}}]
 
 
 def one_step(**change):
@@ -27,8 +28,7 @@ def retry(*automatic):
 
 
 def test_a_sound_pipeline_has_no_problems():
-    group = {"group": "G", "key": "g", "steps": [one_step(), one_step(key="b", depends_on=["a"])]}
-    assert lint(text(group, env={"A": "b"})) == []
+    assert lint(text(group("g", one_step(), one_step(key="b", depends_on=["a"])), env={"A": "b"})) == []
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_infrastructure_may_be_retried(rule):
         ({"label": "costs $5"}, "contains '$'"),
         ({"concurrency": 1}, "Buildkite needs both"),
         ({"concurrency_group": "g"}, "Buildkite needs both"),
-        ({"notify": [{"github_commit_status": {"context": "rocm/required"}}]}, "notifies, which is the verdict's"),
+        ({"notify": POST}, "notifies, which is the verdict's"),
         ({"retry": None}, "can be retried by hand"),
         ({"retry": {"manual": {"allowed": True}}}, "can be retried by hand"),
         ({"retry": {"automatic": True, **HAND}}, "retries everything"),
@@ -99,32 +99,32 @@ def test_unsound_step_is_found(change, expected):
     assert any(expected in problem for problem in lint(text(one_step(**change))))
 
 
-def test_key_is_used_once_in_all_groups():
-    groups = [{"group": name, "key": name, "steps": [one_step()]} for name in ("g", "h")]
-    assert lint(text(*groups)) == ["key 'a' is used twice"]
-    assert "key 'a' is used twice" in lint(text({"group": "g", "key": "a", "steps": [one_step()]}))
+def group(name, *steps, **more):
+    return {"group": name, "key": name, "steps": list(steps), **more}
 
 
-@pytest.mark.parametrize("word", ["if", "skip", "soft_fail", "branches"])
-def test_group_cannot_be_left_out(word):
-    group = {"group": "g", "key": "g", "steps": [one_step()], word: "x"}
-    assert lint(text(group)) == [f"step 'g' has {word!r}, which can turn a failure or a skip green"]
+GREENING = "which can turn a failure or a skip green"
 
 
-def test_step_that_needs_its_own_group_is_a_cycle():
-    group = {"group": "g", "key": "g", "steps": [one_step(depends_on=["g"])]}
-    assert any("wait for each other" in problem for problem in lint(text(group)))
-
-
-def test_groups_that_need_each_other_are_a_cycle():
-    first = {"group": "g", "key": "g", "steps": [one_step(key="a")], "depends_on": "h"}
-    second = {"group": "h", "key": "h", "steps": [one_step(key="b", depends_on=["a"])]}
-    assert any("wait for each other" in problem for problem in lint(text(first, second)))
+@pytest.mark.parametrize(
+    ("tops", "expected"),
+    [
+        ([group("g", one_step()), group("h", one_step())], "key 'a' is used twice"),
+        ([group("a", one_step())], "key 'a' is used twice"),
+        *(
+            ([group("g", one_step(), **{word: "x"})], f"step 'g' has {word!r}, {GREENING}")
+            for word in ("if", "skip", "soft_fail", "branches")
+        ),
+        ([group("g", one_step(depends_on=["g"]))], "wait for each other"),
+        ([group("g", one_step(), depends_on="h"), group("h", one_step(key="b", depends_on=["a"]))], "for each other"),
+    ],
+)
+def test_unsound_group_is_found(tops, expected):
+    assert any(expected in problem for problem in lint(text(*tops)))
 
 
 def test_nothing_is_set_for_the_whole_build():
-    notice = [{"github_commit_status": {"context": "rocm/required"}}]
-    assert lint(text(one_step(), notify=notice)) == ["it sets 'notify' for the whole build"]
+    assert lint(text(one_step(), notify=POST)) == ["it sets 'notify' for the whole build"]
     assert lint(text(one_step(), agents={"queue": "q"})) == ["it sets 'agents' for the whole build"]
 
 
@@ -145,7 +145,7 @@ def test_rechecks_are_named_so():
 
 
 def test_step_that_posts_is_named_by_the_caller():
-    step = one_step(key="required", notify=[{"github_commit_status": {"context": "rocm/required"}}])
+    step = one_step(key="required", notify=POST)
     assert lint(text(step), posts="required") == []
     assert len(lint(text(step))) == 2
 
@@ -155,12 +155,8 @@ def test_files_of_this_repository_are_sound():
     assert lint_files(FILES) == []
 
 
-def without(key):
-    return lambda pipeline: pipeline["steps"].remove(find(pipeline, key))
-
-
 def find(pipeline, key):
-    return next(step for step in pipeline["steps"] if step.get("key") == key)
+    return next(step for step in pipeline["steps"] if step.get("key", "wait" if "wait" in step else "") == key)
 
 
 def change(key, /, **values):
@@ -171,10 +167,6 @@ def drop(key, word):
     return lambda pipeline: find(pipeline, key).pop(word)
 
 
-def waits(pipeline):
-    next(step for step in pipeline["steps"] if "wait" in step).pop("continue_on_failure")
-
-
 def bare_wait(pipeline):
     pipeline["steps"][1] = "wait"
 
@@ -183,15 +175,12 @@ def verdict_first(pipeline):
     pipeline["steps"].insert(0, pipeline["steps"].pop())
 
 
-POST = [{"github_commit_status": {"context": "rocm/required"}}]
-
-
 @pytest.mark.parametrize(
     ("name", "edit", "expected"),
     [
         ("pipeline.yml", verdict_first, "its steps are verdict, plan, wait, recheck, wait, not plan,"),
-        ("pipeline.yml", without("recheck"), "its steps are plan, wait, wait, verdict"),
-        ("pipeline.yml", waits, "a wait stops at a failure"),
+        ("pipeline.yml", lambda p: p["steps"].remove(find(p, "recheck")), "its steps are plan, wait, wait, verdict"),
+        ("pipeline.yml", drop("wait", "continue_on_failure"), "a wait stops at a failure"),
         ("pipeline.yml", bare_wait, "a wait stops at a failure"),
         ("pipeline.yml", lambda p: p.update(notify=POST), "notifies for the whole build"),
         ("pipeline.yml", drop("verdict", "notify"), "step 'verdict' posts nothing"),

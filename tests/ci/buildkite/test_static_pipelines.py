@@ -1,31 +1,23 @@
 """The files of `.buildkite`: valid, clean shell, and in agreement with the declarations and the command line."""
 
-import json
 import os
 import re
 import subprocess
 import sys
-from importlib import resources
 from pathlib import Path
 
 import pytest
 import typer
 import yaml
+from support.pipelines import DECLARED, SCHEMAS
 from support.static_steps import FILES, FOLDER, STEPS, script
 
 from hilgate.buildkite.api import ALL
-from hilgate.buildkite.lint import schema_problems, sdk_schema
+from hilgate.buildkite.lint import schema_problems
 from hilgate.cli.app import program
-from hilgate.declare.load import load
-
-REPOSITORY = Path(__file__).resolve().parents[3]
-DECLARED = load(REPOSITORY)
-VENDORED = json.loads(
-    resources.files("check_jsonschema").joinpath("builtin_schemas/vendor/buildkite.json").read_text("utf-8")
-)
 
 
-@pytest.mark.parametrize("schema", [VENDORED, sdk_schema()], ids=["check-jsonschema", "buildkite-sdk"])
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 @pytest.mark.parametrize("name", FILES)
 def test_file_is_valid_by_both_copies_of_the_schema(name, schema):
     assert schema_problems(FILES[name], schema) == []
@@ -46,12 +38,8 @@ def test_shell_is_clean(name, key):
 
 
 @pytest.mark.parametrize(("name", "key"), STEPS, ids="-".join)
-def test_step_starts_with_no_results_of_another_build(name, key):
+def test_step_starts_with_no_results_of_another_build_on_a_queue_without_gpus(name, key):
     assert script(STEPS[name, key]).startswith("rm -rf results")
-
-
-@pytest.mark.parametrize(("name", "key"), STEPS, ids="-".join)
-def test_queue_is_declared_and_has_no_gpu(name, key):
     assert DECLARED.agents.queues[STEPS[name, key]["agents"]["queue"]].gpus == 0
 
 

@@ -1,10 +1,9 @@
 """What a step is seen to read, in a toy repository: children and compiled modules included, what it writes not."""
 
 import contextlib
-import subprocess
 
 import pytest
-from support.plans import IDENTITY, python, write_repository
+from support.plans import git, python, write_repository
 
 from hilgate.checks import reads
 from hilgate.errors import CannotRunHereError, RecordsError
@@ -66,7 +65,7 @@ def test_command_keeps_what_other_steps_read_and_drops_steps_that_are_gone(toy, 
 def test_file_outside_and_untracked_file_do_not_count(toy):
     (toy / "untracked").write_text("")
     (toy / ".gitignore").write_text("untracked\n")
-    subprocess.run(["git", *IDENTITY, "commit", "-qam", "c"], cwd=toy, check=True)
+    git(toy, "commit", "-qam", "c")
     names = ["/etc/hostname", f"{toy}/untracked", f"{toy}/read.txt", f"{toy}/inside/__pycache__/module.any-1.0.pyc"]
     assert reads.relative(names, toy) == ("inside/module.py", "read.txt")
 

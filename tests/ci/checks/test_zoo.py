@@ -6,7 +6,7 @@ import json
 import subprocess
 
 import pytest
-from support.plans import IDENTITY, environ, hilgate, python, write_repository
+from support.plans import environ, git, hilgate, python, write_repository
 
 from hilgate.checks import zoo
 from hilgate.errors import Exit, HilgateError
@@ -109,8 +109,8 @@ def test_a_control_that_fails_proves_nothing(repository):
 def test_the_patch_applies_inside_a_checkout_too(repository):
     """git takes patch paths as relative to the checkout it finds; results/ lies inside one."""
     plant(repository, CAUGHT)
-    subprocess.run(["git", "add", "-A"], cwd=repository, check=True)
-    subprocess.run(["git", *IDENTITY, "commit", "-qm", "bug"], cwd=repository, check=True)
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "bug")
     assert outcomes(repository)[1].outcome is Outcome.PASS
 
 

@@ -28,12 +28,12 @@ FILES = {
 }
 
 
-def write(root, **more):
-    for name, text in (FILES | more).items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
+@pytest.fixture
+def toy(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -61,28 +61,26 @@ def write(root, **more):
     ],
     ids=str,
 )
-def test_reached(tmp_path, declared, module, reached):
-    graph = build(write(tmp_path))
+def test_reached(toy, declared, module, reached):
+    graph = build(toy)
     assert graph.problem == ""
     assert (module in graph.reached([declared])) is reached
 
 
-def test_first_entry_that_reaches_a_module_is_named(tmp_path):
-    graph = build(write(tmp_path))
-    assert (
-        graph.reached(["pagedkv.alone", "tests/kernels/test_flat.py"])["pagedkv.leaf"] == "tests/kernels/test_flat.py"
-    )
+def test_first_entry_that_reaches_a_module_is_named(toy):
+    reached = build(toy).reached(["pagedkv.alone", "tests/kernels/test_flat.py"])
+    assert reached["pagedkv.leaf"] == "tests/kernels/test_flat.py"
 
 
-def test_graph_is_of_the_given_root_whatever_is_installed(tmp_path):
-    graph = build(write(tmp_path))
-    assert graph.knows("kernels/pagedkv/leaf.py")
-    assert not graph.knows("kernels/pagedkv/layout.py")
+def test_graph_is_of_the_given_root_whatever_is_installed(toy):
+    assert build(toy).knows("kernels/pagedkv/leaf.py")
+    assert not build(toy).knows("kernels/pagedkv/layout.py")
     assert build(REPOSITORY).knows("kernels/pagedkv/layout.py")
 
 
-def test_file_that_cannot_be_parsed_is_a_problem_and_not_an_exception(tmp_path):
-    graph = build(write(tmp_path, **{"kernels/pagedkv/broken.py": "def ("}))
+def test_file_that_cannot_be_parsed_is_a_problem_and_not_an_exception(toy):
+    (toy / "kernels/pagedkv/broken.py").write_text("def (")
+    graph = build(toy)
     assert "broken.py" in graph.problem
     assert not graph.knows("kernels/pagedkv/leaf.py")
 
@@ -111,18 +109,17 @@ def test_module_of_a_file(path, module):
     "declared",
     ["pagedkv.nothing", "pagedkv.leaf.X", "torch", "tests/kernels/test_none.py", "tests/../secret.py", "docs/a.py", ""],
 )
-def test_nothing_is_located_where_there_is_none(tmp_path, declared):
-    assert locate(write(tmp_path), declared) is None
+def test_nothing_is_located_where_there_is_none(toy, declared):
+    assert locate(toy, declared) is None
 
 
-def test_remedy_names_what_was_probably_meant(tmp_path):
-    write(tmp_path)
-    assert "'pagedkv.middle'" in remedy(tmp_path, "pagedkv.midle")
-    assert "'tests/kernels/test_flat.py'" in remedy(tmp_path, "tests/kernels/test_falt.py")
+def test_remedy_names_what_was_probably_meant(toy):
+    assert "'pagedkv.middle'" in remedy(toy, "pagedkv.midle")
+    assert "'tests/kernels/test_flat.py'" in remedy(toy, "tests/kernels/test_falt.py")
 
 
-def test_what_a_command_names(tmp_path):
+def test_what_a_command_names(toy):
     words = ["python", "-m", "pytest", "-k", "x", "tests/kernels/test_flat.py::test_a", "tests/models", "no/such.py"]
-    assert run_by(write(tmp_path), words) == ["tests/kernels/test_flat.py", "tests/models"]
-    assert run_by(tmp_path, ["python", "-m", "pagedkv.middle", "--out", "results/x"]) == ["pagedkv.middle"]
-    assert run_by(tmp_path, ["python", "-m", "pagedkv.tool"]) == ["pagedkv.tool.__main__"]
+    assert run_by(toy, words) == ["tests/kernels/test_flat.py", "tests/models"]
+    assert run_by(toy, ["python", "-m", "pagedkv.middle", "--out", "results/x"]) == ["pagedkv.middle"]
+    assert run_by(toy, ["python", "-m", "pagedkv.tool"]) == ["pagedkv.tool.__main__"]

@@ -57,13 +57,13 @@ def test_gate_at_a_desk_stays_under_twenty_five_cpu_minutes():
     assert sum(step.minutes for step in at_a_desk) < 25
 
 
-def test_queue_is_the_smallest_unless_the_step_names_one(tmp_path):
+def test_queue_is_the_smallest_with_the_gpus_unless_the_step_names_one(tmp_path):
     named = STEP.replace("one,", "two,").replace("[cpu]", "[gfx942], queues: {gfx942: amd_mi300_8}")
-    declarations = load(write(tmp_path, a=area("a", STEP.replace("[cpu]", "[cpu, gfx942]"), named)))
-    one, two = (step for _, step in declarations.steps())
-    assert declarations.queue_for(one, "gfx942") == "amd_mi300_1"
-    assert declarations.queue_for(two, "gfx942") == "amd_mi300_8"
-    assert declarations.queue_for(one, "gfx950") is None
+    four = STEP.replace("one,", "four, gpus: 4,").replace("[cpu]", "[cpu, gfx942]")
+    declarations = load(write(tmp_path, a=area("a", STEP.replace("[cpu]", "[cpu, gfx942]"), named, four)))
+    queues = [[declarations.queue_for(step, device) for device in step.devices] for _, step in declarations.steps()]
+    assert queues == [["amd-cpu", "amd_mi300_1"], ["amd_mi300_8"], ["amd-cpu", "amd_mi300_8"]]
+    assert declarations.queue_for(declarations.areas[0].steps[0], "gfx950") is None
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,10 @@ def test_queue_is_the_smallest_unless_the_step_names_one(tmp_path):
         (STEP.replace("[cpu]", "[gfx942], queues: {gfx942: amd_mi30_1}"), "unknown queue 'amd_mi30_1'; did you mean"),
         (STEP.replace("[cpu]", "[gfx942], queues: {gfx942: amd-cpu}"), "queue 'amd-cpu' offers cpu, not gfx942"),
         (STEP.replace("[cpu]", "[cpu], queues: {gfx942: amd_mi300_1}"), "'gfx942' is not a device of step 'one'"),
+        (
+            STEP.replace("[cpu]", "[gfx942], gpus: 4, queues: {gfx942: amd_mi300_1}"),
+            "queue 'amd_mi300_1' has 1 GPUs and the step needs 4; name a larger queue",
+        ),
         (
             STEP.replace("label: l", "label: l, needs: [ones]"),
             "steps[0].needs[0]: unknown step 'ones'; did you mean 'one'",
@@ -143,11 +147,6 @@ def test_key_taken_in_another_file_names_the_place(tmp_path):
     )
 
 
-def test_planned_keys_may_not_collide_either(tmp_path):
-    other = STEP.replace("key: one", "key: one-cpu").replace("[cpu]", "[gfx942]")
-    assert "'one-cpu' is taken" in mistakes(write(tmp_path, a=area("a", STEP, other)))[0]
-
-
 def test_cycle_is_named(tmp_path):
     def step(key: str, need: str) -> str:
         return STEP.replace("key: one", f"key: {key}, needs: [{need}]")
@@ -159,11 +158,27 @@ def test_cycle_is_named(tmp_path):
     assert all((a, b) in {("x", "y"), ("y", "z"), ("z", "x")} for a, b in itertools.pairwise(cycle))
 
 
-def test_need_that_runs_on_no_shared_device(tmp_path):
-    gpu_only = STEP.replace("[cpu]", "[gfx942]")
-    dependant = STEP.replace("key: one", "key: two, needs: [one]")
-    (found,) = mistakes(write(tmp_path, a=area("a", gpu_only, dependant)))
-    assert "step 'one' does not run on cpu" in found
+DEPENDANT = STEP.replace("key: one", "key: two, needs: [one]")
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([STEP.replace("[cpu]", "[gfx942]"), DEPENDANT], "step 'one' does not run on cpu"),
+        (
+            [STEP.replace("label: l", "label: l, profiles: [nightly, release]"), DEPENDANT],
+            "step 'one' is not in the plans gate, pr; add to the profiles of 'one'",
+        ),
+        (
+            [STEP, STEP.replace("key: one", "key: one-cpu").replace("[cpu]", "[gfx942]")],
+            "'one-cpu' is taken by ci/areas/a.yaml:6 steps[0].key",
+        ),
+    ],
+    ids=["no shared device", "not in the same plans", "planned keys collide"],
+)
+def test_steps_that_do_not_fit_each_other(tmp_path, steps, expected):
+    (found,) = mistakes(write(tmp_path, a=area("a", *steps)))
+    assert expected in found
 
 
 BUILDS = STEP.replace("key: one", "key: image-rocm, provides: rocm")
@@ -204,23 +219,6 @@ def test_image_that_a_step_provides_is_good(tmp_path):
 )
 def test_image_that_cannot_be_had(tmp_path, steps, expected):
     assert any(expected in found for found in mistakes(write(tmp_path, WITH_IMAGE, a=area("a", *steps))))
-
-
-def test_need_that_is_not_in_the_same_plans(tmp_path):
-    nightly = STEP.replace("label: l", "label: l, profiles: [nightly, release]")
-    (found,) = mistakes(write(tmp_path, a=area("a", nightly, STEP.replace("key: one", "key: two, needs: [one]"))))
-    assert "step 'one' is not in the plans gate, pr; add to the profiles of 'one'" in found
-
-
-def test_queue_has_the_gpus_that_the_step_needs(tmp_path):
-    four = STEP.replace("[cpu]", "[cpu, gfx942]").replace("label: l", "label: l, gpus: 4")
-    ((_, step),) = load(write(tmp_path / "a", a=area("a", four))).steps()
-    declarations = load(write(tmp_path / "b", a=area("a", four)))
-    assert declarations.queue_for(step, "gfx942") == "amd_mi300_8"
-    assert declarations.queue_for(step, "cpu") == "amd-cpu"
-    named = four.replace("label: l", "label: l, queues: {gfx942: amd_mi300_1}")
-    (found,) = mistakes(write(tmp_path / "c", a=area("a", named)))
-    assert "queue 'amd_mi300_1' has 1 GPUs and the step needs 4; name a larger queue" in found
 
 
 @pytest.mark.parametrize(

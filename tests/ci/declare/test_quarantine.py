@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.plans import IDENTITY, write_repository
+from support.plans import git, write_repository
 
 from hilgate.declare import quarantine
 from hilgate.declare.load import InvalidDeclarationsError, load
@@ -27,11 +26,9 @@ def write(root, *entries):
 
 
 def commit(root):
-    for arguments in (["add", "-A"], [*IDENTITY, "commit", "-qm", "more"]):
-        subprocess.run(["git", *arguments], cwd=root, check=True)
-    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True).stdout[
-        :40
-    ]
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "more")
+    return git(root, "rev-parse", "HEAD")
 
 
 def loaded(root):
@@ -53,19 +50,12 @@ MISTAKES = {
 }
 
 
-@pytest.fixture(scope="module")
-def declared(tmp_path_factory):
-    root = write_repository(tmp_path_factory.mktemp("declared"), {"a": "true", "b": "true"})
-    return root, load(root)
-
-
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_refused_with_file_and_line(declared, name):
-    root, declarations = declared
+def test_a_mistake_is_refused_with_file_and_line(root, name):
     entries, message = MISTAKES[name]
     write(root, *entries)
     with pytest.raises(InvalidDeclarationsError) as refused:
-        quarantine.load(root, declarations)
+        loaded(root)
     mistake = str(refused.value.mistakes[0])
     assert message in mistake
     assert mistake.startswith("ci/quarantine.yaml:")
@@ -75,10 +65,6 @@ def test_an_unquoted_date_says_to_quote_it(root):
     (root / quarantine.QUARANTINE_FILE).write_text("tests:\n  - {test: t, added: 2026-11-20}\n")
     with pytest.raises(InvalidDeclarationsError, match="quote it"):
         loaded(root)
-
-
-def test_without_a_file_nothing_is_in_quarantine(root):
-    assert loaded(root).tests == ()
 
 
 def test_the_merge_base_counts_and_what_the_change_takes_out_does_not(root):
@@ -99,15 +85,10 @@ def test_a_longer_promise_and_more_devices_do_not_count(root):
 
 
 def test_a_merge_base_without_the_file_has_nothing_in_quarantine(root):
-    merge_base = head(root)
+    merge_base = git(root, "rev-parse", "HEAD")
+    assert loaded(root).tests == ()
     write(root, ENTRY)
     assert quarantine.effective(root, merge_base, loaded(root)).tests == ()
-
-
-def head(root):
-    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True).stdout[
-        :40
-    ]
 
 
 @pytest.mark.parametrize("sha", ["0" * 40, "HEAD", "--help"])

@@ -24,10 +24,14 @@ def topology(root, *nodes, memory_gib=192):
 
 
 @pytest.fixture
-def device_node(tmp_path):
-    node = tmp_path / "kfd"
-    node.touch()
-    return node
+def see(tmp_path):
+    """Detects a machine of these nodes, whose device file can be opened."""
+
+    def detected(*nodes, **env):
+        (tmp_path / "kfd").touch()
+        return detect(kfd=topology(tmp_path / "nodes", *nodes), dev_kfd=tmp_path / "kfd", env=env)
+
+    return detected
 
 
 @pytest.mark.parametrize(
@@ -49,8 +53,8 @@ def test_gfx_name(version, name):
     ("node", "device", "name"),
     [(MI250, "gfx90a", "AMD MI250X/MI250"), (MI300X, "gfx942", "AMD MI300X"), (MI355X, "gfx950", "AMD MI355X")],
 )
-def test_amd_machine(tmp_path, device_node, node, device, name):
-    machine = detect(kfd=topology(tmp_path / "nodes", PROCESSOR, PROCESSOR, node, node), dev_kfd=device_node, env={})
+def test_amd_machine(see, node, device, name):
+    machine = see(PROCESSOR, PROCESSOR, node, node)
     assert (machine.device, machine.name, machine.gpus, machine.memory_gib) == (device, name, 2, 192)
     assert machine.notes == ()
 
@@ -67,9 +71,8 @@ def test_amd_machine(tmp_path, device_node, node, device, name):
         ({"ROCR_VISIBLE_DEVICES": "GPU-000000000000abc1"}, "gfx90a"),
     ],
 )
-def test_visibility_variables_choose_the_gpu(tmp_path, device_node, env, expected):
-    nodes = topology(tmp_path / "nodes", PROCESSOR, MI300X, MI250)
-    assert detect(kfd=nodes, dev_kfd=device_node, env=env).device == expected
+def test_visibility_variables_choose_the_gpu(see, env, expected):
+    assert see(PROCESSOR, MI300X, MI250, **env).device == expected
 
 
 def test_visibility_list_ends_at_the_first_unknown_gpu():
@@ -78,14 +81,13 @@ def test_visibility_list_ends_at_the_first_unknown_gpu():
     assert [gpu.name for gpu in seen] == ["2"]
 
 
-def test_hiding_every_gpu_is_noted(tmp_path, device_node):
-    nodes = topology(tmp_path / "nodes", MI300X, MI300X)
-    machine = detect(kfd=nodes, dev_kfd=device_node, env={"HIP_VISIBLE_DEVICES": "-1"})
+def test_what_is_odd_is_noted(see):
+    machine = see(MI300X, MI300X, HIP_VISIBLE_DEVICES="-1")
     assert machine.notes == ("2 x AMD MI300X, all hidden by HIP_VISIBLE_DEVICES",)
 
 
-def test_mixed_machine_is_its_gpu_0_and_says_so(tmp_path, device_node):
-    machine = detect(kfd=topology(tmp_path / "nodes", MI250, MI300X), dev_kfd=device_node, env={})
+def test_mixed_machine_is_its_gpu_0_and_says_so(see):
+    machine = see(MI250, MI300X)
     assert (machine.device, machine.gpus) == ("gfx90a", 1)
     assert "GPUs of several kinds" in machine.notes[0]
 
@@ -103,9 +105,8 @@ def test_node_denied_to_this_container_is_left_out(tmp_path):
     assert [gpu.device for gpu in amd_gpus(nodes)] == ["gfx90a"]
 
 
-def test_unknown_product_shows_its_pci_id(tmp_path):
-    (gpu,) = amd_gpus(topology(tmp_path / "nodes", {**MI300X, "device_id": 0x9999}))
-    assert gpu.name == "AMD 0x9999"
+def test_unknown_product_shows_its_pci_id(see):
+    assert see({**MI300X, "device_id": 0x9999}).name == "AMD 0x9999"
 
 
 def test_nvidia_listing():

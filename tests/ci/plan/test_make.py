@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import plans as toyplans
 from support.declarations import AGENTS, EVERYTHING, EVERYWHERE, LAPTOP, MI300X, change, declare, reasons, step
 
 from hilgate.declare.imports import build
 from hilgate.declare.load import load
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.git import tracked_files
-from hilgate.model import Agents, Loosening, Plan, PlannedStep, Step
+from hilgate.model import Agents, Loosening, Plan
 from hilgate.plan import make
 from hilgate.plan.make import ChangeFacts, assemble, by_model, gather_facts, make_plan, plan_digest, read_plan
 
@@ -96,10 +97,9 @@ def test_names_choose_areas_steps_and_devices_whatever_changed(names, expected):
 
 def test_two_devices_asked_for_by_name():
     declared = declare(a=[step("s", EVERYWHERE)])
-    plan = assemble(declared, EVERYTHING, None, profile="pr", select=("s-gfx942", "s-cpu"))
-    assert [planned.key for planned in plan.steps] == ["s-cpu", "s-gfx942"]
-    one = assemble(declared, EVERYTHING, None, profile="pr", select=("s-gfx942",))
-    assert [planned.key for planned in one.steps] == ["s-gfx942"]
+    for names in (("s-cpu", "s-gfx942"), ("s-gfx942",)):
+        plan = assemble(declared, EVERYTHING, None, profile="pr", select=names)
+        assert [planned.key for planned in plan.steps] == list(names)
 
 
 @pytest.mark.parametrize(
@@ -111,12 +111,6 @@ def test_needs_do_not_stand_in_for_the_step_that_was_asked_for(asked):
     with pytest.raises(CannotRunHereError, match=r"nothing of (s|s-gfx942|m) can be planned") as caught:
         assemble(areas, EVERYTHING, LAPTOP, profile="gate", **asked)
     assert "s-gfx942: needs gfx942; this machine has no GPU" in caught.value.where
-
-
-def test_a_step_that_some_device_can_run_is_planned():
-    areas = declare(a=[step("n"), step("s", EVERYWHERE, needs=("n",))])
-    planned = assemble(areas, EVERYTHING, LAPTOP, profile="gate", select=("s",))
-    assert [one.key for one in planned.steps] == ["n-cpu", "s-cpu"]
 
 
 def test_empty_plan_is_an_error():
@@ -144,10 +138,12 @@ def test_one_more_file_never_removes_a_step(files, more, site):
 
 @settings(max_examples=40, deadline=None)
 @given(FILES, SITES)
-def test_every_step_and_omission_has_a_reason_and_no_cpu_step_takes_a_gpu(files, site):
+def test_every_step_is_planned_or_omitted_with_a_reason_and_no_cpu_step_takes_a_gpu(files, site):
     profile, machine = site
     plan = assemble(DECLARED, change(*files), machine, profile=profile, graph=GRAPH)
     assert all(one.reason.strip() for one in (*plan.steps, *plan.omissions))
+    named = {s.step.key for s in plan.steps} | {re.sub("-(cpu|gfx.*|cuda)$", "", o.key) for o in plan.omissions}
+    assert named == {s.key for _, s in DECLARED.steps()}
     for planned in plan.steps:
         queue = DECLARED.agents.queues[planned.queue] if planned.queue else None
         assert queue is None or queue.device == planned.device
@@ -156,15 +152,6 @@ def test_every_step_and_omission_has_a_reason_and_no_cpu_step_takes_a_gpu(files,
             assert queue is None or queue.gpus == 0
         else:
             assert queue is None or queue.gpus >= planned.gpus >= 1
-
-
-def test_every_declared_step_is_planned_or_omitted_with_a_reason():
-    declared = load(REPOSITORY)
-    for machine, profile in ((LAPTOP, "gate"), (MI300X, "gate"), (None, "pr")):
-        plan = assemble(declared, change("kernels/pagedkv/layout.py"), machine, profile=profile)
-        told = {s.step.key for s in plan.steps} | {re.sub("-(cpu|gfx.*|cuda)$", "", o.key) for o in plan.omissions}
-        assert told == {s.key for _, s in declared.steps()}
-        assert all(entry.reason for entry in (*plan.steps, *plan.omissions))
 
 
 def test_facts_are_gathered_for_the_change_and_stand_in_the_plan(monkeypatch):
@@ -264,16 +251,14 @@ def test_missing_tool_omits_the_step_here_and_not_on_the_agents():
     assert "needs skopeo" in caught.value.where
 
 
-FLEET = Agents.model_validate(
-    {
-        "devices": AGENTS.model_dump()["devices"],
-        "queues": {
-            **AGENTS.model_dump()["queues"],
-            "amd_mi300_4": {"device": "gfx942", "gpus": 4, "memory_gib": 192},
-            "amd_mi300_8": {"device": "gfx942", "gpus": 8, "memory_gib": 192},
-        },
-    }
-)
+def fleet(**queues):
+    """Agents with these queues of gfx942 besides those of every declaration."""
+    known = AGENTS.model_dump()
+    offers = {name: {"device": "gfx942", "memory_gib": 192, **offer} for name, offer in queues.items()}
+    return Agents.model_validate({**known, "queues": {**known["queues"], **offers}})
+
+
+FLEET = fleet(amd_mi300_4={"gpus": 4}, amd_mi300_8={"gpus": 8})
 
 
 def test_gpus_choose_the_smallest_queue_that_has_them():
@@ -296,15 +281,7 @@ def test_more_gpus_than_there_are():
     assert keys(assemble(declared, EVERYTHING, MI300X, profile="gate")) == ["s-gfx942", "g-gfx942", "t-cpu"]
 
 
-WITH_IMAGE = Agents.model_validate(
-    {
-        "devices": AGENTS.model_dump()["devices"],
-        "queues": {
-            "amd-cpu": {"device": "cpu", "gpus": 0, "memory_gib": 64},
-            "amd_mi300_1": {"device": "gfx942", "gpus": 1, "memory_gib": 192, "image": "rocm"},
-        },
-    }
-)
+WITH_IMAGE = fleet(amd_mi300_1={"gpus": 1, "image": "rocm"})
 IMAGES = {
     "a": [step("s", ("cpu", "gfx942"))],
     "images": [step("image-rocm", provides="rocm"), step("image-cpu", provides="cpu")],
@@ -371,46 +348,32 @@ def test_pull_request_of_another_repository_is_a_fork(monkeypatch, tmp_path, the
     assert gather_facts(tmp_path, EVERYTHING).fork is fork
 
 
-ONE_STEP = Step(key="s", label="S", command="python -m x", devices=("cpu",), evidence="junit", timeout_minutes=5)
-STEP = PlannedStep(step=ONE_STEP, area="a", device="cpu", queue=None, reason="a/x changed")
-NOW = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
+PLAN = toyplans.plan(toyplans.step("s", "true"), base=None, omissions=())
 
 
-@pytest.fixture
-def plan():
-    return Plan(
-        created=NOW,
-        commit="c" * 40,
-        dirty=False,
-        base=None,
-        profile="gate",
-        changed_files=(),
-        steps=(STEP,),
-        omissions=(),
-    )
+def test_digest_ignores_when_and_sees_everything_else():
+    later = PLAN.model_copy(update={"created": PLAN.created + dt.timedelta(days=1)})
+    assert plan_digest(PLAN) == plan_digest(later)
+    assert re.fullmatch("[0-9a-f]{64}", plan_digest(PLAN))
+    for change_ in (
+        {"commit": "d"},
+        {"dirty": True},
+        {"base": "b"},
+        {"profile": "pr"},
+        {"changed_files": ("f",)},
+        {"steps": ()},
+        {"omissions": ({"key": "k", "area": "a", "label": "l", "reason": "r"},)},
+    ):
+        assert plan_digest(Plan.model_validate({**PLAN.model_dump(), **change_})) != plan_digest(PLAN), change_
 
 
-def test_digest_ignores_when_and_sees_everything_else(plan):
-    later = plan.model_copy(update={"created": plan.created + dt.timedelta(days=1)})
-    assert plan_digest(plan) == plan_digest(later)
-    assert re.fullmatch("[0-9a-f]{64}", plan_digest(plan))
-    for field in ("commit", "dirty", "base", "profile", "changed_files", "steps", "omissions"):
-        other = {
-            "commit": "d",
-            "dirty": True,
-            "base": "b",
-            "profile": "pr",
-            "changed_files": ("f",),
-            "steps": (),
-            "omissions": ({"key": "k", "area": "a", "label": "l", "reason": "r"},),
-        }[field]
-        assert plan_digest(type(plan).model_validate({**plan.model_dump(), field: other})) != plan_digest(plan), field
-
-
-def test_plan_survives_its_file(tmp_path, plan):
-    plan.save(tmp_path / "results" / "plan.json")
-    assert read_plan(tmp_path / "results" / "plan.json") == plan
-    assert [path.name for path in (tmp_path / "results").iterdir()] == ["plan.json"]
+def test_plan_survives_its_file(tmp_path):
+    path = tmp_path / "results" / "plan.json"
+    with pytest.raises(RecordsError, match="there is no plan"):
+        read_plan(path)
+    PLAN.save(path)
+    assert read_plan(path) == PLAN
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
@@ -423,14 +386,9 @@ def test_plan_survives_its_file(tmp_path, plan):
         (lambda text: text.replace('"depends_on": []', '"depends_on": ["gone"]'), "depends on gone"),
     ],
 )
-def test_damaged_plan_is_refused(tmp_path, plan, damage, expected):
+def test_damaged_plan_is_refused(tmp_path, damage, expected):
     path = tmp_path / "plan.json"
-    plan.save(path)
+    PLAN.save(path)
     path.write_text(damage(path.read_text()))
     with pytest.raises(RecordsError, match=expected):
         read_plan(path)
-
-
-def test_missing_plan_is_refused(tmp_path):
-    with pytest.raises(RecordsError, match="there is no plan"):
-        read_plan(tmp_path / "plan.json")

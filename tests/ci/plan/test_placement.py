@@ -55,12 +55,12 @@ def test_doctor_says_of_a_step_what_its_plan_does_with_it(name, kind):
     """Planned without a word of what will not run is ready; anything else is not, and both say why."""
     declared, target = declare(a=[STEPS[kind]]), Target(MACHINES[name], frozenset({"buildah"}))
     (found,) = readiness(declared, target)
-    expansion = expand(declared, {"s": Wanted("asked for")}, target, otherwise={})
-    said = [one.reason for one in (*expansion.steps, *expansion.omissions)]
+    steps, omissions = expand(declared, {"s": Wanted("asked for")}, target, otherwise={})
+    said = [one.reason for one in (*steps, *omissions)]
     words = [obstacle.removesuffix(" not installed").removeprefix("needs ") for obstacle in found.obstacles]
     assert all(any(word in reason for reason in said) for word in words)
-    assert (found.answer == "yes") is (bool(expansion.steps) and "will not run here" not in said[0])
-    assert found.on == (tuple(step.device for step in expansion.steps) if found.answer == "yes" else ())
+    assert (found.answer == "yes") is (bool(steps) and "will not run here" not in said[0])
+    assert found.on == (tuple(step.device for step in steps) if found.answer == "yes" else ())
 
 
 def test_one_gpu_is_not_two():

@@ -1,18 +1,13 @@
 """The steps that upload others, run with stand-ins: settings, plan, recheck, and the models of a rerun."""
 
-import json
 import re
-from importlib import resources
 
 import pytest
 import yaml
+from support.pipelines import SCHEMAS
 from support.static_steps import ANNOTATES, FOLDER, JUDGE, PLANS, PULL_REQUEST, STEPS, run
 
 from hilgate.buildkite.lint import schema_problems
-
-VENDORED = json.loads(
-    resources.files("check_jsonschema").joinpath("builtin_schemas/vendor/buildkite.json").read_text("utf-8")
-)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +109,7 @@ def test_rerun_posts_only_when_it_is_complete(tmp_path, complete, status):
 def bootstrap():
     """The step of Buildkite's settings, as README shows it."""
     (shown,) = re.findall(r"```yaml\n(.*?)```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert schema_problems(shown, VENDORED) == []
+    assert schema_problems(shown, SCHEMAS["check-jsonschema"]) == []
     (step,) = yaml.safe_load(shown)["steps"]
     return step
 
