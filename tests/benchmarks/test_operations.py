@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to no distribution
-
-from benchmarks import cases, operations, oracle, pools  # noqa: E402
-from pagedkv import layout  # noqa: E402
-from pagedkv.cache.cache import PagedCache  # noqa: E402
+from benchmarks import cases, operations, oracle, pools
+from pagedkv import layout
+from pagedkv.cache.cache import PagedCache
 
 BY_NAME = {case.name: case for case in cases.CASES}
 KINDS = (

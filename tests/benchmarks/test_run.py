@@ -5,17 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to no distribution
-
-from benchmarks import cases, oracle, record, run  # noqa: E402
-from hilgate import model  # noqa: E402
+from benchmarks import cases, oracle, record, run
+from hilgate import model
 
 RATES = {"read": 4e12, "copy": 4e12, "matmul": 8e14}
 RIGHT = record.Measured((100e-6, 110e-6, 130e-6), error=1e-3, bound=8e-3)
@@ -123,18 +118,14 @@ def test_a_finding_is_a_check_that_a_history_can_compare():
     assert "ours" in wrong.message
 
 
-def test_a_wrong_peer_has_no_speed_and_gives_no_ratio():
+def test_a_wrong_peer_and_a_side_that_did_not_run_have_no_speed():
     got = build(peer=dataclasses.replace(PEER, error=math.inf))
     assert (got.peer_us, got.peer_spread, got.ratio) == (None,) * 3
     assert got.ours_us is not None
     assert "peer: WRONG" in got.trouble
     assert got.goal != "met"
-
-
-def test_a_side_that_did_not_run_has_no_speed():
     got = build(record.Measured(trouble="did not run: OutOfMemoryError"))
-    assert got.ours_us is None
-    assert got.rel_error is None
+    assert (got.ours_us, got.rel_error) == (None, None)
     assert "OutOfMemoryError" in got.trouble
 
 
@@ -147,13 +138,8 @@ def test_a_goal_relative_to_another_case():
     assert build(case=case).goal == "within 5%", "without the base it cannot be met"
 
 
-def test_the_oracle_of_one_visible_token_is_its_value_and_the_errors_see_a_difference():
-    torch.manual_seed(0)
-    query = torch.randn(1, 4, 32)
-    key, value = torch.randn(1, 16, 2, 32), torch.randn(1, 16, 2, 32)
-    table = torch.zeros(1, 1, dtype=torch.int32)
-    golden = oracle.attention(query, oracle.Stored(key), oracle.Stored(value), table, [(1, 1)])
-    assert torch.equal(golden[0], value[0, 0].repeat_interleave(2, 0).double())
+def test_the_error_of_a_row_sees_a_difference():
+    golden = torch.randn(1, 4, 32).double()
     assert oracle.row_error(golden, golden) == 0
     wrong = golden.clone()
     wrong[0, 3] *= 1.25
