@@ -45,6 +45,8 @@ def test_rows_unless_told_otherwise(monkeypatch, set_packing):
     set_packing("native")
     monkeypatch.delenv(settings.PACKING_VARIABLE)
     assert settings.packing() == "rows"
+    monkeypatch.setenv(settings.PACKING_VARIABLE, "native")
+    assert settings.packing() == "rows", "it is read once"
     spec = FullAttentionSpec(**SPEC)
     assert backend.PagedKVBackend.customize_spec(spec) == spec
     assert backend.PagedKVBackend.supported_kv_cache_layouts() is None
@@ -60,13 +62,6 @@ def test_pages_of_two_parts(packing, set_packing):
     layouts = backend.PagedKVBackend.supported_kv_cache_layouts()
     assert layouts[0] is KVCacheLayout.LHBNC, "planes, where there is no state layer"
     assert {layout.value[-2:] for layout in layouts} == {(3, 4)}, "a part must be one run"
-
-
-def test_setting_is_read_once(monkeypatch, set_packing):
-    set_packing("shuffle")
-    assert settings.packing() == "shuffle"
-    monkeypatch.setenv(settings.PACKING_VARIABLE, "native")
-    assert settings.packing() == "shuffle"
 
 
 def test_a_packing_that_does_not_exist_is_an_error(set_packing):
