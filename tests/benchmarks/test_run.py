@@ -24,27 +24,33 @@ def build(ours=RIGHT, peer=PEER, case=BY_NAME["decode bs1 8k"], earlier=()):
     )
 
 
-def test_bytes_of_decode_count_the_cache_once_and_queries_and_outputs():
-    case = BY_NAME["decode bs64 8k"]
-    assert case.cache_bytes() == 64 * 8192 * 8 * 128 * 2 * 2
-    assert case.bytes_moved() == case.cache_bytes() + 2 * 64 * 32 * 128 * 2
+KV, IO = 8 * 128 * 2 * 2, 2 * 32 * 128 * 2
+"""Bytes of a token in the cache (K and V of 8 heads), and of its query and its output (32 heads each)."""
+
+COUNTS = {
+    "decode bs64 8k": (64 * 8192 * KV, 64 * IO, 4 * 64 * 8192 * 32 * 128),
+    "decode bs64 8k fp8": (64 * 8192 * KV // 2, 64 * IO, 4 * 64 * 8192 * 32 * 128),
+    "decode bs64 8k fp8 per token": (2 * 64 * 8192 * 8 * (128 + 4), 64 * IO, 4 * 64 * 8192 * 32 * 128),
+    "mla 16 heads bs32 8k": (32 * 8192 * 576 * 2, 32 * 16 * (576 + 512) * 2, 2 * 32 * 8192 * 16 * (576 + 512)),
+    "mixed 32 x 8k + prefill 2k": (
+        (32 * 8192 + 2048) * KV,
+        (32 + 2048) * IO,
+        4 * (32 * 8192 + 2048 * 2049 // 2) * 32 * 128,
+    ),
+    "gather 262k": (262144 * KV, 262144 * KV, 0),
+    "write 262k random slots": (262144 * KV, 262144 * KV, 0),
+}
+"""Bytes of the cache, bytes beside it and operations. A latent row is read once and used twice."""
 
 
-def test_a_latent_row_is_read_once_and_used_twice():
-    case = BY_NAME["mla 16 heads bs32 8k"]
-    assert case.cache_bytes() == 32 * 8192 * 576 * 2
-    assert case.bytes_moved() == case.cache_bytes() + 32 * 16 * (576 + 512) * 2
-    assert case.flops() == 2 * 32 * 8192 * 16 * (576 + 512)
-    assert case.yardstick == "read"
-    assert BY_NAME["mla 128 heads bs32 8k"].yardstick == "matmul"
-
-
-@pytest.mark.parametrize("name", ["gather 262k", "write 262k random slots"])
-def test_bytes_of_a_copy_are_read_and_written(name):
+@pytest.mark.parametrize(("name", "counts"), COUNTS.items())
+def test_bytes_and_operations(name, counts):
     case = BY_NAME[name]
-    assert case.num_seqs * case.seq_len == 262144
-    assert case.bytes_moved() == 2 * 262144 * 2 * 8 * 128 * 2
-    assert case.flops() == 0
+    assert (case.cache_bytes(), case.bytes_moved() - case.cache_bytes(), case.flops()) == counts
+
+
+def test_what_reads_latent_rows_with_many_heads_is_held_against_matrix_units():
+    assert (BY_NAME["mla 16 heads bs32 8k"].yardstick, BY_NAME["mla 128 heads bs32 8k"].yardstick) == ("read", "matmul")
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -54,26 +60,11 @@ def test_flops_count_only_visible_pairs(window):
     assert small.flops() == 2 * visible * 32 * 128 * 4
 
 
-def test_bytes_of_fp8_are_one_a_channel_and_four_a_scaled_row():
-    plain, tensor, token = (BY_NAME[f"decode bs64 8k{more}"] for more in ("", " fp8", " fp8 per token"))
-    assert 2 * tensor.cache_bytes() == plain.cache_bytes()
-    assert token.cache_bytes() - tensor.cache_bytes() == 2 * 64 * 8192 * 8 * 4
-    assert tensor.bytes_moved() - tensor.cache_bytes() == 2 * 64 * 32 * 128 * 2, "queries and outputs stay bf16"
-
-
 def test_bytes_of_a_window_are_those_it_shows():
     windowed = BY_NAME["decode bs32 32k window 4k"]
     assert windowed.bytes_moved() == BY_NAME["decode bs32 4k"].bytes_moved()
     extended = dataclasses.replace(windowed, num_seqs=1, query_len=5)
     assert extended.cache_bytes() == 2 * (4096 + 4) * 8 * 128 * 2
-
-
-def test_a_mixed_batch_counts_its_decodes_and_its_prefill():
-    mixed = BY_NAME["mixed 32 x 8k + prefill 2k"]
-    assert len(mixed.lens) == 33
-    assert mixed.cache_bytes() == 2 * (32 * 8192 + 2048) * 8 * 128 * 2
-    assert mixed.bytes_moved() - mixed.cache_bytes() == 2 * (32 + 2048) * 32 * 128 * 2
-    assert mixed.flops() == 4 * (32 * 8192 + 2048 * 2049 // 2) * 32 * 128
 
 
 def test_names_are_unique_and_goals_refer_to_earlier_cases():
