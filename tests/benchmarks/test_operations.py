@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to no distribution
-
-from benchmarks import cases, operations, oracle, pools  # noqa: E402
-from pagedkv import layout  # noqa: E402
-from pagedkv.cache.cache import PagedCache  # noqa: E402
+from benchmarks import cases, operations, oracle, pools
+from pagedkv import layout
+from pagedkv.cache.cache import PagedCache
 
 BY_NAME = {case.name: case for case in cases.CASES}
 KINDS = (
@@ -62,26 +57,22 @@ def test_a_window_as_long_as_the_sequence_hides_nothing():
     assert torch.equal(golden(case, window=37), golden(case))
 
 
-def test_the_oracle_of_a_window_of_one_token_is_its_value():
-    value = torch.randn(3, 4, 1, 8)
-    query, key = torch.randn(1, 2, 8), torch.randn(3, 4, 1, 8)
-    table = torch.tensor([[2, 0]])
-    out = oracle.attention(query, oracle.Stored(key), oracle.Stored(value), table, [(7, 1)], window=1)
-    assert torch.equal(out[0], value[0, 2].expand(2, 8).double())
-
-
-def test_the_oracle_of_a_sink_as_high_as_the_only_score_halves_the_value():
-    query, key, value = torch.zeros(1, 2, 8), torch.randn(1, 4, 1, 8), torch.randn(1, 4, 1, 8)
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: int, **options: object) -> torch.Tensor:
+    """One token behind `lens` of one sequence, whose block is the first."""
     table = torch.zeros(1, 1, dtype=torch.int32)
-    out = oracle.attention(query, oracle.Stored(key), oracle.Stored(value), table, [(1, 1)], sinks=torch.zeros(2))
-    assert torch.allclose(out[0], value[0, 0].expand(2, 8).double() / 2, rtol=1e-12)
+    return oracle.attention(query, oracle.Stored(key), oracle.Stored(value), table, [(lens, 1)], **options)
+
+
+def test_the_oracle_of_a_window_of_one_token_is_its_value_and_of_a_sink_as_high_half_of_it():
+    query, key, value = torch.randn(1, 2, 8), torch.randn(1, 4, 1, 8), torch.randn(1, 4, 1, 8)
+    assert torch.equal(attend(query, key, value, 3, window=1)[0], value[0, 2].expand(2, 8).double())
+    halved = attend(torch.zeros(1, 2, 8), key, value, 1, sinks=torch.zeros(2))
+    assert torch.allclose(halved[0], value[0, 0].expand(2, 8).double() / 2, rtol=1e-12)
 
 
 def test_the_oracle_of_a_soft_cap_bounds_the_scores():
     query, key = torch.full((1, 1, 1), 1e3), torch.tensor([1e3, 0.0]).view(1, 2, 1, 1)
-    value = torch.tensor([1.0, 0.0]).view(1, 2, 1, 1)
-    table = torch.zeros(1, 1, dtype=torch.int32)
-    out = oracle.attention(query, oracle.Stored(key), oracle.Stored(value), table, [(2, 1)], softcap=2.0)
+    out = attend(query, key, torch.tensor([1.0, 0.0]).view(1, 2, 1, 1), 2, softcap=2.0)
     assert out.item() == pytest.approx(math.exp(2) / (math.exp(2) + 1))
 
 

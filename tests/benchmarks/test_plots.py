@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks import charts, plots, record, series
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to no distribution
-
-from benchmarks import charts, plots, record, series  # noqa: E402
-
 FOLDER = ROOT / "benchmarks"
 RECORDED = FOLDER / "results" / "h200.jsonl"
 SAMPLE = Path(__file__).with_name("sample.jsonl")

@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.serving import judge, models
+from benchmarks.serving.engine import Drive, prompts
+
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))  # benchmarks/ is run from the root and belongs to no distribution
-
-from benchmarks.serving import judge, models  # noqa: E402
-from benchmarks.serving.engine import Drive, prompts  # noqa: E402
-
 RECORDED = ROOT / "benchmarks" / "results" / "serving" / "h200.jsonl"
 WANT = {token: -0.5 * token for token in range(1, 21)}
 EXACTLY = judge.Distances(half=0.0, most=0.0, sequences=10)

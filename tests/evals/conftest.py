@@ -45,7 +45,13 @@ class Plant:
     identity = IDENTITY
 
     @staticmethod
-    def run(correct: Sequence[bool], *, texts: dict[int, str] | None = None, non_finite: Sequence[int] = ()) -> Run:
+    def run(
+        correct: Sequence[bool],
+        *,
+        texts: dict[int, str] | None = None,
+        non_finite: Sequence[int] = (),
+        weights: str = IDENTITY.weights,
+    ) -> Run:
         samples = []
         for i, right in enumerate(correct):
             text = (texts or {}).get(i, f" Bob has 9. 9 + 7 = {16 if right else 15}\n#### {16 if right else 15}")
@@ -68,7 +74,7 @@ class Plant:
                     flags=flags_of(text, finish_reason="stop", non_finite=bad),
                 )
             )
-        return Run(identity=IDENTITY, samples=tuple(samples), seconds=1.5)
+        return Run(identity=IDENTITY.model_copy(update={"weights": weights}), samples=tuple(samples), seconds=1.5)
 
     @classmethod
     def baseline(cls, *runs: Sequence[bool], **changes: object) -> Baseline:

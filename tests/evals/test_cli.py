@@ -75,13 +75,20 @@ def test_a_dead_engine_leaves_a_finding_and_no_traceback(run, planted, monkeypat
     assert not (tmp_path / "samples.jsonl").exists()
 
 
-def test_misuse(run):
-    code, output, findings = run("gate", "poket-hybrid")
-    assert code == 2
-    assert "did you mean 'pocket-hybrid'?" in output.err
-    assert findings == []
-    assert run("gate", "pocket-hybrid", "--engine", "sglang")[0] == 2
-    assert run("baseline", "record", "pocket-hybrid")[0] == 2
+@pytest.mark.parametrize(
+    ("arguments", "code", "printed"),
+    [
+        (("gate", "poket-hybrid"), 2, "did you mean 'pocket-hybrid'?"),
+        (("gate", "pocket-hybrid", "--engine", "sglang"), 2, "sglang"),
+        (("baseline", "record", "pocket-hybrid"), 2, "--"),
+        (("gates",), 0, "pocket-hybrid"),
+        (("power", "nemotron-parse", "--d", "0.02"), 0, "nemotron-parse, release: no baseline, published figure or"),
+    ],
+)
+def test_what_needs_no_engine(run, arguments, code, printed):
+    got, output, findings = run(*arguments)
+    assert (got, findings) == (code, [])
+    assert printed in (output.out if arguments == ("gates",) else output.err)
 
 
 def use_gate(monkeypatch, **changes):
@@ -104,16 +111,3 @@ def test_missing_weights_cannot_run_here(run, monkeypatch, plant, tmp_path):
     assert code == 5
     assert "config.json is missing" in output.err
     assert findings[0].outcome is Outcome.DID_NOT_RUN
-
-
-def test_list(run):
-    code, output, _ = run("gates")
-    assert code == 0
-    assert "pocket-hybrid" in output.out
-
-
-def test_power_says_where_it_knows_nothing(run):
-    code, output, _ = run("power", "nemotron-parse", "--d", "0.02")
-    assert code == 0
-    assert output.out == ""
-    assert "nemotron-parse, release: no baseline, published figure or floor" in output.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -155,3 +156,22 @@ def default_schedules(*, gpu: bool) -> int:
 def _chosen(config: pytest.Config, option: str) -> list[str]:
     # Registered only where this folder is named on the command line.
     return config.getoption(option, None) or []
+
+
+@pytest.fixture(scope="module")
+def oracle_of(tmp_path_factory):
+    """oracle_of(family, dtype): the oracle of a family; each is saved and loaded once a module."""
+    import torch
+
+    from families import checkpoints
+    from families.family import FAMILIES
+    from families.oracle import Oracle
+
+    @cache
+    def load(name, dtype="float32"):
+        family, kind = FAMILIES[name], getattr(torch, dtype)
+        folder = tmp_path_factory.mktemp(name)
+        checkpoints.save(family, folder, kind)
+        return Oracle.load(family, folder, kind)
+
+    return load

@@ -27,73 +27,60 @@ BLOCK = range(48, 96)
 RESUMED = 100
 
 
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory):
-    """Oracle of a family by name and dtype; each is saved and loaded once."""
-
-    @cache
-    def of(name, dtype="float32"):
-        folder = tmp_path_factory.mktemp(name)
-        checkpoints.save(FAMILIES[name], folder, getattr(torch, dtype))
-        return Oracle.load(FAMILIES[name], folder, getattr(torch, dtype))
-
-    return of
-
-
 @cache
 def exact(oracle):
     return oracle.log_probs(TOKENS)
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_seed_gives_the_same_weights(name, oracle, tmp_path):
+def test_seed_gives_the_same_weights(name, oracle_of, tmp_path):
     torch.rand(3)  # whatever a process has drawn before
     checkpoints.save(FAMILIES[name], tmp_path, torch.float32)
     first, second = (
-        o.working.state_dict() for o in (oracle(name), Oracle.load(FAMILIES[name], tmp_path, torch.float32))
+        o.working.state_dict() for o in (oracle_of(name), Oracle.load(FAMILIES[name], tmp_path, torch.float32))
     )
     assert first.keys() == second.keys()
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_is_tiny(name, oracle):
-    assert sum(weight.numel() for weight in oracle(name).working.parameters()) < 1_000_000
+def test_is_tiny(name, oracle_of):
+    assert sum(weight.numel() for weight in oracle_of(name).working.parameters()) < 1_000_000
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_answers_depend_on_their_context(name, oracle):
+def test_answers_depend_on_their_context(name, oracle_of):
     """The likeliest next tokens are many, and one early token moves every distribution behind it."""
-    answers = exact(oracle(name)).argmax(-1)
+    answers = exact(oracle_of(name)).argmax(-1)
     assert len(set(answers.tolist())) > len(TOKENS) / 8
     other = [*TOKENS[:4], (TOKENS[4] + 7) % 100 + 3, *TOKENS[5:]]
-    moved = (oracle(name).log_probs(other) - exact(oracle(name))).abs().amax(-1)
+    moved = (oracle_of(name).log_probs(other) - exact(oracle_of(name))).abs().amax(-1)
     assert moved[:4].max() == 0
-    assert moved[4:20].min() > RESOLVED[name] * oracle(name).tolerance(TOKENS).worst
+    assert moved[4:20].min() > RESOLVED[name] * oracle_of(name).tolerance(TOKENS).worst
 
 
-def test_speech_depends_on_what_is_heard(oracle):
-    whisper = oracle("whisper")
+def test_speech_depends_on_what_is_heard(oracle_of):
+    whisper = oracle_of("whisper")
     first, second = (whisper.log_probs([1, 50, 60], audio=seed) for seed in (1, 2))
     assert (first - second).abs().amax(-1).min() > 100 * whisper.tolerance([1, 50, 60], audio=1).worst
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_tolerance_resolves_a_lost_block(name, oracle):
-    lost = (oracle(name).without_keys(TOKENS, BLOCK) - exact(oracle(name))).abs().amax(-1)
+def test_tolerance_resolves_a_lost_block(name, oracle_of):
+    lost = (oracle_of(name).without_keys(TOKENS, BLOCK) - exact(oracle_of(name))).abs().amax(-1)
     assert lost[: BLOCK.stop].max() == 0
-    assert lost[BLOCK.stop :].min() > RESOLVED[name] * oracle(name).tolerance(TOKENS).worst
+    assert lost[BLOCK.stop :].min() > RESOLVED[name] * oracle_of(name).tolerance(TOKENS).worst
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_without_keys_is_the_model_where_nothing_is_hidden(name, oracle):
+def test_without_keys_is_the_model_where_nothing_is_hidden(name, oracle_of):
     """Otherwise the test above would measure another attention, not a lost block."""
-    assert (oracle(name).without_keys(TOKENS, range(0)) - exact(oracle(name))).abs().max() < 1e-9
+    assert (oracle_of(name).without_keys(TOKENS, range(0)) - exact(oracle_of(name))).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_tolerance_resolves_a_lost_state(name, oracle):
-    model, tokens = oracle(name), TOKENS[: RESUMED + 3]
+def test_tolerance_resolves_a_lost_state(name, oracle_of):
+    model, tokens = oracle_of(name), TOKENS[: RESUMED + 3]
     want = exact(model)[RESUMED : len(tokens)]
     kept, lost = (model.resumed(tokens, RESUMED, lose_state=lose) for lose in (False, True))
     assert (kept - want).abs().max() < 1e-9
@@ -102,18 +89,18 @@ def test_tolerance_resolves_a_lost_state(name, oracle):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ATTENDING)
-def test_typical_error_resolves_a_lost_block_in_16_bits(name, dtype, oracle):
+def test_typical_error_resolves_a_lost_block_in_16_bits(name, dtype, oracle_of):
     """The worst error does not where a router may send a token to another expert; the typical one does."""
-    model = oracle(name, dtype)
+    model = oracle_of(name, dtype)
     rows = slice(BLOCK.stop, None)
     lost = Error.of(model.without_keys(TOKENS, BLOCK)[rows], exact(model)[rows])
     assert lost.typical > model.tolerance(TOKENS).typical
 
 
-def test_nothing_is_computed_in_float32_by_the_exact_oracle(oracle):
+def test_nothing_is_computed_in_float32_by_the_exact_oracle(oracle_of):
     """float64 that passes through float32 on its way is no better than what it judges."""
     for name in DECODERS:
-        model = oracle(name)
+        model = oracle_of(name)
         with torch.inference_mode():
             careless = model.exact(torch.tensor([TOKENS]), use_cache=False).logits[0].log_softmax(-1)
         assert Error.of(careless, exact(model)).worst > 1e-7, f"{name} needs no help"

@@ -7,21 +7,19 @@ import dataclasses
 import pytest
 import torch
 
-from families import checkpoints, plain_attention
+from families import plain_attention
 from families.behaviours import NotDrivenError, require_codes
 from families.family import FAMILIES
 from families.judge import Error
-from families.oracle import Oracle, prompt
+from families.oracle import prompt
 
 FAMILY = FAMILIES["qwen3-moe-fp8"]
 TOKENS = prompt(140, seed=2)
 
 
 @pytest.fixture(scope="module")
-def oracle(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fp8")
-    checkpoints.save(FAMILY, folder, torch.float32)
-    return Oracle.load(FAMILY, folder, torch.float32)
+def oracle(oracle_of):
+    return oracle_of(FAMILY.name)
 
 
 @pytest.mark.parametrize("kind", ["e4m3fn", "e4m3fnuz"])

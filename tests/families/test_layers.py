@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
-from families import checkpoints, layers
+from families import layers
 from families.family import FAMILIES
-from families.oracle import Oracle, prompt
+from families.oracle import prompt
 
 FAMILY = FAMILIES["granite-4.0-h"]
 KINDS = ["state", "attention", "state", "attention"]
@@ -15,21 +17,14 @@ TOKENS = prompt(60, seed=3)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("granite")
-    checkpoints.save(FAMILY, folder, torch.float32)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def oracle(folder):
-    return Oracle.load(FAMILY, folder, torch.float32)
+def oracle(oracle_of):
+    return oracle_of(FAMILY.name)
 
 
 @pytest.fixture
-def served(folder, monkeypatch):
+def served(oracle, monkeypatch):
     """A second copy of the model, whose streams are taken for the engine's."""
-    engine = Oracle.load(FAMILY, folder, torch.float32)
+    engine = copy.deepcopy(oracle)
 
     def streams(_llm, _family, tokens):
         return KINDS, layers.reference_streams(engine, tokens, exact=False)
@@ -52,7 +47,6 @@ def test_spoilt_layer_is_named(spoilt, factor, oracle, served):
     assert (named.index, named.kind) == (spoilt, KINDS[spoilt])
 
 
-def test_encoder_and_decoder_are_refused(tmp_path):
-    checkpoints.save(FAMILIES["whisper"], tmp_path, torch.float32)
+def test_encoder_and_decoder_are_refused(oracle_of):
     with pytest.raises(ValueError, match="2 lists of layers"):
-        layers.decoder_layers(Oracle.load(FAMILIES["whisper"], tmp_path, torch.float32).exact)
+        layers.decoder_layers(oracle_of("whisper").exact)

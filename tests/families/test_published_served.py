@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,10 +13,10 @@ pytest.importorskip("vllm", reason="checkpoints run in vLLM")
 import torch
 from safetensors.torch import load_file, save_file
 
-from families import checkpoints
+from families import checkpoints, served
 from families.family import FAMILIES
 from families.plans import COMMON
-from families.published import PublishedCells, select_rows
+from families.published import Checkpoint, PublishedCells, select_rows
 
 pytestmark = [pytest.mark.engine, pytest.mark.device, pytest.mark.timeout(600)]
 
@@ -66,3 +68,21 @@ def test_an_oracle_of_other_weights_turns_it_red_and_names_the_layer(behaviour, 
     assert "log-probabilities are off by" in cell.reason
     assert "at half of" in cell.reason, "16 bits resolve it by the typical error alone"
     assert "the first wrong layer is 2 (state)" in cell.reason
+
+
+def test_the_engine_that_is_asked_has_room_for_what_it_is_asked_with(monkeypatch, tmp_path):
+    started = []
+
+    def engine(_checkpoint, **arguments):
+        started.append(arguments)
+        return nullcontext(SimpleNamespace(block_size=32))
+
+    monkeypatch.setattr(served, "Engine", engine)
+    monkeypatch.setattr(served.engine, "register", lambda _family: True)
+    checkpoint = Checkpoint("c", str(tmp_path), "lfm2", "float16", 128_000, str(tmp_path))
+    plans = served.Published(checkpoint).plans("cpu")
+    (asked,) = started
+    assert asked["max_model_len"] == served.ASKED
+    assert asked["num_gpu_blocks_override"] is None, "64 blocks of 32 tokens would hold 2,048"
+    reaches = {plan.arguments.get("max_model_len") for plan in plans if plan.behaviours != ("blocks",)}
+    assert reaches == {COMMON["max_model_len"]}

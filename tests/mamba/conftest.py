@@ -43,37 +43,33 @@ TUNED = ("ssd_bmm", "ssd_chunk_scan", "ssd_chunk_state", "ssd_state_passing")
 
 
 @contextlib.contextmanager
-def _decided(load):
-    """Every autotuned kernel of the scan, in the modules that `load` finds, with its choice made."""
+def _decided(source):
+    """A function that finds modules of `pagedkv.audit.imports.<source>`, with every autotuned kernel's choice made."""
     from triton.runtime import Autotuner
 
     from pagedkv.audit import imports
 
+    load = getattr(imports, source)
     with contextlib.ExitStack() as stack:
         for module in TUNED:
             for name, tuner in vars(load(module)).items():
                 if isinstance(tuner, Autotuner):
                     wanted = SIZES.get(name, OTHERWISE).items()
-                    for config in tuner.configs:
-                        if wanted <= config.kwargs.items():
-                            stack.enter_context(imports.pinned(tuner, config))
-                            break
-        yield
+                    chosen = next((config for config in tuner.configs if wanted <= config.kwargs.items()), None)
+                    if chosen is not None:
+                        stack.enter_context(imports.pinned(tuner, chosen))
+        yield load
 
 
 @pytest.fixture
 def package():
     """package(module): a module of mamba_ssm.ops.triton."""
-    from pagedkv.audit import imports
-
-    with _decided(imports.mamba_ssm):
-        yield imports.mamba_ssm
+    with _decided("mamba_ssm") as load:
+        yield load
 
 
 @pytest.fixture
 def vllm_ops():
     """vllm_ops(module): a module of vLLM's Mamba operations."""
-    from pagedkv.audit import imports
-
-    with _decided(imports.vllm):
-        yield imports.vllm
+    with _decided("vllm") as load:
+        yield load

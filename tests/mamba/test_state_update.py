@@ -56,10 +56,17 @@ def arguments(heads: int, head_size: int, state: int, groups: int, dtype: torch.
 
 
 def step(states: torch.Tensor, data: dict, row: int, slot: int) -> oracle.Scan:
+    """What one row of a step computes from the state in a slot."""
     one = {name: data[name][row : row + 1] for name in ("x", "B", "C")}
     dt = oracle.step_size(data["dt"][row : row + 1], data["dt_bias"], softplus=True)
     z = data["z"][row : row + 1] if data["z"] is not None else None
     return oracle.scan(one["x"], dt, data["A"], one["B"], one["C"], D=data["D"], z=z, initial=states[slot])
+
+
+def check_step(out: torch.Tensor, state: torch.Tensor, golden: oracle.Scan, dtype: str, record, kept="float32") -> None:
+    """A row of output [heads, head_size] in `dtype`, and the state that it leaves, in `kept`."""
+    check(out[None], golden.y, "scan", dtype, record, scale=golden.scale)
+    check(state, golden.state, "scan", kept, record)
 
 
 @pytest.mark.parametrize(("heads", "head_size", "state", "groups"), SHAPES)
@@ -79,9 +86,7 @@ def test_selective_state_update(heads, head_size, state, groups, dtype, gated, d
         if slot < 0:
             assert (out[row] == 0).all(), "the rows of padding must be 0, their inputs are NaN"
             continue
-        golden = step(before, data, row, slot)
-        check(out[row : row + 1], golden.y, "scan", dtype, record_property, scale=golden.scale)
-        check(states[slot], golden.state, "scan", "float32", record_property)
+        check_step(out[row], states[slot], step(before, data, row, slot), dtype, record_property)
         before[slot] = states[slot]
     assert_same_bits(states, before, "slots of nobody")
 
@@ -96,9 +101,7 @@ def test_selective_state_update_without_indices(device, package, record_property
     before = states.clone()
     out = package("selective_state_update").selective_state_update(states, **data, dt_softplus=True)
     for row in range(len(SLOTS)):
-        golden = step(before, data, row, row)
-        check(out[row : row + 1], golden.y, "scan", "float32", record_property, scale=golden.scale)
-        check(states[row], golden.state, "scan", "float16", record_property)
+        check_step(out[row], states[row], step(before, data, row, row), "float32", record_property, kept="float16")
 
 
 def test_the_oracle_agrees_with_the_packages_own_reference(package):

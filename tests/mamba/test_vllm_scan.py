@@ -8,7 +8,7 @@ import pytest
 import torch
 from mamba import oracle
 from mamba.data import DOTS, DTYPES, LAYERS, check, inputs
-from mamba.test_state_update import SHAPES, arguments, pool, step
+from mamba.test_state_update import SHAPES, arguments, check_step, pool, step
 from support.pools import assert_same_bits
 
 pytestmark = pytest.mark.device
@@ -62,9 +62,7 @@ def test_selective_state_update(heads, head_size, state, groups, dtype, device, 
     before = states.clone()
     out = torch.empty_like(data["x"])
     module = vllm_ops("mamba_ssm")
-    with module.override_ssm_config(
-        (32, 4)
-    ):  # as its table says for MI300X; the fallback would be 8 times the programs
+    with module.override_ssm_config((32, 4)):  # as for MI300X; the fallback would be 8 times the programs
         module.selective_state_update(
             states, **data, dt_softplus=True, out=out, null_block_id=0,
             state_batch_indices=torch.tensor(sources).int().to(device),
@@ -73,9 +71,7 @@ def test_selective_state_update(heads, head_size, state, groups, dtype, device, 
     for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
         if source == 0:
             continue
-        golden = step(before, data, row, source)
-        check(out[row : row + 1], golden.y, "scan", dtype, record_property, scale=golden.scale)
-        check(states[target], golden.state, "scan", "float32", record_property)
+        check_step(out[row], states[target], step(before, data, row, source), dtype, record_property)
     for target in filter(None, targets):
         before[target] = states[target]
     assert_same_bits(states, before, "slots of nobody, and the null block")

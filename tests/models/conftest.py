@@ -1,10 +1,11 @@
-"""The configuration that vLLM has in force while it makes layers; engines run in processes of their own."""
+"""The configuration that vLLM has in force while it makes layers, and our metadata builder in it."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -22,3 +23,19 @@ def deployment(monkeypatch):
     )
     monkeypatch.setattr(routes, "get_current_vllm_config", lambda: config)
     return config
+
+
+@pytest.fixture
+def builder_of(deployment):
+    """builder_of(block_size, layers): our metadata builder of a group of these layers, by name."""
+
+    def build(block_size, layers=()):
+        from pagedkv.vllm_plugin.metadata import PagedKVMetadataBuilder
+
+        names = {name: SimpleNamespace(impl=layer) for name, layer in dict(layers).items()}
+        deployment.compilation_config.static_forward_context.update(names)
+        return PagedKVMetadataBuilder(
+            SimpleNamespace(block_size=block_size), list(names), deployment, torch.device("cpu")
+        )
+
+    return build

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from models.batches import common_metadata
@@ -14,7 +12,6 @@ from vllm.v1.attention.backend import AttentionType, MultipleOf
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from pagedkv.vllm_plugin import backend, errors, impl
-from pagedkv.vllm_plugin.metadata import PagedKVMetadataBuilder
 
 pytestmark = pytest.mark.usefixtures("inflated_blocks")
 
@@ -45,9 +42,8 @@ def inflated_blocks(deployment):
 
 
 @pytest.fixture
-def builder(deployment):
-    spec = SimpleNamespace(block_size=BLOCK_SIZE)
-    return PagedKVMetadataBuilder(spec, [], deployment, torch.device("cpu"))
+def builder(builder_of):
+    return builder_of(BLOCK_SIZE)
 
 
 @pytest.fixture

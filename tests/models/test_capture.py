@@ -45,16 +45,6 @@ class Buffers:
         return common_metadata(self.query_start_loc, self.seq_lens, self.block_table, **bounds)
 
 
-def config(*, is_encoder_decoder):
-    return SimpleNamespace(model_config=SimpleNamespace(is_encoder_decoder=is_encoder_decoder))
-
-
-@pytest.fixture
-def builder(deployment):
-    spec = SimpleNamespace(block_size=BLOCK_SIZE)
-    return PagedKVMetadataBuilder(spec, [], deployment, torch.device("cpu"))
-
-
 @pytest.mark.parametrize(
     ("captured", "bound", "query_lens", "seq_lens"),
     [
@@ -68,12 +58,12 @@ def builder(deployment):
         ([2] * 4, 2, [2, 2], [18, 2]),
     ],
 )
-def test_a_captured_batch_serves_every_later_one(captured, bound, query_lens, seq_lens, builder):
+def test_a_captured_batch_serves_every_later_one(captured, bound, query_lens, seq_lens, builder_of):
     generator = torch.Generator().manual_seed(sum(seq_lens))
     layer = impl.PagedKVImpl(num_heads=HEADS, head_size=HEAD_SIZE, scale=0.2, num_kv_heads=KV_HEADS)
     buffers = Buffers()
     buffers.fill(captured, captured, [[0]] * len(captured))
-    frozen = builder.build_for_cudagraph_capture(buffers.common(bound))
+    frozen = builder_of(BLOCK_SIZE).build_for_cudagraph_capture(buffers.common(bound))
 
     order = iter((torch.randperm(BLOCKS - 1, generator=generator) + 1).tolist())
     blocks = [[next(order) for _ in range(-(-length // BLOCK_SIZE))] for length in seq_lens]
@@ -107,8 +97,8 @@ def test_a_captured_batch_serves_every_later_one(captured, bound, query_lens, se
     ("is_encoder_decoder", "support"), [(False, AttentionCGSupport.ALWAYS), (True, AttentionCGSupport.UNIFORM_BATCH)]
 )
 def test_graph_support(is_encoder_decoder, support):
-    ours = PagedKVMetadataBuilder
-    assert ours.get_cudagraph_support(config(is_encoder_decoder=is_encoder_decoder), SimpleNamespace()) is support
+    config = SimpleNamespace(model_config=SimpleNamespace(is_encoder_decoder=is_encoder_decoder))
+    assert PagedKVMetadataBuilder.get_cudagraph_support(config, SimpleNamespace()) is support
 
 
 def test_a_batch_of_unknown_query_lengths_is_left_to_others():

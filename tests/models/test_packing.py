@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -22,7 +18,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from pagedkv.routing import CacheLayout
-from pagedkv.vllm_plugin import backend, errors, impl, pages, settings
+from pagedkv.vllm_plugin import backend, errors, impl, inspect, pages, settings
 
 pytestmark = pytest.mark.usefixtures("deployment")
 
@@ -45,6 +41,8 @@ def test_rows_unless_told_otherwise(monkeypatch, set_packing):
     set_packing("native")
     monkeypatch.delenv(settings.PACKING_VARIABLE)
     assert settings.packing() == "rows"
+    monkeypatch.setenv(settings.PACKING_VARIABLE, "native")
+    assert settings.packing() == "rows", "it is read once"
     spec = FullAttentionSpec(**SPEC)
     assert backend.PagedKVBackend.customize_spec(spec) == spec
     assert backend.PagedKVBackend.supported_kv_cache_layouts() is None
@@ -62,29 +60,15 @@ def test_pages_of_two_parts(packing, set_packing):
     assert {layout.value[-2:] for layout in layouts} == {(3, 4)}, "a part must be one run"
 
 
-def test_setting_is_read_once(monkeypatch, set_packing):
-    set_packing("shuffle")
-    assert settings.packing() == "shuffle"
-    monkeypatch.setenv(settings.PACKING_VARIABLE, "native")
-    assert settings.packing() == "shuffle"
-
-
-def test_a_packing_that_does_not_exist_is_an_error(set_packing):
+@pytest.mark.parametrize(
+    "start", [lambda: impl.PagedKVImpl(num_heads=4, head_size=64, scale=1.0), lambda: inspect.build_llm("no model")]
+)
+def test_a_packing_that_does_not_exist_ends_layers_and_engines_before_they_start(set_packing, start):
     set_packing("shuffled")
     with pytest.raises(
         errors.SettingError, match="PAGEDKV_PACKING: got 'shuffled'; expected one of rows, native, shuf"
     ):
-        impl.PagedKVImpl(num_heads=4, head_size=64, scale=1.0)
-
-
-def test_a_wrong_packing_ends_the_engine_before_it_starts():
-    program = "from pagedkv.vllm_plugin.inspect import build_llm; build_llm('no such model')"
-    environment = os.environ | {settings.PACKING_VARIABLE: "x", "TRITON_INTERPRET": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode != 0
-    assert "SettingError: PAGEDKV_PACKING: got 'x'" in ended.stderr
+        start()
 
 
 @pytest.mark.parametrize("packing", ["rows", "native", "shuffle"])

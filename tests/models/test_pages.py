@@ -28,7 +28,6 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from pagedkv.attention import reference
 from pagedkv.vllm_plugin import impl, pages, routes
-from pagedkv.vllm_plugin.metadata import PagedKVMetadataBuilder
 
 LAYERS, BLOCKS, BLOCK_SIZE, KV_HEADS, HEADS, HEAD_SIZE = 2, 5, 48, 3, 6, 32
 SEQ_LENS = [70, 20]
@@ -157,7 +156,7 @@ def quantised(rows: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> tor
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_page(case, monkeypatch, deployment):
+def test_page(case, monkeypatch, deployment, builder_of):
     monkeypatch.setattr(impl, "packing", lambda: case.packing)
     monkeypatch.setattr(routes, "current_platform", SimpleNamespace(is_fp8_fnuz=lambda: case.fnuz))
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -2.0])
@@ -168,9 +167,7 @@ def test_page(case, monkeypatch, deployment):
     module = SimpleNamespace(_k_scale=scales_of(case)[0], _v_scale=scales_of(case)[1])
     pool, generator = Pool(case), torch.Generator().manual_seed(5)
     deployment.cache_config.get_resolved_kv_cache_layout = lambda: KVCacheLayout[case.layout]
-    deployment.compilation_config.static_forward_context["layer"] = SimpleNamespace(impl=layer)
-    kernel_spec = SimpleNamespace(block_size=pool.tokens)
-    builder = PagedKVMetadataBuilder(kernel_spec, ["layer"], deployment, torch.device("cpu"))
+    builder = builder_of(pool.tokens, {"layer": layer})
 
     # vLLM's block tables and slots count kernel blocks: block b of a manager is split * b ... split * b + split - 1.
     order = iter(torch.randperm(BLOCKS - 1, generator=generator) + 1)

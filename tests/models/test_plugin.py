@@ -18,7 +18,7 @@ from vllm.v1.attention.backend import subclass_attention_backend_with_overrides
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from pagedkv import vllm_plugin
-from pagedkv.vllm_plugin import backend, errors, inspect, mla_backend
+from pagedkv.vllm_plugin import CPU_MLA_BACKEND, GPU_MLA_BACKEND, backend, errors, inspect, mla_backend
 
 pytestmark = pytest.mark.usefixtures("deployment")
 
@@ -40,30 +40,20 @@ def platform(monkeypatch, *, cpu):
     monkeypatch.setattr("vllm.platforms.current_platform", SimpleNamespace(is_cpu=lambda: cpu))
 
 
-@pytest.mark.parametrize(
-    ("cpu", "interpret", "overridden"), [(True, "1", True), (True, "0", False), (False, "1", False)]
-)
-def test_cpu_attn_is_overridden_only_for_the_interpreter(monkeypatch, registry, cpu, interpret, overridden):
+@pytest.mark.parametrize("mla", ["0", "1"])
+@pytest.mark.parametrize(("cpu", "interpret"), [(True, "1"), (True, "0"), (False, "1")])
+def test_which_of_vllms_backends_are_overridden(monkeypatch, registry, cpu, interpret, mla):
     platform(monkeypatch, cpu=cpu)
     monkeypatch.setenv("TRITON_INTERPRET", interpret)
+    monkeypatch.setenv("PAGEDKV_MLA", mla)
     vllm_plugin.register()
     vllm_plugin.register()  # vLLM may call it again
     assert registry.CUSTOM.get_class() is backend.PagedKVBackend
-    assert registry.CPU_ATTN.is_overridden() is overridden
-    assert registry.CPU_MLA.is_overridden() is registry.AMX_MLA.is_overridden() is overridden
-    assert not registry.TRITON_MLA.is_overridden()
-
-
-@pytest.mark.parametrize("cpu", [True, False])
-def test_triton_mla_is_ours_only_on_gpus_and_where_asked_for(monkeypatch, registry, cpu):
-    platform(monkeypatch, cpu=cpu)
-    monkeypatch.setenv("PAGEDKV_MLA", "1")
-    vllm_plugin.register()
-    vllm_plugin.register()
-    assert registry.TRITON_MLA.is_overridden() is not cpu
-    if not cpu:
+    for name in ("CPU_ATTN", "CPU_MLA", "AMX_MLA"):
+        assert registry[name].is_overridden() is (cpu and interpret == "1"), name
+    assert registry.TRITON_MLA.is_overridden() is (not cpu and mla == "1")
+    if registry.TRITON_MLA.is_overridden():
         assert registry.TRITON_MLA.get_class() is mla_backend.PagedKVGPUMLABackend
-        assert registry.CUSTOM.get_class() is backend.PagedKVBackend
 
 
 def test_a_setting_that_means_nothing_is_an_error(monkeypatch, registry):  # noqa: ARG001 - restores the registry
@@ -219,3 +209,31 @@ def test_poison_is_refused_where_contents_are_needed(worker):
     with pytest.raises(errors.PoisonUnsafeError, match="prefix caching"):
         worker.pagedkv_poison()
     assert worker.pool.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("ours", [vllm_plugin.BACKEND, CPU_MLA_BACKEND, GPU_MLA_BACKEND])
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"backend": "vllm.Other"}, r"layer 1 \(rank 0\): served by vllm\.Other"),
+        ({"attentions": 0}, "no attention call reached it"),
+        ({"attentions": None}, "no attention call reached it"),
+    ],
+)
+def test_one_layer_not_served_is_enough_to_fail(ours, change, problem):
+    good = {"layer": "layer 0", "rank": 0, "backend": ours, "attentions": 1}
+    inspect.require_served([good])
+    with pytest.raises(errors.NotServedError, match=problem):
+        inspect.require_served([good, good | {"layer": "layer 1"} | change])
+
+
+def test_an_empty_report_is_not_a_pass():
+    with pytest.raises(errors.NotServedError, match="no attention layer at all"):
+        inspect.require_served([])
+
+
+def test_cpu_platform_without_interpreter_is_refused(monkeypatch):
+    monkeypatch.setattr(inspect, "current_platform", SimpleNamespace(is_cpu=lambda: True))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(errors.NotInterpretedError, match="TRITON_INTERPRET=1"):
+        inspect.build_llm("model")

@@ -15,7 +15,6 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from pagedkv import arch
 from pagedkv.routing import candidates, router
 from pagedkv.vllm_plugin import errors, impl, metadata, routes
-from pagedkv.vllm_plugin.metadata import PagedKVMetadataBuilder
 
 
 @pytest.fixture
@@ -110,27 +109,22 @@ def test_request_says_everything_about_the_layer(monkeypatch, make, deployment):
     assert (cross.causal, cross.attn_type, cross.kv_scales, cross.softcap) == (False, "encoder_decoder", "none", None)
 
 
-def build(deployment, layers, block_size, order):
-    deployment.cache_config.get_resolved_kv_cache_layout = lambda: order
-    context = deployment.compilation_config.static_forward_context
-    context.update({name: SimpleNamespace(impl=layer) for name, layer in layers.items()})
-    spec = SimpleNamespace(block_size=block_size)
-    return PagedKVMetadataBuilder(spec, list(layers), deployment, torch.device("cpu"))
-
-
 @pytest.mark.parametrize(
     ("packing", "order", "native"),
     [("rows", "LHBNC", False), ("native", "LHBNC", True), ("native", "LBHNC", False), ("shuffle", "BHLNC", False)],
 )
-def test_the_pool_that_vllm_decides_on_becomes_the_layout_of_the_route(make, deployment, packing, order, native):
+def test_the_pool_that_vllm_decides_on_becomes_the_layout_of_the_route(
+    make, deployment, builder_of, packing, order, native
+):
     layer = make(packing=packing)
-    build(deployment, {"a": layer}, 48, KVCacheLayout[order])
+    deployment.cache_config.get_resolved_kv_cache_layout = lambda: KVCacheLayout[order]
+    builder_of(48, {"a": layer})
     assert layer.page.layout is layer.route.layout
     assert (layer.route.layout.packing, layer.route.layout.block_size) == (packing, 48)
     assert layer.route.layout.has_native_kv_cache_layout is native
 
 
-def test_each_kind_of_layer_is_routed_and_logged_once(monkeypatch, make, deployment):
+def test_each_kind_of_layer_is_routed_and_logged_once(monkeypatch, make, builder_of):
     asked = []
 
     def counting(request, providers):
@@ -143,7 +137,7 @@ def test_each_kind_of_layer_is_routed_and_logged_once(monkeypatch, make, deploym
     assert {providers for _, providers in asked} == {frozenset({"pagedkv"})}
     lines = []
     monkeypatch.setattr(metadata, "log", SimpleNamespace(info=lambda text, *values: lines.append(text % values)))
-    build(deployment, layers, 16, KVCacheLayout.LBHNC)
+    builder_of(16, layers)
     assert len(asked) == 2, "nothing has changed, so nobody asks again"
     one, other = lines
     assert one.startswith(

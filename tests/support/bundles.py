@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import io
 import tarfile
 
-from support.plans import COMMIT, ENVIRONMENT, plan, step
+from support import jobs
+from support.jobs import IMAGE_STEP, finished, opening, passed
+from support.plans import ENVIRONMENT, plan, step
 
-from hilgate.model import BuildRecord, Check, CheckRecord, ImageRecord, Outcome, StepRecord
-from hilgate.plan.make import plan_digest
+from hilgate.model import Outcome
 from hilgate.release import bundle, verify
 from hilgate.report.write import decide
 from hilgate.run import results
@@ -19,7 +19,6 @@ from hilgate.run.results import with_digest
 COMMITTED = 1763726400
 RECORDS = "results/steps/mla-cpu/results.jsonl"
 BUILDER_RECORDS = "results/steps/image-rocm-cpu/results.jsonl"
-NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 DIGEST = "sha256:" + "ab" * 32
 CONTENT = "c" * 64
 LOCK = f"""torch==2.13.0 \\
@@ -28,25 +27,18 @@ LOCK = f"""torch==2.13.0 \\
 Py_YAML==6.0 ; python_version > '3' --hash=sha256:{"b" * 64}
 """
 PINS = f'[rocm.base]\nreference = "rocm/pytorch:7"\ndigest = "{DIGEST}"\n[sources.aiter]\nversion = "0.1"\n'
-BUILDER = step("image-rocm", "build", provides="rocm")
 MLA = step("mla", "test", image="rocm", evidence="junit")
 
 
 def records(step_, *checks, image=""):
-    where = ENVIRONMENT.model_copy(update={"image": image})
     status = int(any(check.outcome is Outcome.FAIL for check in checks))
-    outcome = Outcome.FAIL if status else Outcome.PASS
-    return [
-        *(CheckRecord(step=step_.key, check=check) for check in checks),
-        StepRecord(key=step_.key, started=NOW, seconds=1.0, exit_status=status, outcome=outcome, checks=len(checks),
-                   command=step_.step.command, environment=where),
-    ]  # fmt: skip
+    return finished(step_, *checks, status=status, environment=ENVIRONMENT.model_copy(update={"image": image}))
 
 
 def built(folder, *, checks=None, image=DIGEST, **changes):
     """A repository and a judged results folder of two steps, one of them in the image that the other builds."""
-    checks = checks or [Check(id="t.py::a", outcome=Outcome.PASS), Check(id="t.py::b", outcome=Outcome.PASS)]
-    a_plan = plan(BUILDER, MLA, **{"images": {"rocm": CONTENT}, "omissions": ()} | changes)
+    checks = checks or [passed("t.py::a"), passed("t.py::b")]
+    a_plan = plan(IMAGE_STEP, MLA, **{"images": {"rocm": CONTENT}, "omissions": ()} | changes)
     root, out = folder / "repository", folder / "results"
     for path, text in (("requirements/a.txt", LOCK), ("docker/pins.toml", PINS)):
         (root / path).parent.mkdir(parents=True)
@@ -54,14 +46,12 @@ def built(folder, *, checks=None, image=DIGEST, **changes):
     (out / "steps" / "mla-cpu").mkdir(parents=True)
     (out / "steps" / "mla-cpu" / "log.txt").write_text("log\n")
     a_plan.save(out / "plan.json")
-    opening = BuildRecord(started=NOW, plan_digest=plan_digest(a_plan), commit=COMMIT, environment=ENVIRONMENT)
-    image_record = ImageRecord(step=BUILDER.key, image="rocm", content=CONTENT, digest=DIGEST)
-    results.write(
-        results.step_folder(out, BUILDER.key),
-        opening,
-        [image_record, *records(BUILDER, Check(id="built", outcome=Outcome.PASS))],
-    )
-    results.write(results.step_folder(out, MLA.key), opening, records(MLA, *checks, image=image))
+    image_record = jobs.image(content=CONTENT, digest=DIGEST)
+    for one, lines in (
+        (IMAGE_STEP, [image_record, *records(IMAGE_STEP, passed("built"))]),
+        (MLA, records(MLA, *checks, image=image)),
+    ):
+        results.write(results.step_folder(out, one.key), opening(a_plan, environment=ENVIRONMENT), lines)
     decide(out, a_plan)
     return root, out
 

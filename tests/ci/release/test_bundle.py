@@ -10,7 +10,8 @@ import tarfile
 
 import pytest
 from support import cell_tables as cells
-from support.bundles import COMMITTED, DIGEST, NOW, built, first_problem, members_of, records, write
+from support.bundles import COMMITTED, DIGEST, built, first_problem, members_of, records, write
+from support.jobs import NOW
 from support.plans import COMMIT, ENVIRONMENT, plan, step
 
 from hilgate.errors import RecordsError

@@ -64,28 +64,28 @@ def test_identity_names_no_machine_and_is_stable(gate):
     assert "/" not in one.model.removeprefix("pocket/")
 
 
-def test_an_engine_error_is_an_error_and_not_a_wrong_answer(gate):
-    class Dead(Canned):
-        def answer(self, *_, **__):
-            raise EngineError("the engine died", where="here", remedy="look")
-
-    with pytest.raises(EngineError, match="died") as caught:
-        TaskQuestions(gate, Dead).ask([0, 1], 0)
-    assert caught.value.exit_status is Exit.NOTHING_RAN
+class Dead(Canned):
+    def answer(self, *_, **__):
+        raise EngineError("the engine died", where="here", remedy="look")
 
 
-def test_too_few_answers_are_an_error(gate):
-    class Forgetful(Canned):
-        def answer(self, prompts, **kwargs):
-            return super().answer(prompts, **kwargs)[:-1]
-
-    with pytest.raises(ScoreError, match="lm-eval stopped"):
-        TaskQuestions(gate, Forgetful).ask([0, 1], 0)
+class Forgetful(Canned):
+    def answer(self, prompts, **kwargs):
+        return super().answer(prompts, **kwargs)[:-1]
 
 
-def test_a_question_that_the_data_does_not_hold(gate):
-    with pytest.raises(ScoreError):
-        TaskQuestions(gate, Canned).ask([400], 0)
+@pytest.mark.parametrize(
+    ("engine", "ids", "error", "why", "status"),
+    [
+        (Dead, [0, 1], EngineError, "the engine died", Exit.NOTHING_RAN),
+        (Forgetful, [0, 1], ScoreError, "lm-eval stopped", Exit.INVALID_DECLARATION),
+        (Canned, [400], ScoreError, None, Exit.INVALID_DECLARATION),  # the data does not hold it
+    ],
+)
+def test_what_cannot_be_asked_is_an_error_and_not_a_wrong_answer(gate, engine, ids, error, why, status):
+    with pytest.raises(error, match=why) as caught:
+        TaskQuestions(gate, engine).ask(ids, 0)
+    assert caught.value.exit_status is status
 
 
 @pytest.mark.parametrize("score", [math.nan, 0.5, None, "1"])
@@ -122,10 +122,9 @@ def test_a_wrong_task_file_is_named(tmp_path, text, why):
         resolve_task(path, 0)
 
 
-def test_examples_need_training_data_and_do_not_depend_on_the_subset(gate):
-    path = gate.path(gate.task)
+def test_examples_need_training_data(gate):
     with pytest.raises(TaskError, match=r"without data\.train"):
-        resolve_task(path, 5)
+        resolve_task(gate.path(gate.task), 5)
 
 
 def test_a_conversation_is_asked_with_the_template_of_the_model(gate, monkeypatch):

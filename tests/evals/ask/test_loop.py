@@ -40,31 +40,23 @@ def asked_until_decided(plant, gate, questions, baseline=..., limit=None):
     return ask_until_decided(gate, RULE, stored, questions, Silent(), limit)
 
 
-def test_an_unchanged_model_costs_75_questions_of_200(plant, gate):
-    questions = Planted(plant, [True] * N)
-    asked = asked_until_decided(plant, gate, questions)
-    assert len(questions.asked) == len(asked.runs[0].samples) == 75
-    assert asked.base.shape == (5, N)
-
-
-def test_a_wreck_costs_50(plant, gate):
-    questions = Planted(plant, [i % 3 == 0 for i in range(N)])
-    assert len(asked_until_decided(plant, gate, questions).runs[0].samples) == 50
-
-
-def test_broken_output_stops_at_once_whatever_the_score(plant, gate):
-    questions = Planted(plant, [True] * N, texts=dict.fromkeys(range(N), "!" * 40))
-    assert len(asked_until_decided(plant, gate, questions).runs) == 1
-    assert len(questions.asked) == 50
-
-
-def test_undecided_asks_all_and_then_all_again(plant, gate):
-    """Two hundred right answers cannot exclude a drop of one point."""
-    questions = Planted(plant, [True] * N)
-    strict = RULE.model_copy(update={"margin": 0.01})
-    asked = ask_until_decided(gate, strict, plant.baseline([True] * N), questions, Silent())
-    assert [len(run.samples) for run in asked.runs] == [N, N]
-    assert {run for run, _ in questions.asked} == {0, 1}
+@pytest.mark.parametrize(
+    ("correct", "text", "margin", "asked"),
+    [
+        ([True] * N, None, 0.05, [75]),
+        ([i % 3 == 0 for i in range(N)], None, 0.05, [50]),
+        ([True] * N, "!" * 40, 0.05, [50]),
+        ([True] * N, None, 0.01, [N, N]),  # all right answers of 200 cannot exclude a drop of one point
+    ],
+    ids=["unchanged", "wreck", "broken output", "undecided"],
+)
+def test_no_more_is_asked_than_decides(plant, gate, correct, text, margin, asked):
+    questions = Planted(plant, correct, texts=dict.fromkeys(range(N), text) if text else None)
+    rule = RULE.model_copy(update={"margin": margin})
+    found = ask_until_decided(gate, rule, plant.baseline([True] * N), questions, Silent())
+    assert [len(run.samples) for run in found.runs] == asked
+    assert [run for run, _ in questions.asked] == [run for run, count in enumerate(asked) for _ in range(count)]
+    assert found.base.shape == (5, N)
 
 
 def test_without_a_baseline_every_question_is_asked_once(plant, gate):

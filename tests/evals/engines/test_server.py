@@ -93,36 +93,28 @@ def test_non_finite_and_null_log_probabilities_are_counted(start):
 
 
 @pytest.mark.parametrize(
-    ("mode", "error", "message"),
+    ("mode", "options", "error", "message"),
     [
-        ("500", RequestFailedError, "answered 500: .*CUDA error"),
-        ("empty", RequestFailedError, "not a completion: IndexError"),
-        ("cut", RequestFailedError, "not a completion: JSONDecodeError"),
-        ("aborted", RequestFailedError, "finish_reason 'abort'"),
-        ("no logprobs", RequestFailedError, "not a completion: KeyError"),
-        ("dies", ServerDiedError, "ended with status 9"),
+        ("500", {}, RequestFailedError, "answered 500: .*CUDA error"),
+        ("empty", {}, RequestFailedError, "not a completion: IndexError"),
+        ("cut", {}, RequestFailedError, "not a completion: JSONDecodeError"),
+        ("aborted", {}, RequestFailedError, "finish_reason 'abort'"),
+        ("no logprobs", {}, RequestFailedError, "not a completion: KeyError"),
+        ("slow", {"request_seconds": 0.5}, RequestFailedError, "timed out"),
+        ("dies", {}, ServerDiedError, "ended with status 9"),
+        ("never healthy", {"start_seconds": 1}, ServerDiedError, "not healthy after 1 s"),
     ],
 )
-def test_trouble_is_an_error_and_never_an_answer(start, mode, error, message):
+def test_trouble_is_an_error_and_never_an_answer(start, mode, options, error, message):
     with pytest.raises(error, match=message) as caught:
-        ask(start(mode))
+        ask(start(mode, **options))
     assert caught.value.exit_status is Exit.NOTHING_RAN
-
-
-def test_a_request_that_takes_too_long(start):
-    with pytest.raises(RequestFailedError, match="timed out"):
-        ask(start("slow", request_seconds=0.5))
 
 
 def test_a_server_that_dies_before_it_is_healthy_is_quoted(start):
     with pytest.raises(ServerDiedError, match="status 1") as caught:
         start("dies at once")
     assert "out of memory, said the GPU" in caught.value.remedy
-
-
-def test_a_server_that_never_becomes_healthy_is_ended(start):
-    with pytest.raises(ServerDiedError, match="not healthy after 1 s"):
-        start("never healthy", start_seconds=1)
 
 
 def test_a_program_that_is_not_there():

@@ -97,8 +97,7 @@ def test_the_floor_sees_what_the_paired_test_does_not(plant, judged):
 
 def test_too_few_questions_are_inconclusive(plant, judged):
     checks, status = judged(plant.run(GOOD[:16]))
-    assert checks["accuracy"].outcome is INCONCLUSIVE
-    assert status is Exit.INCONCLUSIVE
+    assert (checks["accuracy"].outcome, status) == (INCONCLUSIVE, Exit.INCONCLUSIVE)
 
 
 def test_one_non_finite_log_probability_fails(plant, judged):

@@ -37,25 +37,26 @@ def test_fp8_cache_with_285_degenerate_answers_is_broken_output_and_a_drop(plant
     assert found["accuracy"].outcome is Outcome.FAIL
 
 
-def test_shuffled_cache_that_answers_nothing(plant, gate):
-    """Qwen3.5-397B with the SHUFFLE layout: 0.0038 flexible, 0 strict (vllm#39192)."""
+@pytest.mark.parametrize(
+    ("share", "n", "text", "rule", "broken"),
+    [
+        pytest.param(
+            0.96, N, "and " * 72, "release", Outcome.FAIL,
+            id="Qwen3.5-397B with the SHUFFLE layout: 0.0038 flexible, 0 strict (vllm#39192)",
+        ),
+        pytest.param(
+            0.3563, 100, None, "pre-merge", Outcome.PASS,
+            id="Bamba-9B, 0.0 and 0.0 of --limit 100 (vllm#14848): nothing is degenerate, everything is wrong",
+        ),
+    ],
+)  # fmt: skip
+def test_a_model_that_gets_nothing_right(plant, gate, share, n, text, rule, broken):
     rng = np.random.default_rng(39192)
-    before = [toss(rng, 0.96) for _ in range(5)]
-    nothing = dict.fromkeys(range(N), "and and and and and and and and and and and and " * 6)
-    found = replay(plant, gate, [False] * N, nothing, before)
-    assert found["broken-output"].outcome is Outcome.FAIL
-    assert "repeat" in found["broken-output"].message
-    assert found["accuracy"].outcome is Outcome.FAIL
-    assert found["floor"].outcome is Outcome.FAIL
-
-
-def test_zero_on_both_filters_with_well_formed_answers(plant, gate):
-    """Bamba-9B, 0.0 and 0.0 of --limit 100 (vllm#14848): nothing is degenerate, everything is wrong."""
-    rng = np.random.default_rng(14848)
-    before = [toss(rng, 0.3563) for _ in range(5)]
-    found = replay(plant, gate, [False] * 100, {}, before, rule="pre-merge")
-    assert found["broken-output"].outcome is Outcome.PASS
-    assert found["accuracy"].outcome is Outcome.FAIL
+    texts = dict.fromkeys(range(n), text) if text else {}
+    found = replay(plant, gate, [False] * n, texts, [toss(rng, share) for _ in range(5)], rule=rule)
+    assert found["broken-output"].outcome is broken
+    assert ("repeat" in found["broken-output"].message) is bool(text)
+    assert found["accuracy"].outcome is found["floor"].outcome is Outcome.FAIL
 
 
 @pytest.mark.parametrize("d", [0.01, 0.02, 0.04, 0.08, 0.13])
