@@ -2,7 +2,8 @@
 
 import pytest
 
-from pagedkv.audit.machine import COMPUTE_UNITS, register_waves, waves_per_simd
+from pagedkv.arch import limits
+from pagedkv.audit.machine import LDS_GRANULES, register_waves, waves_per_simd
 
 HAND = [
     # arch, VGPRs, SGPRs, LDS, waves of a workgroup -> waves per SIMD, and the sum that gives it
@@ -33,14 +34,14 @@ HAND = [
 @pytest.mark.parametrize("figures", HAND)
 def test_waves_per_simd_as_worked_out_by_hand(figures):
     arch, vgpr, sgpr, lds, waves, expected = figures
-    assert waves_per_simd(COMPUTE_UNITS[arch], vgpr=vgpr, sgpr=sgpr, lds_bytes=lds, num_waves=waves) == expected
+    assert waves_per_simd(arch, vgpr=vgpr, sgpr=sgpr, lds_bytes=lds, num_waves=waves) == expected
 
 
 def test_a_kernel_over_the_register_file_cannot_start():
-    assert register_waves(COMPUTE_UNITS["gfx942"], vgpr=513, sgpr=16) == 0
+    assert register_waves(vgpr=513, sgpr=16) == 0
 
 
 @pytest.mark.parametrize(("arch", "lds"), [("gfx90a", 65536), ("gfx942", 65536), ("gfx950", 163840)])
 def test_lds_of_a_compute_unit(arch, lds):
-    assert COMPUTE_UNITS[arch].lds_bytes == lds
-    assert lds % COMPUTE_UNITS[arch].lds_granule == 0
+    assert limits(arch).lds_bytes == lds
+    assert lds % LDS_GRANULES[arch] == 0

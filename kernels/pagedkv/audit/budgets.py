@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pagedkv.arch import limits
+
 from . import toml
 from .code_object import wide_share
 from .errors import InvalidDataError
-from .machine import COMPUTE_UNITS
 
 if TYPE_CHECKING:
     from .compile import Figures
@@ -64,11 +65,9 @@ class Budgets:
     every: Limits
     comparisons: tuple[Comparison, ...]
     kernels: dict[str, KernelBudget]
+    """Of ours."""
     evidence: dict[str, KernelBudget]
-
-    def known(self, kernel: str) -> KernelBudget:
-        """What is declared of a Triton function, ours or not."""
-        return self.kernels.get(kernel) or self.evidence.get(kernel) or KernelBudget()
+    """Of vLLM's."""
 
     def narrow(self, figures: Figures, pointer: str) -> str:
         """What is wrong with the loads through `pointer`; empty if they are as wide as asked."""
@@ -94,7 +93,7 @@ class Budgets:
         budget = self.kernels.get(figures.kernel)
         if budget is None:
             return [f"{figures.kernel} has no budget: add [kernels.{figures.kernel}] to {FILE.name}"]
-        code, text, limit = figures.code, figures.text, COMPUTE_UNITS[figures.arch].lds_bytes
+        code, text, limit = figures.code, figures.text, limits(figures.arch).lds_bytes
         found = []
         if figures.lds_bytes > limit:
             found.append(lds_message(figures.kernel, figures.lds_bytes, figures.arch))
@@ -122,7 +121,7 @@ class Budgets:
 def lds_message(kernel: str, lds_bytes: int, arch: str) -> str:
     """The sentence for a kernel that cannot be launched for want of LDS."""
     return (
-        f"{kernel} needs {lds_bytes} B of LDS, {arch} has {COMPUTE_UNITS[arch].lds_bytes} B per workgroup: "
+        f"{kernel} needs {lds_bytes} B of LDS, {arch} has {limits(arch).lds_bytes} B per workgroup: "
         "every launch would raise OutOfResources; derive the tile from the LDS size, not from the block size"
     )
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
 Source = Literal["ours", "vllm", "mamba"]
 
@@ -84,8 +84,3 @@ def select(only: str, arches: Iterable[str], sources: Iterable[Source]) -> list[
         for case in cases
         if any(only in case.id(arch, kernel) for kernel in (*case.kernels, *case.optional))
     ]
-
-
-def ids(cases: Sequence[tuple[str, Case]]) -> list[str]:
-    """What `--list` prints."""
-    return [case.id(arch, "+".join(case.kernels)) for arch, case in cases]

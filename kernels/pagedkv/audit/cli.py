@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from pagedkv.errors import CommandError, Exit, MisuseError
 
-from .cases import SOURCES, ids, select
+from .cases import SOURCES, select
 from .errors import CannotRunHereError, NothingSelectedError
 from .findings import exit_status, write_findings
-from .machine import COMPUTE_UNITS
+from .machine import LDS_GRANULES
 from .report import format_report
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    arches = list(COMPUTE_UNITS)
+    arches = list(LDS_GRANULES)
     parser = argparse.ArgumentParser(
         prog="python -m pagedkv.audit",
         description="Compile the kernels for AMD GPUs, without a GPU, and judge what the compiler made of them.",
@@ -81,8 +81,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _run(options: argparse.Namespace) -> Exit:
     started = time.monotonic()
-    if unknown := [arch for arch in options.arch if arch not in COMPUTE_UNITS]:
-        raise MisuseError(f"unknown arch {', '.join(unknown)}; known: {', '.join(COMPUTE_UNITS)}")
+    if unknown := [arch for arch in options.arch if arch not in LDS_GRANULES]:
+        raise MisuseError(f"unknown arch {', '.join(unknown)}; known: {', '.join(LDS_GRANULES)}")
     if options.jobs < 1 or options.timeout <= 0:
         raise MisuseError(f"--jobs and --timeout must be above 0, got {options.jobs} and {options.timeout:g}")
     version = check_environment(options.triton)
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> Exit:
     if not cases:
         raise NothingSelectedError(f"no case matches --only {options.only!r}\n  to do: see --list")
     if options.list:
-        sys.stdout.writelines(f"{name}\n" for name in ids(cases))
+        sys.stdout.writelines(f"{case.id(arch, '+'.join(case.kernels))}\n" for arch, case in cases)
         return Exit.PASS
     findings, compiled = runner.run(cases, version=version, jobs=options.jobs, timeout=options.timeout)
     if out := options.out or os.environ.get("HILGATE_OUT"):

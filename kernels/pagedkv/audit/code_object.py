@@ -112,22 +112,15 @@ _RELOAD = "Folded Reload"
 """LLVM's comment on a load that only brings back a spilled register; gfx90a spills with buffer instructions."""
 _LOAD = re.compile(r"^(?:global|buffer|flat)_load_(?:lds_)?(\w+)$")
 
-_LOAD_BYTES = {
-    "dwordx4": 16,
-    "dwordx3": 12,
-    "dwordx2": 8,
-    "dword": 4,
-    "ushort": 2,
-    "sshort": 2,
-    "short_d16": 2,
-    "short_d16_hi": 2,
-    "ubyte": 1,
-    "sbyte": 1,
-    "ubyte_d16": 1,
-    "ubyte_d16_hi": 1,
-    "sbyte_d16": 1,
-    "sbyte_d16_hi": 1,
+_LOADS = {
+    16: ("dwordx4",),
+    12: ("dwordx3",),
+    8: ("dwordx2",),
+    4: ("dword",),
+    2: ("ushort", "sshort", "short_d16", "short_d16_hi"),
+    1: ("ubyte", "sbyte", "ubyte_d16", "ubyte_d16_hi", "sbyte_d16", "sbyte_d16_hi"),
 }
+_LOAD_BYTES = {kind: width for width, kinds in _LOADS.items() for kind in kinds}
 """Bytes each lane reads; CDNA3 ISA, microcode formats MUBUF and FLAT. Scratch loads are spills and counted as such."""
 
 
@@ -157,13 +150,9 @@ class Assembly:
     occupancy: int
     """LLVM's own estimate from the registers alone, waves per SIMD."""
 
-    def count_loads(self, width: int) -> int:
-        """Number of loads of exactly `width` bytes."""
-        return sum(site.count for site in self.loads if site.width == width)
-
-    def narrow_loads(self) -> tuple[Site, ...]:
-        """Loads of less than a dword: each still costs a full address and a cache request."""
-        return tuple(site for site in self.loads if site.width < 4)
+    def count_loads(self, *widths: int) -> int:
+        """Number of loads of one of these widths in bytes; one of less than a dword costs a whole request too."""
+        return sum(site.count for site in self.loads if site.width in widths)
 
     def loads_through(self, pointer: str) -> tuple[Site, ...]:
         """Loads through the kernel argument `pointer`, by their line of Python.
@@ -200,7 +189,11 @@ def read_assembly(text: str) -> Assembly:
             mnemonic = found[1]
             mnemonics[mnemonic] += 1
             if (load := _LOAD.match(mnemonic)) and _RELOAD not in line:
-                loads[source, _width(mnemonic, load[1]), code] += 1
+                if load[1] not in _LOAD_BYTES:
+                    raise UnreadableCodeObjectError(
+                        f"load of unknown width: {mnemonic}; teach it to pagedkv/audit/code_object.py"
+                    )
+                loads[source, _LOAD_BYTES[load[1]], code] += 1
         elif found := _LOC.match(line):
             path, number = files.get(found[1], Path("unknown")), int(found[2])
             source = f"{path.name}:{number}" if number else path.name
@@ -208,26 +201,20 @@ def read_assembly(text: str) -> Assembly:
         elif found := _FILE.match(line):
             files[found[1]] = Path(found[2] or "", found[3])
     occupancy = _OCCUPANCY.search(text)
+
+    def count(*prefixes: str) -> int:
+        return sum(number for mnemonic, number in mnemonics.items() if mnemonic.startswith(prefixes))
+
     if not mnemonics or occupancy is None:
         raise UnreadableCodeObjectError("the AMDGCN text holds no instructions or no occupancy comment")
     return Assembly(
         instructions=mnemonics.total(),
-        mfma=_starting_with(mnemonics, "v_mfma_", "v_smfmac_"),
-        ds_ops=_starting_with(mnemonics, "ds_"),
-        waits=_starting_with(mnemonics, "s_waitcnt"),
+        mfma=count("v_mfma_", "v_smfmac_"),
+        ds_ops=count("ds_"),
+        waits=count("s_waitcnt"),
         loads=tuple(
-            Site(source, width, count, code)
-            for (source, width, code), count in sorted(loads.items(), key=lambda item: (-item[0][1], item[0][0]))
+            Site(source, width, number, code)
+            for (source, width, code), number in sorted(loads.items(), key=lambda item: (-item[0][1], item[0][0]))
         ),
         occupancy=int(occupancy[1]),
     )
-
-
-def _width(mnemonic: str, kind: str) -> int:
-    if kind not in _LOAD_BYTES:
-        raise UnreadableCodeObjectError(f"load of unknown width: {mnemonic}; teach it to pagedkv/audit/code_object.py")
-    return _LOAD_BYTES[kind]
-
-
-def _starting_with(mnemonics: Counter[str], *prefixes: str) -> int:
-    return sum(count for mnemonic, count in mnemonics.items() if mnemonic.startswith(prefixes))

@@ -6,12 +6,12 @@ end takes minutes, so such a kernel is stopped there with its figure.
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 import triton
@@ -19,13 +19,15 @@ import triton.language as tl
 from triton import knobs
 from triton._C.libtriton import amd, ir, passes
 
+from pagedkv.arch import limits
+
 from .code_object import Assembly, CodeObject, read_assembly, read_code_object
 from .driver import offline
 from .errors import CannotRunHereError, LdsExceededError
-from .machine import COMPUTE_UNITS, register_waves, waves_per_simd
+from .machine import register_waves, waves_per_simd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Figures:
     def waves_per_simd(self) -> float:
         """Occupancy by registers, LDS and barriers."""
         return waves_per_simd(
-            COMPUTE_UNITS[self.arch],
+            self.arch,
             vgpr=self.code.vgpr,
             sgpr=self.code.sgpr,
             lds_bytes=self.lds_bytes,
@@ -65,7 +67,7 @@ class Figures:
     @property
     def register_waves(self) -> int:
         """Occupancy by registers alone, which LLVM computes too."""
-        return register_waves(COMPUTE_UNITS[self.arch], vgpr=self.code.vgpr, sgpr=self.code.sgpr)
+        return register_waves(vgpr=self.code.vgpr, sgpr=self.code.sgpr)
 
 
 def specialisations(arch: str, launch: Callable[[], object]) -> list[Specialisation]:
@@ -81,13 +83,12 @@ def specialisations(arch: str, launch: Callable[[], object]) -> list[Specialisat
     found: dict[str, Specialisation] = {}
 
     def note(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002 - Triton's keyword
-        names = fn.jit_function.arg_names
+        names, full_key = fn.jit_function.arg_names, f"{fn.module}.{fn.name} {key}"
         constants = tuple((names[path[0]], str(value)) for path, value in compile["constants"].items())
-        full_key = f"{fn.module}.{fn.name} {key}"
         found[full_key] = Specialisation(fn.name, full_key, constants)
         return True  # "do not compile"
 
-    with _knob("jit_cache_hook", note), offline(arch):
+    with mock.patch.object(knobs.runtime, "jit_cache_hook", note), offline(arch):
         launch()
     return list(found.values())
 
@@ -131,16 +132,9 @@ def compile_launches(arch: str, launch: Callable[[], object]) -> list[Figures]:
         knobs.cache.dir = cache
         knobs.compilation.always_compile = True
         knobs.compilation.listener = keep
-        with _knob("add_stages_inspection_hook", _check_lds_first), offline(arch):
+        with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", _check_lds_first), offline(arch):
             launch()
     return done
-
-
-@contextlib.contextmanager
-def _knob(name: str, value: Any) -> Iterator[None]:
-    with knobs.runtime.scope():
-        setattr(knobs.runtime, name, value)
-        yield
 
 
 def _check_lds_first(*args: Any) -> tuple[str, str] | None:
@@ -155,7 +149,7 @@ def _check_lds_first(*args: Any) -> tuple[str, str] | None:
 
     def lower_if_it_fits(module: Any, metadata: dict[str, Any]) -> Any:
         lds_bytes = _lds_bytes(module, options.arch)
-        limit = COMPUTE_UNITS[options.arch].lds_bytes
+        limit = limits(options.arch).lds_bytes
         if lds_bytes > limit:
             raise LdsExceededError(module.get_entry_func_name(), lds_bytes, limit)
         lowered = lower(module, metadata)
@@ -178,23 +172,17 @@ def _lds_bytes(module: Any, arch: str) -> int:
     manager = ir.pass_manager(module.context)
     gpu = amd.passes.ttgpuir
     gpu.add_update_async_wait_count(manager, arch)
-    if hasattr(gpu, "add_optimize_lds_usage"):  # up to 3.7
+    before_3_8 = hasattr(gpu, "add_optimize_lds_usage")
+    if before_3_8:
         gpu.add_optimize_lds_usage(manager, arch, 0)
-        passes.convert.add_scf_to_cf(manager)
-        passes.gluon.add_inliner(manager)
-        passes.convert.add_index_to_llvmir(manager)
-        gpu.add_allocate_shared_memory(manager)
     else:
         gpu.add_warp_pipeline_conversion(manager, arch)
-        passes.convert.add_scf_to_cf(manager)
-        passes.gluon.add_inliner(manager)
-        passes.convert.add_index_to_llvmir(manager)
-        gpu.add_allocate_shared_memory(manager, arch)
+    passes.convert.add_scf_to_cf(manager)
+    passes.gluon.add_inliner(manager)
+    passes.convert.add_index_to_llvmir(manager)
+    gpu.add_allocate_shared_memory(manager, *(() if before_3_8 else (arch,)))
     manager.run(clone, "lds_first")
     return int(clone.get_int_attr("ttg.shared"))
-
-
-PROBE_SIDE = 64
 
 
 @triton.jit
@@ -214,7 +202,7 @@ def probe_kernel(
     tl.store(out_ptr + offsets, tl.dot(tl.load(a_ptr + offsets), tl.load(b_ptr + offsets)))
 
 
-def probe(side: int = PROBE_SIDE) -> None:
+def probe(side: int = 64) -> None:
     """Launch the kernel on bf16 tiles of `side` x `side`."""
     tile = torch.empty(side, side, dtype=torch.bfloat16)
     probe_kernel[(1,)](tile, tile, torch.empty(side, side), SIDE=side)

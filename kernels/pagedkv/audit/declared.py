@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from . import toml
 from .errors import InvalidDataError
-from .machine import COMPUTE_UNITS
+from .machine import LDS_GRANULES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -100,7 +100,7 @@ def load_declared(path: Path = FILE) -> Declared:
     data = toml.read(path, ("crash", "narrow"))
     crashes = toml.entries(f"{path.name}: crash", data.get("crash", []), DeclaredCrash)
     for each in crashes:
-        toml.among(f"{path.name}, {each.kernel}: arch", each.arch, COMPUTE_UNITS)
+        toml.among(f"{path.name}, {each.kernel}: arch", each.arch, LDS_GRANULES)
         try:
             re.compile(each.says)
         except re.error as error:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -17,34 +19,12 @@ from triton.backends.driver import DriverBase
 from triton.compiler import compiler as triton_compiler
 from triton.runtime import driver as active_driver
 
-from .machine import COMPUTE_UNITS, ComputeUnit
+from pagedkv.arch import Arch, limits
+
+from .machine import LDS_GRANULES, MAX_WORKGROUP, VGPRS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-@dataclass
-class _Utils:
-    """What Triton asks of a device: its properties, and to load a code object."""
-
-    arch: ComputeUnit
-
-    def get_device_properties(self, _device: int) -> dict[str, Any]:
-        """Under the names of HIP's driver."""
-        return {
-            "max_shared_mem": self.arch.lds_bytes,
-            "arch": self.arch.name,
-            "warpSize": self.arch.wave_size,
-            "multiprocessor_count": self.arch.compute_units,
-            "max_num_regs": self.arch.vgprs,
-        }
-
-    def load_binary(self, name: str, _code: bytes, _shared: int, _device: int) -> tuple[Any, ...]:
-        """(module, function, registers, spills, largest workgroup): the first two are opaque to Triton."""
-        return name, name, 0, 0, self.arch.max_workgroup
-
-    def unload_module(self, _module: Any) -> None:
-        """Triton >= 3.8 unloads what it loaded."""
 
 
 @dataclass
@@ -55,11 +35,23 @@ class OfflineHipDriver(DriverBase):
     with one index for all, the second arch would be answered with the first one's code.
     """
 
-    arch: ComputeUnit
+    arch: Arch
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.utils = _Utils(self.arch)
+        properties = {
+            "max_shared_mem": self.arch.lds_bytes,
+            "arch": self.arch.name,
+            "warpSize": self.arch.lanes,
+            "multiprocessor_count": self.arch.compute_units,
+            "max_num_regs": VGPRS,
+        }
+        self.utils = SimpleNamespace(
+            get_device_properties=lambda _device: properties,
+            # (module, function, registers, spills, largest workgroup): the first two are opaque to Triton
+            load_binary=lambda name, _code, _shared, _device: (name, name, 0, 0, MAX_WORKGROUP),
+            unload_module=lambda _module: None,  # Triton >= 3.8 unloads what it loaded
+        )
 
     def launcher_cls(self, src: Any, _metadata: Any) -> Any:
         """Stands where Triton would compile a C launcher; the launch itself is a no-op."""
@@ -77,11 +69,11 @@ class OfflineHipDriver(DriverBase):
 
     def get_current_target(self) -> GPUTarget:
         """What Triton compiles for."""
-        return GPUTarget("hip", self.arch.name, self.arch.wave_size)
+        return GPUTarget("hip", self.arch.name, self.arch.lanes)
 
     def get_current_device(self) -> int:
         """Index of the arch."""
-        return list(COMPUTE_UNITS).index(self.arch.name)
+        return list(LDS_GRANULES).index(self.arch.name)
 
     def set_current_device(self, _device: int) -> None:
         """There is one device."""
@@ -104,21 +96,12 @@ class OfflineHipDriver(DriverBase):
 
 
 @contextlib.contextmanager
-def offline(arch: str) -> Iterator[OfflineHipDriver]:
-    """Make `arch` the active device for the duration of the block.
-
-    Yields:
-        The driver.
-
-    Raises:
-        KeyError: `arch` is not one of `COMPUTE_UNITS` (the command line checks first).
-    """
-    driver = OfflineHipDriver(COMPUTE_UNITS[arch])
-    before = active_driver._active  # noqa: SLF001 - Triton offers a setter and no getter that does not probe GPUs
+def offline(arch: str) -> Iterator[None]:
+    """Make `arch`, one of `LDS_GRANULES`, the active device for the duration of the block."""
     triton_compiler.max_shared_mem.cache_clear()
-    active_driver.set_active(driver)
     try:
-        yield driver
+        # Triton offers a setter of the active driver, and no getter that does not probe GPUs.
+        with mock.patch.object(active_driver, "_active", OfflineHipDriver(limits(arch))):
+            yield
     finally:
-        active_driver._active = before  # noqa: SLF001
         triton_compiler.max_shared_mem.cache_clear()

@@ -5,34 +5,30 @@ from __future__ import annotations
 from pagedkv.errors import CommandError, Exit
 
 
-class AuditError(CommandError):
-    """A reason to stop before or during the audit."""
-
-
-class NothingSelectedError(AuditError):
+class NothingSelectedError(CommandError):
     """The selection leaves no case: an audit of nothing is not a pass."""
 
     exit_status = Exit.NOTHING_COMPILED
 
 
-class CannotRunHereError(AuditError):
+class CannotRunHereError(CommandError):
     """This machine's Triton, vLLM or settings cannot do the work."""
 
     exit_status = Exit.CANNOT_RUN_HERE
 
 
-class InvalidDataError(AuditError):
+class InvalidDataError(CommandError):
     """`budgets.toml` or `declared.toml` cannot be read, or names something that does not exist."""
 
 
-class UnreadableCodeObjectError(AuditError):
+class UnreadableCodeObjectError(CommandError):
     """A code object is not the ELF file, or has not the metadata, that the AMD compiler writes."""
 
 
-class LdsExceededError(AuditError):
+class LdsExceededError(CommandError):
     """A kernel wants more LDS than a workgroup may have; raised before the expensive half of the compilation.
 
-    Attributes:
+    Args:
         kernel: Name of the Triton function.
         lds_bytes: What it wants.
         limit: What the arch has.
@@ -40,7 +36,7 @@ class LdsExceededError(AuditError):
 
     def __init__(self, kernel: str, lds_bytes: int, limit: int) -> None:
         self.kernel, self.lds_bytes, self.limit = kernel, lds_bytes, limit
-        super().__init__(f"{kernel} wants {lds_bytes} B of LDS, the arch has {limit} B per workgroup")
+        super().__init__(kernel, lds_bytes, limit)  # as they are, because it is pickled on its way out of a child
 
-    def __reduce__(self) -> tuple[type[LdsExceededError], tuple[str, int, int]]:
-        return type(self), (self.kernel, self.lds_bytes, self.limit)  # it crosses a process boundary
+    def __str__(self) -> str:
+        return f"{self.kernel} wants {self.lds_bytes} B of LDS, the arch has {self.limit} B per workgroup"

@@ -15,6 +15,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from triton.backends import backends
@@ -22,7 +23,7 @@ from triton.backends import backends
 from .errors import CannotRunHereError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 EXTENSIONS = {"mamba_ssm": "selective_scan_cuda", "causal_conv1d": "causal_conv1d_cuda"}
 """Package -> the extension module that it imports on being imported."""
@@ -98,34 +99,21 @@ def vllm_attention(module: str) -> ModuleType:
     return imported
 
 
-@contextlib.contextmanager
-def without_cuda() -> Iterator[None]:
+def without_cuda() -> AbstractContextManager[object]:
     """Let launchers that enter `torch.cuda.device(...)` run on CPU tensors; where there is a GPU, change nothing."""
     if torch.cuda.is_available():
-        yield
-        return
-    real = torch.cuda.device
-    torch.cuda.device = lambda _index: contextlib.nullcontext()
-    try:
-        yield
-    finally:
-        torch.cuda.device = real
+        return contextlib.nullcontext()
+    return mock.patch.object(torch.cuda, "device", return_value=contextlib.nullcontext())
 
 
-@contextlib.contextmanager
-def pinned(tuner: Any, config: Any) -> Iterator[None]:
+def pinned(tuner: Any, config: Any) -> AbstractContextManager[object]:
     """Let an autotuned kernel take this configuration without timing any.
 
     Args:
         tuner: triton.runtime.Autotuner.
         config: triton.Config, one of `tuner.configs` or another.
     """
-    before = tuner.configs
-    tuner.configs = [config]
-    try:
-        yield
-    finally:
-        tuner.configs = before
+    return mock.patch.object(tuner, "configs", [config])
 
 
 def _stand_in(package: str, *, run_init: bool) -> None:
@@ -155,30 +143,16 @@ def _import(package: str, name: str) -> ModuleType:
         ) from error
 
 
-@contextlib.contextmanager
-def _triton_backend() -> Iterator[None]:
+def _triton_backend() -> AbstractContextManager[object]:
     """Register a backend named "cpu", for want of which vLLM's CPU build puts placeholders in place of Triton.
 
     See its `triton_utils/importing.py`.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
-    try:
-        yield
-    finally:
-        del backends["cpu"]
+    return mock.patch.dict(backends, cpu=SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True)))
 
 
-@contextlib.contextmanager
-def _not_a_cpu() -> Iterator[None]:
+def _not_a_cpu() -> AbstractContextManager[object]:
     """Let vLLM's platform deny that it is a CPU."""
     platform = type(_import("vllm", "vllm.platforms").current_platform)
-    own = platform.__dict__.get("is_cpu")
-    platform.is_cpu = lambda _self: False
-    try:
-        yield
-    finally:
-        if own is None:
-            del platform.is_cpu
-        else:
-            platform.is_cpu = own
+    return mock.patch.object(platform, "is_cpu", return_value=False)

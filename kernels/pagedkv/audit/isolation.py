@@ -116,17 +116,13 @@ def _finish(child: _Child[Result]) -> Result | Exception | Crash:
         return Crash(f"no answer within the time limit{_tail(child.output)}", timed_out=True)
     except EOFError:
         child.process.join()
-        return Crash(f"the compiler ended the process with {_ending(child.process.exitcode)}{_tail(child.output)}")
+        code = child.process.exitcode or 0
+        ending = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        return Crash(f"the compiler ended the process with {ending}{_tail(child.output)}")
     finally:
         child.process.join()
         child.answer.close()
         child.output.close()
-
-
-def _ending(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        return signal.Signals(-exit_code).name
-    return f"exit status {exit_code}"
 
 
 def _tail(output: IO[bytes]) -> str:

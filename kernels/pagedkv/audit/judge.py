@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
+from pagedkv.arch import limits
 from pagedkv.layout import packing_of
 
-from .budgets import lds_message
+from .budgets import KernelBudget, lds_message
 from .code_object import wide_share
 from .compile import Figures
 from .errors import LdsExceededError
 from .findings import Finding, Outcome
 from .isolation import Crash
-from .machine import COMPUTE_UNITS
+from .machine import SIMDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,7 +58,7 @@ def judge(rows: Sequence[Row], budgets: Budgets, declared: Declared, *, triton: 
 def judge_row(row: Row, budgets: Budgets, declared: Declared, *, triton: str) -> Finding:
     """One compiled (or not compiled) kernel."""
     labels = {"side": row.case.source, "arch": row.arch, "kernel": row.kernel, "triton": triton}
-    constants, known = dict(row.constants), budgets.known(row.kernel)
+    constants, known = dict(row.constants), (budgets.kernels | budgets.evidence).get(row.kernel, KernelBudget())
     labels |= {"tile": constants.get(known.tile, ""), "rows": constants.get(known.rows, "")} | row.case.labels
     if row.case.configuration:
         outcome, message = _configuration(row, declared.crash(row.case.configuration, row.arch, triton))
@@ -73,17 +74,17 @@ def judge_row(row: Row, budgets: Budgets, declared: Declared, *, triton: str) ->
 
 def _numbers(row: Row, labels: dict[str, str]) -> dict[str, float]:
     """What was read from the code object; only the LDS where the compilation was stopped for it."""
-    unit = COMPUTE_UNITS[row.arch]
+    lds_limit = limits(row.arch).lds_bytes
     if isinstance(row.result, LdsExceededError):
-        return {"lds_bytes": row.result.lds_bytes, "lds_limit_bytes": unit.lds_bytes}
+        return {"lds_bytes": row.result.lds_bytes, "lds_limit_bytes": lds_limit}
     if not isinstance(row.result, Figures):
         return {}
     figures, code, text = row.result, row.result.code, row.result.text
-    workgroups = figures.waves_per_simd * unit.simds / figures.num_waves
+    workgroups = figures.waves_per_simd * SIMDS / figures.num_waves
     in_flight = {"kv_tokens_in_flight": labels["tile"], "query_rows_in_flight": labels["rows"]}
     return {
         "lds_bytes": figures.lds_bytes,
-        "lds_limit_bytes": unit.lds_bytes,
+        "lds_limit_bytes": lds_limit,
         "vgpr": code.vgpr,
         "agpr": code.agpr,
         "sgpr": code.sgpr,
@@ -96,7 +97,7 @@ def _numbers(row: Row, labels: dict[str, str]) -> dict[str, float]:
         "loads_x4": text.count_loads(16),
         "loads_x2": text.count_loads(8),
         "loads_x1": text.count_loads(4),
-        "narrow_loads": sum(site.count for site in text.narrow_loads()),
+        "narrow_loads": text.count_loads(2, 1),
         "wide_share": round(wide_share(text.loads), 4),
         "ds_ops": text.ds_ops,
         "waits": text.waits,

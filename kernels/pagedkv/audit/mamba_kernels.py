@@ -200,42 +200,31 @@ def _package_scan(layer: Layer) -> list[Case]:
     bmm, scan = imports.mamba_ssm("ssd_bmm"), imports.mamba_ssm("ssd_chunk_scan")
     state, passing = imports.mamba_ssm("ssd_chunk_state"), imports.mamba_ssm("ssd_state_passing")
     x, B, C = layer.x(1, layer.tokens), layer.projection(1, layer.tokens), layer.projection(1, layer.tokens)
+    raw, bias, A = layer.per_head(1, layer.tokens, dtype=DTYPE), layer.per_head(), layer.per_head()
     dt = torch.empty(1, layer.heads, layer.chunks, layer.chunk)
-    seq_idx = torch.empty(1, layer.tokens, dtype=torch.int32)
-    flat = layer.chunk_states(1, layer.chunks).flatten(-2)
+    states, sums = layer.chunk_states(1, layer.chunks, dtype=DTYPE), layer.chunk_states(1, layer.chunks).flatten(-2)
     products = torch.empty(1, layer.chunks, layer.groups, layer.chunk, layer.chunk)
-
-    def cumsum() -> object:
-        raw = layer.per_head(1, layer.tokens, dtype=DTYPE)
-        bias = layer.per_head()
-        return state._chunk_cumsum_fwd(raw, layer.per_head(), layer.chunk, dt_bias=bias, dt_softplus=True)
-
-    def chunk_state() -> object:
-        return state._chunk_state_fwd(B, x, dt, dt, seq_idx=seq_idx)
-
-    def varlen() -> object:
-        chunk_states = layer.chunk_states(layer.chunks, dtype=DTYPE)
-        return state.chunk_state_varlen(B[0], x[0], dt[0], dt[0], layer.query_start_loc, chunk_states)
-
-    def state_passing() -> object:
-        initial = layer.chunk_states(1).flatten(-2)
-        return passing._state_passing_fwd(
-            flat, dt[..., -1], initial_states=initial, seq_idx=seq_idx, chunk_size=layer.chunk, out_dtype=DTYPE
-        )
-
-    def bmm_chunk() -> object:
-        return bmm._bmm_chunk_fwd(C, B, layer.chunk, seq_idx=seq_idx, output_dtype=torch.float32)
-
-    def chunk_scan() -> object:
-        states = layer.chunk_states(1, layer.chunks, dtype=DTYPE)
-        return scan._chunk_scan_fwd(products, x, dt, dt, C, states, D=layer.per_head(), seq_idx=seq_idx)
-
+    seq_idx = torch.empty(1, layer.tokens, dtype=torch.int32)
+    cumsum = partial(state._chunk_cumsum_fwd, raw, A, layer.chunk, dt_bias=bias, dt_softplus=True)
+    chunk_state = partial(state._chunk_state_fwd, B, x, dt, dt, seq_idx=seq_idx)
+    varlen = partial(state.chunk_state_varlen, B[0], x[0], dt[0], dt[0], layer.query_start_loc, states[0])
+    state_passing = partial(
+        passing._state_passing_fwd,
+        sums,
+        dt[..., -1],
+        initial_states=layer.chunk_states(1).flatten(-2),
+        seq_idx=seq_idx,
+        chunk_size=layer.chunk,
+        out_dtype=DTYPE,
+    )
+    products_of_chunks = partial(bmm._bmm_chunk_fwd, C, B, layer.chunk, seq_idx=seq_idx, output_dtype=torch.float32)
+    chunk_scan = partial(scan._chunk_scan_fwd, products, x, dt, dt, C, states, D=layer.per_head(), seq_idx=seq_idx)
     return [
         *autotuned("mamba-ssm", state._chunk_cumsum_fwd_kernel, cumsum),
         *autotuned("mamba-ssm", state._chunk_state_fwd_kernel, chunk_state),
         *autotuned("mamba-ssm", state._chunk_state_varlen_kernel, varlen),
         *autotuned("mamba-ssm", passing._state_passing_fwd_kernel, state_passing),
-        *autotuned("mamba-ssm", bmm._bmm_chunk_fwd_kernel, bmm_chunk),
+        *autotuned("mamba-ssm", bmm._bmm_chunk_fwd_kernel, products_of_chunks),
         *autotuned("mamba-ssm", scan._chunk_scan_fwd_kernel, chunk_scan),
     ]
 
@@ -243,10 +232,7 @@ def _package_scan(layer: Layer) -> list[Case]:
 def _package_conv_states(layer: Layer) -> list[Case]:
     module = imports.causal_conv1d("causal_conv1d_varlen")
     x = torch.empty(layer.tokens, layer.conv_channels, dtype=DTYPE)
-
-    def launch() -> object:
-        return module.causal_conv1d_varlen_states(x, layer.query_start_loc, layer.conv_width)
-
+    launch = partial(module.causal_conv1d_varlen_states, x, layer.query_start_loc, layer.conv_width)
     return configured("causal-conv1d", "_causal_conv1d_varlen_states", launch)
 
 
@@ -254,40 +240,31 @@ def _vllm_scan(layer: Layer) -> list[Case]:
     bmm, scan = imports.vllm("ssd_bmm"), imports.vllm("ssd_chunk_scan")
     state, passing = imports.vllm("ssd_chunk_state"), imports.vllm("ssd_state_passing")
     x, B, C = layer.x(layer.tokens), layer.projection(layer.tokens), layer.projection(layer.tokens)
+    raw, bias, A = layer.per_head(layer.tokens, dtype=DTYPE), layer.per_head(), layer.per_head()
     dt = torch.empty(layer.heads, layer.chunks, layer.chunk)
-    starts = layer.cu_chunk_seqlens
-    initial = layer.chunk_states(SEQUENCES)
-
-    def cumsum() -> object:
-        raw, bias = layer.per_head(layer.tokens, dtype=DTYPE), layer.per_head()
-        return state._chunk_cumsum_fwd(raw, layer.per_head(), layer.chunk, starts, dt_bias=bias, dt_softplus=True)
-
-    def chunk_state() -> object:
-        return state._chunk_state_fwd(B, x, dt, dt, starts)
-
-    def state_passing() -> object:
-        states = layer.chunk_states(layer.chunks).flatten(-2)
-        return passing._state_passing_fwd(
-            states, dt, layer.last_chunks, initial_states=initial.flatten(-2), out_dtype=torch.float32
-        )
-
-    def bmm_chunk() -> object:
-        return bmm._bmm_chunk_fwd(C, B, layer.chunk, starts, output_dtype=torch.float32)
-
-    def chunk_scan() -> object:
-        products = torch.empty(layer.chunks, layer.groups, layer.chunk, layer.chunk)
-        states = layer.chunk_states(layer.chunks)
-        seq_idx = torch.empty(layer.chunks, dtype=torch.int32)
-        return scan._chunk_scan_fwd(
-            products, x, dt, dt, C, states, starts, torch.empty_like(x), seq_idx, D=layer.per_head(),
-            initial_states=initial,
-        )  # fmt: skip
-
+    states, initial = layer.chunk_states(layer.chunks), layer.chunk_states(SEQUENCES)
+    products = torch.empty(layer.chunks, layer.groups, layer.chunk, layer.chunk)
+    starts, seq_idx = layer.cu_chunk_seqlens, torch.empty(layer.chunks, dtype=torch.int32)
+    cumsum = partial(state._chunk_cumsum_fwd, raw, A, layer.chunk, starts, dt_bias=bias, dt_softplus=True)
+    chunk_state = partial(state._chunk_state_fwd, B, x, dt, dt, starts)
+    state_passing = partial(
+        passing._state_passing_fwd,
+        states.flatten(-2),
+        dt,
+        layer.last_chunks,
+        initial_states=initial.flatten(-2),
+        out_dtype=torch.float32,
+    )
+    products_of_chunks = partial(bmm._bmm_chunk_fwd, C, B, layer.chunk, starts, output_dtype=torch.float32)
+    chunk_scan = partial(
+        scan._chunk_scan_fwd, products, x, dt, dt, C, states, starts, torch.empty_like(x), seq_idx, D=layer.per_head(),
+        initial_states=initial,
+    )  # fmt: skip
     return [
         *autotuned("vllm", state._chunk_cumsum_fwd_kernel, cumsum),
         *autotuned("vllm", state._chunk_state_fwd_kernel, chunk_state),
         *autotuned("vllm", passing._state_passing_fwd_kernel, state_passing),
-        *autotuned("vllm", bmm._bmm_chunk_fwd_kernel, bmm_chunk),
+        *autotuned("vllm", bmm._bmm_chunk_fwd_kernel, products_of_chunks),
         *autotuned("vllm", scan._chunk_scan_fwd_kernel, chunk_scan),
     ]
 
@@ -343,17 +320,18 @@ def _vllm_conv(layer: Layer) -> list[Case]:
     pool = torch.empty(POOL_BLOCKS, history, channels, dtype=DTYPE).transpose(1, 2)
     weight, bias = torch.empty(channels, layer.conv_width, dtype=DTYPE), torch.empty(channels, dtype=DTYPE)
 
-    def prefill() -> object:
-        x = torch.empty(layer.tokens, channels, dtype=DTYPE).transpose(0, 1)
-        return module.causal_conv1d_fn(
-            x, weight, bias, pool, layer.query_start_loc, cache_indices=layer.slots,
-            has_initial_state=torch.ones(SEQUENCES, dtype=torch.bool),
-        )  # fmt: skip
-
-    def update() -> object:
-        x = torch.empty(SEQUENCES, channels, dtype=DTYPE)
-        return module.causal_conv1d_update(x, pool, weight, bias, "silu", conv_state_indices=layer.slots)
-
+    x, tokens = (torch.empty(size, channels, dtype=DTYPE) for size in (layer.tokens, SEQUENCES))
+    prefill = partial(
+        module.causal_conv1d_fn,
+        x.transpose(0, 1),
+        weight,
+        bias,
+        pool,
+        layer.query_start_loc,
+        cache_indices=layer.slots,
+        has_initial_state=torch.ones(SEQUENCES, dtype=torch.bool),
+    )
+    update = partial(module.causal_conv1d_update, tokens, pool, weight, bias, "silu", conv_state_indices=layer.slots)
     return [
         *configured("vllm", "_causal_conv1d_fwd_kernel", prefill),
         *configured("vllm", "_causal_conv1d_update_kernel", update),
@@ -362,21 +340,14 @@ def _vllm_conv(layer: Layer) -> list[Case]:
 
 def _vllm_moves(layer: Layer) -> list[Case]:
     """States between the pool and the dense rows that a prefill works on."""
-    gather, scatter = imports.vllm("gather_initial_states"), imports.vllm("scatter_states")
-    pool, rows = layer.chunk_states(POOL_BLOCKS), layer.chunk_states(SEQUENCES)
+    gather = imports.vllm("gather_initial_states")._gather_initial_states_kernel
+    scatter = imports.vllm("scatter_states")._scatter_states_kernel
+    pool, rows, known = layer.chunk_states(POOL_BLOCKS), layer.chunk_states(SEQUENCES), torch.ones(SEQUENCES).bool()
     row, block = rows[0].numel(), 1024
-    grid = (row // block, SEQUENCES)
+    grid, stride = (row // block, SEQUENCES), pool.stride(0)
     sizes = {"row_size": row, "BLOCK_SIZE": block, "num_warps": 8, "launch_pdl": False}
-
-    def read() -> object:
-        known = torch.ones(SEQUENCES, dtype=torch.bool)
-        kernel = gather._gather_initial_states_kernel
-        return kernel[grid](pool, layer.slots, known, rows, pool.stride(0), 1, 1, **sizes)
-
-    def write() -> object:
-        kernel = scatter._scatter_states_kernel
-        return kernel[grid](pool, rows, layer.slots, pool.stride(0), rows.stride(0), 1, **sizes)
-
+    read = partial(gather[grid], pool, layer.slots, known, rows, stride, 1, 1, **sizes)
+    write = partial(scatter[grid], pool, rows, layer.slots, stride, rows.stride(0), 1, **sizes)
     return [
         *configured("vllm", "_gather_initial_states_kernel", read),
         *configured("vllm", "_scatter_states_kernel", write),
@@ -389,12 +360,10 @@ def _norms(layer: Layer) -> list[Case]:
     x, weight = torch.empty(layer.tokens, channels, dtype=DTYPE), torch.empty(channels, dtype=DTYPE)
     package, copy = imports.mamba_ssm("layernorm_gated"), imports.vllm("layernorm_gated")
 
-    def package_norm() -> object:
-        return package._layer_norm_fwd(x, weight, None, 1e-5, z=x, norm_before_gate=False, is_rms_norm=True)
-
-    def vllm_norm() -> object:
-        return copy.rms_norm_gated(x, weight, None, z=x, norm_before_gate=False)
-
+    package_norm = partial(
+        package._layer_norm_fwd, x, weight, None, 1e-5, z=x, norm_before_gate=False, is_rms_norm=True
+    )
+    vllm_norm = partial(copy.rms_norm_gated, x, weight, None, z=x, norm_before_gate=False)
     return [
         *configured("mamba-ssm", "_layer_norm_fwd_1pass_kernel", package_norm),
         *configured("vllm", "_layer_norm_fwd_1pass_kernel", vllm_norm),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -93,73 +94,52 @@ def _beside_vllm() -> list[Configuration]:
     ]
 
 
-def _attention(configuration: Configuration, batch: Batch) -> Callable[[], None]:
-    cache = batch.paged_cache(configuration.layout, configuration.quantised, configuration.scales)
-    query, out, per_head = batch.query(), batch.query(), torch.empty(batch.num_heads)
-
-    def launch() -> None:
-        paged_attention(
-            query,
-            cache,
-            out,
-            block_table=batch.block_table,
-            seq_lens=batch.seq_lens,
-            query_start_loc=batch.query_start_loc,
-            max_query_len=batch.query_len,
-            max_seq_len=batch.seq_len,
-            scale=batch.scale,
-            causal=configuration.causal,
-            sliding_window=configuration.window,
-            softcap=configuration.softcap,
-            alibi_slopes=per_head if configuration.alibi else None,
-            sinks=per_head if configuration.sinks else None,
-            lse=torch.empty(query.shape[:2]) if configuration.lse else None,
-            num_splits=configuration.splits,
-            batch_invariant=configuration.batch_invariant,
-        )
-
-    return launch
+def _attention(configuration: Configuration, batch: Batch) -> Callable[[], object]:
+    query, per_head = batch.query(), torch.empty(batch.num_heads)
+    return partial(
+        paged_attention,
+        query,
+        batch.paged_cache(configuration.layout, configuration.quantised, configuration.scales),
+        batch.query(),
+        **batch.sequences(),
+        max_seq_len=batch.seq_len,
+        scale=batch.scale,
+        causal=configuration.causal,
+        sliding_window=configuration.window,
+        softcap=configuration.softcap,
+        alibi_slopes=per_head if configuration.alibi else None,
+        sinks=per_head if configuration.sinks else None,
+        lse=torch.empty(query.shape[:2]) if configuration.lse else None,
+        num_splits=configuration.splits,
+        batch_invariant=configuration.batch_invariant,
+    )
 
 
-def _merge(configuration: Configuration, batch: Batch) -> Callable[[], None]:
+def _merge(configuration: Configuration, batch: Batch) -> Callable[[], object]:
     """Partial results in fp32, as cascade attention has them."""
     out, lse = batch.query(), torch.empty(batch.num_tokens, batch.num_heads)
     parts = [torch.empty(shape) for shape in (out.shape, lse.shape) * 2]
-
-    def launch() -> None:
-        merge_attention(out, lse if configuration.lse else None, *parts, query_start_loc=batch.query_start_loc)
-
-    return launch
+    return partial(
+        merge_attention, out, lse if configuration.lse else None, *parts, query_start_loc=batch.query_start_loc
+    )
 
 
-def _write(configuration: Configuration, batch: Batch) -> Callable[[], None]:
+def _write(configuration: Configuration, batch: Batch) -> Callable[[], object]:
     cache = batch.paged_cache(configuration.layout, configuration.quantised, configuration.scales)
-    key, value = batch.rows(), batch.rows()
-    slots = torch.zeros(batch.num_tokens, dtype=torch.int64)
-
-    def launch() -> None:
-        write_kv_cache(key, value, cache, slots)
-
-    return launch
+    return partial(write_kv_cache, batch.rows(), batch.rows(), cache, torch.zeros(batch.num_tokens, dtype=torch.int64))
 
 
-def _gather(configuration: Configuration, batch: Batch) -> Callable[[], None]:
-    cache = batch.paged_cache(configuration.layout, configuration.quantised, configuration.scales)
-    key, value = batch.rows(), batch.rows()
-    token_to_seq, seq_starts = (torch.zeros(size, dtype=torch.int32) for size in (batch.num_tokens, batch.num_seqs))
-
-    def launch() -> None:
-        gather_kv_cache(
-            cache,
-            key,
-            value,
-            block_table=batch.block_table,
-            cu_seq_lens=batch.query_start_loc,
-            token_to_seq=token_to_seq,
-            seq_starts=seq_starts,
-        )
-
-    return launch
+def _gather(configuration: Configuration, batch: Batch) -> Callable[[], object]:
+    return partial(
+        gather_kv_cache,
+        batch.paged_cache(configuration.layout, configuration.quantised, configuration.scales),
+        batch.rows(),
+        batch.rows(),
+        block_table=batch.block_table,
+        cu_seq_lens=batch.query_start_loc,
+        token_to_seq=torch.zeros(batch.num_tokens, dtype=torch.int32),
+        seq_starts=torch.zeros(batch.num_seqs, dtype=torch.int32),
+    )
 
 
 def mla_batch(dtype: torch.dtype, num_heads: int, *, block_size: int = 16, query_len: int = 1) -> Batch:
@@ -191,25 +171,17 @@ def _mla_cases() -> list[Case]:
 
 def _mla(batch: Batch, quantised: FormatName | None = None) -> Case:
     codes = mla_batch(torch.uint8, batch.num_heads, block_size=batch.block_size)
-    cache = (codes if quantised else batch).pool(batch.num_blocks, batch.block_size, batch.head_size)
     query = batch.query()
-    out = query.new_empty(*query.shape[:2], MLA_LATENT)
-    scale = torch.ones(1) if quantised else None
-
-    def launch() -> None:
-        mla_decode(
-            query,
-            cache,
-            out,
-            block_table=batch.block_table,
-            seq_lens=batch.seq_lens,
-            query_start_loc=batch.query_start_loc,
-            max_query_len=batch.query_len,
-            scale=batch.scale,
-            cache_format=quantised,
-            cache_scale=scale,
-        )
-
+    launch = partial(
+        mla_decode,
+        query,
+        (codes if quantised else batch).pool(batch.num_blocks, batch.block_size, batch.head_size),
+        query.new_empty(*query.shape[:2], MLA_LATENT),
+        **batch.sequences(),
+        scale=batch.scale,
+        cache_format=quantised,
+        cache_scale=torch.ones(1) if quantised else None,
+    )
     operation = f"mla-{batch.num_heads}" + ("-special" if quantised or batch.query_len > 1 else "")
     kernels = ("mla_schedule_kernel", "mla_decode_kernel", "mla_reduce_kernel")
     return Case("ours", mla_name(batch, quantised), kernels, launch, batch.labels(operation, "latent"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -70,8 +71,9 @@ def _table(arch: str, findings: Sequence[Finding]) -> list[str]:
     lines: list[str] = []
     rows = [each for each in findings if "vgpr" in each.numbers and each.labels["side"] in {"ours", "vllm"}]
     if rows:
-        shapes = {_shape(row) for row in rows if row.labels["side"] == "vllm"}
-        shown = [row for row in rows if _shape(row) in shapes] or rows
+        shape = operator.itemgetter("operation", "dtype", "head_size", "block_size")
+        shapes = {shape(row.labels) for row in rows if row.labels["side"] == "vllm"}
+        shown = [row for row in rows if shape(row.labels) in shapes] or rows
         limit = int(rows[0].numbers["lds_limit_bytes"])
         lines += ["", f"{arch}: {limit} B of LDS, 512 VGPRs a lane, at most 8 waves a SIMD", _HEAD]
         lines += [_row(row) for row in sorted(shown, key=_order)]
@@ -100,21 +102,16 @@ def _kernel_row(finding: Finding) -> str:
     return f"{name[:37]:<37}" + "".join(cells)
 
 
-def _shape(finding: Finding) -> tuple[str, ...]:
-    return tuple(finding.labels[label] for label in ("operation", "dtype", "head_size", "block_size"))
-
-
 def _rest(rows: list[Finding]) -> list[str]:
     """One sentence for the configurations at which there is nothing of theirs to show beside ours."""
     if not rows:
         return []
-    most = {
-        name: max(row.numbers[name] for row in rows) for name in ("vgpr", "lds_bytes", "vgpr_spills", "scratch_bytes")
-    }
+    figures = ("vgpr", "lds_bytes", "vgpr_spills", "scratch_bytes")
+    vgpr, lds, spills, scratch = (max(row.numbers[name] for row in rows) for name in figures)
     fewest = min(row.numbers["waves_per_simd"] for row in rows)
     return [
-        f"o {len(rows)} more code objects: at most {most['vgpr']} VGPRs and {most['lds_bytes']} B of LDS,",
-        f"  {most['vgpr_spills']} VGPR spills, {most['scratch_bytes']} B of scratch, at least {fewest:g} waves a SIMD",
+        f"o {len(rows)} more code objects: at most {vgpr} VGPRs and {lds} B of LDS,",
+        f"  {spills} VGPR spills, {scratch} B of scratch, at least {fewest:g} waves a SIMD",
     ]
 
 
@@ -124,9 +121,13 @@ def _order(finding: Finding) -> tuple[str, int, int, str, str]:
 
 
 def _row(finding: Finding) -> str:
-    labels, numbers = finding.labels, {name: _short(value) for name, value in finding.numbers.items()}
+    labels, numbers = finding.labels, {name: f"{value:g}" for name, value in finding.numbers.items()}
     shape = "/".join(filter(None, (labels["head_size"], labels["block_size"], labels["tile"])))
-    shape += "".join(f" {mark}" for mark in _marks(labels))
+    if labels["side"] == "ours":  # what tells two kernels of ours with the same shape apart
+        usual = {"bfloat16", "2GiB+"}
+        shape += "".join(
+            f" {mark}" for mark in (labels["layout"][:2], labels["dtype"], labels["cache"]) if mark not in usual
+        )
     kernel = labels["kernel"].strip("_").removeprefix("kernel_").removesuffix("_kernel")
     name = f"{labels['side'][0]} {kernel[: 28 - len(shape)]} {shape}"
     spills = numbers["vgpr_spills"] + (f"+{numbers['sgpr_spills']}" if numbers["sgpr_spills"] != "0" else "")
@@ -135,15 +136,3 @@ def _row(finding: Finding) -> str:
         f"{name:<31}{numbers['lds_bytes']:>7}{numbers['vgpr']:>5}{numbers['agpr']:>5} {spills:>6}"
         f"{numbers['scratch_bytes']:>4}{numbers['waves_per_simd']:>4}{numbers['mfma']:>5} {loads:>11}"
     )
-
-
-def _marks(labels: dict[str, str]) -> list[str]:
-    """What tells two kernels of ours with the same shape apart."""
-    if labels["side"] != "ours":
-        return []
-    marks = [labels["layout"][:2]]
-    return marks + [mark for mark in (labels["dtype"], labels["cache"]) if mark not in {"bfloat16", "2GiB+"}]
-
-
-def _short(value: float) -> str:
-    return f"{value:g}"

@@ -95,19 +95,18 @@ def make_plan(cases: Sequence[tuple[str, Case]]) -> Plan:
     plan = Plan()
     compiled_by: dict[tuple[str, str], Unit] = {}
     for arch, case in cases:
+        wanted: list[Specialisation] = []
         try:
             wanted = specialisations(arch, case.launch)
+            names = tuple(each.kernel for each in wanted)
+            expected, launched = ", ".join(case.kernels), ", ".join(names) or "nothing"
+            problem = "" if case.launches(names) else f"expected to launch {expected}; it launched {launched}"
         except CannotRunHereError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a launcher raises is a finding about that launcher
-            crash = Crash(f"the launcher raised {type(error).__name__}: {error}")
-            plan.refused.append(Row(case, arch, "launch", (), crash))
-            continue
-        names = tuple(each.kernel for each in wanted)
-        if not case.launches(names):
-            expected, launched = ", ".join(case.kernels), ", ".join(names) or "nothing"
-            crash = Crash(f"expected to launch {expected}; it launched {launched}")
-            plan.refused.append(Row(case, arch, "launch", (), crash))
+            problem = f"the launcher raised {type(error).__name__}: {error}"
+        if problem:
+            plan.refused.append(Row(case, arch, "launch", (), Crash(problem)))
             continue
         if any((arch, each.key) not in compiled_by for each in wanted):
             unit = Unit(arch, case, wanted)
@@ -136,19 +135,14 @@ def compile_all(plan: Plan, *, jobs: int, timeout: float) -> list[Row]:
 
 
 def _row(case: Case, arch: str, wanted: Specialisation, unit: Unit) -> Row:
-    twin = "" if unit.case is case else unit.case.id(arch, wanted.kernel)
-    result = _figures(unit, wanted)
-    return Row(case, arch, wanted.kernel, wanted.constants, result, 0.0 if twin else unit.seconds, twin)
-
-
-def _figures(unit: Unit, wanted: Specialisation) -> Figures | Exception | Crash:
-    """Figures of one of a unit's kernels; its failure, if it failed before that kernel was through."""
+    """A kernel with its figures, or with the unit's failure, if that came before this kernel was through."""
     result = unit.result
+    planned, keys = [each.kernel for each in unit.specialisations], [each.key for each in unit.specialisations]
     if isinstance(result, LdsExceededError) and result.kernel != wanted.kernel:
-        return Crash(f"not compiled: {result.kernel} of the same launch was stopped, {result}")
-    if not isinstance(result, list):
-        return result
-    keys = [each.key for each in unit.specialisations]
-    if [each.kernel for each in result] != [each.kernel for each in unit.specialisations]:
-        return Crash(f"compiled {[each.kernel for each in result]}, planned {list(unit.case.kernels)}")
-    return result[keys.index(wanted.key)]
+        result = Crash(f"not compiled: {result.kernel} of the same launch was stopped, {result}")
+    elif isinstance(result, list) and [each.kernel for each in result] != planned:
+        result = Crash(f"compiled {[each.kernel for each in result]}, planned {list(unit.case.kernels)}")
+    elif isinstance(result, list):
+        result = result[keys.index(wanted.key)]
+    twin = "" if unit.case is case else unit.case.id(arch, wanted.kernel)
+    return Row(case, arch, wanted.kernel, wanted.constants, result, 0.0 if twin else unit.seconds, twin)

@@ -13,7 +13,7 @@ import mmap
 import warnings
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -87,7 +87,8 @@ class Batch:
     @cached_property
     def block_table(self) -> torch.Tensor:
         """[num_seqs, max_num_blocks], int32."""
-        return torch.zeros(self.num_seqs, _round_up(-(-self.seq_len // self.block_size), 16), dtype=torch.int32)
+        blocks = -(-self.seq_len // self.block_size)
+        return torch.zeros(self.num_seqs, -(-blocks // 16) * 16, dtype=torch.int32)
 
     @cached_property
     def seq_lens(self) -> torch.Tensor:
@@ -98,6 +99,15 @@ class Batch:
     def query_start_loc(self) -> torch.Tensor:
         """[num_seqs + 1], int32."""
         return torch.arange(self.num_seqs + 1, dtype=torch.int32) * self.query_len
+
+    def sequences(self) -> dict[str, Any]:
+        """What attention is told of them, by the names of our launchers."""
+        return {
+            "block_table": self.block_table,
+            "seq_lens": self.seq_lens,
+            "query_start_loc": self.query_start_loc,
+            "max_query_len": self.query_len,
+        }
 
     def query(self) -> torch.Tensor:
         """[num_tokens, num_heads, head_size]; the output has the same shape."""
@@ -138,7 +148,3 @@ def _reservation() -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         return torch.frombuffer(pages, dtype=torch.int8)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -11,6 +11,8 @@ from unittest import mock
 
 import torch
 
+from pagedkv.arch import next_power_of_two
+
 from .cases import Case
 from .imports import vllm_attention
 from .our_kernels import MLA_LATENT, mla_batch, mla_name
@@ -21,25 +23,19 @@ if TYPE_CHECKING:
 
 _PR_38502_TILE = 2048
 """The defect's tile: the whole physical block of Jamba."""
-_TILE_CAP = 128
-"""Their decode tile: the block size, capped, where it is a power of two (vLLM PR 38502) ..."""
-_TILE_OTHERWISE = 32
-"""... and this where it is not, such as 544."""
 _MLA_SPLITS = 4
 """Any number: their MLA kernel compiles alike for all above 1."""
 
 
-def decode_tile(block_size: int) -> int:
-    """Tile that vLLM 0.32 gives its decode kernel for a block size."""
-    return min(block_size, _TILE_CAP) if block_size & (block_size - 1) == 0 else _TILE_OTHERWISE
-
-
 def cases() -> list[Case]:
-    """Theirs, at the shapes that decide: their largest tile (128), their other one (32), and each head size."""
+    """Theirs, at the shapes that decide: their largest tile (128), their other one (32), and each head size.
+
+    The decode tile of vLLM 0.32 is the block size, capped, where it is a power of two (vLLM PR 38502), and else 32.
+    """
     made = []
-    for head_size, block_size in ((64, 2048), (128, 2048), (128, 544), (256, 544)):
+    for head_size, block_size, tile in ((64, 2048, 128), (128, 2048, 128), (128, 544, 32), (256, 544, 32)):
         batch = _batch(head_size, block_size)
-        launch = paged_attention_2d(batch, decode_tile(block_size))
+        launch = paged_attention_2d(batch, tile)
         made.append(_case("decode", "x-packed", batch, ("kernel_paged_attention_2d",), launch))
         launch = unified_attention(batch, segments=16)
         made.append(_case("decode", "packed", batch, ("kernel_unified_attention", "reduce_segments"), launch))
@@ -47,7 +43,12 @@ def cases() -> list[Case]:
         batch = _batch(head_size, block_size, query_len=512)
         launch = unified_attention(batch, segments=0)
         made.append(_case("prefill", "packed", batch, ("kernel_unified_attention",), launch))
-    return [*made, *_mla_cases(), pr_38502()]
+    kernels = ("_fwd_grouped_kernel_stage1", "_fwd_kernel_stage2")
+    for num_heads in (16, 128):  # their Triton decode, which ROCm runs where AITER does not
+        batch = mla_batch(torch.bfloat16, num_heads)
+        labels = batch.labels(f"mla-{num_heads}", "latent")
+        made.append(Case("vllm", mla_name(batch), kernels, mla_decode(batch), labels))
+    return [*made, pr_38502()]
 
 
 def pr_38502() -> Case:
@@ -67,16 +68,6 @@ def pr_38502() -> Case:
     )
 
 
-def _mla_cases() -> list[Case]:
-    """Their Triton decode, which ROCm runs where AITER does not."""
-    batches = [mla_batch(torch.bfloat16, num_heads) for num_heads in (16, 128)]
-    kernels = ("_fwd_grouped_kernel_stage1", "_fwd_kernel_stage2")
-    return [
-        Case("vllm", mla_name(batch), kernels, mla_decode(batch), batch.labels(f"mla-{batch.num_heads}", "latent"))
-        for batch in batches
-    ]
-
-
 def _batch(head_size: int, block_size: int, *, query_len: int = 1) -> Batch:
     return Batch(torch.bfloat16, head_size, num_heads=32, num_kv_heads=8, block_size=block_size, query_len=query_len)
 
@@ -92,15 +83,14 @@ def paged_attention_2d(batch: Batch, tile: int) -> Callable[[], None]:
 
     Args:
         batch: Shapes and dtype.
-        tile: Tokens per tile; `decode_tile` gives theirs.
+        tile: Tokens per tile.
     """
     x = 16 // batch.dtype.itemsize
     planes = batch.pool(2, batch.num_blocks, batch.block_size * batch.num_kv_heads * batch.head_size)
     key_cache = planes[0].view(batch.num_blocks, batch.num_kv_heads, batch.head_size // x, batch.block_size, x)
     value_cache = planes[1].view(batch.num_blocks, batch.num_kv_heads, batch.head_size, batch.block_size)
     group = batch.num_heads // batch.num_kv_heads
-    query, out = batch.query(), batch.query()
-    one = torch.ones(1)
+    query, out, one = batch.query(), batch.query(), torch.ones(1)
 
     def launch() -> None:
         kernel = vllm_attention("chunked_prefill_paged_decode").kernel_paged_attention_2d
@@ -119,7 +109,7 @@ def paged_attention_2d(batch: Batch, tile: int) -> Callable[[], None]:
             out_scale_inv=1.0,
             num_query_heads=batch.num_heads,
             num_queries_per_kv=group,
-            num_queries_per_kv_padded=max(_power_of_2(group), 16),
+            num_queries_per_kv_padded=max(next_power_of_two(group), 16),
             block_table_stride=batch.block_table.stride(0),
             query_stride_0=query.stride(0),
             query_stride_1=query.stride(1),
@@ -128,7 +118,7 @@ def paged_attention_2d(batch: Batch, tile: int) -> Callable[[], None]:
             BLOCK_SIZE=tile,
             PHYSICAL_BLOCK_SIZE=batch.block_size,
             HEAD_SIZE=batch.head_size,
-            HEAD_SIZE_PADDED=_power_of_2(batch.head_size),
+            HEAD_SIZE_PADDED=next_power_of_two(batch.head_size),
             USE_ALIBI_SLOPES=False,
             SLIDING_WINDOW=0,
             x=x,
@@ -150,16 +140,14 @@ def unified_attention(batch: Batch, *, segments: int) -> Callable[[], None]:
         batch: Shapes and dtype.
         segments: Parts of a sequence handled by separate programs (their "3D" kernel); 0 for the "2D" kernel.
     """
-    cache = batch.paged_cache("packed")
-    key_cache, value_cache = cache.key, cache.value
-    query, out = batch.query(), batch.query()
+    cache, query, out = batch.paged_cache("packed"), batch.query(), batch.query()
     scratch = {}
     if segments:
         rows = (batch.num_tokens, batch.num_heads, segments)
         scratch = {
             "seq_threshold_3D": batch.num_seqs,
             "num_par_softmax_segments": segments,
-            "softmax_segm_output": torch.empty(*rows, _power_of_2(batch.head_size)),
+            "softmax_segm_output": torch.empty(*rows, next_power_of_two(batch.head_size)),
             "softmax_segm_max": torch.empty(rows),
             "softmax_segm_expsum": torch.empty(rows),
         }
@@ -167,8 +155,8 @@ def unified_attention(batch: Batch, *, segments: int) -> Callable[[], None]:
     def launch() -> None:
         vllm_attention("triton_unified_attention").unified_attention(
             q=query,
-            k=key_cache,
-            v=value_cache,
+            k=cache.key,
+            v=cache.value,
             out=out,
             cu_seqlens_q=batch.query_start_loc,
             max_seqlen_q=batch.query_len,
@@ -223,7 +211,3 @@ def mla_decode(batch: Batch) -> Callable[[], None]:
             )
 
     return launch
-
-
-def _power_of_2(value: int) -> int:
-    return 1 << (value - 1).bit_length()
