@@ -64,7 +64,6 @@ a container works in (`docker/cpu.Dockerfile`, /hilgate)."""
 DOWNLOAD_SECONDS = 300
 COPY_BYTES = 1024 * 1024
 
-_KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -73,27 +72,16 @@ _BUILD = re.compile(r"[0-9a-f-]{1,36}")
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """What `plan.json` says of one step and of the build.
-
-    Attributes:
-        key: Planned key of the step.
-        commit: What is tested.
-        fork: Whether the plan takes the build for a fork's.
-        image: Name of the image that the step runs in; empty for none.
-        content: sha256 of what that image is built from; empty without an image.
-        provider: Planned key of the step that builds that image; empty where this plan has none.
-        gpus: How many it needs.
-        network: Whether it declares that it needs one.
-        secrets: Names of variables.
-        timeout_minutes: After which the runner ends the step.
-    """
+    """What `plan.json` says of one step and of the build; texts are empty for what there is not."""
 
     key: str
     commit: str
     fork: bool
     image: str
     content: str
+    """sha256 of what the image is built from."""
     provider: str
+    """Planned key of the step that builds the image."""
     gpus: int
     network: bool
     secrets: tuple[str, ...]
@@ -101,10 +89,7 @@ class PlannedJob:
 
     @property
     def seconds(self) -> float:
-        """After which the runner inside must long have ended its step: two minutes more than the step's own time.
-
-        One for what the runner does before and after, one for `docker stop`.
-        """
+        """The step's own time, a minute for what the runner does before and after, and one for `docker stop`."""
         return (self.timeout_minutes + 2) * 60.0
 
 
@@ -124,12 +109,12 @@ def read_plan(path: Path, key: str) -> PlannedJob:
         image = planned.get("image") or ""
         providers = [name for name, other in steps.items() if image and other["step"].get("provides") == image]
         return PlannedJob(
-            key=host.expect_text(key, "its key", _KEY),
+            key=host.expect_text(key, "its key", container.KEY),
             commit=host.expect_text(plan["commit"], "commit", _COMMIT),
             fork=_flag(plan.get("fork", False), "fork"),
-            image=host.expect_text(image, "image", _KEY) if image else "",
+            image=host.expect_text(image, "image", container.KEY) if image else "",
             content=host.expect_text(plan["images"][image], f"the content of {image}", _SHA256) if image else "",
-            provider=host.expect_text(providers[0], "a key", _KEY) if providers else "",
+            provider=host.expect_text(providers[0], "a key", container.KEY) if providers else "",
             gpus=host.expect_number(step.get("gpus", 0), "gpus", 0, 8) if planned["device"] != "cpu" else 0,
             network=_flag(step.get("network", False), "network"),
             secrets=trust.check_secrets(step.get("secrets", ())),
@@ -214,15 +199,6 @@ def download(key: str, env: Mapping[str, str], folder: Path) -> Path:
 def user() -> tuple[int, int]:
     """(uid, gid) of the container: the agent's own, or nobody's where that is root."""
     return (os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY)
-
-
-def commit_of(checkout: Path) -> str:
-    """Full sha of what is checked out.
-
-    Raises:
-        CannotRunHereError: It is no git checkout.
-    """
-    return host.git(checkout, "rev-parse", "--verify", "HEAD^{commit}").strip()
 
 
 def copy_checkout(checkout: Path, commit: str, target: Path) -> None:
@@ -339,11 +315,11 @@ def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
 
     Raises:
         RecordsError: The plan is of another commit, or there are results already.
-        CannotRunHereError: No image, no Docker, or a fork that would run on the host.
+        CannotRunHereError: No git checkout, no image, no Docker, or a fork that would run on the host.
         SickNodeError: Docker does not answer, or the agent does not have the GPUs that its queue promises.
     """
     planned = read_plan(arguments.plan, arguments.key)
-    commit = commit_of(checkout)
+    commit = host.git(checkout, "rev-parse", "--verify", "HEAD^{commit}").strip()
     if commit != planned.commit:
         raise RecordsError(
             f"the plan is of commit {planned.commit[:12]} and {commit[:12]} is checked out",
@@ -417,13 +393,10 @@ def _in_container(
             command=("python3", "-m", "hilgate", *words),
             hostname=socket.gethostname(),
             user=f"{uid}:{gid}",
-            workspace=str(scratch / "workspace"),
-            results=str(scratch / "results"),
-            plan=str(scratch / "plan.json"),
-            jobs=str(scratch / "jobs") if arguments.recheck else "",
+            scratch=str(scratch),
+            recheck=arguments.recheck,
             cache=str(Path(env[CACHE]).resolve()) if env.get(CACHE) else "",
-            render_nodes=devices.render_nodes,
-            groups=devices.groups,
+            devices=devices,
             memory_gib=memory_gib(planned.gpus, devices.on_host),
             fork=decided.fork,
             network=planned.network,

@@ -292,9 +292,9 @@ def test_a_shared_machine_is_judged_by_the_agents_own_gpu(node: FakeNode) -> Non
 def test_by_hand_it_writes_uploads_pauses_and_forgives_nothing(
     node: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert node.preflight(by_hand=True, remembers=False) == 0
+    assert node.preflight(by_hand=True) == 0
     node.uses(41000)
-    assert node.preflight(by_hand=True, remembers=False) == 75
+    assert node.preflight(by_hand=True) == 75
     assert "unfit: GPU 2" in capsys.readouterr().out
     assert node.agent_calls() == []
     assert not (node.checkout / "results").exists()
