@@ -78,8 +78,6 @@ PULL_SECONDS = 3600
 """A ROCm image is about 30 GiB; a pull that is slower than an hour is a sick network."""
 
 POLL_SECONDS = 0.1
-DAEMON_ERROR, CANNOT_INVOKE, NOT_FOUND = 125, 126, 127
-"""`docker run` itself (Docker reference, "Exit status"); `hilgate` uses none of them."""
 
 
 @dataclass(frozen=True)
@@ -289,7 +287,7 @@ def require_docker() -> None:
 
 
 def obtain(image: str) -> None:
-    """Have this image in the host's store: pulled by digest, or already there where it is known by its digest alone.
+    """Pull this image by its digest; one that is known by its digest alone must be in the host's store.
 
     Raises:
         SickNodeError: It cannot be pulled, or is not there.
@@ -305,14 +303,7 @@ def obtain(image: str) -> None:
 
 
 def attend(command: list[str], *, env: dict[str, str], container: str | None, seconds: float) -> int:
-    """Run a command to its end, or end it: on SIGTERM, SIGINT or SIGHUP, or after `seconds`.
-
-    Args:
-        command: An argument list.
-        env: Its whole environment.
-        container: Name of the container that the command runs, to be stopped and removed; None for a command on the
-            host, whose process group is ended.
-        seconds: The longest it may take.
+    """Run a command to its end, or end it (and its `container` by name): on SIGTERM, SIGINT, SIGHUP or after `seconds`.
 
     Returns:
         Its exit status as a shell gives it (128 and the signal's number for a signal); 130 when interrupted, 75 when it
@@ -337,10 +328,11 @@ def attend(command: list[str], *, env: dict[str, str], container: str | None, se
         sys.stderr.write(f"ended after {seconds:.0f} s: what runs inside ends sooner, so it or this node hangs\n")
         return int(Exit.SICK_NODE)
     status = child.returncode if child.returncode >= 0 else 128 - child.returncode
-    if container is not None and status == DAEMON_ERROR:
+    # 125 to 127 are of `docker run` itself (Docker reference, "Exit status"); `hilgate` uses none of them.
+    if container is not None and status == 125:
         sys.stderr.write("error: Docker could not run the container; its words are above\n")
         return int(Exit.SICK_NODE)
-    if container is not None and status in {CANNOT_INVOKE, NOT_FOUND}:
+    if container is not None and status in {126, 127}:
         sys.stderr.write("error: the image has no python3 that can be run\n")
         return int(Exit.CANNOT_RUN_HERE)
     return status

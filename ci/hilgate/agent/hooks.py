@@ -47,11 +47,10 @@ AGENT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class NodeContext:
-    """Where to look, with the agent's environment, and what its queue promises."""
+    """A job's environment and files, where to look at the node, and how long."""
 
     env: Mapping[str, str]
     checkout: Path
-    promise: health.QueuePromise
     proc: Path = host.PROC
     kfd: Path = host.KFD
     settle_seconds: float = SETTLE_SECONDS
@@ -64,21 +63,17 @@ class NodeContext:
         return kernel_log.Position(self.env, self.proc / kernel_log.BOOT_ID)
 
 
-def preflight(env: Mapping[str, str], checkout: Path, *, by_hand: bool = False, node: NodeContext | None = None) -> int:
+def preflight(node: NodeContext, *, by_hand: bool = False) -> int:
     """Look at a node, leave the record in the job's folder, and take the agent out of service if it is unfit.
 
-    Args:
-        env: The job's environment.
-        checkout: Its files.
-        by_hand: Write, upload, pause and remember nothing.
-        node: Where to look; this machine without it.
+    By hand it writes, uploads, pauses and remembers nothing.
 
     Raises:
         DeclarationError: The queue is unknown, a setting of the agent makes no sense, or a GPU job has no folder.
     """
-    node = node or NodeContext(env, checkout, health.promised(env))
+    env, checkout, promise = node.env, node.checkout, health.promised(node.env)
     folder, step = (None, "") if by_hand else health.job_folder(env, checkout)
-    if node.promise.gpus and folder is None and not by_hand:
+    if promise.gpus and folder is None and not by_hand:
         raise DeclarationError(
             f"the job of {step or 'a step without a key'} uploads no results/jobs/<key>, where its health belongs",
             where="artifact_paths",
@@ -86,17 +81,17 @@ def preflight(env: Mapping[str, str], checkout: Path, *, by_hand: bool = False, 
         )
     record = health.HealthRecord(step, "before", env.get("BUILDKITE_AGENT_NAME", ""))
     record.problems += health.disk_problems(checkout, health.whole_number(env, health.MIN_DISK, health.MIN_DISK_GIB))
-    if node.promise.gpus:
-        end = _look(node, record, idle=True)
+    if promise.gpus:
+        end = _look(node, promise, record, idle=True)
         if not record.problems:  # last, and only on GPUs that nothing else speaks against
-            record.problems += gpus.selfcheck_problems(env, node.promise.gpus, elements=node.elements)
+            record.problems += gpus.selfcheck_problems(env, promise.gpus, elements=node.elements)
         if not by_hand and not record.problems and end is not None:
             node.position().save(end)
     path = record.write(folder) if folder is not None else None
     if not record.problems:
-        sys.stdout.write(f"~~~ fit for {node.promise.queue}\n{_table(record)}")
+        sys.stdout.write(f"~~~ fit for {promise.queue}\n{_table(record)}")
         return int(Exit.PASS)
-    sys.stdout.write(f"+++ this node is unfit for {node.promise.queue}\n{_table(record)}")
+    sys.stdout.write(f"+++ this node is unfit for {promise.queue}\n{_table(record)}")
     sys.stdout.write("".join(f"unfit: {problem}\n" for problem in record.problems))
     if not by_hand:
         calls = {"this agent could not be paused": _pause(record.problems, env)}
@@ -110,21 +105,20 @@ def preflight(env: Mapping[str, str], checkout: Path, *, by_hand: bool = False, 
     return int(Exit.SICK_NODE)
 
 
-def postflight(env: Mapping[str, str], checkout: Path, *, node: NodeContext | None = None) -> int:
+def postflight(node: NodeContext) -> int:
     """End what the job left, look at the node, leave the record in the job's folder.
 
     Raises:
         DeclarationError: The queue is unknown or a setting of the agent makes no sense; what was left is ended first.
     """
+    env = node.env
     left = host.end_job(env.get("BUILDKITE_JOB_ID", ""), grace_seconds=host.grace(env))
     sys.stdout.write("".join(f"ended {line}\n" for line in left.ended))
-    if node is None:
-        settle = 0.0 if env.get("BUILDKITE_JOB_CANCELLED") == "true" else SETTLE_SECONDS
-        node = NodeContext(env, checkout, health.promised(env), settle_seconds=settle)
-    folder, step = health.job_folder(env, checkout)
+    promise = health.promised(env)
+    folder, step = health.job_folder(env, node.checkout)
     record = health.HealthRecord(step, "after", env.get("BUILDKITE_AGENT_NAME", ""), left.problems, ended=left.ended)
-    if node.promise.gpus:
-        end = _look(node, record, idle=False)
+    if promise.gpus:
+        end = _look(node, promise, record, idle=False)
         if end is not None:
             # The record tells of it, so the next job's preflight need not; what does not pass counts again by itself.
             node.position().save(end)
@@ -135,7 +129,7 @@ def postflight(env: Mapping[str, str], checkout: Path, *, node: NodeContext | No
     return int(Exit.SICK_NODE if record.problems else Exit.PASS)
 
 
-def _look(node: NodeContext, record: health.HealthRecord, *, idle: bool) -> float | None:
+def _look(node: NodeContext, promise: health.QueuePromise, record: health.HealthRecord, *, idle: bool) -> float | None:
     """GPUs, holders and the kernel's log, none of which stops the others; returns the log's end if it can be read."""
     own_nodes = gpus.own_nodes(node.env, node.kfd)
     own = frozenset(render_node.bdf for render_node in own_nodes)
@@ -147,7 +141,7 @@ def _look(node: NodeContext, record: health.HealthRecord, *, idle: bool) -> floa
         try:
             found, lasting = gpus.read_smi(seconds=node.smi_seconds)
             record.gpus = [gpu for gpu in found if gpu.bdf in own or not own]
-            lasting += health.lasting_problems(found, node.promise, own)
+            lasting += health.lasting_problems(found, promise, own)
             passing = health.passing_problems(record.gpus, limit, idle=idle)
         except HilgateError as error:
             lasting = [f"{error.what} ({error.where})"]
@@ -200,10 +194,12 @@ def main(words: list[str] | None = None) -> int:
     )
     arguments = parser.parse_args(words)
     env = {**os.environ, health.QUEUE: arguments.queue} if arguments.queue else dict(os.environ)
+    cancelled = env.get("BUILDKITE_JOB_CANCELLED") == "true"
+    node = NodeContext(env, arguments.checkout, settle_seconds=0.0 if cancelled else SETTLE_SECONDS)
     try:
         if arguments.hook == "postflight":
-            return postflight(env, arguments.checkout)
-        return preflight(env, arguments.checkout, by_hand=bool(arguments.queue))
+            return postflight(node)
+        return preflight(node, by_hand=bool(arguments.queue))
     except HilgateError as error:
         sys.stderr.write(f"error: {error}\n")
         return int(error.exit_status)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.nodes import JOB, QUIET, FakeNode, write_gpu
 
-from hilgate.agent import hooks
 from hilgate.errors import DeclarationError
 from hilgate.model import Health
 
@@ -319,7 +318,7 @@ def test_a_server_that_the_job_left_is_ended_and_named(
     node.env["BUILDKITE_AGENT_META_DATA_QUEUE"] = queue
     if queue == "default":
         with pytest.raises(DeclarationError):
-            hooks.postflight(node.env, node.checkout)
+            node.postflight()
     else:
         assert node.postflight() == 0
         assert [line.split()[0] for line in node.record("after").ended] == [str(server.pid)]
