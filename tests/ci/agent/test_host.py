@@ -129,8 +129,9 @@ def test_an_orphan_of_the_jobs_session_is_ended(machine: Host) -> None:
 def test_another_jobs_process_survives_even_below_ours(machine: Host) -> None:
     other = machine.start(WAITS, job=str(uuid.uuid4()))
     nobody = machine.start(WAITS, bare=True)
-    child = f"[sys.executable, '-S', '-c', {WAITS!r}], env={{'HILGATE_JOB_ID': 'another'}}, stdout=subprocess.DEVNULL"
-    machine.start(f"import subprocess, sys, time; print(subprocess.Popen({child}).pid, flush=True); time.sleep(60)")
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"  # only then is its environment its own
+    child = f"[sys.executable, '-S', '-c', {code!r}], env={{'HILGATE_JOB_ID': 'another'}}"
+    machine.start(f"import subprocess, sys, time; subprocess.Popen({child}); time.sleep(60)")
     assert host.end_job("") == host.Cleanup()
     assert len(machine.end().ended) == 1
     assert [machine.alive(pid) for pid in (other.pid, nobody.pid, *machine.others)] == [True] * 3

@@ -131,14 +131,14 @@ def test_buildah_builds_on_its_base_with_secret_mounts_and_labels(store, order):
     names.append("localhost/hilgate/base:bookworm")
     engine.build(order("cpu", mounts={"/wheels": "/run/hilgate/pip-0"}))
     (words,) = built
-    text = " ".join(words)
-    assert "--isolation chroot" in text
-    assert "--build-arg BASE=localhost/hilgate/base:bookworm" in text
-    assert "--volume /wheels:/run/hilgate/pip-0:ro" in text
-    assert f"--label=hilgate.content={order('cpu').content}" in text
-    assert "--label=org.opencontainers.image.base.name=debootstrap bookworm" in text
-    assert f"--label=org.opencontainers.image.base.digest={DIGEST}" in text
-    assert f"--tag localhost/hilgate/cpu:{order('cpu').content}" in text
+    for expected in (
+        *("--isolation chroot", "--build-arg BASE=localhost/hilgate/base:bookworm"),
+        *("--volume /wheels:/run/hilgate/pip-0:ro", f"--label=hilgate.content={order('cpu').content}"),
+        "--label=org.opencontainers.image.base.name=debootstrap bookworm",
+        f"--label=org.opencontainers.image.base.digest={DIGEST}",
+        f"--tag localhost/hilgate/cpu:{order('cpu').content}",
+    ):
+        assert expected in " ".join(words)
     assert not (engine.folder / "pip.conf").exists()
 
 
@@ -190,7 +190,6 @@ def test_rocm_without_buildx_is_for_another_machine(monkeypatch, capsys, root):
 
 def test_docker_without_buildx_is_no_docker(monkeypatch):
     monkeypatch.setattr(engines.shutil, "which", lambda _: "docker")
-    monkeypatch.setattr(engines, "output", lambda _: (1, "unknown command: docker buildx"))
     assert engines.available() is False
 
 
@@ -225,14 +224,7 @@ def test_pip_is_configured_inside_as_outside_without_a_path_of_the_machine():
     )
     text, mounts = pip_configuration(listing)
     assert set(mounts) == {"/srv/wheels", "/etc/ca.pem", "/srv/one", "/srv/two"}
-    assert "/srv" not in text
-    assert "/etc" not in text
-    assert "cache-dir" not in text
-    assert "user" not in text
-    assert "timeout = 60" in text
-    assert "index-url = https://index.example/simple" in text
-    assert f"file://{mounts['/srv/one']}/simple" in text
-
-
-def test_pip_without_settings_is_an_empty_configuration():
+    assert [word for word in ("/srv", "/etc", "cache-dir", "user") if word in text] == []
+    expected = ("timeout = 60", "index-url = https://index.example/simple", f"file://{mounts['/srv/one']}/simple")
+    assert [line for line in expected if line not in text] == []
     assert pip_configuration("") == ("[global]\n", {})
