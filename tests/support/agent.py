@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from support.nodes import write_gpu
 
-from hilgate.agent import job
+from hilgate.agent import host, job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +79,7 @@ class Agent:
         for words in (["init", "-q"], ["add", "-A"],
                       ["-c", "user.name=t", "-c", "user.email=t@example.invalid", "commit", "-qm", "t"]):  # fmt: skip
             subprocess.run(["git", *words], cwd=self.checkout, check=True)
-        self.commit = job.commit_of(self.checkout)
+        self.commit = host.git(self.checkout, "rev-parse", "HEAD").strip()
         self.env = {
             "PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(root), "BUILDKITE": "true", "BUILDKITE_JOB_ID": "j-1",
             "BUILDKITE_REPO": "https://github.com/rocm/hilgate", "BUILDKITE_PULL_REQUEST": "false",

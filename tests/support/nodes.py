@@ -78,13 +78,13 @@ class FakeNode:
 
     def node(self, **changes: Any) -> hooks.NodeContext:
         quick = {"settle_seconds": 0.0, "elements": 2000} | changes
-        return hooks.NodeContext(self.env, self.checkout, health.promised(self.env), self.proc, self.kfd, **quick)
+        return hooks.NodeContext(self.env, self.checkout, self.proc, self.kfd, **quick)
 
     def preflight(self, *, by_hand: bool = False, **changes: Any) -> int:
-        return hooks.preflight(self.env, self.checkout, by_hand=by_hand, node=self.node(**changes))
+        return hooks.preflight(self.node(**changes), by_hand=by_hand)
 
     def postflight(self) -> int:
-        return hooks.postflight(self.env, self.checkout, node=self.node())
+        return hooks.postflight(self.node())
 
     def record(self, moment: str) -> Health:
         """The record that a hook left, as the judge reads it."""

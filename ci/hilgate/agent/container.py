@@ -67,7 +67,7 @@ PASSED = frozenset(
 
 _IMAGE = re.compile(r"(?:[a-z0-9][a-z0-9._:/-]{0,254}@)?sha256:[0-9a-f]{64}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
-_KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
+KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
 _NODE = re.compile(r"/dev/dri/renderD[0-9]{1,4}")
 _HOSTNAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,62})")
 _USER = re.compile(r"[1-9][0-9]{0,9}:[0-9]{1,10}")
@@ -78,13 +78,11 @@ PULL_SECONDS = 3600
 """A ROCm image is about 30 GiB; a pull that is slower than an hour is a sick network."""
 
 POLL_SECONDS = 0.1
-DAEMON_ERROR, CANNOT_INVOKE, NOT_FOUND = 125, 126, 127
-"""`docker run` itself (Docker reference, "Exit status"); `hilgate` uses none of them."""
 
 
 @dataclass(frozen=True)
 class GpuDevices:
-    """Device nodes of some GPUs, numbers of the groups that own them, and how many GPUs the machine has in all."""
+    """Device nodes of some GPUs, numbers of the groups that own them, and how many GPUs the driver shows this agent."""
 
     render_nodes: tuple[str, ...] = ()
     groups: tuple[int, ...] = ()
@@ -116,7 +114,7 @@ def gpu_devices(count: int, env: Mapping[str, str], *, kfd: Path = host.KFD, dev
         raise host.SickNodeError(
             f"the step needs {count} GPUs and this agent has {len(chosen)}",
             where=str(kfd),
-            remedy="see amd-smi list on this node",
+            remedy="see amd-smi list on this node, and which of its GPUs this agent may use",
         )
     try:
         groups = {path.stat().st_gid for path in (dev / "kfd", *(dev / "dri" / name for name in chosen))}
@@ -140,16 +138,15 @@ class Container:
         command: What runs inside, as an argument list; no shell.
         hostname: The host's own: records must name the node, not the container.
         user: `uid:gid`, never root's.
-        workspace: A copy of the checkout. Never the checkout itself: its hooks run on the host after the container.
-        results: An empty folder of this job's own.
-        plan: `plan.json`, read-only inside.
+        scratch: This job's folder on the host: `workspace`, a copy of the checkout and never the checkout itself,
+            because its hooks run on the host after the container; `results`, empty; `plan.json` and, for a recheck,
+            `jobs` with earlier results, both read-only inside.
         memory_gib: Its part of the host.
         fork: Whether the build is a fork's.
         network: Whether the step declares that it needs one.
-        jobs: Results of earlier jobs, read-only inside; empty for none.
+        recheck: Whether there are earlier results.
         cache: A folder of models and compiled kernels that builds share; empty for none. Read-only in a fork.
-        render_nodes: `/dev/dri/renderD*` of the step's GPUs; none means no `/dev/kfd` either.
-        groups: Numbers of the groups that own these devices on the host.
+        devices: Of the step's GPUs; without render nodes there is no `/dev/kfd` either.
         env: The agent's environment, of which `PASSED` goes inside, and `secrets` of a build that is no fork's.
         secrets: Names of variables; their values never stand on the command line.
     """
@@ -160,23 +157,20 @@ class Container:
     command: tuple[str, ...]
     hostname: str
     user: str
-    workspace: str
-    results: str
-    plan: str
+    scratch: str
     memory_gib: int
     fork: bool
     network: bool
-    jobs: str = ""
+    recheck: bool = False
     cache: str = ""
-    render_nodes: tuple[str, ...] = ()
-    groups: tuple[int, ...] = ()
+    devices: GpuDevices = GpuDevices()
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
 
     @property
     def online(self) -> bool:
         """Whether it is on a network: only where declared, and never a kernel step of a fork."""
-        return self.network and not (self.fork and self.render_nodes)
+        return self.network and not (self.fork and self.devices.render_nodes)
 
 
 def name(job: str) -> str:
@@ -201,16 +195,14 @@ def command(container: Container) -> list[str]:
     image = _matching(_IMAGE, container.image, "an image by digest (repository@sha256:...)")
     if not container.command or not container.command[0]:
         raise DeclarationError("the container has no command", where=container.step, remedy="name what runs inside")
-    if container.memory_gib < 1:
-        raise DeclarationError(
-            f"a limit of {container.memory_gib} GiB of memory is none", remedy="give each container its share"
-        )
     memory = f"{container.memory_gib}g"
+    if container.memory_gib < 1:
+        raise DeclarationError(f"a limit of {memory} of memory is none", remedy="give each container its share")
     return [
         *("docker", "run", "--rm", "--init", "--pull=never", "--log-driver=none"),
         f"--name={name(container.job)}",
         f"--label={host.JOB_LABEL}={container.job}",
-        f"--label=hilgate.step={_matching(_KEY, container.step, 'a step key')}",
+        f"--label=hilgate.step={_matching(KEY, container.step, 'a step key')}",
         f"--hostname={_matching(_HOSTNAME, container.hostname, 'a host name')}",
         f"--user={_matching(_USER, container.user, 'a user that is not root (uid:gid)')}",
         *("--cap-drop=ALL", "--security-opt=no-new-privileges", "--ipc=private", "--cgroupns=private"),
@@ -228,39 +220,35 @@ def command(container: Container) -> list[str]:
 
 
 def _devices(container: Container) -> list[str]:
-    nodes = [_matching(_NODE, node, "a render node (/dev/dri/renderD<minor>)") for node in container.render_nodes]
+    given = container.devices
+    nodes = [_matching(_NODE, node, "a render node (/dev/dri/renderD<minor>)") for node in given.render_nodes]
     if len(set(nodes)) != len(nodes):
         raise DeclarationError("a GPU is given twice", where=", ".join(nodes), remedy="name each render node once")
     if not nodes:
         return []
-    groups = [f"--group-add={int(group)}" for group in sorted({*container.groups} - {0})]
+    groups = [f"--group-add={int(group)}" for group in sorted({*given.groups} - {0})]
     return [f"--device={node}:{node}:rw" for node in ("/dev/kfd", *nodes)] + groups
 
 
 def _mounts(container: Container) -> list[str]:
-    mounts = [
-        _mount(container.workspace, WORKSPACE, writable=True),
-        _mount(container.results, RESULTS, writable=True),
-        _mount(container.plan, PLAN, writable=False),
-    ]
-    if container.jobs:
-        mounts.append(_mount(container.jobs, JOBS, writable=False))
-    if container.cache:
-        mounts.append(_mount(container.cache, CACHE, writable=not container.fork))
-    return mounts
-
-
-def _mount(source: str, target: str, *, writable: bool) -> str:
     """`--mount`, because `-v` makes a missing source as root; its value is a line of CSV, so no commas or quotes."""
-    _matching(_PATH, source, "a plain absolute path")
-    of_host = any(_within(source, folder) or _within(folder, source) for folder in FORBIDDEN)
-    if posixpath.normpath(source) != source or source == "/" or of_host:
-        raise DeclarationError(f"{source!r} is never mounted", remedy="mount a folder made for this job")
-    return f"--mount=type=bind,source={source},target={target}{'' if writable else ',readonly'}"
+    scratch, read_only = _folder(container.scratch), ",readonly"
+    mounts = [(f"{scratch}/workspace", WORKSPACE, ""), (f"{scratch}/results", RESULTS, "")]
+    mounts.append((f"{scratch}/plan.json", PLAN, read_only))
+    if container.recheck:
+        mounts.append((f"{scratch}/jobs", JOBS, read_only))
+    if container.cache:
+        mounts.append((_folder(container.cache), CACHE, read_only if container.fork else ""))
+    return [f"--mount=type=bind,source={source},target={target}{mode}" for source, target, mode in mounts]
 
 
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder}/")
+def _folder(path: str) -> str:
+    """A folder of the host that may be mounted."""
+    _matching(_PATH, path, "a plain absolute path")
+    of_host = any(f"{path}/".startswith(f"{other}/") or other.startswith(f"{path}/") for other in FORBIDDEN)
+    if posixpath.normpath(path) != path or path == "/" or of_host:
+        raise DeclarationError(f"{path!r} is never mounted", remedy="mount a folder made for this job")
+    return path
 
 
 def _environment(container: Container) -> list[str]:
@@ -299,7 +287,7 @@ def require_docker() -> None:
 
 
 def obtain(image: str) -> None:
-    """Have this image in the host's store: pulled by digest, or already there where it is known by its digest alone.
+    """Pull this image by its digest; one that is known by its digest alone must be in the host's store.
 
     Raises:
         SickNodeError: It cannot be pulled, or is not there.
@@ -315,14 +303,7 @@ def obtain(image: str) -> None:
 
 
 def attend(command: list[str], *, env: dict[str, str], container: str | None, seconds: float) -> int:
-    """Run a command to its end, or end it: on SIGTERM, SIGINT or SIGHUP, or after `seconds`.
-
-    Args:
-        command: An argument list.
-        env: Its whole environment.
-        container: Name of the container that the command runs, to be stopped and removed; None for a command on the
-            host, whose process group is ended.
-        seconds: The longest it may take.
+    """Run a command to its end, or end it (and its `container` by name): on SIGTERM, SIGINT, SIGHUP or after `seconds`.
 
     Returns:
         Its exit status as a shell gives it (128 and the signal's number for a signal); 130 when interrupted, 75 when it
@@ -347,10 +328,11 @@ def attend(command: list[str], *, env: dict[str, str], container: str | None, se
         sys.stderr.write(f"ended after {seconds:.0f} s: what runs inside ends sooner, so it or this node hangs\n")
         return int(Exit.SICK_NODE)
     status = child.returncode if child.returncode >= 0 else 128 - child.returncode
-    if container is not None and status == DAEMON_ERROR:
+    # 125 to 127 are of `docker run` itself (Docker reference, "Exit status"); `hilgate` uses none of them.
+    if container is not None and status == 125:
         sys.stderr.write("error: Docker could not run the container; its words are above\n")
         return int(Exit.SICK_NODE)
-    if container is not None and status in {CANNOT_INVOKE, NOT_FOUND}:
+    if container is not None and status in {126, 127}:
         sys.stderr.write("error: the image has no python3 that can be run\n")
         return int(Exit.CANNOT_RUN_HERE)
     return status

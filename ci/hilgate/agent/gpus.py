@@ -209,13 +209,7 @@ _FACTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @dataclass(frozen=True)
 class RenderNode:
-    """A GPU in the driver's topology.
-
-    Attributes:
-        name: Of its device node, e.g. renderD128.
-        bdf: PCI address.
-        gpu_id: The driver's name for it in sysfs.
-    """
+    """A GPU in the driver's topology: e.g. renderD128, its PCI address, and the driver's name for it in sysfs."""
 
     name: str
     bdf: str
@@ -279,34 +273,29 @@ def find_holders(
     Args:
         own: GPUs of this agent alone; empty for any GPU.
         allowed: Names of programs to leave out, separated by spaces.
-        proc: Where processes are shown.
-        kfd: Where the driver shows its own: it knows processes of other users, and zombies that it cannot let go of.
+        proc: /proc.
+        kfd: The driver's own list has processes of other users, and zombies that it cannot let go of.
     """
     known = host.processes(proc)
-    held: dict[int, set[str]] = {}
-    hidden = 0
-    for pid in known:
-        devices = _open_devices(proc, pid)
-        if devices is None:
-            hidden += 1
-            continue
-        if own:  # every program of ROCm has /dev/kfd open, so on a shared machine only the render nodes tell
-            devices &= {f"/dev/dri/{node.name}" for node in own}
-        if devices:
-            held[pid] = devices
-    driver = _driver_processes(kfd, own)
-    for pid in driver or ():
-        held.setdefault(pid, set()).add("/dev/kfd")
+    opened = {pid: _open_devices(proc, pid) for pid in known}
+    hidden = sum(devices is None for devices in opened.values())
+    # Every program of ROCm has /dev/kfd open, so on a shared machine only the render nodes tell.
+    ours = {f"/dev/dri/{node.name}" for node in own}
+    held = {pid: devices & ours if own else devices for pid, devices in opened.items() if devices}
     problems = []
-    if driver is None and hidden:
-        problems.append(
-            f"{hidden} processes of other users may hold a GPU: the driver does not list its own in {kfd}/proc"
-        )
+    try:
+        for pid in _driver_processes(kfd, own):
+            held.setdefault(pid, set()).add("/dev/kfd")
+    except OSError:
+        if hidden:
+            problems.append(
+                f"{hidden} processes of other users may hold a GPU: the driver does not list its own in {kfd}/proc"
+            )
     names, spared = set(allowed.split()), host.untouchable(known)
     found = []
     for pid, devices in sorted(held.items()):
         process = known.get(pid) or host.Process(pid, 0, 0, host.ZOMBIE, 0, "gone")
-        if pid in spared or process.name in names:
+        if not devices or pid in spared or process.name in names:
             continue
         job, what = host.job_of(proc, pid), " and ".join(sorted(devices))
         of_job = f" of job {job}" if job else ""
@@ -339,15 +328,10 @@ def _open_devices(proc: Path, pid: int) -> set[str] | None:
     return found
 
 
-def _driver_processes(kfd: Path, own: tuple[RenderNode, ...]) -> list[int] | None:
-    """Processes that the driver keeps memory or queues for; None when it does not say."""
-    try:
-        entries = [entry for entry in (kfd / "proc").iterdir() if entry.name.isdigit()]
-    except OSError:
-        return None
-    if own:
-        entries = [entry for entry in entries if any(_uses(entry, node) for node in own)]
-    return [int(entry.name) for entry in entries]
+def _driver_processes(kfd: Path, own: tuple[RenderNode, ...]) -> list[int]:
+    """Processes that the driver keeps memory or queues for; OSError when it does not say."""
+    entries = [entry for entry in (kfd / "proc").iterdir() if entry.name.isdigit()]
+    return [int(entry.name) for entry in entries if not own or any(_uses(entry, node) for node in own)]
 
 
 def _uses(entry: Path, node: RenderNode) -> bool:

@@ -48,9 +48,6 @@ MIN_DISK_GIB = 20
 MAX_LINES = 50
 """Of the kernel's log in a record; a GPU that faults writes thousands."""
 
-RECHECK_SUFFIX = ".recheck"
-"""What the folder of a rerun elsewhere adds to the planned key."""
-
 _QUEUE = re.compile(r"amd_(mi[0-9]+)_([1-8])")
 _FOLDER = re.compile(r"results/jobs/([A-Za-z0-9][A-Za-z0-9_.-]*)/\*\*/\*")
 """What the artifact paths of a step's job say, so the files of the hooks arrive with the rest."""
@@ -140,7 +137,7 @@ class HealthRecord:
 
 
 def job_folder(env: Mapping[str, str], checkout: Path) -> tuple[Path | None, str]:
-    """The folder that a job uploads, and the planned key; None for a job of no planned step.
+    """The folder that a job uploads, and the planned key, which a recheck's folder adds to; None for another job.
 
     Raises:
         DeclarationError: The folder is a link.
@@ -152,7 +149,7 @@ def job_folder(env: Mapping[str, str], checkout: Path) -> tuple[Path | None, str
                 raise DeclarationError(
                     "the job's folder is a link", where=str(checkout / inner), remedy="take it out of the checkout"
                 )
-            return checkout / inner, match[1].removesuffix(RECHECK_SUFFIX)
+            return checkout / inner, match[1].removesuffix(".recheck")
     return None, env.get("BUILDKITE_STEP_KEY", "")
 
 

@@ -34,11 +34,10 @@ cancelled job, whose hooks have 9 s in all."""
 SETTLE_POLL_SECONDS = 3.0
 
 PAUSE_MINUTES = "HILGATE_PAUSE_MINUTES"
-DEFAULT_PAUSE_MINUTES = 240
-"""Buildkite resumes a paused agent by itself; without this after 5 minutes, at most after 10080 (its documentation,
-"Pause and resume an agent"). Long enough to be seen, short enough that a forgotten node comes back to be looked at."""
+DEFAULT_PAUSE_MINUTES, MAX_PAUSE_MINUTES = 240, 10080
+"""Buildkite resumes a paused agent by itself, after the maximum at the latest (its documentation, "Pause and resume an
+agent"). Long enough to be seen, short enough that a forgotten node comes back to be looked at."""
 
-MAX_PAUSE_MINUTES = 10080
 NOTE_CHARACTERS = 300
 """The note stands in one line of a list of agents; all of it is in the job's health file."""
 
@@ -48,50 +47,33 @@ AGENT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class NodeContext:
-    """Where to look, and what is promised.
-
-    Attributes:
-        env: The agent's environment.
-        checkout: The job's files.
-        promise: What the queue has.
-        proc: Processes.
-        kfd: The driver.
-        settle_seconds: How long a passing problem may take to go.
-        smi_seconds: For one call of amd-smi.
-        elements: Words that the tiny kernel mixes.
-        remembers: Whether a fit look notes how far the kernel's log was read.
-    """
+    """A job's environment and files, where to look at the node, and how long."""
 
     env: Mapping[str, str]
     checkout: Path
-    promise: health.QueuePromise
     proc: Path = host.PROC
     kfd: Path = host.KFD
     settle_seconds: float = SETTLE_SECONDS
     smi_seconds: float = gpus.SMI_SECONDS
     elements: int = gpus.ELEMENTS
-    remembers: bool = True
+    """Words that the tiny kernel mixes."""
 
     def position(self) -> kernel_log.Position:
         """How far this agent has read the kernel's log."""
         return kernel_log.Position(self.env, self.proc / kernel_log.BOOT_ID)
 
 
-def preflight(env: Mapping[str, str], checkout: Path, *, by_hand: bool = False, node: NodeContext | None = None) -> int:
+def preflight(node: NodeContext, *, by_hand: bool = False) -> int:
     """Look at a node, leave the record in the job's folder, and take the agent out of service if it is unfit.
 
-    Args:
-        env: The job's environment.
-        checkout: Its files.
-        by_hand: Write, upload and pause nothing.
-        node: Where to look; this machine without it.
+    By hand it writes, uploads, pauses and remembers nothing.
 
     Raises:
         DeclarationError: The queue is unknown, a setting of the agent makes no sense, or a GPU job has no folder.
     """
-    node = node or NodeContext(env, checkout, health.promised(env), remembers=not by_hand)
+    env, checkout, promise = node.env, node.checkout, health.promised(node.env)
     folder, step = (None, "") if by_hand else health.job_folder(env, checkout)
-    if node.promise.gpus and folder is None and not by_hand:
+    if promise.gpus and folder is None and not by_hand:
         raise DeclarationError(
             f"the job of {step or 'a step without a key'} uploads no results/jobs/<key>, where its health belongs",
             where="artifact_paths",
@@ -99,42 +81,44 @@ def preflight(env: Mapping[str, str], checkout: Path, *, by_hand: bool = False, 
         )
     record = health.HealthRecord(step, "before", env.get("BUILDKITE_AGENT_NAME", ""))
     record.problems += health.disk_problems(checkout, health.whole_number(env, health.MIN_DISK, health.MIN_DISK_GIB))
-    if node.promise.gpus:
-        end = _look(node, record, idle=True)
+    if promise.gpus:
+        end = _look(node, promise, record, idle=True)
         if not record.problems:  # last, and only on GPUs that nothing else speaks against
-            record.problems += gpus.selfcheck_problems(env, node.promise.gpus, elements=node.elements)
-        if node.remembers and not record.problems and end is not None:
+            record.problems += gpus.selfcheck_problems(env, promise.gpus, elements=node.elements)
+        if not by_hand and not record.problems and end is not None:
             node.position().save(end)
     path = record.write(folder) if folder is not None else None
     if not record.problems:
-        sys.stdout.write(f"~~~ fit for {node.promise.queue}\n{_table(record)}")
+        sys.stdout.write(f"~~~ fit for {promise.queue}\n{_table(record)}")
         return int(Exit.PASS)
-    sys.stdout.write(f"+++ this node is unfit for {node.promise.queue}\n{_table(record)}")
+    sys.stdout.write(f"+++ this node is unfit for {promise.queue}\n{_table(record)}")
     sys.stdout.write("".join(f"unfit: {problem}\n" for problem in record.problems))
     if not by_hand:
-        # The agent uploads artifacts after a failed pre-command hook too; this one does not wait for that.
-        failures = [_upload(path, checkout) if path is not None else "", _pause(record.problems, env)]
-        sys.stdout.write("".join(f"also: {failure}\n" for failure in failures if failure))
+        calls = {"this agent could not be paused": _pause(record.problems, env)}
+        if path is not None:  # the agent uploads artifacts after a failed pre-command hook too; this does not wait
+            name = str(path.relative_to(checkout))
+            calls = {f"{name} could not be uploaded": ("artifact", "upload", name)} | calls
+        for problem, words in calls.items():
+            if failure := host.run(("buildkite-agent", *words), AGENT_SECONDS, cwd=checkout).failure:
+                sys.stdout.write(f"also: {problem}: {failure}\n")
         sys.stdout.write("Nothing was learned about the change; another agent takes the job.\n")
-    sys.stdout.flush()
     return int(Exit.SICK_NODE)
 
 
-def postflight(env: Mapping[str, str], checkout: Path, *, node: NodeContext | None = None) -> int:
+def postflight(node: NodeContext) -> int:
     """End what the job left, look at the node, leave the record in the job's folder.
 
     Raises:
         DeclarationError: The queue is unknown or a setting of the agent makes no sense; what was left is ended first.
     """
+    env = node.env
     left = host.end_job(env.get("BUILDKITE_JOB_ID", ""), grace_seconds=host.grace(env))
     sys.stdout.write("".join(f"ended {line}\n" for line in left.ended))
-    if node is None:
-        settle = 0.0 if env.get("BUILDKITE_JOB_CANCELLED") == "true" else SETTLE_SECONDS
-        node = NodeContext(env, checkout, health.promised(env), settle_seconds=settle)
-    folder, step = health.job_folder(env, checkout)
+    promise = health.promised(env)
+    folder, step = health.job_folder(env, node.checkout)
     record = health.HealthRecord(step, "after", env.get("BUILDKITE_AGENT_NAME", ""), left.problems, ended=left.ended)
-    if node.promise.gpus:
-        end = _look(node, record, idle=False)
+    if promise.gpus:
+        end = _look(node, promise, record, idle=False)
         if end is not None:
             # The record tells of it, so the next job's preflight need not; what does not pass counts again by itself.
             node.position().save(end)
@@ -145,7 +129,7 @@ def postflight(env: Mapping[str, str], checkout: Path, *, node: NodeContext | No
     return int(Exit.SICK_NODE if record.problems else Exit.PASS)
 
 
-def _look(node: NodeContext, record: health.HealthRecord, *, idle: bool) -> float | None:
+def _look(node: NodeContext, promise: health.QueuePromise, record: health.HealthRecord, *, idle: bool) -> float | None:
     """GPUs, holders and the kernel's log, none of which stops the others; returns the log's end if it can be read."""
     own_nodes = gpus.own_nodes(node.env, node.kfd)
     own = frozenset(render_node.bdf for render_node in own_nodes)
@@ -157,7 +141,7 @@ def _look(node: NodeContext, record: health.HealthRecord, *, idle: bool) -> floa
         try:
             found, lasting = gpus.read_smi(seconds=node.smi_seconds)
             record.gpus = [gpu for gpu in found if gpu.bdf in own or not own]
-            lasting += health.lasting_problems(found, node.promise, own)
+            lasting += health.lasting_problems(found, promise, own)
             passing = health.passing_problems(record.gpus, limit, idle=idle)
         except HilgateError as error:
             lasting = [f"{error.what} ({error.where})"]
@@ -183,34 +167,21 @@ def _look(node: NodeContext, record: health.HealthRecord, *, idle: bool) -> floa
 
 
 def _table(record: health.HealthRecord) -> str:
-    if not record.gpus:
-        return ""
-    lines = ["GPU  PCI address   arch     VRAM used / MiB  hottest / C  ECC  name\n"]
-    lines += [
-        f"{gpu.index:>3}  {gpu.bdf}  {gpu.arch:<7}  {gpu.vram_used_mib:>6} / {gpu.vram_total_mib:>6}  "
-        f"{gpu.temperature_c:>11g}  {gpu.ecc_uncorrectable:>3}  {gpu.name[:22]}\n"
-        for gpu in record.gpus
-    ]
-    return "".join(lines)
+    table = "GPU  PCI address   arch     VRAM used / MiB  hottest / C  ECC  name\n" if record.gpus else ""
+    for gpu in record.gpus:
+        table += f"{gpu.index:>3}  {gpu.bdf}  {gpu.arch:<7}  {gpu.vram_used_mib:>6} / {gpu.vram_total_mib:>6}  "
+        table += f"{gpu.temperature_c:>11g}  {gpu.ecc_uncorrectable:>3}  {gpu.name[:22]}\n"
+    return table
 
 
-def _pause(problems: Sequence[str], env: Mapping[str, str]) -> str:
-    """Pause the agent that runs this job, with the first problems as its note; returns why that did not work."""
+def _pause(problems: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
+    """Words that pause the agent that runs this job, with the first problems as its note."""
     text = host.printable("; ".join(problems))
     end = f" (hilgate preflight, job {env.get('BUILDKITE_JOB_ID', '')})"
     room = NOTE_CHARACTERS - len(end)
     note = (text if len(text) <= room else text[: room - 3] + "...") + end
     minutes = max(1, min(health.whole_number(env, PAUSE_MINUTES, DEFAULT_PAUSE_MINUTES), MAX_PAUSE_MINUTES))
-    words = ("buildkite-agent", "pause", "--note", note, "--timeout-in-minutes", str(minutes))
-    failure = host.run(words, AGENT_SECONDS).failure
-    return f"this agent could not be paused: {failure}" if failure else ""
-
-
-def _upload(path: Path, checkout: Path) -> str:
-    """Upload one file of the job; returns why that did not work."""
-    name = str(path.relative_to(checkout))
-    failure = host.run(("buildkite-agent", "artifact", "upload", name), AGENT_SECONDS, cwd=checkout).failure
-    return f"{name} could not be uploaded: {failure}" if failure else ""
+    return ("pause", "--note", note, "--timeout-in-minutes", str(minutes))
 
 
 def main(words: list[str] | None = None) -> int:
@@ -223,10 +194,12 @@ def main(words: list[str] | None = None) -> int:
     )
     arguments = parser.parse_args(words)
     env = {**os.environ, health.QUEUE: arguments.queue} if arguments.queue else dict(os.environ)
+    cancelled = env.get("BUILDKITE_JOB_CANCELLED") == "true"
+    node = NodeContext(env, arguments.checkout, settle_seconds=0.0 if cancelled else SETTLE_SECONDS)
     try:
         if arguments.hook == "postflight":
-            return postflight(env, arguments.checkout)
-        return preflight(env, arguments.checkout, by_hand=bool(arguments.queue))
+            return postflight(node)
+        return preflight(node, by_hand=bool(arguments.queue))
     except HilgateError as error:
         sys.stderr.write(f"error: {error}\n")
         return int(error.exit_status)

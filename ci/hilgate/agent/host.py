@@ -36,7 +36,7 @@ anything of a process (Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_
 DEV = Path("/dev")
 
 REAP_SECONDS = 3.0
-"""After SIGKILL. A process in state D (a driver that does not answer) may never die, and is left to the kernel."""
+"""After SIGKILL. A process in state D (a driver that does not answer) may never die, and is reported."""
 
 MAX_OUTPUT_BYTES = 8 * 2**20
 """Of one stream; amd-smi prints about 3 KiB for a GPU, and a whole kernel log is at most a few MiB."""
@@ -51,14 +51,9 @@ JOB_LABEL = "hilgate.job"
 """Of a job's containers (`hilgate.agent.container`)."""
 
 ZOMBIE = "Z"
-GRACE_SECONDS = 5.0
-"""Between SIGTERM and SIGKILL; as the runner gives its steps."""
-
-CANCELLED_GRACE_SECONDS = 2.0
-"""The agent gives all hooks of a cancelled job 9 s together (buildkite-agent start, --signal-grace-period-seconds)."""
-
-KILLED_SECONDS = 3.0
-"""For the kernel to end what got SIGKILL; a process in state D is reported instead."""
+GRACE_SECONDS, CANCELLED_GRACE_SECONDS = 5.0, 2.0
+"""Between SIGTERM and SIGKILL; as the runner gives its steps. The agent gives all hooks of a cancelled job 9 s together
+(buildkite-agent start, --signal-grace-period-seconds)."""
 
 ROUNDS = 3
 """A process that starts others while it ends is looked for again."""
@@ -74,22 +69,15 @@ class SickNodeError(HilgateError):
 
 @dataclass(frozen=True)
 class CommandResult:
-    """How a command ended.
-
-    Attributes:
-        program: The first word of the command.
-        status: Its exit status, negative for a signal; None when it was ended here or could not start.
-        out: Standard output, bytes that are not UTF-8 replaced.
-        err: Standard error, likewise.
-        problem: Why there is no exit status; empty when there is one.
-        started: Whether the program could be started at all.
-    """
+    """How a command ended."""
 
     program: str
     status: int | None
+    """Its exit status, negative for a signal; None when it was ended here or could not start."""
     out: str = ""
     err: str = ""
     problem: str = ""
+    """Why there is no exit status."""
     started: bool = True
 
     @property
@@ -182,22 +170,14 @@ def expect_number(value: object, what: str, least: int = 0, most: int = sys.maxs
 
 @dataclass(frozen=True)
 class Process:
-    """One process at one moment.
-
-    Attributes:
-        pid: Its number; with `started` it is this process and no later one of the same number.
-        parent: 1, or a subreaper, once its own parent has ended.
-        session: The pid of the session's first process.
-        state: R, S, D, Z ... (proc(5)).
-        started: Clock ticks after boot.
-        name: As the kernel has it, at most 15 bytes.
-    """
+    """One process at one moment, in the words of proc(5); pid and start together name no later process."""
 
     pid: int
     parent: int
     session: int
     state: str
     started: int
+    """Clock ticks after boot."""
     name: str
 
     def __str__(self) -> str:
@@ -290,7 +270,7 @@ def left_by(job: str, proc: Path = PROC) -> list[Process]:
 
 
 def _end(found: list[Process], grace_seconds: float, proc: Path) -> None:
-    for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, KILLED_SECONDS)):
+    for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, REAP_SECONDS)):
         alive = [process for process in found if _lives(process, proc)]
         for process in alive:
             _send(process, number, proc)

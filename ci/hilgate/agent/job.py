@@ -48,23 +48,11 @@ DISPOSABLE = "HILGATE_DISPOSABLE"
 FROM_BUILD = "HILGATE_IMAGE_FROM_BUILD"
 """Of a rerun: the build whose images are used, where this one builds none."""
 
-MEMORY_SHARE = 0.9
-"""Of the host's memory for containers; the rest is the agent's, the kernel's and the driver's."""
-
-NOBODY = 65534
-"""Who a container runs as where the agent is root: the number of `nobody` on Debian, Ubuntu and Fedora."""
-
 HOOKS_OWN = ("health-before.json", "health-after.json")
 """Written by the agent's hooks beside the results; a step that leaves files of these names is not believed."""
 
-COMPILERS = ".triton"
-"""Compilers of other versions, which steps name relative to the repository; the images keep them beside the folder that
-a container works in (`docker/cpu.Dockerfile`, /hilgate)."""
-
 DOWNLOAD_SECONDS = 300
-COPY_BYTES = 1024 * 1024
 
-_KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -73,27 +61,16 @@ _BUILD = re.compile(r"[0-9a-f-]{1,36}")
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """What `plan.json` says of one step and of the build.
-
-    Attributes:
-        key: Planned key of the step.
-        commit: What is tested.
-        fork: Whether the plan takes the build for a fork's.
-        image: Name of the image that the step runs in; empty for none.
-        content: sha256 of what that image is built from; empty without an image.
-        provider: Planned key of the step that builds that image; empty where this plan has none.
-        gpus: How many it needs.
-        network: Whether it declares that it needs one.
-        secrets: Names of variables.
-        timeout_minutes: After which the runner ends the step.
-    """
+    """What `plan.json` says of one step and of the build; texts are empty for what there is not."""
 
     key: str
     commit: str
     fork: bool
     image: str
     content: str
+    """sha256 of what the image is built from."""
     provider: str
+    """Planned key of the step that builds the image."""
     gpus: int
     network: bool
     secrets: tuple[str, ...]
@@ -101,10 +78,7 @@ class PlannedJob:
 
     @property
     def seconds(self) -> float:
-        """After which the runner inside must long have ended its step: two minutes more than the step's own time.
-
-        One for what the runner does before and after, one for `docker stop`.
-        """
+        """The step's own time, a minute for what the runner does before and after, and one for `docker stop`."""
         return (self.timeout_minutes + 2) * 60.0
 
 
@@ -124,12 +98,12 @@ def read_plan(path: Path, key: str) -> PlannedJob:
         image = planned.get("image") or ""
         providers = [name for name, other in steps.items() if image and other["step"].get("provides") == image]
         return PlannedJob(
-            key=host.expect_text(key, "its key", _KEY),
+            key=host.expect_text(key, "its key", container.KEY),
             commit=host.expect_text(plan["commit"], "commit", _COMMIT),
             fork=_flag(plan.get("fork", False), "fork"),
-            image=host.expect_text(image, "image", _KEY) if image else "",
+            image=host.expect_text(image, "image", container.KEY) if image else "",
             content=host.expect_text(plan["images"][image], f"the content of {image}", _SHA256) if image else "",
-            provider=host.expect_text(providers[0], "a key", _KEY) if providers else "",
+            provider=host.expect_text(providers[0], "a key", container.KEY) if providers else "",
             gpus=host.expect_number(step.get("gpus", 0), "gpus", 0, 8) if planned["device"] != "cpu" else 0,
             network=_flag(step.get("network", False), "network"),
             secrets=trust.check_secrets(step.get("secrets", ())),
@@ -150,10 +124,9 @@ def _flag(value: object, what: str) -> bool:
 
 
 def image_digest(planned: PlannedJob, env: Mapping[str, str], folder: Path, *, local: Path) -> str:
-    """Digest of the step's image, from the records of the job that built it.
+    """Digest of the step's image, from the records of the job that built it, here or in `HILGATE_IMAGE_FROM_BUILD`.
 
-    On an agent these are downloaded into `folder` (or come from the build that `HILGATE_IMAGE_FROM_BUILD` names); at a
-    desk they lie in `local`, a folder of job folders.
+    On an agent they are downloaded into `folder`; at a desk they lie in `local`, a folder of job folders.
 
     Raises:
         CannotRunHereError: No such record arrived, or the image was built from other contents than the plan's.
@@ -166,7 +139,7 @@ def image_digest(planned: PlannedJob, env: Mapping[str, str], folder: Path, *, l
             where=f"step {planned.key}",
             remedy=f"plan the step that provides it, or name a build that has it in {FROM_BUILD}",
         )
-    results = download(provider, env, folder) if env.get("BUILDKITE") == "true" else local / provider / "results.jsonl"
+    results = results_of(provider, env, folder, local=local, build=env.get(FROM_BUILD, ""))
     try:
         records = [json.loads(line) for line in results.read_bytes().splitlines()]
         built = [record for record in records if record["kind"] == "image" and record["image"] == image]
@@ -189,40 +162,31 @@ def image_digest(planned: PlannedJob, env: Mapping[str, str], folder: Path, *, l
     )
 
 
-def download(key: str, env: Mapping[str, str], folder: Path) -> Path:
-    """Fetch the records of another job of this build (of its last retry) and return their path.
+def results_of(key: str, env: Mapping[str, str], folder: Path, *, local: Path, build: str = "") -> Path:
+    """Path of the records of another job: of this build (its last retry) or `build`, downloaded; at a desk `local`'s.
 
     Raises:
-        CannotRunHereError: The agent could not.
+        CannotRunHereError: The agent could not download them.
     """
-    name = f"results/jobs/{key}/results.jsonl"
-    build = env.get(FROM_BUILD, "")
+    if env.get("BUILDKITE") != "true":
+        return local / key / "results.jsonl"
     if build and not _BUILD.fullmatch(build):
         raise CannotRunHereError(f"{FROM_BUILD}={build!r} names no build", remedy="give its number or its id")
+    name = f"results/jobs/{key}/results.jsonl"
     words = ["buildkite-agent", "artifact", "download", name, f"{folder}/", *(("--build", build) if build else ())]
     failure = host.run(words, DOWNLOAD_SECONDS).failure
-    path = folder / name
-    if failure or not path.is_file():
+    if failure or not (folder / name).is_file():
         raise CannotRunHereError(
             f"the records of {key} did not arrive: {failure or 'nothing was downloaded'}",
             where=name,
             remedy=f"see the job {key} of this build",
         )
-    return path
+    return folder / name
 
 
 def user() -> tuple[int, int]:
-    """(uid, gid) of the container: the agent's own, or nobody's where that is root."""
-    return (os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY)
-
-
-def commit_of(checkout: Path) -> str:
-    """Full sha of what is checked out.
-
-    Raises:
-        CannotRunHereError: It is no git checkout.
-    """
-    return host.git(checkout, "rev-parse", "--verify", "HEAD^{commit}").strip()
+    """(uid, gid) of the container: the agent's own, or where that is root, of `nobody` (Debian, Ubuntu, Fedora)."""
+    return (os.getuid(), os.getgid()) if os.getuid() else (65534, 65534)
 
 
 def copy_checkout(checkout: Path, commit: str, target: Path) -> None:
@@ -234,7 +198,8 @@ def copy_checkout(checkout: Path, commit: str, target: Path) -> None:
     host.git(checkout, "clone", "--quiet", "--no-hardlinks", "--no-checkout", "--", str(checkout), str(target))
     host.git(target, "-c", "advice.detachedHead=false", "checkout", "--quiet", "--detach", commit)
     host.git(target, "remote", "remove", "origin")  # a path of the host
-    (target / COMPILERS).symlink_to(Path("..", COMPILERS))
+    # Compilers of other versions: steps name them relative to the repository, images keep them beside the workspace.
+    (target / ".triton").symlink_to("../.triton")
 
 
 def hand_over(folder: Path) -> None:
@@ -248,10 +213,9 @@ def hand_over(folder: Path) -> None:
 
 
 def collect(source: Path, target: Path) -> list[str]:
-    """Move the results of a finished container into the job's folder; returns what was left behind, and why.
+    """Copy plain files of a finished container into the job's folder; returns what was left behind, and why.
 
-    Only plain files and folders come along. Links, devices, sockets, second names of a file and files of the hooks' own
-    names do not. Nobody writes to `source` any more, so what is looked at is what is copied.
+    Nobody writes to `source` any more, so what is looked at is what is copied.
     """
     refused: list[str] = []
     unreadable: list[OSError] = []
@@ -283,7 +247,7 @@ def _copy_file(path: Path, target: Path, inner: Path) -> str:
         destination.parent.mkdir(parents=True, exist_ok=True)
         fresh = destination.with_name(f".{destination.name[:200]}.new")
         with fresh.open("wb") as out:
-            shutil.copyfileobj(file, out, COPY_BYTES)
+            shutil.copyfileobj(file, out)
         fresh.replace(destination)
     return ""
 
@@ -300,7 +264,7 @@ def discard(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The command line, with absolute paths."""
+    """The command line; paths are absolute."""
 
     key: str
     plan: Path
@@ -339,11 +303,11 @@ def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
 
     Raises:
         RecordsError: The plan is of another commit, or there are results already.
-        CannotRunHereError: No image, no Docker, or a fork that would run on the host.
+        CannotRunHereError: No git checkout, no image, no Docker, or a fork that would run on the host.
         SickNodeError: Docker does not answer, or the agent does not have the GPUs that its queue promises.
     """
     planned = read_plan(arguments.plan, arguments.key)
-    commit = commit_of(checkout)
+    commit = host.git(checkout, "rev-parse", "--verify", "HEAD^{commit}").strip()
     if commit != planned.commit:
         raise RecordsError(
             f"the plan is of commit {planned.commit[:12]} and {commit[:12]} is checked out",
@@ -405,7 +369,11 @@ def _in_container(
         shutil.copyfile(arguments.plan, scratch / "plan.json")
         (scratch / "results").mkdir()
         if arguments.recheck:
-            _fetch_results(planned.key, env, arguments.results.parent, scratch / "jobs")
+            earlier = results_of(planned.key, env, scratch / "earlier", local=arguments.results.parent)
+            if not earlier.is_file():
+                raise RecordsError("no results to run again", where=str(earlier), remedy="run the step first")
+            (scratch / "jobs" / planned.key).mkdir(parents=True)
+            shutil.copyfile(earlier, scratch / "jobs" / planned.key / "results.jsonl")
         hand_over(scratch)
         scratch.chmod(0o711)
         uid, gid = user()
@@ -417,13 +385,10 @@ def _in_container(
             command=("python3", "-m", "hilgate", *words),
             hostname=socket.gethostname(),
             user=f"{uid}:{gid}",
-            workspace=str(scratch / "workspace"),
-            results=str(scratch / "results"),
-            plan=str(scratch / "plan.json"),
-            jobs=str(scratch / "jobs") if arguments.recheck else "",
+            scratch=str(scratch),
+            recheck=arguments.recheck,
             cache=str(Path(env[CACHE]).resolve()) if env.get(CACHE) else "",
-            render_nodes=devices.render_nodes,
-            groups=devices.groups,
+            devices=devices,
             memory_gib=memory_gib(planned.gpus, devices.on_host),
             fork=decided.fork,
             network=planned.network,
@@ -440,23 +405,13 @@ def _in_container(
         discard(scratch)
 
 
-def _fetch_results(key: str, env: Mapping[str, str], local: Path, jobs: Path) -> None:
-    """The results of the job whose failing checks are run again, as `jobs/<key>/results.jsonl`."""
-    if env.get("BUILDKITE") == "true":
-        of_this_build = {name: value for name, value in env.items() if name != FROM_BUILD}
-        found = download(key, of_this_build, jobs.with_name("earlier"))
-    else:
-        found = local / key / "results.jsonl"
-    if not found.is_file():
-        raise RecordsError("no results to run again", where=str(found), remedy="run the step first")
-    (jobs / key).mkdir(parents=True)
-    shutil.copyfile(found, jobs / key / "results.jsonl")
-
-
 def memory_gib(gpus: int, on_host: int) -> int:
-    """A job's part of the host: as many shares as it has GPUs, all of it for a job without."""
+    """A job's part of the host: as many shares as it has GPUs, all of it for a job without.
+
+    A tenth stays the agent's, the kernel's and the driver's.
+    """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return max(1, int(total * MEMORY_SHARE * (gpus / on_host if gpus else 1)))
+    return max(1, int(total * 0.9 * (gpus / on_host if gpus else 1)))
 
 
 if __name__ == "__main__":

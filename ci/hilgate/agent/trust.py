@@ -76,11 +76,10 @@ _SCP = re.compile(r"(?:[A-Za-z0-9._-]+@)?(?P<host>[A-Za-z0-9.-]+):(?P<path>[^:]+
 AGENTS_OWN = frozenset(
     {
         *("OLDPWD", "PWD", "SHELL", "SHLVL", "SPT_NOENV", "_", "GIT_TERMINAL_PROMPT", "GIT_LFS_SKIP_SMUDGE"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE"),
         "BUILDKITE_AGENT_ACCESS_TOKEN",
     }
 )
-"""What the agent, its hooks and its artifact uploads need besides `KEPT`."""
+"""What the agent, its hooks and its artifact uploads need besides `KEPT` and `KEPT_ON_A_TRUSTED_HOST`."""
 
 _FACTS = re.compile(r"(?:BUILDKITE|HILGATE)(?:_[A-Z0-9_]+)?")
 _SECRETS = re.compile(r"TOKEN|SECRET|PASSWORD|PASSPHRASE|CREDENTIAL|API_KEY|PRIVATE_KEY")
@@ -106,22 +105,17 @@ def of_build(env: Mapping[str, str]) -> Trust:
     if not any(name.startswith("BUILDKITE") for name in env):
         return Trust(fork=False, why="not a Buildkite build")
     if theirs:
-        return _of_pull_request(ours, theirs)
+        known, other = repository(ours), repository(theirs)
+        if known is None or other is None:
+            unreadable = "BUILDKITE_REPO" if known is None else "BUILDKITE_PULL_REQUEST_REPO"
+            return Trust(fork=True, why=f"{unreadable} cannot be read as a repository")
+        same = known == other
+        return Trust(fork=not same, why=f"a pull request from {known} itself" if same else f"{other} is not {known}")
     # "false" outside of a pull request; a number without the repository that it comes from proves nothing.
     number = env.get("BUILDKITE_PULL_REQUEST", "")
     if number != "false":
         return Trust(fork=True, why=f"pull request {number!r} without BUILDKITE_PULL_REQUEST_REPO")
     return Trust(fork=False, why="not a pull request")
-
-
-def _of_pull_request(ours: str, theirs: str) -> Trust:
-    known, other = repository(ours), repository(theirs)
-    if known is None or other is None:
-        unreadable = "BUILDKITE_REPO" if known is None else "BUILDKITE_PULL_REQUEST_REPO"
-        return Trust(fork=True, why=f"{unreadable} cannot be read as a repository")
-    if known != other:
-        return Trust(fork=True, why=f"{other} is not {known}")
-    return Trust(fork=False, why=f"a pull request from {known} itself")
 
 
 def repository(url: str) -> str | None:
@@ -146,7 +140,7 @@ def repository(url: str) -> str | None:
 
 
 def environment(env: Mapping[str, str], trust: Trust, secrets: Iterable[str] = ()) -> dict[str, str]:
-    """The environment of a step that runs on the host: named variables only, and of the secrets only those it declares.
+    """The environment of a step that runs on the host: named variables, and the secrets that it declares.
 
     Raises:
         DeclarationError: A secret has a name that would change how something runs.
@@ -175,11 +169,6 @@ def check_secrets(names: Iterable[str]) -> tuple[str, ...]:
     return chosen
 
 
-def runs_on_host(path: str) -> bool:
-    """Whether a changed file may be executed, or change what is executed, on an agent outside of any container."""
-    return STAYS_INSIDE.fullmatch(path) is None
-
-
 def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
     """Refuse a build of a fork that changes what its agents' hosts execute; returns what was decided, in words.
 
@@ -201,7 +190,7 @@ def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
     # Without rename detection a file that moves is one that vanishes and one that appears; both names count.
     listing = host.git(checkout, "diff", "--name-only", "-z", "--no-renames", "--no-ext-diff", f"{base}...HEAD", "--")
     changed = [name for name in listing.split("\0") if name]
-    executed = [name for name in changed if runs_on_host(name)]
+    executed = [name for name in changed if not STAYS_INSIDE.fullmatch(name)]
     if executed:
         names = ", ".join(repr(name) for name in executed[:SHOWN])
         more = f" and {len(executed) - SHOWN} more" if len(executed) > SHOWN else ""

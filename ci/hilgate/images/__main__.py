@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from hilgate.images.engines import Engine
     from hilgate.images.pins import Pins
 
-SCRATCH = ".images"
-"""Store, contexts and lock; ignored by git."""
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit status is one of `hilgate.errors.Exit`."""
@@ -36,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     building = commands.add_parser("build", help="build an image, or find it built")
     building.add_argument("image", help=" or ".join(INPUTS))
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of a runner or an agent: ends a build as Ctrl-C does
     try:
         root = find_root(Path.cwd())
         if options.command == "build":
@@ -53,11 +50,6 @@ def main(arguments: list[str] | None = None) -> int:
     return Exit.PASS
 
 
-def _interrupt(_number: int, _frame: object) -> None:
-    """SIGTERM, from a runner or an agent, ends a build as Ctrl-C does."""
-    raise KeyboardInterrupt
-
-
 def _keys(root: Path, *, as_json: bool) -> None:
     keys = {"images": contents(root), "wheels": wheel_keys(root, read(root))}
     if as_json:
@@ -72,16 +64,15 @@ def _pins(root: Path) -> int:
     pins = read(root)
     for image in INPUTS:
         missing = unfilled(image, pins)
-        sys.stdout.write(
-            f"{image:<5} {'every pin is read off' if not missing else f'{len(missing)} not read off yet'}\n"
-        )
+        state = f"{len(missing)} not read off yet" if missing else "every pin is read off"
+        sys.stdout.write(f"{image:<5} {state}\n")
         sys.stdout.writelines(f"  {place}\n    {command}\n" for place, command in missing)
     return Exit.PASS
 
 
 def _build(image: str, root: Path) -> int:
     fork = os.environ.get("HILGATE_FORK", "") not in {"", "0"}
-    scratch = root / SCRATCH / ("fork" if fork else "own")
+    scratch = root / ".images" / ("fork" if fork else "own")
     out = Path(os.environ.get("HILGATE_OUT", root / "results" / "images" / image))
 
     def choose(pins: Pins) -> Engine:

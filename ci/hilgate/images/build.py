@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hilgate.errors import CannotRunHereError, DeclarationError, HilgateError, MisuseError
+from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError
 from hilgate.images import engines
 from hilgate.images.contents import INPUTS, contents, copy_inputs, unfilled, wheel_keys
 from hilgate.images.pins import PINS_FILE, bake_variables, labels, read
@@ -27,29 +28,20 @@ if TYPE_CHECKING:
     from hilgate.images.engines import Engine
     from hilgate.images.pins import Pins
 
-UNLIKE: Final = {"org.opencontainers.image.revision", "org.opencontainers.image.version"}
-"""Labels that say who built an image first; an image found by its content may differ in them."""
-
 GATE: Final = ("hilgate", "run", "kernels-cache", "--results", "/results")
 """What is run in the CPU image before anybody else may: it needs torch, Triton, pytest and every part of hilgate."""
 
 
 @dataclass(frozen=True)
 class ImageBuild:
-    """What to build and where.
-
-    Attributes:
-        image: cpu or rocm.
-        root: The repository.
-        out: Folder of the findings and of image.json.
-        scratch: Folder for the context and the log; ignored by git.
-        revision: Commit of the repository.
-    """
+    """What to build (cpu or rocm), from which commit of the repository at `root`, and where."""
 
     image: str
     root: Path
     out: Path
+    """Of the findings, the log and image.json."""
     scratch: Path
+    """For the context and the lock; ignored by git."""
     revision: str
 
 
@@ -58,8 +50,8 @@ def build(wanted: ImageBuild, choose: Callable[[Pins], Engine]) -> tuple[Check, 
 
     Raises:
         MisuseError: There is no such image.
-        DeclarationError: A pin is wrong or not read off yet.
-        CannotRunHereError: This machine cannot build it.
+        DeclarationError: A pin is wrong, or empty (with the command that fills it); nothing was fetched.
+        CannotRunHereError: This machine cannot build it, or another build is using the store.
     """
     image, out = wanted.image, wanted.out
     if image not in INPUTS:
@@ -67,7 +59,13 @@ def build(wanted: ImageBuild, choose: Callable[[Pins], Engine]) -> tuple[Check, 
             f"there is no image {image!r}", where="python -m hilgate.images build", remedy=suggest(image, INPUTS)
         )
     pins, keys = read(wanted.root), contents(wanted.root)
-    refuse_unfilled(image, pins)
+    if missing := unfilled(image, pins):
+        listed = "\n".join(f"  {place}\n      {command}" for place, command in missing)
+        raise DeclarationError(
+            f"{len(missing)} pin(s) of image {image!r} are not read off yet; what does it:\n{listed}",
+            where=PINS_FILE,
+            remedy="run them where the network allows it, write the answers into the file, have them reviewed",
+        )
     content = keys[image]
     expected = labels(image, pins, content, wanted.revision)
     out.mkdir(parents=True, exist_ok=True)
@@ -82,9 +80,7 @@ def build(wanted: ImageBuild, choose: Callable[[Pins], Engine]) -> tuple[Check, 
             try:
                 engine.build(_request(wanted, pins, keys, engine, expected))
                 digest = engine.find(image, content)
-            except CannotRunHereError:
-                raise
-            except HilgateError as error:
+            except engines.BuildFailedError as error:
                 failure = str(error)
         how = "found by its content" if reused else "built"
         message = f"{how}: {digest[:19]}" if digest else failure
@@ -101,27 +97,13 @@ def build(wanted: ImageBuild, choose: Callable[[Pins], Engine]) -> tuple[Check, 
     return tuple(found)
 
 
-def refuse_unfilled(image: str, pins: Pins) -> None:
-    """Stop before anything is fetched while a pin is empty.
-
-    Raises:
-        DeclarationError: With the command that fills each of them.
-    """
-    if missing := unfilled(image, pins):
-        listed = "\n".join(f"  {place}\n      {command}" for place, command in missing)
-        raise DeclarationError(
-            f"{len(missing)} pin(s) of image {image!r} are not read off yet; what does it:\n{listed}",
-            where=PINS_FILE,
-            remedy="run them where the network allows it, write the answers into the file, have them reviewed",
-        )
-
-
 def _request(
     wanted: ImageBuild, pins: Pins, keys: dict[str, str], engine: Engine, expected: dict[str, str]
 ) -> engines.BuildRequest:
     context = wanted.scratch / f"context-{wanted.image}"
     copy_inputs(wanted.image, wanted.root, context)
-    pip_conf, mounts = engines.pip_configuration(engines.pip_listing())
+    listing = engines.answer([sys.executable, "-m", "pip", "config", "list"])
+    pip_conf, mounts = engines.pip_configuration(listing)
     return engines.BuildRequest(
         image=wanted.image,
         content=keys[wanted.image],
@@ -142,10 +124,12 @@ def _check(name: str, holds: bool, message: str, began: float = 0, labels: dict[
 
 
 def _labelled(expected: dict[str, str], found: dict[str, str]) -> Check:
+    # These say who built an image first; one that is found by its content may differ in them.
+    first = {"org.opencontainers.image.revision", "org.opencontainers.image.version"}
     wrong = [
         f"{name} is {found.get(name)!r}, the pins say {value!r}"
         for name, value in sorted(expected.items())
-        if name not in UNLIKE and found.get(name) != value
+        if name not in first and found.get(name) != value
     ]
     return _check("labels match the pins", not wrong, "; ".join(wrong) or f"{len(expected)} labels")
 
@@ -174,11 +158,7 @@ def _gate(wanted: ImageBuild, engine: Engine, content: str) -> Check:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One build at a time in a store; the kernel drops the lock of a process that is gone.
-
-    Raises:
-        CannotRunHereError: Another build has it.
-    """
+    """One build at a time in a store; the kernel drops the lock of a process that is gone."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w", encoding="utf-8") as file:
         try:

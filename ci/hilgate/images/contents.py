@@ -19,17 +19,13 @@ from hilgate.git import tracked_files
 from hilgate.images.pins import PINS_FILE, read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from hilgate.images.pins import Pins
+    from hilgate.images.pins import BaseImage, Pins
 
 PACKAGES: Final = (
-    "/ci/hilgate/",
-    "/kernels/pagedkv/",
-    "/evals/hileval/",
-    "/evals/families/",
-    "/pyproject.toml",
+    *("/ci/hilgate/", "/kernels/pagedkv/", "/evals/hileval/", "/evals/families/", "/pyproject.toml"),
     "!*.md",
 )
 """Our own packages and what builds them."""
@@ -64,7 +60,14 @@ def contents(root: Path) -> dict[str, str]:
         return {}
     pins = read(root)
     names = tracked_files(root)
-    return {image: _key(image, pins, root, inputs(image, names)) for image in INPUTS}
+    keys = {}
+    for image in INPUTS:
+        lines = [_canonical(pinned(image, pins)).decode()]
+        for name in inputs(image, names):
+            mode = "x" if (root / name).stat().st_mode & 0o100 else "-"
+            lines.append(f"{_sha256((root / name).read_bytes())} {mode} {name}")
+        keys[image] = _sha256("\n".join(lines).encode())
+    return keys
 
 
 def inputs(image: str, names: Iterable[str]) -> tuple[str, ...]:
@@ -108,35 +111,26 @@ def copy_inputs(image: str, root: Path, folder: Path) -> None:
 def unfilled(image: str, pins: Pins) -> list[tuple[str, str]]:
     """Pins of `image` that are still empty, each with the command that fills it."""
     if image == "cpu":
-        return _unfilled_base("cpu.base", pins.cpu.base.reference, pins.cpu.base.digest)
-    found = _unfilled_base("rocm.base", pins.rocm.base.reference, pins.rocm.base.digest)
+        return _unfilled_base("cpu.base", pins.cpu.base)
+    found = _unfilled_base("rocm.base", pins.rocm.base)
     for name, source in pins.sources.items():
-        origins: Mapping[str, Any] = {f"sources.{name}.parts.{key}": part for key, part in source.parts.items()}
-        if source.archive:
-            origins = {f"sources.{name}.archive": source.archive, **origins}
-        for place, part in origins.items():
+        origins: dict[str, Any] = {"archive": source.archive} if source.archive else {}
+        origins |= {f"parts.{folder}": part for folder, part in source.parts.items()}
+        for origin, part in origins.items():
+            place = f"sources.{name}.{origin}"
             if not part.commit:
                 tag = getattr(part, "tag", "")
-                found.append(
-                    (f"{place}.commit", part.read_off or f"git ls-remote {part.repository} '{tag}^{{}}' {tag}")
-                )
+                command = part.read_off or f"git ls-remote {part.repository} '{tag}^{{}}' {tag}"
+                found.append((f"{place}.commit", command))
             if not part.sha256:
                 url = part.url if part.commit else part.url.replace("/.tar.gz", "/<commit>.tar.gz")
                 found.append((f"{place}.sha256", f"curl --fail --silent --location {url} | sha256sum"))
     return found
 
 
-def _unfilled_base(place: str, reference: str, digest: str) -> list[tuple[str, str]]:
-    command = f"docker buildx imagetools inspect --format '{{{{.Manifest.Digest}}}}' {reference}"
-    return [] if digest else [(f"{place}.digest", command)]
-
-
-def _key(image: str, pins: Pins, root: Path, names: Iterable[str]) -> str:
-    lines = [_canonical(pinned(image, pins)).decode()]
-    for name in sorted(names):
-        mode = "x" if (root / name).stat().st_mode & 0o100 else "-"
-        lines.append(f"{_sha256((root / name).read_bytes())} {mode} {name}")
-    return _sha256("\n".join(lines).encode())
+def _unfilled_base(place: str, base: BaseImage) -> list[tuple[str, str]]:
+    command = f"docker buildx imagetools inspect --format '{{{{.Manifest.Digest}}}}' {base.reference}"
+    return [] if base.digest else [(f"{place}.digest", command)]
 
 
 def _canonical(data: object) -> bytes:

@@ -23,9 +23,6 @@ from typing import Any, ClassVar, Final, Protocol
 from hilgate.errors import CannotRunHereError, Exit, HilgateError
 from hilgate.images.pins import WHEELS
 
-TAIL_LINES: Final = 12
-"""Of a failed build, in its message; the whole is in its log."""
-
 NETWORK: Final = (
     *("could not resolve", "temporary failure in name resolution", "temporary failure resolving"),
     *("network is unreachable", "connection timed out", "connection refused", "connection reset", "read timed out"),
@@ -34,7 +31,6 @@ NETWORK: Final = (
 """What a build prints in the end when the machine is to blame and not the change."""
 
 INSPECT: Final = ("docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}")
-PIP_INSIDE: Final = "/run/hilgate"
 PIP_LEFT_OUT: Final = frozenset(
     {"cache-dir", "disable-pip-version-check", "user", "target", "prefix", "root", "break-system-packages"}
 )
@@ -51,26 +47,20 @@ class BuildFailedError(HilgateError):
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """One image to build.
-
-    Attributes:
-        image: cpu or rocm.
-        content: Its key, which becomes its tag.
-        context: Folder with exactly the files of the key.
-        labels: Labels it is given.
-        variables: Those of docker-bake.hcl.
-        pip_conf: Text of the pip configuration inside the build.
-        mounts: Path here -> path inside, for that configuration.
-        log: Where the build's output goes.
-    """
+    """One image to build."""
 
     image: str
     content: str
+    """Its key, which becomes its tag."""
     context: Path
+    """Folder with exactly the files of the key."""
     labels: dict[str, str]
     variables: dict[str, str]
+    """Those of docker-bake.hcl."""
     pip_conf: str
+    """Text of the pip configuration inside the build."""
     mounts: dict[str, str]
+    """Path here -> path inside, for that configuration."""
     log: Path
 
 
@@ -96,11 +86,7 @@ class Engine(Protocol):
     def run(self, image: str, content: str, words: list[str], mounts: dict[str, str]) -> tuple[int, str]:
         """Exit status and output of a command in a container that is removed afterwards.
 
-        Args:
-            image: cpu or rocm.
-            content: Its key.
-            words: The command.
-            mounts: Path here -> path inside, with `:rw` where it may write.
+        `mounts` has a path here -> a path inside, with `:rw` where the command may write.
         """
 
 
@@ -123,7 +109,7 @@ def build(words: list[str], log: Path, cwd: Path, env: dict[str, str] | None = N
             child.terminate()
             raise
     if status:
-        tail = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line][-TAIL_LINES:]
+        tail = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line][-12:]
         what, where = f"{Path(words[0]).name} ended with {status}", f"{log}\n  " + "\n  ".join(tail)
         if any(sign in line.lower() for sign in NETWORK for line in tail):
             raise CannotRunHereError(what, where=where, remedy="mend the network or the disk of this machine")
@@ -151,11 +137,8 @@ def answer(words: list[str]) -> str:
         out, errors = child.communicate()
     if child.returncode:
         last = " ".join(errors.strip().splitlines()[-2:])
-        raise CannotRunHereError(
-            f"{Path(words[0]).name} ended with {child.returncode}: {last}",
-            where=" ".join(words),
-            remedy="run it to see",
-        )
+        what = f"{Path(words[0]).name} ended with {child.returncode}: {last}"
+        raise CannotRunHereError(what, where=" ".join(words), remedy="run it to see")
     return out
 
 
@@ -166,7 +149,7 @@ def _start(
         return subprocess.Popen(
             words,
             cwd=cwd,
-            env=None if env is None else os.environ | env,
+            env=os.environ | (env or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -184,17 +167,8 @@ def _volumes(mounts: dict[str, str]) -> list[str]:
     return [word for pair in pairs for word in ("--volume", pair)]
 
 
-def pip_listing() -> str:
-    """The pip configuration of this machine, as `pip config list` prints it.
-
-    Raises:
-        CannotRunHereError: pip does not answer.
-    """
-    return answer([sys.executable, "-m", "pip", "config", "list"])
-
-
 def pip_configuration(listing: str) -> tuple[str, dict[str, str]]:
-    """A `pip.conf` for a build, and the mounts it needs: path here -> path inside.
+    """A `pip.conf` for a build from what `pip config list` prints, and its mounts: path here -> path inside.
 
     Where packages come from belongs to the machine, not to the recipe: the build gets the merged configuration as one
     file, mounted as a secret. What it names on this machine (folders of wheels, a certificate bundle) is mounted below
@@ -207,7 +181,7 @@ def pip_configuration(listing: str) -> tuple[str, dict[str, str]]:
         match = re.fullmatch(r"(file://)?(/.*?)(/simple/?)?", word)
         if not match:
             return word
-        return f"{match[1] or ''}{mounts.setdefault(match[2], f'{PIP_INSIDE}/pip-{len(mounts)}')}{match[3] or ''}"
+        return f"{match[1] or ''}{mounts.setdefault(match[2], f'/run/hilgate/pip-{len(mounts)}')}{match[3] or ''}"
 
     settings: dict[str, str] = {}
     for line in listing.splitlines():
@@ -229,17 +203,13 @@ def available() -> bool:
 
 @dataclass(frozen=True)
 class Docker:
-    """docker with buildx.
-
-    Attributes:
-        registry: Where images are found and pushed; empty for none.
-        bake_file: docker/docker-bake.hcl.
-        fork: Whether a stranger's change is built: it goes under a name that no other build looks for.
-    """
+    """docker with buildx."""
 
     registry: str
+    """Where images are found and pushed; empty for none."""
     bake_file: Path
     fork: bool
+    """A stranger's change goes under a name that no other build looks for."""
 
     @property
     def store(self) -> str:
@@ -268,12 +238,7 @@ class Docker:
         return "", ""
 
     def build(self, request: BuildRequest) -> None:
-        """Bake the image, and the wheels that the registry does not have yet."""
-        env = request.variables | {"HILGATE_PIP_CONF": request.pip_conf}
-        build(self.command(request), request.log, request.context, env)
-
-    def command(self, request: BuildRequest) -> list[str]:
-        """The words of the build.
+        """Bake the image, and the wheels that the registry does not have yet.
 
         Raises:
             CannotRunHereError: This machine's packages come from folders, which docker cannot mount into a build.
@@ -295,7 +260,8 @@ class Docker:
             elif publish:
                 targets.append(wheels)
         command = ["docker", "buildx", "bake", "--file", str(self.bake_file), "--progress", "plain"]
-        return [*command, "--push" if publish else "--load", *words, *targets]
+        command += ["--push" if publish else "--load", *words, *targets]
+        build(command, request.log, request.context, request.variables | {"HILGATE_PIP_CONF": request.pip_conf})
 
     def labels(self, image: str, content: str) -> dict[str, str]:
         """Labels of a built image."""
@@ -315,21 +281,12 @@ class Docker:
 
 
 class Buildah:
-    """buildah over the store in `folder`."""
+    """buildah over the store in `folder`, on a base of this Debian suite that docker/scripts/debootstrap.sh makes."""
 
     store: Final = "localhost/hilgate"
 
     def __init__(self, folder: Path, suite: str, script: Path) -> None:
-        """Check that it can work here.
-
-        Args:
-            folder: Of the store; made when it is missing.
-            suite: Debian suite of the base.
-            script: docker/scripts/debootstrap.sh.
-
-        Raises:
-            CannotRunHereError: A program is missing, or this is not root.
-        """
+        """Raise CannotRunHereError where a program is missing, or this is not root."""
         missing = [name for name in BUILDAH if not shutil.which(name)]
         if missing:
             raise CannotRunHereError(
@@ -344,9 +301,7 @@ class Buildah:
                 remedy="run it as root, or where docker buildx is installed",
             )
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.suite = suite
-        self.script = script
+        self.folder, self.suite, self.script = folder, suite, script
         self.words = ["buildah", "--root", str(folder / "storage"), "--runroot", str(folder / "run")]
 
     def with_base(self, labels: dict[str, str]) -> dict[str, str]:
@@ -372,9 +327,8 @@ class Buildah:
             *("--build-arg", f"PACKAGES={request.variables['CPU_PACKAGES']}"),
             *("--secret", f"id=pip,src={pip_conf}"),
             *_volumes(request.mounts),
+            *(f"--label={name}={value}" for name, value in self.with_base(request.labels).items()),
         ]
-        for name, value in self.with_base(request.labels).items():
-            command += ["--label", f"{name}={value}"]
         try:
             build([*command, "."], request.log, request.context)
         finally:

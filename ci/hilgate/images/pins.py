@@ -52,11 +52,6 @@ class BaseImage(Noun):
     digest: Digest
     """Empty: not read off yet; the build refuses."""
 
-    @property
-    def pinned(self) -> str:
-        """What FROM is given."""
-        return f"{self.reference}@{self.digest}"
-
 
 class Tarball(Noun):
     """A tarball of one commit."""
@@ -236,21 +231,18 @@ def bake_variables(
         "REVISION": revision,
         "HILGATE_VERSION": __version__,
         "STORE": store,
-        "CPU_CONTENT": contents["cpu"],
-        "CPU_BASE": pins.cpu.base.pinned,
-        "CPU_BASE_NAME": pins.cpu.base.reference,
-        "CPU_BASE_DIGEST": pins.cpu.base.digest,
         "CPU_PACKAGES": " ".join(pins.cpu.packages),
         "CPU_SUITE": pins.cpu.suite,
-        "ROCM_CONTENT": contents["rocm"],
-        "ROCM_BASE": pins.rocm.base.pinned,
-        "ROCM_BASE_NAME": pins.rocm.base.reference,
-        "ROCM_BASE_DIGEST": pins.rocm.base.digest,
         "ROCM": pins.rocm.rocm,
         "TORCH": pins.rocm.torch,
         "TRITON": pins.rocm.triton,
         "ARCHS": " ".join(pins.archs),
     }
+    for image, base in (("cpu", pins.cpu.base), ("rocm", pins.rocm.base)):
+        prefix = image.upper()
+        found[f"{prefix}_CONTENT"] = contents[image]
+        found[f"{prefix}_BASE"] = f"{base.reference}@{base.digest}"
+        found |= {f"{prefix}_BASE_NAME": base.reference, f"{prefix}_BASE_DIGEST": base.digest}
     for name, prefix in WHEELS.items():
         found[f"{prefix}_KEY"] = keys[name]
         found |= {f"{prefix}_{key}": value for key, value in _source(pins.sources[name]).items()}
@@ -258,19 +250,12 @@ def bake_variables(
 
 
 def _source(source: Source) -> dict[str, str]:
-    found = {
-        "VERSION": source.version,
-        "ARCHS": " ".join(source.archs),
-        "PATCHES": " ".join(patch.file for patch in source.patches),
-    }
+    patches = " ".join(patch.file for patch in source.patches)
+    found = {"VERSION": source.version, "ARCHS": " ".join(source.archs), "PATCHES": patches}
     if source.sdist is not None:
         found["SDIST"] = source.sdist
-    if source.archive:
-        found |= _part("", source.archive)
-    for folder, part in source.parts.items():
-        found |= _part(f"{PARTS[folder]}_", part)
+    parts: dict[str, Tarball] = {"": source.archive} if source.archive else {}
+    parts |= {f"{PARTS[folder]}_": part for folder, part in source.parts.items()}
+    for infix, part in parts.items():
+        found |= {f"{infix}URL": part.url, f"{infix}SHA256": part.sha256}
     return found
-
-
-def _part(infix: str, part: Tarball) -> dict[str, str]:
-    return {f"{infix}URL": part.url, f"{infix}SHA256": part.sha256}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import string
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -23,13 +24,15 @@ AGENT = {"BUILDKITE": "true", "BUILDKITE_JOB_ID": JOB_ID, "BUILDKITE_TIMEOUT": "
 INSIDE = ("python3", "-m", "hilgate", "run", "kernels-mla-gfx942")
 
 
+def nodes(*names):
+    return container.GpuDevices(names, (44, 109) if names else ())
+
+
 def made(gpus=0, **changes):
     values = {
         "image": IMAGE, "job": JOB_ID, "step": "kernels-mla-gfx942", "command": INSIDE, "hostname": "mi300-07",
-        "user": "1001:1001", "workspace": "/scratch/j/workspace", "results": "/scratch/j/results",
-        "plan": "/scratch/j/plan.json", "memory_gib": 200, "fork": False, "network": False,
-        "render_nodes": tuple(f"/dev/dri/renderD{128 + 8 * n}" for n in range(gpus)),
-        "groups": (44, 109) if gpus else (), "env": AGENT,
+        "user": "1001:1001", "scratch": "/scratch/j", "memory_gib": 200, "fork": False, "network": False,
+        "devices": nodes(*(f"/dev/dri/renderD{128 + 8 * n}" for n in range(gpus))), "env": AGENT,
     }  # fmt: skip
     return container.Container(**values | changes)
 
@@ -87,9 +90,8 @@ def test_a_fork_gets_no_secret_no_network_and_a_cache_that_it_cannot_write():
 
 
 def test_a_recheck_reads_earlier_results_and_cannot_change_them():
-    assert "--mount=type=bind,source=/scratch/j/jobs,target=/hilgate/jobs,readonly" in container.command(
-        made(jobs="/scratch/j/jobs")
-    )
+    earlier = ["--mount=type=bind,source=/scratch/j/jobs,target=/hilgate/jobs,readonly"]
+    assert container.command(made(recheck=True)) == golden(mounts=earlier, env=OFFLINE)
 
 
 def test_an_image_of_the_own_store_is_known_by_its_digest_alone():
@@ -112,23 +114,24 @@ def test_an_image_of_the_own_store_is_known_by_its_digest_alone():
         ({"job": ""}, "job id"),
         ({"step": "a,b"}, "step key"),
         ({"hostname": "-x"}, "host name"),
-        ({"render_nodes": ("/dev/dri",)}, "render node"),
-        ({"render_nodes": ("/dev/dri/card0",)}, "render node"),
-        ({"render_nodes": ("/dev/mem",)}, "render node"),
-        ({"render_nodes": ("/dev/dri/renderD128:/dev/sda",)}, "render node"),
-        ({"render_nodes": ("/dev/dri/renderD128", "/dev/dri/renderD128")}, "twice"),
-        ({"workspace": "relative"}, "absolute path"),
-        ({"workspace": "/"}, "never mounted|absolute path"),
-        ({"workspace": "/a/../run"}, "never mounted"),
-        ({"workspace": "/a,readonly=false"}, "absolute path"),
-        ({"workspace": '/a"'}, "absolute path"),
-        ({"workspace": "/a\nb"}, "absolute path"),
-        ({"results": "/var/run/docker.sock"}, "never mounted"),
-        ({"results": "/var"}, "never mounted"),
+        ({"devices": nodes("/dev/dri")}, "render node"),
+        ({"devices": nodes("/dev/dri/card0")}, "render node"),
+        ({"devices": nodes("/dev/mem")}, "render node"),
+        ({"devices": nodes("/dev/dri/renderD128:/dev/sda")}, "render node"),
+        ({"devices": nodes("/dev/dri/renderD128", "/dev/dri/renderD128")}, "twice"),
+        ({"scratch": "relative"}, "absolute path"),
+        ({"scratch": "/"}, "never mounted|absolute path"),
+        ({"scratch": "/a/../run"}, "never mounted"),
+        ({"scratch": "/a,readonly=false"}, "absolute path"),
+        ({"scratch": '/a"'}, "absolute path"),
+        ({"scratch": "/a\nb"}, "absolute path"),
+        ({"scratch": "/proc/1/root"}, "never mounted"),
+        ({"scratch": "/sys"}, "never mounted"),
+        ({"cache": "/var/run/docker.sock"}, "never mounted"),
+        ({"cache": "/var"}, "never mounted"),
         ({"cache": "/run"}, "never mounted"),
         ({"cache": "/etc/ssl"}, "never mounted"),
-        ({"jobs": "/proc/1/root"}, "never mounted"),
-        ({"plan": "/sys"}, "never mounted"),
+        ({"secrets": ("LD_PRELOAD",)}, "name of a secret"),
         ({"memory_gib": 0}, "limit"),
         ({"env": {"HILGATE_JOB_ID": "a\0b"}}, "NUL"),
     ],
@@ -139,11 +142,6 @@ def test_what_no_container_gets_is_refused(changes, words):
         container.command(made(**changes))
 
 
-def test_a_secret_that_names_the_loader_is_refused():
-    with pytest.raises(DeclarationError, match="name of a secret"):
-        container.command(made(secrets=("LD_PRELOAD",)))
-
-
 HOSTILE = st.one_of(
     st.text(max_size=40),
     st.sampled_from(
@@ -151,14 +149,15 @@ HOSTILE = st.one_of(
          "x --privileged", "a,b", "a\n--privileged", "/run/docker.sock", "/scratch/x", IMAGE, DIGEST, "1:1", "k"]
     ),
 )  # fmt: skip
-NODES = st.lists(
-    st.one_of(st.integers(128, 191).map(lambda minor: f"/dev/dri/renderD{minor}"), HOSTILE), max_size=9
-).map(tuple)
+DEVICES = st.builds(
+    container.GpuDevices,
+    st.lists(st.one_of(st.integers(128, 191).map("/dev/dri/renderD{}".format), HOSTILE), max_size=9).map(tuple),
+    st.lists(st.integers(0, 70000), max_size=3).map(tuple),
+)
 MUTATIONS = {
-    "image": HOSTILE, "job": HOSTILE, "step": HOSTILE, "hostname": HOSTILE, "user": HOSTILE, "workspace": HOSTILE,
-    "results": HOSTILE, "plan": HOSTILE, "jobs": HOSTILE, "cache": HOSTILE, "render_nodes": NODES,
-    "fork": st.booleans(), "network": st.booleans(), "command": st.lists(HOSTILE, max_size=4).map(tuple),
-    "groups": st.lists(st.integers(0, 70000), max_size=3).map(tuple),
+    "image": HOSTILE, "job": HOSTILE, "step": HOSTILE, "hostname": HOSTILE, "user": HOSTILE, "scratch": HOSTILE,
+    "cache": HOSTILE, "devices": DEVICES, "fork": st.booleans(), "network": st.booleans(), "recheck": st.booleans(),
+    "command": st.lists(HOSTILE, max_size=4).map(tuple),
     "secrets": st.lists(st.one_of(HOSTILE, st.just("HF_TOKEN")), max_size=2).map(tuple),
     "env": st.dictionaries(
         st.one_of(st.sampled_from(sorted(container.PASSED)), st.text(string.ascii_uppercase, min_size=1)), HOSTILE
@@ -188,13 +187,15 @@ def test_no_input_brings_an_option_a_device_a_mount_or_a_secret_of_its_own(data)
     assert [w for w in options if w.startswith("--security-opt")] == ["--security-opt=no-new-privileges"]
     assert [w for w in options if w.startswith("--network=")] in (["--network=none"], ["--network=bridge"])
     devices = {word.removeprefix("--device=").split(":")[0] for word in options if word.startswith("--device=")}
-    assert devices == ({"/dev/kfd", *given.render_nodes} if given.render_nodes else set())
+    nodes = given.devices.render_nodes
+    assert devices == ({"/dev/kfd", *nodes} if nodes else set())
     mounted = [word.split(",")[1].removeprefix("source=") for word in options if word.startswith("--mount=")]
-    assert mounted == [p for p in (given.workspace, given.results, given.plan, given.jobs, given.cache) if p]
+    of_job = ["workspace", "results", "plan.json", *(["jobs"] if given.recheck else [])]
+    assert mounted == [*(f"{given.scratch}/{name}" for name in of_job), *([given.cache] if given.cache else [])]
     assert not any("docker.sock" in word for word in options if word.startswith("--mount="))
     assert SECRET not in " ".join(words)
     if given.fork:
-        assert {"--env=HF_TOKEN", "--network=bridge" if given.render_nodes else ""}.isdisjoint(options)
+        assert {"--env=HF_TOKEN", "--network=bridge" if nodes else ""}.isdisjoint(options)
 
 
 @pytest.mark.parametrize(
@@ -216,32 +217,54 @@ def test_a_job_gets_the_gpus_of_its_agent_and_no_more_than_its_step_has(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("minors", "mine", "count", "error"),
+    ("minors", "mine", "count", "error", "words"),
     [
-        ([], "", 1, host.SickNodeError),
-        ([128], "", 2, host.SickNodeError),
-        ([128, 136], "", 1, CannotRunHereError),
-        ([128], "renderD136", 1, CannotRunHereError),
-        ([128], "card0", 1, CannotRunHereError),
-        ([128], "../mem", 1, CannotRunHereError),
-        ([128], "renderD128 renderD128", 1, CannotRunHereError),
+        ([], "", 1, host.SickNodeError, "the step needs 1 GPUs and this agent has 0"),
+        ([128], "", 2, host.SickNodeError, "the step needs 2 GPUs and this agent has 1"),
+        ([128, 136], "renderD136", 2, host.SickNodeError, "the step needs 2 GPUs and this agent has 1"),
+        ([128, 136], "", 1, CannotRunHereError, "nothing says which are this agent's"),
+        ([128], "renderD136", 1, CannotRunHereError, "renderD136 not among the driver's: renderD128"),
+        ([128], "card0", 1, CannotRunHereError, "card0 not among"),
+        ([128], "../mem", 1, CannotRunHereError, "../mem not among"),
+        ([128], "renderD128 renderD128", 1, CannotRunHereError, "twice"),
     ],
-    ids=["no GPU", "one is missing", "whose?", "not listed", "a card", "a path", "twice"],
+    ids=["no GPU", "one is missing", "mine are too few", "whose?", "not listed", "a card", "a path", "twice"],
 )
-def test_gpus_that_are_not_there_or_not_ours_are_refused(tmp_path, minors, mine, count, error):
-    with pytest.raises(error):
+def test_gpus_that_are_not_there_or_not_ours_are_refused(tmp_path, minors, mine, count, error, words):
+    with pytest.raises(error, match=words):
         container.gpu_devices(count, {gpus.RENDER_NODES: mine}, **topology(tmp_path, minors))
 
 
-def test_a_gpu_without_its_device_node_is_missing(tmp_path):
-    places = topology(tmp_path, [128])
-    (tmp_path / "dev" / "dri" / "renderD128").unlink()
-    with pytest.raises(host.SickNodeError, match="no device node"):
-        container.gpu_devices(1, {}, **places)
+def test_gpus_that_the_driver_keeps_from_this_agent_are_not_counted_and_not_given(tmp_path, monkeypatch):
+    places, read_text = topology(tmp_path, [128, 136]), Path.read_text
+
+    def closed(path, **how):
+        if path.parts[-2:] == ("2", "properties"):
+            raise PermissionError(1, "Operation not permitted", str(path))
+        return read_text(path, **how)
+
+    monkeypatch.setattr(Path, "read_text", closed)
+    assert container.gpu_devices(1, {}, **places).render_nodes == ("/dev/dri/renderD128",)
+    with pytest.raises(host.SickNodeError, match="the step needs 2 GPUs and this agent has 1"):
+        container.gpu_devices(2, {}, **places)
+    with pytest.raises(CannotRunHereError, match="renderD136 not among the driver's: renderD128"):
+        container.gpu_devices(1, {gpus.RENDER_NODES: "renderD136"}, **places)
 
 
-def test_a_driver_that_does_not_describe_a_gpu_is_a_sick_node(tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda root: (root / "dev/dri/renderD136").unlink(), "no device node"),
+        (
+            lambda root: (root / "kfd/topology/nodes/2/properties").write_text("drm_render_minor many\n"),
+            "cannot be read",
+        ),
+        (lambda root: (root / "kfd/topology/nodes/2/gpu_id").unlink(), "cannot be read"),
+    ],
+    ids=["no node", "no number", "no id"],
+)
+def test_a_gpu_that_the_driver_only_half_describes_is_a_sick_node(tmp_path, damage, words):
     places = topology(tmp_path, [128, 136])
-    (tmp_path / "kfd/topology/nodes/2/properties").write_text("drm_render_minor\tmany\ndrm_render_minor many\n")
-    with pytest.raises(host.SickNodeError, match="cannot be read"):
-        container.gpu_devices(1, {}, **places)
+    damage(tmp_path)
+    with pytest.raises(host.SickNodeError, match=words):
+        container.gpu_devices(2, {}, **places)

@@ -90,41 +90,22 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Host]:
     started.stop()
 
 
-def test_a_server_in_its_own_session_is_ended(machine: Host) -> None:
-    server = machine.start(WAITS)
-    done = machine.end()
-    assert not machine.alive(server.pid)
-    assert done.problems == []
-    assert [line.split()[0] for line in done.ended] == [str(server.pid)]
-
-
-def test_a_process_that_ignores_sigterm_is_killed(machine: Host) -> None:
-    stubborn = machine.start(RESISTS)
-    began = time.monotonic()
-    done = machine.end()
-    assert not machine.alive(stubborn.pid)
-    assert time.monotonic() - began >= 0.3
-    assert (len(done.ended), done.problems) == (1, [])
-
-
-def test_a_process_that_ends_on_sigterm_may_finish(machine: Host, tmp_path: Path) -> None:
+def test_what_a_job_left_is_asked_to_end_and_then_killed(machine: Host, tmp_path: Path) -> None:
     note = tmp_path / "note"
-    code = (
+    writes = (
         f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (open({str(note)!r}, 'w').close(), sys.exit()))"
     )
-    machine.start(f"{code}; {WAITS}")
-    machine.end()
-    assert note.exists()
-
-
-def test_a_child_without_the_mark_is_ended_with_its_parent(machine: Host) -> None:
+    left = [machine.start(code) for code in (WAITS, RESISTS, f"{writes}; {WAITS}")]
+    # A child of a process of the job, in whose environment the job is not.
     child = f"subprocess.Popen([sys.executable, '-S', '-c', {WAITS!r}], env={{}}, stdout=subprocess.DEVNULL)"
-    machine.start(f"import subprocess, sys, time; child = {child}; print(child.pid, flush=True); time.sleep(60)")
-    assert len(machine.others) == 1
-    assert machine.alive(machine.others[0])
+    left.append(machine.start(f"import subprocess, sys, time; print({child}.pid, flush=True); time.sleep(60)"))
+    began = time.monotonic()
     done = machine.end()
-    assert not machine.alive(machine.others[0])
-    assert len(done.ended) == 2
+    assert time.monotonic() - began >= 0.3
+    assert note.exists()
+    pids = [*(process.pid for process in left), *machine.others]
+    assert [machine.alive(pid) for pid in pids] == [False] * 5
+    assert (sorted(int(line.split()[0]) for line in done.ended), done.problems) == (sorted(pids), [])
 
 
 def test_an_orphan_of_the_jobs_session_is_ended(machine: Host) -> None:
@@ -148,13 +129,12 @@ def test_an_orphan_of_the_jobs_session_is_ended(machine: Host) -> None:
 def test_another_jobs_process_survives_even_below_ours(machine: Host) -> None:
     other = machine.start(WAITS, job=str(uuid.uuid4()))
     nobody = machine.start(WAITS, bare=True)
-    child = f"[sys.executable, '-S', '-c', {WAITS!r}], env={{'HILGATE_JOB_ID': 'another'}}, stdout=subprocess.DEVNULL"
-    machine.start(f"import subprocess, sys, time; print(subprocess.Popen({child}).pid, flush=True); time.sleep(60)")
-    done = machine.end()
-    assert len(done.ended) == 1
-    assert machine.alive(other.pid)
-    assert machine.alive(nobody.pid)
-    assert machine.alive(machine.others[0])
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"  # only then is its environment its own
+    child = f"[sys.executable, '-S', '-c', {code!r}], env={{'HILGATE_JOB_ID': 'another'}}"
+    machine.start(f"import subprocess, sys, time; subprocess.Popen({child}); time.sleep(60)")
+    assert host.end_job("") == host.Cleanup()
+    assert len(machine.end().ended) == 1
+    assert [machine.alive(pid) for pid in (other.pid, nobody.pid, *machine.others)] == [True] * 3
 
 
 def test_a_zombie_is_neither_signalled_nor_reported(machine: Host) -> None:
@@ -184,12 +164,6 @@ def test_the_caller_and_its_ancestors_are_spared(machine: Host) -> None:
     assert done.stdout.split() == ["survived", "0"]
 
 
-def test_an_empty_job_has_no_processes(machine: Host) -> None:
-    server = machine.start(WAITS, job="")
-    assert host.end_job("") == host.Cleanup()
-    assert machine.alive(server.pid)
-
-
 def test_a_process_of_the_same_number_started_later_is_another(machine: Host) -> None:
     server = machine.start(WAITS)
     process = host.read_process(host.PROC, server.pid)
@@ -209,32 +183,30 @@ esac
 """
 
 
-def docker(folder: Path, *, ps: str, rm: str) -> None:
-    (folder / "docker").write_text(DOCKER.format(folder=folder, ps=ps, rm=rm))
-    (folder / "docker").chmod(0o755)
-
-
-def test_the_jobs_containers_are_stopped_and_removed(machine: Host, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ps", "rm", "ended", "problem"),
+    [
+        ("while read -r id; do echo $id; done < {folder}/left", ": > {folder}/left", ["container c0ffee"], ""),
+        ("echo c0ffee", "exit 1", [], "container c0ffee of job {job} does not end"),
+        (
+            "echo no daemon >&2; exit 1", "exit 1", [],
+            "the containers of job {job} cannot be listed: docker ended with status 1: no daemon",
+        ),
+    ],
+    ids=["end", "stay", "are not known"],
+)  # fmt: skip
+def test_the_jobs_containers_are_removed_or_named(
+    machine: Host, tmp_path: Path, ps: str, rm: str, ended: list[str], problem: str
+) -> None:
     (tmp_path / "left").write_text("c0ffee\n")
-    docker(tmp_path, ps=f"while read -r id; do echo $id; done < {tmp_path}/left", rm=f": > {tmp_path}/left")
+    script = DOCKER.format(folder=tmp_path, ps=ps.format(folder=tmp_path), rm=rm.format(folder=tmp_path))
+    (tmp_path / "docker").write_text(script)
+    (tmp_path / "docker").chmod(0o755)
     done = machine.end()
-    assert (done.ended, done.problems) == (["container c0ffee"], [])
+    assert (done.ended, done.problems) == (ended, [problem.format(job=machine.job)] if problem else [])
     calls = (tmp_path / "docker.log").read_text().splitlines()
     assert calls[0] == f"ps --all --quiet --filter=label=hilgate.job={machine.job}"
-    assert calls[1:3] == ["stop --time=1 c0ffee", "rm --force --volumes c0ffee"]
-
-
-def test_a_container_that_stays_is_named(machine: Host, tmp_path: Path) -> None:
-    docker(tmp_path, ps="echo c0ffee", rm="exit 1")
-    assert machine.end().problems == [f"container c0ffee of job {machine.job} does not end"]
-
-
-def test_a_docker_that_does_not_answer_is_named(machine: Host, tmp_path: Path) -> None:
-    docker(tmp_path, ps="echo Cannot connect to the Docker daemon >&2; exit 1", rm="exit 1")
-    (problem,) = machine.end().problems
-    assert problem.startswith(
-        f"the containers of job {machine.job} cannot be listed: docker ended with status 1: Cannot"
-    )
+    assert calls[1:3] in ([], ["stop --time=1 c0ffee", "rm --force --volumes c0ffee"])
 
 
 def test_a_cancelled_job_gets_less_time() -> None:

@@ -159,13 +159,17 @@ def test_a_container_that_outlives_its_step_is_stopped_and_its_results_are_kept(
     assert "it or this node hangs" in capsys.readouterr().err
 
 
-def test_a_gpu_step_gets_its_share_of_the_host(agent, monkeypatch, tmp_path):
+def test_a_gpu_step_gets_its_share_of_the_host_or_does_not_start(agent, monkeypatch, tmp_path, capsys):
     (tmp_path / "sys").mkdir()
     places = topology(tmp_path / "sys", [128, 136, 144, 152])
     monkeypatch.setattr(container, "gpu_devices", functools.partial(container.gpu_devices, **places))
     agent.plan(steps=[{"key": BUILDER, "provides": "rocm", "timeout_minutes": 1},
                       {"key": KEY, "image": "rocm", "timeout_minutes": 1, "gpus": 2}])  # fmt: skip
-    assert agent.run(monkeypatch) == 5  # four GPUs, and nothing says which are this agent's
+    assert agent.run(monkeypatch) == 5
+    assert "this machine has 4 GPUs and the step gets 2" in capsys.readouterr().err
+    agent.env[gpus.RENDER_NODES] = "renderD152"
+    assert agent.run(monkeypatch) == 75
+    assert "error: the step needs 2 GPUs and this agent has 1\n" in capsys.readouterr().err
     agent.env[gpus.RENDER_NODES] = "renderD144 renderD152"
     assert agent.run(monkeypatch) == 0
     (run,) = agent.calls("run")

@@ -30,29 +30,21 @@ LINES = {
     "amdgpu 0000:05:00.0: amdgpu: [gfxhub0] no-retry page fault (src_id:0 ring:24 vmid:3 pasid:32771)": Severity.FAULT,
     "amdgpu 0000:05:00.0: amdgpu: VM_L2_PROTECTION_FAULT_STATUS:0x00301031": Severity.FAULT,
     "amdgpu 0000:05:00.0: amdgpu: GCVM_L2_PROTECTION_FAULT_STATUS:0x00A01A30": Severity.FAULT,
+    "amdgpu 0000:05:00.0: amdgpu: no uncorrectable hardware errors detected in umc block": None,
+    "amdgpu 0000:05:00.0: {3} socket: 0, die: 0, 0 uncorrectable hardware errors detected in total in umc block": None,
+    "amdgpu 0000:05:00.0: amdgpu: 12 correctable hardware errors detected in umc block": None,
+    "amdgpu 0000:05:00.0: amdgpu: ring comp_1.0.0 uses VM inv eng 0 on hub 0": None,
+    "amdgpu 0000:05:00.0: amdgpu: GPU reset(4) succeeded!": None,
+    "amdgpu 0000:05:00.0: amdgpu: XGMI: Add node 3, hive 0x1234, 8 nodes": None,
+    "pcieport 0000:00:01.1: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer": None,
+    "python3[4242]: segfault at 0 ip 00007f error 4 in libtorch_hip.so": None,
+    "usb 1-1: reset high-speed USB device number 2": None,
 }
-
-HARMLESS = [
-    "amdgpu 0000:05:00.0: amdgpu: no uncorrectable hardware errors detected in umc block",
-    "amdgpu 0000:05:00.0: {3} socket: 0, die: 0, 0 uncorrectable hardware errors detected in total in umc block",
-    "amdgpu 0000:05:00.0: amdgpu: 12 correctable hardware errors detected in umc block",
-    "amdgpu 0000:05:00.0: amdgpu: ring comp_1.0.0 uses VM inv eng 0 on hub 0",
-    "amdgpu 0000:05:00.0: amdgpu: GPU reset(4) succeeded!",
-    "amdgpu 0000:05:00.0: amdgpu: XGMI: Add node 3, hive 0x1234, 8 nodes",
-    "pcieport 0000:00:01.1: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer",
-    "python3[4242]: segfault at 0 ip 00007f error 4 in libtorch_hip.so",
-    "usb 1-1: reset high-speed USB device number 2",
-]
 
 
 @pytest.mark.parametrize(("line", "severity"), LINES.items())
-def test_trouble_has_its_severity(line: str, severity: Severity) -> None:
+def test_trouble_has_its_severity_and_other_lines_none(line: str, severity: Severity | None) -> None:
     assert kernel_log.severity_of(line) is severity
-
-
-@pytest.mark.parametrize("line", HARMLESS)
-def test_other_lines_are_no_trouble(line: str) -> None:
-    assert kernel_log.severity_of(line) is None
 
 
 def log(*lines: tuple[float, str]) -> kernel_log.Log:
@@ -111,18 +103,15 @@ def test_what_was_seen_is_forgotten_at_the_next_boot(node: FakeNode) -> None:
     assert position(node).load() == (44.5, 43.5)
     (node.proc / "sys/kernel/random/boot_id").write_text("another\n")
     assert position(node).load() == (-1.0, -1.0)
+    position(node).save(45.5)
+    node.env["BUILDKITE_AGENT_NAME"] = "mi300-node7-2"
+    assert position(node).load() == (-1.0, -1.0), "each agent of a machine has its own note"
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"boot": 1}', "null"])
 def test_a_damaged_note_of_what_was_seen_counts_for_nothing(damage: str, node: FakeNode) -> None:
     position(node).save(42.5)
     position(node).path.write_text(damage)
-    assert position(node).load() == (-1.0, -1.0)
-
-
-def test_each_agent_of_a_machine_has_its_own_note(node: FakeNode) -> None:
-    position(node).save(42.5)
-    node.env["BUILDKITE_AGENT_NAME"] = "mi300-node7-2"
     assert position(node).load() == (-1.0, -1.0)
 
 

@@ -124,7 +124,7 @@ def test_a_secret_is_never_a_variable_that_something_reads_by_itself(name):
     ],
 )  # fmt: skip
 def test_files_that_agents_execute_outside_of_containers(path, on_host):
-    assert trust.runs_on_host(path) is on_host
+    assert (trust.STAYS_INSIDE.fullmatch(path) is None) is on_host
 
 
 def git(folder, *arguments):

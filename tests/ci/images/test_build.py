@@ -59,7 +59,7 @@ class FakeEngine:
 
 @pytest.fixture
 def job(root, tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "pip_listing", lambda: "global.find-links='/srv /no/such/folder'")
+    monkeypatch.setattr(engines, "answer", lambda _words: "global.find-links='/srv /no/such/folder'")
 
     def make(image: str = "cpu") -> ImageBuild:
         return ImageBuild(image, root, tmp_path / "out", tmp_path / "scratch", "c" * 40)

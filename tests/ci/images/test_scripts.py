@@ -73,13 +73,7 @@ def test_a_wheel_is_built_as_its_setup_needs_it(chain, scripts, tree, name):
         ("mamba-ssm", "wheel-mamba-ssm", '$(IFS=,; echo "$*")', "native", "HIP_ARCHITECTURES is native"),
         ("mamba-ssm", "wheel-mamba-ssm", "IFS=,", "IFS=' '", "HIP_ARCHITECTURES is gfx90a gfx942 gfx950"),
         ("mamba-ssm", "wheel-mamba-ssm", "export", "export MAMBA_SKIP_CUDA_BUILD=TRUE", "MAMBA_SKIP_CUDA_BUILD is set"),
-        (
-            "causal-conv1d",
-            "wheel-causal-conv1d",
-            "CAUSAL_CONV1D_FORCE_BUILD=TRUE",
-            "",
-            "CAUSAL_CONV1D_FORCE_BUILD is None",
-        ),
+        ("causal-conv1d", "wheel-causal-conv1d", "CAUSAL_CONV1D_FORCE_BUILD=TRUE", "", "FORCE_BUILD is None"),
         ("aiter", "wheel-aiter", "AITER_USE_SYSTEM_TRITON=1 ", "", "AITER_USE_SYSTEM_TRITON is None"),
         ("aiter", "wheel-aiter", "GPU_ARCHS=$(IFS=';'; echo \"$*\")", "GPU_ARCHS=native", "GPU_ARCHS is native"),
         ("aiter", "wheel-aiter", "set -euo pipefail", "git clone https://x/y", "git was called"),
@@ -94,40 +88,31 @@ def test_planted_bug_is_found(chain, scripts, tree, name, script, text, bug, com
     path = scripts / f"{script}.sh"
     assert text in path.read_text()
     path.write_text(path.read_text().replace(text, bug))
-    assert complaint in complaints(chain, scripts, name, tree(name))
+    assert any(complaint in one for one in complaints(chain, scripts, name, tree(name)))
 
 
 @pytest.mark.parametrize("archs", [(), ("native",), ("gfx942", ""), ("gfx942;gfx950",), ("all",)], ids=str)
 def test_only_named_architectures_are_built_for(chain, scripts, tree, archs):
     done = chain.run(str(scripts / "wheel-mamba-ssm.sh"), "2.3.2.post1", str(tree("mamba-ssm")), "wheels", *archs)
-    assert done.returncode == 2
-    assert "architecture" in done.stderr
-    assert chain.calls("wheel") == []
+    assert (done.returncode, "architecture" in done.stderr, chain.calls("wheel")) == (2, True, [])
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_source_that_is_not_what_it_should_be_is_not_built(chain, scripts, tmp_path, name):
+def test_a_source_that_is_not_what_it_should_be_or_does_not_compile_is_no_wheel(chain, scripts, tree, tmp_path, name):
     (tmp_path / "empty").mkdir()
     version, archs, _ = SOURCES[name]
-    done = chain.run(str(scripts / f"wheel-{name}.sh"), version, str(tmp_path / "empty"), "wheels", *archs)
-    assert done.returncode == 3
+    script = str(scripts / f"wheel-{name}.sh")
+    assert chain.run(script, version, str(tmp_path / "empty"), "wheels", *archs).returncode == 3
     assert chain.calls("wheel") == []
-
-
-def test_without_hipcc_there_is_no_wheel(chain, scripts, tree):
+    assert chain.run(script, version, str(tree(name)), "wheels", *archs, FAKE_FAILS="python3").returncode == 1
     (chain.programs / "hipcc").unlink()
-    assert complaints(chain, scripts, "aiter", tree("aiter"))[0].startswith(
-        "exit status 5: wheel.sh: there is no hipcc"
-    )
-
-
-def test_a_failing_compiler_is_a_failing_build(chain, scripts, tree):
-    version, archs, _ = SOURCES["vllm"]
-    words = (str(scripts / "wheel-vllm.sh"), version, str(tree("vllm")), "wheels", *archs)
-    assert chain.run(*words, FAKE_FAILS="python3").returncode == 1
+    assert complaints(chain, scripts, name, tree(name))[0].startswith("exit status 5: wheel.sh: there is no hipcc")
 
 
 def test_fetch_asks_for_one_source_by_its_hash(chain, scripts):
+    for wrong in ("", "main", "ab" * 31):
+        assert chain.run(str(scripts / "fetch.sh"), "mamba-ssm", "2.3.2.post1", wrong, "got").returncode == 2
+    assert chain.calls() == []
     sha = "ab" * 32
     assert chain.run(str(scripts / "fetch.sh"), "mamba-ssm", "2.3.2.post1", sha, "got").returncode == 0
     (call,) = chain.calls("download")
@@ -136,31 +121,21 @@ def test_fetch_asks_for_one_source_by_its_hash(chain, scripts):
     assert (chain.folder / "got/source.tar.gz").is_file()
 
 
-@pytest.mark.parametrize("sha", ["", "main", "ab" * 31])
-def test_fetch_refuses_what_is_no_hash(chain, scripts, sha):
-    assert chain.run(str(scripts / "fetch.sh"), "mamba-ssm", "2.3.2.post1", sha, "got").returncode == 2
-    assert chain.calls() == []
-
-
 PATCH = "--- a/scan.cuh\n+++ b/scan.cuh\n@@ -1,3 +1,3 @@\n one\n-two\n+deux\n three\n"
 
 
-def test_unpack_applies_patches(chain, scripts, tarball, tmp_path):
-    tarball(tmp_path / "source.tar.gz", {"scan.cuh": "one\ntwo\nthree\n"})
-    (tmp_path / "a.patch").write_text(PATCH)
-    done = chain.run(str(scripts / "unpack.sh"), str(tmp_path / "source.tar.gz"), "tree", str(tmp_path / "a.patch"))
-    assert done.returncode == 0, done.stderr
-    assert (chain.folder / "tree/scan.cuh").read_text() == "one\ndeux\nthree\n"
-
-
 @pytest.mark.parametrize(
-    "text", ["one\ntwo\nfour\n", "one\ndeux\nthree\n", ""], ids=["needs-fuzz", "is-applied", "other-file"]
+    ("text", "status"),
+    [("one\ntwo\nthree\n", 0), ("one\ntwo\nfour\n", 1), ("one\ndeux\nthree\n", 1), ("", 1)],
+    ids=["applies", "needs-fuzz", "is-applied", "other-file"],
 )
-def test_unpack_stops_at_a_patch_that_does_not_apply_exactly(chain, scripts, tarball, tmp_path, text):
+def test_unpack_applies_patches_exactly_or_stops(chain, scripts, tarball, tmp_path, text, status):
     tarball(tmp_path / "source.tar.gz", {"scan.cuh": text})
     (tmp_path / "a.patch").write_text(PATCH)
     done = chain.run(str(scripts / "unpack.sh"), str(tmp_path / "source.tar.gz"), "tree", str(tmp_path / "a.patch"))
-    assert done.returncode == 1
+    assert done.returncode == status, done.stderr
+    if status == 0:
+        assert (chain.folder / "tree/scan.cuh").read_text() == "one\ndeux\nthree\n"
 
 
 @pytest.mark.parametrize("line", ["torch==2.10.0", "triton==3.6.0 \\", "pytorch-triton-rocm==3"])
@@ -178,26 +153,20 @@ def test_a_script_is_short_strict_and_executable(script):
     assert script.stat().st_mode & 0o111
 
 
-@pytest.mark.parametrize(("status", "there"), [(0, True), (1, False)], ids=["complete", "interrupted"])
-def test_a_base_folder_appears_only_when_it_is_complete(chain, scripts, status, there):
+@pytest.mark.parametrize("status", [0, 1], ids=["complete", "interrupted"])
+def test_a_base_folder_appears_only_when_it_is_complete(chain, scripts, status):
     fake = chain.programs / "debootstrap"
     fake.write_text(f'#!/bin/sh\nmkdir -p "$3/etc" && echo "$@" > "$3/etc/words" && exit {status}\n')
     fake.chmod(0o755)
     (chain.folder / "root.partial").mkdir()
     (chain.folder / "root.partial" / "left-over").touch()
-    done = chain.run(str(scripts / "debootstrap.sh"), "bookworm", "root")
-    assert (done.returncode, (chain.folder / "root").exists()) == (status, there)
-    assert not (chain.folder / "root" / "left-over").exists()
-
-
-def test_a_mirror_is_named_by_the_machine_only(chain, scripts):
-    fake = chain.programs / "debootstrap"
-    fake.write_text('#!/bin/sh\nmkdir -p "$3/etc" && echo "$@" > "$3/etc/words"\n')
-    fake.chmod(0o755)
-    assert chain.run(str(scripts / "debootstrap.sh"), "bookworm", "plain").returncode == 0
-    assert chain.run(str(scripts / "debootstrap.sh"), "bookworm", "near", DEBIAN_MIRROR="http://near").returncode == 0
-    assert (chain.folder / "plain/etc/words").read_text().split() == ["--variant=minbase", "bookworm", "plain.partial"]
-    assert (chain.folder / "near/etc/words").read_text().split()[-1] == "http://near"
+    for name, mirror in (("root", {}), ("near", {"DEBIAN_MIRROR": "http://near"})):
+        done = chain.run(str(scripts / "debootstrap.sh"), "bookworm", name, **mirror)
+        assert (done.returncode, (chain.folder / name).exists()) == (status, status == 0)
+        assert not (chain.folder / name / "left-over").exists()
+        if status == 0:  # a mirror is named by the machine only
+            words = ["--variant=minbase", "bookworm", f"{name}.partial", *mirror.values()]
+            assert (chain.folder / name / "etc/words").read_text().split() == words
 
 
 def test_no_packages_is_a_mistake_not_an_empty_image(chain, scripts):
