@@ -45,6 +45,9 @@ MIN_DISK = "HILGATE_MIN_DISK_GIB"
 MIN_DISK_GIB = 20
 """Free, for the checkout, a build's results and Triton's cache."""
 
+RECHECK_SUFFIX = ".recheck"
+"""What the folder of a rerun elsewhere adds to the planned key."""
+
 MAX_LINES = 50
 """Of the kernel's log in a record; a GPU that faults writes thousands."""
 
@@ -149,7 +152,7 @@ def job_folder(env: Mapping[str, str], checkout: Path) -> tuple[Path | None, str
                 raise DeclarationError(
                     "the job's folder is a link", where=str(checkout / inner), remedy="take it out of the checkout"
                 )
-            return checkout / inner, match[1].removesuffix(".recheck")
+            return checkout / inner, match[1].removesuffix(RECHECK_SUFFIX)
     return None, env.get("BUILDKITE_STEP_KEY", "")
 
 
