@@ -13,10 +13,9 @@ from hilgate.model import Outcome, Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import outcome, results
 from hilgate.run.results import with_digest
-from hilgate.simulate import job as health
 from hilgate.simulate.buildkite import NEVER, Build
 from hilgate.simulate.campaign import Campaign, Wrong
-from hilgate.simulate.job import EPOCH
+from hilgate.simulate.job import EPOCH, write_health
 from hilgate.simulate.scenarios import Kind
 
 ROOT = Path(__file__).parents[3]
@@ -113,8 +112,8 @@ def believes_every_node_is_well(jobs, plan):
             continue
         opening = json.loads(lines[0])
         for moment in ("before", "after"):
-            health.path(job, moment).unlink(missing_ok=True)
-            health.write(job, step, opening["environment"]["host"], moment, opening["started"])
+            (job / results.health_file(moment)).unlink(missing_ok=True)
+            write_health(job, step, opening["environment"]["host"], moment, opening["started"])
 
 
 def forgiving(forgiven):
