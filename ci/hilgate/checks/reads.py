@@ -20,7 +20,7 @@ from hilgate.errors import CannotRunHereError, Exit, HilgateError, RecordsError
 from hilgate.git import tracked_files
 from hilgate.model import Outcome
 from hilgate.plan.make import make_plan
-from hilgate.run.runner import run_apart
+from hilgate.run.runner import run_in_scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -105,7 +105,7 @@ def record(root: Path, key: Key) -> tuple[str, ...]:
         env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder / "path"), before]))}
         watched = step.model_copy(update={"env": step.env | env, "depends_on": ()})
         plan = plan.model_copy(update={"steps": (watched,), "omissions": ()})
-        last = run_apart(plan, root, folder).last(watched.key)
+        last = run_in_scratch_folder(plan, root, folder).last(watched.key)
         if last is None or last.record.outcome is not Outcome.PASS:
             raise CannotRunHereError(
                 f"step {key!r} did not pass, so it may not have read all that it reads",

@@ -25,7 +25,7 @@ from hilgate.judge.verdict import judge
 from hilgate.model import Check, Key, Noun, Outcome, Plan, Verdict
 from hilgate.plan.make import make_plan, plan_digest
 from hilgate.run import outcome as rules
-from hilgate.run.runner import run_apart
+from hilgate.run.runner import run_in_scratch_folder
 from hilgate.text import suggest
 
 ZOO = Path("tests/bugs")
@@ -192,7 +192,7 @@ def _same_files(left: Path, right: Path) -> bool:
 def _run(root: Path, bug: Bug, folder: Path) -> Trial:
     """Run the one step over the copy, with the gate's own runner and judge."""
     plan = _plan(root, bug, folder)
-    recorded = run_apart(plan, root, folder)
+    recorded = run_in_scratch_folder(plan, root, folder)
     verdict = judge(plan, recorded, plan_digest(plan), decided=dt.datetime.now(dt.UTC))
     last = recorded.last(plan.steps[0].key)
     failures = tuple(check for check in last.checks if check.outcome is Outcome.FAIL) if last else ()

@@ -171,31 +171,24 @@ def test_findings_that_say_exit_5_are_infrastructure(tmp_path):
     assert jobs.ruled().ruling is Ruling.INFRA
 
 
-def test_a_cpu_step_of_an_agent_needs_no_health_and_no_image(tmp_path):
-    plain = gpu_step(key=GATHER.key, device="cpu", image=None)
-    jobs = Jobs(tmp_path, agents_plan(plain))
-    without("health-before.json", "health-after.json")(jobs)
-    jobs.job(plain.key, *finished(plain, passed(), environment=environment(image="")))
-    assert jobs.verdict().outcome is Outcome.PASS
+PLAIN = gpu_step(key=GATHER.key, device="cpu", image=None)
 
 
-def test_a_desk_demands_neither(tmp_path):
-    jobs = Jobs(tmp_path, agents_plan(profile="gate"))
+@pytest.mark.parametrize("a_plan", [agents_plan(PLAIN), agents_plan(profile="gate")], ids=["cpu", "desk"])
+def test_a_cpu_step_of_an_agent_and_a_desk_need_no_health_and_no_image(tmp_path, a_plan):
+    jobs = Jobs(tmp_path, a_plan)
     without("health-before.json", "health-after.json")(jobs)
-    jobs.job(GATHER.key, *finished(GATHER, passed(), environment=environment(image="")))
+    gather = a_plan.steps[-1]
+    jobs.job(gather.key, *finished(gather, passed(), environment=environment(image="")))
     assert jobs.verdict().outcome is Outcome.PASS
 
 
 @pytest.mark.parametrize(
-    ("lines", "why"),
-    [
-        ([], "no record says which image 'rocm'"),
-        ([image(content="0" * 64)], "from other contents"),
-    ],
-    ids=["none", "other-contents"],
+    ("content", "why"), [(None, "no record says which image 'rocm'"), ("0" * 64, "from other contents")]
 )
-def test_a_step_that_builds_an_image_passes_only_with_its_record(tmp_path, lines, why):
+def test_a_step_that_builds_an_image_passes_only_with_its_record(tmp_path, content, why):
     jobs = Jobs(tmp_path)
+    lines = [image(content=content)] if content else []
     jobs.job(IMAGE_STEP.key, *lines, *finished(IMAGE_STEP, passed("built")))
     ruled = jobs.ruled(IMAGE_STEP.key)
     assert (ruled.outcome, ruled.ruling) == (Outcome.DID_NOT_RUN, Ruling.REGRESSION)
