@@ -39,13 +39,10 @@ class Entries:
         """Ids of the checks of this step that may fail."""
         return frozenset(one.test for one in self.tests if _covers(one, step) and not self._is_expired(one))
 
-    def expired(self) -> tuple[Quarantined, ...]:
-        """Entries whose day has come, whether or not their step is planned."""
-        return tuple(one for one in self.tests if self._is_expired(one))
-
-    def expired_of(self, step: PlannedStep) -> tuple[Quarantined, ...]:
-        """Entries of this step whose day has come."""
-        return tuple(one for one in self.expired() if _covers(one, step))
+    def expired(self, step: PlannedStep | None = None) -> tuple[str, ...]:
+        """A sentence for each entry whose day has come: of a step, or of all, whether or not their step is planned."""
+        found = [one for one in self.tests if self._is_expired(one) and (step is None or _covers(one, step))]
+        return tuple(f"quarantine of {one.test} expired on {one.expires}: mend it or take it out" for one in found)
 
     def _is_expired(self, one: Quarantined) -> bool:
         return self.today >= one.expires or one.expires - one.added > LONGEST_QUARANTINE

@@ -1,8 +1,8 @@
 """The judgement of one planned step: a table over all that is known of it, read from the top. Pure.
 
 `run.outcome` says what an exit status and its checks mean. Here that meets the node, the image, reruns and the
-quarantine. Nothing here makes a step greener than its own checks, with one exception that has an owner and a date:
-failures that the merge base has in quarantine.
+quarantine. A step is never better than what its own record says, nor than what its checks show, with one exception that
+has an owner and a date: failures that the merge base has in quarantine.
 """
 
 from __future__ import annotations
@@ -67,23 +67,23 @@ class StepResult:
         name = self.step.image
         if name is None or self.plan.profile == "gate" or self.attempt is None:
             return ""
-        built, ran = self.recorded.images.get(name), self.attempt.record.environment.image
-        if built is None:
-            return f"no record says which image {name!r} was built in this build"
-        if built.content != self.plan.images.get(name):
-            return f"the image {name!r} was built from other contents than the plan's"
-        return "" if ran == built.digest else f"it ran in image {ran or '(none)'}, built was {built.digest}"
+        if problem := self.image_problem(name):
+            return problem
+        ran, built = self.attempt.record.environment.image, self.recorded.images[name].digest
+        return "" if ran == built else f"it ran in image {ran or '(none)'}, built was {built}"
 
     @cached_property
-    def unbuilt_image(self) -> str:
+    def unbuilt(self) -> str:
         """Why the image that it should build is not there."""
-        name = self.step.step.provides
-        record = self.recorded.images.get(name) if name else None
-        if name is None or (record and record.content == self.plan.images.get(name)):
-            return ""
-        if record is None:
-            return f"it left no record of the image {name!r}, which it builds"
-        return f"it built the image {name!r} from other contents than the plan's"
+        return self.image_problem(self.step.step.provides) if self.step.step.provides else ""
+
+    def image_problem(self, name: str) -> str:
+        """Why an image of this build is not the planned one."""
+        built = self.recorded.images.get(name)
+        if built is None:
+            return f"no record says which image {name!r} was built in this build"
+        planned = built.content == self.plan.images.get(name)
+        return "" if planned else f"the image {name!r} was built from other contents than the plan's"
 
     @cached_property
     def health(self) -> tuple[Health, ...]:
@@ -116,6 +116,11 @@ class StepResult:
     def checks(self) -> tuple[Check, ...]:
         """The checks that count."""
         return self.attempt.checks if self.attempt and self.believed else ()
+
+    @property
+    def first_failure(self) -> Check | None:
+        """The first failing check that arrived, believed or not."""
+        return rules.first(self.attempt.checks, FAIL) if self.attempt else None
 
     @cached_property
     def failed(self) -> tuple[Check, ...]:
@@ -152,12 +157,11 @@ class StepResult:
     def confirmed(self) -> bool:
         """Whether such a check failed on another node too, one whose own health says nothing against that."""
         assert self.attempt is not None
-        host = self.attempt.record.environment.host
+        failed = {check.id for check in self.failed} - set(self.flaky)
         health = self.recorded.health.get(self.step.key + RECHECK_SUFFIX, ())
         return any(
-            rerun.check in {check.id for check in self.failed if check.id not in self.flaky}
-            and (rerun.outcome, rerun.elsewhere) == (FAIL, True)
-            and rerun.host != host
+            (rerun.outcome, rerun.elsewhere, rerun.check in failed) == (FAIL, True, True)
+            and rerun.host != self.attempt.record.environment.host
             and not trouble(health, rerun.host, 0)
             for rerun in self.reruns
         )
@@ -187,18 +191,12 @@ class StepResult:
     @cached_property
     def expired(self) -> tuple[str, ...]:
         """A sentence for each entry of its quarantine that has expired."""
-        found = self.entries.expired_of(self.step)
-        return tuple(f"quarantine of {one.test} expired on {one.expires}: mend it or take it out" for one in found)
+        return self.entries.expired(self.step)
 
     @property
     def status(self) -> int | None:
         """Exit status of the attempt that counts."""
         return self.attempt.record.exit_status if self.attempt else None
-
-    @cached_property
-    def own_signal(self) -> bool:
-        """Whether it crashed on a node that was watched and is sound: then that is its own, as a hang is."""
-        return self.status is not None and -self.status in OWN_SIGNALS and bool(self.health)
 
 
 @dataclass(frozen=True)
@@ -220,11 +218,6 @@ def _joined(*reasons: str) -> str:
     return "; ".join(filter(None, reasons))
 
 
-def _first_failure(s: StepResult) -> str:
-    failed = rules.first(s.attempt.checks, FAIL) if s.attempt else None
-    return f"{failed.id} failed there" if failed else ""
-
-
 JUDGEMENTS = (
     # Nothing to go by.
     Judgement("damaged", lambda s: s.damaged, DID_NOT_RUN, Ruling.INFRA,
@@ -235,7 +228,7 @@ JUDGEMENTS = (
     Judgement("another command", lambda s: s.other_command, DID_NOT_RUN, Ruling.REGRESSION,
               lambda s: f"another command was run: {s.other_command}"),
     Judgement("another image", lambda s: s.other_image, DID_NOT_RUN, Ruling.INFRA,
-              lambda s: _joined(s.other_image, _first_failure(s))),
+              lambda s: _joined(s.other_image, f"{s.first_failure.id} failed there" if s.first_failure else "")),
     # Failing checks.
     Judgement("failed, node in doubt", lambda s: s.regressed and s.trouble and not s.confirmed, DID_NOT_RUN,
               Ruling.INFRA, lambda s: f"{s.decision.why}; but {s.node_in_doubt}: it may be the node's doing"),
@@ -249,8 +242,8 @@ JUDGEMENTS = (
               Ruling.FLAKY, _decided),
     Judgement("open before", lambda s: s.decision.outcome is PASS and s.had(INCONCLUSIVE), INCONCLUSIVE,
               Ruling.INCONCLUSIVE, _decided),
-    Judgement("image not built", lambda s: s.decision.outcome is PASS and s.unbuilt_image, DID_NOT_RUN,
-              Ruling.REGRESSION, lambda s: s.unbuilt_image),
+    Judgement("image not built", lambda s: s.decision.outcome is PASS and s.unbuilt, DID_NOT_RUN, Ruling.REGRESSION,
+              lambda s: s.unbuilt),
     # An entry that has expired is red by itself, so that it cannot be forgotten.
     Judgement("quarantine expired", lambda s: s.decision.outcome is PASS and s.expired, FAIL, Ruling.QUARANTINED,
               lambda s: s.expired[0]),
@@ -265,7 +258,9 @@ JUDGEMENTS = (
     Judgement("hung", lambda s: s.status is None and s.attempt and s.attempt.record.message.startswith(rules.TIMED_OUT),
               DID_NOT_RUN, Ruling.REGRESSION, _decided),
     Judgement("ended, or never started", lambda s: s.status is None, DID_NOT_RUN, Ruling.INFRA, _decided),
-    Judgement("crashed", lambda s: s.own_signal, DID_NOT_RUN, Ruling.REGRESSION, _decided),
+    # A crash on a node that was watched and is sound is the step's own, as a hang is.
+    Judgement("crashed", lambda s: s.status is not None and -s.status in OWN_SIGNALS and s.health, DID_NOT_RUN,
+              Ruling.REGRESSION, _decided),
     Judgement("killed", lambda s: s.status is not None and s.status < 0, DID_NOT_RUN, Ruling.INFRA, _decided),
     Judgement("cannot run there", lambda s: kind_of(s.step).cannot_run_here(s.status) or s.status in OF_THE_NODE,
               DID_NOT_RUN, Ruling.INFRA, _decided),
@@ -291,7 +286,7 @@ def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entri
         why += f" (attempt {len(s.earlier) + 1}; before: {before})"
     record = s.attempt.record if s.attempt else None
     image = record.environment.image if record else ""
-    line = reproduce_line(step, s.attempt)
+    line = reproduce_line(step, s.first_failure)
     return StepVerdict(
         key=step.key,
         area=step.area,
@@ -337,14 +332,11 @@ def decide(
     return rules.Decision(record.outcome, record.message or derived.why)
 
 
-def reproduce_line(step: PlannedStep, attempt: Attempt | None) -> str:
+def reproduce_line(step: PlannedStep, failed: Check | None) -> str:
     """The command that repeats a step, narrowed to its first failing check where that can be run alone."""
-    line = f"hilgate run {step.key}"
-    failed = rules.first(attempt.checks, FAIL) if attempt else None
-    if failed and step.step.matrix and (options := step.step.matrix.options(failed.labels)):
-        return f"{line} -- {options}"
-    selector = kind_of(step).selector(failed.id) if failed else ""
-    return f"{line} -- {selector}" if selector else line
+    options = step.step.matrix.options(failed.labels) if failed and step.step.matrix else ""
+    selector = options or (kind_of(step).selector(failed.id) if failed else "")
+    return f"hilgate run {step.key} -- {selector}" if selector else f"hilgate run {step.key}"
 
 
 def _evidence(s: StepResult) -> tuple[str, ...]:
@@ -399,7 +391,12 @@ def trouble(health: Sequence[Health], host: str, gpus: int) -> tuple[str, ...]:
             found.append(f"unfit {one.moment}: the hook does not say why")
         if len(one.gpus) < gpus:
             found.append(f"{len(one.gpus)} of {gpus} GPUs {one.moment}")
-    found += _changed(health)
+    before, after = _by_bdf(health, "before"), _by_bdf(health, "after")
+    for bdf, gpu in sorted(before.items()) if not missing(health) else ():
+        if bdf not in after:
+            found.append(f"GPU {bdf} was gone afterwards")
+        elif (new := after[bdf].ecc_uncorrectable - gpu.ecc_uncorrectable) > 0:
+            found.append(f"GPU {bdf}: {new} new uncorrectable memory errors")
     # What the kernel said before the step began counts only where the hook found the node unfit for it.
     log = [line for one in health if one.moment == "after" or not one.healthy for line in one.dmesg]
     return (*found, *(f"kernel log: {line}" for line in log[:SHOWN_LINES]))
@@ -421,15 +418,3 @@ def lines(health: Sequence[Health]) -> tuple[str, ...]:
 
 def _by_bdf(health: Sequence[Health], moment: str) -> dict[str, GpuHealth]:
     return {gpu.bdf: gpu for one in health if one.moment == moment for gpu in one.gpus}
-
-
-def _changed(health: Sequence[Health]) -> list[str]:
-    """GPUs that went away or counted new uncorrectable errors while the step ran."""
-    if missing(health):
-        return []
-    before, after = _by_bdf(health, "before"), _by_bdf(health, "after")
-    gone = [f"GPU {bdf} was gone afterwards" for bdf in sorted(before.keys() - after.keys())]
-    errors = [
-        (bdf, after[bdf].ecc_uncorrectable - gpu.ecc_uncorrectable) for bdf, gpu in before.items() if bdf in after
-    ]
-    return gone + [f"GPU {bdf}: {new} new uncorrectable memory errors" for bdf, new in errors if new > 0]

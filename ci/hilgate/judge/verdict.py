@@ -1,8 +1,6 @@
-"""The verdict: what the plan expected against what arrived. Pure; it can be replayed on any folder of results.
+"""The verdict of a build: what the plan expected against what arrived. Pure; any folder of results can be judged again.
 
-The outcome of a step is never better than what its own records say, nor than what `rules.RULES` says of them: a record
-that claims more than its evidence shows is overruled, and a step without a record did not run. `ruling` says what each
-step is called and why; here they become one answer.
+`judge.step` decides on each step; here they become one answer.
 """
 
 from __future__ import annotations
@@ -49,10 +47,8 @@ def judge(
     steps = tuple(judge_step(step, plan, recorded, entries) for step in plan.steps)
     outcome = rules.worst(step.outcome for step in steps)
     why = _why(outcome, steps)
-    expired = entries.expired()
-    if expired and outcome is not Outcome.FAIL:
-        outcome = Outcome.FAIL
-        why = f"quarantine of {expired[0].test} expired on {expired[0].expires}: mend it or take it out"
+    if (expired := entries.expired()) and outcome is not Outcome.FAIL:
+        outcome, why = Outcome.FAIL, expired[0]
     loosened = plan.loosened
     if loosened and not approved_by and outcome is Outcome.PASS:
         outcome = Outcome.INCONCLUSIVE

@@ -254,18 +254,15 @@ def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRec
     if image is None:
         return None, ""
     try:
-        told = json.loads((folder / IMAGE_FILE).read_bytes())
-        record = ImageRecord.model_validate({"kind": "image", "step": step.key} | told)
+        fields = json.loads((folder / IMAGE_FILE).read_bytes())
+        record = ImageRecord.model_validate({"kind": "image", "step": step.key} | fields)
     except FileNotFoundError:
         return None, f"it left no {IMAGE_FILE}, and it builds the image {image!r}"
     except (OSError, ValueError, TypeError) as error:
         return None, f"its {IMAGE_FILE} is not a record of an image: {str(error).splitlines()[0]}"
     planned = plan.images.get(image, "(nothing: the plan does not name it)")
     if (record.step, record.image, record.content) != (step.key, image, planned):
-        return (
-            None,
-            f"its {IMAGE_FILE} is of {record.image} of {record.content}; planned: {image} of {planned}",
-        )
+        return None, f"its {IMAGE_FILE} is of {record.image} of {record.content}; planned: {image} of {planned}"
     return record, ""
 
 
@@ -297,7 +294,8 @@ def _check_of_case(case: TestCase, root: Path) -> Check:
             message = prefix + ((result.message or "").strip() or "skipped without a reason")
     numbers: dict[str, Number] = {}
     labels: dict[str, str] = {}
-    for name, value in _properties(case):
+    for found in case.properties():  # type: ignore[no-untyped-call]  # junitparser 5.0.3 left it untyped
+        name, value = found.name or "(no name)", "" if found.value is None else str(found.value)
         number = _as_number(value)
         if number is None:
             labels[name] = value
@@ -312,11 +310,6 @@ def _check_of_case(case: TestCase, root: Path) -> Check:
         labels=labels,
         numbers=numbers,
     )
-
-
-def _properties(case: TestCase) -> Iterator[tuple[str, str]]:
-    for found in case.properties():  # type: ignore[no-untyped-call]  # junitparser 5.0.3 left it untyped
-        yield found.name or "(no name)", "" if found.value is None else str(found.value)
 
 
 def _failing_place(text: str) -> str:

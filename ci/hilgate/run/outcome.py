@@ -6,6 +6,7 @@ The runner uses it to know whether dependants may start, the judge to decide. Bo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hilgate.errors import Exit
@@ -47,6 +48,32 @@ class Facts:
     problem: str = ""
     last_line: str = ""
 
+    @cached_property
+    def counts(self) -> Counts:
+        """How many checks ended how."""
+        return Counts.of(check.outcome for check in self.checks)
+
+    @property
+    def done(self) -> int:
+        """Checks that reached a result: an inconclusive one did its work, a skipped one did not."""
+        return self.counts.passed + self.counts.inconclusive
+
+    def reason(self, outcome: Outcome) -> str:
+        """What the first check with this outcome says; empty where there is none."""
+        check = first(self.checks, outcome)
+        return first_line(check.message) if check else ""
+
+    def finding(self, outcome: Outcome) -> str:
+        """The same, behind the id of the check."""
+        check = first(self.checks, outcome)
+        return f"{check.id}: {first_line(check.message)}" if check else ""
+
+    def exit_in_words(self, text: str = "") -> str:
+        """An exit status that is no finding (or `text`), with what is wrong with the evidence and the last line."""
+        text = text or self.evidence.exit_meaning(self.exit_status or 0)
+        text += f"; {self.problem}" if self.problem else ""
+        return text + (f"; last line: {self.last_line}" if self.last_line else "")
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -81,69 +108,20 @@ def first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
-def _counts(facts: Facts) -> Counts:
-    return Counts.of(check.outcome for check in facts.checks)
-
-
-def _found(facts: Facts) -> int:
-    """Checks that reached a result: an inconclusive one did its work, a skipped one did not."""
-    counts = _counts(facts)
-    return counts.passed + counts.inconclusive
-
-
-def _why_check(outcome: Outcome) -> Callable[[Facts], str]:
-    def why(facts: Facts) -> str:
-        check = first(facts.checks, outcome)
-        assert check is not None
-        return f"{check.id}: {first_line(check.message)}"
-
-    return why
-
-
-def _why_exit(facts: Facts) -> str:
-    assert facts.exit_status is not None
-    return _with_detail(facts.evidence.exit_meaning(facts.exit_status), facts)
-
-
-def _with_detail(text: str, facts: Facts) -> str:
-    text += f"; {facts.problem}" if facts.problem else ""
-    return text + (f"; last line: {facts.last_line}" if facts.last_line else "")
-
-
-def _why_nothing_but_skips(facts: Facts) -> str:
-    check = first(facts.checks, Outcome.DID_NOT_RUN)
-    assert check is not None
-    return f"none of its {len(facts.checks)} checks ran; the first: {first_line(check.message)}"
-
-
-def _why_inconclusive(facts: Facts) -> str:
-    if first(facts.checks, Outcome.INCONCLUSIVE):
-        return _why_check(Outcome.INCONCLUSIVE)(facts)
-    return "exit 6 (inconclusive) and no check that says why"
-
-
 def _why_pass(facts: Facts) -> str:
-    counts = _counts(facts)
-    if not counts.did_not_run:
-        return f"{counts.passed} passed"
-    check = first(facts.checks, Outcome.DID_NOT_RUN)
-    assert check is not None
-    return f"{counts.passed} passed, {counts.did_not_run} not run ({first_line(check.message)})"
+    skipped = facts.counts.did_not_run
+    more = f", {skipped} not run ({facts.reason(Outcome.DID_NOT_RUN)})" if skipped else ""
+    return f"{facts.counts.passed} passed{more}"
 
 
 RULES: tuple[Rule, ...] = (
     # A failure that was seen stays a failure, whatever the exit status says and whatever happened afterwards.
-    Rule(
-        "a check failed",
-        lambda f: any(check.outcome is Outcome.FAIL for check in f.checks),
-        Outcome.FAIL,
-        _why_check(Outcome.FAIL),
-    ),
+    Rule("a check failed", lambda f: f.counts.failed > 0, Outcome.FAIL, lambda f: f.finding(Outcome.FAIL)),
     Rule(
         "exit 1 without a failing check",
         lambda f: f.exit_status == Exit.FAIL,
         Outcome.FAIL,
-        lambda f: _with_detail("exit 1 and no failing check", f),
+        lambda f: f.exit_in_words("exit 1 and no failing check"),
     ),
     Rule(
         "ended by hilgate, or never started",
@@ -155,22 +133,27 @@ RULES: tuple[Rule, ...] = (
         "any status that is not a finding: misuse, no tests, this environment, signals",
         lambda f: f.exit_status not in {Exit.PASS, Exit.INCONCLUSIVE},
         Outcome.DID_NOT_RUN,
-        _why_exit,
+        lambda f: f.exit_in_words(),
     ),
     Rule("evidence missing or unreadable", lambda f: bool(f.problem), Outcome.DID_NOT_RUN, lambda f: f.problem),
     Rule("evidence without a check", lambda f: not f.checks, Outcome.DID_NOT_RUN, lambda _: "it recorded no checks"),
-    Rule("nothing but skips", lambda f: _found(f) == 0, Outcome.DID_NOT_RUN, _why_nothing_but_skips),
+    Rule(
+        "nothing but skips",
+        lambda f: f.done == 0,
+        Outcome.DID_NOT_RUN,
+        lambda f: f"none of its {len(f.checks)} checks ran; the first: {f.reason(Outcome.DID_NOT_RUN)}",
+    ),
     Rule(
         "fewer checks than the step promises",
-        lambda f: _found(f) < f.minimum,
+        lambda f: f.done < f.minimum,
         Outcome.DID_NOT_RUN,
-        lambda f: f"{_found(f)} checks ran where at least {f.minimum} must; {_counts(f)}",
+        lambda f: f"{f.done} checks ran where at least {f.minimum} must; {f.counts}",
     ),
     Rule(
         "an inconclusive check, or exit 6",
-        lambda f: f.exit_status == Exit.INCONCLUSIVE or first(f.checks, Outcome.INCONCLUSIVE) is not None,
+        lambda f: f.exit_status == Exit.INCONCLUSIVE or f.counts.inconclusive > 0,
         Outcome.INCONCLUSIVE,
-        _why_inconclusive,
+        lambda f: f.finding(Outcome.INCONCLUSIVE) or "exit 6 (inconclusive) and no check that says why",
     ),
     Rule("exit 0 and good evidence", lambda f: f.exit_status == Exit.PASS, Outcome.PASS, _why_pass),
 )

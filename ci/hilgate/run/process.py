@@ -1,11 +1,6 @@
-"""One child process in its own group: started without a shell, timed, measured, and always ended with all it started.
+"""Child processes of steps: each in its own group, without a shell, timed, measured, and ended with all it started.
 
-The only module that starts a step's processes. A `Child` never blocks: the runner polls it, so one thread drives every
-step and an interrupt reaches all of them.
-
-Starts the process of a step: folder, arguments and environment are the same for a first run and for a rerun.
-
-When a step must end so that its results are uploaded before Buildkite ends the job. Pure.
+A `Child` never blocks: the runner polls it, so one thread drives every step and an interrupt reaches all of them.
 
 Buildkite counts a job's timeout from its start, checkout and image pull included, and what it ends leaves no artifacts.
 So a step ends at its own timeout or a minute before the job's, whichever comes first. At a desk there is no job.
@@ -40,6 +35,22 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL: long enough for pytest to write its report, short against any step's timeout."""
+
+LOG_FILE = "log.txt"
+OUT_VARIABLE = "HILGATE_OUT"
+PROFILE_VARIABLE = "HILGATE_PROFILE"
+"""What the plan is for, given to every step: gates are stricter before a release."""
+
+UPLOAD_SECONDS = 60.0
+"""Kept for the records, the hooks after the command and the upload of what the step left."""
+
+STARTED = "HILGATE_JOB_STARTED"
+"""Epoch seconds at which the job began; set by the agent's `environment` hook, before the checkout."""
+
+TIMEOUT = "BUILDKITE_TIMEOUT"
+"""The job's timeout in minutes, or `false` where it has none; set by Buildkite."""
+
+SECONDS_PER_MINUTE = 60.0
 
 
 class Interrupts:
@@ -185,23 +196,9 @@ def last_line(log: Path, *, tail_bytes: int = 4096) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-LOG_FILE = "log.txt"
-OUT_VARIABLE = "HILGATE_OUT"
-
-
-PROFILE_VARIABLE = "HILGATE_PROFILE"
-"""What the plan is for, told to every step: gates are stricter before a release."""
-
-
 @dataclass(frozen=True)
 class RunContext:
-    """Where steps run.
-
-    Attributes:
-        root: The repository.
-        cores: Of the machine.
-        profile: Of the plan.
-    """
+    """Where steps run: the repository, the cores of the machine and the profile of the plan."""
 
     root: Path
     cores: int
@@ -225,25 +222,11 @@ def start(step: PlannedStep, command: str, folder: Path, site: RunContext, secon
             shutil.rmtree(stale)
         elif stale.name != RESULTS_FILE:  # replaced whole once this run has ended, so that no failure gets lost
             stale.unlink()
-    arguments = argument_list(command)
-    arguments += kind_of(step).arguments(folder)
+    arguments = argument_list(command) + kind_of(step).arguments(folder)
     # Threads would otherwise be as many as the machine has cores, in every step at once.
     env = {"OMP_NUM_THREADS": str(min(step.step.cores, site.cores)), **os.environ, **step.env}
     env |= {OUT_VARIABLE: str(folder), PROFILE_VARIABLE: site.profile}
     return Child(arguments, cwd=site.root, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)
-
-
-UPLOAD_SECONDS = 60.0
-"""Kept for the records, the hooks after the command and the upload of what the step left."""
-
-STARTED = "HILGATE_JOB_STARTED"
-"""Epoch seconds at which the job began; set by the agent's `environment` hook, before the checkout."""
-
-TIMEOUT = "BUILDKITE_TIMEOUT"
-"""The job's timeout in minutes, or `false` where it has none; set by Buildkite."""
-
-NO_TIMEOUT = ("", "false")
-SECONDS_PER_MINUTE = 60.0
 
 
 def inner_timeout(step_seconds: float, environment: Mapping[str, str], now: float) -> float:
@@ -258,7 +241,7 @@ def inner_timeout(step_seconds: float, environment: Mapping[str, str], now: floa
         CannotRunHereError: The job has a timeout, and when it started is not known or not a number.
     """
     minutes = environment.get(TIMEOUT, "")
-    if minutes in NO_TIMEOUT:
+    if minutes in {"", "false"}:
         return step_seconds
     started = min(_number(STARTED, environment.get(STARTED, "")), now)  # a clock that is ahead gives no extra time
     deadline = started + _number(TIMEOUT, minutes) * SECONDS_PER_MINUTE - UPLOAD_SECONDS

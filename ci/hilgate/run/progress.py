@@ -73,24 +73,14 @@ class LiveTable:
         self._live.update(Group(table, Text(done, style="dim")), refresh=True)
 
     def _row(self, step: PlannedStep) -> tuple[Text, Text, str, Text]:
-        attempt = self._attempts.get(step.key)
-        if attempt:
-            style = text.STYLES[attempt.record.outcome]
-            mark = Text(text.MARKS[attempt.record.outcome], style)
-            return (
-                mark,
-                Text(step.key),
-                text.duration(attempt.record.seconds),
-                Text(text.line(attempt.record.message)),
-            )
-        child = self._children.get(step.key)
-        if child:
-            return (
-                Text("▸", "cyan"),
-                Text(step.key),
-                text.duration(child.seconds),
-                Text(text.line(child.last_line()), "dim"),
-            )
+        if step.key in self._attempts:
+            record = self._attempts[step.key].record
+            mark = Text(text.MARKS[record.outcome], text.STYLES[record.outcome])
+            return mark, Text(step.key), text.duration(record.seconds), Text(text.line(record.message))
+        if step.key in self._children:
+            child = self._children[step.key]
+            line = Text(text.line(child.last_line()), "dim")
+            return Text("▸", "cyan"), Text(step.key), text.duration(child.seconds), line
         return Text("·", "dim"), Text(step.key, "dim"), "", Text("waits", "dim")
 
 
@@ -101,7 +91,7 @@ class Lines:
         self._console = console
         self._buildkite = buildkite
         self._children: dict[str, Child] = {}
-        self._spoke_at = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def __enter__(self) -> Lines:
         return self
@@ -113,7 +103,7 @@ class Lines:
         """Say that it began."""
         self._children[step.key] = child
         command = text.line(step.step.command[:COMMAND_CHARACTERS])
-        self._say(f"{'--- ' if self._buildkite else ''}{step.key}: started: {command}")
+        self._print(f"{'--- ' if self._buildkite else ''}{step.key}: started: {command}")
 
     def finished(self, step: PlannedStep, attempt: Attempt, log: Path) -> None:
         """Say how it ended; in Buildkite an open group with the end of its log when that is not green."""
@@ -122,19 +112,19 @@ class Lines:
         green = record.outcome is Outcome.PASS
         group = ("--- " if green else "+++ ") if self._buildkite else ""
         words = f"{text.marked(record.outcome)}, {text.duration(record.seconds)}: {text.line(record.message)}"
-        self._say(f"{group}{step.key}: {words}")
+        self._print(f"{group}{step.key}: {words}")
         if self._buildkite and not green and log.exists():
             for line in log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]:
-                self._say(text.log(line))
+                self._print(text.log(line))
 
     def tick(self) -> None:
         """A heartbeat, so that a long silence is not taken for a hang."""
-        if time.monotonic() - self._spoke_at >= HEARTBEAT_SECONDS and self._children:
+        if time.monotonic() - self._printed_at >= HEARTBEAT_SECONDS and self._children:
             for key, child in self._children.items():
-                self._say(f"{key}: running for {text.duration(child.seconds)}: {text.line(child.last_line())}")
+                self._print(f"{key}: running for {text.duration(child.seconds)}: {text.line(child.last_line())}")
 
-    def _say(self, line: str) -> None:
-        self._spoke_at = time.monotonic()
+    def _print(self, line: str) -> None:
+        self._printed_at = time.monotonic()
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from hilgate.errors import Exit
-from hilgate.model import Outcome, RerunRecord
+from hilgate.model import Check, Outcome, RerunRecord
 from hilgate.run import process
 from hilgate.run.evidence import kind_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hilgate.model import Check, Plan, PlannedStep
-    from hilgate.run.process import Child, Ended
+    from hilgate.model import Plan, PlannedStep
+    from hilgate.run.process import Child
     from hilgate.run.results import Recorded
 
 FOLDER: Final = "again"
@@ -52,27 +52,35 @@ class Rerun:
     root: Path
 
     def poll(self, host: str, *, elsewhere: bool) -> list[RerunRecord] | None:
-        """A record of each test once all have ended; None while they run."""
+        """A record of each test once all have ended; None while they run.
+
+        A failure stays one whatever else went wrong; a pass needs a rerun that went well as a whole.
+        """
         end = self.child.poll()
         if end is None:
             return None
         found = kind_of(self.step).collect(self.folder, self.root)
-        problem = _problem(end, self.step) or found.problem
+        problem = end.reason or found.problem
+        if end.exit_status not in {None, Exit.PASS, Exit.FAIL}:
+            problem = kind_of(self.step).exit_meaning(end.exit_status)
+        missing = Check(id="(none)", outcome=Outcome.DID_NOT_RUN, message=problem or "the rerun does not name it")
         checks = {check.id: check for check in found.checks}
-        return [self._record(name, checks.get(name), problem, host, elsewhere=elsewhere) for name in self.ids]
-
-    def _record(self, name: str, check: Check | None, problem: str, host: str, *, elsewhere: bool) -> RerunRecord:
-        """A failure stays one whatever else went wrong; a pass needs a rerun that went well as a whole."""
-        believed = check is not None and (not problem or check.outcome is Outcome.FAIL)
-        return RerunRecord(
-            step=self.step.key,
-            check=name,
-            host=host,
-            elsewhere=elsewhere,
-            outcome=check.outcome if check and believed else Outcome.DID_NOT_RUN,
-            seconds=check.seconds if check else 0.0,
-            message=check.message if check and believed else problem or "the rerun does not name it",
-        )
+        records = []
+        for name in self.ids:
+            check = checks.get(name, missing)
+            believed = check if not problem or check.outcome is Outcome.FAIL else missing
+            records.append(
+                RerunRecord(
+                    step=self.step.key,
+                    check=name,
+                    host=host,
+                    elsewhere=elsewhere,
+                    outcome=believed.outcome,
+                    seconds=check.seconds,
+                    message=believed.message,
+                )
+            )
+        return records
 
 
 def start(
@@ -91,12 +99,3 @@ def start(
     if not command or seconds <= 0:
         return None
     return Rerun(step, ids, process.start(step, command, folder, site, seconds), folder, site.root)
-
-
-def _problem(end: Ended, step: PlannedStep) -> str:
-    """Why a rerun cannot be believed: it was ended, crashed, or could not do its work."""
-    if end.exit_status is None:
-        return end.reason
-    if end.exit_status in {Exit.PASS, Exit.FAIL}:
-        return ""
-    return kind_of(step).exit_meaning(end.exit_status)

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from hilgate.model import Plan, Record
 
 RESULTS_FILE = "results.jsonl"
+NOTE = "restored.json"
+MOMENTS = ("before", "after")
 
 
 @dataclass(frozen=True)
@@ -148,29 +150,39 @@ def read(path: Path, plan: Plan, digest: str, key: str, *, elsewhere: bool = Fal
         RecordsError: Why nothing of it can be believed.
     """
     try:
-        text = path.read_bytes()
+        return _parsed(path.read_bytes(), plan, digest, key, elsewhere=elsewhere)
     except OSError as error:
-        raise _damaged(f"it cannot be read: {error.strerror}", path) from None
+        problem = f"it cannot be read: {error.strerror}"
+    except ValidationError as error:
+        problem = f"not a record: {str(error).splitlines()[0]}"
+    except _DamagedError as error:
+        problem = str(error)
+    raise RecordsError(problem, where=str(path), remedy="run the step again (`hilgate gate --resume`)")
+
+
+class _DamagedError(Exception):
+    """Why nothing of a file can be believed."""
+
+
+def _parsed(text: bytes, plan: Plan, digest: str, key: str, *, elsewhere: bool) -> StepFile:
     if not text:
-        raise _damaged("the file is empty", path)
+        raise _DamagedError("the file is empty")
     lines = text.splitlines(keepends=True)
     if text != with_digest(b"".join(lines[:-1])):
-        raise _damaged("it is not as it was written: truncated or changed", path)
-    try:
-        build, *records = [record_adapter.validate_json(line) for line in lines[:-1]]
-    except ValueError as error:
-        raise _damaged(f"not a record: {str(error).splitlines()[0]}", path) from None
+        raise _DamagedError("it is not as it was written: truncated or changed")
+    records = [record_adapter.validate_json(line) for line in lines[:-1]]
+    build = records.pop(0) if records else None
     if not isinstance(build, BuildRecord):
-        raise _damaged("its first record is not the build's", path)
+        raise _DamagedError("its first record is not the build's")
     if problem := _foreign(build, plan, digest):
-        raise _damaged(problem, path)
-    found = _in_order(records, build, path)
+        raise _DamagedError(problem)
+    found = _in_order(records, build)
     if problem := _misplaced(found, records, plan, key, elsewhere=elsewhere):
-        raise _damaged(problem, path)
+        raise _DamagedError(problem)
     return found
 
 
-def _in_order(records: Sequence[Record], build: BuildRecord, path: Path) -> StepFile:
+def _in_order(records: Sequence[Record], build: BuildRecord) -> StepFile:
     checks: list[Check] = []
     attempts: list[Attempt] = []
     reruns: list[RerunRecord] = []
@@ -180,7 +192,7 @@ def _in_order(records: Sequence[Record], build: BuildRecord, path: Path) -> Step
             checks.append(record.check)
         elif isinstance(record, StepRecord):
             if len(checks) != record.checks:
-                raise _damaged(f"it announces {record.checks} checks and {len(checks)} are here", path)
+                raise _DamagedError(f"it announces {record.checks} checks and {len(checks)} are here")
             attempts.append(Attempt(record, tuple(checks)))
             checks = []
         elif isinstance(record, RerunRecord):
@@ -188,9 +200,9 @@ def _in_order(records: Sequence[Record], build: BuildRecord, path: Path) -> Step
         elif isinstance(record, ImageRecord):
             image = record
         else:
-            raise _damaged("it is of two builds", path)
+            raise _DamagedError("it is of two builds")
     if checks:
-        raise _damaged("it does not say how the step ended", path)
+        raise _DamagedError("it does not say how the step ended")
     return StepFile(build, tuple(attempts), tuple(reruns), image)
 
 
@@ -214,10 +226,6 @@ def _misplaced(found: StepFile, records: Sequence[Record], plan: Plan, key: str,
     if elsewhere and (found.attempts or found.image):
         return "a rerun on another node holds records of another kind"
     return "" if elsewhere or found.attempts else "it does not say how the step ended"
-
-
-def _damaged(problem: str, path: Path) -> RecordsError:
-    return RecordsError(problem, where=str(path), remedy="run the step again (`hilgate gate --resume`)")
 
 
 def read_all(results: Path, jobs: Path | None, plan: Plan, digest: str, job: str = "") -> Recorded:
@@ -277,9 +285,6 @@ def _read_job(folder: Path, name: str, plan: Plan, digest: str, found: Recorded)
     if problem:
         found.damaged[name] = problem
     return None if problem else file
-
-
-NOTE = "restored.json"
 
 
 def read_restored(folder: Path) -> tuple[tuple[str, ...], str]:
@@ -342,9 +347,6 @@ def _set(root: Path, name: str, content: bytes | None) -> None:
             where=str(root),
             remedy="a change that loosens its own gate is measured with the old values; give it a clean checkout",
         )
-
-
-MOMENTS = ("before", "after")
 
 
 def health_file(moment: str) -> str:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 SECONDS_PER_MINUTE = 60.0
 POLL_SECONDS = 0.05
+LOCK_FILE = ".lock"
 _ENDED = {Outcome.FAIL: "failed", Outcome.INCONCLUSIVE: "was inconclusive", Outcome.DID_NOT_RUN: "did not run"}
 
 
@@ -110,7 +111,14 @@ class Runner:
         with self._interrupts:
             try:
                 if self.only_ids:
-                    self._recheck(steps.popitem()[1])
+                    _, step = steps.popitem()
+                    self._run_again(step, self.only_ids)
+                    if not self._again:
+                        raise NothingSelectedError(
+                            f"the command of {step.key} cannot be narrowed to single tests",
+                            where=step.step.command,
+                            remedy="none needed",
+                        )
                 self._run(steps)
             finally:
                 self._end_all()
@@ -136,15 +144,6 @@ class Runner:
             if not settled:
                 self.progress.tick()
                 time.sleep(POLL_SECONDS)
-
-    def _recheck(self, step: PlannedStep) -> None:
-        self._run_again(step, self.only_ids, self._seconds_left(step, 0.0))
-        if not self._again:
-            raise NothingSelectedError(
-                f"the command of {step.key} cannot be narrowed to single tests",
-                where=step.step.command,
-                remedy="none needed",
-            )
 
     def _start_ready(self, steps: dict[str, PlannedStep], waiting: list[str]) -> list[str]:
         """Start what fits, longest chain first; returns the keys that were settled without starting."""
@@ -177,12 +176,12 @@ class Runner:
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key)
         self._started[step.key] = dt.datetime.now(dt.UTC)
-        seconds = self._limits[step.key] = self._seconds_left(step, 0.0)
+        seconds = self._limits[step.key] = self._seconds_left(step)
         child = process.start(step, step.step.command, folder, self._site, seconds)
         self._running[step.key] = child
         self.progress.started(step, child)
 
-    def _seconds_left(self, step: PlannedStep, used: float) -> float:
+    def _seconds_left(self, step: PlannedStep, used: float = 0.0) -> float:
         """What is left of a step's time after `used` seconds, or less where a job of Buildkite ends before that."""
         return inner_timeout(step.step.timeout_minutes * SECONDS_PER_MINUTE - used, os.environ, time.time())
 
@@ -199,14 +198,12 @@ class Runner:
             del self._running[key]
             checks = self._record(steps[key], self._ended(steps[key], end), self._started[key])
             if self.reruns and self._outcomes[key] is Outcome.FAIL:
-                self._run_again(
-                    steps[key], kind_of(steps[key]).failing_ids(checks), self._seconds_left(steps[key], end.seconds)
-                )
+                self._run_again(steps[key], kind_of(steps[key]).failing_ids(checks), used=end.seconds)
         return [key for key, _ in ended]
 
-    def _run_again(self, step: PlannedStep, ids: tuple[str, ...], seconds: float) -> None:
+    def _run_again(self, step: PlannedStep, ids: tuple[str, ...], used: float = 0.0) -> None:
         folder = step_folder(self.results_folder, step.key) / recheck.FOLDER
-        rerun = recheck.start(step, ids, folder, self._site, seconds)
+        rerun = recheck.start(step, ids, folder, self._site, self._seconds_left(step, used))
         if rerun:
             self._again[step.key] = rerun
 
@@ -284,9 +281,6 @@ def fits(step: PlannedStep, running: Sequence[PlannedStep], cores: int) -> bool:
     return busy + min(step.step.cores, cores) <= cores
 
 
-LOCK_FILE = ".lock"
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Have a results folder for this process alone: two runs in one folder would mix their results.
@@ -295,9 +289,7 @@ def locked(folder: Path) -> Iterator[None]:
         MisuseError: Another process has it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open(
-        "a"
-    ) as file:  # closing releases the lock; the empty file stays: no race to create it
+    with (folder / LOCK_FILE).open("a") as file:  # closing it releases the lock; it stays: no race to create it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -309,8 +301,8 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def run_apart(plan: Plan, root: Path, folder: Path) -> Recorded:
-    """Run every step of a plan over `root` in a scratch folder, outside of any gate, and return its results."""
+def run_in_scratch_folder(plan: Plan, root: Path, folder: Path) -> Recorded:
+    """Run every step of a plan over `root`, outside of any gate, and return what it left in `folder`."""
     digest, machine = plan_digest(plan), hardware.detect()
     with Lines(Console(stderr=True), buildkite=False) as progress:
         Runner(

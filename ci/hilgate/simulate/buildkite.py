@@ -131,7 +131,7 @@ class Build:
 
     def state(self, key: str) -> State | None:
         """What became of a step; None for one that was never uploaded."""
-        return next((n.state for n in self.nodes if isinstance(n.spec, Command) and n.spec.key == key), None)
+        return self._states().get(key)
 
     def download(self, now: float) -> dict[str, Path]:
         """Folder -> where it lies: of every job that was not retried, what has arrived by now."""
@@ -142,44 +142,46 @@ class Build:
             if upload.attempt == last[upload.command] and upload.arrives <= now
         }
 
+    def _states(self) -> dict[str, State]:
+        return {n.spec.key: n.state for n in self.nodes if isinstance(n.spec, Command)}
+
     def _settle(self) -> None:
         """Find what can no longer run, and what is skipped, until nothing changes."""
-        changed = True
-        while changed:
-            changed = False
-            states = {n.spec.key: n.state for n in self.nodes if isinstance(n.spec, Command)}
-            blocked = failed = False
-            for node in self.nodes:
-                if isinstance(node.spec, Wait):
-                    blocked = blocked or any(n.state in _OPEN for n in self._before(node))
-                    failed = failed or (
-                        not node.spec.continue_on_failure
-                        and any(n.state not in _GOOD | _OPEN for n in self._before(node))
-                    )
-                    continue
-                if node.state is not State.WAITING:
-                    continue
-                needs = [states.get(need, State.BROKEN) for need in node.spec.depends_on]
-                hopeless = any(need not in _GOOD | _OPEN for need in needs) and not node.spec.allow_dependency_failure
-                if node.spec.key in self.skipped:
-                    node.state, changed = State.SKIPPED, True
-                elif hopeless or (failed and not blocked):
-                    node.state, changed = State.BROKEN, True
-                elif all(host.paused for host in self.hosts[node.spec.queue]):
-                    node.state, changed = State.EXPIRED, True
+        while self._settle_once():
+            pass
 
-    def _before(self, wait: Node) -> list[Node]:
-        place = next(place for place, node in enumerate(self.nodes) if node is wait)
-        return [node for node in self.nodes[:place] if isinstance(node.spec, Command)]
+    def _settle_once(self) -> bool:
+        changed = blocked = failed = False
+        states, before = self._states(), set[State]()
+        for node in self.nodes:
+            spec = node.spec
+            if isinstance(spec, Wait):
+                blocked = blocked or bool(before & _OPEN)
+                failed = failed or (not spec.continue_on_failure and bool(before - _GOOD - _OPEN))
+                continue
+            if node.state is State.WAITING:
+                needs = {states.get(need, State.BROKEN) for need in spec.depends_on}
+                hopeless = bool(needs - _GOOD - _OPEN) and not spec.allow_dependency_failure
+                if spec.key in self.skipped:
+                    node.state = State.SKIPPED
+                elif hopeless or (failed and not blocked):
+                    node.state = State.BROKEN
+                elif all(host.paused for host in self.hosts[spec.queue]):
+                    node.state = State.EXPIRED
+                changed = changed or node.state is not State.WAITING
+            before.add(node.state)
+        return changed
 
     def _start(self, now: float) -> bool:
-        states = {n.spec.key: n.state for n in self.nodes if isinstance(n.spec, Command)}
-        ready = []
+        states, ready = self._states(), []
+        blocked = False
         for node in self.nodes:
             if isinstance(node.spec, Wait):
-                if any(n.state in _OPEN for n in self._before(node)):
+                if blocked:
                     break
-            elif node.state is State.WAITING and all(states.get(need) not in _OPEN for need in node.spec.depends_on):
+                continue
+            blocked = blocked or node.state in _OPEN
+            if node.state is State.WAITING and all(states.get(need) not in _OPEN for need in node.spec.depends_on):
                 free = [host for host in self.hosts[node.spec.queue] if not host.busy and not host.paused]
                 if free:
                     ready.append((node, node.spec, free))
@@ -254,9 +256,7 @@ class Command:
     def retried(self, exit_status: int, signal_reason: str, before: int) -> bool:
         """Whether an attempt that ended so is followed by another, after `before` automatic retries."""
         for rule in self.retries:
-            by_status = rule.exit_status is None or rule.exit_status == exit_status
-            by_reason = rule.signal_reason is None or rule.signal_reason == signal_reason
-            if by_status and by_reason:
+            if rule.exit_status in {None, exit_status} and rule.signal_reason in {None, signal_reason}:
                 return before < rule.limit
         return False
 
@@ -297,26 +297,28 @@ def _parse(steps: list[Any]) -> Iterator[Command | Wait]:
 
 
 def _command(step: dict[str, Any]) -> Command:
-    given = step.get("command") or step.get("commands") or ""
-    lines = given if isinstance(given, str) else "\n".join(given)
-    needs = step.get("depends_on") or []
-    needs = [needs] if isinstance(needs, str) else needs
+    lines = "\n".join(_listed(step.get("command") or step.get("commands")))
     runs, folder = _RUNS.search(lines), _RESULTS.search(lines)
     name = folder[1] if folder else ""
-    paths = step.get("artifact_paths") or []
-    paths = [paths] if isinstance(paths, str) else paths
     return Command(
         key=step["key"],
         queue=step["agents"]["queue"],
-        depends_on=tuple(need if isinstance(need, str) else need["step"] for need in needs),
+        depends_on=tuple(need if isinstance(need, str) else need["step"] for need in _listed(step.get("depends_on"))),
         allow_dependency_failure=bool(step.get("allow_dependency_failure")),
         timeout_minutes=step["timeout_in_minutes"],
         retries=tuple(_retry(rule) for rule in (step.get("retry") or {}).get("automatic") or ()),
         soft_fail=bool(step.get("soft_fail")),
         runs=runs[1] if runs and folder else "",
         folder=name,
-        uploads=any(path.split("*")[0] in {f"{JOBS_FOLDER}{name}/", JOBS_FOLDER} for path in paths),
+        uploads=any(
+            path.split("*")[0] in {f"{JOBS_FOLDER}{name}/", JOBS_FOLDER} for path in _listed(step.get("artifact_paths"))
+        ),
     )
+
+
+def _listed(value: str | list[Any] | None) -> list[Any]:
+    """Where the format takes one thing or a list of them."""
+    return [value] if isinstance(value, str) else value or []
 
 
 def _retry(rule: dict[str, Any]) -> Retry:

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from hilgate.errors import Exit, MisuseError, RecordsError
 from hilgate.judge.verdict import VERDICT_FILE, read_verdict
-from hilgate.model import Loosening
+from hilgate.model import Loosening, Ruling
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import write
 from hilgate.run import recheck, results
 from hilgate.simulate.buildkite import LOST, Build, Host, JobEnd, Node, State
 from hilgate.simulate.job import SHORT_MINUTES, Site, quarantine_of, run_job, run_recheck
-from hilgate.simulate.scenarios import DEFAULT_RATE, Fault, Kind, draw, scenarios_of
+from hilgate.simulate.scenarios import DEFAULT_RATE, Fault, Kind, draw, rechecks, scenarios_of
 from hilgate.simulate.truth import PASSED, Truth, deserved
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ HOSTS = 3
 """Machines of each queue: enough for a step to move twice."""
 
 APPROVER = "a maintainer"
+LOOSENING = Loosening(path="tests/support/tolerances.py", what="fp16: 1e-3 -> 1e-1")
 
 
 @dataclass(frozen=True)
@@ -73,28 +74,21 @@ def run_build(scenario: Scenario, name: str, faults: tuple[Fault, ...], folder: 
         faults: What goes wrong.
         folder: Empty; receives the attempts' folders and what each step of the flow downloads.
     """
-    kinds = {fault.kind for fault in faults}
-    loosened = bool(kinds & {Kind.LOOSENED, Kind.LOOSENED_APPROVED})
+    loosened = {fault.kind for fault in faults} & {Kind.LOOSENED, Kind.LOOSENED_APPROVED}
     plan = scenario.plan.model_copy(
         update={
             "commit": hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest(),
-            "loosened": (Loosening(path="tests/support/tolerances.py", what="fp16: 1e-3 -> 1e-1"),) * loosened,
+            "loosened": (LOOSENING,) if loosened else (),
         }
     )
     site = Site(name, plan, plan_digest(plan), folder / "attempts", faults)
-    flow = _Flow(site, scenario, folder, quarantine_of(site))
-    if Kind.LOOSENED in kinds:
+    if Kind.LOOSENED in loosened:
         site.ledger.wrong.append("the gate is loosened and nobody approved")
-    flow.approved_by = APPROVER if Kind.LOOSENED_APPROVED in kinds and Kind.LOOSENED not in kinds else ""
+    approved_by = APPROVER if loosened == {Kind.LOOSENED_APPROVED} else ""
+    flow = _Flow(site, scenario, folder, quarantine_of(site), approved_by)
     flow.build.run()
-    return Finished(
-        faults=faults,
-        passed=flow.build.state("verdict") is State.PASSED,
-        verdict=flow.verdict,
-        broke_down=flow.broke_down,
-        truth=deserved(plan, site.ledger),
-        site=site,
-    )
+    passed = flow.build.state("verdict") is State.PASSED
+    return Finished(faults, passed, flow.verdict, flow.broke_down, deserved(plan, site.ledger), site)
 
 
 @dataclass
@@ -105,7 +99,7 @@ class _Flow:
     scenario: Scenario
     folder: Path
     quarantine: Quarantine
-    approved_by: str = ""
+    approved_by: str
     verdict: Verdict | None = None
     broke_down: str = ""
     build: Build = field(init=False)
@@ -123,9 +117,13 @@ class _Flow:
             return job(self.site, self.build, command, attempt, host, minute)
         if command.key == "plan":
             return self._plan(attempt)
-        if command.key == "recheck":
-            return self._recheck(minute, attempt)
-        return self._verdict(minute, attempt)
+        try:
+            return (self._recheck if command.key == "recheck" else self._verdict)(minute, attempt)
+        except RecordsError as error:
+            return JobEnd(int(error.exit_status), SHORT_MINUTES)
+        except Exception as error:  # noqa: BLE001 - whatever breaks the judge is a finding of the simulation
+            self.broke_down = f"{type(error).__name__}: {error}"
+            return JobEnd(int(Exit.BUG), SHORT_MINUTES)
 
     def _struck(self, kind: Kind) -> int | None:
         """The number of a fault of the build, or None."""
@@ -161,17 +159,10 @@ class _Flow:
             plan.model_copy(update={"steps": (*plan.steps[:-1], easier)}).save(path)
 
     def _recheck(self, minute: float, attempt: int) -> JobEnd:
-        try:
-            here = self._download(f"recheck.{attempt}", minute)
-            plan = read_plan(here / PLAN_FILE)
-            recorded = results.read_all(here, here / "jobs", plan, plan_digest(plan))
-            wanted = recheck.pending(plan, recorded)
-            inserted = self.scenario.rechecks(tuple(sorted(wanted)))
-        except RecordsError as error:
-            return JobEnd(int(error.exit_status), SHORT_MINUTES)
-        except Exception as error:  # noqa: BLE001 - whatever breaks it is a finding of the simulation
-            self.broke_down = f"{type(error).__name__}: {error}"
-            return JobEnd(int(Exit.BUG), SHORT_MINUTES)
+        here = self._download(f"recheck.{attempt}", minute)
+        plan = read_plan(here / PLAN_FILE)
+        wanted = recheck.pending(plan, results.read_all(here, here / "jobs", plan, plan_digest(plan)))
+        inserted = rechecks(self.scenario, tuple(sorted(wanted)))
         self.site.failing.update(wanted)
         return JobEnd(0, SHORT_MINUTES, inserted=inserted)
 
@@ -179,23 +170,17 @@ class _Flow:
         if attempt == 0 and self._struck(Kind.VERDICT_AGENT_LOST) is not None:
             return JobEnd(LOST, SHORT_MINUTES)
         self.site.ledger.verdict_at = minute
-        try:
-            here = self._download(f"verdict.{attempt}", minute)
-            judged = write.decide(
-                here,
-                write.read_plan_or_say_so(here / PLAN_FILE, here),
-                jobs=here / "jobs",
-                approved_by=self.approved_by,
-                decided=self.site.at(minute),
-                quarantine=lambda: self.quarantine,
-            )
-            self.verdict = read_verdict(here / VERDICT_FILE)
-            return JobEnd(int(write.status_of(judged)), SHORT_MINUTES)
-        except RecordsError as error:
-            return JobEnd(int(error.exit_status), SHORT_MINUTES)
-        except Exception as error:  # noqa: BLE001 - whatever breaks the judge is a finding of the simulation
-            self.broke_down = f"{type(error).__name__}: {error}"
-            return JobEnd(int(Exit.BUG), SHORT_MINUTES)
+        here = self._download(f"verdict.{attempt}", minute)
+        judged = write.decide(
+            here,
+            write.read_plan_or_say_so(here / PLAN_FILE, here),
+            jobs=here / "jobs",
+            approved_by=self.approved_by,
+            decided=self.site.at(minute),
+            quarantine=lambda: self.quarantine,
+        )
+        self.verdict = read_verdict(here / VERDICT_FILE)
+        return JobEnd(int(write.status_of(judged)), SHORT_MINUTES)
 
     def _download(self, name: str, minute: float) -> Path:
         """What has arrived by now, as hard links in a folder of its own."""
@@ -243,7 +228,7 @@ class Tally:
     """What a campaign found.
 
     Attributes:
-        unseen_failures: Failures of attempts that Buildkite retried, in builds that passed.
+        unseen_failures: Failures of attempts that Buildkite retried, in builds that passed: out of everybody's reach.
     """
 
     seed: str
@@ -291,10 +276,14 @@ class Tally:
         self.faults.update(fault.kind.value for fault in finished.faults)
         truth = finished.truth
         self.deserved["must not pass" if truth.forbidden else "may pass" if truth.doubtful else "must pass"] += 1
-        self.verdicts[_outcome(finished)] += 1
-        if finished.verdict:
+        if finished.verdict is None:
+            self.verdicts["no verdict" if finished.site.ledger.planned else "no plan, so no pass"] += 1
+        else:
+            self.verdicts[finished.verdict.outcome.value] += 1
             self.rulings.update(step.ruling.value for step in finished.verdict.steps)
-        self.unseen_failures += unseen_failures(finished)
+        if finished.passed:
+            tries = finished.site.ledger.deeds.values()
+            self.unseen_failures += sum(bool(deed.failures()) for deeds in tries for deed in deeds[:-1])
 
 
 @dataclass(frozen=True)
@@ -380,12 +369,6 @@ def shrink(scenario: Scenario, name: str, faults: tuple[Fault, ...], kind: Wrong
     return faults
 
 
-def _outcome(finished: Finished) -> str:
-    if finished.verdict is None:
-        return "no plan, so no pass" if not finished.site.ledger.planned else "no verdict"
-    return finished.verdict.outcome.value
-
-
 def _memory() -> Path | None:
     """A folder in memory where there is one: a build writes dozens of small files and syncs each."""
     shm = Path("/dev/shm")  # noqa: S108 - mkdtemp makes a folder of its own in it
@@ -430,30 +413,24 @@ def problems(finished: Finished) -> tuple[WrongVerdict, ...]:
     return tuple(found)
 
 
-def unseen_failures(finished: Finished) -> int:
-    """Failures of attempts that Buildkite retried, in a build that passed: their artifacts are out of reach."""
-    deeds = finished.site.ledger.deeds.values()
-    return sum(bool(deed.failures()) for tries in deeds for deed in tries[:-1]) if finished.passed else 0
-
-
 def _lost(finished: Finished, verdict: Verdict) -> list[str]:
-    """Findings that arrived sound and in time, and that the verdict does not tell.
+    """Findings that arrived sound and in time, and that the verdict does not report.
 
     What ran in an image that nobody knows of is no finding.
     """
     ledger, steps = finished.site.ledger, finished.site.steps
     if any(fault.kind in _REACH_OTHERS for fault in finished.faults):
         return []
-    told = {step.key: step for step in verdict.steps}
+    reported = {step.key: step for step in verdict.steps}
     found = []
     unproven = {step.step.provides for key, step in steps.items() if step.step.provides and not _arrived(ledger, key)}
     for key, step in steps.items():
         deed = ledger.last(key)
         if deed is None or not _arrived(ledger, key) or not deed.tests or step.image in unproven:
             continue
-        if key not in told:
+        if key not in reported:
             found.append(f"{key} is not in the verdict")
-        elif why := _untold(step, deed, told[key], ledger):
+        elif why := _unreported(step, deed, reported[key], ledger):
             found.append(f"{key}: {why}")
     return found
 
@@ -464,16 +441,16 @@ def _arrived(ledger: Ledger, key: str) -> bool:
     return deed is not None and not deed.wrong and not deed.doubtful and deed.arrives <= ledger.verdict_at
 
 
-def _untold(step: PlannedStep, deed: Deed, said: StepVerdict, ledger: Ledger) -> str:
-    excused = {test for test in deed.tests if any(excuse.covers(step, test) for excuse in ledger.excuses)}
-    if said.counts.failed != len(deed.failures()):
-        return f"{len(deed.failures())} tests failed and the verdict counts {said.counts.failed}"
+def _unreported(step: PlannedStep, deed: Deed, judged: StepVerdict, ledger: Ledger) -> str:
+    excused = ledger.excused(step, deed.tests)
+    if judged.counts.failed != len(deed.failures()):
+        return f"{len(deed.failures())} tests failed and the verdict counts {judged.counts.failed}"
     passed = {test for test, end in deed.tests.items() if end == PASSED}
-    if said.counts.passed != len(passed):
-        return f"the verdict counts {said.counts.passed} passed tests"
-    if missing := (deed.failures() & excused) - set(said.quarantined):
+    if judged.counts.passed != len(passed):
+        return f"the verdict counts {judged.counts.passed} passed tests"
+    if missing := (deed.failures() & excused) - set(judged.quarantined):
         return f"{min(missing)} failed in quarantine and is not listed"
-    if missing := (excused & passed) - set(said.unexpected_passes):
+    if missing := (excused & passed) - set(judged.unexpected_passes):
         return f"{min(missing)} passed in quarantine and is not listed"
     return ""
 
@@ -485,15 +462,15 @@ def _blamed(finished: Finished, verdict: Verdict) -> list[str]:
     """
     site = finished.site
     found = []
-    for said in verdict.steps:
-        deed = site.ledger.last(said.key)
-        if said.ruling.value != "regression":
+    for judged in verdict.steps:
+        deed = site.ledger.last(judged.key)
+        if judged.ruling is not Ruling.REGRESSION:
             continue
         if deed is None:
-            found.append(f"{said.key} never ran: {said.why}")
+            found.append(f"{judged.key} never ran: {judged.why}")
             continue
-        unknowable = deed.host in site.sick and not deed.seen_sick and said.key not in site.cleared
-        own = site.failing_by_nature(said.key)
-        if deed.innocent and not own and not unknowable and not said.unexpected_passes:
-            found.append(f"{said.key}: {'; '.join(deed.wrong) or 'nothing went wrong'}, ruled: {said.why}")
+        unknowable = deed.host in site.sick and not deed.seen_sick and judged.key not in site.cleared
+        own = site.failing_by_nature(site.steps[judged.key])
+        if deed.innocent and not own and not unknowable and not judged.unexpected_passes:
+            found.append(f"{judged.key}: {'; '.join(deed.wrong) or 'nothing went wrong'}, ruled: {judged.why}")
     return found

@@ -24,7 +24,6 @@ from hilgate.run.evidence import kind_of
 from hilgate.simulate.buildkite import Command, Wait, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -89,15 +88,9 @@ class Kind(enum.StrEnum):
 
 
 OF_THE_BUILD = frozenset(
-    {
-        Kind.PLAN_FAILED,
-        Kind.PLAN_ALTERED,
-        Kind.PLAN_AGENT_LOST,
-        Kind.VERDICT_AGENT_LOST,
-        Kind.LOOSENED,
-        Kind.LOOSENED_APPROVED,
-    }
-)
+    {Kind.PLAN_FAILED, Kind.PLAN_ALTERED, Kind.PLAN_AGENT_LOST, Kind.VERDICT_AGENT_LOST, Kind.LOOSENED,
+     Kind.LOOSENED_APPROVED}
+)  # fmt: skip
 """Faults that strike no single step."""
 
 FIRST_ATTEMPT_ONLY = frozenset({Kind.AGENT_LOST, Kind.AGENT_STOPPED, Kind.SICK_NODE})
@@ -136,21 +129,15 @@ def draw(rng: random.Random, plan: Plan, rate: float, kinds: frozenset[Kind] = f
     drawn = []
     for kind in Kind:
         strikes, place, number = rng.random() < rate, rng.random(), rng.randrange(1 << 30)
-        places = _places(kind, plan.steps)
+        places = possible(kind, plan)
         if strikes and places and kind in kinds:
             drawn.append(Fault(kind, places[int(place * len(places))], number))
     return tuple(drawn)
 
 
 def possible(kind: Kind, plan: Plan) -> tuple[str, ...]:
-    """Where a kind can strike in a plan; empty when it cannot."""
-    return _places(kind, plan.steps)
-
-
-def _places(kind: Kind, steps: Iterable[PlannedStep]) -> tuple[str, ...]:
-    if kind in OF_THE_BUILD:
-        return ("",)
-    return tuple(step.key for step in steps if _fits(kind, step))
+    """Keys of the steps that a kind can strike in a plan, or one empty key for a fault of the build."""
+    return ("",) if kind in OF_THE_BUILD else tuple(step.key for step in plan.steps if _fits(kind, step))
 
 
 def _fits(kind: Kind, step: PlannedStep) -> bool:
@@ -192,10 +179,6 @@ class Scenario:
     flow: tuple[Command | Wait, ...]
     generated: tuple[Command | Wait, ...]
     queues: tuple[str, ...]
-
-    def rechecks(self, keys: tuple[str, ...]) -> tuple[Command | Wait, ...]:
-        """The steps that run failing tests of these planned steps once more; other tests make the same steps."""
-        return _rechecks(self, keys) if keys else ()
 
 
 class Scenarios:
@@ -242,8 +225,9 @@ def scenarios_of(root: Path, seed: str) -> Scenarios:
 
 
 @functools.lru_cache(maxsize=4096)
-def _rechecks(scenario: Scenario, keys: tuple[str, ...]) -> tuple[Command | Wait, ...]:
-    return parse(recheck_yaml(scenario.plan, dict.fromkeys(keys, ("a test",))))
+def rechecks(scenario: Scenario, keys: tuple[str, ...]) -> tuple[Command | Wait, ...]:
+    """The steps that run failing tests of these planned steps once more; other tests make the same steps."""
+    return () if not keys else parse(recheck_yaml(scenario.plan, dict.fromkeys(keys, ("a test",))))
 
 
 def toy_plan(rng: random.Random, declarations: Declarations) -> Plan:
@@ -258,7 +242,8 @@ def toy_plan(rng: random.Random, declarations: Declarations) -> Plan:
         runs_in = IMAGE if in_image and queue in gpu else None
         needs = tuple(step.key for step in steps if step.step.provides is None and rng.random() < 0.2)
         needs += tuple(step.key for step in steps if runs_in and step.step.provides)
-        steps.append(_step(name, queue, declarations, rng, depends_on=needs, image=runs_in))
+        step = _step(name, queue, declarations, rng)
+        steps.append(step.model_copy(update={"depends_on": needs, "image": runs_in}))
     return Plan(
         created=dt.datetime(2026, 11, 21, tzinfo=dt.UTC),
         commit="0" * 40,
@@ -274,14 +259,7 @@ def toy_plan(rng: random.Random, declarations: Declarations) -> Plan:
 
 
 def _step(
-    name: str,
-    queue: str,
-    declarations: Declarations,
-    rng: random.Random,
-    *,
-    depends_on: tuple[str, ...] = (),
-    image: str | None = None,
-    provides: str | None = None,
+    name: str, queue: str, declarations: Declarations, rng: random.Random, provides: str | None = None
 ) -> PlannedStep:
     offered = declarations.agents.queues[queue]
     minutes = rng.uniform(1, 20)
@@ -297,12 +275,4 @@ def _step(
         provides=provides,
         minutes=minutes,
     )
-    return PlannedStep(
-        step=declared,
-        area="toys",
-        device=offered.device,
-        queue=queue,
-        image=image,
-        depends_on=depends_on,
-        reason="kernels/toy.py changed",
-    )
+    return PlannedStep(step=declared, area="toys", device=offered.device, queue=queue, reason="kernels/toy.py changed")

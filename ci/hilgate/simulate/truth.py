@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from hilgate.simulate.buildkite import NEVER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hilgate.model import Plan, PlannedStep
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -91,6 +93,10 @@ class Ledger:
         """The attempt that no other followed."""
         return self.deeds[key][-1] if key in self.deeds else None
 
+    def excused(self, step: PlannedStep, tests: Iterable[str]) -> set[str]:
+        """Those of these tests of a step that may fail."""
+        return {test for test in tests if any(excuse.covers(step, test) for excuse in self.excuses)}
+
     def trees_differ(self) -> bool:
         """Whether jobs whose records arrived in time ran over different files."""
         last = [tries[-1] for tries in self.deeds.values()]
@@ -128,7 +134,7 @@ def of_step(step: PlannedStep, ledger: Ledger) -> tuple[list[str], list[str]]:
     deed = ledger.last(step.key)
     if deed is None:
         return ["it never ran"], []
-    excused = {test for test in deed.failures() if any(excuse.covers(step, test) for excuse in ledger.excuses)}
+    excused = ledger.excused(step, deed.failures())
     against = list(deed.wrong)
     unsure = list(deed.doubtful)
     if deed.other_tree:

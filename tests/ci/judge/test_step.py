@@ -1,6 +1,8 @@
-"""The taxonomy: what is told about a step, rule by rule, over real job folders of a build on agents."""
+"""The judgement of a step, rule by rule, over real job folders of agents: nodes, images, reruns, quarantine."""
 
 from __future__ import annotations
+
+import datetime as dt
 
 import pytest
 from support.jobs import (
@@ -24,7 +26,9 @@ from support.jobs import (
     undecided,
 )  # fmt: skip
 
-from hilgate.model import Outcome, Ruling
+from hilgate.judge import step
+from hilgate.model import Outcome, Quarantine, Quarantined, Ruling
+from hilgate.run import results
 
 ECC = {"healthy": False, "problems": ("uncorrectable ECC: 3",)}
 HUNG = {"status": None, "stopped": "timed out after 1740 s"}
@@ -52,6 +56,13 @@ def after(**changes):
 
 def without(*names):
     return lambda jobs: [jobs.path(name=name).unlink() for name in names]
+
+
+def entry(test=TEST, days=7, **changes):
+    added = dt.date(2026, 11, 21) - dt.timedelta(days=14 - days)
+    values = {"test": test, "step": "gather", "reason": "wrong lane", "owner": "kernels", "added": added,
+              "expires": added + dt.timedelta(days=14)}  # fmt: skip
+    return Quarantined.model_validate(values | changes)
 
 
 FAILS = gathered(failed(), passed(), status=1)
@@ -120,18 +131,37 @@ CASES = {
         lambda jobs: jobs.job(GATHER.key, *finished(GATHER, failed(), passed(), status=-9), again()),
         D, R.INFRA, "SIGKILL"),
     "inconclusive": (gathered(undecided()), Q, R.INCONCLUSIVE, "n=50"),
+    # The quarantine of the merge base.
+    "only-quarantined-failures": (FAILS, P, R.QUARANTINED, "1 passed; 1 failed in quarantine", entry()),
+    "another-failure-beside-it": (gathered(failed(), failed(OTHER), status=1), F, R.REGRESSION, OTHER, entry()),
+    "nothing-left-without-it": (gathered(failed(), status=1), D, R.QUARANTINED, "it recorded no checks", entry()),
+    "on-another-device": (FAILS, F, R.REGRESSION, "max_abs_err", entry(devices=("gfx950",))),
+    "on-this-device": (FAILS, P, R.QUARANTINED, "1 failed in quarantine", entry(devices=("gfx942",))),
+    "of-another-step": (FAILS, F, R.REGRESSION, "max_abs_err", entry(step="scan")),
+    "another-status-is-not-excused": (gathered(failed(), passed(), status=3), D, R.REGRESSION, "exit 3", entry()),
+    "nor-a-kill": (gathered(failed(), passed(), status=-9), D, R.INFRA, "SIGKILL", entry()),
+    "nor-a-timeout": (gathered(failed(), passed(), **HUNG), D, R.INFRA, "it was ended before", entry()),
+    "nor-lost-evidence": (
+        gathered(failed(), passed(), failed("(the evidence is whole)"), status=1), F, R.REGRESSION, "whole", entry()),
+    "nor-a-sick-node": (both(FAILS, after(**ECC)), D, R.INFRA, "its node is in doubt", entry()),
+    "nor-an-open-question": (gathered(failed(), undecided(), status=1), Q, R.QUARANTINED, "n=50", entry()),
+    "unexpected-pass": (lambda _: None, P, R.PASS, "2 passed", entry()),
+    "expired-and-passing": (lambda _: None, F, R.QUARANTINED, "expired on 2026-11-21: mend it", entry(days=0)),
+    "expired-and-failing": (FAILS, F, R.REGRESSION, "max_abs_err", entry(days=0)),
+    "on-its-last-day": (FAILS, P, R.QUARANTINED, "1 failed in quarantine", entry(days=1)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_case_has_its_ruling(name, tmp_path):
-    spoil, outcome, ruling, why = CASES[name]
+    spoil, outcome, ruling, why, *entries = CASES[name]
     jobs = Jobs(tmp_path)
     spoil(jobs)
-    ruled = jobs.ruled()
+    more = {"quarantine": Quarantine(tests=entries)}
+    ruled = jobs.ruled(**more)
     assert (ruled.outcome, ruled.ruling) == (outcome, ruling), ruled.why
     assert why in ruled.why
-    assert (jobs.verdict().outcome is Outcome.PASS) == (name == "everything-is-sound")
+    assert (jobs.verdict(**more).outcome is Outcome.PASS) == (outcome is Outcome.PASS)
 
 
 def test_findings_that_say_exit_5_are_infrastructure(tmp_path):
@@ -141,31 +171,24 @@ def test_findings_that_say_exit_5_are_infrastructure(tmp_path):
     assert jobs.ruled().ruling is Ruling.INFRA
 
 
-def test_a_cpu_step_of_an_agent_needs_no_health_and_no_image(tmp_path):
-    plain = gpu_step(key=GATHER.key, device="cpu", image=None)
-    jobs = Jobs(tmp_path, agents_plan(plain))
-    without("health-before.json", "health-after.json")(jobs)
-    jobs.job(plain.key, *finished(plain, passed(), environment=environment(image="")))
-    assert jobs.verdict().outcome is Outcome.PASS
+PLAIN = gpu_step(key=GATHER.key, device="cpu", image=None)
 
 
-def test_a_desk_demands_neither(tmp_path):
-    jobs = Jobs(tmp_path, agents_plan(profile="gate"))
+@pytest.mark.parametrize("a_plan", [agents_plan(PLAIN), agents_plan(profile="gate")], ids=["cpu", "desk"])
+def test_a_cpu_step_of_an_agent_and_a_desk_need_no_health_and_no_image(tmp_path, a_plan):
+    jobs = Jobs(tmp_path, a_plan)
     without("health-before.json", "health-after.json")(jobs)
-    jobs.job(GATHER.key, *finished(GATHER, passed(), environment=environment(image="")))
+    gather = a_plan.steps[-1]
+    jobs.job(gather.key, *finished(gather, passed(), environment=environment(image="")))
     assert jobs.verdict().outcome is Outcome.PASS
 
 
 @pytest.mark.parametrize(
-    ("lines", "why"),
-    [
-        ([], "it left no record of the image 'rocm'"),
-        ([image(content="0" * 64)], "it built the image 'rocm' from other contents"),
-    ],
-    ids=["none", "other-contents"],
+    ("content", "why"), [(None, "no record says which image 'rocm'"), ("0" * 64, "from other contents")]
 )
-def test_a_step_that_builds_an_image_passes_only_with_its_record(tmp_path, lines, why):
+def test_a_step_that_builds_an_image_passes_only_with_its_record(tmp_path, content, why):
     jobs = Jobs(tmp_path)
+    lines = [image(content=content)] if content else []
     jobs.job(IMAGE_STEP.key, *lines, *finished(IMAGE_STEP, passed("built")))
     ruled = jobs.ruled(IMAGE_STEP.key)
     assert (ruled.outcome, ruled.ruling) == (Outcome.DID_NOT_RUN, Ruling.REGRESSION)
@@ -203,3 +226,91 @@ def test_only_an_attempt_that_did_not_run_is_made_good(tmp_path, first, outcome,
     assert (ruled.outcome, ruled.ruling) == (outcome, ruling)
     assert "attempt 2; before:" in ruled.why
     assert ruled.flaky == ((TEST,) if ruling is Ruling.FLAKY else ())
+
+
+def test_quarantined_and_unexpected_passes_are_listed(tmp_path):
+    jobs = Jobs(tmp_path)
+    FAILS(jobs)
+    ruled = jobs.ruled(quarantine=Quarantine(tests=(entry(), entry(OTHER))))
+    assert (ruled.quarantined, ruled.unexpected_passes) == ((TEST,), (OTHER,))
+
+
+def test_a_quarantined_failure_of_an_earlier_attempt_is_no_flake(tmp_path):
+    jobs = Jobs(tmp_path)
+    jobs.job(GATHER.key, *finished(GATHER, failed(), passed(), status=1), *finished(GATHER, passed(TEST), passed()))
+    assert jobs.ruled(quarantine=Quarantine(tests=(entry(),))).ruling is Ruling.PASS
+
+
+GPU = health("before").gpus[0]
+
+
+def gpu(**changes):
+    return GPU.model_copy(update=changes)
+
+
+def pair(before=None, after=None):
+    return health("before", **(before or {})), health("after", **(after or {}))
+
+
+TROUBLE = {
+    "fit": (pair(), ()),
+    "nothing-known": ((), ()),
+    "problems-though-healthy": (
+        pair(before={"problems": ("3 zombies hold the GPU",)}), ("unfit before: 3 zombies hold the GPU",)),
+    "unhealthy-without-a-word": (pair(after={"healthy": False}), ("unfit after: the hook does not say why",)),
+    "other-node": (
+        pair(after={"host": ELSEWHERE}), (f"the health after is of {ELSEWHERE}, the results are of {NODE}",)),
+    "too-few-from-the-start": (
+        pair(before={"gpus": ()}, after={"gpus": ()}), ("0 of 1 GPUs before", "0 of 1 GPUs after")),
+    "another-gpu-in-its-place": (
+        pair(after={"gpus": (gpu(bdf="0000:06:00.0"),)}), ("GPU 0000:05:00.0 was gone afterwards",)),
+    "new-memory-errors": (
+        pair(before={"gpus": (gpu(ecc_uncorrectable=1),)}, after={"gpus": (gpu(ecc_uncorrectable=4),)}),
+        ("GPU 0000:05:00.0: 3 new uncorrectable memory errors",)),
+    "old-memory-errors": (
+        pair(before={"gpus": (gpu(ecc_uncorrectable=4),)}, after={"gpus": (gpu(ecc_uncorrectable=4),)}), ()),
+    "kernel-log-from-before": (pair(before={"dmesg": ("old",)}), ()),
+    "unhealthy-for-its-kernel-log": (
+        pair(before={"healthy": False, "dmesg": ("GPU reset",)}), ("kernel log: GPU reset",)),
+    "kernel-log-is-cut": (
+        pair(after={"dmesg": tuple("abcdefg")}), tuple(f"kernel log: {letter}" for letter in "abcde")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TROUBLE)
+def test_trouble(name):
+    records, found = TROUBLE[name]
+    assert step.trouble(records, NODE, 1) == found
+
+
+def test_the_lines_show_memory_and_what_was_left_running():
+    other = gpu(bdf="0000:06:00.0", name="")
+    after = {"gpus": (gpu(vram_used_mib=9000),), "ended": ("python 4711",)}
+    records = pair(before={"gpus": (GPU, other)}, after=after)
+    assert step.lines(records) == (
+        "GPU 0000:05:00.0 MI300X: 285 MiB before, 9,000 MiB after, of 196,592 MiB",
+        "GPU 0000:06:00.0: 285 MiB before, not there after, of 196,592 MiB",
+        "left running, and ended: python 4711",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "profile", "demanded"),
+    [
+        ({}, "pr", True),
+        ({}, "nightly", True),
+        ({}, "gate", False),
+        ({"queue": None}, "pr", False),
+        ({"device": "cpu"}, "pr", False),
+    ],
+    ids=["pr", "nightly", "desk", "no-queue", "cpu"],
+)
+def test_where_it_is_demanded(changes, profile, demanded):
+    assert step.is_demanded(GATHER.model_copy(update=changes), profile) is demanded
+
+
+def test_a_missing_health_file_is_missing_and_not_wrong(tmp_path):
+    assert results.read_health(tmp_path, GATHER.key) == ((), "")
+    assert step.missing(()) == "before, after"
+    (tmp_path / "health-before.json").symlink_to(tmp_path / "nowhere")
+    assert "health-before.json: not a health record" in results.read_health(tmp_path, GATHER.key)[1]

@@ -14,36 +14,24 @@ def job(minutes, started=NOW):
     return {TIMEOUT: str(minutes), STARTED: str(started)}
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, 1800),
-        ({TIMEOUT: "false"}, 1800),
-        ({TIMEOUT: ""}, 1800),
-        ({STARTED: "garbage"}, 1800),
-        (job(40), 1800),
-        (job(31), 1800),
-        (job(30), 1740),
-        (job(31, NOW - 600), 1200),
-        (job(10, NOW - 9 * 60), 0),
-        (job(10, NOW - 3600), 0),
-        (job(20, NOW + 3600), 1140),
-    ],
-    ids=[
-        "desk",
-        "no-timeout",
-        "empty",
-        "no-timeout-ignores-start",
-        "roomy",
-        "exactly-a-minute-more",
-        "same-as-the-step",
-        "slow-checkout",
-        "only-the-upload-left",
-        "too-late",
-        "clock-ahead",
-    ],
-)
-def test_seconds_left_for_the_step(environment, expected):
+LEFT = {
+    "desk": ({}, 1800),
+    "no-timeout": ({TIMEOUT: "false"}, 1800),
+    "empty": ({TIMEOUT: ""}, 1800),
+    "no-timeout-ignores-start": ({STARTED: "garbage"}, 1800),
+    "roomy": (job(40), 1800),
+    "exactly-a-minute-more": (job(31), 1800),
+    "same-as-the-step": (job(30), 1740),
+    "slow-checkout": (job(31, NOW - 600), 1200),
+    "only-the-upload-left": (job(10, NOW - 9 * 60), 0),
+    "too-late": (job(10, NOW - 3600), 0),
+    "clock-ahead": (job(20, NOW + 3600), 1140),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_seconds_left_for_the_step(name):
+    environment, expected = LEFT[name]
     assert inner_timeout(1800.0, environment, NOW) == expected
 
 

@@ -13,10 +13,9 @@ from hilgate.model import Outcome, Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import outcome, results
 from hilgate.run.results import with_digest
-from hilgate.simulate import job as health
 from hilgate.simulate.buildkite import NEVER, Build
 from hilgate.simulate.campaign import Campaign, Wrong
-from hilgate.simulate.job import EPOCH
+from hilgate.simulate.job import EPOCH, write_health
 from hilgate.simulate.scenarios import Kind
 
 ROOT = Path(__file__).parents[3]
@@ -45,54 +44,30 @@ def before_reading(change):
     return results, "read_all", mutant
 
 
-def reading(change):
-    """A reader that sees each record of each job as `change(record, plan, jobs)` leaves it."""
+def reading(kind, **changes):
+    """A reader that sees each record of this kind with other fields, each `change(record, plan, jobs)`."""
 
     def changed(jobs, plan):
         for path in jobs.glob("*/results.jsonl"):
             records = records_of(path)
             for record in records:
-                change(record, plan, jobs)
+                if record["kind"] == kind:
+                    record |= {name: change(record, plan, jobs) for name, change in changes.items()}
             write(path, records)
 
     return before_reading(changed)
 
 
-def any_plan(record, plan, _):
-    if record["kind"] == "build":
-        record["plan_digest"] = plan_digest(plan)
+def planned_command(record, plan, _):
+    return next(step.step.command for step in plan.steps if step.key == record["key"])
 
 
-def any_commit(record, plan, _):
-    if record["kind"] == "build":
-        record["commit"] = plan.commit
-
-
-def any_tree(record, *_):
-    if record["kind"] == "build":
-        record["tree"] = "t" * 64
-
-
-def any_command(record, plan, _):
-    if record["kind"] == "step":
-        record["command"] = next(step.step.command for step in plan.steps if step.key == record["key"])
-
-
-def any_content(record, plan, _):
-    if record["kind"] == "image":
-        record["content"] = plan.images[record["image"]]
-
-
-def any_image(record, plan, jobs):
-    built = [
-        one["digest"]
-        for step in plan.steps
-        if step.step.provides
-        for one in records_of(jobs / step.key / "results.jsonl")
-        if one["kind"] == "image"
-    ]
-    if "environment" in record and record["environment"]["image"]:
-        record["environment"]["image"] = built[0]
+def built_image(record, plan, jobs):
+    """Where a record was made, had it been in the image that the build made."""
+    files = [jobs / step.key / "results.jsonl" for step in plan.steps if step.step.provides]
+    built = [one["digest"] for path in files for one in records_of(path) if one["kind"] == "image"]
+    here = record["environment"]
+    return here | {"image": built[0]} if here["image"] else here
 
 
 def counts_no_lines(jobs, _):
@@ -113,8 +88,8 @@ def believes_every_node_is_well(jobs, plan):
             continue
         opening = json.loads(lines[0])
         for moment in ("before", "after"):
-            health.path(job, moment).unlink(missing_ok=True)
-            health.write(job, step, opening["environment"]["host"], moment, opening["started"])
+            (job / results.health_file(moment)).unlink(missing_ok=True)
+            write_health(job, step, opening["environment"]["host"], moment, opening["started"])
 
 
 def forgiving(forgiven):
@@ -147,31 +122,26 @@ def approved_by_anybody(plan, recorded, digest, **more):
     return judge(plan, recorded, digest, **more | {"approved_by": "anybody"})
 
 
-def missing(_, attempt):
-    return attempt is None
-
-
-def recorded_as_pass(_, attempt):
-    return attempt is not None and attempt.record.outcome is Outcome.PASS
-
-
 def ended_well(_, attempt):
     return attempt is not None and attempt.record.exit_status == 0
 
 
 MUTANTS = {
-    "another plan is as good": (reading(any_plan), {Kind.OTHER_PLAN}),
-    "another commit is as good": (reading(any_commit), {Kind.OTHER_COMMIT}),
-    "another tree is as good": (reading(any_tree), {Kind.OTHER_TREE}),
-    "another command is as good": (reading(any_command), {Kind.OTHER_COMMAND}),
-    "another image is as good": (reading(any_image), {Kind.OTHER_IMAGE}),
-    "an image of anything is as good": (reading(any_content), {Kind.IMAGE_OTHER_CONTENT}),
+    "another plan is as good": (
+        reading("build", plan_digest=lambda _, plan, __: plan_digest(plan)), {Kind.OTHER_PLAN}),
+    "another commit is as good": (reading("build", commit=lambda _, plan, __: plan.commit), {Kind.OTHER_COMMIT}),
+    "another tree is as good": (reading("build", tree=lambda *_: "t" * 64), {Kind.OTHER_TREE}),
+    "another command is as good": (reading("step", command=planned_command), {Kind.OTHER_COMMAND}),
+    "another image is as good": (reading("step", environment=built_image), {Kind.OTHER_IMAGE}),
+    "an image of anything is as good": (
+        reading("image", content=lambda record, plan, _: plan.images[record["image"]]), {Kind.IMAGE_OTHER_CONTENT}),
     "lost lines are not counted": (before_reading(counts_no_lines), {Kind.LINE_REMOVED}),
     "every node is well": (before_reading(believes_every_node_is_well), {Kind.SICK_AFTERWARDS}),
     "no preflight is well": (before_reading(believes_every_node_is_well), {Kind.PREFLIGHT_MISSING}),
-    "a missing step is forgotten": (forgiving(missing), {Kind.SKIPPED}),
-    "a network loss is forgotten": (forgiving(missing), {Kind.NETWORK_LOSS}),
-    "the record is trusted": (forgiving(recorded_as_pass), {Kind.FALSE_CLAIM}),
+    "a missing step is forgotten": (forgiving(lambda _, attempt: attempt is None), {Kind.SKIPPED}),
+    "a network loss is forgotten": (forgiving(lambda _, attempt: attempt is None), {Kind.NETWORK_LOSS}),
+    "the record is trusted": (
+        forgiving(lambda _, attempt: attempt and attempt.record.outcome is Outcome.PASS), {Kind.FALSE_CLAIM}),
     "exit 0 is enough": (forgiving(ended_well), {Kind.NO_EVIDENCE}),
     "exit 0 is enough, skips or not": (forgiving(ended_well), {Kind.ALL_SKIPPED}),
     "flaky is a pass": (forgiving(lambda step, _: step.ruling is Ruling.FLAKY), {Kind.FLAKY}),

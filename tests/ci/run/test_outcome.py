@@ -1,0 +1,54 @@
+"""What an exit status and its evidence mean: every rule by example."""
+
+from __future__ import annotations
+
+import pytest
+
+from hilgate.model import Check, Outcome
+from hilgate.run import outcome as rules
+from hilgate.run.evidence import KINDS
+
+PASS = Check(id="p", outcome=Outcome.PASS)
+FAIL = Check(id="f", outcome=Outcome.FAIL, message="max_abs_err 0.5 > 0.001\nmore")
+SKIP = Check(id="s", outcome=Outcome.DID_NOT_RUN, message="needs gfx950")
+OPEN = Check(id="o", outcome=Outcome.INCONCLUSIVE, message="n=50")
+
+
+def facts(exit_status=0, checks=(PASS,), *, evidence="findings", minimum=1, **more):
+    return rules.Facts(KINDS[evidence], minimum, exit_status, tuple(checks), **more)
+
+
+EXAMPLES = [
+    (facts(), Outcome.PASS, "1 passed"),
+    (facts(checks=[PASS, SKIP]), Outcome.PASS, "1 passed, 1 not run (needs gfx950)"),
+    (facts(0, [PASS, FAIL]), Outcome.FAIL, "f: max_abs_err 0.5 > 0.001"),
+    (facts(1, [PASS, FAIL]), Outcome.FAIL, "f: max_abs_err 0.5 > 0.001"),
+    (facts(None, [FAIL], stopped="timed out after 60 s"), Outcome.FAIL, "f: max_abs_err 0.5 > 0.001"),
+    (facts(1), Outcome.FAIL, "exit 1 and no failing check"),
+    (facts(None, stopped="timed out after 60 s"), Outcome.DID_NOT_RUN, "timed out after 60 s"),
+    (facts(2), Outcome.DID_NOT_RUN, "exit 2 (misuse of the command line)"),
+    (facts(3, evidence="junit"), Outcome.DID_NOT_RUN, "exit 3 (pytest met an internal error)"),
+    (facts(5, (), evidence="junit"), Outcome.DID_NOT_RUN, "exit 5 (no tests were collected)"),
+    (facts(-9), Outcome.DID_NOT_RUN, "killed by SIGKILL"),
+    (facts(-200), Outcome.DID_NOT_RUN, "killed by signal 200"),
+    (facts(42, last_line="boom"), Outcome.DID_NOT_RUN, "exit 42; last line: boom"),
+    (facts(problem="its junit.xml is empty"), Outcome.DID_NOT_RUN, "its junit.xml is empty"),
+    (facts(checks=()), Outcome.DID_NOT_RUN, "it recorded no checks"),
+    (facts(checks=[SKIP, SKIP]), Outcome.DID_NOT_RUN, "none of its 2 checks ran; the first: needs gfx950"),
+    (facts(minimum=2), Outcome.DID_NOT_RUN, "1 checks ran where at least 2 must; 1 passed, 0 failed"),
+    (facts(0, [PASS, OPEN]), Outcome.INCONCLUSIVE, "o: n=50"),
+    (facts(6, [PASS]), Outcome.INCONCLUSIVE, "exit 6 (inconclusive) and no check that says why"),
+    (facts(6, [OPEN], minimum=2), Outcome.DID_NOT_RUN, "1 checks ran where at least 2 must"),
+]
+
+
+@pytest.mark.parametrize(("given_facts", "outcome", "why"), EXAMPLES)
+def test_rules_by_example(given_facts, outcome, why):
+    decision = rules.decide(given_facts)
+    assert decision.outcome is outcome
+    assert decision.why.startswith(why)
+
+
+def test_every_rule_decides_an_example():
+    deciding = {next(rule.name for rule in rules.RULES if rule.when(example)) for example, _, _ in EXAMPLES}
+    assert deciding == {rule.name for rule in rules.RULES}
