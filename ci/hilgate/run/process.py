@@ -9,6 +9,7 @@ So a step ends at its own timeout or a minute before the job's, whichever comes 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import math
 import os
 import shlex
@@ -123,9 +124,9 @@ class Child:
         self, arguments: list[str], *, cwd: Path, env: dict[str, str], log: Path, timeout_seconds: float
     ) -> None:
         self.log = log
+        self.started = dt.datetime.now(dt.UTC)
+        self.timeout_seconds = timeout_seconds
         self._began = time.monotonic()
-        self._deadline = self._began + timeout_seconds
-        self._timeout_seconds = timeout_seconds
         self._kill_at: float | None = None
         self._reason = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -156,8 +157,8 @@ class Child:
         pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
         now = time.monotonic()
         if pid == 0:
-            if self._kill_at is None and now >= self._deadline:
-                self.stop(f"{TIMED_OUT} after {self._timeout_seconds:g} s")
+            if self._kill_at is None and now >= self._began + self.timeout_seconds:
+                self.stop(f"{TIMED_OUT} after {self.timeout_seconds:g} s")
             elif self._kill_at is not None and now >= self._kill_at:
                 self._signal_group(signal.SIGKILL)
             return None
