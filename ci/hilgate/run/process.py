@@ -175,26 +175,21 @@ class Child:
         self._kill_at = time.monotonic() + GRACE_SECONDS
         self._signal_group(signal.SIGTERM)
 
-    def last_line(self) -> str:
-        """The last line with text of what it printed so far, for the live table."""
-        return last_line(self.log)
+    def last_line(self, *, tail_bytes: int = 4096) -> str:
+        """The last line with text of what it printed so far; empty when there is none."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - tail_bytes))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def _signal_group(self, number: signal.Signals) -> None:
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)  # the child leads its session, so its pid names the group
-
-
-def last_line(log: Path, *, tail_bytes: int = 4096) -> str:
-    """The last line with text of a log file; empty when there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - tail_bytes))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 @dataclass(frozen=True)
