@@ -22,7 +22,7 @@ from hilgate.errors import CannotRunHereError, Exit, HilgateError, RecordsError
 from hilgate.git import tracked_files
 from hilgate.model import Outcome
 from hilgate.plan.make import plan_alone
-from hilgate.run.runner import run_in_scratch_folder
+from hilgate.run.runner import run_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -102,7 +102,7 @@ def record(root: Path, key: Key) -> tuple[str, ...]:
         hook = f"import os, sys\n\n{inspect.getsource(watch)}\n\n{call}\n"
         (folder / "path" / "sitecustomize.py").write_text(hook, encoding="utf-8")
         plan = plan_alone(root, key, folder / "path")
-        last = run_in_scratch_folder(plan, root, folder).last(plan.steps[0].key)
+        last = run_plan(plan, root, folder).last(plan.steps[0].key)
         if last is None or last.record.outcome is not Outcome.PASS:
             raise CannotRunHereError(
                 f"step {key!r} did not pass, so it may not have read all that it reads",

@@ -24,7 +24,7 @@ from hilgate.judge.verdict import judge
 from hilgate.model import Check, Key, Noun, Outcome, Verdict
 from hilgate.plan.make import plan_alone, plan_digest
 from hilgate.run import outcome as rules
-from hilgate.run.runner import run_in_scratch_folder
+from hilgate.run.runner import run_plan
 from hilgate.text import suggest
 
 ZOO = Path("tests/bugs")
@@ -178,7 +178,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
 def _run(root: Path, bug: Bug, folder: Path) -> tuple[Verdict, tuple[Check, ...]]:
     """Run the one step over the copy, with the gate's own runner and judge; its verdict and failing checks."""
     plan = plan_alone(root, bug.turns_red, folder / UNDER_TEST, arguments=bug.arguments)
-    recorded = run_in_scratch_folder(plan, root, folder)
+    recorded = run_plan(plan, root, folder)
     verdict = judge(plan, recorded, plan_digest(plan), decided=dt.datetime.now(dt.UTC))
     last = recorded.last(plan.steps[0].key)
     return verdict, tuple(check for check in last.checks if check.outcome is Outcome.FAIL) if last else ()

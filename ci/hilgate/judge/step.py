@@ -350,12 +350,12 @@ def _evidence(s: StepResult) -> tuple[str, ...]:
             where.append(f"with these files of the merge base: {', '.join(files)}")
     again = []
     for rerun in s.reruns:
-        place = f"elsewhere, {rerun.host}" if rerun.elsewhere else f"on the same node, {rerun.host}"
+        place = f"{'elsewhere' if rerun.elsewhere else 'on the same node'}, {rerun.host}"
         message = f": {rules.first_line(rerun.message)}" if rerun.message else ""
         again.append(f"again {place}: {rerun.check}: {rerun.outcome.value}{message}")
     if damaged := s.recorded.damaged.get(s.step.key + RECHECK_SUFFIX, ""):
         again.append(f"its rerun elsewhere cannot be believed: {damaged}")
-    unknown = filter(None, [s.without_health])
+    unknown = [s.without_health] if s.without_health else []
     return (*where, *s.trouble, *unknown, *lines(s.health), *s.expired, *again)
 
 

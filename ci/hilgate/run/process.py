@@ -9,6 +9,7 @@ So a step ends at its own timeout or a minute before the job's, whichever comes 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import math
 import os
 import shlex
@@ -123,9 +124,9 @@ class Child:
         self, arguments: list[str], *, cwd: Path, env: dict[str, str], log: Path, timeout_seconds: float
     ) -> None:
         self.log = log
+        self.started = dt.datetime.now(dt.UTC)
+        self.timeout_seconds = timeout_seconds
         self._began = time.monotonic()
-        self._deadline = self._began + timeout_seconds
-        self._timeout_seconds = timeout_seconds
         self._kill_at: float | None = None
         self._reason = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -156,8 +157,8 @@ class Child:
         pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
         now = time.monotonic()
         if pid == 0:
-            if self._kill_at is None and now >= self._deadline:
-                self.stop(f"{TIMED_OUT} after {self._timeout_seconds:g} s")
+            if self._kill_at is None and now >= self._began + self.timeout_seconds:
+                self.stop(f"{TIMED_OUT} after {self.timeout_seconds:g} s")
             elif self._kill_at is not None and now >= self._kill_at:
                 self._signal_group(signal.SIGKILL)
             return None
@@ -174,26 +175,21 @@ class Child:
         self._kill_at = time.monotonic() + GRACE_SECONDS
         self._signal_group(signal.SIGTERM)
 
-    def last_line(self) -> str:
-        """The last line with text of what it printed so far, for the live table."""
-        return last_line(self.log)
+    def last_line(self, *, tail_bytes: int = 4096) -> str:
+        """The last line with text of what it printed so far; empty when there is none."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - tail_bytes))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def _signal_group(self, number: signal.Signals) -> None:
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)  # the child leads its session, so its pid names the group
-
-
-def last_line(log: Path, *, tail_bytes: int = 4096) -> str:
-    """The last line with text of a log file; empty when there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - tail_bytes))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ What is damaged, of another plan or misplaced did not finish: a desk runs it aga
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -174,8 +175,11 @@ def _parsed(text: bytes, plan: Plan, digest: str, key: str, *, elsewhere: bool) 
     build = records.pop(0) if records else None
     if not isinstance(build, BuildRecord):
         raise _DamagedError("its first record is not the build's")
-    if problem := _foreign(build, plan, digest):
-        raise _DamagedError(problem)
+    if build.plan_digest != digest:
+        raise _DamagedError(f"these results answer another plan (digest {build.plan_digest[:12]}, not {digest[:12]})")
+    if build.commit != plan.commit:
+        of = build.commit[:12] or "(none)"
+        raise _DamagedError(f"these results are of commit {of}, the plan of {plan.commit[:12]}")
     found = _in_order(records, build)
     if problem := _misplaced(found, records, plan, key, elsewhere=elsewhere):
         raise _DamagedError(problem)
@@ -204,14 +208,6 @@ def _in_order(records: Sequence[Record], build: BuildRecord) -> StepFile:
     if checks:
         raise _DamagedError("it does not say how the step ended")
     return StepFile(build, tuple(attempts), tuple(reruns), image)
-
-
-def _foreign(build: BuildRecord, plan: Plan, digest: str) -> str:
-    if build.plan_digest != digest:
-        return f"these results answer another plan (digest {build.plan_digest[:12]}, not {digest[:12]})"
-    if build.commit != plan.commit:
-        return f"these results are of commit {build.commit[:12] or '(none)'}, the plan of {plan.commit[:12]}"
-    return ""
 
 
 def _misplaced(found: StepFile, records: Sequence[Record], plan: Plan, key: str, *, elsewhere: bool) -> str:
@@ -312,7 +308,7 @@ def put_back(root: Path, merge_base: str, files: tuple[str, ...], folder: Path) 
         yield
         return
     old = {name: file_at(root, merge_base, name) for name in files}
-    new = {name: _content(root / name) for name in files}
+    new = {name: (root / name).read_bytes() if (root / name).is_file() else None for name in files}
     note = json.dumps({"merge_base": merge_base, "files": sorted(files)}, indent=1)
     (folder / NOTE).write_text(note + "\n", encoding="utf-8")
     try:
@@ -324,29 +320,22 @@ def put_back(root: Path, merge_base: str, files: tuple[str, ...], folder: Path) 
             _set(root, name, content)
 
 
-def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
-
-
 def _set(root: Path, name: str, content: bytes | None) -> None:
     path = root / name
-    problem = "" if path.parent.resolve().is_relative_to(root.resolve()) else "it leads out of the checkout"
     try:
-        if path.is_symlink() and not problem:
-            path.unlink()
-        if content is None and not problem:
+        if not path.parent.resolve().is_relative_to(root.resolve()):
+            raise PermissionError(errno.EPERM, "it leads out of the checkout")
+        if content is None or path.is_symlink():
             path.unlink(missing_ok=True)
-        elif content is not None and not problem:
+        if content is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
     except OSError as error:
-        problem = error.strerror or type(error).__name__
-    if problem:
         raise CannotRunHereError(
-            f"{name} cannot be put back to the merge base: {problem}",
+            f"{name} cannot be put back to the merge base: {error.strerror or type(error).__name__}",
             where=str(root),
             remedy="a change that loosens its own gate is measured with the old values; give it a clean checkout",
-        )
+        ) from error
 
 
 def health_file(moment: str) -> str:
@@ -361,8 +350,7 @@ def read_health(folder: Path, key: str) -> tuple[tuple[Health, ...], str]:
         folder: The job's folder.
         key: The planned step they must be of; empty for a rerun, whose job is called otherwise.
     """
-    found: list[Health] = []
-    problem = ""
+    found, problems = [], []
     for moment in MOMENTS:
         path = folder / health_file(moment)
         if not path.exists() and not path.is_symlink():
@@ -371,10 +359,10 @@ def read_health(folder: Path, key: str) -> tuple[tuple[Health, ...], str]:
             health = Health.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
             why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error.strerror
-            problem = problem or f"{path.name}: not a health record: {why}"
+            problems.append(f"{path.name}: not a health record: {why}")
             continue
-        if health.moment != moment or (key and health.step != key):
-            problem = problem or f"{path.name}: it is of {health.step}, {health.moment} it ran"
-            continue
-        found.append(health)
-    return tuple(found), problem
+        if health.moment == moment and key in {"", health.step}:
+            found.append(health)
+        else:
+            problems.append(f"{path.name}: it is of {health.step}, {health.moment} it ran")
+    return tuple(found), problems[0] if problems else ""

@@ -87,8 +87,6 @@ class Runner:
     _records: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
     _running: dict[str, process.Child] = field(default_factory=dict)
     _again: dict[str, recheck.Rerun] = field(default_factory=dict)
-    _limits: dict[str, float] = field(default_factory=dict)
-    _started: dict[str, dt.datetime] = field(default_factory=dict)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _interrupts: process.Interrupts = field(default_factory=process.Interrupts)
     _installed: frozenset[str] = frozenset()
@@ -153,7 +151,7 @@ class Runner:
             obstacle = self._obstacle(step)
             if obstacle:
                 waiting.remove(key)
-                self._record(step, process.Ended(None, obstacle, 0.0, None), dt.datetime.now(dt.UTC))
+                self._record(step, process.Ended(None, obstacle, 0.0, None))
                 settled.append(key)
             elif fits(step, [steps[other] for other in (*self._running, *self._again)], self.cores):
                 waiting.remove(key)
@@ -175,9 +173,7 @@ class Runner:
 
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key)
-        self._started[step.key] = dt.datetime.now(dt.UTC)
-        seconds = self._limits[step.key] = self._seconds_left(step)
-        child = process.start(step, step.step.command, folder, self._site, seconds)
+        child = process.start(step, step.step.command, folder, self._site, self._seconds_left(step))
         self._running[step.key] = child
         self.progress.started(step, child)
 
@@ -185,21 +181,20 @@ class Runner:
         """What is left of a step's time after `used` seconds, or less where a job of Buildkite ends before that."""
         return inner_timeout(step.step.timeout_minutes * SECONDS_PER_MINUTE - used, os.environ, time.time())
 
-    def _ended(self, step: PlannedStep, end: process.Ended) -> process.Ended:
-        """The same, saying so where the job left the step less than its own time: that is no hang of the step."""
-        own, given = step.step.timeout_minutes * SECONDS_PER_MINUTE, self._limits[step.key]
-        if given < own and end.reason.startswith(rules.TIMED_OUT):
-            return replace(end, reason=f"its job had {given:g} s left for it, and its own time is {own:g} s")
-        return end
-
     def _reap(self, steps: dict[str, PlannedStep]) -> list[str]:
-        ended = [(key, end) for key, child in self._running.items() if (end := child.poll()) is not None]
-        for key, end in ended:
+        ended = [(key, child, end) for key, child in self._running.items() if (end := child.poll()) is not None]
+        for key, child, how in ended:
             del self._running[key]
-            checks = self._record(steps[key], self._ended(steps[key], end), self._started[key])
+            step, end = steps[key], how
+            seconds = step.step.timeout_minutes * SECONDS_PER_MINUTE
+            if child.timeout_seconds < seconds and end.reason.startswith(rules.TIMED_OUT):
+                # Its job left it less than its own time: that is no hang of the step.
+                why = f"its job had {child.timeout_seconds:g} s left for it, and its own time is {seconds:g} s"
+                end = replace(end, reason=why)
+            checks = self._record(step, end, child)
             if self.reruns and self._outcomes[key] is Outcome.FAIL:
-                self._run_again(steps[key], kind_of(steps[key]).failing_ids(checks), used=end.seconds)
-        return [key for key, _ in ended]
+                self._run_again(step, kind_of(step).failing_ids(checks), used=end.seconds)
+        return [key for key, *_ in ended]
 
     def _run_again(self, step: PlannedStep, ids: tuple[str, ...], used: float = 0.0) -> None:
         folder = step_folder(self.results_folder, step.key) / recheck.FOLDER
@@ -214,10 +209,10 @@ class Runner:
                 del self._again[key]
                 self._write(key, *records)
 
-    def _record(self, step: PlannedStep, end: process.Ended, started: dt.datetime) -> tuple[Check, ...]:
+    def _record(self, step: PlannedStep, end: process.Ended, child: process.Child | None = None) -> tuple[Check, ...]:
+        """Write what a step left, or that it was not started; returns its checks."""
         folder = step_folder(self.results_folder, step.key)
-        ran = step.key in self._started
-        found = kind_of(step).collect(folder, self.root).with_problem_as_failure() if ran else Collected(())
+        found = kind_of(step).collect(folder, self.root).with_problem_as_failure() if child else Collected(())
         decision = rules.decide(
             rules.Facts(
                 evidence=kind_of(step),
@@ -226,7 +221,7 @@ class Runner:
                 checks=found.checks,
                 stopped=end.reason,
                 problem=found.problem,
-                last_line=process.last_line(folder / LOG_FILE) if ran else "",
+                last_line=child.last_line() if child else "",
             )
         )
         image, problem = collect_image(step, self.plan, folder) if decision.outcome is Outcome.PASS else (None, "")
@@ -234,7 +229,7 @@ class Runner:
             decision = rules.Decision(Outcome.DID_NOT_RUN, problem)
         record = StepRecord(
             key=step.key,
-            started=started,
+            started=child.started if child else dt.datetime.now(dt.UTC),
             seconds=end.seconds,
             exit_status=end.exit_status,
             outcome=decision.outcome,
@@ -301,7 +296,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def run_in_scratch_folder(plan: Plan, root: Path, folder: Path) -> Recorded:
+def run_plan(plan: Plan, root: Path, folder: Path) -> Recorded:
     """Run every step of a plan over `root`, outside of any gate, and return what it left in `folder`."""
     digest, machine = plan_digest(plan), hardware.detect()
     with Lines(Console(stderr=True), buildkite=False) as progress:

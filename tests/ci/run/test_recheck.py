@@ -151,6 +151,11 @@ PENDING = {
     "passed-again-here": (lambda jobs: fails(jobs, again()), True),
     "ran-elsewhere": (
         lambda jobs: [fails(jobs), jobs.job(f"{GATHER.key}.recheck", again(host=ELSEWHERE))], False),
+    "claims-to-have-run-elsewhere": (
+        lambda jobs: [
+            fails(jobs),
+            jobs.job(f"{GATHER.key}.recheck", again(host=ELSEWHERE).model_copy(update={"host": NODE})),
+        ], True),
     "passed": (lambda _: None, False),
     "did-not-run": (lambda jobs: jobs.path().unlink(), False),
     "damaged": (lambda jobs: [fails(jobs), jobs.path().write_bytes(jobs.path().read_bytes()[:-9])], False),
@@ -163,14 +168,6 @@ def test_what_still_needs_another_node(tmp_path, name):
     jobs = Jobs(tmp_path)
     spoil(jobs)
     assert recheck.pending(jobs.plan, jobs.recorded()) == ({GATHER.key: (TEST,)} if wanted else {})
-
-
-def test_a_rerun_that_calls_its_own_node_another_is_wanted_again(tmp_path):
-    jobs = Jobs(tmp_path)
-    fails(jobs)
-    claims = again(host=ELSEWHERE).model_copy(update={"host": NODE})
-    jobs.job(f"{GATHER.key}.recheck", claims)
-    assert recheck.pending(jobs.plan, jobs.recorded()) == {GATHER.key: (TEST,)}
 
 
 def test_a_step_without_a_queue_has_no_other_node(tmp_path):

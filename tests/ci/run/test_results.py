@@ -176,24 +176,22 @@ RECHECK = f"{GATHER.key}.recheck"
 
 
 @pytest.mark.parametrize(
-    "records",
-    [finished(GATHER, passed(TEST)), [again(host=NODE)], [image(step=GATHER.key)]],
-    ids=["a-step", "a-rerun-on-the-same-node", "an-image"],
+    ("records", "tree"),
+    [
+        (finished(GATHER, passed(TEST)), "t"),
+        ([again(host=NODE)], "t"),
+        ([image(step=GATHER.key)], "t"),
+        ([again(host=ELSEWHERE)], "u"),
+    ],
+    ids=["a-step", "a-rerun-on-the-same-node", "an-image", "other-files"],
 )
-def test_a_recheck_holds_reruns_on_another_node_and_nothing_else(jobs, records):
+def test_a_recheck_holds_reruns_on_another_node_over_the_same_files_and_nothing_else(jobs, records, tree):
     jobs.job(GATHER.key, *finished(GATHER, failed(), passed(), status=1))
-    jobs.job(RECHECK, *records, environment=environment(ELSEWHERE))
-    assert RECHECK in jobs.recorded().damaged
+    jobs.job(RECHECK, *records, environment=environment(ELSEWHERE), tree=tree * 64)
+    assert set(jobs.recorded().damaged) == {RECHECK}
     ruled = jobs.ruled()
     assert (ruled.outcome, ruled.ruling) == (Outcome.FAIL, Ruling.REGRESSION)
     assert any("its rerun elsewhere cannot be believed" in line for line in ruled.evidence)
-
-
-def test_a_recheck_over_other_files_clears_nothing(jobs):
-    jobs.job(GATHER.key, *finished(GATHER, failed(), passed(), status=1))
-    jobs.job(RECHECK, again(host=ELSEWHERE), tree="u" * 64)
-    assert set(jobs.recorded().damaged) == {RECHECK}
-    assert jobs.ruled().ruling is Ruling.REGRESSION
 
 
 def test_a_folder_of_no_planned_step_is_named_and_a_file_beside_them_is_no_job(jobs):
@@ -285,21 +283,16 @@ def state(root):
     return {path.name: path.read_text() for path in sorted((root / "tests").iterdir())}
 
 
-def test_the_files_are_the_merge_bases_and_then_the_changes_again(checkout):
+def test_the_files_are_the_merge_bases_and_after_an_interrupt_too_the_changes_again(checkout):
     root, sha, job = checkout
     before = state(root)
     with put_back(root, sha, FILES, job):
         assert state(root) == {"gone.py": "old\n", "kept.py": "old\n"}
-    assert state(root) == before == {"kept.py": "mine\n", "new.py": "mine\n"}
-    assert read_restored(job) == (tuple(sorted(FILES)), "")
-
-
-def test_an_interrupt_brings_them_back_too(checkout):
-    root, sha, job = checkout
-    before = state(root)
+    assert state(root) == before
     with pytest.raises(KeyboardInterrupt), put_back(root, sha, FILES, job):
         raise KeyboardInterrupt
-    assert state(root) == before
+    assert state(root) == before == {"kept.py": "mine\n", "new.py": "mine\n"}
+    assert read_restored(job) == (tuple(sorted(FILES)), "")
 
 
 def test_without_files_nothing_is_noted(checkout):

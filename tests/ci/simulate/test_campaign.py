@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.plans import hilgate
 
-from hilgate.errors import Exit, MisuseError
+from hilgate.errors import Exit
 from hilgate.judge import verdict
 from hilgate.model import Outcome
 from hilgate.simulate.campaign import Campaign, Wrong, problems, run_build, shrink
@@ -216,9 +216,3 @@ def test_wrong_options_are_refused(arguments, words):
     done = simulate(*arguments)
     assert done.returncode == Exit.MISUSE
     assert words in done.stderr
-
-
-def test_a_campaign_refuses_a_folder_that_is_taken(tmp_path):
-    (tmp_path / "0").mkdir()
-    with pytest.raises(MisuseError, match="kept here already"):
-        campaign(1, keep=tmp_path)
