@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEMA_VERSION: Final = 1
-PLAN_SCHEMA_VERSION: Final = 2
 
 REFUSED: Final = "refused"
 """Type of the validation errors that `refused` makes."""
@@ -421,7 +420,7 @@ class Loosening(Noun):
 class Plan(Noun):
     """`plan.json`: what will run and why, fixed before anything runs."""
 
-    schema_version: Literal[2] = PLAN_SCHEMA_VERSION
+    schema_version: Literal[2] = 2
     created: dt.datetime
     commit: str
     """Full sha of HEAD; empty outside a git checkout."""

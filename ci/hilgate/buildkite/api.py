@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from hilgate.errors import CannotRunHereError, MisuseError
 from hilgate.text import line
@@ -201,13 +201,7 @@ IMAGES_KEY = "hilgate-images"
 _SLUG = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
-class _Answer(BaseModel):
-    """Part of an answer; Buildkite adds fields whenever it likes."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class PullRequest(_Answer):
+class PullRequest(BaseModel, frozen=True):
     """The pull request of a build."""
 
     id: str | None = None
@@ -216,8 +210,8 @@ class PullRequest(_Answer):
     """Where the branch is: another repository than the pipeline's for a fork."""
 
 
-class RemoteBuild(_Answer):
-    """A build, as far as a rerun needs it."""
+class RemoteBuild(BaseModel, frozen=True):
+    """A build, as far as a rerun needs it; Buildkite adds fields whenever it likes."""
 
     number: int
     web_url: str

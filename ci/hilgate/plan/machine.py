@@ -67,14 +67,14 @@ def detect(
     The other arguments are for tests: a recorded sysfs tree, and another environment than the process's.
     """
     env, notes = os.environ if env is None else env, list[str]()
-    gpus = _visible(amd_gpus(kfd), env, AMD_VARIABLES, notes)
+    gpus = visible(amd_gpus(kfd), env, AMD_VARIABLES, notes)
     if gpus and not os.access(dev_kfd, os.R_OK | os.W_OK):
         notes.append(
             f"{len(gpus)} x {gpus[0].name} in sysfs, but {dev_kfd} cannot be opened: join the groups render and "
             "video, or pass the device to the container"
         )
         gpus = []
-    gpus = gpus or _visible(nvidia_gpus(notes), env, NVIDIA_VARIABLES, notes)
+    gpus = gpus or visible(nvidia_gpus(notes), env, NVIDIA_VARIABLES, notes)
     if len({gpu.device for gpu in gpus}) > 1:
         notes.append("GPUs of several kinds; GPU 0 counts. Choose with HIP_VISIBLE_DEVICES")
     first = gpus[0] if gpus else None
@@ -113,17 +113,6 @@ def installed(names: Iterable[str]) -> dict[str, str]:
             except importlib.metadata.PackageNotFoundError:
                 continue
     return found
-
-
-def _visible(
-    gpus: list[DetectedGpu], env: Mapping[str, str], variables: tuple[str, ...], notes: list[str]
-) -> list[DetectedGpu]:
-    """The visible ones of `gpus`; hiding all of them is noted, for it is easily forgotten."""
-    seen = visible(gpus, env, variables)
-    if gpus and not seen:
-        hidden = " and ".join(name for names in variables for name in names.split("|") if name in env)
-        notes.append(f"{len(gpus)} x {gpus[0].name}, all hidden by {hidden}")
-    return seen
 
 
 def _processor() -> str:
@@ -238,10 +227,13 @@ def parse_nvidia(listing: str) -> list[DetectedGpu]:
     )
 
 
-def visible(gpus: Sequence[DetectedGpu], env: Mapping[str, str], variables: Sequence[str]) -> list[DetectedGpu]:
+def visible(
+    gpus: Sequence[DetectedGpu], env: Mapping[str, str], variables: Sequence[str], notes: list[str]
+) -> list[DetectedGpu]:
     """Apply visibility variables in turn (`A|B`: A, else B): indices or uuids; the first unknown one ends the list.
 
     That rule is the vendors' own (CUDA programming guide, environment variables; HIP follows it), so `-1` hides all.
+    Hiding all of them is noted, for it is easily forgotten.
     """
     seen = list(gpus)
     for names in variables:
@@ -257,6 +249,9 @@ def visible(gpus: Sequence[DetectedGpu], env: Mapping[str, str], variables: Sequ
             else:
                 break
         seen = chosen
+    if gpus and not seen:
+        hidden = " and ".join(name for names in variables for name in names.split("|") if name in env)
+        notes.append(f"{len(gpus)} x {gpus[0].name}, all hidden by {hidden}")
     return seen
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from hilgate.git import Changes
     from hilgate.model import Key, Loosening, PlannedStep, Profile
 
-NOT_ASKED_FOR = "not asked for"
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
 WHEN = {"gate": "at a desk", "pr": "for a pull request", "nightly": "nightly", "release": "for a release"}
 """Profile -> when its plans are made, as in "runs nightly"."""
@@ -144,7 +143,7 @@ def assemble(
     their areas alone. Without `facts`, no image is recorded, and results of steps in images cannot pass.
     """
     known = facts or ChangeFacts()
-    otherwise = {step.key: NOT_ASKED_FOR for _, step in declarations.steps()}
+    otherwise = {step.key: "not asked for" for _, step in declarations.steps()}
     if select or models:
         wanted = by_model(declarations, models) | by_name(declarations, select)
     else:

@@ -63,15 +63,13 @@ def plant(root, patch, **changes):
 
 
 def outcomes(root):
-    checks = zoo.run_bugs(root, zoo.load_bugs(root), root / "results" / "selftest")
-    return checks[0], checks[1]
+    return zoo.run_bugs(root, zoo.load_bugs(root), root / "results" / "selftest")
 
 
 def test_a_planted_bug_is_caught_and_the_checkout_is_untouched(repository):
     plant(repository, CAUGHT)
     control, bug = outcomes(repository)
-    assert control.outcome is Outcome.PASS
-    assert bug.outcome is Outcome.PASS
+    assert (control.outcome, bug.outcome) == (Outcome.PASS, Outcome.PASS)
     assert bug.message.startswith("caught by toy-cpu: gather[strided]: got / expected")
     assert (repository / "kernels" / "toykernel.py").read_text() == SOUND
     assert zoo.status_of((control, bug)) == Exit.PASS
@@ -91,8 +89,7 @@ def test_a_planted_bug_is_caught_and_the_checkout_is_untouched(repository):
 def test_what_is_not_caught_fails(repository, patch, changes, why):
     plant(repository, patch, **changes)
     control, bug = outcomes(repository)
-    assert control.outcome is Outcome.PASS
-    assert bug.outcome is Outcome.FAIL
+    assert (control.outcome, bug.outcome) == (Outcome.PASS, Outcome.FAIL)
     assert why in bug.message
     assert zoo.status_of((control, bug)) == Exit.FAIL
 
@@ -101,8 +98,7 @@ def test_a_control_that_fails_proves_nothing(repository):
     plant(repository, CAUGHT)
     (repository / "kernels" / "toykernel.py").write_text(SOUND.replace("2 * x", "3 * x"))
     control, bug = outcomes(repository)
-    assert control.outcome is Outcome.FAIL
-    assert bug.outcome is Outcome.DID_NOT_RUN
+    assert (control.outcome, bug.outcome) == (Outcome.FAIL, Outcome.DID_NOT_RUN)
     assert "its control did not pass" in bug.message
 
 

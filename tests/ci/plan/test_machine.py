@@ -77,7 +77,7 @@ def test_visibility_variables_choose_the_gpu(see, env, expected):
 
 def test_visibility_list_ends_at_the_first_unknown_gpu():
     gpus = [DetectedGpu("cuda", str(number), 1.0) for number in range(3)]
-    seen = visible(gpus, {"CUDA_VISIBLE_DEVICES": "2,7,0"}, ("CUDA_VISIBLE_DEVICES",))
+    seen = visible(gpus, {"CUDA_VISIBLE_DEVICES": "2,7,0"}, ("CUDA_VISIBLE_DEVICES",), [])
     assert [gpu.name for gpu in seen] == ["2"]
 
 
