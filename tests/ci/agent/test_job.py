@@ -74,12 +74,6 @@ def test_a_fork_brings_no_secret_into_its_container(agent, monkeypatch):
     assert f"--mount=type=bind,source={agent.bin},target=/hilgate/cache,readonly" in run
 
 
-def test_a_plan_that_says_fork_is_believed(agent, monkeypatch):
-    agent.plan(fork=True)
-    assert agent.run(monkeypatch) == 0
-    assert "--env=HF_TOKEN" not in agent.calls("run")[0]
-
-
 def test_a_recheck_reads_what_the_job_left_and_runs_there(agent, monkeypatch):
     earlier = agent.bin / "artifacts" / "results" / "jobs" / KEY
     earlier.mkdir()
@@ -183,14 +177,8 @@ def test_a_gpu_step_gets_its_share_of_the_host_or_does_not_start(agent, monkeypa
 def test_a_signal_stops_the_container_and_keeps_its_results(agent, number):
     agent.docker(seconds=60)
     (agent.checkout / "ci").symlink_to(Path(job.__file__).parents[2])
-    words = [
-        sys.executable,
-        "-m",
-        "hilgate.agent.job",
-        KEY,
-        "--plan=results/plan.json",
-        f"--results=results/jobs/{KEY}",
-    ]
+    where = ("--plan=results/plan.json", f"--results=results/jobs/{KEY}")
+    words = [sys.executable, "-m", "hilgate.agent.job", KEY, *where]
     env = {**agent.env, "PYTHONPATH": "ci", "TMPDIR": str(agent.bin.parent)}
     with subprocess.Popen(words, cwd=agent.checkout, env=env, stderr=subprocess.PIPE, text=True) as child:
         deadline = time.monotonic() + 20
@@ -211,6 +199,7 @@ exit 6
 
 
 def test_a_step_without_an_image_runs_on_the_host_with_named_variables_only(agent, monkeypatch):
+    assert agent.run(monkeypatch, CPU) == 5  # there is no hilgate
     agent.program("hilgate", SEEN)
     assert agent.run(monkeypatch, CPU) == 6
     seen = (agent.bin / "seen").read_text()
@@ -232,10 +221,6 @@ def test_a_fork_runs_on_a_host_only_where_the_machine_is_thrown_away(agent, monk
     seen = (agent.bin / "seen").read_text()
     assert SECRET not in seen
     assert f"\nHOME={agent.bin.parent}\n" not in seen
-
-
-def test_a_host_without_hilgate_cannot_run_it(agent, monkeypatch):
-    assert agent.run(monkeypatch, CPU) == 5
 
 
 def test_a_folder_that_a_step_closed_is_still_removed(tmp_path):

@@ -46,11 +46,8 @@ def test_every_spelling_of_our_repository_is_ours(spelling):
 )  # fmt: skip
 def test_everything_else_is_a_fork(spelling):
     decided = trust.of_build({**BUILD, "BUILDKITE_PULL_REQUEST_REPO": spelling})
-    assert decided.fork
-    assert decided.why
-
-
-def test_hosts_other_than_github_tell_upper_from_lower_case():
+    assert (decided.fork, bool(decided.why)) == (True, True)
+    # Hosts other than GitHub tell upper from lower case.
     assert trust.repository("https://git.example/A/b") != trust.repository("https://git.example/a/b")
 
 
@@ -81,12 +78,9 @@ AGENT = {"PATH": "/bin", "HF_TOKEN": SECRET, "BUILDKITE_AGENT_ACCESS_TOKEN": SEC
          "DOCKER_CONFIG": "/agent/.docker", "MY_NEW_SECRET": SECRET}  # fmt: skip
 
 
-def test_a_step_sees_named_variables_and_the_secrets_that_it_declares():
+def test_a_step_sees_named_variables_and_the_secrets_that_it_declares_and_a_forks_step_none():
     kept = trust.environment(AGENT, trust.Trust(fork=False, why=""), ("HF_TOKEN", "ABSENT"))
     assert kept == {"PATH": "/bin", "HF_TOKEN": SECRET, "DOCKER_CONFIG": "/agent/.docker"}
-
-
-def test_a_fork_sees_no_secret_whatever_it_declares():
     kept = trust.environment(AGENT, trust.Trust(fork=True, why=""), ("HF_TOKEN", "MY_NEW_SECRET"))
     assert kept == {"PATH": "/bin", "HILGATE_FORK": "1"}
 
@@ -166,25 +160,21 @@ def test_a_fork_that_changes_kernels_and_tests_is_built(fork, path):
 
 
 @pytest.mark.parametrize(
-    ("path", "move"),
+    ("path", "move", "branch", "words"),
     [
-        (".buildkite/hooks/environment", None),
-        ("hilgate/agent/trust.py", None),
-        ("moved.yml", ".buildkite/pipeline.yml"),
+        (".buildkite/hooks/environment", None, "main", "changes what runs on the agents' hosts"),
+        ("hilgate/agent/trust.py", None, "main", "changes what runs on the agents' hosts"),
+        ("moved.yml", ".buildkite/pipeline.yml", "main", "changes what runs on the agents' hosts"),
+        ("README.md", None, "", "without a base branch"),
+        ("README.md", None, "gone", "git fetch failed"),
+        ("README.md", None, "--upload-pack=x", "without a base branch"),
     ],
-    ids=["hook", "shadow", "moved away"],
+    ids=["hook", "shadow", "moved away", "no branch", "branch is gone", "branch is an option"],
 )
-def test_a_fork_that_changes_what_hosts_execute_is_not(fork, path, move):
+def test_a_fork_that_changes_what_hosts_execute_or_cannot_be_compared_is_refused(fork, path, move, branch, words):
     checkout, env = fork
     change(checkout, path, move)
-    with pytest.raises(CannotRunHereError, match="changes what runs on the agents' hosts"):
-        trust.refuse_changed_hosts(str(checkout), env)
-
-
-@pytest.mark.parametrize("branch", ["", "gone", "--upload-pack=x"])
-def test_a_fork_whose_changes_cannot_be_told_is_not(fork, branch):
-    checkout, env = fork
-    with pytest.raises(CannotRunHereError):
+    with pytest.raises(CannotRunHereError, match=words):
         trust.refuse_changed_hosts(str(checkout), {**env, "BUILDKITE_PULL_REQUEST_BASE_BRANCH": branch})
 
 
@@ -218,10 +208,7 @@ def test_what_may_open_something_is_withheld_from_forks_alone(name):
     assert trust.withheld({**FACTS, "BUILDKITE_PULL_REQUEST": "false", name: "value"}) == []
 
 
-def test_facts_about_the_job_stay():
+def test_facts_about_the_job_stay_and_a_name_that_the_shell_cannot_unset_is_not_printed():
     assert trust.withheld(FORK) == []
-
-
-def test_a_name_that_the_shell_cannot_unset_is_not_printed():
     env = {"BASH_FUNC_which%%": "() { :; }", "a b": "1", "$(reboot)": "1", "OK_1": "1"}
     assert trust.withheld({**FORK, **env}) == ["OK_1"]

@@ -23,21 +23,34 @@ from hilgate.images.pins import PINS_FILE, read
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SEEN = {
-    "cpu": (
-        *("docker/cpu.Dockerfile", "docker/prove.py", "docker/scripts/apt.sh", "requirements/laptop.txt"),
-        *("requirements/install.sh", "pyproject.toml", "kernels/pagedkv/tuning/gfx942.toml"),
-        *("ci/hilgate/plan/make.py", "evals/hileval/gates/judge.py", "evals/families/judge.py"),
+BOTH, CPU, ROCM = ("cpu", "rocm"), ("cpu",), ("rocm",)
+WHEELS = ("aiter", "causal-conv1d", "mamba-ssm", "vllm")
+
+FILES = {
+    BOTH: (
+        *("docker/prove.py", "requirements/laptop.txt", "pyproject.toml", "kernels/pagedkv/tuning/gfx942.toml"),
+        *("kernels/pagedkv/layout.py", "kernels/pagedkv/new.py", "ci/hilgate/plan/make.py"),
+        *("evals/hileval/gates/judge.py", "evals/families/judge.py"),
     ),
-    "rocm": (
-        *("docker/rocm.Dockerfile", "docker/docker-bake.hcl", "docker/prove.py", "docker/codeobjects.py"),
-        *("docker/build.txt", "docker/scripts/wheel-aiter.sh", "requirements/laptop.txt", "kernels/pagedkv/layout.py"),
+    CPU: ("docker/cpu.Dockerfile", "docker/scripts/apt.sh", "requirements/install.sh"),
+    ROCM: (
+        *("docker/rocm.Dockerfile", "docker/docker-bake.hcl", "docker/codeobjects.py", "docker/build.txt"),
+        *("docker/scripts/wheel-aiter.sh", "docker/scripts/wheel.sh"),
+    ),
+    (): (
+        *("README.md", "docker/README.md", "docker/build.in", "kernels/pagedkv/routing/README.md", "evals/gates.yaml"),
+        *(
+            "tests/ci/plan/test_make.py",
+            "ci/areas/kernels.yaml",
+            "benchmarks/run.py",
+            ".buildkite/pipeline.yml",
+            "new.txt",
+        ),
     ),
 }
-UNSEEN = (
-    *("README.md", "docker/README.md", "docker/build.in", "kernels/pagedkv/routing/README.md", "evals/gates.yaml"),
-    *("tests/ci/plan/test_make.py", "ci/areas/kernels.yaml", "benchmarks/run.py", ".buildkite/pipeline.yml", "new.txt"),
-)
+"""Images whose key a file changes -> files."""
+
+OF_WHEELS = {"docker/scripts/wheel-aiter.sh": ("aiter",), "docker/scripts/wheel.sh": WHEELS}
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +84,15 @@ def edited(root: Path, name: str, new: bytes | None = None) -> Iterator[None]:
             path.write_bytes(before)
 
 
-def changed(root: Path, name: str, new: bytes | None = None) -> set[str]:
-    """Images whose key another content of a file changes."""
-    before = contents(root)
+def changed(root: Path, name: str, new: bytes | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Images, and wheels, whose key another content of a file changes."""
+    images, wheels = contents(root), wheel_keys(root, read(root))
     with edited(root, name, new):
-        after = contents(root)
-    return {image for image in before if after[image] != before[image]}
+        other_images, other_wheels = contents(root), wheel_keys(root, read(root))
+    return (
+        tuple(sorted(image for image in images if other_images[image] != images[image])),
+        tuple(sorted(wheel for wheel in wheels if other_wheels[wheel] != wheels[wheel])),
+    )
 
 
 def replaced(root: Path, old: str, new: str) -> bytes:
@@ -86,9 +102,9 @@ def replaced(root: Path, old: str, new: str) -> bytes:
     return text.replace(old, new, 1).encode()
 
 
-@pytest.mark.parametrize(("image", "name"), [(image, name) for image, names in SEEN.items() for name in names])
-def test_a_changed_input_changes_the_key(repository, image, name):
-    assert image in changed(repository, name)
+@pytest.mark.parametrize(("images", "name"), [(images, name) for images, names in FILES.items() for name in names])
+def test_a_file_changes_the_keys_of_what_sees_it_and_no_other(repository, images, name):
+    assert changed(repository, name) == (images, OF_WHEELS.get(name, ()))
 
 
 def test_a_changed_patch_is_refused_before_there_is_a_key(repository):
@@ -96,28 +112,14 @@ def test_a_changed_patch_is_refused_before_there_is_a_key(repository):
         changed(repository, "docker/patches/mamba-ssm/wave-size-of-every-arch.patch")
 
 
-@pytest.mark.parametrize("name", UNSEEN)
-def test_an_unrelated_file_changes_no_key(repository, name):
-    assert changed(repository, name) == set()
-
-
-@pytest.mark.parametrize(
-    ("name", "images"),
-    [("docker/rocm.Dockerfile", {"rocm"}), ("docker/scripts/apt.sh", {"cpu"}), ("docker/cpu.Dockerfile", {"cpu"}),
-     ("kernels/pagedkv/new.py", {"cpu", "rocm"})],
-)  # fmt: skip
-def test_the_recipe_of_one_image_is_nothing_to_the_other(repository, name, images):
-    assert changed(repository, name) == images
-
-
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), text=st.binary(max_size=50))
 def test_any_input_with_any_other_content_changes_the_key(repository, data, text):
-    image = data.draw(st.sampled_from(sorted(SEEN)))
+    image = data.draw(st.sampled_from(BOTH))
     names = [name for name in inputs(image, tracked_files(repository)) if not name.endswith(".patch")]
     name = data.draw(st.sampled_from(names))
     same = (repository / name).read_bytes() == text
-    assert (image in changed(repository, name, text)) is not same
+    assert (image in changed(repository, name, text)[0]) is not same
 
 
 def test_a_script_that_lost_its_mode_changes_the_key(repository):
@@ -130,38 +132,18 @@ def test_a_script_that_lost_its_mode_changes_the_key(repository):
 @pytest.mark.parametrize(
     ("old", "new", "images", "wheels"),
     [
-        ('suite = "bookworm"', 'suite = "trixie"', {"cpu"}, 0),
-        ('torch = "2.10.0"', 'torch = "2.11.0"', {"rocm"}, 4),
-        ('rocm = "7.2.4"', 'rocm = "7.2.5"', {"rocm"}, 4),
-        ("# Every pin", "# All pins", set(), 0),
-        ('commit = ""', f'commit = "{"0" * 40}"', {"rocm"}, 1),
-        ('read_off = "git', 'read_off = "gitt', {"rocm"}, 0),
+        ('suite = "bookworm"', 'suite = "trixie"', CPU, 0),
+        ('torch = "2.10.0"', 'torch = "2.11.0"', ROCM, 4),
+        ('rocm = "7.2.4"', 'rocm = "7.2.5"', ROCM, 4),
+        ("# Every pin", "# All pins", (), 0),
+        ('commit = ""', f'commit = "{"0" * 40}"', ROCM, 1),
+        ('read_off = "git', 'read_off = "gitt', ROCM, 0),
     ],
     ids=["cpu", "torch", "rocm", "comment", "commit", "how-to"],
 )
 def test_a_pin_changes_the_keys_of_its_image_and_wheels_only(repository, old, new, images, wheels):
-    text = replaced(repository, old, new)
-    assert changed(repository, PINS_FILE, text) == images
-    before = wheel_keys(repository, read(repository))
-    with edited(repository, PINS_FILE, text):
-        after = wheel_keys(repository, read(repository))
-    assert sum(before[wheel] != after[wheel] for wheel in before) == wheels
-
-
-@pytest.mark.parametrize(
-    ("name", "wheels"),
-    [
-        ("docker/scripts/wheel-aiter.sh", {"aiter"}),
-        ("docker/scripts/wheel.sh", {"mamba-ssm", "causal-conv1d", "aiter", "vllm"}),
-        ("kernels/pagedkv/layout.py", set()),
-        ("requirements/laptop.txt", set()),
-    ],
-)
-def test_a_wheel_is_built_again_only_when_its_bytes_may_differ(repository, name, wheels):
-    before = wheel_keys(repository, read(repository))
-    with edited(repository, name):
-        after = wheel_keys(repository, read(repository))
-    assert {wheel for wheel in before if before[wheel] != after[wheel]} == wheels
+    found = changed(repository, PINS_FILE, replaced(repository, old, new))
+    assert (found[0], len(found[1])) == (images, wheels)
 
 
 def test_the_order_of_the_files_does_not_matter(repository):
@@ -174,26 +156,20 @@ def test_a_copy_elsewhere_has_the_same_keys(repository, tmp_path):
     assert contents(tmp_path / "copy") == contents(repository)
 
 
-@pytest.mark.parametrize("image", SEEN)
+@pytest.mark.parametrize("image", BOTH)
 def test_the_build_sees_what_the_key_covers_and_nothing_else(repository, tmp_path, image):
     (tmp_path / "context").mkdir()
     (tmp_path / "context" / "left-by-another-build").write_text("x")
     copy_inputs(image, repository, tmp_path / "context")
-    found = {
-        path.relative_to(tmp_path / "context").as_posix()
-        for path in (tmp_path / "context").rglob("*")
-        if path.is_file()
-    }
+    context = tmp_path / "context"
+    found = {path.relative_to(context).as_posix() for path in context.rglob("*") if path.is_file()}
     assert found == {*inputs(image, tracked_files(repository)), "pins.json"}
-    pins = json.loads((tmp_path / "context" / "pins.json").read_text())
+    pins = json.loads((context / "pins.json").read_text())
     assert set(pins) == ({"cpu"} if image == "cpu" else {"archs", "rocm", "sources"})
 
 
-def test_a_repository_without_images_has_no_keys(tmp_path):
+def test_a_repository_without_images_has_no_keys_and_an_image_without_a_recipe_is_refused(tmp_path):
     assert contents(tmp_path) == {}
-
-
-def test_an_image_without_a_recipe_is_refused():
     with pytest.raises(DeclarationError, match="no recipe"):
         inputs("cpu", ("README.md",))
 
