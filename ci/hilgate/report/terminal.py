@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 def stdout() -> Console:
     """Results go here."""
-    return Console()
+    return Console(highlight=False)
 
 
 def stderr() -> Console:
     """Narration goes here."""
-    return Console(stderr=True)
+    return Console(stderr=True, highlight=False)
 
 
 def print_plan(plan: Plan) -> None:
@@ -56,7 +56,7 @@ def print_plan(plan: Plan) -> None:
     console.print(table)
     omitted = f", {len(plan.omissions)} not planned here" if plan.omissions else ""
     minutes = sum(step.step.minutes for step in plan.steps)
-    console.print(f"{len(plan.steps)} steps, about {minutes:.0f} CPU-minutes{omitted}\n", style="dim", highlight=False)
+    console.print(f"{len(plan.steps)} steps, about {minutes:.0f} CPU-minutes{omitted}\n", style="dim")
 
 
 def print_verdict(judged: Judged, facts: MergeBase | None = None) -> None:
@@ -130,8 +130,9 @@ def short(path: Path) -> Path:
 _STYLE = {"yes": "green", "partly": "yellow", "no": "red"}
 
 
-def show_plan(out: Console, plan: Plan, history: Mapping[Key, float]) -> None:
+def show_plan(plan: Plan, history: Mapping[Key, float]) -> None:
     """Steps with place, minutes and reason; omissions with reasons; the size of it all. `history` is in minutes."""
+    out = stdout()
     here = plan.profile == "gate"
     against = f"against {plan.base}, {_count(len(plan.changed_files), 'file')} changed" if plan.base else "everything"
     where = "on this machine" if here else f"on the agents, profile {plan.profile}"
@@ -162,16 +163,9 @@ def show_plan(out: Console, plan: Plan, history: Mapping[Key, float]) -> None:
     )
 
 
-def show_step(
-    out: Console,
-    declarations: Declarations,
-    area: Area,
-    step: Step,
-    *,
-    rule: str,
-    history: Mapping[Key, float],
-) -> None:
+def show_step(declarations: Declarations, area: Area, step: Step, *, rule: str, history: Mapping[Key, float]) -> None:
     """Everything declared about a step; `rule` says whether a change selects it, `history` is in minutes."""
+    out = stdout()
     out.print(f"[bold]{step.key}[/]  {escape(step.label)}  (area {area.area})")
     selected = "any change" if area.always else "a change to " + ", ".join(area.paths)
     if step.imports and not area.always:
@@ -212,7 +206,7 @@ def show_step(
     out.print(table)
 
 
-def show_machine(out: Console, machine: Machine, declarations: Declarations) -> None:
+def show_machine(machine: Machine, declarations: Declarations) -> None:
     """Hardware and versions, with what is missing."""
     table = _table("", "", header=False)
     gpus = f"{machine.gpus} x {machine.name}" if machine.gpus else "none: kernels run under Triton's interpreter"
@@ -225,11 +219,10 @@ def show_machine(out: Console, machine: Machine, declarations: Declarations) -> 
         table.add_row(name, machine.distributions.get(name, "[dim]not installed[/]"))
     for note in machine.notes:
         table.add_row("note", escape(note))
-    out.print(table)
-    out.print()
+    stdout().print(table, "")
 
 
-def show_readiness(out: Console, areas: Sequence[Readiness], *, every_obstacle: bool = False) -> None:
+def show_readiness(areas: Sequence[Readiness], *, every_obstacle: bool = False) -> None:
     """Area, yes / partly / no, and on what or why not."""
     table = _table("area", "here", "steps", "on, or why not")
     for area in areas:
@@ -237,7 +230,7 @@ def show_readiness(out: Console, areas: Sequence[Readiness], *, every_obstacle: 
         detail = obstacles or f"on {', '.join(area.on)}"
         style = _STYLE[area.answer]
         table.add_row(area.area, f"[{style}]{area.answer}[/]", f"{area.ready}/{area.steps}", escape(detail))
-    out.print(table)
+    stdout().print(table)
 
 
 def _count(number: int, noun: str) -> str:
