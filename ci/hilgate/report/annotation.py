@@ -43,15 +43,6 @@ def render(plan: Plan, recorded: Recorded, verdict: Verdict, *, facts: MergeBase
     return fit(lambda detail: _render(plan, recorded, verdict, detail, facts))
 
 
-def write_annotation(
-    plan: Plan, recorded: Recorded, verdict: Verdict, folder: Path, *, facts: MergeBase = NOTHING
-) -> Path:
-    """Write `annotation.md` into the results folder and return its path."""
-    path = folder / ANNOTATION_FILE
-    path.write_text(render(plan, recorded, verdict, facts=facts), encoding="utf-8")
-    return path
-
-
 def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: MergeBase) -> str:
     files = ", ".join(markdown(file) for file in plan.changed_files[:8])
     more = f" and {len(plan.changed_files) - 8} more" if len(plan.changed_files) > 8 else ""

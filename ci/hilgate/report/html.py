@@ -17,8 +17,6 @@ from hilgate.report.merge_base import NOTHING, MergeBase
 from hilgate.report.problems import Detail, fit
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hilgate.model import Outcome, Plan, Verdict
     from hilgate.run.results import Recorded
 
@@ -44,24 +42,7 @@ def render(
         facts: What is known of the merge base.
     """
     template = environment().get_template("report.html.j2")
-    return fit(
-        lambda detail: template.render(**_context(plan, recorded, verdict, detail, facts), logs=logs or {}),
-    )
-
-
-def write_report(
-    plan: Plan,
-    recorded: Recorded,
-    verdict: Verdict,
-    folder: Path,
-    *,
-    logs: dict[str, str],
-    facts: MergeBase = NOTHING,
-) -> Path:
-    """Write `report.html` into the results folder and return its path."""
-    path = folder / REPORT_FILE
-    path.write_text(render(plan, recorded, verdict, logs, facts=facts), encoding="utf-8")
-    return path
+    return fit(lambda detail: template.render(**_context(plan, recorded, verdict, detail, facts), logs=logs or {}))
 
 
 def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: MergeBase) -> dict[str, object]:
