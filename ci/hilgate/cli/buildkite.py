@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,8 +15,6 @@ from hilgate.cli import Base, Json, program, repository
 from hilgate.errors import Exit, MisuseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hilgate.model import Plan
     from hilgate.simulate.campaign import Tally
 
@@ -115,16 +113,10 @@ def rerun(
     url = api.builds_url(organization, pipeline_slug, api=api.API)
     if dry_run:
         pull = api.PullRequest(id=str(pull_request), base="(its base)", repository="(its repository)")
-        unknown = api.RemoteBuild(
-            number=0, web_url="", state="", commit=commit or "(its commit)", branch=branch or "(its branch)",
-            pull_request=pull,
-        )  # fmt: skip
-        body = api.request(unknown, chosen, profile=profile)
-        body["message"] = f"Rerun of {', '.join(chosen)} after build (its number)"
-        body["env"]["HILGATE_IMAGE_FROM_BUILD"] = body["meta_data"][api.RERUN_KEY] = "(its number)"
-        sys.stdout.write(
-            f"GET {url}\n  until a build of pull request {pull_request}\nPOST {url}\n{json.dumps(body, indent=1)}\n"
-        )
+        unknown: dict[str, Any] = {"number": "(its number)", "commit": commit or "(its commit)"}
+        unknown |= {"branch": branch or "(its branch)", "pull_request": pull}
+        body = json.dumps(api.request(api.RemoteBuild.model_construct(**unknown), chosen, profile=profile), indent=1)
+        sys.stdout.write(f"GET {url}\n  until a build of pull request {pull_request}\nPOST {url}\n{body}\n")
         sys.stderr.write("nothing was sent\n")
         return
     client = api.Client(url, os.environ.get(api.TOKEN_VARIABLE, ""))
@@ -167,6 +159,7 @@ def simulate(
 
     Exit status 1 when a build passed that must not, or when a result was lost.
     """
+    from hilgate.report import terminal
     from hilgate.simulate.campaign import Campaign
     from hilgate.simulate.scenarios import DEFAULT_RATE
 
@@ -182,34 +175,20 @@ def simulate(
             where=f"--seed {seed}",
             remedy="add --builds 1, or leave out the number",
         )
-    campaign = Campaign(
-        repository(ctx),
-        builds,
-        match["seed"],
-        DEFAULT_RATE if rate is None else rate,
-        only=number,
-        keep=keep,
-    )
-    tally = campaign.run(_heartbeat(builds))
+    console, every = terminal.stderr(), builds // 10 or 1
+
+    def tick(done: int) -> None:
+        """A line every tenth of the way, so that a long series is not silent."""
+        if done % every == 0 and done < builds >= 200:
+            console.print(f"{done} of {builds} builds", style="dim")
+
+    chance = DEFAULT_RATE if rate is None else rate
+    tally = Campaign(repository(ctx), builds, match["seed"], chance, only=number, keep=keep).run(tick)
     if as_json:
         sys.stdout.write(json.dumps(tally.as_json(), indent=1) + "\n")
     else:
         _print(tally)
     raise typer.Exit(Exit.PASS if tally.sound else Exit.FAIL)
-
-
-def _heartbeat(builds: int) -> Callable[[int], None]:
-    """A line on standard error every tenth of the way, so that a long series is not silent."""
-    from hilgate.report import terminal
-
-    console = terminal.stderr()
-    every = max(1, builds // 10)
-
-    def tick(done: int) -> None:
-        if done % every == 0 and done < builds and builds >= 200:
-            console.print(f"{done} of {builds} builds", style="dim")
-
-    return tick
 
 
 def _print(tally: Tally) -> None:

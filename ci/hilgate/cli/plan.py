@@ -207,9 +207,8 @@ def replay(
 def _check(line: Replayed) -> Check:
     from hilgate.model import Check, Outcome
 
-    more = f" and {len(line.change.files) - 1} more" if len(line.change.files) > 1 else ""
     return Check(
-        id=f"line {line.change.line}: {line.change.files[0]}{more}",
+        id=f"line {line.change.line}: {line.change.title}",
         outcome=Outcome.FAIL if line.missed else Outcome.PASS,
         message="; ".join(f"{step} was not selected, and {why}" for step, why in line.missed.items()),
         numbers={"steps": line.steps, "gpu_minutes": line.gpu_minutes},
@@ -250,15 +249,13 @@ def _show(found: Replay) -> None:
     for name in ("line", "steps", "GPU min", "saved"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("changed", overflow="fold", ratio=1)
-    everything = found.run_all_minutes
     for line in found.lines:
-        more = f" and {len(line.change.files) - 1} more" if len(line.change.files) > 1 else ""
         table.add_row(
             str(line.change.line),
             f"{line.steps}/{found.of}",
             f"{line.gpu_minutes:.1f}",
-            f"{everything - line.gpu_minutes:.1f}",
-            escape(line.change.files[0] + more),
+            f"{found.run_all_minutes - line.gpu_minutes:.1f}",
+            escape(line.change.title),
         )
     out.print(table)
     for line in found.lines:
