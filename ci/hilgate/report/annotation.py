@@ -100,12 +100,11 @@ def _problem(problem: StepProblem, detail: Detail) -> list[str]:
         f"### {ruled(step)}: {markdown(step.key)}, {markdown(step.label)}",
         markdown(RULINGS[step.ruling]),
     ]
+    about = _about(problem)
+    for finding in problem.findings:
+        parts += _finding(finding, detail, about if finding is problem.findings[0] else [])
     if not problem.findings:
         parts += [fenced(shorten(step.why, detail.message_characters)), f"merge base: {markdown(problem.merge_base)}"]
-    about = _about(problem)
-    for number, finding in enumerate(problem.findings):
-        parts += _finding(finding, detail, about if number == 0 else [])
-    if not problem.findings:
         parts += about
     parts += [f"{MARKS[Outcome.DID_NOT_RUN]} {n} not run: {markdown(why)}" for why, n in problem.skips]
     if problem.more:

@@ -170,7 +170,14 @@ def show_step(declarations: Declarations, area: Area, step: Step, *, rule: str, 
     selected = "any change" if area.always else "a change to " + ", ".join(area.paths)
     if step.imports and not area.always:
         selected = f"a changed module that {', '.join(step.imports)} imports; of other files, {selected}"
-    optional = {
+    rows = {
+        "why": area.why,
+        "declared in": f"ci/areas/{area.area}.yaml",
+        "selected by": selected,
+        "runs": ", ".join(WHEN[profile] for profile in step.profiles),
+        "command": step.command,
+        "evidence": f"{step.evidence}, at least {step.minimum} passed",
+        "ends after": f"{step.timeout_minutes} minutes (usually {step.minutes:g} on 2 cores)",
         "this change": rule,
         "env": " ".join(f"{name}={shlex.quote(value)}" for name, value in step.env.items()),
         "models": ", ".join(step.models),
@@ -182,19 +189,10 @@ def show_step(declarations: Declarations, area: Area, step: Step, *, rule: str, 
         "network": "its container may reach it" if step.network else "",
         "builds": f"the image {step.provides}" if step.provides else "",
     }
-    rows = {
-        "why": area.why,
-        "declared in": f"ci/areas/{area.area}.yaml",
-        "selected by": selected,
-        "runs": ", ".join(WHEN[profile] for profile in step.profiles),
-        "command": step.command,
-        "evidence": f"{step.evidence}, at least {step.minimum} passed",
-        "ends after": f"{step.timeout_minutes} minutes (usually {step.minutes:g} on 2 cores)",
-        **{name: value for name, value in optional.items() if value},
-    }
     table = _table("", "", header=False)
     for name, value in rows.items():
-        table.add_row(name, escape(value))
+        if value:
+            table.add_row(name, escape(value))
     out.print(table)
     table = _table("device", "queue", "image", "median", "repeat it there with")
     for device in step.devices:
@@ -278,8 +276,11 @@ def lines(table: tables.Table, width: int) -> Iterator[Text]:
     yield from _title(table, width)
     first = min(ROW_CELLS, max((cell_len(text.line(row)) for row in table.rows), default=0)) + 2
     for columns in _blocks(table.columns, first, width):
-        yield from _header(columns, first, width)
-        widths = _widths(columns, first, width)
+        # As wide as their names where all fit side by side.
+        widths = [max(STEP, cell_len(text.line(column)) + 2) for column in columns]
+        if first + sum(widths) - 2 > width:
+            widths = [STEP] * len(columns)
+        yield from _header(columns, widths, first, width)
         for row in table.rows:
             line = Text(_fitted(row, first - 2) + "  ")
             for column, room in zip(columns, widths, strict=True):
@@ -290,8 +291,8 @@ def lines(table: tables.Table, width: int) -> Iterator[Text]:
             yield line
     for worst, words in tables.notes(table):
         style = text.STYLES[worst]
-        told = shorten(text.line(words), NOTE_CHARACTERS)
-        wrapped = textwrap.wrap(told, width - 2, break_long_words=False, break_on_hyphens=False)
+        note = shorten(text.line(words), NOTE_CHARACTERS)
+        wrapped = textwrap.wrap(note, width - 2, break_long_words=False, break_on_hyphens=False)
         for number, part in enumerate(wrapped):
             yield Text.assemble((text.MARKS[worst] if number == 0 else " ", style), f" {part}")
 
@@ -307,15 +308,8 @@ def _blocks(columns: tuple[str, ...], first: int, width: int) -> Iterator[tuple[
         yield columns[start : start + most]
 
 
-def _widths(columns: tuple[str, ...], first: int, width: int) -> list[int]:
-    """Terminal columns for each: as wide as its name where all names fit side by side, else `STEP`."""
-    wide = [max(STEP, cell_len(text.line(column)) + 2) for column in columns]
-    return wide if first + sum(wide) - 2 <= width else [STEP] * len(columns)
-
-
-def _header(columns: tuple[str, ...], first: int, width: int) -> Iterator[Text]:
+def _header(columns: tuple[str, ...], widths: list[int], first: int, width: int) -> Iterator[Text]:
     """One line of names, or where they are too wide a line for each, which a bar leads down to its column."""
-    widths = _widths(columns, first, width)
     if all(cell_len(text.line(column)) + 2 <= room for column, room in zip(columns, widths, strict=True)):
         names = (_fitted(column, room) for column, room in zip(columns, widths, strict=True))
         yield Text((" " * first + "".join(names)).rstrip(), "dim")

@@ -113,43 +113,38 @@ def decide(
     return Judged(judged, recorded, verdict, path, facts, refused)
 
 
-def write_no_verdict(folder: Path, error: HilgateError, plan: Plan | None = None) -> None:
-    """Write a verdict and an annotation that say why nothing could be judged: no old verdict may outlive that."""
-    from hilgate.judge.verdict import VERDICT_FILE
-    from hilgate.model import Outcome, Verdict
-    from hilgate.plan.make import plan_digest
-    from hilgate.report import tables
-    from hilgate.report.annotation import ANNOTATION_FILE
-    from hilgate.text import fenced, markdown
-
-    folder.mkdir(parents=True, exist_ok=True)
-    tables.clear(folder)
-    verdict = Verdict(
-        decided=dt.datetime.now(dt.UTC),
-        commit=plan.commit if plan else "",
-        plan_digest=plan_digest(plan) if plan else "",
-        outcome=Outcome.DID_NOT_RUN,
-        why=error.what,
-        steps=(),
-        omissions=(),
-    )
-    verdict.save(folder / VERDICT_FILE)
-    text = f"## ○ {Outcome.DID_NOT_RUN.value}: {markdown(error.what)}\n\nNothing was judged.\n\n{fenced(str(error))}\n"
-    (folder / ANNOTATION_FILE).write_text(text, encoding="utf-8")
-
-
 def read_plan_or_say_so(path: Path, folder: Path) -> Plan:
     """Read the plan that results answer.
 
     Raises:
-        RecordsError: There is none, or it is damaged. A verdict and an annotation that say so are written before.
+        RecordsError: There is none, or it is damaged. A verdict and an annotation that say so are written before: no
+            old verdict may outlive that.
     """
+    from hilgate.judge.verdict import VERDICT_FILE
+    from hilgate.model import Outcome, Verdict
     from hilgate.plan.make import read_plan
+    from hilgate.report import tables
+    from hilgate.report.annotation import ANNOTATION_FILE
+    from hilgate.text import fenced, markdown
 
     try:
         return read_plan(path)
     except RecordsError as error:
-        write_no_verdict(folder, error)
+        folder.mkdir(parents=True, exist_ok=True)
+        tables.clear(folder)
+        verdict = Verdict(
+            decided=dt.datetime.now(dt.UTC),
+            commit="",
+            plan_digest="",
+            outcome=Outcome.DID_NOT_RUN,
+            why=error.what,
+            steps=(),
+            omissions=(),
+        )
+        verdict.save(folder / VERDICT_FILE)
+        title = f"## ○ {verdict.outcome.value}: {markdown(error.what)}"
+        text = f"{title}\n\nNothing was judged.\n\n{fenced(str(error))}\n"
+        (folder / ANNOTATION_FILE).write_text(text, encoding="utf-8")
         raise
 
 
