@@ -398,13 +398,20 @@ class PlannedStep(Noun):
         return 0 if self.device == CPU else self.step.gpus
 
 
+OmissionCause = Literal["not affected", "not asked for", "other profiles", "no queue", "not here", "need omitted"]
+"""Why a step is left out: the change does not select it; others were named; it belongs to other plans; no queue offers
+the device; this machine lacks something or another device of it is taken; what it needs is left out itself."""
+
+
 class Omission(Noun):
     """A step that is not in the plan, and why not."""
 
     key: Key
     area: Key
     label: str
+    cause: OmissionCause
     reason: str
+    """The cause in full, for people."""
 
 
 class Loosening(Noun):

@@ -38,6 +38,11 @@ class PastChange:
     broke: tuple[Key, ...] = ()
     """Declared steps that it is known to have broken."""
 
+    @property
+    def title(self) -> str:
+        """Its first file, and how many more there are."""
+        return self.files[0] + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else "")
+
 
 @dataclass(frozen=True)
 class Replayed:

@@ -1,17 +1,14 @@
-"""The command line `hilgate`: the program that commands add themselves to, and the options that all of them share."""
+"""The command line `hilgate`: the program that commands add themselves to, and the options that they share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import typer
 
 from hilgate.errors import EXIT_MEANINGS
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SUMMARY = "Decides whether a change to the ROCm attention kernels may merge: plan, run, judge, report."
 
@@ -26,6 +23,20 @@ program = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+Base = Annotated[
+    str | None,
+    typer.Option(metavar="REF", envvar="HILGATE_BASE", help="Of what differs from the merge base with it; else all."),
+]
+History = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", envvar="HILGATE_HISTORY", file_okay=False, help="By default results/history/."),
+]
+JobsFolder = Annotated[
+    Path | None, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job, instead.")
+]
+Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
+Results = Annotated[Path | None, typer.Option("--results", metavar="DIR", help="By default results/.")]
+
 
 @dataclass
 class Settings:
@@ -33,20 +44,15 @@ class Settings:
 
     root: Path | None = None
     debug: bool = False
-    no_color: bool = False
 
-    def repository(self) -> Path:
-        """The repository to work on: `--root`, else the one around the current folder.
 
-        Raises:
-            MisuseError: There is none.
-        """
-        from hilgate.declare.load import find_root
+def repository(ctx: typer.Context) -> Path:
+    """The repository to work on: `--root`, else the one around the current folder.
 
-        return find_root(self.root or Path.cwd())
+    Raises:
+        MisuseError: There is none.
+    """
+    from hilgate.declare.load import find_root
 
-    def out(self) -> Console:
-        """Console for results."""
-        from rich.console import Console
-
-        return Console(no_color=self.no_color or None, highlight=False, soft_wrap=False)
+    settings: Settings = ctx.obj
+    return find_root(settings.root or Path.cwd())

@@ -6,6 +6,7 @@ Results go to standard output, narration and errors to standard error. Commands 
 from __future__ import annotations
 
 import datetime as dt
+import os
 import sys
 import tempfile
 import traceback
@@ -37,12 +38,14 @@ def options(
 ) -> None:
     """Decides whether a change to the ROCm attention kernels may merge: plan, run, judge, report."""
     settings: Settings = ctx.obj
-    settings.root, settings.debug, settings.no_color = root, debug, no_color
+    settings.root, settings.debug = root, debug
+    if no_color:  # for the steps that this process starts, too
+        os.environ["NO_COLOR"] = "1"
     if version:
-        plan.show_version(settings)
+        plan.show_version()
         raise typer.Exit
     if ctx.invoked_subcommand is None:
-        plan.show_home(settings)
+        plan.show_home(ctx)
 
 
 def run(arguments: list[str] | None = None) -> NoReturn:
@@ -61,8 +64,9 @@ def run(arguments: list[str] | None = None) -> NoReturn:
     except Exception as error:  # noqa: BLE001 - the last resort: one line, a log, and status 70
         if settings.debug:
             traceback.print_exc()
+        what = (str(error).splitlines() or [""])[0]
         _complain(
-            f"a bug in hilgate: {type(error).__name__}: {_first_line(error)}\n  where: {_log(error)}\n"
+            f"a bug in hilgate: {type(error).__name__}: {what}\n  where: {_log(error)}\n"
             "  to do: report it with that file, or run again with --debug"
         )
         sys.exit(Exit.BUG)
@@ -73,10 +77,6 @@ def _complain(message: str) -> None:
     from hilgate import text
 
     sys.stderr.write(f"error: {text.log(message)}\n")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
 
 
 def _log(error: Exception) -> str:

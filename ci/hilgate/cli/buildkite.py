@@ -7,30 +7,24 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hilgate.cli import program
+from hilgate.cli import Base, Json, program, repository
 from hilgate.errors import Exit, MisuseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hilgate.cli import Settings
-    from hilgate.simulate.campaign import Failing, Tally
-
-PlanFile = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Of this plan instead.")]
+    from hilgate.model import Plan
+    from hilgate.simulate.campaign import Tally
 
 
 @program.command()
 def pipeline(
     ctx: typer.Context,
     *,
-    base: Annotated[
-        str | None, typer.Option(metavar="REF", envvar="HILGATE_BASE", help="Of what differs from it; else everything.")
-    ] = None,
-    plan_file: PlanFile = None,
+    base: Base = None,
+    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Of this plan instead.")] = None,
     recheck: Annotated[
         bool, typer.Option("--recheck", help="Print reruns of the checks that failed; nothing when none did.")
     ] = False,
@@ -45,8 +39,7 @@ def pipeline(
     from hilgate.declare.load import load
     from hilgate.plan.make import make_plan, read_plan
 
-    settings: Settings = ctx.obj
-    root = settings.repository()
+    root = repository(ctx)
     branch = os.environ.get("BUILDKITE_BRANCH", "")
     if plan_file is None:
         if recheck or required or jobs:
@@ -61,7 +54,7 @@ def pipeline(
         )
     plan = read_plan(plan_file)
     if jobs:
-        sys.stdout.write(_recheck(plan_file, jobs, branch))
+        sys.stdout.write(_recheck(plan, jobs, branch))
     elif required:
         from hilgate.buildkite.api import shortfall
         from hilgate.buildkite.steps import required_yaml
@@ -74,15 +67,13 @@ def pipeline(
         sys.stdout.write(pipeline_yaml(plan, load(root), branch=branch))
 
 
-def _recheck(plan_file: Path, jobs: Path, branch: str) -> str:
+def _recheck(plan: Plan, jobs: Path, branch: str) -> str:
     from hilgate.buildkite.steps import recheck_yaml
-    from hilgate.plan.make import plan_digest, read_plan
+    from hilgate.plan.make import plan_digest
     from hilgate.run import recheck as again
     from hilgate.run import results
 
-    plan = read_plan(plan_file)
-    recorded = results.read_all(jobs.parent, jobs, plan, plan_digest(plan))
-    pending = again.pending(plan, recorded)
+    pending = again.pending(plan, results.read_all(jobs.parent, jobs, plan, plan_digest(plan)))
     for key, ids in pending.items():
         sys.stderr.write(f"{key}: {len(ids)} to run again on another node\n")
     return recheck_yaml(plan, pending, branch=branch)
@@ -113,9 +104,8 @@ def rerun(
     from hilgate.declare.load import load
     from hilgate.plan.make import by_model
 
-    settings: Settings = ctx.obj
     chosen = list(dict.fromkeys(models))
-    by_model(load(settings.repository()), chosen, api.ALL)
+    by_model(load(repository(ctx)), chosen, api.ALL)
     if api.ALL in chosen and len(chosen) > 1:
         raise MisuseError(f"{api.ALL!r} is every model already", remedy="leave out the others, or leave out 'all'")
     if commit and not re.fullmatch(r"[0-9a-f]{40}", commit):
@@ -123,16 +113,10 @@ def rerun(
     url = api.builds_url(organization, pipeline_slug, api=api.API)
     if dry_run:
         pull = api.PullRequest(id=str(pull_request), base="(its base)", repository="(its repository)")
-        unknown = api.RemoteBuild(
-            number=0, web_url="", state="", commit=commit or "(its commit)", branch=branch or "(its branch)",
-            pull_request=pull,
-        )  # fmt: skip
-        body = api.request(unknown, chosen, profile=profile)
-        body["message"] = f"Rerun of {', '.join(chosen)} after build (its number)"
-        body["env"]["HILGATE_IMAGE_FROM_BUILD"] = body["meta_data"][api.RERUN_KEY] = "(its number)"
-        sys.stdout.write(
-            f"GET {url}\n  until a build of pull request {pull_request}\nPOST {url}\n{json.dumps(body, indent=1)}\n"
-        )
+        unknown: dict[str, Any] = {"number": "(its number)", "commit": commit or "(its commit)"}
+        unknown |= {"branch": branch or "(its branch)", "pull_request": pull}
+        body = json.dumps(api.request(api.RemoteBuild.model_construct(**unknown), chosen, profile=profile), indent=1)
+        sys.stdout.write(f"GET {url}\n  until a build of pull request {pull_request}\nPOST {url}\n{body}\n")
         sys.stderr.write("nothing was sent\n")
         return
     client = api.Client(url, os.environ.get(api.TOKEN_VARIABLE, ""))
@@ -169,16 +153,16 @@ def simulate(
         float | None, typer.Option(min=0.0, max=1.0, help="Probability of each kind of fault in a build.")
     ] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep every build's files here.", file_okay=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Replay whole builds with faults, and compare each verdict with what really happened.
 
     Exit status 1 when a build passed that must not, or when a result was lost.
     """
+    from hilgate.report import terminal
     from hilgate.simulate.campaign import Campaign
     from hilgate.simulate.scenarios import DEFAULT_RATE
 
-    settings: Settings = ctx.obj
     match = _SEED.fullmatch(seed)
     if match is None:
         raise MisuseError(
@@ -191,15 +175,15 @@ def simulate(
             where=f"--seed {seed}",
             remedy="add --builds 1, or leave out the number",
         )
-    campaign = Campaign(
-        settings.repository(),
-        builds,
-        match["seed"],
-        DEFAULT_RATE if rate is None else rate,
-        only=number,
-        keep=keep,
-    )
-    tally = campaign.run(_heartbeat(builds))
+    console, every = terminal.stderr(), builds // 10 or 1
+
+    def tick(done: int) -> None:
+        """A line every tenth of the way, so that a long series is not silent."""
+        if done % every == 0 and done < builds >= 200:
+            console.print(f"{done} of {builds} builds", style="dim")
+
+    chance = DEFAULT_RATE if rate is None else rate
+    tally = Campaign(repository(ctx), builds, match["seed"], chance, only=number, keep=keep).run(tick)
     if as_json:
         sys.stdout.write(json.dumps(tally.as_json(), indent=1) + "\n")
     else:
@@ -207,23 +191,10 @@ def simulate(
     raise typer.Exit(Exit.PASS if tally.sound else Exit.FAIL)
 
 
-def _heartbeat(builds: int) -> Callable[[int], None]:
-    """A line on standard error every tenth of the way, so that a long series is not silent."""
-    from hilgate.report import terminal
-
-    console = terminal.stderr()
-    every = max(1, builds // 10)
-
-    def tick(done: int) -> None:
-        if done % every == 0 and done < builds and builds >= 200:
-            console.print(f"{done} of {builds} builds", style="dim", highlight=False)
-
-    return tick
-
-
 def _print(tally: Tally) -> None:
     from rich.columns import Columns
     from rich.table import Table
+    from rich.text import Text
 
     from hilgate.report import terminal
 
@@ -231,14 +202,12 @@ def _print(tally: Tally) -> None:
     total = sum(tally.faults.values())
     console.print(
         f"{tally.builds} builds, {tally.steps} steps, {total} faults of {len(tally.faults)} kinds, "
-        f"{tally.seconds:.1f} s",
-        highlight=False,
+        f"{tally.seconds:.1f} s\n"
     )
-    console.print()
     console.print(Columns([f"{count:5} {kind}" for kind, count in tally.faults.most_common()], column_first=True))
     for title, counts in (("deserved", tally.deserved), ("verdicts", tally.verdicts), ("rulings", tally.rulings)):
         words = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-        console.print(f"\n{title}: {words}", highlight=False)
+        console.print(f"\n{title}: {words}")
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     figures = tally.as_json()
@@ -247,19 +216,9 @@ def _print(tally: Tally) -> None:
         table.add_row(str(figures[name]), name.replace("_", " "), meaning, style="red" if bad else "")
     console.print(table)
     for failing in tally.failing[:SHOWN_FAILURES]:
-        _print_failing(failing)
+        why = failing.problem.why.splitlines()[0]
+        console.print(Text(f"\n{failing.problem.kind.value}: {why}", "bold"), soft_wrap=True)
+        for line in (*failing.shrunk, f"reproduce: {failing.reproduce}"):
+            console.print(Text(f"  {line}"), soft_wrap=True)
     if len(tally.failing) > SHOWN_FAILURES:
-        console.print(f"\nand {len(tally.failing) - SHOWN_FAILURES} more", highlight=False)
-
-
-def _print_failing(failing: Failing) -> None:
-    from rich.text import Text
-
-    from hilgate.report import terminal
-
-    console = terminal.stdout()
-    console.print()
-    console.print(Text(f"{failing.problem.kind.value}: {failing.problem.why.splitlines()[0]}", "bold"), soft_wrap=True)
-    for fault in failing.shrunk:
-        console.print(Text(f"  {fault}"), soft_wrap=True)
-    console.print(Text(f"  reproduce: {failing.reproduce}"), soft_wrap=True)
+        console.print(f"\nand {len(tally.failing) - SHOWN_FAILURES} more")

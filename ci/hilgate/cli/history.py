@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hilgate import text
-from hilgate.cli import program
+from hilgate.cli import History, JobsFolder, Json, Results, program, repository
 from hilgate.errors import MisuseError, RecordsError
 
 if TYPE_CHECKING:
@@ -25,16 +24,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from hilgate.cli import Settings
     from hilgate.history.queries import Metric, Row
 
 
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "--history", metavar="DIR", envvar="HILGATE_HISTORY", file_okay=False, help="By default results/history/."
-    ),
-]
 Step = Annotated[str, typer.Option("--step", metavar="KEY", help="Only this step, on one device or on all.")]
 Since = Annotated[
     dt.datetime | None,
@@ -51,12 +43,10 @@ program.add_typer(builds, name="history", no_args_is_help=True)
 @builds.command()
 def add(
     ctx: typer.Context,
-    results: Annotated[Path | None, typer.Option("--results", metavar="DIR", help="By default results/.")] = None,
-    jobs: Annotated[
-        Path | None, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job, instead.")
-    ] = None,
+    results: Results = None,
+    jobs: JobsFolder = None,
     branch: Annotated[str, typer.Option("--branch", envvar="BUILDKITE_BRANCH", help="Noted with the build.")] = "",
-    folder: Folder = None,
+    history: History = None,
 ) -> None:
     """Add one judged build to the history. Adding it again changes nothing."""
     from hilgate.history import store
@@ -64,7 +54,7 @@ def add(
     from hilgate.plan.make import plan_digest, read_plan
     from hilgate.run.results import read_all
 
-    source = results or _results(ctx)
+    source = results or repository(ctx) / "results"
     plan = read_plan(source / "plan.json")
     verdict = read_verdict(source / VERDICT_FILE)
     if verdict.plan_digest != plan_digest(plan):
@@ -72,7 +62,7 @@ def add(
             "the verdict is of another plan than plan.json", where=str(source), remedy="run `hilgate judge` again"
         )
     recorded = read_all(source, jobs, plan, plan_digest(plan))
-    build, added = store.add(_folder(ctx, folder), plan, recorded, verdict, branch=branch)
+    build, added = store.add(history or store.folder_of(repository(ctx)), plan, recorded, verdict, branch=branch)
     if added:
         sys.stdout.write(f"added build {build.name}: {len(plan.steps)} steps to {build.parent}\n")
     else:
@@ -88,24 +78,25 @@ def show(
     step: Step = "",
     since: Since = None,
     rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Lines of each table.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, every row.")] = False,
-    folder: Folder = None,
+    as_json: Json = False,
+    history: History = None,
 ) -> None:
     """Tables over builds, the newest value last in each line of bars."""
     import json
 
-    from hilgate.history import queries
+    from hilgate.history import queries, store
+    from hilgate.report.terminal import stdout
 
     chosen = tuple(one for one in queries.METRICS if metric in {"", one})
     if not chosen:
         remedy = text.suggest(metric, queries.METRICS)
         raise MisuseError(f"no metric is called {metric!r}", where="--metric", remedy=remedy)
-    answers = queries.ask(_folder(ctx, folder), chosen, step=step, since=_utc(since))
+    folder = history or store.folder_of(repository(ctx))
+    answers = queries.ask(folder, chosen, step=step, since=since)
     if as_json:
-        sys.stdout.write(json.dumps(answers, indent=1, default=queries.plain) + "\n")
+        sys.stdout.write(json.dumps(answers, indent=1, default=dt.datetime.isoformat) + "\n")
         return
-    settings: Settings = ctx.obj
-    out = settings.out()
+    out = stdout()
     for number, (name, found) in enumerate(answers.items()):
         if number:
             out.print()
@@ -120,15 +111,15 @@ def report(
     ] = None,
     step: Step = "",
     since: Since = None,
-    folder: Folder = None,
+    history: History = None,
 ) -> None:
     """One HTML page with small plots, which opens anywhere; prints its path."""
-    from hilgate.history import queries
+    from hilgate.history import queries, store
     from hilgate.report.history import render
 
-    history = _folder(ctx, folder)
-    page = render(queries.ask(history, step=step, since=_utc(since)), step=step)
-    path = out or history / "history.html"
+    folder = history or store.folder_of(repository(ctx))
+    page = render(queries.ask(folder, step=step, since=since), step=step)
+    path = out or folder / "history.html"
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -136,23 +127,6 @@ def report(
             f"the page cannot be written: {error.strerror}", where=str(path), remedy="--out FILE"
         ) from None
     sys.stdout.write(f"{path}\n")
-
-
-def _folder(ctx: typer.Context, named: Path | None) -> Path:
-    from hilgate.history.store import FOLDER
-
-    return named or _results(ctx) / FOLDER
-
-
-def _utc(moment: dt.datetime | None) -> dt.datetime | None:
-    return moment.replace(tzinfo=dt.UTC) if moment else None
-
-
-def _results(ctx: typer.Context) -> Path:
-    settings: Settings = ctx.obj
-    if settings.no_color:
-        os.environ["NO_COLOR"] = "1"
-    return settings.repository() / "results"
 
 
 BARS = "▁▂▃▄▅▆▇█"

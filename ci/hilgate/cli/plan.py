@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hilgate.cli import SUMMARY, Settings, program
+from hilgate.cli import SUMMARY, Base, History, Json, program, repository
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
 
 if TYPE_CHECKING:
@@ -22,26 +22,10 @@ if TYPE_CHECKING:
     from hilgate.plan.machine import Machine
 
 
-Base = Annotated[
-    str | None,
-    typer.Option(
-        metavar="REF", envvar="HILGATE_BASE", help="Plan what differs from the merge base with this; else everything."
-    ),
-]
-History = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        envvar="HILGATE_HISTORY",
-        file_okay=False,
-        help="Times of earlier builds, by default results/history/.",
-    ),
-]
 ProfileName = Annotated[
     Literal["gate", "pr", "nightly", "release"],
     typer.Option(help="gate: this machine; the others: the agents, nightly and release whatever changed."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
 
 
 @program.command()
@@ -64,8 +48,7 @@ def plan(
     from hilgate.plan.make import make_plan
     from hilgate.report.terminal import show_plan
 
-    settings: Settings = ctx.obj
-    root = settings.repository()
+    root = repository(ctx)
     times = measured(root, history)
     made = make_plan(root, base=base, profile=profile, select=tuple(select or ()), models=tuple(models or ()))
     if write:
@@ -73,7 +56,7 @@ def plan(
     if as_json:
         sys.stdout.write(made.model_dump_json(indent=1) + "\n")
     else:
-        show_plan(settings.out(), made, times)
+        show_plan(made, times)
 
 
 @program.command()
@@ -92,8 +75,7 @@ def explain(
     from hilgate.report.terminal import show_step
     from hilgate.text import suggest
 
-    settings: Settings = ctx.obj
-    root = settings.repository()
+    root = repository(ctx)
     declarations = load(root)
     found = declarations.step(step)
     if found is None:
@@ -108,7 +90,7 @@ def explain(
         selection = select(declarations.areas, change.files, imports.build(root), change.appeared)
         key = found[1].key
         rule = selection.reasons.get(key) or selection.omitted[key]
-    show_step(settings.out(), declarations, *found, rule=rule, history=measured(root, history))
+    show_step(declarations, *found, rule=rule, history=measured(root, history))
 
 
 @program.command()
@@ -118,8 +100,7 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     from hilgate.plan.make import absent_tools
     from hilgate.report.terminal import show_machine, show_readiness
 
-    settings: Settings = ctx.obj
-    declarations, machine = _here(settings)
+    declarations, machine = _here(ctx)
     areas = readiness(declarations, Target(machine, absent_tools(declarations)))
     if as_json:
         answer = {
@@ -128,20 +109,19 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
         }
         sys.stdout.write(json.dumps(answer, indent=1) + "\n")
     else:
-        out = settings.out()
-        show_machine(out, machine, declarations)
-        show_readiness(out, areas, every_obstacle=True)
+        show_machine(machine, declarations)
+        show_readiness(areas, every_obstacle=True)
     if any(area.answer != "yes" for area in areas):
         raise typer.Exit(Exit.CANNOT_RUN_HERE)
 
 
-def show_home(settings: Settings) -> None:
+def show_home(ctx: typer.Context) -> None:
     """The first screen: what this is, what to try, what this machine can run."""
     from hilgate.plan.expand import Target, readiness
     from hilgate.plan.make import absent_tools
-    from hilgate.report.terminal import show_readiness
+    from hilgate.report.terminal import show_readiness, stdout
 
-    out = settings.out()
+    out = stdout()
     out.print(f"[bold]hilgate[/] {_version()}", SUMMARY, sep="\n")
     out.print("\nTry:")
     for command, meaning in (
@@ -150,26 +130,25 @@ def show_home(settings: Settings) -> None:
         ("hilgate gate", "everything this machine can run, and one verdict"),
     ):
         out.print(f"  [bold]{command:<22}[/]{meaning}")
-    declarations, machine = _here(settings)
+    declarations, machine = _here(ctx)
     out.print(f"\nThis machine: {_one_line(machine)}")
-    show_readiness(out, readiness(declarations, Target(machine, absent_tools(declarations))))
+    show_readiness(readiness(declarations, Target(machine, absent_tools(declarations))))
     out.print("\nMore: hilgate --help, hilgate doctor")
 
 
-def show_version(settings: Settings) -> None:
+def show_version() -> None:
     """Version and machine, on one line each."""
     from hilgate.plan.machine import detect
+    from hilgate.report.terminal import stdout
 
-    machine = detect()
-    out = settings.out()
-    out.print(f"hilgate {_version()}", _one_line(machine), sep="\n")
+    stdout().print(f"hilgate {_version()}", _one_line(detect()), sep="\n")
 
 
-def _here(settings: Settings) -> tuple[Declarations, Machine]:
+def _here(ctx: typer.Context) -> tuple[Declarations, Machine]:
     from hilgate.declare.load import load
     from hilgate.plan.machine import detect
 
-    declarations = load(settings.repository())
+    declarations = load(repository(ctx))
     return declarations, detect(package for _, step in declarations.steps() for package in step.packages)
 
 
@@ -205,8 +184,7 @@ def replay(
     from hilgate.model import Check
     from hilgate.plan.estimate import measured
 
-    settings: Settings = ctx.obj
-    root = settings.repository()
+    root = repository(ctx)
     declarations = load(root)
     try:
         text = file.read_text(encoding="utf-8")
@@ -221,7 +199,7 @@ def replay(
     if as_json:
         sys.stdout.write(json.dumps(_plain(found), indent=1) + "\n")
     else:
-        _show(settings, found)
+        _show(found)
     if found.missed:
         raise typer.Exit(Exit.FAIL)
 
@@ -229,9 +207,8 @@ def replay(
 def _check(line: Replayed) -> Check:
     from hilgate.model import Check, Outcome
 
-    more = f" and {len(line.change.files) - 1} more" if len(line.change.files) > 1 else ""
     return Check(
-        id=f"line {line.change.line}: {line.change.files[0]}{more}",
+        id=f"line {line.change.line}: {line.change.title}",
         outcome=Outcome.FAIL if line.missed else Outcome.PASS,
         message="; ".join(f"{step} was not selected, and {why}" for step, why in line.missed.items()),
         numbers={"steps": line.steps, "gpu_minutes": line.gpu_minutes},
@@ -261,24 +238,24 @@ def _plain(found: Replay) -> dict[str, object]:
     }
 
 
-def _show(settings: Settings, found: Replay) -> None:
+def _show(found: Replay) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    out = settings.out()
+    from hilgate.report.terminal import stdout
+
+    out = stdout()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("line", "steps", "GPU min", "saved"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("changed", overflow="fold", ratio=1)
-    everything = found.run_all_minutes
     for line in found.lines:
-        more = f" and {len(line.change.files) - 1} more" if len(line.change.files) > 1 else ""
         table.add_row(
             str(line.change.line),
             f"{line.steps}/{found.of}",
             f"{line.gpu_minutes:.1f}",
-            f"{everything - line.gpu_minutes:.1f}",
-            escape(line.change.files[0] + more),
+            f"{found.run_all_minutes - line.gpu_minutes:.1f}",
+            escape(line.change.title),
         )
     out.print(table)
     for line in found.lines:
@@ -307,8 +284,7 @@ _STATUSES = (Exit.PASS, Exit.FAIL, Exit.MISUSE, Exit.INVALID_DECLARATION)
 )
 def explain_kernel(ctx: typer.Context) -> None:
     """Which kernel serves each attention layer of a model, and why: --model config.json --arch gfx942 (--help: all)."""
-    settings: Settings = ctx.obj
-    kernels = settings.repository() / "kernels"
+    kernels = repository(ctx) / "kernels"
     if not (kernels / ROUTING.replace(".", "/") / "__main__.py").is_file():
         raise CannotRunHereError(
             f"this repository has no {ROUTING}", where=str(kernels), remedy="take a commit that has it, or --root"

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hilgate import text
-from hilgate.cli import program
+from hilgate.cli import Json, Results, program, repository
 from hilgate.errors import Exit, RecordsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hilgate.cli import Settings
     from hilgate.release.verify import Answer
 
 COLUMNS = 80
@@ -29,24 +28,19 @@ def bundle(
     ctx: typer.Context,
     *,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The tar to write.")],
-    results: Annotated[Path | None, typer.Option("--results", metavar="DIR", help="By default results/.")] = None,
+    results: Results = None,
 ) -> None:
     """Write the evidence of a judged build to one file: plan, records, verdict, pins, bill and checksums."""
-    from hilgate.git import commit_time, inspect
+    from hilgate.cli.run import require_commit
+    from hilgate.git import commit_time
     from hilgate.plan.make import read_plan
     from hilgate.release.bundle import write_bundle
     from hilgate.release.verify import verify
 
-    settings: Settings = ctx.obj
-    root = settings.repository()
+    root = repository(ctx)
     folder = results or root / "results"
-    plan, here = read_plan(folder / "plan.json"), inspect(root, None).commit
-    if not here or here != plan.commit:
-        raise RecordsError(
-            f"the plan is of commit {plan.commit[:12] or '(none)'} and {here[:12] or '(none)'} is checked out",
-            where=str(root),
-            remedy="check that commit out: its lock files and pins go into the bundle",
-        )
+    plan = read_plan(folder / "plan.json")
+    require_commit(plan, root)  # its lock files and pins go into the bundle
     manifest = write_bundle(root, folder, out, committed=commit_time(root, plan.commit))
     answer = verify(out)
     if not answer.sound:
@@ -64,7 +58,7 @@ def bundle(
 def verify_bundle(
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    as_json: Json = False,
     profile: Annotated[str | None, typer.Option("--profile", help="Demand this profile, e.g. release.")] = None,
     commit: Annotated[str | None, typer.Option("--commit", metavar="SHA", help="Demand this commit.")] = None,
 ) -> None:

@@ -7,33 +7,26 @@ import os
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand
 
-from hilgate.cli import program
+from hilgate.cli import Base, JobsFolder, Json, Results, program, repository
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.report.write import Judged, decide, read_plan_or_say_so, status_of
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
-    from hilgate.cli import Settings
     from hilgate.model import Plan
     from hilgate.run.results import Recorded
 
 
-Results = Annotated[Path | None, typer.Option("--results", metavar="DIR", help="By default results/.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Cores to fill; by default all.")]
-JobsFolder = Annotated[
-    Path | None, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job, instead.")
-]
 Against = Annotated[
     Path | None, typer.Option("--against", metavar="DIR", help="Results of the merge base; by default the history.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
 ApprovedBy = Annotated[
     str, typer.Option("--approved-by", metavar="NAME", help="Who approves what the change loosens of its gate.")
 ]
@@ -71,10 +64,7 @@ class TakesArguments(TyperCommand):
 def gate(
     ctx: typer.Context,
     *,
-    base: Annotated[
-        str | None,
-        typer.Option(metavar="REF", envvar="HILGATE_BASE", help="Run what differs from it; else everything."),
-    ] = None,
+    base: Base = None,
     steps: Annotated[
         list[str] | None, typer.Option("--steps", metavar="NAME", help="Only this step or area; may be repeated.")
     ] = None,
@@ -90,7 +80,7 @@ def gate(
     from hilgate.report import terminal
     from hilgate.run.runner import locked
 
-    root = _root(ctx)
+    root = repository(ctx)
     folder = results or root / "results"
     quarantine.load(root, load(root))  # a mistake in it is told before anything runs
     with locked(folder):
@@ -100,7 +90,7 @@ def gate(
             set_previous_aside(folder)
             plan.save(folder / PLAN_FILE)
         terminal.print_plan(plan)
-        run_plan(plan, Request(root, folder, jobs), earlier)
+        run_plan(plan, root, folder, earlier, cores=jobs)
         judged = decide(folder, plan, root=root, approved_by=approved_by)
     raise _shown(judged)
 
@@ -125,7 +115,7 @@ def run(
 
     arguments: str = ctx.meta[ARGUMENTS]
     chosen = tuple(names)
-    root = _root(ctx)
+    root = repository(ctx)
     folder = results or root / "results" / "run"
     only = None
     if plan_file is not None:
@@ -144,9 +134,9 @@ def run(
     with locked(folder):
         set_previous_aside(folder)
         plan.save(folder / PLAN_FILE)
-        request = Request(root, folder, jobs, only, approved_by)
-        run_plan(plan, request)
-        judged = decide(folder, plan, only=only, job=request.job, root=root)
+        job = names[0] if only and len(only) == 1 else ""
+        run_plan(plan, root, folder, cores=jobs, only=only, job=job, approved_by=approved_by)
+        judged = decide(folder, plan, only=only, job=job, root=root)
     raise _shown(judged, every=True)
 
 
@@ -161,7 +151,7 @@ def judge(
     as_json: Json = False,
 ) -> None:
     """Decide on recorded results and write the reports; the exit status is the verdict."""
-    root = _root(ctx)
+    root = repository(ctx)
     folder = results or root / "results"
     plan = read_plan_or_say_so(plan_file or folder / PLAN_FILE, folder)
     judged = decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
@@ -189,7 +179,7 @@ def selftest(
     from hilgate.report import terminal
     from hilgate.run.runner import locked
 
-    root = _root(ctx)
+    root = repository(ctx)
     chosen = zoo.load_bugs(root, tuple(bugs or ()))
     if listed:
         rows = [bug.model_dump(mode="json") for bug in chosen]
@@ -239,14 +229,6 @@ def _shown(judged: Judged, *, every: bool = False) -> typer.Exit:
     return typer.Exit(status_of(judged))
 
 
-def _root(ctx: typer.Context) -> Path:
-    """The repository; --no-color holds for this process and for the steps it starts."""
-    settings: Settings = ctx.obj
-    if settings.no_color:
-        os.environ["NO_COLOR"] = "1"
-    return settings.repository()
-
-
 PLAN_FILE = "plan.json"
 OURS = ("plan.json", "results.jsonl", "verdict.json", "report.html", "annotation.md",
         "junit.xml", "quarantine.json", "restored.json", "steps")  # fmt: skip
@@ -267,44 +249,38 @@ def set_previous_aside(folder: Path) -> None:
         path.rename(previous / path.name)
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a command asks of the runner.
-
-    Attributes:
-        jobs: Cores to fill; None takes the machine's.
-        only: Planned keys to run of the plan; None runs all.
-        approved_by: Who approved what the change loosens, so that it is measured with its own values.
-        only_ids: Failing tests of the one step to run once more, instead of the step.
-    """
-
-    root: Path
-    folder: Path
-    jobs: int | None = None
-    only: frozenset[str] | None = None
-    approved_by: str = ""
-    only_ids: tuple[str, ...] = ()
-
-    @property
-    def job(self) -> str:
-        """The only step, as of an agent's job; empty for none or several."""
-        return next(iter(self.only)) if self.only is not None and len(self.only) == 1 else ""
-
-
-def run_plan(plan: Plan, request: Request, recorded: Recorded | None = None) -> None:
+def run_plan(
+    plan: Plan,
+    root: Path,
+    folder: Path,
+    recorded: Recorded | None = None,
+    *,
+    cores: int | None = None,
+    only: frozenset[str] | None = None,
+    job: str = "",
+    approved_by: str = "",
+    only_ids: tuple[str, ...] = (),
+) -> None:
     """Run a plan whose results folder is already locked.
 
     Args:
         plan: What to run.
-        request: How.
+        root: The repository, at the plan's commit.
+        folder: The results folder.
         recorded: What was left by an earlier run, or by the job whose tests are run once more: of the same files.
+        cores: How many to fill; None takes the machine's.
+        only: Planned keys to run of the plan; None runs all.
+        job: The only step, where `folder` is that of an agent's job.
+        approved_by: Who approved what the change loosens, so that it is measured with its own values.
+        only_ids: Failing tests of the one step to run once more, instead of the step.
 
     Raises:
         RunInterruptedError: Ctrl-C or SIGTERM.
-        RecordsError: The files under test are not those of `recorded`.
+        RecordsError: The files under test are not those of `recorded` or not of the plan's commit.
         CannotRunHereError: What the change loosens cannot be put back to the merge base.
     """
     from hilgate import git
+    from hilgate.declare.protected import to_put_back
     from hilgate.plan import machine as hardware
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
@@ -312,47 +288,51 @@ def run_plan(plan: Plan, request: Request, recorded: Recorded | None = None) -> 
     from hilgate.run.results import Recorded, put_back
     from hilgate.run.runner import Runner
 
-    require_commit(plan, request.root)
-    with put_back(request.root, plan.merge_base, files_to_put_back(plan, request), request.folder):
-        fingerprint = git.fingerprint(request.root)
+    require_commit(plan, root)
+    # An agent takes from the merge base what the change loosens and nobody approved; a desk keeps its own.
+    foreign = () if plan.profile == "gate" or approved_by else to_put_back(root, plan)
+    for name in foreign:
+        terminal.stderr().print(f"as at the merge base, because its change is not approved: {name}", soft_wrap=True)
+    with put_back(root, plan.merge_base, foreign, folder):
+        fingerprint = git.fingerprint(root)
         builds = recorded.builds if recorded else ()
         if any(build.tree != fingerprint or not fingerprint for build in builds):
             raise RecordsError(
                 "the files under test changed since these results were recorded",
-                where=str(request.folder),
+                where=str(folder),
                 remedy="check out the plan's commit, without other changes"
-                if request.only_ids
+                if only_ids
                 else "start afresh without --resume; the old results go to previous/",
             )
-        earlier = recorded if recorded and not request.only_ids else Recorded((), {})
+        earlier = recorded if recorded and not only_ids else Recorded((), {})
         machine = hardware.detect()
-        keys = frozenset(step.key for step in plan.steps if request.only is None or step.key in request.only)
+        keys = frozenset(step.key for step in plan.steps if only is None or step.key in only)
         with progress.choose(plan, keys - earlier.passed(), terminal.stderr()) as shown_progress:
             Runner(
                 plan=plan,
                 digest=plan_digest(plan),
-                root=request.root,
-                results_folder=request.folder,
+                root=root,
+                results_folder=folder,
                 environment=hardware.environment(machine),
                 tree=fingerprint,
-                cores=request.jobs or machine.cores,
+                cores=cores or machine.cores,
                 progress=shown_progress,
-                only=request.only,
-                job=request.job,
+                only=only,
+                job=job,
                 earlier=earlier,
                 reruns=True,
-                only_ids=request.only_ids,
+                only_ids=only_ids,
             ).run()
-        if git.fingerprint(request.root) != fingerprint:
+        if git.fingerprint(root) != fingerprint:
             words = "note: files changed while it ran; the verdict may be of neither state"
             terminal.stderr().print(words, style="yellow")
 
 
 def require_commit(plan: Plan, root: Path) -> None:
-    """The plan is of what is checked out.
+    """Refuse a plan of another commit than the one that is checked out.
 
     Raises:
-        RecordsError: It is of another commit.
+        RecordsError: It is.
     """
     from hilgate.git import inspect
 
@@ -363,23 +343,6 @@ def require_commit(plan: Plan, root: Path) -> None:
             where=str(root),
             remedy="check that commit out, or plan again",
         )
-
-
-def files_to_put_back(plan: Plan, request: Request) -> tuple[str, ...]:
-    """What an agent takes from the merge base because the change loosens it and nobody approved. A desk keeps its own.
-
-    Raises:
-        CannotRunHereError: The plan names no merge base, or one that is not in this checkout.
-    """
-    from hilgate.declare.protected import to_put_back
-    from hilgate.report import terminal
-
-    if plan.profile == "gate" or request.approved_by:
-        return ()
-    files = to_put_back(request.root, plan)
-    for name in files:
-        terminal.stderr().print(f"as at the merge base, because its change is not approved: {name}", soft_wrap=True)
-    return files
 
 
 def narrowed(plan: Plan, names: tuple[str, ...], arguments: str) -> Plan:
@@ -437,8 +400,7 @@ def recheck(
     from hilgate.run.results import RESULTS_FILE, read, read_all
     from hilgate.run.runner import locked
 
-    settings: Settings = ctx.obj
-    root, plan = settings.repository(), read_plan(plan_file)
+    root, plan = repository(ctx), read_plan(plan_file)
     require_known((key,), frozenset(step.key for step in plan.steps), str(plan_file))
     digest = plan_digest(plan)
     recorded = read_all(jobs.parent, jobs, plan, digest)
@@ -457,8 +419,7 @@ def recheck(
         )
     with locked(results):
         set_previous_aside(results)
-        request = Request(root, results, only=frozenset({key}), approved_by=approved_by, only_ids=ids)
-        run_plan(plan, request, recorded)
+        run_plan(plan, root, results, recorded, only=frozenset({key}), job=key, approved_by=approved_by, only_ids=ids)
     reruns = read(results / RESULTS_FILE, plan, digest, key, elsewhere=True).reruns
     for rerun in reruns:
         sys.stdout.write(f"{rerun.outcome.value}: {rerun.check}\n")

@@ -153,7 +153,7 @@ def ask(
         history: The folder of builds.
         metrics: What is asked.
         step: A planned key, or the key of a declared step on all its devices; empty takes all.
-        since: Only builds that began then or later.
+        since: Only builds that began then or later, in UTC.
 
     Raises:
         NothingSelectedError: There is no build in the history.
@@ -182,7 +182,7 @@ def connect(history: Path, *, step: str = "", since: dt.datetime | None = None) 
     connection = duckdb.connect(
         ":memory:", config={"autoinstall_known_extensions": False, "autoload_known_extensions": False}
     )
-    values: dict[str, object] = {"since": since or dt.datetime(1970, 1, 1, tzinfo=dt.UTC), "step": step}
+    values: dict[str, object] = {"since": (since or dt.datetime(1970, 1, 1)).replace(tzinfo=dt.UTC), "step": step}
     for parameter, name in (("plans", store.PLAN), ("verdicts", store.VERDICT), ("results", store.RESULTS)):
         values[parameter] = [str(build / name) for build in store.builds(history)]
     try:
@@ -200,10 +200,3 @@ def _rows(connection: duckdb.DuckDBPyConnection, sql: str) -> list[Row]:
     found = connection.execute(sql)
     names = [column[0] for column in found.description or ()]
     return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
-
-
-def plain(value: object) -> str:
-    """What JSON has no form for: times as ISO 8601."""
-    if isinstance(value, dt.datetime):
-        return value.isoformat()
-    raise TypeError(f"{type(value).__name__} in a row")

@@ -332,11 +332,16 @@ def decide(
     return rules.Decision(record.outcome, record.message or derived.why)
 
 
+LONGEST_SELECTOR = 1000
+"""Characters: names of a change can be of any length, and a report holds the line whole."""
+
+
 def reproduce_line(step: PlannedStep, failed: Check | None) -> str:
     """The command that repeats a step, narrowed to its first failing check where that can be run alone."""
     options = step.step.matrix.options(failed.labels) if failed and step.step.matrix else ""
     selector = options or (kind_of(step).selector(failed.id) if failed else "")
-    return f"hilgate run {step.key} -- {selector}" if selector else f"hilgate run {step.key}"
+    narrowed = f" -- {selector}" if 0 < len(selector) <= LONGEST_SELECTOR else ""
+    return f"hilgate run {step.key}{narrowed}"
 
 
 def _evidence(s: StepResult) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import graphlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate.model import CPU, Area, Key, Omission, PlannedStep, Step, planned_key
+from hilgate.model import CPU, Area, Key, Omission, OmissionCause, PlannedStep, Step, planned_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,12 +41,17 @@ class Target:
 
 
 def expand(
-    declarations: Declarations, wanted: Mapping[Key, Wanted], target: Target, *, otherwise: Mapping[Key, str]
+    declarations: Declarations,
+    wanted: Mapping[Key, Wanted],
+    target: Target,
+    *,
+    otherwise: Mapping[Key, tuple[OmissionCause, str]],
 ) -> tuple[tuple[PlannedStep, ...], tuple[Omission, ...]]:
     """Place wanted steps (by declared key) where `target` says: steps behind what they depend on, and what is left out.
 
     What a wanted step needs is planned too, and so is what builds the images of its queues. A step whose need has
-    nowhere to run is omitted, and the reason says so. `otherwise` has the reason of every step that is not wanted.
+    nowhere to run is omitted, and the reason says so. `otherwise` has cause and reason of every step that is not
+    wanted.
     """
     wanted = with_needs(declarations, wanted, target)
     placed: dict[Key, Placement] = {}
@@ -54,10 +59,11 @@ def expand(
     for area, step in declarations.steps():
         if step.key in wanted:
             placed[step.key] = place(declarations, step, target, wanted[step.key].devices)
-            left_out = {planned_key(step, device): why for device, why in placed[step.key].left_out.items()}
+            cause: OmissionCause = "no queue" if target.machine is None else "not here"
+            for device, why in placed[step.key].left_out.items():
+                omissions.append(_omission(area, step, planned_key(step, device), cause, why))
         else:
-            left_out = {step.key: otherwise[step.key]}
-        omissions += [_omission(area, step, key, why) for key, why in left_out.items()]
+            omissions.append(_omission(area, step, step.key, *otherwise[step.key]))
     places = {key: list(one.devices) for key, one in placed.items()}
     steps: list[PlannedStep] = []
     for area, step in _in_order(declarations, target, places):
@@ -69,7 +75,7 @@ def expand(
             met = {need: _met_by(need, device, places[need]) for need in needs}
             if unmet := [need for need, key in met.items() if key is None]:
                 why = f"needs {unmet[0]}, which is omitted"
-                omissions.append(_omission(area, step, planned_key(step, device), why))
+                omissions.append(_omission(area, step, planned_key(step, device), "need omitted", why))
                 places[step.key].remove(device)
                 continue
             steps.append(
@@ -141,8 +147,8 @@ def _met_by(need: Key, device: Key, places: Sequence[Key]) -> Key | None:
     return f"{need}-{found}" if found else None
 
 
-def _omission(area: Area, step: Step, key: Key, reason: str) -> Omission:
-    return Omission(key=key, area=area.area, label=step.label, reason=reason)
+def _omission(area: Area, step: Step, key: Key, cause: OmissionCause, reason: str) -> Omission:
+    return Omission(key=key, area=area.area, label=step.label, cause=cause, reason=reason)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
-    from hilgate.model import Key, Loosening, PlannedStep, Profile
+    from hilgate.model import Key, Loosening, OmissionCause, PlannedStep, Profile
 
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
 WHEN = {"gate": "at a desk", "pr": "for a pull request", "nightly": "nightly", "release": "for a release"}
@@ -143,7 +143,9 @@ def assemble(
     their areas alone. Without `facts`, no image is recorded, and results of steps in images cannot pass.
     """
     known = facts or ChangeFacts()
-    otherwise = {step.key: "not asked for" for _, step in declarations.steps()}
+    otherwise: dict[Key, tuple[OmissionCause, str]] = {
+        step.key: ("not asked for", "not asked for") for _, step in declarations.steps()
+    }
     if select or models:
         wanted = by_model(declarations, models) | by_name(declarations, select)
     else:
@@ -166,7 +168,8 @@ def assemble(
     )
     _require_each(plan, declarations, select, models)
     if not steps:
-        reasons = [f"{one.key}: {one.reason}" for one in omissions if one.reason not in otherwise.values()]
+        placeless = {"no queue", "not here", "need omitted"}
+        reasons = [f"{one.key}: {one.reason}" for one in omissions if one.cause in placeless]
         where = "; ".join(reasons[:5]) or "no declared step is affected"
         raise NothingSelectedError("no step can be planned", where=where, remedy=ELSEWHERE)
     return plan
@@ -192,20 +195,20 @@ def _affected(
     change: git.Changes,
     profile: Profile,
     graph: imports.Imports | None,
-    otherwise: dict[Key, str],
+    otherwise: dict[Key, tuple[OmissionCause, str]],
 ) -> dict[Key, Wanted]:
-    """Steps of the profile that the change selects; the reason of every other one goes to `otherwise`."""
+    """Steps of the profile that the change selects; cause and reason of every other one go to `otherwise`."""
     selection = select_steps(declarations.areas, change.files, graph, change.appeared)
     wanted: dict[Key, Wanted] = {}
     for _, step in declarations.steps():
         if profile not in step.profiles:
-            otherwise[step.key] = "runs " + " and ".join(WHEN[one] for one in step.profiles)
+            otherwise[step.key] = ("other profiles", "runs " + " and ".join(WHEN[one] for one in step.profiles))
         elif profile in WHOLE:
             wanted[step.key] = Wanted(f"everything runs {WHEN[profile]}")
         elif step.key in selection.reasons:
             wanted[step.key] = Wanted(selection.reasons[step.key])
         else:
-            otherwise[step.key] = selection.omitted[step.key]
+            otherwise[step.key] = ("not affected", selection.omitted[step.key])
     return wanted
 
 

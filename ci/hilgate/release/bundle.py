@@ -1,28 +1,40 @@
 """The evidence of a build as one tar: what was expected, what arrived, what was decided, and from what it was made.
 
-`hilgate.release.verify` reads it back and believes none of it.
+The last is the software bill (SBOM) as CycloneDX 1.6 JSON: what was locked, installed where it ran, and pinned. The
+same build gives the same bytes: the time of the bill is the commit's, its serial number is made from the plan's digest.
+`hilgate.release.verify` reads a bundle back and believes none of it.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import io
 import re
 import tarfile
 import tomllib
+import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from cyclonedx.model import HashAlgorithm, HashType, Property
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output import make_outputter
+from cyclonedx.schema import OutputFormat, SchemaVersion
+from packageurl import PackageURL
 
 from hilgate import __version__
 from hilgate.errors import RecordsError
 from hilgate.judge.verdict import VERDICT_FILE, read_verdict
 from hilgate.model import SCHEMA_VERSION, Key, Noun, Outcome, Profile
 from hilgate.plan.make import plan_digest, read_plan
-from hilgate.release.sbom import make_sbom
 from hilgate.report import tables
 from hilgate.run import results
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from hilgate.model import Environment, Plan
     from hilgate.run.results import Recorded
 
@@ -33,6 +45,8 @@ REPORT_FILE = "report.html"
 OPTIONAL_FILES = ("annotation.md", "junit.xml", "quarantine.json")
 JOBS_FOLDER = "jobs"
 PINS = Path("docker/pins.toml")
+NAMESPACE = uuid.UUID("6b1f0f0e-2f6b-5d0e-9f9e-0d1c6a6f7a11")
+"""Of the serial numbers of bills."""
 NAME = re.compile(r"(?!.*(?:^|/)\.{0,2}(?:/|$))[^\x00-\x1f\x7f\\]{1,240}")
 """Relative, no empty or dotted parts, nothing that a list of checksums would have to escape (GNU coreutils: backslash
 and line breaks)."""
@@ -71,25 +85,25 @@ def write_bundle(root: Path, folder: Path, out: Path, *, committed: int) -> Mani
         raise RecordsError(
             "a plan without a commit proves nothing", where=str(folder / PLAN_FILE), remedy="commit first"
         )
-    digest, recorded = plan_digest(plan), read_records(folder, plan)
+    recorded = read_records(folder, plan)
     manifest = Manifest(
         hilgate=__version__,
         commit=plan.commit,
         committed=committed,
-        plan_digest=digest,
+        plan_digest=plan_digest(plan),
         profile=plan.profile,
         outcome=read_verdict(folder / VERDICT_FILE).outcome,
         images={name: record.digest for name, record in sorted(recorded.images.items())},
     )
     pins = root / PINS
     bill = make_sbom(
-        commit=plan.commit,
-        committed=committed,
-        plan_digest=digest,
+        manifest,
         locks={path.name: path.read_text("utf-8") for path in sorted((root / "requirements").glob("*.txt"))},
-        environments=_environments(recorded),
+        environments=[
+            *(build.environment for build in recorded.builds),
+            *(attempt.record.environment for attempts in recorded.attempts.values() for attempt in attempts),
+        ],
         pins=tomllib.loads(pins.read_text("utf-8")) if pins.is_file() else {},
-        images=manifest.images,
     )
     members: dict[str, bytes | Path] = {
         MANIFEST_FILE: (manifest.model_dump_json(indent=1) + "\n").encode(),
@@ -127,13 +141,6 @@ def sha256(content: bytes | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _environments(recorded: Recorded) -> list[Environment]:
-    found = [build.environment for build in recorded.builds]
-    found += [attempt.record.environment for attempts in recorded.attempts.values() for attempt in attempts]
-    distinct = {one.model_dump_json(): one for one in found}
-    return [distinct[text] for text in sorted(distinct)]
-
-
 def _add(tar: tarfile.TarFile, name: str, content: bytes | Path, mtime: int) -> None:
     entry = tarfile.TarInfo(f"{TOP}/{name}")
     entry.mtime, entry.mode = mtime, 0o644
@@ -162,3 +169,108 @@ def _files(folder: Path) -> dict[str, Path]:
         if path.is_file():
             members[name] = path
     return members
+
+
+_LOCKED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==(?P<version>[^\s;\\#]+)(?P<rest>.*)")
+_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+_HEX = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
+
+
+def make_sbom(
+    manifest: Manifest, *, locks: Mapping[str, str], environments: Iterable[Environment], pins: Mapping[str, Any]
+) -> str:
+    """The software bill of one build.
+
+    Args:
+        manifest: What was built, and its images.
+        locks: Name of a lock file -> its text (`name==version`, `--hash=sha256:...`).
+        environments: Where records were made.
+        pins: `docker/pins.toml` as read; empty when there is none.
+
+    Raises:
+        RecordsError: A lock file holds a line that pins nothing.
+    """
+    found: dict[str, Component] = {}
+
+    def package(name: str, version: str, where: tuple[str, str], hashes: Iterable[str] = ()) -> None:
+        normal = re.sub(r"[-_.]+", "-", name).lower()  # PEP 503
+        kind = "generic" if normal == "python" else "pypi"
+        made = _component(found, normal, version, PackageURL(type=kind, name=normal, version=version))
+        made.hashes.update(_sha256(digest) for digest in hashes)
+        made.properties.add(Property(name=where[0], value=where[1]))
+
+    for file, text in sorted(locks.items()):
+        for name, version, hashes in _locked(file, text):
+            package(name, version, ("hilgate:locked-in", file), hashes)
+    distinct = {one.model_dump_json(): one for one in environments}
+    for _, environment in sorted(distinct.items()):
+        for name, version in sorted({"python": environment.python, **environment.versions}.items()):
+            package(name, version, ("hilgate:installed-on", environment.host))
+    for path, facts in _pinned(pins):
+        version = next((facts[key] for key in ("version", "tag", "commit", "reference") if facts.get(key)), "")
+        made = _component(found, path, version, PackageURL(type="generic", name=path))
+        for key, value in facts.items():
+            made.properties.add(Property(name=f"hilgate:pin:{key}", value=value))
+            if match := _HEX.fullmatch(value):
+                made.hashes.add(_sha256(match[1]))
+    for name, digest in sorted(manifest.images.items()):
+        purl = PackageURL(type="oci", name=name, version=digest)
+        _component(found, name, digest, purl, ComponentType.CONTAINER).hashes.add(
+            _sha256(digest.removeprefix("sha256:"))
+        )
+    subject = Component(
+        name="hilgate", version=manifest.commit, type=ComponentType.APPLICATION, bom_ref="hilgate",
+        properties=[Property(name="hilgate:plan-digest", value=manifest.plan_digest),
+                    Property(name="hilgate:version", value=manifest.hilgate)],
+    )  # fmt: skip
+    bom = Bom(
+        components=[found[reference] for reference in sorted(found)],
+        serial_number=uuid.uuid5(NAMESPACE, manifest.plan_digest),
+        metadata=BomMetaData(component=subject, timestamp=dt.datetime.fromtimestamp(manifest.committed, dt.UTC)),
+    )
+    bom.register_dependency(subject, bom.components)
+    return make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string(indent=1) + "\n"
+
+
+def _component(
+    found: dict[str, Component],
+    name: str,
+    version: str,
+    purl: PackageURL,
+    kind: ComponentType = ComponentType.LIBRARY,
+) -> Component:
+    """The one of this reference: what two files name is one component."""
+    reference = purl.to_string()
+    new = Component(name=name, version=version or None, type=kind, bom_ref=reference, purl=purl)
+    return found.setdefault(reference, new)
+
+
+def _sha256(digest: str) -> HashType:
+    return HashType(alg=HashAlgorithm.SHA_256, content=digest)
+
+
+def _locked(file: str, text: str) -> Iterable[tuple[str, str, list[str]]]:
+    lines = [line.split(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines()]
+    for line in lines:
+        if not line or line.startswith(("#", "--", "-c ", "-r ")):
+            continue
+        match = _LOCKED.fullmatch(line)
+        if match is None:
+            raise RecordsError(
+                f"a line that pins nothing: {line[:80]}", where=file, remedy="lock it with name==version"
+            )
+        yield match["name"], match["version"], _HASH.findall(match["rest"])
+
+
+def _pinned(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterable[tuple[str, dict[str, str]]]:
+    """Every table that names a version, a commit, a file or a digest, by its path in the file."""
+    facts = {key: value for key, value in table.items() if isinstance(value, str)}
+    if path and not {"version", "commit", "digest", "sha256", "tag"}.isdisjoint(facts):
+        yield "/".join(path), facts
+    for key, value in sorted(table.items()):
+        if isinstance(value, dict):
+            yield from _pinned(value, (*path, key))
+        elif isinstance(value, list):
+            for number, inner in enumerate(value):
+                if isinstance(inner, dict):
+                    yield from _pinned(inner, (*path, key, str(number)))

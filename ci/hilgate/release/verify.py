@@ -6,6 +6,7 @@ bundle anew can write one that passes: only a signature of the file says who wro
 
 from __future__ import annotations
 
+import json
 import re
 import tarfile
 import tempfile
@@ -13,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
 from hilgate.declare.quarantine import read_used
 from hilgate.errors import HilgateError, RecordsError
 from hilgate.judge.verdict import VERDICT_FILE, judge, read_verdict
 from hilgate.model import Noun
 from hilgate.plan.make import plan_digest, read_plan
-from hilgate.release import bundle, sbom
+from hilgate.release import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,16 +39,12 @@ MOST_BYTES = 8 * 1024**3
 
 DEMANDED = {bundle.MANIFEST_FILE, bundle.PLAN_FILE, VERDICT_FILE, bundle.REPORT_FILE, bundle.SBOM_FILE}
 
-LEGITIMATE = ("no queue offers ", "runs ")
-"""How the planner's reasons begin for what a release may leave out: no such machine exists, or the step belongs to
-other plans. Not being affected by a change, not being asked for or missing a tool are no reasons."""
+LEGITIMATE = frozenset({"no queue", "other profiles"})
+"""Causes for which a release may leave a step out: no such machine exists, or the step belongs to other plans."""
 
 
 class UnsoundError(RecordsError):
     """What one check found."""
-
-    def __init__(self, words: str) -> None:
-        super().__init__(words)
 
 
 class BundleFinding(Noun):
@@ -152,7 +152,7 @@ def _check(file: Path, folder: Path, demanded: Mapping[str, str]) -> Iterator[st
     yield _check_release(plan)
 
     text = members[bundle.SBOM_FILE].read_text("utf-8", errors="replace")
-    problem = sbom.problem_of(text)
+    problem = bill_problem(text)
     require(not problem, f"no CycloneDX 1.6 bill: {problem}")
     require(manifest.commit in text and digest in text, "the bill is of another build")
     yield "CycloneDX 1.6, of this commit and plan"
@@ -238,9 +238,21 @@ def _check_release(plan: Plan) -> str:
     require(not plan.fork, "a release is planned of a fork")
     require(plan.base is None, "a release is planned of a change, not of everything")
     for omission in plan.omissions:
-        allowed = omission.reason.startswith(LEGITIMATE)
-        require(allowed, f"{omission.key} is left out of a release: {omission.reason}")
+        require(omission.cause in LEGITIMATE, f"{omission.key} is left out of a release: {omission.reason}")
     return f"{len(plan.omissions)} omissions, each because no such machine exists or the step belongs to other plans"
+
+
+def bill_problem(text: str) -> str:
+    """What is wrong with a bill by the CycloneDX 1.6 schema; empty for a sound one."""
+    try:
+        bill = json.loads(text)
+    except ValueError as error:
+        return f"no JSON: {error}"
+    version = bill.get("specVersion") if isinstance(bill, dict) else None
+    if version != "1.6":  # the schema takes any text there
+        return f"its specVersion is {version!r}"
+    problem = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+    return "" if problem is None else (str(problem).splitlines() or ["against the schema"])[0][:200]
 
 
 def _difference(stored: Verdict, derived: Verdict) -> str:

@@ -43,15 +43,6 @@ def render(plan: Plan, recorded: Recorded, verdict: Verdict, *, facts: MergeBase
     return fit(lambda detail: _render(plan, recorded, verdict, detail, facts))
 
 
-def write_annotation(
-    plan: Plan, recorded: Recorded, verdict: Verdict, folder: Path, *, facts: MergeBase = NOTHING
-) -> Path:
-    """Write `annotation.md` into the results folder and return its path."""
-    path = folder / ANNOTATION_FILE
-    path.write_text(render(plan, recorded, verdict, facts=facts), encoding="utf-8")
-    return path
-
-
 def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: MergeBase) -> str:
     files = ", ".join(markdown(file) for file in plan.changed_files[:8])
     more = f" and {len(plan.changed_files) - 8} more" if len(plan.changed_files) > 8 else ""
@@ -109,12 +100,11 @@ def _problem(problem: StepProblem, detail: Detail) -> list[str]:
         f"### {ruled(step)}: {markdown(step.key)}, {markdown(step.label)}",
         markdown(RULINGS[step.ruling]),
     ]
+    about = _about(problem)
+    for finding in problem.findings:
+        parts += _finding(finding, detail, about if finding is problem.findings[0] else [])
     if not problem.findings:
         parts += [fenced(shorten(step.why, detail.message_characters)), f"merge base: {markdown(problem.merge_base)}"]
-    about = _about(problem)
-    for number, finding in enumerate(problem.findings):
-        parts += _finding(finding, detail, about if number == 0 else [])
-    if not problem.findings:
         parts += about
     parts += [f"{MARKS[Outcome.DID_NOT_RUN]} {n} not run: {markdown(why)}" for why, n in problem.skips]
     if problem.more:

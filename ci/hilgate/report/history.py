@@ -1,9 +1,8 @@
 """The page of the history: one HTML file without script or network, small plots and the figures behind them.
 
-Small plots as SVG that take their colours from the page around them: light, dark and printed alike.
-
-matplotlib knows fixed colours only, so it draws in stand-ins that are then replaced by the page's CSS variables. The
-same values give the same bytes.
+The plots are SVG that takes its colours from the page around it: light, dark and printed alike. matplotlib knows fixed
+colours only, so it draws in stand-ins that are then replaced by the page's CSS variables. The same values give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def render(answers: Mapping[Metric, Sequence[Row]], *, step: str) -> str:
         builds=builds[::-1][:MOST_ROWS],
         earlier=max(0, len(builds) - MOST_ROWS),
         times=[build["time"] for build in builds],
-        minutes=_minutes(builds, step),
+        minutes=_minutes_plot(builds, step),
         accuracy=[_accuracy(row) for row in answers["accuracy"][:MOST_ROWS]],
         accuracy_plots=[_accuracy_plot(row) for row in answers["accuracy"][:MOST_PLOTS]],
         kernels=answers["kernels"][:MOST_ROWS],
@@ -49,40 +48,9 @@ def render(answers: Mapping[Metric, Sequence[Row]], *, step: str) -> str:
     )
 
 
-def _minutes(builds: Sequence[Row], step: str) -> str:
-    """Minutes on GPUs and in queues; where no build used a GPU, minutes of the steps instead."""
-    if not builds:
-        return ""
-    gpu = any(build["gpu_minutes"] for build in builds)
-    first = ("GPU minutes", "gpu_minutes") if gpu else ("minutes of all steps", "step_minutes")
-    series = [(words, [build[name] for build in builds]) for words, name in (first, ("queue minutes", "queue_minutes"))]
-    label = f"{first[0]} and queue minutes of {step or 'each build'}"
-    return minutes([_commit(build["commit"]) for build in builds], series, label=label)
-
-
 def _accuracy(row: Row) -> dict[str, object]:
     newest = {name: row[name][-1] for name in ("score", "low", "high", "n", "baseline", "outcome")}
     return newest | {"id": row["id"], "device": row["device"], "builds": row["builds"]}
-
-
-def _accuracy_plot(row: Row) -> tuple[str, str, str]:
-
-    label = f"accuracy of {row['id']} on {row['device']} over builds"
-    rows = (row["score"], row["low"], row["high"])
-    drawn = interval([_commit(one) for one in row["commit"]], rows, baseline=row["baseline"], label=label)
-    return f"{row['id']}", row["device"], drawn
-
-
-def _kernel_plot(row: Row) -> tuple[str, str, str]:
-
-    unit = row["number"].rsplit("_", 1)[-1]
-    label = f"{row['id']} on {row['device']} in {unit} over builds"
-    drawn = course([_commit(one) for one in row["commit"]], row["value"], label=label)
-    return row["id"], f"{unit}, {row['device']}", drawn
-
-
-def _commit(commit: str) -> str:
-    return commit[:7] or "none"
 
 
 INK, QUIET, LINE, TONE, OTHER = "#010101", "#020202", "#030303", "#040404", "#050505"
@@ -100,43 +68,46 @@ WIDE, SMALL = (7.2, 1.9), (3.5, 1.5)
 """Inches, at 72 points: over the whole page, and two beside each other."""
 
 
-def minutes(times: Sequence[str], series: Sequence[tuple[str, Sequence[float]]], *, label: str) -> str:
-    """Lines over builds, one per named series (at most two)."""
+def _minutes_plot(builds: Sequence[Row], step: str) -> str:
+    """Minutes on GPUs and in queues; where no build used a GPU, minutes of the steps instead."""
+    if not builds:
+        return ""
+    gpu = any(build["gpu_minutes"] for build in builds)
+    words, name = ("GPU minutes", "gpu_minutes") if gpu else ("minutes of all steps", "step_minutes")
     figure, axes = _figure(WIDE)
-    places = range(len(times))
-    for (name, values), colour, style in zip(series, (TONE, OTHER), ("-", "--"), strict=False):
-        axes.plot(places, values, style, color=colour, marker="o", markersize=2.6, linewidth=1.2, label=name)
+    series = ((name, words, "-", TONE), ("queue_minutes", "queue minutes", "--", OTHER))
+    for column, label, style, colour in series:
+        values = [build[column] for build in builds]
+        axes.plot(values, style, color=colour, marker="o", markersize=2.6, linewidth=1.2, label=label)
     axes.set_ylim(bottom=0)
-    if len(series) > 1:
-        axes.legend(frameon=False, fontsize=7, labelcolor=INK, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-    _builds(axes, times)
-    return _svg(figure, label)
+    axes.legend(frameon=False, fontsize=7, labelcolor=INK, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    what = f"{words} and queue minutes of {step or 'each build'}"
+    return _svg(figure, axes, [build["commit"] for build in builds], what)
 
 
-def interval(times: Sequence[str], rows: tuple[Sequence[float], Sequence[float], Sequence[float]], *,
-             baseline: Sequence[float | None], label: str) -> str:  # fmt: skip
+def _accuracy_plot(row: Row) -> tuple[str, str, str]:
     """A score over builds inside its interval, with the baseline that it was held against."""
-    score, low, high = rows
     figure, axes = _figure(SMALL)
-    places = list(range(len(times)))
-    axes.fill_between(places, low, high, color=TONE, alpha=0.16, linewidth=0)
-    axes.vlines(places, low, high, color=TONE, linewidth=0.8)
-    axes.plot(places, score, color=TONE, marker="o", markersize=2.8, linewidth=1.2)
-    known = [(place, value) for place, value in zip(places, baseline, strict=True) if value is not None]
+    places = range(row["builds"])
+    axes.fill_between(places, row["low"], row["high"], color=TONE, alpha=0.16, linewidth=0)
+    axes.vlines(places, row["low"], row["high"], color=TONE, linewidth=0.8)
+    axes.plot(places, row["score"], color=TONE, marker="o", markersize=2.8, linewidth=1.2)
+    known = [(place, value) for place, value in zip(places, row["baseline"], strict=True) if value is not None]
     if known:
         axes.plot([place for place, _ in known], [value for _, value in known], "--", color=OTHER, linewidth=1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    _builds(axes, times)
-    return _svg(figure, label)
+    drawn = _svg(figure, axes, row["commit"], f"accuracy of {row['id']} on {row['device']} over builds")
+    return row["id"], row["device"], drawn
 
 
-def course(times: Sequence[str], values: Sequence[float], *, label: str) -> str:
-    """One value over builds; the axis begins at 0, so that a change looks as large as it is."""
+def _kernel_plot(row: Row) -> tuple[str, str, str]:
+    """A time over builds; the axis begins at 0, so that a change looks as large as it is."""
+    unit = row["number"].rsplit("_", 1)[-1]
     figure, axes = _figure(SMALL)
-    axes.plot(range(len(times)), values, color=TONE, marker="o", markersize=2.8, linewidth=1.2)
-    axes.set_ylim(0, max(values) * 1.15 or 1)
-    _builds(axes, times)
-    return _svg(figure, label)
+    axes.plot(row["value"], color=TONE, marker="o", markersize=2.8, linewidth=1.2)
+    axes.set_ylim(0, max(row["value"]) * 1.15 or 1)
+    drawn = _svg(figure, axes, row["commit"], f"{row['id']} on {row['device']} in {unit} over builds")
+    return row["id"], f"{unit}, {row['device']}", drawn
 
 
 def _figure(size: tuple[float, float]) -> tuple[Any, Any]:
@@ -156,20 +127,19 @@ def _figure(size: tuple[float, float]) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _builds(axes: Any, times: Sequence[str]) -> None:
-    """Builds stand at equal distances; at most six are named."""
-    every = max(1, -(-len(times) // 6))
-    shown = list(range(len(times)))[::-1][::every][::-1]
-    axes.set_xticks(shown, [times[place] for place in shown])
-    axes.margins(x=0.06)
+def _svg(figure: Any, axes: Any, commits: Sequence[str], label: str) -> str:
+    """The figure as SVG for inside a page: no prologue, no fixed size, no colours of its own.
 
-
-def _svg(figure: Any, label: str) -> str:
-    """The figure as SVG for inside a page: no prologue, no fixed size, no colours of its own."""
+    Builds stand at equal distances; at most six are named.
+    """
     import html
 
     import matplotlib as mpl
 
+    every = max(1, -(-len(commits) // 6))
+    shown = list(range(len(commits)))[::-1][::every][::-1]
+    axes.set_xticks(shown, [commits[place][:7] or "none" for place in shown])
+    axes.margins(x=0.06)
     text = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": label}):
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

@@ -17,8 +17,6 @@ from hilgate.report.merge_base import NOTHING, MergeBase
 from hilgate.report.problems import Detail, fit
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hilgate.model import Outcome, Plan, Verdict
     from hilgate.run.results import Recorded
 
@@ -44,51 +42,35 @@ def render(
         facts: What is known of the merge base.
     """
     template = environment().get_template("report.html.j2")
-    return fit(
-        lambda detail: template.render(**_context(plan, recorded, verdict, detail, facts), logs=logs or {}),
-    )
-
-
-def write_report(
-    plan: Plan,
-    recorded: Recorded,
-    verdict: Verdict,
-    folder: Path,
-    *,
-    logs: dict[str, str],
-    facts: MergeBase = NOTHING,
-) -> Path:
-    """Write `report.html` into the results folder and return its path."""
-    path = folder / REPORT_FILE
-    path.write_text(render(plan, recorded, verdict, logs, facts=facts), encoding="utf-8")
-    return path
-
-
-def _context(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: MergeBase) -> dict[str, object]:
     bars, ticks = timeline(plan, recorded, verdict)
-    return {
-        "plan": plan,
-        "verdict": verdict,
-        "headline": problems.headline(verdict, recorded),
-        "step_counts": problems.step_counts(verdict),
-        "problems": problems.problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts),
-        "rulings": problems.RULINGS,
-        "named": problems.named(verdict),
-        "named_limit": problems.NAMED_IDS,
-        "evidence_limit": problems.EVIDENCE_LINES,
-        "approval": problems.approval(verdict),
-        "reasons": {step.key: step.reason for step in plan.steps},
-        "peaks": {s.key: a.record.peak_memory_mib for s in plan.steps if (a := recorded.last(s.key))},
-        "tables": tables.tables(plan, recorded, verdict) + tables.value_tables(plan, recorded, verdict),
-        "table_rows": detail.table_rows,
-        "table_columns": TABLE_COLUMNS,
-        "folded_rows": FOLDED_ROWS,
-        "notes": tables.notes,
-        "bars": bars,
-        "ticks": ticks,
-        "environments": environments(recorded),
-        "characters": detail.message_characters,
-    }
+
+    def page(detail: Detail) -> str:
+        return template.render(
+            plan=plan,
+            verdict=verdict,
+            headline=problems.headline(verdict, recorded),
+            step_counts=problems.step_counts(verdict),
+            problems=problems.problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts),
+            rulings=problems.RULINGS,
+            named=problems.named(verdict),
+            named_limit=problems.NAMED_IDS,
+            evidence_limit=problems.EVIDENCE_LINES,
+            approval=problems.approval(verdict),
+            reasons={step.key: step.reason for step in plan.steps},
+            peaks={s.key: a.record.peak_memory_mib for s in plan.steps if (a := recorded.last(s.key))},
+            tables=tables.tables(plan, recorded, verdict) + tables.value_tables(plan, recorded, verdict),
+            table_rows=detail.table_rows,
+            table_columns=TABLE_COLUMNS,
+            folded_rows=FOLDED_ROWS,
+            notes=tables.notes,
+            bars=bars,
+            ticks=ticks,
+            environments=environments(recorded),
+            characters=detail.message_characters,
+            logs=logs or {},
+        )
+
+    return fit(page)
 
 
 def environments(recorded: Recorded) -> tuple[tuple[str, str], ...]:
@@ -139,12 +121,8 @@ def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[list[Bar
         for start, record in zip(starts, records, strict=True)
     ]
     step = next((seconds for seconds in TICK_SECONDS if whole / seconds <= MOST_TICKS), whole)
-    ticks = [(100 * n * step / whole, _tick(n * step)) for n in range(int(whole / step) + 1)]
-    return bars, ticks
-
-
-def _tick(seconds: float) -> str:
-    return f"{seconds:g} s" if seconds < 60 else f"{seconds / 60:g} min"
+    times = [n * step for n in range(int(whole / step) + 1)]
+    return bars, [(100 * at / whole, f"{at:g} s" if at < 60 else f"{at / 60:g} min") for at in times]
 
 
 @functools.cache

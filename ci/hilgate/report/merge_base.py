@@ -16,12 +16,13 @@ from hilgate.model import Outcome
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.run import results
 from hilgate.run.outcome import first_line
+from hilgate.run.results import Recorded
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hilgate.model import Plan
-    from hilgate.run.results import Attempt, Recorded
+    from hilgate.run.results import Attempt
 
 RECENT_BUILDS = 50
 """How far back a check's own record is counted: about a week of a busy repository."""
@@ -35,7 +36,7 @@ class MergeBase:
         unknown: Why nothing is; empty when something is.
         commit: The commit that the facts are of.
         is_base: Whether that is the merge base of the plan.
-        steps: Planned key -> the attempt that counted there.
+        recorded: What its build recorded.
         failures: (planned key, check id) -> in how many recent builds it failed, flaky ones included.
         runs: Planned key -> in how many recent builds it ran.
     """
@@ -43,7 +44,7 @@ class MergeBase:
     unknown: str = ""
     commit: str = ""
     is_base: bool = True
-    steps: dict[str, Attempt] = field(default_factory=dict)
+    recorded: Recorded = field(default_factory=lambda: Recorded((), {}))
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     runs: Counter[str] = field(default_factory=Counter)
 
@@ -64,9 +65,7 @@ def find(plan: Plan, *, history: Path | None = None, against: Path | None = None
         if against is not None:
             theirs, jobs = read_plan(against / "plan.json"), against / "jobs"
             recorded = results.read_all(against, jobs if jobs.is_dir() else None, theirs, plan_digest(theirs))
-            return replace(
-                recent, steps=_last(recorded), commit=theirs.commit, is_base=theirs.commit == plan.merge_base
-            )
+            return MergeBase("", theirs.commit, theirs.commit == plan.merge_base, recorded)
         if history is None:
             return NOTHING
         for build in store.builds(history)[-RECENT_BUILDS:]:
@@ -75,17 +74,13 @@ def find(plan: Plan, *, history: Path | None = None, against: Path | None = None
             recent.runs.update(ran)
         builds = store.builds(history, plan.merge_base) if plan.merge_base else ()
         if builds:
-            return replace(recent, steps=_last(store.read(builds[-1])), commit=plan.merge_base)
+            return replace(recent, recorded=store.read(builds[-1]), commit=plan.merge_base)
         unknown = f"no build of {plan.merge_base[:12]} is in the history" if plan.merge_base else ""
         return replace(recent, unknown=unknown or "the plan names no merge base")
     except NothingSelectedError:
         return MergeBase(unknown="the history has no build yet")
     except HilgateError as error:
         return replace(recent, unknown=f"{error.what} ({error.where})" if error.where else error.what)
-
-
-def _last(recorded: Recorded) -> dict[str, Attempt]:
-    return {key: attempts[-1] for key, attempts in recorded.attempts.items()}
 
 
 def on_merge_base(facts: MergeBase, step: str, check: str = "") -> str:
@@ -103,9 +98,10 @@ def on_merge_base(facts: MergeBase, step: str, check: str = "") -> str:
     place = (facts.commit[:12] or "a folder without a commit") + (
         "" if facts.is_base else ", which is not the merge base"
     )
-    if step not in facts.steps:
+    attempt = facts.recorded.last(step)
+    if attempt is None:
         return f"not known: {step} was not run at {place}{recently}"
-    return f"{_words(facts.steps[step], check)} at {place}{recently}"
+    return f"{_words(attempt, check)} at {place}{recently}"
 
 
 def _words(attempt: Attempt, check: str) -> str:

@@ -190,12 +190,23 @@ def place(check: Check) -> str:
 
 def error(check: Check) -> str:
     """Errors with what was allowed, rows off, or a score beside its baseline, as recorded; empty when nothing was."""
-    words = [_with_limit(name, check) for name in _error_names(check)]
+    numbers = [name for name in check.numbers if _ERROR.search(name)]
+    wild = [name for name, value in check.labels.items() if _ERROR.search(name) and value in _NOT_FINITE]
+    names = [name for name in dict.fromkeys(wild + numbers) if not name.endswith("_allowed")]
+    words = []
+    # Absolute errors, then relative ones, then any others; what was allowed stands beside its error.
+    for name in sorted(names, key=lambda name: (name not in wild, "abs" not in name, "rel" not in name)):
+        value = shortest(check.numbers[name]) if name in check.numbers else check.labels[name]
+        limit = check.numbers.get(f"{name}_allowed")
+        words.append(f"{name} {value}" + (f" ({shortest(limit)} allowed)" if limit is not None else ""))
     if "rows_off" in check.numbers:
         of = f" of {shortest(check.numbers['rows'])}" if "rows" in check.numbers else ""
         words.append(f"{shortest(check.numbers['rows_off'])}{of} rows off")
     if all(name in check.numbers for name in _SCORE):
-        words.append(_score(check))
+        score, low, high, n = (check.numbers[name] for name in _SCORE)
+        before = check.numbers.get("baseline_exact_match")
+        beside = "" if before is None else f", baseline {before:.1%}"
+        words.append(f"exact_match {score:.1%} [{low:.1%}, {high:.1%}], n={n:g}{beside}")
     return ", ".join(words)
 
 
@@ -214,27 +225,6 @@ def case(check: Check, device: str) -> str:
 def shortest(number: float) -> str:
     """A number with at most four significant digits; whole numbers as they are."""
     return str(number) if isinstance(number, int) else f"{number:.4g}"
-
-
-def _error_names(check: Check) -> list[str]:
-    """Absolute errors, then relative ones, then any others; what was allowed stands beside its error."""
-    numbers = [name for name in check.numbers if _ERROR.search(name)]
-    wild = [name for name, value in check.labels.items() if _ERROR.search(name) and value in _NOT_FINITE]
-    names = [name for name in dict.fromkeys(wild + numbers) if not name.endswith("_allowed")]
-    return sorted(names, key=lambda name: (name not in wild, "abs" not in name, "rel" not in name))
-
-
-def _with_limit(name: str, check: Check) -> str:
-    value = shortest(check.numbers[name]) if name in check.numbers else check.labels[name]
-    limit = check.numbers.get(f"{name}_allowed")
-    return f"{name} {value}" + (f" ({shortest(limit)} allowed)" if limit is not None else "")
-
-
-def _score(check: Check) -> str:
-    score, low, high, n = (check.numbers[name] for name in _SCORE)
-    text = f"exact_match {score:.1%} [{low:.1%}, {high:.1%}], n={n:g}"
-    before = check.numbers.get("baseline_exact_match")
-    return text if before is None else f"{text}, baseline {before:.1%}"
 
 
 IMAGES_VARIABLE = "HILGATE_IMAGES"
@@ -278,9 +268,12 @@ RULINGS: dict[Ruling, str] = {
 
 def headline(verdict: Verdict, recorded: Recorded) -> str:
     """`41 passed, 0 failed, 12 not run (no gfx950 here)`: the checks of all steps, with the first reason."""
-    text = str(totals(verdict))
-    reason = _first_skip(verdict, recorded)
-    return f"{text} ({reason})" if reason else text
+    for step in verdict.steps:
+        attempt = recorded.last(step.key)
+        check = outcome.first(attempt.checks, Outcome.DID_NOT_RUN) if attempt else None
+        if check:
+            return f"{totals(verdict)} ({outcome.first_line(check.message)})"
+    return str(totals(verdict))
 
 
 def step_counts(verdict: Verdict) -> str:
@@ -302,12 +295,3 @@ def not_green(verdict: Verdict) -> tuple[StepVerdict, ...]:
     """What is not a pass, worst first, otherwise in the order of the plan."""
     steps = [step for step in verdict.steps if step.outcome is not Outcome.PASS]
     return tuple(sorted(steps, key=lambda step: -outcome.SEVERITY[step.outcome]))
-
-
-def _first_skip(verdict: Verdict, recorded: Recorded) -> str:
-    for step in verdict.steps:
-        attempt = recorded.last(step.key)
-        check = outcome.first(attempt.checks, Outcome.DID_NOT_RUN) if attempt else None
-        if check:
-            return outcome.first_line(check.message)
-    return ""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -93,13 +92,7 @@ class Table:
         """`214 passed, 2 failed, 18 not run, 3 not asked (blank)`, in cells; blank are those that no check has."""
         if not self.step.step.matrix:
             return str(self.verdict.counts)
-        tally = Counter(cell.outcome for cell in self.grid.values())
-        counts = Counts(
-            passed=tally[Outcome.PASS],
-            failed=tally[Outcome.FAIL],
-            inconclusive=tally[Outcome.INCONCLUSIVE],
-            did_not_run=tally[Outcome.DID_NOT_RUN],
-        )
+        counts = Counts.of(cell.outcome for cell in self.grid.values())
         blank = len(self.rows) * len(self.columns) - len(self.grid)
         return str(counts) + (f", {blank} not asked (blank)" if blank else "")
 

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 def stdout() -> Console:
     """Results go here."""
-    return Console()
+    return Console(highlight=False)
 
 
 def stderr() -> Console:
     """Narration goes here."""
-    return Console(stderr=True)
+    return Console(stderr=True, highlight=False)
 
 
 def print_plan(plan: Plan) -> None:
@@ -56,7 +56,7 @@ def print_plan(plan: Plan) -> None:
     console.print(table)
     omitted = f", {len(plan.omissions)} not planned here" if plan.omissions else ""
     minutes = sum(step.step.minutes for step in plan.steps)
-    console.print(f"{len(plan.steps)} steps, about {minutes:.0f} CPU-minutes{omitted}\n", style="dim", highlight=False)
+    console.print(f"{len(plan.steps)} steps, about {minutes:.0f} CPU-minutes{omitted}\n", style="dim")
 
 
 def print_verdict(judged: Judged, facts: MergeBase | None = None) -> None:
@@ -130,8 +130,9 @@ def short(path: Path) -> Path:
 _STYLE = {"yes": "green", "partly": "yellow", "no": "red"}
 
 
-def show_plan(out: Console, plan: Plan, history: Mapping[Key, float]) -> None:
+def show_plan(plan: Plan, history: Mapping[Key, float]) -> None:
     """Steps with place, minutes and reason; omissions with reasons; the size of it all. `history` is in minutes."""
+    out = stdout()
     here = plan.profile == "gate"
     against = f"against {plan.base}, {_count(len(plan.changed_files), 'file')} changed" if plan.base else "everything"
     where = "on this machine" if here else f"on the agents, profile {plan.profile}"
@@ -162,21 +163,21 @@ def show_plan(out: Console, plan: Plan, history: Mapping[Key, float]) -> None:
     )
 
 
-def show_step(
-    out: Console,
-    declarations: Declarations,
-    area: Area,
-    step: Step,
-    *,
-    rule: str,
-    history: Mapping[Key, float],
-) -> None:
+def show_step(declarations: Declarations, area: Area, step: Step, *, rule: str, history: Mapping[Key, float]) -> None:
     """Everything declared about a step; `rule` says whether a change selects it, `history` is in minutes."""
+    out = stdout()
     out.print(f"[bold]{step.key}[/]  {escape(step.label)}  (area {area.area})")
     selected = "any change" if area.always else "a change to " + ", ".join(area.paths)
     if step.imports and not area.always:
         selected = f"a changed module that {', '.join(step.imports)} imports; of other files, {selected}"
-    optional = {
+    rows = {
+        "why": area.why,
+        "declared in": f"ci/areas/{area.area}.yaml",
+        "selected by": selected,
+        "runs": ", ".join(WHEN[profile] for profile in step.profiles),
+        "command": step.command,
+        "evidence": f"{step.evidence}, at least {step.minimum} passed",
+        "ends after": f"{step.timeout_minutes} minutes (usually {step.minutes:g} on 2 cores)",
         "this change": rule,
         "env": " ".join(f"{name}={shlex.quote(value)}" for name, value in step.env.items()),
         "models": ", ".join(step.models),
@@ -188,19 +189,10 @@ def show_step(
         "network": "its container may reach it" if step.network else "",
         "builds": f"the image {step.provides}" if step.provides else "",
     }
-    rows = {
-        "why": area.why,
-        "declared in": f"ci/areas/{area.area}.yaml",
-        "selected by": selected,
-        "runs": ", ".join(WHEN[profile] for profile in step.profiles),
-        "command": step.command,
-        "evidence": f"{step.evidence}, at least {step.minimum} passed",
-        "ends after": f"{step.timeout_minutes} minutes (usually {step.minutes:g} on 2 cores)",
-        **{name: value for name, value in optional.items() if value},
-    }
     table = _table("", "", header=False)
     for name, value in rows.items():
-        table.add_row(name, escape(value))
+        if value:
+            table.add_row(name, escape(value))
     out.print(table)
     table = _table("device", "queue", "image", "median", "repeat it there with")
     for device in step.devices:
@@ -212,7 +204,7 @@ def show_step(
     out.print(table)
 
 
-def show_machine(out: Console, machine: Machine, declarations: Declarations) -> None:
+def show_machine(machine: Machine, declarations: Declarations) -> None:
     """Hardware and versions, with what is missing."""
     table = _table("", "", header=False)
     gpus = f"{machine.gpus} x {machine.name}" if machine.gpus else "none: kernels run under Triton's interpreter"
@@ -225,11 +217,10 @@ def show_machine(out: Console, machine: Machine, declarations: Declarations) -> 
         table.add_row(name, machine.distributions.get(name, "[dim]not installed[/]"))
     for note in machine.notes:
         table.add_row("note", escape(note))
-    out.print(table)
-    out.print()
+    stdout().print(table, "")
 
 
-def show_readiness(out: Console, areas: Sequence[Readiness], *, every_obstacle: bool = False) -> None:
+def show_readiness(areas: Sequence[Readiness], *, every_obstacle: bool = False) -> None:
     """Area, yes / partly / no, and on what or why not."""
     table = _table("area", "here", "steps", "on, or why not")
     for area in areas:
@@ -237,7 +228,7 @@ def show_readiness(out: Console, areas: Sequence[Readiness], *, every_obstacle: 
         detail = obstacles or f"on {', '.join(area.on)}"
         style = _STYLE[area.answer]
         table.add_row(area.area, f"[{style}]{area.answer}[/]", f"{area.ready}/{area.steps}", escape(detail))
-    out.print(table)
+    stdout().print(table)
 
 
 def _count(number: int, noun: str) -> str:
@@ -285,8 +276,11 @@ def lines(table: tables.Table, width: int) -> Iterator[Text]:
     yield from _title(table, width)
     first = min(ROW_CELLS, max((cell_len(text.line(row)) for row in table.rows), default=0)) + 2
     for columns in _blocks(table.columns, first, width):
-        yield from _header(columns, first, width)
-        widths = _widths(columns, first, width)
+        # As wide as their names where all fit side by side.
+        widths = [max(STEP, cell_len(text.line(column)) + 2) for column in columns]
+        if first + sum(widths) - 2 > width:
+            widths = [STEP] * len(columns)
+        yield from _header(columns, widths, first, width)
         for row in table.rows:
             line = Text(_fitted(row, first - 2) + "  ")
             for column, room in zip(columns, widths, strict=True):
@@ -297,8 +291,8 @@ def lines(table: tables.Table, width: int) -> Iterator[Text]:
             yield line
     for worst, words in tables.notes(table):
         style = text.STYLES[worst]
-        told = shorten(text.line(words), NOTE_CHARACTERS)
-        wrapped = textwrap.wrap(told, width - 2, break_long_words=False, break_on_hyphens=False)
+        note = shorten(text.line(words), NOTE_CHARACTERS)
+        wrapped = textwrap.wrap(note, width - 2, break_long_words=False, break_on_hyphens=False)
         for number, part in enumerate(wrapped):
             yield Text.assemble((text.MARKS[worst] if number == 0 else " ", style), f" {part}")
 
@@ -314,15 +308,8 @@ def _blocks(columns: tuple[str, ...], first: int, width: int) -> Iterator[tuple[
         yield columns[start : start + most]
 
 
-def _widths(columns: tuple[str, ...], first: int, width: int) -> list[int]:
-    """Terminal columns for each: as wide as its name where all names fit side by side, else `STEP`."""
-    wide = [max(STEP, cell_len(text.line(column)) + 2) for column in columns]
-    return wide if first + sum(wide) - 2 <= width else [STEP] * len(columns)
-
-
-def _header(columns: tuple[str, ...], first: int, width: int) -> Iterator[Text]:
+def _header(columns: tuple[str, ...], widths: list[int], first: int, width: int) -> Iterator[Text]:
     """One line of names, or where they are too wide a line for each, which a bar leads down to its column."""
-    widths = _widths(columns, first, width)
     if all(cell_len(text.line(column)) + 2 <= room for column, room in zip(columns, widths, strict=True)):
         names = (_fitted(column, room) for column, room in zip(columns, widths, strict=True))
         yield Text((" " * first + "".join(names)).rstrip(), "dim")

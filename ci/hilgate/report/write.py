@@ -62,14 +62,13 @@ def decide(
         decided: The time to write into the verdict; None takes the present.
         quarantine: The quarantine that counts; None takes the merge base's, by `root`.
     """
-    from hilgate.declare.quarantine import USED_FILE
+    from hilgate.declare import quarantine as quarantines
+    from hilgate.declare.load import load
     from hilgate.history.store import folder_of
     from hilgate.judge.verdict import VERDICT_FILE, judge
     from hilgate.model import Outcome, Quarantine
     from hilgate.plan.make import plan_digest
-    from hilgate.report import tables
-    from hilgate.report.annotation import write_annotation, write_junit
-    from hilgate.report.html import write_report
+    from hilgate.report import annotation, html, tables
     from hilgate.report.merge_base import find
     from hilgate.run import results
 
@@ -82,7 +81,11 @@ def decide(
     recorded = results.read_all(folder, jobs, plan, digest, job)
     excused, refused = Quarantine(), None
     try:
-        excused = quarantine() if quarantine else quarantine_of(root, plan, approved_by)
+        if quarantine:
+            excused = quarantine()
+        elif root:  # the merge base's, or the change's own where somebody approved it
+            base = "" if approved_by else plan.merge_base
+            excused = quarantines.effective(root, base, quarantines.load(root, load(root)))
     except HilgateError as error:
         refused = error
     verdict = judge(
@@ -96,68 +99,52 @@ def decide(
     if refused:
         verdict = verdict.model_copy(update={"outcome": Outcome.FAIL, "why": f"the quarantine: {refused.what}"})
     verdict.save(folder / VERDICT_FILE)
-    excused.save(folder / USED_FILE)
+    excused.save(folder / quarantines.USED_FILE)
     tables.write(folder, judged, digest, recorded, tables.tables(judged, recorded, verdict))
     history = folder_of(root) if root else None
     facts = find(judged, history=history if history and history.is_dir() else None, against=against)
-    write_annotation(judged, recorded, verdict, folder, facts=facts)
-    write_junit(judged, recorded, verdict, folder)
-    path = write_report(judged, recorded, verdict, folder, logs=find_logs(folder, jobs, judged), facts=facts)
+    annotation.write_junit(judged, recorded, verdict, folder)
+    path = folder / html.REPORT_FILE
+    for file, words in (
+        (folder / annotation.ANNOTATION_FILE, annotation.render(judged, recorded, verdict, facts=facts)),
+        (path, html.render(judged, recorded, verdict, find_logs(folder, jobs, judged), facts=facts)),
+    ):
+        file.write_text(words, encoding="utf-8")
     return Judged(judged, recorded, verdict, path, facts, refused)
-
-
-def quarantine_of(root: Path | None, plan: Plan, approved_by: str) -> Quarantine:
-    """The quarantine of the merge base, or of the change where somebody approved it; without a repository, none.
-
-    Raises:
-        HilgateError: It cannot be read.
-    """
-    from hilgate.declare import quarantine
-    from hilgate.declare.load import load
-    from hilgate.model import Quarantine
-
-    if root is None:
-        return Quarantine()
-    return quarantine.effective(root, "" if approved_by else plan.merge_base, quarantine.load(root, load(root)))
-
-
-def write_no_verdict(folder: Path, error: HilgateError, plan: Plan | None = None) -> None:
-    """Write a verdict and an annotation that say why nothing could be judged: no old verdict may outlive that."""
-    from hilgate.judge.verdict import VERDICT_FILE
-    from hilgate.model import Outcome, Verdict
-    from hilgate.plan.make import plan_digest
-    from hilgate.report import tables
-    from hilgate.report.annotation import ANNOTATION_FILE
-    from hilgate.text import fenced, markdown
-
-    folder.mkdir(parents=True, exist_ok=True)
-    tables.clear(folder)
-    verdict = Verdict(
-        decided=dt.datetime.now(dt.UTC),
-        commit=plan.commit if plan else "",
-        plan_digest=plan_digest(plan) if plan else "",
-        outcome=Outcome.DID_NOT_RUN,
-        why=error.what,
-        steps=(),
-        omissions=(),
-    )
-    verdict.save(folder / VERDICT_FILE)
-    text = f"## ○ {Outcome.DID_NOT_RUN.value}: {markdown(error.what)}\n\nNothing was judged.\n\n{fenced(str(error))}\n"
-    (folder / ANNOTATION_FILE).write_text(text, encoding="utf-8")
 
 
 def read_plan_or_say_so(path: Path, folder: Path) -> Plan:
     """Read the plan that results answer.
 
     Raises:
-        RecordsError: There is none, or it is damaged. A verdict and an annotation that say so are written before.
+        RecordsError: There is none, or it is damaged. A verdict and an annotation that say so are written before: no
+            old verdict may outlive that.
     """
+    from hilgate.judge.verdict import VERDICT_FILE
+    from hilgate.model import Outcome, Verdict
     from hilgate.plan.make import read_plan
+    from hilgate.report import tables
+    from hilgate.report.annotation import ANNOTATION_FILE
+    from hilgate.text import fenced, markdown
 
     try:
         return read_plan(path)
     except RecordsError as error:
-        write_no_verdict(folder, error)
+        folder.mkdir(parents=True, exist_ok=True)
+        tables.clear(folder)
+        verdict = Verdict(
+            decided=dt.datetime.now(dt.UTC),
+            commit="",
+            plan_digest="",
+            outcome=Outcome.DID_NOT_RUN,
+            why=error.what,
+            steps=(),
+            omissions=(),
+        )
+        verdict.save(folder / VERDICT_FILE)
+        title = f"## ○ {verdict.outcome.value}: {markdown(error.what)}"
+        text = f"{title}\n\nNothing was judged.\n\n{fenced(str(error))}\n"
+        (folder / ANNOTATION_FILE).write_text(text, encoding="utf-8")
         raise
 
 

@@ -55,9 +55,10 @@ def test_names_of_the_pipeline_come_from_the_environment(root, buildkite):
     assert "rocm/required: if it covers the whole plan" in done.stderr
 
 
-def test_dry_run_shows_the_requests_and_sends_none(root, buildkite):
+def test_dry_run_shows_the_requests_sends_none_and_needs_no_token(root, buildkite):
     commit = "a" * 40
-    done = rerun(root, "jamba", "--pr", "7", *WHERE, "--dry-run", "--commit", commit, "--branch", "mine")
+    mine = ("--commit", commit, "--branch", "mine")
+    done = rerun(root, "jamba", "--pr", "7", *WHERE, "--dry-run", *mine, BUILDKITE_API_TOKEN="")
     assert done.returncode == 0
     address = f"{api.API}/v2/organizations/acme/pipelines/rocm/builds"
     get, _, post, *body = done.stdout.splitlines()
@@ -65,12 +66,6 @@ def test_dry_run_shows_the_requests_and_sends_none(root, buildkite):
     sent = json.loads("\n".join(body))
     assert (sent["commit"], sent["branch"], sent["env"]["HILGATE_MODELS"]) == (commit, "mine", "jamba")
     assert "nothing was sent" in done.stderr
-    assert TOKEN not in done.stdout + done.stderr
-    assert buildkite.asked == []
-
-
-def test_dry_run_needs_no_token(root, buildkite):
-    assert rerun(root, "jamba", "--pr", "7", *WHERE, "--dry-run", BUILDKITE_API_TOKEN="").returncode == 0
     assert buildkite.asked == []
 
 
@@ -101,12 +96,10 @@ def test_mistake_is_found_before_anything_is_sent(root, buildkite, arguments, st
     ("answer", "status", "words"),
     [
         ((401, {"message": "no"}), Exit.MISUSE, "does not accept the token (401)"),
-        ((404, {"message": "no"}), Exit.MISUSE, "no such pipeline"),
         ((200, []), Exit.MISUSE, "pull request 7 has no build"),
         ((503, ""), Exit.CANNOT_RUN_HERE, "5 times in a row"),
-        ((200, "[{"), Exit.CANNOT_RUN_HERE, "is cut off"),
     ],
-    ids=["token", "pipeline", "no-build", "outage", "cut-off"],
+    ids=["token", "no-build", "outage"],
 )
 def test_buildkite_that_says_no_is_one_clear_error(root, buildkite, answer, status, words):
     buildkite.answer(*answer)

@@ -51,12 +51,6 @@ def incomplete(folder):
     return [one["incomplete"] for one in json.loads((folder / "cells.json").read_text())["steps"]]
 
 
-def command(folder):
-    return {
-        one["step"]["key"]: one["step"]["command"] for one in json.loads((folder / "plan.json").read_text())["steps"]
-    }
-
-
 def test_run_prints_the_table_and_a_green_gate_one_line_of_it(toys):
     done = hilgate(toys, "run", "toys")
     assert done.returncode == Exit.PASS, done.stderr
@@ -112,23 +106,16 @@ def test_jobs_of_agents_leave_tables_and_the_judge_one_of_all(toys):
     assert (toys / "results" / "cells.json").read_bytes() == of_job
 
 
-def test_a_part_is_run_by_its_labels_and_says_so(toys):
+def test_a_part_is_run_by_its_labels_and_says_so_and_what_it_needs_runs_whole(toys):
+    write_repository(toys, COMMANDS, grid=GRID | {"needs": ["other"]})
     done = hilgate(toys, "run", "grid", "--", "--fruit", "fig", "-k", "cut or peel")
     assert done.returncode == Exit.PASS, done.stderr
     added = "--fruit fig -k 'cut or peel'"
     assert f"a part of grid-cpu, not the whole step: {added}" in done.stderr
-    assert command(toys / "results" / "run") == {"grid": f"{COMMANDS['grid']} {added}"}
+    planned = json.loads((toys / "results" / "run" / "plan.json").read_text())["steps"]
+    commands = {one["step"]["key"]: one["step"]["command"] for one in planned}
+    assert commands == COMMANDS | {"grid": f"{COMMANDS['grid']} {added}"}
     assert set(cells(toys / "results" / "run")) == {("fig", "cut"), ("fig", "peel")}
-
-
-def test_what_a_part_needs_runs_whole(tmp_path):
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_cells.py").write_text(TESTS)
-    (tmp_path / "tests" / "conftest.py").write_text(CONFTEST)
-    root = write_repository(tmp_path, COMMANDS, grid=GRID | {"needs": ["other"]})
-    done = hilgate(root, "run", "grid", "--", "--fruit", "fig")
-    assert done.returncode == Exit.PASS, done.stderr
-    assert command(root / "results" / "run") == COMMANDS | {"grid": f"{COMMANDS['grid']} --fruit fig"}
 
 
 def test_the_line_that_a_failing_cell_prints_repeats_it(toys):

@@ -84,16 +84,6 @@ def test_bad_input_is_refused_with_what_to_do(repository, arguments, status, wor
     assert "Traceback" not in refused.stderr
 
 
-def test_a_damaged_build_is_named(repository, tmp_path):
-    folder = tmp_path / "history"
-    shutil.copytree(repository / "results" / "history", folder)
-    path = next(folder.glob("*/results.jsonl"))
-    path.write_text("{\n" + path.read_text())
-    refused = hilgate(repository, "history", "show", "--history", str(folder))
-    assert refused.returncode == 3
-    assert str(path) in refused.stderr
-
-
 def test_a_verdict_of_another_plan_is_refused(repository, tmp_path):
     folder = tmp_path / "results"
     shutil.copytree(repository / "results", folder)

@@ -29,47 +29,30 @@ def explain_kernel(monkeypatch, capsys):
     return command
 
 
-def test_the_answer_is_that_of_the_kernels(explain_kernel):
-    status, out, err = explain_kernel("--model", "qwen3-next-80b-a3b.json", "--arch", "gfx942")
-    assert (status, err) == (Exit.PASS, "")
-    assert "block_size 544" in out
-    assert "- aiter.pa_fwd_asm: head_size 256, takes 128 only" in out
-
-
-def test_options_go_through(explain_kernel):
-    status, out, _ = explain_kernel("--model", "gpt-oss-20b.json", "--arch=gfx950", "--with", "none", "--json")
-    assert status == Exit.PASS
-    assert {layer["route"]["decode"]["kernel"] for layer in json.loads(out)["layers"]} == {"pagedkv.paged_attention"}
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--model", "absent.json", "--arch", "gfx942"], Exit.INVALID_DECLARATION, "absent.json: No such file"),
-        (["--model", "mpt-7b.json", "--arch", "gfx1100"], Exit.MISUSE, "gfx1100"),
-        (["--model", "mpt-7b.json"], Exit.MISUSE, "--arch"),
-        (["--model", "mpt-7b.json", "--arch", "gfx942", "--tp", "7"], Exit.MISUSE, "--tp: got 7"),
+        (["--model", "qwen3-next-80b-a3b.json", "--arch", "gfx942"], Exit.PASS,
+         ["block_size 544", "- aiter.pa_fwd_asm: head_size 256, takes 128 only"]),
+        (["--model", "gpt-oss-20b.json", "--arch=gfx950", "--with", "none", "--json"], Exit.PASS,
+         ['"kernel": "pagedkv.paged_attention"']),
+        (["--help"], Exit.PASS, ["--kv-cache-dtype"]),
+        (["--model", "wide", "--arch", "gfx942", "--with", "none"], Exit.FAIL, ["NOT SERVED"]),
+        (["--model", "absent.json", "--arch", "gfx942"], Exit.INVALID_DECLARATION, ["absent.json: No such file"]),
+        (["--model", "mpt-7b.json", "--arch", "gfx1100"], Exit.MISUSE, ["gfx1100"]),
+        (["--model", "mpt-7b.json"], Exit.MISUSE, ["--arch"]),
+        (["--model", "mpt-7b.json", "--arch", "gfx942", "--tp", "7"], Exit.MISUSE, ["--tp: got 7"]),
     ],
-)
-def test_mistakes_keep_their_status(explain_kernel, arguments, status, words):
-    got, out, err = explain_kernel(*arguments)
-    assert (got, out) == (status, "")
-    assert words in err
-    assert "Traceback" not in err
-
-
-def test_a_layer_that_nobody_serves_is_a_fail(explain_kernel, tmp_path):
+    ids=["answer", "options", "help", "not served", "no file", "arch", "no arch", "tp"],
+)  # fmt: skip
+def test_answers_mistakes_and_statuses_are_those_of_the_kernels(explain_kernel, tmp_path, arguments, status, words):
     config = json.loads((CONFIGS / "mpt-7b.json").read_text(encoding="utf-8")) | {"head_dim": 512}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    status, out, _ = explain_kernel("--model", str(tmp_path), "--arch", "gfx942", "--with", "none")
-    assert status == Exit.FAIL
-    assert "NOT SERVED" in out
-
-
-def test_help_is_that_of_the_kernels(explain_kernel):
-    status, out, _ = explain_kernel("--help")
-    assert status == Exit.PASS
-    assert "--kv-cache-dtype" in out
+    got, out, err = explain_kernel(*[str(tmp_path) if word == "wide" else word for word in arguments])
+    answer, silent = (out, err) if status in {Exit.PASS, Exit.FAIL} else (err, out)
+    assert (got, silent) == (status, "")
+    assert [word for word in words if word not in answer] == []
+    assert "Traceback" not in answer
 
 
 def test_a_repository_without_kernels_cannot_run_it(explain_kernel, tmp_path):

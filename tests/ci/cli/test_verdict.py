@@ -166,16 +166,3 @@ def test_a_quarantined_failure_at_a_desk_passes_and_is_named(tmp_path):
         json.dumps({"tests": [entry | {"added": "2020-01-01", "expires": "2020-01-10"}]})
     )
     assert hilgate(root, "judge").returncode == Exit.FAIL
-
-
-def test_damage_of_one_job_is_named_and_the_others_are_shown(tmp_path):
-    root = write_repository(tmp_path, {"a": writes_findings(passing()), "b": writes_findings(passing("b"))})
-    hilgate(root, "plan", "--write", "results/plan.json")
-    for key in ("a-cpu", "b-cpu"):
-        hilgate(root, "run", key, "--plan", "results/plan.json", "--results", f"results/jobs/{key}")
-    path = root / "results" / "jobs" / "a-cpu" / "results.jsonl"
-    path.write_bytes(path.read_bytes()[:-20])
-    done = hilgate(root, *JUDGE)
-    assert done.returncode == Exit.NOTHING_RAN
-    assert "damaged: a-cpu: results.jsonl:" in done.stderr
-    assert "1 of 2 steps passed" in done.stdout

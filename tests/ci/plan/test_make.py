@@ -47,6 +47,26 @@ def test_step_without_a_place_is_omitted_and_so_is_what_needs_it():
     plan = assemble(declared, EVERYTHING, LAPTOP, profile="gate")
     assert [planned.key for planned in plan.steps] == ["other-cpu"]
     assert reasons(plan)["later-cpu"] == "needs gpu, which is omitted"
+    assert next(one.cause for one in plan.omissions if one.key == "later-cpu") == "need omitted"
+
+
+@pytest.mark.parametrize(
+    ("machine", "causes"),
+    [
+        (None, {"s-cuda": "no queue"}),
+        (LAPTOP, {"s-gfx942": "not here", "s-cuda": "not here", "later-gfx942": "not here"}),
+        (MI300X, {"s-cpu": "not here", "s-cuda": "not here"}),
+    ],
+    ids=["agents", "laptop", "GPUs"],
+)
+def test_every_omission_has_its_cause(machine, causes):
+    steps = [step("s", EVERYWHERE), step("later", ("gfx942",)), step("night", profiles=("nightly",))]
+    declared, profile = declare(a=steps, b=[step("far")]), "gate" if machine else "pr"
+    plan = assemble(declared, change("a/x"), machine, profile=profile)
+    others = {"night": "other profiles", "far": "not affected"}
+    assert {one.key: one.cause for one in plan.omissions} == causes | others
+    plan = assemble(declared, EVERYTHING, machine, profile=profile, select=("s",))
+    assert next(one.cause for one in plan.omissions if one.key == "far") == "not asked for"
 
 
 def test_needs_are_met_on_the_same_device_else_on_the_cpu():
@@ -362,7 +382,7 @@ def test_digest_ignores_when_and_sees_everything_else():
         {"profile": "pr"},
         {"changed_files": ("f",)},
         {"steps": ()},
-        {"omissions": ({"key": "k", "area": "a", "label": "l", "reason": "r"},)},
+        {"omissions": ({"key": "k", "area": "a", "label": "l", "cause": "no queue", "reason": "r"},)},
     ):
         assert plan_digest(Plan.model_validate({**PLAN.model_dump(), **change_})) != plan_digest(PLAN), change_
 

@@ -33,7 +33,7 @@ NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 
 
 def failure(text):
-    return Check(id=f"t{text}", outcome=Outcome.FAIL, message=f"m{text}", labels={"arch": text})
+    return Check(id=f"t{text}", outcome=Outcome.FAIL, message=f"m{text}", labels={"arch": text, "way": text})
 
 
 def attempt_at(one, check, message=""):
@@ -46,7 +46,8 @@ def attempt_at(one, check, message=""):
 
 def evil_build(text, **changes):
     """(plan, recorded, verdict) of one step that failed, with this text wherever a change can put text."""
-    one = step("bad", "x", label=sound(text), columns=("arch", "check"))
+    table = {"rows": "arch", "columns": "way", "file": "cells.json"}
+    one = step("bad", "x", label=sound(text), columns=("arch", "check"), matrix=table)
     a_plan = plan(one, **changes)
     recorded = results.Recorded((), {one.key: (attempt_at(one, failure(sound(text))),)})
     return a_plan, recorded, judge.judge(a_plan, recorded, plan_digest(a_plan), decided=NOW)
@@ -134,8 +135,9 @@ def test_markup_of_our_own_stays_markup():
     assert environment.from_string("{{ a }}{{ b }}{{ c }}").render(a=Markup("<b>"), b="<\x1b", c=7) == "<b>&lt;\\x1b7"
 
 
-def test_a_huge_message_ends_in_a_small_annotation():
+def test_huge_messages_and_names_end_in_small_reports():
     build = evil_build("`" * 200_000)
+    assert build[2].steps[0].reproduce == "hilgate run bad-cpu"
     assert len(annotation.render(*build).encode()) < LIMIT_BYTES
     assert len(html.render(*build).encode()) < LIMIT_BYTES
 

@@ -106,6 +106,5 @@ def test_every_plot_says_what_it_shows(html):
     assert len(re.findall(r'<svg[^>]*role="img"[^>]*aria-label="[^"]+"', html)) == html.count("<svg")
 
 
-def test_the_same_values_give_the_same_bytes():
-    drawn = [page.course(["a", "b"], [1.0, 2.0], label="x") for _ in range(2)]
-    assert drawn[0] == drawn[1]
+def test_the_same_values_give_the_same_bytes(answers, html):
+    assert page.render(answers[""], step="") == html

@@ -115,13 +115,6 @@ def test_the_page_says_that_a_table_is_not_whole():
     assert "○ not the whole table: no record of it arrived" in words
 
 
-def test_hostile_labels_are_text_on_the_page():
-    evil = '"><script>alert(1)</script>\x00'
-    outline = Outline(report.render(*build(cell(evil, evil, "fail", evil))))
-    assert "script" not in outline.tags
-    assert "alert(1)" in outline.text
-
-
 def test_a_huge_table_stays_within_the_report():
     checks = [cell(f"{'r' * 80}{n}", f"{'c' * 80}{n % 300}", "fail", f"{'w' * 500}{n}") for n in range(6000)]
     html = report.render(*build(*checks))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from support.builds import built, failed, passed, remember, skipped
 from support.plans import COMMIT, plan, step
 
 from hilgate.history import store
-from hilgate.model import Outcome
 from hilgate.report import merge_base
 from hilgate.report.merge_base import MergeBase, on_merge_base
 from hilgate.run.results import step_folder, write
@@ -54,10 +51,8 @@ def test_of_a_long_history_only_recent_builds_and_the_merge_base_are_read(tmp_pa
     assert on_merge_base(facts, "a-cpu", "f") == "passed at bbbbbbbbbbbb; failed in 1 of the last 2 builds"
 
 
-def attempt(outcome, *checks):
-    _, recorded, _ = built((step("a", "x"), list(checks)))
-    (only,) = recorded.attempts["a-cpu"]
-    return {"a-cpu": replace(only, record=only.record.model_copy(update={"outcome": outcome}))}
+def ran(*checks):
+    return built((step("a", "x"), list(checks)))[1]
 
 
 @pytest.mark.parametrize(
@@ -65,11 +60,11 @@ def attempt(outcome, *checks):
     [
         (merge_base.NOTHING, "f", "not known: no history and no results of it were given"),
         (MergeBase(commit=BASE), "f", "not known: a-cpu was not run at bbbbbbbbbbbb"),
-        (MergeBase(steps=attempt(Outcome.PASS, passed("p"))), "new",
+        (MergeBase(recorded=ran(passed("p"))), "new",
          "not known: no such check at a folder without a commit"),
-        (MergeBase(commit=BASE, steps=attempt(Outcome.PASS, skipped("s", "x"))), "s",
+        (MergeBase(commit=BASE, recorded=ran(skipped("s", "x"))), "s",
          "did not run (x) at bbbbbbbbbbbb"),
-        (MergeBase(commit=BASE, steps=attempt(Outcome.PASS, passed("p"))), "", "passed (1 checks) at bbbbbbbbbbbb"),
+        (MergeBase(commit=BASE, recorded=ran(passed("p"))), "", "passed (1 checks) at bbbbbbbbbbbb"),
     ],
     ids=["nothing", "step not run", "new check", "skipped", "the step"],
 )  # fmt: skip

@@ -23,7 +23,7 @@ from hilgate.report.merge_base import MergeBase
 DIGEST = "sha256:" + "3f" * 32
 TEST = "tests/kernels/test_x.py::test_x[decode-float16-gfx942]"
 MESSAGE = "AssertionError: 2 of 80 rows are off\nassert not True\ntests/kernels/test_x.py:67: AssertionError"
-FACTS = MergeBase(commit="b" * 40, steps={"bad-gfx942": built((step("bad", "x"), [passed(TEST)]))[1].last("bad-cpu")})
+FACTS = MergeBase(commit="b" * 40, recorded=built((gpu_step("bad"), [passed(TEST)]))[1])
 
 
 def red(facts=FACTS, **changes):
