@@ -31,15 +31,10 @@ SETTLE_SECONDS = 15.0
 """For memory and processes of the job before to go: the driver frees VRAM after the process has ended. None after a
 cancelled job, whose hooks have 9 s in all."""
 
-SETTLE_POLL_SECONDS = 3.0
-
 PAUSE_MINUTES = "HILGATE_PAUSE_MINUTES"
 DEFAULT_PAUSE_MINUTES, MAX_PAUSE_MINUTES = 240, 10080
 """Buildkite resumes a paused agent by itself, after the maximum at the latest (its documentation, "Pause and resume an
 agent"). Long enough to be seen, short enough that a forgotten node comes back to be looked at."""
-
-NOTE_CHARACTERS = 300
-"""The note stands in one line of a list of agents; all of it is in the job's health file."""
 
 AGENT_SECONDS = 60.0
 """For one call of buildkite-agent, which tries five times, a second apart."""
@@ -149,7 +144,7 @@ def _look(node: NodeContext, promise: health.QueuePromise, record: health.Health
         passing += holders
         if lasting or not passing or time.monotonic() >= until:
             break
-        time.sleep(min(SETTLE_POLL_SECONDS, max(0.0, until - time.monotonic())))
+        time.sleep(min(3.0, max(0.0, until - time.monotonic())))
     record.problems += lasting + passing + hidden
     try:
         log = kernel_log.read(node.env)
@@ -175,10 +170,13 @@ def _table(record: health.HealthRecord) -> str:
 
 
 def _pause(problems: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
-    """Words that pause the agent that runs this job, with the first problems as its note."""
+    """Words that pause the agent that runs this job, with the first problems as its note.
+
+    The note stands in one line of a list of agents; all of it is in the job's health file.
+    """
     text = host.printable("; ".join(problems))
     end = f" (hilgate preflight, job {env.get('BUILDKITE_JOB_ID', '')})"
-    room = NOTE_CHARACTERS - len(end)
+    room = 300 - len(end)
     note = (text if len(text) <= room else text[: room - 3] + "...") + end
     minutes = max(1, min(health.whole_number(env, PAUSE_MINUTES, DEFAULT_PAUSE_MINUTES), MAX_PAUSE_MINUTES))
     return ("pause", "--note", note, "--timeout-in-minutes", str(minutes))

@@ -51,8 +51,6 @@ FROM_BUILD = "HILGATE_IMAGE_FROM_BUILD"
 HOOKS_OWN = ("health-before.json", "health-after.json")
 """Written by the agent's hooks beside the results; a step that leaves files of these names is not believed."""
 
-DOWNLOAD_SECONDS = 300
-
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -174,7 +172,7 @@ def results_of(key: str, env: Mapping[str, str], folder: Path, *, local: Path, b
         raise CannotRunHereError(f"{FROM_BUILD}={build!r} names no build", remedy="give its number or its id")
     name = f"results/jobs/{key}/results.jsonl"
     words = ["buildkite-agent", "artifact", "download", name, f"{folder}/", *(("--build", build) if build else ())]
-    failure = host.run(words, DOWNLOAD_SECONDS).failure
+    failure = host.run(words, 300).failure
     if failure or not (folder / name).is_file():
         raise CannotRunHereError(
             f"the records of {key} did not arrive: {failure or 'nothing was downloaded'}",

@@ -34,8 +34,6 @@ STATE = "HILGATE_STATE"
 BOOT_ID = "sys/kernel/random/boot_id"
 """In /proc; another one after each start of the machine."""
 
-SECONDS = 20.0
-
 
 class Severity(enum.Enum):
     """What a line says about the node."""
@@ -136,7 +134,7 @@ def read(env: Mapping[str, str]) -> Log:
         raise host.SickNodeError(
             f"{COMMAND} is no command: {error}", where=command, remedy="close its quotes"
         ) from error
-    ran = host.run(words, SECONDS)
+    ran = host.run(words, 20.0)
     remedy = f"let the agent's user read it (sysctl kernel.dmesg_restrict=0), or set {COMMAND}, e.g. to 'sudo -n dmesg'"
     if ran.failure:
         raise host.SickNodeError(f"the kernel's log cannot be read: {ran.failure}", where=command, remedy=remedy)

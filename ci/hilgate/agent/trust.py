@@ -85,9 +85,6 @@ _FACTS = re.compile(r"(?:BUILDKITE|HILGATE)(?:_[A-Z0-9_]+)?")
 _SECRETS = re.compile(r"TOKEN|SECRET|PASSWORD|PASSPHRASE|CREDENTIAL|API_KEY|PRIVATE_KEY")
 """A name of ours or Buildkite's is a fact about the job, unless it says that it is more."""
 
-SHOWN = 5
-"""Changed files in a refusal."""
-
 
 @dataclass(frozen=True)
 class Trust:
@@ -192,8 +189,8 @@ def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
     changed = [name for name in listing.split("\0") if name]
     executed = [name for name in changed if not STAYS_INSIDE.fullmatch(name)]
     if executed:
-        names = ", ".join(repr(name) for name in executed[:SHOWN])
-        more = f" and {len(executed) - SHOWN} more" if len(executed) > SHOWN else ""
+        names = ", ".join(repr(name) for name in executed[:5])
+        more = f" and {len(executed) - 5} more" if len(executed) > 5 else ""
         raise CannotRunHereError(
             f"this fork ({decided.why}) changes what runs on the agents' hosts: {names}{more}",
             where=checkout,

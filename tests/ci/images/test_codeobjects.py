@@ -98,8 +98,10 @@ def compressed(plain: bytes, version: int, method: int = 0) -> bytes:
     return head + struct.pack(sizes, header + len(body), len(plain)) + bytes(8) + body
 
 
-def test_every_architecture_with_its_kernels(codeobjects, compiled, tmp_path):
-    code = codeobjects.read(library(tmp_path / "a.so", of_archs(compiled, *ARCHS)))
+@pytest.mark.parametrize("version", [None, 2, 3], ids=["plain", "compressed 2", "compressed 3"])
+def test_every_architecture_with_its_kernels(codeobjects, compiled, tmp_path, version):
+    section = of_archs(compiled, *ARCHS)
+    code = codeobjects.read(library(tmp_path / "a.so", compressed(section, version) if version else section))
     assert (code.kernels, code.bundles) == (dict.fromkeys(ARCHS, 1), 1)
 
 
@@ -118,15 +120,12 @@ def test_target_features_are_not_part_of_the_architecture(codeobjects, compiled,
     assert code.kernels == {"gfx942": 1}
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_compressed_bundles_are_opened(codeobjects, compiled, tmp_path, version):
-    section = compressed(of_archs(compiled, *ARCHS), version)
-    assert codeobjects.read(library(tmp_path / "a.so", section)).kernels == dict.fromkeys(ARCHS, 1)
-
-
-def test_a_library_without_device_code_holds_none(codeobjects, tmp_path):
+def test_a_library_without_device_code_holds_none_and_what_is_no_library_is_an_error(codeobjects, tmp_path):
     code = codeobjects.read(library(tmp_path / "a.so", b"x", name=b".text"))
     assert (code.kernels, code.bundles) == ({}, 0)
+    (tmp_path / "a.so").write_text("not an ELF file")
+    with pytest.raises(codeobjects.UnreadableError, match="no readable ELF"):
+        codeobjects.read(tmp_path / "a.so")
 
 
 def test_an_entry_without_kernels_counts_none(codeobjects, compiled, tmp_path):
@@ -137,10 +136,7 @@ def test_an_entry_without_kernels_counts_none(codeobjects, compiled, tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (
-            lambda code: bundle({f"{PREFIX}gfx950": code["gfx942"]}),
-            "code object for gfx950 is built for EM_AMDGPU 0x4c",
-        ),
+        (lambda code: bundle({f"{PREFIX}gfx950": code["gfx942"]}), "for gfx950 is built for EM_AMDGPU 0x4c"),
         (lambda _: bundle({f"{PREFIX}gfx950": b"\x7fELF"}), "code object for gfx950 is no ELF"),
         (lambda _: bundle({f"{PREFIX}gfx950": b"gfx950"}), "code object for gfx950 is no ELF"),
         (lambda code: of_archs(code, *ARCHS)[:4200], "is cut off"),
@@ -156,9 +152,3 @@ def test_an_entry_without_kernels_counts_none(codeobjects, compiled, tmp_path):
 def test_what_cannot_be_read_is_an_error_never_an_absence(codeobjects, compiled, tmp_path, spoil, message):
     with pytest.raises(codeobjects.UnreadableError, match=message):
         codeobjects.read(library(tmp_path / "a.so", spoil(compiled)))
-
-
-def test_a_file_that_is_no_library_is_an_error(codeobjects, tmp_path):
-    (tmp_path / "a.so").write_text("not an ELF file")
-    with pytest.raises(codeobjects.UnreadableError, match="no readable ELF"):
-        codeobjects.read(tmp_path / "a.so")

@@ -142,8 +142,11 @@ def test_buildah_builds_on_its_base_with_secret_mounts_and_labels(store, order):
     assert not (engine.folder / "pip.conf").exists()
 
 
-def test_buildah_makes_a_base_once(store, order):
+def test_buildah_finds_by_name_and_makes_a_base_once(store, order):
     engine, built, names = store
+    assert engine.find("cpu", "1") is None
+    names.append("localhost/hilgate/cpu:1")
+    assert (engine.find("cpu", "1"), engine.find("cpu", "2")) == (DIGEST, None)
     (engine.folder / "rootfs").mkdir()
     engine.build(order("cpu"))
     assert not (engine.folder / "rootfs").exists()
@@ -151,13 +154,6 @@ def test_buildah_makes_a_base_once(store, order):
     names.append("localhost/hilgate/base:bookworm")
     engine.build(order("cpu"))
     assert len(built) == 2
-
-
-def test_buildah_finds_by_name(store):
-    engine, _, names = store
-    assert engine.find("cpu", "1") is None
-    names.append("localhost/hilgate/cpu:1")
-    assert (engine.find("cpu", "1"), engine.find("cpu", "2")) == (DIGEST, None)
 
 
 @pytest.mark.parametrize(
