@@ -80,7 +80,7 @@ class EvidenceKind(abc.ABC):
     """Exit status of a step that found nothing to check."""
 
     def arguments(self, folder: Path) -> list[str]:  # noqa: ARG002
-        """What a command is told beside `$HILGATE_OUT` to leave its evidence in `folder`."""
+        """Arguments that have a command leave its evidence in `folder`, beside `$HILGATE_OUT`."""
         return []
 
     def collect(self, folder: Path, root: Path) -> Collected:

@@ -201,14 +201,14 @@ class RunContext:
     profile: str
 
 
-def start(step: PlannedStep, command: str, folder: Path, site: RunContext, seconds: float) -> Child:
+def start(step: PlannedStep, command: str, folder: Path, context: RunContext, seconds: float) -> Child:
     """Start a command of a step.
 
     Args:
         step: Gives the environment and says what evidence is wanted.
         command: Its own, or a part of it.
         folder: Emptied but for results of an earlier run, then `$HILGATE_OUT` and the place of the log.
-        site: Where it runs.
+        context: Where it runs.
         seconds: After which it is ended.
     """
     folder = folder.absolute()
@@ -220,9 +220,9 @@ def start(step: PlannedStep, command: str, folder: Path, site: RunContext, secon
             stale.unlink()
     arguments = argument_list(command) + kind_of(step).arguments(folder)
     # Threads would otherwise be as many as the machine has cores, in every step at once.
-    env = {"OMP_NUM_THREADS": str(min(step.step.cores, site.cores)), **os.environ, **step.env}
-    env |= {OUT_VARIABLE: str(folder), PROFILE_VARIABLE: site.profile}
-    return Child(arguments, cwd=site.root, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)
+    env = {"OMP_NUM_THREADS": str(min(step.step.cores, context.cores)), **os.environ, **step.env}
+    env |= {OUT_VARIABLE: str(folder), PROFILE_VARIABLE: context.profile}
+    return Child(arguments, cwd=context.root, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)
 
 
 def inner_timeout(step_seconds: float, environment: Mapping[str, str], now: float) -> float:

@@ -84,7 +84,7 @@ class Rerun:
 
 
 def start(
-    step: PlannedStep, ids: tuple[str, ...], folder: Path, site: process.RunContext, seconds: float
+    step: PlannedStep, ids: tuple[str, ...], folder: Path, context: process.RunContext, seconds: float
 ) -> Rerun | None:
     """Start failing tests once more; None where there is nothing to run, no way to run it alone, or no time left.
 
@@ -92,10 +92,10 @@ def start(
         step: Whose tests they are.
         ids: Of checks that failed.
         folder: For the log and the evidence.
-        site: Where they run.
+        context: Where they run.
         seconds: After which they are ended.
     """
-    command = kind_of(step).narrow(step.step.command, ids, site.root)
+    command = kind_of(step).narrow(step.step.command, ids, context.root)
     if not command or seconds <= 0:
         return None
-    return Rerun(step, ids, process.start(step, command, folder, site, seconds), folder, site.root)
+    return Rerun(step, ids, process.start(step, command, folder, context, seconds), folder, context.root)

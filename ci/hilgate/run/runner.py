@@ -168,12 +168,12 @@ class Runner:
         return f"needs {', '.join(missing)}, not installed here" if missing else ""
 
     @property
-    def _site(self) -> process.RunContext:
+    def _context(self) -> process.RunContext:
         return process.RunContext(self.root, self.cores, self.plan.profile)
 
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key)
-        child = process.start(step, step.step.command, folder, self._site, self._seconds_left(step))
+        child = process.start(step, step.step.command, folder, self._context, self._seconds_left(step))
         self._running[step.key] = child
         self.progress.started(step, child)
 
@@ -198,7 +198,7 @@ class Runner:
 
     def _run_again(self, step: PlannedStep, ids: tuple[str, ...], used: float = 0.0) -> None:
         folder = step_folder(self.results_folder, step.key) / recheck.FOLDER
-        rerun = recheck.start(step, ids, folder, self._site, self._seconds_left(step, used))
+        rerun = recheck.start(step, ids, folder, self._context, self._seconds_left(step, used))
         if rerun:
             self._again[step.key] = rerun
 

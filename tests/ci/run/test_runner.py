@@ -146,8 +146,8 @@ def test_an_interrupt_keeps_what_finished_and_resume_runs_the_rest(tmp_path):
 
 
 def test_each_child_gets_its_environment_and_measures(tmp_path):
-    told = {"TOY": "1", "OMP_NUM_THREADS": "1", "HILGATE_PROFILE": "gate"}
-    code = f"import os; assert {told}.items() <= os.environ.items(); x = b'1' * 2**27"
+    wanted = {"TOY": "1", "OMP_NUM_THREADS": "1", "HILGATE_PROFILE": "gate"}
+    code = f"import os; assert {wanted}.items() <= os.environ.items(); x = b'1' * 2**27"
     command = writes_findings(passing(), then=code)
     saved = os.environ.pop("OMP_NUM_THREADS", None)
     try:

@@ -176,9 +176,9 @@ def test_the_command_says_what_it_did_in_80_columns():
 
 def test_the_command_as_json_has_every_number():
     done = simulate("--builds", "5", "--seed", "tests", "--json")
-    told = json.loads(done.stdout)
-    assert (told["builds"], told["seed"], told["false_passes"], told["lost_results"]) == (5, "tests", 0, 0)
-    assert sum(told["verdicts"].values()) == 5
+    found = json.loads(done.stdout)
+    assert (found["builds"], found["seed"], found["false_passes"], found["lost_results"]) == (5, "tests", 0, 0)
+    assert sum(found["verdicts"].values()) == 5
 
 
 def test_a_false_pass_is_printed_with_a_line_that_repeats_it(monkeypatch):
