@@ -46,7 +46,7 @@ def test_figures_of_the_probe(compiled, arch, mfma):
     assert figures.register_waves == figures.text.occupancy, "our register model and LLVM's agree"
 
 
-def test_loads_are_counted_by_width_and_source_line():
+def test_loads_are_counted_by_width_and_source_line_and_other_instructions_by_kind():
     text = read_assembly(TEXT)
     assert [(site.source, site.width, site.count) for site in text.loads] == [
         ("attend.py:10", 16, 2),
@@ -57,6 +57,7 @@ def test_loads_are_counted_by_width_and_source_line():
     assert wide_share(text.loads) == pytest.approx(32 / 39)
     assert wide_share(()) == 0
     assert text.count_loads(2, 1) == 2
+    assert (text.mfma, text.ds_ops, text.waits, text.occupancy) == (1, 2, 1, 6)
 
 
 def test_loads_are_found_by_the_pointer_they_go_through(tmp_path):
@@ -79,11 +80,6 @@ def test_loads_are_found_by_the_pointer_they_go_through(tmp_path):
 def test_reloads_of_spilled_registers_are_not_loads_of_the_kernel():
     assert "Folded Reload" in TEXT
     assert 4 not in {site.width for site in read_assembly(TEXT.replace("global_load_lds_dword ", "s_nop ")).loads}
-
-
-def test_other_instructions_are_counted():
-    text = read_assembly(TEXT)
-    assert (text.mfma, text.ds_ops, text.waits, text.occupancy) == (1, 2, 1, 6)
 
 
 def test_a_load_of_unknown_width_is_refused():

@@ -71,9 +71,6 @@ def test_nan_is_infinitely_far_wherever_it_stands():
         assert judge.distance(WANT, WANT | {token: math.nan}) == math.inf
     assert judge.lead({1: math.nan, 2: -1.0}, 1, 2) == math.inf
     assert not verdict(0.1, math.inf, math.inf).right
-
-
-def test_nan_is_not_within_anything():
     assert not judge.Distances(math.nan, math.nan, 10).within(judge.Distances(1.0, 1.0, 10))
 
 

@@ -109,7 +109,3 @@ def test_the_same_samples_everywhere():
     assert np.abs(exact % 1 - 0.5)[np.abs(exact) > 0].min() > 1e-6
     digest = hashlib.sha256(speak("Tom 7 pens").astype("<i2").tobytes()).hexdigest()
     assert digest == "a726f3411e8047a80dd8b3ad994f6f6fffdb6a3f423e52b982633784a255d68f"
-
-
-def test_every_word_has_a_chord_of_its_own():
-    assert len(set(data.CHORDS.values())) == len(data.CHORDS) == 34
