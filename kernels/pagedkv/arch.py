@@ -7,6 +7,7 @@ fixed cap: the same kernel must fit 64 KiB of LDS (gfx90a, gfx942), 160 KiB (gfx
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,45 +34,22 @@ class Arch:
     async_copies: bool = False
     """Whether pipelined loads reach LDS past the registers (cp.async)."""
     native_fp8: str = ""
-    """The FP8 format that the device converts in one instruction and `fp8.formats.decode` in several; "" for none."""
+    """The 4-bit-exponent FP8 format of the device's matrix and conversion instructions (CDNA3 and CDNA4 ISA, "FP8"; PTX
+    ISA `.e4m3`); "" for none. The same byte read as the other format is wrong by a factor of 2."""
 
 
 NEVER = 1 << 30
 
+# AMD CDNA2, CDNA3 and CDNA4 ISA documents: LDS of a workgroup, 512 unified VGPRs a lane, 4 SIMDs of 64 lanes.
+_cdna = partial(Arch, registers=512, unit_registers=131_072, lanes=64, operand_from_lds_rows=NEVER)
+
 ARCHES: dict[str, Arch] = {
     arch.name: arch
     for arch in (
-        # AMD CDNA2, CDNA3 and CDNA4 ISA documents: LDS of a workgroup, 512 unified VGPRs a lane, 4 SIMDs of 64 lanes.
         # Compute units: one die of an MI250X, an MI300X, an MI355X (vendor data sheets).
-        Arch(
-            "gfx90a",
-            lds_bytes=65_536,
-            registers=512,
-            unit_registers=131_072,
-            lanes=64,
-            operand_from_lds_rows=NEVER,
-            compute_units=110,
-        ),
-        Arch(
-            "gfx942",
-            lds_bytes=65_536,
-            registers=512,
-            unit_registers=131_072,
-            lanes=64,
-            operand_from_lds_rows=NEVER,
-            compute_units=304,
-            native_fp8="e4m3fnuz",
-        ),
-        Arch(
-            "gfx950",
-            lds_bytes=163_840,
-            registers=512,
-            unit_registers=131_072,
-            lanes=64,
-            operand_from_lds_rows=NEVER,
-            compute_units=256,
-            native_fp8="e4m3fn",
-        ),
+        _cdna("gfx90a", lds_bytes=65_536, compute_units=110),
+        _cdna("gfx942", lds_bytes=65_536, compute_units=304, native_fp8="e4m3fnuz"),
+        _cdna("gfx950", lds_bytes=163_840, compute_units=256, native_fp8="e4m3fn"),
         # CUDA C++ programming guide, compute capability 9.0; multiprocessors of an H200.
         Arch(
             "sm_90",

@@ -52,7 +52,7 @@ def figures():
             **rest,
             num_waves=4,
             compile_seconds=0.5,
-            code=CodeObject(name="attend", arch="gfx942", max_workgroup=256, **code),
+            code=CodeObject(name="attend", arch="gfx942", **code),
             text=Assembly(instructions=500, ds_ops=20, waits=20, **text),
         )
 

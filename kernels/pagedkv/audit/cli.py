@@ -122,7 +122,12 @@ def check_environment(triton: str | None) -> str:
     if spec is None or spec.origin is None:
         raise CannotRunHereError("Triton is not installed.\n  to do: pip install the triton of requirements/triton.txt")
     package = Path(spec.origin).parent
-    version = _version(package)
+    installed = list(importlib.metadata.distributions(name="triton", path=[str(package.parent)]))
+    if not installed:
+        raise CannotRunHereError(
+            f"the Triton in {package} does not say its version.\n  to do: install it with pip, not by copying"
+        )
+    version = installed[0].version  # of this folder, which need not be the one that pip lists first
     if triton is not None and version != triton:
         raise CannotRunHereError(
             f"asked for Triton {triton}, but `import triton` finds {version} in {package}.\n"
@@ -133,19 +138,12 @@ def check_environment(triton: str | None) -> str:
         raise CannotRunHereError(
             f"Triton {version} in {package} has no AMD backend.\n  to do: install the triton wheel from PyPI"
         )
-    interpreted = os.environ.get("TRITON_INTERPRET", "") not in {"", "0"}  # "0" is how a runner says: compile
-    if altering := [n for n in _ALTERING if (interpreted if n == "TRITON_INTERPRET" else os.environ.get(n))]:
+    altering = [name for name in _ALTERING if os.environ.get(name)]
+    if os.environ.get("TRITON_INTERPRET") == "0":  # how a runner says: compile
+        altering.remove("TRITON_INTERPRET")
+    if altering:
         raise CannotRunHereError(
             f"{', '.join(altering)} is set: the compiler would not make the code that a server runs.\n"
             f"  to do: unset {' '.join(altering)}"
         )
     return version
-
-
-def _version(package: Path) -> str:
-    """Version of the Triton in this folder, which need not be the one that pip lists first."""
-    for distribution in importlib.metadata.distributions(name="triton", path=[str(package.parent)]):
-        return distribution.version
-    raise CannotRunHereError(
-        f"the Triton in {package} does not say its version.\n  to do: install it with pip, not by copying"
-    )

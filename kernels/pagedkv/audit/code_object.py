@@ -38,7 +38,6 @@ _FIELDS = {
     "vgpr_spills": ".vgpr_spill_count",
     "sgpr_spills": ".sgpr_spill_count",
     "scratch_bytes": ".private_segment_fixed_size",
-    "max_workgroup": ".max_flat_workgroup_size",
 }
 
 
@@ -59,8 +58,6 @@ class CodeObject:
     """Scalar registers parked in lanes of a VGPR."""
     scratch_bytes: int
     """Per work-item, in device memory."""
-    max_workgroup: int
-    """Work-items."""
 
 
 def read_code_object(code: bytes) -> CodeObject:
@@ -89,10 +86,8 @@ def read_code_object(code: bytes) -> CodeObject:
 
 def _metadata(code: bytes) -> dict[str, Any]:
     try:
-        sections = [
-            section for section in ELFFile(io.BytesIO(code)).iter_sections() if isinstance(section, NoteSection)
-        ]
-        notes = [note for section in sections for note in section.iter_notes()]
+        sections = ELFFile(io.BytesIO(code)).iter_sections()
+        notes = [note for section in sections if isinstance(section, NoteSection) for note in section.iter_notes()]
     except ELFError as error:
         raise UnreadableCodeObjectError(f"not an ELF file: {error}") from error
     for note in notes:

@@ -56,13 +56,8 @@ class Figures:
     @property
     def waves_per_simd(self) -> float:
         """Occupancy by registers, LDS and barriers."""
-        return waves_per_simd(
-            self.arch,
-            vgpr=self.code.vgpr,
-            sgpr=self.code.sgpr,
-            lds_bytes=self.lds_bytes,
-            num_waves=self.num_waves,
-        )
+        registers = {"vgpr": self.code.vgpr, "sgpr": self.code.sgpr}
+        return waves_per_simd(self.arch, **registers, lds_bytes=self.lds_bytes, num_waves=self.num_waves)
 
     @property
     def register_waves(self) -> int:

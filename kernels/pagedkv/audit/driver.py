@@ -52,11 +52,11 @@ class OfflineHipDriver(DriverBase):
             load_binary=lambda name, _code, _shared, _device: (name, name, 0, 0, MAX_WORKGROUP),
             unload_module=lambda _module: None,  # Triton >= 3.8 unloads what it loaded
         )
-
-    def launcher_cls(self, src: Any, _metadata: Any) -> Any:
-        """Stands where Triton would compile a C launcher; the launch itself is a no-op."""
-        assert src is not None
-        return lambda *_args, **_kwargs: None
+        self.launcher_cls = lambda _src, _metadata: lambda *_args, **_kwargs: None  # Triton's compiles a C launcher
+        self.get_current_device = lambda: list(LDS_GRANULES).index(self.arch.name)
+        self.set_current_device = lambda _device: None
+        self.get_current_stream = lambda _device: 0
+        self.get_device_interface = lambda: torch.cpu
 
     @classmethod
     def is_active(cls) -> bool:
@@ -71,24 +71,9 @@ class OfflineHipDriver(DriverBase):
         """What Triton compiles for."""
         return GPUTarget("hip", self.arch.name, self.arch.lanes)
 
-    def get_current_device(self) -> int:
-        """Index of the arch."""
-        return list(LDS_GRANULES).index(self.arch.name)
-
-    def set_current_device(self, _device: int) -> None:
-        """There is one device."""
-
-    def get_current_stream(self, _device: int) -> int:
-        """The default stream."""
-        return 0
-
     def get_active_torch_device(self) -> torch.device:
         """Where launchers make their tensors."""
         return torch.device("cpu")
-
-    def get_device_interface(self) -> Any:
-        """Torch's module for the device."""
-        return torch.cpu
 
     def get_benchmarker(self) -> Any:
         """Refuses: nothing runs."""

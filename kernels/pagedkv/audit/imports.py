@@ -25,9 +25,6 @@ from .errors import CannotRunHereError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-EXTENSIONS = {"mamba_ssm": "selective_scan_cuda", "causal_conv1d": "causal_conv1d_cuda"}
-"""Package -> the extension module that it imports on being imported."""
-
 _VLLM_MAMBA = "vllm.model_executor.layers.mamba.ops"
 _VLLM_ATTENTION = "vllm.v1.attention.ops"
 _VLLM_WITH_CPU_TWINS = {
@@ -39,15 +36,15 @@ _VLLM_WITH_CPU_TWINS = {
 
 
 def mamba_ssm(module: str) -> ModuleType:
-    """A module of `mamba_ssm.ops.triton`.
-
-    Args:
-        module: Its name there, such as "ssd_chunk_scan".
+    """A module of `mamba_ssm.ops.triton`, such as "ssd_chunk_scan".
 
     Raises:
         CannotRunHereError: mamba-ssm is not installed, or cannot be imported for another reason than its extension.
     """
-    _stand_in("mamba_ssm", run_init=False)
+    missing = _stand_in("selective_scan_cuda") and "mamba_ssm" not in sys.modules
+    if missing and (spec := importlib.util.find_spec("mamba_ssm")):
+        # Its __init__, which also imports whole models and their hub, does not run.
+        sys.modules["mamba_ssm"] = importlib.util.module_from_spec(spec)
     return _import("mamba_ssm", f"mamba_ssm.ops.triton.{module}")
 
 
@@ -57,7 +54,7 @@ def causal_conv1d(module: str) -> ModuleType:
     Raises:
         CannotRunHereError: As `mamba_ssm`.
     """
-    _stand_in("causal_conv1d", run_init=True)
+    _stand_in("causal_conv1d_cuda")
     return _import("causal_conv1d", f"causal_conv1d.{module}")
 
 
@@ -116,21 +113,13 @@ def pinned(tuner: Any, config: Any) -> AbstractContextManager[object]:
     return mock.patch.object(tuner, "configs", [config])
 
 
-def _stand_in(package: str, *, run_init: bool) -> None:
-    """Make what is missing of a package's extension.
-
-    Args:
-        package: A key of `EXTENSIONS`.
-        run_init: Whether `package/__init__.py` can run then; mamba_ssm's also imports whole models and their hub.
-    """
-    extension = EXTENSIONS[package]
+def _stand_in(extension: str) -> bool:
+    """Put an empty module in the place of a compiled extension, where that is missing; return whether it was now."""
     if extension in sys.modules or importlib.util.find_spec(extension) is not None:
-        return
-    stub = ModuleType(extension, f"Empty: {package} is installed here without its compiled extension.")
-    stub.__spec__ = ModuleSpec(extension, None)
-    sys.modules[extension] = stub
-    if not run_init and package not in sys.modules and (spec := importlib.util.find_spec(package)):
-        sys.modules[package] = importlib.util.module_from_spec(spec)
+        return False
+    sys.modules[extension] = ModuleType(extension, "Empty: the package is installed here without it.")
+    sys.modules[extension].__spec__ = ModuleSpec(extension, None)
+    return True
 
 
 def _import(package: str, name: str) -> ModuleType:

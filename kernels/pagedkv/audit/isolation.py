@@ -40,6 +40,9 @@ class Crash:
     """How it ended, and the end of what it printed."""
     timed_out: bool = False
 
+    def __str__(self) -> str:
+        return self.message
+
 
 @dataclass
 class _Child(Generic[Result]):

@@ -236,9 +236,7 @@ def failure(result: Figures | Exception | Crash) -> str:
     """How a compilation failed, with what the compiler printed."""
     if isinstance(result, Figures):
         return "compiled without complaint"
-    if isinstance(result, Crash):
-        return result.message
-    if isinstance(result, LdsExceededError):
+    if isinstance(result, (Crash, LdsExceededError)):
         return str(result)
     return f"{type(result).__name__}: {result}" + "".join(getattr(result, "__notes__", []))
 
@@ -255,21 +253,18 @@ def compare(findings: Sequence[Finding], comparisons: Iterable[Comparison]) -> l
         because theirs are compiled for serving. What reads a packed cache has a counterpart where theirs reads such a
         cache too.
     """
+    kernels = defaultdict(list)
+    for finding in findings:
+        kernels[tuple(finding.labels.get(label) for label in ("side", "kernel", "operation"))].append(finding)
     return [
         _compare(mine, other, comparison)
         for comparison in comparisons
-        for mine in findings
-        if mine.labels.get("cache") == "2GiB+" and _is(mine, "ours", comparison.ours, comparison.operation)
-        for other in findings
-        if _is(other, "vllm", comparison.theirs, comparison.operation)
-        and all(mine.labels[label] == other.labels[label] for label in _COMPARED)
+        for mine in kernels["ours", comparison.ours, comparison.operation]
+        if mine.labels.get("cache") == "2GiB+"
+        for other in kernels["vllm", comparison.theirs, comparison.operation]
+        if all(mine.labels[label] == other.labels[label] for label in _COMPARED)
         and (packing_of(mine.labels["layout"]) == "rows" or other.labels["layout"] == "x-packed")
     ]
-
-
-def _is(finding: Finding, side: str, kernel: str, operation: str) -> bool:
-    labels = finding.labels
-    return (labels.get("side"), labels.get("kernel"), labels.get("operation")) == (side, kernel, operation)
 
 
 def _compare(mine: Finding, other: Finding, comparison: Comparison) -> Finding:

@@ -53,9 +53,8 @@ def format_report(findings: Sequence[Finding], *, status: Exit, seconds: float) 
     proofs = [each for each in findings if each.labels.get("operation") == "proof" and each.outcome == "pass"]
     if proofs:
         lines += ["", "The defect of vLLM PR 38502, planted again:"]
-        lines += [
-            f"  {each.labels['arch']}: {int(each.numbers['lds_bytes'])} B of LDS wanted, caught" for each in proofs
-        ]
+        wanted = ((each.labels["arch"], int(each.numbers["lds_bytes"])) for each in proofs)
+        lines += [f"  {arch}: {lds} B of LDS wanted, caught" for arch, lds in wanted]
     lines += _by_message("declared", [each for each in kernels if each.outcome == "pass" and each.message])
     for outcome in ("fail", "inconclusive", "did not run"):
         lines += _by_message(outcome, [each for each in findings if each.outcome == outcome])

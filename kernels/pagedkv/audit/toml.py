@@ -70,8 +70,10 @@ def _value(where: str, value: Any, kind: str) -> Any:
         if isinstance(value, bool) or not isinstance(value, number) or value < 0:
             raise InvalidDataError(f"{where}: got {value!r}; expected {kind} of at least 0")
         return value
-    texts = value if isinstance(value, list) and kind != "str" else [value]
-    if not texts or not all(isinstance(text, str) and text for text in texts) or (kind != "str" and texts is not value):
-        expected = "a text" if kind == "str" else "a list of texts"
-        raise InvalidDataError(f"{where}: got {value!r}; expected {expected}, not empty")
-    return value if kind == "str" else tuple(texts)
+    if kind == "str":
+        if not (isinstance(value, str) and value):
+            raise InvalidDataError(f"{where}: got {value!r}; expected a text, not empty")
+        return value
+    if not (isinstance(value, list) and value and all(isinstance(text, str) and text for text in value)):
+        raise InvalidDataError(f"{where}: got {value!r}; expected a list of texts, not empty")
+    return tuple(value)

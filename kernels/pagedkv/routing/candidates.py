@@ -86,7 +86,7 @@ def read_kernels(text: str, provider: str) -> dict[str, Kernel]:
     """
     where = f"candidates/{provider}.toml"
     kernels = {}
-    for entry in _tables(where, _load(where, text), {"kernel"})["kernel"]:
+    for entry in _tables(where, text, {"kernel"})["kernel"]:
         kernel = _read_kernel(where, provider, entry)
         if kernel.name in kernels:
             raise InvalidFileError(f"{where}: {kernel.name} is there twice.")
@@ -102,7 +102,7 @@ def read_preference(text: str, kernels: Mapping[str, Kernel]) -> dict[Task, tupl
             of one kernel is no kernel that reads the same cache.
     """
     where = "preference.toml"
-    tables = _tables(where, _load(where, text), set(TASKS))
+    tables = _tables(where, text, set(TASKS))
     order: dict[Task, tuple[Preferred, ...]] = {}
     for task in TASKS:
         able = {name for name, kernel in kernels.items() if task in kernel.tasks}
@@ -152,19 +152,14 @@ def _read_preferred(where: str, entry: Mapping[str, object], kernels: Mapping[st
     return Preferred(kernels[str(entry["kernel"])], str(entry["basis"]), str(entry["why"]))
 
 
-def _load(where: str, text: str) -> Mapping[str, object]:
+def _tables(where: str, text: str, names: set[str]) -> dict[str, list[Mapping[str, object]]]:
     try:
-        return tomllib.loads(text)
+        data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidFileError(f"{where}: {error}") from error
-
-
-def _tables(where: str, data: Mapping[str, object], names: set[str]) -> dict[str, list[Mapping[str, object]]]:
     if set(data) != names:
         raise InvalidFileError(f"{where}: got the tables {sorted(data)}; expected exactly {sorted(names)}.")
-    tables = {}
     for name, entries in data.items():
         if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
             raise InvalidFileError(f"{where}: {name}: expected [[{name}]] tables.")
-        tables[name] = entries
-    return tables
+    return data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -88,7 +89,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--q-len", type=int, default=1, metavar="N", help="query tokens of a decode step; default: 1")
     add("--max-num-seqs", type=int, default=256, metavar="N", help="default: 256")
-    add("--max-model-len", type=int, metavar="N", help="tokens; default: the config's")
+    add("--max-model-len", dest="max_seq_len", type=int, metavar="N", help="tokens; default: the config's")
     add("--num-blocks", type=int, metavar="N", help="of the pool; a kernel with a limit on it is not chosen without")
     add("--json", action="store_true", help="the same as JSON, with every mismatch")
     return parser.parse_args(arguments)
@@ -104,24 +105,9 @@ def _deployment(options: argparse.Namespace) -> Deployment:
     others = [] if options.providers == "none" else options.providers.split(",")
     if unknown := [name for name in others if name not in PROVIDERS]:
         raise MisuseError(f"--with: got {', '.join(unknown)}; expected some of {', '.join(PROVIDERS)}, or none.")
-    if options.tp < 1:
-        raise MisuseError(f"--tp: got {options.tp}; expected at least 1.")
-    if options.block_size < 1:
-        raise MisuseError(f"--block-size: got {options.block_size}; expected at least 1.")
-    return Deployment(
-        arch=options.arch,
-        providers=tuple(dict.fromkeys((OWN, *others))),
-        phase=options.phase,
-        tp=options.tp,
-        dtype=options.dtype,
-        ssm_dtype=options.ssm_dtype,
-        kv_cache_dtype=options.kv_cache_dtype,
-        kv_scales=options.kv_scales,
-        block_size=options.block_size,
-        packing=packing,
-        sides=sides or None,
-        q_len=options.q_len,
-        max_num_seqs=options.max_num_seqs,
-        max_seq_len=options.max_model_len,
-        num_blocks=options.num_blocks,
-    )
+    for option, count in (("--tp", options.tp), ("--block-size", options.block_size)):
+        if count < 1:
+            raise MisuseError(f"{option}: got {count}; expected at least 1.")
+    chosen = {field.name: getattr(options, field.name, None) for field in fields(Deployment)}
+    chosen |= {"providers": tuple(dict.fromkeys((OWN, *others))), "packing": packing, "sides": sides or None}
+    return Deployment(**chosen)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
+from pagedkv.arch import limits
 from pagedkv.errors import MisuseError
 
 from .errors import NoKernelError
-from .features import HARDWARE_FP8
 from .model_config import hybrid_block_size, layer_kinds, recurrent_state
 from .request import ELEMENT_BYTES, Dtype, KvCacheDtype, KvScales, Phase, Request, Sides
 from .router import Route, route
@@ -121,43 +121,35 @@ def _explain(
         return Explained(replace(kind, name=state.name), note=note)
     if kind.keeps == "nothing":
         return Explained(kind, note="Keeps no cache: attention over the source alone, not routed here.")
+    heads, kv_heads = _shared(kind, deployment.tp)
     if kind.keeps == "latent":
-        heads, _ = _shared(kind, deployment.tp)
         cache = f"[num_blocks, block_size, {kind.head_size}]"
         return Explained(kind, note=f"Decode by pagedkv.mla_decode: {heads} heads over one latent, {cache}.")
-    heads, kv_heads = _shared(kind, deployment.tp)
     kv_cache_dtype = kv_format(deployment.kv_cache_dtype, deployment.arch, dtype)
     longest = deployment.max_seq_len or kind.max_seq_len
     if longest is None:
         raise MisuseError("--max-model-len: the config names no longest sequence; give one.")
-    request = Request(
-        arch=deployment.arch,
-        phase=deployment.phase,
-        head_size=kind.head_size,
-        num_q_heads=heads,
-        num_kv_heads=kv_heads,
-        dtype=dtype,  # type: ignore[arg-type]  # Request refuses another word
-        kv_cache_dtype=kv_cache_dtype,
-        kv_scales="none" if kv_cache_dtype == "auto" else deployment.kv_scales,
-        block_size=block_size,
-        packing=deployment.packing,
-        sides=sides,
-        window=kind.window,
-        softcap=kind.softcap,
-        alibi=kind.alibi,
-        sinks=kind.sinks,
-        scale=kind.scale,
-        q_len=deployment.q_len,
-        causal=kind.causal,
-        attn_type=kind.attn_type,
-        max_num_seqs=deployment.max_num_seqs,
-        max_seq_len=longest,
-        num_blocks=deployment.num_blocks,
-    )
+    asked = _common(kind) | _common(deployment)
+    asked |= {
+        "num_q_heads": heads,
+        "num_kv_heads": kv_heads,
+        "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
+        "kv_scales": "none" if kv_cache_dtype == "auto" else deployment.kv_scales,
+        "block_size": block_size,
+        "sides": sides,
+        "max_seq_len": longest,
+    }
+    request = Request(**asked)
     try:
         return Explained(kind, request, route(request, deployment.providers))
     except NoKernelError as error:
         return Explained(kind, request, error)
+
+
+def _common(source: Kind | Deployment) -> dict[str, Any]:
+    """The fields that a request has by the same names."""
+    return {field.name: getattr(source, field.name) for field in fields(Request) if hasattr(source, field.name)}
 
 
 def kv_format(name: str, arch: str, dtype: str) -> KvCacheDtype:
@@ -169,7 +161,7 @@ def kv_format(name: str, arch: str, dtype: str) -> KvCacheDtype:
     if name in {"auto", dtype}:
         return "auto"
     if name in {"fp8", "fp8_e4m3"}:
-        return "e4m3fnuz" if HARDWARE_FP8.get(arch) == "e4m3fnuz" else "e4m3fn"
+        return "e4m3fnuz" if limits(arch).native_fp8 == "e4m3fnuz" else "e4m3fn"
     if name == "fp8_e5m2":
         return "e5m2"
     if name in ELEMENT_BYTES:
@@ -201,12 +193,10 @@ def _hybrid_block(state: State, kind: Kind, deployment: Deployment, dtype: str) 
     token = 2 * heads * kind.head_size * (1 if quantised else ELEMENT_BYTES[dtype])
     if quantised and deployment.kv_scales == "token":
         token += 2 * heads * ELEMENT_BYTES["float32"]
-    tokens = hybrid_block_size(state.bytes, token, asked=deployment.block_size)
-    reason = (
+    return hybrid_block_size(state.bytes, token, asked=deployment.block_size), (
         f"so that a block of {token} bytes a token holds the state of a {state.name} layer, {state.bytes} bytes "
         f"(asked: {deployment.block_size})"
     )
-    return tokens, reason
 
 
 def _sides(deployment: Deployment, *, shared: bool) -> Sides:
@@ -265,8 +255,7 @@ def _layer_data(layer: Explained) -> dict[str, object]:
 
 def _layer(layer: Explained) -> list[str]:
     kind = layer.kind
-    lines = [f"{kind.count} x {kind.name}" + (f": {_asked(layer)}" if layer.request else "")]
-    lines = _wrap(lines[0], 0)
+    lines = _wrap(f"{kind.count} x {kind.name}" + (f": {_asked(layer.request)}" if layer.request else ""), 0)
     if layer.note:
         lines += _wrap(layer.note, 1)
     if isinstance(layer.answer, NoKernelError):
@@ -280,10 +269,8 @@ def _layer(layer: Explained) -> list[str]:
     return lines
 
 
-def _asked(layer: Explained) -> str:
-    """What the layer asks for, in words."""
-    request = layer.request
-    assert request
+def _asked(request: Request) -> str:
+    """What a layer asks for, in words."""
     words = [f"{request.num_q_heads} heads on {request.num_kv_heads}, head size {request.head_size}"]
     words += [f"window {request.window}"] if request.window else []
     words += [f"soft cap {request.softcap:g}"] if request.softcap else []

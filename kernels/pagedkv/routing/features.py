@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from pagedkv.arch import limits
+
 from .errors import InvalidFileError
 
 if TYPE_CHECKING:
@@ -77,10 +79,22 @@ def parse_limit(where: str, data: object) -> Limit:
     kinds = [kind for kind in (("takes",), (*_INTEGERS, "power_of_two"), ("branches",)) if set(kind) & set(data)]
     if len(kinds) != 1:
         raise InvalidFileError(f"{where}: expected one of takes, a range, or branches; got {sorted(data)}.")
-    if kinds[0] == ("takes",):
-        return _parse_takes(where, data["takes"], source)
-    if kinds[0] == ("branches",):
-        return _parse_branches(where, data, source)
+    if "takes" in data:
+        takes = data["takes"]
+        if takes == "any":
+            return Limit(source, any=True)
+        if takes != "none" and not (
+            isinstance(takes, list) and takes and all(isinstance(v, (str, int)) for v in takes)
+        ):
+            raise InvalidFileError(f'{where}: takes: got {takes!r}; expected "any", "none" or a list of values.')
+        return Limit(source, values=() if takes == "none" else tuple(takes))
+    if "branches" in data:
+        branches, rows = data["branches"], data.get("rows_per_compute_unit")
+        if not isinstance(branches, list) or len(branches) < 2 or not isinstance(rows, int) or rows < 1:
+            raise InvalidFileError(
+                f"{where}: expected at least two branches and rows_per_compute_unit >= 1; got {data!r}."
+            )
+        return Limit(source, branches=tuple(branches), rows_per_compute_unit=rows, any=True)
     for key in _INTEGERS:
         value = data.get(key, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -96,31 +110,10 @@ def parse_limit(where: str, data: object) -> Limit:
     )
 
 
-def _parse_takes(where: str, takes: object, source: str) -> Limit:
-    if takes == "any":
-        return Limit(source, any=True)
-    if takes == "none":
-        return Limit(source, values=())
-    if isinstance(takes, list) and takes and all(isinstance(value, (str, int)) for value in takes):
-        return Limit(source, values=tuple(takes))
-    raise InvalidFileError(f'{where}: takes: got {takes!r}; expected "any", "none" or a list of values.')
-
-
-def _parse_branches(where: str, data: Mapping[str, object], source: str) -> Limit:
-    branches, rows = data["branches"], data.get("rows_per_compute_unit")
-    if not isinstance(branches, list) or len(branches) < 2 or not isinstance(rows, int) or rows < 1:
-        raise InvalidFileError(f"{where}: expected at least two branches and rows_per_compute_unit >= 1; got {data!r}.")
-    return Limit(source, branches=tuple(branches), rows_per_compute_unit=rows, any=True)
-
-
 Task = Literal["decode", "prefill", "write", "gather"]
 """`prefill` is every query with more than a decode step's tokens: prefill, and extend of a cached context."""
 TASKS: tuple[Task, ...] = ("decode", "prefill", "write", "gather")
 READERS: tuple[Task, ...] = ("decode", "prefill")
-
-HARDWARE_FP8 = {"gfx942": "e4m3fnuz", "gfx950": "e4m3fn", "sm_90": "e4m3fn"}
-"""The 4-bit-exponent format that the matrix and conversion instructions of an arch mean (CDNA3 and CDNA4 ISA, "FP8";
-PTX ISA `.e4m3`). The same byte read as the other format is wrong by a factor of 2."""
 
 UNKNOWN_BLOCKS = 1 << 62
 """Stands for a pool of unknown size: more than any limit."""
@@ -141,8 +134,8 @@ class Feature:
 
 
 def _kv_cache_dtype(request: Request, _task: Task) -> str:
-    hardware = HARDWARE_FP8.get(request.arch)
-    return "hardware_fp8" if request.kv_cache_dtype == hardware else request.kv_cache_dtype
+    native = limits(request.arch).native_fp8
+    return "hardware_fp8" if request.kv_cache_dtype == native else request.kv_cache_dtype
 
 
 def _plain(key: str, tasks: tuple[Task, ...] = TASKS) -> Feature:

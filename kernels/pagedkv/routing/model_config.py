@@ -219,14 +219,12 @@ def _latent(config: Config, count: int) -> Kind:
 
 
 def _encoder_decoder(config: Config) -> tuple[Kind, ...]:
-    width = config.integer("d_model")
-    heads = config.integer("decoder_attention_heads")
-    decoder = config.integer("decoder_layers")
+    width, heads = config.integer("d_model"), config.integer("decoder_attention_heads")
     source = config.integer("max_source_positions", "max_position_embeddings")
     target = config.integer("max_target_positions", "max_position_embeddings")
     own = Kind(
         "decoder self-attention",
-        decoder,
+        config.integer("decoder_layers"),
         num_q_heads=heads,
         num_kv_heads=heads,
         head_size=width // heads,
@@ -250,8 +248,7 @@ def _kv_heads(config: Config, heads: int) -> int:
     inner = config.keys.get("attn_config")
     if isinstance(inner, dict) and "kv_n_heads" in inner:
         return Config(config.path, inner).integer("kv_n_heads")
-    new_falcon = bool(config.keys.get("new_decoder_architecture"))
-    if config.keys.get("multi_query") and not new_falcon:
+    if config.keys.get("multi_query") and not config.keys.get("new_decoder_architecture"):  # the older Falcons
         return 1
     return config.integer("num_key_value_heads", "num_kv_heads", "n_head_kv", default=heads)
 
@@ -395,7 +392,12 @@ def _describe(config: Config, tp: int) -> tuple[str, int, int, tuple[int, ...]]:
     if config.has("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"):
         heads = config.integer("mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
         size = config.integer("mamba_d_state", "ssm_state_size")
-        inner = _mamba2_inner(config, heads)
+        if config.has("mamba_d_ssm"):
+            inner = config.integer("mamba_d_ssm")
+        elif config.has("mamba_head_dim"):
+            inner = heads * config.integer("mamba_head_dim")
+        else:
+            inner = config.integer("mamba_expand") * config.integer("hidden_size")
         groups = config.integer("mamba_n_groups", "n_groups", "mamba_ngroups", default=1)
         groups += 0 if groups % tp == 0 else tp - groups  # each rank needs the groups of its heads
         taps = config.integer("mamba_d_conv", "conv_kernel")
@@ -408,11 +410,3 @@ def _describe(config: Config, tp: int) -> tuple[str, int, int, tuple[int, ...]]:
     raise config.error(
         f"model type {config.model_type} has recurrent layers that are not described here (model_config.py)"
     )
-
-
-def _mamba2_inner(config: Config, heads: int) -> int:
-    if config.has("mamba_d_ssm"):
-        return config.integer("mamba_d_ssm")
-    if config.has("mamba_head_dim"):
-        return heads * config.integer("mamba_head_dim")
-    return config.integer("mamba_expand") * config.integer("hidden_size")

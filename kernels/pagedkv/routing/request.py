@@ -101,42 +101,41 @@ class Request:
             if getattr(self, field) not in allowed:
                 raise RequestError(field, got=getattr(self, field), expected=f"one of {', '.join(allowed)}")
         for field in _COUNTS:
-            _check_count(field, getattr(self, field))
-        for field in ("window", "num_blocks"):
-            if getattr(self, field) is not None:
-                _check_count(field, getattr(self, field))
+            value = getattr(self, field)
+            absent = value is None and field in {"window", "num_blocks"}
+            if not absent and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise RequestError(field, got=value, expected="an integer >= 1")
         for field in ("softcap", "scale"):
-            _check_factor(field, getattr(self, field))
+            value = getattr(self, field)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (number and 0 < value < math.inf):
+                raise RequestError(field, got=value, expected="None or a finite number > 0")
         for field in ("alibi", "sinks", "causal"):
             if not isinstance(getattr(self, field), bool):
                 raise RequestError(field, got=getattr(self, field), expected="True or False")
-        self._check_together()
-
-    def _check_together(self) -> None:
-        if self.num_q_heads % self.num_kv_heads:
-            raise RequestError(
-                "num_q_heads", got=self.num_q_heads, expected=f"a multiple of num_kv_heads {self.num_kv_heads}"
-            )
-        if (self.kv_scales == "none") != (self.kv_cache_dtype == "auto"):
-            raise RequestError(
-                "kv_scales",
-                got=self.kv_scales,
-                expected="none" if self.kv_cache_dtype == "auto" else "unit, tensor, head or token",
-                remedy=f"The KV cache dtype is {self.kv_cache_dtype}.",
-            )
         run = vector_elements(self.layout.element_bytes)
-        if self.packing != "rows" and self.head_size % run:
-            raise RequestError(
-                "head_size", got=self.head_size, expected=f"a multiple of {run}", remedy=f"Packing {self.packing}."
-            )
-        if self.packing == "shuffle" and self.block_size % run:
-            raise RequestError(
-                "block_size", got=self.block_size, expected=f"a multiple of {run}", remedy="Packing shuffle."
-            )
-        if self.window is not None and not self.causal:
-            raise RequestError("window", got=self.window, expected="None where causal is False")
-        if self.attn_type != "decoder" and self.causal:
-            raise RequestError("causal", got=True, expected=f"False for attention type {self.attn_type}")
+        quantised, packed = self.kv_cache_dtype != "auto", self.packing != "rows"
+        scales, dtype = (
+            "unit, tensor, head or token" if quantised else "none",
+            f"The KV cache dtype is {self.kv_cache_dtype}.",
+        )
+        runs, why = f"a multiple of {run}", f"Packing {self.packing}."
+        contradictions = (
+            (
+                self.num_q_heads % self.num_kv_heads,
+                "num_q_heads",
+                f"a multiple of num_kv_heads {self.num_kv_heads}",
+                "",
+            ),
+            ((self.kv_scales == "none") == quantised, "kv_scales", scales, dtype),
+            (packed and self.head_size % run, "head_size", runs, why),
+            (self.packing == "shuffle" and self.block_size % run, "block_size", runs, why),
+            (self.window is not None and not self.causal, "window", "None where causal is False", ""),
+            (self.attn_type != "decoder" and self.causal, "causal", f"False for attention type {self.attn_type}", ""),
+        )
+        for wrong, field, expected, remedy in contradictions:
+            if wrong:
+                raise RequestError(field, got=getattr(self, field), expected=expected, remedy=remedy)
 
     @property
     def layout(self) -> CacheLayout:
@@ -161,16 +160,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "sides": get_args(Sides),
     "attn_type": get_args(AttnType),
 }
-_COUNTS = ("head_size", "num_q_heads", "num_kv_heads", "block_size", "q_len", "max_num_seqs", "max_seq_len")
-
-
-def _check_count(field: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise RequestError(field, got=value, expected="an integer >= 1")
-
-
-def _check_factor(field: str, value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise RequestError(field, got=value, expected="None or a finite number > 0")
+_COUNTS = (
+    *("head_size", "num_q_heads", "num_kv_heads", "block_size", "q_len", "max_num_seqs", "max_seq_len"),
+    *("window", "num_blocks"),
+)

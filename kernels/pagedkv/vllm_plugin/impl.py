@@ -10,7 +10,7 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionType
 from pagedkv.attention.paged import paged_attention
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.vllm_plugin import routes
-from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
+from pagedkv.vllm_plugin.errors import UnsupportedFeatureError, refuse
 from pagedkv.vllm_plugin.pages import Page, sides
 from pagedkv.vllm_plugin.settings import packing
 
@@ -72,18 +72,16 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         cross = attn_type == AttentionType.ENCODER_DECODER
         refused = {"ALiBi in cross attention": cross and alibi_slopes is not None}
         refused |= {f"attention argument {name!r}": value is not None for name, value in other_features.items()}
-        for feature, asked in refused.items():
-            if asked:
-                raise UnsupportedFeatureError(feature)
+        refuse(refused)
         self.logits_soft_cap = logits_soft_cap or None  # vLLM passes 0 for "none" in places
         request = routes.describe(
-            num_heads=num_heads,
+            num_q_heads=num_heads,
             num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
             head_size=head_size,
             scale=float(scale),
             packing=packing(),
             kv_cache_dtype=kv_cache_dtype,
-            sliding_window=sliding_window,
+            window=sliding_window,
             softcap=self.logits_soft_cap,
             alibi=alibi_slopes is not None,
             sinks=sinks is not None,

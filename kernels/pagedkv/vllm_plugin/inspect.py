@@ -173,7 +173,7 @@ def require_served(layers: list[ServedLayer]) -> None:
         elif not row["attentions"]:
             problems.append(f"{where}: selected pagedkv, but no attention call reached it")
     if problems:
-        raise NotServedError(problems)
+        raise NotServedError("\n".join(f"  {problem}" for problem in problems))
 
 
 def _attention_layers(worker: Any) -> dict[str, Any]:

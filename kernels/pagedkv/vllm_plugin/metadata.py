@@ -14,7 +14,7 @@ from vllm.v1.attention.backend import (
 )
 
 from pagedkv.vllm_plugin import log, routes
-from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
+from pagedkv.vllm_plugin.errors import refuse
 
 if TYPE_CHECKING:
     import torch
@@ -110,9 +110,7 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
             "reference sliding window attention": common.rswa_prefix_lens is not None,
             "decode context parallelism": common.dcp_local_seq_lens is not None,
         }
-        for feature, asked in refused.items():
-            if asked:
-                raise UnsupportedFeatureError(feature)
+        refuse(refused)
         whole = Part(
             causal=common.causal,
             max_query_len=common.max_query_len,

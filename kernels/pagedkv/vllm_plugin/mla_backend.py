@@ -24,7 +24,7 @@ from pagedkv.mla.checks import LARGEST_LATENT, LARGEST_ROPE
 from pagedkv.mla.decode import mla_decode
 from pagedkv.mla.tables import Tables, allocate, fill
 from pagedkv.vllm_plugin import log
-from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
+from pagedkv.vllm_plugin.errors import refuse
 from pagedkv.vllm_plugin.routes import fp8_format
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class MLADecode:
             "a soft cap in MLA": logits_soft_cap,
             f"attention type {attn_type!r} in MLA": attn_type != AttentionType.DECODER,
         }
-        _refuse(refused)
+        refuse(refused)
         features = {"alibi_slopes": None, "sliding_window": None, "logits_soft_cap": None, "attn_type": attn_type}
         super().__init__(**features, **constants)
         latent, rope = self.kv_lora_rank, self.qk_rope_head_dim
@@ -157,7 +157,7 @@ class MLADecode:
             "sparse MLA": self.indexer is not None,
             "decode context parallelism": self.dcp_world_size > 1,
         }
-        _refuse(refused)
+        refuse(refused)
         self.cache_format: FormatName | None = fp8_format(self.kv_cache_dtype)
         self.supports_quant_query_input = False  # codes are decoded to the query's dtype
         self.writes = 0
@@ -250,21 +250,24 @@ class PagedKVGPUMLAImpl(MLADecode, MLACommonImpl[MLACommonMetadata]):
         self.writes += 1
 
 
-def _refuse(features: dict[str, object]) -> None:
-    for feature, asked in features.items():
-        if asked:
-            raise UnsupportedFeatureError(feature)
-
-
-class PagedKVMLABackend(CPUMLABackend):
-    """MLA with any latent size that the kernels take and any block size; pages may be padded."""
-
-    supported_kv_cache_dtypes: ClassVar[list[CacheDType]] = list(PagedKVMLAImpl.served_kv_cache_dtypes)
+class _Served:
+    """What vLLM must know of both backends alike."""
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
         """Any: the impl refuses what its kernels do not take, with the reason."""
         return []
+
+    @staticmethod
+    def get_builder_cls() -> type[PagedKVMLAMetadataBuilder]:
+        """The class that describes a batch."""
+        return PagedKVMLAMetadataBuilder
+
+
+class PagedKVMLABackend(_Served, CPUMLABackend):
+    """MLA with any latent size that the kernels take and any block size; pages may be padded."""
+
+    supported_kv_cache_dtypes: ClassVar[list[CacheDType]] = list(PagedKVMLAImpl.served_kv_cache_dtypes)
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: KVCacheSpec | None = None) -> list[int | MultipleOf]:  # noqa: ARG004
@@ -281,22 +284,12 @@ class PagedKVMLABackend(CPUMLABackend):
         """The class that runs a layer."""
         return PagedKVMLAImpl
 
-    @staticmethod
-    def get_builder_cls() -> type[PagedKVMLAMetadataBuilder]:
-        """The class that describes a batch."""
-        return PagedKVMLAMetadataBuilder
 
-
-class PagedKVGPUMLABackend(MLACommonBackend):
+class PagedKVGPUMLABackend(_Served, MLACommonBackend):
     """The same on ROCm and CUDA, under the name TRITON_MLA, which it inherits with vLLM's part of the work."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]  # of vLLM's prefill
     supported_kv_cache_dtypes: ClassVar[list[CacheDType]] = list(PagedKVGPUMLAImpl.served_kv_cache_dtypes)
-
-    @classmethod
-    def get_supported_head_sizes(cls) -> list[int]:
-        """Any: the impl refuses what its kernels do not take, with the reason."""
-        return []
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: KVCacheSpec | None = None) -> list[int | MultipleOf]:  # noqa: ARG004
@@ -307,8 +300,3 @@ class PagedKVGPUMLABackend(MLACommonBackend):
     def get_impl_cls() -> type[PagedKVGPUMLAImpl]:
         """The class that runs a layer."""
         return PagedKVGPUMLAImpl
-
-    @staticmethod
-    def get_builder_cls() -> type[PagedKVMLAMetadataBuilder]:
-        """The class that describes a batch."""
-        return PagedKVMLAMetadataBuilder

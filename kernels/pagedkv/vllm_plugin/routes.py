@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from vllm.config import get_current_vllm_config
@@ -22,7 +22,6 @@ from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from pagedkv.fp8.formats import FormatName
-    from pagedkv.layout import Packing
     from pagedkv.routing import Route
     from pagedkv.routing.request import Dtype, KvScales, Sides
 
@@ -76,24 +75,16 @@ def fp8_format(kv_cache_dtype: str) -> FormatName | None:
     return found
 
 
-def describe(
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    head_size: int,
-    scale: float,
-    packing: Packing,
-    kv_cache_dtype: str,
-    sliding_window: int | None,
-    softcap: float | None,
-    alibi: bool,
-    sinks: bool,
-    attn_type: str,
-) -> Request:
+def describe(*, kv_cache_dtype: str, attn_type: str, **layer: Any) -> Request:
     """The request of one layer, asked while vLLM makes it.
 
     dtype, block size and bounds are those of vLLM's configuration. The block size of a hybrid and the layout of the
     pool are decided later: whoever learns them replaces these fields.
+
+    Args:
+        kv_cache_dtype: vLLM's name of it.
+        attn_type: vLLM's name of it.
+        **layer: Further fields of the request.
 
     Raises:
         UnsupportedFeatureError: Some feature has a value that no kernel could serve.
@@ -104,25 +95,17 @@ def describe(
         return Request(
             arch=current().name,
             phase="mixed",
-            head_size=head_size,
-            num_q_heads=num_heads,
-            num_kv_heads=num_kv_heads,
             dtype=cast("Dtype", str(torch.get_default_dtype()).removeprefix("torch.")),
             kv_cache_dtype=fp8_format(kv_cache_dtype) or "auto",
             kv_scales=CACHE_DTYPES[kv_cache_dtype].scales,
             block_size=config.cache_config.block_size,
-            packing=packing,
             sides="interleaved",
-            window=sliding_window,
-            softcap=softcap,
-            alibi=alibi,
-            sinks=sinks,
-            scale=scale,
             q_len=max_decode_query_len(config),
             causal=kind == AttentionType.DECODER.value,
             attn_type=kind,
             max_num_seqs=config.scheduler_config.max_num_seqs,
             max_seq_len=config.model_config.max_model_len,
+            **layer,
         )
     except RequestError as error:
         raise UnsupportedFeatureError(_refused(error)) from error

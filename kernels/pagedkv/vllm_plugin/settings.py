@@ -40,5 +40,5 @@ def mla() -> bool:
 def _read(variable: str, allowed: tuple[str, ...], default: str) -> str:
     value = os.environ.get(variable, default)
     if value not in allowed:
-        raise SettingError(variable, value, allowed)
+        raise SettingError(variable, value, ", ".join(allowed))
     return value
