@@ -412,3 +412,16 @@ def test_damaged_plan_is_refused(tmp_path, damage, expected):
     path.write_text(damage(path.read_text()))
     with pytest.raises(RecordsError, match=expected):
         read_plan(path)
+
+
+def test_ci_runs_every_step_of_the_gate_once():
+    """`.ci/run` names the steps that are no part of `make test`: a new step is in one of the two."""
+    named = set(re.findall(r"--steps ([\w-]+)", (REPOSITORY / ".ci" / "run").read_text()))
+    left = {
+        step.key
+        for area, step in load(REPOSITORY).steps()
+        if "cpu" in step.devices and "gate" in step.profiles and not {area.area, step.key} & named
+        if not re.fullmatch(r"python -m pytest( tests/\S+| --ignore=\S+)+", step.command)
+        or " tests/families/test_families.py" in step.command
+    }
+    assert left == set()
