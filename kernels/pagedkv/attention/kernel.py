@@ -230,9 +230,14 @@ def attention_kernel(
     query_row = (row_start + row_token).to(tl.int64)
     channel = tl.arange(0, PADDED)
     row_mask = row_live[:, None] & (channel < HEAD_SIZE)[None, :]
+    query_offset = query_row * stride_query_token + row_head * stride_query_head
+    # With a window q comes after the bounds, because before them Triton 3.6 reserves scratch on gfx90a; without one it
+    # comes before, because after them decode at head size 256 needs four registers more on gfx942, which cost a wave.
+    if not WINDOWED:
+        q = tl.load(query + query_offset[:, None] + channel[None, :], mask=row_mask, other=0.0)
 
     # The tokens they see, and the tiles over them. With a single query token it sees all of those, and the causal mask
-    # and the window need no further test. (q comes after the bounds: with it before them Triton 3.6 reserves scratch.)
+    # and the window need no further test.
     column = tl.arange(0, TILE * HEADS * SEQS)
     column_seq = sequence_of(column, first_seq, TILE * HEADS, SEQS)
     column_head = first_head + column % HEADS
@@ -244,8 +249,8 @@ def attention_kernel(
     first_tile, end_tile = tile_range(
         lowest(kv_begin, SEQS if WINDOWED else 1), highest(kv_end, SEQS), split, TILE, SPLITS, SPLIT_TILES
     )
-    query_offset = query_row * stride_query_token + row_head * stride_query_head
-    q = tl.load(query + query_offset[:, None] + channel[None, :], mask=row_mask, other=0.0)
+    if WINDOWED:
+        q = tl.load(query + query_offset[:, None] + channel[None, :], mask=row_mask, other=0.0)
     same = shared(row_live, row_seq, row % TOKEN_ROWS // GROUP, column_seq, column % HEADS, HEADS, SEQS)
     GROUPED: tl.constexpr = PACKING > 0 and BLOCK_SIZE % X == 0
     table = block_table + column_seq.to(tl.int64) * stride_table
