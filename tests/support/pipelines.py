@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from support import plans as toyplans
+from support import plans
 
 from hilgate.buildkite.lint import sdk_schema
 from hilgate.declare.load import load
@@ -33,7 +33,7 @@ def steps_of(text: str) -> dict[str, dict[str, Any]]:
 
 def toys(**changes: object) -> Plan:
     """An image, a kernel test in it and a model that needs a token."""
-    image = toyplans.step("image-rocm", "docker/build.sh rocm", provides="rocm", network=True, timeout_minutes=60)
+    image = plans.step("image-rocm", "docker/build.sh rocm", provides="rocm", network=True, timeout_minutes=60)
     common: dict[str, object] = {
         "device": "gfx942",
         "queue": "amd_mi300_1",
@@ -41,7 +41,7 @@ def toys(**changes: object) -> Plan:
         "image": "rocm",
         "depends_on": ("image-rocm-cpu",),
     }
-    kernels = toyplans.step("kernels", "python -m pytest", key="kernels-gfx942", **common)
-    models = toyplans.step("models", "python -m pytest", key="models-gfx942", secrets=("HF_TOKEN",), **common)
+    kernels = plans.step("kernels", "python -m pytest", key="kernels-gfx942", **common)
+    models = plans.step("models", "python -m pytest", key="models-gfx942", secrets=("HF_TOKEN",), **common)
     values: dict[str, object] = {"profile": "pr", "images": {"rocm": "d" * 64}, **changes}
-    return toyplans.plan(image, kernels, models, **values)
+    return plans.plan(image, kernels, models, **values)

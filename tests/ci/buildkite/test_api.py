@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support import plans as toyplans
+from support import plans
 from support.rest import TOKEN, build, serving
 
 from hilgate.buildkite.api import (
@@ -188,8 +188,8 @@ def remote(**changes):
 
 
 def plan(*names, **changes):
-    steps = [toyplans.step(name, "true") for name in names]
-    return toyplans.plan(*steps, **{"profile": "pr", "merge_base": "b" * 40, **changes})
+    steps = [plans.step(name, "true") for name in names]
+    return plans.plan(*steps, **{"profile": "pr", "merge_base": "b" * 40, **changes})
 
 
 FORK = {"id": "7", "base": "main", "repository": "https://example.invalid/somebody/rocm.git"}
@@ -272,7 +272,7 @@ def test_part_of_a_plan_or_another_plan_is_not_complete(rerun, expected):
 )
 def test_step_that_does_something_else_is_not_the_same(change):
     required = plan("a", "b")
-    steps = (toyplans.changed(required.steps[0], **change), required.steps[1])
+    steps = (plans.changed(required.steps[0], **change), required.steps[1])
     assert shortfall(required, required.model_copy(update={"steps": steps})) == ("a-cpu differs",)
 
 

@@ -11,7 +11,7 @@ from buildkite_sdk.schema import CommandStep, CommandStepRetry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from support import plans as toyplans
+from support import plans
 from support.declarations import change
 from support.pipelines import DECLARED, SCHEMAS, steps_of, toys
 
@@ -124,7 +124,7 @@ def test_misspelt_keys_are_refused_by_the_sdk_models():
 )
 def test_plan_that_makes_no_sound_pipeline_is_refused(change, problem):
     plan = toys()
-    stray = plan.model_copy(update={"steps": (toyplans.changed(plan.steps[0], **change),)})
+    stray = plan.model_copy(update={"steps": (plans.changed(plan.steps[0], **change),)})
     with pytest.raises(InvalidPipelineError, match=re.escape(problem)):
         pipeline_yaml(stray, DECLARED)
 
@@ -146,13 +146,13 @@ KEYS = st.from_regex(r"[a-z][a-z0-9_-]{0,20}-(cpu|gfx942)", fullmatch=True)
 
 
 @st.composite
-def plans(draw):
+def random_plans(draw):
     keys = draw(st.lists(KEYS, min_size=1, max_size=8, unique=True))
     steps = []
     for position, key in enumerate(keys):
         needs = draw(st.lists(st.sampled_from(keys[:position]), max_size=3, unique=True)) if position else []
         steps.append(
-            toyplans.step(
+            plans.step(
                 "toy",
                 "true",
                 key=key,
@@ -169,11 +169,11 @@ def plans(draw):
         )
     profile = draw(st.sampled_from(["pr", "nightly", "release"]))
     images = draw(st.sampled_from([{}, {"rocm": "a" * 64}]))
-    return toyplans.plan(*steps, fork=draw(st.booleans()), profile=profile, images=images)
+    return plans.plan(*steps, fork=draw(st.booleans()), profile=profile, images=images)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(plan=plans(), branch=st.sampled_from(["main", "gh-readonly-queue/main/pr-1"]), failing=st.data())
+@given(plan=random_plans(), branch=st.sampled_from(["main", "gh-readonly-queue/main/pr-1"]), failing=st.data())
 def test_any_plan_becomes_a_sound_pipeline_of_exactly_its_steps(plan, branch, failing):
     text = pipeline_yaml(plan, DECLARED, branch=branch)
     assert lint(text, secrets=not plan.fork) == []

@@ -5,7 +5,7 @@ import types
 
 import pytest
 import yaml
-from support import plans as toyplans
+from support import plans
 from support.rest import TOKEN, build, serving
 
 from hilgate.buildkite import api
@@ -17,7 +17,7 @@ WHERE = ("--organization", "acme", "--pipeline", "rocm")
 @pytest.fixture
 def root(tmp_path):
     models = {"pocket": {"models": ["pocket-hybrid"]}, "jamba": {"models": ["jamba"]}}
-    return toyplans.write_repository(tmp_path, {"lint": "true", "pocket": "true", "jamba": "true"}, **models)
+    return plans.write_repository(tmp_path, {"lint": "true", "pocket": "true", "jamba": "true"}, **models)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def buildkite(monkeypatch):
 
 
 def rerun(root, *arguments, **env):
-    return toyplans.hilgate(root, "rerun", *arguments, **{api.TOKEN_VARIABLE: TOKEN, **env})
+    return plans.hilgate(root, "rerun", *arguments, **{api.TOKEN_VARIABLE: TOKEN, **env})
 
 
 def test_rerun_starts_a_build_of_the_last_commit_and_says_what_it_means(root, buildkite):
@@ -121,14 +121,14 @@ def test_no_token_is_said_before_anything_is_sent(root, buildkite):
 @pytest.fixture
 def planned(root):
     """A plan file of two steps, and one of a part of it."""
-    whole = toyplans.plan(*[toyplans.step(name, "true") for name in ("lint", "jamba")], profile="pr")
+    whole = plans.plan(*[plans.step(name, "true") for name in ("lint", "jamba")], profile="pr")
     whole.save(root / "whole.json")
     whole.model_copy(update={"steps": whole.steps[:1]}).save(root / "part.json")
     return root
 
 
 def pipeline(root, *arguments, **env):
-    return toyplans.hilgate(root, "pipeline", *arguments, **env)
+    return plans.hilgate(root, "pipeline", *arguments, **env)
 
 
 def test_pipeline_of_a_plan_holds_its_steps(planned):

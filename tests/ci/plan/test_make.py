@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import plans as toyplans
+from support import plans
 from support.declarations import AGENTS, EVERYTHING, EVERYWHERE, LAPTOP, MI300X, change, declare, reasons, step
 
 from hilgate.declare.imports import build
@@ -368,7 +368,7 @@ def test_pull_request_of_another_repository_is_a_fork(monkeypatch, tmp_path, the
     assert gather_facts(tmp_path, EVERYTHING).fork is fork
 
 
-PLAN = toyplans.plan(toyplans.step("s", "true"), base=None, omissions=())
+PLAN = plans.plan(plans.step("s", "true"), base=None, omissions=())
 
 
 def test_digest_ignores_when_and_sees_everything_else():

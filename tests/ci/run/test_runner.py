@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import plans as toyplans
+from support import plans
 from support.plans import failing, passing, plan, python, results_of, runner, skipped, step, undecided, writes_findings
 
 from hilgate.errors import DeclarationError, RunInterruptedError
@@ -78,7 +78,7 @@ def test_all_steps_are_recorded_and_a_dependant_of_a_failure_is_not_started(tmp_
 def test_cores_are_filled_and_never_exceeded(tmp_path):
     slow = writes_findings(passing(), then="import time; time.sleep(0.4)")
     a_plan = plan(step("a", slow), step("b", slow), step("c", slow, cores=64), step("d", slow))
-    progress = toyplans.Silent()
+    progress = plans.Silent()
     results_of(a_plan, tmp_path, progress=progress)
     running, most = set(), 0
     for event, key in progress.events:
@@ -91,7 +91,7 @@ def test_cores_are_filled_and_never_exceeded(tmp_path):
 def test_one_step_at_a_time_on_a_gpu(tmp_path):
     slow = writes_findings(passing(), then="import time; time.sleep(0.2)")
     steps = [step(name, slow, key=f"{name}-gfx942", device="gfx942") for name in "ab"]
-    progress = toyplans.Silent()
+    progress = plans.Silent()
     results_of(plan(*steps), tmp_path, progress=progress)
     assert [event for event, _ in progress.events] == ["started", "finished"] * 2
 
@@ -134,13 +134,13 @@ def test_an_interrupt_keeps_what_finished_and_resume_runs_the_rest(tmp_path):
         ' pathlib.Path(os.environ[\'HILGATE_OUT\'], \'findings.jsonl\').write_text(\'{"id": "a", "outcome": "pass"}\')'
     )
     a_plan = plan(step("quick", writes_findings(passing())), step("slow", slow))
-    progress = toyplans.Silent()
+    progress = plans.Silent()
     threading.Thread(target=_interrupt_when, args=(lambda: mark.exists() and len(progress.events) == 3,)).start()
     with pytest.raises(RunInterruptedError):
         runner(a_plan, tmp_path, progress=progress).run()
     recorded = read_all(tmp_path, None, a_plan, plan_digest(a_plan))
     assert recorded.passed() == {"quick-cpu"}
-    again = toyplans.Silent()
+    again = plans.Silent()
     assert results_of(a_plan, tmp_path, progress=again, earlier=recorded).passed() == {"quick-cpu", "slow-cpu"}
     assert again.events == [("started", "slow-cpu"), ("finished", "slow-cpu")]
 
