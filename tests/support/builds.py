@@ -1,4 +1,4 @@
-"""Builds that were made up: a plan of toys, what was recorded of it, the verdict; and what a page of them shows."""
+"""Builds that were made up: a plan of samples, what was recorded of it, the verdict; and what a page of them shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bundles of a toy build, and the ways in which a forger rewrites one."""
+"""Bundles of a made-up build, and the ways in which a forger rewrites one."""
 
 from __future__ import annotations
 

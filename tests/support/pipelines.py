@@ -31,7 +31,7 @@ def steps_of(text: str) -> dict[str, dict[str, Any]]:
     return {step["key"]: step for top in pipeline["steps"] for step in top.get("steps", [top])}
 
 
-def toys(**changes: object) -> Plan:
+def agent_plan(**changes: object) -> Plan:
     """An image, a kernel test in it and a model that needs a token."""
     image = plans.step("image-rocm", "docker/build.sh rocm", provides="rocm", network=True, timeout_minutes=60)
     common: dict[str, object] = {

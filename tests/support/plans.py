@@ -30,7 +30,7 @@ COMMIT = "c" * 40
 PLACED = frozenset(PlannedStep.model_fields) - {"step"}
 """Fields of a planned step besides its declared one."""
 
-IDENTITY = ["-c", "user.name=toys", "-c", "user.email=toys@example.invalid"]
+IDENTITY = ["-c", "user.name=samples", "-c", "user.email=samples@example.invalid"]
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -69,16 +69,16 @@ def undecided(name: str = "it depends") -> dict[str, object]:
 def step(name: str, command: str, **changes: object) -> PlannedStep:
     """A planned step; `changes` are fields of it or of its declared step, which is `name` unless there is a `key`."""
     placed: dict[str, object] = {
-        "area": "toys",
+        "area": "samples",
         "device": "cpu",
         "queue": "amd-cpu",
-        "reason": "toys/layout.py changed",
+        "reason": "samples/layout.py changed",
     }
     placed |= {field: value for field, value in changes.items() if field in PLACED}
     device = str(placed["device"])
     declared: dict[str, object] = {
         "key": str(changes.get("key", name)).removesuffix(f"-{device}"),
-        "label": f"{name} toys",
+        "label": f"{name} samples",
         "command": command,
         "devices": (device,),
         "evidence": "findings",
@@ -102,9 +102,11 @@ def plan(*steps: PlannedStep, **changes: object) -> Plan:
         "dirty": False,
         "base": "main",
         "profile": "gate",
-        "changed_files": ("toys/layout.py",),
+        "changed_files": ("samples/layout.py",),
         "steps": steps,
-        "omissions": (Omission(key="far-gfx950", area="toys", label="far", cause="not here", reason="needs gfx950"),),
+        "omissions": (
+            Omission(key="far-gfx950", area="samples", label="far", cause="not here", reason="needs gfx950"),
+        ),
     }
     return Plan.model_validate(values | changes)
 
@@ -154,7 +156,7 @@ def write_repository(root: Path, commands: dict[str, str], **changes: object) ->
     steps = [
         {
             "key": key,
-            "label": f"{key} toys",
+            "label": f"{key} samples",
             "command": command,
             "devices": ["cpu"],
             "evidence": "findings",
@@ -163,18 +165,25 @@ def write_repository(root: Path, commands: dict[str, str], **changes: object) ->
         | changes.get(key, {})
         for key, command in commands.items()
     ]
-    area = {"area": "toys", "title": "Toys", "why": "Toys work.", "paths": ["*"], "always": True, "steps": steps}
+    area = {
+        "area": "samples",
+        "title": "Samples",
+        "why": "Samples work.",
+        "paths": ["*"],
+        "always": True,
+        "steps": steps,
+    }
     (root / "ci" / "areas").mkdir(parents=True, exist_ok=True)
     (root / "ci" / "agents.yaml").write_text(AGENTS)
-    (root / "ci" / "areas" / "toys.yaml").write_text(json.dumps(area))
+    (root / "ci" / "areas" / "samples.yaml").write_text(json.dumps(area))
     (root / ".gitignore").write_text("results/\n")
-    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "toys"]):
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "samples"]):
         git(root, *arguments)
     return root
 
 
 def hilgate(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a toy repository, in this process: starting another one costs more than most tests do."""
+    """Run the command line in a small repository, in this process: another one costs more than most tests."""
     out, errors = io.StringIO(), io.StringIO()
     status = None
     with (

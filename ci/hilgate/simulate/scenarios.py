@@ -152,16 +152,16 @@ def _fits(kind: Kind, step: PlannedStep) -> bool:
     return True
 
 
-TOYS, REALS = 20, 4
-"""Different toy plans and real plans of one seed; builds share them."""
+SMALL, REALS = 20, 4
+"""Different small plans and real plans of one seed; builds share them."""
 
 REAL_SHARE = 0.02
-"""How many builds follow a real plan: one of those has up to a hundred times the records of a toy."""
+"""How many builds follow a real plan: one of those has up to a hundred times the records of a small one."""
 
 IMAGE = "rocm"
 CONTENT = "ab" * 32
 MAX_STEPS = 6
-"""Of a toy plan, the step that builds its image not counted."""
+"""Of a small plan, the step that builds its image not counted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,16 +190,18 @@ class Scenarios:
         self.declarations = load(root)
         self.images = contents(root)
         self.flow = parse((root / ".buildkite" / "pipeline.yml").read_text(encoding="utf-8"))
-        self.toy = functools.cache(self._toy)
+        self.small = functools.cache(self._small)
         self.real = functools.cache(self._real)
 
     def draw(self, rng: random.Random) -> Scenario:
-        """One of them: a toy mostly."""
-        real, number = rng.random() < REAL_SHARE, rng.randrange(TOYS * REALS)
-        return self.real(number % REALS) if real else self.toy(number % TOYS)
+        """One of them: a small one mostly."""
+        real, number = rng.random() < REAL_SHARE, rng.randrange(SMALL * REALS)
+        return self.real(number % REALS) if real else self.small(number % SMALL)
 
-    def _toy(self, number: int) -> Scenario:
-        return self._scenario(f"toy {number}", toy_plan(random.Random(f"{self.seed}:toy:{number}"), self.declarations))
+    def _small(self, number: int) -> Scenario:
+        return self._scenario(
+            f"small {number}", small_plan(random.Random(f"{self.seed}:small:{number}"), self.declarations)
+        )
 
     def _real(self, number: int) -> Scenario:
         rng = random.Random(f"{self.seed}:real:{number}")
@@ -230,7 +232,7 @@ def rechecks(scenario: Scenario, keys: tuple[str, ...]) -> tuple[Command | Wait,
     return () if not keys else parse(recheck_yaml(scenario.plan, dict.fromkeys(keys, ("a test",))))
 
 
-def toy_plan(rng: random.Random, declarations: Declarations) -> Plan:
+def small_plan(rng: random.Random, declarations: Declarations) -> Plan:
     """A plan of a few steps on the queues of `ci/agents.yaml`, some in an image that one of them builds."""
     queues = declarations.agents.queues
     cpu = [name for name, queue in queues.items() if queue.device == CPU]
@@ -252,7 +254,7 @@ def toy_plan(rng: random.Random, declarations: Declarations) -> Plan:
         merge_base="1" * 40,
         profile="pr",
         images={IMAGE: CONTENT} if in_image else {},
-        changed_files=("kernels/toy.py",),
+        changed_files=("kernels/sample.py",),
         steps=tuple(steps),
         omissions=(),
     )
@@ -265,7 +267,7 @@ def _step(
     minutes = rng.uniform(1, 20)
     declared = Step(
         key=name,
-        label=f"toy {name}",
+        label=f"small {name}",
         command=f"python -m pytest tests/{name}.py",
         devices=(offered.device,),
         evidence="findings" if provides else rng.choice(["junit", "junit", "findings"]),
@@ -275,4 +277,6 @@ def _step(
         provides=provides,
         minutes=minutes,
     )
-    return PlannedStep(step=declared, area="toys", device=offered.device, queue=queue, reason="kernels/toy.py changed")
+    return PlannedStep(
+        step=declared, area="samples", device=offered.device, queue=queue, reason="kernels/sample.py changed"
+    )

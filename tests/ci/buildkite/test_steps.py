@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from support import plans
 from support.declarations import change
-from support.pipelines import DECLARED, SCHEMAS, steps_of, toys
+from support.pipelines import DECLARED, SCHEMAS, agent_plan, steps_of
 
 from hilgate.buildkite.lint import lint, schema_problems
 from hilgate.buildkite.steps import InvalidPipelineError, pipeline_yaml, recheck_key, recheck_yaml, required_yaml
@@ -31,8 +31,8 @@ def plan_of(*files, profile="pr"):
 NAMED_CHANGES = {
     "docs-only": lambda: plan_of("README.md"),
     "vllm-plugin": lambda: plan_of("kernels/pagedkv/vllm_plugin/impl.py"),
-    "image-and-secret": toys,
-    "fork": lambda: toys(fork=True),
+    "image-and-secret": agent_plan,
+    "fork": lambda: agent_plan(fork=True),
 }
 
 
@@ -55,7 +55,9 @@ def test_pipeline_of_a_named_change_is_the_golden_one(name):
 
 
 def test_rechecks_are_the_golden_ones():
-    assert is_golden("recheck", recheck_yaml(toys(), {"models-gfx942": ("one",), "kernels-gfx942": ("two", "three")}))
+    assert is_golden(
+        "recheck", recheck_yaml(agent_plan(), {"models-gfx942": ("one",), "kernels-gfx942": ("two", "three")})
+    )
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
@@ -93,12 +95,12 @@ def test_every_planned_step_is_in_it_as_planned():
     ],
 )
 def test_priority_is_that_of_who_waits(profile, branch, priority):
-    steps = steps_of(pipeline_yaml(toys(profile=profile), DECLARED, branch=branch))
+    steps = steps_of(pipeline_yaml(agent_plan(profile=profile), DECLARED, branch=branch))
     assert {step["priority"] for step in steps.values()} == {priority}
 
 
 def test_two_builds_of_one_image_wait_for_each_other_and_other_images_do_not():
-    same, other = toys(), toys(images={"rocm": "e" * 64})
+    same, other = agent_plan(), agent_plan(images={"rocm": "e" * 64})
     locks = [steps_of(pipeline_yaml(plan, DECLARED))["image-rocm-cpu"]["concurrency_group"] for plan in (same, other)]
     assert locks == [f"hilgate/image/rocm/{'d' * 16}", f"hilgate/image/rocm/{'e' * 16}"]
     assert "concurrency" not in steps_of(pipeline_yaml(same, DECLARED))["kernels-gfx942"]
@@ -123,7 +125,7 @@ def test_misspelt_keys_are_refused_by_the_sdk_models():
     ],
 )
 def test_plan_that_makes_no_sound_pipeline_is_refused(change, problem):
-    plan = toys()
+    plan = agent_plan()
     stray = plan.model_copy(update={"steps": (plans.changed(plan.steps[0], **change),)})
     with pytest.raises(InvalidPipelineError, match=re.escape(problem)):
         pipeline_yaml(stray, DECLARED)
@@ -131,9 +133,9 @@ def test_plan_that_makes_no_sound_pipeline_is_refused(change, problem):
 
 def test_plan_of_one_machine_and_empty_plan_are_no_pipelines():
     with pytest.raises(InvalidPipelineError, match="for one machine"):
-        pipeline_yaml(toys(profile="gate"), DECLARED)
+        pipeline_yaml(agent_plan(profile="gate"), DECLARED)
     with pytest.raises(NothingSelectedError):
-        pipeline_yaml(toys().model_copy(update={"steps": ()}), DECLARED)
+        pipeline_yaml(agent_plan().model_copy(update={"steps": ()}), DECLARED)
 
 
 def test_title_comes_from_the_area():
@@ -153,7 +155,7 @@ def random_plans(draw):
         needs = draw(st.lists(st.sampled_from(keys[:position]), max_size=3, unique=True)) if position else []
         steps.append(
             plans.step(
-                "toy",
+                "sample",
                 "true",
                 key=key,
                 device=key.rpartition("-")[2],
@@ -186,11 +188,11 @@ def test_any_plan_becomes_a_sound_pipeline_of_exactly_its_steps(plan, branch, fa
 
 
 def test_recheck_of_nothing_of_a_fork_and_of_an_unknown_step():
-    assert recheck_yaml(toys(), {}) == recheck_yaml(toys(), {"models-gfx942": ()}) == ""
-    assert "HF_TOKEN" in recheck_yaml(toys(), {"models-gfx942": ("a",)})
-    assert "HF_TOKEN" not in recheck_yaml(toys(fork=True), {"models-gfx942": ("a",)})
+    assert recheck_yaml(agent_plan(), {}) == recheck_yaml(agent_plan(), {"models-gfx942": ()}) == ""
+    assert "HF_TOKEN" in recheck_yaml(agent_plan(), {"models-gfx942": ("a",)})
+    assert "HF_TOKEN" not in recheck_yaml(agent_plan(fork=True), {"models-gfx942": ("a",)})
     with pytest.raises(InvalidPipelineError, match="'gone' is not in the plan"):
-        recheck_yaml(toys(), {"gone": ("a",)})
+        recheck_yaml(agent_plan(), {"gone": ("a",)})
 
 
 def test_long_keys_are_shortened_and_stay_distinct():

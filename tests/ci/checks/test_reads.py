@@ -1,4 +1,4 @@
-"""What a step is seen to read, in a toy repository: children and compiled modules included, what it writes not."""
+"""What a step is seen to read, in a small repository: children and compiled modules included, what it writes not."""
 
 import contextlib
 
@@ -27,7 +27,7 @@ READ = ("by the fork", "by_the_child", "inside/module.py", "opened.bin", "read.t
 
 
 @pytest.fixture
-def toy(tmp_path):
+def repository(tmp_path):
     (tmp_path / "inside").mkdir()
     for name in (*READ, "written.txt", "untouched.txt"):
         (tmp_path / name).write_text("")
@@ -35,39 +35,44 @@ def toy(tmp_path):
     return write_repository(tmp_path, commands)
 
 
-def test_files_that_a_step_and_its_children_read(toy, monkeypatch):
+def test_files_that_a_step_and_its_children_read(repository, monkeypatch):
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    assert reads.record(toy, "good") == READ
+    assert reads.record(repository, "good") == READ
     # The second run finds the compiled module, which counts as its source.
-    assert list((toy / "inside" / "__pycache__").glob("module.*.pyc"))
-    assert reads.record(toy, "good") == READ
+    assert list((repository / "inside" / "__pycache__").glob("module.*.pyc"))
+    assert reads.record(repository, "good") == READ
 
 
-def test_step_that_does_not_pass_is_not_recorded(toy):
+def test_step_that_does_not_pass_is_not_recorded(repository):
     with pytest.raises(CannotRunHereError, match="did not pass"):
-        reads.record(toy, "bad")
+        reads.record(repository, "bad")
 
 
-def test_command_keeps_what_other_steps_read_and_drops_steps_that_are_gone(toy, capsys):
-    (toy / "ci" / "areas" / "toys.yaml").write_text(
-        (toy / "ci" / "areas" / "toys.yaml").read_text().replace('"always": true', '"always": false')
+def test_command_keeps_what_other_steps_read_and_drops_steps_that_are_gone(repository, capsys):
+    (repository / "ci" / "areas" / "samples.yaml").write_text(
+        (repository / "ci" / "areas" / "samples.yaml").read_text().replace('"always": true', '"always": false')
     )
-    (toy / reads.READS_FILE).write_text('{"bad": ["kept"], "gone": ["dropped"]}')
-    with contextlib.chdir(toy):
+    (repository / reads.READS_FILE).write_text('{"bad": ["kept"], "gone": ["dropped"]}')
+    with contextlib.chdir(repository):
         assert reads.main(["good"]) == 0
         assert reads.main(["godo"]) == 2
     streams = capsys.readouterr()
     assert streams.out == "good: 5 files\n"
     assert "did you mean 'good'" in streams.err
-    assert reads.read(toy / reads.READS_FILE) == {"bad": ("kept",), "good": READ}
+    assert reads.read(repository / reads.READS_FILE) == {"bad": ("kept",), "good": READ}
 
 
-def test_file_outside_and_untracked_file_do_not_count(toy):
-    (toy / "untracked").write_text("")
-    (toy / ".gitignore").write_text("untracked\n")
-    git(toy, "commit", "-qam", "c")
-    names = ["/etc/hostname", f"{toy}/untracked", f"{toy}/read.txt", f"{toy}/inside/__pycache__/module.any-1.0.pyc"]
-    assert reads.relative(names, toy) == ("inside/module.py", "read.txt")
+def test_file_outside_and_untracked_file_do_not_count(repository):
+    (repository / "untracked").write_text("")
+    (repository / ".gitignore").write_text("untracked\n")
+    git(repository, "commit", "-qam", "c")
+    names = [
+        "/etc/hostname",
+        f"{repository}/untracked",
+        f"{repository}/read.txt",
+        f"{repository}/inside/__pycache__/module.any-1.0.pyc",
+    ]
+    assert reads.relative(names, repository) == ("inside/module.py", "read.txt")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"s": "a"}', '{"s": [1]}'])

@@ -48,15 +48,15 @@ def test_line_that_is_no_list_is_named(text, what, where):
     assert caught.value.where == where
 
 
-TOY = declare(a=[step("cheap"), step("gpu", ("gfx942",), minutes=2)], b=[step("other", ("gfx942",), minutes=3)])
+SMALL = declare(a=[step("cheap"), step("gpu", ("gfx942",), minutes=2)], b=[step("other", ("gfx942",), minutes=3)])
 
 
-def toy(reads=None, history=None, *changes):
-    return replay(changes, TOY, None, reads or {}, history or {})
+def replayed(reads=None, history=None, *changes):
+    return replay(changes, SMALL, None, reads or {}, history or {})
 
 
 def test_gpu_minutes_against_running_everything():
-    found = toy(
+    found = replayed(
         {}, {"gpu-gfx942": 4.0}, PastChange(1, ("a/x",)), PastChange(2, ("b/x",)), PastChange(3, ("unclaimed",))
     )
     assert [(line.steps, line.gpu_minutes) for line in found.lines] == [(2, 4), (1, 3), (3, 7)]
@@ -65,7 +65,7 @@ def test_gpu_minutes_against_running_everything():
 
 def test_step_that_broke_and_step_that_reads_are_missed_when_not_selected():
     reads = {"other": ["a/x"], "gpu": ["a/x"], "elsewhere": ["a/x"]}
-    found = toy(reads, {}, PastChange(1, ("a/x",), ("cheap",)), PastChange(2, ("a/y",), ("other",)))
+    found = replayed(reads, {}, PastChange(1, ("a/x",), ("cheap",)), PastChange(2, ("a/y",), ("other",)))
     assert found.lines[0].missed == {"other": "it reads a/x"}
     assert found.lines[1].missed == {"other": "it is known to break"}
     assert found.missed == 2

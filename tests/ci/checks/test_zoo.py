@@ -1,4 +1,4 @@
-"""The self-test over a toy tree: a bug is caught only by the right step failing for the right reason."""
+"""The self-test over a small tree: a bug is caught only by the right step failing for the right reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hilgate.errors import Exit, HilgateError
 from hilgate.model import Outcome
 
 CHECKS = (
-    "import json, os, pathlib, sys; from toykernel import gather, scale; ok = gather([1, 2]) == [2, 1]; "
+    "import json, os, pathlib, sys; from samplekernel import gather, scale; ok = gather([1, 2]) == [2, 1]; "
     "strict = scale(2) == 4; word = lambda right: 'pass' if right else 'fail'; "
     "rows = [dict(id='gather[strided]', outcome=word(ok), message='got / expected'), "
     "dict(id='scale', outcome=word(strict), message='scale is off')]; out = pathlib.Path(os.environ['HILGATE_OUT']); "
@@ -24,15 +24,15 @@ SOUND = "def gather(x):\n    return x[::-1]\n\n\ndef scale(x):\n    return 2 * x
 BUG = {
     "id": "packed-reader",
     "title": "gather ignores strides",
-    "source": "toy/toy#1",
+    "source": "sample/sample#1",
     "symptom": "wrong order",
-    "turns_red": "toy",
+    "turns_red": "sample",
     "expect": r"gather\[strided\]",
 }
 
 
 def make_patch(old, new):
-    head = "--- a/kernels/toykernel.py\n+++ b/kernels/toykernel.py\n@@ -1,3 +1,3 @@\n def gather(x):\n"
+    head = "--- a/kernels/samplekernel.py\n+++ b/kernels/samplekernel.py\n@@ -1,3 +1,3 @@\n def gather(x):\n"
     return f"{head}-{old}\n+{new}\n \n"
 
 
@@ -46,8 +46,8 @@ ELSEWHERE = "--- /dev/null\n+++ b/other.py\n@@ -0,0 +1 @@\n+pass\n"
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "toykernel.py").write_text(SOUND)
-    write_repository(tmp_path, {"toy": python(CHECKS)}, toy={"env": {"PYTHONPATH": "kernels"}})
+    (tmp_path / "kernels" / "samplekernel.py").write_text(SOUND)
+    write_repository(tmp_path, {"sample": python(CHECKS)}, sample={"env": {"PYTHONPATH": "kernels"}})
     monkeypatch.delenv("HILGATE_OUT", raising=False)
     return tmp_path
 
@@ -70,16 +70,16 @@ def test_a_planted_bug_is_caught_and_the_checkout_is_untouched(repository):
     plant(repository, CAUGHT)
     control, bug = outcomes(repository)
     assert (control.outcome, bug.outcome) == (Outcome.PASS, Outcome.PASS)
-    assert bug.message.startswith("caught by toy-cpu: gather[strided]: got / expected")
-    assert (repository / "kernels" / "toykernel.py").read_text() == SOUND
+    assert bug.message.startswith("caught by sample-cpu: gather[strided]: got / expected")
+    assert (repository / "kernels" / "samplekernel.py").read_text() == SOUND
     assert zoo.status_of((control, bug)) == Exit.PASS
 
 
 @pytest.mark.parametrize(
     ("patch", "changes", "why"),
     [
-        (HARMLESS, {}, "not caught: toy-cpu is pass"),
-        (CRASH, {}, "not caught: toy-cpu is did not run"),
+        (HARMLESS, {}, "not caught: sample-cpu is pass"),
+        (CRASH, {}, "not caught: sample-cpu is did not run"),
         (CAUGHT, {"expect": "scale"}, "failed for another reason; nothing matches 'scale'"),
         (STALE, {}, "the patch no longer applies"),
         (ELSEWHERE, {}, "the patch changes nothing under kernels/"),
@@ -96,7 +96,7 @@ def test_what_is_not_caught_fails(repository, patch, changes, why):
 
 def test_a_control_that_fails_proves_nothing(repository):
     plant(repository, CAUGHT)
-    (repository / "kernels" / "toykernel.py").write_text(SOUND.replace("2 * x", "3 * x"))
+    (repository / "kernels" / "samplekernel.py").write_text(SOUND.replace("2 * x", "3 * x"))
     control, bug = outcomes(repository)
     assert (control.outcome, bug.outcome) == (Outcome.FAIL, Outcome.DID_NOT_RUN)
     assert "its control did not pass" in bug.message

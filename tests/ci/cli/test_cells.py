@@ -35,7 +35,7 @@ COMMANDS = {"other": writes_findings(passing()), "grid": "python -m pytest tests
 
 
 @pytest.fixture
-def toys(tmp_path):
+def repository(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_cells.py").write_text(TESTS)
     (tmp_path / "tests" / "conftest.py").write_text(CONFTEST)
@@ -51,80 +51,80 @@ def incomplete(folder):
     return [one["incomplete"] for one in json.loads((folder / "cells.json").read_text())["steps"]]
 
 
-def test_run_prints_the_table_and_a_green_gate_one_line_of_it(toys):
-    done = hilgate(toys, "run", "toys")
+def test_run_prints_the_table_and_a_green_gate_one_line_of_it(repository):
+    done = hilgate(repository, "run", "samples")
     assert done.returncode == Exit.PASS, done.stderr
     assert done.stdout.endswith(
         "\ngrid-cpu: 3 passed, 0 failed, 1 not run\n      cut  peel\nfig   ✓    ✓\nkiwi  ✓    ○\n"
         "○ peel: kiwi: did not run here: no peeler\ntable: results/run/cells.json\n"
     )
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
-    gate = hilgate(toys, "gate").stdout
+    gate = hilgate(repository, "gate").stdout
     assert gate.endswith("grid-cpu: 3 passed, 0 failed, 1 not run\ntable: results/cells.json\n")
     assert "kiwi  ✓" not in gate
-    (toys / "rotten").touch()
-    assert "\nfig   ✗    ✓\n" in hilgate(toys, "gate").stdout
+    (repository / "rotten").touch()
+    assert "\nfig   ✗    ✓\n" in hilgate(repository, "gate").stdout
 
 
-def test_every_command_writes_the_same_file_with_its_verdict(toys):
-    hilgate(toys, "gate")
-    path = toys / "results" / "cells.json"
+def test_every_command_writes_the_same_file_with_its_verdict(repository):
+    hilgate(repository, "gate")
+    path = repository / "results" / "cells.json"
     first = path.read_bytes()
-    assert cells(toys / "results") == {
+    assert cells(repository / "results") == {
         ("fig", "cut"): "pass", ("fig", "peel"): "pass", ("kiwi", "cut"): "pass", ("kiwi", "peel"): "did not run",
     }  # fmt: skip
     path.unlink()
-    hilgate(toys, "judge")
+    hilgate(repository, "judge")
     assert path.read_bytes() == first
 
 
-def test_no_table_outlives_its_verdict(toys):
-    hilgate(toys, "gate")
-    path = toys / "results" / "cells.json"
+def test_no_table_outlives_its_verdict(repository):
+    hilgate(repository, "gate")
+    path = repository / "results" / "cells.json"
     first = path.read_bytes()
-    hilgate(toys, "gate", "--steps", "other")
+    hilgate(repository, "gate", "--steps", "other")
     assert not path.exists()
-    assert (toys / "results" / "previous" / "cells.json").read_bytes() == first
+    assert (repository / "results" / "previous" / "cells.json").read_bytes() == first
 
 
-def test_a_step_without_evidence_leaves_no_table_that_looks_whole(toys):
-    (toys / "tests" / "conftest.py").write_text("import os; os._exit(7)")
-    done = hilgate(toys, "run", "grid")
+def test_a_step_without_evidence_leaves_no_table_that_looks_whole(repository):
+    (repository / "tests" / "conftest.py").write_text("import os; os._exit(7)")
+    done = hilgate(repository, "run", "grid")
     assert done.returncode == Exit.NOTHING_RAN
     assert "○ not the whole table: exit 7" in done.stdout
-    assert (cells(toys / "results" / "run"), incomplete(toys / "results" / "run")) == ({}, ["exit 7"])
+    assert (cells(repository / "results" / "run"), incomplete(repository / "results" / "run")) == ({}, ["exit 7"])
 
 
-def test_jobs_of_agents_leave_tables_and_the_judge_one_of_all(toys):
-    hilgate(toys, "plan", "--write", "results/plan.json")
+def test_jobs_of_agents_leave_tables_and_the_judge_one_of_all(repository):
+    hilgate(repository, "plan", "--write", "results/plan.json")
     judge = ("judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
-    hilgate(toys, *judge)
-    assert (cells(toys / "results"), incomplete(toys / "results")) == ({}, ["no record of it arrived"])
-    hilgate(toys, "run", "grid-cpu", "--plan", "results/plan.json", "--results", "results/jobs/grid-cpu")
-    hilgate(toys, *judge)
-    of_job = (toys / "results" / "jobs" / "grid-cpu" / "cells.json").read_bytes()
-    assert (toys / "results" / "cells.json").read_bytes() == of_job
+    hilgate(repository, *judge)
+    assert (cells(repository / "results"), incomplete(repository / "results")) == ({}, ["no record of it arrived"])
+    hilgate(repository, "run", "grid-cpu", "--plan", "results/plan.json", "--results", "results/jobs/grid-cpu")
+    hilgate(repository, *judge)
+    of_job = (repository / "results" / "jobs" / "grid-cpu" / "cells.json").read_bytes()
+    assert (repository / "results" / "cells.json").read_bytes() == of_job
 
 
-def test_a_part_is_run_by_its_labels_and_says_so_and_what_it_needs_runs_whole(toys):
-    write_repository(toys, COMMANDS, grid=GRID | {"needs": ["other"]})
-    done = hilgate(toys, "run", "grid", "--", "--fruit", "fig", "-k", "cut or peel")
+def test_a_part_is_run_by_its_labels_and_says_so_and_what_it_needs_runs_whole(repository):
+    write_repository(repository, COMMANDS, grid=GRID | {"needs": ["other"]})
+    done = hilgate(repository, "run", "grid", "--", "--fruit", "fig", "-k", "cut or peel")
     assert done.returncode == Exit.PASS, done.stderr
     added = "--fruit fig -k 'cut or peel'"
     assert f"a part of grid-cpu, not the whole step: {added}" in done.stderr
-    planned = json.loads((toys / "results" / "run" / "plan.json").read_text())["steps"]
+    planned = json.loads((repository / "results" / "run" / "plan.json").read_text())["steps"]
     commands = {one["step"]["key"]: one["step"]["command"] for one in planned}
     assert commands == COMMANDS | {"grid": f"{COMMANDS['grid']} {added}"}
-    assert set(cells(toys / "results" / "run")) == {("fig", "cut"), ("fig", "peel")}
+    assert set(cells(repository / "results" / "run")) == {("fig", "cut"), ("fig", "peel")}
 
 
-def test_the_line_that_a_failing_cell_prints_repeats_it(toys):
-    (toys / "rotten").touch()
+def test_the_line_that_a_failing_cell_prints_repeats_it(repository):
+    (repository / "rotten").touch()
     line = "hilgate run grid-cpu -- --fruit fig --way cut"
-    assert f"reproduce: {line}\n" in hilgate(toys, "gate").stdout
-    done = hilgate(toys, *line.split()[1:])
+    assert f"reproduce: {line}\n" in hilgate(repository, "gate").stdout
+    done = hilgate(repository, *line.split()[1:])
     assert done.returncode == Exit.FAIL
-    assert cells(toys / "results" / "run") == {("fig", "cut"): "fail"}
+    assert cells(repository / "results" / "run") == {("fig", "cut"): "fail"}
     assert f"reproduce: {line}\n" in done.stdout
 
 
@@ -135,9 +135,9 @@ def test_the_line_that_a_failing_cell_prints_repeats_it(toys):
         (("grid", "--resluts", "x"), "--results"),
     ],
 )
-def test_misuse_is_answered_with_a_remedy(toys, arguments, message):
-    hilgate(toys, "plan", "--write", "results/plan.json")
-    done = hilgate(toys, "run", *arguments)
+def test_misuse_is_answered_with_a_remedy(repository, arguments, message):
+    hilgate(repository, "plan", "--write", "results/plan.json")
+    done = hilgate(repository, "run", *arguments)
     assert done.returncode == Exit.MISUSE
     assert message in " ".join(done.stderr.replace("│", " ").split())
-    assert not (toys / "results" / "run").exists()
+    assert not (repository / "results" / "run").exists()

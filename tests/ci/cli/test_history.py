@@ -1,4 +1,4 @@
-"""The commands of the history, on the results of a real run of toys."""
+"""The commands of the history, on the results of a real run of samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEASURED = {"id": "decode", "outcome": "pass", "numbers": {"ours_us": 12.5}}
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     """A repository whose gate ran once and is in its history."""
-    root = write_repository(tmp_path_factory.mktemp("toys"), {"a": writes_findings(passing(), MEASURED)})
+    root = write_repository(tmp_path_factory.mktemp("samples"), {"a": writes_findings(passing(), MEASURED)})
     assert hilgate(root, "gate").returncode == 0
     added = hilgate(root, "history", "add", "--branch", "main")
     assert (added.returncode, added.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""`hilgate replay`, `plan --models`, histories and explanations as a person meets them, in a toy repository."""
+"""`hilgate replay`, `plan --models`, histories and explanations as a person meets them, in a small repository."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from hilgate.model import Plan
 
 
 @pytest.fixture
-def toy(tmp_path):
+def repository(tmp_path):
     """Three steps; `reader` imports a module, `night` belongs to nightly plans."""
     for name, text in {
         "kernels/pagedkv/__init__.py": "",
@@ -30,74 +30,74 @@ def toy(tmp_path):
         reader={"imports": ["pagedkv.reader"], "models": ["pocket-hybrid"]},
         night={"profiles": ["nightly"], "tools": ["no-such-tool"]},
     )
-    area = json.loads((root / "ci/areas/toys.yaml").read_text())
-    (root / "ci/areas/toys.yaml").write_text(json.dumps(area | {"always": False}))
+    area = json.loads((root / "ci/areas/samples.yaml").read_text())
+    (root / "ci/areas/samples.yaml").write_text(json.dumps(area | {"always": False}))
     subprocess.run(["git", *IDENTITY, "commit", "-qam", "not always"], cwd=root, check=True)
     return root
 
 
-def test_module_that_a_step_does_not_import_leaves_it_out(toy):
-    (toy / "kernels/pagedkv/other.py").write_text("x = 1")
-    plan = Plan.model_validate_json(hilgate(toy, "plan", "--base", "HEAD", "--json").stdout)
+def test_module_that_a_step_does_not_import_leaves_it_out(repository):
+    (repository / "kernels/pagedkv/other.py").write_text("x = 1")
+    plan = Plan.model_validate_json(hilgate(repository, "plan", "--base", "HEAD", "--json").stdout)
     assert [step.key for step in plan.steps] == ["plain-cpu"]
     assert {one.key: one.reason for one in plan.omissions} == {
         "reader": "not affected: nothing it imports changed",
         "night": "runs nightly",
     }
-    explained = " ".join(hilgate(toy, "explain", "reader", "--base", "HEAD").stdout.split())
+    explained = " ".join(hilgate(repository, "explain", "reader", "--base", "HEAD").stdout.split())
     assert "this change not affected: nothing it imports changed" in explained
     assert "a changed module that pagedkv.reader imports" in explained
-    (toy / "kernels/pagedkv/layout.py").write_text("x = 1")
-    explained = " ".join(hilgate(toy, "explain", "reader", "--base", "HEAD").stdout.split())
+    (repository / "kernels/pagedkv/layout.py").write_text("x = 1")
+    explained = " ".join(hilgate(repository, "explain", "reader", "--base", "HEAD").stdout.split())
     assert "kernels/pagedkv/layout.py changed, imported by pagedkv.reader" in explained
 
 
-def test_model_selects_its_step(toy):
-    plan = Plan.model_validate_json(hilgate(toy, "plan", "--models", "pocket-hybrid", "--json").stdout)
+def test_model_selects_its_step(repository):
+    plan = Plan.model_validate_json(hilgate(repository, "plan", "--models", "pocket-hybrid", "--json").stdout)
     assert [(step.key, step.reason) for step in plan.steps] == [("reader-cpu", "asked for: model pocket-hybrid")]
-    misspelt = hilgate(toy, "plan", "--models", "pocket-hybird")
+    misspelt = hilgate(repository, "plan", "--models", "pocket-hybird")
     assert misspelt.returncode == Exit.MISUSE
     assert "did you mean 'pocket-hybrid'" in misspelt.stderr
 
 
-def test_profiles(toy):
+def test_profiles(repository):
     everything = Plan.model_validate_json(
-        hilgate(toy, "plan", "--base", "HEAD", "--profile", "nightly", "--json").stdout
+        hilgate(repository, "plan", "--base", "HEAD", "--profile", "nightly", "--json").stdout
     )
     assert [step.key for step in everything.steps] == ["plain-cpu", "reader-cpu", "night-cpu"]
-    assert hilgate(toy, "plan", "--profile", "weekly").returncode == Exit.MISUSE
-    by_name = hilgate(toy, "plan", "night")
+    assert hilgate(repository, "plan", "--profile", "weekly").returncode == Exit.MISUSE
+    by_name = hilgate(repository, "plan", "night")
     assert by_name.returncode == Exit.CANNOT_RUN_HERE
     assert "needs no-such-tool; not installed here (agents: amd-cpu)" in by_name.stderr
 
 
-def test_history_is_in_the_footer_and_in_the_explanation(toy):
+def test_history_is_in_the_footer_and_in_the_explanation(repository):
     _, _, verdict = built((step("plain", "x"), [passed()]))
-    history, steps = toy / "times", tuple(one.model_copy(update={"seconds": 300.0}) for one in verdict.steps)
+    history, steps = repository / "times", tuple(one.model_copy(update={"seconds": 300.0}) for one in verdict.steps)
     build = history / "20260102T030405Z-000000000000-0"
     verdict.model_copy(update={"steps": steps}).save(build / "verdict.json")
-    shown = hilgate(toy, "plan", "--history", str(history)).stdout
+    shown = hilgate(repository, "plan", "--history", str(history)).stdout
     assert "2 steps, about 6 minutes (measured for 1 of 2); longest chain 5: plain-cpu" in shown
-    assert "(as declared)" in hilgate(toy, "plan").stdout
-    assert "5 min" in hilgate(toy, "explain", "plain", HILGATE_HISTORY=str(history)).stdout
-    absent = hilgate(toy, "plan", "--history", str(toy / "absent"))
+    assert "(as declared)" in hilgate(repository, "plan").stdout
+    assert "5 min" in hilgate(repository, "explain", "plain", HILGATE_HISTORY=str(history)).stdout
+    absent = hilgate(repository, "plan", "--history", str(repository / "absent"))
     assert (absent.returncode, absent.stdout) == (Exit.MISUSE, "")
     (build / "verdict.json").write_text("{")
-    damaged = hilgate(toy, "plan", "--history", str(history))
+    damaged = hilgate(repository, "plan", "--history", str(history))
     assert damaged.returncode == Exit.INVALID_DECLARATION
     assert str(build / "verdict.json") in damaged.stderr
 
 
-def test_replay_counts_and_ends_red_when_a_step_is_missed(toy, tmp_path):
-    (toy / "changes.txt").write_text("kernels/pagedkv/layout.py => reader\nkernels/pagedkv/other.py => plain\n")
-    good = hilgate(toy, "replay", "changes.txt")
+def test_replay_counts_and_ends_red_when_a_step_is_missed(repository, tmp_path):
+    (repository / "changes.txt").write_text("kernels/pagedkv/layout.py => reader\nkernels/pagedkv/other.py => plain\n")
+    good = hilgate(repository, "replay", "changes.txt")
     assert good.returncode == Exit.PASS
     assert "2 changes, on average 1.5 of 2 steps" in good.stdout
     assert "0 steps missed" in good.stdout
     assert "No reads are recorded" in good.stdout
-    (toy / "ci/reads.json").write_text('{"reader": ["kernels/pagedkv/other.py"]}')
+    (repository / "ci/reads.json").write_text('{"reader": ["kernels/pagedkv/other.py"]}')
     (tmp_path / "out").mkdir()
-    bad = hilgate(toy, "replay", "changes.txt", HILGATE_OUT=str(tmp_path / "out"))
+    bad = hilgate(repository, "replay", "changes.txt", HILGATE_OUT=str(tmp_path / "out"))
     assert bad.returncode == Exit.FAIL
     assert "missed line 2: reader, and it reads kernels/pagedkv/other.py" in bad.stdout
     findings = [json.loads(line) for line in (tmp_path / "out" / "findings.jsonl").read_text().splitlines()]
@@ -105,7 +105,7 @@ def test_replay_counts_and_ends_red_when_a_step_is_missed(toy, tmp_path):
         ("line 1: kernels/pagedkv/layout.py", "pass"),
         ("line 2: kernels/pagedkv/other.py", "fail"),
     ]
-    told = json.loads(hilgate(toy, "replay", "changes.txt", "--json").stdout)
+    told = json.loads(hilgate(repository, "replay", "changes.txt", "--json").stdout)
     assert (told["missed"], told["lines"][1]["missed"][0]["step"]) == (1, "reader")
 
 
@@ -114,9 +114,9 @@ def test_replay_counts_and_ends_red_when_a_step_is_missed(toy, tmp_path):
     [("a => raeder\n", "did you mean 'reader'"), ("", "there is no list"), (None, "cannot be read")],
     ids=["unknown step", "empty", "no file"],
 )
-def test_replay_of_a_bad_list_is_misuse(toy, text, words):
+def test_replay_of_a_bad_list_is_misuse(repository, text, words):
     if text is not None:
-        (toy / "changes.txt").write_text(text)
-    shown = hilgate(toy, "replay", "changes.txt")
+        (repository / "changes.txt").write_text(text)
+    shown = hilgate(repository, "replay", "changes.txt")
     assert (shown.returncode, shown.stdout) == (Exit.MISUSE, "")
     assert words in shown.stderr

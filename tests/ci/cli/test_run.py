@@ -1,4 +1,4 @@
-"""The commands over a toy repository, as a person or an agent types them."""
+"""The commands over a small repository, as a person or an agent types them."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ def test_resume_repeats_only_what_was_lost(green):
 
 def test_resume_refuses_another_state_of_the_files(green):
     hilgate(green, "gate")
-    area = green / "ci" / "areas" / "toys.yaml"
+    area = green / "ci" / "areas" / "samples.yaml"
     (green / "new.py").write_text("")  # an untracked file is a change too
     done = hilgate(green, "gate", "--resume")
     assert done.returncode in {Exit.MISUSE, Exit.INVALID_DECLARATION}
     assert "start afresh" in done.stderr
-    area.write_text(area.read_text().replace("a toys", "other toys"))
+    area.write_text(area.read_text().replace("a samples", "other samples"))
     assert "start afresh" in hilgate(green, "gate", "--resume").stderr
 
 

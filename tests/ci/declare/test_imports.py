@@ -1,4 +1,4 @@
-"""What imports reach what, over toy repositories: awkward imports first."""
+"""What imports reach what, over small repositories: awkward imports first."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ FILES = {
 
 
 @pytest.fixture
-def toy(tmp_path):
+def repository(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -61,26 +61,26 @@ def toy(tmp_path):
     ],
     ids=str,
 )
-def test_reached(toy, declared, module, reached):
-    graph = build(toy)
+def test_reached(repository, declared, module, reached):
+    graph = build(repository)
     assert graph.problem == ""
     assert (module in graph.reached([declared])) is reached
 
 
-def test_first_entry_that_reaches_a_module_is_named(toy):
-    reached = build(toy).reached(["pagedkv.alone", "tests/kernels/test_flat.py"])
+def test_first_entry_that_reaches_a_module_is_named(repository):
+    reached = build(repository).reached(["pagedkv.alone", "tests/kernels/test_flat.py"])
     assert reached["pagedkv.leaf"] == "tests/kernels/test_flat.py"
 
 
-def test_graph_is_of_the_given_root_whatever_is_installed(toy):
-    assert build(toy).knows("kernels/pagedkv/leaf.py")
-    assert not build(toy).knows("kernels/pagedkv/layout.py")
+def test_graph_is_of_the_given_root_whatever_is_installed(repository):
+    assert build(repository).knows("kernels/pagedkv/leaf.py")
+    assert not build(repository).knows("kernels/pagedkv/layout.py")
     assert build(REPOSITORY).knows("kernels/pagedkv/layout.py")
 
 
-def test_file_that_cannot_be_parsed_is_a_problem_and_not_an_exception(toy):
-    (toy / "kernels/pagedkv/broken.py").write_text("def (")
-    graph = build(toy)
+def test_file_that_cannot_be_parsed_is_a_problem_and_not_an_exception(repository):
+    (repository / "kernels/pagedkv/broken.py").write_text("def (")
+    graph = build(repository)
     assert "broken.py" in graph.problem
     assert not graph.knows("kernels/pagedkv/leaf.py")
 
@@ -109,17 +109,17 @@ def test_module_of_a_file(path, module):
     "declared",
     ["pagedkv.nothing", "pagedkv.leaf.X", "torch", "tests/kernels/test_none.py", "tests/../secret.py", "docs/a.py", ""],
 )
-def test_nothing_is_located_where_there_is_none(toy, declared):
-    assert locate(toy, declared) is None
+def test_nothing_is_located_where_there_is_none(repository, declared):
+    assert locate(repository, declared) is None
 
 
-def test_remedy_names_what_was_probably_meant(toy):
-    assert "'pagedkv.middle'" in remedy(toy, "pagedkv.midle")
-    assert "'tests/kernels/test_flat.py'" in remedy(toy, "tests/kernels/test_falt.py")
+def test_remedy_names_what_was_probably_meant(repository):
+    assert "'pagedkv.middle'" in remedy(repository, "pagedkv.midle")
+    assert "'tests/kernels/test_flat.py'" in remedy(repository, "tests/kernels/test_falt.py")
 
 
-def test_what_a_command_names(toy):
+def test_what_a_command_names(repository):
     words = ["python", "-m", "pytest", "-k", "x", "tests/kernels/test_flat.py::test_a", "tests/models", "no/such.py"]
-    assert run_by(toy, words) == ["tests/kernels/test_flat.py", "tests/models"]
-    assert run_by(toy, ["python", "-m", "pagedkv.middle", "--out", "results/x"]) == ["pagedkv.middle"]
-    assert run_by(toy, ["python", "-m", "pagedkv.tool"]) == ["pagedkv.tool.__main__"]
+    assert run_by(repository, words) == ["tests/kernels/test_flat.py", "tests/models"]
+    assert run_by(repository, ["python", "-m", "pagedkv.middle", "--out", "results/x"]) == ["pagedkv.middle"]
+    assert run_by(repository, ["python", "-m", "pagedkv.tool"]) == ["pagedkv.tool.__main__"]

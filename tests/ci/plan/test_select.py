@@ -58,7 +58,7 @@ def test_later_globs_win_as_in_gitignore():
 
 
 @pytest.fixture
-def toy(tmp_path):
+def repository(tmp_path):
     """Two tests of one area, of which one imports the reader, and a tool that imports it too."""
     for name, text in {
         "kernels/pagedkv/__init__.py": "",
@@ -107,29 +107,29 @@ IMPORTING = (
         ("evals/hileval/gone.py", {"gate"}),
     ],
 )
-def test_module_selects_what_imports_it_and_any_other_file_its_area(toy, changed, expected):
-    assert set(select(IMPORTING, [changed], build(toy)).reasons) == expected
+def test_module_selects_what_imports_it_and_any_other_file_its_area(repository, changed, expected):
+    assert set(select(IMPORTING, [changed], build(repository)).reasons) == expected
 
 
-def test_reasons_and_omissions_say_what_imports_what(toy):
-    selection = select(IMPORTING, ["kernels/pagedkv/layout.py"], build(toy))
+def test_reasons_and_omissions_say_what_imports_what(repository):
+    selection = select(IMPORTING, ["kernels/pagedkv/layout.py"], build(repository))
     assert selection.reasons["read"] == "kernels/pagedkv/layout.py changed, imported by tests/kernels/test_read.py"
     assert selection.reasons["gate"] == "kernels/pagedkv/layout.py changed, imported by hileval"
     assert selection.omitted == {"write": NOT_IMPORTED}
-    assert select(IMPORTING, ["kernels/pagedkv/writer.py"], build(toy)).omitted["gate"] == NOT_AFFECTED
-    gone = select(IMPORTING, ["kernels/pagedkv/gone.py"], build(toy))
+    assert select(IMPORTING, ["kernels/pagedkv/writer.py"], build(repository)).omitted["gate"] == NOT_AFFECTED
+    gone = select(IMPORTING, ["kernels/pagedkv/gone.py"], build(repository))
     assert gone.reasons["gate"] == "kernels/pagedkv/gone.py is gone"
 
 
-def test_new_module_selects_the_areas_that_claim_it(toy):
-    (toy / "kernels/pagedkv/new.py").write_text("")
-    selection = select(IMPORTING, ["kernels/pagedkv/new.py"], build(toy), appeared=["kernels/pagedkv/new.py"])
+def test_new_module_selects_the_areas_that_claim_it(repository):
+    (repository / "kernels/pagedkv/new.py").write_text("")
+    selection = select(IMPORTING, ["kernels/pagedkv/new.py"], build(repository), appeared=["kernels/pagedkv/new.py"])
     assert set(selection.reasons) == {"read", "write", "whole"}
     assert selection.reasons["read"] == "kernels/pagedkv/new.py is new"
 
 
-def test_while_the_graph_is_not_known_a_module_selects_every_step_with_imports(toy):
-    unknown = Imports(toy, problem="reader.py cannot be parsed")
+def test_while_the_graph_is_not_known_a_module_selects_every_step_with_imports(repository):
+    unknown = Imports(repository, problem="reader.py cannot be parsed")
     selection = select(IMPORTING, ["evals/hileval/gate.py"], unknown)
     assert set(selection.reasons) == {"read", "write", "gate"}
     assert "not known: reader.py cannot be parsed" in selection.reasons["read"]

@@ -66,7 +66,7 @@ def test_what_was_asked_for_is_demanded(sound):
 
 
 def omission(cause, reason="runs as no queue offers it"):
-    return {"omissions": (Omission(key="far-gfx950", area="toys", label="far", cause=cause, reason=reason),)}
+    return {"omissions": (Omission(key="far-gfx950", area="samples", label="far", cause=cause, reason=reason),)}
 
 
 RELEASE = {"profile": "release", "base": None, "changed_files": ()}

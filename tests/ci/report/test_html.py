@@ -30,7 +30,7 @@ def test_the_verdict_comes_first_then_what_broke_then_the_change():
     order = ["✗ fail 2 passed, 1 failed, 30 not run (needs gfx950)", "1 regression, 1 infra, 1 not selected",
              "What broke", "✗ regression bad-cpu", "max_abs_err 0.5 > 0.001", "error max_abs_err 0.5", "case arch cpu",
              "merge base not known: no history", "reproduce hilgate run bad-cpu", "30 not run: needs gfx950",
-             "○ infra lost-cpu", "no record of it arrived", "What changed", "toys/layout.py", "Every step",
+             "○ infra lost-cpu", "no record of it arrived", "What changed", "samples/layout.py", "Every step",
              "When it ran", "65 536", "Not selected", "far-gfx950", "Where it ran"]  # fmt: skip
     text = text.replace("\u202f", " ")
     places = [text.index(words) for words in order]
@@ -74,9 +74,9 @@ def test_junit_never_shows_a_red_step_as_green(tmp_path):
     path = annotation.write_junit(*MIXED, tmp_path)
     suites = {suite.name: list(suite) for suite in JUnitXml.fromfile(str(path))}
     kinds = {name: [type(result) for case in cases for result in case.result] for name, cases in suites.items()}
-    assert kinds["good-cpu: good toys"] == []
-    assert kinds["bad-cpu: bad toys"] == [Failure] + [Skipped] * 30
-    assert kinds["lost-cpu: lost toys"] == [Error]
+    assert kinds["good-cpu: good samples"] == []
+    assert kinds["bad-cpu: bad samples"] == [Failure] + [Skipped] * 30
+    assert kinds["lost-cpu: lost samples"] == [Error]
 
 
 def test_the_timeline_places_bars_in_the_whole_time():
@@ -104,7 +104,7 @@ def test_the_page_has_the_table_with_what_each_cell_says_and_the_reasons():
     html = report.render(*build(cell("fig", "a", "fail", numbers={"err": 0.5}), cell("fig", "b"), cell("kiwi", "b")))
     outline = Outline(html)
     words = " ".join(outline.text.split())
-    assert "grid toys grid-cpu 2 passed, 1 failed, 1 not asked (blank) fruit a b fig ✗ ✓ kiwi ✓ ✗ a: fig:" in words
+    assert "grid samples grid-cpu 2 passed, 1 failed, 1 not asked (blank) fruit a b fig ✗ ✓ kiwi ✓ ✗ a: fig:" in words
     assert 'title="fig, a: fail, 0.0 s: max_abs_err 0.5 &gt; 0.001, err 0.5"' in html
     assert "not the whole table" not in words
 

@@ -47,12 +47,12 @@ def test_it_is_planned_with_the_step():
 def test_a_mistake_is_named_with_its_remedy(tmp_path, spec, expected):
     (found,) = mistakes(tmp_path, one=spec)
     assert expected in found
-    assert "ci/areas/toys.yaml:1 steps[0]" in found
+    assert "ci/areas/samples.yaml:1 steps[0]" in found
 
 
 def test_a_file_belongs_to_one_declared_step(tmp_path):
     (found,) = mistakes(tmp_path, one=GOOD, two=GOOD)
-    assert "steps[1].matrix.file: 'cells.json' is taken by ci/areas/toys.yaml:1 steps[0].matrix" in found
+    assert "steps[1].matrix.file: 'cells.json' is taken by ci/areas/samples.yaml:1 steps[0].matrix" in found
 
 
 def test_explain_tells_of_it(tmp_path):

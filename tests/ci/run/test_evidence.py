@@ -53,13 +53,15 @@ def test_teardown(late): assert False, "first"
 
 def pytest_junit(root, text, *arguments):
     """Run pytest over one file of `root/tests/deep` and collect its junit.xml."""
-    file = root / "tests" / "deep" / "test_toy.py"
+    file = root / "tests" / "deep" / "test_sample.py"
     file.parent.mkdir(parents=True)
     file.write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", root]
     options = ["--import-mode=importlib", "-o", "junit_family=xunit2", f"--junitxml={root}/junit.xml", *arguments]
     env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # half the start-up time
-    subprocess.run([*command, *options, "tests/deep/test_toy.py"], cwd=root, env=env, capture_output=True, check=False)
+    subprocess.run(
+        [*command, *options, "tests/deep/test_sample.py"], cwd=root, env=env, capture_output=True, check=False
+    )
     return KINDS["junit"].collect(root, root)
 
 
@@ -70,7 +72,7 @@ def collected(tmp_path_factory):
 
 def test_every_test_becomes_one_check_named_by_its_node_id(collected):
     assert collected.problem == ""
-    prefix = "tests/deep/test_toy.py::"
+    prefix = "tests/deep/test_sample.py::"
     assert {check.id.removeprefix(prefix): check.outcome for check in collected.checks} == {
         "test_measures": Outcome.PASS,
         "TestGather::test_wrong[bs16-hnd]": Outcome.FAIL,
@@ -87,7 +89,7 @@ def test_messages_say_why_and_where(collected):
     assert messages["test_far"] == "needs gfx950"
     assert messages["test_known"] == "expected to fail: vllm 0.31 cannot"
     assert messages["test_wrong[bs16-hnd]"].startswith("AssertionError: max_abs_err too large")
-    assert "test_toy.py:14: AssertionError" in messages["test_wrong[bs16-hnd]"]
+    assert "test_sample.py:14: AssertionError" in messages["test_wrong[bs16-hnd]"]
     assert "no device" in messages["test_setup"]
 
 

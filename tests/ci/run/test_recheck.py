@@ -41,66 +41,66 @@ def test_flaky(shape):
 def test_fine(): pass
 def test_slow(): pass
 """
-COMMAND = "python -m pytest tests -q -p no:cacheprovider --deselect tests/test_toys.py::test_fine -k 'not slow'"
+COMMAND = "python -m pytest tests -q -p no:cacheprovider --deselect tests/test_samples.py::test_fine -k 'not slow'"
 
 
 @pytest.fixture
-def toys(tmp_path):
+def repository(tmp_path):
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_toys.py").write_text(TESTS)
+    (tmp_path / "tests" / "test_samples.py").write_text(TESTS)
     return tmp_path
 
 
 def run_step(root):
     """One JUnit step with reruns; returns its records, its ruling and the folder of its rerun."""
-    a_plan = plan(step("toys", COMMAND, evidence="junit", env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}))
+    a_plan = plan(step("samples", COMMAND, evidence="junit", env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}))
     recorded = results_of(a_plan, root / "results", root=root, reruns=True)
     verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
-    return recorded, verdict.steps[0], results.step_folder(root / "results", "toys-cpu") / recheck.FOLDER
+    return recorded, verdict.steps[0], results.step_folder(root / "results", "samples-cpu") / recheck.FOLDER
 
 
-def test_a_flake_is_found_and_is_not_a_pass(toys):
-    recorded, ruled, folder = run_step(toys)
-    assert [(one.check.split("::")[1], one.outcome, one.elsewhere) for one in recorded.reruns["toys-cpu"]] == [
+def test_a_flake_is_found_and_is_not_a_pass(repository):
+    recorded, ruled, folder = run_step(repository)
+    assert [(one.check.split("::")[1], one.outcome, one.elsewhere) for one in recorded.reruns["samples-cpu"]] == [
         ("test_flaky[bs16]", Outcome.PASS, False),
         ("test_flaky[bs 48]", Outcome.PASS, False),
     ]
     assert (ruled.outcome, ruled.ruling, len(ruled.flaky)) == (Outcome.INCONCLUSIVE, Ruling.FLAKY, 2)
-    assert recorded.last("toys-cpu").record.outcome is Outcome.FAIL
+    assert recorded.last("samples-cpu").record.outcome is Outcome.FAIL
     assert "2 passed" in (folder / "log.txt").read_text()  # and nothing but what failed
 
 
-def test_a_regression_stays_one(toys):
-    (toys / "broken").write_text("")
-    recorded, ruled, _ = run_step(toys)
-    assert {one.outcome for one in recorded.reruns["toys-cpu"]} == {Outcome.FAIL}
+def test_a_regression_stays_one(repository):
+    (repository / "broken").write_text("")
+    recorded, ruled, _ = run_step(repository)
+    assert {one.outcome for one in recorded.reruns["samples-cpu"]} == {Outcome.FAIL}
     assert (ruled.outcome, ruled.ruling) == (Outcome.FAIL, Ruling.REGRESSION)
 
 
-def test_a_rerun_that_crashes_clears_nothing(toys):
-    (toys / "tests" / "conftest.py").write_text(
+def test_a_rerun_that_crashes_clears_nothing(repository):
+    (repository / "tests" / "conftest.py").write_text(
         "import os, pathlib\ndef pytest_sessionfinish(session):\n"
         "    os.environ['HILGATE_OUT'].endswith('again') and os.abort()\n"
     )
-    recorded, ruled, _ = run_step(toys)
-    assert {one.outcome for one in recorded.reruns["toys-cpu"]} == {Outcome.DID_NOT_RUN}
-    assert "SIGABRT" in recorded.reruns["toys-cpu"][0].message
+    recorded, ruled, _ = run_step(repository)
+    assert {one.outcome for one in recorded.reruns["samples-cpu"]} == {Outcome.DID_NOT_RUN}
+    assert "SIGABRT" in recorded.reruns["samples-cpu"][0].message
     assert ruled.ruling is Ruling.REGRESSION
 
 
 @pytest.mark.parametrize("seconds", [0.0, -5.0])
-def test_without_time_left_there_is_no_rerun(toys, seconds):
-    toy = step("toys", COMMAND, evidence="junit")
-    ids = ("tests/test_toys.py::test_fine",)
-    assert recheck.start(toy, ids, toys / "again", RunContext(toys, 1, "gate"), seconds) is None
+def test_without_time_left_there_is_no_rerun(repository, seconds):
+    slow = step("samples", COMMAND, evidence="junit")
+    ids = ("tests/test_samples.py::test_fine",)
+    assert recheck.start(slow, ids, repository / "again", RunContext(repository, 1, "gate"), seconds) is None
 
 
-def test_a_rerun_that_hangs_is_ended_and_clears_nothing(toys, monkeypatch):
+def test_a_rerun_that_hangs_is_ended_and_clears_nothing(repository, monkeypatch):
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.1)
-    (toys / "tests" / "conftest.py").write_text("import time\ntime.sleep(60)\n")
-    toy = step("toys", COMMAND, evidence="junit")
-    ids = ("tests/test_toys.py::test_fine",)
-    rerun = recheck.start(toy, ids, toys / "again", RunContext(toys, 1, "gate"), 0.2)
+    (repository / "tests" / "conftest.py").write_text("import time\ntime.sleep(60)\n")
+    slow = step("samples", COMMAND, evidence="junit")
+    ids = ("tests/test_samples.py::test_fine",)
+    rerun = recheck.start(slow, ids, repository / "again", RunContext(repository, 1, "gate"), 0.2)
     while (records := rerun.poll("desk", elsewhere=False)) is None:
         time.sleep(0.02)
     assert [(one.outcome, one.message) for one in records] == [(Outcome.DID_NOT_RUN, "timed out after 0.2 s")]

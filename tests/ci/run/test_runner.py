@@ -55,8 +55,8 @@ ENDINGS = {
 @pytest.mark.parametrize("name", ENDINGS)
 def test_each_ending_becomes_its_outcome(name, tmp_path):
     command, outcome, why = ENDINGS[name]
-    recorded = results_of(plan(step("toy", command)), tmp_path)
-    record = recorded.last("toy-cpu").record
+    recorded = results_of(plan(step("sample", command)), tmp_path)
+    record = recorded.last("sample-cpu").record
     assert record.outcome is outcome
     assert why in record.message
 
@@ -97,19 +97,19 @@ def test_one_step_at_a_time_on_a_gpu(tmp_path):
 
 
 def test_stale_evidence_is_never_read(tmp_path):
-    folder = step_folder(tmp_path, "toy-cpu")
+    folder = step_folder(tmp_path, "sample-cpu")
     folder.mkdir(parents=True)
     (folder / "findings.jsonl").write_text('{"id": "old", "outcome": "pass"}\n')
-    recorded = results_of(plan(step("toy", python("pass"))), tmp_path)
-    assert recorded.last("toy-cpu").record.message == "it left no findings.jsonl"
+    recorded = results_of(plan(step("sample", python("pass"))), tmp_path)
+    assert recorded.last("sample-cpu").record.message == "it left no findings.jsonl"
 
 
 def test_a_process_left_behind_is_killed(tmp_path):
     code = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
     command = writes_findings(passing(), then=code + "print(p.pid)")
-    recorded = results_of(plan(step("toy", command)), tmp_path)
-    pid = int((step_folder(tmp_path, "toy-cpu") / "log.txt").read_text())
-    assert recorded.last("toy-cpu").record.outcome is Outcome.PASS
+    recorded = results_of(plan(step("sample", command)), tmp_path)
+    pid = int((step_folder(tmp_path, "sample-cpu") / "log.txt").read_text())
+    assert recorded.last("sample-cpu").record.outcome is Outcome.PASS
     deadline = time.monotonic() + 5
     while _alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -121,8 +121,8 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
         passing(), then="import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     )
     began = time.monotonic()
-    recorded = results_of(plan(step("toy", deaf)), tmp_path)
-    assert "timed out" in recorded.last("toy-cpu").record.message
+    recorded = results_of(plan(step("sample", deaf)), tmp_path)
+    assert "timed out" in recorded.last("sample-cpu").record.message
     assert time.monotonic() - began < 10
 
 
@@ -146,16 +146,16 @@ def test_an_interrupt_keeps_what_finished_and_resume_runs_the_rest(tmp_path):
 
 
 def test_each_child_gets_its_environment_and_measures(tmp_path):
-    wanted = {"TOY": "1", "OMP_NUM_THREADS": "1", "HILGATE_PROFILE": "gate"}
+    wanted = {"SAMPLE": "1", "OMP_NUM_THREADS": "1", "HILGATE_PROFILE": "gate"}
     code = f"import os; assert {wanted}.items() <= os.environ.items(); x = b'1' * 2**27"
     command = writes_findings(passing(), then=code)
     saved = os.environ.pop("OMP_NUM_THREADS", None)
     try:
-        recorded = results_of(plan(step("toy", command, env={"TOY": "1"})), tmp_path)
+        recorded = results_of(plan(step("sample", command, env={"SAMPLE": "1"})), tmp_path)
     finally:
         if saved is not None:
             os.environ["OMP_NUM_THREADS"] = saved
-    record = recorded.last("toy-cpu").record
+    record = recorded.last("sample-cpu").record
     assert record.outcome is Outcome.PASS
     # A forked child has had its parent's memory, and a test session can be larger than the child ever gets.
     session = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -168,8 +168,8 @@ def test_a_step_that_its_job_leaves_too_little_time_did_not_hang(tmp_path, monke
     monkeypatch.setenv("BUILDKITE_TIMEOUT", "10")
     monkeypatch.setenv("HILGATE_JOB_STARTED", str(time.time() - 9 * 60 + 0.5))  # a minute is for the upload
     slow = writes_findings(passing(), then="import time; time.sleep(60)")
-    recorded = results_of(plan(step("toy", slow)), tmp_path)
-    message = recorded.last("toy-cpu").record.message
+    recorded = results_of(plan(step("sample", slow)), tmp_path)
+    message = recorded.last("sample-cpu").record.message
     assert message.startswith("its job had ")
     assert message.endswith(" s left for it, and its own time is 60 s")
 

@@ -61,7 +61,7 @@ def test_no_build_passes_that_must_not_and_no_result_is_lost():
     assert len(tally.faults) == len(Kind)
 
 
-def test_a_plan_of_this_repository_is_judged_as_truly_as_a_toy():
+def test_a_plan_of_this_repository_is_judged_as_truly_as_a_small_one():
     scenario = scenarios().real(0)
     assert len(scenario.plan.steps) == len([step for step in scenario.generated if step.runs])
     for number in range(6):
@@ -97,8 +97,8 @@ def built(scenario, name, faults):
 
 @st.composite
 def schedules(draw_from):
-    """A toy plan and any faults at any of its places, the same kind at several places too."""
-    scenario = scenarios().toy(draw_from(st.integers(0, 7)))
+    """A small plan and any faults at any of its places, the same kind at several places too."""
+    scenario = scenarios().small(draw_from(st.integers(0, 7)))
     faults = []
     for kind in draw_from(st.lists(st.sampled_from(list(Kind)), max_size=5)):
         places = possible(kind, scenario.plan)
@@ -128,7 +128,7 @@ def test_what_forbids_a_pass_still_forbids_it_when_more_goes_wrong_with_the_buil
 
 def test_faults_are_left_out_as_long_as_the_verdict_stays_wrong(monkeypatch, tmp_path):
     monkeypatch.setattr(verdict, "judge", passing)
-    scenario = scenarios().toy(1)
+    scenario = scenarios().small(1)
     key = scenario.plan.steps[0].key
     regression = Fault(Kind.REGRESSION, key, 1)
     many = (Fault(Kind.DUPLICATED, key, 1), regression, Fault(Kind.VERDICT_AGENT_LOST, "", 1))
