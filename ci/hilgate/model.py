@@ -178,6 +178,13 @@ class Agents(Noun):
     queues: dict[Key, Queue]
 
 
+class Project(Noun):
+    """`ci/project.yaml`: what hilgate must know of the repository it serves. Without the file, the defaults hold."""
+
+    python_path: tuple[str, ...] = (".",)
+    """Folders below the root that every step imports from before anything else, in this order."""
+
+
 class Matrix(Noun):
     """A table of a step's checks: each check is the cell that two of its labels name."""
 
@@ -444,6 +451,8 @@ class Plan(Noun):
     """Image -> sha256 of everything it is built from (`docker/`); its digest is known once it is built."""
     loosened: tuple[Loosening, ...] = ()
     """What the change loosens of its own gate; needs a named approval."""
+    python_path: tuple[str, ...] = (".",)
+    """Folders below the root that every step imports from before anything else, as the project declares them."""
     changed_files: tuple[str, ...]
     steps: tuple[PlannedStep, ...]
     omissions: tuple[Omission, ...]

@@ -1,17 +1,17 @@
-"""Load `ci/agents.yaml` and `ci/areas/*.yaml`, and validate them together.
+"""Load `ci/project.yaml`, `ci/agents.yaml` and `ci/areas/*.yaml`, and validate them together.
 
 All mistakes of a load are reported at once: an author who has made three should not push three times.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hilgate.declare.check import check
-from hilgate.declare.yaml import Mistake, read
+from hilgate.declare.yaml import Document, Mistake, read
 from hilgate.errors import DeclarationError, MisuseError
-from hilgate.model import CPU, Agents, Area, Key, Step, planned_key
+from hilgate.model import CPU, Agents, Area, Key, Project, Step, planned_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +41,7 @@ class Declarations:
     areas: tuple[Area, ...]
     """In file order."""
     agents: Agents
+    project: Project = field(default_factory=Project)
 
     def steps(self) -> Iterator[tuple[Area, Step]]:
         """Every declared step with its area, in declared order."""
@@ -110,13 +111,16 @@ def load(root: Path) -> Declarations:
         InvalidDeclarationsError: With every mistake found (exit status 3).
     """
     agents = read(root / "ci" / "agents.yaml", root, Agents)
+    declared = root / "ci" / "project.yaml"
+    project = read(declared, root, Project) if declared.exists() else Document("ci/project.yaml", Project())
     files = sorted((root / "ci" / "areas").glob("*.yaml"))
     areas = [read(path, root, Area) for path in files]
     if not files:
         agents.mistakes.append(Mistake("ci/areas", "no area is declared", "add a file ci/areas/<area>.yaml"))
     check(agents, areas, root)
-    mistakes = [*agents.mistakes, *(mistake for document in areas for mistake in document.mistakes)]
+    mistakes = [*project.mistakes, *agents.mistakes, *(mistake for document in areas for mistake in document.mistakes)]
     if mistakes:
         raise InvalidDeclarationsError(mistakes)
     assert agents.noun is not None
-    return Declarations(tuple(document.noun for document in areas if document.noun), agents.noun)
+    assert project.noun is not None
+    return Declarations(tuple(document.noun for document in areas if document.noun), agents.noun, project.noun)

@@ -162,6 +162,7 @@ def assemble(
         fork=known.fork,
         images=_images(steps, facts) if facts else {},
         loosened=known.loosened,
+        python_path=declarations.project.python_path,
         changed_files=change.files or (),
         steps=steps,
         omissions=omissions,
