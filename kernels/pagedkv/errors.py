@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import enum
-from typing import ClassVar, Literal
+import sys
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Kind = Literal[
     "alias",  # an output shares its memory with an input
@@ -57,3 +61,18 @@ class MisuseError(CommandError):
     """An option names something that does not exist, or contradicts another one."""
 
     exit_status = Exit.MISUSE
+
+
+class InvalidFileError(CommandError):
+    """A file of data, or a model's config.json, cannot be read, or does not say what it must."""
+
+    exit_status = Exit.INVALID_FILE
+
+
+def run_command(run: Callable[[], Exit]) -> int:
+    """Return the exit status of a command; what it raises as `CommandError` is a line on standard error."""
+    try:
+        return int(run())
+    except CommandError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return int(error.exit_status)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import get_type_hints
 
+from pagedkv import toml
 from pagedkv.arch import limits
-
-
-class TuningError(ValueError):
-    """A tuning file lacks a key, has an unknown one, holds a wrong value, or asks for more than the arch has."""
 
 
 @dataclass(frozen=True)
@@ -121,32 +117,15 @@ class Tuning:
     mla_reduce: MlaReduce
 
 
-def _section(kind: type, where: str, values: object) -> Any:
-    names = set(kind.__dataclass_fields__)
-    if not isinstance(values, dict) or set(values) != names:
-        got = sorted(values) if isinstance(values, dict) else values
-        raise TuningError(f"{where}: got {got}; expected exactly the keys {sorted(names)}")
-    wrong = {key: value for key, value in values.items() if type(value) is not int or value < 1}
-    if wrong:
-        raise TuningError(f"{where}: got {wrong}; expected integers >= 1")
-    return kind(**values)
-
-
 def parse(text: str, where: str) -> Tuning:
-    """Read a tuning file.
+    """Read a tuning file; every number is at least 1.
 
     Raises:
-        TuningError: if it is not TOML or its keys or values are not those of `Tuning`.
+        InvalidFileError: if it is not TOML or its keys or values are not those of `Tuning`.
     """
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise TuningError(f"{where}: {error}") from error
-    kinds = {"write": Write, "gather": Gather, "reduce": Reduce, "decode": Attention, "prefill": Attention}
-    kinds |= {"mla": Mla, "mla_narrow": Mla, "mla_reduce": MlaReduce}
-    if set(data) != set(kinds):
-        raise TuningError(f"{where}: got the tables {sorted(data)}; expected exactly {sorted(kinds)}")
-    return Tuning(**{name: _section(kind, f"{where} [{name}]", data[name]) for name, kind in kinds.items()})
+    kinds = get_type_hints(Tuning)
+    data = toml.parse(where, text, kinds, every=True)
+    return Tuning(**{name: toml.entry(f"{where} [{name}]", data[name], kind, least=1) for name, kind in kinds.items()})
 
 
 @functools.cache
@@ -155,7 +134,7 @@ def tuning(arch: str) -> Tuning:
 
     Raises:
         UnsupportedArchError: if there is none.
-        TuningError: if its file is wrong.
+        InvalidFileError: if its file is wrong.
     """
     limits(arch)
     file = resources.files("pagedkv") / "tuning" / f"{arch}.toml"

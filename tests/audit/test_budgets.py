@@ -4,7 +4,7 @@ import pytest
 
 from pagedkv.audit.budgets import FILE, Budgets, KernelBudget, Limits, load_budgets
 from pagedkv.audit.code_object import Site
-from pagedkv.audit.errors import InvalidDataError
+from pagedkv.errors import InvalidFileError
 
 BUDGETS = Budgets(
     every=Limits(vgpr_spills=0, scratch_bytes=0, wide_share=0.9),
@@ -73,5 +73,5 @@ INVALID = [
 def test_invalid_budgets_are_refused(tmp_path, text, message):
     path = tmp_path / FILE.name
     path.write_text(text)
-    with pytest.raises(InvalidDataError, match=message):
+    with pytest.raises(InvalidFileError, match=message):
         load_budgets(path)

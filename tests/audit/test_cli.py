@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.audit import cli
+from pagedkv.audit import __main__ as cli
 from pagedkv.audit.findings import Finding
 from pagedkv.audit.report import format_report
 

@@ -4,7 +4,7 @@ import pytest
 
 from pagedkv.audit.cases import Case, LaunchConfiguration
 from pagedkv.audit.declared import EVERY, load_declared
-from pagedkv.audit.errors import InvalidDataError
+from pagedkv.errors import InvalidFileError
 
 NARROW = """[[narrow]]
 triton = "3.8.0"
@@ -58,5 +58,5 @@ def test_a_declaration_is_read(tmp_path):
 
 @pytest.mark.parametrize(("change", "message"), INVALID)
 def test_an_invalid_declaration_is_refused(tmp_path, change, message):
-    with pytest.raises(InvalidDataError, match=message):
+    with pytest.raises(InvalidFileError, match=message):
         declare(tmp_path, **change)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pagedkv.arch import NEVER, largest_tile, next_power_of_two
-from pagedkv.launch import TuningError, tuning
+from pagedkv.errors import InvalidFileError
+from pagedkv.launch import tuning
 
 if TYPE_CHECKING:
     from pagedkv.arch import Arch
@@ -154,7 +155,7 @@ def choose(
     partitions of a fixed length there are, which is for `max_kv_len` to say.
 
     Raises:
-        TuningError: if the data ask for more registers or LDS than the arch has.
+        InvalidFileError: if the data ask for more registers or LDS than the arch has.
     """
     decode = max_query_len == 1
     data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
@@ -188,7 +189,7 @@ def choose(
         elif tokens > 1:
             tokens //= 2
         else:
-            raise TuningError(
+            raise InvalidFileError(
                 f"pagedkv/tuning/{arch.name}.toml: {rows} rows of {head_size} channels and a tile of 16 tokens do not "
                 f"fit {arch.name} with {data}. Use more waves."
             )

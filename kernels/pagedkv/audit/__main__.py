@@ -1,8 +1,150 @@
-"""Entry of `python -m pagedkv.audit`."""
+"""Command line of `python -m pagedkv.audit`, and whether this machine's Triton can do the work.
 
+Nothing heavy is imported before the machine has been looked at, so that refusals are quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
 import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .cli import main
+from pagedkv.errors import Exit, MisuseError, run_command
+
+from .cases import SOURCES, select
+from .errors import CannotRunHereError, NothingSelectedError
+from .findings import exit_status, write_findings
+from .machine import LDS_GRANULES
+from .report import format_report
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ALTERING = (
+    "TRITON_INTERPRET",
+    "TRITON_OVERRIDE_ARCH",
+    "TRITON_KERNEL_OVERRIDE",
+    "TRITON_STORE_BINARY_ONLY",
+    "TRITON_DISABLE_LINE_INFO",
+    "TRITON_DEFAULT_FP_FUSION",
+    "AMDGCN_USE_BUFFER_OPS",
+)
+"""Settings of Triton that change the machine code, or keep us from reading it."""
+
+_EPILOG = """\
+exit status: 0 all pass; 1 a budget or a comparison failed, or a kernel does not compile; 2 misuse; 3 a file of
+budgets or declarations is wrong; 4 nothing was selected or compiled; 5 this machine cannot do it (no AMD compiler,
+another Triton than asked for); 6 inconclusive.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: Command line without the program; None takes this process's.
+
+    Returns:
+        Exit status.
+    """
+    options = _parse(arguments)
+    return run_command(lambda: _run(options))
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    arches = list(LDS_GRANULES)
+    parser = argparse.ArgumentParser(
+        prog="python -m pagedkv.audit",
+        description="Compile the kernels for AMD GPUs, without a GPU, and judge what the compiler made of them.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--arch", nargs="+", default=arches, metavar="GFX", help=f"default: {' '.join(arches)}")
+    parser.add_argument(
+        "--source", nargs="+", choices=tuple(SOURCES), default=list(SOURCES), help="whose kernels; default: all"
+    )
+    parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose id contains TEXT")
+    parser.add_argument("--triton", metavar="VERSION", help="refuse to run with another Triton than this")
+    parser.add_argument("--list", action="store_true", help="print the ids and stop; compiles nothing")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where findings.jsonl goes; default: $HILGATE_OUT")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time; default: all cores")
+    parser.add_argument("--timeout", type=float, default=180.0, metavar="SECONDS", help="for one launch; default: 180")
+    return parser.parse_args(arguments)
+
+
+def _run(options: argparse.Namespace) -> Exit:
+    started = time.monotonic()
+    if unknown := [arch for arch in options.arch if arch not in LDS_GRANULES]:
+        raise MisuseError(f"unknown arch {', '.join(unknown)}; known: {', '.join(LDS_GRANULES)}")
+    if options.jobs < 1 or options.timeout <= 0:
+        raise MisuseError(f"--jobs and --timeout must be above 0, got {options.jobs} and {options.timeout:g}")
+    version = check_environment(options.triton)
+    try:
+        from . import runner  # imports Triton, and so do the sources
+
+        cases = select(options.only, options.arch, options.source)
+    except ImportError as error:
+        raise CannotRunHereError(f"the audit cannot be imported with Triton {version}: {error}") from error
+    if not cases:
+        raise NothingSelectedError(f"no case matches --only {options.only!r}\n  to do: see --list")
+    if options.list:
+        sys.stdout.writelines(f"{case.id(arch, '+'.join(case.kernels))}\n" for arch, case in cases)
+        return Exit.PASS
+    findings, compiled = runner.run(cases, version=version, jobs=options.jobs, timeout=options.timeout)
+    if out := options.out or os.environ.get("HILGATE_OUT"):
+        write_findings(Path(out) / "findings.jsonl", findings)
+    status = exit_status(findings, compiled=compiled)
+    sys.stdout.write(format_report(findings, status=status, seconds=time.monotonic() - started))
+    return status
+
+
+def check_environment(triton: str | None) -> str:
+    """Refuse machines on which the audit would mislead or crash.
+
+    Args:
+        triton: The version that the caller means to audit with; None takes what is there.
+
+    Returns:
+        The version of the Triton that will be imported.
+
+    Raises:
+        CannotRunHereError: No Triton, another version than asked for, no AMD backend, or a setting that changes the
+            machine code.
+    """
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:
+        raise CannotRunHereError("Triton is not installed.\n  to do: pip install the triton of requirements/triton.txt")
+    package = Path(spec.origin).parent
+    installed = list(importlib.metadata.distributions(name="triton", path=[str(package.parent)]))
+    if not installed:
+        raise CannotRunHereError(
+            f"the Triton in {package} does not say its version.\n  to do: install it with pip, not by copying"
+        )
+    version = installed[0].version  # of this folder, which need not be the one that pip lists first
+    if triton is not None and version != triton:
+        raise CannotRunHereError(
+            f"asked for Triton {triton}, but `import triton` finds {version} in {package}.\n"
+            f"  to do: pip install --target .triton/{triton} --no-deps triton=={triton}, "
+            f"and run with PYTHONPATH=.triton/{triton} in front"
+        )
+    if not (package / "backends" / "amd" / "compiler.py").is_file():
+        raise CannotRunHereError(
+            f"Triton {version} in {package} has no AMD backend.\n  to do: install the triton wheel from PyPI"
+        )
+    altering = [name for name in _ALTERING if os.environ.get(name)]
+    if os.environ.get("TRITON_INTERPRET") == "0":  # how a runner says: compile
+        altering.remove("TRITON_INTERPRET")
+    if altering:
+        raise CannotRunHereError(
+            f"{', '.join(altering)} is set: the compiler would not make the code that a server runs.\n"
+            f"  to do: unset {' '.join(altering)}"
+        )
+    return version
+
 
 if __name__ == "__main__":
     sys.exit(main())

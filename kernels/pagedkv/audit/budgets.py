@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pagedkv import toml
 from pagedkv.arch import limits
+from pagedkv.errors import InvalidFileError
 
-from . import toml
 from .code_object import wide_share
-from .errors import InvalidDataError
 
 if TYPE_CHECKING:
     from .compile import Figures
@@ -130,12 +130,12 @@ def load_budgets(path: Path = FILE) -> Budgets:
     """Read budgets.
 
     Raises:
-        InvalidDataError: Not TOML, an unknown key, or a value of the wrong type or sign.
+        InvalidFileError: Not TOML, an unknown key, or a value of the wrong type or sign.
     """
-    data = toml.read(path, ("every", "kernels", "evidence", "compare"))
+    data = toml.parse(path.name, path.read_text(encoding="utf-8"), ("every", "kernels", "evidence", "compare"))
     every = toml.entry(f"{path.name}: every", data.get("every", {}), Limits)
     if every.wide_share > 1:
-        raise InvalidDataError(f"{path.name}: every: wide_share is a share, got {every.wide_share}")
+        raise InvalidFileError(f"{path.name}: every: wide_share is a share, got {every.wide_share}")
     comparisons = toml.entries(f"{path.name}: compare", data.get("compare", []), Comparison)
     toml.among(f"{path.name}: compare: figure", (each.figure for each in comparisons), FIGURES)
     kernels, evidence = (

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import toml
-from .errors import InvalidDataError
+from pagedkv import toml
+from pagedkv.errors import InvalidFileError
+
 from .machine import LDS_GRANULES
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Declared:
             cases: All that have configurations.
 
         Raises:
-            InvalidDataError: One does not exist.
+            InvalidFileError: One does not exist.
         """
         known: dict[str, list[str]] = {}
         for configuration in (case.configuration for case in cases if case.configuration):
@@ -94,15 +95,15 @@ def load_declared(path: Path = FILE) -> Declared:
     """Read the declarations.
 
     Raises:
-        InvalidDataError: Not TOML, a key is missing, unknown or empty, an arch does not exist, or a regular expression
+        InvalidFileError: Not TOML, a key is missing, unknown or empty, an arch does not exist, or a regular expression
             cannot be compiled.
     """
-    data = toml.read(path, ("crash", "narrow"))
+    data = toml.parse(path.name, path.read_text(encoding="utf-8"), ("crash", "narrow"))
     crashes = toml.entries(f"{path.name}: crash", data.get("crash", []), DeclaredCrash)
     for each in crashes:
         toml.among(f"{path.name}, {each.kernel}: arch", each.arch, LDS_GRANULES)
         try:
             re.compile(each.says)
         except re.error as error:
-            raise InvalidDataError(f"{path.name}, {each.kernel}: says is no regular expression: {error}") from error
+            raise InvalidFileError(f"{path.name}, {each.kernel}: says is no regular expression: {error}") from error
     return Declared(crashes, toml.entries(f"{path.name}: narrow", data.get("narrow", []), DeclaredNarrow))

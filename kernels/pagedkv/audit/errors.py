@@ -17,10 +17,6 @@ class CannotRunHereError(CommandError):
     exit_status = Exit.CANNOT_RUN_HERE
 
 
-class InvalidDataError(CommandError):
-    """`budgets.toml` or `declared.toml` cannot be read, or names something that does not exist."""
-
-
 class UnreadableCodeObjectError(CommandError):
     """A code object is not the ELF file, or has not the metadata, that the AMD compiler writes."""
 

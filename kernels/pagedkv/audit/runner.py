@@ -79,7 +79,7 @@ def run(cases: Sequence[tuple[str, Case]], *, version: str, jobs: int, timeout: 
 
     Raises:
         CannotRunHereError: The AMD compiler does not work here, or a package with kernels cannot be imported.
-        InvalidDataError: See `load_budgets` and `load_declared`.
+        InvalidFileError: See `load_budgets` and `load_declared`.
     """
     budgets, declared = load_budgets(), load_declared()
     if any(case.source == "mamba" for _, case in cases):

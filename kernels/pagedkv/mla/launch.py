@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pagedkv.arch import NEVER, largest_tile, next_power_of_two
-from pagedkv.launch import TuningError, tuning
+from pagedkv.errors import InvalidFileError
+from pagedkv.launch import tuning
 from pagedkv.mla.schedule import groups, row_tiles
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def choose(
         quantised: Whether the cache holds FP8 codes.
 
     Raises:
-        TuningError: if nothing fits.
+        InvalidFileError: if nothing fits.
     """
     rows = max(16, next_power_of_two(num_heads * max_query_len))
     data = tuning(arch.name).mla if rows > 16 else tuning(arch.name).mla_narrow
@@ -168,7 +169,7 @@ def choose(
                         least=-(-data.split_tokens // tile),
                     )
         rows //= 2
-    raise TuningError(
+    raise InvalidFileError(
         f"pagedkv/tuning/{arch.name}.toml: 16 rows of {latent_size} + {rope_size} channels and a tile of 16 tokens do "
         f"not fit {arch.name} with {data}. Use more waves."
     )

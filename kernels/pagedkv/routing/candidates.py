@@ -7,12 +7,13 @@ without that limit.
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import InvalidFileError
+from pagedkv import toml
+from pagedkv.errors import InvalidFileError
+
 from .features import READERS, TASKS, Limit, Task, parse_limit, stated
 
 FOLDER = Path(__file__).parent / "candidates"
@@ -86,7 +87,7 @@ def read_kernels(text: str, provider: str) -> dict[str, Kernel]:
     """
     where = f"candidates/{provider}.toml"
     kernels = {}
-    for entry in _tables(where, text, {"kernel"})["kernel"]:
+    for entry in toml.rows(where, toml.parse(where, text, ["kernel"], every=True)["kernel"]):
         kernel = _read_kernel(where, provider, entry)
         if kernel.name in kernels:
             raise InvalidFileError(f"{where}: {kernel.name} is there twice.")
@@ -102,14 +103,15 @@ def read_preference(text: str, kernels: Mapping[str, Kernel]) -> dict[Task, tupl
             of one kernel is no kernel that reads the same cache.
     """
     where = "preference.toml"
-    tables = _tables(where, text, set(TASKS))
+    tables = toml.parse(where, text, TASKS, every=True)
     order: dict[Task, tuple[Preferred, ...]] = {}
     for task in TASKS:
         able = {name for name, kernel in kernels.items() if task in kernel.tasks}
-        named = [entry.get("kernel") for entry in tables[task]]
+        entries = toml.rows(f"{where}: {task}", tables[task])
+        named = [entry.get("kernel") for entry in entries]
         if sorted(map(str, named)) != sorted(able):
             raise InvalidFileError(f"{where}: {task}: got {named}; expected each of {sorted(able)} once.")
-        order[task] = tuple(_read_preferred(f"{where}: {task}", entry, kernels) for entry in tables[task])
+        order[task] = tuple(_read_preferred(f"{where}: {task}", entry, kernels) for entry in entries)
     for kernel in kernels.values():
         for branch in kernel.limits["batch_size"].branches if set(kernel.tasks) & set(READERS) else ():
             if branch not in kernels or not set(kernel.tasks) <= set(kernels[branch].tasks):
@@ -150,16 +152,3 @@ def _read_preferred(where: str, entry: Mapping[str, object], kernels: Mapping[st
     if set(entry) != {"kernel", "basis", "why"} or entry["basis"] not in {"measured", "policy"} or not entry["why"]:
         raise InvalidFileError(f"{where}: got {dict(entry)}; expected kernel, basis (measured or policy) and why.")
     return Preferred(kernels[str(entry["kernel"])], str(entry["basis"]), str(entry["why"]))
-
-
-def _tables(where: str, text: str, names: set[str]) -> dict[str, list[Mapping[str, object]]]:
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidFileError(f"{where}: {error}") from error
-    if set(data) != names:
-        raise InvalidFileError(f"{where}: got the tables {sorted(data)}; expected exactly {sorted(names)}.")
-    for name, entries in data.items():
-        if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-            raise InvalidFileError(f"{where}: {name}: expected [[{name}]] tables.")
-    return data

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from pagedkv.errors import CommandError, Exit
 
 
-class RoutingError(CommandError):
-    """A reason why there is no route."""
-
-
-class RequestError(RoutingError):
+class RequestError(CommandError):
     """A field of a request has a value that no attention layer has, or contradicts another field.
 
     Attributes:
@@ -28,13 +24,7 @@ class RequestError(RoutingError):
         super().__init__(f"{field}: got {got!r}; expected {expected}." + (f" {remedy}" if remedy else ""))
 
 
-class InvalidFileError(RoutingError):
-    """Data about a kernel, or a model's config.json, cannot be read, or does not say what it must."""
-
-    exit_status = Exit.INVALID_FILE
-
-
-class LayoutConflictError(RoutingError):
+class LayoutConflictError(CommandError):
     """A route would write and read one cache by two layouts."""
 
     def __init__(self, task: str, kernel: str, *, layout: str, takes: str) -> None:
@@ -69,7 +59,7 @@ class Rejection:
         return f"{self.kernel}: {self.mismatches[0]}" + (f"; and {more} more" if more else "")
 
 
-class NoKernelError(RoutingError):
+class NoKernelError(CommandError):
     """No kernel does one of the tasks of a layer.
 
     Attributes:

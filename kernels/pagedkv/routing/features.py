@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pagedkv.arch import limits
-
-from .errors import InvalidFileError
+from pagedkv.errors import InvalidFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,9 +16,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from pagedkv.errors import MisuseError
+from pagedkv.errors import InvalidFileError, MisuseError
 
-from .errors import InvalidFileError
 from .request import ELEMENT_BYTES
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from pagedkv.arch import ARCHES, UnsupportedArchError, limits, next_power_of_two
 from pagedkv.attention import launch
 from pagedkv.attention.launch import reading_waves, tile_tokens
 from pagedkv.configurations import CONFIGURATIONS
-from pagedkv.launch import TuningError, parse, tuning
+from pagedkv.errors import InvalidFileError
+from pagedkv.launch import parse, tuning
 
 GPUS = [name for name in ARCHES if name != "interpreter"]
 
@@ -115,15 +116,18 @@ TABLES = "[gather]\n[reduce]\n[decode]\n[prefill]\n[mla]\n[mla_narrow]\n[mla_red
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[write", "t.toml"),
-        ("[write]\nrows = 1\n", "expected exactly"),
-        (f"[write]\nrows = 1\nwave = 2\n{TABLES}", "expected exactly the keys"),
-        (f"[write]\nrows = 0\nslice = 1\nwaves = 1\n{TABLES}", "integers >= 1"),
+        ("[write", "t.toml is not TOML"),
+        ("[write]\nrows = 1\n", "got the tables write; expected every one of write, gather"),
+        (
+            f"[write]\nrows = 1\nwave = 2\n{TABLES}",
+            r"\[write\]: expected the keys rows, slice, waves; got rows, wave",
+        ),
+        (f"[write]\nrows = 0\nslice = 1\nwaves = 1\n{TABLES}", r"\[write\]: rows: got 0; expected int of at least 1"),
     ],
     ids=["not toml", "missing table", "unknown key", "zero"],
 )
 def test_a_wrong_tuning_file(text, message):
-    with pytest.raises(TuningError, match=message):
+    with pytest.raises(InvalidFileError, match=message):
         parse(text, "t.toml")
 
 

@@ -7,7 +7,8 @@ import re
 import pytest
 from support import routing_oracle as oracle
 
-from pagedkv.routing import InvalidFileError, NoKernelError, Request, route, router
+from pagedkv.errors import InvalidFileError
+from pagedkv.routing import NoKernelError, Request, route, router
 from pagedkv.routing.candidates import FOLDER, PREFERENCE, load, read_kernels, read_preference
 
 ASM = ("aiter.pa_fwd_asm", "aiter.paged_attention_common")
@@ -182,7 +183,7 @@ KERNEL = (FOLDER / "aiter.toml").read_text(encoding="utf-8").split("[[kernel]]")
         ('reads = "cache"', 'reads = "none"', "reads: got 'none'"),
         ('name = "aiter.', 'name = "vllm.', "begins with 'aiter'"),
         ("summary =", "abstract =", "expected exactly"),
-        ("[kernel.limits]", "[kernel.limits", "candidates/aiter.toml"),
+        ("[kernel.limits]", "[kernel.limits", "candidates/aiter.toml is not TOML"),
     ],
 )
 def test_data_with_something_missing_is_an_error(old, new, message):
@@ -196,7 +197,7 @@ def test_data_with_something_missing_is_an_error(old, new, message):
     [
         ('[[write]]\nkernel = "pagedkv.write_kv_cache"', '[[write]]\nkernel = "vllm.reshape_and_cache"', "each of"),
         ('basis = "policy"', 'basis = "taste"', "measured or policy"),
-        ("[[gather]]", "[[collect]]", "expected exactly"),
+        ("[[gather]]", "[[collect]]", "tables: got collect; known: decode, prefill, write, gather"),
     ],
 )
 def test_an_order_with_something_missing_is_an_error(old, new, message):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.routing import cli
+from pagedkv.routing import __main__ as cli
 
 CONFIGS = Path(__file__).parent / "configs"
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.errors import MisuseError
-from pagedkv.routing.errors import InvalidFileError
+from pagedkv.errors import InvalidFileError, MisuseError
 from pagedkv.routing.explain import Deployment, explain
 from pagedkv.routing.model_config import Config
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from pagedkv.audit import toml
-from pagedkv.audit.errors import InvalidDataError
+from pagedkv import toml
+from pagedkv.errors import InvalidFileError
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,28 @@ INVALID = [
     pytest.param({"name": "a", "names": []}, "names: got []; expected a list of texts, not empty", id="empty list"),
     pytest.param({"name": "a", "count": -1}, "count: got -1; expected int of at least 0", id="negative"),
     pytest.param({"name": "a", "count": True}, "count: got True; expected int", id="a boolean is no number"),
+    pytest.param([], "expected the keys count, name, names, share; got []", id="no table"),
     pytest.param({"name": "a", "count": 0.5}, "count: got 0.5; expected int", id="a share is no count"),
 ]
 
 
 @pytest.mark.parametrize(("table", "message"), INVALID)
 def test_an_invalid_table_is_refused(table, message):
-    with pytest.raises(InvalidDataError) as refused:
+    with pytest.raises(InvalidFileError) as refused:
         toml.entry("f", table, Table)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("[crash", "f.toml is not TOML"), ("[crush]", "got crush; known: crash")]
+    ("text", "message"),
+    [
+        ("[crash", "f.toml is not TOML"),
+        ("[crush]", "got crush; known: crash"),
+        ("", "got the tables ; expected every one of crash"),
+        ("[crash]", "got {}; expected tables in double brackets"),
+        ("crash = [1]", r"got \[1\]; expected tables in double brackets"),
+    ],
 )
-def test_a_file_that_is_not_one_is_refused(tmp_path, text, message):
-    (tmp_path / "f.toml").write_text(text)
-    with pytest.raises(InvalidDataError, match=message):
-        toml.read(tmp_path / "f.toml", ["crash"])
+def test_a_file_that_is_not_one_is_refused(text, message):
+    with pytest.raises(InvalidFileError, match=message):
+        toml.entries("f.toml: crash", toml.parse("f.toml", text, ["crash"], every=True)["crash"], Table)
