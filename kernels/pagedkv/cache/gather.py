@@ -175,64 +175,41 @@ def gather_kv_cache(
     launch = tuning(arch.name).gather
     scales = kernel_scales(cache)
     strides = (cache.key_strides, cache.value_strides, key.stride()[:2], value.stride()[:2])
-    shared = {
-        "HEAD_SIZE": head_size,
-        "PADDED": next_power_of_two(head_size),
-        "BLOCK_SIZE": cache.block_size,
-        "SCALES": scales.kind,
-        "FORMAT": scales.format,
-        "NATIVE": scales.native_on(arch),
-        "ALIGN": hidden_alignment(*itertools.chain(*strides)),
-        "num_warps": launch.waves,
-    }
+    if cache.packing == "rows":
+        kernel, count = _gather_kernel, num_rows * num_kv_heads
+        rows = min(launch.rows, next_power_of_two(count))
+        grid, index, counts = (triton.cdiv(count, rows),), (token_to_seq, seq_starts), (count, max_blocks)
+        sizes = {"NUM_HEADS": num_kv_heads, "ROWS": rows}
+    else:
+        kernel, tokens = packed_gather_kernel, max(16, min(launch.rows, next_power_of_two(num_rows)))
+        grid, index = (num_rows // tokens + 2 * num_seqs, num_kv_heads), (seq_starts,)
+        counts = (num_seqs, num_rows, max_blocks)
+        sizes = {"TOKENS": tokens, "PACKING": PACKINGS.index(cache.packing), "X": cache.x}
     with on(cache.key):
-        if cache.packing != "rows":
-            tokens = max(16, min(launch.rows, next_power_of_two(num_rows)))
-            packed_gather_kernel[(num_rows // tokens + 2 * num_seqs, num_kv_heads)](
-                cache.key,
-                cache.value,
-                key,
-                value,
-                block_table,
-                cu_seq_lens,
-                seq_starts,
-                scales.key,
-                scales.value,
-                num_seqs,
-                num_rows,
-                max_blocks,
-                *strides,
-                block_table.stride()[:1],
-                scales.strides[:3],
-                scales.strides[3:],
-                TOKENS=tokens,
-                PACKING=PACKINGS.index(cache.packing),
-                X=cache.x,
-                **shared,
-            )
-        else:
-            rows = min(launch.rows, next_power_of_two(num_rows * num_kv_heads))
-            _gather_kernel[(triton.cdiv(num_rows * num_kv_heads, rows),)](
-                cache.key,
-                cache.value,
-                key,
-                value,
-                block_table,
-                cu_seq_lens,
-                token_to_seq,
-                seq_starts,
-                scales.key,
-                scales.value,
-                num_rows * num_kv_heads,
-                max_blocks,
-                *strides,
-                block_table.stride()[:1],
-                scales.strides[:3],
-                scales.strides[3:],
-                NUM_HEADS=num_kv_heads,
-                ROWS=rows,
-                **shared,
-            )
+        kernel[grid](
+            cache.key,
+            cache.value,
+            key,
+            value,
+            block_table,
+            cu_seq_lens,
+            *index,
+            scales.key,
+            scales.value,
+            *counts,
+            *strides,
+            block_table.stride()[:1],
+            *scales.strides,
+            HEAD_SIZE=head_size,
+            PADDED=next_power_of_two(head_size),
+            BLOCK_SIZE=cache.block_size,
+            SCALES=scales.kind,
+            FORMAT=scales.format,
+            NATIVE=scales.native_on(arch),
+            ALIGN=hidden_alignment(*itertools.chain(*strides)),
+            num_warps=launch.waves,
+            **sizes,
+        )
 
 
 @triton.jit

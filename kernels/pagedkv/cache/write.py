@@ -138,48 +138,40 @@ def write_kv_cache(
     launch = tuning(current().name).write
     scales = kernel_scales(cache)
     strides = (key.stride()[:2], value.stride()[:2], cache.key_strides, cache.value_strides)
-    tensors = (key, value, cache.key, cache.value, slot_mapping, scales.key, scales.value)
     padded = next_power_of_two(head_size)
-    shared = {
-        "NUM_HEADS": num_kv_heads,
-        "HEAD_SIZE": head_size,
-        "BLOCK_SIZE": cache.block_size,
-        "SCALES": scales.kind,
-        "FORMAT": scales.format,
-        "LARGEST": scales.largest,
-        "ALIGN": hidden_alignment(*itertools.chain(*strides)),
-        "num_warps": launch.waves,
-    }
+    if cache.packing == "rows":
+        kernel, count = _write_kernel, num_slots * num_kv_heads
+        rows = min(launch.rows, next_power_of_two(count))
+        grid, sizes = (triton.cdiv(count, rows),), {"PADDED": padded, "ROWS": rows}
+    else:
+        kernel, count = packed_write_kernel, num_slots
+        width = padded if scales.kind == PER_TOKEN else min(launch.slice, padded)
+        tokens = min(launch.rows * padded // width, next_power_of_two(count))
+        grid = (triton.cdiv(count, tokens), num_kv_heads * triton.cdiv(head_size, width))
+        sizes = {"TOKENS": tokens, "SLICE": width, "PACKING": PACKINGS.index(cache.packing), "X": cache.x}
     with on(cache.key):
-        if cache.packing != "rows":
-            width = padded if scales.kind == PER_TOKEN else min(launch.slice, padded)
-            tokens = min(launch.rows * padded // width, next_power_of_two(num_slots))
-            packed_write_kernel[(triton.cdiv(num_slots, tokens), num_kv_heads * triton.cdiv(head_size, width))](
-                *tensors,
-                num_slots,
-                *strides,
-                slot_mapping.stride(),
-                scales.strides[:3],
-                scales.strides[3:],
-                TOKENS=tokens,
-                SLICE=width,
-                PACKING=PACKINGS.index(cache.packing),
-                X=cache.x,
-                **shared,
-            )
-        else:
-            rows = min(launch.rows, next_power_of_two(num_slots * num_kv_heads))
-            _write_kernel[(triton.cdiv(num_slots * num_kv_heads, rows),)](
-                *tensors,
-                num_slots * num_kv_heads,
-                *strides,
-                slot_mapping.stride(),
-                scales.strides[:3],
-                scales.strides[3:],
-                PADDED=padded,
-                ROWS=rows,
-                **shared,
-            )
+        kernel[grid](
+            key,
+            value,
+            cache.key,
+            cache.value,
+            slot_mapping,
+            scales.key,
+            scales.value,
+            count,
+            *strides,
+            slot_mapping.stride(),
+            *scales.strides,
+            NUM_HEADS=num_kv_heads,
+            HEAD_SIZE=head_size,
+            BLOCK_SIZE=cache.block_size,
+            SCALES=scales.kind,
+            FORMAT=scales.format,
+            LARGEST=scales.largest,
+            ALIGN=hidden_alignment(*itertools.chain(*strides)),
+            num_warps=launch.waves,
+            **sizes,
+        )
 
 
 @triton.jit

@@ -33,8 +33,8 @@ class KernelScales:
     key: Tensor
     """Where the scales are; any tensor if UNSCALED."""
     value: Tensor
-    strides: tuple[int, int, int, int, int, int]
-    """Of block, token and head, in elements, of K and then of V; 0 where a scale does not depend on the axis."""
+    strides: tuple[tuple[int, int, int], tuple[int, int, int]]
+    """Of block, token and head, in elements, of K and of V; 0 where a scale does not depend on the axis."""
 
     def native_on(self, arch: Arch) -> bool:
         """Whether the device converts the format itself: NATIVE of the kernels."""
@@ -44,7 +44,7 @@ class KernelScales:
 def kernel_scales(cache: PagedCache) -> KernelScales:
     """Return the kernel arguments of a cache that `cache.checks.whole` has accepted."""
     if cache.quantisation is None:
-        return KernelScales(UNSCALED, "", 0.0, cache.key, cache.value, (0,) * 6)
+        return KernelScales(UNSCALED, "", 0.0, cache.key, cache.value, ((0, 0, 0), (0, 0, 0)))
     quantisation = cache.quantisation
     return KernelScales(
         PER_TOKEN if quantisation.per_token else PER_HEAD,
@@ -52,7 +52,7 @@ def kernel_scales(cache: PagedCache) -> KernelScales:
         FORMATS[quantisation.format].max,
         quantisation.key_scale,
         quantisation.value_scale,
-        (*_strides(quantisation.key_scale), *_strides(quantisation.value_scale)),
+        (_strides(quantisation.key_scale), _strides(quantisation.value_scale)),
     )
 
 
