@@ -67,11 +67,6 @@ class View:
                 index[group], index[inside] = index[inside] // self.x, index[inside] % self.x
         return self.offset + sum(index[axis] * stride for axis, stride in zip(self.axes, self.strides, strict=True))
 
-    @property
-    def dense_blocks(self) -> bool:
-        """Whether blocks follow each other without a gap."""
-        return self.strides[0] == math.prod(self.shape[1:])
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -92,7 +87,7 @@ class Layout:
         A kernel that computes its own addresses from the extents may read and write such a cache and no other. What
         decides is the block stride, not `is_contiguous`, which also looks at the other side's plane.
         """
-        return self.key.dense_blocks and self.value.dense_blocks
+        return all(side.strides[0] == math.prod(side.shape[1:]) for side in (self.key, self.value))
 
 
 def packing_of(name: Name) -> Packing:

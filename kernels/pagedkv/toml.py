@@ -54,8 +54,9 @@ def entry(where: str, table: object, kind: type[Entry], *, least: int = 0) -> En
     Raises:
         InvalidFileError: A key is unknown or missing, or a value is empty, too small or of another type.
     """
-    types = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
-    needed = {field.name for field in fields(kind) if field.default is MISSING}  # type: ignore[arg-type]
+    every = fields(kind)  # type: ignore[arg-type]  # a dataclass
+    types = {field.name: str(field.type) for field in every}
+    needed = {field.name for field in every if field.default is field.default_factory is MISSING}
     if not isinstance(table, dict) or not needed <= set(table) <= set(types):
         got = ", ".join(sorted(table)) if isinstance(table, dict) else repr(table)
         raise InvalidFileError(f"{where}: expected the keys {', '.join(sorted(types))}; got {got}")

@@ -16,7 +16,7 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 from vllm.v1.attention.backends.mla import cpu_mla
 
-from pagedkv.mla import reference
+from pagedkv.attention import reference
 from pagedkv.vllm_plugin import GPU_MLA_NAME, errors, mla_backend
 
 HEADS, LATENT, ROPE = 4, 256, 64  # vLLM's metadata knows latent rows of 320, 512 and 576 channels
@@ -110,9 +110,8 @@ def common(data, max_query_len=1):
 def check(got, data, cache=None, dtype="float32"):
     tokens = int(data.query_start_loc[-1])
     out, lse = (rows[:tokens].double() for rows in got)
-    want, want_lse = reference.mla_decode(
-        data.query[:tokens], data.cache if cache is None else cache, LATENT, **data.metadata, scale=SCALE
-    )
+    keys = (data.cache if cache is None else cache)[:, :, None]
+    want, want_lse = reference.attention(data.query[:tokens], keys, keys[..., :LATENT], **data.metadata, scale=SCALE)
     error, norm = (out - want).norm(dim=-1), want.norm(dim=-1)
     assert (error <= ROW_RELATIVE["mla", dtype] * norm).all(), (error / norm).max()
     torch.testing.assert_close(lse, want_lse, rtol=0, atol=LSE_ABSOLUTE)

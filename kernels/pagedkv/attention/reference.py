@@ -1,4 +1,7 @@
-"""The oracle of attention: plain torch loops over sequences in float64, importing nothing but the cache's oracle."""
+"""The oracle of attention: plain torch loops over sequences in float64, importing nothing but the cache's oracle.
+
+MLA decode is attention with one KV head, the latent row, whose value is the first channels of its key.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def attention(
     Args:
         query: `[num_tokens, num_q_heads, head_size]`.
         key_cache: `[num_blocks, block_size, num_kv_heads, head_size]`.
-        value_cache: Like `key_cache`.
+        value_cache: Like `key_cache`, with as many channels as the result shall have.
         block_table: `[num_seqs, max_blocks]`.
         seq_lens: `[num_seqs]`, keys of each sequence (context and this step).
         query_start_loc: `[num_seqs + 1]`.
@@ -44,25 +47,28 @@ def attention(
         sinks: `[num_q_heads]`; one more score of each head, whose value is 0.
 
     Returns:
-        `[num_tokens, num_q_heads, head_size]` and `[num_tokens, num_q_heads]`, on the CPU.
+        `[num_tokens, num_q_heads, channels of a value]` and `[num_tokens, num_q_heads]`, on the CPU.
     """
     query = query.double().cpu()
-    group = query.shape[1] // key_cache.shape[2]
-    out = torch.full_like(query, float("nan"))
+    num_kv_heads = key_cache.shape[2]
+    out = query.new_full((*query.shape[:2], value_cache.shape[3]), float("nan"))
     sums = out.new_full(out.shape[:2], float("nan"))
     for seq, seq_len in enumerate(seq_lens.tolist()):
         begin, end = (int(x) for x in query_start_loc[seq : seq + 2])
+        if begin == end:
+            continue  # its length may mean nothing
         first = seq_len - (end - begin)
         # Keys that no query of this step sees are not read: a freed block may hold anything.
         oldest = 0 if sliding_window is None else max(0, first - sliding_window + 1)
-        keys = context(key_cache, block_table[seq], oldest, seq_len).double().cpu().repeat_interleave(group, dim=1)
-        values = context(value_cache, block_table[seq], oldest, seq_len).double().cpu().repeat_interleave(group, dim=1)
+        keys = context(key_cache, block_table[seq], oldest, seq_len).double().cpu()
+        values = context(value_cache, block_table[seq], oldest, seq_len).double().cpu()
         for n in range(begin, end):
             position = first + n - begin
             low = oldest if sliding_window is None else max(oldest, position - sliding_window + 1)
             high = position + 1 if causal else seq_len
             seen = slice(max(0, low - oldest), max(0, high - oldest))
-            scores = torch.einsum("hd,khd->hk", query[n], keys[seen]) * scale
+            grouped = query[n].unflatten(0, (num_kv_heads, -1))
+            scores = torch.einsum("hgd,khd->hgk", grouped, keys[seen]).flatten(0, 1) * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
             if alibi_slopes is not None:
@@ -70,7 +76,7 @@ def attention(
                 scores = scores + alibi_slopes.double().cpu()[:, None] * distance
             if sinks is not None:
                 scores = torch.cat([scores, sinks.double().cpu()[:, None]], dim=1)
-            weights = torch.softmax(scores, dim=1)[:, : keys[seen].shape[0]]
-            out[n] = torch.einsum("hk,khd->hd", weights, values[seen])
+            weights = torch.softmax(scores, dim=1)[:, : keys[seen].shape[0]].unflatten(0, (num_kv_heads, -1))
+            out[n] = torch.einsum("hgk,khd->hgd", weights, values[seen]).flatten(0, 1)
             sums[n] = torch.logsumexp(scores, dim=1)
     return out, sums

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pagedkv import toml
@@ -42,7 +42,7 @@ class Kernel:
     """Of decode, extend, prefill, write, gather."""
     reads: str
     """`cache`; `dense`: keys and values that somebody gathered; `none`: it does not attend."""
-    limits: Mapping[str, Limit]
+    limits: Mapping[str, Limit] = field(default_factory=dict)
     """By feature."""
 
     @property
@@ -120,32 +120,24 @@ def read_preference(text: str, kernels: Mapping[str, Kernel]) -> dict[Task, tupl
 
 
 def _read_kernel(where: str, provider: str, entry: Mapping[str, object]) -> Kernel:
-    name = entry.get("name")
-    where = f"{where}: {name}"
-    keys = {"name", "summary", "serves", "reads", "limits"}
-    if set(entry) != keys:
-        raise InvalidFileError(f"{where}: got the keys {sorted(entry)}; expected exactly {sorted(keys)}.")
-    if not isinstance(name, str) or not name.startswith(f"{provider}."):
+    where = f"{where}: {entry.get('name')}"
+    limits = entry.get("limits")
+    kernel = toml.entry(where, {key: value for key, value in entry.items() if key != "limits"}, Kernel)
+    if not kernel.name.startswith(f"{provider}."):
         raise InvalidFileError(f"{where}: expected a name that begins with {provider!r} and a dot.")
-    serves, reads, limits = entry["serves"], entry["reads"], entry["limits"]
-    if not isinstance(serves, list) or not serves or not set(serves) <= set(_SERVES):
-        raise InvalidFileError(f"{where}: serves: got {serves!r}; expected some of {', '.join(_SERVES)}.")
-    tasks = tuple(_SERVES[word] for word in serves)
-    if reads not in _OPERANDS or (reads == "none") != (not set(tasks) & set(READERS)):
-        raise InvalidFileError(f"{where}: reads: got {reads!r}; expected cache or dense of a reader, none of another.")
+    toml.among(f"{where}: serves", kernel.serves, _SERVES)
+    tasks = kernel.tasks
+    if kernel.reads not in _OPERANDS or (kernel.reads == "none") != (not set(tasks) & set(READERS)):
+        raise InvalidFileError(
+            f"{where}: reads: got {kernel.reads!r}; expected cache or dense of a reader, none of another."
+        )
     if not isinstance(limits, Mapping) or set(limits) != set(stated(tasks)):
         unlike = sorted(set(limits if isinstance(limits, Mapping) else ()) ^ set(stated(tasks)))
         raise InvalidFileError(
             f"{where}: limits: missing or unknown: {', '.join(unlike)}. Say every limit, "
             'with takes = "any" or "none" where there is nothing to limit.'
         )
-    return Kernel(
-        name=name,
-        summary=str(entry["summary"]),
-        serves=tuple(serves),
-        reads=str(reads),
-        limits={key: parse_limit(f"{where}: {key}", limits[key]) for key in stated(tasks)},
-    )
+    return replace(kernel, limits={key: parse_limit(f"{where}: {key}", limits[key]) for key in stated(tasks)})
 
 
 def _read_preferred(where: str, entry: Mapping[str, object], kernels: Mapping[str, Kernel]) -> Preferred:

@@ -155,12 +155,8 @@ FEATURES: tuple[Feature, ...] = (
         lambda r, _: None if r.kv_scales == "none" else r.kv_scales,
         lambda r: f"kv_scales {r.kv_scales}",
     ),
-    Feature("packing", lambda r, _: r.layout.packing, lambda r: f"packing {r.packing}"),
-    Feature(
-        "sides",
-        lambda r, _: "planes" if r.layout.has_native_kv_cache_layout else "interleaved",
-        lambda r: f"sides {r.sides}",
-    ),
+    _plain("packing"),
+    _plain("sides"),
     _plain("block_size"),
     Feature(
         "num_blocks",

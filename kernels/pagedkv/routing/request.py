@@ -37,20 +37,9 @@ class CacheLayout:
     element_bytes: int
 
     @property
-    def block_elements(self) -> int:
-        """Elements of one side of one block: the product of the inner extents."""
-        return self.block_size * self.num_kv_heads * self.head_size
-
-    @property
-    def block_strides(self) -> tuple[int, int]:
-        """Elements from one block to the next, in K and in V."""
-        stride = self.block_elements * (1 if self.sides == "planes" else 2)
-        return stride, stride
-
-    @property
     def has_native_kv_cache_layout(self) -> bool:
         """Whether the blocks of K follow each other without a gap, and those of V too (vLLM PR 38502)."""
-        return all(stride == self.block_elements for stride in self.block_strides)
+        return self.sides == "planes"
 
     def __str__(self) -> str:
         return f"{self.packing}, {self.sides}, {self.block_size} tokens a block"

@@ -60,17 +60,12 @@ class Route:
 
     def __post_init__(self) -> None:
         kernels = {preferred.kernel.name: preferred.kernel for task in TASKS for preferred in load()[task]}
-        asked = {
-            "packing": self.layout.packing,
-            "sides": "planes" if self.layout.has_native_kv_cache_layout else "interleaved",
-            "block_size": self.layout.block_size,
-        }
         for choice in self.choices:
             if choice.kernel is None:
                 continue
-            for key, value in asked.items():
+            for key in ("packing", "sides", "block_size"):
                 limit = kernels[choice.kernel].limits[key]
-                if not limit.admits(value):
+                if not limit.admits(getattr(self.layout, key)):
                     raise LayoutConflictError(
                         choice.task, choice.kernel, layout=str(self.layout), takes=f"{key} {limit}"
                     )

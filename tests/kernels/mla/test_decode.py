@@ -8,10 +8,11 @@ from support import attending
 from support.mla_steps import Step, decode, step
 from support.tolerances import LSE_ABSOLUTE
 
+from pagedkv.attention import reference
 from pagedkv.device import INTERPRETED
 from pagedkv.fp8 import formats
 from pagedkv.launch import tuning
-from pagedkv.mla import launch, reference
+from pagedkv.mla import launch
 from pagedkv.mla.decode import mla_decode
 from pagedkv.mla.tables import allocate, fill
 
@@ -20,7 +21,8 @@ pytestmark = pytest.mark.device
 
 def expected(data: Step, **options) -> tuple[torch.Tensor, torch.Tensor]:
     options = {"scale": data.scale} | options
-    return reference.mla_decode(data.query, data.cache, data.latent, **data.metadata, **options)
+    rows = data.cache[:, :, None]
+    return reference.attention(data.query, rows, rows[..., : data.latent], **data.metadata, **options)
 
 
 def check(got, golden, record) -> None:

@@ -182,7 +182,7 @@ KERNEL = (FOLDER / "aiter.toml").read_text(encoding="utf-8").split("[[kernel]]")
         ('serves = ["decode"]', 'serves = ["decoding"]', "serves: got"),
         ('reads = "cache"', 'reads = "none"', "reads: got 'none'"),
         ('name = "aiter.', 'name = "vllm.', "begins with 'aiter'"),
-        ("summary =", "abstract =", "expected exactly"),
+        ("summary =", "abstract =", "expected the keys limits, name, reads, serves, summary"),
         ("[kernel.limits]", "[kernel.limits", "candidates/aiter.toml is not TOML"),
     ],
 )
