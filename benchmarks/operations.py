@@ -12,6 +12,7 @@ from pagedkv.attention.paged import paged_attention
 from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.mla.decode import mla_decode
+from pagedkv.mla.launch import MlaShape
 from pagedkv.mla.tables import allocate, fill
 
 from . import oracle, peers, pools
@@ -219,9 +220,10 @@ def _mla(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
         table = pools.block_table(case, device)
         cache = torch.randn(table.numel(), case.block_size, case.head_size, device=device, dtype=dtype)
         inputs.append((torch.randn(shape, device=device, dtype=dtype), cache, table))
-    sizes = {"latent_size": case.latent_size, "rope_size": case.head_size - case.latent_size}
-    shapes = {"num_heads": case.num_q_heads, "num_seqs": case.num_seqs, "max_query_len": 1}
-    tables = allocate(inputs[0][0], **sizes, **shapes)
+    rope = case.head_size - case.latent_size
+    sizes = {"latent_size": case.latent_size, "rope_size": rope, "element_bytes": dtype.itemsize}
+    step = MlaShape(**sizes, num_heads=case.num_q_heads, max_query_len=1)
+    tables = allocate(inputs[0][0], step, case.num_seqs)
     fill(tables, lens, starts)
 
     def error(query: Tensor, cache: Tensor, table: Tensor, out: Tensor) -> float:

@@ -12,7 +12,6 @@ from pagedkv.errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-SMALLEST_HEAD, LARGEST_HEAD = 32, 256
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -57,18 +56,18 @@ def dtype(name: str, tensor: torch.Tensor, allowed: Iterable[torch.dtype], why: 
         raise ArgumentError("dtype", name, got=tensor.dtype, expected=" or ".join(map(str, allowed)), remedy=why)
 
 
-def head_size(name: str, size: int) -> None:
+def head_size(name: str, size: int, what: str = "head_size", least: int = 32, most: int = 256) -> None:
     """Check the head size of attention; write and gather take any.
 
     Raises:
-        ArgumentError: if it is outside 32 .. 256 or not a multiple of 8 (16 bytes of a two-byte element).
+        ArgumentError: if it is outside `least .. most` or not a multiple of 8 (16 bytes of a two-byte element).
     """
-    if not SMALLEST_HEAD <= size <= LARGEST_HEAD or size % 8:
+    if not least <= size <= most or size % 8:
         raise ArgumentError(
             "head size",
             name,
-            got=f"head_size {size}",
-            expected=f"a multiple of 8 in {SMALLEST_HEAD} .. {LARGEST_HEAD}",
+            got=f"{what} {size}",
+            expected=f"a multiple of 8 in {least} .. {most}",
             remedy="Pad the head, or use another backend for this model.",
         )
 

@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from pagedkv.mla.decode import mla_decode
+from pagedkv.mla.launch import MlaShape
 
 
 @dataclasses.dataclass
@@ -22,6 +23,13 @@ class Step:
     @property
     def metadata(self) -> dict[str, torch.Tensor]:
         return {name: getattr(self, name) for name in ("block_table", "seq_lens", "query_start_loc")}
+
+    def shape(self, **changes: int) -> MlaShape:
+        """What the launch of the step follows from, but for the changes."""
+        _, heads, width = self.query.shape
+        own = {"latent_size": self.latent, "rope_size": width - self.latent, "num_heads": heads}
+        own |= {"element_bytes": self.query.element_size(), "max_query_len": self.max_query_len}
+        return MlaShape(**(own | changes))
 
     @property
     def scale(self) -> float:

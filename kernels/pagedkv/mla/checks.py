@@ -37,7 +37,8 @@ def tensors(
         )
     checks.shape("query", query, (None, None, cache.shape[-1]), "[num_tokens, num_heads, latent_size + rope_size]")
     checks.shape("out", out, (*query.shape[:2], None), "[num_tokens, num_heads, latent_size]")
-    _channels(out.shape[-1], query.shape[-1] - out.shape[-1])
+    checks.head_size("out", out.shape[-1], "latent_size", most=LARGEST_LATENT)
+    checks.head_size("query", query.shape[-1] - out.shape[-1], "what is beyond out, rope_size", 16, LARGEST_ROPE)
     if query.shape[1] == 0:
         raise ArgumentError(
             "head ratio", "query", got="0 heads", expected="at least one", remedy="Leave the layer out."
@@ -83,21 +84,6 @@ def codes(query: Tensor, cache: Tensor, cache_format: str | None, cache_scale: T
     if cache_scale is not None:
         checks.dtype("cache_scale", cache_scale, (torch.float32,), "Scales are fp32.")
         checks.device(("cache", cache), {"cache_scale": cache_scale})
-
-
-def _channels(latent_size: int, rope_size: int) -> None:
-    """Check the sizes that follow from `out` and `query`."""
-    for name, size, most in (("out", latent_size, LARGEST_LATENT), ("query", rope_size, LARGEST_ROPE)):
-        smallest = 32 if name == "out" else 16
-        if not smallest <= size <= most or size % 8:
-            what = "latent_size" if name == "out" else "rope_size"
-            raise ArgumentError(
-                "head size",
-                name,
-                got=f"{what} {size}",
-                expected=f"a multiple of 8 in {smallest} .. {most}",
-                remedy="latent_size is the last extent of out, rope_size what query has beyond it.",
-            )
 
 
 def same_step(tables: Tables, expected: MlaLaunch, num_seqs: int) -> None:

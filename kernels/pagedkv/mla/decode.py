@@ -14,7 +14,7 @@ from pagedkv.errors import ArgumentError
 from pagedkv.launch import tuning
 from pagedkv.mla import checks
 from pagedkv.mla.kernel import mla_decode_kernel, mla_reduce_kernel
-from pagedkv.mla.launch import choose, options
+from pagedkv.mla.launch import MlaShape, choose, options
 from pagedkv.mla.schedule import sizes
 from pagedkv.mla.tables import allocate, fill
 from pagedkv.strides import hidden_alignment
@@ -86,13 +86,20 @@ def mla_decode(
     latent_size = out.shape[-1]
     if num_tokens == 0 or num_seqs == 0:
         return
-    shape = {"latent_size": latent_size, "rope_size": width - latent_size, "num_heads": num_heads}
-    shape |= {"max_query_len": max_query_len, "programs": programs, "quantised": cache_format is not None}
+    shape = MlaShape(
+        latent_size=latent_size,
+        rope_size=width - latent_size,
+        element_bytes=query.element_size(),
+        num_heads=num_heads,
+        max_query_len=max_query_len,
+        quantised=cache_format is not None,
+        programs=programs,
+    )
     if tables is None:
-        tables = allocate(query, **shape, num_seqs=num_seqs)
+        tables = allocate(query, shape, num_seqs)
         fill(tables, seq_lens, query_start_loc)
     else:
-        checks.same_step(tables, choose(current(), **shape, element_bytes=query.element_size()), num_seqs)
+        checks.same_step(tables, choose(current(), shape), num_seqs)
     if debug:
         checks.values(cache, block_table, seq_lens, query_start_loc, num_tokens, max_query_len, tables)
     launch = tables.launch

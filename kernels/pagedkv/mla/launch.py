@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 from pagedkv.arch import NEVER, largest_tile, next_power_of_two
@@ -13,6 +14,26 @@ from pagedkv.mla.schedule import groups, row_tiles
 
 if TYPE_CHECKING:
     from pagedkv.arch import Arch
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlaShape:
+    """What the launch of a step follows from, besides the device."""
+
+    latent_size: int
+    """Channels that are key and value."""
+    rope_size: int
+    """Channels that are key alone."""
+    element_bytes: int
+    """Bytes of one query element, and of one cache element once it is a number."""
+    num_heads: int
+    """Query heads."""
+    max_query_len: int
+    """Upper bound of the query lengths."""
+    quantised: bool = False
+    """Whether the cache holds FP8 codes."""
+    programs: int | None = None
+    """Programs that run at a time; None lets the tuning data decide."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +58,7 @@ class MlaLaunch:
     """Fewest tiles worth a group of their own."""
 
 
-def tile_tokens(
-    arch: Arch,
-    *,
-    latent_size: int,
-    rope_size: int,
-    element_bytes: int,
-    rows: int,
-    waves: int,
-    stages: int,
-    occupancy: int,
-    most: int,
-    quantised: bool = False,
-) -> int:
+def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: int, occupancy: int, most: int) -> int:
     """Return how many rows of the latent cache a program holds at once, a power of two >= 16; 0 if not even 16 fit.
 
     With `w = latent + rope` channels of `e` bytes, both sizes padded to powers of two, and a tile of `t` tokens:
@@ -70,29 +79,26 @@ def tile_tokens(
 
     Args:
         arch: Limits of the device.
-        latent_size: Channels that are key and value.
-        rope_size: Channels that are key alone.
-        element_bytes: Bytes of one query element, and of one cache element once it is a number.
+        shape: Of the step; heads, query lengths and programs do not matter.
         rows: Rows of the program.
         waves: Waves of the program.
         stages: Pipeline stages.
         occupancy: Programs that shall fit a compute unit together.
         most: Where more is no longer faster (tuning data), at least 16.
-        quantised: Whether the cache holds FP8 codes.
     """
-    latent, rope = next_power_of_two(latent_size), next_power_of_two(rope_size)
-    width = (latent + rope) * element_bytes
-    half = latent // 2 * element_bytes
+    latent, rope = next_power_of_two(shape.latent_size), next_power_of_two(shape.rope_size)
+    width = (latent + rope) * shape.element_bytes
+    half = latent // 2 * shape.element_bytes
     accumulator = 4 * rows * latent
     wgmma = rows >= arch.operand_from_lds_rows
     mfma = arch.operand_from_lds_rows == NEVER
 
     def lds(tokens: int) -> tuple[int, ...]:
-        staged = max(tokens * half, (stages - 1) * tokens * width) + rows * tokens * element_bytes
+        staged = max(tokens * half, (stages - 1) * tokens * width) + rows * tokens * shape.element_bytes
         return (max(rows * half, staged),) if mfma else (rows * width, staged)
 
     def registers(tokens: int) -> tuple[int, ...]:
-        tile, codes = tokens * width, (20 if mfma else 4) * tokens * (latent + rope) * quantised
+        tile, codes = tokens * width, (20 if mfma else 4) * tokens * (latent + rope) * shape.quantised
         if wgmma:
             return accumulator, 8 * rows * tokens, codes
         if mfma:
@@ -107,71 +113,36 @@ def tile_tokens(
 
 
 @functools.lru_cache(maxsize=1024)
-def choose(
-    arch: Arch,
-    *,
-    latent_size: int,
-    rope_size: int,
-    element_bytes: int,
-    num_heads: int,
-    max_query_len: int,
-    programs: int | None,
-    quantised: bool = False,
-) -> MlaLaunch:
+def choose(arch: Arch, shape: MlaShape) -> MlaLaunch:
     """Return the launch of a step.
 
     As many rows as the tuning data want and the queries have; where they do not fit with 16 tokens, with fewer programs
     a compute unit, then with fewer stages, then with half the rows.
 
-    Args:
-        arch: Limits of the device.
-        latent_size: Channels that are key and value.
-        rope_size: Channels that are key alone.
-        element_bytes: Bytes of one query element.
-        num_heads: Query heads.
-        max_query_len: Upper bound of the query lengths.
-        programs: Programs that run at a time; None lets the tuning data decide.
-        quantised: Whether the cache holds FP8 codes.
-
     Raises:
         InvalidFileError: if nothing fits.
     """
-    rows = max(16, next_power_of_two(num_heads * max_query_len))
+    rows = max(16, next_power_of_two(shape.num_heads * shape.max_query_len))
     data = tuning(arch.name).mla if rows > 16 else tuning(arch.name).mla_narrow
     rows = min(data.rows, rows)
     while rows >= 16:
-        for stages in range(data.stages, 0, -1):
-            for occupancy in range(data.programs_per_unit, 0, -1):
-                tile = tile_tokens(
-                    arch,
-                    latent_size=latent_size,
-                    rope_size=rope_size,
-                    element_bytes=element_bytes,
-                    rows=rows,
-                    waves=data.waves,
-                    stages=stages,
-                    occupancy=occupancy,
-                    most=data.tokens,
-                    quantised=quantised,
+        for stages, occupancy in product(range(data.stages, 0, -1), range(data.programs_per_unit, 0, -1)):
+            bounds = {"rows": rows, "waves": data.waves, "stages": stages, "occupancy": occupancy}
+            if tile := tile_tokens(arch, shape, **bounds, most=data.tokens):
+                tiles = row_tiles(shape.max_query_len, shape.num_heads, rows)
+                slots = arch.compute_units * occupancy if shape.programs is None else shape.programs
+                return MlaLaunch(
+                    **bounds,
+                    tiles=tiles,
+                    tile=tile,
+                    groups=groups(slots, tiles),
+                    fixed=-(-data.fixed_tokens // tile),
+                    least=-(-data.split_tokens // tile),
                 )
-                if tile:
-                    tiles = row_tiles(max_query_len, num_heads, rows)
-                    slots = arch.compute_units * occupancy if programs is None else programs
-                    return MlaLaunch(
-                        rows,
-                        tiles,
-                        tile,
-                        data.waves,
-                        stages,
-                        occupancy,
-                        groups(slots, tiles),
-                        fixed=-(-data.fixed_tokens // tile),
-                        least=-(-data.split_tokens // tile),
-                    )
         rows //= 2
     raise InvalidFileError(
-        f"pagedkv/tuning/{arch.name}.toml: 16 rows of {latent_size} + {rope_size} channels and a tile of 16 tokens do "
-        f"not fit {arch.name} with {data}. Use more waves."
+        f"pagedkv/tuning/{arch.name}.toml: 16 rows of {shape.latent_size} + {shape.rope_size} channels and a tile of "
+        f"16 tokens do not fit {arch.name} with {data}. Use more waves."
     )
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from pagedkv.device import current, on
-from pagedkv.mla.launch import MlaLaunch, choose
+from pagedkv.mla.launch import MlaLaunch, MlaShape, choose
 from pagedkv.mla.schedule import Schedule, Work, sizes
 
 if TYPE_CHECKING:
@@ -49,49 +49,21 @@ class Tables:
         return Schedule(works, indptr, tuple(self.reduce_indptr.tolist()))
 
 
-def allocate(
-    like: Tensor,
-    *,
-    latent_size: int,
-    rope_size: int,
-    num_heads: int,
-    num_seqs: int,
-    max_query_len: int,
-    programs: int | None = None,
-    quantised: bool = False,
-) -> Tables:
-    """Return empty tables for steps of these shapes.
+def allocate(like: Tensor, shape: MlaShape, num_seqs: int) -> Tables:
+    """Return empty tables for steps of a shape.
 
     Args:
-        like: Any tensor of the dtype of the query on the device of the step.
-        latent_size: Channels that are key and value.
-        rope_size: Channels that are key alone.
-        num_heads: Query heads.
-        num_seqs: Sequences of the step, those that pad a captured graph included.
-        max_query_len: Upper bound of the query lengths.
-        programs: Programs that run at a time; None lets the tuning data decide.
-        quantised: Whether the cache holds FP8 codes.
+        like: Any tensor on the device of the step.
+        shape: Of the steps.
+        num_seqs: Sequences of a step, those that pad a captured graph included.
     """
-    launch = choose(
-        current(),
-        latent_size=latent_size,
-        rope_size=rope_size,
-        element_bytes=like.element_size(),
-        num_heads=num_heads,
-        max_query_len=max_query_len,
-        programs=programs,
-        quantised=quantised,
-    )
+    launch = choose(current(), shape)
 
-    def table(*shape: int) -> Tensor:
-        return like.new_empty(shape, dtype=torch.int32)
+    def table(*extents: int) -> Tensor:
+        return like.new_empty(extents, dtype=torch.int32)
 
-    return Tables(
-        launch,
-        table(sizes(num_seqs, launch.groups).works, 4),
-        table(launch.groups + 1),
-        table(num_seqs + 1),
-    )
+    works = table(sizes(num_seqs, launch.groups).works, 4)
+    return Tables(launch, works, table(launch.groups + 1), table(num_seqs + 1))
 
 
 def fill(tables: Tables, seq_lens: Tensor, query_start_loc: Tensor) -> None:

@@ -22,6 +22,7 @@ from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
 
 from pagedkv.mla.checks import LARGEST_LATENT, LARGEST_ROPE
 from pagedkv.mla.decode import mla_decode
+from pagedkv.mla.launch import MlaShape
 from pagedkv.mla.tables import Tables, allocate, fill
 from pagedkv.vllm_plugin import log
 from pagedkv.vllm_plugin.errors import refuse
@@ -95,13 +96,16 @@ class PagedKVMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         """Tables for as many sequences as a step can have: one set for each bound of their query lengths."""
         if max_query_len not in self._tables:
             self._tables[max_query_len] = allocate(
-                torch.empty(0, dtype=self.model_config.dtype, device=self.device),
-                latent_size=self.mla_dims.kv_lora_rank,
-                rope_size=self.mla_dims.qk_rope_head_dim,
-                num_heads=self.num_heads,
-                num_seqs=self._most_seqs,
-                max_query_len=max_query_len,
-                quantised=self._quantised,
+                torch.empty(0, device=self.device),
+                MlaShape(
+                    latent_size=self.mla_dims.kv_lora_rank,
+                    rope_size=self.mla_dims.qk_rope_head_dim,
+                    element_bytes=self.model_config.dtype.itemsize,
+                    num_heads=self.num_heads,
+                    max_query_len=max_query_len,
+                    quantised=self._quantised,
+                ),
+                self._most_seqs,
             )
         return self._tables[max_query_len]
 

@@ -12,20 +12,20 @@ from pagedkv.mla.tables import allocate, fill
 pytestmark = pytest.mark.device
 
 
-@pytest.mark.parametrize("other", [{"num_heads": 600}, {"max_query_len": 300}, {"num_seqs": 3}, {"programs": 3}])
-def test_tables_of_another_step_are_refused(other, device):
+@pytest.mark.parametrize(
+    ("other", "num_seqs"), [({"num_heads": 600}, 2), ({"max_query_len": 300}, 2), ({}, 3), ({"programs": 3}, 2)]
+)
+def test_tables_of_another_step_are_refused(other, num_seqs, device):
     """Sized for other heads than are launched, other queries, fewer sequences, or another number of programs."""
     data = step(device, 4, [30, 9])
-    shape = {"latent_size": 64, "rope_size": 16, "num_heads": 4, "max_query_len": 1, "programs": 7, "num_seqs": 2}
-    tables = allocate(data.query, **(shape | other))
+    tables = allocate(data.query, data.shape(**{"programs": 7} | other), num_seqs)
     with refused("tables", "expected"):
         decode(data, tables=tables, programs=7)
 
 
 def test_stale_tables_are_found(device):
     data = step(device, 4, [30, 9])
-    shape = {"latent_size": 64, "rope_size": 16, "num_heads": 4, "max_query_len": 1, "num_seqs": 2}
-    tables = allocate(data.query, **shape)
+    tables = allocate(data.query, data.shape(), 2)
     fill(tables, data.seq_lens - 1, data.query_start_loc)
     with pytest.raises(ValueError, match="expected a partition"):
         decode(data, tables=tables, debug=True)

@@ -153,8 +153,7 @@ def test_mla_decode_without_lse(device):
 def test_mla_decode_reuses_tables_of_the_same_shapes(device, record_property):
     """Filled again for each step, as around a captured graph."""
     first, later = step(device, 4, [30, 9, 0], [2, 1, 1]), step(device, 4, [260, 100, 41], [1, 2, 2])
-    shape = {"latent_size": 64, "rope_size": 16, "num_heads": 4, "max_query_len": 2, "programs": 7}
-    tables = allocate(first.query, **shape, num_seqs=3)
+    tables = allocate(first.query, first.shape(programs=7), 3)
     for data in (first, later, first):
         fill(tables, data.seq_lens, data.query_start_loc)
         check(decode(data, tables=tables, programs=7, debug=True), expected(data), record_property)
@@ -196,8 +195,7 @@ if not INTERPRETED:  # the interpreter has no graphs
             seq_lens=torch.ones_like(later.seq_lens),
             query_start_loc=later.query_start_loc.clone(),
         )
-        shape = {"latent_size": 512, "rope_size": 64, "num_heads": 16, "max_query_len": 1, "num_seqs": 4}
-        tables = allocate(data.query, **shape) if prefilled else None
+        tables = allocate(data.query, data.shape(), 4) if prefilled else None
         if tables:
             fill(tables, data.seq_lens, data.query_start_loc)
         decode(data, tables=tables)

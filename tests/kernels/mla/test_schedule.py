@@ -123,13 +123,17 @@ def test_cuts_off_the_granularity_are_refused():
         check(GOOD, [100, 30, 0], [1, 1, 1], granularity=32)
 
 
+def deepseek(element_bytes: int, num_heads: int, max_query_len: int) -> mla_launch.MlaShape:
+    sizes = {"latent_size": 512, "rope_size": 64, "element_bytes": element_bytes}
+    return mla_launch.MlaShape(**sizes, num_heads=num_heads, max_query_len=max_query_len)
+
+
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("max_query_len", [1, 2, 4])
 def test_every_row_has_a_place_for_1_to_128_heads(arch, max_query_len):
     """Sizes come from the rows that are launched, padded and folded, whatever the number of heads."""
     for num_heads in range(1, 129):
-        shape = {"latent_size": 512, "rope_size": 64, "element_bytes": 2, "num_heads": num_heads}
-        launch = mla_launch.choose(limits(arch), **shape, max_query_len=max_query_len, programs=None)
+        launch = mla_launch.choose(limits(arch), deepseek(2, num_heads, max_query_len))
         rows = num_heads * max_query_len
         assert launch.rows >= 16
         assert launch.rows == next_power_of_two(launch.rows)
@@ -149,10 +153,11 @@ def test_every_row_has_a_place_for_1_to_128_heads(arch, max_query_len):
 def test_an_mla_tile_fits_the_arch(arch, element_bytes, rows):
     """What must lie in LDS and in registers, counted from below: a staged tile and the accumulator."""
     unit = limits(arch)
-    shape = {"latent_size": 512, "rope_size": 64, "element_bytes": element_bytes, "rows": rows, "waves": 8}
+    shape = deepseek(element_bytes, 16, 1)
     for stages in (1, 2, 3):
         for occupancy in (1, 2):
-            tile = mla_launch.tile_tokens(unit, **shape, stages=stages, occupancy=occupancy, most=1 << 20)
+            bounds = {"rows": rows, "waves": 8, "stages": stages, "occupancy": occupancy}
+            tile = mla_launch.tile_tokens(unit, shape, **bounds, most=1 << 20)
             assert tile == 0 or (tile >= 16 and tile & (tile - 1) == 0)
             assert occupancy * (stages - 1) * tile * 576 * element_bytes <= unit.lds_bytes
             assert tile == 0 or rows * 512 // (unit.lanes * 8) < unit.registers // occupancy
@@ -170,8 +175,8 @@ def test_device_tables_equal_the_plan(programs, fixed, device):
         query_lens = torch.randint(0, 4, (num_seqs,), generator=gen)
         starts = torch.tensor([0, *query_lens.tolist()]).cumsum(0).int()
         like = torch.empty(1, device=device)
-        shape = {"latent_size": 64, "rope_size": 16, "num_heads": 2, "max_query_len": 3, "num_seqs": num_seqs}
-        tables = allocate(like, **shape, programs=programs)
+        sizes = {"latent_size": 64, "rope_size": 16, "element_bytes": 4, "num_heads": 2, "max_query_len": 3}
+        tables = allocate(like, mla_launch.MlaShape(**sizes, programs=programs), num_seqs)
         launch = dataclasses.replace(tables.launch, tile=16, fixed=fixed, least=4)
         tables = dataclasses.replace(tables, launch=launch)
         for table in (tables.works, tables.work_indptr, tables.reduce_indptr):
