@@ -10,7 +10,7 @@ from support.plans import ENVIRONMENT, plan, step
 
 from hilgate.history import store
 from hilgate.judge import verdict
-from hilgate.model import BuildRecord, Check, Outcome, StepRecord
+from hilgate.model import BuildRecord, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
 
@@ -35,18 +35,6 @@ def built(*steps_and_checks, **changes):
     build = BuildRecord(started=NOW, plan_digest=digest, commit=a_plan.commit, environment=ENVIRONMENT)
     recorded = results.Recorded((build,), attempts)
     return a_plan, recorded, verdict.judge(a_plan, recorded, digest, decided=NOW)
-
-
-def passed(name="p", **more):
-    return Check(id=name, outcome=Outcome.PASS, **more)
-
-
-def failed(name="f", message="max_abs_err 0.5 > 0.001", **more):
-    return Check(id=name, outcome=Outcome.FAIL, message=message, **more)
-
-
-def skipped(name="s", message="needs gfx950"):
-    return Check(id=name, outcome=Outcome.DID_NOT_RUN, message=message)
 
 
 class Outline(HTMLParser):

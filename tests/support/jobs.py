@@ -39,16 +39,16 @@ OTHER = "tests/t.py::test_write[bs16]"
 NODE, ELSEWHERE = "mi300-7", "mi300-9"
 
 
-def passed(name: str = OTHER) -> Check:
-    return Check(id=name, outcome=Outcome.PASS)
+def passed(name: str = OTHER, **more: Any) -> Check:
+    return Check(id=name, outcome=Outcome.PASS, **more)
 
 
-def failed(name: str = TEST) -> Check:
-    return Check(id=name, outcome=Outcome.FAIL, message="max_abs_err 0.5 > 0.001\nmore")
+def failed(name: str = TEST, message: str = "max_abs_err 0.5 > 0.001\nmore", **more: Any) -> Check:
+    return Check(id=name, outcome=Outcome.FAIL, message=message, **more)
 
 
-def skipped(name: str = OTHER) -> Check:
-    return Check(id=name, outcome=Outcome.DID_NOT_RUN, message="needs gfx950")
+def skipped(name: str = OTHER, message: str = "needs gfx950") -> Check:
+    return Check(id=name, outcome=Outcome.DID_NOT_RUN, message=message)
 
 
 def undecided(name: str = OTHER) -> Check:

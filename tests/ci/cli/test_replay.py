@@ -4,7 +4,8 @@ import json
 import subprocess
 
 import pytest
-from support.builds import built, passed
+from support.builds import built
+from support.jobs import passed
 from support.plans import IDENTITY, hilgate, passing, step, write_repository, writes_findings
 
 from hilgate.errors import Exit

@@ -6,7 +6,8 @@ import datetime as dt
 import json
 
 import pytest
-from support.builds import NOW, began, built, failed, passed, remember
+from support.builds import NOW, began, built, remember
+from support.jobs import failed, passed
 from support.plans import step
 
 from hilgate.errors import MisuseError, RecordsError

@@ -8,7 +8,8 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
-from support.builds import NOW, began, built, bytes_of, failed, passed, remember
+from support.builds import NOW, began, built, bytes_of, remember
+from support.jobs import failed, passed
 from support.plans import COMMIT, plan, step
 
 from hilgate.errors import MisuseError, NothingSelectedError, RecordsError

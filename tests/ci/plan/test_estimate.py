@@ -1,9 +1,10 @@
 """Measured minutes: the median of the last passes, and nothing that is no pass."""
 
 import pytest
-from support.builds import NOW, built, failed, passed, remember
+from support.builds import NOW, built, remember
 from support.declarations import EVERYTHING, declare
 from support.declarations import step as declared_step
+from support.jobs import failed, passed
 from support.plans import step
 
 from hilgate.errors import MisuseError, RecordsError

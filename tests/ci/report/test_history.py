@@ -7,7 +7,8 @@ import re
 
 import pytest
 from rich.console import Console
-from support.builds import NOW, Outline, failed, passed, remember
+from support.builds import NOW, Outline, remember
+from support.jobs import failed, passed
 
 from hilgate.cli import history
 from hilgate.history import queries

@@ -6,8 +6,9 @@ import re
 
 import pytest
 from junitparser import Error, Failure, JUnitXml, Skipped
-from support.builds import Outline, built, failed, passed, skipped
+from support.builds import Outline, built
 from support.cell_tables import build, cell
+from support.jobs import failed, passed, skipped
 from support.plans import step
 
 from hilgate import text as shown

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.builds import built, failed, passed, remember, skipped
+from support.builds import built, remember
+from support.jobs import failed, passed, skipped
 from support.plans import COMMIT, plan, step
 
 from hilgate.history import store

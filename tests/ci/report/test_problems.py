@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 from markdown_it import MarkdownIt
-from support.builds import Outline, built, failed, passed
-from support.jobs import gpu_step
+from support.builds import Outline, built
+from support.jobs import failed, gpu_step, passed
 from support.plans import step
 
 from hilgate import text as shown

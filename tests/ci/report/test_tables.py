@@ -6,8 +6,9 @@ import dataclasses
 import json
 
 import pytest
-from support.builds import built, failed, passed
+from support.builds import built
 from support.cell_tables import SPEC, STEP, build, cell, grid, table
+from support.jobs import failed, passed
 from support.plans import plan, step
 
 from hilgate.judge import verdict as judge
