@@ -42,6 +42,10 @@ def repository(tmp_path):
     return write_repository(tmp_path, COMMANDS, grid=GRID)
 
 
+def test_explain_tells_of_the_table(repository):
+    assert "fruit x way, in cells.json" in hilgate(repository, "explain", "grid").stdout
+
+
 def cells(folder):
     found = json.loads((folder / "cells.json").read_text())["checks"]
     return {(one["labels"]["fruit"], one["labels"]["way"]): one["outcome"] for one in found}

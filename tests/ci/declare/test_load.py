@@ -1,6 +1,7 @@
 """Declarations: what is accepted, and that each mistake is named with its file, line and remedy."""
 
 import itertools
+import json
 import textwrap
 from pathlib import Path
 
@@ -108,6 +109,38 @@ def test_mistake_in_a_step_is_named_with_line_and_remedy(tmp_path, step, expecte
     (found,) = mistakes(write(tmp_path, a=area("a", step)))
     assert found.startswith("ci/areas/a.yaml:6 ")
     assert expected in found
+
+
+TABLE = {"rows": "arch", "columns": "dtype", "file": "cells.json"}
+
+
+def with_table(**changes: str | None) -> str:
+    spec = {name: value for name, value in (TABLE | changes).items() if value is not None}
+    return STEP.replace("label: l", f"label: l, matrix: {json.dumps(spec)}")
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (with_table(columns=None), "matrix: key 'columns' is missing; The label that names the column"),
+        (with_table(rows=""), "matrix.rows: must be a word of lower case letters, digits and '_'"),
+        (with_table(columns="-b"), "matrix.columns: must be a word of lower case letters"),
+        (with_table(columns="arch"), "matrix.columns: 'arch' names the rows already; name another label"),
+        (with_table(file="../m.json"), "matrix.file: must be a plain file name, lower case, that ends in .json"),
+        (with_table(file="m.txt"), "matrix.file: must be a plain file name, lower case, that ends in .json"),
+        (with_table(file="plan.json"), "matrix.file: 'plan.json' is a file of every build; choose another name"),
+        (with_table(row="x"), "unknown key 'row'; did you mean 'rows'"),
+    ],
+)
+def test_mistake_in_a_table_is_named_with_its_remedy(tmp_path, step, expected):
+    (found,) = mistakes(write(tmp_path, a=area("a", step)))
+    assert found.startswith("ci/areas/a.yaml:6 steps[0]")
+    assert expected in found
+
+
+def test_file_of_a_table_belongs_to_one_step(tmp_path):
+    (found,) = mistakes(write(tmp_path, a=area("a", with_table(), with_table().replace("key: one", "key: two"))))
+    assert "steps[1].matrix.file: 'cells.json' is taken by ci/areas/a.yaml:6 steps[0].matrix" in found
 
 
 @pytest.mark.parametrize(
