@@ -63,6 +63,12 @@ class MisuseError(CommandError):
     exit_status = Exit.MISUSE
 
 
+class CannotRunHereError(CommandError):
+    """This machine's Triton, vLLM or settings cannot do the work."""
+
+    exit_status = Exit.CANNOT_RUN_HERE
+
+
 class InvalidFileError(CommandError):
     """A file of data, or a model's config.json, cannot be read, or does not say what it must."""
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pagedkv.audit import __main__ as cli
-from pagedkv.audit.findings import Finding
-from pagedkv.audit.report import format_report
+from pagedkv.audit.findings import Finding, format_report
 
 
 def command(*arguments, **env):

@@ -2,9 +2,8 @@
 
 import pytest
 
-from pagedkv.audit.code_object import read_assembly, read_code_object, wide_share
+from pagedkv.audit.code_object import UnreadableCodeObjectError, read_assembly, read_code_object, wide_share
 from pagedkv.audit.compile import probe
-from pagedkv.audit.errors import UnreadableCodeObjectError
 
 TEXT = """\
 	.file	1 "/somewhere" "attend.py"

@@ -8,13 +8,13 @@ import pytest
 from pagedkv.audit.budgets import Comparison, KernelBudget, load_budgets
 from pagedkv.audit.cases import Case, LaunchConfiguration, cases_of
 from pagedkv.audit.code_object import Site
+from pagedkv.audit.compile import LdsExceededError
 from pagedkv.audit.declared import EVERY, Declared, DeclaredCrash, DeclaredNarrow
-from pagedkv.audit.errors import Exit, LdsExceededError
-from pagedkv.audit.findings import Finding
+from pagedkv.audit.findings import Finding, format_report
 from pagedkv.audit.isolation import Crash
 from pagedkv.audit.judge import compare, judge, judge_row
-from pagedkv.audit.report import format_report
 from pagedkv.audit.runner import Row
+from pagedkv.errors import Exit
 
 BUDGETS = replace(load_budgets(), kernels={"attend": KernelBudget(wide=("key_cache",))})
 OVERSIZE = LdsExceededError("attend", 262144, 65536)

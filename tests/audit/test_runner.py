@@ -8,11 +8,11 @@ from pagedkv.audit.budgets import Budgets, KernelBudget, Limits
 from pagedkv.audit.cases import Case
 from pagedkv.audit.compile import probe
 from pagedkv.audit.declared import Declared
-from pagedkv.audit.errors import Exit
 from pagedkv.audit.findings import Finding, exit_status, write_findings
 from pagedkv.audit.judge import judge
 from pagedkv.audit.runner import compile_all, make_plan
 from pagedkv.audit.tensors import Batch
+from pagedkv.errors import Exit
 
 BUDGETS = Budgets(
     every=Limits(vgpr_spills=0, scratch_bytes=0, wide_share=1.0),

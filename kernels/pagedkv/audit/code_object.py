@@ -23,7 +23,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection
 
-from .errors import UnreadableCodeObjectError
+from pagedkv.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,6 +39,10 @@ _FIELDS = {
     "sgpr_spills": ".sgpr_spill_count",
     "scratch_bytes": ".private_segment_fixed_size",
 }
+
+
+class UnreadableCodeObjectError(CommandError):
+    """A code object is not the ELF file, or has not the metadata, that the AMD compiler writes."""
 
 
 @dataclass(frozen=True)

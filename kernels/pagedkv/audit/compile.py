@@ -1,15 +1,21 @@
 """Compile what a Triton launcher launches, for an AMD GPU that is not there, or list what it would compile.
 
+With our HIP driver active, a real Python launcher runs on CPU tensors. Triton specialises on the real arguments
+(divisibility by 16, pointer range, strides equal to 1), compiles for the wanted gfx arch, and hands us the code object
+where it would have started a grid. Nothing is executed, so outputs keep whatever they held.
+
 LDS is looked at first. The compiler knows it after a fraction of a second, whereas compiling an oversize tile to the
 end takes minutes, so such a kernel is stopped there with its figure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -18,16 +24,101 @@ import triton
 import triton.language as tl
 from triton import knobs
 from triton._C.libtriton import amd, ir, passes
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.compiler import compiler as triton_compiler
+from triton.runtime import driver as active_driver
 
-from pagedkv.arch import limits
+from pagedkv.arch import Arch, limits
+from pagedkv.errors import CannotRunHereError, CommandError
 
 from .code_object import Assembly, CodeObject, read_assembly, read_code_object
-from .driver import offline
-from .errors import CannotRunHereError, LdsExceededError
-from .machine import register_waves, waves_per_simd
+from .machine import LDS_GRANULES, MAX_WORKGROUP, VGPRS, register_waves, waves_per_simd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+
+class LdsExceededError(CommandError):
+    """A kernel wants more LDS than a workgroup may have; raised before the expensive half of the compilation.
+
+    Args:
+        kernel: Name of the Triton function.
+        lds_bytes: What it wants.
+        limit: What the arch has.
+    """
+
+    def __init__(self, kernel: str, lds_bytes: int, limit: int) -> None:
+        self.kernel, self.lds_bytes, self.limit = kernel, lds_bytes, limit
+        super().__init__(kernel, lds_bytes, limit)  # as they are, because it is pickled on its way out of a child
+
+    def __str__(self) -> str:
+        return f"{self.kernel} wants {self.lds_bytes} B of LDS, the arch has {self.limit} B per workgroup"
+
+
+@dataclass
+class OfflineHipDriver(DriverBase):
+    """Driver of one gfx arch that is not there.
+
+    Every arch has its own device index, because Triton caches targets, compiled kernels and the LDS limit per device:
+    with one index for all, the second arch would be answered with the first one's code.
+    """
+
+    arch: Arch
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        properties = {
+            "max_shared_mem": self.arch.lds_bytes,
+            "arch": self.arch.name,
+            "warpSize": self.arch.lanes,
+            "multiprocessor_count": self.arch.compute_units,
+            "max_num_regs": VGPRS,
+        }
+        self.utils = SimpleNamespace(
+            get_device_properties=lambda _device: properties,
+            # (module, function, registers, spills, largest workgroup): the first two are opaque to Triton
+            load_binary=lambda name, _code, _shared, _device: (name, name, 0, 0, MAX_WORKGROUP),
+            unload_module=lambda _module: None,  # Triton >= 3.8 unloads what it loaded
+        )
+        self.launcher_cls = lambda _src, _metadata: lambda *_args, **_kwargs: None  # Triton's compiles a C launcher
+        self.get_current_device = lambda: list(LDS_GRANULES).index(self.arch.name)
+        self.set_current_device = lambda _device: None
+        self.get_current_stream = lambda _device: 0
+        self.get_device_interface = lambda: torch.cpu
+
+    @classmethod
+    def is_active(cls) -> bool:
+        """Never picked by itself, only by `offline`."""
+        return False
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        """Only a real launcher needs C types."""
+        return ty
+
+    def get_current_target(self) -> GPUTarget:
+        """What Triton compiles for."""
+        return GPUTarget("hip", self.arch.name, self.arch.lanes)
+
+    def get_active_torch_device(self) -> torch.device:
+        """Where launchers make their tensors."""
+        return torch.device("cpu")
+
+    def get_benchmarker(self) -> Any:
+        """Refuses: nothing runs."""
+        raise NotImplementedError("nothing runs on this driver, so nothing can be timed: autotuning needs a GPU")
+
+
+@contextlib.contextmanager
+def offline(arch: str) -> Iterator[None]:
+    """Make `arch`, one of `LDS_GRANULES`, the active device for the duration of the block."""
+    triton_compiler.max_shared_mem.cache_clear()
+    try:
+        # Triton offers a setter of the active driver, and no getter that does not probe GPUs.
+        with mock.patch.object(active_driver, "_active", OfflineHipDriver(limits(arch))):
+            yield
+    finally:
+        triton_compiler.max_shared_mem.cache_clear()
 
 
 @dataclass(frozen=True)
@@ -214,4 +305,4 @@ def start_compiler() -> None:
     except Exception as error:
         raise CannotRunHereError(f"the AMD compiler does not work here: {type(error).__name__}: {error}") from error
     if not compiled:
-        raise CannotRunHereError("the AMD compiler was called and compiled nothing\n  to do: look at driver.py")
+        raise CannotRunHereError("the AMD compiler was called and compiled nothing\n  to do: look at compile.py")

@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 from triton.backends import backends
 
-from .errors import CannotRunHereError
+from pagedkv.errors import CannotRunHereError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

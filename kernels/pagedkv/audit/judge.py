@@ -14,8 +14,7 @@ from pagedkv.layout import packing_of
 
 from .budgets import KernelBudget, lds_message
 from .code_object import wide_share
-from .compile import Figures
-from .errors import LdsExceededError
+from .compile import Figures, LdsExceededError
 from .findings import Finding, Outcome
 from .isolation import Crash
 from .machine import SIMDS

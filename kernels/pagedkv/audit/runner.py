@@ -7,11 +7,12 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pagedkv.errors import CannotRunHereError
+
 from .budgets import load_budgets
 from .cases import cases_of
-from .compile import Figures, Specialisation, compile_launches, specialisations, start_compiler
+from .compile import Figures, LdsExceededError, Specialisation, compile_launches, specialisations, start_compiler
 from .declared import load_declared
-from .errors import CannotRunHereError, LdsExceededError
 from .isolation import Crash, run_isolated
 from .judge import judge
 
