@@ -37,13 +37,10 @@ VALUE_AXES: dict[Packing, str] = {"rows": "bthc", "native": "bhct", "shuffle": "
 """Axes in memory, outermost first: block, token, head, channel. Where a capital letter is among them, that axis is
 split: the capital counts groups of `x`, the small letter counts inside the group."""
 
-LARGEST_VECTOR = 16
-"""Bytes of the widest load of a lane: what the packings with an `x` are made for."""
-
 
 def vector_elements(element_bytes: int) -> int:
-    """Return `x`, the elements in 16 bytes: 4 for fp32, 8 for fp16 and bf16, 16 for fp8."""
-    return LARGEST_VECTOR // element_bytes
+    """Return `x`, the elements in 16 bytes, the widest load of a lane: 4 for fp32, 8 for fp16 and bf16, 16 for fp8."""
+    return 16 // element_bytes
 
 
 @dataclass(frozen=True)

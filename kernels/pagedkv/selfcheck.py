@@ -108,12 +108,9 @@ def checksums(device: str, seed: int, elements: int = ELEMENTS) -> tuple[int, in
     _sum_kernel[(blocks,)](sums, words, elements, WEIGHTS=WEIGHTS, BLOCK=BLOCK)
     _product_kernel[(1,)](product, seed, SIDE=SIDE)
     entries = product.flatten().tolist()
-    weighted = sum(int(entry) * at for at, entry in enumerate(entries, start=1)) if _finite(entries) else -1
+    finite = all(abs(entry) <= 64.0 * SIDE for entry in entries)
+    weighted = sum(int(entry) * at for at, entry in enumerate(entries, start=1)) if finite else -1
     return sum(sums.tolist()) & MASK64, weighted & MASK64
-
-
-def _finite(entries: list[float]) -> bool:
-    return all(abs(entry) <= 64.0 * SIDE for entry in entries)
 
 
 def main(arguments: list[str] | None = None) -> int:

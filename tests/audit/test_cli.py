@@ -23,17 +23,18 @@ def command(*arguments, **env):
     )
 
 
-@pytest.mark.parametrize("arguments", [["--arch", "gfx1100"], ["--jobs", "0"], ["--timeout", "-1"]])
+@pytest.mark.parametrize("arguments", [["--jobs", "0"], ["--timeout", "-1"]])
 def test_misuse_is_2_and_names_the_value(arguments, capsys):
     assert cli.main(arguments) == 2
     assert arguments[1] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--archs", "gfx942"], ["--source", "theirs"]])
-def test_misuse_that_the_parser_sees_is_2(arguments):
+@pytest.mark.parametrize("arguments", [["--arch", "gfx1100"], ["--archs", "gfx942"], ["--source", "theirs"]])
+def test_misuse_that_the_parser_sees_is_2_and_names_the_value(arguments, capsys):
     with pytest.raises(SystemExit) as left:
         cli.main(arguments)
     assert left.value.code == 2
+    assert arguments[1] in capsys.readouterr().err
 
 
 def test_another_triton_is_5_and_says_how_to_get_it(capsys):

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from pagedkv.audit.budgets import Comparison, KernelBudget, load_budgets
+from pagedkv.audit.budgets import EVERY, Comparison, Declared, DeclaredCrash, DeclaredNarrow, KernelBudget, load_budgets
 from pagedkv.audit.cases import Case, LaunchConfiguration, cases_of
 from pagedkv.audit.code_object import Site
 from pagedkv.audit.compile import LdsExceededError
-from pagedkv.audit.declared import EVERY, Declared, DeclaredCrash, DeclaredNarrow
 from pagedkv.audit.findings import Finding, format_report
 from pagedkv.audit.isolation import Crash
 from pagedkv.audit.judge import compare, judge, judge_row

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from hilgate.model import Check
-from pagedkv.audit.budgets import Budgets, KernelBudget, Limits
+from pagedkv.audit.budgets import Budgets, Declared, KernelBudget, Limits
 from pagedkv.audit.cases import Case
 from pagedkv.audit.compile import probe
-from pagedkv.audit.declared import Declared
 from pagedkv.audit.findings import Finding, exit_status, write_findings
 from pagedkv.audit.judge import judge
 from pagedkv.audit.runner import compile_all, make_plan

@@ -22,9 +22,8 @@ from .machine import SIMDS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .budgets import Budgets, Comparison
+    from .budgets import Budgets, Comparison, Declared, DeclaredCrash
     from .cases import LaunchConfiguration
-    from .declared import Declared, DeclaredCrash
     from .runner import Row
 
 _COMPARED = ("arch", "operation", "dtype", "head_size", "block_size")

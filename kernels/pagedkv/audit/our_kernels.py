@@ -16,7 +16,7 @@ from pagedkv.layout import packing_of
 from pagedkv.mla.decode import mla_decode
 
 from .cases import Case
-from .tensors import DTYPES, Batch
+from .tensors import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ def _case(configuration: Configuration, *, big: bool = True) -> Case:
         big: Whether the cache is 2 GiB or more, as in serving.
     """
     batch = Batch(
-        DTYPES[configuration.dtype],
+        getattr(torch, configuration.dtype),
         configuration.head_size,
         num_heads=configuration.num_q_heads,
         num_kv_heads=configuration.num_kv_heads,

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from pagedkv.errors import CannotRunHereError
 
-from .budgets import load_budgets
+from .budgets import load_budgets, load_declared
 from .cases import cases_of
 from .compile import Figures, LdsExceededError, Specialisation, compile_launches, specialisations, start_compiler
-from .declared import load_declared
 from .isolation import Crash, run_isolated
 from .judge import judge
 

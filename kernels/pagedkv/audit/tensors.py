@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from pagedkv.fp8.formats import FormatName
     from pagedkv.layout import Name
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-"""By the names used in ids."""
-
 _BIG = 2**31
 """Bytes at which Triton's AMD backend stops using buffer instructions for a tensor."""
 
@@ -63,7 +60,7 @@ class Batch:
     @property
     def dtype_name(self) -> str:
         """As in ids."""
-        return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def num_tokens(self) -> int:

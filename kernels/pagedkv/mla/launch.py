@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from pagedkv.arch import NEVER, largest_tile, next_power_of_two
 from pagedkv.errors import InvalidFileError
 from pagedkv.launch import tuning
-from pagedkv.mla.schedule import groups, row_tiles
 
 if TYPE_CHECKING:
     from pagedkv.arch import Arch
@@ -122,20 +121,21 @@ def choose(arch: Arch, shape: MlaShape) -> MlaLaunch:
     Raises:
         InvalidFileError: if nothing fits.
     """
-    rows = max(16, next_power_of_two(shape.num_heads * shape.max_query_len))
+    longest = shape.num_heads * shape.max_query_len
+    rows = max(16, next_power_of_two(longest))
     data = tuning(arch.name).mla if rows > 16 else tuning(arch.name).mla_narrow
     rows = min(data.rows, rows)
     while rows >= 16:
         for stages, occupancy in product(range(data.stages, 0, -1), range(data.programs_per_unit, 0, -1)):
             bounds = {"rows": rows, "waves": data.waves, "stages": stages, "occupancy": occupancy}
             if tile := tile_tokens(arch, shape, **bounds, most=data.tokens):
-                tiles = row_tiles(shape.max_query_len, shape.num_heads, rows)
+                tiles = -(-longest // rows)  # folded before they are padded: 2 tokens of 24 heads are 3 tiles of 16
                 slots = arch.compute_units * occupancy if shape.programs is None else shape.programs
                 return MlaLaunch(
                     **bounds,
                     tiles=tiles,
                     tile=tile,
-                    groups=groups(slots, tiles),
+                    groups=max(1, slots // tiles),  # so that every row has a program
                     fixed=-(-data.fixed_tokens // tile),
                     least=-(-data.split_tokens // tile),
                 )

@@ -62,19 +62,6 @@ class Sizes:
     partials: int
 
 
-def row_tiles(query_len: int, num_heads: int, rows: int) -> int:
-    """Return how many tiles of `rows` rows hold `query_len` tokens of `num_heads` heads.
-
-    Rows are folded before they are padded: 2 tokens of 24 heads are 3 tiles of 16, not 2 times 2.
-    """
-    return -(-query_len * num_heads // rows)
-
-
-def groups(slots: int, tiles: int) -> int:
-    """Return how many groups of `tiles` programs fit `slots` places: at least one, so that every row has a program."""
-    return max(1, slots // tiles)
-
-
 def sizes(num_seqs: int, groups: int) -> Sizes:
     """Return the bounds of a schedule; they hold for all lengths."""
     works = num_seqs + groups - 1

@@ -8,8 +8,7 @@
 Pure: the standard library only, no torch, no triton, no device.
 """
 
-from .errors import LayoutConflictError, NoKernelError, RequestError
-from .request import CacheLayout, Request
-from .router import Route, route
+from .request import CacheLayout, Request, RequestError
+from .router import LayoutConflictError, NoKernelError, Route, route
 
 __all__ = ["CacheLayout", "LayoutConflictError", "NoKernelError", "Request", "RequestError", "Route", "route"]

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 from pagedkv.arch import limits
 from pagedkv.errors import MisuseError
 
-from .errors import NoKernelError
 from .model_config import hybrid_block_size, layer_kinds, recurrent_state
 from .request import ELEMENT_BYTES, Dtype, KvCacheDtype, KvScales, Phase, Request, Sides
-from .router import Route, route
+from .router import NoKernelError, Route, route
 
 if TYPE_CHECKING:
     from pagedkv.layout import Packing
 
-    from .errors import Rejection
     from .model_config import Config, Kind, State
-    from .router import Choice
+    from .router import Choice, Rejection
 
 ENGINE_DTYPES = ("auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2")
 """What an engine calls the dtype of its cache (vLLM's `--kv-cache-dtype`)."""

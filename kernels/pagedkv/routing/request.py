@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pagedkv.arch import ARCHES
+from pagedkv.errors import CommandError, Exit
 from pagedkv.layout import PACKINGS, Packing, vector_elements
-
-from .errors import RequestError
 
 Sides = Literal["planes", "interleaved"]
 Phase = Literal["decode", "extend", "prefill", "mixed"]
@@ -19,6 +18,23 @@ KvScales = Literal["none", "unit", "tensor", "head", "token"]
 AttnType = Literal["decoder", "encoder", "encoder_only", "encoder_decoder"]
 
 ELEMENT_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class RequestError(CommandError):
+    """A field of a request has a value that no attention layer has, or contradicts another field.
+
+    Attributes:
+        field: Its name.
+        got: Its value.
+        expected: What it may be.
+        remedy: What it contradicts, or what to do; may be empty.
+    """
+
+    exit_status = Exit.MISUSE
+
+    def __init__(self, field: str, *, got: object, expected: str, remedy: str = "") -> None:
+        self.field, self.got, self.expected, self.remedy = field, got, expected, remedy
+        super().__init__(f"{field}: got {got!r}; expected {expected}." + (f" {remedy}" if remedy else ""))
 
 
 @dataclass(frozen=True)

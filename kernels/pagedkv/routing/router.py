@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pagedkv.arch import limits as arch_limits
+from pagedkv.errors import CommandError
 
 from .candidates import PROVIDERS, Kernel, Preferred, load
-from .errors import LayoutConflictError, Mismatch, NoKernelError, Rejection, RequestError
 from .features import FEATURES, READERS, TASKS, Task
+from .request import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -25,6 +26,64 @@ if TYPE_CHECKING:
 
 _PHASES = {"decode": (), "extend": ("extend",), "prefill": ("prefill",), "mixed": ("extend", "prefill")}
 """What a request's phase asks of the reader of the task `prefill`."""
+
+
+class LayoutConflictError(CommandError):
+    """A route would write and read one cache by two layouts."""
+
+    def __init__(self, task: str, kernel: str, *, layout: str, takes: str) -> None:
+        super().__init__(
+            f"{task}: {kernel} takes {takes}, and the cache of this route is {layout}. Writer and readers of a cache "
+            "must all serve its one layout."
+        )
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One feature that a kernel does not serve."""
+
+    feature: str
+    asked: str
+    takes: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.asked}, takes {self.takes} ({self.source})"
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A kernel that does the task and cannot serve the layer."""
+
+    kernel: str
+    mismatches: tuple[Mismatch, ...]
+
+    def __str__(self) -> str:
+        more = len(self.mismatches) - 1
+        return f"{self.kernel}: {self.mismatches[0]}" + (f"; and {more} more" if more else "")
+
+
+class NoKernelError(CommandError):
+    """No kernel does one of the tasks of a layer.
+
+    Attributes:
+        task: `decode`, `prefill`, `write` or `gather`.
+        rejected: Every kernel that was looked at, with what it lacks.
+        missing: Features that none of them serves, whatever else is asked.
+    """
+
+    def __init__(self, task: str, rejected: tuple[Rejection, ...]) -> None:
+        self.task, self.rejected = task, rejected
+        lacks = [{mismatch.feature for mismatch in rejection.mismatches} for rejection in rejected]
+        self.missing = tuple(sorted(set.intersection(*lacks))) if lacks else ()
+        if not rejected:
+            summary = "no provider has one. Add a provider."
+        elif self.missing:
+            summary = f"none serves {', '.join(self.missing)}. Change that of the layer, or add a provider."
+        else:
+            summary = "each lacks something else. Change one feature below, or add a provider."
+        lines = "".join(f"\n  {rejection}" for rejection in rejected)
+        super().__init__(f"{task}: no kernel serves this layer: {summary}{lines}")
 
 
 @dataclass(frozen=True)
