@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 from pagedkv.arch import NEVER, largest_tile, next_power_of_two
@@ -122,10 +123,9 @@ def choose_splits(programs: int, max_tiles: int, *, units: int, per_unit: int, f
 
 def _tile_and_stages(arch: Arch, data: Attention, most_stages: int, **shape: int) -> tuple[int, int]:
     """Return tile and stages: those wanted if 16 tokens fit, else with a lower occupancy, else with fewer stages."""
-    for stages in range(most_stages, 0, -1):
-        for occupancy in range(data.occupancy, 0, -1):
-            if tile := tile_tokens(arch, **shape, waves=data.waves, stages=stages, occupancy=occupancy):
-                return tile, stages
+    for stages, occupancy in product(range(most_stages, 0, -1), range(data.occupancy, 0, -1)):
+        if tile := tile_tokens(arch, **shape, waves=data.waves, stages=stages, occupancy=occupancy):
+            return tile, stages
     return 0, 0
 
 

@@ -19,7 +19,7 @@ subnormals, which a kernel may flush.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import triton
@@ -48,7 +48,6 @@ FORMATS: dict[FormatName, Format] = {
     "e4m3fnuz": Format(mantissa_bits=3, bias=8, max=240.0, max_code=0x7F, dtype=torch.float8_e4m3fnuz),
     "e5m2": Format(mantissa_bits=2, bias=15, max=57344.0, max_code=0x7B, dtype=torch.float8_e5m2),
 }
-FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 
 
 @triton.constexpr_function

@@ -1,4 +1,4 @@
-"""Argument checks of MLA decode. Cheap ones always run; `values` reads device memory."""
+"""Argument checks of MLA decode; none of them reads device memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 
 from pagedkv import checks
 from pagedkv.errors import ArgumentError
-from pagedkv.fp8.formats import FORMAT_NAMES
-from pagedkv.mla.schedule import check
+from pagedkv.fp8.formats import FORMATS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,12 +64,12 @@ def codes(query: Tensor, cache: Tensor, cache_format: str | None, cache_scale: T
         checks.dtype("cache", cache, (query.dtype,), "Cast the query, or name the cache_format of FP8 codes.")
     else:
         checks.dtype("cache", cache, (torch.uint8,), "View the FP8 codes as uint8.")
-    if cache_format not in (None, *FORMAT_NAMES):
+    if cache_format not in (None, *FORMATS):
         raise ArgumentError(
             "scale",
             "cache_format",
             got=repr(cache_format),
-            expected=f"None or one of {', '.join(FORMAT_NAMES)}",
+            expected=f"None or one of {', '.join(FORMATS)}",
             remedy="e4m3fnuz is the format of gfx942, e4m3fn that of gfx950 and CUDA.",
         )
     if (cache_format is None) != (cache_scale is None) or (cache_scale is not None and cache_scale.numel() != 1):
@@ -96,26 +95,3 @@ def same_step(tables: Tables, expected: MlaLaunch, num_seqs: int) -> None:
             expected=f"{expected} for {num_seqs} sequences",
             remedy="Allocate them with the heads, dtype, max_query_len and programs of this call.",
         )
-
-
-def values(
-    cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    num_tokens: int,
-    max_query_len: int,
-    tables: Tables,
-) -> None:
-    """Check lengths, block ids of visible tokens and the tables; reads device memory."""
-    checks.lengths(
-        block_table,
-        seq_lens,
-        query_start_loc,
-        num_tokens=num_tokens,
-        max_query_len=max_query_len,
-        num_blocks=cache.shape[0],
-        block_size=cache.shape[1],
-    )
-    query_lens = query_start_loc.diff()
-    check(tables.schedule(), seq_lens.tolist(), query_lens.tolist(), granularity=tables.launch.tile)

@@ -9,13 +9,14 @@ import torch
 import triton
 
 from pagedkv.arch import next_power_of_two
+from pagedkv.checks import lengths
 from pagedkv.device import current, on
 from pagedkv.errors import ArgumentError
 from pagedkv.launch import tuning
 from pagedkv.mla import checks
 from pagedkv.mla.kernel import mla_decode_kernel, mla_reduce_kernel
 from pagedkv.mla.launch import MlaShape, choose, options
-from pagedkv.mla.schedule import sizes
+from pagedkv.mla.schedule import check, sizes
 from pagedkv.mla.tables import allocate, fill
 from pagedkv.strides import hidden_alignment
 
@@ -101,7 +102,11 @@ def mla_decode(
     else:
         checks.same_step(tables, choose(current(), shape), num_seqs)
     if debug:
-        checks.values(cache, block_table, seq_lens, query_start_loc, num_tokens, max_query_len, tables)
+        num_blocks, block_size, _ = cache.shape
+        bounds = {"num_tokens": num_tokens, "max_query_len": max_query_len}
+        lengths(block_table, seq_lens, query_start_loc, **bounds, num_blocks=num_blocks, block_size=block_size)
+        query_lens = query_start_loc.diff().tolist()
+        check(tables.schedule(), seq_lens.tolist(), query_lens, granularity=tables.launch.tile)
     launch = tables.launch
     partials = sizes(num_seqs, launch.groups).partials
     partial = query.new_empty((partials, launch.tiles * launch.rows, latent_size), dtype=torch.float32)

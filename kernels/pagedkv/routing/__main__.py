@@ -21,9 +21,6 @@ from .request import ELEMENT_BYTES, KvScales, Phase, Sides
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-OWN = "pagedkv"
-"""The provider that is always there."""
-
 _EPILOG = """\
 exit status: 0 every attention layer is served; 1 one is not; 2 misuse; 3 the config (or the data about a kernel) cannot
 be read.
@@ -106,7 +103,7 @@ def _deployment(options: argparse.Namespace) -> Deployment:
         if count < 1:
             raise MisuseError(f"{option}: got {count}; expected at least 1.")
     chosen = {field.name: getattr(options, field.name, None) for field in fields(Deployment)}
-    chosen |= {"providers": tuple(dict.fromkeys((OWN, *others))), "packing": packing, "sides": sides or None}
+    chosen |= {"providers": tuple(dict.fromkeys(("pagedkv", *others))), "packing": packing, "sides": sides or None}
     return Deployment(**chosen)
 
 

@@ -31,12 +31,6 @@ _PHASES = {"decode": (), "extend": ("extend",), "prefill": ("prefill",), "mixed"
 class LayoutConflictError(CommandError):
     """A route would write and read one cache by two layouts."""
 
-    def __init__(self, task: str, kernel: str, *, layout: str, takes: str) -> None:
-        super().__init__(
-            f"{task}: {kernel} takes {takes}, and the cache of this route is {layout}. Writer and readers of a cache "
-            "must all serve its one layout."
-        )
-
 
 @dataclass(frozen=True)
 class Mismatch:
@@ -126,7 +120,8 @@ class Route:
                 limit = kernels[choice.kernel].limits[key]
                 if not limit.admits(getattr(self.layout, key)):
                     raise LayoutConflictError(
-                        choice.task, choice.kernel, layout=str(self.layout), takes=f"{key} {limit}"
+                        f"{choice.task}: {choice.kernel} takes {key} {limit}, and the cache of this route is "
+                        f"{self.layout}. Writer and readers of a cache must all serve its one layout."
                     )
 
     @property

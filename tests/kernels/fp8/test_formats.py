@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 
 from pagedkv.fp8 import reference
-from pagedkv.fp8.formats import FORMAT_NAMES, FORMATS, decode, encode
+from pagedkv.fp8.formats import FORMATS, decode, encode
 
-pytestmark = [pytest.mark.device, pytest.mark.parametrize("name", FORMAT_NAMES)]
+pytestmark = [pytest.mark.device, pytest.mark.parametrize("name", FORMATS)]
 
 FULL_NAN = (0x7FC00000, 0x7F800001, 0x7FFFFFFF)  # quiet, signalling, every bit
 

@@ -21,12 +21,12 @@ from pagedkv.cache.cache import PagedCache, Quantisation
 from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.fp8 import reference as reference_fp8
-from pagedkv.fp8.formats import FORMAT_NAMES
+from pagedkv.fp8.formats import FORMATS
 
 pytestmark = pytest.mark.device
 
 PACKED = ("packed", "native-interleaved", "shuffle-interleaved")  # a layout of each packing, K and V in every block
-KINDS = list(itertools.product(FORMAT_NAMES, PACKED, ("tensor", "head", "token")))
+KINDS = list(itertools.product(FORMATS, PACKED, ("tensor", "head", "token")))
 BLOCKS, BLOCK_SIZE, HEADS, HEAD_SIZE = SHAPE = (5, 48, 3, 48)
 
 
@@ -170,7 +170,7 @@ def test_attention_over_what_the_codes_mean(name, layout, scales, phase, device,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scales", ["tensor", "token"])
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", FORMATS)
 def test_attention_reads_every_code(name, scales, dtype, device):
     """One key, so weight 1: the result is the value itself, for all 256 codes, NaN and infinity included."""
     torch.manual_seed(10)
