@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.device
 
-SEEDS = [0, 1, 12345, (1 << 31) - 1]
-SIZES = [1, 1023, 1024, 1025, 70000]
-"""One word; around a block; beyond the number of weights."""
+CASES = [(seed, 3000) for seed in (0, 1, 12345, (1 << 31) - 1)] + [(7, size) for size in (1, 1023, 1024, 1025, 70000)]
+"""Seeds; one word, around a block, beyond the number of weights."""
 
 
 def mixed(words: np.ndarray) -> np.ndarray:
@@ -38,14 +37,9 @@ def by_numpy(seed: int, elements: int) -> tuple[int, int]:
     return words % 2**64, int(np.sum(product.ravel() * np.arange(1, 1025))) % 2**64
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_every_seed(seed: int, device: str) -> None:
-    assert selfcheck.checksums(device, seed, 3000) == by_numpy(seed, 3000) == gpus.expected_checksums(seed, 3000)
-
-
-@pytest.mark.parametrize("elements", SIZES)
-def test_every_size(elements: int, device: str) -> None:
-    assert selfcheck.checksums(device, 7, elements) == by_numpy(7, elements) == gpus.expected_checksums(7, elements)
+@pytest.mark.parametrize("case", CASES)
+def test_every_seed_and_size(case: tuple[int, int], device: str) -> None:
+    assert selfcheck.checksums(device, *case) == by_numpy(*case) == gpus.expected_checksums(*case)
 
 
 def test_a_lost_store_changes_the_checksum(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,9 +41,9 @@ def sequences(data: Batch, seqs: list[int]) -> Batch:
     return part
 
 
-def attend(data: Batch, *, call=paged_attention, scale: float | None = None, **options) -> torch.Tensor:
-    """Attend with the data's own bounds, unless the options name others, into an output of NaN."""
-    out = torch.full_like(data.query, float("nan"))
+def attend(data: Batch, *, call=paged_attention, scale: float | None = None, dtype=None, **options) -> torch.Tensor:
+    """Attend with the data's own metadata and bounds, unless the options name others, into an output of NaN."""
+    out = torch.full_like(data.query, float("nan"), dtype=dtype)
     bounds = {"max_query_len": data.max_query_len, "max_seq_len": data.max_seq_len}
     scale = data.query.shape[-1] ** -0.5 if scale is None else scale
     call(data.query, data.pool.cache, out, scale=scale, **(data.metadata | bounds | options))

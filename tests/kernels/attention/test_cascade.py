@@ -12,7 +12,6 @@ from support.mistakes import refused
 from support.tolerances import LSE_ABSOLUTE, LSE_MERGED_ABSOLUTE
 
 from pagedkv.attention.cascade import cascade_attention, merge_attention
-from pagedkv.attention.paged import paged_attention
 
 if TYPE_CHECKING:
     from support.pools import Batch
@@ -196,22 +195,9 @@ def part(data: Batch, first: list[int], end: list[int], **options) -> tuple[torc
         table[seq, : len(row)] = row
     lens = torch.tensor([max(0, e - f) for f, e in zip(first, end, strict=True)], dtype=torch.int32)
     device = data.query.device
-    out = torch.full(data.query.shape, float("nan"), device=device)
-    lse = torch.full(data.query.shape[:2], float("nan"), device=device)
-    paged_attention(
-        data.query,
-        data.pool.cache,
-        out,
-        block_table=table.to(device),
-        seq_lens=lens.to(device),
-        query_start_loc=data.query_start_loc,
-        max_query_len=data.max_query_len,
-        max_seq_len=max(1, int(lens.max())),
-        scale=data.query.shape[-1] ** -0.5,
-        lse=lse,
-        **options,
-    )
-    return out, lse
+    lse = torch.full(data.query.shape[:2], NAN, device=device)
+    where = {"block_table": table.to(device), "seq_lens": lens.to(device), "max_seq_len": max(1, int(lens.max()))}
+    return attend(data, dtype=torch.float32, lse=lse, **where, **options), lse
 
 
 def in_chunks(data: Batch, chunks: int, sinks: torch.Tensor | None, *, everywhere: bool = False, **options):

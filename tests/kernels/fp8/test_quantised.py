@@ -11,12 +11,10 @@ import itertools
 
 import pytest
 import torch
-from support.attending import DTYPES, small
-from support.pools import Pool, assert_same_bits, pool
-from support.tolerances import ROW_RELATIVE
+from support.attending import DTYPES, attend, check, small
+from support.pools import Batch, Pool, assert_same_bits, pool
 
 from pagedkv.attention import reference
-from pagedkv.attention.paged import paged_attention
 from pagedkv.cache.cache import PagedCache, Quantisation
 from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.cache.write import write_kv_cache
@@ -145,27 +143,17 @@ def test_reading_the_wrong_format_is_off_by_two(device):
 LENGTHS = {"decode": ([1, 1, 1], [1, 49, 130]), "extend": ([5, 33], [60, 33])}
 
 
-def attend(query: torch.Tensor, cache: PagedCache, *, scale: float, **metadata) -> torch.Tensor:
-    out = torch.full_like(query, float("nan"))
-    paged_attention(query, cache, out, scale=scale, debug=True, **metadata)
-    return out
-
-
 @pytest.mark.parametrize("phase", LENGTHS)
 @pytest.mark.parametrize(("name", "layout", "scales"), KINDS)
 def test_attention_over_what_the_codes_mean(name, layout, scales, phase, device, record_property):
     query_lens, seq_lens = LENGTHS[phase]
+    op = "attention of scaled rows" if scales == "token" else "attention"
     for dtype in DTYPES:
         shape = {"num_q_heads": 6, "num_kv_heads": 3, "head_size": HEAD_SIZE, "block_size": BLOCK_SIZE, "dtype": dtype}
         data = small(device, query_lens, seq_lens, layout_name=layout, quantised=name, scales=scales, **shape)
-        bounds = {"max_query_len": data.max_query_len, "max_seq_len": data.max_seq_len}
-        out = attend(data.query, data.pool.cache, scale=0.2, **data.metadata, **bounds)
         sides = (meaning(data.pool, side) for side in ("key", "value"))
         golden, _ = reference.attention(data.query, *sides, **data.metadata, scale=0.2)
-        relative = (out.double().cpu() - golden).norm(dim=-1) / golden.norm(dim=-1)
-        record_property(f"max_row_relative_err_{dtype}", relative.max().item())
-        op = "attention of scaled rows" if scales == "token" else "attention"
-        assert relative.max() <= ROW_RELATIVE[op, dtype]
+        check(attend(data, scale=0.2, debug=True), golden, record_property, op)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -179,10 +167,7 @@ def test_attention_reads_every_code(name, scales, dtype, device):
     pages.storage[pages._elements("value")[1, 0, 0]] = torch.randperm(256).to(device, torch.uint8)
     query = torch.randn(1, 2, 256).to(device, getattr(torch, dtype))
 
-    def ints(*numbers: int) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.int32, device=device)
-
-    metadata = {"block_table": ints(1)[None], "seq_lens": ints(1), "query_start_loc": ints(0, 1)}
-    out = attend(query, pages.cache, scale=0.1, **metadata, max_query_len=1, max_seq_len=1)
+    one, starts = (torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in ([1], [0, 1]))
+    out = attend(Batch(pages, query, one[None], one, starts, 1, 1), scale=0.1, debug=True)
     want = meaning(pages, "value")[1, 0].float().to(out.dtype).expand(2, 256)
     torch.testing.assert_close(out[0], want, rtol=0, atol=0, equal_nan=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support import attending
 from support.mla_steps import Step, decode, step
+from support.pools import FAR
 from support.tolerances import LSE_ABSOLUTE
 
 from pagedkv.attention import reference
@@ -159,16 +160,10 @@ def test_mla_decode_reuses_tables_of_the_same_shapes(device, record_property):
         check(decode(data, tables=tables, programs=7, debug=True), expected(data), record_property)
 
 
-def test_mla_decode_beyond_int32(device, tmp_path, record_property):
+def test_mla_decode_beyond_int32(device, far_storage, record_property):
     """Block 4 lies 2^32 elements behind block 0; 32-bit offsets would wrap into block 0, which holds NaN."""
-    stride, width, block = 2**30 + 64, 48, 16 * 48
-    elements = 4 * stride + block
-    if device == "cpu":
-        storage = torch.from_file(str(tmp_path / "pool"), shared=True, size=elements, dtype=torch.float16)
-    else:
-        storage = torch.empty(elements, dtype=torch.float16, device=device)
     data = step(device, 4, [16], latent=32, dtype="float16")
-    cache = storage.as_strided((5, 16, width), (stride, width, 1))
+    cache = far_storage(4 * FAR + 16 * 48, torch.float16).as_strided((5, 16, 48), (FAR, 48, 1))
     cache[0] = float("nan")
     cache[4] = data.cache[data.block_table[0, 0].long()]
     data.cache = cache
