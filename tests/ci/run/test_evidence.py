@@ -8,6 +8,7 @@ import sys
 from typing import ClassVar
 
 import pytest
+from support.jobs import TEST, failed
 from support.plans import hilgate, runner, write_repository
 
 from hilgate.errors import Exit
@@ -15,7 +16,7 @@ from hilgate.judge.verdict import read_verdict
 from hilgate.model import EVIDENCE, Check, Outcome, Ruling
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.run import evidence, recheck
-from hilgate.run.evidence import KINDS, Collected, EvidenceKind, register
+from hilgate.run.evidence import KINDS, MOST_IDS, Collected, EvidenceKind, register
 from hilgate.run.results import RESULTS_FILE, read, read_all
 
 TESTS = """
@@ -225,3 +226,34 @@ def test_every_stage_honours_a_kind_that_is_registered(tmp_path):
 
 def test_every_kind_that_a_declaration_may_name_has_its_class():
     assert set(KINDS) == EVIDENCE
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("python -m pytest tests/a.py tests/b.py -q", f"python -m pytest -q '{TEST}'"),
+        ("python -m pytest tests/a.py::test_x", f"python -m pytest '{TEST}'"),
+        ("pytest --ignore tests/a.py tests -x", f"pytest --ignore tests/a.py -x '{TEST}'"),
+        ("pytest --ignore=tests/a.py tests", f"pytest --ignore=tests/a.py '{TEST}'"),
+        ("pytest -q", ""),
+        ("pytest no/such/path", ""),
+        ("python -m hileval tests/a.py", ""),
+    ],
+    ids=["paths", "node-id", "ignored-word", "ignored-joined", "no-path", "missing-path", "not-pytest"],
+)
+def test_a_command_is_narrowed_or_left_alone(tmp_path, command, expected):
+    (tmp_path / "tests").mkdir()
+    for name in "ab":
+        (tmp_path / "tests" / f"{name}.py").write_text("")
+    assert KINDS["junit"].narrow(command, (TEST,), tmp_path) == expected
+
+
+def test_more_failures_than_flakes_are_not_run_again():
+    many = [failed(f"tests/t.py::test_{n}") for n in range(MOST_IDS + 1)]
+    assert KINDS["junit"].failing_ids(many) == ()
+    assert len(KINDS["junit"].failing_ids(many[1:])) == MOST_IDS
+
+
+@pytest.mark.parametrize("name", ["-p evil", "--co", "/etc/x.py::a", "it breaks", "a.py", "(the evidence is whole)"])
+def test_what_pytest_could_read_as_something_else_is_not_given_to_it(name):
+    assert KINDS["junit"].failing_ids([failed(name)]) == ()

@@ -26,7 +26,6 @@ from hilgate.judge import verdict as judge
 from hilgate.model import Outcome, Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import process, recheck, results
-from hilgate.run.evidence import KINDS, MOST_IDS
 from hilgate.run.process import RunContext
 
 # Fails until the file `mended` exists, which its first run may leave; one more passes always.
@@ -109,37 +108,6 @@ def test_a_rerun_that_hangs_is_ended_and_clears_nothing(repository, monkeypatch)
 def test_findings_are_not_run_again(tmp_path):
     a_plan = plan(step("a", writes_findings(failing(), status=1)))
     assert results_of(a_plan, tmp_path, reruns=True).reruns == {}
-
-
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        ("python -m pytest tests/a.py tests/b.py -q", f"python -m pytest -q '{TEST}'"),
-        ("python -m pytest tests/a.py::test_x", f"python -m pytest '{TEST}'"),
-        ("pytest --ignore tests/a.py tests -x", f"pytest --ignore tests/a.py -x '{TEST}'"),
-        ("pytest --ignore=tests/a.py tests", f"pytest --ignore=tests/a.py '{TEST}'"),
-        ("pytest -q", ""),
-        ("pytest no/such/path", ""),
-        ("python -m hileval tests/a.py", ""),
-    ],
-    ids=["paths", "node-id", "ignored-word", "ignored-joined", "no-path", "missing-path", "not-pytest"],
-)
-def test_a_command_is_narrowed_or_left_alone(tmp_path, command, expected):
-    (tmp_path / "tests").mkdir()
-    for name in "ab":
-        (tmp_path / "tests" / f"{name}.py").write_text("")
-    assert KINDS["junit"].narrow(command, (TEST,), tmp_path) == expected
-
-
-def test_more_failures_than_flakes_are_not_run_again():
-    many = [failed(f"tests/t.py::test_{n}") for n in range(MOST_IDS + 1)]
-    assert KINDS["junit"].failing_ids(many) == ()
-    assert len(KINDS["junit"].failing_ids(many[1:])) == MOST_IDS
-
-
-@pytest.mark.parametrize("name", ["-p evil", "--co", "/etc/x.py::a", "it breaks", "a.py", "(the evidence is whole)"])
-def test_what_pytest_could_read_as_something_else_is_not_given_to_it(name):
-    assert KINDS["junit"].failing_ids([failed(name)]) == ()
 
 
 def fails(jobs, *lines):
