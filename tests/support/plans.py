@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from hilgate.cli.app import run
+from hilgate.cli.app import main
 from hilgate.model import Environment, Omission, Plan, PlannedStep
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
@@ -193,7 +193,7 @@ def hilgate(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProc
         contextlib.redirect_stderr(errors),
     ):
         try:
-            run(list(arguments))
+            main(list(arguments))
         except SystemExit as end:
             status = int(end.code or 0)
     assert status is not None

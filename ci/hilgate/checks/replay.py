@@ -122,7 +122,7 @@ def _files(listed: str, where: str) -> tuple[str, ...]:
         raise MisuseError(why, where=where, remedy='write ["a file", "another"]') from error
 
 
-def replay(
+def replay_changes(
     changes: Iterable[PastChange],
     declarations: Declarations,
     graph: Imports | None,

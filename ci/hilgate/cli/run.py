@@ -82,7 +82,7 @@ def gate(
 
     root = repository(ctx)
     folder = results or root / "results"
-    quarantine.load(root, load(root))  # a mistake in it is told before anything runs
+    quarantine.load_quarantine(root, load(root))  # a mistake in it is told before anything runs
     with locked(folder):
         plan = make_plan(root, base=base, profile="gate", select=tuple(steps or ()))
         earlier = _earlier(folder, plan) if resume else None
@@ -281,7 +281,7 @@ def run_plan(
     """
     from hilgate import git
     from hilgate.declare.protected import to_put_back
-    from hilgate.plan import machine as hardware
+    from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
     from hilgate.run import progress
@@ -305,7 +305,7 @@ def run_plan(
                 else "start afresh without --resume; the old results go to previous/",
             )
         earlier = recorded if recorded and not only_ids else Recorded((), {})
-        machine = hardware.detect()
+        machine = detect()
         keys = frozenset(step.key for step in plan.steps if only is None or step.key in only)
         with progress.choose(plan, keys - earlier.passed(), terminal.stderr()) as shown_progress:
             Runner(
@@ -313,7 +313,7 @@ def run_plan(
                 digest=plan_digest(plan),
                 root=root,
                 results_folder=folder,
-                environment=hardware.environment(machine),
+                environment=environment(machine),
                 tree=fingerprint,
                 cores=cores or machine.cores,
                 progress=shown_progress,
@@ -393,10 +393,10 @@ def recheck(
 ) -> None:
     """Run the failing tests of a step once more, on another node; 0 when all pass, and never a pass of the step."""
     from hilgate.model import Outcome
-    from hilgate.plan import machine as hardware
+    from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest, read_plan
-    from hilgate.run import recheck as again
     from hilgate.run.outcome import worst
+    from hilgate.run.recheck import pending
     from hilgate.run.results import RESULTS_FILE, read, read_all
     from hilgate.run.runner import locked
 
@@ -406,14 +406,14 @@ def recheck(
     recorded = read_all(jobs.parent, jobs, plan, digest)
     if key in recorded.damaged:
         raise RecordsError(recorded.damaged[key], where=str(jobs / key), remedy="run the step again")
-    ids = again.pending(plan, recorded).get(key, ())
+    ids = pending(plan, recorded).get(key, ())
     attempt = recorded.last(key)
     if not ids or attempt is None:
         raise NothingSelectedError(
             f"no test of {key} has to be run again elsewhere", where=str(jobs / key), remedy="see its verdict"
         )
     failed_on = attempt.record.environment.host
-    if hardware.environment(hardware.detect()).host == failed_on:
+    if environment(detect()).host == failed_on:
         raise SameNodeError(
             f"the tests of {key} failed on this node, {failed_on}: another must run them", remedy="run it on another"
         )

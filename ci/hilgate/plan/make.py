@@ -18,8 +18,8 @@ from hilgate.declare.protected import loosened
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
 from hilgate.images.contents import contents
 from hilgate.model import Plan, planned_key
-from hilgate.plan import machine as hardware
 from hilgate.plan.expand import Target, Wanted, expand
+from hilgate.plan.machine import Machine, detect
 from hilgate.plan.select import select as select_steps
 from hilgate.text import suggest
 
@@ -90,7 +90,7 @@ def make_plan(
     return assemble(
         declarations,
         change,
-        hardware.detect(packages) if profile == "gate" else None,
+        detect(packages) if profile == "gate" else None,
         profile=profile,
         select=select,
         models=models,
@@ -128,7 +128,7 @@ def absent_tools(declarations: Declarations) -> frozenset[str]:
 def assemble(
     declarations: Declarations,
     change: git.Changes,
-    machine: hardware.Machine | None,
+    machine: Machine | None,
     *,
     profile: Profile,
     select: tuple[str, ...] = (),

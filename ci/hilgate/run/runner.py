@@ -20,13 +20,12 @@ from rich.console import Console
 
 from hilgate.errors import MisuseError, NothingSelectedError, RunInterruptedError
 from hilgate.model import CPU, BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
-from hilgate.plan import machine as hardware
 from hilgate.plan.estimate import longest_chains
-from hilgate.plan.machine import installed
+from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest
-from hilgate.run import outcome as rules
 from hilgate.run import process, recheck, results
 from hilgate.run.evidence import Collected, collect_image, kind_of
+from hilgate.run.outcome import TIMED_OUT, Decision, Facts, decide
 from hilgate.run.process import LOG_FILE, inner_timeout
 from hilgate.run.progress import Lines
 from hilgate.run.results import Recorded, step_folder
@@ -187,7 +186,7 @@ class Runner:
             del self._running[key]
             step, end = steps[key], how
             seconds = step.step.timeout_minutes * SECONDS_PER_MINUTE
-            if child.timeout_seconds < seconds and end.reason.startswith(rules.TIMED_OUT):
+            if child.timeout_seconds < seconds and end.reason.startswith(TIMED_OUT):
                 # Its job left it less than its own time: that is no hang of the step.
                 why = f"its job had {child.timeout_seconds:g} s left for it, and its own time is {seconds:g} s"
                 end = replace(end, reason=why)
@@ -213,8 +212,8 @@ class Runner:
         """Write what a step left, or that it was not started; returns its checks."""
         folder = step_folder(self.results_folder, step.key)
         found = kind_of(step).collect(folder, self.root).with_problem_as_failure() if child else Collected(())
-        decision = rules.decide(
-            rules.Facts(
+        decision = decide(
+            Facts(
                 evidence=kind_of(step),
                 minimum=step.step.minimum,
                 exit_status=end.exit_status,
@@ -226,7 +225,7 @@ class Runner:
         )
         image, problem = collect_image(step, self.plan, folder) if decision.outcome is Outcome.PASS else (None, "")
         if problem:
-            decision = rules.Decision(Outcome.DID_NOT_RUN, problem)
+            decision = Decision(Outcome.DID_NOT_RUN, problem)
         record = StepRecord(
             key=step.key,
             started=child.started if child else dt.datetime.now(dt.UTC),
@@ -298,14 +297,14 @@ def locked(folder: Path) -> Iterator[None]:
 
 def run_plan(plan: Plan, root: Path, folder: Path) -> Recorded:
     """Run every step of a plan over `root`, outside of any gate, and return what it left in `folder`."""
-    digest, machine = plan_digest(plan), hardware.detect()
+    digest, machine = plan_digest(plan), detect()
     with Lines(Console(stderr=True), buildkite=False) as progress:
         Runner(
             plan=plan,
             digest=digest,
             root=root,
             results_folder=folder,
-            environment=hardware.environment(machine),
+            environment=environment(machine),
             tree="",
             cores=machine.cores,
             progress=progress,

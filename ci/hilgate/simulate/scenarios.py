@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hilgate import git
-from hilgate.buildkite import steps as buildkite
-from hilgate.buildkite.steps import recheck_yaml
+from hilgate.buildkite.steps import pipeline_yaml, recheck_yaml
 from hilgate.declare.load import Declarations, load
 from hilgate.errors import NothingSelectedError
 from hilgate.images.contents import contents
@@ -216,7 +215,7 @@ class Scenarios:
                 continue
 
     def _scenario(self, name: str, plan: Plan) -> Scenario:
-        generated = parse(buildkite.pipeline_yaml(plan, self.declarations))
+        generated = parse(pipeline_yaml(plan, self.declarations))
         return Scenario(name, plan, self.flow, generated, tuple(self.declarations.agents.queues))
 
 

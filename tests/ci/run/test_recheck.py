@@ -22,7 +22,7 @@ from support.jobs import (
 )  # fmt: skip
 from support.plans import failing, plan, python, results_of, step, writes_findings
 
-from hilgate.judge import verdict as judge
+from hilgate.judge.verdict import judge
 from hilgate.model import Outcome, Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import process, recheck, results
@@ -55,7 +55,7 @@ def run_step(root):
     """One JUnit step with reruns; returns its records, its ruling and the folder of its rerun."""
     a_plan = plan(step("samples", COMMAND, evidence="junit", env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}))
     recorded = results_of(a_plan, root / "results", root=root, reruns=True)
-    verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
+    verdict = judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
     return recorded, verdict.steps[0], results.step_folder(root / "results", "samples-cpu") / recheck.FOLDER
 
 

@@ -17,13 +17,12 @@ from hilgate.errors import DeclarationError, RunInterruptedError
 from hilgate.model import Outcome
 from hilgate.plan.make import plan_digest
 from hilgate.run import process
-from hilgate.run import runner as run
 from hilgate.run.results import read_all, step_folder
 
 
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch):
-    monkeypatch.setattr(run, "SECONDS_PER_MINUTE", 1.5)
+    monkeypatch.setattr("hilgate.run.runner.SECONDS_PER_MINUTE", 1.5)
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.3)
 
 
@@ -164,7 +163,7 @@ def test_each_child_gets_its_environment_and_measures(tmp_path):
 
 
 def test_a_step_that_its_job_leaves_too_little_time_did_not_hang(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "SECONDS_PER_MINUTE", 60.0)
+    monkeypatch.setattr("hilgate.run.runner.SECONDS_PER_MINUTE", 60.0)
     monkeypatch.setenv("BUILDKITE_TIMEOUT", "10")
     monkeypatch.setenv("HILGATE_JOB_STARTED", str(time.time() - 9 * 60 + 0.5))  # a minute is for the upload
     slow = writes_findings(passing(), then="import time; time.sleep(60)")
