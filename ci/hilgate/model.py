@@ -50,7 +50,9 @@ CPU = "cpu"
 Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=100)]
 """A name usable as a Buildkite step key and as a folder name."""
 
-RESERVED_FILES = frozenset({"plan.json", "verdict.json", "quarantine.json", "restored.json", "manifest.json",
+PLAN_FILE, JOBS_FOLDER, FINDINGS_FILE = "plan.json", "jobs", "findings.jsonl"
+
+RESERVED_FILES = frozenset({PLAN_FILE, "verdict.json", "quarantine.json", "restored.json", "manifest.json",
                             "health-before.json", "health-after.json"})  # fmt: skip
 """Files that every build leaves, or its bundle, under these names."""
 
@@ -510,7 +512,7 @@ class Check(Noun):
     def write_all(folder: Path, checks: Iterable[Check]) -> None:
         """Write `findings.jsonl`, the evidence of a step that is not pytest."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "findings.jsonl").write_text("".join(f"{check.model_dump_json()}\n" for check in checks), "utf-8")
+        (folder / FINDINGS_FILE).write_text("".join(f"{check.model_dump_json()}\n" for check in checks), "utf-8")
 
 
 class BuildRecord(Noun):

@@ -27,7 +27,7 @@ from hilgate.buildkite.lint import FLOWS, lint_files
 from hilgate.declare.load import find_root
 from hilgate.errors import DeclarationError, Exit, HilgateError, NothingSelectedError
 from hilgate.git import tracked_files
-from hilgate.model import Check, Noun, Outcome
+from hilgate.model import FINDINGS_FILE, Check, Noun, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -196,7 +196,7 @@ def main() -> int:
     """Check the repository around the current folder; exit status 0, 1 (findings) or 5 (a tool is missing)."""
     try:
         root = find_root(Path.cwd())
-        out = Path(os.environ["HILGATE_OUT"]) / "findings.jsonl" if "HILGATE_OUT" in os.environ else None
+        out = Path(os.environ["HILGATE_OUT"]) / FINDINGS_FILE if "HILGATE_OUT" in os.environ else None
         outcomes = set()
         for check in checks(root):
             outcomes.add(check.outcome)

@@ -76,6 +76,7 @@ def gate(
     """Plan, run, judge and report on this machine; the exit status is the verdict."""
     from hilgate.declare import quarantine
     from hilgate.declare.load import load
+    from hilgate.model import PLAN_FILE
     from hilgate.plan.make import make_plan
     from hilgate.report import terminal
     from hilgate.run.runner import locked
@@ -110,6 +111,7 @@ def run(
 
     A part of a table is run by its labels: hilgate run models-families -- --family jamba.
     """
+    from hilgate.model import PLAN_FILE
     from hilgate.plan.make import make_plan, read_plan
     from hilgate.run.runner import locked
 
@@ -151,6 +153,8 @@ def judge(
     as_json: Json = False,
 ) -> None:
     """Decide on recorded results and write the reports; the exit status is the verdict."""
+    from hilgate.model import PLAN_FILE
+
     root = repository(ctx)
     folder = results or root / "results"
     plan = read_plan_or_say_so(plan_file or folder / PLAN_FILE, folder)
@@ -205,6 +209,7 @@ def _earlier(folder: Path, plan: Plan) -> Recorded | None:
     Raises:
         MisuseError: It was another plan.
     """
+    from hilgate.model import PLAN_FILE
     from hilgate.plan.make import plan_digest, read_plan
     from hilgate.run.results import read_all
 
@@ -229,7 +234,6 @@ def _shown(judged: Judged, *, every: bool = False) -> typer.Exit:
     return typer.Exit(status_of(judged))
 
 
-PLAN_FILE = "plan.json"
 OURS = ("plan.json", "results.jsonl", "verdict.json", "report.html", "annotation.md",
         "junit.xml", "quarantine.json", "restored.json", "steps")  # fmt: skip
 """What one build leaves in a results folder; the previous build's are kept in `previous/`."""

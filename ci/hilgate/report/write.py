@@ -150,9 +150,12 @@ def read_plan_or_say_so(path: Path, folder: Path) -> Plan:
 
 def find_logs(folder: Path, jobs: Path | None, plan: Plan) -> dict[str, str]:
     """Step key -> its log, relative to the results folder, for the steps that have one there."""
+    from hilgate.run.process import LOG_FILE
+    from hilgate.run.results import step_folder
+
     found = {}
     for step in plan.steps:
-        log = (jobs / step.key if jobs else folder) / "steps" / step.key / "log.txt"
+        log = step_folder(jobs / step.key if jobs else folder, step.key) / LOG_FILE
         if log.is_relative_to(folder) and log.exists():
             found[step.key] = log.relative_to(folder).as_posix()
     return found

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import ValidationError
 
 from hilgate.errors import EXIT_MEANINGS, Exit
-from hilgate.model import EVIDENCE, Check, ImageRecord, Number, Outcome
+from hilgate.model import EVIDENCE, FINDINGS_FILE, Check, ImageRecord, Number, Outcome
 from hilgate.run.outcome import SEVERITY
 from hilgate.text import pytest_word
 
@@ -203,7 +203,7 @@ class FindingsEvidence(EvidenceKind):
     """`findings.jsonl`, one `Check` per line."""
 
     name = "findings"
-    file = "findings.jsonl"
+    file = FINDINGS_FILE
 
     def read(self, path: Path, root: Path) -> Collected:  # noqa: ARG002
         """A check of each line; of a check that appears twice the worse one."""

@@ -11,7 +11,7 @@ from support.cell_tables import SPEC, STEP, build, cell, grid, table
 from support.plans import plan, step
 
 from hilgate.judge.verdict import VERDICT_FILE, judge
-from hilgate.model import RESERVED_FILES, Check, Outcome
+from hilgate.model import PLAN_FILE, RESERVED_FILES, Check, Outcome
 from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, tables
 from hilgate.run.evidence import EVIDENCE_CHECK
@@ -144,7 +144,7 @@ def test_names_that_no_file_of_cells_may_have_are_those_of_builds():
     from hilgate.release import bundle
     from hilgate.run import results
 
-    theirs = {bundle.PLAN_FILE, bundle.MANIFEST_FILE, VERDICT_FILE, quarantine.USED_FILE, results.NOTE}
+    theirs = {PLAN_FILE, bundle.MANIFEST_FILE, VERDICT_FILE, quarantine.USED_FILE, results.NOTE}
     assert theirs < RESERVED_FILES
 
 
