@@ -455,6 +455,8 @@ class Plan(Noun):
     """What the change loosens of its own gate; needs a named approval."""
     python_path: tuple[str, ...] = (".",)
     """Folders below the root that every step imports from before anything else, as the project declares them."""
+    packages: dict[str, str] = Field(default_factory=dict)
+    """Import package in those folders -> where it stands below the root; no result of another copy of it counts."""
     changed_files: tuple[str, ...]
     steps: tuple[PlannedStep, ...]
     omissions: tuple[Omission, ...]
@@ -551,6 +553,8 @@ class StepRecord(Noun):
     checks: int = Field(ge=0)
     """How many CheckRecords of this step precede it; another number means lines were lost."""
     command: str
+    imported: dict[str, str] = Field(default_factory=dict)
+    """Package of `Plan.packages` -> where Python finds it in the step's environment: below the root, or absolute."""
     peak_memory_mib: float | None = None
     environment: Environment
 

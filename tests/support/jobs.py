@@ -61,13 +61,15 @@ def gpu_step(name: str = "gather", **changes: Any) -> PlannedStep:
     return step(name, "python -m pytest tests/t.py", **(values | changes))
 
 
+PACKAGES = {"samples": "kernels/samples"}
 IMAGE_STEP = step("image", "python -c pass", key="image-rocm-cpu", provides="rocm")
 GATHER = gpu_step()
 
 
 def agents_plan(*steps: PlannedStep, **changes: Any) -> Plan:
     """A plan for agents whose first step builds the image; without steps, the one GPU step."""
-    values: dict[str, Any] = {"profile": "pr", "images": {"rocm": CONTENT}, "merge_base": "b" * 40}
+    values: dict[str, Any] = {"profile": "pr", "images": {"rocm": CONTENT}, "merge_base": "b" * 40,
+                              "packages": PACKAGES}  # fmt: skip
     return plan(IMAGE_STEP, *(steps or (GATHER,)), **(values | changes))
 
 
@@ -100,6 +102,7 @@ def finished(a_step: PlannedStep, *checks: Check, status: int | None = 0, **chan
         "message": decision.why,
         "checks": len(checks),
         "command": a_step.step.command,
+        "imported": PACKAGES,
         "environment": environment(),
     }
     lines: list[Record] = [CheckRecord(step=a_step.key, check=check) for check in checks]

@@ -10,6 +10,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -21,6 +22,8 @@ from hilgate.run import results
 from hilgate.run.runner import Runner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hilgate.run import process
 
 ENVIRONMENT = Environment(
@@ -146,6 +149,21 @@ def results_of(a_plan: Plan, folder: Path, **changes: object) -> results.Recorde
     """Run a plan, and read what it left."""
     runner(a_plan, folder, **changes).run()
     return results.read_all(folder, None, a_plan, plan_digest(a_plan), str(changes.get("job", "")))
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs; one that nobody has waited for does not."""
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
 
 
 AGENTS = "devices: {cpu: {}}\nqueues: {amd-cpu: {device: cpu, gpus: 0, memory_gib: 16}}\n"

@@ -16,7 +16,7 @@ from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.errors import Exit
 from hilgate.model import CPU, Counts, Outcome, Ruling, StepVerdict
 from hilgate.run.evidence import kind_of
-from hilgate.run.outcome import SEVERITY, TIMED_OUT, Decision, Facts, decide, first, first_line
+from hilgate.run.outcome import SEVERITY, TIMED_OUT, Decision, Facts, decide, first, first_line, other_packages
 from hilgate.run.results import MOMENTS
 
 if TYPE_CHECKING:
@@ -72,6 +72,11 @@ class StepResult:
         return "" if ran == built else f"it ran in image {ran or '(none)'}, built was {built}"
 
     @cached_property
+    def other_packages(self) -> str:
+        """Which package of the tree under test it imported from elsewhere."""
+        return other_packages(self.plan, self.attempt.record.imported) if self.attempt else ""
+
+    @cached_property
     def unbuilt(self) -> str:
         """Why the image that it should build is not there."""
         return self.image_problem(self.step.step.provides) if self.step.step.provides else ""
@@ -109,7 +114,8 @@ class StepResult:
     @cached_property
     def believed(self) -> bool:
         """Whether what arrived answers what was asked."""
-        return self.attempt is not None and not (self.damaged or self.other_command or self.other_image)
+        elsewhere = self.damaged or self.other_command or self.other_image or self.other_packages
+        return self.attempt is not None and not elsewhere
 
     @cached_property
     def checks(self) -> tuple[Check, ...]:
@@ -230,6 +236,8 @@ JUDGEMENTS = (
               lambda s: f"another command was run: {s.other_command}"),
     Judgement("another image", lambda s: s.other_image, DID_NOT_RUN, Ruling.INFRA,
               lambda s: _joined(s.other_image, f"{s.first_failure.id} failed there" if s.first_failure else "")),
+    Judgement("another tree's packages", lambda s: s.other_packages, DID_NOT_RUN, Ruling.INFRA,
+              lambda s: s.other_packages),
     # Failing checks.
     Judgement("failed, node in doubt", lambda s: s.regressed and s.trouble and not s.confirmed, DID_NOT_RUN,
               Ruling.INFRA, lambda s: f"{s.decision.why}; but {s.node_in_doubt}: it may be the node's doing"),

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 
-from hilgate.errors import MisuseError, NothingSelectedError, RunInterruptedError
+from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError, RunInterruptedError
 from hilgate.model import CPU, BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
 from hilgate.plan.estimate import longest_chains
 from hilgate.plan.machine import detect, environment, installed
-from hilgate.plan.make import plan_digest
+from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import process, recheck, results
 from hilgate.run.evidence import Collected, collect_image, kind_of
-from hilgate.run.outcome import TIMED_OUT, Decision, Facts, decide
+from hilgate.run.outcome import TIMED_OUT, Decision, Facts, decide, other_packages
 from hilgate.run.process import LOG_FILE, inner_timeout
 from hilgate.run.progress import Lines
 from hilgate.run.results import Recorded, step_folder
@@ -89,6 +89,8 @@ class Runner:
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _interrupts: process.Interrupts = field(default_factory=process.Interrupts)
     _installed: frozenset[str] = frozenset()
+    _context: process.RunContext = field(init=False)
+    _imports: dict[frozenset[tuple[str, str]], dict[str, str]] = field(default_factory=dict)
 
     def run(self) -> None:
         """Run to the end.
@@ -96,7 +98,9 @@ class Runner:
         Raises:
             RunInterruptedError: Ctrl-C or SIGTERM; every child was ended, finished results are on disk.
             NothingSelectedError: The command of the step cannot be narrowed to `only_ids`.
+            CannotRunHereError: The repository has another hilgate of its own.
         """
+        require_own_hilgate(self.root, self.plan.packages)
         self._installed = frozenset(installed({name for step in self.plan.steps for name in step.step.packages}))
         self._records |= {key: self.earlier.records(key) for key in self.earlier.attempts}
         self._outcomes |= dict.fromkeys(self.earlier.passed(), Outcome.PASS)
@@ -105,10 +109,13 @@ class Runner:
             for step in self.plan.steps
             if (self.only is None or step.key in self.only) and step.key not in self._outcomes
         }
-        with self._interrupts:
+        with process.Watchdog() as watchdog, self._interrupts:
+            self._context = process.RunContext(self.root, self.cores, self.plan, watchdog)
             try:
                 if self.only_ids:
                     _, step = steps.popitem()
+                    if why := self._obstacle(step):
+                        raise CannotRunHereError(why, where=step.key, remedy="run it where it can run")
                     self._run_again(step, self.only_ids)
                     if not self._again:
                         raise NothingSelectedError(
@@ -158,17 +165,22 @@ class Runner:
         return settled
 
     def _obstacle(self, step: PlannedStep) -> str:
-        """Why it must not start: a need that did not pass, or a distribution that is not installed."""
+        """Why it must not start: a need that did not pass, a distribution that is missing, another tree's packages."""
         for need in step.depends_on:
             outcome = self._outcomes.get(need, Outcome.PASS)
             if outcome is not Outcome.PASS:
                 return f"needs {need}, which {_ENDED[outcome]}"
         missing = [name for name in step.step.packages if name not in self._installed]
-        return f"needs {', '.join(missing)}, not installed here" if missing else ""
+        if missing:
+            return f"needs {', '.join(missing)}, not installed here"
+        return other_packages(self.plan, self._imported(step))
 
-    @property
-    def _context(self) -> process.RunContext:
-        return process.RunContext(self.root, self.cores, self.plan.profile)
+    def _imported(self, step: PlannedStep) -> dict[str, str]:
+        """Where it finds the packages of the plan; a Python is asked once for each environment that steps have."""
+        env = frozenset(step.env.items())
+        if env not in self._imports:
+            self._imports[env] = self._context.imported(step)
+        return self._imports[env]
 
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key)
@@ -235,6 +247,7 @@ class Runner:
             message=decision.why,
             checks=len(found.checks),
             command=step.step.command,
+            imported=self._imported(step),
             peak_memory_mib=end.peak_memory_mib,
             environment=self.environment,
         )
@@ -283,9 +296,10 @@ def locked(folder: Path) -> Iterator[None]:
         MisuseError: Another process has it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open("a") as file:  # closing it releases the lock; it stays: no race to create it
+    with (folder / LOCK_FILE).open("a") as file:  # the file stays: no race to create it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.set_inheritable(file.fileno(), True)  # the watchdog holds the lock for as long as children run
         except BlockingIOError:
             raise MisuseError(
                 "another hilgate run is writing its results here",

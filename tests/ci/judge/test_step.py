@@ -118,6 +118,12 @@ CASES = {
     "ran-in-no-image": (gathered(passed(), environment=environment(image="")), D, R.INFRA, "it ran in image (none)"),
     "fails-in-another-image": (
         gathered(failed(), status=1, environment=environment(image="")), D, R.INFRA, f"{TEST} failed there"),
+    "packages-of-another-tree": (
+        gathered(passed(), imported={"samples": "/other/kernels/samples"}), D, R.INFRA,
+        "it imports samples from /other/kernels/samples, not from kernels/samples"),
+    "fails-with-packages-of-another-tree": (
+        gathered(failed(), status=1, imported={"samples": ".venv/lib/samples"}), D, R.INFRA, "from .venv/lib/samples"),
+    "nobody-knows-which-packages": (gathered(passed(), imported={}), D, R.INFRA, "samples from (nobody knows where)"),
     "its-image-was-never-recorded": (
         lambda jobs: jobs.path(IMAGE_STEP.key).unlink(), D, R.INFRA, "no record says which image 'rocm'"),
     "its-image-is-of-other-contents": (

@@ -27,7 +27,7 @@ from hilgate.model import Outcome, Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import process, recheck, results
 from hilgate.run.evidence import KINDS, MOST_IDS
-from hilgate.run.process import RunContext
+from hilgate.run.process import RunContext, Watchdog
 
 # Fails until the file `mended` exists, which its first run may leave; one more passes always.
 TESTS = """
@@ -92,7 +92,9 @@ def test_a_rerun_that_crashes_clears_nothing(repository):
 def test_without_time_left_there_is_no_rerun(repository, seconds):
     slow = step("samples", COMMAND, evidence="junit")
     ids = ("tests/test_samples.py::test_fine",)
-    assert recheck.start(slow, ids, repository / "again", RunContext(repository, 1, "gate"), seconds) is None
+    with Watchdog() as watchdog:
+        context = RunContext(repository, 1, plan(slow), watchdog)
+        assert recheck.start(slow, ids, repository / "again", context, seconds) is None
 
 
 def test_a_rerun_that_hangs_is_ended_and_clears_nothing(repository, monkeypatch):
@@ -100,9 +102,10 @@ def test_a_rerun_that_hangs_is_ended_and_clears_nothing(repository, monkeypatch)
     (repository / "tests" / "conftest.py").write_text("import time\ntime.sleep(60)\n")
     slow = step("samples", COMMAND, evidence="junit")
     ids = ("tests/test_samples.py::test_fine",)
-    rerun = recheck.start(slow, ids, repository / "again", RunContext(repository, 1, "gate"), 0.2)
-    while (records := rerun.poll("desk", elsewhere=False)) is None:
-        time.sleep(0.02)
+    with Watchdog() as watchdog:
+        rerun = recheck.start(slow, ids, repository / "again", RunContext(repository, 1, plan(slow), watchdog), 0.2)
+        while (records := rerun.poll("desk", elsewhere=False)) is None:
+            time.sleep(0.02)
     assert [(one.outcome, one.message) for one in records] == [(Outcome.DID_NOT_RUN, "timed out after 0.2 s")]
 
 

@@ -7,7 +7,6 @@ import resource
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from support import plans
@@ -109,10 +108,7 @@ def test_a_process_left_behind_is_killed(tmp_path):
     recorded = results_of(plan(step("sample", command)), tmp_path)
     pid = int((step_folder(tmp_path, "sample-cpu") / "log.txt").read_text())
     assert recorded.last("sample-cpu").record.outcome is Outcome.PASS
-    deadline = time.monotonic() + 5
-    while _alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _alive(pid)
+    plans.wait_for(lambda: not plans.alive(pid), seconds=5)
 
 
 def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
@@ -180,15 +176,6 @@ def test_a_command_that_cannot_be_split_is_a_declaration_error():
         process.argument_list("  ")
 
 
-def _alive(pid):
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-
-
 def _interrupt_when(condition):
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    plans.wait_for(condition)
     os.kill(os.getpid(), signal.SIGINT)
