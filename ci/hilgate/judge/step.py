@@ -77,6 +77,17 @@ class StepResult:
         return other_packages(self.plan, self.attempt.record.imported) if self.attempt else ""
 
     @cached_property
+    def stray(self) -> str:
+        """A test among its checks that its own command does not run and another step's does."""
+        reaches = kind_of(self.step).reaches
+        for check in self.attempt.checks if self.attempt else ():
+            if not reaches(self.step.step.command, check.id):
+                for other in self.plan.steps:
+                    if other.step.evidence == self.step.step.evidence and reaches(other.step.command, check.id):
+                        return f"it holds {check.id}, a test of {other.key} that its own command does not run"
+        return ""
+
+    @cached_property
     def unbuilt(self) -> str:
         """Why the image that it should build is not there."""
         return self.image_problem(self.step.step.provides) if self.step.step.provides else ""
@@ -253,6 +264,8 @@ JUDGEMENTS = (
               Ruling.INCONCLUSIVE, _decided),
     Judgement("image not built", lambda s: s.decision.outcome is PASS and s.unbuilt, DID_NOT_RUN, Ruling.REGRESSION,
               lambda s: s.unbuilt),
+    Judgement("another step's tests", lambda s: s.decision.outcome is PASS and s.stray, DID_NOT_RUN, Ruling.REGRESSION,
+              lambda s: s.stray),
     # An entry that has expired is red by itself, so that it cannot be forgotten.
     Judgement("quarantine expired", lambda s: s.decision.outcome is PASS and s.expired, FAIL, Ruling.QUARANTINED,
               lambda s: s.expired[0]),

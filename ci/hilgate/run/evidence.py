@@ -7,13 +7,14 @@ pass. The checks that could be read are kept, because a failure among them stays
 from __future__ import annotations
 
 import abc
+import itertools
 import json
 import math
 import re
 import shlex
 import signal
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import ValidationError
@@ -44,6 +45,7 @@ WITH_VALUE = frozenset(
 )  # fmt: skip
 """Options of pytest and the plugins used here whose value may be the next word, which is then no test path."""
 
+_PYTEST = frozenset({"pytest", "py.test"})
 _NODE_ID = re.compile(r"[\w./-]+\.py::\S.*", re.DOTALL)
 
 
@@ -113,6 +115,10 @@ class EvidenceKind(abc.ABC):
         """Ids of failing checks that `narrow` can be given; empty when there are too many for flakes, or no way."""
         return ()
 
+    def reaches(self, command: str, check: str) -> bool:  # noqa: ARG002
+        """Whether a command can have made a check of this id, as far as the id tells."""
+        return True
+
     def narrow(self, command: str, ids: tuple[str, ...], root: Path) -> str:  # noqa: ARG002
         """The command that runs these checks alone; empty where there is none."""
         return ""
@@ -174,6 +180,23 @@ class JunitEvidence(EvidenceKind):
             return ()
         return tuple(name for name in failed if _NODE_ID.fullmatch(name) and not name.startswith(("-", "/")))
 
+    def reaches(self, command: str, check: str) -> bool:
+        """Whether a pytest command names the file of this node id, or a folder above it, and does not ignore it."""
+        file, _, test = check.partition("::")
+        words, paths, ignored = shlex.split(command), list[str](), list[str]()
+        begin = next((n for n, word in enumerate(words) if Path(word).name in _PYTEST), None)
+        if begin is None:
+            return False
+        for before, word in itertools.pairwise(words[begin:]):
+            option, _, value = word.partition("=")
+            if "--ignore" in {before, option}:
+                ignored.append(value or word)
+            elif before not in WITH_VALUE and not word.startswith("-"):
+                paths.append(word.partition("::")[0])
+        return not (test and file.endswith(".py")) or (
+            any(_is_below(file, path) for path in paths or ["."]) and not any(_is_below(file, one) for one in ignored)
+        )
+
     def narrow(self, command: str, ids: tuple[str, ...], root: Path) -> str:
         """A pytest command with its test paths replaced by these ids and its options kept.
 
@@ -181,7 +204,7 @@ class JunitEvidence(EvidenceKind):
             The command, or empty when it is not pytest's or names no test path, so that the ids would only add to it.
         """
         words = shlex.split(command)
-        begin = next((n for n, word in enumerate(words) if Path(word).name in {"pytest", "py.test"}), None)
+        begin = next((n for n, word in enumerate(words) if Path(word).name in _PYTEST), None)
         if begin is None or not ids:
             return ""
         kept, replaced, value = words[: begin + 1], 0, False
@@ -264,6 +287,10 @@ def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRec
     if (record.step, record.image, record.content) != (step.key, image, planned):
         return None, f"its {IMAGE_FILE} is of {record.image} of {record.content}; planned: {image} of {planned}"
     return record, ""
+
+
+def _is_below(file: str, path: str) -> bool:
+    return PurePosixPath(file).is_relative_to(PurePosixPath(path))
 
 
 def _cases(suite: Iterable[object]) -> Iterator[TestCase]:

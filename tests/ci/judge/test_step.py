@@ -189,6 +189,17 @@ def test_a_cpu_step_of_an_agent_and_a_desk_need_no_health_and_no_image(tmp_path,
     assert jobs.verdict().outcome is Outcome.PASS
 
 
+def test_a_pass_that_holds_a_test_of_another_step_does_not_count(tmp_path):
+    scan = gpu_step("scan").redeclared(command="python -m pytest tests/mamba --ignore=tests/mamba/slow")
+    jobs = Jobs(tmp_path, agents_plan(GATHER, scan))
+    for name, ruling in [("tests/mamba/test_scan.py", Ruling.REGRESSION), ("tests/mamba/slow/test_x.py", Ruling.PASS),
+                         ("tests/t.py", Ruling.PASS)]:  # fmt: skip
+        jobs.job(GATHER.key, *finished(GATHER, passed(f"{name}::test_a")))
+        ruled = jobs.ruled()
+        assert ruled.ruling is ruling, name
+        assert (f"it holds {name}::test_a, a test of scan-gfx942" in ruled.why) == (ruling is not Ruling.PASS)
+
+
 @pytest.mark.parametrize(
     ("content", "why"), [(None, "no record says which image 'rocm'"), ("0" * 64, "from other contents")]
 )
