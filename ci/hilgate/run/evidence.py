@@ -7,7 +7,6 @@ pass. The checks that could be read are kept, because a failure among them stays
 from __future__ import annotations
 
 import abc
-import itertools
 import json
 import math
 import re
@@ -45,7 +44,6 @@ WITH_VALUE = frozenset(
 )  # fmt: skip
 """Options of pytest and the plugins used here whose value may be the next word, which is then no test path."""
 
-_PYTEST = frozenset({"pytest", "py.test"})
 _NODE_ID = re.compile(r"[\w./-]+\.py::\S.*", re.DOTALL)
 
 
@@ -182,20 +180,12 @@ class JunitEvidence(EvidenceKind):
 
     def reaches(self, command: str, check: str) -> bool:
         """Whether a pytest command names the file of this node id, or a folder above it, and does not ignore it."""
-        file, _, test = check.partition("::")
-        words, paths, ignored = shlex.split(command), list[str](), list[str]()
-        begin = next((n for n, word in enumerate(words) if Path(word).name in _PYTEST), None)
-        if begin is None:
-            return False
-        for before, word in itertools.pairwise(words[begin:]):
-            option, _, value = word.partition("=")
-            if "--ignore" in {before, option}:
-                ignored.append(value or word)
-            elif before not in WITH_VALUE and not word.startswith("-"):
-                paths.append(word.partition("::")[0])
-        return not (test and file.endswith(".py")) or (
-            any(_is_below(file, path) for path in paths or ["."]) and not any(_is_below(file, one) for one in ignored)
-        )
+        words, places = _pytest_words(command)
+        named = [words[place].partition("::")[0] for place in places] or ["."] * bool(words)
+        ignored = [word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")]
+        file = PurePosixPath(check.partition("::")[0])
+        reached = any(map(file.is_relative_to, named)) and not any(map(file.is_relative_to, ignored))
+        return reached or not (file.suffix == ".py" and "::" in check)
 
     def narrow(self, command: str, ids: tuple[str, ...], root: Path) -> str:
         """A pytest command with its test paths replaced by these ids and its options kept.
@@ -203,18 +193,10 @@ class JunitEvidence(EvidenceKind):
         Returns:
             The command, or empty when it is not pytest's or names no test path, so that the ids would only add to it.
         """
-        words = shlex.split(command)
-        begin = next((n for n, word in enumerate(words) if Path(word).name in _PYTEST), None)
-        if begin is None or not ids:
-            return ""
-        kept, replaced, value = words[: begin + 1], 0, False
-        for word in words[begin + 1 :]:
-            if not value and not word.startswith("-") and (root / word.split("::", 1)[0]).exists():
-                replaced += 1
-            else:
-                kept.append(word)
-            value = word in WITH_VALUE
-        return shlex.join([*kept, *ids]) if replaced else ""
+        words, places = _pytest_words(command)
+        replaced = [place for place in places if (root / words[place].partition("::")[0]).exists()]
+        kept = [word for place, word in enumerate(words) if place not in replaced]
+        return shlex.join([*kept, *ids]) if replaced and ids else ""
 
     def selector(self, check: str) -> str:
         """Pytest's -k, where a word of the id can do it."""
@@ -289,8 +271,14 @@ def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRec
     return record, ""
 
 
-def _is_below(file: str, path: str) -> bool:
-    return PurePosixPath(file).is_relative_to(PurePosixPath(path))
+def _pytest_words(command: str) -> tuple[list[str], list[int]]:
+    """The words of a pytest command, none of another one, and which of them stand where paths of tests do."""
+    words = shlex.split(command)
+    begin = next((place for place, word in enumerate(words) if Path(word).name in {"pytest", "py.test"}), None)
+    if begin is None:
+        return [], []
+    later = range(begin + 1, len(words))
+    return words, [n for n in later if not words[n].startswith("-") and words[n - 1] not in WITH_VALUE]
 
 
 def _cases(suite: Iterable[object]) -> Iterator[TestCase]:

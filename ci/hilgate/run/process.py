@@ -21,7 +21,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hilgate.errors import CannotRunHereError, DeclarationError
 from hilgate.plan.make import place
@@ -157,18 +157,11 @@ class Watchdog:
         self._process.kill()
         self._process.communicate()
 
-    def watch(self, group: int) -> None:
-        """Kill this process group if hilgate is killed."""
-        self._tell(f"+{group}\n")
-
-    def leave(self, group: int) -> None:
-        """The group is gone, and its number may become another's."""
-        self._tell(f"-{group}\n")
-
-    def _tell(self, line: str) -> None:
+    def tell(self, sign: Literal["+", "-"], group: int) -> None:
+        """A process group has begun (`+`), or is gone (`-`), so that its number may become another's."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # somebody killed it: nothing else depends on it
-            self._process.stdin.write(line.encode())
+            self._process.stdin.write(f"{sign}{group}\n".encode())
 
 
 class Child:
@@ -203,7 +196,7 @@ class Child:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-                watchdog.watch(self._process.pid)
+                watchdog.tell("+", self._process.pid)
             except OSError as error:
                 self._reason = f"could not be started: {error.strerror}: {arguments[0]}"
                 output.write(f"{self._reason}\n".encode())
@@ -227,7 +220,7 @@ class Child:
             return None
         self._process.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for a reaped process
         self._signal_group(signal.SIGKILL)  # a server that the step left behind would disturb the next one
-        self._watchdog.leave(self._process.pid)
+        self._watchdog.tell("-", self._process.pid)
         exit_status = None if self._reason else self._process.returncode
         return Ended(exit_status, self._reason, self.seconds, usage.ru_maxrss / 1024)
 

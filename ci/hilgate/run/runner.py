@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -26,7 +26,7 @@ from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import process, recheck, results
 from hilgate.run.evidence import Collected, collect_image, kind_of
 from hilgate.run.outcome import TIMED_OUT, Decision, Facts, decide, other_packages
-from hilgate.run.process import LOG_FILE, inner_timeout
+from hilgate.run.process import LOG_FILE, SECONDS_PER_MINUTE, inner_timeout
 from hilgate.run.progress import Lines
 from hilgate.run.results import Recorded, step_folder
 
@@ -35,25 +35,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hilgate.model import Check, Record
+    from hilgate.run.progress import LiveTable
 
 
-SECONDS_PER_MINUTE = 60.0
 POLL_SECONDS = 0.05
 LOCK_FILE = ".lock"
 _ENDED = {Outcome.FAIL: "failed", Outcome.INCONCLUSIVE: "was inconclusive", Outcome.DID_NOT_RUN: "did not run"}
-
-
-class Progress(Protocol):
-    """Whoever shows the run to a person."""
-
-    def started(self, step: PlannedStep, child: process.Child) -> None:
-        """A step's process began."""
-
-    def finished(self, step: PlannedStep, attempt: results.Attempt, log: Path) -> None:
-        """A step ended, or was recorded without having been started."""
-
-    def tick(self) -> None:
-        """Called about twenty times a second while anything runs."""
 
 
 @dataclass
@@ -76,7 +63,7 @@ class Runner:
     environment: Environment
     tree: str
     cores: int
-    progress: Progress
+    progress: LiveTable | Lines
     only: frozenset[str] | None = None
     job: str = ""
     earlier: Recorded = field(default_factory=lambda: Recorded((), {}))
