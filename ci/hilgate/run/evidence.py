@@ -7,6 +7,7 @@ pass. The checks that could be read are kept, because a failure among them stays
 from __future__ import annotations
 
 import abc
+import functools
 import json
 import math
 import re
@@ -271,6 +272,7 @@ def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRec
     return record, ""
 
 
+@functools.lru_cache
 def _pytest_words(command: str) -> tuple[list[str], list[int]]:
     """The words of a pytest command, none of another one, and which of them stand where paths of tests do."""
     words = shlex.split(command)

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hilgate.errors import CannotRunHereError, DeclarationError
@@ -31,6 +30,7 @@ from hilgate.run.results import RESULTS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
     from types import FrameType
 
     from hilgate.model import Plan, PlannedStep
@@ -168,17 +168,10 @@ class Child:
     """A running command; its output goes to `log` and never to a pipe that a stray grandchild could hold open."""
 
     def __init__(
-        self,
-        arguments: list[str],
-        *,
-        cwd: Path,
-        env: dict[str, str],
-        log: Path,
-        timeout_seconds: float,
-        watchdog: Watchdog,
+        self, arguments: list[str], context: RunContext, *, env: dict[str, str], log: Path, timeout_seconds: float
     ) -> None:
         self.log = log
-        self._watchdog = watchdog
+        self._watchdog = context.watchdog
         self.started = dt.datetime.now(dt.UTC)
         self.timeout_seconds = timeout_seconds
         self._began = time.monotonic()
@@ -189,14 +182,14 @@ class Child:
             try:
                 self._process = subprocess.Popen(
                     arguments,
-                    cwd=cwd,
+                    cwd=context.root,
                     env=env,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-                watchdog.tell("+", self._process.pid)
+                self._watchdog.tell("+", self._process.pid)
             except OSError as error:
                 self._reason = f"could not be started: {error.strerror}: {arguments[0]}"
                 output.write(f"{self._reason}\n".encode())
@@ -278,7 +271,7 @@ class RunContext:
             found = json.loads(asked.stdout.splitlines()[-1])
         except (OSError, subprocess.SubprocessError, ValueError, IndexError):
             return {}
-        return {name: place(Path(folder), self.root) for name, folder in found.items()}
+        return {name: place(self.root / folder, self.root) for name, folder in found.items()}
 
 
 _FIND = """
@@ -308,14 +301,7 @@ def start(step: PlannedStep, command: str, folder: Path, context: RunContext, se
             stale.unlink()
     arguments = argument_list(command) + kind_of(step).arguments(folder)
     env = context.variables(step) | {OUT_VARIABLE: str(folder)}
-    return Child(
-        arguments,
-        cwd=context.root,
-        env=env,
-        log=folder / LOG_FILE,
-        timeout_seconds=seconds,
-        watchdog=context.watchdog,
-    )
+    return Child(arguments, context, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)
 
 
 def inner_timeout(step_seconds: float, environment: Mapping[str, str], now: float) -> float:

@@ -102,7 +102,7 @@ class Runner:
                 if self.only_ids:
                     _, step = steps.popitem()
                     if why := self._obstacle(step):
-                        raise CannotRunHereError(why, where=step.key, remedy="run it where it can run")
+                        raise CannotRunHereError(why, where=step.key, remedy="run it on another node")
                     self._run_again(step, self.only_ids)
                     if not self._again:
                         raise NothingSelectedError(
