@@ -108,7 +108,8 @@ def find_packages(root: Path, folders: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for folder in folders:
         for module in sorted((root / folder).glob("*/__init__.py")):
-            found.setdefault(module.parent.name, place(module.parent, root))
+            if module.parent.name.isidentifier():
+                found.setdefault(module.parent.name, place(module.parent, root))
     return found
 
 
