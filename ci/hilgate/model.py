@@ -50,7 +50,9 @@ CPU = "cpu"
 Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=100)]
 """A name usable as a Buildkite step key and as a folder name."""
 
-RESERVED_FILES = frozenset({"plan.json", "verdict.json", "quarantine.json", "restored.json", "manifest.json",
+PLAN_FILE, JOBS_FOLDER, FINDINGS_FILE = "plan.json", "jobs", "findings.jsonl"
+
+RESERVED_FILES = frozenset({PLAN_FILE, "verdict.json", "quarantine.json", "restored.json", "manifest.json",
                             "health-before.json", "health-after.json"})  # fmt: skip
 """Files that every build leaves, or its bundle, under these names."""
 
@@ -453,6 +455,8 @@ class Plan(Noun):
     """What the change loosens of its own gate; needs a named approval."""
     python_path: tuple[str, ...] = (".",)
     """Folders below the root that every step imports from before anything else, as the project declares them."""
+    packages: dict[str, str] = Field(default_factory=dict)
+    """Import package in those folders -> where it stands below the root; no result of another copy of it counts."""
     changed_files: tuple[str, ...]
     steps: tuple[PlannedStep, ...]
     omissions: tuple[Omission, ...]
@@ -510,7 +514,7 @@ class Check(Noun):
     def write_all(folder: Path, checks: Iterable[Check]) -> None:
         """Write `findings.jsonl`, the evidence of a step that is not pytest."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "findings.jsonl").write_text("".join(f"{check.model_dump_json()}\n" for check in checks), "utf-8")
+        (folder / FINDINGS_FILE).write_text("".join(f"{check.model_dump_json()}\n" for check in checks), "utf-8")
 
 
 class BuildRecord(Noun):
@@ -549,6 +553,8 @@ class StepRecord(Noun):
     checks: int = Field(ge=0)
     """How many CheckRecords of this step precede it; another number means lines were lost."""
     command: str
+    imported: dict[str, str] = Field(default_factory=dict)
+    """Package of `Plan.packages` -> where Python finds it in the step's environment: below the root, or absolute."""
     peak_memory_mib: float | None = None
     environment: Environment
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from support.tampering import ATTACKS, HOSTILE, MARKDOWN, SEEN
 
-from hilgate import text as escape
+from hilgate.text import fenced, line, log, markdown, pytest_word, visible
 
 
 @pytest.mark.parametrize("text", ATTACKS.values(), ids=ATTACKS)
 def test_what_is_shown_has_a_shape(text):
-    assert SEEN.fullmatch(escape.visible(text))
-    assert "\n" not in escape.line(text)
-    assert not re.search(r"(?m)^(---|\+\+\+|~~~|\^\^\^)", escape.log(text))
+    assert SEEN.fullmatch(visible(text))
+    assert "\n" not in line(text)
+    assert not re.search(r"(?m)^(---|\+\+\+|~~~|\^\^\^)", log(text))
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ def test_what_is_shown_has_a_shape(text):
     ],
 )
 def test_readable_text_stays_as_it_is(text, shown):
-    assert escape.visible(text) == shown
+    assert visible(text) == shown
 
 
 @given(HOSTILE)
 def test_visible_text_has_nothing_hidden_and_stays_visible(text):
-    shown = escape.visible(text)
+    shown = visible(text)
     assert SEEN.fullmatch(shown)
-    assert escape.visible(shown) == shown
+    assert visible(shown) == shown
     shown.encode()
 
 
@@ -47,27 +47,25 @@ def test_visible_text_has_nothing_hidden_and_stays_visible(text):
 def test_markdown_shows_the_text_itself_and_nothing_else(text):
     """An independent parser reads one paragraph whose only content is the text."""
     for prefix in ("", "- a: "):
-        tokens = MARKDOWN.parse(prefix + escape.markdown(text))
+        tokens = MARKDOWN.parse(prefix + markdown(text))
         inline = [token for token in tokens if token.type == "inline"]
         kinds = {token.type for token in tokens} - {"inline", "paragraph_open", "paragraph_close"}
         assert kinds <= (
             {"bullet_list_open", "bullet_list_close", "list_item_open", "list_item_close"} if prefix else set()
         )
         assert {child.type for token in inline for child in token.children} <= {"text"}
-        assert (
-            "".join(c.content for token in inline for c in token.children) == (prefix[2:] + escape.line(text)).strip()
-        )
+        assert "".join(c.content for token in inline for c in token.children) == (prefix[2:] + line(text)).strip()
 
 
 @given(HOSTILE)
 def test_a_fence_is_closed_by_its_own_end_only(text):
-    tokens = MARKDOWN.parse(escape.fenced(text) + "\n\nafter")
+    tokens = MARKDOWN.parse(fenced(text) + "\n\nafter")
     assert [token.type for token in tokens] == ["fence", "paragraph_open", "inline", "paragraph_close"]
-    assert tokens[0].content.rstrip("\n") == escape.visible(text).rstrip("\n")
+    assert tokens[0].content.rstrip("\n") == visible(text).rstrip("\n")
 
 
 def test_addresses_become_no_links():
-    shown = escape.markdown("see https://evil.invalid, HTTP://x and www.evil.invalid or @team")
+    shown = markdown("see https://evil.invalid, HTTP://x and www.evil.invalid or @team")
     assert shown == r"see https\://evil.invalid, HTTP\://x and www\.evil.invalid or \@team"
 
 
@@ -90,4 +88,4 @@ def test_addresses_become_no_links():
     ],
 )
 def test_words_that_select_a_test(test_id, word):
-    assert escape.pytest_word(test_id) == word
+    assert pytest_word(test_id) == word

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from support.plans import ENVIRONMENT, plan, step
 
-from hilgate.judge import verdict as judge
+from hilgate.judge.verdict import judge
 from hilgate.model import (
     BuildRecord,
     Check,
@@ -22,9 +22,9 @@ from hilgate.model import (
     StepRecord,
 )
 from hilgate.plan.make import plan_digest
-from hilgate.run import outcome as rules
-from hilgate.run import results as records
+from hilgate.run import results
 from hilgate.run.evidence import kind_of
+from hilgate.run.outcome import Facts, decide
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,13 +61,15 @@ def gpu_step(name: str = "gather", **changes: Any) -> PlannedStep:
     return step(name, "python -m pytest tests/t.py", **(values | changes))
 
 
+PACKAGES = {"samples": "kernels/samples"}
 IMAGE_STEP = step("image", "python -c pass", key="image-rocm-cpu", provides="rocm")
 GATHER = gpu_step()
 
 
 def agents_plan(*steps: PlannedStep, **changes: Any) -> Plan:
     """A plan for agents whose first step builds the image; without steps, the one GPU step."""
-    values: dict[str, Any] = {"profile": "pr", "images": {"rocm": CONTENT}, "merge_base": "b" * 40}
+    values: dict[str, Any] = {"profile": "pr", "images": {"rocm": CONTENT}, "merge_base": "b" * 40,
+                              "packages": PACKAGES}  # fmt: skip
     return plan(IMAGE_STEP, *(steps or (GATHER,)), **(values | changes))
 
 
@@ -90,7 +92,7 @@ def finished(a_step: PlannedStep, *checks: Check, status: int | None = 0, **chan
     """Records of an attempt; its outcome is what the runner's own rules say unless `outcome` is given."""
     stopped = changes.pop("stopped", "")
     problem = changes.pop("problem", "")
-    decision = rules.decide(rules.Facts(kind_of(a_step), a_step.step.minimum, status, checks, stopped, problem))
+    decision = decide(Facts(kind_of(a_step), a_step.step.minimum, status, checks, stopped, problem))
     values: dict[str, Any] = {
         "key": a_step.key,
         "started": NOW,
@@ -100,6 +102,7 @@ def finished(a_step: PlannedStep, *checks: Check, status: int | None = 0, **chan
         "message": decision.why,
         "checks": len(checks),
         "command": a_step.step.command,
+        "imported": PACKAGES,
         "environment": environment(),
     }
     lines: list[Record] = [CheckRecord(step=a_step.key, check=check) for check in checks]
@@ -135,23 +138,23 @@ class Jobs:
         self.job(GATHER.key, *finished(GATHER, passed(TEST), passed()))
         self.healthy()
 
-    def path(self, key: str = GATHER.key, name: str = records.RESULTS_FILE) -> Path:
+    def path(self, key: str = GATHER.key, name: str = results.RESULTS_FILE) -> Path:
         return self.folder / key / name
 
     def job(self, key: str, *lines: Record, **changes: Any) -> None:
         """Replace what a job left by a build record (with `changes`) and these."""
-        records.write(self.path(key).parent, opening(self.plan, **changes), lines)
+        results.write(self.path(key).parent, opening(self.plan, **changes), lines)
 
     def healthy(self, key: str = GATHER.key, **after: Any) -> None:
         """Write both health files; `after` changes the second."""
         for one in (health("before", key), health("after", key, **after)):
             self.path(key, f"health-{one.moment}.json").write_text(one.model_dump_json())
 
-    def recorded(self) -> records.Recorded:
-        return records.read_all(self.folder.parent, self.folder, self.plan, plan_digest(self.plan))
+    def recorded(self) -> results.Recorded:
+        return results.read_all(self.folder.parent, self.folder, self.plan, plan_digest(self.plan))
 
     def verdict(self, **more: Any) -> Verdict:
-        return judge.judge(self.plan, self.recorded(), plan_digest(self.plan), decided=NOW, **more)
+        return judge(self.plan, self.recorded(), plan_digest(self.plan), decided=NOW, **more)
 
     def ruled(self, key: str = GATHER.key, **more: Any) -> StepVerdict:
         return next(one for one in self.verdict(**more).steps if one.key == key)

@@ -10,17 +10,20 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from hilgate.cli.app import run
+from hilgate.cli.app import main
 from hilgate.model import Environment, Omission, Plan, PlannedStep
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
 from hilgate.run.runner import Runner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hilgate.run import process
 
 ENVIRONMENT = Environment(
@@ -148,6 +151,21 @@ def results_of(a_plan: Plan, folder: Path, **changes: object) -> results.Recorde
     return results.read_all(folder, None, a_plan, plan_digest(a_plan), str(changes.get("job", "")))
 
 
+def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs; one that nobody has waited for does not."""
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+
+
 AGENTS = "devices: {cpu: {}}\nqueues: {amd-cpu: {device: cpu, gpus: 0, memory_gib: 16}}\n"
 
 
@@ -193,7 +211,7 @@ def hilgate(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProc
         contextlib.redirect_stderr(errors),
     ):
         try:
-            run(list(arguments))
+            main(list(arguments))
         except SystemExit as end:
             status = int(end.code or 0)
     assert status is not None

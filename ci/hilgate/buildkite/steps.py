@@ -30,16 +30,13 @@ from pydantic import BaseModel
 from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.buildkite.lint import CONTEXT, RECHECK_KEY_SUFFIX, lint, schema_problems, sdk_schema
 from hilgate.errors import DeclarationError, Exit, NothingSelectedError
-from hilgate.model import CPU
+from hilgate.model import CPU, JOBS_FOLDER, PLAN_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hilgate.declare.load import Declarations
     from hilgate.model import Plan, PlannedStep, Profile
-
-PLAN_FILE = "results/plan.json"
-JOBS_FOLDER = "results/jobs"
 
 MARGIN_MINUTES = 4
 """What Buildkite's timeout adds to the step's own: checkout, preflight and plan before it, and after it the minute that
@@ -126,8 +123,8 @@ def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> Comm
             where="ci/agents.yaml",
             remedy=f"make the plan with --profile pr, or give {step.device} a queue",
         )
-    key, label, folder = step.key, step.label, f"{JOBS_FOLDER}/{step.key}"
-    command = [f"buildkite-agent artifact download {PLAN_FILE} . --step plan"]
+    key, label, folder = step.key, step.label, f"results/{JOBS_FOLDER}/{step.key}"
+    command = [f"buildkite-agent artifact download results/{PLAN_FILE} . --step plan"]
     lock, flag = None, ""
     if failed:
         command.append(f"buildkite-agent artifact download '{folder}/**/*' .")
@@ -136,10 +133,11 @@ def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> Comm
     elif step.step.provides in plan.images:
         # Of two builds of the same contents the second waits, and then finds what the first has built.
         lock = f"hilgate/image/{step.step.provides}/{plan.images[step.step.provides][:16]}"
+    options = f"{flag} --plan results/{PLAN_FILE} --results {folder}"
     return CommandStep(
         key=key,
         label=label,
-        command=[*command, f"python3 -m hilgate.agent.job {step.key}{flag} --plan {PLAN_FILE} --results {folder}"],
+        command=[*command, f"python3 -m hilgate.agent.job {step.key}{options}"],
         agents={"queue": step.queue},
         depends_on=None if failed else list(step.depends_on) or None,
         priority=MERGE_QUEUE_PRIORITY if branch.startswith(MERGE_QUEUE_BRANCH) else PRIORITIES[plan.profile],
@@ -228,9 +226,9 @@ def required_yaml(declarations: Declarations) -> str:
         label="verdict of a complete rerun",
         command=[
             "rm -rf results",
-            f"buildkite-agent artifact download {PLAN_FILE} . --step plan",
-            f"buildkite-agent artifact download '{JOBS_FOLDER}/**/*' .",
-            f"hilgate judge --plan {PLAN_FILE} --jobs {JOBS_FOLDER} --results results",
+            f"buildkite-agent artifact download results/{PLAN_FILE} . --step plan",
+            f"buildkite-agent artifact download 'results/{JOBS_FOLDER}/**/*' .",
+            f"hilgate judge --plan results/{PLAN_FILE} --jobs results/{JOBS_FOLDER} --results results",
             "test -s results/verdict.json",
         ],
         agents={"queue": queue},

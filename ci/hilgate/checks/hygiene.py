@@ -25,9 +25,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from hilgate.buildkite.lint import FLOWS, lint_files
 from hilgate.declare.load import find_root
+from hilgate.declare.yaml import parse
 from hilgate.errors import DeclarationError, Exit, HilgateError, NothingSelectedError
 from hilgate.git import tracked_files
-from hilgate.model import Check, Noun, Outcome
+from hilgate.model import FINDINGS_FILE, Area, Check, Noun, Outcome
+from hilgate.run.evidence import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -91,6 +93,8 @@ FORBIDDEN = {
 """Check id -> what no line of any file may hold, and why."""
 
 _CLASS = re.compile(r"^class ([A-Za-z]\w*)", re.MULTILINE)
+_AREA = re.compile(r"ci/areas/[^/]+\.yaml")
+_TEST = re.compile(r"(?:.*/)?test_[^/]*\.py")
 
 
 def room_packages(texts: Mapping[str, str]) -> list[str]:
@@ -120,6 +124,24 @@ def pipelines(texts: Mapping[str, str]) -> list[str]:
     return lint_files(found) if found else []
 
 
+def unreached(texts: Mapping[str, str]) -> list[str]:
+    """Test files in the folders of pytest steps that no step runs, and exemptions that are out of date."""
+    documents = [parse(text.encode(), name, Area) for name, text in texts.items() if _AREA.fullmatch(name)]
+    commands = [step.command for one in documents if one.noun for step in one.noun.steps if step.evidence == "junit"]
+    rooms = {word.split("/")[0] for command in commands for word in command.split() if "/" in word}
+    tests = [name for name in texts if _TEST.fullmatch(name) and name.split("/")[0] in rooms]
+    reaches = KINDS["junit"].reaches
+    lost = [name for name in tests if not any(reaches(command, f"{name}::test") for command in commands)]
+    try:
+        declared = tomllib.loads(texts.get("pyproject.toml", ""))["tool"]["hilgate"]["unreached"]
+    except (KeyError, tomllib.TOMLDecodeError):
+        declared = {}
+    return [
+        *(f"{name}: no step of ci/areas runs it; name it in one" for name in lost if not declared.get(name)),
+        *(f"pyproject.toml: {name} needs no exemption; remove it" for name in declared if name not in lost),
+    ]
+
+
 def forbidden(texts: Mapping[str, str], pattern: re.Pattern[str], why: str) -> list[str]:
     """Lines that match a pattern."""
     return [
@@ -134,6 +156,7 @@ RULES: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
     "no-room-package": room_packages,
     "class-names": class_names,
     "pipelines": pipelines,
+    "tests-in-steps": unreached,
     **{name: functools.partial(forbidden, pattern=one, why=why) for name, (one, why) in FORBIDDEN.items()},
 }
 """Check id -> rule: text of each file to findings."""
@@ -196,7 +219,7 @@ def main() -> int:
     """Check the repository around the current folder; exit status 0, 1 (findings) or 5 (a tool is missing)."""
     try:
         root = find_root(Path.cwd())
-        out = Path(os.environ["HILGATE_OUT"]) / "findings.jsonl" if "HILGATE_OUT" in os.environ else None
+        out = Path(os.environ["HILGATE_OUT"]) / FINDINGS_FILE if "HILGATE_OUT" in os.environ else None
         outcomes = set()
         for check in checks(root):
             outcomes.add(check.outcome)

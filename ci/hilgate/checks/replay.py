@@ -7,10 +7,9 @@ numbers out.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import Field, TypeAdapter
+from typing import TYPE_CHECKING
 
 from hilgate.errors import MisuseError, NothingSelectedError
 from hilgate.git import Changes
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from hilgate.model import Key, Plan, Profile
 
 BROKE = "=>"
-_NAMES = TypeAdapter(tuple[Annotated[str, Field(min_length=1)], ...])
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Replay:
 def parse(text: str, where: str, steps: Collection[Key]) -> tuple[PastChange, ...]:
     """Read lists of changed files, one per line; `#` begins a line of remark, `=> step ...` ends a list.
 
-    A list is names with spaces between, or a JSON array (for names that contain spaces).
+    A list is names with spaces between, quoted as for a shell where they contain any.
 
     Raises:
         MisuseError: A line is no list, or names a step that is not declared; or there is no list at all.
@@ -103,7 +101,10 @@ def parse(text: str, where: str, steps: Collection[Key]) -> tuple[PastChange, ..
         for step in broke:
             if step not in steps:
                 raise MisuseError(f"no step is called {step!r}", where=place, remedy=suggest(step, steps))
-        files = _files(listed.strip(), place)
+        try:
+            files = tuple(shlex.split(listed))
+        except ValueError as error:
+            raise MisuseError(f"cannot be split: {error}", where=place, remedy="close the quotes") from error
         if not files:
             raise MisuseError("names no changed file", where=place, remedy="write at least one, or remove the line")
         changes.append(PastChange(number, files, broke))
@@ -112,17 +113,7 @@ def parse(text: str, where: str, steps: Collection[Key]) -> tuple[PastChange, ..
     return tuple(changes)
 
 
-def _files(listed: str, where: str) -> tuple[str, ...]:
-    if not listed.startswith("["):
-        return tuple(listed.split())
-    try:
-        return _NAMES.validate_json(listed)
-    except ValueError as error:
-        why = f"not a JSON array of file names: {error}"
-        raise MisuseError(why, where=where, remedy='write ["a file", "another"]') from error
-
-
-def replay(
+def replay_changes(
     changes: Iterable[PastChange],
     declarations: Declarations,
     graph: Imports | None,

@@ -23,7 +23,7 @@ from hilgate.errors import CannotRunHereError, Exit, MisuseError
 from hilgate.judge.verdict import judge
 from hilgate.model import Check, Key, Noun, Outcome, Verdict
 from hilgate.plan.make import plan_alone, plan_digest
-from hilgate.run import outcome as rules
+from hilgate.run.outcome import first_line, worst
 from hilgate.run.runner import run_plan
 from hilgate.text import suggest
 
@@ -100,7 +100,7 @@ def run_bugs(root: Path, bugs: tuple[Bug, ...], folder: Path) -> tuple[Check, ..
 
 def status_of(checks: tuple[Check, ...]) -> Exit:
     """0 when every bug was caught and every control passed."""
-    return _STATUS[rules.worst(check.outcome for check in checks)]
+    return _STATUS[worst(check.outcome for check in checks)]
 
 
 def _check(root: Path, bug: Bug, folder: Path, control: Check | None) -> Check:
@@ -142,7 +142,7 @@ def _planted(root: Path, bug: Bug, folder: Path, control: Check) -> tuple[Outcom
     match = next((check for check in failures if re.search(bug.expect, f"{check.id}\n{check.message}")), None)
     if match is None:
         return Outcome.FAIL, f"{step.key} failed for another reason; nothing matches {bug.expect!r}: {step.why}"
-    return Outcome.PASS, f"caught by {step.key}: {match.id}: {rules.first_line(match.message)}"
+    return Outcome.PASS, f"caught by {step.key}: {match.id}: {first_line(match.message)}"
 
 
 def _copy(root: Path, folder: Path) -> Path:
@@ -163,7 +163,7 @@ def _apply(patch: Path, source: Path, copy: Path) -> str:
     command = ["git", "apply", "--whitespace=nowarn", str(patch.resolve())]
     done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
-        reason = rules.first_line(done.stderr)
+        reason = first_line(done.stderr)
         return f"the patch no longer applies ({reason}): rewrite {patch.parent.name}/{patch.name} for today's kernels"
     if _contents(source) == _contents(copy):
         return f"the patch changes nothing under {UNDER_TEST}/: correct its paths"

@@ -19,7 +19,7 @@ from hilgate.cli import Settings, program
 
 # Each module adds its commands to `program`; help lists them in this order.
 # isort: off
-from hilgate.cli import plan, run as running, buildkite, release, history  # noqa: F401
+from hilgate.cli import plan, run, buildkite, release, history  # noqa: F401
 
 # isort: on
 from hilgate.errors import Exit, HilgateError
@@ -48,7 +48,7 @@ def options(
         plan.show_home(ctx)
 
 
-def run(arguments: list[str] | None = None) -> NoReturn:
+def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line; every end is a `SystemExit` with a documented status."""
     settings = Settings()
     try:

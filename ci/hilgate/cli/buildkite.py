@@ -70,10 +70,9 @@ def pipeline(
 def _recheck(plan: Plan, jobs: Path, branch: str) -> str:
     from hilgate.buildkite.steps import recheck_yaml
     from hilgate.plan.make import plan_digest
-    from hilgate.run import recheck as again
-    from hilgate.run import results
+    from hilgate.run import recheck, results
 
-    pending = again.pending(plan, results.read_all(jobs.parent, jobs, plan, plan_digest(plan)))
+    pending = recheck.pending(plan, results.read_all(jobs.parent, jobs, plan, plan_digest(plan)))
     for key, ids in pending.items():
         sys.stderr.write(f"{key}: {len(ids)} to run again on another node\n")
     return recheck_yaml(plan, pending, branch=branch)

@@ -51,11 +51,12 @@ def add(
     """Add one judged build to the history. Adding it again changes nothing."""
     from hilgate.history import store
     from hilgate.judge.verdict import VERDICT_FILE, read_verdict
+    from hilgate.model import PLAN_FILE
     from hilgate.plan.make import plan_digest, read_plan
     from hilgate.run.results import read_all
 
     source = results or repository(ctx) / "results"
-    plan = read_plan(source / "plan.json")
+    plan = read_plan(source / PLAN_FILE)
     verdict = read_verdict(source / VERDICT_FILE)
     if verdict.plan_digest != plan_digest(plan):
         raise RecordsError(

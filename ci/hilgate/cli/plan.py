@@ -178,7 +178,7 @@ def replay(
 ) -> None:
     """Measure the selection on changes that happened: GPU-minutes saved, steps missed. Exit status 1 when one is."""
     from hilgate.checks import reads
-    from hilgate.checks import replay as checks
+    from hilgate.checks.replay import parse, replay_changes
     from hilgate.declare import imports
     from hilgate.declare.load import load
     from hilgate.model import Check
@@ -190,10 +190,10 @@ def replay(
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise MisuseError(f"cannot be read: {error}", where=str(file), remedy="name a text file") from error
-    changes = checks.parse(text, str(file), [step.key for _, step in declarations.steps()])
+    changes = parse(text, str(file), [step.key for _, step in declarations.steps()])
     recorded = root / reads.READS_FILE
     seen = reads.read(recorded) if recorded.exists() else {}
-    found = checks.replay(changes, declarations, imports.build(root), seen, measured(root, history), profile)
+    found = replay_changes(changes, declarations, imports.build(root), seen, measured(root, history), profile)
     if out := os.environ.get("HILGATE_OUT"):  # set when the replay is itself a step of a gate
         Check.write_all(Path(out), tuple(_check(line) for line in found.lines))
     if as_json:

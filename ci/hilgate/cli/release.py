@@ -33,13 +33,14 @@ def bundle(
     """Write the evidence of a judged build to one file: plan, records, verdict, pins, bill and checksums."""
     from hilgate.cli.run import require_commit
     from hilgate.git import commit_time
+    from hilgate.model import PLAN_FILE
     from hilgate.plan.make import read_plan
     from hilgate.release.bundle import write_bundle
     from hilgate.release.verify import verify
 
     root = repository(ctx)
     folder = results or root / "results"
-    plan = read_plan(folder / "plan.json")
+    plan = read_plan(folder / PLAN_FILE)
     require_commit(plan, root)  # its lock files and pins go into the bundle
     manifest = write_bundle(root, folder, out, committed=commit_time(root, plan.commit))
     answer = verify(out)

@@ -76,13 +76,14 @@ def gate(
     """Plan, run, judge and report on this machine; the exit status is the verdict."""
     from hilgate.declare import quarantine
     from hilgate.declare.load import load
+    from hilgate.model import PLAN_FILE
     from hilgate.plan.make import make_plan
     from hilgate.report import terminal
     from hilgate.run.runner import locked
 
     root = repository(ctx)
     folder = results or root / "results"
-    quarantine.load(root, load(root))  # a mistake in it is told before anything runs
+    quarantine.load_quarantine(root, load(root))  # a mistake in it is told before anything runs
     with locked(folder):
         plan = make_plan(root, base=base, profile="gate", select=tuple(steps or ()))
         earlier = _earlier(folder, plan) if resume else None
@@ -110,6 +111,7 @@ def run(
 
     A part of a table is run by its labels: hilgate run models-families -- --family jamba.
     """
+    from hilgate.model import PLAN_FILE
     from hilgate.plan.make import make_plan, read_plan
     from hilgate.run.runner import locked
 
@@ -151,6 +153,8 @@ def judge(
     as_json: Json = False,
 ) -> None:
     """Decide on recorded results and write the reports; the exit status is the verdict."""
+    from hilgate.model import PLAN_FILE
+
     root = repository(ctx)
     folder = results or root / "results"
     plan = read_plan_or_say_so(plan_file or folder / PLAN_FILE, folder)
@@ -205,6 +209,7 @@ def _earlier(folder: Path, plan: Plan) -> Recorded | None:
     Raises:
         MisuseError: It was another plan.
     """
+    from hilgate.model import PLAN_FILE
     from hilgate.plan.make import plan_digest, read_plan
     from hilgate.run.results import read_all
 
@@ -229,7 +234,6 @@ def _shown(judged: Judged, *, every: bool = False) -> typer.Exit:
     return typer.Exit(status_of(judged))
 
 
-PLAN_FILE = "plan.json"
 OURS = ("plan.json", "results.jsonl", "verdict.json", "report.html", "annotation.md",
         "junit.xml", "quarantine.json", "restored.json", "steps")  # fmt: skip
 """What one build leaves in a results folder; the previous build's are kept in `previous/`."""
@@ -281,7 +285,7 @@ def run_plan(
     """
     from hilgate import git
     from hilgate.declare.protected import to_put_back
-    from hilgate.plan import machine as hardware
+    from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
     from hilgate.run import progress
@@ -305,7 +309,7 @@ def run_plan(
                 else "start afresh without --resume; the old results go to previous/",
             )
         earlier = recorded if recorded and not only_ids else Recorded((), {})
-        machine = hardware.detect()
+        machine = detect()
         keys = frozenset(step.key for step in plan.steps if only is None or step.key in only)
         with progress.choose(plan, keys - earlier.passed(), terminal.stderr()) as shown_progress:
             Runner(
@@ -313,7 +317,7 @@ def run_plan(
                 digest=plan_digest(plan),
                 root=root,
                 results_folder=folder,
-                environment=hardware.environment(machine),
+                environment=environment(machine),
                 tree=fingerprint,
                 cores=cores or machine.cores,
                 progress=shown_progress,
@@ -393,10 +397,10 @@ def recheck(
 ) -> None:
     """Run the failing tests of a step once more, on another node; 0 when all pass, and never a pass of the step."""
     from hilgate.model import Outcome
-    from hilgate.plan import machine as hardware
+    from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest, read_plan
-    from hilgate.run import recheck as again
     from hilgate.run.outcome import worst
+    from hilgate.run.recheck import pending
     from hilgate.run.results import RESULTS_FILE, read, read_all
     from hilgate.run.runner import locked
 
@@ -406,14 +410,14 @@ def recheck(
     recorded = read_all(jobs.parent, jobs, plan, digest)
     if key in recorded.damaged:
         raise RecordsError(recorded.damaged[key], where=str(jobs / key), remedy="run the step again")
-    ids = again.pending(plan, recorded).get(key, ())
+    ids = pending(plan, recorded).get(key, ())
     attempt = recorded.last(key)
     if not ids or attempt is None:
         raise NothingSelectedError(
             f"no test of {key} has to be run again elsewhere", where=str(jobs / key), remedy="see its verdict"
         )
     failed_on = attempt.record.environment.host
-    if hardware.environment(hardware.detect()).host == failed_on:
+    if environment(detect()).host == failed_on:
         raise SameNodeError(
             f"the tests of {key} failed on this node, {failed_on}: another must run them", remedy="run it on another"
         )

@@ -48,7 +48,7 @@ class Entries:
         return self.today >= one.expires or one.expires - one.added > LONGEST_QUARANTINE
 
 
-def load(root: Path, declarations: Declarations) -> Quarantine:
+def load_quarantine(root: Path, declarations: Declarations) -> Quarantine:
     """Read and check the file of the working tree; without one nothing is in quarantine.
 
     Raises:

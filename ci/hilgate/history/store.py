@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 from pydantic import ValidationError
 
 from hilgate.errors import MisuseError, NothingSelectedError, RecordsError
-from hilgate.model import BuildRecord, Check, CheckRecord, Outcome, StepRecord, record_adapter
-from hilgate.run.results import Attempt, Recorded
+from hilgate.model import PLAN_FILE, BuildRecord, Check, CheckRecord, Outcome, StepRecord, record_adapter
+from hilgate.run.results import RESULTS_FILE, Attempt, Recorded
 
 if TYPE_CHECKING:
     from hilgate.model import Plan, Verdict
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FOLDER: Final = "history"
 """Below `results/`, unless HILGATE_HISTORY or --history names another."""
 HISTORY_VARIABLE = "HILGATE_HISTORY"
-PLAN, VERDICT, RESULTS = "plan.json", "verdict.json", "results.jsonl"
+VERDICT = "verdict.json"
 NO_COMMIT = "nocommit"
 REMEDY = "restore that build, or remove its folder from the history"
 
@@ -85,7 +85,7 @@ def add(history: Path, plan: Plan, recorded: Recorded, verdict: Verdict, *, bran
     for key, attempts in recorded.attempts.items():
         lines += [CheckRecord(step=key, check=check).model_dump_json() for check in attempts[-1].checks]
         lines += [attempt.record.model_dump_json() for attempt in attempts]
-    texts = {PLAN: plan.model_dump_json(), VERDICT: verdict.model_dump_json(), RESULTS: "\n".join(lines)}
+    texts = {PLAN_FILE: plan.model_dump_json(), VERDICT: verdict.model_dump_json(), RESULTS_FILE: "\n".join(lines)}
     try:
         history.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=history) as beside:
@@ -109,7 +109,7 @@ def read(build: Path) -> Recorded:
     Raises:
         RecordsError: A line is no record, or the results are not there.
     """
-    path = build / RESULTS
+    path = build / RESULTS_FILE
     jobs: list[BuildRecord] = []
     checks: dict[str, list[Check]] = {}
     ends: dict[str, StepRecord] = {}
@@ -140,7 +140,7 @@ def failures(build: Path) -> tuple[set[tuple[str, str]], set[str]]:
     """
     try:
         steps = json.loads((build / VERDICT).read_bytes())["steps"]
-        lines = (build / RESULTS).read_bytes().splitlines()
+        lines = (build / RESULTS_FILE).read_bytes().splitlines()
         # Most lines are passed checks, which are not parsed.
         bad = [json.loads(line) for line in lines if b'"outcome":"fail"' in line and b'"kind":"check"' in line]
     except (OSError, ValueError, KeyError) as error:

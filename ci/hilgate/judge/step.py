@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.errors import Exit
 from hilgate.model import CPU, Counts, Outcome, Ruling, StepVerdict
-from hilgate.run import outcome as rules
 from hilgate.run.evidence import kind_of
+from hilgate.run.outcome import SEVERITY, TIMED_OUT, Decision, Facts, decide, first, first_line, other_packages
 from hilgate.run.results import MOMENTS
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from hilgate.declare.quarantine import Entries
     from hilgate.model import Check, GpuHealth, Health, Plan, PlannedStep, RerunRecord
-    from hilgate.run.outcome import Decision
     from hilgate.run.results import Attempt, Recorded
 
 OF_THE_NODE = frozenset({int(Exit.SICK_NODE)})
@@ -73,6 +72,22 @@ class StepResult:
         return "" if ran == built else f"it ran in image {ran or '(none)'}, built was {built}"
 
     @cached_property
+    def other_packages(self) -> str:
+        """Which package of the tree under test it imported from elsewhere."""
+        return other_packages(self.plan, self.attempt.record.imported) if self.attempt else ""
+
+    @cached_property
+    def stray(self) -> str:
+        """A test among its checks that its own command does not run and another step's does."""
+        reaches = kind_of(self.step).reaches
+        for check in self.attempt.checks if self.attempt else ():
+            if not reaches(self.step.step.command, check.id):
+                for other in self.plan.steps:
+                    if other.step.evidence == self.step.step.evidence and reaches(other.step.command, check.id):
+                        return f"it holds {check.id}, a test of {other.key} that its own command does not run"
+        return ""
+
+    @cached_property
     def unbuilt(self) -> str:
         """Why the image that it should build is not there."""
         return self.image_problem(self.step.step.provides) if self.step.step.provides else ""
@@ -110,7 +125,8 @@ class StepResult:
     @cached_property
     def believed(self) -> bool:
         """Whether what arrived answers what was asked."""
-        return self.attempt is not None and not (self.damaged or self.other_command or self.other_image)
+        elsewhere = self.damaged or self.other_command or self.other_image or self.other_packages
+        return self.attempt is not None and not elsewhere
 
     @cached_property
     def checks(self) -> tuple[Check, ...]:
@@ -120,7 +136,7 @@ class StepResult:
     @property
     def first_failure(self) -> Check | None:
         """The first failing check that arrived, believed or not."""
-        return rules.first(self.attempt.checks, FAIL) if self.attempt else None
+        return first(self.attempt.checks, FAIL) if self.attempt else None
 
     @cached_property
     def failed(self) -> tuple[Check, ...]:
@@ -170,7 +186,9 @@ class StepResult:
     def decision(self) -> Decision:
         """What the rules say of the attempt, without failures that are excused; a flaky one is inconclusive."""
         assert self.attempt is not None
-        return decide(self.step, self.attempt, self.excusable, frozenset() if self.regressed else frozenset(self.flaky))
+        return decide_attempt(
+            self.step, self.attempt, self.excusable, frozenset() if self.regressed else frozenset(self.flaky)
+        )
 
     @cached_property
     def earlier(self) -> tuple[Attempt, ...]:
@@ -186,7 +204,7 @@ class StepResult:
 
     def had(self, *outcomes: Outcome) -> bool:
         """Whether an earlier attempt ended so: only one that did not run is made good by a later one."""
-        return any(decide(self.step, one, self.excusable).outcome in outcomes for one in self.earlier)
+        return any(decide_attempt(self.step, one, self.excusable).outcome in outcomes for one in self.earlier)
 
     @cached_property
     def expired(self) -> tuple[str, ...]:
@@ -229,6 +247,8 @@ JUDGEMENTS = (
               lambda s: f"another command was run: {s.other_command}"),
     Judgement("another image", lambda s: s.other_image, DID_NOT_RUN, Ruling.INFRA,
               lambda s: _joined(s.other_image, f"{s.first_failure.id} failed there" if s.first_failure else "")),
+    Judgement("another tree's packages", lambda s: s.other_packages, DID_NOT_RUN, Ruling.INFRA,
+              lambda s: s.other_packages),
     # Failing checks.
     Judgement("failed, node in doubt", lambda s: s.regressed and s.trouble and not s.confirmed, DID_NOT_RUN,
               Ruling.INFRA, lambda s: f"{s.decision.why}; but {s.node_in_doubt}: it may be the node's doing"),
@@ -236,7 +256,7 @@ JUDGEMENTS = (
     Judgement("node in doubt", lambda s: s.trouble or s.without_health, DID_NOT_RUN, Ruling.INFRA,
               lambda s: f"{s.node_in_doubt or s.without_health}; the step itself: {s.decision.why}"),
     Judgement("flaky", lambda s: s.flaky and s.decision.outcome is INCONCLUSIVE, INCONCLUSIVE, Ruling.FLAKY,
-              lambda s: f"{s.failed[0].id} failed and passed when run again: {rules.first_line(s.failed[0].message)}"),
+              lambda s: f"{s.failed[0].id} failed and passed when run again: {first_line(s.failed[0].message)}"),
     # A pass, and what is against it.
     Judgement("failed before", lambda s: s.decision.outcome is PASS and (s.had(FAIL) or s.passed_late), INCONCLUSIVE,
               Ruling.FLAKY, _decided),
@@ -244,6 +264,8 @@ JUDGEMENTS = (
               Ruling.INCONCLUSIVE, _decided),
     Judgement("image not built", lambda s: s.decision.outcome is PASS and s.unbuilt, DID_NOT_RUN, Ruling.REGRESSION,
               lambda s: s.unbuilt),
+    Judgement("another step's tests", lambda s: s.decision.outcome is PASS and s.stray, DID_NOT_RUN, Ruling.REGRESSION,
+              lambda s: s.stray),
     # An entry that has expired is red by itself, so that it cannot be forgotten.
     Judgement("quarantine expired", lambda s: s.decision.outcome is PASS and s.expired, FAIL, Ruling.QUARANTINED,
               lambda s: s.expired[0]),
@@ -255,7 +277,7 @@ JUDGEMENTS = (
     Judgement("failed without a failing check", lambda s: s.decision.outcome is FAIL, FAIL, Ruling.REGRESSION,
               _decided),
     # Did not run: whose doing that is.
-    Judgement("hung", lambda s: s.status is None and s.attempt and s.attempt.record.message.startswith(rules.TIMED_OUT),
+    Judgement("hung", lambda s: s.status is None and s.attempt and s.attempt.record.message.startswith(TIMED_OUT),
               DID_NOT_RUN, Ruling.REGRESSION, _decided),
     Judgement("ended, or never started", lambda s: s.status is None, DID_NOT_RUN, Ruling.INFRA, _decided),
     # A crash on a node that was watched and is sound is the step's own, as a hang is.
@@ -308,7 +330,7 @@ def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entri
     )
 
 
-def decide(
+def decide_attempt(
     step: PlannedStep, attempt: Attempt, excused: frozenset[str], flaky: frozenset[str] = frozenset()
 ) -> Decision:
     """What the rules say of an attempt where some failures do not count as such; never better than it says itself.
@@ -317,7 +339,7 @@ def decide(
     1 says that checks failed: it goes with them, and no other status does.
     """
     record = attempt.record
-    facts = rules.Facts(kind_of(step), step.step.minimum, record.exit_status, attempt.checks, stopped=record.message)
+    facts = Facts(kind_of(step), step.step.minimum, record.exit_status, attempt.checks, stopped=record.message)
     left = tuple(
         check.model_copy(update={"outcome": INCONCLUSIVE}) if check.outcome is FAIL and check.id in flaky else check
         for check in attempt.checks
@@ -325,11 +347,11 @@ def decide(
     )
     if left != attempt.checks and record.outcome is FAIL:
         status = Exit.PASS if record.exit_status == Exit.FAIL else record.exit_status
-        return rules.decide(replace(facts, exit_status=status, checks=left, stopped="it was ended before it was done"))
-    derived = rules.decide(facts)
-    if rules.SEVERITY[derived.outcome] > rules.SEVERITY[record.outcome]:
-        return rules.Decision(derived.outcome, f"{derived.why} (recorded as {record.outcome.value})")
-    return rules.Decision(record.outcome, record.message or derived.why)
+        return decide(replace(facts, exit_status=status, checks=left, stopped="it was ended before it was done"))
+    derived = decide(facts)
+    if SEVERITY[derived.outcome] > SEVERITY[record.outcome]:
+        return Decision(derived.outcome, f"{derived.why} (recorded as {record.outcome.value})")
+    return Decision(record.outcome, record.message or derived.why)
 
 
 LONGEST_SELECTOR = 1000
@@ -356,7 +378,7 @@ def _evidence(s: StepResult) -> tuple[str, ...]:
     again = []
     for rerun in s.reruns:
         place = f"{'elsewhere' if rerun.elsewhere else 'on the same node'}, {rerun.host}"
-        message = f": {rules.first_line(rerun.message)}" if rerun.message else ""
+        message = f": {first_line(rerun.message)}" if rerun.message else ""
         again.append(f"again {place}: {rerun.check}: {rerun.outcome.value}{message}")
     if damaged := s.recorded.damaged.get(s.step.key + RECHECK_SUFFIX, ""):
         again.append(f"its rerun elsewhere cannot be believed: {damaged}")

@@ -11,8 +11,8 @@ from hilgate.declare.quarantine import Entries
 from hilgate.errors import Exit
 from hilgate.judge.step import judge_step
 from hilgate.model import Counts, Outcome, Plan, Quarantine, StepVerdict, Verdict
-from hilgate.run import outcome as rules
 from hilgate.run.evidence import kind_of
+from hilgate.run.outcome import worst
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -45,7 +45,7 @@ def judge(
     """
     entries = Entries(quarantine.tests, decided.date())
     steps = tuple(judge_step(step, plan, recorded, entries) for step in plan.steps)
-    outcome = rules.worst(step.outcome for step in steps)
+    outcome = worst(step.outcome for step in steps)
     why = _why(outcome, steps)
     if (expired := entries.expired()) and outcome is not Outcome.FAIL:
         outcome, why = Outcome.FAIL, expired[0]

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate import git
@@ -18,14 +19,13 @@ from hilgate.declare.protected import loosened
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
 from hilgate.images.contents import contents
 from hilgate.model import Plan, planned_key
-from hilgate.plan import machine as hardware
 from hilgate.plan.expand import Target, Wanted, expand
+from hilgate.plan.machine import Machine, detect
 from hilgate.plan.select import select as select_steps
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
@@ -83,14 +83,16 @@ def make_plan(
         NothingSelectedError: The plan would be empty, which is never a pass.
     """
     declarations = load(root)
+    own = find_packages(root, declarations.project.python_path)
+    require_own_hilgate(root, own)
     packages = [package for _, step in declarations.steps() for package in step.packages]
     change = git.inspect(root, base)
     by_change = not select and not models and profile not in WHOLE
     modules = [name for name in change.files or () if imports.module_of(name)]
-    return assemble(
+    plan = assemble(
         declarations,
         change,
-        hardware.detect(packages) if profile == "gate" else None,
+        detect(packages) if profile == "gate" else None,
         profile=profile,
         select=select,
         models=models,
@@ -98,6 +100,38 @@ def make_plan(
         facts=gather_facts(root, change),
         absent=absent_tools(declarations),
     )
+    return plan.model_copy(update={"packages": own})
+
+
+def find_packages(root: Path, folders: Iterable[str]) -> dict[str, str]:
+    """Import packages directly in these folders -> where each stands; of two of one name the first, as for Python."""
+    found: dict[str, str] = {}
+    for folder in folders:
+        for module in sorted((root / folder).glob("*/__init__.py")):
+            if module.parent.name.isidentifier():
+                found.setdefault(module.parent.name, place(module.parent, root))
+    return found
+
+
+def place(path: Path, root: Path) -> str:
+    """A folder by its name below the root, links resolved; absolute when it is elsewhere."""
+    path, root = path.resolve(), root.resolve()
+    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+
+
+def require_own_hilgate(root: Path, packages: Mapping[str, str]) -> None:
+    """Refuse to decide on a tree that has a hilgate of its own with another one, whose rules are not the tree's.
+
+    Raises:
+        CannotRunHereError: It is of another tree, as with an environment that several working trees share.
+    """
+    own, this = packages.get("hilgate"), place(Path(__file__).parents[1], root)
+    if own not in {None, this}:
+        raise CannotRunHereError(
+            f"the hilgate that runs is another tree's, {this}",
+            where=f"{root}, which has its own: {own}",
+            remedy=f"give that tree its own environment (`make setup` there), or set PYTHONPATH={(root / own).parent}",
+        )
 
 
 def plan_alone(root: Path, key: str, first: Path, *, arguments: str | None = None) -> Plan:
@@ -113,10 +147,9 @@ def plan_alone(root: Path, key: str, first: Path, *, arguments: str | None = Non
     step = next(step for step in plan.steps if key in (step.step.key, step.key))
     if arguments is not None:
         step = step.redeclared(command=f"{step.step.command} {arguments}".rstrip(), minimum=1)
-    behind = step.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    env = {**step.env, "PYTHONPATH": os.pathsep.join(filter(None, [str(first.absolute()), behind]))}
-    step = step.model_copy(update={"env": env, "depends_on": ()})
-    return plan.model_copy(update={"steps": (step,), "omissions": ()})
+    path = (str(first.absolute()), *plan.python_path)
+    changes = {"python_path": path, "packages": find_packages(root, path), "omissions": ()}
+    return plan.model_copy(update={"steps": (step.model_copy(update={"depends_on": ()}),), **changes})
 
 
 def absent_tools(declarations: Declarations) -> frozenset[str]:
@@ -128,7 +161,7 @@ def absent_tools(declarations: Declarations) -> frozenset[str]:
 def assemble(
     declarations: Declarations,
     change: git.Changes,
-    machine: hardware.Machine | None,
+    machine: Machine | None,
     *,
     profile: Profile,
     select: tuple[str, ...] = (),

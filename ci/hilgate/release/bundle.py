@@ -27,7 +27,7 @@ from packageurl import PackageURL
 from hilgate import __version__
 from hilgate.errors import RecordsError
 from hilgate.judge.verdict import VERDICT_FILE, read_verdict
-from hilgate.model import SCHEMA_VERSION, Key, Noun, Outcome, Profile
+from hilgate.model import JOBS_FOLDER, PLAN_FILE, SCHEMA_VERSION, Key, Noun, Outcome, Profile
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import tables
 from hilgate.run import results
@@ -39,11 +39,9 @@ if TYPE_CHECKING:
     from hilgate.run.results import Recorded
 
 TOP = "evidence"
-MANIFEST_FILE, PLAN_FILE, SUMS_FILE, SBOM_FILE, PINS_FILE = (
-    "manifest.json", "plan.json", "SHA256SUMS", "sbom.cdx.json", "pins.toml")  # fmt: skip
+MANIFEST_FILE, SUMS_FILE, SBOM_FILE, PINS_FILE = "manifest.json", "SHA256SUMS", "sbom.cdx.json", "pins.toml"
 REPORT_FILE = "report.html"
 OPTIONAL_FILES = ("annotation.md", "junit.xml", "quarantine.json")
-JOBS_FOLDER = "jobs"
 PINS = Path("docker/pins.toml")
 NAMESPACE = uuid.UUID("6b1f0f0e-2f6b-5d0e-9f9e-0d1c6a6f7a11")
 """Of the serial numbers of bills."""

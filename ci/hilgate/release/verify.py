@@ -20,7 +20,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from hilgate.declare.quarantine import read_used
 from hilgate.errors import HilgateError, RecordsError
 from hilgate.judge.verdict import VERDICT_FILE, judge, read_verdict
-from hilgate.model import Noun
+from hilgate.model import PLAN_FILE, Noun
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.release import bundle
 
@@ -37,7 +37,7 @@ MOST_MEMBERS = 100_000
 MOST_BYTES = 8 * 1024**3
 """More than any build leaves; a file that claims more is refused before it fills a disk."""
 
-DEMANDED = {bundle.MANIFEST_FILE, bundle.PLAN_FILE, VERDICT_FILE, bundle.REPORT_FILE, bundle.SBOM_FILE}
+DEMANDED = {bundle.MANIFEST_FILE, PLAN_FILE, VERDICT_FILE, bundle.REPORT_FILE, bundle.SBOM_FILE}
 
 LEGITIMATE = frozenset({"no queue", "other profiles"})
 """Causes for which a release may leave a step out: no such machine exists, or the step belongs to other plans."""
@@ -94,7 +94,7 @@ def verify(file: Path, *, demanded: Mapping[str, str] | None = None) -> Answer:
                 findings.append(BundleFinding(check=check, sound=False, words=words))
         top = folder / bundle.TOP
         sound = all(finding.sound for finding in findings)
-        plan, verdict = (read_plan(top / bundle.PLAN_FILE), read_verdict(top / VERDICT_FILE)) if sound else (None, None)
+        plan, verdict = (read_plan(top / PLAN_FILE), read_verdict(top / VERDICT_FILE)) if sound else (None, None)
     return Answer(tuple(findings), plan, verdict)
 
 
@@ -110,7 +110,7 @@ def _check(file: Path, folder: Path, demanded: Mapping[str, str]) -> Iterator[st
     yield f"{check_sums(members)} checksums agree, nothing missing, nothing more"
 
     manifest = bundle.Manifest.load(members[bundle.MANIFEST_FILE], "ask for the bundle again")
-    plan = read_plan(members[bundle.PLAN_FILE])
+    plan = read_plan(members[PLAN_FILE])
     digest = plan_digest(plan)
     for what, claimed, real in (
         ("digest", manifest.plan_digest, digest),

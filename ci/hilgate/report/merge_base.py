@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hilgate.errors import HilgateError, NothingSelectedError
 from hilgate.history import store
-from hilgate.model import Outcome
+from hilgate.model import JOBS_FOLDER, PLAN_FILE, Outcome
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.run import results
 from hilgate.run.outcome import first_line
@@ -63,7 +63,7 @@ def find(plan: Plan, *, history: Path | None = None, against: Path | None = None
     recent = MergeBase()
     try:
         if against is not None:
-            theirs, jobs = read_plan(against / "plan.json"), against / "jobs"
+            theirs, jobs = read_plan(against / PLAN_FILE), against / JOBS_FOLDER
             recorded = results.read_all(against, jobs if jobs.is_dir() else None, theirs, plan_digest(theirs))
             return MergeBase("", theirs.commit, theirs.commit == plan.merge_base, recorded)
         if history is None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from hilgate.errors import Exit
 from hilgate.model import Counts, Outcome
-from hilgate.run import outcome as rules
 from hilgate.run.evidence import EVIDENCE_CHECK, kind_of
+from hilgate.run.outcome import SEVERITY, first, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -145,7 +145,7 @@ def _pivot(step: PlannedStep, recorded: Recorded, verdict: StepVerdict) -> Table
 
 
 def _cell(check: Check, verdict: StepVerdict, text: str = "") -> Cell:
-    outcome, reason = check.outcome, rules.first_line(check.message)
+    outcome, reason = check.outcome, first_line(check.message)
     if check.id in verdict.flaky:
         outcome = Outcome.INCONCLUSIVE
         reason = f"failed and then passed over the same files: {reason}".rstrip(": ")
@@ -158,7 +158,7 @@ def _merged(cells: list[Cell]) -> Cell:
     """One cell of several checks: the worst decides (the first of equals), and the reason names them all."""
     if len(cells) == 1:
         return cells[0]
-    worst = max(cells, key=lambda cell: rules.SEVERITY[cell.outcome])
+    worst = max(cells, key=lambda cell: SEVERITY[cell.outcome])
     each = "; ".join(f"{one.checks[0]}: {one.outcome}{f', {one.reason}' if one.reason else ''}" for one in cells)
     return Cell(
         worst.outcome,
@@ -180,7 +180,7 @@ def _incomplete(step: PlannedStep, verdict: StepVerdict, attempt: Attempt | None
     lost = next((check for check in attempt.checks if check.id == EVIDENCE_CHECK), None)
     if lost is not None:
         return lost.message
-    failed = rules.first(attempt.checks, Outcome.FAIL)
+    failed = first(attempt.checks, Outcome.FAIL)
     if verdict.outcome is Outcome.DID_NOT_RUN or (verdict.outcome is Outcome.FAIL and failed is None):
         return verdict.why
     return ""
@@ -192,7 +192,7 @@ def notes(table: Table) -> Iterator[tuple[Outcome, str]]:
     for place, cell in table.grid.items() if table.step.step.matrix else ():
         if cell.outcome is not Outcome.PASS:
             reasons.setdefault((cell.outcome, cell.reason), []).append(place)
-    worst = sorted(reasons.items(), key=lambda item: -rules.SEVERITY[item[0][0]])
+    worst = sorted(reasons.items(), key=lambda item: -SEVERITY[item[0][0]])
     yield from ((outcome, f"{_places(table, places)}: {words}") for (outcome, words), places in worst[:NOTES])
     if len(worst) > NOTES:
         yield worst[NOTES][0][0], f"and {len(worst) - NOTES} more reasons"

@@ -62,8 +62,8 @@ def decide(
         decided: The time to write into the verdict; None takes the present.
         quarantine: The quarantine that counts; None takes the merge base's, by `root`.
     """
-    from hilgate.declare import quarantine as quarantines
     from hilgate.declare.load import load
+    from hilgate.declare.quarantine import USED_FILE, effective, load_quarantine
     from hilgate.history.store import folder_of
     from hilgate.judge.verdict import VERDICT_FILE, judge
     from hilgate.model import Outcome, Quarantine
@@ -85,7 +85,7 @@ def decide(
             excused = quarantine()
         elif root:  # the merge base's, or the change's own where somebody approved it
             base = "" if approved_by else plan.merge_base
-            excused = quarantines.effective(root, base, quarantines.load(root, load(root)))
+            excused = effective(root, base, load_quarantine(root, load(root)))
     except HilgateError as error:
         refused = error
     verdict = judge(
@@ -99,7 +99,7 @@ def decide(
     if refused:
         verdict = verdict.model_copy(update={"outcome": Outcome.FAIL, "why": f"the quarantine: {refused.what}"})
     verdict.save(folder / VERDICT_FILE)
-    excused.save(folder / quarantines.USED_FILE)
+    excused.save(folder / USED_FILE)
     tables.write(folder, judged, digest, recorded, tables.tables(judged, recorded, verdict))
     history = folder_of(root) if root else None
     facts = find(judged, history=history if history and history.is_dir() else None, against=against)
@@ -150,9 +150,12 @@ def read_plan_or_say_so(path: Path, folder: Path) -> Plan:
 
 def find_logs(folder: Path, jobs: Path | None, plan: Plan) -> dict[str, str]:
     """Step key -> its log, relative to the results folder, for the steps that have one there."""
+    from hilgate.run.process import LOG_FILE
+    from hilgate.run.results import step_folder
+
     found = {}
     for step in plan.steps:
-        log = (jobs / step.key if jobs else folder) / "steps" / step.key / "log.txt"
+        log = step_folder(jobs / step.key if jobs else folder, step.key) / LOG_FILE
         if log.is_relative_to(folder) and log.exists():
             found[step.key] = log.relative_to(folder).as_posix()
     return found

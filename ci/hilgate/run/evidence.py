@@ -7,19 +7,20 @@ pass. The checks that could be read are kept, because a failure among them stays
 from __future__ import annotations
 
 import abc
+import functools
 import json
 import math
 import re
 import shlex
 import signal
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import ValidationError
 
 from hilgate.errors import EXIT_MEANINGS, Exit
-from hilgate.model import EVIDENCE, Check, ImageRecord, Number, Outcome
+from hilgate.model import EVIDENCE, FINDINGS_FILE, Check, ImageRecord, Number, Outcome
 from hilgate.run.outcome import SEVERITY
 from hilgate.text import pytest_word
 
@@ -113,6 +114,10 @@ class EvidenceKind(abc.ABC):
         """Ids of failing checks that `narrow` can be given; empty when there are too many for flakes, or no way."""
         return ()
 
+    def reaches(self, command: str, check: str) -> bool:  # noqa: ARG002
+        """Whether a command can have made a check of this id, as far as the id tells."""
+        return True
+
     def narrow(self, command: str, ids: tuple[str, ...], root: Path) -> str:  # noqa: ARG002
         """The command that runs these checks alone; empty where there is none."""
         return ""
@@ -174,24 +179,25 @@ class JunitEvidence(EvidenceKind):
             return ()
         return tuple(name for name in failed if _NODE_ID.fullmatch(name) and not name.startswith(("-", "/")))
 
+    def reaches(self, command: str, check: str) -> bool:
+        """Whether a pytest command names the file of this node id, or a folder above it, and does not ignore it."""
+        words, places = _pytest_words(command)
+        named = [words[place].partition("::")[0] for place in places] or ["."] * bool(words)
+        ignored = [word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")]
+        file = PurePosixPath(check.partition("::")[0])
+        reached = any(map(file.is_relative_to, named)) and not any(map(file.is_relative_to, ignored))
+        return reached or not (file.suffix == ".py" and "::" in check)
+
     def narrow(self, command: str, ids: tuple[str, ...], root: Path) -> str:
         """A pytest command with its test paths replaced by these ids and its options kept.
 
         Returns:
             The command, or empty when it is not pytest's or names no test path, so that the ids would only add to it.
         """
-        words = shlex.split(command)
-        begin = next((n for n, word in enumerate(words) if Path(word).name in {"pytest", "py.test"}), None)
-        if begin is None or not ids:
-            return ""
-        kept, replaced, value = words[: begin + 1], 0, False
-        for word in words[begin + 1 :]:
-            if not value and not word.startswith("-") and (root / word.split("::", 1)[0]).exists():
-                replaced += 1
-            else:
-                kept.append(word)
-            value = word in WITH_VALUE
-        return shlex.join([*kept, *ids]) if replaced else ""
+        words, places = _pytest_words(command)
+        replaced = [place for place in places if (root / words[place].partition("::")[0]).exists()]
+        kept = [word for place, word in enumerate(words) if place not in replaced]
+        return shlex.join([*kept, *ids]) if replaced and ids else ""
 
     def selector(self, check: str) -> str:
         """Pytest's -k, where a word of the id can do it."""
@@ -203,7 +209,7 @@ class FindingsEvidence(EvidenceKind):
     """`findings.jsonl`, one `Check` per line."""
 
     name = "findings"
-    file = "findings.jsonl"
+    file = FINDINGS_FILE
 
     def read(self, path: Path, root: Path) -> Collected:  # noqa: ARG002
         """A check of each line; of a check that appears twice the worse one."""
@@ -264,6 +270,17 @@ def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRec
     if (record.step, record.image, record.content) != (step.key, image, planned):
         return None, f"its {IMAGE_FILE} is of {record.image} of {record.content}; planned: {image} of {planned}"
     return record, ""
+
+
+@functools.lru_cache
+def _pytest_words(command: str) -> tuple[list[str], list[int]]:
+    """The words of a pytest command, none of another one, and which of them stand where paths of tests do."""
+    words = shlex.split(command)
+    begin = next((place for place, word in enumerate(words) if Path(word).name in {"pytest", "py.test"}), None)
+    if begin is None:
+        return [], []
+    later = range(begin + 1, len(words))
+    return words, [n for n in later if not words[n].startswith("-") and words[n - 1] not in WITH_VALUE]
 
 
 def _cases(suite: Iterable[object]) -> Iterator[TestCase]:

@@ -13,8 +13,9 @@ from hilgate.errors import Exit
 from hilgate.model import Check, Counts, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
+    from hilgate.model import Plan
     from hilgate.run.evidence import EvidenceKind
 
 SEVERITY: dict[Outcome, int] = {
@@ -106,6 +107,14 @@ def first(checks: Iterable[Check], outcome: Outcome) -> Check | None:
 def first_line(text: str) -> str:
     """The first line with text, which is where pytest and our own messages say what is wrong."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def other_packages(plan: Plan, imported: Mapping[str, str]) -> str:
+    """Which package of the tree under test a step imports from elsewhere; empty when none."""
+    for name, place in plan.packages.items():
+        if (found := imported.get(name, "(nobody knows where)")) != place:
+            return f"it imports {name} from {found}, not from {place}: what it says is not about this tree"
+    return ""
 
 
 def _why_pass(facts: Facts) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import json
 import math
 import os
 import shlex
@@ -19,9 +20,10 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hilgate.errors import CannotRunHereError, DeclarationError
+from hilgate.plan.make import place
 from hilgate.run.evidence import kind_of
 from hilgate.run.outcome import TIMED_OUT
 from hilgate.run.results import RESULTS_FILE
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from hilgate.model import PlannedStep
+    from hilgate.model import Plan, PlannedStep
 
 
 GRACE_SECONDS = 5.0
@@ -117,13 +119,59 @@ def argument_list(command: str) -> list[str]:
     return arguments
 
 
+_KILL = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+"""
+
+
+class Watchdog:
+    """A process that kills what runs when hilgate itself is killed (SIGKILL, out of memory) and can do it no more.
+
+    It reads from a pipe which groups run; the pipe ends with hilgate. Until it has killed them it holds the lock of the
+    results folder, the only inheritable descriptor, so that no second run meets the children of the first.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _KILL],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            close_fds=False,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def tell(self, sign: Literal["+", "-"], group: int) -> None:
+        """A process group has begun (`+`), or is gone (`-`), so that its number may become another's."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # somebody killed it: nothing else depends on it
+            self._process.stdin.write(f"{sign}{group}\n".encode())
+
+
 class Child:
     """A running command; its output goes to `log` and never to a pipe that a stray grandchild could hold open."""
 
     def __init__(
-        self, arguments: list[str], *, cwd: Path, env: dict[str, str], log: Path, timeout_seconds: float
+        self, arguments: list[str], context: RunContext, *, env: dict[str, str], log: Path, timeout_seconds: float
     ) -> None:
         self.log = log
+        self._watchdog = context.watchdog
         self.started = dt.datetime.now(dt.UTC)
         self.timeout_seconds = timeout_seconds
         self._began = time.monotonic()
@@ -134,13 +182,14 @@ class Child:
             try:
                 self._process = subprocess.Popen(
                     arguments,
-                    cwd=cwd,
+                    cwd=context.root,
                     env=env,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
+                self._watchdog.tell("+", self._process.pid)
             except OSError as error:
                 self._reason = f"could not be started: {error.strerror}: {arguments[0]}"
                 output.write(f"{self._reason}\n".encode())
@@ -164,6 +213,7 @@ class Child:
             return None
         self._process.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for a reaped process
         self._signal_group(signal.SIGKILL)  # a server that the step left behind would disturb the next one
+        self._watchdog.tell("-", self._process.pid)
         exit_status = None if self._reason else self._process.returncode
         return Ended(exit_status, self._reason, self.seconds, usage.ru_maxrss / 1024)
 
@@ -194,11 +244,42 @@ class Child:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where steps run: the repository, the cores of the machine and the profile of the plan."""
+    """Where steps run: the repository, the cores of the machine, the plan, and what ends them if hilgate is killed."""
 
     root: Path
     cores: int
-    profile: str
+    plan: Plan
+    watchdog: Watchdog
+
+    def variables(self, step: PlannedStep) -> dict[str, str]:
+        """The environment of a step: the tree's own packages come first, whatever else this Python has installed."""
+        # Threads would otherwise be as many as the machine has cores, in every step at once.
+        env = {"OMP_NUM_THREADS": str(min(step.step.cores, self.cores)), **os.environ, **step.env}
+        own = [*self.plan.python_path, *filter(None, step.env.get("PYTHONPATH", "").split(os.pathsep))]
+        path = [*(str(self.root.absolute() / folder) for folder in own), os.environ.get("PYTHONPATH", "")]
+        return env | {"PYTHONPATH": os.pathsep.join(filter(None, path)), PROFILE_VARIABLE: self.plan.profile}
+
+    def imported(self, step: PlannedStep) -> dict[str, str]:
+        """Where a Python in the environment of a step finds each package of the plan; empty when it does not say."""
+        if not self.plan.packages:
+            return {}
+        command = [sys.executable, "-c", _FIND, *self.plan.packages]
+        try:
+            asked = subprocess.run(
+                command, cwd=self.root, env=self.variables(step), capture_output=True, timeout=60, check=True
+            )
+            found = json.loads(asked.stdout.splitlines()[-1])
+        except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+            return {}
+        return {name: place(self.root / folder, self.root) for name, folder in found.items()}
+
+
+_FIND = """
+import importlib.util, json, sys
+specs = {name: importlib.util.find_spec(name) for name in sys.argv[1:]}
+places = {name: (spec.submodule_search_locations or [spec.origin])[0] for name, spec in specs.items() if spec}
+print(json.dumps(places))
+"""
 
 
 def start(step: PlannedStep, command: str, folder: Path, context: RunContext, seconds: float) -> Child:
@@ -219,10 +300,8 @@ def start(step: PlannedStep, command: str, folder: Path, context: RunContext, se
         elif stale.name != RESULTS_FILE:  # replaced whole once this run has ended, so that no failure gets lost
             stale.unlink()
     arguments = argument_list(command) + kind_of(step).arguments(folder)
-    # Threads would otherwise be as many as the machine has cores, in every step at once.
-    env = {"OMP_NUM_THREADS": str(min(step.step.cores, context.cores)), **os.environ, **step.env}
-    env |= {OUT_VARIABLE: str(folder), PROFILE_VARIABLE: context.profile}
-    return Child(arguments, cwd=context.root, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)
+    env = context.variables(step) | {OUT_VARIABLE: str(folder)}
+    return Child(arguments, context, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)
 
 
 def inner_timeout(step_seconds: float, environment: Mapping[str, str], now: float) -> float:

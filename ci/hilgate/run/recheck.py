@@ -9,6 +9,7 @@ from hilgate.errors import Exit
 from hilgate.model import Check, Outcome, RerunRecord
 from hilgate.run import process
 from hilgate.run.evidence import kind_of
+from hilgate.run.outcome import other_packages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +33,8 @@ def pending(plan: Plan, recorded: Recorded) -> dict[str, tuple[str, ...]]:
         if attempt is None or step.queue is None:
             continue
         if step.key in recorded.damaged or attempt.record.command != step.step.command:
+            continue
+        if other_packages(plan, attempt.record.imported):
             continue
         host = attempt.record.environment.host
         again = {r.check for r in recorded.reruns.get(step.key, ()) if r.elsewhere and r.host != host}

@@ -14,20 +14,19 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from hilgate.errors import MisuseError, NothingSelectedError, RunInterruptedError
+from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError, RunInterruptedError
 from hilgate.model import CPU, BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
-from hilgate.plan import machine as hardware
 from hilgate.plan.estimate import longest_chains
-from hilgate.plan.machine import installed
-from hilgate.plan.make import plan_digest
-from hilgate.run import outcome as rules
+from hilgate.plan.machine import detect, environment, installed
+from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import process, recheck, results
 from hilgate.run.evidence import Collected, collect_image, kind_of
-from hilgate.run.process import LOG_FILE, inner_timeout
+from hilgate.run.outcome import TIMED_OUT, Decision, Facts, decide, other_packages
+from hilgate.run.process import LOG_FILE, SECONDS_PER_MINUTE, inner_timeout
 from hilgate.run.progress import Lines
 from hilgate.run.results import Recorded, step_folder
 
@@ -36,25 +35,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hilgate.model import Check, Record
+    from hilgate.run.progress import LiveTable
 
 
-SECONDS_PER_MINUTE = 60.0
 POLL_SECONDS = 0.05
 LOCK_FILE = ".lock"
 _ENDED = {Outcome.FAIL: "failed", Outcome.INCONCLUSIVE: "was inconclusive", Outcome.DID_NOT_RUN: "did not run"}
-
-
-class Progress(Protocol):
-    """Whoever shows the run to a person."""
-
-    def started(self, step: PlannedStep, child: process.Child) -> None:
-        """A step's process began."""
-
-    def finished(self, step: PlannedStep, attempt: results.Attempt, log: Path) -> None:
-        """A step ended, or was recorded without having been started."""
-
-    def tick(self) -> None:
-        """Called about twenty times a second while anything runs."""
 
 
 @dataclass
@@ -77,7 +63,7 @@ class Runner:
     environment: Environment
     tree: str
     cores: int
-    progress: Progress
+    progress: LiveTable | Lines
     only: frozenset[str] | None = None
     job: str = ""
     earlier: Recorded = field(default_factory=lambda: Recorded((), {}))
@@ -90,6 +76,8 @@ class Runner:
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _interrupts: process.Interrupts = field(default_factory=process.Interrupts)
     _installed: frozenset[str] = frozenset()
+    _context: process.RunContext = field(init=False)
+    _imports: dict[frozenset[tuple[str, str]], dict[str, str]] = field(default_factory=dict)
 
     def run(self) -> None:
         """Run to the end.
@@ -97,7 +85,9 @@ class Runner:
         Raises:
             RunInterruptedError: Ctrl-C or SIGTERM; every child was ended, finished results are on disk.
             NothingSelectedError: The command of the step cannot be narrowed to `only_ids`.
+            CannotRunHereError: The repository has another hilgate of its own.
         """
+        require_own_hilgate(self.root, self.plan.packages)
         self._installed = frozenset(installed({name for step in self.plan.steps for name in step.step.packages}))
         self._records |= {key: self.earlier.records(key) for key in self.earlier.attempts}
         self._outcomes |= dict.fromkeys(self.earlier.passed(), Outcome.PASS)
@@ -106,10 +96,13 @@ class Runner:
             for step in self.plan.steps
             if (self.only is None or step.key in self.only) and step.key not in self._outcomes
         }
-        with self._interrupts:
+        with process.Watchdog() as watchdog, self._interrupts:
+            self._context = process.RunContext(self.root, self.cores, self.plan, watchdog)
             try:
                 if self.only_ids:
                     _, step = steps.popitem()
+                    if why := self._obstacle(step):
+                        raise CannotRunHereError(why, where=step.key, remedy="run it on another node")
                     self._run_again(step, self.only_ids)
                     if not self._again:
                         raise NothingSelectedError(
@@ -159,17 +152,22 @@ class Runner:
         return settled
 
     def _obstacle(self, step: PlannedStep) -> str:
-        """Why it must not start: a need that did not pass, or a distribution that is not installed."""
+        """Why it must not start: a need that did not pass, a distribution that is missing, another tree's packages."""
         for need in step.depends_on:
             outcome = self._outcomes.get(need, Outcome.PASS)
             if outcome is not Outcome.PASS:
                 return f"needs {need}, which {_ENDED[outcome]}"
         missing = [name for name in step.step.packages if name not in self._installed]
-        return f"needs {', '.join(missing)}, not installed here" if missing else ""
+        if missing:
+            return f"needs {', '.join(missing)}, not installed here"
+        return other_packages(self.plan, self._imported(step))
 
-    @property
-    def _context(self) -> process.RunContext:
-        return process.RunContext(self.root, self.cores, self.plan.profile)
+    def _imported(self, step: PlannedStep) -> dict[str, str]:
+        """Where it finds the packages of the plan; a Python is asked once for each environment that steps have."""
+        env = frozenset(step.env.items())
+        if env not in self._imports:
+            self._imports[env] = self._context.imported(step)
+        return self._imports[env]
 
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key)
@@ -187,7 +185,7 @@ class Runner:
             del self._running[key]
             step, end = steps[key], how
             seconds = step.step.timeout_minutes * SECONDS_PER_MINUTE
-            if child.timeout_seconds < seconds and end.reason.startswith(rules.TIMED_OUT):
+            if child.timeout_seconds < seconds and end.reason.startswith(TIMED_OUT):
                 # Its job left it less than its own time: that is no hang of the step.
                 why = f"its job had {child.timeout_seconds:g} s left for it, and its own time is {seconds:g} s"
                 end = replace(end, reason=why)
@@ -213,8 +211,8 @@ class Runner:
         """Write what a step left, or that it was not started; returns its checks."""
         folder = step_folder(self.results_folder, step.key)
         found = kind_of(step).collect(folder, self.root).with_problem_as_failure() if child else Collected(())
-        decision = rules.decide(
-            rules.Facts(
+        decision = decide(
+            Facts(
                 evidence=kind_of(step),
                 minimum=step.step.minimum,
                 exit_status=end.exit_status,
@@ -226,7 +224,7 @@ class Runner:
         )
         image, problem = collect_image(step, self.plan, folder) if decision.outcome is Outcome.PASS else (None, "")
         if problem:
-            decision = rules.Decision(Outcome.DID_NOT_RUN, problem)
+            decision = Decision(Outcome.DID_NOT_RUN, problem)
         record = StepRecord(
             key=step.key,
             started=child.started if child else dt.datetime.now(dt.UTC),
@@ -236,6 +234,7 @@ class Runner:
             message=decision.why,
             checks=len(found.checks),
             command=step.step.command,
+            imported=self._imported(step),
             peak_memory_mib=end.peak_memory_mib,
             environment=self.environment,
         )
@@ -284,9 +283,10 @@ def locked(folder: Path) -> Iterator[None]:
         MisuseError: Another process has it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open("a") as file:  # closing it releases the lock; it stays: no race to create it
+    with (folder / LOCK_FILE).open("a") as file:  # the file stays: no race to create it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.set_inheritable(file.fileno(), True)  # the watchdog holds the lock for as long as children run
         except BlockingIOError:
             raise MisuseError(
                 "another hilgate run is writing its results here",
@@ -298,14 +298,14 @@ def locked(folder: Path) -> Iterator[None]:
 
 def run_plan(plan: Plan, root: Path, folder: Path) -> Recorded:
     """Run every step of a plan over `root`, outside of any gate, and return what it left in `folder`."""
-    digest, machine = plan_digest(plan), hardware.detect()
+    digest, machine = plan_digest(plan), detect()
     with Lines(Console(stderr=True), buildkite=False) as progress:
         Runner(
             plan=plan,
             digest=digest,
             root=root,
             results_folder=folder,
-            environment=hardware.environment(machine),
+            environment=environment(machine),
             tree="",
             cores=machine.cores,
             progress=progress,

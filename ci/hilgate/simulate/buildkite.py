@@ -212,7 +212,7 @@ class Build:
         self.nodes[place + 1 : place + 1] = [Node(inserted) for inserted in ended.inserted]
 
 
-JOBS_FOLDER = "results/jobs/"
+JOBS = "results/jobs/"
 _RUNS = re.compile(r"\b(?:hilgate run|hilgate\.agent\.job|hilgate recheck) ([a-z0-9_.-]+)")
 _RESULTS = re.compile(r"--results results/jobs/([a-z0-9_.-]+)")
 
@@ -310,9 +310,7 @@ def _command(step: dict[str, Any]) -> Command:
         soft_fail=bool(step.get("soft_fail")),
         runs=runs[1] if runs and folder else "",
         folder=name,
-        uploads=any(
-            path.split("*")[0] in {f"{JOBS_FOLDER}{name}/", JOBS_FOLDER} for path in _listed(step.get("artifact_paths"))
-        ),
+        uploads=any(path.split("*")[0] in {f"{JOBS}{name}/", JOBS} for path in _listed(step.get("artifact_paths"))),
     )
 
 

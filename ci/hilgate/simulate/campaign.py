@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hilgate.errors import Exit, MisuseError, RecordsError
 from hilgate.judge.verdict import VERDICT_FILE, read_verdict
-from hilgate.model import Loosening, Ruling
+from hilgate.model import JOBS_FOLDER, PLAN_FILE, Loosening, Ruling
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import write
 from hilgate.run import recheck, results
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from hilgate.simulate.truth import Deed, Ledger
 
 
-PLAN_FILE = "plan.json"
 HOSTS = 3
 """Machines of each queue: enough for a step to move twice."""
 
@@ -161,7 +160,7 @@ class _Flow:
     def _recheck(self, minute: float, attempt: int) -> JobEnd:
         here = self._download(f"recheck.{attempt}", minute)
         plan = read_plan(here / PLAN_FILE)
-        wanted = recheck.pending(plan, results.read_all(here, here / "jobs", plan, plan_digest(plan)))
+        wanted = recheck.pending(plan, results.read_all(here, here / JOBS_FOLDER, plan, plan_digest(plan)))
         inserted = rechecks(self.scenario, tuple(sorted(wanted)))
         self.site.failing.update(wanted)
         return JobEnd(0, SHORT_MINUTES, inserted=inserted)
@@ -174,7 +173,7 @@ class _Flow:
         judged = write.decide(
             here,
             write.read_plan_or_say_so(here / PLAN_FILE, here),
-            jobs=here / "jobs",
+            jobs=here / JOBS_FOLDER,
             approved_by=self.approved_by,
             decided=self.site.at(minute),
             quarantine=lambda: self.quarantine,
@@ -185,15 +184,15 @@ class _Flow:
     def _download(self, name: str, minute: float) -> Path:
         """What has arrived by now, as hard links in a folder of its own."""
         here = self.folder / name
-        (here / "jobs").mkdir(parents=True)
+        (here / JOBS_FOLDER).mkdir(parents=True)
         if (self.folder / PLAN_FILE).exists():
             os.link(self.folder / PLAN_FILE, here / PLAN_FILE)
         for job, path in self.build.download(minute).items():
             files = list(path.iterdir())
             if files:
-                (here / "jobs" / job).mkdir()
+                (here / JOBS_FOLDER / job).mkdir()
             for file in files:
-                os.link(file, here / "jobs" / job / file.name)
+                os.link(file, here / JOBS_FOLDER / job / file.name)
         return here
 
 

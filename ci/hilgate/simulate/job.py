@@ -77,6 +77,7 @@ _WORTHLESS = {
     Kind.HEALTH_OF_OTHER_NODE: "the health is another node's",
     Kind.OTHER_COMMIT: "of another commit",
     Kind.OTHER_PLAN: "of another plan",
+    Kind.OTHER_PACKAGES: "of the packages of another tree",
     Kind.OTHER_IMAGE: "in another image",
     Kind.IMAGE_IMPOSTOR: "in another image, which it recorded as built",
     Kind.OTHER_COMMAND: "another command was run",
@@ -419,6 +420,7 @@ class _Job:
         decision = outcome.decide(facts)
         claims = Kind.FALSE_CLAIM in self.struck and decision.outcome is not Outcome.PASS
         key, command = self._named()
+        folder = "/other/" if Kind.OTHER_PACKAGES in self.struck else ""
         record = StepRecord(
             key=key,
             started=build.started,
@@ -428,6 +430,7 @@ class _Job:
             message="all is well" if claims else decision.why,
             checks=len(facts.checks),
             command=command,
+            imported={name: folder + place for name, place in site.plan.packages.items()},
             environment=build.environment,
         )
         lines: list[Record] = [*(CheckRecord(step=key, check=check) for check in facts.checks), record]

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from support.declarations import declare, step
 
-from hilgate.checks import reads as reads_file
-from hilgate.checks.replay import PastChange, parse, replay
+from hilgate.checks.reads import READS_FILE, read
+from hilgate.checks.replay import PastChange, parse, replay_changes
 from hilgate.declare.imports import build
 from hilgate.declare.load import load
 from hilgate.errors import MisuseError
@@ -18,11 +18,11 @@ CHANGES = REPOSITORY / "ci" / "replay.txt"
 DECLARED = load(REPOSITORY)
 STEPS = [one.key for _, one in DECLARED.steps()]
 GRAPH = build(REPOSITORY)
-READS = reads_file.read(REPOSITORY / reads_file.READS_FILE)
+READS = read(REPOSITORY / READS_FILE)
 
 
 def test_lists_are_read_with_names_that_hold_spaces_and_steps_that_broke():
-    text = '# remark\n\na/x b/y\n["a file", "#x"] => s t\n#odd => s\n'
+    text = '# remark\n\na/x b/y\n"a file" #x => s t\n#odd => s\n'
     assert parse(text, "f", ["s", "t"]) == (
         PastChange(3, ("a/x", "b/y")),
         PastChange(4, ("a file", "#x"), ("s", "t")),
@@ -34,10 +34,8 @@ def test_lists_are_read_with_names_that_hold_spaces_and_steps_that_broke():
     ("text", "what", "where"),
     [
         ("a\n=> s\n", "names no changed file", "f:2"),
-        ("[]\n", "names no changed file", "f:1"),
         ("a => kernel\n", "no step is called 'kernel'", "f:1"),
-        ('["a", 1]\n', "not a JSON array of file names", "f:1"),
-        ('["a"\n', "not a JSON array of file names", "f:1"),
+        ('"a\n', "cannot be split: No closing quotation", "f:1"),
         ("# nothing\n", "there is no list", "f"),
         ("", "there is no list", "f"),
     ],
@@ -52,7 +50,7 @@ SMALL = declare(a=[step("cheap"), step("gpu", ("gfx942",), minutes=2)], b=[step(
 
 
 def replayed(reads=None, history=None, *changes):
-    return replay(changes, SMALL, None, reads or {}, history or {})
+    return replay_changes(changes, SMALL, None, reads or {}, history or {})
 
 
 def test_gpu_minutes_against_running_everything():
@@ -72,7 +70,7 @@ def test_step_that_broke_and_step_that_reads_are_missed_when_not_selected():
 
 
 def test_committed_changes_miss_no_step():
-    found = replay(parse(CHANGES.read_text(encoding="utf-8"), "f", STEPS), DECLARED, GRAPH, READS, {})
+    found = replay_changes(parse(CHANGES.read_text(encoding="utf-8"), "f", STEPS), DECLARED, GRAPH, READS, {})
     assert [(line.change.files, line.missed) for line in found.lines if line.missed] == []
     assert len(found.lines) >= 150
     assert 0 < found.gpu_minutes < 0.7 * found.run_all_gpu_minutes
@@ -80,7 +78,7 @@ def test_committed_changes_miss_no_step():
 
 def test_every_file_that_a_step_was_seen_to_read_selects_it():
     files = sorted({name for names in READS.values() for name in names})
-    found = replay((PastChange(n, (name,)) for n, name in enumerate(files)), DECLARED, GRAPH, READS, {})
+    found = replay_changes((PastChange(n, (name,)) for n, name in enumerate(files)), DECLARED, GRAPH, READS, {})
     assert {line.change.files[0]: line.missed for line in found.lines if line.missed} == {}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hilgate.cli.app import run
+from hilgate.cli.app import main
 from hilgate.errors import Exit
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -22,7 +22,7 @@ def explain_kernel(monkeypatch, capsys):
 
     def command(*arguments, before=()):
         with pytest.raises(SystemExit) as ended:
-            run([*before, "explain-kernel", *arguments])
+            main([*before, "explain-kernel", *arguments])
         said = capsys.readouterr()
         return ended.value.code or 0, said.out, said.err
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hilgate.cli.app import run
+from hilgate.cli.app import main
 from hilgate.errors import EXIT_MEANINGS, Exit
 from hilgate.model import Plan
 
@@ -37,7 +37,7 @@ def hilgate(monkeypatch, capsys):
 
     def command(*arguments):
         with pytest.raises(SystemExit) as ended:
-            run(list(arguments))
+            main(list(arguments))
         streams = capsys.readouterr()
         return Shown(ended.value.code or 0, streams.out, streams.err)
 
@@ -140,10 +140,10 @@ def test_traceback_comes_with_debug_only(hilgate):
 
 def test_bug_is_one_line_a_log_and_status_70(tmp_path):
     code = (
-        "from hilgate.declare import load; from hilgate.cli.app import run\n"
+        "from hilgate.declare import load; from hilgate.cli.app import main\n"
         "def broken(start): raise RuntimeError('planted')\n"
         "load.find_root = broken\n"
-        "run(['plan'])"
+        "main(['plan'])"
     )
     shown = subprocess.run(
         [sys.executable, "-c", code],

@@ -7,10 +7,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import sysconfig
+import venv
+from pathlib import Path
 
 import pytest
-from support.plans import environ, failing, hilgate, passing, python, skipped, write_repository, writes_findings
+from support.plans import (
+    alive,
+    environ,
+    failing,
+    git,
+    hilgate,
+    passing,
+    python,
+    skipped,
+    wait_for,
+    write_repository,
+    writes_findings,
+)  # fmt: skip
 
 from hilgate.errors import Exit
 from hilgate.run.results import RESULTS_FILE, step_folder
@@ -133,9 +147,7 @@ def test_an_interrupted_gate_ends_its_steps_and_resumes(tmp_path, number):
     )
     root = write_repository(tmp_path, {"slow": slow})
     gate = subprocess.Popen([sys.executable, "-m", "hilgate", "gate"], cwd=root, env=environ(), stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 20
-    while not (mark.exists() and mark.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: mark.exists() and mark.read_text())
     gate.send_signal(number)
     errors = gate.communicate(timeout=20)[1].decode()
     assert gate.returncode == Exit.INTERRUPTED, errors
@@ -146,12 +158,37 @@ def test_an_interrupted_gate_ends_its_steps_and_resumes(tmp_path, number):
     assert done.returncode == Exit.PASS, done.stderr
 
 
+def test_a_killed_gate_takes_its_steps_along_and_resumes(tmp_path):
+    """A process can do nothing about SIGKILL, and what its step started must not run on beside a resumed one."""
+    mark = tmp_path / "results" / "pids"
+    once = f"""
+import os, pathlib, subprocess, sys
+with open(os.environ["HILGATE_OUT"] + "/findings.jsonl", "a") as file:
+    file.write('{{"id": "x", "outcome": "pass"}}\\n')
+mark = pathlib.Path({str(mark)!r})
+if not mark.exists():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    mark.write_text(f"{{os.getpid()}} {{child.pid}}")
+    child.wait()
+"""
+    root = write_repository(tmp_path, {"once": python(once)})
+    gate = subprocess.Popen([sys.executable, "-m", "hilgate", "gate"], cwd=root, env=environ(), stderr=subprocess.PIPE)
+    wait_for(lambda: mark.exists() and mark.read_text())
+    gate.kill()
+    gate.communicate(timeout=20)
+    pids = [int(word) for word in mark.read_text().split()]
+    wait_for(lambda: not any(alive(pid) for pid in pids), seconds=2)
+    ends = []  # refused for as long as what kills them has the lock
+    wait_for(lambda: ends.append(hilgate(root, "gate", "--resume")) or ends[-1].returncode != Exit.MISUSE)
+    assert ends[-1].returncode == Exit.PASS, ends[-1].stderr
+    verdict = json.loads((root / "results" / "verdict.json").read_text())
+    assert (verdict["outcome"], verdict["steps"][0]["counts"]["passed"]) == ("pass", 1)
+
+
 def test_two_gates_in_one_folder_refuse(tmp_path):
     root = write_repository(tmp_path, {"slow": writes_findings(passing(), then="import time; time.sleep(3)")})
     first = subprocess.Popen([sys.executable, "-m", "hilgate", "gate"], cwd=root, env=environ(), stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 20
-    while not (root / "results" / "steps").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for((root / "results" / "steps").exists)
     second = hilgate(root, "gate")
     assert second.returncode == Exit.MISUSE
     assert "another hilgate run" in second.stderr
@@ -184,3 +221,76 @@ def test_buildkite_groups_open_on_failure(tmp_path):
     assert any(line.startswith("+++ a-cpu: ✗ fail") for line in errors)
     assert any(line.startswith("--- b-cpu: ✓ pass") for line in errors)
     assert "log line" in errors
+
+
+TWICE = (
+    "import json, os\nfrom samples import twice\n"
+    """
+wrong = twice(2) != 4
+check = {"id": "twice", "outcome": "fail" if wrong else "pass", "message": "twice(2) is wrong" if wrong else ""}
+open(os.environ["HILGATE_OUT"] + "/findings.jsonl", "w").write(json.dumps(check))
+raise SystemExit(wrong)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def first_tree(tmp_path_factory):
+    """A sound repository, and an environment with an editable install of its package and of this hilgate."""
+    folder = tmp_path_factory.mktemp("trees")
+    root = folder / "first"
+    (root / "kernels" / "samples").mkdir(parents=True)
+    (root / "kernels" / "samples" / "__init__.py").write_text("def twice(x):\n    return 2 * x\n")
+    (root / "ci").mkdir()
+    (root / "ci" / "project.yaml").write_text("python_path: [kernels]\n")
+    (root / "twice.py").write_text(TWICE)
+    write_repository(root, {"twice": "python twice.py"})
+    venv.create(folder / "venv", symlinks=True)
+    ours = Path(__file__).resolve().parents[3] / "ci"
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "venv")}))
+    (packages / "editable.pth").write_text(f"{root / 'kernels'}\n{ours}\n{sysconfig.get_path('purelib')}\n")
+    return root
+
+
+def gate_in(folder, *options, python="../venv/bin/python"):
+    env = environ()
+    del env["PYTHONPATH"]
+    command = [python, "-m", "hilgate", *options, "gate"]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def test_the_first_tree_is_sound(first_tree):
+    done = gate_in(first_tree)
+    assert done.returncode == Exit.PASS, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["worktree", "clone", "root", "linked"])
+def test_another_tree_is_tested_with_its_own_packages(first_tree, kind):
+    """The environment's own `samples` is the first tree's, which is sound; what is broken is the tree that is named."""
+    tree = first_tree.with_name(kind)
+    if kind == "worktree":
+        git(first_tree, "worktree", "add", "-q", str(tree))
+    else:
+        git(first_tree, "clone", "-q", ".", str(tree))
+    (tree / "kernels" / "samples" / "__init__.py").write_text("def twice(x):\n    return 3 * x\n")
+    if kind == "linked":
+        (tree / ".venv").symlink_to("../venv")
+    options = ("--root", f"../{kind}") if kind == "root" else ()
+    python = ".venv/bin/python" if kind == "linked" else "../venv/bin/python"
+    done = gate_in(first_tree if kind == "root" else tree, *options, python=python)
+    assert done.returncode == Exit.FAIL, done.stderr
+    assert "twice(2) is wrong" in done.stdout
+    record = (step_folder(tree / "results", "twice-cpu") / RESULTS_FILE).read_text()
+    assert '"imported":{"samples":"kernels/samples"}' in record
+
+
+def test_a_tree_with_its_own_hilgate_is_not_served_by_another(first_tree):
+    own = first_tree.with_name("own")
+    git(first_tree, "clone", "-q", ".", str(own))
+    (own / "kernels" / "hilgate").mkdir()
+    (own / "kernels" / "hilgate" / "__init__.py").touch()
+    done = gate_in(own)
+    assert done.returncode == Exit.CANNOT_RUN_HERE
+    assert "the hilgate that runs is another tree's" in done.stderr
+    assert "has its own: kernels/hilgate" in done.stderr
+    assert f"PYTHONPATH={own / 'kernels'}" in done.stderr

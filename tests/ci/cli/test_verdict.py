@@ -11,7 +11,7 @@ from support.plans import IDENTITY, hilgate, passing, write_repository, writes_f
 from hilgate.declare import protected
 from hilgate.errors import Exit
 from hilgate.model import Plan
-from hilgate.plan import machine as hardware
+from hilgate.plan import machine
 
 TOLERANCES = "ALLOWED = {'fp16': 0.001}\n"
 LISTED = "files:\n  - {paths: [tests/tolerances.py], put_back: true}\n"
@@ -99,8 +99,8 @@ def test_a_failing_test_is_run_again_on_another_node_and_not_on_its_own(loosened
     refused = hilgate(loosened, *elsewhere)
     assert refused.returncode == Exit.SICK_NODE
     assert "another must run them" in refused.stderr
-    real = hardware.environment
-    monkeypatch.setattr(hardware, "environment", lambda machine: real(machine).model_copy(update={"host": "mi300-9"}))
+    real = machine.environment
+    monkeypatch.setattr(machine, "environment", lambda machine: real(machine).model_copy(update={"host": "mi300-9"}))
     done = hilgate(loosened, *elsewhere)
     assert done.returncode == Exit.FAIL, done.stderr
     assert done.stdout == "fail: tests/test_error.py::test_error\n"

@@ -32,7 +32,7 @@ def commit(root):
 
 
 def loaded(root):
-    return quarantine.load(root, load(root))
+    return quarantine.load_quarantine(root, load(root))
 
 
 MISTAKES = {
@@ -107,4 +107,4 @@ def test_an_invalid_file_of_the_merge_base_is_refused(root):
 
 def test_the_projects_own_file_is_sound():
     root = Path(__file__).parents[3]
-    assert quarantine.load(root, load(root)) is not None
+    assert quarantine.load_quarantine(root, load(root)) is not None

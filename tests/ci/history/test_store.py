@@ -14,7 +14,9 @@ from support.plans import COMMIT, plan, step
 
 from hilgate.errors import MisuseError, NothingSelectedError, RecordsError
 from hilgate.history import store
+from hilgate.model import PLAN_FILE
 from hilgate.run import results
+from hilgate.run.results import RESULTS_FILE
 
 CHECKS = [passed("n", numbers={"err": 0.5}), failed("f", "bad\nmore")]
 
@@ -23,8 +25,8 @@ def test_a_build_is_a_folder_of_three_files(tmp_path):
     build = remember(tmp_path, CHECKS)
     assert build.name.startswith(f"20261121T000000Z-{COMMIT[:12]}-")
     assert list(tmp_path.iterdir()) == [build]
-    assert sorted(path.name for path in build.iterdir()) == [store.PLAN, store.RESULTS, store.VERDICT]
-    kinds = [json.loads(line)["kind"] for line in (build / store.RESULTS).read_text().splitlines()]
+    assert sorted(path.name for path in build.iterdir()) == [PLAN_FILE, RESULTS_FILE, store.VERDICT]
+    kinds = [json.loads(line)["kind"] for line in (build / RESULTS_FILE).read_text().splitlines()]
     assert kinds == ["branch", "build", "check", "check", "step"]
 
 
@@ -39,7 +41,7 @@ def test_the_checks_of_the_attempt_that_counts_are_kept_and_the_records_of_all(t
     first = results.Attempt(last.record.model_copy(update={"seconds": 1.0}), (passed("old"),) * 2)
     build, _ = store.add(tmp_path, a_plan, results.Recorded(recorded.builds, {"a-cpu": (first, last)}), verdict)
     assert store.read(build).attempts["a-cpu"] == (last,)
-    assert (build / store.RESULTS).read_text().count('"kind":"step"') == 2
+    assert (build / RESULTS_FILE).read_text().count('"kind":"step"') == 2
 
 
 def test_adding_or_judging_twice_changes_nothing(tmp_path):
@@ -87,7 +89,7 @@ def test_an_interrupted_write_leaves_no_build(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("line", ["{}", "nonsense", "", '{"kind":"build","surprise":1}'])
 def test_a_bad_line_is_named(tmp_path, line):
-    path = remember(tmp_path, CHECKS) / store.RESULTS
+    path = remember(tmp_path, CHECKS) / RESULTS_FILE
     path.write_text(f"{path.read_text()}{line}\n")
     with pytest.raises(RecordsError) as caught:
         store.read(path.parent)

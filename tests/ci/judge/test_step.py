@@ -118,6 +118,12 @@ CASES = {
     "ran-in-no-image": (gathered(passed(), environment=environment(image="")), D, R.INFRA, "it ran in image (none)"),
     "fails-in-another-image": (
         gathered(failed(), status=1, environment=environment(image="")), D, R.INFRA, f"{TEST} failed there"),
+    "packages-of-another-tree": (
+        gathered(passed(), imported={"samples": "/other/kernels/samples"}), D, R.INFRA,
+        "it imports samples from /other/kernels/samples, not from kernels/samples"),
+    "fails-with-packages-of-another-tree": (
+        gathered(failed(), status=1, imported={"samples": ".venv/lib/samples"}), D, R.INFRA, "from .venv/lib/samples"),
+    "nobody-knows-which-packages": (gathered(passed(), imported={}), D, R.INFRA, "samples from (nobody knows where)"),
     "its-image-was-never-recorded": (
         lambda jobs: jobs.path(IMAGE_STEP.key).unlink(), D, R.INFRA, "no record says which image 'rocm'"),
     "its-image-is-of-other-contents": (
@@ -181,6 +187,17 @@ def test_a_cpu_step_of_an_agent_and_a_desk_need_no_health_and_no_image(tmp_path,
     gather = a_plan.steps[-1]
     jobs.job(gather.key, *finished(gather, passed(), environment=environment(image="")))
     assert jobs.verdict().outcome is Outcome.PASS
+
+
+def test_a_pass_that_holds_a_test_of_another_step_does_not_count(tmp_path):
+    scan = gpu_step("scan").redeclared(command="python -m pytest tests/mamba --ignore=tests/mamba/slow")
+    jobs = Jobs(tmp_path, agents_plan(GATHER, scan))
+    for name, ruling in [("tests/mamba/test_scan.py", Ruling.REGRESSION), ("tests/mamba/slow/test_x.py", Ruling.PASS),
+                         ("tests/t.py", Ruling.PASS)]:  # fmt: skip
+        jobs.job(GATHER.key, *finished(GATHER, passed(f"{name}::test_a")))
+        ruled = jobs.ruled()
+        assert ruled.ruling is ruling, name
+        assert (f"it holds {name}::test_a, a test of scan-gfx942" in ruled.why) == (ruling is not Ruling.PASS)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from support.plans import ENVIRONMENT, plan, step
 from support.static_steps import ANNOTATES, FILES, JUDGE, PULL_REQUEST, STEPS, run
 
 from hilgate.errors import Exit, RecordsError
-from hilgate.judge import verdict as judge
+from hilgate.judge.verdict import exit_status, judge, read_verdict
 from hilgate.model import BuildRecord, Check, Loosening, Outcome, Quarantine, Quarantined, StepRecord
 from hilgate.plan.make import plan_digest
-from hilgate.run import outcome as rules
 from hilgate.run import results
 from hilgate.run.evidence import kind_of
+from hilgate.run.outcome import SEVERITY, Facts, decide
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 PASS = Check(id="p", outcome=Outcome.PASS)
@@ -30,7 +30,7 @@ OPEN = Check(id="o", outcome=Outcome.INCONCLUSIVE, message="n=50")
 def record(a_step, checks=(PASS,), *, claims=None, **changes):
     """An attempt at a step; `claims` is the outcome it records for itself."""
     status = changes.pop("exit_status", 0)
-    own = rules.decide(rules.Facts(kind_of(a_step), a_step.step.minimum, status, tuple(checks), "stopped"))
+    own = decide(Facts(kind_of(a_step), a_step.step.minimum, status, tuple(checks), "stopped"))
     values = {
         "key": a_step.key,
         "started": NOW,
@@ -52,7 +52,7 @@ def verdict_of(a_plan, *attempts):
     for attempt in attempts:
         found[attempt.record.key] = (*found.get(attempt.record.key, ()), attempt)
     recorded = results.Recorded((build,), found)
-    return judge.judge(a_plan, recorded, digest, decided=NOW)
+    return judge(a_plan, recorded, digest, decided=NOW)
 
 
 A, B = step("a", "python -c pass", minimum=1), step("b", "python -c pass", evidence="junit")
@@ -62,14 +62,14 @@ def test_all_pass():
     verdict = verdict_of(plan(A, B), record(A), record(B))
     assert verdict.outcome is Outcome.PASS
     assert verdict.why == "all 2 steps passed"
-    assert judge.exit_status(verdict, plan(A, B)) == Exit.PASS
+    assert exit_status(verdict, plan(A, B)) == Exit.PASS
 
 
 def test_neither_no_steps_nor_a_missing_one_is_a_pass():
     for a_plan, attempts in ((plan(), []), (plan(A, B), [record(A)])):
         verdict = verdict_of(a_plan, *attempts)
         assert verdict.outcome is Outcome.DID_NOT_RUN
-        assert judge.exit_status(verdict, a_plan) == Exit.NOTHING_RAN
+        assert exit_status(verdict, a_plan) == Exit.NOTHING_RAN
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_record_is_never_believed_beyond_its_evidence(attempt, outcome):
     ],
 )
 def test_exit_status(attempts, status):
-    assert judge.exit_status(verdict_of(plan(A, B), *attempts), plan(A, B)) == status
+    assert exit_status(verdict_of(plan(A, B), *attempts), plan(A, B)) == status
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_reproduce_line(node_id, line):
 def test_the_verdict_is_written_and_read_back(tmp_path):
     verdict = verdict_of(plan(A), record(A))
     verdict.save(tmp_path / "verdict.json")
-    assert judge.read_verdict(tmp_path / "verdict.json") == verdict
+    assert read_verdict(tmp_path / "verdict.json") == verdict
     (tmp_path / "verdict.json").write_text("{")
     for path in (tmp_path / "verdict.json", tmp_path / "none.json"):
         with pytest.raises(RecordsError):
-            judge.read_verdict(path)
+            read_verdict(path)
 
 
 outcomes = st.sampled_from([PASS, FAIL, SKIP, OPEN])
@@ -159,7 +159,7 @@ def test_a_pass_needs_every_step_to_have_passed_on_its_evidence(build):
             assert attempt.record.outcome is Outcome.PASS
             assert {check.outcome for check in attempt.checks} <= {Outcome.PASS, Outcome.DID_NOT_RUN}
             assert sum(check.outcome is Outcome.PASS for check in attempt.checks) >= one.step.minimum
-    assert (judge.exit_status(verdict, a_plan) == Exit.PASS) == (verdict.outcome is Outcome.PASS)
+    assert (exit_status(verdict, a_plan) == Exit.PASS) == (verdict.outcome is Outcome.PASS)
 
 
 @settings(max_examples=150, deadline=None)
@@ -173,7 +173,7 @@ def test_a_failing_check_never_improves_the_verdict(build, where):
     worse = results.Attempt(spoilt.record, (*spoilt.checks, FAIL))
     after = verdict_of(a_plan, *[worse if attempt is spoilt else attempt for attempt in attempts])
     assert after.outcome is Outcome.FAIL
-    assert rules.SEVERITY[after.outcome] >= rules.SEVERITY[before.outcome]
+    assert SEVERITY[after.outcome] >= SEVERITY[before.outcome]
 
 
 def test_an_expired_entry_is_red_even_where_its_step_is_not_planned(tmp_path):
@@ -183,7 +183,7 @@ def test_an_expired_entry_is_red_even_where_its_step_is_not_planned(tmp_path):
     verdict = jobs.verdict(quarantine=Quarantine(tests=(entry,)))
     assert verdict.outcome is Outcome.FAIL
     assert verdict.why == f"quarantine of {TEST} expired on 2026-11-21: mend it or take it out"
-    assert judge.exit_status(verdict, jobs.plan) == Exit.FAIL
+    assert exit_status(verdict, jobs.plan) == Exit.FAIL
 
 
 LOOSER = Loosening(path="tests/support/tolerances.py", what="fp16: 0.001 -> 0.1")
@@ -205,7 +205,7 @@ def test_what_is_loosened_needs_a_name(tmp_path, loosened, approved_by, outcome,
     assert (verdict.outcome, verdict.approved_by, verdict.loosened) == (outcome, named, loosened)
     if outcome is Outcome.INCONCLUSIVE:
         assert verdict.why == "needs a named approval: tests/support/tolerances.py: fp16: 0.001 -> 0.1 (and 1 more)"
-        assert judge.exit_status(verdict, jobs.plan) == Exit.INCONCLUSIVE
+        assert exit_status(verdict, jobs.plan) == Exit.INCONCLUSIVE
 
 
 def test_an_approval_excuses_no_failure(tmp_path):

@@ -425,3 +425,15 @@ def test_ci_runs_every_step_of_the_gate_once():
         or " tests/families/test_families.py" in step.command
     }
     assert left == set()
+
+
+def test_packages_are_found_where_python_would_find_them(tmp_path):
+    for name in ("root/a/one", "root/b/one", "root/b/two", "root/b/no.package", "elsewhere/three"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "__init__.py").touch()
+    root = tmp_path / "root"
+    (root / "b" / "three").symlink_to("../../elsewhere/three")
+    (root / "b" / "folder").mkdir()
+    elsewhere = str(tmp_path / "elsewhere" / "three")
+    assert make.find_packages(root, ("a", "b")) == {"one": "a/one", "two": "b/two", "three": elsewhere}
+    assert make.find_packages(root, ()) == {}

@@ -11,7 +11,7 @@ import subprocess
 import tarfile
 
 import pytest
-from support import cell_tables as cells
+from support import cell_tables
 from support.bundles import (
     BUILDER_RECORDS,
     COMMITTED,
@@ -150,7 +150,7 @@ def test_what_every_job_of_an_agent_left_is_in_it(tmp_path):
 
 def test_tables_are_in_it(tmp_path):
     root, out = built(tmp_path)
-    a_plan, recorded, verdict = cells.build(cells.cell("fig", "a"))
+    a_plan, recorded, verdict = cell_tables.build(cell_tables.cell("fig", "a"))
     tables.write(out, a_plan, "d" * 64, recorded, tables.tables(a_plan, recorded, verdict))
     bundle.write_bundle(root, out, tmp_path / "e.tar", committed=COMMITTED)
     assert members_of(tmp_path / "e.tar")["cells.json"] == (out / "cells.json").read_bytes()

@@ -17,10 +17,9 @@ from rich.console import Console
 from support.plans import ENVIRONMENT, changed, plan, step
 from support.tampering import ATTACKS, HOSTILE, MARKDOWN, SEEN
 
-from hilgate import text as escape
 from hilgate.cli import app
-from hilgate.judge import verdict as judge
 from hilgate.judge.step import reproduce_line
+from hilgate.judge.verdict import judge
 from hilgate.model import Check, Outcome, StepRecord
 from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, html, terminal
@@ -28,6 +27,7 @@ from hilgate.report.problems import LIMIT_BYTES
 from hilgate.report.write import Judged
 from hilgate.run import results
 from hilgate.run.progress import Lines
+from hilgate.text import finalize
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 
@@ -50,7 +50,7 @@ def evil_build(text, **changes):
     one = step("bad", "x", label=sound(text), columns=("arch", "check"), matrix=table)
     a_plan = plan(one, **changes)
     recorded = results.Recorded((), {one.key: (attempt_at(one, failure(sound(text))),)})
-    return a_plan, recorded, judge.judge(a_plan, recorded, plan_digest(a_plan), decided=NOW)
+    return a_plan, recorded, judge(a_plan, recorded, plan_digest(a_plan), decided=NOW)
 
 
 def sound(text):
@@ -131,7 +131,7 @@ def test_no_terminal_and_no_log_obeys_it(text, monkeypatch, tmp_path):
 
 
 def test_markup_of_our_own_stays_markup():
-    environment = jinja2.Environment(autoescape=True, finalize=escape.finalize)
+    environment = jinja2.Environment(autoescape=True, finalize=finalize)
     assert environment.from_string("{{ a }}{{ b }}{{ c }}").render(a=Markup("<b>"), b="<\x1b", c=7) == "<b>&lt;\\x1b7"
 
 

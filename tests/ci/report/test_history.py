@@ -12,7 +12,7 @@ from support.jobs import failed, passed
 
 from hilgate.cli import history
 from hilgate.history import queries
-from hilgate.report import history as page
+from hilgate.report.history import render
 
 EVIL = "<script>alert(1)</script> $x^2$ ${HOME} | ` \u202e"
 
@@ -73,7 +73,7 @@ def test_an_empty_table_says_why(metric):
 
 @pytest.fixture(scope="module")
 def html(answers):
-    return page.render(answers[""], step="")
+    return render(answers[""], step="")
 
 
 def test_the_page_shows_everything_and_fetches_nothing(html):
@@ -100,7 +100,7 @@ def test_plots_take_their_colours_from_the_page(html):
 
 
 def test_a_page_of_no_build_says_so():
-    assert "no build in this time" in page.render({metric: [] for metric in queries.METRICS}, step="")
+    assert "no build in this time" in render({metric: [] for metric in queries.METRICS}, step="")
 
 
 def test_every_plot_says_what_it_shows(html):
@@ -108,4 +108,4 @@ def test_every_plot_says_what_it_shows(html):
 
 
 def test_the_same_values_give_the_same_bytes(answers, html):
-    assert page.render(answers[""], step="") == html
+    assert render(answers[""], step="") == html

@@ -11,10 +11,10 @@ from support.cell_tables import build, cell
 from support.jobs import failed, passed, skipped
 from support.plans import step
 
-from hilgate import text as shown
 from hilgate.report import annotation
-from hilgate.report import html as report
+from hilgate.report.html import render, timeline
 from hilgate.report.problems import LIMIT_BYTES
+from hilgate.text import duration
 
 MIXED = built(
     (
@@ -27,7 +27,7 @@ MIXED = built(
 
 
 def test_the_verdict_comes_first_then_what_broke_then_the_change():
-    text = " ".join(Outline(report.render(*MIXED)).text.split())
+    text = " ".join(Outline(render(*MIXED)).text.split())
     order = ["✗ fail 2 passed, 1 failed, 30 not run (needs gfx950)", "1 regression, 1 infra, 1 not selected",
              "What broke", "✗ regression bad-cpu", "max_abs_err 0.5 > 0.001", "error max_abs_err 0.5", "case arch cpu",
              "merge base not known: no history", "reproduce hilgate run bad-cpu", "30 not run: needs gfx950",
@@ -39,16 +39,16 @@ def test_the_verdict_comes_first_then_what_broke_then_the_change():
 
 
 def test_a_green_report_has_no_section_of_what_is_not():
-    text = Outline(report.render(*built((step("good", "x"), [passed()])))).text
+    text = Outline(render(*built((step("good", "x"), [passed()])))).text
     assert "What broke" not in text
     assert "✓" in text
 
 
 def test_nothing_runs_and_nothing_is_fetched():
-    outline = Outline(report.render(*MIXED, logs={"bad-cpu": "steps/bad-cpu/log.txt"}))
+    outline = Outline(render(*MIXED, logs={"bad-cpu": "steps/bad-cpu/log.txt"}))
     assert not {"script", "link", "img", "iframe", "object"} & set(outline.tags)
     assert outline.addresses == ["steps/bad-cpu/log.txt"]
-    assert not re.search(r"url\(|@import|https?:", report.render(*MIXED))
+    assert not re.search(r"url\(|@import|https?:", render(*MIXED))
 
 
 @pytest.mark.parametrize("number", [3, 20_000])
@@ -57,7 +57,7 @@ def test_the_report_and_the_annotation_stay_below_1_mib(number):
     build = built(
         *[(step(f"s{n}", "x", columns=("arch",)), checks[: number // (1 if n == 0 else 40)]) for n in range(30)]
     )
-    html, markdown = report.render(*build), annotation.render(*build)
+    html, markdown = render(*build), annotation.render(*build)
     assert len(html.encode()) < LIMIT_BYTES
     assert len(markdown.encode()) < LIMIT_BYTES
     assert "more" in html
@@ -84,7 +84,7 @@ def test_the_timeline_places_bars_in_the_whole_time():
     a_plan, recorded, verdict = built(
         (step("a", "x"), [passed()]), (step("b", "x"), [passed()]), (step("c", "x"), None)
     )
-    bars, ticks = report.timeline(a_plan, recorded, verdict)
+    bars, ticks = timeline(a_plan, recorded, verdict)
     assert [(bar.key, round(bar.left, 1), round(bar.width, 1)) for bar in bars] == [
         ("a-cpu", 0.0, 97.8),
         ("b-cpu", 1.1, 98.9),
@@ -98,11 +98,11 @@ def test_the_timeline_places_bars_in_the_whole_time():
      (3840, "1 h 04 min")],
 )  # fmt: skip
 def test_durations_are_words(seconds, words):
-    assert shown.duration(seconds) == words
+    assert duration(seconds) == words
 
 
 def test_the_page_has_the_table_with_what_each_cell_says_and_the_reasons():
-    html = report.render(*build(cell("fig", "a", "fail", numbers={"err": 0.5}), cell("fig", "b"), cell("kiwi", "b")))
+    html = render(*build(cell("fig", "a", "fail", numbers={"err": 0.5}), cell("fig", "b"), cell("kiwi", "b")))
     outline = Outline(html)
     words = " ".join(outline.text.split())
     assert "grid samples grid-cpu 2 passed, 1 failed, 1 not asked (blank) fruit a b fig ✗ ✓ kiwi ✓ ✗ a: fig:" in words
@@ -111,13 +111,13 @@ def test_the_page_has_the_table_with_what_each_cell_says_and_the_reasons():
 
 
 def test_the_page_says_that_a_table_is_not_whole():
-    words = " ".join(Outline(report.render(*build())).text.split())
+    words = " ".join(Outline(render(*build())).text.split())
     assert "0 passed, 0 failed; not the whole table" in words
     assert "○ not the whole table: no record of it arrived" in words
 
 
 def test_a_huge_table_stays_within_the_report():
     checks = [cell(f"{'r' * 80}{n}", f"{'c' * 80}{n % 300}", "fail", f"{'w' * 500}{n}") for n in range(6000)]
-    html = report.render(*build(*checks))
+    html = render(*build(*checks))
     assert len(html.encode()) < LIMIT_BYTES
     assert re.search(r"6000 x 300 cells, all of them in cells\.json", html)

@@ -7,10 +7,9 @@ from support.builds import built, remember
 from support.jobs import failed, passed, skipped
 from support.plans import COMMIT, plan, step
 
-from hilgate.history import store
 from hilgate.report import merge_base
 from hilgate.report.merge_base import MergeBase, on_merge_base
-from hilgate.run.results import step_folder, write
+from hilgate.run.results import RESULTS_FILE, step_folder, write
 
 BASE = "b" * 40
 PLAN = plan(step("a", "x"), merge_base=BASE)
@@ -45,7 +44,7 @@ def test_of_a_long_history_only_recent_builds_and_the_merge_base_are_read(tmp_pa
     monkeypatch.setattr(merge_base, "RECENT_BUILDS", 2)
     old = [remember(tmp_path, [failed("f")], minute=minute) for minute in range(3)]
     for build in old:
-        (build / store.RESULTS).write_text("never read")
+        (build / RESULTS_FILE).write_text("never read")
     remember(tmp_path, [passed("f")], commit=BASE, minute=3)
     remember(tmp_path, [failed("f")], minute=4)
     facts = merge_base.find(PLAN, history=tmp_path)
@@ -80,7 +79,7 @@ def test_no_merge_base_and_no_build_are_said(tmp_path):
 
 
 def test_a_damaged_history_stops_no_report(tmp_path):
-    path = remember(tmp_path, [passed("p")], commit=BASE) / store.RESULTS
+    path = remember(tmp_path, [passed("p")], commit=BASE) / RESULTS_FILE
     path.write_text('{"kind":"branch"}\n{"kind": "step"}\n')
     facts = merge_base.find(PLAN, history=tmp_path)
     assert f"{path}:2" in on_merge_base(facts, "a-cpu", "p")

@@ -13,12 +13,11 @@ from support.builds import Outline, built
 from support.jobs import failed, gpu_step, passed
 from support.plans import step
 
-from hilgate import text as shown
 from hilgate.model import Check, Loosening, Outcome, Ruling
-from hilgate.report import annotation, terminal
-from hilgate.report import html as report
-from hilgate.report import problems as headlines
+from hilgate.report import annotation, problems, terminal
+from hilgate.report.html import render
 from hilgate.report.merge_base import MergeBase
+from hilgate.text import MARKS, STYLES
 
 DIGEST = "sha256:" + "3f" * 32
 TEST = "tests/kernels/test_x.py::test_x[decode-float16-gfx942]"
@@ -48,7 +47,7 @@ def red(facts=FACTS, **changes):
 
 def page(*parts):
     *build, facts = parts
-    return " ".join(Outline(report.render(*build, facts=facts)).text.split())
+    return " ".join(Outline(render(*build, facts=facts)).text.split())
 
 
 def note(*parts):
@@ -91,7 +90,7 @@ def test_a_loosened_gate_is_said_before_what_broke(show, approved, words):
 
 def test_the_line_of_the_image_is_one_that_a_shell_understands():
     plan, _, verdict, _ = red()
-    line = headlines.container_line(verdict.steps[0], plan.steps[0])
+    line = problems.container_line(verdict.steps[0], plan.steps[0])
     words = shlex.split(line)
     at = words.index(f"$HILGATE_IMAGES/rocm@{DIGEST}")
     assert words[:3] == ["docker", "run", "--rm"]
@@ -113,7 +112,7 @@ def test_the_line_of_the_image_is_one_that_a_shell_understands():
 )
 def test_the_line_of_the_image_follows_the_step(image, planned, missing, present):
     verdict = red()[2].steps[0].model_copy(update={"image": image})
-    line = headlines.container_line(verdict, step("bad", "x", **planned))
+    line = problems.container_line(verdict, step("bad", "x", **planned))
     assert missing not in line
     assert present in line
 
@@ -134,14 +133,14 @@ def test_the_terminal_says_it_too(capsys):
 
 def test_a_ruling_that_repeats_the_outcome_is_said_once():
     verdict = red()[2].steps[0]
-    assert headlines.ruled(verdict) == "✗ fail: regression"
+    assert problems.ruled(verdict) == "✗ fail: regression"
     same = verdict.model_copy(update={"outcome": Outcome.INCONCLUSIVE, "ruling": Ruling.INCONCLUSIVE})
-    assert headlines.ruled(same) == "? inconclusive"
+    assert problems.ruled(same) == "? inconclusive"
 
 
 def test_every_ruling_and_outcome_has_words():
-    assert set(headlines.RULINGS) == set(Ruling)
-    assert set(shown.MARKS) == set(shown.STYLES) == set(Outcome)
+    assert set(problems.RULINGS) == set(Ruling)
+    assert set(MARKS) == set(STYLES) == set(Outcome)
 
 
 def test_the_annotation_is_commonmark_of_which_each_block_closes():
@@ -153,7 +152,7 @@ def test_the_annotation_is_commonmark_of_which_each_block_closes():
 
 def test_a_page_works_in_both_colour_schemes_on_a_phone_and_on_paper():
     *build, facts = red()
-    html = report.render(*build, facts=facts)
+    html = render(*build, facts=facts)
     for words in ("(prefers-color-scheme: dark)", "@media print", "(max-width: 40rem)", 'name="viewport"', 'lang="en"'):
         assert words in html
     assert not re.search(r"<script|https?:|@import", html)
@@ -170,7 +169,7 @@ def wrong_check(name="t", message="it is off", **more):
 
 
 def test_a_failed_kernel_test():
-    found = headlines.finding(
+    found = problems.finding(
         wrong_check(
             "tests/kernels/attention/test_paged.py::test_paged_attention[attention-decode-float16-d256]",
             ROWS,
@@ -193,7 +192,7 @@ def test_a_failed_kernel_test():
 
 
 def test_nan_comes_first_because_it_is_no_number():
-    found = headlines.error(wrong_check(labels={"max_abs_err": "nan", "note": "nan"}, numbers={"max_rel_err": 2.0}))
+    found = problems.error(wrong_check(labels={"max_abs_err": "nan", "note": "nan"}, numbers={"max_rel_err": 2.0}))
     assert found == "max_abs_err nan, max_rel_err 2"
 
 
@@ -210,20 +209,20 @@ def test_nan_comes_first_because_it_is_no_number():
     ids=["both", "fp8", "short", "no dtype", "no parameters", "labels win"],
 )
 def test_the_case_comes_from_labels_then_the_id_then_the_device(name, labels, words):
-    assert headlines.case(wrong_check(name, labels=labels), "cpu") == words
+    assert problems.case(wrong_check(name, labels=labels), "cpu") == words
 
 
 def test_a_score_stands_beside_its_baseline():
     numbers = {"exact_match": 0.71, "ci_low": 0.64, "ci_high": 0.77, "n": 200, "baseline_exact_match": 0.78}
-    assert headlines.error(wrong_check(numbers=numbers)) == "exact_match 71.0% [64.0%, 77.0%], n=200, baseline 78.0%"
+    assert problems.error(wrong_check(numbers=numbers)) == "exact_match 71.0% [64.0%, 77.0%], n=200, baseline 78.0%"
 
 
 @pytest.mark.parametrize(
     "message", ["it is off", "see a.py:3", "a\nb.py:x: Error", "tests/t.py:3: E rest of it\nmore"], ids=repr
 )
 def test_no_place_is_invented(message):
-    assert headlines.place(wrong_check(message=message)) == ""
+    assert problems.place(wrong_check(message=message)) == ""
 
 
 def test_nothing_recorded_is_nothing_shown():
-    assert headlines.error(wrong_check(numbers={"seconds": 1.0}, labels={"error": "TimeoutError"})) == ""
+    assert problems.error(wrong_check(numbers={"seconds": 1.0}, labels={"error": "TimeoutError"})) == ""

@@ -11,8 +11,8 @@ from support.cell_tables import SPEC, STEP, build, cell, grid, table
 from support.jobs import failed, passed
 from support.plans import plan, step
 
-from hilgate.judge import verdict as judge
-from hilgate.model import RESERVED_FILES, Check, Outcome
+from hilgate.judge.verdict import VERDICT_FILE, judge
+from hilgate.model import PLAN_FILE, RESERVED_FILES, Check, Outcome
 from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, tables
 from hilgate.run.evidence import EVIDENCE_CHECK
@@ -30,7 +30,7 @@ def of_attempt(build_, **changes):
     (attempt,) = recorded.attempts[STEP.key]
     last = dataclasses.replace(attempt, record=attempt.record.model_copy(update=changes))
     recorded = dataclasses.replace(recorded, attempts={STEP.key: (last,)})
-    return a_plan, recorded, judge.judge(a_plan, recorded, plan_digest(a_plan), decided=attempt.record.started)
+    return a_plan, recorded, judge(a_plan, recorded, plan_digest(a_plan), decided=attempt.record.started)
 
 
 def test_cells_stand_in_the_order_in_which_they_ran_and_what_was_not_asked_is_blank():
@@ -105,7 +105,7 @@ def test_a_table_that_may_have_lost_cells_says_so(name, tmp_path):
 def test_damaged_results_make_no_whole_table(tmp_path):
     a_plan, recorded, _ = build(cell("fig", "a"))
     recorded = dataclasses.replace(recorded, attempts={}, damaged={STEP.key: "results.jsonl:5: truncated"})
-    verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
+    verdict = judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
     (of_step,) = written((a_plan, recorded, verdict), tmp_path)["steps"]
     assert (of_step["incomplete"], of_step["environment"]) == ("results.jsonl:5: truncated", None)
 
@@ -125,7 +125,7 @@ def test_devices_of_one_step_share_a_file(tmp_path):
     other = STEP.model_copy(update={"device": "gfx942"})
     a_plan, recorded, _ = build(cell("fig", "a"))
     a_plan = plan(STEP, other)
-    verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
+    verdict = judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
     found = written((a_plan, recorded, verdict), tmp_path)
     assert [(one["device"], bool(one["incomplete"])) for one in found["steps"]] == [("cpu", False), ("gfx942", True)]
 
@@ -145,7 +145,7 @@ def test_names_that_no_file_of_cells_may_have_are_those_of_builds():
     from hilgate.release import bundle
     from hilgate.run import results
 
-    theirs = {bundle.PLAN_FILE, bundle.MANIFEST_FILE, judge.VERDICT_FILE, quarantine.USED_FILE, results.NOTE}
+    theirs = {PLAN_FILE, bundle.MANIFEST_FILE, VERDICT_FILE, quarantine.USED_FILE, results.NOTE}
     assert theirs < RESERVED_FILES
 
 

@@ -6,9 +6,9 @@ import pytest
 from rich.cells import cell_len
 from support.cell_tables import cell, grid, table
 
-from hilgate import text as shown
 from hilgate.model import Outcome
 from hilgate.report import terminal
+from hilgate.text import MARKS, STYLES
 
 FRUITS = [f"granite-hybrid-{number}" for number in range(18)]
 TESTS = ["prefill", "chunked-prefill", "decode", "mixed-batch", "prefix-caching", "preemption", "state-reuse", "graphs",
@@ -37,7 +37,7 @@ def test_each_mark_stands_below_the_bar_of_its_column():
     for row in FRUITS:
         line = next(line for line in found if line.startswith(f"{row} ")).ljust(80)
         for name, at in heads.items():
-            wanted = shown.MARKS[Outcome(mixed(row, name))] if mixed(row, name) else " "
+            wanted = MARKS[Outcome(mixed(row, name))] if mixed(row, name) else " "
             assert (row, name, line[at]) == (row, name, wanted)
 
 
@@ -65,5 +65,5 @@ def test_any_table_fits_its_terminal(width):
 def test_marks_carry_the_colours_of_outcomes_and_hostile_names_are_text():
     evil = "\x1b[31mred\u202e"
     spans = [span for line in terminal.lines(table(cell(evil, "a", "fail")), 80) for span in line.spans]
-    assert shown.STYLES[Outcome.FAIL] in {str(span.style) for span in spans}
+    assert STYLES[Outcome.FAIL] in {str(span.style) for span in spans}
     assert "\x1b" not in "".join(text(cell(evil, evil, "fail", evil)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hilgate.model import Check, Outcome
-from hilgate.run import outcome as rules
 from hilgate.run.evidence import KINDS
+from hilgate.run.outcome import RULES, Facts, decide
 
 PASS = Check(id="p", outcome=Outcome.PASS)
 FAIL = Check(id="f", outcome=Outcome.FAIL, message="max_abs_err 0.5 > 0.001\nmore")
@@ -15,7 +15,7 @@ OPEN = Check(id="o", outcome=Outcome.INCONCLUSIVE, message="n=50")
 
 
 def facts(exit_status=0, checks=(PASS,), *, evidence="findings", minimum=1, **more):
-    return rules.Facts(KINDS[evidence], minimum, exit_status, tuple(checks), **more)
+    return Facts(KINDS[evidence], minimum, exit_status, tuple(checks), **more)
 
 
 EXAMPLES = [
@@ -44,11 +44,11 @@ EXAMPLES = [
 
 @pytest.mark.parametrize(("given_facts", "outcome", "why"), EXAMPLES)
 def test_rules_by_example(given_facts, outcome, why):
-    decision = rules.decide(given_facts)
+    decision = decide(given_facts)
     assert decision.outcome is outcome
     assert decision.why.startswith(why)
 
 
 def test_every_rule_decides_an_example():
-    deciding = {next(rule.name for rule in rules.RULES if rule.when(example)) for example, _, _ in EXAMPLES}
-    assert deciding == {rule.name for rule in rules.RULES}
+    deciding = {next(rule.name for rule in RULES if rule.when(example)) for example, _, _ in EXAMPLES}
+    assert deciding == {rule.name for rule in RULES}

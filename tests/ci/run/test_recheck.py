@@ -22,11 +22,11 @@ from support.jobs import (
 )  # fmt: skip
 from support.plans import failing, plan, python, results_of, step, writes_findings
 
-from hilgate.judge import verdict as judge
+from hilgate.judge.verdict import judge
 from hilgate.model import Outcome, Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import process, recheck, results
-from hilgate.run.process import RunContext
+from hilgate.run.process import RunContext, Watchdog
 
 # Fails until the file `mended` exists, which its first run may leave; one more passes always.
 TESTS = """
@@ -54,7 +54,7 @@ def run_step(root):
     """One JUnit step with reruns; returns its records, its ruling and the folder of its rerun."""
     a_plan = plan(step("samples", COMMAND, evidence="junit", env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}))
     recorded = results_of(a_plan, root / "results", root=root, reruns=True)
-    verdict = judge.judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
+    verdict = judge(a_plan, recorded, plan_digest(a_plan), decided=recorded.builds[0].started)
     return recorded, verdict.steps[0], results.step_folder(root / "results", "samples-cpu") / recheck.FOLDER
 
 
@@ -91,7 +91,9 @@ def test_a_rerun_that_crashes_clears_nothing(repository):
 def test_without_time_left_there_is_no_rerun(repository, seconds):
     slow = step("samples", COMMAND, evidence="junit")
     ids = ("tests/test_samples.py::test_fine",)
-    assert recheck.start(slow, ids, repository / "again", RunContext(repository, 1, "gate"), seconds) is None
+    with Watchdog() as watchdog:
+        context = RunContext(repository, 1, plan(slow), watchdog)
+        assert recheck.start(slow, ids, repository / "again", context, seconds) is None
 
 
 def test_a_rerun_that_hangs_is_ended_and_clears_nothing(repository, monkeypatch):
@@ -99,9 +101,10 @@ def test_a_rerun_that_hangs_is_ended_and_clears_nothing(repository, monkeypatch)
     (repository / "tests" / "conftest.py").write_text("import time\ntime.sleep(60)\n")
     slow = step("samples", COMMAND, evidence="junit")
     ids = ("tests/test_samples.py::test_fine",)
-    rerun = recheck.start(slow, ids, repository / "again", RunContext(repository, 1, "gate"), 0.2)
-    while (records := rerun.poll("desk", elsewhere=False)) is None:
-        time.sleep(0.02)
+    with Watchdog() as watchdog:
+        rerun = recheck.start(slow, ids, repository / "again", RunContext(repository, 1, plan(slow), watchdog), 0.2)
+        while (records := rerun.poll("desk", elsewhere=False)) is None:
+            time.sleep(0.02)
     assert [(one.outcome, one.message) for one in records] == [(Outcome.DID_NOT_RUN, "timed out after 0.2 s")]
 
 

@@ -28,7 +28,7 @@ from support.jobs import (
 from support.plans import IDENTITY, failing, passing, plan, results_of, runner, step, writes_findings
 
 from hilgate.errors import CannotRunHereError, RecordsError
-from hilgate.judge import verdict as judge
+from hilgate.judge.verdict import judge
 from hilgate.model import Outcome, Ruling
 from hilgate.plan.make import plan_digest
 from hilgate.run import results
@@ -39,7 +39,7 @@ WRITE = gpu_step("write")
 
 
 def verdict_of(a_plan, recorded):
-    return judge.judge(a_plan, recorded, plan_digest(a_plan), decided=NOW)
+    return judge(a_plan, recorded, plan_digest(a_plan), decided=NOW)
 
 
 @pytest.fixture

@@ -131,6 +131,8 @@ MUTANTS = {
         reading("build", plan_digest=lambda _, plan, __: plan_digest(plan)), {Kind.OTHER_PLAN}),
     "another commit is as good": (reading("build", commit=lambda _, plan, __: plan.commit), {Kind.OTHER_COMMIT}),
     "another tree is as good": (reading("build", tree=lambda *_: "t" * 64), {Kind.OTHER_TREE}),
+    "packages of another tree are as good": (
+        reading("step", imported=lambda _, plan, __: plan.packages), {Kind.OTHER_PACKAGES}),
     "another command is as good": (reading("step", command=planned_command), {Kind.OTHER_COMMAND}),
     "another image is as good": (reading("step", environment=built_image), {Kind.OTHER_IMAGE}),
     "an image of anything is as good": (
