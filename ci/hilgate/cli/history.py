@@ -36,7 +36,7 @@ Since = Annotated[
 ]
 
 
-builds = typer.Typer(help="What builds have said so far: accuracy, kernel times, flakes, minutes.")
+builds = typer.Typer(help="Accuracy, kernel times, flakes and minutes over builds.")
 program.add_typer(builds, name="history", no_args_is_help=True)
 
 

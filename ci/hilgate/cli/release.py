@@ -30,7 +30,10 @@ def bundle(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The tar to write.")],
     results: Results = None,
 ) -> None:
-    """Write the evidence of a judged build to one file: plan, records, verdict, pins, bill and checksums."""
+    """Write the evidence of a judged build to one file.
+
+    Plan, records, verdict, pins, bill of materials and checksums.
+    """
     from hilgate.cli.run import require_commit
     from hilgate.git import commit_time
     from hilgate.plan.make import read_plan

@@ -104,7 +104,8 @@ def _problem(problem: StepProblem, detail: Detail) -> list[str]:
     for finding in problem.findings:
         parts += _finding(finding, detail, about if finding is problem.findings[0] else [])
     if not problem.findings:
-        parts += [fenced(shorten(step.why, detail.message_characters)), f"merge base: {markdown(problem.merge_base)}"]
+        parts.append(fenced(shorten(step.why, detail.message_characters)))
+        parts += [f"merge base: {markdown(problem.merge_base)}"] if problem.merge_base else []
         parts += about
     parts += [f"{MARKS[Outcome.DID_NOT_RUN]} {n} not run: {markdown(why)}" for why, n in problem.skips]
     if problem.more:

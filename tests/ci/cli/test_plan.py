@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -86,9 +87,10 @@ def test_plan_lists_steps_and_omissions_with_reasons(hilgate):
     shown = hilgate("plan")
     assert shown.returncode == 0
     assert "kernels-cache-cpu" in shown.stdout
-    assert "needs gfx942; this machine has no GPU" in shown.stdout
     assert "longest chain" in shown.stdout
     assert "\x1b" not in shown.stdout
+    assert re.search(r"\d+ steps omitted: \d+ not here, \d+ other profiles \(hilgate plan --omitted\)", shown.stdout)
+    assert "needs gfx942; this machine has no GPU" in hilgate("plan", "--omitted").stdout
 
 
 def test_plan_as_json_is_the_plan_and_nothing_else(hilgate, tmp_path):
@@ -105,6 +107,16 @@ def test_explain_tells_both_kinds_of_key_the_same(hilgate):
         assert words in declared.stdout
 
 
+def test_explain_as_json_help_and_version(hilgate):
+    answer = json.loads(hilgate("explain", "kernels-cache-cpu", "--json").stdout)
+    assert (answer["step"]["key"], answer["queues"]["gfx942"]) == ("kernels-cache", "amd_mi300_1")
+    assert hilgate("-V").stdout == hilgate("--version").stdout
+    shown = hilgate("help", "rerun").stdout
+    assert shown == hilgate("rerun", "--help").stdout
+    assert "BUILDKITE_ORGANIZATION_SLUG]" in shown
+    assert "..." not in hilgate("help").stdout.partition("Commands:")[2]
+
+
 def test_doctor_answers_for_every_area(hilgate):
     shown = hilgate("doctor", "--json")
     answer = json.loads(shown.stdout)
@@ -119,7 +131,7 @@ def test_doctor_answers_for_every_area(hilgate):
     [
         (["explain", "kernel-cach"], Exit.MISUSE, ["no step is called 'kernel-cach'", "did you mean 'kernels-cache'"]),
         (["plan", "hygeine"], Exit.MISUSE, ["no area or step is called 'hygeine'", "did you mean 'hygiene'"]),
-        (["plan", "--base", "no-such-ref"], Exit.MISUSE, ["git knows no commit 'no-such-ref'", "to do: fetch it"]),
+        (["plan", "--base", "no-such-ref"], Exit.MISUSE, ["git knows no commit 'no-such-ref'", "git fetch"]),
         (["plan", "kernels-cache-gfx942"], Exit.CANNOT_RUN_HERE, ["needs gfx942", "to do:"]),
         (["plann"], Exit.MISUSE, ["plan"]),
         (["--root", "/", "plan"], Exit.MISUSE, ["not inside a repository"]),

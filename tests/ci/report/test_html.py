@@ -29,7 +29,7 @@ def test_the_verdict_comes_first_then_what_broke_then_the_change():
     text = " ".join(Outline(report.render(*MIXED)).text.split())
     order = ["✗ fail 2 passed, 1 failed, 30 not run (needs gfx950)", "1 regression, 1 infra, 1 not selected",
              "What broke", "✗ regression bad-cpu", "max_abs_err 0.5 > 0.001", "error max_abs_err 0.5", "case arch cpu",
-             "merge base not known: no history", "reproduce hilgate run bad-cpu", "30 not run: needs gfx950",
+             "reproduce hilgate run bad-cpu", "30 not run: needs gfx950",
              "○ infra lost-cpu", "no record of it arrived", "What changed", "samples/layout.py", "Every step",
              "When it ran", "65 536", "Not selected", "far-gfx950", "Where it ran"]  # fmt: skip
     text = text.replace("\u202f", " ")
