@@ -93,3 +93,13 @@ def remember(folder, checks, *, minute=0, flaky=(), **changes):
 
 def bytes_of(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def three_builds(folder):
+    """A history, a minute apart: a score that rises, a kernel that slows down, a flaky check, and a hostile id."""
+    for number, time in enumerate((10.0, 12.0, 22.0)):
+        score = {"exact_match": 0.5 + number / 10, "ci_low": 0.3 + number / 10, "ci_high": 0.8, "n": 200}
+        checks = [passed("pocket/accuracy", numbers=score), passed("decode", numbers={"ours_us": time})]
+        checks += [failed("<script>alert(1)</script> $x^2$ ${HOME} | ` \u202e")] if number == 1 else []
+        remember(folder, checks, minute=number, flaky=("sometimes",) if number != 1 else ())
+    return folder

@@ -19,7 +19,7 @@ from hilgate.cli import Settings, program
 
 # Each module adds its commands to `program`; help lists them in this order.
 # isort: off
-from hilgate.cli import plan, run as running, buildkite, release, history  # noqa: F401
+from hilgate.cli import plan, run as running, buildkite, builds  # noqa: F401
 
 # isort: on
 from hilgate.errors import Exit, HilgateError

@@ -198,7 +198,7 @@ def print_checks(checks: tuple[Check, ...]) -> None:
     """One line per check and its message below."""
     console = stdout()
     for check in checks:
-        console.print(mark_of(check.outcome) + cell(f" {check.id}"), soft_wrap=True)
+        console.print(Text.assemble(mark_of(check.outcome), " ", cell(check.id)), soft_wrap=True)
         console.print(Text(text.log(f"  {check.message}"), "dim"), soft_wrap=True)
     console.print(f"\n{Counts.of(check.outcome for check in checks)}")
 
@@ -211,7 +211,7 @@ def short(path: Path) -> Path:
 def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str, history: Mapping[Key, float]) -> None:
     """Everything declared about a step; `rule` says whether a change selects it, `history` is in minutes."""
     out = stdout()
-    out.print(cell(step.key, "bold") + cell(f"  {step.label}  (area {area.area})"))
+    out.print(Text.assemble((step.key, "bold"), "  ", cell(f"{step.label} (area {area.area})")))
     selected = "any change" if area.always else "a change to " + ", ".join(area.paths)
     if step.imports and not area.always:
         selected = f"a changed module that {', '.join(step.imports)} imports; of other files, {selected}"

@@ -1,4 +1,4 @@
-"""The report and its twins: right content, right size, nothing that could run or leave the machine."""
+"""The report, its twins and the history as a page: right content and size, nothing that runs or leaves the machine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 
 import pytest
 from junitparser import Error, Failure, JUnitXml, Skipped
-from support.builds import Outline, built, failed, passed, skipped
+from support.builds import Outline, built, failed, passed, skipped, three_builds
 from support.cell_tables import build, cell
 from support.plans import step
 
 from hilgate import text as shown
+from hilgate.history import queries
 from hilgate.report import annotation
 from hilgate.report import html as report
 from hilgate.report.problems import LIMIT_BYTES
@@ -120,3 +121,48 @@ def test_a_huge_table_stays_within_the_report():
     html = report.render(*build(*checks))
     assert len(html.encode()) < LIMIT_BYTES
     assert re.search(r"6000 x 300 cells, all of them in cells\.json", html)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    return queries.ask(three_builds(tmp_path_factory.mktemp("history")))
+
+
+@pytest.fixture(scope="module")
+def history(answers):
+    return report.render_history(answers, step="")
+
+
+def test_the_page_shows_everything_and_fetches_nothing(history):
+    outline = Outline(history)
+    text = " ".join(outline.text.split())
+    for words in ("3 builds", "Minutes", "Accuracy", "70.0%", "Kernel times", "+100.0%", "2 (67%)"):
+        assert words in text
+    assert not {"script", "link", "img", "iframe", "object"} & set(outline.tags)
+    assert not re.search(r"@import|https?:|url\((?!#)", history)
+    assert all(address.startswith("#") for address in outline.addresses)
+
+
+def test_hostile_ids_are_text_on_the_page_too(history):
+    assert "<script" not in history
+    assert "&lt;script&gt;" in history
+
+
+def test_plots_take_their_colours_from_the_page(history):
+    svg = "".join(re.findall(r"(?s)<svg.*?</svg>", history))
+    assert "var(--plot)" in svg
+    assert not re.search(r"(?:fill|stroke): #", svg)
+    assert "(prefers-color-scheme: dark)" in history
+    assert "@media print" in history
+
+
+def test_a_page_of_no_build_says_so():
+    assert "no build in this time" in report.render_history({metric: [] for metric in queries.METRICS}, step="")
+
+
+def test_every_plot_says_what_it_shows(history):
+    assert len(re.findall(r'<svg[^>]*role="img"[^>]*aria-label="[^"]+"', history)) == history.count("<svg")
+
+
+def test_the_same_values_give_the_same_bytes(answers, history):
+    assert report.render_history(answers, step="") == history

@@ -1,0 +1,195 @@
+"""The commands of the history and of bundles, on the results of a real run of samples."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.builds import NOW, bytes_of, three_builds
+from support.bundles import edited, forge
+from support.plans import IDENTITY, failing, hilgate, passing, write_repository, writes_findings
+
+from hilgate.cli import builds
+from hilgate.history import queries
+from hilgate.history.store import folder_of
+
+MEASURED = {"id": "decode", "outcome": "pass", "numbers": {"ours_us": 12.5}}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A repository whose gate ran once and is in its history."""
+    root = write_repository(tmp_path_factory.mktemp("samples"), {"a": writes_findings(passing(), MEASURED)})
+    assert hilgate(root, "gate").returncode == 0
+    added = hilgate(root, "history", "add", "--branch", "main")
+    assert (added.returncode, added.stderr) == (0, "")
+    assert ": 1 step to " in added.stdout
+    return root
+
+
+def test_adding_again_says_so_and_adds_nothing(repository):
+    before = bytes_of(repository / "results" / "history")
+    again = hilgate(repository, "history", "add")
+    assert again.returncode == 0
+    assert "is already in" in again.stdout
+    assert bytes_of(repository / "results" / "history") == before
+
+
+def test_the_history_outlives_the_next_gate(repository):
+    assert hilgate(repository, "gate", "--steps", "a").returncode == 0
+    assert hilgate(repository, "history", "add").stdout.startswith("added ")
+    shown = json.loads(hilgate(repository, "history", "show", "--metric", "minutes", "--json").stdout)
+    assert len(shown["minutes"]) >= 2
+
+
+def test_all_tables_fit_80_columns(repository):
+    shown = hilgate(repository, "history", "show")
+    assert shown.returncode == 0
+    assert "decode" in shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
+def test_the_page_is_written_beside_the_history_or_where_it_is_asked_for(repository, tmp_path):
+    assert (repository / "results" / "history" / "history.html").exists() is False
+    written = hilgate(repository, "history", "report").stdout.strip()
+    assert written.endswith("results/history/history.html")
+    asked = hilgate(repository, "history", "report", "--out", str(tmp_path / "x.html"), "--step", "a")
+    assert asked.stdout.strip() == str(tmp_path / "x.html")
+    assert "History of a" in (tmp_path / "x.html").read_text()
+
+
+def test_the_environment_names_another_history(repository, tmp_path):
+    added = hilgate(repository, "history", "add", HILGATE_HISTORY=str(tmp_path / "far"), BUILDKITE_BRANCH="feature")
+    assert added.stdout.startswith("added ")
+    assert b"feature" in b"".join(bytes_of(tmp_path / "far").values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("show", "--history", "none"), 4, "add one: `hilgate history add`"),
+        (("report", "--history", "none"), 4, "no build"),
+        (("show", "--metric", "kernel"), 2, "did you mean 'kernels'"),
+        (("show", "--step", "aa"), 2, "did you mean"),
+        (("show", "--since", "yesterday"), 2, "yesterday"),
+        (("show", "--rows", "0"), 2, "than or equal to 1"),
+        (("add", "--results", "none"), 3, "none"),
+        (("report", "--out", "none/x.html"), 2, "cannot be written"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_bad_input_is_refused_with_what_to_do(repository, arguments, status, words):
+    refused = hilgate(repository, "history", *arguments)
+    assert (refused.returncode, refused.stdout) == (status, "")
+    assert words in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_verdict_of_another_plan_is_refused(repository, tmp_path):
+    folder = tmp_path / "results"
+    shutil.copytree(repository / "results", folder)
+    verdict = json.loads((folder / "verdict.json").read_text())
+    (folder / "verdict.json").write_text(json.dumps(verdict | {"plan_digest": "0" * 64}))
+    refused = hilgate(repository, "history", "add", "--results", str(folder))
+    assert refused.returncode == 3
+    assert "another plan" in refused.stderr
+
+
+@pytest.mark.parametrize(("named", "place"), [("", "results/history"), ("far", "far")], ids=["default", "named"])
+def test_other_commands_find_the_same_history(monkeypatch, named, place):
+    monkeypatch.setenv("HILGATE_HISTORY", named)
+    assert folder_of(Path()) == Path(place)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    folder = three_builds(tmp_path_factory.mktemp("history"))
+    return {step: queries.ask(folder, step=step) for step in ("", "a-cpu")}
+
+
+def tables(metric, rows):
+    text = io.StringIO()
+    builds.show_history_tables(Console(file=text, width=80), metric, rows, limit=1)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        ([], ""),
+        ([1.0], "▄"),
+        ([1.0, 1.0], "▄▄"),
+        ([1.0, None, 2.0], "▁·█"),
+        ([float("nan"), 1.0, 2.0], "·▁█"),
+        ([None], "·"),
+        ([9.0, *range(12)], "▁▂▃▄▅▆▇█"),
+    ],
+    ids=["none", "one", "constant", "gap", "nan", "only a gap", "more than fit"],
+)
+def test_bars(values, drawn):
+    assert builds.bars(values) == drawn
+
+
+@pytest.mark.parametrize("metric", queries.METRICS)
+@pytest.mark.parametrize("step", ["", "a-cpu"], ids=["all", "one step"])
+def test_tables_fit_80_columns(answers, metric, step):
+    lines = tables(metric, answers[step][metric]).splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_terminal_gets_no_escape_sequences():
+    row = {"key": "a", "id": "x\x1b[31m\u202e", "flaky": 1, "rate": 1.0, "failed": 0, "builds": 1, "last": NOW}
+    shown = tables("flakes", [row])
+    assert "x\\x1b[31m\\u202e" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("metric", queries.METRICS)
+def test_an_empty_table_says_why(metric):
+    assert tables(metric, []).startswith(f"{metric}: no ")
+
+
+def test_the_commands(repository):
+    done = hilgate(repository, "bundle", "--out", "e.tar")
+    assert (done.returncode, done.stdout) == (0, "e.tar\n")
+    checked = hilgate(repository, "verify-bundle", "e.tar", "--profile", "gate")
+    assert checked.returncode == 0
+    assert checked.stdout.endswith("sound; its verdict: pass\n")
+    assert max(map(len, checked.stdout.splitlines())) <= 90
+    as_json = json.loads(hilgate(repository, "verify-bundle", "e.tar", "--json").stdout)
+    assert (as_json["sound"], as_json["outcome"]) == (True, "pass")
+
+
+def test_an_unsound_bundle_ends_with_3_whatever_it_claims(repository):
+    hilgate(repository, "bundle", "--out", "e.tar")
+    forge(repository / "e.tar", repository / "f.tar", edited("verdict.json", b"2 passed", b"7 passed"))
+    done = hilgate(repository, "verify-bundle", "f.tar")
+    assert done.returncode == 3
+    assert done.stdout.endswith("NOT SOUND: nothing that it says counts\n")
+    assert hilgate(repository, "verify-bundle", "none.tar").returncode == 3
+
+
+def test_results_that_were_not_judged_as_recorded_are_not_bundled(tmp_path):
+    root = write_repository(tmp_path, {"a": writes_findings(failing(), status=1)})
+    assert hilgate(root, "gate").returncode == 1
+    verdict = root / "results" / "verdict.json"
+    verdict.write_text(verdict.read_text().replace('"fail"', '"pass"'))
+    done = hilgate(root, "bundle", "--out", "e.tar")
+    assert done.returncode == 3
+    assert "the stored verdict says pass; the records give fail" in done.stderr
+    assert not (root / "e.tar").exists()
+
+
+def test_a_bundle_is_of_the_commit_that_is_checked_out(tmp_path):
+    root = write_repository(tmp_path, {"a": writes_findings(passing())})
+    hilgate(root, "gate")
+    subprocess.run(["git", *IDENTITY, "commit", "-q", "--allow-empty", "-m", "x"], cwd=root, check=True)
+    done = hilgate(root, "bundle", "--out", "e.tar")
+    assert done.returncode == 3
+    assert "is checked out" in done.stderr
