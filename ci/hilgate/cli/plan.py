@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hilgate.checks.replay import Replay, Replayed
     from hilgate.declare.load import Declarations
     from hilgate.model import Check
+    from hilgate.plan.expand import Readiness
     from hilgate.plan.machine import Machine
 
 
@@ -105,12 +106,9 @@ def explain(
 @program.command()
 def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     """What this machine is and lacks. Exit status 5 when some step cannot run here."""
-    from hilgate.plan.expand import Target, readiness
-    from hilgate.plan.make import absent_tools
     from hilgate.report.terminal import print_machine, print_readiness
 
-    declarations, machine = _here(ctx)
-    areas = readiness(declarations, Target(machine, absent_tools(declarations)))
+    declarations, machine, areas = _here(ctx)
     if as_json:
         answer = {
             "machine": {**asdict(machine), "distributions": dict(machine.distributions)},
@@ -126,11 +124,9 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
 
 def show_home(ctx: typer.Context) -> None:
     """The first screen: what this is, what to try, what this machine can run."""
-    from hilgate.plan.expand import Target, readiness
-    from hilgate.plan.make import absent_tools
     from hilgate.report.terminal import print_readiness, stdout
 
-    declarations, machine = _here(ctx)
+    _, machine, areas = _here(ctx)
     stdout().print(
         f"hilgate {_version()}\n{SUMMARY}\n\nTry:\n"
         "  hilgate plan          what would run on this machine, and why\n"
@@ -138,7 +134,7 @@ def show_home(ctx: typer.Context) -> None:
         "  hilgate gate          everything this machine can run, and one verdict\n\n"
         f"This machine: {_one_line(machine)}"
     )
-    print_readiness(readiness(declarations, Target(machine, absent_tools(declarations))))
+    print_readiness(areas)
     stdout().print("\nMore: hilgate --help, hilgate doctor")
 
 
@@ -150,19 +146,21 @@ def show_version() -> None:
     stdout().print(f"hilgate {_version()}", _one_line(detect()), sep="\n")
 
 
-def _here(ctx: typer.Context) -> tuple[Declarations, Machine]:
+def _here(ctx: typer.Context) -> tuple[Declarations, Machine, list[Readiness]]:
     from hilgate.declare.load import load
+    from hilgate.plan.expand import Target, readiness
     from hilgate.plan.machine import detect
+    from hilgate.plan.make import absent_tools
 
     declarations = load(repository(ctx))
-    return declarations, detect(package for _, step in declarations.steps() for package in step.packages)
+    machine = detect(package for _, step in declarations.steps() for package in step.packages)
+    return declarations, machine, readiness(declarations, Target(machine, absent_tools(declarations)))
 
 
 def _one_line(machine: Machine) -> str:
-    what = (
-        f"{machine.gpus} x {machine.name} ({machine.device})" if machine.gpus else "no GPU (cpu: Triton's interpreter)"
-    )
-    return f"{what}, {machine.cores} cores, {machine.memory_gib:.0f} GiB"
+    gpus = f"{machine.gpus} x {machine.name} ({machine.device})"
+    what = gpus if machine.gpus else "no GPU (cpu: Triton's interpreter)"
+    return f"{what}, {count(machine.cores, 'core')}, {machine.memory_gib:.0f} GiB"
 
 
 def _version() -> str:

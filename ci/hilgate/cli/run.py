@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from hilgate.cli import Base, JobsFolder, Json, Results, program, repository
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
-from hilgate.report.write import Judged, decide, read_plan_or_say_so, status_of
+from hilgate.report.write import decide, read_plan_or_say_so, status_of
 from hilgate.text import count, suggest
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ def gate(
         terminal.print_plan(terminal.stderr(), plan, measured(root))
         run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast)
         judged = decide(folder, plan, root=root, approved_by=approved_by)
-    raise _shown(judged)
+    terminal.print_verdict(judged)
+    raise typer.Exit(status_of(judged))
 
 
 @program.command(cls=TakesArguments)
@@ -119,6 +120,7 @@ def run(
     A part of a table is run by its labels: hilgate run models-families -- --family jamba.
     """
     from hilgate.plan.make import make_plan, read_plan
+    from hilgate.report.terminal import print_verdict
     from hilgate.run.runner import locked
 
     arguments: str = ctx.meta[ARGUMENTS]
@@ -147,7 +149,8 @@ def run(
         if arguments:
             only = _selected(plan, folder)
         judged = decide(folder, plan, only=only, job=job, root=root)
-    raise _shown(judged, every=True)
+    print_verdict(judged, every=True)
+    raise typer.Exit(status_of(judged))
 
 
 @program.command()
@@ -164,18 +167,21 @@ def judge(
 
     The exit status is the verdict.
     """
+    from hilgate.report.terminal import print_verdict
+
     root = repository(ctx)
     folder = results or root / "results"
     plan = read_plan_or_say_so(plan_file or folder / PLAN_FILE, folder)
     judged = decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
     if as_json:
         sys.stdout.write(judged.verdict.model_dump_json(indent=1) + "\n")
-    ended = typer.Exit(status_of(judged)) if as_json else _shown(judged)
+    else:
+        print_verdict(judged)
     for where, why in judged.recorded.damaged.items():
         sys.stderr.write(f"damaged: {where}: {why}\n")
     if judged.refused:
         sys.stderr.write(f"error: {judged.refused}\n")
-    raise ended
+    raise typer.Exit(status_of(judged))
 
 
 @program.command()
@@ -230,14 +236,6 @@ def _earlier(folder: Path, plan: Plan) -> Recorded | None:
             remedy="start afresh without --resume; the old results go to previous/",
         )
     return read_all(folder, None, plan, plan_digest(plan))
-
-
-def _shown(judged: Judged, *, every: bool = False) -> typer.Exit:
-    """Print a verdict with its tables, every one or those that are not green; returns how to end."""
-    from hilgate.report import terminal
-
-    terminal.print_verdict(judged, every=every)
-    return typer.Exit(status_of(judged))
 
 
 PLAN_FILE = "plan.json"

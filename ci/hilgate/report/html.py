@@ -152,9 +152,8 @@ def environment() -> jinja2.Environment:
     return made
 
 
-MOST_PLOTS = 8
+MOST_PLOTS, MOST_ROWS = 8, 200
 """Of one kind: a plot is about 8 KiB. The tables below them hold more, --json everything."""
-MOST_ROWS = 200
 
 
 def render_history(answers: Mapping[Metric, Sequence[Row]], *, step: str) -> str:

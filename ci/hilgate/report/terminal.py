@@ -276,13 +276,9 @@ def _about(minutes: float) -> str:
 
 NARROWEST = 60
 """Columns of a terminal below which lines are left to wrap."""
-ROW_CELLS = 22
-NAME_CELLS = 12
-"""Room that the last column's name gets at least."""
-STEP = 3
-"""Terminal columns for a mark, where the names stand above each other."""
-NOTE_CHARACTERS = 400
-MESSAGE_LINES = 12
+ROW_CELLS, NAME_CELLS, STEP = 22, 12, 3
+"""Terminal columns: most for names of rows, least for the last column's name, and for a mark below upright names."""
+MESSAGE_LINES, NOTE_CHARACTERS = 12, 400
 
 
 def lines(table: tables.Table, width: int) -> Iterator[Text]:

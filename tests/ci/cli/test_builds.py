@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from support.builds import NOW, bytes_of, three_builds
 from support.bundles import edited, forge
-from support.plans import IDENTITY, failing, hilgate, passing, write_repository, writes_findings
+from support.plans import failing, git, hilgate, passing, write_repository, writes_findings
 
 from hilgate.cli import builds
 from hilgate.history import queries
@@ -189,7 +188,7 @@ def test_results_that_were_not_judged_as_recorded_are_not_bundled(tmp_path):
 def test_a_bundle_is_of_the_commit_that_is_checked_out(tmp_path):
     root = write_repository(tmp_path, {"a": writes_findings(passing())})
     hilgate(root, "gate")
-    subprocess.run(["git", *IDENTITY, "commit", "-q", "--allow-empty", "-m", "x"], cwd=root, check=True)
+    git(root, "commit", "-q", "--allow-empty", "-m", "x")
     done = hilgate(root, "bundle", "--out", "e.tar")
     assert done.returncode == 3
     assert "is checked out" in done.stderr

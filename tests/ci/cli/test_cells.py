@@ -66,7 +66,7 @@ def test_run_prints_the_table_and_a_green_gate_one_line_of_it(repository):
     assert "\nfig   ✗    ✓\n" in hilgate(repository, "gate").stdout
 
 
-def test_every_command_writes_the_same_file_with_its_verdict(repository):
+def test_every_command_writes_the_same_file_with_its_verdict_and_the_next_gate_sets_it_aside(repository):
     hilgate(repository, "gate")
     path = repository / "results" / "cells.json"
     first = path.read_bytes()
@@ -76,14 +76,11 @@ def test_every_command_writes_the_same_file_with_its_verdict(repository):
     path.unlink()
     hilgate(repository, "judge")
     assert path.read_bytes() == first
-
-
-def test_no_table_outlives_its_verdict(repository):
-    hilgate(repository, "gate")
-    path = repository / "results" / "cells.json"
-    first = path.read_bytes()
+    records = (repository / "results" / "steps" / "grid-cpu" / "results.jsonl").read_bytes()
     hilgate(repository, "gate", "--steps", "other")
     assert not path.exists()
+    assert not (repository / "results" / "steps" / "grid-cpu").exists()
+    assert (repository / "results" / "previous" / "steps" / "grid-cpu" / "results.jsonl").read_bytes() == records
     assert (repository / "results" / "previous" / "cells.json").read_bytes() == first
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -60,24 +59,10 @@ def test_help_lists_every_exit_status(hilgate):
         assert f"{status.value}  {meaning}" in shown
 
 
-def test_help_is_quick():
-    """At most four times what importing typer and rich takes: processor time, in turns, so that a slow or busy machine
-    slows both; the best of three."""
-    commands = {"help": ["-m", "hilgate", "--help"], "imports": ["-c", "import typer.main, rich.console"]}
-    seconds = {name: [] for name in commands}
-    for _ in range(3):
-        for name, words in commands.items():
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run([sys.executable, *words], check=True, capture_output=True, cwd=REPOSITORY)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            seconds[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds["help"]) < 4 * min(seconds["imports"]), seconds
-
-
 def test_help_imports_nothing_heavy():
     code = (
         "import sys; import hilgate.cli.app;"
-        "print(sorted({'pydantic', 'yaml', 'buildkite_sdk', 'jsonschema', 'matplotlib', 'torch'} & set(sys.modules)))"
+        "print(sorted({'pydantic', 'yaml', 'rich', 'jsonschema', 'matplotlib', 'torch'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
     assert shown.stdout.strip() == "[]"

@@ -1,11 +1,10 @@
 """`hilgate replay`, `plan --models`, histories and explanations as a person meets them, in a small repository."""
 
 import json
-import subprocess
 
 import pytest
 from support.builds import built, passed
-from support.plans import IDENTITY, hilgate, passing, step, write_repository, writes_findings
+from support.plans import git, hilgate, passing, step, write_repository, writes_findings
 
 from hilgate.errors import Exit
 from hilgate.model import Plan
@@ -32,7 +31,7 @@ def repository(tmp_path):
     )
     area = json.loads((root / "ci/areas/samples.yaml").read_text())
     (root / "ci/areas/samples.yaml").write_text(json.dumps(area | {"always": False}))
-    subprocess.run(["git", *IDENTITY, "commit", "-qam", "not always"], cwd=root, check=True)
+    git(root, "commit", "-qam", "not always")
     return root
 
 

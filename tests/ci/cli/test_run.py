@@ -93,14 +93,6 @@ def test_brackets_in_names_ids_files_and_arguments_are_text_in_every_command(tmp
         assert arguments in SILENT or MARKUP in said, (arguments, said)
 
 
-def test_a_gate_run_again_keeps_the_previous_results(green):
-    hilgate(green, "gate", "--steps", "a")
-    first = (step_folder(green / "results", "a-cpu") / RESULTS_FILE).read_text()
-    hilgate(green, "gate", "--steps", "b")
-    assert (step_folder(green / "results" / "previous", "a-cpu") / RESULTS_FILE).read_text() == first
-    assert not (green / "results" / "steps" / "a-cpu").exists()
-
-
 def test_colour_only_where_asked_for(green):
     assert "\x1b[" not in hilgate(green, "gate", "--steps", "b").stdout
     assert "\x1b[" in hilgate(green, "judge", FORCE_COLOR="1").stdout

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
-from support.plans import IDENTITY, hilgate, passing, write_repository, writes_findings
+from support.plans import git, hilgate, passing, write_repository, writes_findings
 
 from hilgate.declare import protected
 from hilgate.errors import Exit
@@ -26,11 +25,6 @@ JUNIT = {"command": "python -m pytest tests -q -p no:cacheprovider -o pythonpath
          "env": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}}  # fmt: skip
 RUN = ("run", "measure-cpu", "--plan", "results/plan.json", "--results", "results/jobs/measure-cpu")
 JUDGE = ("judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
-
-
-def git(root, *arguments):
-    done = subprocess.run(["git", *IDENTITY, *arguments], cwd=root, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
 
 
 @pytest.fixture
