@@ -270,7 +270,6 @@ def _show(found: Replay) -> None:
 
 
 ROUTING = "pagedkv.routing"
-_STATUSES = (Exit.PASS, Exit.FAIL, Exit.MISUSE, Exit.INVALID_DECLARATION)
 
 
 # Options, --help among them, are those of the command that is started.
@@ -297,6 +296,6 @@ def explain_kernel(ctx: typer.Context) -> None:
     )
     sys.stdout.write(done.stdout)
     sys.stderr.write(done.stderr)
-    if done.returncode not in _STATUSES:
+    if done.returncode not in {Exit.PASS, Exit.FAIL, Exit.MISUSE, Exit.INVALID_DECLARATION}:
         raise RuntimeError(f"{ROUTING} ended with status {done.returncode}")
     raise typer.Exit(done.returncode)

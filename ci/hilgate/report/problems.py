@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 LIMIT_BYTES = 1024 * 1024
 """Buildkite refuses larger annotations; a report of that size is still a mailable file."""
 
-NAMED_IDS = 20
-"""Of flaky and quarantined checks of one step; the others are counted."""
-
-EVIDENCE_LINES = 12
+NAMED_IDS, EVIDENCE_LINES = 20, 12
+"""Of flaky and quarantined checks of one step; the others are counted. Of the evidence of one step."""
 
 
 @dataclass(frozen=True)

@@ -1,47 +1,27 @@
 """The command line as a person meets it: first screen, help, listings, mistakes, exit statuses."""
 
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support import plans
 
-from hilgate.cli.app import run
 from hilgate.errors import EXIT_MEANINGS, Exit
 from hilgate.model import Plan
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-@dataclass
-class Shown:
-    """What a command printed, and its exit status."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture
-def hilgate(monkeypatch, capsys):
-    """The command line in this process, 80 columns wide, on a machine that hides its GPUs."""
-    for name in [name for name in os.environ if name.startswith(("HILGATE_", "FORCE_COLOR"))]:
-        monkeypatch.delenv(name)
-    for name, value in {"COLUMNS": "80", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(REPOSITORY)
-
-    def command(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            run(list(arguments))
-        streams = capsys.readouterr()
-        return Shown(ended.value.code or 0, streams.out, streams.err)
-
-    return command
+def hilgate():
+    """The command line over this repository, on a machine that hides its GPUs."""
+    hidden = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "FORCE_COLOR"), "")
+    return functools.partial(plans.hilgate, REPOSITORY, **hidden)
 
 
 def test_first_screen_says_what_to_try_and_what_this_machine_can_do(hilgate):
