@@ -361,7 +361,8 @@ def _evidence(s: StepResult) -> tuple[str, ...]:
         place = f"{'elsewhere' if rerun.elsewhere else 'on the same node'}, {rerun.host}"
         same[f"again {place}", rerun.outcome.value].append(rerun)
     for (place, ended), reruns in same.items():
-        message = f": {rules.first_line(reruns[0].message)}" if reruns[0].message else ""
+        said = rules.first_line(reruns[0].message)
+        message = f": {said}" if said and all(rules.first_line(check.message) != said for check in s.checks) else ""
         one = f"{reruns[0].check}: {ended}{message}"
         again.append(f"{place}: {one if len(reruns) == 1 else f'{len(reruns)} checks: {ended}'}")
     if damaged := s.recorded.damaged.get(s.step.key + RECHECK_SUFFIX, ""):

@@ -138,8 +138,8 @@ def test_a_part_without_a_test_is_misuse_and_no_regression(repository):
 
 def test_of_several_parts_those_with_tests_are_judged(repository):
     (repository / "tests" / "test_more.py").write_text("def test_window(): ...")
-    more = {"more": "python -m pytest tests/test_more.py -q -p no:cacheprovider"}
-    commands = {"grid": COMMANDS["grid"].replace("tests", "tests/test_cells.py")} | more
+    commands = {key: COMMANDS["grid"].replace("tests", f"tests/test_{key}.py") for key in ("grid", "more")}
+    (repository / "tests" / "test_cells.py").rename(repository / "tests" / "test_grid.py")
     write_repository(repository, commands, grid=GRID, more={"evidence": "junit"})
     done = hilgate(repository, "run", "samples", "--", "-k", "window")
     assert done.returncode == Exit.PASS, done.stdout

@@ -76,8 +76,7 @@ def test_explain_as_json_help_and_version(hilgate):
     answer = json.loads(hilgate("explain", "kernels-cache-cpu", "--json").stdout)
     assert (answer["step"]["key"], answer["queues"]["gfx942"]) == ("kernels-cache", "amd_mi300_1")
     assert hilgate("-V").stdout == hilgate("--version").stdout
-    shown = hilgate("help", "rerun").stdout
-    assert shown == hilgate("rerun", "--help").stdout
+    assert (shown := hilgate("help", "rerun").stdout) == hilgate("rerun", "--help").stdout
     assert "BUILDKITE_ORGANIZATION_SLUG]" in shown
     assert "..." not in hilgate("help").stdout.partition("Commands:")[2]
 

@@ -57,7 +57,6 @@ def test_fail_fast_starts_nothing_after_the_first_red_step_and_resume_goes_on(tm
     assert "○ did not run: not started: 2 steps" in done.stdout
     assert "not started: bad-cpu failed before it (--fail-fast)" in done.stdout
     assert "0 of 3 steps passed, 1 regression, 2 not started" in done.stdout
-    assert hilgate(root, "judge").returncode == Exit.FAIL
     done = hilgate(root, "gate", "--resume", "--jobs", "1")
     assert (done.returncode, done.stderr.count(": started:")) == (Exit.FAIL, 3)
     assert "2 of 3 steps passed, 1 regression" in done.stdout
@@ -126,10 +125,8 @@ def test_judge_and_report_can_be_replayed(green):
     assert done.returncode == Exit.NOTHING_RAN
     assert "damaged: a-cpu: results.jsonl: it is not as it was written: truncated or changed" in done.stderr
     verdict = json.loads((green / "results" / "verdict.json").read_text())
-    assert (verdict["outcome"], [step["outcome"] for step in verdict["steps"]]) == (
-        "did not run",
-        ["did not run", "pass"],
-    )
+    outcomes = [verdict["outcome"], *(step["outcome"] for step in verdict["steps"])]
+    assert outcomes == ["did not run", "did not run", "pass"]
     assert "truncated" in (green / "results" / "annotation.md").read_text()
 
 

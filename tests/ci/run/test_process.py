@@ -66,7 +66,6 @@ def test_it_never_outlives_the_job_or_its_own_timeout(step, minutes, elapsed):
         ("collected 9 items\n....", "collected 9 items"),
         ("tests/test_x.py ......... [ 25%]\n\n", "tests/test_x.py [ 25%]"),
         ("E   it took 3 s\n", "E   it took 3 s"),
-        ("", ""),
     ],
 )
 def test_the_last_line_is_one_with_words(tmp_path, log, line):
