@@ -48,7 +48,7 @@ def inspect(root: Path, base: str | None) -> Changes:
         raise MisuseError(
             f"git knows no commit {base!r}",
             where=str(root),
-            remedy="fetch it (git fetch origin) or name another --base, e.g. origin/main",
+            remedy=f"name another --base{_names_like(root, base)}, or fetch it (git fetch origin)",
         )
     commit = (_git(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}") or "").strip()
     fork = (_git(root, "merge-base", base, "HEAD") or "").strip()
@@ -70,6 +70,13 @@ def inspect(root: Path, base: str | None) -> Changes:
         appeared=tuple(sorted(appeared | new)),
         merge_base=fork,
     )
+
+
+def _names_like(root: Path, base: str) -> str:
+    """Branches and tags that there are, those with the last part of this name first: ` (there are: main, v1)`."""
+    names = (_git(root, "for-each-ref", "--format=%(refname:short)") or "").split()
+    names.sort(key=lambda name: name.rpartition("/")[2] != base.rpartition("/")[2])
+    return f" (there are: {', '.join(names[:5])})" if names else ""
 
 
 def tracked_files(root: Path) -> tuple[str, ...]:

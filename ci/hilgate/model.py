@@ -133,6 +133,8 @@ class Ruling(enum.StrEnum):
     """The step did its work and what it checks is wrong, or it no longer does its work."""
     INFRA = "infra"
     """The node, the agent, the network or the image: nothing was learned about the change."""
+    NOT_STARTED = "not started"
+    """A step that it needs did not pass, or the run stopped at an earlier red step (`--fail-fast`)."""
     FLAKY = "flaky"
     """A check failed and then passed over the same files: not a pass, and named check by check."""
     QUARANTINED = "quarantined"
@@ -386,6 +388,13 @@ class PlannedStep(Noun):
     """Environment variables of the device and of the step."""
     reason: str
     """Why it is in the plan."""
+    arguments: str = ""
+    """What a person added to its command, to run a part of it."""
+
+    def part(self, arguments: str) -> PlannedStep:
+        """A part of it: these arguments behind its command, and one check is enough."""
+        command = f"{self.step.command} {arguments}".rstrip()
+        return self.redeclared(command=command, minimum=1).model_copy(update={"arguments": arguments})
 
     def redeclared(self, **changes: object) -> PlannedStep:
         """The same with these fields of its declared step changed, e.g. `command`, for a run of a part of it."""

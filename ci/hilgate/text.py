@@ -140,6 +140,11 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def count(number: int, noun: str) -> str:
+    """`1 step`, `22 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def shorten(words: str, limit: int) -> str:
     """At most `limit` characters, saying how many are missing."""
     return words if len(words) <= limit else f"{words[:limit]}… ({len(words) - limit} more characters in results.jsonl)"

@@ -56,10 +56,11 @@ def test_working_tree_counts_with_untracked_deleted_and_staged_but_not_ignored(c
     assert found.appeared == (".gitignore", "mine", "staged", "ünicode name")
 
 
-@pytest.mark.parametrize("base", ["nope", "--output=x", "main^{tree}", ""])
+@pytest.mark.parametrize("base", ["nope", "origin/main", "--output=x", "main^{tree}", ""])
 def test_unknown_base_is_misuse(checkout, base):
-    with pytest.raises(MisuseError, match="git knows no commit"):
+    with pytest.raises(MisuseError, match="git knows no commit") as refused:
         inspect(checkout, base)
+    assert "(there are: main" in refused.value.remedy
 
 
 def test_base_without_common_history_is_misuse(checkout):

@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 from html.parser import HTMLParser
 
+from support.jobs import failed, passed
 from support.plans import ENVIRONMENT, plan, step
 
 from hilgate.history import store
@@ -25,10 +26,10 @@ def built(*steps_and_checks, **changes):
     for number, (one, checks) in enumerate(steps_and_checks):
         if checks is None:
             continue
-        failed = any(check.outcome is Outcome.FAIL for check in checks)
+        red = any(check.outcome is Outcome.FAIL for check in checks)
         record = StepRecord(
-            key=one.key, started=NOW + dt.timedelta(seconds=number), seconds=90.0 + number, exit_status=int(failed),
-            outcome=Outcome.FAIL if failed else Outcome.PASS, message="", checks=len(checks), command=one.step.command,
+            key=one.key, started=NOW + dt.timedelta(seconds=number), seconds=90.0 + number, exit_status=int(red),
+            outcome=Outcome.FAIL if red else Outcome.PASS, message="", checks=len(checks), command=one.step.command,
             peak_memory_mib=100.0, environment=ENVIRONMENT,
         )  # fmt: skip
         attempts[one.key] = (results.Attempt(record, tuple(checks)),)
@@ -81,3 +82,13 @@ def remember(folder, checks, *, minute=0, flaky=(), **changes):
 
 def bytes_of(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def three_builds(folder):
+    """A history, a minute apart: a score that rises, a kernel that slows down, a flaky check, and a hostile id."""
+    for number, time in enumerate((10.0, 12.0, 22.0)):
+        score = {"exact_match": 0.5 + number / 10, "ci_low": 0.3 + number / 10, "ci_high": 0.8, "n": 200}
+        checks = [passed("pocket/accuracy", numbers=score), passed("decode", numbers={"ours_us": time})]
+        checks += [failed("<script>alert(1)</script> $x^2$ ${HOME} | ` \u202e")] if number == 1 else []
+        remember(folder, checks, minute=number, flaky=("sometimes",) if number != 1 else ())
+    return folder

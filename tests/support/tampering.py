@@ -29,6 +29,7 @@ ATTACKS = {
     "script": "<script>alert(1)</script>",
     "image": "<img src=x onerror=alert(1)>",
     "attribute": "\" onmouseover=alert(1) x='",
+    "markup": "[/x] [bold] [link=https://evil.invalid]x[/link] :boom:",
     "markdown link": "[x](javascript:alert(1))",
     "markdown image": "![x](https://evil.invalid/x.png)",
     "autolink": "<https://evil.invalid> https://evil.invalid www.evil.invalid @everyone",

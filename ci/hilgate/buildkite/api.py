@@ -235,6 +235,9 @@ def builds_url(organization: str, pipeline: str, *, api: str = API) -> str:
         MisuseError: One of the two names is no slug.
     """
     for option, name in (("--organization", organization), ("--pipeline", pipeline)):
+        if not name:
+            variable = f"HILGATE_{option[2:].upper()}"
+            raise MisuseError(f"{option} is missing", remedy=f"give {option} SLUG, or set {variable}")
         if not _SLUG.fullmatch(name):
             raise MisuseError(
                 f"{option} {name!r} is not a slug",

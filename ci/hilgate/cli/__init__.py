@@ -20,6 +20,7 @@ program = typer.Typer(
     + "\n".join(f"{status.value:>5}  {meaning}" for status, meaning in EXIT_MEANINGS.items()),
     no_args_is_help=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

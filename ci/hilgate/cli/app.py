@@ -19,7 +19,7 @@ from hilgate.cli import Settings, program
 
 # Each module adds its commands to `program`; help lists them in this order.
 # isort: off
-from hilgate.cli import plan, run, buildkite, release, history  # noqa: F401
+from hilgate.cli import plan, run as running, buildkite, builds  # noqa: F401
 
 # isort: on
 from hilgate.errors import Exit, HilgateError
@@ -34,7 +34,7 @@ def options(
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", envvar="HILGATE_DEBUG")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="As NO_COLOR=1.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and this machine.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Show the version and this machine.")] = False,
 ) -> None:
     """Decides whether a change to the ROCm attention kernels may merge: plan, run, judge, report."""
     settings: Settings = ctx.obj
@@ -50,7 +50,9 @@ def options(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line; every end is a `SystemExit` with a documented status."""
-    settings = Settings()
+    settings, arguments = Settings(), sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     try:
         program(args=arguments, prog_name="hilgate", obj=settings)
     except HilgateError as error:

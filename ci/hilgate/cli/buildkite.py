@@ -34,7 +34,7 @@ def pipeline(
         typer.Option(metavar="FILE", help="Print the posting verdict if the plan covers this one; else nothing."),
     ] = None,
 ) -> None:
-    """Print Buildkite steps (YAML): those of a change or a plan, or those that a build uploads later."""
+    """Print Buildkite steps (YAML) of a change or of a plan."""
     from hilgate.buildkite.steps import pipeline_yaml
     from hilgate.declare.load import load
     from hilgate.plan.make import make_plan, read_plan
@@ -95,9 +95,10 @@ def rerun(
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests and send none.")] = False,
 ) -> None:
-    """Build some models of a pull request again on Buildkite, with the images of its last build.
+    """Build some models of a pull request again on Buildkite.
 
-    The token comes from BUILDKITE_API_TOKEN. A part of the plan never changes rocm/required.
+    They run in the images of its last build. The token comes from BUILDKITE_API_TOKEN. A part of the plan never changes
+    rocm/required.
     """
     from hilgate.buildkite import api
     from hilgate.declare.load import load
@@ -154,9 +155,10 @@ def simulate(
     keep: Annotated[Path | None, typer.Option(help="Keep every build's files here.", file_okay=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """Replay whole builds with faults, and compare each verdict with what really happened.
+    """Replay whole builds with faults.
 
-    Exit status 1 when a build passed that must not, or when a result was lost.
+    Each verdict is compared with what really happened. Exit status 1 when a build passed that must not, or when a
+    result was lost.
     """
     from hilgate.report import terminal
     from hilgate.simulate.campaign import Campaign
@@ -179,7 +181,7 @@ def simulate(
     def tick(done: int) -> None:
         """A line every tenth of the way, so that a long series is not silent."""
         if done % every == 0 and done < builds >= 200:
-            console.print(f"{done} of {builds} builds", style="dim")
+            terminal.say(console, f"{done} of {builds} builds", "dim")
 
     chance = DEFAULT_RATE if rate is None else rate
     tally = Campaign(repository(ctx), builds, match["seed"], chance, only=number, keep=keep).run(tick)
@@ -192,32 +194,30 @@ def simulate(
 
 def _print(tally: Tally) -> None:
     from rich.columns import Columns
-    from rich.table import Table
     from rich.text import Text
 
-    from hilgate.report import terminal
+    from hilgate.report.terminal import say, stdout, table_of
 
-    console = terminal.stdout()
+    console = stdout()
     total = sum(tally.faults.values())
-    console.print(
-        f"{tally.builds} builds, {tally.steps} steps, {total} faults of {len(tally.faults)} kinds, "
-        f"{tally.seconds:.1f} s\n"
-    )
-    console.print(Columns([f"{count:5} {kind}" for kind, count in tally.faults.most_common()], column_first=True))
+    say(console, f"{tally.builds} builds, {tally.steps} steps, {total} faults of {len(tally.faults)} kinds, "
+        f"{tally.seconds:.1f} s")  # fmt: skip
+    listed = [f"{count:5} {kind}" for kind, count in tally.faults.most_common()]
+    console.print("", Columns(listed, column_first=True), sep="\n")
     for title, counts in (("deserved", tally.deserved), ("verdicts", tally.verdicts), ("rulings", tally.rulings)):
         words = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         console.print(f"\n{title}: {words}")
-    console.print()
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     figures = tally.as_json()
-    for name, meaning in _MEANINGS.items():
-        bad = figures[name] and name in {"false_passes", "lost_results"}
-        table.add_row(str(figures[name]), name.replace("_", " "), meaning, style="red" if bad else "")
-    console.print(table)
+    bad = {name for name in ("false_passes", "lost_results") if figures[name]}
+    rows = [
+        (Text(str(figures[name]), "red" if name in bad else ""), name.replace("_", " "), meaning)
+        for name, meaning in _MEANINGS.items()
+    ]
+    console.print("", table_of(("", "", ""), rows, header=False), sep="\n")
     for failing in tally.failing[:SHOWN_FAILURES]:
-        why = failing.problem.why.splitlines()[0]
-        console.print(Text(f"\n{failing.problem.kind.value}: {why}", "bold"), soft_wrap=True)
+        console.print()
+        say(console, f"{failing.problem.kind.value}: {failing.problem.why.splitlines()[0]}", "bold")
         for line in (*failing.shrunk, f"reproduce: {failing.reproduce}"):
-            console.print(Text(f"  {line}"), soft_wrap=True)
+            say(console, str(line), indent="  ", whole=True)
     if len(tally.failing) > SHOWN_FAILURES:
         console.print(f"\nand {len(tally.failing) - SHOWN_FAILURES} more")

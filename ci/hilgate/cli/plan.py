@@ -14,11 +14,13 @@ import typer
 
 from hilgate.cli import SUMMARY, Base, History, Json, program, repository
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
+from hilgate.text import count
 
 if TYPE_CHECKING:
     from hilgate.checks.replay import Replay, Replayed
     from hilgate.declare.load import Declarations
     from hilgate.model import Check
+    from hilgate.plan.expand import Readiness
     from hilgate.plan.machine import Machine
 
 
@@ -41,12 +43,13 @@ def plan(
     ] = None,
     history: History = None,
     write: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the plan (JSON) here.")] = None,
+    omitted: Annotated[bool, typer.Option("--omitted", help="List what would not run, and why not.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what would run, where, and why; and what would not, and why not. Runs nothing."""
+    """Show what would run, where and why; runs nothing."""
     from hilgate.plan.estimate import measured
     from hilgate.plan.make import make_plan
-    from hilgate.report.terminal import show_plan
+    from hilgate.report import terminal
 
     root = repository(ctx)
     times = measured(root, history)
@@ -56,7 +59,7 @@ def plan(
     if as_json:
         sys.stdout.write(made.model_dump_json(indent=1) + "\n")
     else:
-        show_plan(made, times)
+        terminal.print_plan(terminal.stdout(), made, times, omitted=omitted)
 
 
 @program.command()
@@ -65,14 +68,15 @@ def explain(
     step: Annotated[str, typer.Argument(metavar="STEP", help="A step, or a step on a device.")],
     base: Base = None,
     history: History = None,
+    as_json: Json = False,
 ) -> None:
-    """Everything about one step: files that select it, devices, queues, command, how to repeat it."""
+    """Everything about one step and what selects it."""
     from hilgate import git
     from hilgate.declare import imports
     from hilgate.declare.load import load
     from hilgate.plan.estimate import measured
     from hilgate.plan.select import select
-    from hilgate.report.terminal import show_step
+    from hilgate.report.terminal import print_step
     from hilgate.text import suggest
 
     root = repository(ctx)
@@ -90,18 +94,21 @@ def explain(
         selection = select(declarations.areas, change.files, imports.build(root), change.appeared)
         key = found[1].key
         rule = selection.reasons.get(key) or selection.omitted[key]
-    show_step(declarations, *found, rule=rule, history=measured(root, history))
+    if as_json:
+        area, declared = found
+        queues = {device: declarations.queue_for(declared, device) for device in declared.devices}
+        answer = {"area": area.area, "step": declared.model_dump(mode="json"), "queues": queues, "this_change": rule}
+        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
+    else:
+        print_step(declarations, *found, rule=rule, history=measured(root, history))
 
 
 @program.command()
 def doctor(ctx: typer.Context, as_json: Json = False) -> None:
-    """What this machine is and lacks, and which areas that rules out. Exit status 5 when some step cannot run here."""
-    from hilgate.plan.expand import Target, readiness
-    from hilgate.plan.make import absent_tools
-    from hilgate.report.terminal import show_machine, show_readiness
+    """What this machine is and lacks. Exit status 5 when some step cannot run here."""
+    from hilgate.report.terminal import print_machine, print_readiness
 
-    declarations, machine = _here(ctx)
-    areas = readiness(declarations, Target(machine, absent_tools(declarations)))
+    declarations, machine, areas = _here(ctx)
     if as_json:
         answer = {
             "machine": {**asdict(machine), "distributions": dict(machine.distributions)},
@@ -109,31 +116,26 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
         }
         sys.stdout.write(json.dumps(answer, indent=1) + "\n")
     else:
-        show_machine(machine, declarations)
-        show_readiness(areas, every_obstacle=True)
+        print_machine(machine, declarations)
+        print_readiness(areas, every_obstacle=True)
     if any(area.answer != "yes" for area in areas):
         raise typer.Exit(Exit.CANNOT_RUN_HERE)
 
 
 def show_home(ctx: typer.Context) -> None:
     """The first screen: what this is, what to try, what this machine can run."""
-    from hilgate.plan.expand import Target, readiness
-    from hilgate.plan.make import absent_tools
-    from hilgate.report.terminal import show_readiness, stdout
+    from hilgate.report.terminal import print_readiness, stdout
 
-    out = stdout()
-    out.print(f"[bold]hilgate[/] {_version()}", SUMMARY, sep="\n")
-    out.print("\nTry:")
-    for command, meaning in (
-        ("hilgate plan", "what would run on this machine, and why"),
-        ("hilgate run hygiene", "one area, now; no GPU, account or network needed"),
-        ("hilgate gate", "everything this machine can run, and one verdict"),
-    ):
-        out.print(f"  [bold]{command:<22}[/]{meaning}")
-    declarations, machine = _here(ctx)
-    out.print(f"\nThis machine: {_one_line(machine)}")
-    show_readiness(readiness(declarations, Target(machine, absent_tools(declarations))))
-    out.print("\nMore: hilgate --help, hilgate doctor")
+    _, machine, areas = _here(ctx)
+    stdout().print(
+        f"hilgate {_version()}\n{SUMMARY}\n\nTry:\n"
+        "  hilgate plan          what would run on this machine, and why\n"
+        "  hilgate run hygiene   one area, now; no GPU, account or network needed\n"
+        "  hilgate gate          everything this machine can run, and one verdict\n\n"
+        f"This machine: {_one_line(machine)}"
+    )
+    print_readiness(areas)
+    stdout().print("\nMore: hilgate --help, hilgate doctor")
 
 
 def show_version() -> None:
@@ -144,19 +146,21 @@ def show_version() -> None:
     stdout().print(f"hilgate {_version()}", _one_line(detect()), sep="\n")
 
 
-def _here(ctx: typer.Context) -> tuple[Declarations, Machine]:
+def _here(ctx: typer.Context) -> tuple[Declarations, Machine, list[Readiness]]:
     from hilgate.declare.load import load
+    from hilgate.plan.expand import Target, readiness
     from hilgate.plan.machine import detect
+    from hilgate.plan.make import absent_tools
 
     declarations = load(repository(ctx))
-    return declarations, detect(package for _, step in declarations.steps() for package in step.packages)
+    machine = detect(package for _, step in declarations.steps() for package in step.packages)
+    return declarations, machine, readiness(declarations, Target(machine, absent_tools(declarations)))
 
 
 def _one_line(machine: Machine) -> str:
-    what = (
-        f"{machine.gpus} x {machine.name} ({machine.device})" if machine.gpus else "no GPU (cpu: Triton's interpreter)"
-    )
-    return f"{what}, {machine.cores} cores, {machine.memory_gib:.0f} GiB"
+    gpus = f"{machine.gpus} x {machine.name} ({machine.device})"
+    what = gpus if machine.gpus else "no GPU (cpu: Triton's interpreter)"
+    return f"{what}, {count(machine.cores, 'core')}, {machine.memory_gib:.0f} GiB"
 
 
 def _version() -> str:
@@ -176,7 +180,7 @@ def replay(
     history: History = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the selection on changes that happened: GPU-minutes saved, steps missed. Exit status 1 when one is."""
+    """Measure the selection on changes that happened. Exit status 1 when a step is missed."""
     from hilgate.checks import reads
     from hilgate.checks.replay import parse, replay_changes
     from hilgate.declare import imports
@@ -224,10 +228,8 @@ def _plain(found: Replay) -> dict[str, object]:
         "gpu_minutes_saved": found.run_all_gpu_minutes - found.gpu_minutes,
         "missed": found.missed,
         "lines": [
-            {
-                "line": line.change.line,
-                "files": line.change.files,
-                "broke": line.change.broke,
+            asdict(line.change)
+            | {
                 "steps": line.steps,
                 "gpu_minutes": line.gpu_minutes,
                 "gpu_minutes_saved": found.run_all_minutes - line.gpu_minutes,
@@ -239,43 +241,35 @@ def _plain(found: Replay) -> dict[str, object]:
 
 
 def _show(found: Replay) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    from hilgate.report.terminal import stdout
+    from hilgate.report.terminal import say, stdout, table_of
 
     out = stdout()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("line", "steps", "GPU min", "saved"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("changed", overflow="fold", ratio=1)
-    for line in found.lines:
-        table.add_row(
-            str(line.change.line),
-            f"{line.steps}/{found.of}",
-            f"{line.gpu_minutes:.1f}",
-            f"{found.run_all_minutes - line.gpu_minutes:.1f}",
-            escape(line.change.title),
-        )
+    rows = [
+        (line.change.line, f"{line.steps}/{found.of}", f"{line.gpu_minutes:.1f}",
+         f"{found.run_all_minutes - line.gpu_minutes:.1f}", line.change.title)
+        for line in found.lines
+    ]  # fmt: skip
+    table = table_of(("line", "steps", "GPU min", "saved", "changed"), rows)
+    for column in table.columns[:4]:
+        column.justify = "right"
     out.print(table)
     for line in found.lines:
         for step, why in line.missed.items():
-            out.print(f"[red]missed[/] line {line.change.line}: {escape(step)}, and {escape(why)}")
+            say(out, f"missed line {line.change.line}: {step}, and {why}", "red")
     saved = found.run_all_gpu_minutes - found.gpu_minutes
     share = f" ({saved / found.run_all_gpu_minutes:.0%})" if found.run_all_gpu_minutes else ""
     average = sum(line.steps for line in found.lines) / len(found.lines)
     out.print(
-        f"\n{len(found.lines)} changes, on average {average:.1f} of {found.of} steps, {found.missed} steps missed\n"
+        f"\n{count(len(found.lines), 'change')}, on average {average:.1f} of {found.of} steps, "
+        f"{count(found.missed, 'step')} missed\n"
         f"{found.gpu_minutes:.0f} GPU-minutes instead of {found.run_all_gpu_minutes:.0f}: {saved:.0f} saved{share}"
     )
     if not found.readers:
-        out.print(
-            "No reads are recorded: only steps that are known to break can be missed (python -m hilgate.checks.reads)"
-        )
+        say(out, "No reads are recorded: only steps that are known to break can be missed "
+            "(python -m hilgate.checks.reads)")  # fmt: skip
 
 
 ROUTING = "pagedkv.routing"
-_STATUSES = (Exit.PASS, Exit.FAIL, Exit.MISUSE, Exit.INVALID_DECLARATION)
 
 
 # Options, --help among them, are those of the command that is started.
@@ -283,7 +277,10 @@ _STATUSES = (Exit.PASS, Exit.FAIL, Exit.MISUSE, Exit.INVALID_DECLARATION)
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def explain_kernel(ctx: typer.Context) -> None:
-    """Which kernel serves each attention layer of a model, and why: --model config.json --arch gfx942 (--help: all)."""
+    """Which kernel serves each attention layer of a model.
+
+    --model config.json --arch gfx942; --help lists all options.
+    """
     kernels = repository(ctx) / "kernels"
     if not (kernels / ROUTING.replace(".", "/") / "__main__.py").is_file():
         raise CannotRunHereError(
@@ -299,6 +296,6 @@ def explain_kernel(ctx: typer.Context) -> None:
     )
     sys.stdout.write(done.stdout)
     sys.stderr.write(done.stderr)
-    if done.returncode not in _STATUSES:
+    if done.returncode not in {Exit.PASS, Exit.FAIL, Exit.MISUSE, Exit.INVALID_DECLARATION}:
         raise RuntimeError(f"{ROUTING} ended with status {done.returncode}")
     raise typer.Exit(done.returncode)

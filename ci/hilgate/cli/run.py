@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -15,8 +16,8 @@ from typer.core import TyperCommand
 
 from hilgate.cli import Base, JobsFolder, Json, Results, program, repository
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
-from hilgate.report.write import Judged, decide, read_plan_or_say_so, status_of
-from hilgate.text import suggest
+from hilgate.report.write import decide, read_plan_or_say_so, status_of
+from hilgate.text import count, suggest
 
 if TYPE_CHECKING:
     from hilgate.model import Plan
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Cores to fill; by default all.")]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Start no other step after the first that is not green.")]
 Against = Annotated[
     Path | None, typer.Option("--against", metavar="DIR", help="Results of the merge base; by default the history.")
 ]
@@ -69,14 +71,19 @@ def gate(
         list[str] | None, typer.Option("--steps", metavar="NAME", help="Only this step or area; may be repeated.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue: repeat only what has not passed.")] = False,
+    fail_fast: FailFast = False,
     approved_by: ApprovedBy = "",
     jobs: Jobs = None,
     results: Results = None,
 ) -> None:
-    """Plan, run, judge and report on this machine; the exit status is the verdict."""
+    """Plan, run, judge and report on this machine.
+
+    The exit status is the verdict.
+    """
     from hilgate.declare import quarantine
     from hilgate.declare.load import load
     from hilgate.model import PLAN_FILE
+    from hilgate.plan.estimate import measured
     from hilgate.plan.make import make_plan
     from hilgate.report import terminal
     from hilgate.run.runner import locked
@@ -90,10 +97,11 @@ def gate(
         if earlier is None:
             set_previous_aside(folder)
             plan.save(folder / PLAN_FILE)
-        terminal.print_plan(plan)
-        run_plan(plan, root, folder, earlier, cores=jobs)
+        terminal.print_plan(terminal.stderr(), plan, measured(root))
+        run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast)
         judged = decide(folder, plan, root=root, approved_by=approved_by)
-    raise _shown(judged)
+    terminal.print_verdict(judged)
+    raise typer.Exit(status_of(judged))
 
 
 @program.command(cls=TakesArguments)
@@ -103,6 +111,7 @@ def run(
     plan_file: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="Run these steps of this plan and nothing they need.")
     ] = None,
+    fail_fast: FailFast = False,
     approved_by: Approved = "",
     jobs: Jobs = None,
     results: Results = None,
@@ -113,6 +122,7 @@ def run(
     """
     from hilgate.model import PLAN_FILE
     from hilgate.plan.make import make_plan, read_plan
+    from hilgate.report.terminal import print_verdict
     from hilgate.run.runner import locked
 
     arguments: str = ctx.meta[ARGUMENTS]
@@ -137,9 +147,12 @@ def run(
         set_previous_aside(folder)
         plan.save(folder / PLAN_FILE)
         job = names[0] if only and len(only) == 1 else ""
-        run_plan(plan, root, folder, cores=jobs, only=only, job=job, approved_by=approved_by)
+        run_plan(plan, root, folder, cores=jobs, only=only, job=job, approved_by=approved_by, fail_fast=fail_fast)
+        if arguments:
+            only = _selected(plan, folder)
         judged = decide(folder, plan, only=only, job=job, root=root)
-    raise _shown(judged, every=True)
+    print_verdict(judged, every=True)
+    raise typer.Exit(status_of(judged))
 
 
 @program.command()
@@ -152,8 +165,12 @@ def judge(
     against: Against = None,
     as_json: Json = False,
 ) -> None:
-    """Decide on recorded results and write the reports; the exit status is the verdict."""
+    """Decide on recorded results and write the reports.
+
+    The exit status is the verdict.
+    """
     from hilgate.model import PLAN_FILE
+    from hilgate.report.terminal import print_verdict
 
     root = repository(ctx)
     folder = results or root / "results"
@@ -161,12 +178,13 @@ def judge(
     judged = decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
     if as_json:
         sys.stdout.write(judged.verdict.model_dump_json(indent=1) + "\n")
-    ended = typer.Exit(status_of(judged)) if as_json else _shown(judged)
+    else:
+        print_verdict(judged)
     for where, why in judged.recorded.damaged.items():
         sys.stderr.write(f"damaged: {where}: {why}\n")
     if judged.refused:
         sys.stderr.write(f"error: {judged.refused}\n")
-    raise ended
+    raise typer.Exit(status_of(judged))
 
 
 @program.command()
@@ -177,7 +195,7 @@ def selftest(
     as_json: Json = False,
     results: Results = None,
 ) -> None:
-    """Plant known bugs in a copy of the kernels and demand that the gate turns red for each."""
+    """Plant known bugs; each must turn a step red."""
     from hilgate.checks import zoo
     from hilgate.model import Check
     from hilgate.report import terminal
@@ -224,16 +242,6 @@ def _earlier(folder: Path, plan: Plan) -> Recorded | None:
     return read_all(folder, None, plan, plan_digest(plan))
 
 
-def _shown(judged: Judged, *, every: bool = False) -> typer.Exit:
-    """Print a verdict with its tables, every one or those that are not green; returns how to end."""
-    from hilgate.report import terminal
-
-    terminal.print_verdict(judged, judged.facts)
-    terminal.print_tables(judged, every=every)
-    terminal.print_notes(judged.verdict)
-    return typer.Exit(status_of(judged))
-
-
 OURS = ("plan.json", "results.jsonl", "verdict.json", "report.html", "annotation.md",
         "junit.xml", "quarantine.json", "restored.json", "steps")  # fmt: skip
 """What one build leaves in a results folder; the previous build's are kept in `previous/`."""
@@ -264,6 +272,7 @@ def run_plan(
     job: str = "",
     approved_by: str = "",
     only_ids: tuple[str, ...] = (),
+    fail_fast: bool = False,
 ) -> None:
     """Run a plan whose results folder is already locked.
 
@@ -277,6 +286,7 @@ def run_plan(
         job: The only step, where `folder` is that of an agent's job.
         approved_by: Who approved what the change loosens, so that it is measured with its own values.
         only_ids: Failing tests of the one step to run once more, instead of the step.
+        fail_fast: Start nothing more after the first step that has not passed.
 
     Raises:
         RunInterruptedError: Ctrl-C or SIGTERM.
@@ -296,7 +306,7 @@ def run_plan(
     # An agent takes from the merge base what the change loosens and nobody approved; a desk keeps its own.
     foreign = () if plan.profile == "gate" or approved_by else to_put_back(root, plan)
     for name in foreign:
-        terminal.stderr().print(f"as at the merge base, because its change is not approved: {name}", soft_wrap=True)
+        terminal.say(terminal.stderr(), f"as at the merge base, because its change is not approved: {name}", whole=True)
     with put_back(root, plan.merge_base, foreign, folder):
         fingerprint = git.fingerprint(root)
         builds = recorded.builds if recorded else ()
@@ -325,11 +335,12 @@ def run_plan(
                 job=job,
                 earlier=earlier,
                 reruns=True,
+                fail_fast=fail_fast,
                 only_ids=only_ids,
             ).run()
         if git.fingerprint(root) != fingerprint:
             words = "note: files changed while it ran; the verdict may be of neither state"
-            terminal.stderr().print(words, style="yellow")
+            terminal.say(terminal.stderr(), words, "yellow")
 
 
 def require_commit(plan: Plan, root: Path) -> None:
@@ -361,11 +372,41 @@ def narrowed(plan: Plan, names: tuple[str, ...], arguments: str) -> Plan:
     for step in plan.steps:
         named = not {step.key, step.step.key, step.area}.isdisjoint(names)
         if arguments and named:
-            terminal.stderr().print(f"a part of {step.key}, not the whole step: {arguments}", soft_wrap=True)
-            step = step.redeclared(command=f"{step.step.command} {arguments}", minimum=1)  # noqa: PLW2901
-        steps.append(step)
+            words = f"a part of {step.key}, not the whole step: {arguments}"
+            terminal.say(terminal.stderr(), words, whole=True)
+        steps.append(step.part(arguments) if arguments and named else step)
     omissions = tuple(one for one in plan.omissions if not {one.key, one.area}.isdisjoint(names))
     return plan.model_copy(update={"steps": tuple(steps), "omissions": omissions})
+
+
+def _selected(plan: Plan, folder: Path) -> frozenset[str]:
+    """The steps to decide on after parts of some were run: a part without any test says nothing about its step.
+
+    Raises:
+        MisuseError: No part has any.
+    """
+    from hilgate.plan.make import plan_digest
+    from hilgate.report import terminal
+    from hilgate.run.evidence import kind_of
+    from hilgate.run.results import read_all
+
+    recorded, asked, empty = read_all(folder, None, plan, plan_digest(plan)), [], dict[str, int]()
+    for step in plan.steps:
+        asked += [step] if step.arguments else []
+        attempt = recorded.last(step.key) if step.arguments else None
+        if attempt and (attempt.record.exit_status, attempt.checks) == (kind_of(step).no_checks, ()):
+            of = re.search(r"(\d+) deselected", attempt.record.message)  # pytest's last line
+            empty[step.key] = int(of[1]) if of else 0
+    if len(empty) == len(asked):
+        tests = count(sum(empty.values()), "test") if any(empty.values()) else "its tests"
+        raise MisuseError(
+            f"{asked[0].arguments} selects none of {tests}",
+            where=", ".join(empty),
+            remedy=f"see their names: {asked[0].step.command.removesuffix(asked[0].arguments)}--collect-only -q",
+        )
+    for key in empty:
+        terminal.say(terminal.stderr(), f"nothing is said of {key}: {asked[0].arguments} selects no test of it")
+    return frozenset(step.key for step in plan.steps) - empty.keys()
 
 
 def require_known(names: tuple[str, ...], known: frozenset[str], where: str) -> None:
@@ -395,7 +436,10 @@ def recheck(
     results: Annotated[Path, typer.Option("--results", metavar="DIR", help="Where the reruns are recorded.")],
     approved_by: Approved = "",
 ) -> None:
-    """Run the failing tests of a step once more, on another node; 0 when all pass, and never a pass of the step."""
+    """Run failing tests of a step once more, on another node.
+
+    Exit status 0 when all pass, which is never a pass of the step.
+    """
     from hilgate.model import Outcome
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest, read_plan

@@ -8,6 +8,7 @@ has an owner and a date: failures that the merge base has in quarantine.
 from __future__ import annotations
 
 import signal
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -16,7 +17,17 @@ from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.errors import Exit
 from hilgate.model import CPU, Counts, Outcome, Ruling, StepVerdict
 from hilgate.run.evidence import kind_of
-from hilgate.run.outcome import SEVERITY, TIMED_OUT, Decision, Facts, decide, first, first_line, other_packages
+from hilgate.run.outcome import (
+    NOT_STARTED,
+    SEVERITY,
+    TIMED_OUT,
+    Decision,
+    Facts,
+    decide,
+    first,
+    first_line,
+    other_packages,
+)
 from hilgate.run.results import MOMENTS
 
 if TYPE_CHECKING:
@@ -279,6 +290,8 @@ JUDGEMENTS = (
     # Did not run: whose doing that is.
     Judgement("hung", lambda s: s.status is None and s.attempt and s.attempt.record.message.startswith(TIMED_OUT),
               DID_NOT_RUN, Ruling.REGRESSION, _decided),
+    Judgement("not started", lambda s: s.attempt and s.attempt.record.message.startswith(NOT_STARTED),
+              DID_NOT_RUN, Ruling.NOT_STARTED, _decided),
     Judgement("ended, or never started", lambda s: s.status is None, DID_NOT_RUN, Ruling.INFRA, _decided),
     # A crash on a node that was watched and is sound is the step's own, as a hang is.
     Judgement("crashed", lambda s: s.status is not None and -s.status in OWN_SIGNALS and s.health, DID_NOT_RUN,
@@ -361,25 +374,29 @@ LONGEST_SELECTOR = 1000
 def reproduce_line(step: PlannedStep, failed: Check | None) -> str:
     """The command that repeats a step, narrowed to its first failing check where that can be run alone."""
     options = step.step.matrix.options(failed.labels) if failed and step.step.matrix else ""
-    selector = options or (kind_of(step).selector(failed.id) if failed else "")
+    selector = options or (kind_of(step).selector(failed.id) if failed else "") or step.arguments
     narrowed = f" -- {selector}" if 0 < len(selector) <= LONGEST_SELECTOR else ""
     return f"hilgate run {step.key}{narrowed}"
 
 
 def _evidence(s: StepResult) -> tuple[str, ...]:
-    """Where it ran and over which files, what the hooks saw, what has expired, and a line for each rerun."""
+    """Where it ran and over which files, what the hooks saw, what has expired, and how reruns ended."""
     if s.attempt is None:
         where = [f"node {host}" for host in sorted({one.host for one in s.health})]
     else:
         here = s.attempt.record.environment
-        where = [f"node {here.host}: {here.device}"]
+        where = [f"node {here.host}: {here.device}"] if s.plan.profile != "gate" else []  # a desk is one node
         if files := s.recorded.restored.get(s.step.key, ()):
             where.append(f"with these files of the merge base: {', '.join(files)}")
-    again = []
+    again, same = [], defaultdict(list)
     for rerun in s.reruns:
         place = f"{'elsewhere' if rerun.elsewhere else 'on the same node'}, {rerun.host}"
-        message = f": {first_line(rerun.message)}" if rerun.message else ""
-        again.append(f"again {place}: {rerun.check}: {rerun.outcome.value}{message}")
+        same[f"again {place}", rerun.outcome.value].append(rerun)
+    for (place, ended), reruns in same.items():
+        said = first_line(reruns[0].message)
+        message = f": {said}" if said and all(first_line(check.message) != said for check in s.checks) else ""
+        one = f"{reruns[0].check}: {ended}{message}"
+        again.append(f"{place}: {one if len(reruns) == 1 else f'{len(reruns)} checks: {ended}'}")
     if damaged := s.recorded.damaged.get(s.step.key + RECHECK_SUFFIX, ""):
         again.append(f"its rerun elsewhere cannot be believed: {damaged}")
     unknown = [s.without_health] if s.without_health else []

@@ -146,7 +146,7 @@ def plan_alone(root: Path, key: str, first: Path, *, arguments: str | None = Non
     plan = make_plan(root, base=None, profile="gate", select=(key,))
     step = next(step for step in plan.steps if key in (step.step.key, step.key))
     if arguments is not None:
-        step = step.redeclared(command=f"{step.step.command} {arguments}".rstrip(), minimum=1)
+        step = step.part(arguments)
     path = (str(first.absolute()), *plan.python_path)
     changes = {"python_path": path, "packages": find_packages(root, path), "omissions": ()}
     return plan.model_copy(update={"steps": (step.model_copy(update={"depends_on": ()}),), **changes})
@@ -275,7 +275,7 @@ def read_plan(path: Path) -> Plan:
     Raises:
         RecordsError: Missing, truncated, of another schema, or with keys or dependencies that do not fit.
     """
-    return Plan.load(path, "make one with `hilgate plan` of this version")
+    return Plan.load(path, "run `hilgate gate`, or write one with `hilgate plan --write FILE` of this version")
 
 
 def by_name(declarations: Declarations, names: tuple[str, ...]) -> dict[Key, Wanted]:

@@ -104,7 +104,8 @@ def _problem(problem: StepProblem, detail: Detail) -> list[str]:
     for finding in problem.findings:
         parts += _finding(finding, detail, about if finding is problem.findings[0] else [])
     if not problem.findings:
-        parts += [fenced(shorten(step.why, detail.message_characters)), f"merge base: {markdown(problem.merge_base)}"]
+        parts.append(fenced(shorten(step.why, detail.message_characters)))
+        parts += [f"merge base: {markdown(problem.merge_base)}"] if problem.merge_base else []
         parts += about
     parts += [f"{MARKS[Outcome.DID_NOT_RUN]} {n} not run: {markdown(why)}" for why, n in problem.skips]
     if problem.more:
@@ -135,7 +136,7 @@ def _finding(finding: Finding, detail: Detail, about: list[str]) -> list[str]:
     return parts
 
 
-def write_junit(plan: Plan, recorded: Recorded, verdict: Verdict, folder: Path) -> Path:
+def write_junit(recorded: Recorded, verdict: Verdict, folder: Path) -> Path:
     """Write all checks as one `junit.xml`.
 
     Tools that read JUnit take a skipped test for green. So a step that is not a pass and has no failing check gets a
@@ -144,9 +145,8 @@ def write_junit(plan: Plan, recorded: Recorded, verdict: Verdict, folder: Path) 
     from junitparser import Error, JUnitXml, TestCase, TestSuite
 
     document = JUnitXml()
-    labels = {step.key: step.label for step in plan.steps}
     for step in verdict.steps:
-        suite = TestSuite(xml(f"{step.key}: {labels[step.key]}"))
+        suite = TestSuite(xml(f"{step.key}: {step.label}"))
         attempt = recorded.last(step.key)
         cases = []
         for check in attempt.checks if attempt else ():

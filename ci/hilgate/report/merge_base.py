@@ -17,6 +17,7 @@ from hilgate.plan.make import plan_digest, read_plan
 from hilgate.run import results
 from hilgate.run.outcome import first_line
 from hilgate.run.results import Recorded
+from hilgate.text import count
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +51,8 @@ class MergeBase:
 
 
 NOTHING = MergeBase(unknown="no history and no results of it were given")
+NO_BUILD = "the history has no build yet"
+NO_BASE = "the plan names no merge base"
 
 
 def find(plan: Plan, *, history: Path | None = None, against: Path | None = None) -> MergeBase:
@@ -76,23 +79,26 @@ def find(plan: Plan, *, history: Path | None = None, against: Path | None = None
         if builds:
             return replace(recent, recorded=store.read(builds[-1]), commit=plan.merge_base)
         unknown = f"no build of {plan.merge_base[:12]} is in the history" if plan.merge_base else ""
-        return replace(recent, unknown=unknown or "the plan names no merge base")
+        return replace(recent, unknown=unknown or NO_BASE)
     except NothingSelectedError:
-        return MergeBase(unknown="the history has no build yet")
+        return MergeBase(unknown=NO_BUILD)
     except HilgateError as error:
         return replace(recent, unknown=f"{error.what} ({error.where})" if error.where else error.what)
 
 
-def on_merge_base(facts: MergeBase, step: str, check: str = "") -> str:
+def on_merge_base(facts: MergeBase, step: str, check: str = "", *, desk: bool = False) -> str:
     """What happened to a check there, in words; without a check, to the whole step.
 
     Args:
         facts: From `find`.
         step: A planned key.
         check: Id of a check; empty for the step itself.
+        desk: Say nothing where nobody asked: without a history, a build in it or a merge base.
     """
     runs, times = facts.runs[step], facts.failures[step, check]
-    recently = f"; failed in {times or 'none'} of the last {runs} builds" if check and runs else ""
+    recently = f"; failed in {times or 'none'} of the last {count(runs, 'build')}" if check and runs else ""
+    if desk and not recently and facts.unknown in {NOTHING.unknown, NO_BUILD, NO_BASE}:
+        return ""
     if facts.unknown:
         return f"not known: {facts.unknown}{recently}"
     place = (facts.commit[:12] or "a folder without a commit") + (
@@ -107,7 +113,7 @@ def on_merge_base(facts: MergeBase, step: str, check: str = "") -> str:
 def _words(attempt: Attempt, check: str) -> str:
     if not check:
         passed, outcome = sum(one.outcome is Outcome.PASS for one in attempt.checks), attempt.record.outcome
-        return f"passed ({passed} checks)" if outcome is Outcome.PASS else f"{outcome.value} too"
+        return f"passed ({count(passed, 'check')})" if outcome is Outcome.PASS else f"{outcome.value} too"
     found = next((one for one in attempt.checks if one.id == check), None)
     if found is None:
         return "not known: no such check"

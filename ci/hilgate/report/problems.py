@@ -15,7 +15,7 @@ from hilgate.judge.verdict import totals
 from hilgate.model import Outcome, Ruling
 from hilgate.report.merge_base import NOTHING, MergeBase, on_merge_base
 from hilgate.run import outcome
-from hilgate.text import marked, shorten
+from hilgate.text import count, marked, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 LIMIT_BYTES = 1024 * 1024
 """Buildkite refuses larger annotations; a report of that size is still a mailable file."""
 
-NAMED_IDS = 20
-"""Of flaky and quarantined checks of one step; the others are counted."""
-
-EVIDENCE_LINES = 12
+NAMED_IDS, EVIDENCE_LINES = 20, 12
+"""Of flaky and quarantined checks of one step; the others are counted. Of the evidence of one step."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ class StepProblem:
     skips: tuple[tuple[str, int], ...]
     """(reason, how many checks), of the checks that did not run."""
     merge_base: str
-    """Of the step itself; said where no check says more."""
+    """Of the step itself, where no check says more; empty at a desk where nobody can know."""
     container: str
     """The line that repeats it in its image; empty when it ran in none."""
 
@@ -112,14 +110,15 @@ def problems(
     plan: Plan, recorded: Recorded, verdict: Verdict, *, limit: int, facts: MergeBase = NOTHING
 ) -> tuple[StepProblem, ...]:
     """Every step that is not green, worst first; a step that passed with skips is green and not here."""
-    planned = {step.key: step for step in plan.steps}
+    planned, desk = {step.key: step for step in plan.steps}, plan.profile == "gate"
     return tuple(
-        _problem(planned[step.key], step, recorded.last(step.key), limit, facts) for step in not_green(verdict)
+        _problem(planned[step.key], step, recorded.last(step.key), limit, facts, desk=desk)
+        for step in not_green(verdict)
     )
 
 
 def _problem(
-    planned: PlannedStep, step: StepVerdict, attempt: Attempt | None, limit: int, facts: MergeBase
+    planned: PlannedStep, step: StepVerdict, attempt: Attempt | None, limit: int, facts: MergeBase, *, desk: bool
 ) -> StepProblem:
     checks = attempt.checks if attempt else ()
     wrong = [check for check in checks if check.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
@@ -128,10 +127,10 @@ def _problem(
     reasons = Counter(shorten(outcome.first_line(check.message), 300) for check in skipped)
     return StepProblem(
         step,
-        tuple(finding(one, planned.device, on_merge_base(facts, step.key, one.id)) for one in wrong[:limit]),
+        tuple(finding(one, planned.device, on_merge_base(facts, step.key, one.id, desk=desk)) for one in wrong[:limit]),
         max(0, len(wrong) - limit),
         tuple(reasons.most_common(limit)),
-        on_merge_base(facts, step.key),
+        on_merge_base(facts, step.key, desk=desk),
         container_line(step, planned),
     )
 
@@ -165,7 +164,7 @@ _NOT_FINITE = frozenset({"nan", "inf", "-inf"})  # JSON has neither, so `hilgate
 _CASE = ("shape", "dtype", "layout", "kernel", "arch")
 _DTYPE = re.compile(r"(?<![a-z0-9])(?:b?float\d+|fp8\w*|e[45]m[23]\w*|[bf]f?p?16|fp32|tf32|int8|uint8)(?![a-z0-9])")
 _ARCH = re.compile(r"(?<![a-z0-9])gfx[0-9a-f]{3,4}(?![a-z0-9])")
-_PLACE = re.compile(r"(\S+\.py:\d+): \S+")
+_PLACE = re.compile(r"(\S+\.py:\d+): \S+( \(\S+\))?")
 _SCORE = ("exact_match", "ci_low", "ci_high", "n")
 
 
@@ -182,10 +181,10 @@ def finding(check: Check, device: str, merge_base: str = "") -> Finding:
 
 
 def place(check: Check) -> str:
-    """`file:line` where a test failed: the last line of its message (see `hilgate.run.evidence`)."""
+    """`file:line` where a test failed, and the helper's: the last line of its message (`hilgate.run.evidence`)."""
     last = check.message.splitlines()[-1:]
     found = _PLACE.fullmatch(last[0].strip()) if last else None
-    return found[1] if found else ""
+    return found[1] + (found[2] or "") if found else ""
 
 
 def error(check: Check) -> str:
@@ -259,6 +258,7 @@ RULINGS: dict[Ruling, str] = {
     Ruling.PASS: "it did its work and found nothing wrong",
     Ruling.REGRESSION: "it did its work and what it checks is wrong",
     Ruling.INFRA: "the node, the agent, the network or the image; nothing was learned about the change",
+    Ruling.NOT_STARTED: "another step stood in its way; nothing was learned about it",
     Ruling.FLAKY: "a check failed and then passed over the same files, which is not a pass",
     Ruling.QUARANTINED: "nothing but failures that the merge base has in quarantine",
     Ruling.INCONCLUSIVE: "the evidence is too thin to tell",
@@ -279,7 +279,7 @@ def headline(verdict: Verdict, recorded: Recorded) -> str:
 def step_counts(verdict: Verdict) -> str:
     """`2 of 4 steps passed, 1 regression, 1 infra, 3 not selected`."""
     passed = sum(step.outcome is Outcome.PASS for step in verdict.steps)
-    words = [f"{passed} of {len(verdict.steps)} steps passed"]
+    words = [f"{passed} of {count(len(verdict.steps), 'step')} passed"]
     rulings = [step.ruling for step in not_green(verdict)]
     words += [f"{rulings.count(ruling)} {ruling.value}" for ruling in dict.fromkeys(rulings)]
     words += [f"{len(verdict.omissions)} not selected"] if verdict.omissions else []

@@ -1,18 +1,19 @@
 """Print plans, verdicts and tables: results on stdout, narration on stderr, readable at 80 columns.
 
-A symbol or a word accompanies every colour.
+A symbol or a word accompanies every colour. What comes of a change (names, ids, messages) is never markup: consoles
+here know none, and `cell` takes out what a terminal would obey.
 """
 
 from __future__ import annotations
 
 import shlex
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -24,102 +25,182 @@ from hilgate.plan.make import WHEN
 from hilgate.report import tables
 from hilgate.report.merge_base import NOTHING
 from hilgate.report.problems import approval, at_most, headline, named, problems, ruled, step_counts
-from hilgate.text import shorten
+from hilgate.text import count, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hilgate.declare.load import Declarations
-    from hilgate.model import Area, Check, Key, Plan, Step, Verdict
+    from hilgate.model import Area, Check, Key, Plan, Step
     from hilgate.plan.expand import Readiness
-    from hilgate.report.merge_base import MergeBase
     from hilgate.report.problems import StepProblem
     from hilgate.report.write import Judged
 
 
 def stdout() -> Console:
     """Results go here."""
-    return Console(highlight=False)
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 def stderr() -> Console:
     """Narration goes here."""
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
-def print_plan(plan: Plan) -> None:
-    """What will run and why, on stderr, before anything runs."""
-    table = _table("step", "~min", "because")
-    for step in plan.steps:
-        table.add_row(step.key, f"{step.step.minutes:g}", Text(text.line(step.reason)))
-    console = stderr()
+def cell(words: object, style: str = "") -> Text:
+    """Text of a change on one line: no markup, all of it visible, and no group of Buildkite's log begins with it."""
+    return Text(text.log(text.line(str(words))), style)
+
+
+def mark_of(outcome: Outcome) -> Text:
+    """`✗ fail`, in its colour."""
+    return Text(text.marked(outcome), text.STYLES[outcome])
+
+
+def table_of(names: Sequence[str], rows: Iterable[Sequence[object]], *, header: bool = True, style: str = "") -> Table:
+    """A table whose last column folds into the room that is left; what is no `Text` yet is text of a change."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header, header_style="bold")
+    for position, name in enumerate(names):
+        last = position == len(names) - 1
+        table.add_column(name, overflow="fold", no_wrap=False, ratio=1 if last else None)
+    for row in rows:
+        table.add_row(*(one if isinstance(one, Text) else cell(one) for one in row), style=style)
+    return table
+
+
+def print_plan(console: Console, plan: Plan, history: Mapping[Key, float], *, omitted: bool = False) -> None:
+    """Steps with place, minutes and reason, what is omitted and why, and the size of it all.
+
+    Args:
+        console: `stdout()`, or `stderr()` before it is run.
+        plan: What would run.
+        history: Measured minutes by planned key.
+        omitted: List every omission with its reason; else they are counted by cause.
+    """
+    here = plan.profile == "gate"
+    against = f"against {plan.base}, {count(len(plan.changed_files), 'file')} changed" if plan.base else "everything"
+    where = "on this machine" if here else f"on the agents, profile {plan.profile}"
+    commit = (plan.commit[:12] or "no git") + (" with local changes" if plan.dirty else "")
+    console.print(cell(f"Plan of {commit}, {against}, {where}"))
+    if plan.fork:
+        console.print("From a fork: no secrets are given and no caches are written")
+    rows = [
+        (step.key, step.device if here else step.queue, f"{history.get(step.key, step.step.minutes):.3g}", step.reason)
+        for step in plan.steps
+    ]
+    table = table_of(("step", "device" if here else "queue", "min", "because"), rows)
+    table.columns[2].justify = "right"
     console.print(table)
-    omitted = f", {len(plan.omissions)} not planned here" if plan.omissions else ""
-    minutes = sum(step.step.minutes for step in plan.steps)
-    console.print(f"{len(plan.steps)} steps, about {minutes:.0f} CPU-minutes{omitted}\n", style="dim")
+    size = estimate(plan, history)
+    gpu = f", {_about(size.on_gpus)} of them on GPUs" if size.on_gpus else ""
+    gpu += f" ({size.gpu_minutes:.3g} GPU-minutes)" if size.gpu_minutes != size.on_gpus else ""
+    known = f"measured for {size.measured} of {len(plan.steps)}" if size.measured else "as declared"
+    chain = f"; longest chain {_about(size.chain_minutes)}: {' -> '.join(size.chain)}" if len(size.chain) > 1 else ""
+    console.print(f"\n{count(len(plan.steps), 'step')}, about {_about(size.minutes)}{gpu} ({known}){chain}")
+    reasons: dict[str, list[Key]] = {}
+    for omission in plan.omissions:
+        reasons.setdefault(omission.reason, []).append(omission.key)
+    if omitted:
+        listed = [(reason, ", ".join(keys)) for reason, keys in reasons.items()]
+        console.print("", table_of(("omitted because", "steps"), listed, style="dim"), sep="\n")
+    elif reasons:
+        causes = Counter(omission.cause for omission in plan.omissions)
+        words = ", ".join(f"{number} {cause}" for cause, number in causes.items())
+        say(console, f"{count(len(plan.omissions), 'step')} omitted: {words} (hilgate plan --omitted)", "dim")
 
 
-def print_verdict(judged: Judged, facts: MergeBase | None = None) -> None:
-    """The four outcomes, what broke in each step that is not green, and where the report is."""
+def print_verdict(judged: Judged, *, every: bool = False) -> None:
+    """The outcomes, what broke in each step that is not green, where the report is, and tables.
+
+    Args:
+        judged: From `report.write.decide`.
+        every: Print every table of tests whole; else those of steps that are not green, and a line for each other one.
+    """
     recorded, verdict = judged.recorded, judged.verdict
     console = stdout()
-    table = _table("outcome", "step", "passed", "failed", "other", "time")
+    rows = [
+        (mark_of(step.outcome), step.key, step.counts.passed, step.counts.failed,
+         step.counts.inconclusive + step.counts.did_not_run, text.duration(step.seconds))
+        for step in verdict.steps
+    ]  # fmt: skip
+    table = table_of(("outcome", "step", "passed", "failed", "other", "time"), rows)
     for column in table.columns:
         column.justify, column.no_wrap, column.ratio = "right", True, None
     for column in table.columns[:2]:
         column.justify, column.max_width, column.overflow = "left", 34, "ellipsis"
-    for step in verdict.steps:
-        counts, style = step.counts, text.STYLES[step.outcome]
-        other = str(counts.inconclusive + counts.did_not_run)
-        words = (str(counts.passed), str(counts.failed), other, text.duration(step.seconds))
-        table.add_row(Text(text.marked(step.outcome), style), step.key, *words)
     console.print(table)
-    for problem in problems(judged.plan, recorded, verdict, limit=1, facts=facts or NOTHING):
-        _print_problem(console, problem, with_merge_base=facts is not None)
+    alike: dict[str, list[StepProblem]] = {}
+    for problem in problems(judged.plan, recorded, verdict, limit=1, facts=judged.facts or NOTHING):
+        alike.setdefault(problem.step.key if problem.findings else problem.step.why, []).append(problem)
+    for group in alike.values():
+        _print_problem(console, group, desk=judged.plan.profile == "gate")
     for one in named(verdict):
         console.print()
-        _print(console, f"{one.kind} in {one.step}: {', '.join(one.ids)}")
-    console.print()
-    style = text.STYLES[verdict.outcome]
-    console.print(Text.assemble((text.marked(verdict.outcome), style), f": {text.line(headline(verdict, recorded))}"))
-    console.print(Text(step_counts(verdict), "dim"))
+        say(console, f"{one.kind} in {one.step}: {', '.join(one.ids)}")
+    console.print("", mark_of(verdict.outcome) + cell(f": {headline(verdict, recorded)}"), sep="\n")
+    say(console, step_counts(verdict), "dim")
     if approved := approval(verdict):
-        _print(console, f"changes its own gate: {approved}", "bold")
-    _print(console, f"report: {short(judged.report)}", "dim")
+        say(console, f"changes its own gate: {approved}", "bold")
+    say(console, f"report: {short(judged.report)}", "dim", whole=True)
+    _print_tables(console, judged, every=every)
+    for loosened in verdict.loosened:
+        say(console, f"changes its own gate: {loosened.path}: {loosened.what}")
+        for row in loosened.hunk.splitlines():
+            console.print(Text(f"  {text.visible(row)}"), soft_wrap=True)
 
 
-def _print(console: Console, words: str, style: str = "", indent: str = "") -> None:
-    """One line of text of a change, however long."""
-    console.print(Text(indent + text.line(words), style), soft_wrap=True)
+def say(console: Console, words: str, style: str = "", *, indent: str = "", whole: bool = False) -> None:
+    """Print text of a change, wrapped between its words; `whole` leaves it on one line, to be pasted."""
+    line, width = text.line(words), max(NARROWEST, console.width)
+    for part in [indent + line] if whole else _wrapped(line, width, indent, f"{indent}  "):
+        console.print(Text(part, style), soft_wrap=True)
 
 
-def _print_problem(console: Console, problem: StepProblem, *, with_merge_base: bool) -> None:
-    step = problem.step
-    console.print(Text(f"\n{ruled(step)}: {step.key}", text.STYLES[step.outcome]))
+def _wrapped(line: str, width: int, first: str = "", then: str = "") -> list[str]:
+    return textwrap.wrap(
+        line, width, initial_indent=first, subsequent_indent=then, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _print_tables(console: Console, judged: Judged, *, every: bool) -> None:
+    width = max(NARROWEST, console.width)
+    for table in tables.tables(judged.plan, judged.recorded, judged.verdict):
+        whole = every or table.verdict.outcome is not Outcome.PASS
+        for line in lines(table, width) if whole else _title(table, width):
+            console.print(line, soft_wrap=True)
+        if table.step.step.matrix:
+            say(console, f"table: {short(judged.report.with_name(table.step.step.matrix.file))}", "dim", whole=True)
+
+
+def _print_problem(console: Console, alike: list[StepProblem], *, desk: bool) -> None:
+    """A step with its first failing check, or steps that did not run for the same reason."""
+    problem, step = alike[0], alike[0].step
+    keys = step.key if len(alike) == 1 else f"{len(alike)} steps"
+    console.print("", cell(f"{ruled(step)}: {keys}", text.STYLES[step.outcome]), sep="\n")
     lines, merge_base = [step.why], problem.merge_base
     facts: list[tuple[str, str]] = []
     if problem.findings:
         finding = problem.findings[0]
         merge_base = finding.merge_base
-        lines = [finding.check.id, *finding.check.message.splitlines()[:12]]
+        lines = [finding.check.id, *finding.check.message.splitlines()[:MESSAGE_LINES]]
         facts = [("error", finding.error), ("case", finding.case)]
-    facts += [("merge base", merge_base)] if with_merge_base else []
-    facts += [("node", step.node), *(("evidence", line) for line in at_most(step.evidence, 6))]
+    facts += [("merge base", merge_base), ("node", "" if desk else step.node)]
+    facts += [("evidence", line) for line in at_most(step.evidence, 6)]
+    if len(alike) > 1:
+        facts = [("steps", ", ".join(one.step.key for one in alike))]
     for line in lines + [f"{name}: {words}" for name, words in facts if words]:
-        _print(console, line, indent="  ")
-    _print(console, f"reproduce: {step.reproduce}", "bold", indent="  ")
+        say(console, shorten(line, NOTE_CHARACTERS), indent="  ")
+    if len(alike) == 1:
+        say(console, f"reproduce: {step.reproduce}", "bold", indent="  ", whole=True)
 
 
 def print_checks(checks: tuple[Check, ...]) -> None:
-    """One line per check and its message below, readable at 80 columns."""
+    """One line per check and its message below."""
     console = stdout()
     for check in checks:
-        console.print(
-            Text.assemble((text.marked(check.outcome), text.STYLES[check.outcome]), f" {text.line(check.id)}"),
-            soft_wrap=True,
-        )
+        console.print(Text.assemble(mark_of(check.outcome), " ", cell(check.id)), soft_wrap=True)
         console.print(Text(text.log(f"  {check.message}"), "dim"), soft_wrap=True)
-    console.print(Text(f"\n{Counts.of(check.outcome for check in checks)}"))
+    console.print(f"\n{Counts.of(check.outcome for check in checks)}")
 
 
 def short(path: Path) -> Path:
@@ -127,46 +208,10 @@ def short(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-_STYLE = {"yes": "green", "partly": "yellow", "no": "red"}
-
-
-def show_plan(plan: Plan, history: Mapping[Key, float]) -> None:
-    """Steps with place, minutes and reason; omissions with reasons; the size of it all. `history` is in minutes."""
-    out = stdout()
-    here = plan.profile == "gate"
-    against = f"against {plan.base}, {_count(len(plan.changed_files), 'file')} changed" if plan.base else "everything"
-    where = "on this machine" if here else f"on the agents, profile {plan.profile}"
-    commit = (plan.commit[:12] or "no git") + (" with local changes" if plan.dirty else "")
-    out.print(f"Plan of {escape(commit)}, {escape(against)}, {where}")
-    if plan.fork:
-        out.print("From a fork: no secrets are given and no caches are written")
-    table = _table("step", "device" if here else "queue", "min", "because")
-    table.columns[2].justify = "right"
-    for step in plan.steps:
-        place = step.device if here else step.queue
-        table.add_row(step.key, place, f"{history.get(step.key, step.step.minutes):.3g}", escape(step.reason))
-    out.print(table)
-    if plan.omissions:
-        out.print(f"\n{len(plan.omissions)} omitted")
-        table = _table("because", "omitted")
-        for reason in dict.fromkeys(omission.reason for omission in plan.omissions):
-            keys = [omission.key for omission in plan.omissions if omission.reason == reason]
-            table.add_row(escape(reason), ", ".join(keys), style="dim")
-        out.print(table)
-    size = estimate(plan, history)
-    gpu = f", {size.on_gpus:.3g} of them on GPUs" if size.on_gpus else ""
-    gpu += f" ({size.gpu_minutes:.3g} GPU-minutes)" if size.gpu_minutes != size.on_gpus else ""
-    known = f"measured for {size.measured} of {len(plan.steps)}" if size.measured else "as declared"
-    out.print(
-        f"\n{_count(len(plan.steps), 'step')}, about {size.minutes:.3g} minutes{gpu} ({known}); "
-        f"longest chain {size.chain_minutes:.3g}: {' -> '.join(size.chain)}"
-    )
-
-
-def show_step(declarations: Declarations, area: Area, step: Step, *, rule: str, history: Mapping[Key, float]) -> None:
+def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str, history: Mapping[Key, float]) -> None:
     """Everything declared about a step; `rule` says whether a change selects it, `history` is in minutes."""
     out = stdout()
-    out.print(f"[bold]{step.key}[/]  {escape(step.label)}  (area {area.area})")
+    out.print(Text.assemble((step.key, "bold"), "  ", cell(f"{step.label} (area {area.area})")))
     selected = "any change" if area.always else "a change to " + ", ".join(area.paths)
     if step.imports and not area.always:
         selected = f"a changed module that {', '.join(step.imports)} imports; of other files, {selected}"
@@ -177,7 +222,7 @@ def show_step(declarations: Declarations, area: Area, step: Step, *, rule: str, 
         "runs": ", ".join(WHEN[profile] for profile in step.profiles),
         "command": step.command,
         "evidence": f"{step.evidence}, at least {step.minimum} passed",
-        "ends after": f"{step.timeout_minutes} minutes (usually {step.minutes:g} on 2 cores)",
+        "ends after": f"{count(step.timeout_minutes, 'minute')} (usually {step.minutes:g} on 2 cores)",
         "this change": rule,
         "env": " ".join(f"{name}={shlex.quote(value)}" for name, value in step.env.items()),
         "models": ", ".join(step.models),
@@ -189,85 +234,51 @@ def show_step(declarations: Declarations, area: Area, step: Step, *, rule: str, 
         "network": "its container may reach it" if step.network else "",
         "builds": f"the image {step.provides}" if step.provides else "",
     }
-    table = _table("", "", header=False)
-    for name, value in rows.items():
-        if value:
-            table.add_row(name, escape(value))
-    out.print(table)
-    table = _table("device", "queue", "image", "median", "repeat it there with")
-    for device in step.devices:
-        queue = declarations.queue_for(step, device) or "none: at a desk only"
-        key = planned_key(step, device)
-        median = f"{history[key]:.3g} min" if key in history else "-"
-        table.add_row(device, queue, declarations.image_for(step, device) or "-", median, f"hilgate run {key}")
-    out.print()
-    out.print(table)
+    out.print(table_of(("", ""), [row for row in rows.items() if row[1]], header=False))
+    places = [
+        (device, declarations.queue_for(step, device) or "none: at a desk only",
+         declarations.image_for(step, device) or "-",
+         f"{history[key]:.3g} min" if (key := planned_key(step, device)) in history else "-", f"hilgate run {key}")
+        for device in step.devices
+    ]  # fmt: skip
+    out.print("", table_of(("device", "queue", "image", "median", "repeat it there with"), places), sep="\n")
 
 
-def show_machine(machine: Machine, declarations: Declarations) -> None:
+def print_machine(machine: Machine, declarations: Declarations) -> None:
     """Hardware and versions, with what is missing."""
-    table = _table("", "", header=False)
-    gpus = f"{machine.gpus} x {machine.name}" if machine.gpus else "none: kernels run under Triton's interpreter"
-    table.add_row("GPU", escape(gpus))
     known = machine.device in declarations.agents.devices
-    table.add_row("device", machine.device + ("" if known else " (not in ci/agents.yaml, so no step uses it)"))
-    table.add_row("cores", str(machine.cores))
-    table.add_row("GPU memory" if machine.gpus else "memory", f"{machine.memory_gib:.1f} GiB")
-    for name in TRACKED:
-        table.add_row(name, machine.distributions.get(name, "[dim]not installed[/]"))
-    for note in machine.notes:
-        table.add_row("note", escape(note))
-    stdout().print(table, "")
+    rows: list[tuple[str, object]] = [
+        ("GPU", f"{machine.gpus} x {machine.name}" if machine.gpus else "none: kernels run under Triton's interpreter"),
+        ("device", machine.device + ("" if known else " (not in ci/agents.yaml, so no step uses it)")),
+        ("cores", machine.cores),
+        ("GPU memory" if machine.gpus else "memory", f"{machine.memory_gib:.1f} GiB"),
+        *((name, machine.distributions.get(name, Text("not installed", "dim"))) for name in TRACKED),
+        *(("note", note) for note in machine.notes),
+    ]
+    stdout().print(table_of(("", ""), rows, header=False), "")
 
 
-def show_readiness(areas: Sequence[Readiness], *, every_obstacle: bool = False) -> None:
+def print_readiness(areas: Sequence[Readiness], *, every_obstacle: bool = False) -> None:
     """Area, yes / partly / no, and on what or why not."""
-    table = _table("area", "here", "steps", "on, or why not")
-    for area in areas:
-        obstacles = "; ".join(area.obstacles if every_obstacle else area.obstacles[:1])
-        detail = obstacles or f"on {', '.join(area.on)}"
-        style = _STYLE[area.answer]
-        table.add_row(area.area, f"[{style}]{area.answer}[/]", f"{area.ready}/{area.steps}", escape(detail))
-    stdout().print(table)
+    styles = {"yes": "green", "partly": "yellow", "no": "red"}
+    rows = [
+        (area.area, Text(area.answer, styles[area.answer]), f"{area.ready}/{area.steps}",
+         "; ".join(area.obstacles if every_obstacle else area.obstacles[:1]) or f"on {', '.join(area.on)}")
+        for area in areas
+    ]  # fmt: skip
+    stdout().print(table_of(("area", "here", "steps", "on, or why not"), rows))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _table(*names: str, header: bool = True) -> Table:
-    """A table whose last column folds into the room that is left."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header, header_style="bold")
-    for position, name in enumerate(names):
-        last = position == len(names) - 1
-        table.add_column(name, overflow="fold", no_wrap=False, ratio=1 if last else None)
-    return table
+def _about(minutes: float) -> str:
+    """`18 s`, `1 minute`, `22 minutes`: an estimate, so no more digits than it has."""
+    return f"{60 * minutes:.0f} s" if minutes < 1 else count(round(minutes), "minute")
 
 
 NARROWEST = 60
 """Columns of a terminal below which lines are left to wrap."""
-ROW_CELLS = 22
-NAME_CELLS = 12
-"""Room that the last column's name gets at least."""
-STEP = 3
-"""Terminal columns for a mark, where the names stand above each other."""
-NOTE_CHARACTERS = 400
-
-
-def print_tables(judged: Judged, *, every: bool = False) -> None:
-    """Print the tables of a build: all of them, or those of steps that are not green and a line for each other one.
-
-    A gate answers whether a change may merge and what broke; a table that says neither is in the report.
-    """
-    console = stdout()
-    width = max(NARROWEST, console.width)
-    for table in tables.tables(judged.plan, judged.recorded, judged.verdict):
-        whole = every or table.verdict.outcome is not Outcome.PASS
-        for line in lines(table, width) if whole else _title(table, width):
-            console.print(line, soft_wrap=True)
-        if table.step.step.matrix:
-            path = short(judged.report.with_name(table.step.step.matrix.file))
-            _print(console, f"table: {path}", "dim")
+ROW_CELLS, NAME_CELLS, STEP = 22, 12, 3
+"""Terminal columns: most for names of rows, least for the last column's name, and for a mark below upright names."""
+MESSAGE_LINES, NOTE_CHARACTERS = 12, 400
 
 
 def lines(table: tables.Table, width: int) -> Iterator[Text]:
@@ -282,23 +293,22 @@ def lines(table: tables.Table, width: int) -> Iterator[Text]:
             widths = [STEP] * len(columns)
         yield from _header(columns, widths, first, width)
         for row in table.rows:
-            line = Text(_fitted(row, first - 2) + "  ")
+            line = Text(text.log(_fitted(row, first - 2)) + "  ")
             for column, room in zip(columns, widths, strict=True):
-                cell = table.grid.get((row, column))
-                mark = text.MARKS[cell.outcome] if cell else ""
-                line.append(mark.ljust(room), text.STYLES[cell.outcome] if cell else None)
+                found = table.grid.get((row, column))
+                mark = text.MARKS[found.outcome] if found else ""
+                line.append(mark.ljust(room), text.STYLES[found.outcome] if found else None)
             line.rstrip()
             yield line
     for worst, words in tables.notes(table):
         style = text.STYLES[worst]
         note = shorten(text.line(words), NOTE_CHARACTERS)
-        wrapped = textwrap.wrap(note, width - 2, break_long_words=False, break_on_hyphens=False)
-        for number, part in enumerate(wrapped):
+        for number, part in enumerate(_wrapped(note, width - 2)):
             yield Text.assemble((text.MARKS[worst] if number == 0 else " ", style), f" {part}")
 
 
 def _title(table: tables.Table, width: int) -> Iterator[Text]:
-    yield from (Text(part, "bold") for part in textwrap.wrap(f"{table.step.key}: {table.summary}", width))
+    yield from (Text(part, "bold") for part in _wrapped(f"{table.step.key}: {table.summary}", width))
 
 
 def _blocks(columns: tuple[str, ...], first: int, width: int) -> Iterator[tuple[str, ...]]:
@@ -324,12 +334,3 @@ def _fitted(words: str, room: int) -> str:
     """Text in exactly `room` terminal columns, with an ellipsis where it is cut."""
     line = text.line(words)
     return set_cell_size(line, room) if cell_len(line) <= room else set_cell_size(line, room - 1) + "…"
-
-
-def print_notes(verdict: Verdict) -> None:
-    """What a change does to the values that decide about it, a line each; nothing where it leaves them alone."""
-    console = stdout()
-    for one in verdict.loosened:
-        _print(console, f"changes its own gate: {one.path}: {one.what}")
-        for row in one.hunk.splitlines():
-            console.print(Text(f"  {text.visible(row)}"), soft_wrap=True)

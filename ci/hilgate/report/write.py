@@ -103,7 +103,7 @@ def decide(
     tables.write(folder, judged, digest, recorded, tables.tables(judged, recorded, verdict))
     history = folder_of(root) if root else None
     facts = find(judged, history=history if history and history.is_dir() else None, against=against)
-    annotation.write_junit(judged, recorded, verdict, folder)
+    annotation.write_junit(recorded, verdict, folder)
     path = folder / html.REPORT_FILE
     for file, words in (
         (folder / annotation.ANNOTATION_FILE, annotation.render(judged, recorded, verdict, facts=facts)),

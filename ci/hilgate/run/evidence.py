@@ -45,6 +45,7 @@ WITH_VALUE = frozenset(
 )  # fmt: skip
 """Options of pytest and the plugins used here whose value may be the next word, which is then no test path."""
 
+_FRAME = re.compile(r"^(\S+\.py:\d+): ?(\S*)$", re.MULTILINE)
 _NODE_ID = re.compile(r"[\w./-]+\.py::\S.*", re.DOTALL)
 
 
@@ -298,12 +299,13 @@ def _check_of_case(case: TestCase, root: Path) -> Check:
     from junitparser import Error, Failure, Skipped
 
     outcome, message = Outcome.PASS, ""
+    node_id = _node_id(case.classname or "", case.name or "(no name)", root)
     for result in case.result:
         if isinstance(result, Failure | Error):
             kind = "error" if isinstance(result, Error) else "failure"
             outcome = Outcome.FAIL
             message = (result.message or "").strip() or (result.text or "").strip() or f"{kind} without a message"
-            message += _failing_place(result.text or "")
+            message += _failing_place(result.text or "", node_id.partition("::")[0])
             break
         if isinstance(result, Skipped):
             outcome = Outcome.DID_NOT_RUN
@@ -320,7 +322,7 @@ def _check_of_case(case: TestCase, root: Path) -> Check:
             numbers[name] = number
     seconds = case.time if case.time is not None and math.isfinite(case.time) else 0.0
     return Check(
-        id=_node_id(case.classname or "", case.name or "(no name)", root),
+        id=node_id,
         outcome=outcome,
         seconds=max(0.0, seconds),
         message=message,
@@ -329,10 +331,17 @@ def _check_of_case(case: TestCase, root: Path) -> Check:
     )
 
 
-def _failing_place(text: str) -> str:
-    """Return the place: pytest ends a failure with `file:line: Error`; that line is what an engineer opens first."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"\n{lines[-1]}" if lines and ": " in lines[-1] and ".py:" in lines[-1] else ""
+def _failing_place(text: str, test_file: str) -> str:
+    """The innermost line of the test's own file, which an engineer opens first, and the helper's in which it ended.
+
+    pytest ends each frame of a failure with `file:line: ` and the innermost one with `file:line: Error`.
+    """
+    frames = _FRAME.findall(text)
+    if not frames or not frames[-1][1]:
+        return ""
+    place, error = frames[-1]
+    own = next((one for one, _ in reversed(frames) if one.startswith(f"{test_file}:")), place)
+    return f"\n{own}: {error}" + (f" ({place})" if own != place else "")
 
 
 def _as_number(value: str) -> Number | None:

@@ -29,6 +29,8 @@ SEVERITY: dict[Outcome, int] = {
 
 TIMED_OUT = "timed out"
 """How the reason begins when a step was ended at its timeout."""
+NOT_STARTED = "not started"
+"""How it begins when another step stood in its way."""
 
 
 @dataclass(frozen=True)

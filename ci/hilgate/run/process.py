@@ -13,6 +13,7 @@ import datetime as dt
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -54,6 +55,10 @@ TIMEOUT = "BUILDKITE_TIMEOUT"
 """The job's timeout in minutes, or `false` where it has none; set by Buildkite."""
 
 SECONDS_PER_MINUTE = 60.0
+
+
+_DOTS = re.compile(r"(?:^|(?<=\s))[.FEsxX]{2,}(?=\s|$)\s*|^\.$")
+"""What pytest prints for tests that ended."""
 
 
 class Interrupts:
@@ -226,7 +231,7 @@ class Child:
         self._signal_group(signal.SIGTERM)
 
     def last_line(self, *, tail_bytes: int = 4096) -> str:
-        """The last line with text of what it printed so far; empty when there is none."""
+        """The last line with words of what it printed so far, without pytest's dots; empty when there is none."""
         try:
             with self.log.open("rb") as file:
                 file.seek(0, os.SEEK_END)
@@ -234,7 +239,8 @@ class Child:
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        words = (_DOTS.sub("", line).strip() for line in reversed(lines))
+        return next((line for line in words if line), "")
 
     def _signal_group(self, number: signal.Signals) -> None:
         assert self._process is not None

@@ -25,7 +25,7 @@ from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import process, recheck, results
 from hilgate.run.evidence import Collected, collect_image, kind_of
-from hilgate.run.outcome import TIMED_OUT, Decision, Facts, decide, other_packages
+from hilgate.run.outcome import NOT_STARTED, TIMED_OUT, Decision, Facts, decide, other_packages
 from hilgate.run.process import LOG_FILE, SECONDS_PER_MINUTE, inner_timeout
 from hilgate.run.progress import Lines
 from hilgate.run.results import Recorded, step_folder
@@ -53,6 +53,7 @@ class Runner:
         job: The one key of `only`, where `results_folder` is the folder of its job.
         earlier: What an earlier run of the same plan over the same files left; what passed there is not repeated.
         reruns: Whether failing tests are run once more, in what is left of their step's time.
+        fail_fast: Whether no other step starts once one has run and has not passed.
         only_ids: Failing tests of `job` that failed on another node; they alone are run, and recorded as reruns.
     """
 
@@ -68,12 +69,14 @@ class Runner:
     job: str = ""
     earlier: Recorded = field(default_factory=lambda: Recorded((), {}))
     reruns: bool = False
+    fail_fast: bool = False
     only_ids: tuple[str, ...] = ()
     _began: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
     _records: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
     _running: dict[str, process.Child] = field(default_factory=dict)
     _again: dict[str, recheck.Rerun] = field(default_factory=dict)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
+    _red: str = ""
     _interrupts: process.Interrupts = field(default_factory=process.Interrupts)
     _installed: frozenset[str] = frozenset()
     _context: process.RunContext = field(init=False)
@@ -152,11 +155,13 @@ class Runner:
         return settled
 
     def _obstacle(self, step: PlannedStep) -> str:
-        """Why it must not start: a need that did not pass, a distribution that is missing, another tree's packages."""
+        """Why it must not start: an earlier failure, a need that did not pass, what is missing, another tree's code."""
+        if self.fail_fast and self._red:
+            return f"{NOT_STARTED}: {self._red} {_ENDED[self._outcomes[self._red]]} before it (--fail-fast)"
         for need in step.depends_on:
             outcome = self._outcomes.get(need, Outcome.PASS)
             if outcome is not Outcome.PASS:
-                return f"needs {need}, which {_ENDED[outcome]}"
+                return f"{NOT_STARTED}: it needs {need}, which {_ENDED[outcome]}"
         missing = [name for name in step.step.packages if name not in self._installed]
         if missing:
             return f"needs {', '.join(missing)}, not installed here"
@@ -190,6 +195,7 @@ class Runner:
                 why = f"its job had {child.timeout_seconds:g} s left for it, and its own time is {seconds:g} s"
                 end = replace(end, reason=why)
             checks = self._record(step, end, child)
+            self._red = self._red or (key if self._outcomes[key] is not Outcome.PASS else "")
             if self.reruns and self._outcomes[key] is Outcome.FAIL:
                 self._run_again(step, kind_of(step).failing_ids(checks), used=end.seconds)
         return [key for key, *_ in ended]

@@ -73,8 +73,12 @@ def test_dry_run_shows_the_requests_sends_none_and_needs_no_token(root, buildkit
     ("arguments", "status", "words"),
     [
         (["jmba", "--pr", "7", *WHERE], Exit.MISUSE, ["no step runs a model 'jmba'", "did you mean 'jamba'"]),
-        (["jamba", "--pr", "7"], Exit.MISUSE, ["--organization '' is not a slug"]),
-        (["jamba", "--pr", "7", "--organization", "acme"], Exit.MISUSE, ["--pipeline '' is not a slug"]),
+        (["jamba", "--pr", "7"], Exit.MISUSE, ["--organization is missing", "set HILGATE_ORGANIZATION"]),
+        (
+            ["jamba", "--pr", "7", "--organization", "acme"],
+            Exit.MISUSE,
+            ["--pipeline is missing", "set HILGATE_PIPELINE"],
+        ),
         (["jamba", "--pr", "0", *WHERE], Exit.MISUSE, ["--pr"]),
         (["jamba", *WHERE], Exit.MISUSE, ["--pr"]),
         (["--pr", "7", *WHERE], Exit.MISUSE, ["MODEL"]),

@@ -70,7 +70,7 @@ def test_run_prints_the_table_and_a_green_gate_one_line_of_it(repository):
     assert "\nfig   ✗    ✓\n" in hilgate(repository, "gate").stdout
 
 
-def test_every_command_writes_the_same_file_with_its_verdict(repository):
+def test_every_command_writes_the_same_file_with_its_verdict_and_the_next_gate_sets_it_aside(repository):
     hilgate(repository, "gate")
     path = repository / "results" / "cells.json"
     first = path.read_bytes()
@@ -80,14 +80,11 @@ def test_every_command_writes_the_same_file_with_its_verdict(repository):
     path.unlink()
     hilgate(repository, "judge")
     assert path.read_bytes() == first
-
-
-def test_no_table_outlives_its_verdict(repository):
-    hilgate(repository, "gate")
-    path = repository / "results" / "cells.json"
-    first = path.read_bytes()
+    records = (repository / "results" / "steps" / "grid-cpu" / "results.jsonl").read_bytes()
     hilgate(repository, "gate", "--steps", "other")
     assert not path.exists()
+    assert not (repository / "results" / "steps" / "grid-cpu").exists()
+    assert (repository / "results" / "previous" / "steps" / "grid-cpu" / "results.jsonl").read_bytes() == records
     assert (repository / "results" / "previous" / "cells.json").read_bytes() == first
 
 
@@ -130,6 +127,34 @@ def test_the_line_that_a_failing_cell_prints_repeats_it(repository):
     assert done.returncode == Exit.FAIL
     assert cells(repository / "results" / "run") == {("fig", "cut"): "fail"}
     assert f"reproduce: {line}\n" in done.stdout
+
+
+def test_a_part_without_a_test_is_misuse_and_no_regression(repository):
+    done = hilgate(repository, "run", "grid", "--", "-k", "window")
+    assert (done.returncode, done.stdout) == (Exit.MISUSE, "")
+    assert "error: -k window selects none of 4 tests\n  where: grid-cpu\n" in done.stderr
+    assert "python -m pytest tests -q -p no:cacheprovider --collect-only -q" in done.stderr
+    assert not (repository / "results" / "run" / "verdict.json").exists()
+    (repository / "tests" / "conftest.py").unlink()
+    write_repository(repository, COMMANDS | {"grid": COMMANDS["grid"] + " -k window"}, grid=GRID)  # as declared
+    assert "○ did not run: regression: grid-cpu" in hilgate(repository, "run", "grid").stdout
+
+
+def test_of_several_parts_those_with_tests_are_judged(repository):
+    (repository / "tests" / "test_more.py").write_text("def test_window(): ...")
+    commands = {key: COMMANDS["grid"].replace("tests", f"tests/test_{key}.py") for key in ("grid", "more")}
+    (repository / "tests" / "test_cells.py").rename(repository / "tests" / "test_grid.py")
+    write_repository(repository, commands, grid=GRID, more={"evidence": "junit"})
+    done = hilgate(repository, "run", "samples", "--", "-k", "window")
+    assert done.returncode == Exit.PASS, done.stdout
+    assert "nothing is said of grid-cpu: -k window selects no test of it" in done.stderr
+    assert "1 of 1 step passed" in done.stdout
+
+
+def test_a_part_that_ends_without_a_failing_test_is_repeated_as_it_was_asked(repository):
+    (repository / "tests" / "conftest.py").write_text("import os; os._exit(7)")
+    done = hilgate(repository, "run", "grid", "--", "-k", "fig or kiwi")
+    assert "reproduce: hilgate run grid-cpu -- -k 'fig or kiwi'\n" in done.stdout
 
 
 @pytest.mark.parametrize(

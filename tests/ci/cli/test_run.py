@@ -61,12 +61,49 @@ def test_a_red_gate_shows_the_first_failure_and_the_line_that_repeats_it(tmp_pat
     assert hilgate(root, "run", "b").returncode == Exit.PASS
 
 
-def test_a_gate_run_again_keeps_the_previous_results(green):
-    hilgate(green, "gate", "--steps", "a")
-    first = (step_folder(green / "results", "a-cpu") / RESULTS_FILE).read_text()
-    hilgate(green, "gate", "--steps", "b")
-    assert (step_folder(green / "results" / "previous", "a-cpu") / RESULTS_FILE).read_text() == first
-    assert not (green / "results" / "steps" / "a-cpu").exists()
+def test_fail_fast_starts_nothing_after_the_first_red_step_and_resume_goes_on(tmp_path):
+    red = writes_findings(failing(), status=1)
+    root = write_repository(
+        tmp_path, {"bad": red, "one": GREEN["b"], "two": GREEN["b"]}, bad={"minutes": 9, "timeout_minutes": 9}
+    )
+    done = hilgate(root, "gate", "--fail-fast", "--jobs", "1")
+    assert (done.returncode, done.stderr.count(": started:")) == (Exit.FAIL, 1)
+    assert "○ did not run: not started: 2 steps" in done.stdout
+    assert "not started: bad-cpu failed before it (--fail-fast)" in done.stdout
+    assert "0 of 3 steps passed, 1 regression, 2 not started" in done.stdout
+    done = hilgate(root, "gate", "--resume", "--jobs", "1")
+    assert (done.returncode, done.stderr.count(": started:")) == (Exit.FAIL, 3)
+    assert "2 of 3 steps passed, 1 regression" in done.stdout
+    assert "2 steps" in hilgate(root, "run", "bad", "one", "two", "--fail-fast", "--jobs", "1").stdout
+
+
+MARKUP = "[/x] [bold]no[/bold] :boom:"
+TELLING = (
+    ("gate", "--base", "HEAD"), ("judge",), ("plan", "--base", "HEAD"), ("explain", "a", "--base", "HEAD"),
+    ("run", "a", "--", MARKUP), ("replay", "changes.txt"), ("history", "show"), ("run", MARKUP), ("plan", MARKUP),
+    ("plan", "--base", MARKUP), ("judge", "--results", f"{MARKUP}s"), ("explain", MARKUP),
+    ("plan", "--profile", MARKUP), ("rerun", MARKUP, "--pr", "7"), ("simulate", "--seed", MARKUP), (MARKUP,),
+    ("history", "show", "--metric", MARKUP), ("gate", "--steps", MARKUP), ("judge", "--plan", MARKUP),
+    ("recheck", MARKUP, "--plan", "results/plan.json", "--jobs", "j", "--results", "r"),
+)  # fmt: skip
+SILENT = (("history", "add"), ("plan", "b", "--omitted"), ("bundle", "--out", "e.tar"), ("verify-bundle", MARKUP),
+          ("doctor",), ())  # fmt: skip
+
+
+def test_brackets_in_names_ids_files_and_arguments_are_text_in_every_command(tmp_path):
+    broken = writes_findings(failing(MARKUP), skipped(f"{MARKUP} too"), status=1)
+    root = write_repository(tmp_path, {"a": broken, "b": GREEN["b"]}, a={"label": MARKUP, "env": {"X": MARKUP}})
+    (root / "[").mkdir()
+    (root / "[" / "x] [bold]no[").mkdir()
+    (root / "[" / "x] [bold]no[" / "bold] :boom:").write_text("a file whose path is the text above")
+    (root / "changes.txt").write_text(f'["{MARKUP}"]\n')
+    hilgate(root, "gate")
+    hilgate(root, "history", "add")
+    for arguments in TELLING + SILENT:
+        done = hilgate(root, *arguments)
+        said = " ".join((done.stdout + done.stderr).split())
+        assert done.returncode != Exit.BUG, said
+        assert arguments in SILENT or MARKUP in said, (arguments, said)
 
 
 def test_colour_only_where_asked_for(green):
@@ -102,10 +139,8 @@ def test_judge_and_report_can_be_replayed(green):
     assert done.returncode == Exit.NOTHING_RAN
     assert "damaged: a-cpu: results.jsonl: it is not as it was written: truncated or changed" in done.stderr
     verdict = json.loads((green / "results" / "verdict.json").read_text())
-    assert (verdict["outcome"], [step["outcome"] for step in verdict["steps"]]) == (
-        "did not run",
-        ["did not run", "pass"],
-    )
+    outcomes = [verdict["outcome"], *(step["outcome"] for step in verdict["steps"])]
+    assert outcomes == ["did not run", "did not run", "pass"]
     assert "truncated" in (green / "results" / "annotation.md").read_text()
 
 

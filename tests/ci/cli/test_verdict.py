@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
-from support.plans import IDENTITY, hilgate, passing, write_repository, writes_findings
+from support.plans import failing, git, hilgate, passing, write_repository, writes_findings
 
 from hilgate.declare import protected
 from hilgate.errors import Exit
@@ -26,11 +25,6 @@ JUNIT = {"command": "python -m pytest tests -q -p no:cacheprovider -o pythonpath
          "env": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}}  # fmt: skip
 RUN = ("run", "measure-cpu", "--plan", "results/plan.json", "--results", "results/jobs/measure-cpu")
 JUDGE = ("judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
-
-
-def git(root, *arguments):
-    done = subprocess.run(["git", *IDENTITY, *arguments], cwd=root, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
 
 
 @pytest.fixture
@@ -154,15 +148,12 @@ def test_a_quarantine_that_cannot_be_read_is_red_and_everything_is_judged(tmp_pa
 
 
 def test_a_quarantined_failure_at_a_desk_passes_and_is_named(tmp_path):
-    root = write_repository(
-        tmp_path, {"a": writes_findings(passing(), {"id": "x", "outcome": "fail", "message": "wrong"}, status=1)}
-    )
+    root = write_repository(tmp_path, {"a": writes_findings(passing(), failing("x"), status=1)})
     entry = {"test": "x", "step": "a", "reason": "r", "owner": "o", "added": "2099-01-01", "expires": "2099-01-10"}
     (root / "ci" / "quarantine.yaml").write_text(json.dumps({"tests": [entry]}))
     done = hilgate(root, "gate")
     assert done.returncode == Exit.PASS, done.stdout
     assert "quarantined in a-cpu: x" in done.stdout
-    (root / "ci" / "quarantine.yaml").write_text(
-        json.dumps({"tests": [entry | {"added": "2020-01-01", "expires": "2020-01-10"}]})
-    )
+    entry |= {"added": "2020-01-01", "expires": "2020-01-10"}
+    (root / "ci" / "quarantine.yaml").write_text(json.dumps({"tests": [entry]}))
     assert hilgate(root, "judge").returncode == Exit.FAIL

@@ -1,4 +1,4 @@
-"""The report and its twins: right content, right size, nothing that could run or leave the machine."""
+"""The report, its twins and the history as a page: right content and size, nothing that runs or leaves the machine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import re
 
 import pytest
 from junitparser import Error, Failure, JUnitXml, Skipped
-from support.builds import Outline, built
+from support.builds import Outline, built, three_builds
 from support.cell_tables import build, cell
 from support.jobs import failed, passed, skipped
 from support.plans import step
 
+from hilgate.history import queries
 from hilgate.report import annotation
-from hilgate.report.html import render, timeline
+from hilgate.report.html import render, render_history, timeline
 from hilgate.report.problems import LIMIT_BYTES
 from hilgate.text import duration
 
@@ -30,7 +31,7 @@ def test_the_verdict_comes_first_then_what_broke_then_the_change():
     text = " ".join(Outline(render(*MIXED)).text.split())
     order = ["✗ fail 2 passed, 1 failed, 30 not run (needs gfx950)", "1 regression, 1 infra, 1 not selected",
              "What broke", "✗ regression bad-cpu", "max_abs_err 0.5 > 0.001", "error max_abs_err 0.5", "case arch cpu",
-             "merge base not known: no history", "reproduce hilgate run bad-cpu", "30 not run: needs gfx950",
+             "reproduce hilgate run bad-cpu", "30 not run: needs gfx950",
              "○ infra lost-cpu", "no record of it arrived", "What changed", "samples/layout.py", "Every step",
              "When it ran", "65 536", "Not selected", "far-gfx950", "Where it ran"]  # fmt: skip
     text = text.replace("\u202f", " ")
@@ -72,7 +73,7 @@ def test_the_annotation_is_the_first_screen():
 
 
 def test_junit_never_shows_a_red_step_as_green(tmp_path):
-    path = annotation.write_junit(*MIXED, tmp_path)
+    path = annotation.write_junit(*MIXED[1:], tmp_path)
     suites = {suite.name: list(suite) for suite in JUnitXml.fromfile(str(path))}
     kinds = {name: [type(result) for case in cases for result in case.result] for name, cases in suites.items()}
     assert kinds["good-cpu: good samples"] == []
@@ -121,3 +122,48 @@ def test_a_huge_table_stays_within_the_report():
     html = render(*build(*checks))
     assert len(html.encode()) < LIMIT_BYTES
     assert re.search(r"6000 x 300 cells, all of them in cells\.json", html)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    return queries.ask(three_builds(tmp_path_factory.mktemp("history")))
+
+
+@pytest.fixture(scope="module")
+def history(answers):
+    return render_history(answers, step="")
+
+
+def test_the_page_shows_everything_and_fetches_nothing(history):
+    outline = Outline(history)
+    text = " ".join(outline.text.split())
+    for words in ("3 builds", "Minutes", "Accuracy", "70.0%", "Kernel times", "+100.0%", "2 (67%)"):
+        assert words in text
+    assert not {"script", "link", "img", "iframe", "object"} & set(outline.tags)
+    assert not re.search(r"@import|https?:|url\((?!#)", history)
+    assert all(address.startswith("#") for address in outline.addresses)
+
+
+def test_hostile_ids_are_text_on_the_page_too(history):
+    assert "<script" not in history
+    assert "&lt;script&gt;" in history
+
+
+def test_plots_take_their_colours_from_the_page(history):
+    svg = "".join(re.findall(r"(?s)<svg.*?</svg>", history))
+    assert "var(--plot)" in svg
+    assert not re.search(r"(?:fill|stroke): #", svg)
+    assert "(prefers-color-scheme: dark)" in history
+    assert "@media print" in history
+
+
+def test_a_page_of_no_build_says_so():
+    assert "no build in this time" in render_history({metric: [] for metric in queries.METRICS}, step="")
+
+
+def test_every_plot_says_what_it_shows(history):
+    assert len(re.findall(r'<svg[^>]*role="img"[^>]*aria-label="[^"]+"', history)) == history.count("<svg")
+
+
+def test_the_same_values_give_the_same_bytes(answers, history):
+    assert render_history(answers, step="") == history

@@ -19,9 +19,9 @@ def test_a_check_is_known_by_itself_and_a_step_by_its_checks(tmp_path):
     remember(tmp_path, [failed("f", "max_abs_err 0.5\nmore"), passed("p")], commit=BASE)
     facts = merge_base.find(PLAN, history=tmp_path)
     assert on_merge_base(facts, "a-cpu", "f") == (
-        "failed too (max_abs_err 0.5) at bbbbbbbbbbbb; failed in 1 of the last 1 builds"
+        "failed too (max_abs_err 0.5) at bbbbbbbbbbbb; failed in 1 of the last 1 build"
     )
-    assert on_merge_base(facts, "a-cpu", "p") == "passed at bbbbbbbbbbbb; failed in none of the last 1 builds"
+    assert on_merge_base(facts, "a-cpu", "p") == "passed at bbbbbbbbbbbb; failed in none of the last 1 build"
     assert on_merge_base(facts, "a-cpu") == "fail too at bbbbbbbbbbbb"
 
 
@@ -64,12 +64,13 @@ def ran(*checks):
          "not known: no such check at a folder without a commit"),
         (MergeBase(commit=BASE, recorded=ran(skipped("s", "x"))), "s",
          "did not run (x) at bbbbbbbbbbbb"),
-        (MergeBase(commit=BASE, recorded=ran(passed("p"))), "", "passed (1 checks) at bbbbbbbbbbbb"),
+        (MergeBase(commit=BASE, recorded=ran(passed("p"))), "", "passed (1 check) at bbbbbbbbbbbb"),
     ],
     ids=["nothing", "step not run", "new check", "skipped", "the step"],
 )  # fmt: skip
 def test_what_is_not_known_says_why(facts, check, words):
     assert on_merge_base(facts, "a-cpu", check) == words
+    assert on_merge_base(facts, "a-cpu", check, desk=True) == ("" if facts is merge_base.NOTHING else words)
 
 
 def test_no_merge_base_and_no_build_are_said(tmp_path):

@@ -44,6 +44,10 @@ def test_known(): assert False
 def broken(): raise RuntimeError("no device")
 def test_setup(broken): ...
 
+def test_helped():
+    import attending
+    attending.check(0.5)
+
 @pytest.fixture
 def late():
     yield
@@ -57,8 +61,15 @@ def pytest_junit(root, text, *arguments):
     file = root / "tests" / "deep" / "test_sample.py"
     file.parent.mkdir(parents=True)
     file.write_text(text)
+    file.with_name("attending.py").write_text("def check(got):\n    assert got < 0.001\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", root]
-    options = ["--import-mode=importlib", "-o", "junit_family=xunit2", f"--junitxml={root}/junit.xml", *arguments]
+    options = [
+        "--import-mode=importlib",
+        "-o",
+        f"pythonpath={root}/tests/deep",
+        f"--junitxml={root}/junit.xml",
+        *arguments,
+    ]
     env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # half the start-up time
     subprocess.run(
         [*command, *options, "tests/deep/test_sample.py"], cwd=root, env=env, capture_output=True, check=False
@@ -81,6 +92,7 @@ def test_every_test_becomes_one_check_named_by_its_node_id(collected):
         "test_far": Outcome.DID_NOT_RUN,
         "test_known": Outcome.DID_NOT_RUN,
         "test_setup": Outcome.FAIL,
+        "test_helped": Outcome.FAIL,
         "test_teardown": Outcome.FAIL,
     }
 
@@ -90,7 +102,11 @@ def test_messages_say_why_and_where(collected):
     assert messages["test_far"] == "needs gfx950"
     assert messages["test_known"] == "expected to fail: vllm 0.31 cannot"
     assert messages["test_wrong[bs16-hnd]"].startswith("AssertionError: max_abs_err too large")
-    assert "test_sample.py:14: AssertionError" in messages["test_wrong[bs16-hnd]"]
+    assert messages["test_wrong[bs16-hnd]"].endswith("\ntests/deep/test_sample.py:14: AssertionError")
+    helped = (
+        "\ntests/deep/test_sample.py:28: AssertionError (tests/deep/attending.py:2)"  # its own line, then the helper
+    )
+    assert messages["test_helped"].endswith(helped)
     assert "no device" in messages["test_setup"]
 
 

@@ -1,11 +1,13 @@
 """A step ends before its job does, so that its results are still uploaded."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hilgate.errors import CannotRunHereError
-from hilgate.run.process import STARTED, TIMEOUT, UPLOAD_SECONDS, inner_timeout
+from hilgate.run.process import STARTED, TIMEOUT, UPLOAD_SECONDS, Child, inner_timeout
 
 NOW = 1_790_000_000.0
 
@@ -55,3 +57,17 @@ def test_it_never_outlives_the_job_or_its_own_timeout(step, minutes, elapsed):
     left = inner_timeout(step, job(minutes, NOW - elapsed), NOW)
     assert 0 <= left <= step
     assert left == 0 or NOW + left <= NOW - elapsed + minutes * 60 - UPLOAD_SECONDS + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("collected 9 items\n........F..sx [ 72%]\n....", "[ 72%]"),
+        ("collected 9 items\n....", "collected 9 items"),
+        ("tests/test_x.py ......... [ 25%]\n\n", "tests/test_x.py [ 25%]"),
+        ("E   it took 3 s\n", "E   it took 3 s"),
+    ],
+)
+def test_the_last_line_is_one_with_words(tmp_path, log, line):
+    (tmp_path / "log.txt").write_text(log)
+    assert Child.last_line(SimpleNamespace(log=tmp_path / "log.txt")) == line

@@ -65,6 +65,7 @@ def test_a_flake_is_found_and_is_not_a_pass(repository):
         ("test_flaky[bs 48]", Outcome.PASS, False),
     ]
     assert (ruled.outcome, ruled.ruling, len(ruled.flaky)) == (Outcome.INCONCLUSIVE, Ruling.FLAKY, 2)
+    assert ruled.evidence == ("again on the same node, desk: 2 checks: pass",)
     assert recorded.last("samples-cpu").record.outcome is Outcome.FAIL
     assert "2 passed" in (folder / "log.txt").read_text()  # and nothing but what failed
 

@@ -69,8 +69,8 @@ def test_all_steps_are_recorded_and_a_dependant_of_a_failure_is_not_started(tmp_
         step("alone", writes_findings(passing())),
     )
     recorded = results_of(a_plan, tmp_path)
-    assert recorded.last("middle-cpu").record.message == "needs first-cpu, which failed"
-    assert recorded.last("last-cpu").record.message == "needs middle-cpu, which did not run"
+    assert recorded.last("middle-cpu").record.message == "not started: it needs first-cpu, which failed"
+    assert recorded.last("last-cpu").record.message == "not started: it needs middle-cpu, which did not run"
     assert recorded.last("alone-cpu").record.outcome is Outcome.PASS
     assert [path.name for path in step_folder(tmp_path, "middle-cpu").iterdir()] == ["results.jsonl"]
 

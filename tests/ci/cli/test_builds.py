@@ -1,15 +1,20 @@
-"""The commands of the history, on the results of a real run of samples."""
+"""The commands of the history and of bundles, on the results of a real run of samples."""
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-from support.builds import bytes_of
-from support.plans import hilgate, passing, write_repository, writes_findings
+from rich.console import Console
+from support.builds import NOW, bytes_of, three_builds
+from support.bundles import edited, forge
+from support.plans import failing, git, hilgate, passing, write_repository, writes_findings
 
+from hilgate.cli import builds
+from hilgate.history import queries
 from hilgate.history.store import folder_of
 
 MEASURED = {"id": "decode", "outcome": "pass", "numbers": {"ours_us": 12.5}}
@@ -22,7 +27,7 @@ def repository(tmp_path_factory):
     assert hilgate(root, "gate").returncode == 0
     added = hilgate(root, "history", "add", "--branch", "main")
     assert (added.returncode, added.stderr) == (0, "")
-    assert ": 1 steps to " in added.stdout
+    assert ": 1 step to " in added.stdout
     return root
 
 
@@ -36,7 +41,7 @@ def test_adding_again_says_so_and_adds_nothing(repository):
 
 def test_the_history_outlives_the_next_gate(repository):
     assert hilgate(repository, "gate", "--steps", "a").returncode == 0
-    assert hilgate(repository, "history", "add").stdout.startswith("added build ")
+    assert hilgate(repository, "history", "add").stdout.startswith("added ")
     shown = json.loads(hilgate(repository, "history", "show", "--metric", "minutes", "--json").stdout)
     assert len(shown["minutes"]) >= 2
 
@@ -98,3 +103,92 @@ def test_a_verdict_of_another_plan_is_refused(repository, tmp_path):
 def test_other_commands_find_the_same_history(monkeypatch, named, place):
     monkeypatch.setenv("HILGATE_HISTORY", named)
     assert folder_of(Path()) == Path(place)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    folder = three_builds(tmp_path_factory.mktemp("history"))
+    return {step: queries.ask(folder, step=step) for step in ("", "a-cpu")}
+
+
+def tables(metric, rows):
+    text = io.StringIO()
+    builds.show_history_tables(Console(file=text, width=80), metric, rows, limit=1)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        ([], ""),
+        ([1.0], "▄"),
+        ([1.0, 1.0], "▄▄"),
+        ([1.0, None, 2.0], "▁·█"),
+        ([float("nan"), 1.0, 2.0], "·▁█"),
+        ([None], "·"),
+        ([9.0, *range(12)], "▁▂▃▄▅▆▇█"),
+    ],
+    ids=["none", "one", "constant", "gap", "nan", "only a gap", "more than fit"],
+)
+def test_bars(values, drawn):
+    assert builds.bars(values) == drawn
+
+
+@pytest.mark.parametrize("metric", queries.METRICS)
+@pytest.mark.parametrize("step", ["", "a-cpu"], ids=["all", "one step"])
+def test_tables_fit_80_columns(answers, metric, step):
+    lines = tables(metric, answers[step][metric]).splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_terminal_gets_no_escape_sequences():
+    row = {"key": "a", "id": "x\x1b[31m\u202e", "flaky": 1, "rate": 1.0, "failed": 0, "builds": 1, "last": NOW}
+    shown = tables("flakes", [row])
+    assert "x\\x1b[31m\\u202e" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("metric", queries.METRICS)
+def test_an_empty_table_says_why(metric):
+    assert tables(metric, []).startswith(f"{metric}: no ")
+
+
+def test_the_commands(repository):
+    done = hilgate(repository, "bundle", "--out", "e.tar")
+    assert (done.returncode, done.stdout) == (0, "e.tar\n")
+    checked = hilgate(repository, "verify-bundle", "e.tar", "--profile", "gate")
+    assert checked.returncode == 0
+    assert checked.stdout.endswith("sound; its verdict: pass\n")
+    assert max(map(len, checked.stdout.splitlines())) <= 90
+    as_json = json.loads(hilgate(repository, "verify-bundle", "e.tar", "--json").stdout)
+    assert (as_json["sound"], as_json["outcome"]) == (True, "pass")
+
+
+def test_an_unsound_bundle_ends_with_3_whatever_it_claims(repository):
+    hilgate(repository, "bundle", "--out", "e.tar")
+    forge(repository / "e.tar", repository / "f.tar", edited("verdict.json", b"2 passed", b"7 passed"))
+    done = hilgate(repository, "verify-bundle", "f.tar")
+    assert done.returncode == 3
+    assert done.stdout.endswith("NOT SOUND: nothing that it says counts\n")
+    assert hilgate(repository, "verify-bundle", "none.tar").returncode == 3
+
+
+def test_results_that_were_not_judged_as_recorded_are_not_bundled(tmp_path):
+    root = write_repository(tmp_path, {"a": writes_findings(failing(), status=1)})
+    assert hilgate(root, "gate").returncode == 1
+    verdict = root / "results" / "verdict.json"
+    verdict.write_text(verdict.read_text().replace('"fail"', '"pass"'))
+    done = hilgate(root, "bundle", "--out", "e.tar")
+    assert done.returncode == 3
+    assert "the stored verdict says pass; the records give fail" in done.stderr
+    assert not (root / "e.tar").exists()
+
+
+def test_a_bundle_is_of_the_commit_that_is_checked_out(tmp_path):
+    root = write_repository(tmp_path, {"a": writes_findings(passing())})
+    hilgate(root, "gate")
+    git(root, "commit", "-q", "--allow-empty", "-m", "x")
+    done = hilgate(root, "bundle", "--out", "e.tar")
+    assert done.returncode == 3
+    assert "is checked out" in done.stderr

@@ -1,23 +1,20 @@
-"""The commands of the history: add a build, show what the builds say, write the page of plots.
-
-What `hilgate history show` prints: tables for 80 columns, with a line of bars where values have a course.
-"""
+"""Commands about judged builds: the history (add, show, report) and bundles of evidence (bundle, verify-bundle)."""
 
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 import sys
+import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from hilgate import text
 from hilgate.cli import History, JobsFolder, Json, Results, program, repository
-from hilgate.errors import MisuseError, RecordsError
+from hilgate.errors import Exit, MisuseError, RecordsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hilgate.history.queries import Metric, Row
+    from hilgate.release.verify import Answer
 
 
 Step = Annotated[str, typer.Option("--step", metavar="KEY", help="Only this step, on one device or on all.")]
@@ -36,7 +34,7 @@ Since = Annotated[
 ]
 
 
-builds = typer.Typer(help="What builds have said so far: accuracy, kernel times, flakes, minutes.")
+builds = typer.Typer(help="Accuracy, kernel times, flakes and minutes over builds.")
 program.add_typer(builds, name="history", no_args_is_help=True)
 
 
@@ -64,10 +62,8 @@ def add(
         )
     recorded = read_all(source, jobs, plan, plan_digest(plan))
     build, added = store.add(history or store.folder_of(repository(ctx)), plan, recorded, verdict, branch=branch)
-    if added:
-        sys.stdout.write(f"added build {build.name}: {len(plan.steps)} steps to {build.parent}\n")
-    else:
-        sys.stdout.write(f"build {build.name} is already in {build.parent}\n")
+    words = f"added {build.name}: {text.count(len(plan.steps), 'step')} to" if added else f"{build.name} is already in"
+    sys.stdout.write(f"{words} {build.parent}\n")
 
 
 @builds.command()
@@ -83,8 +79,6 @@ def show(
     history: History = None,
 ) -> None:
     """Tables over builds, the newest value last in each line of bars."""
-    import json
-
     from hilgate.history import queries, store
     from hilgate.report.terminal import stdout
 
@@ -116,10 +110,10 @@ def report(
 ) -> None:
     """One HTML page with small plots, which opens anywhere; prints its path."""
     from hilgate.history import queries, store
-    from hilgate.report.history import render
+    from hilgate.report.html import render_history
 
     folder = history or store.folder_of(repository(ctx))
-    page = render(queries.ask(folder, step=step, since=since), step=step)
+    page = render_history(queries.ask(folder, step=step, since=since), step=step)
     path = out or folder / "history.html"
     try:
         path.write_text(page, encoding="utf-8")
@@ -213,29 +207,102 @@ WORDS = frozenset({"course", "commit", "outcome", "step", "last"})
 
 def show_history_tables(out: Console, metric: Metric, rows: Sequence[Row], *, limit: int) -> None:
     """One table of a metric, or the reason why there is none; minutes are a log, newest last."""
+    from hilgate.report.terminal import cell, say, table_of
+
     if not rows:
-        out.print(Text(f"{metric}: {NOTHING[metric]}", "dim"))
+        say(out, f"{metric}: {NOTHING[metric]}", "dim")
         return
     log = metric == "minutes"
     shown = rows[-limit:] if log else rows[:limit]
-    columns = {name: [text.line(value(row)) for row in shown] for name, value in COLUMNS[metric].items()}
+    columns = {name: [value(row) for row in shown] for name, value in COLUMNS[metric].items()}
     columns = {name: values for name, values in columns.items() if any(values)}
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for number, name in enumerate(columns):
-        side: Literal["left", "right"] = "left" if number == 0 or name in WORDS else "right"
-        table.add_column(name, justify=side, overflow="fold", no_wrap=number > 0, ratio=None if number else 1)
-    device = None
+    table, device = table_of(tuple(columns), ()), None
+    for number, column in enumerate(table.columns):
+        column.no_wrap, column.ratio = number > 0, None if number else 1
+        column.justify = "left" if number == 0 or column.header in WORDS else "right"
     for row, values in zip(shown, zip(*columns.values(), strict=True), strict=True):
         if metric in {"accuracy", "kernels"} and row["device"] != device:
             device = row["device"]
-            table.add_row(Text(text.line(f"on {device}"), "dim"))
+            table.add_row(cell(f"on {device}", "dim"))
         styles = [text.STYLES[row["outcome"]] if name == "outcome" else "" for name in columns]
-        table.add_row(*(Text(value, style) for value, style in zip(values, styles, strict=True)))
+        table.add_row(*(cell(value, style) for value, style in zip(values, styles, strict=True)))
     out.print(table)
     if len(rows) > limit:
-        words = "earlier (--rows)" if log else "more (--rows, --step, --json)"
-        out.print(Text(f"and {len(rows) - limit} {words}", "dim"))
+        say(out, f"and {len(rows) - limit} {'earlier (--rows)' if log else 'more (--rows, --step, --json)'}", "dim")
     if log:
         names = {"run": "step_minutes", "GPU": "gpu_minutes", "queue": "queue_minutes"}
         courses = ", ".join(f"{words} {bars([row[name] for row in rows])}" for words, name in names.items())
-        out.print(Text(f"minutes of {len(rows)} builds: {courses}", "dim"))
+        say(out, f"minutes of {text.count(len(rows), 'build')}: {courses}", "dim")
+
+
+@program.command()
+def bundle(
+    ctx: typer.Context,
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The tar to write.")],
+    results: Results = None,
+) -> None:
+    """Write the evidence of a judged build to one file.
+
+    Plan, records, verdict, pins, bill of materials and checksums.
+    """
+    from hilgate.cli.run import require_commit
+    from hilgate.git import commit_time
+    from hilgate.model import PLAN_FILE
+    from hilgate.plan.make import read_plan
+    from hilgate.release.bundle import write_bundle
+    from hilgate.release.verify import verify
+
+    root = repository(ctx)
+    folder = results or root / "results"
+    plan = read_plan(folder / PLAN_FILE)
+    require_commit(plan, root)  # its lock files and pins go into the bundle
+    manifest = write_bundle(root, folder, out, committed=commit_time(root, plan.commit))
+    answer = verify(out)
+    if not answer.sound:
+        out.unlink()
+        _print(answer, sys.stderr.write)
+        raise RecordsError(
+            "what would be bundled is not sound", where=str(folder), remedy="see above; then judge again"
+        )
+    sys.stdout.write(f"{out}\n")
+    words = f"{manifest.outcome.value}, commit {manifest.commit[:12]}, plan {manifest.plan_digest[:12]}"
+    sys.stderr.write(f"{words}, profile {manifest.profile}\n")
+
+
+@program.command()
+def verify_bundle(
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    *,
+    as_json: Json = False,
+    profile: Annotated[str | None, typer.Option("--profile", help="Demand this profile, e.g. release.")] = None,
+    commit: Annotated[str | None, typer.Option("--commit", metavar="SHA", help="Demand this commit.")] = None,
+) -> None:
+    """Check a bundle and derive its verdict again. Exit status: 3 when it is not sound, else that of its verdict."""
+    from hilgate.judge.verdict import exit_status
+    from hilgate.release.verify import verify
+
+    demanded = {"profile": profile, "commit": commit}
+    answer = verify(file, demanded={name: value for name, value in demanded.items() if value is not None})
+    verdict = answer.verdict
+    if as_json:
+        found = [finding.model_dump(mode="json") for finding in answer.findings]
+        shown = {"sound": answer.sound, "findings": found, "outcome": verdict.outcome.value if verdict else None}
+        sys.stdout.write(json.dumps(shown, indent=1) + "\n")
+    else:
+        _print(answer, sys.stdout.write)
+    if verdict is None or answer.plan is None:
+        raise typer.Exit(Exit.INVALID_DECLARATION)
+    raise typer.Exit(exit_status(verdict, answer.plan))
+
+
+def _print(answer: Answer, write: Callable[[str], object]) -> None:
+    marks = {True: "✓", False: "✗", None: "○"}
+    for finding in answer.findings:
+        start = f"{marks[finding.sound]} {finding.check:<10} "
+        for line in text.visible(finding.words).splitlines():
+            for part in textwrap.wrap(line.strip(), 80 - len(start), break_long_words=False, break_on_hyphens=False):
+                write(f"{start}{part}\n")
+                start = " " * len(start)
+    verdict = f"sound; its verdict: {answer.verdict.outcome.value}" if answer.verdict else ""
+    write(f"{verdict or 'NOT SOUND: nothing that it says counts'}\n")
