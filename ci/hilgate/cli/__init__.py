@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hilgate.errors import EXIT_MEANINGS
+from hilgate.errors import EXIT_MEANINGS, MisuseError
 
 SUMMARY = "Decides whether a change to the ROCm attention kernels may merge: plan, run, judge, report."
 
@@ -35,7 +35,22 @@ JobsFolder = Annotated[
     Path | None, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job, instead.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
-Results = Annotated[Path | None, typer.Option("--results", metavar="DIR", help="By default results/.")]
+
+
+def _of_ours(results: Path | None) -> Path | None:
+    """Refuse a folder of the repository: a run empties it and leaves its own files in it."""
+    from hilgate import git
+
+    if results and git.tracks(results):
+        raise MisuseError(
+            "there are tracked files in it", where=f"--results {results}", remedy="name a folder for results alone"
+        )
+    return results
+
+
+Results = Annotated[
+    Path | None, typer.Option("--results", metavar="DIR", callback=_of_ours, help="By default results/.")
+]
 
 
 @dataclass

@@ -54,7 +54,7 @@ def plan(
     if write:
         made.save(write)
     if as_json:
-        sys.stdout.write(made.model_dump_json(indent=1) + "\n")
+        sys.stdout.write(made.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
         show_plan(made, times)
 

@@ -156,7 +156,7 @@ def judge(
     plan = read_plan_or_say_so(plan_file or folder / PLAN_FILE, folder)
     judged = decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
     if as_json:
-        sys.stdout.write(judged.verdict.model_dump_json(indent=1) + "\n")
+        sys.stdout.write(judged.verdict.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     ended = typer.Exit(status_of(judged)) if as_json else _shown(judged)
     for where, why in judged.recorded.damaged.items():
         sys.stderr.write(f"damaged: {where}: {why}\n")
