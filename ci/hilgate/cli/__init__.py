@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,6 +24,30 @@ program = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def declared(*kinds: Literal["areas", "steps", "models", "bugs"]) -> Callable[[typer.Context, str], list[str]]:
+    """Completion of names that the repository declares; a step is followed by its keys on each device."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        from hilgate.checks import zoo
+        from hilgate.declare.load import find_root, load
+        from hilgate.model import planned_key
+
+        names: list[str] = []
+        with contextlib.suppress(Exception):  # a shell has no place for an error
+            root = find_root(ctx.find_root().params.get("root") or Path.cwd())
+            names += [bug.id for bug in zoo.load_bugs(root, ())] if "bugs" in kinds else []
+            if declarations := load(root) if {"areas", "steps", "models"} & set(kinds) else None:
+                names += [area.area for area in declarations.areas] if "areas" in kinds else []
+                names += declarations.models() if "models" in kinds else []
+                for _, step in declarations.steps() if "steps" in kinds else ():
+                    names.append(step.key)
+                    names += [planned_key(step, d) for d in step.devices] if incomplete.startswith(step.key) else []
+        return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+    return complete
+
 
 Base = Annotated[
     str | None,

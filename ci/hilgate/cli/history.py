@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hilgate import text
-from hilgate.cli import History, JobsFolder, Json, Results, program, repository
+from hilgate.cli import History, JobsFolder, Json, Results, declared, program, repository
 from hilgate.errors import MisuseError, RecordsError
 
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from hilgate.history.queries import Metric, Row
 
 
-Step = Annotated[str, typer.Option("--step", metavar="KEY", help="Only this step, on one device or on all.")]
+Step = Annotated[
+    str,
+    typer.Option(
+        "--step", metavar="KEY", autocompletion=declared("steps"), help="Only this step, on one device or on all."
+    ),
+]
 Since = Annotated[
     dt.datetime | None,
     typer.Option(

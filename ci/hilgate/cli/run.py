@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer.core import TyperCommand
 
-from hilgate.cli import Base, JobsFolder, Json, Results, program, repository
+from hilgate.cli import Base, JobsFolder, Json, Results, declared, program, repository
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.report.write import Judged, decide, read_plan_or_say_so, status_of
 from hilgate.text import suggest
@@ -51,7 +51,7 @@ class TakesArguments(TyperCommand):
         ctx.meta[ARGUMENTS] = shlex.join(args[cut + 1 :])
         own = [name for one in self.get_params(ctx) for name in one.opts]
         for word in (word.partition("=")[0] for word in args[:cut]):
-            if word.startswith("--") and word not in own:
+            if word.startswith("--") and word not in own and not ctx.resilient_parsing:  # which completion is
                 raise MisuseError(
                     f"there is no option {word}",
                     where="hilgate run",
@@ -66,7 +66,13 @@ def gate(
     *,
     base: Base = None,
     steps: Annotated[
-        list[str] | None, typer.Option("--steps", metavar="NAME", help="Only this step or area; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--steps",
+            metavar="NAME",
+            autocompletion=declared("areas", "steps"),
+            help="Only this step or area; may be repeated.",
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue: repeat only what has not passed.")] = False,
     approved_by: ApprovedBy = "",
@@ -98,7 +104,12 @@ def gate(
 @program.command(cls=TakesArguments)
 def run(
     ctx: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="STEP...", help="Steps or areas; with --plan its keys.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="STEP...", autocompletion=declared("areas", "steps"), help="Steps or areas; with --plan its keys."
+        ),
+    ],
     plan_file: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="Run these steps of this plan and nothing they need.")
     ] = None,
@@ -168,7 +179,10 @@ def judge(
 @program.command()
 def selftest(
     ctx: typer.Context,
-    bugs: Annotated[list[str] | None, typer.Argument(metavar="[BUG]...", help="Planted bugs; by default all.")] = None,
+    bugs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[BUG]...", autocompletion=declared("bugs"), help="Planted bugs; by default all."),
+    ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the bugs and stop.")] = False,
     as_json: Json = False,
     results: Results = None,
@@ -384,7 +398,7 @@ class SameNodeError(HilgateError):
 @program.command()
 def recheck(
     ctx: typer.Context,
-    key: Annotated[str, typer.Argument(metavar="STEP", help="A key of the plan.")],
+    key: Annotated[str, typer.Argument(metavar="STEP", autocompletion=declared("steps"), help="A key of the plan.")],
     *,
     plan_file: Annotated[Path, typer.Option("--plan", metavar="FILE", help="The plan it failed in.")],
     jobs: Annotated[Path, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job.")],

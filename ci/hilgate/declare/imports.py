@@ -134,8 +134,9 @@ def build(root: Path) -> Imports:
     before = settings.PACKAGE_FINDER
     settings.configure(PACKAGE_FINDER=Below())
     try:
-        for path in (path for folder in folders.values() for path in _below(folder)):
-            path.relative_to(root).as_posix().encode()  # grimp panics at a name that is not UTF-8
+        for folder in folders.values():
+            for path in _below(folder):
+                str(path.relative_to(folder.parent)).encode()  # grimp panics at a name that is not UTF-8
         graph = grimp.build_graph(*folders, include_external_packages=True, cache_dir=None)
     except UnicodeEncodeError as error:
         return Imports(root, problem=f"a file name is not UTF-8: {line(error.object)}")

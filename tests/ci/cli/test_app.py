@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.plans import environ, git, hilgate, passing, write_repository, writes_findings
@@ -13,6 +14,7 @@ from support.plans import environ, git, hilgate, passing, write_repository, writ
 from hilgate.errors import Exit, MisuseError, of_system
 from hilgate.report import html
 
+REPOSITORY = Path(__file__).resolve().parents[3]
 ASCII = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
 
 
@@ -164,3 +166,32 @@ load.find_root = native
 def test_ctrl_c_is_one_line_and_130_at_any_moment(repository, code):
     done = start(repository, "plan", code=code)
     assert (done.returncode, done.stderr, done.stdout) == (Exit.INTERRUPTED, b"error: interrupted\n", b"")
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("run k", {"kernels", "kernels-cache", "kernels-mla"}),
+        ("run --unknown k", {"kernels-cache"}),
+        ("run kernels-cache", {"kernels-cache", "kernels-cache-cpu", "kernels-cache-gfx942"}),
+        ("gate --steps hyg", {"hygiene"}),
+        ("plan sel", {"selection"}),
+        ("plan --models pocket", {"pocket-hybrid", "pocket-latent"}),
+        ("explain images-u", {"images-units"}),
+        ("rerun jam", {"jamba2-mini"}),
+        ("selftest tile", {"tile-is-block-size"}),
+        ("history show --step hyg", {"hygiene"}),
+    ],
+)
+def test_a_shell_completes_the_names_that_are_declared(tmp_path, line, offered):
+    def complete(root):
+        words = f"hilgate {line}"
+        env = {"_HILGATE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        done = hilgate(root, **env)
+        assert (done.returncode, done.stderr) == (Exit.PASS, "")
+        return set(done.stdout.split())
+
+    found = complete(REPOSITORY)
+    assert offered <= found
+    assert all(name.startswith(line.rsplit(" ", 1)[-1]) for name in found)
+    assert complete(tmp_path) == set()  # no repository: no names, and no error

@@ -90,7 +90,7 @@ def test_file_that_cannot_be_parsed_is_a_problem_and_not_an_exception(repository
 
 def test_a_name_that_is_not_utf8_and_a_panic_of_native_code_are_problems(repository, monkeypatch):
     (repository / "kernels/pagedkv" / os.fsdecode(b"bad\xff.py")).write_text("")
-    assert build(repository).problem == r"a file name is not UTF-8: kernels/pagedkv/bad\xff.py"
+    assert build(repository).problem == r"a file name is not UTF-8: pagedkv/bad\xff.py"
 
     class PanicException(BaseException):
         """As pyo3 raises it: no Exception."""
