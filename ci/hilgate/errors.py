@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import enum
-from typing import ClassVar
+import errno
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 class Exit(enum.IntEnum):
@@ -96,3 +102,42 @@ class RunInterruptedError(HilgateError):
     """Ctrl-C or SIGTERM while steps were running."""
 
     exit_status = Exit.INTERRUPTED
+
+
+_SYSTEM: tuple[tuple[type[HilgateError], str, str, str], ...] = (
+    (CannotRunHereError, "ENOSPC EDQUOT EFBIG", "there is no room", "free disk space, or lift the limit (ulimit -f)"),
+    (CannotRunHereError, "EACCES EPERM EROFS", "not permitted", "name a place where it is (--results, TMPDIR)"),
+    (CannotRunHereError, "EMFILE ENFILE", "too many files are open", "raise the limit (ulimit -n)"),
+    (CannotRunHereError, "ENOMEM EAGAIN", "memory or processes ran out", "end other programs or raise the limit"),
+    (CannotRunHereError, "EIO ESTALE ENXIO ENODEV", "the disk does not answer", "look at the disk or its server"),
+    (CannotRunHereError, "EPIPE", "nobody reads the output any more", "let its reader read on, or write to a file"),
+    (MisuseError, "EEXIST ENOTDIR EISDIR ENOTEMPTY", "a file where a folder belongs, or the reverse", "name another"),
+    (MisuseError, "ENAMETOOLONG ELOOP", "no such path can be made", "name another"),
+)  # fmt: skip
+"""Errors of the operating system that are no bug of ours: what they mean and what to do, by their names in `errno`."""
+
+
+def of_system(error: OSError) -> HilgateError | None:
+    """What an error of the operating system means to a user (a full disk, a closed pipe); None for a bug of ours.
+
+    A missing file is a bug: who reads a file that a user names or that may be missing says so where it is read.
+    """
+    name, what = errno.errorcode.get(error.errno or 0, ""), error.strerror or str(error)
+    where = ", ".join(str(name) for name in (error.filename, error.filename2) if name)
+    for kind, names, meaning, remedy in _SYSTEM:
+        if name in names.split():
+            return kind(f"{meaning}: {what}", where=where or "standard output, or a file of the results", remedy=remedy)
+    if name == "ENOENT" and not where:  # from os.getcwd and the module tempfile
+        where, remedy = "the current folder, or TMPDIR", "change to a folder that exists and can be written"
+        return CannotRunHereError(f"a folder is missing: {what}", where=where, remedy=remedy)
+    return None
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in what the operating system raises: a write to a full disk does not say where."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

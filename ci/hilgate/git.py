@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ class Changes:
     base: str | None
     """What it was compared with, as given; None when nothing was asked for."""
     files: tuple[str, ...] | None
-    """Sorted paths below the root: changed, added, deleted, untracked, both names of a rename. None without a base."""
+    """Sorted paths below the root: changed, added, deleted, untracked, both names of a rename. None without a base.
+    They are for people and records: bytes that are not UTF-8 stand as `\\xff`."""
     appeared: tuple[str, ...] = ()
     """Those of `files` that the merge base does not have, sorted."""
     merge_base: str = ""
@@ -82,11 +84,22 @@ def _names_like(root: Path, base: str) -> str:
 def tracked_files(root: Path) -> tuple[str, ...]:
     """Files that git tracks or would track (untracked and not ignored), relative to `root`, sorted; links included.
 
+    They are for opening: bytes that are not UTF-8 stand as surrogates (`os.fsdecode`), which no record can hold.
+
     Raises:
         CannotRunHereError: git is not installed or `root` is no checkout.
     """
-    names = _required(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
+    listed = _required(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z", errors="surrogateescape")
+    names = map(_for_opening, listed.split("\0"))
     return tuple(sorted({name for name in names if name and (root / name).is_file()}))
+
+
+def tracks(folder: Path) -> bool:
+    """Whether git tracks a file in a folder, of whatever checkout; False where git is not installed."""
+    try:
+        return bool(folder.is_dir() and _git(folder, "ls-files", "--cached", "-z"))
+    except CannotRunHereError:
+        return False
 
 
 def file_at(root: Path, commit: str, path: str) -> bytes | None:
@@ -149,16 +162,21 @@ def _without_base(root: Path) -> Changes:
 
 def _is_checkout(root: Path) -> bool:
     """Whether git's own top folder is `root`: a copy unpacked inside another checkout is not that checkout."""
-    top = _git(root, "rev-parse", "--show-toplevel")
-    return top is not None and Path(top.rstrip("\n")).resolve() == root.resolve()
+    top = _git(root, "rev-parse", "--show-toplevel", errors="surrogateescape")
+    return top is not None and Path(_for_opening(top.rstrip("\n"))).resolve() == root.resolve()
+
+
+def _for_opening(name: str) -> str:
+    """A name that was read as UTF-8, as this process's locale writes it."""
+    return os.fsdecode(name.encode(errors="surrogateescape"))
 
 
 def _is_dirty(root: Path) -> bool:
     return bool(_required(root, "status", "--porcelain", "-z"))
 
 
-def _required(root: Path, *arguments: str) -> str:
-    out = _git(root, *arguments)
+def _required(root: Path, *arguments: str, errors: str = "backslashreplace") -> str:
+    out = _git(root, *arguments, errors=errors)
     if out is None:
         raise CannotRunHereError(
             f"git {arguments[0]} failed", where=str(root), remedy=f"run `git {' '.join(arguments)}` there to see why"
@@ -166,8 +184,8 @@ def _required(root: Path, *arguments: str) -> str:
     return out
 
 
-def _git(root: Path, *arguments: str) -> str | None:
-    """Standard output of a git command; None when it failed. Undecodable names become replacement characters."""
+def _git(root: Path, *arguments: str, errors: str = "backslashreplace") -> str | None:
+    """Standard output of a git command, as UTF-8; None when it failed."""
     command = ("git", "-c", "core.fsmonitor=false", "-c", "status.showUntrackedFiles=all", *arguments)
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, check=False, stdin=subprocess.DEVNULL)
@@ -175,7 +193,7 @@ def _git(root: Path, *arguments: str) -> str | None:
         raise CannotRunHereError(
             "git is not installed", where=str(root), remedy="install git, or leave out --base to plan everything"
         ) from error
-    return done.stdout.decode("utf-8", errors="replace") if done.returncode == 0 else None
+    return done.stdout.decode("utf-8", errors=errors) if done.returncode == 0 else None
 
 
 def commit_time(root: Path, commit: str) -> int:
@@ -198,6 +216,6 @@ def fingerprint(root: Path) -> str:
         return ""
     digest = hashlib.sha256()
     for name in names:
-        digest.update(name.encode(errors="surrogateescape") + b"\0")
+        digest.update(os.fsencode(name) + b"\0")
         digest.update(hashlib.sha256((root / name).read_bytes()).digest())
     return digest.hexdigest()

@@ -27,7 +27,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from hilgate.errors import RecordsError
+from hilgate.errors import RecordsError, writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -93,8 +93,9 @@ class Noun(BaseModel):
         """Write it as JSON, atomically: a reader sees the old file or the whole new one."""
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.new")
-        new.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        new.replace(path)
+        with writing(path):
+            new.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            new.replace(path)
 
     @classmethod
     def load(cls, path: Path, remedy: str) -> Self:
@@ -523,7 +524,9 @@ class Check(Noun):
     def write_all(folder: Path, checks: Iterable[Check]) -> None:
         """Write `findings.jsonl`, the evidence of a step that is not pytest."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FINDINGS_FILE).write_text("".join(f"{check.model_dump_json()}\n" for check in checks), "utf-8")
+        with writing(folder):
+            lines = [f"{check.model_dump_json()}\n" for check in checks]
+            (folder / FINDINGS_FILE).write_text("".join(lines), "utf-8")
 
 
 class BuildRecord(Noun):

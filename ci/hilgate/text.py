@@ -93,8 +93,21 @@ def _has_shape(character: str) -> bool:
     return unicodedata.category(character) not in HIDDEN and character not in INVISIBLE
 
 
+_ASCII = {"✓": "+", "✗": "x", "○": "o", "▸": ">", "·": ".", "…": "...", "–": "-", "—": "-"}  # noqa: RUF001
+_ASCII |= {bar: str(height) for height, bar in enumerate("▁▂▃▄▅▆▇█", start=1)}
+
+
+def plain(error: UnicodeError) -> tuple[str, int]:
+    """Handler of codecs for what an output stream cannot encode: a similar character, else its escape."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_ASCII.get(c) or _code(c) for c in error.object[error.start : error.end]), error.end
+
+
 def _code(character: str) -> str:
     number = ord(character)
+    if 0xDC80 <= number <= 0xDCFF:  # a byte of a file name that is not UTF-8 (PEP 383)
+        return f"\\x{number - 0xDC00:02x}"
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 

@@ -1,10 +1,12 @@
 """What git says about a change, in throw-away repositories."""
 
+import os
+
 import pytest
 from support.plans import git
 
 from hilgate.errors import CannotRunHereError, MisuseError
-from hilgate.git import Changes, file_at, inspect, tracked_files
+from hilgate.git import Changes, file_at, fingerprint, inspect, tracked_files, tracks
 
 
 def commit(root, **files):
@@ -54,6 +56,25 @@ def test_working_tree_counts_with_untracked_deleted_and_staged_but_not_ignored(c
     assert found.dirty
     assert found.files == (".gitignore", "kept", "mine", "staged", "ünicode name")
     assert found.appeared == (".gitignore", "mine", "staged", "ünicode name")
+
+
+def test_a_name_that_is_not_utf8_can_be_opened_and_can_be_recorded(checkout):
+    name = os.fsdecode(b"odd\xff\n.py")
+    (checkout / name).write_text("1")
+    assert inspect(checkout, "main").files == ("mine", "odd\\xff\n.py")
+    assert name in tracked_files(checkout)
+    before = fingerprint(checkout)
+    (checkout / name).write_text("2")
+    assert fingerprint(checkout) != before
+
+
+def test_which_folders_hold_tracked_files(checkout, tmp_path_factory):
+    (checkout / "results").mkdir()
+    (checkout / "results" / "mine").write_text("")
+    assert tracks(checkout)
+    assert not tracks(checkout / "results")
+    assert not tracks(checkout / "none")
+    assert not tracks(tmp_path_factory.mktemp("outside"))
 
 
 @pytest.mark.parametrize("base", ["nope", "origin/main", "--output=x", "main^{tree}", ""])

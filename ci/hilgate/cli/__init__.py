@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from hilgate.errors import EXIT_MEANINGS
+from hilgate.errors import EXIT_MEANINGS, MisuseError
 
 SUMMARY = "Decides whether a change to the ROCm attention kernels may merge: plan, run, judge, report."
 
@@ -24,6 +26,30 @@ program = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def declared(*kinds: Literal["areas", "steps", "models", "bugs"]) -> Callable[[typer.Context, str], list[str]]:
+    """Completion of names that the repository declares; a step is followed by its keys on each device."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        from hilgate.checks import zoo
+        from hilgate.declare.load import find_root, load
+        from hilgate.model import planned_key
+
+        names: list[str] = []
+        with contextlib.suppress(Exception):  # a shell has no place for an error
+            root = find_root(ctx.find_root().params.get("root") or Path.cwd())
+            names += [bug.id for bug in zoo.load_bugs(root, ())] if "bugs" in kinds else []
+            if declarations := load(root) if {"areas", "steps", "models"} & set(kinds) else None:
+                names += [area.area for area in declarations.areas] if "areas" in kinds else []
+                names += declarations.models() if "models" in kinds else []
+                for _, step in declarations.steps() if "steps" in kinds else ():
+                    names.append(step.key)
+                    names += [planned_key(step, d) for d in step.devices] if incomplete.startswith(step.key) else []
+        return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+    return complete
+
+
 Base = Annotated[
     str | None,
     typer.Option(metavar="REF", envvar="HILGATE_BASE", help="Of what differs from the merge base with it; else all."),
@@ -36,7 +62,22 @@ JobsFolder = Annotated[
     Path | None, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job, instead.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
-Results = Annotated[Path | None, typer.Option("--results", metavar="DIR", help="By default results/.")]
+
+
+def _of_ours(results: Path | None) -> Path | None:
+    """Refuse a folder of the repository: a run empties it and leaves its own files in it."""
+    from hilgate import git
+
+    if results and git.tracks(results):
+        raise MisuseError(
+            "there are tracked files in it", where=f"--results {results}", remedy="name a folder for results alone"
+        )
+    return results
+
+
+Results = Annotated[
+    Path | None, typer.Option("--results", metavar="DIR", callback=_of_ours, help="By default results/.")
+]
 
 
 @dataclass

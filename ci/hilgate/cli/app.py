@@ -5,7 +5,10 @@ Results go to standard output, narration and errors to standard error. Commands 
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import datetime as dt
+import io
 import os
 import sys
 import tempfile
@@ -15,6 +18,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from hilgate import text
 from hilgate.cli import Settings, program
 
 # Each module adds its commands to `program`; help lists them in this order.
@@ -22,7 +26,7 @@ from hilgate.cli import Settings, program
 from hilgate.cli import plan, run as running, buildkite, builds  # noqa: F401
 
 # isort: on
-from hilgate.errors import Exit, HilgateError
+from hilgate.errors import Exit, HilgateError, RunInterruptedError, of_system
 
 
 @program.callback(invoke_without_command=True)
@@ -48,37 +52,73 @@ def options(
         plan.show_home(ctx)
 
 
+_interrupts: list[int] = []
+
+
+def interrupt(number: int, _: object) -> NoReturn:
+    """Handler of SIGINT which remembers it: native code may turn a KeyboardInterrupt into an error or an answer."""
+    _interrupts.append(number)
+    raise KeyboardInterrupt
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line; every end is a `SystemExit` with a documented status."""
     settings, arguments = Settings(), sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     try:
-        program(args=arguments, prog_name="hilgate", obj=settings)
+        _prepare_streams()
+        try:
+            program(args=arguments, prog_name="hilgate", obj=settings)
+        except SystemExit as ended:
+            # typer ends on Ctrl-C without a word, and like rich it takes a closed pipe for a failure (1).
+            if isinstance(ended.__context__, BrokenPipeError):
+                raise ended.__context__ from None
+            if ended.code == Exit.INTERRUPTED or _interrupts:
+                raise KeyboardInterrupt from None
+            sys.stdout.flush()  # what does not arrive must not end as a pass
+            raise
     except HilgateError as error:
-        if settings.debug:
-            traceback.print_exc()
-        _complain(str(error))
-        sys.exit(error.exit_status)
+        _end(error, settings)
     except KeyboardInterrupt:
-        _complain("interrupted")
-        sys.exit(Exit.INTERRUPTED)
+        _end(RunInterruptedError("interrupted"), settings)
     except Exception as error:  # noqa: BLE001 - the last resort: one line, a log, and status 70
-        if settings.debug:
-            traceback.print_exc()
+        trouble = of_system(error) if isinstance(error, OSError) else None
+        if isinstance(error, BrokenPipeError):
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         what = (str(error).splitlines() or [""])[0]
-        _complain(
-            f"a bug in hilgate: {type(error).__name__}: {what}\n  where: {_log(error)}\n"
-            "  to do: report it with that file, or run again with --debug"
+        _end(
+            trouble
+            or HilgateError(
+                f"a bug in hilgate: {type(error).__name__}: {what}",
+                where=_log(error),
+                remedy="report it with that file, or run again with --debug",
+            ),
+            settings,
         )
-        sys.exit(Exit.BUG)
     sys.exit(Exit.PASS)
 
 
-def _complain(message: str) -> None:
-    from hilgate import text
+def _prepare_streams() -> None:
+    """Let every character be printed in every locale, and give a stream that was closed before the start a place."""
+    codecs.register_error("hilgate", text.plain)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - as long as the process
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="hilgate")
 
-    sys.stderr.write(f"error: {text.log(message)}\n")
+
+def _end(error: HilgateError, settings: Settings) -> NoReturn:
+    if _interrupts and not isinstance(error, RunInterruptedError):
+        error = RunInterruptedError("interrupted")
+    if settings.debug:
+        traceback.print_exc()
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"error: {text.log(str(error))}\n")
+        sys.stderr.flush()
+    sys.exit(error.exit_status)
 
 
 def _log(error: Exception) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hilgate.cli import Base, Json, program, repository
+from hilgate.cli import Base, Json, declared, program, repository
 from hilgate.errors import Exit, MisuseError
 
 if TYPE_CHECKING:
@@ -81,7 +81,10 @@ def _recheck(plan: Plan, jobs: Path, branch: str) -> str:
 @program.command()
 def rerun(
     ctx: typer.Context,
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Models that steps run, or: all.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", autocompletion=declared("models"), help="Models that steps run, or: all."),
+    ],
     *,
     pull_request: Annotated[int, typer.Option("--pr", min=1, metavar="N", help="The pull request.")],
     branch: Annotated[str, typer.Option(metavar="NAME", help="Only a build of this branch.")] = "",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hilgate import text
-from hilgate.cli import History, JobsFolder, Json, Results, program, repository
+from hilgate.cli import History, JobsFolder, Json, Results, declared, program, repository
 from hilgate.errors import Exit, MisuseError, RecordsError
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from hilgate.release.verify import Answer
 
 
-Step = Annotated[str, typer.Option("--step", metavar="KEY", help="Only this step, on one device or on all.")]
+Step = Annotated[
+    str,
+    typer.Option(
+        "--step", metavar="KEY", autocompletion=declared("steps"), help="Only this step, on one device or on all."
+    ),
+]
 Since = Annotated[
     dt.datetime | None,
     typer.Option(

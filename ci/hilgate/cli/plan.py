@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hilgate.cli import SUMMARY, Base, History, Json, program, repository
+from hilgate.cli import SUMMARY, Base, History, Json, declared, program, repository
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
 from hilgate.text import count
 
@@ -34,12 +34,21 @@ ProfileName = Annotated[
 def plan(
     ctx: typer.Context,
     select: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Areas or steps; else by change.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...", autocompletion=declared("areas", "steps"), help="Areas or steps; else by change."
+        ),
     ] = None,
     base: Base = None,
     profile: ProfileName = "gate",
     models: Annotated[
-        list[str] | None, typer.Option("--models", metavar="NAME", help="The steps of this model; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--models",
+            metavar="NAME",
+            autocompletion=declared("models"),
+            help="The steps of this model; may be repeated.",
+        ),
     ] = None,
     history: History = None,
     write: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the plan (JSON) here.")] = None,
@@ -57,7 +66,7 @@ def plan(
     if write:
         made.save(write)
     if as_json:
-        sys.stdout.write(made.model_dump_json(indent=1) + "\n")
+        sys.stdout.write(made.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
         terminal.print_plan(terminal.stdout(), made, times, omitted=omitted)
 
@@ -65,7 +74,9 @@ def plan(
 @program.command()
 def explain(
     ctx: typer.Context,
-    step: Annotated[str, typer.Argument(metavar="STEP", help="A step, or a step on a device.")],
+    step: Annotated[
+        str, typer.Argument(metavar="STEP", autocompletion=declared("steps"), help="A step, or a step on a device.")
+    ],
     base: Base = None,
     history: History = None,
     as_json: Json = False,

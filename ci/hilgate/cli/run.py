@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer.core import TyperCommand
 
-from hilgate.cli import Base, JobsFolder, Json, Results, program, repository
+from hilgate.cli import Base, JobsFolder, Json, Results, declared, program, repository
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.report.write import decide, read_plan_or_say_so, status_of
 from hilgate.text import count, suggest
@@ -53,7 +53,7 @@ class TakesArguments(TyperCommand):
         ctx.meta[ARGUMENTS] = shlex.join(args[cut + 1 :])
         own = [name for one in self.get_params(ctx) for name in one.opts]
         for word in (word.partition("=")[0] for word in args[:cut]):
-            if word.startswith("--") and word not in own:
+            if word.startswith("--") and word not in own and not ctx.resilient_parsing:  # which completion is
                 raise MisuseError(
                     f"there is no option {word}",
                     where="hilgate run",
@@ -68,7 +68,13 @@ def gate(
     *,
     base: Base = None,
     steps: Annotated[
-        list[str] | None, typer.Option("--steps", metavar="NAME", help="Only this step or area; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--steps",
+            metavar="NAME",
+            autocompletion=declared("areas", "steps"),
+            help="Only this step or area; may be repeated.",
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue: repeat only what has not passed.")] = False,
     fail_fast: FailFast = False,
@@ -107,7 +113,12 @@ def gate(
 @program.command(cls=TakesArguments)
 def run(
     ctx: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="STEP...", help="Steps or areas; with --plan its keys.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="STEP...", autocompletion=declared("areas", "steps"), help="Steps or areas; with --plan its keys."
+        ),
+    ],
     plan_file: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="Run these steps of this plan and nothing they need.")
     ] = None,
@@ -177,7 +188,7 @@ def judge(
     plan = read_plan_or_say_so(plan_file or folder / PLAN_FILE, folder)
     judged = decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
     if as_json:
-        sys.stdout.write(judged.verdict.model_dump_json(indent=1) + "\n")
+        sys.stdout.write(judged.verdict.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
         print_verdict(judged)
     for where, why in judged.recorded.damaged.items():
@@ -190,7 +201,10 @@ def judge(
 @program.command()
 def selftest(
     ctx: typer.Context,
-    bugs: Annotated[list[str] | None, typer.Argument(metavar="[BUG]...", help="Planted bugs; by default all.")] = None,
+    bugs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[BUG]...", autocompletion=declared("bugs"), help="Planted bugs; by default all."),
+    ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the bugs and stop.")] = False,
     as_json: Json = False,
     results: Results = None,
@@ -429,7 +443,7 @@ class SameNodeError(HilgateError):
 @program.command()
 def recheck(
     ctx: typer.Context,
-    key: Annotated[str, typer.Argument(metavar="STEP", help="A key of the plan.")],
+    key: Annotated[str, typer.Argument(metavar="STEP", autocompletion=declared("steps"), help="A key of the plan.")],
     *,
     plan_file: Annotated[Path, typer.Option("--plan", metavar="FILE", help="The plan it failed in.")],
     jobs: Annotated[Path, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job.")],

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from hilgate.text import suggest
+from hilgate.text import line, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -134,9 +134,16 @@ def build(root: Path) -> Imports:
     before = settings.PACKAGE_FINDER
     settings.configure(PACKAGE_FINDER=Below())
     try:
+        for folder in folders.values():
+            for path in _below(folder):
+                str(path.relative_to(folder.parent)).encode()  # grimp panics at a name that is not UTF-8
         graph = grimp.build_graph(*folders, include_external_packages=True, cache_dir=None)
-    except Exception as error:  # noqa: BLE001 - whatever stops it, the answer is "not known", never "not reached"
-        return Imports(root, problem=str(error).splitlines()[0] if str(error) else type(error).__name__)
+    except UnicodeEncodeError as error:
+        return Imports(root, problem=f"a file name is not UTF-8: {line(error.object)}")
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - what stops it, a panic of Rust too, is "not known", never "not reached"
+        return Imports(root, problem=line(str(error).splitlines()[0]) if str(error) else type(error).__name__)
     finally:
         settings.configure(PACKAGE_FINDER=before)
     for importer, imported in [*_implied(graph), *_flat(graph)]:

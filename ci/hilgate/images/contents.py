@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,7 +67,7 @@ def contents(root: Path) -> dict[str, str]:
         for name in inputs(image, names):
             mode = "x" if (root / name).stat().st_mode & 0o100 else "-"
             lines.append(f"{_sha256((root / name).read_bytes())} {mode} {name}")
-        keys[image] = _sha256("\n".join(lines).encode())
+        keys[image] = _sha256(os.fsencode("\n".join(lines)))
     return keys
 
 

@@ -6,7 +6,7 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate.errors import Exit, HilgateError, RecordsError
+from hilgate.errors import Exit, HilgateError, RecordsError, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,18 +98,20 @@ def decide(
     )
     if refused:
         verdict = verdict.model_copy(update={"outcome": Outcome.FAIL, "why": f"the quarantine: {refused.what}"})
-    verdict.save(folder / VERDICT_FILE)
-    excused.save(folder / USED_FILE)
-    tables.write(folder, judged, digest, recorded, tables.tables(judged, recorded, verdict))
+    with writing(folder):
+        verdict.save(folder / VERDICT_FILE)
+        excused.save(folder / USED_FILE)
+        tables.write(folder, judged, digest, recorded, tables.tables(judged, recorded, verdict))
     history = folder_of(root) if root else None
     facts = find(judged, history=history if history and history.is_dir() else None, against=against)
-    annotation.write_junit(recorded, verdict, folder)
     path = folder / html.REPORT_FILE
-    for file, words in (
-        (folder / annotation.ANNOTATION_FILE, annotation.render(judged, recorded, verdict, facts=facts)),
-        (path, html.render(judged, recorded, verdict, find_logs(folder, jobs, judged), facts=facts)),
-    ):
-        file.write_text(words, encoding="utf-8")
+    with writing(folder):
+        annotation.write_junit(recorded, verdict, folder)
+        for file, words in (
+            (folder / annotation.ANNOTATION_FILE, annotation.render(judged, recorded, verdict, facts=facts)),
+            (path, html.render(judged, recorded, verdict, find_logs(folder, jobs, judged), facts=facts)),
+        ):
+            file.write_text(words, encoding="utf-8")
     return Judged(judged, recorded, verdict, path, facts, refused)
 
 

@@ -186,8 +186,9 @@ class Runner:
 
     def _reap(self, steps: dict[str, PlannedStep]) -> list[str]:
         ended = [(key, child, end) for key, child in self._running.items() if (end := child.poll()) is not None]
-        for key, child, how in ended:
+        for key, *_ in ended:  # all of them, for recording one may raise, and nobody may wait for the others again
             del self._running[key]
+        for key, child, how in ended:
             step, end = steps[key], how
             seconds = step.step.timeout_minutes * SECONDS_PER_MINUTE
             if child.timeout_seconds < seconds and end.reason.startswith(TIMED_OUT):

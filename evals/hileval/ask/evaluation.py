@@ -126,7 +126,7 @@ def check_layers(
 
     Args:
         gate: The gate's key.
-        required: `pagedkv`, or `vllm` for any backend of the engine itself.
+        required: `pagedkv`, vLLM's name of a backend, or `vllm` for any backend of the engine itself.
         layers: The worker's report, one mapping per attention layer: `layer`, `backend` and `impl` (class paths), and
             where the backend counts them `writes` (of the KV cache) and `attentions` (calls); `block_size` is shown.
         packing: How K and V must lie in the pages of layers that are ours; None requires nothing.
@@ -162,7 +162,14 @@ def _other_service(
     """What was not as required; empty where all was."""
     if not layers:
         return "the engine reports no attention layer"
-    if wrong := [layer for layer in layers if (layer in ours) != (required == "pagedkv")]:
+    wrong = [layer for layer in layers if (layer in ours) != (required == "pagedkv")]
+    if required not in {"pagedkv", "vllm"}:
+        wrong = [
+            layer
+            for layer in layers
+            if required not in (found if isinstance(found := layer.get("names"), list) else [])
+        ]
+    if wrong:
         names = ", ".join(f"{layer.get('layer')} by {_name(layer.get('backend'))}" for layer in wrong[:3])
         return f"{len(wrong)} of {len(layers)} layers served by another backend: {names}"
     called = [layer for layer in ours if _count(layer, "writes") and _count(layer, "attentions")]

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 BACKEND = "CUSTOM"
 """Our backend's member of vLLM's AttentionBackendEnum; on the CPU platform it replaces the only one."""
-REPORTER = "pagedkv.vllm_plugin.inspect.WorkerReport"
-"""What vLLM's workers are extended by, to say who served attention."""
+REPORTERS = {"pagedkv": ("pagedkv.vllm_plugin.inspect.WorkerReport", "pagedkv_report")}
+"""What vLLM's workers are extended by, to say who served attention, and the method to call: ours counts calls."""
+REPORTER = ("hileval.engines.report.WorkerReport", "hileval_report")
+"""The same for every other backend: what vLLM itself says, without a package of ours in it."""
 SAMPLING_RATE = 16_000
 """Samples of a sound per second."""
 

@@ -55,6 +55,7 @@ class ServerEngine:
         *,
         model: str,
         env: Mapping[str, str] | None = None,
+        report: str = "pagedkv_report",
         concurrency: int = 64,
         start_seconds: float = START_SECONDS,
         request_seconds: float = REQUEST_SECONDS,
@@ -65,6 +66,7 @@ class ServerEngine:
             command: What starts it; `{port}` is replaced by a free port of the loopback interface.
             model: Name under which it serves.
             env: Added to the environment.
+            report: The workers' method that says who served attention.
             concurrency: Requests in flight.
             start_seconds: Until `/health` must answer.
             request_seconds: Until a completion must be there.
@@ -76,7 +78,7 @@ class ServerEngine:
         port = _free_port()
         self._command = [word.replace("{port}", str(port)) for word in command]
         self._model, self._concurrency, self._request_seconds = model, concurrency, request_seconds
-        self._quoted = False
+        self._quoted, self._report = False, report
         self._log = Path(tempfile.mkstemp(prefix="hileval-server-", suffix=".log")[1])
         self.url = f"http://127.0.0.1:{port}"
         try:
@@ -135,7 +137,7 @@ class ServerEngine:
         """Who served each attention layer, from the workers (vLLM's development endpoint); [] where it does not say."""
         try:
             reply = httpx.post(
-                f"{self.url}/collective_rpc", json={"method": "pagedkv_report"}, timeout=60.0, trust_env=False
+                f"{self.url}/collective_rpc", json={"method": self._report}, timeout=60.0, trust_env=False
             )
             results = reply.json()["results"] if reply.status_code == httpx.codes.OK else []
         except (httpx.HTTPError, ValueError, KeyError, TypeError):

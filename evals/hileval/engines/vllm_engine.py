@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hileval.engines import (
     BACKEND,
     REPORTER,
+    REPORTERS,
     SAMPLING_RATE,
     Answer,
     EngineError,
@@ -30,7 +31,7 @@ class VllmEngine:
 
         Args:
             model: Folder of the model, or the name of one of a hub.
-            attention_backend: `pagedkv` or `vllm`, as gates.yaml declares it.
+            attention_backend: `pagedkv`, `vllm` or vLLM's name of a backend, as gates.yaml declares it.
             arguments: Further arguments of `vllm.LLM`.
 
         Raises:
@@ -46,8 +47,9 @@ class VllmEngine:
 
             self.name = f"vllm {vllm.__version__}"
             self._where = str(model)
+            reporter, self._report = REPORTERS.get(attention_backend, REPORTER)
             self._llm = vllm.LLM(
-                model=str(model), worker_extension_cls=REPORTER, disable_log_stats=True, **chosen, **arguments
+                model=str(model), worker_extension_cls=reporter, disable_log_stats=True, **chosen, **arguments
             )
             layers = self.attention_layers()
             self._poison = bool(layers) and all(str(layer["impl"]).startswith("pagedkv.") for layer in layers)
@@ -62,7 +64,7 @@ class VllmEngine:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        if attention_backend == "vllm":
+        if attention_backend != "pagedkv":
             os.environ["VLLM_PLUGINS"] = ""
         if not accelerated:
             torch.set_num_threads(1)
@@ -71,8 +73,8 @@ class VllmEngine:
             if attention_backend == "pagedkv":
                 os.environ.setdefault("TRITON_INTERPRET", "1")
             # vLLM-CPU's C++ rotary embedding turns a query [tokens, heads, channels] (MLA's) wrongly: Python's does it.
-            return {"compilation_config": {"custom_ops": ["-rotary_embedding"]}}
-        return {"attention_backend": BACKEND} if attention_backend == "pagedkv" else {}
+            return {"compilation_config": {"custom_ops": ["-rotary_embedding"]}} | _named(attention_backend)
+        return {"attention_backend": BACKEND} if attention_backend == "pagedkv" else _named(attention_backend)
 
     def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
         """Answer every prompt greedily. If ours serves, the KV pool is NaN before: reading an unwritten slot shows.
@@ -120,12 +122,17 @@ class VllmEngine:
     def attention_layers(self) -> list[dict[str, Any]]:
         """The report of every worker, one mapping per attention layer."""
         with as_engine_error("asking who served attention", self._where):
-            return [dict(row) for worker in self._llm.collective_rpc("pagedkv_report") for row in worker]
+            return [dict(row) for worker in self._llm.collective_rpc(self._report) for row in worker]
 
     def close(self) -> None:
         """End the engine, so that another one may start in this process."""
         with as_engine_error("closing vLLM", self._where):
             self._llm.llm_engine.engine_core.shutdown()
+
+
+def _named(attention_backend: str) -> dict[str, Any]:
+    """The argument that demands a backend of vLLM by name; none where vLLM chooses."""
+    return {} if attention_backend in {"pagedkv", "vllm"} else {"attention_backend": attention_backend}
 
 
 def _as_vllm(prompt: str | Prompt) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from hileval.engines import BACKEND, REPORTER
+from hileval.engines import BACKEND, REPORTER, REPORTERS
 from hileval.gates.rule import Rule
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Key, Noun, Scalar
@@ -84,9 +84,9 @@ class Gate(Noun):
     all of it and one drawn line (`hileval.ask.documents`)."""
     engine: EngineName
     """vLLM in this process, transformers, or an OpenAI-compatible server that the harness starts and watches."""
-    attention_backend: Literal["pagedkv", "vllm"] | None
-    """Who must serve every attention layer: `pagedkv` (ours) or `vllm` (the engine's own); None where the engine cannot
-    say."""
+    attention_backend: str | None = Field(pattern=r"^(pagedkv|vllm|[A-Z][A-Z0-9_]*)$")
+    """Who must serve every attention layer: `pagedkv` (ours), a backend by vLLM's name (TRITON_ATTN, ROCM_AITER_FA ...)
+    or `vllm` (whichever it chooses); None where the engine cannot say."""
     engine_args: dict[str, Scalar] = Field(default_factory=dict)
     """Arguments of `vllm.LLM` (or of the server), chosen so that the run meets what the gate is about."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -202,7 +202,13 @@ def engine_factory(gate: Gate, engine: EngineName) -> Callable[[], Engine]:
         if engine == "server":
             from hileval.engines.server import ServerEngine
 
-            return ServerEngine(serve_command(gate), model=gate.model, env={**gate.env, "VLLM_SERVER_DEV_MODE": "1"})
+            plugins = {} if gate.attention_backend in {"pagedkv", None} else {"VLLM_PLUGINS": ""}
+            return ServerEngine(
+                serve_command(gate),
+                model=gate.model,
+                env={**gate.env, "VLLM_SERVER_DEV_MODE": "1", **plugins},
+                report=REPORTERS.get(gate.attention_backend or "", REPORTER)[1],
+            )
         from hileval.engines.transformers_engine import SpeechEngine, TransformersEngine
 
         return (SpeechEngine if gate.kind == "documents" else TransformersEngine)(gate.path(gate.model))
@@ -220,8 +226,9 @@ def serve_command(gate: Gate) -> list[str]:
     words = ["vllm", "serve", str(model_of(gate)), "--host", "127.0.0.1", "--port", "{port}"]
     words += ["--served-model-name", gate.model]
     words += ["--revision", gate.revision] if gate.revision else []
-    if gate.attention_backend == "pagedkv":
-        words += ["--attention-backend", BACKEND, "--worker-extension-cls", REPORTER]
+    if (wanted := gate.attention_backend) is not None:
+        words += ["--worker-extension-cls", REPORTERS.get(wanted, REPORTER)[0]]
+        words += [] if wanted == "vllm" else ["--attention-backend", BACKEND if wanted == "pagedkv" else wanted]
     return words + options(gate.engine_args)
 
 

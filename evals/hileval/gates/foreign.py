@@ -120,6 +120,7 @@ def as_yaml(key: str, gate: Gate) -> str:
 
 def _from_gsm8k(config: _Gsm8k, path: Path, gpus: int) -> Gate:
     arguments = _server_arguments(config.server_args, path)
+    backend = arguments.pop("attention_backend", "pagedkv")
     size = arguments.setdefault("tensor_parallel_size", gpus)
     metric = f"last number, {config.num_fewshot} examples, {config.num_questions} questions"
     return _gate(
@@ -131,6 +132,7 @@ def _from_gsm8k(config: _Gsm8k, path: Path, gpus: int) -> Gate:
         num_fewshot=config.num_fewshot,
         max_gen_toks=config.max_tokens,
         engine_args=arguments,
+        attention_backend=backend,
         env=config.env,
         gpus=int(str(size)),
     )
@@ -170,13 +172,13 @@ def _from_lm_eval(config: _LmEval, path: Path, gpus: int) -> Gate:
 
 
 def _gate(model: str, path: Path, published: Published, *, floor: float, **fields: Any) -> Gate:
+    fields.setdefault("attention_backend", "pagedkv")
     return Gate(
         title=f"{model}, from {path.name}",
         model=model,
         weights="hub",
         task=TASK,
         engine="vllm",
-        attention_backend="pagedkv",
         floor=round(floor, 6),
         published=(published,),
         broken=BROKEN,

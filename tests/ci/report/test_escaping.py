@@ -18,6 +18,7 @@ from support.plans import ENVIRONMENT, changed, plan, step
 from support.tampering import ATTACKS, HOSTILE, MARKDOWN, SEEN
 
 from hilgate.cli import app
+from hilgate.errors import MisuseError
 from hilgate.judge.step import reproduce_line
 from hilgate.judge.verdict import judge
 from hilgate.model import Check, Omission, Outcome, StepRecord
@@ -144,5 +145,6 @@ def test_huge_messages_and_names_end_in_small_reports():
 
 
 def test_an_error_that_quotes_a_file_name_obeys_nothing(capsys):
-    app._complain("no file '\x1b]0;x\x07'\n+++ passed")
+    with pytest.raises(SystemExit):
+        app._end(MisuseError("no file '\x1b]0;x\x07'\n+++ passed"), app.Settings())
     assert capsys.readouterr().err == "error: no file '\\x1b]0;x\\x07'\n +++ passed\n"

@@ -12,7 +12,7 @@ import pytest
 from support import plans
 from support.plans import failing, passing, plan, python, results_of, runner, skipped, step, undecided, writes_findings
 
-from hilgate.errors import DeclarationError, RunInterruptedError
+from hilgate.errors import DeclarationError, RecordsError, RunInterruptedError
 from hilgate.model import Outcome
 from hilgate.plan.make import plan_digest
 from hilgate.run import process
@@ -182,3 +182,13 @@ def test_a_command_that_cannot_be_split_is_a_declaration_error():
 def _interrupt_when(condition):
     plans.wait_for(condition)
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_steps_that_end_together_on_a_full_disk_are_one_error(tmp_path, monkeypatch):
+    def full(*_):
+        raise RecordsError("the results could not be written")
+
+    monkeypatch.setattr(run.results, "write", full)
+    monkeypatch.setattr(run, "POLL_SECONDS", 0.5)
+    with pytest.raises(RecordsError, match="could not be written"):
+        results_of(plan(step("a", python("pass")), step("b", python("pass"))), tmp_path)

@@ -74,3 +74,13 @@ def test_our_backend_alone_does_not_prove_the_packing_or_mla():
     assert check_layers("g", "pagedkv", packed, latent=True).outcome is Outcome.DID_NOT_RUN
     mla = [layer(0, impl="pagedkv.vllm_plugin.mla_backend.PagedKVMLAImpl", packing=None)]
     assert check_layers("g", "pagedkv", mla, latent=True).outcome is Outcome.PASS
+
+
+def test_a_backend_of_vllm_is_proved_by_its_registered_name_layer_by_layer():
+    fast = {"layer": "l0", "impl": "vllm.x.Impl", "backend": "vllm.x.AiterFlashAttentionBackend"}
+    fast["names"] = ["ROCM_AITER_FA"]
+    assert check_layers("g", "ROCM_AITER_FA", [fast, fast]).outcome is Outcome.PASS
+    silent = {key: value for key, value in fast.items() if key != "names"}
+    for layers in ([fast, fast | {"names": ["FLASH_ATTN"]}], [silent], []):
+        assert check_layers("g", "ROCM_AITER_FA", layers).outcome is Outcome.DID_NOT_RUN
+    assert "1 of 1 layers served by another" in check_layers("g", "FLASH_ATTN", [fast]).message

@@ -95,7 +95,11 @@ def test_arguments_become_options():
 def test_the_command_of_a_server_names_model_backend_port_and_loopback():
     text = " ".join(serve_command(GATES["qwen3-235b-fp8"]))
     assert text.startswith("vllm serve Qwen/Qwen3-235B-A22B-FP8 --host 127.0.0.1 --port {port} ")
-    assert "--attention-backend CUSTOM --worker-extension-cls pagedkv." in text
+    assert "--worker-extension-cls pagedkv.vllm_plugin.inspect.WorkerReport --attention-backend CUSTOM" in text
     assert "--tensor-parallel-size 8" in text
     assert "--kv-cache-dtype fp8" in text
     assert serve_command(GATES["pocket-hybrid"])[2].endswith("evals/pocket/hybrid")
+    foreign = GATES["qwen3-235b-fp8"].model_copy(update={"attention_backend": "ROCM_AITER_FA"})
+    text = " ".join(serve_command(foreign))
+    assert "--worker-extension-cls hileval.engines.report.WorkerReport --attention-backend ROCM_AITER_FA" in text
+    assert "pagedkv" not in text

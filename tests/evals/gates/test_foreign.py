@@ -57,6 +57,13 @@ def test_a_gsm8k_config_keeps_its_promise_as_the_floor(read):
     assert gate.published[0].value == 0.93
 
 
+def test_its_own_backend_is_demanded(read):
+    assert read(SUPER)[1].attention_backend == "pagedkv"
+    gate = read(SUPER.replace("--enforce-eager", "--enforce-eager --attention-backend ROCM_AITER_FA"))[1]
+    assert gate.attention_backend == "ROCM_AITER_FA"
+    assert "attention_backend" not in gate.engine_args
+
+
 def test_its_own_tolerance_counts(read):
     assert read(SUPER + "tolerance: 0.03\n")[1].floor == pytest.approx(0.90)
 
