@@ -9,23 +9,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from vllm.model_executor.layers.attention.mla_attention import (
-    MLACommonBackend,
-    MLACommonDecodeMetadata,
-    MLACommonImpl,
-    MLACommonMetadata,
-    MLACommonMetadataBuilder,
-    QueryLenSupport,
-)
-from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
-from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
 
 from pagedkv.mla.checks import LARGEST_LATENT, LARGEST_ROPE
 from pagedkv.mla.decode import mla_decode
 from pagedkv.mla.tables import Tables, allocate, fill
 from pagedkv.vllm_plugin import log
-from pagedkv.vllm_plugin.errors import refuse
-from pagedkv.vllm_plugin.routes import fp8_format
+from pagedkv.vllm_plugin.errors import VersionError, refuse
+
+try:
+    from vllm.model_executor.layers.attention.mla_attention import (
+        MLACommonBackend,
+        MLACommonDecodeMetadata,
+        MLACommonImpl,
+        MLACommonMetadata,
+        MLACommonMetadataBuilder,
+        QueryLenSupport,
+    )
+    from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
+
+    from pagedkv.vllm_plugin.routes import fp8_format
+except ImportError as error:  # see backend.py
+    raise VersionError.of_this_vllm(str(error)) from error
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -57,6 +62,7 @@ class PagedKVMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
+    supports_draft_decode_metadata_update: bool = True
 
     def __init__(
         self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
@@ -90,6 +96,11 @@ class PagedKVMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
             max_query_len=max_query_len,
             tables=tables,
         )
+
+    def update_draft_decode_metadata(self, metadata: MLACommonMetadata[PagedKVMLADecode]) -> None:
+        """Fill the tables anew, for lengths that a draft has moved on the device."""
+        decode = metadata.decode
+        fill(decode.tables, decode.seq_lens, decode.query_start_loc)
 
     def _all_tables(self, max_query_len: int) -> Tables:
         """Tables for as many sequences as a step can have: one set for each bound of their query lengths."""
@@ -208,7 +219,7 @@ class MLADecode:
 class PagedKVMLAImpl(MLADecode, CPUMLAImpl):
     """On vLLM's CPU platform, whose write knows no padded pages: the write is ours too."""
 
-    served_kv_cache_dtypes = ("auto",)
+    served_kv_cache_dtypes = ("auto", "float16", "bfloat16")
 
     def do_kv_cache_update(
         self,
@@ -216,8 +227,9 @@ class PagedKVMLAImpl(MLADecode, CPUMLAImpl):
         k_pe: torch.Tensor,
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
-        kv_cache_dtype: str,  # noqa: ARG002 - "auto"
+        kv_cache_dtype: str,  # noqa: ARG002 - not quantised
         k_scale: torch.Tensor,  # noqa: ARG002 - of a quantised cache
+        skip_scale: bool = False,  # noqa: ARG002 - likewise, since vLLM 0.33
     ) -> None:
         """Write the latent rows of one step.
 
@@ -228,6 +240,7 @@ class PagedKVMLAImpl(MLADecode, CPUMLAImpl):
             slot_mapping: [N] with N <= T; -1 writes nothing.
             kv_cache_dtype: Unused.
             k_scale: Unused.
+            skip_scale: Unused.
         """
         if kv_cache.numel() == 0:
             return
@@ -242,7 +255,7 @@ class PagedKVMLAImpl(MLADecode, CPUMLAImpl):
 class PagedKVGPUMLAImpl(MLADecode, MLACommonImpl[MLACommonMetadata]):
     """On ROCm and CUDA; the write stays vLLM's, whose kernel takes the strides of the cache."""
 
-    served_kv_cache_dtypes = ("auto", "fp8", "fp8_e4m3")
+    served_kv_cache_dtypes = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
 
     def do_kv_cache_update(self, *arguments: Any, **named: Any) -> None:
         """Write the latent rows of one step, as vLLM does."""
