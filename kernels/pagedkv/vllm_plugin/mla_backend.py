@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
     from pagedkv.fp8.formats import FormatName
 
+ALTERNATIVE = "to do: unset PAGEDKV_MLA, which leaves TRITON_MLA to vLLM"
+"""What vLLM prints behind the reasons for which it does not select us."""
+
 
 @dataclass
 class PagedKVMLADecode(MLACommonDecodeMetadata):
@@ -313,3 +316,9 @@ class PagedKVGPUMLABackend(_Served, MLACommonBackend):
     def get_impl_cls() -> type[PagedKVGPUMLAImpl]:
         """The class that runs a layer."""
         return PagedKVGPUMLAImpl
+
+    @classmethod
+    def validate_configuration(cls, *asked: object, **features: object) -> list[str]:
+        """Why vLLM may not select this backend for a layer; and, if it may not, what to do."""
+        reasons = super().validate_configuration(*asked, **features)
+        return [*reasons, ALTERNATIVE] if reasons else []
