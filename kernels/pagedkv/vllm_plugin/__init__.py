@@ -12,7 +12,7 @@ import os
 from pagedkv.vllm_plugin import settings
 from pagedkv.vllm_plugin.errors import BackendTakenError, PluginError, VersionError
 
-TESTED = ("0.32",)
+TESTED = ("0.32", "0.33")
 """Versions of vLLM in which names are claimed: those that the tests were run with, as the README says."""
 
 BACKEND = "pagedkv.vllm_plugin.backend.PagedKVBackend"
