@@ -61,9 +61,9 @@ def register() -> None:
     try:
         _register()
     except PluginError as error:
-        log.warning("pagedkv registers nothing: %s", error)
+        log.warning("pagedkv stops registering: %s", error)
     except Exception as error:  # noqa: BLE001 - of an unknown vLLM
-        log.warning("pagedkv registers nothing: %s", VersionError.of_this_vllm(f"{type(error).__name__}: {error}"))
+        log.warning("pagedkv stops registering: %s", VersionError.of_this_vllm(f"{type(error).__name__}: {error}"))
 
 
 def _register() -> None:
@@ -111,4 +111,4 @@ def __getattr__(name: str) -> object:
     """
     if name in _taken:
         raise BackendTakenError(name, _taken[name])
-    raise AttributeError(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
