@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import tomllib
 from enum import Enum
 from pathlib import Path
@@ -190,6 +191,7 @@ def test_what_we_import_is_there(version):
 def test_the_versions_that_are_claimed_are_compared():
     """And the listing of the installed one is what it has: a patch release may differ."""
     assert set(TESTED) == set(LISTED)
+    assert re.findall(r"^\| (\d+\.\d+) \|", (interface.PLUGIN / "README.md").read_text(), re.MULTILINE) == list(TESTED)
     assert LISTED[INSTALLED] == VERSIONS[INSTALLED]
 
 
