@@ -19,7 +19,9 @@ def deployment(monkeypatch):
         compilation_config=SimpleNamespace(static_forward_context={}),
         scheduler_config=SimpleNamespace(max_num_seqs=4),
         model_config=SimpleNamespace(max_model_len=256),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
         speculative_config=None,
+        diffusion_config=None,
     )
     monkeypatch.setattr(routes, "get_current_vllm_config", lambda: config)
     return config

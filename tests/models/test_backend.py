@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from models.batches import common_metadata
+from support.pools import assert_same_bits
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
 from vllm.v1.attention.backend import AttentionType, MultipleOf
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from pagedkv.vllm_plugin import backend, errors, impl
+from pagedkv.vllm_plugin import backend, errors, impl, metadata
 
 pytestmark = pytest.mark.usefixtures("inflated_blocks")
 
@@ -29,7 +32,7 @@ def packed_cache():
     return numbers.view(BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
 
 
-def metadata(query_lens=(3,), **changes):
+def metadata_of(query_lens=(3,), **changes):
     """Sequence i has 60 + i tokens, in blocks 2 i and 2 i + 1."""
     starts, sequences = torch.tensor([0, *query_lens]).cumsum(0).int(), len(query_lens)
     blocks = torch.arange(2 * sequences, dtype=torch.int32).view(sequences, 2)
@@ -44,6 +47,16 @@ def inflated_blocks(deployment):
 @pytest.fixture
 def builder(builder_of):
     return builder_of(BLOCK_SIZE)
+
+
+@pytest.fixture
+def drafts(deployment):
+    """Three drafted tokens a step, by our backend."""
+    deployment.speculative_config = SimpleNamespace(
+        num_speculative_tokens=3, parallel_drafting=False, attention_backend=AttentionBackendEnum.CUSTOM
+    )
+    deployment.use_v2_model_runner = True
+    return deployment.speculative_config
 
 
 @pytest.fixture
@@ -70,6 +83,7 @@ def calls(monkeypatch):
         ({"head_size": 512}, "head_size 512"),
         ({"head_size": 16}, "head_size 16"),
         ({"chunk_lookback": 1}, "attention argument 'chunk_lookback'"),
+        ({"kv_cache_dtype": "float16"}, "KV cache dtype 'float16' of a model in float32"),
     ],
 )
 def test_layer_refuses_what_is_not_served(features, named):
@@ -88,7 +102,47 @@ def test_layer_refuses_what_is_not_served(features, named):
 )
 def test_batch_refuses_what_is_not_served(builder, change, named):
     with pytest.raises(errors.UnsupportedFeatureError, match=named):
-        builder.build(0, metadata(**change))
+        builder.build(0, metadata_of(**change))
+
+
+def test_what_is_not_asked_for_is_not_refused():
+    make_impl(chunk_lookback=-1, another=None)
+    torch.set_default_dtype(torch.float16)
+    try:
+        assert make_impl(kv_cache_dtype="float16").route == make_impl().route
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_diffusion_is_refused_at_the_start(builder_of, deployment):
+    deployment.diffusion_config = object()
+    with pytest.raises(errors.UnsupportedFeatureError, match="diffusion models"):
+        builder_of(BLOCK_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        ({}, True),
+        ({"num_speculative_tokens": 1}, False),
+        ({"parallel_drafting": True}, False),
+        ({"attention_backend": None}, False),
+        ({"attention_backend": AttentionBackendEnum.TRITON_ATTN}, False),
+    ],
+)
+@pytest.mark.parametrize(("rocm", "runner"), [(True, "V1"), (True, "V2"), (False, "V1")])
+def test_drafts_that_vllm_would_refuse_later_are_refused_at_the_start(
+    monkeypatch, builder_of, deployment, drafts, change, refused, rocm, runner
+):
+    """On ROCm model runner V1 has a list of metadata classes, which it reads after the first draft."""
+    monkeypatch.setattr(metadata, "current_platform", SimpleNamespace(is_rocm=lambda: rocm))
+    drafts.__dict__.update(change)
+    deployment.use_v2_model_runner = runner == "V2"
+    if not (refused and rocm and runner == "V1"):
+        assert builder_of(BLOCK_SIZE)
+        return
+    with pytest.raises(errors.UnsupportedFeatureError, match=r"drafts a step on ROCm .*leave attention_backend out of"):
+        builder_of(BLOCK_SIZE)
 
 
 def test_quantised_output_is_refused(calls):
@@ -108,7 +162,7 @@ def test_forward_passes_on_options_views_and_actual_tokens(builder, calls, windo
     sinks.data.fill_(1.5)  # vLLM loads weights after it has made the layers
     layer.process_weights_after_loading(torch.bfloat16)
     query, output = torch.zeros(8, HEADS, HEAD_SIZE), torch.full((8, HEADS, HEAD_SIZE), torch.nan)
-    assert layer.forward(None, query, None, None, cache, builder.build(0, metadata()), output) is output
+    assert layer.forward(None, query, None, None, cache, builder.build(0, metadata_of()), output) is output
     [((got_query, paged, got_output), named)] = calls
     keys, values = paged.key, paged.value
     assert got_query.shape[0] == got_output.shape[0] == 3, "padding rows must not reach the kernel"
@@ -133,7 +187,7 @@ def test_options_that_are_off_are_none(builder, calls):
     """vLLM passes 0 for "no soft cap" in places, which as a cap would make all weights equal."""
     layer, query = make_impl(logits_soft_cap=0), torch.zeros(3, HEADS, HEAD_SIZE)
     layer.process_weights_after_loading(torch.float32)
-    layer.forward(None, query, None, None, packed_cache(), builder.build(0, metadata()), query)
+    layer.forward(None, query, None, None, packed_cache(), builder.build(0, metadata_of()), query)
     [(_, named)] = calls
     assert [named[name] for name in ("softcap", "alibi_slopes", "sinks", "sliding_window")] == [None] * 4
 
@@ -141,7 +195,7 @@ def test_options_that_are_off_are_none(builder, calls):
 def test_cross_attention_sees_the_whole_encoder(builder, calls):
     """Keys and values come with the first step only; later ones find them in the cache."""
     layer, query = make_impl(attn_type=AttentionType.ENCODER_DECODER), torch.zeros(3, HEADS, HEAD_SIZE)
-    layer.forward(None, query, None, None, packed_cache(), builder.build(0, metadata(causal=False)), query)
+    layer.forward(None, query, None, None, packed_cache(), builder.build(0, metadata_of(causal=False)), query)
     [(_, named)] = calls
     assert named["causal"] is False
     assert (named["max_query_len"], named["seq_lens"].tolist()) == (3, [60])
@@ -158,7 +212,7 @@ def test_cross_attention_sees_the_whole_encoder(builder, calls):
     ],
 )
 def test_a_mixed_batch_is_one_call_for_decode_and_one_for_the_rest(query_lens, parts, builder, calls):
-    batch = metadata(query_lens)
+    batch = metadata_of(query_lens)
     starts = batch.query_start_loc
     layer, query = make_impl(), torch.zeros(batch.num_actual_tokens, HEADS, HEAD_SIZE)
     layer.forward(None, query, None, None, packed_cache(), builder.build(0, batch), query)
@@ -168,6 +222,73 @@ def test_a_mixed_batch_is_one_call_for_decode_and_one_for_the_rest(query_lens, p
         assert named["query_start_loc"].tolist() == starts[first : end + 1].tolist()
         assert named["seq_lens"].tolist() == list(range(60 + first, 60 + end))
         assert named["block_table"].tolist() == [[2 * i, 2 * i + 1] for i in range(first, end)]
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "parts"),
+    [
+        ((1, 4, 2, 1, 9), [(0, 1, 1), (1, 4, 4), (4, 5, 9)]),
+        ((4, 4, 0), [(0, 3, 4)]),
+        ((3, 2), [(0, 2, 3)]),
+        ((1, 1), [(0, 2, 1)]),
+        ((7, 4), [(0, 2, 7)]),
+    ],
+)
+@pytest.mark.usefixtures("drafts")
+def test_sequences_that_verify_drafts_come_first_and_are_a_call_of_their_own(query_lens, parts, builder_of):
+    builder = builder_of(BLOCK_SIZE)
+    assert builder.reorder_batch_threshold == 4
+    batch = metadata_of(query_lens)
+    for (first, end, longest), part in zip(parts, builder.build(0, batch).parts, strict=True):
+        assert part["max_query_len"] == longest
+        assert part["query_start_loc"].tolist() == batch.query_start_loc[first : end + 1].tolist()
+
+
+def test_a_draft_on_the_device_needs_no_new_metadata(builder, calls):
+    batch = metadata_of((1, 1, 0))
+    described = builder.build(0, batch)
+    batch.seq_lens += 1
+    batch.block_table_tensor += 1
+    builder.update_draft_decode_metadata(described)
+    layer, query = make_impl(), torch.zeros(2, HEADS, HEAD_SIZE)
+    layer.forward(None, query, None, None, packed_cache(), described, query)
+    [(_, named)] = calls
+    assert named["seq_lens"].tolist() == [61, 62, 63]
+    assert named["block_table"][0].tolist() == [1, 2]
+
+
+CACHED, LENGTH = 640, 61  # long enough for decode steps of their own to split the context
+COMPANIES = {
+    "in chunks, the last of one token": [[(0, 0, 37), (1, 3, 61)], [(2, 0, 9), (0, 37, 60)], [(0, 60, 61)]],
+    "decoded": [[(0, 0, 59)], [(1, 60, 61), (0, 59, 60), (2, 40, 41)], [(0, 60, 61)]],
+    "among drafts": [[(1, 60, 61), (0, 0, 55)], [(0, 55, 59), (2, 0, 61)], [(1, 57, 61), (0, 59, 61)]],
+}
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("company", COMPANIES)
+@pytest.mark.parametrize("window", [None, 600])
+def test_batch_invariant_mode_gives_the_same_bits_in_any_step(monkeypatch, builder_of, device, company, window):
+    """What follows a cached prefix in one step alone, and however the scheduler divides and mixes the same tokens."""
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    builder, layer = builder_of(BLOCK_SIZE), make_impl(sliding_window=window)
+    generator = torch.Generator().manual_seed(5)
+    cache = torch.randn(45, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE, generator=generator).to(device)
+    queries = torch.randn(3, LENGTH, HEADS, HEAD_SIZE, generator=generator).to(device)
+
+    def step(*parts):
+        starts = torch.tensor([0, *(end - first for _, first, end in parts)]).cumsum(0).int()
+        lens = torch.tensor([CACHED + end for *_, end in parts], dtype=torch.int32)
+        blocks = torch.arange(45, dtype=torch.int32).view(3, 15)[[sequence for sequence, *_ in parts]]
+        query = torch.cat([queries[sequence, first:end] for sequence, first, end in parts])
+        common = common_metadata(starts.to(device), lens.to(device), blocks.to(device), query_start_loc_cpu=starts)
+        described = builder.build(0, common)
+        out = layer.forward(None, query, None, None, cache, described, torch.empty_like(query))
+        return {parts[i][0]: out[starts[i] : starts[i + 1]] for i in range(len(parts))}
+
+    want = step((0, 0, LENGTH))[0]
+    got = torch.cat([step(*parts)[0] for parts in COMPANIES[company]])
+    assert_same_bits(got, want, company)
 
 
 def test_write_leaves_padding_rows_out(calls):

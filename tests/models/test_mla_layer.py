@@ -169,6 +169,29 @@ def test_a_captured_step_serves_later_ones(make, parallel):
         check(layer.forward_mqa(query, later.cache, frozen, None), later)
 
 
+def test_a_draft_on_the_device_fills_the_tables_anew(make, parallel):
+    layer = make()
+    builder = build(layer, parallel, drafted=2)
+    data = step("cpu", HEADS, (250, 33, 170), latent=LATENT, rope=ROPE)
+    lens = data.seq_lens.clone()
+    data.seq_lens[:] = torch.tensor([1, 1, 1])
+    metadata = builder.build(0, common(data))
+    data.seq_lens.copy_(lens)
+    builder.update_draft_decode_metadata(metadata)
+    check(layer.forward_mqa(data.query, data.cache, metadata, None), data)
+
+
+@pytest.mark.parametrize("where", IMPLS)
+def test_the_dtype_of_the_model_may_be_named(make, where):
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert make(where, kv_cache_dtype="bfloat16").cache_format is None
+        with pytest.raises(errors.UnsupportedFeatureError, match="KV cache dtype 'float16' of a model in bfloat16"):
+            make(where, kv_cache_dtype="float16")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_tables_of_every_step_are_the_same_memory(make, parallel):
     builder = build(make(), parallel, drafted=1)
     data = {n: step("cpu", HEADS, (40,) * n, latent=LATENT, rope=ROPE) for n in (2, 5)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
+import vllm.plugins
 from vllm.config.attention import AttentionConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import subclass_attention_backend_with_overrides
@@ -56,11 +58,91 @@ def test_which_of_vllms_backends_are_overridden(monkeypatch, registry, cpu, inte
         assert registry.TRITON_MLA.get_class() is mla_backend.PagedKVGPUMLABackend
 
 
-def test_a_setting_that_means_nothing_is_an_error(monkeypatch, registry):  # noqa: ARG001 - restores the registry
-    platform(monkeypatch, cpu=False)
-    monkeypatch.setenv("PAGEDKV_MLA", "yes")
-    with pytest.raises(errors.SettingError, match="PAGEDKV_MLA: got 'yes'; expected one of 0, 1"):
-        vllm_plugin.register()
+@pytest.fixture
+def said(caplog):
+    """What the plugin logs; vLLM's logger does not propagate to the root."""
+    vllm_plugin.log.addHandler(caplog.handler)
+    yield caplog
+    vllm_plugin.log.removeHandler(caplog.handler)
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """vLLM loads its plugins, as each of its processes does, on a GPU; of those installed, ours alone."""
+
+    def load(**environment):
+        platform(monkeypatch, cpu=False)
+        monkeypatch.setattr(vllm.plugins, "plugins_loaded", False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        vllm.plugins.load_general_plugins()
+
+    monkeypatch.setenv("VLLM_PLUGINS", "pagedkv")
+    yield load
+    vllm_plugin._taken.clear()
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.99.0", "0.3.20", "dev"])
+def test_a_vllm_that_was_not_tested_goes_on_without_us(monkeypatch, registry, said, load, version):
+    monkeypatch.setattr("vllm.__version__", version)
+    load()
+    assert f"vLLM {version}: not tested. pagedkv was tested with vLLM {', '.join(vllm_plugin.TESTED)}." in said.text
+    assert "To do: install one of these; or set PAGEDKV_VLLM" in said.text
+    with pytest.raises(ValueError, match="CUSTOM must be registered before use"):
+        registry.CUSTOM.get_class()
+    load(PAGEDKV_VLLM=".".join(version.split(".")[:2]))
+    assert registry.CUSTOM.get_class() is backend.PagedKVBackend
+
+
+@pytest.mark.parametrize("missing", ["vllm.v1.attention.backends.registry", "vllm.platforms"])
+def test_a_vllm_without_a_module_goes_on_without_us(monkeypatch, registry, said, load, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.setattr(vllm.plugins, "load_plugins_by_group", lambda group: {group: vllm_plugin.register})
+    load()
+    assert f"ModuleNotFoundError: import of {missing} halted" in said.text
+    assert "To do:" in said.text
+    assert not registry.CUSTOM.is_overridden()
+
+
+def test_a_vllm_without_a_symbol_is_named_to_who_selects_us(monkeypatch, registry, load):
+    """Not as an ImportError, which vLLM on ROCm and CUDA turns into one word without the reason."""
+    load()
+    monkeypatch.delattr("vllm.v1.attention.backend.MultipleOf")
+    monkeypatch.delitem(sys.modules, "pagedkv.vllm_plugin.backend")
+    with pytest.raises(errors.VersionError, match=r"cannot import name 'MultipleOf'.*was tested with"):
+        registry.CUSTOM.get_class()
+
+
+def test_a_setting_that_means_nothing_claims_nothing(registry, said, load):
+    load(PAGEDKV_MLA="yes")
+    assert "PAGEDKV_MLA: got 'yes'; expected one of 0, 1" in said.text
+    assert not registry.CUSTOM.is_overridden()
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"), [("CUSTOM", {}), ("CUSTOM", {"PAGEDKV_PACKING": "rows"}), ("TRITON_MLA", {"PAGEDKV_MLA": "1"})]
+)
+def test_a_name_that_is_taken_is_an_error_to_who_asked_us_and_selects_it(registry, said, load, name, asked):
+    register_backend(registry[name], "pathlib.Path")
+    load(**asked)
+    load(**asked)
+    message = f"attention backend {name} is already registered as pathlib.Path"
+    assert message in said.text
+    assert "VLLM_PLUGINS=pagedkv" in said.text
+    if not asked:
+        assert registry[name].get_class() is Path
+        return
+    with pytest.raises(errors.BackendTakenError, match=message):
+        registry[name].get_class()
+    if name != "CUSTOM":
+        assert registry.CUSTOM.get_class() is backend.PagedKVBackend
+
+
+def test_an_engine_asked_of_us_is_not_another_plugins(monkeypatch, registry):
+    monkeypatch.setattr(inspect, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    register_backend(registry.CUSTOM, "pathlib.Path")
+    with pytest.raises(errors.BackendTakenError, match=r"CUSTOM is already registered as pathlib\.Path"):
+        inspect.build_llm("model")
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -76,22 +158,11 @@ def test_engine_on_a_gpu_selects_both_of_our_backends(monkeypatch, asked):
     assert config.backend_per_kind == ({"mla_attention": AttentionBackendEnum.TRITON_MLA} if asked else {})
 
 
-def test_leaving_cpu_attn_alone_is_said(monkeypatch, registry, caplog):  # noqa: ARG001 - restores the registry
+def test_leaving_cpu_attn_alone_is_said(monkeypatch, registry, said):  # noqa: ARG001 - restores the registry
     platform(monkeypatch, cpu=True)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    vllm_plugin.log.addHandler(caplog.handler)  # vLLM's logger does not propagate to the root
-    try:
-        vllm_plugin.register()
-    finally:
-        vllm_plugin.log.removeHandler(caplog.handler)
-    assert "CPU_ATTN stays vLLM's own, because TRITON_INTERPRET=1 is not set" in caplog.text
-
-
-def test_a_name_that_is_taken_is_an_error(monkeypatch, registry):
-    platform(monkeypatch, cpu=False)
-    register_backend(registry.CUSTOM, "somebody.Else")
-    with pytest.raises(errors.BackendTakenError, match=r"CUSTOM is already registered as somebody\.Else"):
-        vllm_plugin.register()
+    vllm_plugin.register()
+    assert "CPU_ATTN stays vLLM's own, because TRITON_INTERPRET=1 is not set" in said.text
 
 
 def test_package_imports_without_vllm_and_torch():

@@ -10,7 +10,10 @@ import logging
 import os
 
 from pagedkv.vllm_plugin import settings
-from pagedkv.vllm_plugin.errors import BackendTakenError
+from pagedkv.vllm_plugin.errors import BackendTakenError, PluginError, VersionError
+
+TESTED = ("0.32", "0.33")
+"""Versions of vLLM in which names are claimed: those that the tests were run with, as the README says."""
 
 BACKEND = "pagedkv.vllm_plugin.backend.PagedKVBackend"
 """Class path that vLLM resolves when it selects the backend."""
@@ -40,6 +43,10 @@ log = logging.getLogger("vllm.pagedkv")
 warnings only; the backend therefore speaks up once more when it is built."""
 
 
+_taken: dict[str, str] = {}
+"""Members of vLLM's enum that somebody was asked to get from us, and whose they are."""
+
+
 def register() -> None:
     """Make the backend selectable; on vLLM's CPU platform put it in the place of CPU_ATTN.
 
@@ -48,36 +55,60 @@ def register() -> None:
     `--attention-backend CUSTOM` asks for it; and TRITON_MLA is ours only with PAGEDKV_MLA=1. Calling it again changes
     nothing.
 
-    Raises:
-        BackendTakenError: Another plugin has registered the same name.
-        SettingError: PAGEDKV_MLA is neither 0 nor 1.
+    Raises nothing, because vLLM calls it for users who have not asked for us too, and would end. Whatever stops it is a
+    warning in the log; CUSTOM then stays as it was, and vLLM refuses whoever selects it unregistered.
     """
+    try:
+        _register()
+    except PluginError as error:
+        log.warning("pagedkv stops registering: %s", error)
+    except Exception as error:  # noqa: BLE001 - of an unknown vLLM
+        log.warning("pagedkv stops registering: %s", VersionError.of_this_vllm(f"{type(error).__name__}: {error}"))
+
+
+def _register() -> None:
+    from vllm import __version__
     from vllm.platforms import current_platform
 
-    _claim(BACKEND, NAME)
+    if ".".join(__version__.split(".")[:2]) not in (*TESTED, settings.tried()):
+        raise VersionError.of_this_vllm("not tested")
+    mla = settings.mla()
+    _claim(BACKEND, NAME, asked=settings.PACKING_VARIABLE in os.environ)
     if not current_platform.is_cpu():
-        log.info("pagedkv: select it with --attention-backend %s", NAME)
-        if settings.mla():
-            _claim(GPU_MLA_BACKEND, GPU_MLA_NAME)
-            log.info("pagedkv: %s is now %s", GPU_MLA_NAME, GPU_MLA_BACKEND)
+        if mla:
+            _claim(GPU_MLA_BACKEND, GPU_MLA_NAME, asked=True)
     elif os.environ.get("TRITON_INTERPRET") == "1":
         _claim(BACKEND, "CPU_ATTN")
-        log.info("pagedkv: CPU_ATTN is now %s (kernels interpreted)", BACKEND)
         _claim(CPU_MLA_BACKEND, "CPU_MLA", "AMX_MLA")  # the CPU platform chooses by what the processor has
-        log.info("pagedkv: CPU_MLA is now %s (kernels interpreted)", CPU_MLA_BACKEND)
     else:
         log.warning("pagedkv: CPU_ATTN stays vLLM's own, because TRITON_INTERPRET=1 is not set")
 
 
-def _claim(path: str, *names: str) -> None:
-    """Point members of vLLM's enum at one of our backends.
+def _claim(path: str, *names: str, asked: bool = False) -> None:
+    """Point members of vLLM's enum at one of our backends; one that points at somebody else's stays theirs.
 
-    Raises:
-        BackendTakenError: A member already points at somebody else's class.
+    If our settings say that its user wants ours, selecting that one is an error instead: theirs would serve unnoticed.
     """
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     for member in (AttentionBackendEnum[name] for name in names):
-        if member.is_overridden() and member.get_path() != path:
-            raise BackendTakenError(member.name, member.get_path())
-        register_backend(member, path)
+        holder = member.get_path() if member.is_overridden() else path
+        if holder == path:
+            register_backend(member, path)
+            log.info("pagedkv: %s is now %s", member.name, path)
+        elif member.name not in _taken:
+            log.warning("%s", BackendTakenError(member.name, holder))
+            if asked:
+                _taken[member.name] = holder
+                register_backend(member, f"{__name__}.{member.name}")
+
+
+def __getattr__(name: str) -> object:
+    """Resolve a class path that `_claim` has put in the place of a taken one.
+
+    Raises:
+        BackendTakenError: It has been selected.
+    """
+    if name in _taken:
+        raise BackendTakenError(name, _taken[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

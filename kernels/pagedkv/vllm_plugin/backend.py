@@ -5,18 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
 
 from pagedkv.routing.request import ELEMENT_BYTES
-from pagedkv.vllm_plugin import NAME, pages, routes
-from pagedkv.vllm_plugin.impl import PagedKVImpl
-from pagedkv.vllm_plugin.metadata import PagedKVMetadataBuilder
+from pagedkv.vllm_plugin import NAME
+from pagedkv.vllm_plugin.errors import VersionError
 from pagedkv.vllm_plugin.settings import packing
+
+try:
+    from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
+
+    from pagedkv.vllm_plugin import pages, routes
+    from pagedkv.vllm_plugin.impl import PagedKVImpl
+    from pagedkv.vllm_plugin.metadata import PagedKVMetadataBuilder
+except ImportError as error:  # which vLLM on ROCm and CUDA would take for a backend that is not installed
+    raise VersionError.of_this_vllm(str(error)) from error
 
 if TYPE_CHECKING:
     from vllm.config.cache import CacheDType
     from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
     from vllm.v1.kv_cache_layout import KVCacheLayout
+
+ALTERNATIVE = (
+    "to do: --attention-backend TRITON_ATTN; or, for one kind of layers alone, --attention-config "
+    '\'{"backend_per_kind": {KIND: "TRITON_ATTN"}}\', where KIND is full_attention, sliding_window, cross_attention or '
+    "encoder_only_attention"
+)
+"""What vLLM prints behind the reasons for which it does not select us."""
 
 
 class PagedKVBackend(AttentionBackend):
@@ -89,6 +103,24 @@ class PagedKVBackend(AttentionBackend):
         return routes.admits("mask", "full")
 
     @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """Served: see `PagedKVMetadataBuilder.build`."""
+        return True
+
+    @classmethod
+    def supports_kv_connector(cls) -> bool:
+        """Whether blocks may leave the engine: others take them for `rows`, of so many heads, and ask for no more."""
+        return packing() == "rows"
+
+    @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
         """Not served: which sequences decode is read from the host's query lengths."""
         return False
+
+    @classmethod
+    def validate_configuration(cls, *asked: object, **features: object) -> list[str]:
+        """Why vLLM may not select this backend for a layer; and, if it may not, what to select."""
+        reasons = super().validate_configuration(*asked, **features)
+        if features.get("use_non_causal") and features.get("has_sliding_window"):
+            reasons.append("sliding window in non-causal attention not supported")
+        return [*reasons, ALTERNATIVE] if reasons else []

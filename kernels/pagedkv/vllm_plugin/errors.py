@@ -48,9 +48,27 @@ class BackendTakenError(PluginError):
     """A member of vLLM's AttentionBackendEnum has been claimed first by another plugin, with a class path."""
 
     message = (
-        "attention backend {} is already registered as {}. To do: load only one of the two plugins, for "
-        "example with VLLM_PLUGINS=pagedkv."
+        "attention backend {} is already registered as {}, so pagedkv does not serve it. To do: load only one of "
+        "the two plugins, for example with VLLM_PLUGINS=pagedkv."
     )
+
+
+class VersionError(PluginError):
+    """The installed vLLM, of this version, is not one that we know, for a reason; some versions are."""
+
+    message = (
+        "vLLM {}: {}. pagedkv was tested with vLLM {}. To do: install one of these; or set PAGEDKV_VLLM to this "
+        "version's first two numbers to try it; or leave the plugin out of VLLM_PLUGINS."
+    )
+
+    @classmethod
+    def of_this_vllm(cls, reason: str) -> VersionError:
+        """The error about the vLLM of this process."""
+        import vllm
+
+        from pagedkv.vllm_plugin import TESTED
+
+        return cls(getattr(vllm, "__version__", "of no version"), reason, ", ".join(TESTED))
 
 
 class NotInterpretedError(PluginError):

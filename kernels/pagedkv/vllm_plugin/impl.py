@@ -71,7 +71,8 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         # What the router has no word for: vLLM's own arguments, and one pair of features.
         cross = attn_type == AttentionType.ENCODER_DECODER
         refused = {"ALiBi in cross attention": cross and alibi_slopes is not None}
-        refused |= {f"attention argument {name!r}": value is not None for name, value in other_features.items()}
+        off = (None, -1)  # -1 is what vLLM calls a `chunk_lookback` that is not asked for
+        refused |= {f"attention argument {name!r}": value not in off for name, value in other_features.items()}
         refuse(refused)
         self.logits_soft_cap = logits_soft_cap or None  # vLLM passes 0 for "none" in places
         request = routes.describe(

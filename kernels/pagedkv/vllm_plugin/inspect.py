@@ -23,9 +23,11 @@ import torch
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.platforms import current_platform
+from vllm.plugins import load_general_plugins
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from pagedkv.vllm_plugin import BACKEND, CPU_MLA_BACKEND, GPU_MLA_BACKEND, GPU_MLA_NAME, NAME, routes
-from pagedkv.vllm_plugin.errors import NotInterpretedError, NotServedError, PoisonUnsafeError
+from pagedkv.vllm_plugin.errors import BackendTakenError, NotInterpretedError, NotServedError, PoisonUnsafeError
 from pagedkv.vllm_plugin.settings import mla, packing
 
 if TYPE_CHECKING:
@@ -134,12 +136,17 @@ def build_llm(model: str, **arguments: Any) -> LLM:
         The engine. Whether our backend serves it is what `require_served` checks after a request.
 
     Raises:
+        BackendTakenError: The name of our backend is another plugin's.
         NotInterpretedError: The CPU platform without TRITON_INTERPRET=1.
         SettingError: A setting has a value that means nothing.
     """
     packing()
     ours_for_mla = mla()
     if not current_platform.is_cpu():
+        load_general_plugins()
+        custom = AttentionBackendEnum[NAME]
+        if custom.is_overridden() and custom.get_path() != BACKEND:
+            raise BackendTakenError(NAME, custom.get_path())
         arguments["attention_backend"] = NAME
         if ours_for_mla:
             chosen = {"backend_per_kind": {"mla_attention": GPU_MLA_NAME}}

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
+from vllm import envs
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadata,
@@ -13,7 +15,7 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 
-from pagedkv.vllm_plugin import log, routes
+from pagedkv.vllm_plugin import NAME, log, routes
 from pagedkv.vllm_plugin.errors import refuse
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class Part(TypedDict):
     """[S] int32: context and query together; in cross attention the tokens of the encoder."""
     block_table: torch.Tensor
     """[S, M] int32."""
+    batch_invariant: bool
+    """Whether a sequence shall get the same bits in any batch."""
 
 
 @dataclass
@@ -48,15 +52,14 @@ class PagedKVMetadata(AttentionMetadata):
     whole: Part
     """All sequences."""
     parts: list[Part]
-    """The sequences that decode, then the others; either may be missing. A decode step has cheaper programs, so a batch
-    that mixes both is served by two calls."""
+    """The sequences that decode, those that verify drafts, and the others; any may be missing. Fewer query tokens have
+    cheaper programs, so a batch that mixes them is served by several calls."""
 
 
 class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
-    """Splits a batch into decode and the rest; there is no other plan to compute on the host."""
+    """Splits a batch by the number of query tokens; there is no other plan to compute on the host."""
 
-    reorder_batch_threshold: int | None = 1
-    """Asks vLLM to put sequences with a single query token first."""
+    supports_draft_decode_metadata_update: bool = True
 
     def __init__(
         self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
@@ -64,9 +67,14 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         """Tell the layers which pool vLLM has decided on, and log each kind of them once.
 
         Raises:
-            UnsupportedFeatureError: No kernel serves a layer in such a pool.
+            UnsupportedFeatureError: No kernel serves a layer in such a pool; or batches will come that vLLM's selection
+                does not ask about.
         """
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        _refuse_late_surprises(vllm_config)
+        # Asks vLLM to put sequences with this many query tokens or fewer first: 1, or 1 + drafted tokens.
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        self.batch_invariant = envs.VLLM_BATCH_INVARIANT
         layers = vllm_config.compilation_config.static_forward_context
         order = vllm_config.cache_config.get_resolved_kv_cache_layout()
         impls = [layers[name].impl for name in layer_names]
@@ -113,17 +121,25 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         refuse(refused)
         whole = Part(
             causal=common.causal,
-            max_query_len=common.max_query_len,
+            # With 2 a decode step is served as a prompt is: a token gets the same bits in a step of its own, at the end
+            # of a chunk, among drafts, and behind a prefix that the cache holds.
+            max_query_len=max(common.max_query_len, 2) if self.batch_invariant else common.max_query_len,
             max_seq_len=common.max_seq_len,
             query_start_loc=common.query_start_loc,
             seq_lens=common.seq_lens,
             block_table=common.block_table_tensor,
+            batch_invariant=self.batch_invariant,
         )
+        if self.batch_invariant:
+            return PagedKVMetadata(common.num_actual_tokens, whole, [whole])
         query_lens = common.query_start_loc_cpu.diff()
-        longer = (query_lens > 1).nonzero()
-        decodes = int(longer[0]) if len(longer) else len(query_lens)
-        bounds = [(0, decodes, 1), (decodes, len(query_lens), common.max_query_len)]
-        parts = [_sequences(whole, first, end, longest) for first, end, longest in bounds if first < end]
+        ends = []
+        for most in (1, self.reorder_batch_threshold):
+            longer = (query_lens > most).nonzero()
+            ends.append(int(longer[0]) if len(longer) else len(query_lens))
+        longest = min(self.reorder_batch_threshold, common.max_query_len)
+        bounds = [(0, ends[0], 1), (*ends, longest), (ends[1], len(query_lens), common.max_query_len)]
+        parts = [_sequences(whole, first, end, most) for first, end, most in bounds if first < end]
         return PagedKVMetadata(common.num_actual_tokens, whole, parts)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> PagedKVMetadata:
@@ -136,14 +152,42 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
         metadata.parts = [metadata.whole]
         return metadata
 
+    def update_draft_decode_metadata(self, metadata: PagedKVMetadata) -> None:
+        """Nothing: lengths and blocks are views of vLLM's own buffers, and the bounds hold for every draft."""
+
 
 def _sequences(whole: Part, first: int, end: int, max_query_len: int) -> Part:
     """The sequences first .. end - 1 of a batch."""
-    return Part(
-        causal=whole["causal"],
-        max_query_len=max_query_len,
-        max_seq_len=whole["max_seq_len"],
-        query_start_loc=whole["query_start_loc"][first : end + 1],
-        seq_lens=whole["seq_lens"][first:end],
-        block_table=whole["block_table"][first:end],
+    return {
+        **whole,
+        "max_query_len": max_query_len,
+        "query_start_loc": whole["query_start_loc"][first : end + 1],
+        "seq_lens": whole["seq_lens"][first:end],
+        "block_table": whole["block_table"][first:end],
+    }
+
+
+def _refuse_late_surprises(vllm_config: VllmConfig) -> None:
+    """Refuse at the start what `build` or vLLM would refuse in the midst of serving.
+
+    Raises:
+        UnsupportedFeatureError: Such batches will come.
+    """
+    drafts = vllm_config.speculative_config
+    # There vLLM knows by name the metadata of which drafts are made, and looks at the second one of a step.
+    unknown_to_vllm = (
+        drafts is not None
+        and getattr(drafts.attention_backend, "name", "") == NAME
+        and drafts.num_speculative_tokens > 1
+        and not drafts.parallel_drafting
+        and current_platform.is_rocm()
+        and not vllm_config.use_v2_model_runner
+    )
+    refuse(
+        {
+            "several drafts a step on ROCm under model runner V1 (leave attention_backend out of --speculative-config, "
+            "which does not change who serves the model itself; or unset VLLM_USE_V2_MODEL_RUNNER)": unknown_to_vllm,
+            "diffusion models, which mix causal and other sequences in a batch": vllm_config.diffusion_config
+            is not None,
+        }
     )

@@ -9,24 +9,29 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from vllm.model_executor.layers.attention.mla_attention import (
-    MLACommonBackend,
-    MLACommonDecodeMetadata,
-    MLACommonImpl,
-    MLACommonMetadata,
-    MLACommonMetadataBuilder,
-    QueryLenSupport,
-)
-from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
-from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
 
 from pagedkv.mla.checks import LARGEST_LATENT, LARGEST_ROPE
 from pagedkv.mla.decode import mla_decode
 from pagedkv.mla.launch import MlaShape
 from pagedkv.mla.tables import Tables, allocate, fill
 from pagedkv.vllm_plugin import log
-from pagedkv.vllm_plugin.errors import refuse
-from pagedkv.vllm_plugin.routes import fp8_format
+from pagedkv.vllm_plugin.errors import VersionError, refuse
+
+try:
+    from vllm.model_executor.layers.attention.mla_attention import (
+        MLACommonBackend,
+        MLACommonDecodeMetadata,
+        MLACommonImpl,
+        MLACommonMetadata,
+        MLACommonMetadataBuilder,
+        QueryLenSupport,
+    )
+    from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
+
+    from pagedkv.vllm_plugin.routes import fp8_format
+except ImportError as error:  # see backend.py
+    raise VersionError.of_this_vllm(str(error)) from error
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,6 +40,9 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 
     from pagedkv.fp8.formats import FormatName
+
+ALTERNATIVE = "to do: unset PAGEDKV_MLA, which leaves TRITON_MLA to vLLM"
+"""What vLLM prints behind the reasons for which it does not select us."""
 
 
 @dataclass
@@ -58,6 +66,7 @@ class PagedKVMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
+    supports_draft_decode_metadata_update: bool = True
 
     def __init__(
         self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
@@ -91,6 +100,11 @@ class PagedKVMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
             max_query_len=max_query_len,
             tables=tables,
         )
+
+    def update_draft_decode_metadata(self, metadata: MLACommonMetadata[PagedKVMLADecode]) -> None:
+        """Fill the tables anew, for lengths that a draft has moved on the device."""
+        decode = metadata.decode
+        fill(decode.tables, decode.seq_lens, decode.query_start_loc)
 
     def _all_tables(self, max_query_len: int) -> Tables:
         """Tables for as many sequences as a step can have: one set for each bound of their query lengths."""
@@ -212,7 +226,7 @@ class MLADecode:
 class PagedKVMLAImpl(MLADecode, CPUMLAImpl):
     """On vLLM's CPU platform, whose write knows no padded pages: the write is ours too."""
 
-    served_kv_cache_dtypes = ("auto",)
+    served_kv_cache_dtypes = ("auto", "float16", "bfloat16")
 
     def do_kv_cache_update(
         self,
@@ -220,8 +234,9 @@ class PagedKVMLAImpl(MLADecode, CPUMLAImpl):
         k_pe: torch.Tensor,
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
-        kv_cache_dtype: str,  # noqa: ARG002 - "auto"
+        kv_cache_dtype: str,  # noqa: ARG002 - not quantised
         k_scale: torch.Tensor,  # noqa: ARG002 - of a quantised cache
+        skip_scale: bool = False,  # noqa: ARG002 - likewise, since vLLM 0.33
     ) -> None:
         """Write the latent rows of one step.
 
@@ -232,6 +247,7 @@ class PagedKVMLAImpl(MLADecode, CPUMLAImpl):
             slot_mapping: [N] with N <= T; -1 writes nothing.
             kv_cache_dtype: Unused.
             k_scale: Unused.
+            skip_scale: Unused.
         """
         if kv_cache.numel() == 0:
             return
@@ -246,7 +262,7 @@ class PagedKVMLAImpl(MLADecode, CPUMLAImpl):
 class PagedKVGPUMLAImpl(MLADecode, MLACommonImpl[MLACommonMetadata]):
     """On ROCm and CUDA; the write stays vLLM's, whose kernel takes the strides of the cache."""
 
-    served_kv_cache_dtypes = ("auto", "fp8", "fp8_e4m3")
+    served_kv_cache_dtypes = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
 
     def do_kv_cache_update(self, *arguments: Any, **named: Any) -> None:
         """Write the latent rows of one step, as vLLM does."""
@@ -304,3 +320,9 @@ class PagedKVGPUMLABackend(_Served, MLACommonBackend):
     def get_impl_cls() -> type[PagedKVGPUMLAImpl]:
         """The class that runs a layer."""
         return PagedKVGPUMLAImpl
+
+    @classmethod
+    def validate_configuration(cls, *asked: object, **features: object) -> list[str]:
+        """Why vLLM may not select this backend for a layer; and, if it may not, what to do."""
+        reasons = super().validate_configuration(*asked, **features)
+        return [*reasons, ALTERNATIVE] if reasons else []

@@ -56,13 +56,16 @@ def fp8_format(kv_cache_dtype: str) -> FormatName | None:
     What vLLM calls fp8 and e4m3 is the kind that its platform computes with: e4m3fnuz on gfx942, e4m3fn elsewhere.
 
     Raises:
-        UnsupportedFeatureError: The router has no word for it; or the device of the kernels computes with the other
-            kind, so that a scale of the checkpoint would be off by a factor of 2.
+        UnsupportedFeatureError: The router has no word for it; it is not quantised and not the dtype of the model; or
+            the device of the kernels computes with the other kind, so that a scale of the checkpoint would be off by a
+            factor of 2.
     """
     if kv_cache_dtype not in CACHE_DTYPES:
         raise UnsupportedFeatureError(f"KV cache dtype {kv_cache_dtype!r}")
     kind = CACHE_DTYPES[kv_cache_dtype].kind
     if kind == "auto":
+        if kv_cache_dtype not in {"auto", _model_dtype()}:
+            raise UnsupportedFeatureError(f"KV cache dtype {kv_cache_dtype!r} of a model in {_model_dtype()}")
         return None
     if kind == "e5m2":
         return "e5m2"
@@ -95,7 +98,7 @@ def describe(*, kv_cache_dtype: str, attn_type: str, **layer: Any) -> Request:
         return Request(
             arch=current().name,
             phase="mixed",
-            dtype=cast("Dtype", str(torch.get_default_dtype()).removeprefix("torch.")),
+            dtype=_model_dtype(),
             kv_cache_dtype=fp8_format(kv_cache_dtype) or "auto",
             kv_scales=CACHE_DTYPES[kv_cache_dtype].scales,
             block_size=config.cache_config.block_size,
@@ -159,6 +162,11 @@ def log_line(found: Route) -> str:
     heads = f"{asked.num_q_heads} heads on {asked.num_kv_heads}, head size {asked.head_size}"
     tasks = ", ".join(f"{choice.task} {choice.kernel}" for choice in found.choices if choice.kernel)
     return f"{', '.join([heads, *options])} ({found.layout}): {tasks}; {found.decode.basis}: {found.decode.why}"
+
+
+def _model_dtype() -> Dtype:
+    """That of weights and activations, which is torch's default while vLLM makes a model."""
+    return cast("Dtype", str(torch.get_default_dtype()).removeprefix("torch."))
 
 
 def _refused(error: RequestError) -> str:

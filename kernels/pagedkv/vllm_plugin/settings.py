@@ -1,4 +1,4 @@
-"""Settings of the plugin from the environment: PAGEDKV_PACKING and PAGEDKV_MLA.
+"""Settings of the plugin from the environment: PAGEDKV_PACKING, PAGEDKV_MLA and PAGEDKV_VLLM.
 
 The standard library only: `register` reads them too.
 """
@@ -35,6 +35,11 @@ def mla() -> bool:
         SettingError: The variable is neither 0 nor 1.
     """
     return _read(MLA_VARIABLE, ("0", "1"), "0") == "1"
+
+
+def tried() -> str | None:
+    """Version of vLLM, as `0.34`, that shall count as tested: the environment variable PAGEDKV_VLLM."""
+    return os.environ.get("PAGEDKV_VLLM")
 
 
 def _read(variable: str, allowed: tuple[str, ...], default: str) -> str:

@@ -15,7 +15,8 @@ from support.plans import failing, passing, plan, python, results_of, runner, sk
 from hilgate.errors import DeclarationError, RecordsError, RunInterruptedError
 from hilgate.model import Outcome
 from hilgate.plan.make import plan_digest
-from hilgate.run import process
+from hilgate.run import process, results
+from hilgate.run import runner as run_plan
 from hilgate.run.results import read_all, step_folder
 
 
@@ -188,7 +189,7 @@ def test_steps_that_end_together_on_a_full_disk_are_one_error(tmp_path, monkeypa
     def full(*_):
         raise RecordsError("the results could not be written")
 
-    monkeypatch.setattr(run.results, "write", full)
-    monkeypatch.setattr(run, "POLL_SECONDS", 0.5)
+    monkeypatch.setattr(results, "write", full)
+    monkeypatch.setattr(run_plan, "POLL_SECONDS", 0.5)
     with pytest.raises(RecordsError, match="could not be written"):
         results_of(plan(step("a", python("pass")), step("b", python("pass"))), tmp_path)
