@@ -111,6 +111,7 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
             "decode context parallelism": common.dcp_local_seq_lens is not None,
         }
         refuse(refused)
+        common.max_query_len = int(common.max_query_len)  # numpy's in chunked local attention
         whole = Part(
             causal=common.causal,
             max_query_len=common.max_query_len,
