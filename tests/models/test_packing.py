@@ -71,6 +71,19 @@ def test_a_packing_that_does_not_exist_ends_layers_and_engines_before_they_start
         start()
 
 
+@pytest.mark.parametrize("packing", ["native", "shuffle"])
+def test_blocks_of_two_parts_are_handed_to_no_connector(packing, set_packing, deployment):
+    """vLLM's CPU platform asks no backend whether it has connectors: the first layer refuses."""
+    deployment.kv_transfer_config = object()
+    set_packing("rows")
+    impl.PagedKVImpl(num_heads=4, head_size=64, scale=1.0)
+    set_packing(packing)
+    with pytest.raises(
+        errors.UnsupportedFeatureError, match=f"KV connectors with PAGEDKV_PACKING={packing}: .*unset PAGEDKV_PACKING"
+    ):
+        impl.PagedKVImpl(num_heads=4, head_size=64, scale=1.0)
+
+
 @pytest.mark.parametrize("packing", ["rows", "native", "shuffle"])
 @pytest.mark.parametrize("layout", ["LBHNC", "LHBNC", "BLHNC"])
 def test_both_groups_of_an_encoder_decoder_model_mean_the_same_bytes(packing, layout, set_packing):
