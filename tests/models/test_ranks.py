@@ -77,7 +77,7 @@ def runs(folders, tmp_path_factory):
     started = engines(folders, tmp_path_factory.mktemp("store"))
     if GPU and torch.cuda.device_count() < 2:
         started = {name: spec for name, spec in started.items() if not name.endswith("two ranks")}
-    # V1 is what the CPU platform runs; on GPUs only it drafts as ROCm's users of V1 see it.
+    # V1: the CPU platform runs no other, and on GPUs no other test has drafts under it.
     environment = IN_PROCESS | {"PAGEDKV_MLA": "1", "PAGEDKV_PACKING": "rows", "VLLM_USE_V2_MODEL_RUNNER": "0"}
     return engine.run(tmp_path_factory.mktemp("log"), started, environment, seconds=SECONDS)
 
@@ -88,8 +88,15 @@ def oracle(folders):
 
 
 def answers(runs, run):
+    if run not in runs:
+        pytest.skip("did not run here: two ranks need two GPUs")
     assert runs[run]["refusal"] == "", "every layer of every rank was ours"
     return runs[run]["batches"]["only"]["answers"]
+
+
+def layers(runs, run):
+    answers(runs, run)
+    return runs[run]["batches"]["only"]["layers"]
 
 
 def judged(runs, run, asked, oracle, record_property):
@@ -100,8 +107,6 @@ def judged(runs, run, asked, oracle, record_property):
 
 @pytest.mark.parametrize("model", ["gemma-2", "granite-4.0-h"])
 def test_two_ranks_answer_as_one(model, runs, oracle, record_property):
-    if f"{model}, two ranks" not in runs:
-        pytest.skip("a second GPU is missing")
     alone = answers(runs, f"{model}, one rank")
     together = judged(runs, f"{model}, two ranks", matrix.PROMPTS, oracle, record_property)
     assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
@@ -112,12 +117,10 @@ def test_two_ranks_answer_as_one(model, runs, oracle, record_property):
 )
 def test_ranks_share_the_heads_or_each_have_a_copy(model, heads, block_sizes, runs):
     """Of two KV heads each rank has one; one is copied. Half a state page inflates blocks less."""
-    if f"{model}, two ranks" not in runs:
-        pytest.skip("a second GPU is missing")
     for run, have, size in zip(("one rank", "two ranks"), heads, block_sizes, strict=True):
-        layers = runs[f"{model}, {run}"]["batches"]["only"]["layers"]
-        assert {row["rank"] for row in layers} == set(range(2 if run == "two ranks" else 1))
-        assert {tuple(row["kv_shape"][1:3]) for row in layers} == {(have, size)}
+        rows = layers(runs, f"{model}, {run}")
+        assert {row["rank"] for row in rows} == set(range(2 if run == "two ranks" else 1))
+        assert {tuple(row["kv_shape"][1:3]) for row in rows} == {(have, size)}
 
 
 @pytest.mark.parametrize("run", ["gemma-2, loads", "gemma-2, loads into another layout", "deepseek-v3, loads"])
@@ -131,8 +134,7 @@ def test_who_loads_kv_blocks_answers_as_who_computed_them(run, runs, oracle, rec
 
 def test_the_layout_of_the_consumer_is_another(runs):
     strides = {
-        tuple(runs[run]["batches"]["only"]["layers"][0]["kv_strides"])
-        for run in ("gemma-2, saves", "gemma-2, loads into another layout")
+        tuple(layers(runs, run)[0]["kv_strides"]) for run in ("gemma-2, saves", "gemma-2, loads into another layout")
     }
     assert len(strides) == 2
 
@@ -140,6 +142,6 @@ def test_the_layout_of_the_consumer_is_another(runs):
 def test_what_a_model_drafts_changes_no_answer(runs, oracle, record_property):
     """The model drafts for itself, so nearly every draft is taken, and tokens are verified four at a time."""
     judged(runs, "bloom, drafts", ANSWERED, oracle, record_property)
-    verifying, *drafting = sorted({row["attentions"] for row in runs["bloom, drafts"]["batches"]["only"]["layers"]})
+    verifying, *drafting = sorted({row["attentions"] for row in layers(runs, "bloom, drafts")})
     assert verifying < 3 + ANSWERED[0].answers, "fewer steps than without drafts"
     assert drafting == [DRAFTS * verifying]
