@@ -15,6 +15,7 @@ def deployment(monkeypatch):
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
     config = SimpleNamespace(
+        kv_transfer_config=None,
         cache_config=SimpleNamespace(block_size=16, get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBHNC),
         compilation_config=SimpleNamespace(static_forward_context={}),
         scheduler_config=SimpleNamespace(max_num_seqs=4),

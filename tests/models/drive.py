@@ -37,7 +37,14 @@ def main(spec_file: Path, result_file: Path) -> None:
 
 
 def serve(
-    model: Path, batches: dict[str, Schedule], *, ours: bool, rows: bool, layout: str | None, arguments: dict[str, Any]
+    model: Path,
+    batches: dict[str, Schedule],
+    *,
+    ours: bool,
+    rows: bool,
+    prompt_rows: bool,
+    layout: str | None,
+    arguments: dict[str, Any],
 ) -> dict[str, Any]:
     """Start one engine, answer its batches, end it."""
     envs.disable_envs_cache()  # an engine before this one has frozen what vLLM reads from the environment
@@ -52,7 +59,10 @@ def serve(
         result["poisoned_bytes"] = llm.collective_rpc("pagedkv_poison")
     for name, schedule in batches.items():
         llm.collective_rpc("pagedkv_reset")
-        result["batches"][name] = {"answers": answers(llm, schedule, rows=rows), "layers": served_layers(llm)}
+        result["batches"][name] = {
+            "answers": answers(llm, schedule, rows=rows, prompt_rows=prompt_rows),
+            "layers": served_layers(llm),
+        }
     result["block_size"] = llm.llm_engine.vllm_config.cache_config.block_size
     try:
         require_served(served_layers(llm))
@@ -64,9 +74,9 @@ def serve(
     return result
 
 
-def answers(llm: LLM, schedule: Schedule, *, rows: bool) -> list[Answer]:
-    """Greedy answers to requests that come together, with the distributions of prompt and answer."""
-    params = [sampling(request, rows=rows, prompt_rows=rows and request.speech is None) for request in schedule]
+def answers(llm: LLM, schedule: Schedule, *, rows: bool, prompt_rows: bool) -> list[Answer]:
+    """Greedy answers to requests that come together, with the distributions of answers and, if wanted, of prompts."""
+    params = [sampling(request, rows=rows, prompt_rows=prompt_rows and request.speech is None) for request in schedule]
     outputs = llm.generate([as_vllm(request) for request in schedule], params, use_tqdm=False)
     return [answer_of(output, rows=rows, best=None) for output in outputs]
 

@@ -30,6 +30,7 @@ def spec(
     *,
     ours: bool = True,
     rows: bool = True,
+    prompt_rows: bool = True,
     layout: str | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
@@ -40,11 +41,13 @@ def spec(
         batches: Requests by name of their batch.
         ours: Whether our plugin shall serve.
         rows: Whether distributions come back, and not tokens alone.
+        prompt_rows: Whether those of prompts too; vLLM then computes all of a prompt, whatever has been cached.
         layout: Physical order of vLLM's KV cache; None leaves it to vLLM.
         **arguments: Of vLLM's `LLM`, on top of those that all engines share.
     """
     engine = COMMON | MEMORY | arguments
-    return {"model": model, "ours": ours, "rows": rows, "layout": layout, "arguments": engine, "batches": batches}
+    wanted = {"rows": rows, "prompt_rows": rows and prompt_rows}
+    return {"model": model, "ours": ours, "layout": layout, "arguments": engine, "batches": batches} | wanted
 
 
 def run(

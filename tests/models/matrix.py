@@ -51,6 +51,7 @@ LAYOUTS = {
     "granite-4.0-h": {"rows": ("LBHNC", "BLHNC"), "native": ("LBHNC",), "shuffle": ("BLHNC",)},
     "pocket": {"rows": ("LBHNC", "LBNHC", "BLHNC"), "native": ("LBHNC", "BLHNC"), "shuffle": ("LBHNC", "BLHNC")},
     "bloom": {"rows": ("LBHNC",)},
+    "llama-4": {"rows": ("LBHNC",)},
     "gpt-oss": {"rows": ("LBHNC",), "native": ("LHBNC",), "shuffle": ("BLHNC",)},
     "gemma-2-fp8": {"rows": ("LBNHC",), "native": ("LBHNC",), "shuffle": ("BLHNC",)},
     "gemma-2-fp8-per-token": {"rows": ("LBHNC",), "native": ("BLHNC",), "shuffle": ("LHBNC",)},

@@ -139,6 +139,19 @@ def test_tolerance_resolves_lost_sinks(oracle):
         assert (without - want).abs().amax(-1).median() > 4 * tolerance.worst
 
 
+def test_tolerance_resolves_lost_chunks(oracle):
+    """Every token behind the first chunk would notice keys of the chunk before its own."""
+    mine = oracle("llama-4")
+    chunk = mine.exact.config.attention_chunk_size
+    for request in (request for request in matrix.PROMPTS if len(request.prompt) > chunk):
+        tokens = list(request.prompt)
+        tolerance, want = mine.tolerance(tokens), mine.log_probs(tokens)
+        mine.exact.config.attention_chunk_size = len(tokens)
+        whole = mine.log_probs(tokens, exact=True)
+        mine.exact.config.attention_chunk_size = chunk
+        assert (whole - want)[chunk:].abs().amax(-1).min() > 4 * tolerance.worst
+
+
 def test_cross_attention_writes_once_and_attends_in_every_step(runs):
     """Three requests, one of which starts in each step, and 8 tokens each: 10 steps."""
     for run in (run for run in matrix.RUNS if run[0] == "whisper"):

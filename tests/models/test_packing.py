@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import derive_canonical_mappings
 from vllm.v1.kv_cache_interface import (
     CrossAttentionSpec,
     FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
     KVCacheTensor,
     SlidingWindowSpec,
     compute_layout_strides,
@@ -17,6 +22,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from pagedkv.cache.write import write_kv_cache
 from pagedkv.routing import CacheLayout
 from pagedkv.vllm_plugin import backend, errors, impl, inspect, pages, settings
 
@@ -69,6 +75,19 @@ def test_a_packing_that_does_not_exist_ends_layers_and_engines_before_they_start
         errors.SettingError, match="PAGEDKV_PACKING: got 'shuffled'; expected one of rows, native, shuf"
     ):
         start()
+
+
+@pytest.mark.parametrize("packing", ["native", "shuffle"])
+def test_blocks_of_two_parts_are_handed_to_no_connector(packing, set_packing, deployment):
+    """vLLM's CPU platform asks no backend whether it has connectors: the first layer refuses."""
+    deployment.kv_transfer_config = object()
+    set_packing("rows")
+    impl.PagedKVImpl(num_heads=4, head_size=64, scale=1.0)
+    set_packing(packing)
+    with pytest.raises(
+        errors.UnsupportedFeatureError, match=f"KV connectors with PAGEDKV_PACKING={packing}: .*unset PAGEDKV_PACKING"
+    ):
+        impl.PagedKVImpl(num_heads=4, head_size=64, scale=1.0)
 
 
 @pytest.mark.parametrize("packing", ["rows", "native", "shuffle"])
@@ -126,3 +145,58 @@ def test_a_pool_that_is_not_as_asked_for_is_refused(packing, sides, view, what):
     layout = CacheLayout(packing, sides, block_size=32, num_kv_heads=2, head_size=64, element_bytes=4)
     with pytest.raises(errors.PageError, match=f"KV pool: got {what} .*PAGEDKV_PACKING"):
         pages.Page(layout).cache(view)
+
+
+class Rank:
+    """One of some tensor-parallel ranks: a pool of its share of the heads, blocks one behind the other."""
+
+    def __init__(self, packing, index, ranks):
+        self.heads, own = slice(index * 4 // ranks, (index + 1) * 4 // ranks), 4 // ranks
+        spec = pages.complete_spec(FullAttentionSpec(**(SPEC | {"num_kv_heads": own})), packing)
+        order, size = KVCacheLayout.LBHNC, BLOCKS * spec.page_size_bytes  # what vLLM's offloading asks for
+        layer_stride, block_stride, *_ = compute_layout_strides(spec, BLOCKS, 1, order)
+        tensor = KVCacheTensor(size, ["0"], layer_stride, block_stride)
+        raw = torch.zeros(size, dtype=torch.int8)
+        [view] = create_kv_cache_views(raw, spec, BLOCKS, order, tensor)
+        self.cache = pages.Page(CacheLayout(packing, "interleaved", 32, own, 64, element_bytes=2)).cache(view)
+        self.blocks = raw.view(BLOCKS, -1)
+        parallel = {
+            "tensor_parallel_size": ranks,
+            "world_size": ranks,
+            "rank": index,
+            "prefill_context_parallel_size": 1,
+        }
+        parallel |= {"decode_context_parallel_size": 1, "cp_kv_cache_interleave_size": 1}
+        model = SimpleNamespace(get_total_num_kv_heads=lambda: 4)
+        config = SimpleNamespace(parallel_config=SimpleNamespace(**parallel), model_config=model)
+        groups = KVCacheConfig(BLOCKS, [tensor], [KVCacheGroupSpec(["0"], spec)])
+        self.mapping = derive_canonical_mappings(config, groups, {"0": view})["0"]
+
+    def write(self, block, rows):
+        mine = rows[:, :, self.heads]
+        write_kv_cache(*mine, self.cache, torch.arange(block * 32, block * 32 + mine.shape[1]))
+
+    def move(self, block, outside, *, load):
+        """Copy the bytes of a block to where vLLM keeps them outside the pool, or from there."""
+        for run in self.mapping.runs:
+            for i in range(run.num_fragments):
+                here, there = run.local_offset + i * run.local_stride, run.canonical_offset + i * run.canonical_stride
+                ours = self.blocks[block, here : here + run.fragment_size]
+                theirs = outside[there : there + run.fragment_size]
+                ours.copy_(theirs) if load else theirs.copy_(ours)
+
+
+@pytest.mark.parametrize("packing", ["rows", "native", "shuffle"])
+def test_a_block_that_one_rank_has_offloaded_serves_two(packing, set_packing):
+    """vLLM takes head slots for KV heads and divides them among ranks: true of rows alone, so others are refused."""
+    set_packing(packing)
+    rows = torch.randn(2, 32, 4, 64, generator=torch.Generator().manual_seed(3)).half()
+    one, two, wanted = Rank(packing, 0, 1), [Rank(packing, i, 2) for i in (0, 1)], [Rank(packing, i, 2) for i in (0, 1)]
+    one.write(1, rows)
+    outside = torch.zeros(one.mapping.canonical_page_size_bytes, dtype=torch.int8)
+    one.move(1, outside, load=False)
+    for got, want in zip(two, wanted, strict=True):
+        got.move(2, outside, load=True)
+        want.write(2, rows)
+        assert want.blocks[2].count_nonzero()
+        assert torch.equal(got.blocks, want.blocks) is (packing == "rows")

@@ -119,6 +119,7 @@ class PagedKVMetadataBuilder(AttentionMetadataBuilder[PagedKVMetadata]):
             "decode context parallelism": common.dcp_local_seq_lens is not None,
         }
         refuse(refused)
+        common.max_query_len = int(common.max_query_len)  # numpy's in chunked local attention
         whole = Part(
             causal=common.causal,
             # With 2 a decode step is served as a prompt is: a token gets the same bits in a step of its own, at the end

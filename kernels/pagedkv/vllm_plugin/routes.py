@@ -18,7 +18,7 @@ from vllm.v1.attention.backend import AttentionType, max_decode_query_len
 from pagedkv.device import current
 from pagedkv.routing import NoKernelError, Request, RequestError, route
 from pagedkv.routing.candidates import load
-from pagedkv.vllm_plugin.errors import UnsupportedFeatureError
+from pagedkv.vllm_plugin.errors import UnsupportedFeatureError, refuse
 
 if TYPE_CHECKING:
     from pagedkv.fp8.formats import FormatName
@@ -94,6 +94,9 @@ def describe(*, kv_cache_dtype: str, attn_type: str, **layer: Any) -> Request:
     """
     config = get_current_vllm_config()
     kind = AttentionType(attn_type).value
+    mine = layer["packing"]
+    to_do = f"KV connectors with PAGEDKV_PACKING={mine}: whoever takes a block reads rows (unset PAGEDKV_PACKING)"
+    refuse({to_do: mine != "rows" and config.kv_transfer_config is not None})
     try:
         return Request(
             arch=current().name,
