@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from hilgate.buildkite.lint import FLOWS, lint_files
-from hilgate.declare.load import find_root
+from hilgate.declare.load import find_root, load
 from hilgate.errors import DeclarationError, Exit, HilgateError, NothingSelectedError
 from hilgate.git import tracked_files
 from hilgate.model import Check, Noun, Outcome
@@ -117,7 +117,7 @@ def class_names(texts: Mapping[str, str]) -> list[str]:
 def pipelines(texts: Mapping[str, str]) -> list[str]:
     """Problems of the files of `.buildkite` that Buildkite's schema cannot see."""
     found = {name: texts[path] for name in FLOWS if (path := f".buildkite/{name}") in texts}
-    return lint_files(found) if found else []
+    return lint_files(found, load(find_root(Path.cwd()))) if found else []
 
 
 def forbidden(texts: Mapping[str, str], pattern: re.Pattern[str], why: str) -> list[str]:

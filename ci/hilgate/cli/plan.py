@@ -87,7 +87,8 @@ def explain(
     rule = ""
     if base is not None:
         change = git.inspect(root, base)
-        selection = select(declarations.areas, change.files, imports.build(root), change.appeared)
+        graph = imports.build(root, declarations.project.python_path)
+        selection = select(declarations.areas, change.files, graph, change.appeared)
         key = found[1].key
         rule = selection.reasons.get(key) or selection.omitted[key]
     show_step(declarations, *found, rule=rule, history=measured(root, history))
@@ -193,7 +194,8 @@ def replay(
     changes = checks.parse(text, str(file), [step.key for _, step in declarations.steps()])
     recorded = root / reads.READS_FILE
     seen = reads.read(recorded) if recorded.exists() else {}
-    found = checks.replay(changes, declarations, imports.build(root), seen, measured(root, history), profile)
+    graph = imports.build(root, declarations.project.python_path)
+    found = checks.replay(changes, declarations, graph, seen, measured(root, history), profile)
     if out := os.environ.get("HILGATE_OUT"):  # set when the replay is itself a step of a gate
         Check.write_all(Path(out), tuple(_check(line) for line in found.lines))
     if as_json:

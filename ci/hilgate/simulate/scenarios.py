@@ -171,14 +171,14 @@ class Scenario:
     Attributes:
         flow: The static pipeline.
         generated: What its plan step uploads.
-        queues: Queues that have agents.
+        declarations: Whose queues have agents.
     """
 
     name: str
     plan: Plan
     flow: tuple[Command | Wait, ...]
     generated: tuple[Command | Wait, ...]
-    queues: tuple[str, ...]
+    declarations: Declarations
 
 
 class Scenarios:
@@ -217,7 +217,7 @@ class Scenarios:
 
     def _scenario(self, name: str, plan: Plan) -> Scenario:
         generated = parse(buildkite.pipeline_yaml(plan, self.declarations))
-        return Scenario(name, plan, self.flow, generated, tuple(self.declarations.agents.queues))
+        return Scenario(name, plan, self.flow, generated, self.declarations)
 
 
 @functools.lru_cache(maxsize=16)
@@ -229,7 +229,9 @@ def scenarios_of(root: Path, seed: str) -> Scenarios:
 @functools.lru_cache(maxsize=4096)
 def rechecks(scenario: Scenario, keys: tuple[str, ...]) -> tuple[Command | Wait, ...]:
     """The steps that run failing tests of these planned steps once more; other tests make the same steps."""
-    return () if not keys else parse(recheck_yaml(scenario.plan, dict.fromkeys(keys, ("a test",))))
+    return (
+        () if not keys else parse(recheck_yaml(scenario.plan, dict.fromkeys(keys, ("a test",)), scenario.declarations))
+    )
 
 
 def small_plan(rng: random.Random, declarations: Declarations) -> Plan:

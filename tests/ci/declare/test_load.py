@@ -236,7 +236,9 @@ def test_import_that_is_not_there_and_one_that_is_missing(tmp_path, imports, com
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     step = STEP.replace("label: l", f"label: l, imports: {imports}").replace("python -m x", command)
-    (found,) = mistakes(write(tmp_path, a=area("a", step)))
+    root = write(tmp_path, a=area("a", step))
+    (root / "ci" / "project.yaml").write_text("python_path: [kernels, .]\n")
+    (found,) = mistakes(root)
     assert found.startswith("ci/areas/a.yaml:6 ")
     assert expected in found
 

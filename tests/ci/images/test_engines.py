@@ -23,7 +23,17 @@ def order(pins, keys, variables, tmp_path):
     def make(image: str = "rocm", *, mounts: dict | None = None) -> BuildRequest:
         named = labels(image, pins, keys[image], "c" * 40)
         log = tmp_path / "build.log"
-        return BuildRequest(image, keys[image], tmp_path, named, variables, "[global]\n", mounts or {}, log)
+        return BuildRequest(
+            image,
+            keys[image],
+            f"docker/{image}.Dockerfile",
+            tmp_path,
+            named,
+            variables,
+            "[global]\n",
+            mounts or {},
+            log,
+        )
 
     return make
 
