@@ -322,6 +322,9 @@ def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
             where=str(results),
             remedy="name a folder in results/jobs",
         )
+    ignored = checkout / results.relative_to(checkout.resolve()).parts[0] / ".gitignore"
+    ignored.parent.mkdir(exist_ok=True)
+    ignored.write_text("*\n", encoding="utf-8")  # results are no change of the repository that is tested
     found = [path.name for path in results.iterdir() if path.name not in HOOKS_OWN] if results.is_dir() else []
     if found:
         raise RecordsError(

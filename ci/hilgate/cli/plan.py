@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hilgate.cli import SUMMARY, Base, History, Json, program, repository
+from hilgate.cli import SUMMARY, Base, History, Json, Settings, program, repository
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
 
 if TYPE_CHECKING:
@@ -57,6 +57,17 @@ def plan(
         sys.stdout.write(made.model_dump_json(indent=1) + "\n")
     else:
         show_plan(made, times)
+
+
+@program.command()
+def init(ctx: typer.Context) -> None:
+    """Write what another repository needs to use hilgate: its declarations, a pipeline. Overwrites nothing."""
+    from hilgate.declare.init import init as write_all
+
+    settings: Settings = ctx.obj
+    for path, written in write_all((settings.root or Path.cwd()).resolve()).items():
+        sys.stdout.write(f"{'wrote' if written else 'kept '}  {path}\n")
+    sys.stdout.write("next: hilgate plan\n")
 
 
 @program.command()

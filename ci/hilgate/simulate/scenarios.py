@@ -16,7 +16,7 @@ from hilgate import git
 from hilgate.buildkite import steps as buildkite
 from hilgate.buildkite.steps import recheck_yaml
 from hilgate.declare.load import Declarations, load
-from hilgate.errors import NothingSelectedError
+from hilgate.errors import MisuseError, NothingSelectedError
 from hilgate.images.contents import contents
 from hilgate.model import CPU, Plan, PlannedStep, Step
 from hilgate.plan.make import ChangeFacts, assemble
@@ -189,7 +189,11 @@ class Scenarios:
         self.seed = seed
         self.declarations = load(root)
         self.images = contents(root)
-        self.flow = parse((root / ".buildkite" / "pipeline.yml").read_text(encoding="utf-8"))
+        flow = root / ".buildkite" / "pipeline.yml"
+        if not flow.is_file() or self.declarations.smallest_queue(CPU) is None:
+            remedy = "`hilgate init` writes the file; ci/agents.yaml needs a queue of device cpu"
+            raise MisuseError("there is no flow to simulate on a cpu queue", where=str(flow), remedy=remedy)
+        self.flow = parse(flow.read_text(encoding="utf-8"))
         self.small = functools.cache(self._small)
         self.real = functools.cache(self._real)
 
@@ -207,7 +211,7 @@ class Scenarios:
         rng = random.Random(f"{self.seed}:real:{number}")
         files = [name for name in git.tracked_files(self.root) if not name.endswith(".png")]
         while True:
-            changed = tuple(sorted(rng.sample(files, rng.choice((1, 1, 2, 5)))))
+            changed = tuple(sorted(rng.sample(files, min(len(files), rng.choice((1, 1, 2, 5))))))
             change = git.Changes("0" * 40, dirty=False, base="main", files=changed)
             try:
                 plan = assemble(self.declarations, change, None, profile="pr", facts=ChangeFacts(images=self.images))
@@ -238,7 +242,7 @@ def small_plan(rng: random.Random, declarations: Declarations) -> Plan:
     """A plan of a few steps on the queues of `ci/agents.yaml`, some in an image that one of them builds."""
     queues = declarations.agents.queues
     cpu = [name for name, queue in queues.items() if queue.device == CPU]
-    gpu = [name for name, queue in queues.items() if queue.device != CPU]
+    gpu = [name for name, queue in queues.items() if queue.device != CPU] or cpu
     in_image = rng.random() < 0.6
     steps = [_step("image", rng.choice(cpu), declarations, rng, provides=IMAGE)] if in_image else []
     for name in "abcdef"[: rng.randint(1, MAX_STEPS)]:
