@@ -163,3 +163,23 @@ def test_a_fork_of_its_sources_is_planned_and_one_of_its_hosts_is_refused(adopte
     planned = hilgate(theirs, "plan", "--profile", "pr", "--base", "origin/main", "--json", HILGATE_FORK="1")
     assert planned.returncode == 0
     assert '"fork": true' in planned.stdout
+
+
+def test_a_source_folder_is_on_the_import_path_and_tests_of_one_name_are_all_kept(tmp_path):
+    for name in ("src/acme/__init__.py", "src/acme/ops.py", "tests/a/test_ops.py", "a/test_ops.py", "json/x.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("from acme import ops\n" if "test" in name else "")
+    git(tmp_path, "init", "-q")
+    assert hilgate(tmp_path, "init").returncode == 0
+    declared = load(tmp_path)
+    assert declared.project.python_path == ("src", ".")
+    assert declared.project.forks_may_change == ("a/", "src/", "tests/"), "json/ could stand before Python's own"
+    assert sorted(step.imports for _, step in declared.steps()) == [("a/test_ops.py",), ("tests/a/test_ops.py",)]
+    git(tmp_path, "config", "user.name", "samples")
+    git(tmp_path, "config", "user.email", "samples@example.invalid")
+    commit(tmp_path)
+    (tmp_path / "src/acme/ops.py").write_text("x = 1\n")
+    assert (
+        "src/acme/ops.py changed, imported by a/test_ops.py"
+        in hilgate(tmp_path, "plan", "--base", "HEAD", COLUMNS="120").stdout
+    )
