@@ -183,11 +183,45 @@ class Agents(Noun):
     queues: dict[Key, Queue]
 
 
+class Image(Noun):
+    """How an image is built. Its key covers every file that its build sees; equal contents are the same image."""
+
+    recipe: str
+    """Its Dockerfile, below the root."""
+    inputs: tuple[str, ...] = ()
+    """gitignore-style globs of the other files that its build sees; the last match wins."""
+    pins: bool = False
+    """Whether `docker/pins.toml` has a table of its name, which its build is given and which it proves itself by."""
+    check: str = ""
+    """Run in a freshly built one over the checkout, before anybody else may; empty for nothing."""
+
+
+def _place(path: str) -> str:
+    if not re.fullmatch(r"\.|(?:[A-Za-z0-9_][\w.-]*/)*[A-Za-z0-9_][\w.-]*/?", path):
+        raise refused(f"{path!r} is no plain path below the root", "write e.g. src or tests/kernels/")
+    return path
+
+
+Place = Annotated[str, AfterValidator(_place)]
+"""A file or a folder below the root, as an agent's host and its shell can take it: no '..', no blank."""
+
+
 class Project(Noun):
     """`ci/project.yaml`: what hilgate must know of the repository it serves. Without the file, the defaults hold."""
 
-    python_path: tuple[str, ...] = (".",)
+    python_path: tuple[Place, ...] = (".",)
     """Folders below the root that every step imports from before anything else, in this order."""
+    forks_may_change: tuple[Place, ...] = ()
+    """Folders (with a closing slash) and files that hosts only copy into containers. A fork that changes another is
+    refused by every agent, but for areas, the quarantine and pages."""
+    selfcheck: str = ""
+    """Command of the tiny kernel that each GPU must compute before a job; empty for none (`pagedkv.selfcheck`)."""
+    images: dict[Key, Image] = Field(default_factory=dict)
+    """Name, as queues and `provides` give it, to how it is built."""
+    status: str = "hilgate/required"
+    """The one commit status that a merge waits for."""
+    approvers: str = "hilgate-approvers"
+    """The team that approves what a change loosens of its own gate."""
 
 
 class Matrix(Noun):

@@ -149,6 +149,7 @@ class Container:
         devices: Of the step's GPUs; without render nodes there is no `/dev/kfd` either.
         env: The agent's environment, of which `PASSED` goes inside, and `secrets` of a build that is no fork's.
         secrets: Names of variables; their values never stand on the command line.
+        python_path: Folders of the repository that Python imports from first.
     """
 
     image: str
@@ -166,6 +167,7 @@ class Container:
     devices: GpuDevices = GpuDevices()
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
+    python_path: tuple[str, ...] = (".",)
 
     @property
     def online(self) -> bool:
@@ -256,7 +258,7 @@ def _environment(container: Container) -> list[str]:
     values |= {
         "HILGATE_IMAGE": container.image.rsplit("@", 1)[-1],
         "HOME": "/tmp",  # noqa: S108 - inside the container, gone with it
-        "PYTHONPATH": "ci:kernels:evals",
+        "PYTHONPATH": ":".join(container.python_path),
     }
     if container.cache:
         values["HF_HOME"] = f"{CACHE}/huggingface"

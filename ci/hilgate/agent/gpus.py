@@ -11,18 +11,19 @@ amd-smi in ROCm 6.0 to 7.2 (amdsmi_cli/amdsmi_commands.py and amdsmi_logger.py):
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hilgate.agent import host
+from hilgate.agent import declared, host
 from hilgate.errors import DeclarationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 SMI_SECONDS = 30.0
 """For one call. An idle machine of 8 GPUs answers in under 3; one whose driver hangs never does."""
@@ -46,13 +47,12 @@ RENDER_NODES = "HILGATE_RENDER_NODES"
 """Of the agent: its own GPUs (`renderD128 renderD136`) where several agents share a machine. All without it."""
 
 SELFCHECK = "HILGATE_SELFCHECK"
-"""Of the agent: what runs `python3 -m pagedkv.selfcheck` with the agent's GPUs, in a container of a ROCm image where
-the host itself has no torch and Triton. Options are appended."""
+"""Of the agent: what runs the project's selfcheck with the agent's GPUs, in a container of a ROCm image where the host
+itself has no torch and Triton. Options are appended."""
 
 SELFCHECK_SECONDS = 180.0
 """Import of torch, compilation for one arch and 8 GPUs in turn; a hung GPU never answers."""
 
-KERNELS = Path(__file__).resolve().parents[3] / "kernels"
 ELEMENTS = 1 << 18
 MASK32 = 0xFFFFFFFF
 MASK64 = 0xFFFFFFFFFFFFFFFF
@@ -344,6 +344,12 @@ def _uses(entry: Path, node: RenderNode) -> bool:
         return True
 
 
+def selfcheck(env: Mapping[str, str]) -> str:
+    """The command of the tiny kernel: the agent's, else the `selfcheck` that its own clone declares; empty for none."""
+    own = declared.read(declared.repository(env), declared.PROJECT_FILE)
+    return env.get(SELFCHECK) or next(iter(declared.words(own, "selfcheck")), "")
+
+
 def selfcheck_problems(
     env: Mapping[str, str], gpus: int, *, elements: int = ELEMENTS, seconds: float = SELFCHECK_SECONDS
 ) -> list[str]:
@@ -352,14 +358,17 @@ def selfcheck_problems(
     The seed is new each time, so no answer can be stored. `pagedkv.selfcheck` says what is computed and why a broken
     GPU gets it wrong; the checksums are computed again here, and the two share nothing but that description.
     """
-    seed = secrets.randbits(31)
-    command = env.get(SELFCHECK)
+    seed, command = secrets.randbits(31), selfcheck(env)
     try:
-        words = shlex.split(command or "python3 -m pagedkv.selfcheck")
+        words = shlex.split(command)
     except ValueError as error:
-        return [f"the tiny kernel: {SELFCHECK} is no command: {error}"]
-    inside = dict(env) if command else {**env, "PYTHONPATH": str(KERNELS)}
-    ran = host.run([*words, "--json", f"--seed={seed}", f"--elements={elements}"], seconds, env=inside)
+        return [f"the tiny kernel: {command!r} is no command: {error}"]
+    inside = dict(env)
+    if not env.get(SELFCHECK):
+        own = declared.repository(env)
+        path = declared.words(declared.read(own, declared.PROJECT_FILE), "python_path") or (".",)
+        inside["PYTHONPATH"] = os.pathsep.join(str(own / entry) for entry in path)
+    ran = host.run([*words, f"--seed={seed}", f"--elements={elements}"], seconds, env=inside)
     if ran.failure:
         return [f"the tiny kernel: {ran.failure}"]
     try:

@@ -15,21 +15,18 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hilgate.agent import declared
 from hilgate.errors import DeclarationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from hilgate.agent.declared import QueuePromise
     from hilgate.agent.gpus import GpuStatus
 
 QUEUE = "BUILDKITE_AGENT_META_DATA_QUEUE"
 """Set by the agent from its tags, so no change can talk down what its node must have."""
-
-CPU_QUEUES = frozenset({"amd-cpu"})
-PRODUCTS = {"mi250": ("gfx90a", 64), "mi300": ("gfx942", 192), "mi325": ("gfx942", 256), "mi355": ("gfx950", 288)}
-"""Product -> gfx arch and GiB of one GPU, as in ci/agents.yaml, which an agent's plain Python cannot read; a test holds
-the two together. One GPU of an MI250 is one of its two dies, as amd-smi and HIP count."""
 
 VRAM_LIMIT = "HILGATE_VRAM_LIMIT_MIB"
 VRAM_LIMIT_MIB = 512
@@ -51,39 +48,25 @@ RECHECK_SUFFIX = ".recheck"
 MAX_LINES = 50
 """Of the kernel's log in a record; a GPU that faults writes thousands."""
 
-_QUEUE = re.compile(r"amd_(mi[0-9]+)_([1-8])")
 _FOLDER = re.compile(r"results/jobs/([A-Za-z0-9][A-Za-z0-9_.-]*)/\*\*/\*")
 """What the artifact paths of a step's job say, so the files of the hooks arrive with the rest."""
 
 
-@dataclass(frozen=True)
-class QueuePromise:
-    """What each agent of a queue has; 0 GPUs on a cpu queue."""
-
-    queue: str
-    gpus: int
-    arch: str
-    memory_gib: int
-
-
 def promised(env: Mapping[str, str]) -> QueuePromise:
-    """What this agent's queue promises by its name.
+    """What this agent's queue promises in the `ci/agents.yaml` of the agent's own clone.
 
     Raises:
         DeclarationError: There is no queue, or nothing is known of it.
     """
-    queue = env.get(QUEUE, "")
-    match = _QUEUE.fullmatch(queue)
-    if queue in CPU_QUEUES:
-        return QueuePromise(queue, 0, "", 0)
-    if match and match[1] in PRODUCTS:
-        return QueuePromise(queue, int(match[2]), *PRODUCTS[match[1]])
-    known = ", ".join([*sorted(CPU_QUEUES), *(f"amd_{product}_<GPUs>" for product in PRODUCTS)])
-    raise DeclarationError(
-        f"nothing is known of the queue {queue!r}; known are {known}",
-        where=QUEUE,
-        remedy="correct the agent's queue tag, or add the product to PRODUCTS in ci/hilgate/agent/health.py",
-    )
+    queue, folder = env.get(QUEUE, ""), declared.repository(env)
+    known = declared.queues(declared.read(folder, declared.AGENTS_FILE))
+    if queue not in known:
+        raise DeclarationError(
+            f"nothing is known of the queue {queue!r}; known are {', '.join(known) or 'none'}",
+            where=f"{QUEUE}, {folder / declared.AGENTS_FILE}",
+            remedy=f"correct the agent's queue tag, or bring the clone up to date ({declared.REPOSITORY} names it)",
+        )
+    return known[queue]
 
 
 def whole_number(env: Mapping[str, str], name: str, default: int) -> int:

@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import gpus, health, host, kernel_log
+from hilgate.agent import declared, gpus, health, host, kernel_log
 from hilgate.errors import DeclarationError, Exit, HilgateError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from hilgate.agent.declared import QueuePromise
 
 SETTLE_SECONDS = 15.0
 """For memory and processes of the job before to go: the driver frees VRAM after the process has ended. None after a
@@ -79,7 +81,7 @@ def preflight(node: NodeContext, *, by_hand: bool = False) -> int:
     if promise.gpus:
         end = _look(node, promise, record, idle=True)
         if not record.problems:  # last, and only on GPUs that nothing else speaks against
-            record.problems += gpus.selfcheck_problems(env, promise.gpus, elements=node.elements)
+            record.problems += _compute(node, promise)
         if not by_hand and not record.problems and end is not None:
             node.position().save(end)
     path = record.write(folder) if folder is not None else None
@@ -98,6 +100,14 @@ def preflight(node: NodeContext, *, by_hand: bool = False) -> int:
                 sys.stdout.write(f"also: {problem}: {failure}\n")
         sys.stdout.write("Nothing was learned about the change; another agent takes the job.\n")
     return int(Exit.SICK_NODE)
+
+
+def _compute(node: NodeContext, promise: QueuePromise) -> list[str]:
+    if gpus.selfcheck(node.env):
+        return gpus.selfcheck_problems(node.env, promise.gpus, elements=node.elements)
+    sys.stdout.write(f"note: no kernel was run, so whether the GPUs compute is not known; {declared.PROJECT_FILE}\n")
+    sys.stdout.write("  of this agent's clone has no selfcheck\n")
+    return []
 
 
 def postflight(node: NodeContext) -> int:
@@ -124,7 +134,7 @@ def postflight(node: NodeContext) -> int:
     return int(Exit.SICK_NODE if record.problems else Exit.PASS)
 
 
-def _look(node: NodeContext, promise: health.QueuePromise, record: health.HealthRecord, *, idle: bool) -> float | None:
+def _look(node: NodeContext, promise: QueuePromise, record: health.HealthRecord, *, idle: bool) -> float | None:
     """GPUs, holders and the kernel's log, none of which stops the others; returns the log's end if it can be read."""
     own_nodes = gpus.own_nodes(node.env, node.kfd)
     own = frozenset(render_node.bdf for render_node in own_nodes)

@@ -54,6 +54,7 @@ HOOKS_OWN = ("health-before.json", "health-after.json")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_FOLDER = re.compile(r"\.|\w[\w.-]*(?:/\w[\w.-]*)*/?")
 _BUILD = re.compile(r"[0-9a-f-]{1,36}")
 
 
@@ -73,6 +74,7 @@ class PlannedJob:
     network: bool
     secrets: tuple[str, ...]
     timeout_minutes: int
+    python_path: tuple[str, ...]
 
     @property
     def seconds(self) -> float:
@@ -106,6 +108,7 @@ def read_plan(path: Path, key: str) -> PlannedJob:
             network=_flag(step.get("network", False), "network"),
             secrets=trust.check_secrets(step.get("secrets", ())),
             timeout_minutes=host.expect_number(step["timeout_minutes"], "timeout_minutes", 1, 180),
+            python_path=tuple(host.expect_text(one, "a folder", _FOLDER) for one in plan.get("python_path", (".",))),
         )
     except OSError as error:
         raise RecordsError(f"no plan: {error.strerror}", where=str(path), remedy="download plan.json first") from error
@@ -319,6 +322,9 @@ def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
             where=str(results),
             remedy="name a folder in results/jobs",
         )
+    ignored = checkout / results.relative_to(checkout.resolve()).parts[0] / ".gitignore"
+    ignored.parent.mkdir(exist_ok=True)
+    ignored.write_text("*\n", encoding="utf-8")  # results are no change of the repository that is tested
     found = [path.name for path in results.iterdir() if path.name not in HOOKS_OWN] if results.is_dir() else []
     if found:
         raise RecordsError(
@@ -392,6 +398,7 @@ def _in_container(
             network=planned.network,
             env=env,
             secrets=planned.secrets,
+            python_path=planned.python_path,
         )
         command, name = container.command(made), container.name(made.job)
         try:

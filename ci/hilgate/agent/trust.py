@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate.agent import host
+from hilgate.agent import declared, host
 from hilgate.errors import CannotRunHereError, DeclarationError, Exit, HilgateError
 
 if TYPE_CHECKING:
@@ -53,13 +53,14 @@ KEPT_ON_A_TRUSTED_HOST = frozenset(
 )
 """How a step that builds an image finds its builder, its registry and the network."""
 
-STAYS_INSIDE = re.compile(
-    r"(?:kernels/pagedkv|evals/(?:hileval|families|tasks|baselines|pocket)|tests|benchmarks)/.+|ci/areas/[^/]+\.yaml|"
-    r"evals/[^/]+\.yaml|ci/quarantine\.yaml|(?:[^/]+/)*[^/]+\.(?:md|png)|LICENSE",
-    re.DOTALL,
+READ_AS_DATA = re.compile(
+    r"ci/areas/[^/]+\.yaml|ci/quarantine\.yaml|(?:[^/]+/)*[^/]+\.(?:md|png)|LICENSE(?:\.txt)?", re.DOTALL
 )
-"""The files that a host only copies into a container, reads as data or does not read. All others count as executed by
-it: hooks, the planner, image recipes, what Python would find before its own library (`json/`, `ci/argparse.py`)."""
+"""What a host reads as data or does not read, in every repository."""
+
+NEVER_INSIDE = sys.stdlib_module_names | {"", "ci", "hilgate", "sitecustomize", "usercustomize"}
+"""First part of a path, without what follows a '.', that no `forks_may_change` reaches: hooks, declarations, and what a
+Python that starts in the checkout would find before its own library (`json/`, `argparse.py`)."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = re.compile(
@@ -166,6 +167,20 @@ def check_secrets(names: Iterable[str]) -> tuple[str, ...]:
     return chosen
 
 
+def stays_inside(path: str, may_change: Iterable[str]) -> bool:
+    """Whether a host only copies a file into a container, reads it as data or does not read it; else it executes it.
+
+    Args:
+        path: Below the root.
+        may_change: The project's `forks_may_change`: folders with a closing slash, and files.
+    """
+    if READ_AS_DATA.fullmatch(path):
+        return True
+    if path.partition("/")[0].partition(".")[0] in NEVER_INSIDE:
+        return False
+    return any(path.startswith(one) and path != one if one.endswith("/") else path == one for one in may_change)
+
+
 def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
     """Refuse a build of a fork that changes what its agents' hosts execute; returns what was decided, in words.
 
@@ -184,17 +199,21 @@ def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
         )
     base = "refs/hilgate/base"
     host.git(checkout, "fetch", "--quiet", "--no-tags", env["BUILDKITE_REPO"], f"+refs/heads/{branch}:{base}")
+    declares = host.git(checkout, "ls-tree", "--name-only", base, "--", declared.PROJECT_FILE).strip()
+    text = host.git(checkout, "show", f"{base}:{declared.PROJECT_FILE}") if declares else ""
+    inside = declared.words(text, "forks_may_change")
     # Without rename detection a file that moves is one that vanishes and one that appears; both names count.
     listing = host.git(checkout, "diff", "--name-only", "-z", "--no-renames", "--no-ext-diff", f"{base}...HEAD", "--")
     changed = [name for name in listing.split("\0") if name]
-    executed = [name for name in changed if not STAYS_INSIDE.fullmatch(name)]
+    executed = [name for name in changed if not stays_inside(name, inside)]
     if executed:
         names = ", ".join(repr(name) for name in executed[:5])
         more = f" and {len(executed) - 5} more" if len(executed) > 5 else ""
         raise CannotRunHereError(
             f"this fork ({decided.why}) changes what runs on the agents' hosts: {names}{more}",
             where=checkout,
-            remedy="a maintainer reads it and pushes it to a branch of this repository",
+            remedy=f"a maintainer reads it and pushes it to a branch of this repository; what forks may change is said "
+            f"by forks_may_change in {declared.PROJECT_FILE} of {branch}",
         )
     return f"fork ({decided.why}); none of its {len(changed)} changed files runs on the host"
 

@@ -22,11 +22,10 @@ from hilgate.model import BUILDKITE_KEY, RESERVED_KEYS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from hilgate.declare.load import Declarations
+
 MAX_STEPS = 500
 """Steps per upload (buildkite-agent, clicommand/pipeline_upload.go)."""
-
-CONTEXT = "rocm/required"
-"""The one commit status that a merge waits for."""
 
 RECHECK_KEY_SUFFIX = "-recheck"
 STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle"}
@@ -48,7 +47,7 @@ FLOWS = {
 """The files of `.buildkite` and the steps of each, in order."""
 
 POSTING = {"pipeline.yml": "verdict", "approve.yml": "required"}
-"""The only steps that post `CONTEXT`."""
+"""The only steps that post the required status, in the files that every repository has."""
 
 Step = dict[str, Any]
 _LONE_DOLLAR = re.compile(r"(?<!\$)(?:\$\$)*\$(?!\$)")
@@ -61,7 +60,7 @@ def lint(text: str, *, secrets: bool = True, rechecks: bool = False, posts: str 
         text: YAML, uploaded without interpolation.
         secrets: Whether its steps may be given any (not in a build of a fork).
         rechecks: Whether it holds reruns of failing checks, whose keys end in `RECHECK_KEY_SUFFIX`, and no others.
-        posts: Key of the one step that may post `CONTEXT`; its key may then be one of `STATIC_KEYS`.
+        posts: Key of the one step that may post a status; its key may then be one of `STATIC_KEYS`.
     """
     pipeline: Step = yaml.safe_load(text)
     problems = [f"it sets {word!r} for the whole build" for word in pipeline if word not in ("env", "steps")]
@@ -86,16 +85,22 @@ def lint(text: str, *, secrets: bool = True, rechecks: bool = False, posts: str 
     return problems + _graph_problems(steps)
 
 
-def lint_files(texts: Mapping[str, str]) -> list[str]:
-    """Problems of the files in `.buildkite` (name -> text): a flow of fixed shape each, and one step that posts."""
-    problems = [f"{name} is missing" for name in FLOWS if name not in texts]
+def lint_files(texts: Mapping[str, str], declarations: Declarations) -> list[str]:
+    """Problems of the files in `.buildkite` (name -> text): a flow of fixed shape each, and one step that posts.
+
+    They stand beside what is declared: the status, who approves, the queues.
+    """
+    problems = [f"{name} is missing" for name in POSTING if name not in texts]
     for name, text in texts.items():
-        problems += [f"{name}: {problem}" for problem in _file_problems(name, text)]
+        problems += [f"{name}: {problem}" for problem in _file_problems(name, text, declarations)]
     return problems
 
 
-def _file_problems(name: str, text: str) -> Iterator[str]:
+def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator[str]:
     pipeline: Step = yaml.safe_load(text)
+    project, path = declarations.project, (pipeline.get("env") or {}).get("PYTHONPATH", "")
+    if path != declarations.vendored:
+        yield f"its PYTHONPATH is {path!r}, where ci/project.yaml finds hilgate in {declarations.vendored!r}"
     steps: list[Step] = [step if isinstance(step, dict) else {str(step): None} for step in pipeline["steps"]]
     shape = tuple("wait" if "wait" in step else str(step.get("key", "?")) for step in steps)
     if shape != FLOWS.get(name):
@@ -111,10 +116,15 @@ def _file_problems(name: str, text: str) -> Iterator[str]:
             if step.get("continue_on_failure") is not True:
                 yield "a wait stops at a failure, and no verdict is posted"
             continue
-        found = _input_problems(step) if "input" in step else _step_problems(step, answers=False)
+        if "input" in step:
+            found = _input_problems(step, project.approvers)
+        else:
+            found = _step_problems(step, answers=False) + _queue_problems(step, declarations)
         contexts = [notice.get("github_commit_status", {}).get("context") for notice in step.get("notify", [])]
-        if contexts != ([CONTEXT] if POSTING.get(name) == step.get("key") else []):
-            found.append(f"posts {contexts or 'nothing'}; {CONTEXT} is posted by {POSTING.get(name, 'no step here')}")
+        if contexts != ([project.status] if POSTING.get(name) == step.get("key") else []):
+            found.append(
+                f"posts {contexts or 'nothing'}; {project.status} is posted by {POSTING.get(name, 'no step here')}"
+            )
         yield from (f"step {step.get('key', '?')!r} {problem}" for problem in found)
 
 
@@ -185,11 +195,19 @@ def _retry_problems(retry: Step, *, answers: bool) -> list[str]:
     return problems
 
 
-def _input_problems(step: Step) -> list[str]:
+def _queue_problems(step: Step, declarations: Declarations) -> list[str]:
+    queue = (step.get("agents") or {}).get("queue")
+    unknown = queue is not None and queue not in declarations.agents.queues
+    return [f"has a queue {queue!r} that ci/agents.yaml does not declare"] if unknown else []
+
+
+def _input_problems(step: Step, approvers: str) -> list[str]:
     approval = step.get("key") == "approve"
     rules = {
         "has no key that Buildkite takes": not BUILDKITE_KEY.fullmatch(step.get("key") or ""),
-        "lets anybody approve": approval and not step.get("allowed_teams"),
+        f"lets {step.get('allowed_teams') or 'anybody'} approve, and not {approvers}": (
+            approval and step.get("allowed_teams") != [approvers]
+        ),
         "can be left out by a condition": approval and "if" in step,
     }
     return [problem for problem, wrong in rules.items() if wrong]

@@ -28,7 +28,7 @@ from buildkite_sdk.schema import (
 from pydantic import BaseModel
 
 from hilgate.agent.health import RECHECK_SUFFIX
-from hilgate.buildkite.lint import CONTEXT, RECHECK_KEY_SUFFIX, lint, schema_problems, sdk_schema
+from hilgate.buildkite.lint import RECHECK_KEY_SUFFIX, lint, schema_problems, sdk_schema
 from hilgate.errors import DeclarationError, Exit, NothingSelectedError
 from hilgate.model import CPU, JOBS_FOLDER, PLAN_FILE
 
@@ -77,9 +77,6 @@ RETRY = infrastructure_retry(sick_limit=2)
 RECHECK_RETRY = infrastructure_retry(sick_limit=3)
 """A recheck also ends as from a sick node where it lands on the node that it should avoid."""
 
-ENV = {"PYTHONPATH": "ci:kernels:evals"}
-"""The checkout's own packages, ahead of those that the agent's image carries."""
-
 
 class InvalidPipelineError(DeclarationError):
     """The declarations lead to a pipeline that Buildkite would refuse, or run differently than planned."""
@@ -108,7 +105,7 @@ def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -
     for area in dict.fromkeys(step.area for step in plan.steps):
         steps = [_job(step, plan, branch) for step in plan.steps if step.area == area]
         groups.append(GroupStep(group=titles.get(area, area), key=area, steps=steps))
-    return emit(groups, secrets=not plan.fork)
+    return emit(groups, declarations, secrets=not plan.fork)
 
 
 def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> CommandStep:
@@ -152,14 +149,20 @@ def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> Comm
 
 
 def emit(
-    steps: Sequence[GroupStep | CommandStep], *, secrets: bool = True, rechecks: bool = False, posts: str = ""
+    steps: Sequence[GroupStep | CommandStep],
+    declarations: Declarations,
+    *,
+    secrets: bool = True,
+    rechecks: bool = False,
+    posts: str = "",
 ) -> str:
-    """Emit, lint and validate.
+    """Emit, lint and validate. Hosts take hilgate from the checkout where it holds it, else as it is installed there.
 
     Raises:
         InvalidPipelineError: With every problem found.
     """
-    text = Pipeline(env=ENV, steps=list(steps)).to_yaml(sort_keys=False, width=80, allow_unicode=True)
+    env = {"PYTHONPATH": declarations.vendored} if declarations.vendored else None
+    text = Pipeline(env=env, steps=list(steps)).to_yaml(sort_keys=False, width=80, allow_unicode=True)
     problems = lint(text, secrets=secrets, rechecks=rechecks, posts=posts) or schema_problems(text, sdk_schema())
     if problems:
         raise InvalidPipelineError(
@@ -186,12 +189,15 @@ _forbid_unknown_keys()
 REQUIRED_KEY = "required"
 
 
-def recheck_yaml(plan: Plan, pending: Mapping[str, Sequence[str]], *, branch: str = "") -> str:
+def recheck_yaml(
+    plan: Plan, pending: Mapping[str, Sequence[str]], declarations: Declarations, *, branch: str = ""
+) -> str:
     """The steps that run failing checks once more, each on another node of the same queue; empty when nothing failed.
 
     Args:
         plan: The plan they failed in.
         pending: Planned key -> ids of its checks that need it.
+        declarations: As for `pipeline_yaml`.
         branch: As for `pipeline_yaml`.
 
     Raises:
@@ -203,7 +209,7 @@ def recheck_yaml(plan: Plan, pending: Mapping[str, Sequence[str]], *, branch: st
             f"step {unknown[0]!r} is not in the plan", where="what failed", remedy="give the plan that was run"
         )
     rechecks = [_job(steps[key], plan, branch, failed=len(ids)) for key, ids in sorted(pending.items()) if ids]
-    return emit(rechecks, secrets=not plan.fork, rechecks=True) if rechecks else ""
+    return emit(rechecks, declarations, secrets=not plan.fork, rechecks=True) if rechecks else ""
 
 
 def recheck_key(key: str) -> str:
@@ -220,7 +226,7 @@ def required_yaml(declarations: Declarations) -> str:
     queue = declarations.smallest_queue(CPU)
     if queue is None:
         raise InvalidPipelineError("no queue offers the cpu", where="ci/agents.yaml", remedy="declare one")
-    context = NotifyGithubCommitStatusGithubCommitStatus(context=CONTEXT)
+    context = NotifyGithubCommitStatusGithubCommitStatus(context=declarations.project.status)
     step = CommandStep(
         key=REQUIRED_KEY,
         label="verdict of a complete rerun",
@@ -237,4 +243,4 @@ def required_yaml(declarations: Declarations) -> str:
         notify=[NotifyGithubCommitStatus(github_commit_status=context)],
         retry=RETRY,
     )
-    return emit([step], posts=REQUIRED_KEY)
+    return emit([step], declarations, posts=REQUIRED_KEY)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from hilgate.buildkite.lint import FLOWS, lint_files
-from hilgate.declare.load import find_root
+from hilgate.declare.load import find_root, load
 from hilgate.declare.yaml import parse
 from hilgate.errors import DeclarationError, Exit, HilgateError, NothingSelectedError
 from hilgate.git import tracked_files
@@ -121,7 +121,7 @@ def class_names(texts: Mapping[str, str]) -> list[str]:
 def pipelines(texts: Mapping[str, str]) -> list[str]:
     """Problems of the files of `.buildkite` that Buildkite's schema cannot see."""
     found = {name: texts[path] for name in FLOWS if (path := f".buildkite/{name}") in texts}
-    return lint_files(found) if found else []
+    return lint_files(found, load(find_root(Path.cwd()))) if found else []
 
 
 def unreached(texts: Mapping[str, str]) -> list[str]:

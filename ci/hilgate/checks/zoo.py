@@ -77,6 +77,10 @@ def load_bugs(root: Path, names: tuple[str, ...] = ()) -> tuple[Bug, ...]:
     if mistakes:
         raise InvalidDeclarationsError(mistakes)
     bugs = {document.noun.id: document.noun for document in documents if document.noun}
+    if bugs and not (root / UNDER_TEST).is_dir():
+        raise MisuseError(
+            "there are no kernels to plant bugs in", where=str(root / UNDER_TEST), remedy="put them there"
+        )
     if not bugs:
         raise MisuseError("the zoo is empty", where=str(root / ZOO), remedy="plant a bug: tests/bugs/<name>/bug.yaml")
     for name in names:

@@ -54,7 +54,7 @@ def pipeline(
         )
     plan = read_plan(plan_file)
     if jobs:
-        sys.stdout.write(_recheck(plan, jobs, branch))
+        sys.stdout.write(_recheck(root, plan, jobs, branch))
     elif required:
         from hilgate.buildkite.api import shortfall
         from hilgate.buildkite.steps import required_yaml
@@ -67,15 +67,16 @@ def pipeline(
         sys.stdout.write(pipeline_yaml(plan, load(root), branch=branch))
 
 
-def _recheck(plan: Plan, jobs: Path, branch: str) -> str:
+def _recheck(root: Path, plan: Plan, jobs: Path, branch: str) -> str:
     from hilgate.buildkite.steps import recheck_yaml
+    from hilgate.declare.load import load
     from hilgate.plan.make import plan_digest
     from hilgate.run import recheck, results
 
     pending = recheck.pending(plan, results.read_all(jobs.parent, jobs, plan, plan_digest(plan)))
     for key, ids in pending.items():
         sys.stderr.write(f"{key}: {len(ids)} to run again on another node\n")
-    return recheck_yaml(plan, pending, branch=branch)
+    return recheck_yaml(plan, pending, load(root), branch=branch)
 
 
 @program.command()
@@ -101,14 +102,15 @@ def rerun(
     """Build some models of a pull request again on Buildkite.
 
     They run in the images of its last build. The token comes from BUILDKITE_API_TOKEN. A part of the plan never changes
-    rocm/required.
+    the required status.
     """
     from hilgate.buildkite import api
     from hilgate.declare.load import load
     from hilgate.plan.make import by_model
 
     chosen = list(dict.fromkeys(models))
-    by_model(load(repository(ctx)), chosen, api.ALL)
+    declarations = load(repository(ctx))
+    by_model(declarations, chosen, api.ALL)
     if api.ALL in chosen and len(chosen) > 1:
         raise MisuseError(f"{api.ALL!r} is every model already", remedy="leave out the others, or leave out 'all'")
     if commit and not re.fullmatch(r"[0-9a-f]{40}", commit):
@@ -131,7 +133,7 @@ def rerun(
     started = client.create(api.request(last, chosen, profile=profile))
     sys.stdout.write(f"build {started.number}: {started.web_url}\n")
     covers = "if it covers the whole plan" if api.ALL in chosen else "no, it is a part of the plan"
-    sys.stderr.write(f"rocm/required: {covers}\n")
+    sys.stderr.write(f"{declarations.project.status}: {covers}\n")
 
 
 _SEED = re.compile(r"(?P<seed>[A-Za-z0-9_.-]+)(?::(?P<number>\d+))?")

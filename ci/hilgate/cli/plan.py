@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hilgate.cli import SUMMARY, Base, History, Json, declared, program, repository
+from hilgate.cli import SUMMARY, Base, History, Json, Settings, declared, program, repository
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
 from hilgate.text import count
 
@@ -72,6 +72,17 @@ def plan(
 
 
 @program.command()
+def init(ctx: typer.Context) -> None:
+    """Write what another repository needs to use hilgate: its declarations, a pipeline. Overwrites nothing."""
+    from hilgate.declare.init import init as write_all
+
+    settings: Settings = ctx.obj
+    for path, written in write_all((settings.root or Path.cwd()).resolve()).items():
+        sys.stdout.write(f"{'wrote' if written else 'kept '}  {path}\n")
+    sys.stdout.write("next: hilgate plan\n")
+
+
+@program.command()
 def explain(
     ctx: typer.Context,
     step: Annotated[
@@ -102,7 +113,8 @@ def explain(
     rule = ""
     if base is not None:
         change = git.inspect(root, base)
-        selection = select(declarations.areas, change.files, imports.build(root), change.appeared)
+        graph = imports.build(root, declarations.project.python_path)
+        selection = select(declarations.areas, change.files, graph, change.appeared)
         key = found[1].key
         rule = selection.reasons.get(key) or selection.omitted[key]
     if as_json:
@@ -208,7 +220,8 @@ def replay(
     changes = parse(text, str(file), [step.key for _, step in declarations.steps()])
     recorded = root / reads.READS_FILE
     seen = reads.read(recorded) if recorded.exists() else {}
-    found = replay_changes(changes, declarations, imports.build(root), seen, measured(root, history), profile)
+    graph = imports.build(root, declarations.project.python_path)
+    found = replay_changes(changes, declarations, graph, seen, measured(root, history), profile)
     if out := os.environ.get("HILGATE_OUT"):  # set when the replay is itself a step of a gate
         Check.write_all(Path(out), tuple(_check(line) for line in found.lines))
     if as_json:

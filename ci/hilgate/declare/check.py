@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 
 import pathspec
 
-from hilgate.declare import imports
-from hilgate.model import BUILDKITE_KEY, CPU, RESERVED_KEYS, planned_key
+from hilgate.agent import declared, trust
+from hilgate.errors import DeclarationError
+from hilgate.model import BUILDKITE_KEY, CPU, RESERVED_KEYS, Project, planned_key
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from hilgate.declare.imports import Packages
     from hilgate.declare.yaml import Document, Loc
     from hilgate.model import Agents, Area, Key, Profile, Step
 
@@ -28,7 +30,7 @@ DESK = "gate"
 """The profile that runs on the host: images are the agents'."""
 
 
-def check(agents: Document[Agents], areas: Sequence[Document[Area]], root: Path) -> None:
+def check(agents: Document[Agents], areas: Sequence[Document[Area]], packages: Packages) -> None:
     """Record every contradiction in the document where it stands; files with mistakes of their own are left out."""
     steps = [
         (document, ("steps", index), step)
@@ -43,11 +45,45 @@ def check(agents: Document[Agents], areas: Sequence[Document[Area]], root: Path)
     for document in areas:
         _check_globs(document)
     for document, at, step in steps:
-        _check_imports(document, at, step, root)
+        _check_imports(document, at, step, packages)
     _check_names(areas)
     _check_tables(steps)
     # A step or provider may stand in a file that has mistakes of its own; those come first.
     _check_needs(agents, steps, unread=any(document.noun is None for document in areas))
+
+
+HOST_READS_ELSE = "an agent's host, which has no YAML, reads something else here"
+
+
+def check_queues(document: Document[Agents], root: Path) -> None:
+    """What agents' hosts read of the queues, without YAML, is what is declared."""
+    try:
+        seen = declared.queues(declared.read(root, document.name))
+    except DeclarationError as error:
+        document.blame(("queues",), error.what, error.remedy)
+        return
+    for name, queue in document.noun.queues.items() if document.noun else ():
+        if seen.get(name) != declared.QueuePromise(name, queue.gpus, queue.device, queue.memory_gib):
+            document.blame(("queues", name), HOST_READS_ELSE, "write it in one line")
+
+
+def check_project(document: Document[Project], root: Path) -> None:
+    """What agents' hosts read of the project is what is declared, and nothing that they execute is left to forks."""
+    text, project = declared.read(root, document.name), document.noun or Project()
+    selfcheck = (project.selfcheck,) if project.selfcheck else ()
+    for key, value in (("forks_may_change", project.forks_may_change), ("selfcheck", selfcheck)):
+        if declared.words(text, key) != value:
+            document.blame((key,), HOST_READS_ELSE, "write each word in a line of its own, unquoted")
+    if "python_path" in project.model_fields_set and declared.words(text, "python_path") != project.python_path:
+        document.blame(("python_path",), HOST_READS_ELSE, "write [one, other] in one line")
+    for index, path in enumerate(project.forks_may_change):
+        if path == "." or not trust.stays_inside(f"{path}file" if path.endswith("/") else path, (path,)):
+            what = f"hosts execute {path!r}, or could take it for a module of Python itself"
+            document.blame(("forks_may_change", index), what, "leave it out: a maintainer pushes such a change")
+    for name, image in project.images.items():
+        if image.pins and name not in ("cpu", "rocm"):
+            what = f"docker/pins.toml has no table for an image {name!r}"
+            document.blame(("images", name, "pins"), what, "leave it out, and pin what its recipe names")
 
 
 def _check_agents(document: Document[Agents], agents: Agents) -> None:
@@ -90,15 +126,15 @@ def _check_globs(document: Document[Area]) -> None:
             document.blame(("paths", index), f"not a glob: {error}", "write it as in .gitignore")
 
 
-def _check_imports(document: Document[Area], at: Loc, step: Step, root: Path) -> None:
+def _check_imports(document: Document[Area], at: Loc, step: Step, packages: Packages) -> None:
     """They exist, and what the command itself names is among them: left out, a change to it would not select it."""
-    places = [imports.locate(root, declared) for declared in step.imports]
-    for position, (declared, place) in enumerate(zip(step.imports, places, strict=True)):
+    places = [packages.locate(entry) for entry in step.imports]
+    for position, (entry, place) in enumerate(zip(step.imports, places, strict=True)):
         if place is None:
-            what = f"there is no module or test file {declared!r}"
-            document.blame((*at, "imports", position), what, imports.remedy(root, declared))
-    for name in imports.run_by(root, shlex.split(step.command)) if step.imports else []:
-        place = imports.locate(root, name)
+            what = f"there is no module or test file {entry!r}"
+            document.blame((*at, "imports", position), what, packages.remedy(entry))
+    for name in packages.run_by(shlex.split(step.command)) if step.imports else []:
+        place = packages.locate(name)
         if place is not None and not any(other == place or other in place.parents for other in places if other):
             document.blame((*at, "imports"), f"the command runs {name!r}, which is not among them", "add it")
 

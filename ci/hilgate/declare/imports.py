@@ -18,71 +18,94 @@ from hilgate.text import line, suggest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-PACKAGES = {
-    "hilgate": "ci/hilgate",
-    "pagedkv": "kernels/pagedkv",
-    "hileval": "evals/hileval",
-    "families": "evals/families",
-    "tests": "tests",
-    "benchmarks": "benchmarks",
-}
-"""Import package -> its folder. Python files elsewhere are in no graph and select by globs."""
-
-FLAT = "tests"
-"""Its folder is itself on the import path (pytest's `pythonpath`): `import pools` is tests/pools.py."""
-
 CONFTEST = "conftest.py"
 _WORD = re.compile(r"\w+")
 
 
-def module_of(path: str) -> str | None:
-    """The dotted module of a file below the root; None for what is no module of a package in `PACKAGES`.
+@dataclass(frozen=True)
+class Packages:
+    """The import packages of a repository: those that lie in the folders of its `python_path`.
 
-    A conftest.py is none: pytest runs it for every test below it, whatever is imported.
+    A package has an `__init__.py`, or holds tests. Python files elsewhere are in no graph and select by globs.
     """
-    name = PurePosixPath(path)
-    return None if name.name == CONFTEST else _any_module(name)
 
+    root: Path
+    folders: Mapping[str, str]
+    """Import package -> its folder below the root."""
 
-def locate(root: Path, declared: str) -> Path | None:
-    """The file or folder that an entry of `Step.imports` names; None when there is none.
+    def module_of(self, path: str) -> str | None:
+        """The dotted module of a file below the root; None for what is no module of a package.
 
-    An entry is a dotted module or package, or the path of a test file or of a folder of tests.
-    """
-    if "/" in declared:
-        path = root / declared
-        ours = any(PurePosixPath(declared).is_relative_to(folder) for folder in PACKAGES.values())
-        return path if ours and ".." not in path.parts and (path.is_dir() or _is_python(path)) else None
-    package, *rest = declared.split(".")
-    if package not in PACKAGES:
+        A conftest.py is none: pytest runs it for every test below it, whatever is imported.
+        """
+        name = PurePosixPath(path)
+        return None if name.name == CONFTEST else self.any_module(name)
+
+    def any_module(self, path: PurePath) -> str | None:
+        """Like `module_of`, conftest files included."""
+        for package, folder in self.folders.items():
+            if path.suffix == ".py" and path.is_relative_to(folder):
+                parts = (package, *path.relative_to(folder).with_suffix("").parts)
+                return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         return None
-    path = root.joinpath(PACKAGES[package], *rest)
-    if path.is_dir() and any(path.glob("*.py")):
-        return path
-    return path.with_name(f"{path.name}.py") if _is_python(path.with_name(f"{path.name}.py")) else None
+
+    def locate(self, declared: str) -> Path | None:
+        """The file or folder that an entry of `Step.imports` names; None when there is none.
+
+        An entry is a dotted module or package, or the path of a test file or of a folder of tests.
+        """
+        if "/" in declared:
+            path = self.root / declared
+            ours = any(PurePosixPath(declared).is_relative_to(folder) for folder in self.folders.values())
+            return path if ours and ".." not in path.parts and (path.is_dir() or _is_python(path)) else None
+        package, *rest = declared.split(".")
+        if package not in self.folders:
+            return None
+        path = self.root.joinpath(self.folders[package], *rest)
+        if path.is_dir() and any(path.glob("*.py")):
+            return path
+        return path.with_name(f"{path.name}.py") if _is_python(path.with_name(f"{path.name}.py")) else None
+
+    def run_by(self, command: Sequence[str]) -> list[str]:
+        """What a command line names of ours: test files, folders, and the module after `-m`; of a package, its main."""
+        named = [after for flag, after in itertools.pairwise(command) if flag == "-m"]
+        modules = [main if self.locate(main := f"{module}.__main__") else module for module in named]
+        paths = [word.partition("::")[0] for word in command if "/" in word]
+        return [name for name in (*modules, *paths) if self.locate(name)]
+
+    def remedy(self, declared: str) -> str:
+        """Did-you-mean for an entry of `Step.imports` that names nothing."""
+        files = [path for folder in self.folders.values() for path in _below(self.root / folder)]
+        names = [path.relative_to(self.root).as_posix() for path in files]
+        known = names if "/" in declared else [module for name in names if (module := self.module_of(name))]
+        return suggest(declared, known)
 
 
-def run_by(root: Path, command: Sequence[str]) -> list[str]:
-    """What a command line names of ours: test files and folders, and the module after `-m`; of a package, its main."""
-    named = [after for flag, after in itertools.pairwise(command) if flag == "-m"]
-    modules = [main if locate(root, main := f"{module}.__main__") else module for module in named]
-    paths = [word.partition("::")[0] for word in command if "/" in word]
-    return [name for name in (*modules, *paths) if locate(root, name)]
+def find(root: Path, python_path: Iterable[str]) -> Packages:
+    """The packages below `root`, as an interpreter with this path finds them: the first of a name counts."""
+    entries = {(root / entry).resolve(): entry for entry in python_path}
+    found: dict[str, str] = {}
+    for entry in entries:
+        for folder in sorted(entry.iterdir()) if entry.is_dir() else []:
+            holds_entry = any(other.is_relative_to(folder) for other in entries)
+            if folder.is_dir() and folder.name.isidentifier() and not holds_entry and _is_package(folder):
+                found.setdefault(folder.name, folder.relative_to(root.resolve()).as_posix())
+    return Packages(root, found)
 
 
-def remedy(root: Path, declared: str) -> str:
-    """Did-you-mean for an entry of `Step.imports` that names nothing."""
-    files = [path for folder in PACKAGES.values() for path in _below(root / folder)]
-    names = [path.relative_to(root).as_posix() for path in files]
-    known = names if "/" in declared else [module for name in names if (module := module_of(name))]
-    return suggest(declared, known)
+def _is_package(folder: Path) -> bool:
+    """Whether it is imported from; an environment and what ignores itself are not looked into."""
+    if (folder / "__init__.py").is_file():
+        return True
+    foreign = (folder / "pyvenv.cfg").exists() or (folder / ".gitignore").exists()
+    return not foreign and next(folder.rglob("test_*.py"), None) is not None
 
 
 @dataclass(frozen=True)
 class Imports:
     """The import graph of one state of the files."""
 
-    root: Path
+    packages: Packages
     problem: str = ""
     """Why there is no graph; every question is then answered with "not known"."""
     graph: Any = field(default=None, repr=False)
@@ -90,7 +113,7 @@ class Imports:
 
     def knows(self, path: str) -> bool:
         """Whether the file is a module of the graph."""
-        return self.graph is not None and module_of(path) in self.graph.modules
+        return self.graph is not None and self.packages.module_of(path) in self.graph.modules
 
     def reached(self, declared: Iterable[str]) -> Mapping[str, str]:
         """Module -> the first entry of `declared` that reaches it."""
@@ -107,26 +130,27 @@ class Imports:
 
     def _start(self, entry: str) -> Iterator[str]:
         """The modules that an entry stands for; conftest files below a folder among them."""
-        place = locate(self.root, entry)
+        place = self.packages.locate(entry)
         if place is None:
             return
         for path in _below(place) if place.is_dir() else [place]:
-            module = _any_module(path.relative_to(self.root))
+            module = self.packages.any_module(path.relative_to(self.packages.root))
             if module and module in self.graph.modules:
                 yield module
 
 
-def build(root: Path) -> Imports:
-    """Read every Python file of the packages below `root` (about 0.15 s for 300 files, so nothing is cached)."""
+def build(root: Path, python_path: Iterable[str]) -> Imports:
+    """Read every Python file of the packages that `find` names (about 0.15 s for 300 files, so nothing is cached)."""
     import grimp
     from grimp.application.config import settings
 
-    folders = {name: root / folder for name, folder in PACKAGES.items() if any(_below(root / folder))}
+    packages = find(root, python_path)
+    folders = {name: packages.root / folder for name, folder in packages.folders.items()}
     if not folders:
-        return Imports(root, problem="there is no Python package")
+        return Imports(packages, problem="there is no Python package")
 
     class Below:
-        """Finds packages below `root`: the interpreter's own path may lead to another checkout."""
+        """Finds packages of the repository: the interpreter's own path may lead to another checkout."""
 
         def determine_package_directories(self, package_name: str, file_system: object) -> set[str]:  # noqa: ARG002
             return {str(folders[package_name])}
@@ -139,16 +163,16 @@ def build(root: Path) -> Imports:
                 str(path.relative_to(folder.parent)).encode()  # grimp panics at a name that is not UTF-8
         graph = grimp.build_graph(*folders, include_external_packages=True, cache_dir=None)
     except UnicodeEncodeError as error:
-        return Imports(root, problem=f"a file name is not UTF-8: {line(error.object)}")
+        return Imports(packages, problem=f"a file name is not UTF-8: {line(error.object)}")
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - what stops it, a panic of Rust too, is "not known", never "not reached"
-        return Imports(root, problem=line(str(error).splitlines()[0]) if str(error) else type(error).__name__)
+        return Imports(packages, problem=line(str(error).splitlines()[0]) if str(error) else type(error).__name__)
     finally:
         settings.configure(PACKAGE_FINDER=before)
-    for importer, imported in [*_implied(graph), *_flat(graph)]:
+    for importer, imported in [*_implied(graph), *_flat(graph, packages)]:
         graph.add_import(importer=importer, imported=imported)
-    return Imports(root, graph=graph)
+    return Imports(packages, graph=graph)
 
 
 def _implied(graph: Any) -> Iterator[tuple[str, str]]:
@@ -161,28 +185,20 @@ def _implied(graph: Any) -> Iterator[tuple[str, str]]:
             yield from ((module, other) for other in (package, f"{package}.conftest") if other in graph.modules)
 
 
-def _flat(graph: Any) -> Iterator[tuple[str, str]]:
-    """What is imported by a name that only the flat folder has; of a folder there, the named modules or all."""
+def _flat(graph: Any, packages: Packages) -> Iterator[tuple[str, str]]:
+    """What pytest makes importable by its bare name: beside the importing test, or at the top of a folder of tests.
+
+    Of a folder there, the named modules or all.
+    """
+    flat = [name for name, folder in packages.folders.items() if not (packages.root / folder / "__init__.py").exists()]
     for name in [module for module in graph.modules if graph.is_module_squashed(module)]:
-        inside = f"{FLAT}.{name}"
-        if inside in graph.modules:
-            below = graph.find_descendants(inside)
-            for importer in graph.find_modules_that_directly_import(name):
-                targets = set()
+        for importer in graph.find_modules_that_directly_import(name):
+            for inside in {f"{place}.{name}" for place in (importer.rpartition(".")[0], *flat)} & graph.modules:
+                below, targets = graph.find_descendants(inside), {inside}
                 for detail in graph.get_import_details(importer=importer, imported=name):
                     words = set(_WORD.findall(detail["line_contents"]))
-                    named = {module for module in below if module.rpartition(".")[2] in words}
-                    targets |= {inside, *(named or below)}
+                    targets |= {module for module in below if module.rpartition(".")[2] in words} or below
                 yield from ((importer, target) for target in targets if target != importer)
-
-
-def _any_module(path: PurePath) -> str | None:
-    """Like `module_of`, conftest files included."""
-    for package, folder in PACKAGES.items():
-        if path.suffix == ".py" and path.is_relative_to(folder):
-            parts = (package, *path.relative_to(folder).with_suffix("").parts)
-            return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    return None
 
 
 def _below(folder: Path) -> Iterator[Path]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hilgate.declare.check import check
+from hilgate.agent.declared import AGENTS_FILE, PROJECT_FILE
+from hilgate.declare import imports
+from hilgate.declare.check import check, check_project, check_queues
 from hilgate.declare.yaml import Document, Mistake, read
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import CPU, Agents, Area, Key, Project, Step, planned_key
@@ -42,6 +44,8 @@ class Declarations:
     """In file order."""
     agents: Agents
     project: Project = field(default_factory=Project)
+    vendored: str = ""
+    """The folder of hilgate's own package, where this repository holds it; empty where it is installed."""
 
     def steps(self) -> Iterator[tuple[Area, Step]]:
         """Every declared step with its area, in declared order."""
@@ -104,23 +108,45 @@ def find_root(start: Path) -> Path:
     )
 
 
+def _project(root: Path) -> Document[Project]:
+    path = root / PROJECT_FILE
+    return read(path, root, Project) if path.exists() else Document(PROJECT_FILE, Project())
+
+
+def load_project(root: Path) -> Project:
+    """Read `ci/project.yaml` alone; its defaults where there is none.
+
+    Raises:
+        InvalidDeclarationsError: With every mistake found (exit status 3).
+    """
+    document = _project(root)
+    if document.noun is None:
+        raise InvalidDeclarationsError(document.mistakes)
+    return document.noun
+
+
 def load(root: Path) -> Declarations:
     """Read and validate all declarations under `root`.
 
     Raises:
         InvalidDeclarationsError: With every mistake found (exit status 3).
     """
-    agents = read(root / "ci" / "agents.yaml", root, Agents)
-    declared = root / "ci" / "project.yaml"
-    project = read(declared, root, Project) if declared.exists() else Document("ci/project.yaml", Project())
+    agents, project = read(root / AGENTS_FILE, root, Agents), _project(root)
     files = sorted((root / "ci" / "areas").glob("*.yaml"))
     areas = [read(path, root, Area) for path in files]
     if not files:
         agents.mistakes.append(Mistake("ci/areas", "no area is declared", "add a file ci/areas/<area>.yaml"))
-    check(agents, areas, root)
+    packages = imports.find(root, (project.noun or Project()).python_path)
+    check(agents, areas, packages)
+    if agents.noun:
+        check_queues(agents, root)
+    if project.noun:
+        check_project(project, root)
     mistakes = [*project.mistakes, *agents.mistakes, *(mistake for document in areas for mistake in document.mistakes)]
     if mistakes:
         raise InvalidDeclarationsError(mistakes)
     assert agents.noun is not None
     assert project.noun is not None
-    return Declarations(tuple(document.noun for document in areas if document.noun), agents.noun, project.noun)
+    vendored = packages.folders.get("hilgate", "").removesuffix("hilgate").rstrip("/")
+    declared = tuple(document.noun for document in areas if document.noun)
+    return Declarations(declared, agents.noun, project.noun, vendored)

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.declare.load import find_root
-from hilgate.errors import CannotRunHereError, Exit, HilgateError
+from hilgate.declare.load import find_root, load_project
+from hilgate.errors import CannotRunHereError, Exit, HilgateError, MisuseError
 from hilgate.git import inspect
 from hilgate.images.build import ImageBuild, build
-from hilgate.images.contents import INPUTS, contents, unfilled, wheel_keys
+from hilgate.images.contents import contents, unfilled, wheel_keys
 from hilgate.images.engines import Buildah, Docker, available
 from hilgate.images.pins import read
 from hilgate.model import Outcome
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="keys as JSON")
     commands.add_parser("pins", help="check docker/pins.toml and list what is not read off yet")
     building = commands.add_parser("build", help="build an image, or find it built")
-    building.add_argument("image", help=" or ".join(INPUTS))
+    building.add_argument("image", help="a name of `images` in ci/project.yaml")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # of a runner or an agent: ends a build as Ctrl-C does
     try:
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _keys(root: Path, *, as_json: bool) -> None:
-    keys = {"images": contents(root), "wheels": wheel_keys(root, read(root))}
+    keys = {"images": contents(root), "wheels": wheel_keys(root, read(root)) if _pinned(root) else {}}
     if as_json:
         sys.stdout.write(json.dumps(keys, indent=1) + "\n")
         return
@@ -60,9 +60,16 @@ def _keys(root: Path, *, as_json: bool) -> None:
             sys.stdout.write(f"{kind.removesuffix('s'):<6} {name:<14} {key[:56]}\n")
 
 
+def _pinned(root: Path) -> list[str]:
+    return [name for name, image in load_project(root).images.items() if image.pins]
+
+
 def _pins(root: Path) -> int:
+    pinned = _pinned(root)
+    if not pinned:
+        raise MisuseError("no image has pins", where="ci/project.yaml images", remedy="write pins: true and the file")
     pins = read(root)
-    for image in INPUTS:
+    for image in pinned:
         missing = unfilled(image, pins)
         state = f"{len(missing)} not read off yet" if missing else "every pin is read off"
         sys.stdout.write(f"{image:<5} {state}\n")
@@ -75,13 +82,13 @@ def _build(image: str, root: Path) -> int:
     scratch = root / ".images" / ("fork" if fork else "own")
     out = Path(os.environ.get("HILGATE_OUT", root / "results" / "images" / image))
 
-    def choose(pins: Pins) -> Engine:
+    def choose(pins: Pins | None) -> Engine:
         if available():
             registry = os.environ.get("HILGATE_REGISTRY", "").rstrip("/")
             return Docker(registry, root / "docker" / "docker-bake.hcl", fork=fork)
-        if image == "rocm":
+        if image != "cpu" or pins is None:
             raise CannotRunHereError(
-                "the ROCm image needs docker with buildx", where="image rocm", remedy="build it on the image queue"
+                "it needs docker with buildx", where=f"image {image}", remedy="build it on the image queue"
             )
         return Buildah(scratch / "store", pins.cpu.suite, root / "docker" / "scripts" / "debootstrap.sh")
 

@@ -13,11 +13,12 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from hilgate.declare.load import load_project
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError
 from hilgate.images import engines
-from hilgate.images.contents import INPUTS, contents, copy_inputs, unfilled, wheel_keys
+from hilgate.images.contents import contents, copy_inputs, unfilled, wheel_keys
 from hilgate.images.pins import PINS_FILE, bake_variables, labels, read
 from hilgate.model import Check, Outcome
 from hilgate.text import suggest
@@ -27,14 +28,12 @@ if TYPE_CHECKING:
 
     from hilgate.images.engines import Engine
     from hilgate.images.pins import Pins
-
-GATE: Final = ("hilgate", "run", "kernels-cache", "--results", "/results")
-"""What is run in the CPU image before anybody else may: it needs torch, Triton, pytest and every part of hilgate."""
+    from hilgate.model import Image
 
 
 @dataclass(frozen=True)
 class ImageBuild:
-    """What to build (cpu or rocm), from which commit of the repository at `root`, and where."""
+    """Which image of ci/project.yaml to build, from which commit of the repository at `root`, and where."""
 
     image: str
     root: Path
@@ -45,7 +44,7 @@ class ImageBuild:
     revision: str
 
 
-def build(wanted: ImageBuild, choose: Callable[[Pins], Engine]) -> tuple[Check, ...]:
+def build(wanted: ImageBuild, choose: Callable[[Pins | None], Engine]) -> tuple[Check, ...]:
     """Build or find an image with the engine that `choose` takes; the checks say what holds of it.
 
     Raises:
@@ -53,13 +52,14 @@ def build(wanted: ImageBuild, choose: Callable[[Pins], Engine]) -> tuple[Check, 
         DeclarationError: A pin is wrong, or empty (with the command that fills it); nothing was fetched.
         CannotRunHereError: This machine cannot build it, or another build is using the store.
     """
-    image, out = wanted.image, wanted.out
-    if image not in INPUTS:
+    image, out, project = wanted.image, wanted.out, load_project(wanted.root)
+    if image not in project.images:
         raise MisuseError(
-            f"there is no image {image!r}", where="python -m hilgate.images build", remedy=suggest(image, INPUTS)
+            f"there is no image {image!r}", where="ci/project.yaml images", remedy=suggest(image, project.images)
         )
-    pins, keys = read(wanted.root), contents(wanted.root)
-    if missing := unfilled(image, pins):
+    declared, keys = project.images[image], contents(wanted.root)
+    pins = read(wanted.root) if declared.pins else None
+    if missing := unfilled(image, pins) if pins else []:
         listed = "\n".join(f"  {place}\n      {command}" for place, command in missing)
         raise DeclarationError(
             f"{len(missing)} pin(s) of image {image!r} are not read off yet; what does it:\n{listed}",
@@ -78,7 +78,7 @@ def build(wanted: ImageBuild, choose: Callable[[Pins], Engine]) -> tuple[Check, 
         failure = "the build ended well, and there is no image under its content"
         if digest is None:
             try:
-                engine.build(_request(wanted, pins, keys, engine, expected))
+                engine.build(_request(wanted, declared, pins, keys, engine, expected))
                 digest = engine.find(image, content)
             except engines.BuildFailedError as error:
                 failure = str(error)
@@ -87,9 +87,10 @@ def build(wanted: ImageBuild, choose: Callable[[Pins], Engine]) -> tuple[Check, 
         found = [_check("built", bool(digest), message, began, {"content": content, "digest": digest or ""})]
         if digest:
             found.append(_labelled(engine.with_base(expected), engine.labels(image, content)))
-            found.append(_proven(*engine.run(image, content, ["cat", "/opt/image/proof.json"], {})))
-            if image == "cpu" and not reused:
-                found.append(_gate(wanted, engine, content))
+            if pins:
+                found.append(_proven(*engine.run(image, content, ["cat", "/opt/image/proof.json"], {})))
+            if declared.check and not reused:
+                found.append(_checked(wanted, declared.check, project.python_path, engine, content))
     if all(check.outcome is Outcome.PASS for check in found):
         record = {"image": image, "content": content, "digest": digest, "reused": reused}
         (out / "image.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
@@ -98,18 +99,26 @@ def build(wanted: ImageBuild, choose: Callable[[Pins], Engine]) -> tuple[Check, 
 
 
 def _request(
-    wanted: ImageBuild, pins: Pins, keys: dict[str, str], engine: Engine, expected: dict[str, str]
+    wanted: ImageBuild,
+    declared: Image,
+    pins: Pins | None,
+    keys: dict[str, str],
+    engine: Engine,
+    expected: dict[str, str],
 ) -> engines.BuildRequest:
     context = wanted.scratch / f"context-{wanted.image}"
-    copy_inputs(wanted.image, wanted.root, context)
+    copy_inputs(wanted.image, declared, wanted.root, context)
     listing = engines.answer([sys.executable, "-m", "pip", "config", "list"])
     pip_conf, mounts = engines.pip_configuration(listing)
     return engines.BuildRequest(
         image=wanted.image,
         content=keys[wanted.image],
+        recipe=declared.recipe,
         context=context,
         labels=expected,
-        variables=bake_variables(pins, keys, wheel_keys(wanted.root, pins), engine.store, wanted.revision),
+        variables=bake_variables(pins, keys, wheel_keys(wanted.root, pins), engine.store, wanted.revision)
+        if pins
+        else {},
         pip_conf=pip_conf,
         # What is not there, pip ignores here as well.
         mounts={here: inside for here, inside in mounts.items() if Path(here).exists()},
@@ -145,14 +154,14 @@ def _proven(status: int, printed: str) -> Check:
     return _check(name, not problems, "; ".join(problems) or named)
 
 
-def _gate(wanted: ImageBuild, engine: Engine, content: str) -> Check:
+def _checked(wanted: ImageBuild, command: str, path: tuple[str, ...], engine: Engine, content: str) -> Check:
     results = (wanted.out / "gate").resolve()
     results.mkdir(exist_ok=True)
-    words = ["sh", "-c", f"cd /checkout && PYTHONPATH=ci:kernels:evals exec {' '.join(GATE)}"]
+    words = ["sh", "-c", f"cd /checkout && PYTHONPATH={':'.join(path)} exec {command}"]
     mounts = {str(wanted.root): "/checkout", str(results): "/results:rw"}
     began = time.monotonic()
     status, printed = engine.run(wanted.image, content, words, mounts)
-    message = f"{' '.join(GATE[:3])}: exit status {status}" + ("" if status == 0 else f"\n{printed[-1500:]}")
+    message = f"{command}: exit status {status}" + ("" if status == 0 else f"\n{printed[-1500:]}")
     return _check("the gate passes inside", status == 0, message, began)
 
 

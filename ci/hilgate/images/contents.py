@@ -1,8 +1,8 @@
 """What an image is built from, as one sha256: equal contents are the same image, whoever asks and whenever.
 
 The key of an image covers its part of the pins and every file that its build sees: the build gets a folder with just
-these files (`copy_inputs`), so nothing outside the key can enter the image. Docs, tests and the recipe of the other
-image are not inputs. The key of a wheel covers what its bytes depend on: a change of ours does not compile aiter again.
+these files (`copy_inputs`), so nothing outside the key can enter the image. The key of a wheel covers what its bytes
+depend on: a change of ours does not compile aiter again.
 """
 
 from __future__ import annotations
@@ -15,36 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pathspec
 
+from hilgate.declare.load import load_project
 from hilgate.errors import DeclarationError
 from hilgate.git import tracked_files
-from hilgate.images.pins import PINS_FILE, read
+from hilgate.images.pins import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from hilgate.images.pins import BaseImage, Pins
-
-PACKAGES: Final = (
-    *("/ci/hilgate/", "/kernels/pagedkv/", "/evals/hileval/", "/evals/families/", "/pyproject.toml"),
-    "!*.md",
-)
-"""Our own packages and what builds them."""
-
-INPUTS: Final[dict[str, tuple[str, ...]]] = {
-    "cpu": (
-        *("/docker/cpu.Dockerfile", "/docker/prove.py", "/requirements/"),
-        *("/docker/scripts/apt.sh", "/docker/scripts/debootstrap.sh", "/docker/scripts/proof-cpu.sh"),
-        *PACKAGES,
-    ),
-    "rocm": (
-        *("/docker/rocm.Dockerfile", "/docker/docker-bake.hcl", "/docker/codeobjects.py", "/docker/build.txt"),
-        *("/docker/prove.py", "/docker/patches/", "/docker/scripts/", "/requirements/laptop.txt"),
-        *("!/docker/scripts/apt.sh", "!/docker/scripts/debootstrap.sh", "!/docker/scripts/proof-cpu.sh"),
-        *PACKAGES,
-    ),
-}
-"""Image -> gitignore-style globs of the files that its build sees; the last match wins."""
+    from hilgate.model import Image
 
 WHEEL_SCRIPTS: Final = ("docker/scripts/fetch.sh", "docker/scripts/unpack.sh", "docker/scripts/wheel.sh")
 """Scripts that every wheel is made by; its own `wheel-<name>.sh` comes on top."""
@@ -57,26 +38,26 @@ def contents(root: Path) -> dict[str, str]:
         DeclarationError: The pins are wrong, or an image has no Dockerfile.
         CannotRunHereError: git cannot list the files.
     """
-    if not (root / PINS_FILE).exists():
+    images = load_project(root).images
+    if not images:
         return {}
-    pins = read(root)
     names = tracked_files(root)
     keys = {}
-    for image in INPUTS:
-        lines = [_canonical(pinned(image, pins)).decode()]
-        for name in inputs(image, names):
-            mode = "x" if (root / name).stat().st_mode & 0o100 else "-"
-            lines.append(f"{_sha256((root / name).read_bytes())} {mode} {name}")
-        keys[image] = _sha256(os.fsencode("\n".join(lines)))
+    for name, image in images.items():
+        lines = [_canonical(pinned(name, read(root))).decode()] if image.pins else []
+        for file in inputs(image, names):
+            mode = "x" if (root / file).stat().st_mode & 0o100 else "-"
+            lines.append(f"{_sha256((root / file).read_bytes())} {mode} {file}")
+        keys[name] = _sha256(os.fsencode("\n".join(lines)))
     return keys
 
 
-def inputs(image: str, names: Iterable[str]) -> tuple[str, ...]:
-    """The files among `names` that the build of `image` sees, sorted."""
-    chosen = tuple(sorted(pathspec.PathSpec.from_lines("gitignore", INPUTS[image]).match_files(names)))
-    recipe = f"docker/{image}.Dockerfile"
-    if recipe not in chosen:
-        raise DeclarationError(f"image {image!r} has no recipe", where=recipe, remedy="restore the file")
+def inputs(image: Image, names: Iterable[str]) -> tuple[str, ...]:
+    """The files among `names` that the build of an image sees, sorted."""
+    globs = [f"/{image.recipe}", *image.inputs]
+    chosen = tuple(sorted(pathspec.PathSpec.from_lines("gitignore", globs).match_files(names)))
+    if image.recipe not in chosen:
+        raise DeclarationError("an image has no recipe", where=image.recipe, remedy="restore the file")
     return chosen
 
 
@@ -99,14 +80,15 @@ def wheel_keys(root: Path, pins: Pins) -> dict[str, str]:
     return keys
 
 
-def copy_inputs(image: str, root: Path, folder: Path) -> None:
-    """Fill `folder`, emptied first, with what the key of `image` covers: its files and its pins."""
+def copy_inputs(name: str, image: Image, root: Path, folder: Path) -> None:
+    """Fill `folder`, emptied first, with what the key of an image covers: its files and its pins."""
     shutil.rmtree(folder, ignore_errors=True)
-    for name in inputs(image, tracked_files(root)):
-        target = folder / name
+    for file in inputs(image, tracked_files(root)):
+        target = folder / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(root / name, target)
-    (folder / "pins.json").write_bytes(_canonical(pinned(image, read(root))))
+        shutil.copy(root / file, target)
+    if image.pins:
+        (folder / "pins.json").write_bytes(_canonical(pinned(name, read(root))))
 
 
 def unfilled(image: str, pins: Pins) -> list[tuple[str, str]]:

@@ -52,11 +52,13 @@ class BuildRequest:
     image: str
     content: str
     """Its key, which becomes its tag."""
+    recipe: str
+    """Its Dockerfile, below the context."""
     context: Path
     """Folder with exactly the files of the key."""
     labels: dict[str, str]
     variables: dict[str, str]
-    """Those of docker-bake.hcl."""
+    """Those of docker-bake.hcl; none for an image that is its Dockerfile alone."""
     pip_conf: str
     """Text of the pip configuration inside the build."""
     mounts: dict[str, str]
@@ -252,6 +254,13 @@ class Docker:
         targets = [request.image]
         words: list[str] = []
         publish = bool(self.registry) and self.store == self.registry
+        where = "--push" if publish else "--load"
+        if not request.variables:
+            name = f"{self.store}/{request.image}:{request.content}"
+            words = [f"--label={label}={value}" for label, value in request.labels.items()]
+            words += ["--secret=id=pip,env=HILGATE_PIP_CONF", where, f"--tag={name}", f"--file={request.recipe}", "."]
+            command = ["docker", "buildx", "build", "--progress=plain", *words]
+            return build(command, request.log, request.context, {"HILGATE_PIP_CONF": request.pip_conf})
         for prefix in WHEELS.values() if request.image == "rocm" else ():
             wheels = f"wheels-{prefix.lower()}"
             name, digest = self._find(wheels, request.variables[f"{prefix}_KEY"]) if self.registry else ("", "")
@@ -260,8 +269,8 @@ class Docker:
             elif publish:
                 targets.append(wheels)
         command = ["docker", "buildx", "bake", "--file", str(self.bake_file), "--progress", "plain"]
-        command += ["--push" if publish else "--load", *words, *targets]
-        build(command, request.log, request.context, request.variables | {"HILGATE_PIP_CONF": request.pip_conf})
+        command += [where, *words, *targets]
+        return build(command, request.log, request.context, request.variables | {"HILGATE_PIP_CONF": request.pip_conf})
 
     def labels(self, image: str, content: str) -> dict[str, str]:
         """Labels of a built image."""
@@ -322,7 +331,7 @@ class Buildah:
         pip_conf.write_text(request.pip_conf, encoding="utf-8")
         command = [
             *(*self.words, "bud", "--isolation", "chroot", "--format", "docker", "--layers", "--force-rm"),
-            *("--file", f"docker/{request.image}.Dockerfile", "--tag", self._name(request.image, request.content)),
+            *("--file", request.recipe, "--tag", self._name(request.image, request.content)),
             *("--build-arg", f"BASE={self._name('base', self.suite)}"),
             *("--build-arg", f"PACKAGES={request.variables['CPU_PACKAGES']}"),
             *("--secret", f"id=pip,src={pip_conf}"),

@@ -205,16 +205,20 @@ PARTS: Final = {"3rdparty/composable_kernel": "CK", "triton_kernels": "TRITON"}
 """Folder of a part -> infix of its variables."""
 
 
-def labels(image: str, pins: Pins, content: str, revision: str) -> dict[str, str]:
+def labels(image: str, pins: Pins | None, content: str, revision: str) -> dict[str, str]:
     """Labels of an image. `revision` is the commit that built it first; equal contents of a later commit are reused."""
-    base = pins.cpu.base if image == "cpu" else pins.rocm.base
     found = {
         "org.opencontainers.image.title": f"hilgate {image}",
         "org.opencontainers.image.version": __version__,
         "org.opencontainers.image.revision": revision,
+        "hilgate.content": content,
+    }
+    if pins is None:
+        return found
+    base = pins.cpu.base if image == "cpu" else pins.rocm.base
+    found |= {
         "org.opencontainers.image.base.name": base.reference,
         "org.opencontainers.image.base.digest": base.digest,
-        "hilgate.content": content,
     }
     if image == "cpu":
         return found | {"hilgate.pins.suite": pins.cpu.suite, "hilgate.pins.packages": " ".join(pins.cpu.packages)}

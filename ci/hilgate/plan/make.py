@@ -88,7 +88,7 @@ def make_plan(
     packages = [package for _, step in declarations.steps() for package in step.packages]
     change = git.inspect(root, base)
     by_change = not select and not models and profile not in WHOLE
-    modules = [name for name in change.files or () if imports.module_of(name)]
+    python = any(name.endswith(".py") for name in change.files or ())
     plan = assemble(
         declarations,
         change,
@@ -96,7 +96,7 @@ def make_plan(
         profile=profile,
         select=select,
         models=models,
-        graph=imports.build(root) if by_change and modules else None,
+        graph=imports.build(root, declarations.project.python_path) if by_change and python else None,
         facts=gather_facts(root, change),
         absent=absent_tools(declarations),
     )

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pathspec
 
-from hilgate.declare.imports import module_of
-
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -92,8 +90,8 @@ def _globs(paths: tuple[str, ...]) -> pathspec.PathSpec[Any]:
 
 def _cause(step: Step, name: str, claimed: bool, imports: Imports | None, appeared: Collection[str]) -> _Cause | None:
     """Why one changed file selects one step; None when it does not."""
-    module = module_of(name)
-    if imports is None or not step.imports or module is None:
+    module = imports.packages.module_of(name) if imports and step.imports else None
+    if imports is None or module is None:
         return (name, "") if claimed else None
     if imports.problem:
         return (name, f"and what imports it is not known: {imports.problem}")

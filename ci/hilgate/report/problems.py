@@ -110,16 +110,16 @@ def problems(
     plan: Plan, recorded: Recorded, verdict: Verdict, *, limit: int, facts: MergeBase = NOTHING
 ) -> tuple[StepProblem, ...]:
     """Every step that is not green, worst first; a step that passed with skips is green and not here."""
-    planned, desk = {step.key: step for step in plan.steps}, plan.profile == "gate"
+    planned = {step.key: step for step in plan.steps}
     return tuple(
-        _problem(planned[step.key], step, recorded.last(step.key), limit, facts, desk=desk)
-        for step in not_green(verdict)
+        _problem(plan, planned[step.key], step, recorded.last(step.key), limit, facts) for step in not_green(verdict)
     )
 
 
 def _problem(
-    planned: PlannedStep, step: StepVerdict, attempt: Attempt | None, limit: int, facts: MergeBase, *, desk: bool
+    plan: Plan, planned: PlannedStep, step: StepVerdict, attempt: Attempt | None, limit: int, facts: MergeBase
 ) -> StepProblem:
+    desk = plan.profile == "gate"
     checks = attempt.checks if attempt else ()
     wrong = [check for check in checks if check.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
     wrong.sort(key=lambda check: -outcome.SEVERITY[check.outcome])
@@ -131,7 +131,7 @@ def _problem(
         max(0, len(wrong) - limit),
         tuple(reasons.most_common(limit)),
         on_merge_base(facts, step.key, desk=desk),
-        container_line(step, planned),
+        container_line(step, planned, plan.python_path),
     )
 
 
@@ -233,7 +233,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _WORKSPACE = "/hilgate/workspace"
 
 
-def container_line(verdict: StepVerdict, step: PlannedStep) -> str:
+def container_line(verdict: StepVerdict, step: PlannedStep, python_path: tuple[str, ...]) -> str:
     """`docker run ... <image>@<digest> python3 -m hilgate run ...`; empty when the step ran in no image.
 
     As the agents run it, but for the GPUs (all of the desk's) and the limits of memory. `/dev/kfd` and the render nodes
@@ -248,7 +248,7 @@ def container_line(verdict: StepVerdict, step: PlannedStep) -> str:
             *("docker run --rm --init", *(gpus if step.gpus else ())),
             *('--user="$(id -u):$(id -g)"', "--cap-drop=ALL", "--security-opt=no-new-privileges"),
             *(() if step.step.network else ("--network=none",)),
-            *("--env=HOME=/tmp", "--env=PYTHONPATH=ci:kernels:evals", f'--volume="$PWD:{_WORKSPACE}"'),
+            *("--env=HOME=/tmp", f"--env=PYTHONPATH={':'.join(python_path)}", f'--volume="$PWD:{_WORKSPACE}"'),
             *(f"--workdir={_WORKSPACE}", "--entrypoint=", image, f"python3 -m {verdict.reproduce}"),
         ]
     )

@@ -290,6 +290,8 @@ def locked(folder: Path) -> Iterator[None]:
         MisuseError: Another process has it.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / ".gitignore").exists():  # results are no change of the repository that they lie in
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
     with (folder / LOCK_FILE).open("a") as file:  # the file stays: no race to create it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -105,7 +105,10 @@ class _Flow:
 
     def __post_init__(self) -> None:
         skipped = frozenset(fault.step for fault in self.site.faults if fault.kind is Kind.SKIPPED)
-        hosts = {queue: [Host(f"{queue}-{number}") for number in range(HOSTS)] for queue in self.scenario.queues}
+        hosts = {
+            queue: [Host(f"{queue}-{number}") for number in range(HOSTS)]
+            for queue in self.scenario.declarations.agents.queues
+        }
         nodes = [Node(step) for step in self.scenario.flow]
         self.build = Build(nodes, hosts, self.perform, random.Random(f"{self.site.name}:agents"), skipped)
 

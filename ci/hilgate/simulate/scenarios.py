@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hilgate import git
 from hilgate.buildkite.steps import pipeline_yaml, recheck_yaml
 from hilgate.declare.load import Declarations, load
-from hilgate.errors import NothingSelectedError
+from hilgate.errors import MisuseError, NothingSelectedError
 from hilgate.images.contents import contents
 from hilgate.model import CPU, Plan, PlannedStep, Step
 from hilgate.plan.make import ChangeFacts, assemble
@@ -171,14 +171,14 @@ class Scenario:
     Attributes:
         flow: The static pipeline.
         generated: What its plan step uploads.
-        queues: Queues that have agents.
+        declarations: Whose queues have agents.
     """
 
     name: str
     plan: Plan
     flow: tuple[Command | Wait, ...]
     generated: tuple[Command | Wait, ...]
-    queues: tuple[str, ...]
+    declarations: Declarations
 
 
 class Scenarios:
@@ -189,7 +189,11 @@ class Scenarios:
         self.seed = seed
         self.declarations = load(root)
         self.images = contents(root)
-        self.flow = parse((root / ".buildkite" / "pipeline.yml").read_text(encoding="utf-8"))
+        flow = root / ".buildkite" / "pipeline.yml"
+        if not flow.is_file() or self.declarations.smallest_queue(CPU) is None:
+            remedy = "`hilgate init` writes the file; ci/agents.yaml needs a queue of device cpu"
+            raise MisuseError("there is no flow to simulate on a cpu queue", where=str(flow), remedy=remedy)
+        self.flow = parse(flow.read_text(encoding="utf-8"))
         self.small = functools.cache(self._small)
         self.real = functools.cache(self._real)
 
@@ -207,7 +211,7 @@ class Scenarios:
         rng = random.Random(f"{self.seed}:real:{number}")
         files = [name for name in git.tracked_files(self.root) if not name.endswith(".png")]
         while True:
-            changed = tuple(sorted(rng.sample(files, rng.choice((1, 1, 2, 5)))))
+            changed = tuple(sorted(rng.sample(files, min(len(files), rng.choice((1, 1, 2, 5))))))
             change = git.Changes("0" * 40, dirty=False, base="main", files=changed)
             try:
                 plan = assemble(self.declarations, change, None, profile="pr", facts=ChangeFacts(images=self.images))
@@ -218,7 +222,7 @@ class Scenarios:
     def _scenario(self, name: str, plan: Plan) -> Scenario:
         plan = plan.model_copy(update={"packages": {"sample": "kernels/sample"}})
         generated = parse(pipeline_yaml(plan, self.declarations))
-        return Scenario(name, plan, self.flow, generated, tuple(self.declarations.agents.queues))
+        return Scenario(name, plan, self.flow, generated, self.declarations)
 
 
 @functools.lru_cache(maxsize=16)
@@ -230,14 +234,16 @@ def scenarios_of(root: Path, seed: str) -> Scenarios:
 @functools.lru_cache(maxsize=4096)
 def rechecks(scenario: Scenario, keys: tuple[str, ...]) -> tuple[Command | Wait, ...]:
     """The steps that run failing tests of these planned steps once more; other tests make the same steps."""
-    return () if not keys else parse(recheck_yaml(scenario.plan, dict.fromkeys(keys, ("a test",))))
+    return (
+        () if not keys else parse(recheck_yaml(scenario.plan, dict.fromkeys(keys, ("a test",)), scenario.declarations))
+    )
 
 
 def small_plan(rng: random.Random, declarations: Declarations) -> Plan:
     """A plan of a few steps on the queues of `ci/agents.yaml`, some in an image that one of them builds."""
     queues = declarations.agents.queues
     cpu = [name for name, queue in queues.items() if queue.device == CPU]
-    gpu = [name for name, queue in queues.items() if queue.device != CPU]
+    gpu = [name for name, queue in queues.items() if queue.device != CPU] or cpu
     in_image = rng.random() < 0.6
     steps = [_step("image", rng.choice(cpu), declarations, rng, provides=IMAGE)] if in_image else []
     for name in "abcdef"[: rng.randint(1, MAX_STEPS)]:

@@ -32,6 +32,7 @@ def node(tmp_path: Path) -> FakeNode:
     shutil.copytree(ROOT / "ci/hilgate/agent", node.checkout / "ci/hilgate/agent")
     for name in ("__init__.py", "errors.py"):
         shutil.copy(ROOT / "ci/hilgate" / name, node.checkout / "ci/hilgate" / name)
+    shutil.copy(ROOT / "ci/agents.yaml", node.checkout / "ci")
     host = node.checkout / "ci/hilgate/agent/host.py"
     text = HOST.read_text()
     for real, fake in (("/proc", node.proc), ("/sys/class/kfd/kfd", node.kfd)):
@@ -40,7 +41,7 @@ def node(tmp_path: Path) -> FakeNode:
     host.write_text(text)
     (node.bin / "python3").symlink_to(sys.executable)
     node.env["PATH"] = f"{node.bin}:/usr/bin:/bin"
-    node.env["PYTHONPATH"] = "ci:kernels:evals"
+    node.env["PYTHONPATH"] = "ci"
     return node
 
 

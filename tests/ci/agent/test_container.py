@@ -54,7 +54,7 @@ def golden(*, devices=(), mounts=(), env=(), network="none"):
 
 FACTS = ["--env=BUILDKITE=true", f"--env=BUILDKITE_JOB_ID={JOB_ID}", "--env=BUILDKITE_TIMEOUT=32"]
 OFFLINE = [*FACTS, "--env=HF_HUB_OFFLINE=1", f"--env=HILGATE_IMAGE={DIGEST}", "--env=HILGATE_JOB_STARTED=1763700000",
-           "--env=HOME=/tmp", "--env=PYTHONPATH=ci:kernels:evals"]  # fmt: skip
+           "--env=HOME=/tmp", "--env=PYTHONPATH=."]  # fmt: skip
 CACHED = sorted([*OFFLINE, "--env=HF_HOME=/hilgate/cache/huggingface"])
 ONE_GPU = ["--device=/dev/kfd:/dev/kfd:rw", "--device=/dev/dri/renderD128:/dev/dri/renderD128:rw", "--group-add=44",
            "--group-add=109"]  # fmt: skip

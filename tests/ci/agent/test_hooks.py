@@ -232,6 +232,30 @@ def test_a_wrong_setting_is_a_wrong_declaration_and_pauses_nothing(
     assert node.agent_calls() == []
 
 
+@pytest.mark.parametrize(
+    ("declared", "status", "words"),
+    [
+        ("", 0, "note: no kernel was run, so whether the GPUs compute is not known"),
+        ("selfcheck: {bin}/selfcheck\n", 0, "fit for acme-8"),
+        ("selfcheck: {bin}/absent\n", 75, "unfit: the tiny kernel: {bin}/absent cannot be started"),
+        ("selfcheck: echo {bin}\n", 75, "unfit: the tiny kernel printed nothing that is understood"),
+    ],
+    ids=["none", "one", "cannot run", "says nothing"],
+)
+def test_another_repositorys_queue_and_tiny_kernel_are_what_its_own_clone_declares(
+    declared: str, status: int, words: str, node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (node.folder / "acme/ci").mkdir(parents=True)
+    queue = "queues:\n  acme-8: {device: gfx942, gpus: 8, memory_gib: 192}  # ours\n"
+    (node.folder / "acme/ci/agents.yaml").write_text(queue)
+    (node.folder / "acme/ci/project.yaml").write_text("python_path: [src]\n" + declared.format(bin=node.bin))
+    del node.env["HILGATE_SELFCHECK"]
+    node.program("echo", "echo nothing")
+    node.env |= {"HILGATE_REPOSITORY": str(node.folder / "acme"), "BUILDKITE_AGENT_META_DATA_QUEUE": "acme-8"}
+    assert node.preflight() == status
+    assert words.format(bin=node.bin) in capsys.readouterr().out
+
+
 def test_a_shared_machine_is_judged_by_the_agents_own_gpu(node: FakeNode) -> None:
     write_gpu(node.kfd, 2, minor=128, bus=0x05, gpu_id=1)
     write_gpu(node.kfd, 3, minor=136, bus=0x26, gpu_id=2)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hilgate.agent import trust
+from hilgate.declare.load import load_project
 from hilgate.errors import CannotRunHereError, DeclarationError
 
 OURS = "git@github.com:rocm/hilgate.git"
@@ -73,6 +75,7 @@ def test_what_cannot_be_told_is_a_fork(env, fork):
     assert trust.of_build(env).fork is fork
 
 
+PROJECT = load_project(Path(__file__).parents[3])
 SECRET = "hf_0123456789"
 AGENT = {"PATH": "/bin", "HF_TOKEN": SECRET, "BUILDKITE_AGENT_ACCESS_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET,
          "DOCKER_CONFIG": "/agent/.docker", "MY_NEW_SECRET": SECRET}  # fmt: skip
@@ -118,7 +121,7 @@ def test_a_secret_is_never_a_variable_that_something_reads_by_itself(name):
     ],
 )  # fmt: skip
 def test_files_that_agents_execute_outside_of_containers(path, on_host):
-    assert (trust.STAYS_INSIDE.fullmatch(path) is None) is on_host
+    assert trust.stays_inside(path, PROJECT.forks_may_change) is not on_host
 
 
 def git(folder, *arguments):
@@ -134,6 +137,8 @@ def fork(tmp_path):
     git(ours, "init", "-q", "-b", "main")
     (ours / ".buildkite").mkdir()
     (ours / ".buildkite" / "pipeline.yml").write_text("steps: []\n")
+    (ours / "ci").mkdir()
+    (ours / "ci" / "project.yaml").write_text("forks_may_change:\n  - kernels/  # sources\n  - tests/\nstatus: x\n")
     git(ours, "add", "-A")
     git(ours, "commit", "-qm", "ours")
     git(tmp_path, "clone", "-q", str(ours), "theirs")

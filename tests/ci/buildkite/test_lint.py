@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.pipelines import DECLARED
 
 from hilgate.buildkite.lint import FLOWS, lint, lint_files
 
@@ -152,7 +153,7 @@ def test_step_that_posts_is_named_by_the_caller():
 
 def test_files_of_this_repository_are_sound():
     assert set(FILES) == set(FLOWS)
-    assert lint_files(FILES) == []
+    assert lint_files(FILES, DECLARED) == []
 
 
 def find(pipeline, key):
@@ -200,6 +201,9 @@ def verdict_first(pipeline):
         ("rerun.yml", change("verdict", notify=POST), "rocm/required is posted by no step here"),
         ("release.yml", change("verdict", notify=POST), "rocm/required is posted by no step here"),
         ("approve.yml", drop("approve", "allowed_teams"), "step 'approve' lets anybody approve"),
+        ("approve.yml", change("approve", allowed_teams=["everyone"]), "lets ['everyone'] approve, and not rocm-gate"),
+        ("pipeline.yml", change("plan", agents={"queue": "elsewhere"}), "has a queue 'elsewhere' that ci/agents.yaml"),
+        ("pipeline.yml", lambda p: p.pop("env"), "its PYTHONPATH is '', where ci/project.yaml finds hilgate in 'ci'"),
         ("approve.yml", change("approve", **{"if": "false"}), "can be left out by a condition"),
         ("approve.yml", drop("approve", "key"), "has no key that Buildkite takes"),
         ("other.yml", lambda _: None, "its steps are approve, required, not none"),
@@ -209,9 +213,11 @@ def verdict_first(pipeline):
 def test_unsound_file_is_found(name, edit, expected):
     pipeline = yaml.safe_load(FILES.get(name, FILES["approve.yml"]))
     edit(pipeline)
-    problems = lint_files({**FILES, name: yaml.safe_dump(pipeline)})
+    problems = lint_files({**FILES, name: yaml.safe_dump(pipeline)}, DECLARED)
     assert any(problem.startswith(f"{name}: ") and expected in problem for problem in problems), problems
 
 
 def test_file_that_is_missing_is_found():
-    assert lint_files({name: FILES[name] for name in FILES if name != "pipeline.yml"}) == ["pipeline.yml is missing"]
+    for missing in ("pipeline.yml", "approve.yml"):
+        rest = {name: FILES[name] for name in FILES if name != missing}
+        assert lint_files(rest, DECLARED) == [f"{missing} is missing"]

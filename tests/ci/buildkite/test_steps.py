@@ -55,9 +55,8 @@ def test_pipeline_of_a_named_change_is_the_golden_one(name):
 
 
 def test_rechecks_are_the_golden_ones():
-    assert is_golden(
-        "recheck", recheck_yaml(agent_plan(), {"models-gfx942": ("one",), "kernels-gfx942": ("two", "three")})
-    )
+    failing = {"models-gfx942": ("one",), "kernels-gfx942": ("two", "three")}
+    assert is_golden("recheck", recheck_yaml(agent_plan(), failing, DECLARED))
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
@@ -183,16 +182,17 @@ def test_any_plan_becomes_a_sound_pipeline_of_exactly_its_steps(plan, branch, fa
     assert sorted(steps_of(text)) == sorted(step.key for step in plan.steps)
     assert ("secrets" in text) is (not plan.fork and any(step.step.secrets for step in plan.steps))
     keys = failing.draw(st.sets(st.sampled_from([step.key for step in plan.steps])))
-    rechecks = recheck_yaml(plan, dict.fromkeys(keys, ("an id",)), branch=branch)
+    rechecks = recheck_yaml(plan, dict.fromkeys(keys, ("an id",)), DECLARED, branch=branch)
     assert sorted(steps_of(rechecks) if keys else rechecks) == sorted(map(recheck_key, keys))
 
 
 def test_recheck_of_nothing_of_a_fork_and_of_an_unknown_step():
-    assert recheck_yaml(agent_plan(), {}) == recheck_yaml(agent_plan(), {"models-gfx942": ()}) == ""
-    assert "HF_TOKEN" in recheck_yaml(agent_plan(), {"models-gfx942": ("a",)})
-    assert "HF_TOKEN" not in recheck_yaml(agent_plan(fork=True), {"models-gfx942": ("a",)})
+    one = {"models-gfx942": ("a",)}
+    assert recheck_yaml(agent_plan(), {}, DECLARED) == recheck_yaml(agent_plan(), {"models-gfx942": ()}, DECLARED) == ""
+    assert "HF_TOKEN" in recheck_yaml(agent_plan(), one, DECLARED)
+    assert "HF_TOKEN" not in recheck_yaml(agent_plan(fork=True), one, DECLARED)
     with pytest.raises(InvalidPipelineError, match="'gone' is not in the plan"):
-        recheck_yaml(agent_plan(), {"gone": ("a",)})
+        recheck_yaml(agent_plan(), {"gone": ("a",)}, DECLARED)
 
 
 def test_long_keys_are_shortened_and_stay_distinct():

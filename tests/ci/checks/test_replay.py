@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 CHANGES = REPOSITORY / "ci" / "replay.txt"
 DECLARED = load(REPOSITORY)
 STEPS = [one.key for _, one in DECLARED.steps()]
-GRAPH = build(REPOSITORY)
+GRAPH = build(REPOSITORY, DECLARED.project.python_path)
 READS = read(REPOSITORY / READS_FILE)
 
 

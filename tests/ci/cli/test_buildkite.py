@@ -41,7 +41,7 @@ def test_rerun_starts_a_build_of_the_last_commit_and_says_what_it_means(root, bu
     assert done.stdout == "build 42: https://buildkite.example.invalid/acme/rocm/builds/42\n"
     assert "last build of pull request 7: 41 of cccccccccccc (failed)" in done.stderr
     assert f"image rocm: sha256:{'0' * 64}" in done.stderr
-    assert "rocm/required: no, it is a part of the plan" in done.stderr
+    assert "hilgate/required: no, it is a part of the plan" in done.stderr
     assert TOKEN not in done.stdout + done.stderr
     body = json.loads(buildkite.asked[1][3])
     assert body["env"]["HILGATE_MODELS"] == "pocket-hybrid"
@@ -52,7 +52,7 @@ def test_names_of_the_pipeline_come_from_the_environment(root, buildkite):
     buildkite.answer(200, [build(41)]).answer(201, build(42))
     done = rerun(root, "all", "--pr", "7", HILGATE_ORGANIZATION="acme", HILGATE_PIPELINE="rocm")
     assert done.returncode == 0
-    assert "rocm/required: if it covers the whole plan" in done.stderr
+    assert "hilgate/required: if it covers the whole plan" in done.stderr
 
 
 def test_dry_run_shows_the_requests_sends_none_and_needs_no_token(root, buildkite):

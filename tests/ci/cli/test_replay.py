@@ -20,6 +20,7 @@ def repository(tmp_path):
         "kernels/pagedkv/reader.py": "from pagedkv import layout",
         "kernels/pagedkv/other.py": "",
         "kernels/pagedkv/data.toml": "",
+        "ci/project.yaml": "python_path: [kernels, .]\n",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -7,9 +7,10 @@ from unittest import mock
 import grimp
 import pytest
 
-from hilgate.declare.imports import build, locate, module_of, remedy, run_by
+from hilgate.declare.imports import build, find
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+PATH = ("ci", "kernels", "evals", ".")
 FILES = {
     "kernels/pagedkv/__init__.py": "",
     "kernels/pagedkv/leaf.py": "",
@@ -65,25 +66,25 @@ def repository(tmp_path):
     ids=str,
 )
 def test_reached(repository, declared, module, reached):
-    graph = build(repository)
+    graph = build(repository, PATH)
     assert graph.problem == ""
     assert (module in graph.reached([declared])) is reached
 
 
 def test_first_entry_that_reaches_a_module_is_named(repository):
-    reached = build(repository).reached(["pagedkv.alone", "tests/kernels/test_flat.py"])
+    reached = build(repository, PATH).reached(["pagedkv.alone", "tests/kernels/test_flat.py"])
     assert reached["pagedkv.leaf"] == "tests/kernels/test_flat.py"
 
 
 def test_graph_is_of_the_given_root_whatever_is_installed(repository):
-    assert build(repository).knows("kernels/pagedkv/leaf.py")
-    assert not build(repository).knows("kernels/pagedkv/layout.py")
-    assert build(REPOSITORY).knows("kernels/pagedkv/layout.py")
+    assert build(repository, PATH).knows("kernels/pagedkv/leaf.py")
+    assert not build(repository, PATH).knows("kernels/pagedkv/layout.py")
+    assert build(REPOSITORY, PATH).knows("kernels/pagedkv/layout.py")
 
 
 def test_file_that_cannot_be_parsed_is_a_problem_and_not_an_exception(repository):
     (repository / "kernels/pagedkv/broken.py").write_text("def (")
-    graph = build(repository)
+    graph = build(repository, PATH)
     assert "broken.py" in graph.problem
     assert not graph.knows("kernels/pagedkv/leaf.py")
 
@@ -107,7 +108,7 @@ def test_a_name_that_is_not_utf8_and_a_panic_of_native_code_are_problems(reposit
 
 
 def test_root_without_packages_is_a_problem(tmp_path):
-    assert build(tmp_path).problem == "there is no Python package"
+    assert build(tmp_path, PATH).problem == "there is no Python package"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_root_without_packages_is_a_problem(tmp_path):
     ],
 )
 def test_module_of_a_file(path, module):
-    assert module_of(path) == module
+    assert find(REPOSITORY, PATH).module_of(path) == module
 
 
 @pytest.mark.parametrize(
@@ -131,16 +132,16 @@ def test_module_of_a_file(path, module):
     ["pagedkv.nothing", "pagedkv.leaf.X", "torch", "tests/kernels/test_none.py", "tests/../secret.py", "docs/a.py", ""],
 )
 def test_nothing_is_located_where_there_is_none(repository, declared):
-    assert locate(repository, declared) is None
+    assert find(repository, PATH).locate(declared) is None
 
 
 def test_remedy_names_what_was_probably_meant(repository):
-    assert "'pagedkv.middle'" in remedy(repository, "pagedkv.midle")
-    assert "'tests/kernels/test_flat.py'" in remedy(repository, "tests/kernels/test_falt.py")
+    assert "'pagedkv.middle'" in find(repository, PATH).remedy("pagedkv.midle")
+    assert "'tests/kernels/test_flat.py'" in find(repository, PATH).remedy("tests/kernels/test_falt.py")
 
 
 def test_what_a_command_names(repository):
     words = ["python", "-m", "pytest", "-k", "x", "tests/kernels/test_flat.py::test_a", "tests/models", "no/such.py"]
-    assert run_by(repository, words) == ["tests/kernels/test_flat.py", "tests/models"]
-    assert run_by(repository, ["python", "-m", "pagedkv.middle", "--out", "results/x"]) == ["pagedkv.middle"]
-    assert run_by(repository, ["python", "-m", "pagedkv.tool"]) == ["pagedkv.tool.__main__"]
+    assert find(repository, PATH).run_by(words) == ["tests/kernels/test_flat.py", "tests/models"]
+    assert find(repository, PATH).run_by(["python", "-m", "pagedkv.middle", "--out", "results/x"]) == ["pagedkv.middle"]
+    assert find(repository, PATH).run_by(["python", "-m", "pagedkv.tool"]) == ["pagedkv.tool.__main__"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hilgate.agent import health
 from hilgate.declare.load import InvalidDeclarationsError, find_root, load
 from hilgate.errors import Exit, MisuseError
 
@@ -269,7 +270,9 @@ def test_import_that_is_not_there_and_one_that_is_missing(tmp_path, imports, com
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     step = STEP.replace("label: l", f"label: l, imports: {imports}").replace("python -m x", command)
-    (found,) = mistakes(write(tmp_path, a=area("a", step)))
+    root = write(tmp_path, a=area("a", step))
+    (root / "ci" / "project.yaml").write_text("python_path: [kernels, .]\n")
+    (found,) = mistakes(root)
     assert found.startswith("ci/areas/a.yaml:6 ")
     assert expected in found
 
@@ -279,3 +282,54 @@ def test_root_is_found_from_below(tmp_path):
     assert find_root(root / "ci" / "areas") == root.resolve()
     with pytest.raises(MisuseError, match="not inside a repository"):
         find_root(tmp_path)
+
+
+def test_a_queue_of_a_new_product_is_known_to_its_hosts_by_its_declaration_alone(tmp_path):
+    line = "  amd_mi350_4: {device: gfx950, gpus: 4, memory_gib: 288, image: rocm}\n"
+    text = (REPOSITORY / "ci/agents.yaml").read_text() + line
+    write(tmp_path, text, a=area("a", STEP.replace("evidence", "provides: rocm, evidence")), b=IMAGE_CPU)
+    assert load(tmp_path).queue_for(load(tmp_path).areas[0].steps[0], "cpu") == "amd-cpu"
+    promise = health.promised({health.QUEUE: "amd_mi350_4", "HILGATE_REPOSITORY": str(tmp_path)})
+    assert (promise.gpus, promise.arch, promise.memory_gib) == (4, "gfx950", 288)
+
+
+IMAGE_CPU = area("b", STEP.replace("evidence", "provides: cpu, evidence").replace("one", "two"))
+
+
+@pytest.mark.parametrize(
+    ("project", "expected"),
+    [
+        ("forks_may_change: [src/, ci/]", "hosts execute 'ci/'"),
+        ("forks_may_change: [.buildkite/]", "no plain path below the root"),
+        ("forks_may_change: [.]", "hosts execute '.'"),
+        ("forks_may_change: [json/]", "take it for a module of Python itself"),
+        ("forks_may_change: [argparse.py]", "take it for a module of Python itself"),
+        ("forks_may_change: [../src/]", "no plain path below the root"),
+        ("forks_may_change: &list [src/]", "an agent's host, which has no YAML, reads something else here"),
+        ("selfcheck: >-\n  a\n  b", "an agent's host, which has no YAML, reads something else here"),
+        ('"python_path": [src]', "an agent's host, which has no YAML, reads something else here"),
+        ("python_path: [a b]", "no plain path below the root"),
+        ("images: {x: {recipe: docker/x.Dockerfile, pins: true}}", "has no table for an image 'x'"),
+        ("statsu: x", "did you mean 'status'?"),
+    ],
+)
+def test_a_project_that_hosts_would_read_otherwise_or_that_lets_forks_onto_them_is_refused(tmp_path, project, expected):
+    root = write(tmp_path, a=area("a"))
+    (root / "ci/project.yaml").write_text(project + "\n")
+    found = mistakes(root)
+    assert any(expected in one and one.startswith("ci/project.yaml:") for one in found), found
+
+
+@pytest.mark.parametrize(
+    "queues",
+    [
+        "\n  amd-cpu:\n    device: cpu\n    gpus: 0\n    memory_gib: 64",
+        "\n  amd-cpu: {device: cpu, gpus: 0x0, memory_gib: 64}",
+        "\n  'amd-cpu': {device: cpu, gpus: 0, memory_gib: 64}",
+        "\n  amd-cpu: &cpu {device: cpu, gpus: 0, memory_gib: 64}\n  other: *cpu",
+    ],
+    ids=["block", "hexadecimal", "quoted", "alias"],
+)
+def test_queues_that_hosts_would_read_otherwise_are_refused(tmp_path, queues):
+    (found,) = mistakes(write(tmp_path, f"devices: {{cpu: {{}}}}\nqueues:{queues}\n", a=area("a")))
+    assert "an agent's host, which has no YAML" in found

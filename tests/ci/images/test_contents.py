@@ -14,11 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.plans import IDENTITY
 
+from hilgate.declare.load import load_project
 from hilgate.errors import DeclarationError
 from hilgate.git import tracked_files
 from hilgate.images import __main__ as command
 from hilgate.images.contents import contents, copy_inputs, inputs, wheel_keys
 from hilgate.images.pins import PINS_FILE, read
+from hilgate.model import Image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +63,8 @@ def repository(tmp_path_factory) -> Path:
     for name in ("docker", "requirements", "ci/hilgate", "kernels/pagedkv", "evals/hileval", "evals/families"):
         shutil.copytree(here / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(here / "pyproject.toml", root)
-    shutil.copy(here / "ci" / "agents.yaml", root / "ci")
+    for name in ("agents.yaml", "project.yaml"):
+        shutil.copy(here / "ci" / name, root / "ci")
     (root / ".gitignore").write_text("__pycache__/\n")
     for arguments in (["init", "-q"], ["add", "-A"], [*IDENTITY, "commit", "-qm", "all"]):
         subprocess.run(["git", *arguments], cwd=root, check=True)
@@ -116,7 +119,8 @@ def test_a_changed_patch_is_refused_before_there_is_a_key(repository):
 @given(data=st.data(), text=st.binary(max_size=50))
 def test_any_input_with_any_other_content_changes_the_key(repository, data, text):
     image = data.draw(st.sampled_from(BOTH))
-    names = [name for name in inputs(image, tracked_files(repository)) if not name.endswith(".patch")]
+    declared = load_project(repository).images[image]
+    names = [name for name in inputs(declared, tracked_files(repository)) if not name.endswith(".patch")]
     name = data.draw(st.sampled_from(names))
     same = (repository / name).read_bytes() == text
     assert (image in changed(repository, name, text)[0]) is not same
@@ -147,8 +151,8 @@ def test_a_pin_changes_the_keys_of_its_image_and_wheels_only(repository, old, ne
 
 
 def test_the_order_of_the_files_does_not_matter(repository):
-    names = list(tracked_files(repository))
-    assert inputs("rocm", reversed(names)) == inputs("rocm", names) == tuple(sorted(inputs("rocm", names)))
+    names, rocm = list(tracked_files(repository)), load_project(repository).images["rocm"]
+    assert inputs(rocm, reversed(names)) == inputs(rocm, names) == tuple(sorted(inputs(rocm, names)))
 
 
 def test_a_copy_elsewhere_has_the_same_keys(repository, tmp_path):
@@ -160,10 +164,11 @@ def test_a_copy_elsewhere_has_the_same_keys(repository, tmp_path):
 def test_the_build_sees_what_the_key_covers_and_nothing_else(repository, tmp_path, image):
     (tmp_path / "context").mkdir()
     (tmp_path / "context" / "left-by-another-build").write_text("x")
-    copy_inputs(image, repository, tmp_path / "context")
+    declared = load_project(repository).images[image]
+    copy_inputs(image, declared, repository, tmp_path / "context")
     context = tmp_path / "context"
     found = {path.relative_to(context).as_posix() for path in context.rglob("*") if path.is_file()}
-    assert found == {*inputs(image, tracked_files(repository)), "pins.json"}
+    assert found == {*inputs(declared, tracked_files(repository)), "pins.json"}
     pins = json.loads((context / "pins.json").read_text())
     assert set(pins) == ({"cpu"} if image == "cpu" else {"archs", "rocm", "sources"})
 
@@ -171,7 +176,7 @@ def test_the_build_sees_what_the_key_covers_and_nothing_else(repository, tmp_pat
 def test_a_repository_without_images_has_no_keys_and_an_image_without_a_recipe_is_refused(tmp_path):
     assert contents(tmp_path) == {}
     with pytest.raises(DeclarationError, match="no recipe"):
-        inputs("cpu", ("README.md",))
+        inputs(Image(recipe="docker/cpu.Dockerfile"), ("README.md",))
 
 
 def test_the_command_prints_the_keys(repository, monkeypatch, capsys):

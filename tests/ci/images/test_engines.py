@@ -23,7 +23,17 @@ def order(pins, keys, variables, tmp_path):
     def make(image: str = "rocm", *, mounts: dict | None = None) -> BuildRequest:
         named = labels(image, pins, keys[image], "c" * 40)
         log = tmp_path / "build.log"
-        return BuildRequest(image, keys[image], tmp_path, named, variables, "[global]\n", mounts or {}, log)
+        return BuildRequest(
+            image,
+            keys[image],
+            f"docker/{image}.Dockerfile",
+            tmp_path,
+            named,
+            variables,
+            "[global]\n",
+            mounts or {},
+            log,
+        )
 
     return make
 
@@ -60,6 +70,19 @@ def test_docker_pushes_an_image_and_the_wheels_that_are_missing(order, docker, b
     (words,) = built
     assert "--push" in words
     assert words[-5:] == ["rocm", "wheels-mamba", "wheels-conv1d", "wheels-aiter", "wheels-vllm"]
+
+
+@pytest.mark.parametrize(("fork", "tag"), [(False, "registry/hilgate/acme:1"), (True, "hilgate-fork/acme:1")])
+def test_docker_builds_an_image_that_is_its_dockerfile_alone(tmp_path, root, built, fork, tag):
+    recipe = "docker/acme.Dockerfile"
+    order = BuildRequest(
+        "acme", "1", recipe, tmp_path, {"hilgate.content": "1"}, {}, "[global]\n", {}, tmp_path / "log"
+    )
+    Docker("registry/hilgate", root / "docker/docker-bake.hcl", fork=fork).build(order)
+    (words,) = built
+    assert words[:3] == ["docker", "buildx", "build"]
+    assert words[-4:] == ["--load" if fork else "--push", f"--tag={tag}", f"--file={recipe}", "."]
+    assert "--label=hilgate.content=1" in words
 
 
 def test_docker_takes_a_wheel_that_the_registry_has_by_its_digest(outputs, order, docker, built):

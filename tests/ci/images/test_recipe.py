@@ -9,6 +9,7 @@ import hcl2
 import pytest
 from support.images import ROOT, instructions
 
+from hilgate.declare.load import load_project
 from hilgate.images.contents import contents, inputs
 from hilgate.images.pins import labels, read
 
@@ -86,7 +87,7 @@ def test_what_a_recipe_copies_is_covered_by_the_key(image):
     done = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    covered = (*inputs(image, done.stdout.splitlines()), "pins.json")
+    covered = (*inputs(load_project(ROOT).images[image], done.stdout.splitlines()), "pins.json")
     for one in instructions(image):
         if one["instruction"] == "COPY" and "--from" not in one["value"]:
             for source in one["value"].split()[:-1]:

@@ -141,7 +141,7 @@ def test_empty_plan_is_an_error():
 
 
 DECLARED = load(REPOSITORY)
-GRAPH = build(REPOSITORY)
+GRAPH = build(REPOSITORY, DECLARED.project.python_path)
 FILES = st.lists(st.sampled_from([*tracked_files(REPOSITORY), "new", "kernels/pagedkv/gone.py"]), max_size=6)
 SITES = st.sampled_from([("gate", LAPTOP), ("gate", MI300X), ("pr", None), ("nightly", None), ("release", None)])
 

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hilgate.declare.imports import Imports, build
+from hilgate.declare.imports import Imports, build, find
 from hilgate.declare.load import load
 from hilgate.git import tracked_files
 from hilgate.model import Area
 from hilgate.plan.select import EVERYTHING, NOT_AFFECTED, NOT_IMPORTED, claimed_by, select
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+PATH = ("ci", "kernels", "evals", ".")
 STEP = {"label": "l", "command": "c", "devices": ("cpu",), "evidence": "junit", "timeout_minutes": 1}
 
 
@@ -108,28 +109,30 @@ IMPORTING = (
     ],
 )
 def test_module_selects_what_imports_it_and_any_other_file_its_area(repository, changed, expected):
-    assert set(select(IMPORTING, [changed], build(repository)).reasons) == expected
+    assert set(select(IMPORTING, [changed], build(repository, PATH)).reasons) == expected
 
 
 def test_reasons_and_omissions_say_what_imports_what(repository):
-    selection = select(IMPORTING, ["kernels/pagedkv/layout.py"], build(repository))
+    selection = select(IMPORTING, ["kernels/pagedkv/layout.py"], build(repository, PATH))
     assert selection.reasons["read"] == "kernels/pagedkv/layout.py changed, imported by tests/kernels/test_read.py"
     assert selection.reasons["gate"] == "kernels/pagedkv/layout.py changed, imported by hileval"
     assert selection.omitted == {"write": NOT_IMPORTED}
-    assert select(IMPORTING, ["kernels/pagedkv/writer.py"], build(repository)).omitted["gate"] == NOT_AFFECTED
-    gone = select(IMPORTING, ["kernels/pagedkv/gone.py"], build(repository))
+    assert select(IMPORTING, ["kernels/pagedkv/writer.py"], build(repository, PATH)).omitted["gate"] == NOT_AFFECTED
+    gone = select(IMPORTING, ["kernels/pagedkv/gone.py"], build(repository, PATH))
     assert gone.reasons["gate"] == "kernels/pagedkv/gone.py is gone"
 
 
 def test_new_module_selects_the_areas_that_claim_it(repository):
     (repository / "kernels/pagedkv/new.py").write_text("")
-    selection = select(IMPORTING, ["kernels/pagedkv/new.py"], build(repository), appeared=["kernels/pagedkv/new.py"])
+    selection = select(
+        IMPORTING, ["kernels/pagedkv/new.py"], build(repository, PATH), appeared=["kernels/pagedkv/new.py"]
+    )
     assert set(selection.reasons) == {"read", "write", "whole"}
     assert selection.reasons["read"] == "kernels/pagedkv/new.py is new"
 
 
 def test_while_the_graph_is_not_known_a_module_selects_every_step_with_imports(repository):
-    unknown = Imports(repository, problem="reader.py cannot be parsed")
+    unknown = Imports(find(repository, PATH), problem="reader.py cannot be parsed")
     selection = select(IMPORTING, ["evals/hileval/gate.py"], unknown)
     assert set(selection.reasons) == {"read", "write", "gate"}
     assert "not known: reader.py cannot be parsed" in selection.reasons["read"]
@@ -137,7 +140,7 @@ def test_while_the_graph_is_not_known_a_module_selects_every_step_with_imports(r
 
 
 DECLARED = load(REPOSITORY).areas
-GRAPH = build(REPOSITORY)
+GRAPH = build(REPOSITORY, PATH)
 TRACKED = tracked_files(REPOSITORY)
 GONE = ("kernels/pagedkv/gone.py", "tests/ci/test_gone.py", "docs/new.md", "new file")
 FILES = st.lists(st.sampled_from(TRACKED + GONE), max_size=8)
@@ -146,7 +149,7 @@ FILES = st.lists(st.sampled_from(TRACKED + GONE), max_size=8)
 @settings(max_examples=60, deadline=None)
 @given(files=FILES, more=FILES, appeared=st.sets(st.sampled_from(TRACKED)))
 def test_one_more_file_never_removes_a_step(files, more, appeared):
-    for graph in (GRAPH, None, Imports(REPOSITORY, problem="no graph")):
+    for graph in (GRAPH, None, Imports(find(REPOSITORY, PATH), problem="no graph")):
         before = select(DECLARED, files, graph, appeared)
         after = select(DECLARED, [*files, *more], graph, appeared)
         assert set(before.reasons) <= set(after.reasons)
@@ -157,7 +160,9 @@ def test_one_more_file_never_removes_a_step(files, more, appeared):
 @settings(max_examples=40, deadline=None)
 @given(files=FILES)
 def test_a_graph_that_is_not_known_never_selects_less(files):
-    known, unknown = (select(DECLARED, files, graph) for graph in (GRAPH, Imports(REPOSITORY, problem="no graph")))
+    known, unknown = (
+        select(DECLARED, files, graph) for graph in (GRAPH, Imports(find(REPOSITORY, PATH), problem="no graph"))
+    )
     assert set(known.reasons) <= set(unknown.reasons)
 
 

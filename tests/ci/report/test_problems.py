@@ -90,7 +90,7 @@ def test_a_loosened_gate_is_said_before_what_broke(show, approved, words):
 
 def test_the_line_of_the_image_is_one_that_a_shell_understands():
     plan, _, verdict, _ = red()
-    line = problems.container_line(verdict.steps[0], plan.steps[0])
+    line = problems.container_line(verdict.steps[0], plan.steps[0], plan.python_path)
     words = shlex.split(line)
     at = words.index(f"$HILGATE_IMAGES/rocm@{DIGEST}")
     assert words[:3] == ["docker", "run", "--rm"]
@@ -112,7 +112,7 @@ def test_the_line_of_the_image_is_one_that_a_shell_understands():
 )
 def test_the_line_of_the_image_follows_the_step(image, planned, missing, present):
     verdict = red()[2].steps[0].model_copy(update={"image": image})
-    line = problems.container_line(verdict, step("bad", "x", **planned))
+    line = problems.container_line(verdict, step("bad", "x", **planned), ("src", "."))
     assert missing not in line
     assert present in line
 

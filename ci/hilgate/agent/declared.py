@@ -1,0 +1,102 @@
+"""Read ci/agents.yaml and ci/project.yaml on an agent's host, whose plain Python has no YAML.
+
+Of YAML this knows the shapes that these facts are written in: a text on its key's line, a list of words, and a mapping
+of entries in braces. `hilgate.declare.load` reads them both ways and refuses a file in which the two differ, so
+a host can be trusted to see what was reviewed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hilgate.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+AGENTS_FILE, PROJECT_FILE = "ci/agents.yaml", "ci/project.yaml"
+
+REPOSITORY = "HILGATE_REPOSITORY"
+"""Of the agent: its own clone of the repository that it serves, which no job writes to. Without it, the one that these
+modules lie in."""
+
+_ENTRY = re.compile(r"([\w.-]+):\s*\{([^{}]*)\}")
+_PAIR = re.compile(r"(\w+):\s*([\w.-]+)")
+
+
+@dataclass(frozen=True)
+class QueuePromise:
+    """What each agent of a queue has; 0 GPUs on a cpu queue."""
+
+    queue: str
+    gpus: int
+    arch: str
+    """Its device: `cpu`, or a gfx arch."""
+    memory_gib: int
+
+
+def repository(env: Mapping[str, str]) -> Path:
+    """The agent's own clone of the repository that it serves."""
+    return Path(env.get(REPOSITORY) or Path(__file__).resolve().parents[3])
+
+
+def read(folder: Path, name: str) -> str:
+    """A file of declarations; empty where there is none.
+
+    Raises:
+        DeclarationError: It cannot be read.
+    """
+    try:
+        return (folder / name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeclarationError(
+            f"cannot be read: {error}", where=str(folder / name), remedy=f"see the clone that {REPOSITORY} names"
+        ) from error
+
+
+def queues(text: str) -> dict[str, QueuePromise]:
+    """The queues of a ci/agents.yaml.
+
+    Raises:
+        DeclarationError: An entry is not `name: {device: d, gpus: n, memory_gib: n}`.
+    """
+    block, found = " ".join(_block(text, "queues")), {}
+    for entry in _ENTRY.finditer(block):
+        facts = dict(_PAIR.findall(entry[2]))
+        with contextlib.suppress(KeyError, ValueError):
+            gpus, memory = int(facts["gpus"]), int(facts["memory_gib"])
+            found[entry[1]] = QueuePromise(entry[1], gpus, facts["device"], memory)
+            block = block.replace(entry[0], "", 1)
+    if rest := block.strip("{}, "):
+        raise DeclarationError(
+            f"an agent's host, which has no YAML, cannot read {rest[:80]!r}",
+            where=f"{AGENTS_FILE} queues",
+            remedy="write each queue in one line: name: {device: gfx942, gpus: 1, memory_gib: 192}",
+        )
+    return found
+
+
+def words(text: str, key: str) -> tuple[str, ...]:
+    """A list of words in a ci/project.yaml; a word alone is a list of one, and no key an empty one."""
+    lines = _block(text, key)
+    listed = [line.removeprefix("- ") for line in lines]
+    if len(lines) == 1 and lines[0].startswith("["):
+        listed = lines[0].strip("[]").split(",")
+    return tuple(word.strip(" \"'") for word in listed if word.strip())
+
+
+def _block(text: str, key: str) -> list[str]:
+    """What stands behind a key of the document, without comments: on its line, or indented below it."""
+    lines = [bare for line in text.splitlines() if (bare := re.sub(r"(?:^|\s)#.*", "", line).rstrip())]
+    for number, line in enumerate(lines):
+        if line.startswith(f"{key}:"):
+            below = itertools.takewhile(lambda other: other[0] in " -", lines[number + 1 :])
+            return [part.strip() for part in (line.partition(":")[2], *below) if part.strip()]
+    return []

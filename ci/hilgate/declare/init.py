@@ -1,0 +1,108 @@
+"""Write the declarations and pipeline files that another repository needs to use hilgate: `hilgate init`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import jinja2
+
+from hilgate import git
+from hilgate.agent.trust import stays_inside
+from hilgate.declare.load import load
+from hilgate.errors import MisuseError
+from hilgate.model import CPU, Key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from hilgate.declare.load import Declarations
+
+DECLARATIONS = {
+    "ci/project.yaml": "project.yaml",
+    "ci/agents.yaml": "agents.yaml",
+    "ci/areas/kernels.yaml": "area.yaml",
+    "ci/protected.yaml": "protected.yaml",
+}
+"""File -> its template."""
+
+FLOWS = (".buildkite/pipeline.yml", ".buildkite/approve.yml")
+STEPS = 20
+"""As many test files get a step each; of more, their folders do."""
+
+
+def init(root: Path) -> dict[str, bool]:
+    """Write what is not there yet; nothing is overwritten. Returns file -> whether it was written.
+
+    Raises:
+        MisuseError: `root` is not the top of a git checkout, or holds no test.
+        InvalidDeclarationsError: A file that was there does not fit the others.
+        CannotRunHereError: There is no git.
+    """
+    if not (root / ".git").exists():
+        raise MisuseError("not the top folder of a git checkout", where=str(root), remedy="git init, or --root DIR")
+    if not git.tracked_files(root):
+        raise MisuseError("git lists no file", where=str(root), remedy="write a test first")
+    facts = _facts(git.tracked_files(root))
+    if not facts["steps"]:
+        raise MisuseError("there is no test (test_*.py)", where=str(root), remedy="write one first")
+    written = {path: _write(root / path, _render(name, facts)) for path, name in DECLARATIONS.items()}
+    declarations = load(root)
+    return written | {path: _write(root / path, flow(PurePosixPath(path).name, declarations)) for path in FLOWS}
+
+
+def flow(name: str, declarations: Declarations) -> str:
+    """`pipeline.yml` or `approve.yml` of `.buildkite`, for what is declared."""
+    tables = [step.matrix.file for _, step in declarations.steps() if step.matrix]
+    queue = declarations.smallest_queue(CPU)
+    facts = {"declarations": declarations, "project": declarations.project, "queue": queue, "tables": tables}
+    return _render(name, facts)
+
+
+def _render(name: str, facts: dict[str, object]) -> str:
+    loader = jinja2.PackageLoader("hilgate.declare")
+    plain = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)  # noqa: S701
+    return plain.get_template(f"{name}.j2").render(facts)
+
+
+def _write(path: Path, text: str) -> bool:
+    if path.exists():
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return True
+
+
+def _facts(files: Iterable[str]) -> dict[str, object]:
+    """What the declarations say of these files."""
+    paths = [path for path in map(PurePosixPath, files) if not path.parts[0].startswith(".")]
+    packages = {path.parent for path in paths if path.name == "__init__.py"}
+    parents = {str(folder.parent) for folder in packages if folder.parent not in packages and len(folder.parts) <= 2}
+    tops = sorted({path.parts[0] for path in paths if len(path.parts) > 1} - {"ci", "results"})
+    tests = [path for path in paths if path.name.startswith("test_") and path.suffix == ".py" and len(path.parts) > 1]
+    if len(tests) > STEPS:
+        tests = list(dict.fromkeys(path.parent for path in tests))
+    keys: dict[str, PurePosixPath] = {}
+    for path in tests:
+        keys[_key(path) if _key(path) not in keys else f"{_key(path)}-{len(keys)}"] = path
+    recipe = next((str(path) for path in paths if {"dockerfile", "rocm"} <= set(_words(path.name))), "")
+    return {
+        "python_path": [*sorted(parents - {"."}), "."],
+        "folders": [f"{top}/" for top in tops],
+        "inside": [f"{top}/" for top in tops if stays_inside(f"{top}/file", [f"{top}/"]) and f"{top}/" not in recipe],
+        "steps": keys.items(),
+        "recipe": recipe,
+        "image": "-".join(word for word in _words(PurePosixPath(recipe).name) if word != "dockerfile"),
+    }
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower())
+
+
+def _key(path: PurePosixPath) -> Key:
+    """`tests/kernels/test_paged.py` -> `kernels-paged`."""
+    words = _words(str(path.with_suffix("")).removeprefix("tests/"))
+    return "-".join(word for word in words if word != "test") or "tests"

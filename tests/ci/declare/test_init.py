@@ -1,0 +1,185 @@
+"""The page for adopters, executed: another repository is planned, gated, piped and simulated as the page says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from support.pipelines import DECLARED
+from support.plans import git, hilgate
+
+from hilgate.agent import health, trust
+from hilgate.buildkite.lint import lint_files
+from hilgate.declare.init import flow
+from hilgate.declare.load import load
+from hilgate.errors import CannotRunHereError
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "ci/ADOPTING.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+OTHERS = {
+    "acme/__init__.py": "",
+    "acme/layout.py": "def blocks(tokens, size):\n    return -(-tokens // size)\n",
+    "tests/test_layout.py": "from acme.layout import blocks\n\n\ndef test_blocks():\n    assert blocks(17, 16) == 2\n",
+    "csrc/ops.cpp": "int main() { return 0; }\n",
+    "docker/acme-rocm.Dockerfile": "FROM rocm/pytorch\n",
+}
+
+
+def commit(root):
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "more")
+
+
+@pytest.fixture(scope="module")
+def acme(tmp_path_factory):
+    """The page's repository, before hilgate."""
+    root = tmp_path_factory.mktemp("acme")
+    sources = {text.splitlines()[0].removeprefix("# "): text for kind, text in BLOCKS if kind == "python"}
+    for name, text in {**OTHERS, **sources}.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text)
+    git(root, "init", "-q", "-b", "main")
+    for key, value in (("user.name", "samples"), ("user.email", "samples@example.invalid")):
+        git(root, "config", key, value)
+    commit(root)
+    return root
+
+
+def run(root, line):
+    words = shlex.split(line)
+    if words[0] == "hilgate":
+        return hilgate(root, *words[1:], COLUMNS="120")
+    return subprocess.run(["bash", "-c", line], cwd=root, capture_output=True, text=True, check=False)
+
+
+def session(text):
+    """(command, the lines that must be printed in this order, its exit status) of a block."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, *lines = part.splitlines()
+        status = int(lines.pop().removeprefix("exit ")) if lines and lines[-1].startswith("exit ") else 0
+        yield command, lines, status
+
+
+@pytest.fixture(scope="module")
+def adopted(acme):
+    """The repository after every command of the page, each compared with what the page says."""
+    for kind, text in BLOCKS:
+        for command, lines, status in session(text) if kind == "console" else ():
+            done = run(acme, command)
+            assert done.returncode == status, (command, done.stdout, done.stderr)
+            printed = iter(done.stdout.splitlines())
+            for line in lines:
+                assert any(line.strip() in other for other in printed), (command, line, done.stdout)
+    return acme
+
+
+@pytest.mark.timeout(300)
+def test_every_command_of_the_page_prints_what_the_page_says(adopted):
+    assert (adopted / "results/report.html").is_file()
+    assert git(adopted, "status", "--porcelain") == "M acme/ops.py", "results are no change"
+    again = hilgate(adopted, "plan", "--base", "main")
+    assert "acme/ops.py changed, imported by tests/test_ops.py" in again.stdout
+
+
+def test_a_second_init_overwrites_nothing_and_a_folder_without_git_or_tests_is_refused(adopted, tmp_path):
+    before = git(adopted, "status", "--porcelain")
+    assert hilgate(adopted, "init").stdout.count("kept ") == 6
+    assert git(adopted, "status", "--porcelain") == before
+    for prepare, words in ((lambda: None, "no test"), (lambda: git(tmp_path, "init", "-q"), "git lists no file")):
+        prepare()
+        refused = hilgate(tmp_path, "init")
+        assert refused.returncode == 2
+        assert words in refused.stderr or "git checkout" in refused.stderr
+
+
+def test_what_is_about_other_kernels_says_so_in_a_line(adopted):
+    for words in (["explain-kernel"], ["selftest"]):
+        done = hilgate(adopted, *words)
+        assert done.returncode in (2, 5)
+        assert "a bug in hilgate" not in done.stderr
+    bug = {"id": "a", "title": "t", "source": "s", "symptom": "s", "turns_red": "ops", "expect": "x"}
+    (adopted / "tests/bugs/a").mkdir(parents=True)
+    (adopted / "tests/bugs/a/bug.yaml").write_text(yaml.safe_dump(bug))
+    assert "no kernels to plant bugs in" in hilgate(adopted, "selftest").stderr
+    (adopted / "tests/bugs/a/bug.yaml").unlink()
+
+
+def test_its_flow_agrees_with_what_is_declared_and_ours_is_made_by_the_same_template(adopted):
+    names = ("pipeline.yml", "approve.yml")
+    theirs = {name: (adopted / ".buildkite" / name).read_text() for name in names}
+    assert lint_files(theirs, load(adopted)) == []
+    foreign = " ".join(lint_files(theirs, DECLARED))
+    assert "lets ['hilgate-approvers'] approve, and not rocm-gate-owners" in foreign
+    assert "rocm/required is posted by verdict" in foreign
+    for name in names:
+        assert (ROOT / ".buildkite" / name).read_text(encoding="utf-8") == flow(name, DECLARED)
+
+
+def test_its_hosts_know_its_queues_and_nobody_elses(adopted):
+    own = {"HILGATE_REPOSITORY": str(adopted)}
+    promise = health.promised({**own, health.QUEUE: "acme-mi300"})
+    assert (promise.gpus, promise.arch, promise.memory_gib) == (1, "gfx942", 192)
+    with pytest.raises(Exception, match="known are cpu, acme-mi300"):
+        health.promised({**own, health.QUEUE: "amd_mi300_1"})
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("acme/ops.py", False),
+        ("csrc/ops.cpp", False),
+        ("tests/test_ops.py", False),
+        ("docker/acme-rocm.Dockerfile", True),
+        (".buildkite/hooks/environment", True),
+        ("ci/project.yaml", True),
+        ("ci/agents.yaml", True),
+        ("json/__init__.py", True),
+        ("conftest.py", True),
+    ],
+)
+def test_a_fork_of_its_sources_is_planned_and_one_of_its_hosts_is_refused(adopted, tmp_path, path, refused):
+    git(tmp_path, "clone", "-q", str(adopted), "theirs")
+    theirs = tmp_path / "theirs"
+    (theirs / path).parent.mkdir(parents=True, exist_ok=True)
+    text = "forks_may_change: [ci/, json/, docker/]\n" if path == "ci/project.yaml" else "# theirs\n"
+    (theirs / path).write_text(text + ((theirs / path).read_text() if path.endswith("ops.py") else ""))
+    commit(theirs)
+    env = {
+        "BUILDKITE_REPO": str(adopted),
+        "BUILDKITE_PULL_REQUEST": "7",
+        "BUILDKITE_PULL_REQUEST_REPO": str(theirs),
+        "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main",
+    }
+    if refused:
+        with pytest.raises(CannotRunHereError, match="changes what runs on the agents' hosts"):
+            trust.refuse_changed_hosts(str(theirs), env)
+        return
+    assert "none of its 1 changed files" in trust.refuse_changed_hosts(str(theirs), env)
+    planned = hilgate(theirs, "plan", "--profile", "pr", "--base", "origin/main", "--json", HILGATE_FORK="1")
+    assert planned.returncode == 0
+    assert '"fork": true' in planned.stdout
+
+
+def test_a_source_folder_is_on_the_import_path_and_tests_of_one_name_are_all_kept(tmp_path):
+    for name in ("src/acme/__init__.py", "src/acme/ops.py", "tests/a/test_ops.py", "a/test_ops.py", "json/x.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("from acme import ops\n" if "test" in name else "")
+    git(tmp_path, "init", "-q")
+    assert hilgate(tmp_path, "init").returncode == 0
+    declared = load(tmp_path)
+    assert declared.project.python_path == ("src", ".")
+    assert declared.project.forks_may_change == ("a/", "src/", "tests/"), "json/ could stand before Python's own"
+    assert sorted(step.imports for _, step in declared.steps()) == [("a/test_ops.py",), ("tests/a/test_ops.py",)]
+    git(tmp_path, "config", "user.name", "samples")
+    git(tmp_path, "config", "user.email", "samples@example.invalid")
+    commit(tmp_path)
+    (tmp_path / "src/acme/ops.py").write_text("x = 1\n")
+    assert (
+        "src/acme/ops.py changed, imported by a/test_ops.py"
+        in hilgate(tmp_path, "plan", "--base", "HEAD", COLUMNS="120").stdout
+    )
