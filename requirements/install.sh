@@ -42,4 +42,7 @@ else
   mamba
 fi
 beside "$here/triton-next.txt"
-pip install --no-deps --no-build-isolation --editable "$here/.."
+# An image installs these requirements before its sources are there, so that a change to a kernel reuses the layer.
+if [ -e "$here/../pyproject.toml" ]; then
+  pip install --no-deps --no-build-isolation --editable "$here/.." --editable "$here/../kernels" --editable "$here/../evals"
+fi

@@ -6,3 +6,5 @@ Each operation is imported from its own module, so that importing the package lo
     from pagedkv.cache.gather import gather_kv_cache
     from pagedkv.attention.paged import paged_attention
 """
+
+__version__ = "0.1.0"

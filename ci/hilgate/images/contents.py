@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from hilgate.images.pins import BaseImage, Pins
 
 PACKAGES: Final = (
-    *("/ci/hilgate/", "/kernels/pagedkv/", "/evals/hileval/", "/evals/families/", "/pyproject.toml"),
-    "!*.md",
+    *("/ci/hilgate/", "/kernels/pagedkv/", "/evals/hileval/", "/evals/families/"),
+    *("/pyproject.toml", "/kernels/pyproject.toml", "/evals/pyproject.toml", "!*.md"),
 )
 """Our own packages and what builds them."""
 
