@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hilgate.declare.load import Declarations
 from hilgate.git import Changes
 from hilgate.model import Agents, Area
@@ -19,7 +17,7 @@ AGENTS = Agents.model_validate(
     }
 )
 LAPTOP = Machine(device="cpu", name="a processor", gpus=0, cores=2, memory_gib=16.0, distributions={"torch": "2"})
-MI300X = replace(LAPTOP, device="gfx942", name="AMD MI300X", gpus=8)
+MI300X = LAPTOP.model_copy(update={"device": "gfx942", "name": "AMD MI300X", "gpus": 8})
 
 
 def step(key, devices=("cpu",), **more):

@@ -6,9 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -65,12 +64,14 @@ def explain(
     step: Annotated[str, typer.Argument(metavar="STEP", help="A step, or a step on a device.")],
     base: Base = None,
     history: History = None,
+    as_json: Json = False,
 ) -> None:
     """Everything about one step: files that select it, devices, queues, command, how to repeat it."""
     from hilgate import git
     from hilgate.declare import imports
     from hilgate.declare.load import load
     from hilgate.plan.estimate import measured
+    from hilgate.plan.expand import explanation
     from hilgate.plan.select import select
     from hilgate.report.terminal import show_step
     from hilgate.text import suggest
@@ -90,29 +91,68 @@ def explain(
         selection = select(declarations.areas, change.files, imports.build(root), change.appeared)
         key = found[1].key
         rule = selection.reasons.get(key) or selection.omitted[key]
-    show_step(declarations, *found, rule=rule, history=measured(root, history))
+    if as_json:
+        sys.stdout.write(explanation(declarations, *found, rule).model_dump_json(indent=1) + "\n")
+    else:
+        show_step(declarations, *found, rule=rule, history=measured(root, history))
 
 
 @program.command()
 def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     """What this machine is and lacks, and which areas that rules out. Exit status 5 when some step cannot run here."""
-    from hilgate.plan.expand import Target, readiness
+    from hilgate.plan.expand import Diagnosis, Target, readiness
     from hilgate.plan.make import absent_tools
     from hilgate.report.terminal import show_machine, show_readiness
 
     declarations, machine = _here(ctx)
     areas = readiness(declarations, Target(machine, absent_tools(declarations)))
     if as_json:
-        answer = {
-            "machine": {**asdict(machine), "distributions": dict(machine.distributions)},
-            "areas": [{**asdict(area), "answer": area.answer} for area in areas],
-        }
-        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
+        sys.stdout.write(Diagnosis(machine=machine, areas=tuple(areas)).model_dump_json(indent=1) + "\n")
     else:
         show_machine(machine, declarations)
         show_readiness(areas, every_obstacle=True)
     if any(area.answer != "yes" for area in areas):
         raise typer.Exit(Exit.CANNOT_RUN_HERE)
+
+
+@program.command()
+def schema(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A file or listing; without it, which there are.")] = "",
+) -> None:
+    """Print the JSON schema of what hilgate writes or reads, for other programs and for editors."""
+    from pydantic import TypeAdapter
+
+    from hilgate import model
+    from hilgate.plan.expand import Diagnosis, Explanation
+    from hilgate.release.bundle import Manifest
+    from hilgate.report.tables import TableFile
+    from hilgate.text import suggest
+
+    written: dict[str, Any] = {
+        "plan.json": model.Plan,
+        "results.jsonl": model.Record,
+        "verdict.json": model.Verdict,
+        "health.json": model.Health,
+        "table.json": TableFile,
+        "manifest.json": Manifest,
+        "doctor --json": Diagnosis,
+        "explain --json": Explanation,
+    }
+    given: dict[str, Any] = {
+        "findings.jsonl": model.Check,
+        "area.yaml": model.Area,
+        "agents.yaml": model.Agents,
+        "quarantine.yaml": model.Quarantine,
+        "project.yaml": model.Project,
+    }
+    if not name:
+        sys.stdout.write("".join(f"{known}\n" for known in written | given))
+        return
+    if name not in written | given:
+        raise MisuseError(f"there is no schema {name!r}", where="NAME", remedy=suggest(name, [*written, *given]))
+    mode: Literal["serialization", "validation"] = "serialization" if name in written else "validation"
+    found = TypeAdapter((written | given)[name]).json_schema(mode=mode)
+    sys.stdout.write(json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **found}, indent=1) + "\n")
 
 
 def show_home(ctx: typer.Context) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import ValidationError
 
 from hilgate.errors import MisuseError, NothingSelectedError, RecordsError
-from hilgate.model import BuildRecord, Check, CheckRecord, Outcome, StepRecord, record_adapter
+from hilgate.model import BuildRecord, Check, CheckRecord, Outcome, StepRecord, first_problem, record_adapter
 from hilgate.run.results import Attempt, Recorded
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ def read(build: Path) -> Recorded:
         try:
             record = record_adapter.validate_json(line)
         except ValidationError as error:
-            what = error.errors(include_url=False, include_input=False)[0]["msg"]
-            raise RecordsError(f"not a record: {what}", where=f"{path}:{number}", remedy=REMEDY) from None
+            what = f"not a record: {first_problem(error)}"
+            raise RecordsError(what, where=f"{path}:{number}", remedy=REMEDY) from None
         if isinstance(record, BuildRecord):
             jobs.append(record)
         elif isinstance(record, CheckRecord):
