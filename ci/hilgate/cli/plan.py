@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from hilgate import __version__
 from hilgate.cli import SUMMARY, Base, History, Json, program, repository
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
 
@@ -162,7 +163,7 @@ def show_home(ctx: typer.Context) -> None:
     from hilgate.report.terminal import show_readiness, stdout
 
     out = stdout()
-    out.print(f"[bold]hilgate[/] {_version()}", SUMMARY, sep="\n")
+    out.print(f"[bold]hilgate[/] {__version__}", SUMMARY, sep="\n")
     out.print("\nTry:")
     for command, meaning in (
         ("hilgate plan", "what would run on this machine, and why"),
@@ -181,7 +182,7 @@ def show_version() -> None:
     from hilgate.plan.machine import detect
     from hilgate.report.terminal import stdout
 
-    stdout().print(f"hilgate {_version()}", _one_line(detect()), sep="\n")
+    stdout().print(f"hilgate {__version__}", _one_line(detect()), sep="\n")
 
 
 def _here(ctx: typer.Context) -> tuple[Declarations, Machine]:
@@ -197,15 +198,6 @@ def _one_line(machine: Machine) -> str:
         f"{machine.gpus} x {machine.name} ({machine.device})" if machine.gpus else "no GPU (cpu: Triton's interpreter)"
     )
     return f"{what}, {machine.cores} cores, {machine.memory_gib:.0f} GiB"
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("hilgate")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 @program.command()

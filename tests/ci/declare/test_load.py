@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hilgate.agent.health import PRODUCTS
 from hilgate.declare.load import InvalidDeclarationsError, find_root, load
 from hilgate.errors import Exit, MisuseError
 
@@ -47,7 +48,7 @@ def mistakes(root: Path) -> list[str]:
 
 def test_repository_declares_every_queue_of_the_fleet():
     queues = load(REPOSITORY).agents.queues
-    fleet = {f"amd_mi{product}_{count}" for product in (250, 300, 325, 355) for count in (1, 2, 4, 8)}
+    fleet = {f"amd_{product}_{count}" for product in PRODUCTS for count in (1, 2, 4, 8)}
     assert set(queues) == fleet | {"amd-cpu"}
     assert all(name == "amd-cpu" or queue.gpus == int(name[-1]) for name, queue in queues.items())
 
