@@ -59,7 +59,7 @@ def python(fresh: Path, *arguments: str, **environment: str) -> str:
     done = subprocess.run(
         command, cwd=fresh, env=clean | environment, capture_output=True, text=True, timeout=240, check=False
     )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert done.returncode == 0, (done.stdout + done.stderr)[-12000:]
     return done.stdout
 
 
