@@ -29,7 +29,7 @@ image: $(READY)  ## build the CPU image, or find it built (docker buildx, or roo
 setup: $(READY)
 
 # Rebuilt when a pin changes; written last, so an interrupted installation is not mistaken for a finished one.
-$(READY): $(wildcard requirements/*.txt requirements/evals.in) requirements/install.sh pyproject.toml
+$(READY): $(wildcard requirements/*.txt requirements/evals.in) requirements/install.sh pyproject.toml kernels/pyproject.toml evals/pyproject.toml
 	@requirements/install.sh $(VENV) $(PYTHON)
 	@touch $@
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is measured, as data: shapes, layout, peer and goal of each case, and the bytes and operations it costs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draw the charts as SVG with matplotlib; the same numbers give the same bytes."""
 
 from __future__ import annotations

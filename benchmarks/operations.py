@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Make a case runnable: inputs, both sides over the same inputs, NaN-poisoned outputs, and the check of each side."""
 
 from __future__ import annotations

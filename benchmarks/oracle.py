@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reference results: plain torch, float64 where numbers are computed; nothing of pagedkv or of vLLM."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's own Triton kernels, imported from the installed vLLM and called through its own launchers.
 
 `kernel_unified_attention` gets the split-KV scratch that its backend (vllm/v1/attention/backends/triton_attn.py)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Charts and tables of a recorded run: `python -m benchmarks.plots`, from the root of the repository.
 
 Reads `benchmarks/results/h200.jsonl` (or the file named) and writes beside it a page (`h200.md`), its charts

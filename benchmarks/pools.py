@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """KV caches of a case in its layout, and the same as plain rows for the oracle and in the packings that peers read."""
 
 from __future__ import annotations

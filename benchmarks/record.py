@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records of a run: made, written, read back with every figure checked, and shown as a table.
 
 A side whose result is wrong has no time: there is no way to report one. A file is one run: every line has the hardware,

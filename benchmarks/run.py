@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our kernels beside vLLM's own, in one run: `python -m benchmarks.run` from the root of the repository, on a GPU.
 
 Each side replays a captured graph over inputs larger than the last-level cache; the sides take turns. The outputs are

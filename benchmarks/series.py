@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data series of the charts: which records, which axis, which line. Pure; `charts.py` draws them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time captured graphs, and measure the bandwidth and matrix rate of this machine that they are held against."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which AMD architectures a shared library holds code for: its offload bundles, read down to the code objects.
 
 clang puts one bundle per translation unit into section `.hip_fatbin`: a table of (offset, size, target) and its code

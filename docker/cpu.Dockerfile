@@ -15,18 +15,19 @@ RUN /opt/image/apt.sh ${PACKAGES}
 # Requirements alone first: a change to a kernel reuses this layer, which is the one that takes minutes.
 WORKDIR /hilgate
 COPY requirements requirements
-COPY pyproject.toml ./
 # The secret is this machine's pip configuration (index, certificates): it is mounted, never in a layer.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    mkdir -p ci/hilgate kernels/pagedkv evals/hileval evals/families && touch README.md \
-    && PIP_NO_CACHE_DIR=1 requirements/install.sh /opt/venv python3
+    PIP_NO_CACHE_DIR=1 requirements/install.sh /opt/venv python3
 
+COPY pyproject.toml ./
 COPY ci ci
 COPY kernels kernels
 COPY evals evals
 COPY pins.json docker/prove.py docker/scripts/proof-cpu.sh /opt/image/
-# Again, now that there are packages to point at.
-RUN /opt/venv/bin/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable . \
+# Pages are no part of the image, and hilgate's distribution wants one.
+RUN touch README.md \
+    && /opt/venv/bin/python -m pip install --quiet --no-index --no-deps --no-build-isolation \
+        --editable . --editable ./kernels --editable ./evals \
     && /opt/image/proof-cpu.sh /opt/venv
 
 ENV PATH=/opt/venv/bin:$PATH OMP_NUM_THREADS=1

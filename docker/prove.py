@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Last step of an image: proves that it holds what the pins say, or fails the build.
 
     prove.py record FILE                  in the base, before anything is installed: its versions

@@ -96,7 +96,8 @@ COPY pyproject.toml ./
 COPY ci ci
 COPY kernels kernels
 COPY evals evals
-RUN touch README.md && python3 -m pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheels .
+RUN touch README.md \
+    && python3 -m pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheels . ./kernels ./evals
 
 FROM base AS image
 COPY requirements/laptop.txt docker/scripts/install.sh pins.json /opt/image/

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes the environment: requirements/install.sh VENV [PYTHON]
 # A machine whose PYTHON already has a torch that sees a GPU keeps its own torch, triton and vLLM: the environment is then
 # laid over it and only what hilgate itself needs is added. Any other machine gets the CPU builds, all pinned.
@@ -42,4 +43,7 @@ else
   mamba
 fi
 beside "$here/triton-next.txt"
-pip install --no-deps --no-build-isolation --editable "$here/.."
+# An image installs these requirements before its sources are there, so that a change to a kernel reuses the layer.
+if [ -e "$here/../pyproject.toml" ]; then
+  pip install --no-deps --no-build-isolation --editable "$here/.." --editable "$here/../kernels" --editable "$here/../evals"
+fi

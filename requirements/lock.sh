@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Compiles requirements/*.in into hashed *.txt. Run it after changing an .in file.
 set -euo pipefail
 cd "$(dirname "$0")"

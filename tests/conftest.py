@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where kernels run in a test session: on the GPU if there is one, else under Triton's interpreter."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One second that says whether the kernels work here at all: write a sequence, attend to it, gather it back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start a vLLM engine in a process of its own, ask it token by token, and time its steps."""
 
 from __future__ import annotations

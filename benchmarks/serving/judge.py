@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare the answers and the rates of two engines. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models in their published sizes, with fewer layers where two of them would not fit on one GPU. Data alone.
 
 No weights can be downloaded where this runs: `worker.py` draws them. Sizes are those of the published config.json.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole models in vLLM, our attention beside TRITON_ATTN, in one run: `python -m benchmarks.serving.run` on a GPU.
 
 Both engines live beside each other and take turns. Weights are drawn, the same in both. Tokens that were timed are then

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Load a model without weight files: the load format `drawn`, which vLLM's worker imports before it loads.
 
 vLLM's own format for that, `dummy`, leaves weights so small that all answers are alike.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`hilgate` and `python -m hilgate`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exit statuses and the errors that carry them: one class per mistake, each saying what, where and what to do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run git: what a change touches, files and diffs of commits, and a fingerprint of the working tree."""
 
 from __future__ import annotations

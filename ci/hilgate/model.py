@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """The nouns of hilgate: what is declared, planned, found and decided, and how their files are read and written.
 
 Every file that one stage hands to the next (`plan.json`, `results.jsonl`, `findings.jsonl`, `verdict.json`) is one of
 these models as JSON. They are frozen and forbid unknown keys, so a misspelt key is an error and never a silent default.
+A change of the keys raises the `schema_version` of the file. `hilgate schema` prints them.
 """
 
 from __future__ import annotations
@@ -42,6 +44,16 @@ REFUSED: Final = "refused"
 def refused(what: str, remedy: str = "") -> PydanticCustomError:
     """The error that a validator raises for a value that is of the right type and wrong all the same."""
     return PydanticCustomError(REFUSED, "{what}", {"what": what, "remedy": remedy})
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first mistake with its place; but another version before all others, because they follow from it."""
+    mistakes = error.errors(include_url=False)
+    version = next((one for one in mistakes if one["loc"][-1:] == ("schema_version",)), None)
+    if version and version["type"] == "literal_error":
+        return f"schema {version['input']!r:.20}, this reads {version['ctx']['expected']}"
+    place = ".".join(map(str, mistakes[0]["loc"]))
+    return f"{place}: {mistakes[0]['msg']}" if place else mistakes[0]["msg"]
 
 
 CPU = "cpu"
@@ -87,7 +99,13 @@ Scalar = str | int | float | bool | None
 class Noun(BaseModel):
     """Base of every record: frozen, no unknown keys, no NaN or infinity (JSON has neither)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        json_schema_serialization_defaults_required=True,
+    )
 
     def save(self, path: Path) -> None:
         """Write it as JSON, atomically: a reader sees the old file or the whole new one."""
@@ -106,15 +124,16 @@ class Noun(BaseModel):
         """
         name = cls.__name__.lower()
         try:
-            return cls.model_validate_json(path.read_bytes())
+            found = cls.model_validate_json(path.read_bytes())
         except FileNotFoundError as error:
             raise RecordsError(f"there is no {name}", where=str(path), remedy=remedy) from error
         except OSError as error:
             raise RecordsError(f"the {name} cannot be read: {error}", where=str(path), remedy=remedy) from error
         except ValidationError as error:
-            first = error.errors()[0]
-            place = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
-            raise RecordsError(f"not a {name}: {place}{first['msg']}", where=str(path), remedy=remedy) from error
+            raise RecordsError(f"not a {name}: {first_problem(error)}", where=str(path), remedy=remedy) from error
+        if "schema_version" in cls.model_fields.keys() - found.model_fields_set:
+            raise RecordsError(f"not a {name}: it has no schema_version", where=str(path), remedy=remedy)
+        return found
 
 
 class Outcome(enum.StrEnum):
@@ -537,6 +556,8 @@ class Environment(Noun):
 class Check(Noun):
     """One thing that was checked: a test, a code object, a gate. A line of `findings.jsonl`."""
 
+    schema_version: Literal[1] = Field(default=SCHEMA_VERSION, exclude=True)
+    """For whoever writes such lines; in `results.jsonl` the first record's counts."""
     id: str = Field(min_length=1)
     """Stable name that can be pasted back, with shapes and dtypes rather than indices."""
     outcome: Outcome

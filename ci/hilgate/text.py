@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Escape untrusted text for terminals, Buildkite logs, Markdown, HTML and XML; word outcomes, times and did-you-mean.
 
 A test id, a message or a file name can hold escape sequences, links, Markdown, HTML or characters that turn the reading

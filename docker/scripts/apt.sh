@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs Debian packages into the image: apt.sh PACKAGE... The list of what came, with versions, stays in the image.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # A Debian root folder where no image registry is reachable: debootstrap.sh SUITE FOLDER. Needs root.
 # The folder appears only when it is complete: an interrupted run leaves FOLDER.partial, which the next run removes.
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # A source distribution by its hash: fetch.sh NAME VERSION SHA256 FOLDER
 set -euo pipefail
 name=$1 version=$2 sha256=$3 folder=$4

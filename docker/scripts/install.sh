@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs requirements by hash, then wheels: install.sh REQUIREMENTS [WHEEL...]
 # --no-deps throughout: requirements are complete, and no dependency may choose another torch or triton.
 set -euo pipefail

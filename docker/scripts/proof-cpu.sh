@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Last step of the CPU image: proof-cpu.sh VENV. Starts as the gate starts: no network needed, no GPU.
 set -euo pipefail
 venv=$1

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Unpacks a tarball and patches what was in it: unpack.sh TARBALL FOLDER [PATCH...]
 # A patch that does not apply exactly is an error: with fuzz it may land in another function.
 set -euo pipefail

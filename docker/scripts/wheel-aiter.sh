@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # aiter with its kernels compiled ahead: wheel-aiter.sh VERSION FOLDER WHEELS ARCH...
 # AITER_USE_SYSTEM_TRITON: without it setup.py installs a Triton of its own over the base's.
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # causal-conv1d with its extension causal_conv1d_cuda: wheel-causal-conv1d.sh VERSION FOLDER WHEELS ARCH...
 set -euo pipefail
 version=$1 folder=$2 wheels=$3

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # mamba-ssm with its extension selective_scan_cuda: wheel-mamba-ssm.sh VERSION FOLDER WHEELS ARCH...
 # FORCE_BUILD: no ready-made wheel. KEEP_CUDA_BUILD: versions after 2.3.2 leave the extension out without it, and Mamba-1 is gone.
 # Its --offload-arch takes HIP_ARCHITECTURES as it stands: a list with commas; the default, native, asks a GPU.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # vLLM for ROCm: wheel-vllm.sh VERSION FOLDER WHEELS ARCH...
 # TRITON_KERNELS_SRC_DIR: its CMake clones them otherwise. The Rust front end is not what is tested here.
 set -euo pipefail

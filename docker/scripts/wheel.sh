@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Compiles one wheel for named architectures, without a GPU: wheel.sh FOLDER WHEELS ARCH...
 # wheel-<name>.sh sets what its setup.py reads. --no-index: nothing is fetched; --no-deps: nothing may replace torch or triton.
 set -euo pipefail

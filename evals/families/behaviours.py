@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Behaviours of a scheduler: what drives each one, and what shows that the engine did it. The columns of the table.
 
 Each takes the bench of one family and returns what it measured. It raises WrongAnswerError or CompanyError when the

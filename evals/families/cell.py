@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One cell of the table: what became of one behaviour of one family. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write a family's tiny model: seeded weights under which every next-token distribution depends on its context."""
 
 from __future__ import annotations

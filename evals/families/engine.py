@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A vLLM engine driven request by request and step by step, in a process that starts several, one after the other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Families of hybrid models: a tiny model each, how vLLM serves it, and what vLLM cannot do with it.
 
 They are declared in `families.yaml`, and are the rows of the table; its columns are BEHAVIOURS.

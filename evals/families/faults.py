@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planted faults, each of a kind that happened: which behaviour must turn red, and which stay green."""
 
 from __future__ import annotations

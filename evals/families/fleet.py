@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run families in processes of their own, a few at a time; one that crashes takes no other along."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judge an engine's answers by a reference: every distribution within what rounding explains, every token. Pure."""
 
 from __future__ import annotations

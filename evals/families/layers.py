@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find the first decoder layer in which an engine leaves transformers' path, once its answers are found wrong.
 
 The residual stream behind every decoder layer is captured on both sides, for one prompt, and compared with what

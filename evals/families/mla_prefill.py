@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MLA's prefill in plain torch, on GPUs: any head size, no library. What decodes after it is ours."""
 
 from __future__ import annotations

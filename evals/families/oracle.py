@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What transformers computes with a checkpoint, as reference: eager, the whole sequence at once, no cache."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention of transformers behind an FP8 cache or with a lost block, in plain torch: the reference of tests.
 
 Codes are torch's; nothing here is of ours. Every key and value is rounded, those of the newest tokens too: our backend

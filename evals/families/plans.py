@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which engines a family is served by, and what each of them drives. Pure data."""
 
 from __future__ import annotations

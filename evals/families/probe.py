@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Watch the scheduler of an engine: preemptions, mixed steps, and which blocks went from one request to another.
 
 A behaviour that was not driven proves nothing, so each one demands evidence from here. Engines run in this process

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Published checkpoints: where one is, which family it belongs to, whether it can be judged, and what became of it.
 
 A checkpoint is named as on the hub (`owner/name`) or by a folder. Which ones are run where is said in

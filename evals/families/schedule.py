@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of requests: drawn at random, driven against the same requests alone, shrunk where they fail. Pure.
 
 A seed means the same schedule everywhere.

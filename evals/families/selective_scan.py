@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mamba-1's recurrence over the prompts of a batch, in plain torch: what vLLM calls `selective_scan_fwd`."""
 
 from __future__ import annotations

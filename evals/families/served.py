@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a driver serves, a family's tiny model or a published checkpoint: its folder, its oracle, its engines."""
 
 from __future__ import annotations

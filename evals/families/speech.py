@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny speech model (encoder and decoder): its checkpoint with a processor, the audio it hears, its reference.
 
 The decoder attends to itself and to the encoder's output: two KV cache groups of one pool in vLLM.

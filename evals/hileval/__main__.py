@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m hileval`."""
 
 from hileval.cli import app, run

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line: `gates`, `import`, `gate`, `baseline record|diff|accept|show`, `power`.
 
 `gate` leaves `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) in the output folder and

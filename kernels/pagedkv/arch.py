@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits of each GPU architecture (LDS, registers, lanes), and the largest tile that fits them.
 
 A tile is sized from the LDS *and* the registers of the arch, never from the block size of the cache and never from a

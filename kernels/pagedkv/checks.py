@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Argument checks that the launchers share. Cheap ones always run; those that read device memory need debug=True."""
 
 from __future__ import annotations

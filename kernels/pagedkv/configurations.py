@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What CI promises to support: one list, as data, for the tests and for the code-object audit.
 
 The block sizes are those engines really choose: 16 by default; 544, 784, 1056 and 2048 where the attention page of a

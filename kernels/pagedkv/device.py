@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one place that asks which device runs the kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exception of a wrong argument: which argument, what was got, what was expected, what to do."""
 
 from __future__ import annotations

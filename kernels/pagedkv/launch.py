@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launch data: the tables of `tuning/<arch>.toml` as dataclasses, for the launches of each operation."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the cache keeps channel `c` of head `h` of token `t` of block `b`: axes, strides and offsets, in elements.
 
 Logically K and V are both `[num_blocks, block_size, num_kv_heads, head_size]`. A *packing* says which axes they have in

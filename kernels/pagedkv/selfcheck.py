@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a GPU computes: `python -m pagedkv.selfcheck --json`, for the agents' preflight.
 
     mixed(w)   = three times  w = (w ^ w >> 16) * 0x45d9f3b mod 2^32,  then  w ^ w >> 16

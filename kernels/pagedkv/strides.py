@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Address arithmetic of the kernels: strides as int64 of known alignment, where a token lies, who owns a query tile.
 
 PACKING is the index in `pagedkv.layout.PACKINGS`: 0 rows, 1 native, 2 shuffle. Strides are those of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read TOML tables into dataclasses: every key known, every required one there, every value of its type."""
 
 from __future__ import annotations

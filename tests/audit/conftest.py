@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiling in a child, and figures to plant violations into."""
 
 import functools

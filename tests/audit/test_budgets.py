@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every budget has a planted violation, and nothing else in the kernel is wrong; what a declaration must say."""
 
 import pytest

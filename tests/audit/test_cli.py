@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command: its refusals, its exit statuses, its files. The full audit is a step of its own, not a test."""
 
 import json

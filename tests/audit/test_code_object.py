@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The readers against a kernel whose figures are known by arithmetic, and against what they must refuse."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stand-ins for the extensions of mamba-ssm, and none where the extension is there."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A child that dies, hangs or raises becomes an answer, and its neighbours are not disturbed."""
 
 import os

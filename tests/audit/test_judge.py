@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What makes a row pass or fail: budgets, evidence, the planted defect, comparisons, declared crashes."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The waves-per-SIMD model against cases worked out by hand from the ISA documents."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An autotuned kernel is a case for each configuration that its tuner would try."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a launch to a finding, with kernels that are right, too large, absent, or fatal to the compiler."""
 
 import pytest

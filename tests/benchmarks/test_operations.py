@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each kind of case, shrunk: our side is right by the oracle, and the oracle sees what the kind is about."""
 
 from __future__ import annotations

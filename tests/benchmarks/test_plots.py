@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the pages and the charts say, and that the committed ones say what the committed records do. No device."""
 
 from __future__ import annotations

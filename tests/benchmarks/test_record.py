@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which results files are believed, and what is said of the others. No device."""
 
 from __future__ import annotations

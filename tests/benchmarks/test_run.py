@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the benchmarks count, what they refuse to report, and that their oracle can say no. No device."""
 
 from __future__ import annotations

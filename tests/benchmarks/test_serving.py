@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When two engines' answers count as the same, what a rate is, and what is refused. No engine, no device."""
 
 from __future__ import annotations

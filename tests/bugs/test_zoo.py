@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every bug of the zoo, the slow ones too, is caught by the step that it names, and by nothing less than that."""
 
 from __future__ import annotations

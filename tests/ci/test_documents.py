@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages in Markdown: what they link to and what they name is there."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What git says about a change, in throw-away repositories."""
 
 import os

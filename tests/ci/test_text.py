@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each place shows of hostile text, by example and by an independent parser."""
 
 from __future__ import annotations

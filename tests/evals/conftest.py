@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planted runs and baselines: outcome vectors in, records out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exit statuses and findings of the command line, without an engine."""
 
 import json

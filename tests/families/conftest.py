@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The families and published checkpoints, driven while the tests wait for them; and what to drive."""
 
 from __future__ import annotations

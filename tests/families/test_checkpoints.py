@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The families' checkpoints depend on their context, and the tolerance would notice what an engine can lose."""
 
 from __future__ import annotations

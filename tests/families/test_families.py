@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table: every family under every behaviour, in unmodified vLLM, against transformers.
 
     python -m pytest tests/families/test_families.py --family jamba --behaviour fuzz --seed 7

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Families are read from YAML; whatever is wrong with a declaration is said with its place and what is wanted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle of a family with an FP8 cache: what it rounds, and which faults its tolerance still sees."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first wrong layer is named; the engine's side is played by transformers in float32 with one weight spoilt."""
 
 from __future__ import annotations

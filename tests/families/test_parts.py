@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of the table that need no engine: schedules, the judge, the search for company, cells, declarations."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planted faults: each turns its cell red, and leaves green those that do not meet it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table again, on published checkpoints: their sizes, their blocks, their weights.
 
     python -m pytest tests/families/test_published.py --checkpoint owner/name --checkpoint a/folder

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of the table of published checkpoints that need no engine: names, folders, the hub, what is compared."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A folder served and judged as a published checkpoint is, and an oracle of other weights that turns its cells red."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stand-ins compute the recurrences, checked against plain loops in float64."""
 
 from __future__ import annotations

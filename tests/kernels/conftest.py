@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Poison what the kernels allocate: scratch that a kernel forgot to write is NaN and not a lucky zero."""
 
 from __future__ import annotations

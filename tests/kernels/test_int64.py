@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Offsets beyond 2^31 elements in every tensor that the operations address.
 
 Index 4 lies 2^32 elements behind index 0 and a little: an offset that is computed in 32 bits wraps to a place near

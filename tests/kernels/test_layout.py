@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layouts are pure integers; properties hold for all of them."""
 
 from __future__ import annotations

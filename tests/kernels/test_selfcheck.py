@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The self-check computes what numpy computes, on any device, and what the agents' host expects of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Typed tables: what a key must be, and the sentence for one that is not."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Poisoned outputs, launchers that accept the CPU, and one configuration for each autotuned kernel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of a Mamba2 layer, laid out as a model lays them out, and the comparison with the oracle."""
 
 from __future__ import annotations

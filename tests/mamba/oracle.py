@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the Mamba kernels must compute: plain loops over tokens in float64, importing nothing but torch.
 
 Notation of Gu and Dao 2023 (section 3.2) and Dao and Gu 2024 (section 2): h is the state [heads, head_size, state].

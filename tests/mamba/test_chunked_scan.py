@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chunked scan of mamba-ssm (five kernels, and one for the states of packed sequences) against the recurrence."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """causal-conv1d's one Triton kernel: the history that each packed sequence leaves to its next step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mamba-ssm's gated RMS norm, as Mamba2 layers end with it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mamba-ssm's decode step on a pool of states: each sequence's slot is found, read and written, and no other."""
 
 from __future__ import annotations

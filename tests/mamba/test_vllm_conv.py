@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's causal convolution in Triton: prefill of packed sequences and decode, both on a pool of histories."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's own copies of the Mamba2 kernels: packed sequences that each continue from a state, and decode on a pool."""
 
 from __future__ import annotations

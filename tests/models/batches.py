@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's metadata of one step, as far as our metadata builder reads it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The configuration that vLLM has in force while it makes layers, and our metadata builder in it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run in a process of its own: start the engines of a spec one after the other, write what they answered.
 
     python tests/models/drive.py spec.pt result.pt

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run engines in a process of their own: write a spec, start `drive.py`, wait, and end every process it left."""
 
 from __future__ import annotations

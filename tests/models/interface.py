@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names and parameters of what vLLM asks an attention backend, read from the sources of any version.
 
 pip download --no-deps vllm==0.34.0 && unzip vllm-0.34.0-*.whl -d unpacked

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every model under every layout and packing that vLLM can give it: what runs, one process per packing.
 
 Starting vLLM takes as long as a dozen of these engines, so a process goes through all models of its packing.

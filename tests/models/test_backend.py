@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The border to vLLM without an engine: what is refused and what is passed on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a captured GPU graph keeps, without a GPU: the metadata of its dummy batch, over buffers that change later."""
 
 from __future__ import annotations

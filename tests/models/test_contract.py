@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every question that vLLM can ask is answered in `contract.toml`, and our classes answer that."""
 
 from __future__ import annotations

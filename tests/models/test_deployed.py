@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A hybrid in vLLM as deployed, engine core and worker in processes of their own; and how a lost plugin shows."""
 
 from __future__ import annotations

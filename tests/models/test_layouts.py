@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layouts and packings are vLLM's and ours to choose, and no answer may depend on them: see matrix.py for what runs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MLA between vLLM and our kernel, without an engine: what is refused, the metadata, and captured graphs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The setting that chooses a packing, and what the plugin then asks of vLLM."""
 
 from __future__ import annotations

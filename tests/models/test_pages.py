@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages of every packing in every layout of vLLM: each byte lies where it is documented, and attention finds it there.
 
 The pool is allocated and viewed by vLLM's own functions. Where an element must lie is computed here from the view's

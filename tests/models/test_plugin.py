@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the plugin registers, and what the workers' report can and cannot be fooled by."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two tensor-parallel ranks, engines that hand KV blocks over, a drafting model: answers are as of one engine alone.
 
 Transformers judges them, and the KV pool holds NaN at the start: what a rank or a connector did not write cannot be

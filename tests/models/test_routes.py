@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The router decides for the plugin: what it refuses is refused, and what it describes is what is written and read."""
 
 from __future__ import annotations

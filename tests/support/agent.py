@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A host with a docker and a buildkite-agent that record what they are asked, for tests of jobs."""
 
 from __future__ import annotations

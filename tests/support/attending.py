@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of attention share: small batches, calls into NaN, the float64 answer, the verdict on a row."""
 
 from __future__ import annotations

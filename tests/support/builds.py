@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds that were made up: a plan of samples, what was recorded of it, the verdict; and what a page of them shows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bundles of a made-up build, and the ways in which a forger rewrites one."""
 
 from __future__ import annotations

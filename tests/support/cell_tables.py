@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps whose checks are cells of a table, for tests of everything that shows them."""
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small declarations, machines and changes, for tests of planning."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from hilgate.declare.load import Declarations
 from hilgate.git import Changes
@@ -19,7 +18,7 @@ AGENTS = Agents.model_validate(
     }
 )
 LAPTOP = Machine(device="cpu", name="a processor", gpus=0, cores=2, memory_gib=16.0, distributions={"torch": "2"})
-MI300X = replace(LAPTOP, device="gfx942", name="AMD MI300X", gpus=8)
+MI300X = LAPTOP.model_copy(update={"device": "gfx942", "name": "AMD MI300X", "gpus": 8})
 
 
 def step(key, devices=("cpu",), **more):

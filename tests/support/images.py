@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tool chain that records instead of compiling, and the instructions of a recipe."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Job folders as agents leave them, for tests of everything that is judged about more than exit statuses."""
 
 from __future__ import annotations

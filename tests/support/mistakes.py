@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls with one mistake in them: a cache that is right but for it, and what the error must say."""
 
 from __future__ import annotations

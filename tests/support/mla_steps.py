@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Test data of MLA decode: sequences in a padded latent pool in which every byte that nobody wrote is NaN."""
 
 from __future__ import annotations

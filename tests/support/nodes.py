@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes made of files: an amd-smi that replays, a kernel log, a driver's folders, an agent that notes its calls."""
 
 from __future__ import annotations

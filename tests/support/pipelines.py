@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans that become pipelines, and what is read back from them."""
 
 from __future__ import annotations

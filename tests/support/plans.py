@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans of `python -c` steps, for tests of everything that happens after planning."""
 
 from __future__ import annotations

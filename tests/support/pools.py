@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Test data: a KV pool of any layout in which every byte that nobody wrote is NaN, and batches of sequences in it."""
 
 from __future__ import annotations

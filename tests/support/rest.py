@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server on this machine that answers as Buildkite's REST API documents, and as servers do."""
 
 from __future__ import annotations

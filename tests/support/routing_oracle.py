@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the data about kernels says, read and applied without `pagedkv.routing`, and the requests to try it on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps of `.buildkite/*.yml` run as Buildkite runs them: under `bash -e -c`, in an empty folder.
 
 hilgate, git and buildkite-agent are stand-ins that write down their calls.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text that wants to be more than text."""
 
 from __future__ import annotations

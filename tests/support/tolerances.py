@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far a result may lie from the float64 reference: one table, the same in CI and at the desk.
 
 Write and gather move bytes: their results are compared bit by bit and have no tolerance.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a step in a container: its GPUs, the one command line of `docker run`, and its end whatever happens.
 
 Everything that a command line may contain is in `command`, which is pure. What ROCm needs, and nothing more:

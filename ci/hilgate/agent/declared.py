@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read ci/agents.yaml and ci/project.yaml on an agent's host, whose plain Python has no YAML.
 
 Of YAML this knows the shapes that these facts are written in: a text on its key's line, a list of words, and a mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs of this host: what amd-smi and the driver report, which processes hold them, and whether they compute correctly.
 
 amd-smi is read strictly: whatever is not understood is a problem and never a zero. The commands and shapes are those of

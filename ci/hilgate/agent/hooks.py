@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hooks of an agent: is this node fit for a job, and how does the job leave it?
 
     python3 -m hilgate.agent.hooks preflight     called by .buildkite/hooks/pre-command

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run commands with a timeout that also kills grandchildren, and end the processes and containers that a job left.
 
     python3 -m hilgate.agent.host cleanup [--job ID]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run one step of a plan on an agent: in the container of its image, or on the host where it has none.
 
     python3 -m hilgate.agent.job KEY --plan results/plan.json --results results/jobs/KEY [--recheck]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPU trouble in the kernel's log: which lines mean it, how bad they are, and how far this agent has read.
 
     python3 -m hilgate.agent.kernel_log [--accept]

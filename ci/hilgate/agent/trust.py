@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a build may do, from who asks for it: a fork gets no secrets and may not change what its agents' hosts execute.
 
     python3 -m hilgate.agent.trust guard       for the agent's own post-checkout hook: refuses such a fork

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Client of Buildkite's REST API: find the builds of a pull request and start reruns of some models.
 
 Each way in which a call fails is one sentence. The token is sent in one header and written nowhere: not in messages,

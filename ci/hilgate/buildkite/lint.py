@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lint Buildkite pipelines, generated and in `.buildkite`, for what Buildkite's schema cannot see. Pure.
 
 Texts in, sentences out; no sentence means sound. The rules hold for every step that a required verdict rests on: each

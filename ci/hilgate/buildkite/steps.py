@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generate Buildkite steps from a plan: those of a change, reruns of failing checks, the verdict of a complete rerun.
 
 buildkite-sdk 0.12.0 ignores keys that it does not know, so a misspelt `command` becomes a step that does nothing and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lint the repository (linters, house rules about files, a budget of lines): `python -m hilgate.checks.hygiene`.
 
 Linters know neither JUnit nor findings; here each becomes one check with its command, so a failure can be pasted back.
@@ -41,6 +42,12 @@ MESSAGE_LINES = 25
 HOOKS = ("environment", "post-checkout", "pre-command", "post-command", "pre-exit")
 """Shell scripts without a suffix."""
 
+SCRIPTS = (".sh", ".ci/run", *(f".buildkite/hooks/{name}" for name in HOOKS))
+"""How the names of shell scripts end."""
+
+LICENSE = "# SPDX-License-Identifier: Apache-2.0"
+"""First line of every Python file, and of a script below its `#!`."""
+
 
 @dataclass(frozen=True)
 class Linter:
@@ -64,7 +71,7 @@ LINTERS = (
         "check-jsonschema --builtin-schema vendor.buildkite",
         tuple(f".buildkite/{name}.yml" for name in ("pipeline", "rerun", "release", "approve")),
     ),
-    Linter("shellcheck", "shellcheck", (".sh", ".ci/run", *(f".buildkite/hooks/{name}" for name in HOOKS))),
+    Linter("shellcheck", "shellcheck", SCRIPTS),
     Linter("hadolint", "hadolint", ("Dockerfile",)),
 )
 
@@ -118,6 +125,15 @@ def class_names(texts: Mapping[str, str]) -> list[str]:
     ]
 
 
+def licenses(texts: Mapping[str, str]) -> list[str]:
+    """Python files and scripts that do not begin with their license; an empty file needs none."""
+    return [
+        f"{name}:1: the license is missing; begin it with {LICENSE!r}, a script below #!"
+        for name, text in texts.items()
+        if text and name.endswith((".py", *SCRIPTS)) and LICENSE not in text.splitlines()[: 1 + text.startswith("#!")]
+    ]
+
+
 def pipelines(texts: Mapping[str, str]) -> list[str]:
     """Problems of the files of `.buildkite` that Buildkite's schema cannot see."""
     found = {name: texts[path] for name in FLOWS if (path := f".buildkite/{name}") in texts}
@@ -155,6 +171,7 @@ def forbidden(texts: Mapping[str, str], pattern: re.Pattern[str], why: str) -> l
 RULES: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
     "no-room-package": room_packages,
     "class-names": class_names,
+    "licenses": licenses,
     "pipelines": pipelines,
     "tests-in-steps": unreached,
     **{name: functools.partial(forbidden, pattern=one, why=why) for name, (one, why) in FORBIDDEN.items()},
@@ -193,7 +210,7 @@ def budget_checks(texts: Mapping[str, str]) -> Iterator[Check]:
 
 def _spent(folder: str, budget: Budget, texts: Mapping[str, str]) -> Check:
     lines = {
-        PurePosixPath(name).relative_to(folder): len(text.splitlines())
+        PurePosixPath(name).relative_to(folder): sum(line != LICENSE for line in text.splitlines())
         for name, text in texts.items()
         if name.startswith(f"{folder}/") and name.endswith(".py")
     }

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Record which files a step reads: `python -m hilgate.checks.reads [STEP...]` writes `ci/reads.json`.
 
 An independent check of the selection, which is declared: a step must be selected by every file that it was seen to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replay past changes through the selection: what it saves against running everything, and what it misses.
 
 A step is missed when it is not selected although it is known to break, or although it was seen to read a changed file

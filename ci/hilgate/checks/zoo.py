@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutation tests of the gate (the bug zoo): real defects, planted one at a time in a copy of the kernels, turn it red.
 
 A gate that cannot fail proves nothing. Each bug names the step that must catch it and what the failing check must say;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line `hilgate`: the program that commands add themselves to, and the options that they share."""
 
 from __future__ import annotations

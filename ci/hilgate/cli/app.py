@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run the command line, and turn every way in which a command can end into a message and an exit status.
 
 Results go to standard output, narration and errors to standard error. Commands import what they need when they run.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands about Buildkite: print what it should run, ask it for a build, and simulate whole builds without it."""
 
 from __future__ import annotations

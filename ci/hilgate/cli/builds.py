@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands about judged builds: the history (add, show, report) and bundles of evidence (bundle, verify-bundle)."""
 
 from __future__ import annotations

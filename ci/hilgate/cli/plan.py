@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands that look and decide but run no step: plan, explain, doctor, replay, explain-kernel, the first screen."""
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from hilgate import __version__
 from hilgate.cli import SUMMARY, Base, History, Json, Settings, declared, program, repository
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
 from hilgate.text import count
@@ -97,6 +99,7 @@ def explain(
     from hilgate.declare import imports
     from hilgate.declare.load import load
     from hilgate.plan.estimate import measured
+    from hilgate.plan.expand import explanation
     from hilgate.plan.select import select
     from hilgate.report.terminal import print_step
     from hilgate.text import suggest
@@ -118,10 +121,8 @@ def explain(
         key = found[1].key
         rule = selection.reasons.get(key) or selection.omitted[key]
     if as_json:
-        area, declared = found
-        queues = {device: declarations.queue_for(declared, device) for device in declared.devices}
-        answer = {"area": area.area, "step": declared.model_dump(mode="json"), "queues": queues, "this_change": rule}
-        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
+        answer = explanation(declarations, *found, rule)
+        sys.stdout.write(answer.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
         print_step(declarations, *found, rule=rule, history=measured(root, history))
 
@@ -129,20 +130,59 @@ def explain(
 @program.command()
 def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     """What this machine is and lacks. Exit status 5 when some step cannot run here."""
+    from hilgate.plan.expand import Diagnosis
     from hilgate.report.terminal import print_machine, print_readiness
 
     declarations, machine, areas = _here(ctx)
     if as_json:
-        answer = {
-            "machine": {**asdict(machine), "distributions": dict(machine.distributions)},
-            "areas": [{**asdict(area), "answer": area.answer} for area in areas],
-        }
-        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
+        sys.stdout.write(
+            Diagnosis(machine=machine, areas=tuple(areas)).model_dump_json(indent=1, ensure_ascii=True) + "\n"
+        )
     else:
         print_machine(machine, declarations)
         print_readiness(areas, every_obstacle=True)
     if any(area.answer != "yes" for area in areas):
         raise typer.Exit(Exit.CANNOT_RUN_HERE)
+
+
+@program.command()
+def schema(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A file or listing; without it, which there are.")] = "",
+) -> None:
+    """Print the JSON schema of what hilgate writes or reads, for other programs and for editors."""
+    from pydantic import TypeAdapter
+
+    from hilgate import model
+    from hilgate.plan.expand import Diagnosis, Explanation
+    from hilgate.release.bundle import Manifest
+    from hilgate.report.tables import TableFile
+    from hilgate.text import suggest
+
+    written: dict[str, Any] = {
+        "plan.json": model.Plan,
+        "results.jsonl": model.Record,
+        "verdict.json": model.Verdict,
+        "health.json": model.Health,
+        "table.json": TableFile,
+        "manifest.json": Manifest,
+        "doctor --json": Diagnosis,
+        "explain --json": Explanation,
+    }
+    given: dict[str, Any] = {
+        "findings.jsonl": model.Check,
+        "area.yaml": model.Area,
+        "agents.yaml": model.Agents,
+        "quarantine.yaml": model.Quarantine,
+        "project.yaml": model.Project,
+    }
+    if not name:
+        sys.stdout.write("".join(f"{known}\n" for known in written | given))
+        return
+    if name not in written | given:
+        raise MisuseError(f"there is no schema {name!r}", where="NAME", remedy=suggest(name, [*written, *given]))
+    mode: Literal["serialization", "validation"] = "serialization" if name in written else "validation"
+    found = TypeAdapter((written | given)[name]).json_schema(mode=mode)
+    sys.stdout.write(json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **found}, indent=1) + "\n")
 
 
 def show_home(ctx: typer.Context) -> None:
@@ -151,7 +191,7 @@ def show_home(ctx: typer.Context) -> None:
 
     _, machine, areas = _here(ctx)
     stdout().print(
-        f"hilgate {_version()}\n{SUMMARY}\n\nTry:\n"
+        f"hilgate {__version__}\n{SUMMARY}\n\nTry:\n"
         "  hilgate plan          what would run on this machine, and why\n"
         "  hilgate run hygiene   one area, now; no GPU, account or network needed\n"
         "  hilgate gate          everything this machine can run, and one verdict\n\n"
@@ -166,7 +206,7 @@ def show_version() -> None:
     from hilgate.plan.machine import detect
     from hilgate.report.terminal import stdout
 
-    stdout().print(f"hilgate {_version()}", _one_line(detect()), sep="\n")
+    stdout().print(f"hilgate {__version__}", _one_line(detect()), sep="\n")
 
 
 def _here(ctx: typer.Context) -> tuple[Declarations, Machine, list[Readiness]]:
@@ -184,15 +224,6 @@ def _one_line(machine: Machine) -> str:
     gpus = f"{machine.gpus} x {machine.name} ({machine.device})"
     what = gpus if machine.gpus else "no GPU (cpu: Triton's interpreter)"
     return f"{what}, {count(machine.cores, 'core')}, {machine.memory_gib:.0f} GiB"
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("hilgate")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 @program.command()

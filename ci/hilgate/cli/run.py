@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run steps and judge them: gate, run, judge, recheck, selftest. What they need is imported when they run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check declarations against each other: names that exist and are unique, places that match, dependencies that hold.
 
 What concerns one noun alone is checked by the noun itself (`hilgate.model`).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Import graph of this repository (by grimp): which Python files a step reaches.
 
 The graph says which modules run when a declared module or test file is imported. It errs on the side of running more:

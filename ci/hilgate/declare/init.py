@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write the declarations and pipeline files that another repository needs to use hilgate: `hilgate init`."""
 
 from __future__ import annotations

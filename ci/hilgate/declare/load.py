@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Load `ci/project.yaml`, `ci/agents.yaml` and `ci/areas/*.yaml`, and validate them together.
 
 All mistakes of a load are reported at once: an author who has made three should not push three times.

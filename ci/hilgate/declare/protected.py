@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Protected files (`ci/protected.yaml`): a change to what decides a merge is flagged, with its diff.
 
 Whether it makes the gate looser is for a person to say: the verdict waits for a named approval, and until then agents

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quarantine (`ci/quarantine.yaml`): checks that may fail until a date by which somebody has promised to mend them.
 
 What counts is the file of the merge base: a change cannot put its own failure into quarantine. It may take an entry

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parse YAML text into a noun, strictly, with `file:line key.path` and did-you-mean for each mistake.
 
 PyYAML keeps the last of two equal keys and pydantic knows no line numbers. Here text is composed to nodes, which carry

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Questions to the history: SQL by duckdb over the builds, in memory, without extensions, server or network.
 
 Each answer is plain rows, the same for the terminal, for --json and for the page. Values over builds are lists in the

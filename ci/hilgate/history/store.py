@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The history: a folder of judged builds, each of them a folder that appears by one rename and never changes.
 
 `<began>-<commit>-<digest>/` holds `plan.json` and `verdict.json` as they were judged, and `results.jsonl`: the records
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import ValidationError
 
 from hilgate.errors import MisuseError, NothingSelectedError, RecordsError
-from hilgate.model import PLAN_FILE, BuildRecord, Check, CheckRecord, Outcome, StepRecord, record_adapter
+from hilgate.model import PLAN_FILE, BuildRecord, Check, CheckRecord, Outcome, StepRecord, first_problem, record_adapter
 from hilgate.run.results import RESULTS_FILE, Attempt, Recorded
 
 if TYPE_CHECKING:
@@ -121,8 +122,8 @@ def read(build: Path) -> Recorded:
         try:
             record = record_adapter.validate_json(line)
         except ValidationError as error:
-            what = error.errors(include_url=False, include_input=False)[0]["msg"]
-            raise RecordsError(f"not a record: {what}", where=f"{path}:{number}", remedy=REMEDY) from None
+            what = f"not a record: {first_problem(error)}"
+            raise RecordsError(what, where=f"{path}:{number}", remedy=REMEDY) from None
         if isinstance(record, BuildRecord):
             jobs.append(record)
         elif isinstance(record, CheckRecord):

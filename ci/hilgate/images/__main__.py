@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m hilgate.images`: the key of each image and wheel; `build IMAGE` builds one, `pins` checks them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Build an image, or find it built: the same content is the same image.
 
 What it leaves in its folder is what the gate reads: `findings.jsonl` with one check for each promise of an image, and

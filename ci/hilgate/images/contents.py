@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an image is built from, as one sha256: equal contents are the same image, whoever asks and whenever.
 
 The key of an image covers its part of the pins and every file that its build sees: the build gets a folder with just

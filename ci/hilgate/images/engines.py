@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The programs that build images, find them by their content and run them: docker with buildx, and buildah.
 
 docker takes bases by digest, and finds wheels and images in the registry by their content. A build of a fork pushes

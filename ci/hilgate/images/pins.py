@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`docker/pins.toml`, every pin of the images: read strictly, and given to builds as variables and labels.
 
 TOML parsers know no line numbers, and a wrong pin in a file of pins is found by its line: the lines of tables and keys

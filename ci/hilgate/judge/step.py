@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The judgement of one planned step: a table over all that is known of it, read from the top. Pure.
 
 `run.outcome` says what an exit status and its checks mean. Here that meets the node, the image, reruns and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The verdict of a build: what the plan expected against what arrived. Pure; any folder of results can be judged again.
 
 `judge.step` decides on each step; here they become one answer.

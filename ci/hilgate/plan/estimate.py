@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Estimate how long a plan takes: the median of what was measured, else what is declared; and its longest chains."""
 
 from __future__ import annotations

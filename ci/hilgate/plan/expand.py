@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Expand wanted steps to planned steps on devices, with a reason for each omission. Pure.
 
 `gate` asks what this machine can run: one device per step, on the host. The other profiles ask what the agents run:
@@ -9,15 +10,15 @@ from __future__ import annotations
 
 import graphlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from hilgate.model import CPU, Area, Key, Omission, OmissionCause, PlannedStep, Step, planned_key
+from hilgate.model import CPU, Area, Key, Noun, Omission, OmissionCause, PlannedStep, Step, planned_key
+from hilgate.plan.machine import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hilgate.declare.load import Declarations
-    from hilgate.plan.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -204,8 +205,7 @@ def _gpus(step: Step, device: Key) -> str:
     return f"{step.gpus} x {device}" if step.gpus > 1 and device != CPU else device
 
 
-@dataclass(frozen=True)
-class Readiness:
+class Readiness(Noun):
     """What of one area can run somewhere."""
 
     area: Key
@@ -217,11 +217,35 @@ class Readiness:
     """Devices that they would use."""
     obstacles: tuple[str, ...]
     """Why the others cannot."""
+    answer: Literal["yes", "partly", "no"]
 
-    @property
-    def answer(self) -> str:
-        """`yes`, `partly` or `no`."""
-        return "yes" if self.ready == self.steps else "partly" if self.ready else "no"
+
+class Diagnosis(Noun):
+    """`hilgate doctor --json`: this machine, and what of each area can run on it."""
+
+    schema_version: Literal[1] = 1
+    machine: Machine
+    areas: tuple[Readiness, ...]
+
+
+class Explanation(Noun):
+    """`hilgate explain STEP --json`: a declared step, and what selects it."""
+
+    schema_version: Literal[1] = 1
+    area: Key
+    paths: tuple[str, ...]
+    """Globs of the area that it belongs to."""
+    step: Step
+    queues: dict[Key, Key | None]
+    """Device -> queue; null where no queue offers it."""
+    reason: str
+    """Why the change selects it or does not; empty where none was named."""
+
+
+def explanation(declarations: Declarations, area: Area, step: Step, reason: str) -> Explanation:
+    """What is declared about a step; `reason` says whether a change selects it."""
+    queues = {device: declarations.queue_for(step, device) for device in step.devices}
+    return Explanation(area=area.area, paths=area.paths, step=step, queues=queues, reason=reason)
 
 
 def readiness(declarations: Declarations, target: Target) -> list[Readiness]:
@@ -232,5 +256,15 @@ def readiness(declarations: Declarations, target: Target) -> list[Readiness]:
         ready = [one for one in placed if not one.obstacle]
         on = tuple(dict.fromkeys(device for one in ready for device in one.devices))
         obstacles = tuple(dict.fromkeys(one.obstacle for one in placed if one.obstacle))
-        found.append(Readiness(area.area, area.title, len(ready), len(placed), on, obstacles))
+        found.append(
+            Readiness(
+                area=area.area,
+                title=area.title,
+                ready=len(ready),
+                steps=len(placed),
+                on=on,
+                obstacles=obstacles,
+                answer="yes" if len(ready) == len(placed) else "partly" if ready else "no",
+            )
+        )
     return found

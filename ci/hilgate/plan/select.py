@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Select the steps that a change can break, each with its reason. Pure: file names in, reasons out.
 
 Selection only ever adds, file by file: one more changed file can select more steps and never fewer.

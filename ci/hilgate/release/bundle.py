@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The evidence of a build as one tar: what was expected, what arrived, what was decided, and from what it was made.
 
 The last is the software bill (SBOM) as CycloneDX 1.6 JSON: what was locked, installed where it ran, and pinned. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read a bundle back and believe none of it: every file accounted for, every digest equal, the verdict derived again.
 
 Each check needs what the ones before it found sound; the first that fails is the answer. Whoever can write a whole

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first screen for other readers: `annotation.md` for Buildkite and pull requests, `junit.xml` for test tools."""
 
 from __future__ import annotations

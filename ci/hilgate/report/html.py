@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report and the history, each one HTML file without script or network, below 1 MiB, light and dark, printable.
 
 The templates hold the looks; this file decides what is shown: the verdict, what broke, what changed, then everything.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same check on the merge base: passed, failed, or not known, and why not.
 
 What is known comes from the newest build of that commit in the history, or from a results folder that somebody names.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the first screen says of a verdict: for each step that is not green what broke, by how much, and whether before.
 
 Tests record numbers and labels (`record_property`), findings carry them; what a check did not record is read from the

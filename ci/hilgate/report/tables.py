@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of checks: a pivot over two of their labels, with each reason why cells are not a pass told once. Pure.
 
 A step with a `matrix` names the two labels: family and behaviour, arch and dtype. A check that lacks one has no cell
@@ -10,12 +11,11 @@ The checks of a matrix are also a JSON file of the results folder, of every devi
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hilgate.errors import Exit
-from hilgate.model import Counts, Outcome
+from hilgate.model import Check, Counts, Environment, Key, Noun, Outcome
 from hilgate.run.evidence import EVIDENCE_CHECK, kind_of
 from hilgate.run.outcome import SEVERITY, first, first_line
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from hilgate.model import Check, Number, Plan, PlannedStep, StepVerdict, Verdict
+    from hilgate.model import Number, Plan, PlannedStep, StepVerdict, Verdict
     from hilgate.run.results import Attempt, Recorded
 
 NOTES = 30
@@ -232,6 +232,41 @@ def _listed(names: Iterable[str], known: Iterable[str], label: str) -> str:
     return f"every {label}" + (f" but {', '.join(others)}" if others else "")
 
 
+class TableStep(Noun):
+    """The step of a table on one device."""
+
+    step: Key
+    device: Key
+    command: str
+    outcome: Outcome
+    incomplete: str
+    """Why the table is not whole; empty when it is."""
+    flaky: tuple[str, ...]
+    """Ids of checks that failed and then passed."""
+    quarantined: tuple[str, ...]
+    environment: Environment | None
+    """None when the step did not finish."""
+
+
+class TableCheck(Check):
+    """A check of a table, and of which step."""
+
+    step: Key
+
+
+class TableFile(Noun):
+    """The file that a step's `matrix` names: the checks of that step, on all devices."""
+
+    table: str
+    """Name of the file."""
+    schema_version: Literal[1] = 1
+    commit: str
+    dirty: bool
+    plan_digest: str
+    steps: tuple[TableStep, ...] = ()
+    checks: tuple[TableCheck, ...] = ()
+
+
 _OPENING = '{{\n "table": "{name}"'
 """How each of these files begins, so that one is known by its name and first bytes whatever plan it was of."""
 
@@ -247,30 +282,27 @@ def write(folder: Path, plan: Plan, digest: str, recorded: Recorded, found: Iter
         found: From `tables`; those of one file are the same declared step on several devices.
     """
     clear(folder)
-    files: dict[str, dict[str, list[object]]] = {}
+    files: dict[str, tuple[list[TableStep], list[TableCheck]]] = {}
     for table in found:
         assert table.step.step.matrix is not None
-        file = files.setdefault(table.step.step.matrix.file, {"steps": [], "checks": []})
+        steps, checks = files.setdefault(table.step.step.matrix.file, ([], []))
         step, verdict, attempt = table.step, table.verdict, recorded.last(table.step.key)
-        file["steps"].append(
-            {
-                "step": step.key,
-                "device": step.device,
-                "command": step.step.command,
-                "outcome": verdict.outcome.value,
-                "incomplete": table.incomplete,
-                "flaky": verdict.flaky,
-                "quarantined": verdict.quarantined,
-                "environment": attempt.record.environment.model_dump(mode="json") if attempt else None,
-            }
+        steps.append(
+            TableStep(
+                step=step.key,
+                device=step.device,
+                command=step.step.command,
+                outcome=verdict.outcome,
+                incomplete=table.incomplete,
+                flaky=verdict.flaky,
+                quarantined=verdict.quarantined,
+                environment=attempt.record.environment if attempt else None,
+            )
         )
-        checks = attempt.checks if attempt else ()
-        file["checks"] += [{"step": step.key, **check.model_dump(mode="json")} for check in checks]
-    for name, lists in files.items():
+        checks += [TableCheck(step=step.key, **dict(check)) for check in (attempt.checks if attempt else ())]
+    for name, (of, rows) in files.items():
         about = {"table": name, "commit": plan.commit, "dirty": plan.dirty, "plan_digest": digest}
-        fresh = folder / f"{name}.new"
-        fresh.write_text(json.dumps(about | lists, indent=1) + "\n", encoding="utf-8")
-        fresh.replace(folder / name)
+        TableFile(**about, steps=tuple(of), checks=tuple(rows)).save(folder / name)
 
 
 def files_in(folder: Path) -> tuple[Path, ...]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Print plans, verdicts and tables: results on stdout, narration on stderr, readable at 80 columns.
 
 A symbol or a word accompanies every colour. What comes of a change (names, ids, messages) is never markup: consoles

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From recorded results to a verdict and its reports, on whatever is there: a verdict is written in every case."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step left behind, as checks; a kind of evidence is one class, and every stage asks it instead of its name.
 
 Evidence is never believed halfway: whatever cannot be read becomes a `problem`, and a step with a problem is not a
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import ValidationError
 
 from hilgate.errors import EXIT_MEANINGS, Exit
-from hilgate.model import EVIDENCE, FINDINGS_FILE, Check, ImageRecord, Number, Outcome
+from hilgate.model import EVIDENCE, FINDINGS_FILE, Check, ImageRecord, Number, Outcome, first_problem
 from hilgate.run.outcome import SEVERITY
 from hilgate.text import pytest_word
 
@@ -220,9 +221,7 @@ class FindingsEvidence(EvidenceKind):
             try:
                 check = Check.model_validate_json(line)
             except ValidationError as error:
-                first = error.errors(include_url=False, include_input=False)[0]
-                place = ".".join(str(part) for part in first["loc"])
-                problems.append(f"{path.name}:{number}: {place + ': ' if place else ''}{first['msg']}")
+                problems.append(f"{path.name}:{number}: {first_problem(error)}")
                 continue
             if check.id in checks:
                 problems.append(f"{path.name}:{number}: the check {check.id!r} appears twice")

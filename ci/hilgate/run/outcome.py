@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an exit status and its evidence mean together: one table, read from the top, first match decides.
 
 The runner uses it to know whether dependants may start, the judge to decide. Both see the same table.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Child processes of steps: each in its own group, without a shell, timed, measured, and ended with all it started.
 
 A `Child` never blocks: the runner polls it, so one thread drives every step and an interrupt reaches all of them.

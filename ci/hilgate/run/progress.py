@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a person sees while steps run, on stderr: a live table, or plain lines, or Buildkite's log groups."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Failing tests once more over the same files: to tell a flake from a regression, never to make anything green."""
 
 from __future__ import annotations

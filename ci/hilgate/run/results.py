@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results of steps: one file per finished step, written whole and renamed, read whole or not believed at all.
 
 `results.jsonl` of a step holds a `BuildRecord`, the `CheckRecord`s of each attempt before its `StepRecord`, the image
@@ -33,6 +34,7 @@ from hilgate.model import (
     Outcome,
     RerunRecord,
     StepRecord,
+    first_problem,
     record_adapter,
 )
 
@@ -155,7 +157,7 @@ def read(path: Path, plan: Plan, digest: str, key: str, *, elsewhere: bool = Fal
     except OSError as error:
         problem = f"it cannot be read: {error.strerror}"
     except ValidationError as error:
-        problem = f"not a record: {str(error).splitlines()[0]}"
+        problem = f"not a record: {first_problem(error)}"
     except _DamagedError as error:
         problem = str(error)
     raise RecordsError(problem, where=str(path), remedy="run the step again (`hilgate gate --resume`)")
@@ -358,7 +360,7 @@ def read_health(folder: Path, key: str) -> tuple[tuple[Health, ...], str]:
         try:
             health = Health.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
-            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error.strerror
+            why = first_problem(error) if isinstance(error, ValidationError) else error.strerror
             problems.append(f"{path.name}: not a health record: {why}")
             continue
         if health.moment == moment and key in {"", health.step}:

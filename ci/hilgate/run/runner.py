@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a plan on this machine: ready steps fill its cores, and each leaves its results in a file of its own.
 
 One thread polls every child, so a timeout, Ctrl-C and SIGTERM are handled in one place. A step starts when all that it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Buildkite in simulated time: which job starts when and where, what is retried, and which artifacts can be fetched.
 
 Discrete events and no clock: a build of two hours takes the time to write its files. Steps, queues, dependencies,

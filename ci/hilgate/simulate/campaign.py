@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simulated builds from plan to verdict, many of them, each verdict held against what really happened in its build.
 
 The one place where the simulator meets what it tests: `report.write.decide` gives the verdict, as it does in CI. What

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A simulated job on an agent: preflight, the step, its results and their upload, and every way in which they go wrong.
 
 What really happens goes to the ledger first; then the files are written as real jobs write them, and damaged. The tests

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a simulated build is made of: a plan, and the faults that strike it, both drawn from a seed.
 
 Plans are small ones of every shape, and real ones of random changes to this repository.

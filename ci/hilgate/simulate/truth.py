@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a build deserves, from what really happened in it. Shares no code with `rules` or `judge`, and reads no record.
 
 The jobs of the simulator note here what they do, before anything is damaged, lost or misreported.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents to be parsed: read and checked, asked of an encoder-decoder model, and scored whole and line by line.
 
 A task file says which documents. Spoken ones are made of JSON lines in this repository (`hileval.pocket.data`); images

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An evaluation: its answers, the stored ones it may be compared with, and the backend that served attention. Pure.
 
 An accuracy figure counts only for the backend that produced it. vLLM logs and ignores a plugin that fails to load, and

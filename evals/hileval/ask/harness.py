@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """lm-eval around an engine: its stock task makes the prompts, extracts the numbers and scores; every answer is kept.
 
 Imported when questions are asked: lm-eval takes seconds.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ask an engine until the rule has an answer, with a journal: a crash or Ctrl-C costs no question twice.
 
 The journal holds one JSON line per answer, written as soon as it is given, below a line that names what was asked:

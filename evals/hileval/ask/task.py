@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Questions of a gate, the folders of its data and model, and the identity of a run.
 
 A model of a hub is found in this machine's cache and identified by what the hub says its files contain.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines: prompts in, answers out. vLLM in process, a server, and transformers as a second opinion.
 
 One that fails raises `EngineError`: an empty answer would be scored as wrong.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Report from inside vLLM's workers, in vLLM's own words: which backend it selected for each attention layer."""
 
 from __future__ import annotations

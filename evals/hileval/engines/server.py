@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An OpenAI-compatible server that the harness starts, watches and ends: prompts in, answers out.
 
 Trouble is never an answer. A request that fails, times out or is cut short, a server that dies or says something else

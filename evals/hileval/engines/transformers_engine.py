@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """transformers as a second opinion: of decoders, and of speech models, where faults of cross attention are planted."""
 
 from __future__ import annotations

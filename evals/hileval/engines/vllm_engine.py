@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM in this process: the engine under test."""
 
 from __future__ import annotations

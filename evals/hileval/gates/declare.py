@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Declarations of gates (`evals/gates.yaml`): model, task, engine, limits and rule of each; how its engine starts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Import the accuracy configurations of vLLM as gates.
 
 Two formats: `tests/evals/gsm8k/configs/*.yaml` (a threshold and an absolute tolerance) and

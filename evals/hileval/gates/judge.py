@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judge an evaluation: from runs and a baseline to checks. Pure; no clock, no file, no engine.
 
 Order matters. First who served the runs (accuracy of something else proves nothing), then broken output (it names the

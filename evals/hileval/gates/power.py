@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statistical power of a rule: closed form for one look, seeded simulation for several. Pure.
 
 `python -m hileval power` prints it per model, from the d that the model's own baseline shows.

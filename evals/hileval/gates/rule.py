@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rule of an accuracy gate: what the answers so far mean, and what to ask next. Pure.
 
     looks over one run            fail | pass | ask more questions

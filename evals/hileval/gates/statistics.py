@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statistics of accuracy gates: exact paired test, sequential looks at one level, confidence bounds of a drop. Pure.
 
 Outcomes are arrays `[runs, questions]` of bool: the same prompts in the same order, True for a right answer. `rule.py`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line of pocket models: make their questions, train one, measure it intact and under planted faults."""
 
 from __future__ import annotations

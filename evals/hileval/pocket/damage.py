@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planted faults of caches, states and settings: what a pocket model's exact match becomes when it suffers one.
 
 Each fault is one that a wrong kernel or a wrong layout makes. Those of a cache are pure functions of a layer's keys and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Questions and documents of pocket models, made from a seed: word problems in GSM8K's format, and spoken records.
 
 Word problems: every person owns some of the same thing; the question names two or three of them. All others are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pocket models and their tokenizers: one for each class of KV cache that the kernels serve. Untrained, fp32.
 
 hybrid    attention and Mamba-2 (GraniteMoeHybrid)     rows of a pool that attention and state share

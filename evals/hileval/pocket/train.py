@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train a pocket model: seeded, one CPU thread, minutes; AdamW, and loss on the answer only.
 
 Word problems have a curriculum that starts with three people per question; the speech model finds its task at once.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Baselines (`evals/baselines/*.json`): K runs of a trusted engine, question by question, and who accepted them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records of an evaluation: answers, signs of broken output in them, and the identity of what answered.
 
 Broken output is told apart from wrong answers: it needs no statistics in gross cases, and it names the cause. A wrong

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several sequences and KV heads in one attention program, for Triton's interpreter alone: all of this is a GPU's 1.
 
 There an operation costs the same whatever its size, so programs are few and large (`tuning/interpreter.toml`): rows are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention over parts of the KV: merge two results, and attend a prefix that all sequences share only once.
 
 A prefix that many sequences have in common (a system prompt) is the same K and V for all of them. One pass would read

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention of a step's queries over the paged cache: prefill, extend, decode, and batches that mix them.
 
     out[n, h, :] = softmax_p(scale * query[n, h, :] . K[p, h // GROUP, :]) V[p, h // GROUP, :]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Merge results over parts of the KV by their sums of exponentials (section 2.2 of arXiv 2501.01005).
 
     out[n, h, :] = sum_s e^(lse[n, h, s] - m) part[n, h, s, :] / sum_s e^(lse[n, h, s] - m),   m = max_s lse[n, h, s]

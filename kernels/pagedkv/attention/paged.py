@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The launcher of attention over the paged cache: checks, launch configuration, kernel, reduce of a split KV."""
 
 from __future__ import annotations

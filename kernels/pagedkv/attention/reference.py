@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle of attention: plain torch loops over sequences in float64, importing nothing but the cache's oracle.
 
 MLA decode is attention with one KV head, the latent row, whose value is the first channels of its key.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Online softmax in base 2 (Milakov and Gimelshein, arXiv 1805.02867): the one update that every kernel here uses.
 
 The state of a row is the largest score it has seen and the sum of `2^(score - largest)`; both begin as `-inf` and 0, or

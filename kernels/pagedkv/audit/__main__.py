@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Command line of `python -m pagedkv.audit`, and whether this machine's Triton can do the work.
 
 Nothing heavy is imported before the machine has been looked at, so that refusals are quick.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Budgets of code objects and known defects of a compiler, as data: `budgets.toml` and `declared.toml`.
 
 A declared crash or narrow load is checked both ways: what is not declared fails, and so does a declaration that is no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cases of the audit: launches to compile, from three sources (our kernels, vLLM's, the Mamba packages')."""
 
 from __future__ import annotations

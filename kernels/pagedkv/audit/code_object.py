@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read AMD code objects: registers, spills and scratch from the ELF note, instructions and loads from the AMDGCN text.
 
 The figures are in a MessagePack note (AMDGPUUsage, "Code Object V3 and Above Metadata"). Two of them need care:

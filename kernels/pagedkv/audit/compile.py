@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compile what a Triton launcher launches, for an AMD GPU that is not there, or list what it would compile.
 
 With our HIP driver active, a real Python launcher runs on CPU tensors. Triton specialises on the real arguments

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Findings of the audit: lines of `findings.jsonl`, in the shape every hilgate step reports, and a terminal's report.
 
 The report fits 80 columns: tables by arch, whatever is not a pass, one line with the verdict.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Import the Triton kernels of mamba-ssm, causal-conv1d and vLLM where their compiled halves are missing.
 
 On a machine without a GPU mamba-ssm and causal-conv1d are installed from source without their extensions, and then

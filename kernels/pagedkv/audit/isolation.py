@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run functions in forked children that may crash or hang, several at a time.
 
 MLIR and LLVM end the process when one of their own checks fails, after printing the check to stderr. A fork inherits

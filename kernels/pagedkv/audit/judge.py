@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judge compiled kernels: budgets for ours, evidence of vLLM's, crashes and configurations of the Mamba packages'.
 
 A finding for each row, one for each comparison of ours with theirs, and one for each kernel of which every

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Registers, LDS and waves of a compute unit of each CDNA arch: the occupancy of a kernel.
 
 Sources, by the names used below:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cases of the Mamba kernels that serving launches: mamba-ssm's, causal-conv1d's, and vLLM's copies of both.
 
 Nothing is copied: the kernels are imported and launched by their own packages' launchers, in every configuration that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cases of our kernels: every configuration that we promise, launched as a server would."""
 
 from __future__ import annotations

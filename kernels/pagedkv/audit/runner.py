@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run the audit: ask what each case would compile, compile every distinct kernel once, judge the figures."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CPU tensors with the shapes, strides and sizes of a serving batch, for launches that only compile.
 
 Nothing is computed, so the values do not matter; what Triton specialises on does: divisibility of pointers and strides

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cases of vLLM's attention kernels, compiled beside ours as evidence. Nothing of theirs is copied: they are imported.
 
 Their `chunked_prefill_paged_decode` asks the ROCm platform about the GPU, so the decode kernel is launched directly

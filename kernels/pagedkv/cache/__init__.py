@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """The paged KV cache: its description, write and gather."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The paged cache of one KV group as the operations take it: two tensors, how they are packed, how they are quantised.
 
 It is made in one place, from one description, and handed to the write, the gather and the attention alike, so they

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of a paged cache, which all launchers share: axes of its packing, one dtype, dense rows, scales that fit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gather K and V of the context of several sequences from the paged cache into dense rows.
 
     pos = n - cu_seq_lens[s] + seq_starts[s],  s = token_to_seq[n]

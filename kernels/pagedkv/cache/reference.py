@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle of reading a paged cache: plain torch loops over tokens, importing nothing of ours.
 
 Caches are the logical `[num_blocks, block_size, num_kv_heads, head_size]` values whatever their packing, indexed by

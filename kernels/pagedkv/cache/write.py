@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write K and V of a step into the paged cache.
 
     key_cache[slot // block_size, slot % block_size, h, :] = key[n, h, :]     slot = slot_mapping[n] >= 0; V alike

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The three 8-bit float formats of a quantised KV cache, in integer arithmetic: the same bits on every platform.
 
 A code is `sign, exponent, mantissa` with m mantissa bits and the value, for exponent field E and mantissa field M,

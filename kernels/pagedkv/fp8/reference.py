@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle of quantised caches: what a code means and which code a number gets, from the definition of the formats.
 
 The 256 values come from the formula in exact fractions, and a number gets the nearest of them by comparison with the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scales of a quantised cache as the kernels take them."""
 
 from __future__ import annotations

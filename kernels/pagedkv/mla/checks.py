@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Argument checks of MLA decode; none of them reads device memory."""
 
 from __future__ import annotations

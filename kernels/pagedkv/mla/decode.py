@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The launcher of MLA decode: checks, tables, persistent kernel, reduce."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Multi-head latent attention over a paged latent cache: DeepSeek's absorbed form (arXiv 2405.04434, section 2.1).
 
     out[n, h, :] = softmax_p(scale * query[n, h, :] . cache[p, :]) cache[p, :LATENT]

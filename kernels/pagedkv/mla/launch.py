@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The launch of one MLA decode step: a pure function of shapes and of `tuning/<arch>.toml`."""
 
 from __future__ import annotations

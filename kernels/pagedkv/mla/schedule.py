@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which program of MLA decode attends to which tokens: work items of nearly equal cost, and what is merged afterwards.
 
 A step has `num_seqs` sequences. The rows of a sequence are its query tokens times heads, row `token * num_heads +

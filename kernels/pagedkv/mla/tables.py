@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of `schedule.plan`, made on the device: each program finds the work items of one group by itself.
 
 They are filled where the lengths are, once a step and for all layers, and their sizes follow from shapes alone. A

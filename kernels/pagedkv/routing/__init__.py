@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Route attention layers to kernels: the limits of every kernel in the image as data, and one function over them.
 
     from pagedkv.routing import Request, route

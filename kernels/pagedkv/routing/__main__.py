@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m pagedkv.routing explain`: which kernel serves each attention layer of a model, and why not the others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read the kernels of each provider and their order of preference from `candidates/*.toml` and `preference.toml`.
 
 Nothing has a default: a kernel that does not state a limit, or where it is written, is an error and not a kernel

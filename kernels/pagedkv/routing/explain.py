@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explain the routes of all layers of a model, from its config: for a person in 80 columns, and as JSON."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Features that a request can ask for, in the order in which a rejection names them, and a kernel's limits on them."""
 
 from __future__ import annotations

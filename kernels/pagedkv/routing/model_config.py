@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read a Hugging Face `config.json`: which layers a model has, what each asks of attention, and its recurrent state.
 
 Nothing is guessed: a family whose config does not say which layers slide, or that adds a bias no kernel takes, is an

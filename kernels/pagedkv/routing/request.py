@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Request of one attention layer, validated, and the layout of its cache that all its kernels must serve."""
 
 from __future__ import annotations

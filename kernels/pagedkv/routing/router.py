@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Choose the writer, the readers and the gather of a layer, with the reason for each and against each other one.
 
 The cache has one layout, the request's. Every kernel is checked against it, and a `Route` checks again when it is made,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The vLLM plugin: serves vLLM's paged attention with the kernels of this package.
 
 `register` is the `vllm.general_plugins` entry point. vLLM calls it once in each of its processes (front end, engine

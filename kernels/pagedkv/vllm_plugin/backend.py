@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention backend for vLLM: what it must know to select it and to size the KV cache."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of the vLLM plugin, one class each."""
 
 from __future__ import annotations

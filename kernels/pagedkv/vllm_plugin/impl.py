@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention of one layer in vLLM: refuse what is not served, write the new keys and values, attend."""
 
 from __future__ import annotations

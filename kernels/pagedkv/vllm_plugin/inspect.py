@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Report from inside vLLM's workers: which backend served each attention layer, how often, on what memory.
 
 vLLM logs a plugin that failed to load and carries on with another backend, so a right answer proves nothing about our

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metadata of a batch: the arguments of the kernel calls that serve it, and vLLM's builder of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MLA for vLLM: decode with our kernels on its CPU platform and on GPUs, and what vLLM must know to select and size it.
 
 The prefill, which attends to unabsorbed keys and values outside the cache, stays vLLM's.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """KV cache pages of vLLM: the spec to request, and the `PagedCache` of the pool that vLLM hands out.
 
 vLLM shows a layer's pool as `[B, H, N, C]`: blocks, head slots, tokens and content, in the physical order of one layout

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Translate vLLM's attention layers to requests of the router, and its routes back.
 
 The route is the one decision: its layout is what `pages` makes the cache of write and attention from, and its refusal

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of the plugin from the environment: PAGEDKV_PACKING, PAGEDKV_MLA and PAGEDKV_VLLM.
 
 The standard library only: `register` reads them too.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hooks themselves, as the agent runs them: sourced in a wrapper, from a checkout, against a node made of files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which GPUs a container gets, its command line word by word, and what no input can bring into it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """amd-smi is read strictly, from recorded machines; and who has a GPU open, zombies and shared machines included."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A queue's name promises what ci/agents.yaml says of it, and an agent's plain Python is enough to tell."""
 
 from __future__ import annotations

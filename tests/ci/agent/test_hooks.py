@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preflight takes each unfit node out of service and says why; postflight ends what a job left and looks again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands end in time, and what a job left is ended while what belongs to anybody else survives."""
 
 from __future__ import annotations

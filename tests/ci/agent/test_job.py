@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job on a host, from plan.json to the exit status: in a container, on the host, stopped, hung, and of a fork."""
 
 from __future__ import annotations

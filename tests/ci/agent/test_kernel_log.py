@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which lines of the kernel's log mean GPU trouble, and which of it an agent has already seen."""
 
 from __future__ import annotations

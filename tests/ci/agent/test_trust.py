@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who is a fork, what a fork may not do, and which files nobody from outside may change."""
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def test_a_secret_is_never_a_variable_that_something_reads_by_itself(name):
         ("ci/sitecustomize.py", True), ("kernels/usercustomize/__init__.py", True), ("argparse.py", True),
         ("json/__init__.py", True), ("ci/argparse.py", True), ("kernels/json.py", True), ("evals/socket.so", True),
         ("results", True), ("results/plan.json", True), (".gitattributes", True), (".gitmodules", True),
-        ("pyproject.toml", True), ("Makefile", True), ("tests", True), ("kernels/pagedkv", True), ("", True),
+        ("kernels/pyproject.toml", True), ("Makefile", True), ("tests", True), ("kernels/pagedkv", True), ("", True),
         ("ci/areas/x/y.yaml", True), ("ci/areas", True), (".md/x.py", True),
         ("kernels/pagedkv/attention/paged.py", False), ("tests/kernels/test_mla.py", False), ("README.md", False),
         ("ci/areas/kernels.yaml", False), ("tests/argparse.py", False), ("tests/a\nb.py", False),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls to Buildkite's REST API against a server on this machine that answers as documented, and as servers do."""
 
 import json

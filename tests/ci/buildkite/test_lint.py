@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every rule of the lint, each with its violation planted."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files of `.buildkite`: valid, clean shell, and in agreement with the declarations and the command line."""
 
 import os

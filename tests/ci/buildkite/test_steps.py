@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generated pipelines: golden files for named changes, both copies of Buildkite's schema, and random plans."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The house rules and the linter runner: each planted mistake is found, and a missing tool did not run."""
 
 import subprocess
@@ -17,7 +18,10 @@ INDEX = "https://" + "pypi.example.org/simple"
 @pytest.mark.parametrize(
     ("rule", "name", "text"),
     [
-        ("class-names", "ci/hilgate/b.py", "class Same:\n    pass\n\nclass Same:\n    pass\n"),
+        ("class-names", "ci/hilgate/b.py", f"{hygiene.LICENSE}\nclass Same:\n    pass\n\nclass Same:\n    pass\n"),
+        ("licenses", "ci/hilgate/b.py", f'"""A module."""\n{hygiene.LICENSE}\n'),
+        ("licenses", "docker/scripts/b.sh", "#!/usr/bin/env bash\nset -e\n"),
+        ("licenses", ".ci/run", f"#!/usr/bin/env bash\n{hygiene.LICENSE} AND MIT\n"),
         ("pipelines", ".buildkite/pipeline.yml", "steps: [wait]\n"),
         ("no-room-package", "kernels/__init__.py", ""),
         ("no-room-package", "tests/ci/__init__.py", ""),
@@ -35,7 +39,8 @@ def test_planted_mistake_is_found_by_its_rule_alone(rule, name, text):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("ci/hilgate/b.py", "class One:\n    class Same:\n        pass\n\nclass Same:\n    pass\n"),
+        ("ci/hilgate/b.py", f"{hygiene.LICENSE}\nclass One:\n    class Same:\n        pass\n\nclass Same:\n    pass\n"),
+        ("docker/scripts/b.sh", f"#!/usr/bin/env bash\n{hygiene.LICENSE}\nset -e\n"),
         ("ci/hilgate/__init__.py", ""),
         ("README.md", "https://github.com/home/someone and ~/work/x and results/work/x and ${ROOT}/work/x"),
         ("data.json", "1\n" * 5000),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step is seen to read, in a small repository: children and compiled modules included, what it writes not."""
 
 import contextlib

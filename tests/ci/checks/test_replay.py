@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The selection measured on changes that happened, and the committed list of them."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The self-test over a small tree: a bug is caught only by the right step failing for the right reason."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The boundary of the command line: trouble of the machine, streams, Ctrl-C and completion."""
 
 import errno

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`hilgate pipeline` and `hilgate rerun` as they are typed."""
 
 import json

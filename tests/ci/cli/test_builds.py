@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands of the history and of bundles, on the results of a real run of samples."""
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables on the command line: printed, written by every command alike, and a part of one run by its labels."""
 
 from __future__ import annotations
 
 import json
 
+import jsonschema
 import pytest
 from support.plans import hilgate, passing, write_repository, writes_findings
 
@@ -31,6 +33,8 @@ def pytest_collection_modifyitems(config, items):
 """
 GRID = {"evidence": "junit", "env": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"},
         "matrix": {"rows": "fruit", "columns": "way", "file": "cells.json"}}  # fmt: skip
+STEP = "steps/grid-cpu"
+LISTINGS = (("doctor",), ("explain", "grid"))
 COMMANDS = {"other": writes_findings(passing()), "grid": "python -m pytest tests -q -p no:cacheprovider"}
 
 
@@ -170,3 +174,23 @@ def test_misuse_is_answered_with_a_remedy(repository, arguments, message):
     assert done.returncode == Exit.MISUSE
     assert message in " ".join(done.stderr.replace("│", " ").split())
     assert not (repository / "results" / "run").exists()
+
+
+def test_what_a_gate_leaves_is_what_the_published_schemas_say_and_not_a_key_more(repository):
+    assert hilgate(repository, "gate").returncode == Exit.PASS
+    folder = repository / "results"
+    left = {name: [json.loads((folder / name).read_text())] for name in ("plan.json", "verdict.json")}
+    left["table.json"] = [json.loads((folder / "cells.json").read_text())]
+    left["results.jsonl"] = [json.loads(line) for line in (folder / STEP / "results.jsonl").open()][:-1]
+    left["findings.jsonl"] = [json.loads(line) for line in next(folder.rglob("findings.jsonl")).open()]
+    left |= {f"{one[0]} --json": [json.loads(hilgate(repository, *one, "--json").stdout)] for one in LISTINGS}
+    unseen = {"health.json", "manifest.json", "area.yaml", "agents.yaml", "quarantine.yaml", "project.yaml"}
+    assert set(hilgate(repository, "schema").stdout.splitlines()) == left.keys() | unseen
+    for name in left.keys() | unseen:
+        schema = json.loads(hilgate(repository, "schema", name).stdout)
+        jsonschema.Draft202012Validator.check_schema(schema)
+        for one in left.get(name, ()):
+            jsonschema.validate(one, schema)
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate({**one, "unknown": 1}, schema)
+    assert "did you mean 'plan.json'" in hilgate(repository, "schema", "plan.jsn").stderr

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`hilgate explain-kernel`: the answer, the mistakes and the exit statuses of the command it starts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line as a person meets it: first screen, help, listings, mistakes, exit statuses."""
 
 import functools

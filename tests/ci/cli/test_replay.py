@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`hilgate replay`, `plan --models`, histories and explanations as a person meets them, in a small repository."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands over a small repository, as a person or an agent types them."""
 
 from __future__ import annotations

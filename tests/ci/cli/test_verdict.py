@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The verdict as commands give it: approvals, thresholds of the merge base, reruns elsewhere, and lost plans."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What imports reach what, over small repositories: awkward imports first."""
 
 import os

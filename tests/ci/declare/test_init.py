@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page for adopters, executed: another repository is planned, gated, piped and simulated as the page says."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Declarations: what is accepted, and that each mistake is named with its file, line and remedy."""
 
 import itertools

@@ -1,15 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
 """Protected files: which edits are flagged, with which diff, whose list counts, and what is put back."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pathspec
 import pytest
+import yaml
 from support.plans import git, plan
 
 from hilgate.declare import protected
 from hilgate.declare.load import InvalidDeclarationsError
 from hilgate.errors import CannotRunHereError
+from hilgate.git import tracked_files
 from hilgate.model import Loosening
 
 ROOT = Path(__file__).parents[3]
@@ -150,3 +154,14 @@ def test_only_data_is_put_back(checkout):
     assert protected.to_put_back(root, plan(merge_base=sha)) == ()
     with pytest.raises(CannotRunHereError, match="names no merge base"):
         protected.to_put_back(root, plan(loosened=found))
+
+
+def test_code_owners_approve_what_is_protected_and_no_line_of_theirs_is_about_nothing():
+    tracked = tracked_files(ROOT)
+    lines = [line.split() for line in (ROOT / "CODEOWNERS").read_text().splitlines() if line and line[0] != "#"]
+    owned = [set(pathspec.PathSpec.from_lines("gitignore", [pattern]).match_files(tracked)) for pattern, _ in lines]
+    assert all(owned)
+    assert {owner for _, owner in lines} == {"@rocm-gate-owners"}
+    entries = yaml.safe_load((ROOT / protected.PROTECTED_FILE).read_text())["files"]
+    paths = [path for entry in entries if entry.get("flag") != "deletion" for path in entry["paths"]]
+    assert set(pathspec.PathSpec.from_lines("gitignore", paths).match_files(tracked)) <= set().union(*owned)

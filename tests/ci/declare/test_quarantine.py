@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The quarantine: which mistakes are refused and where, and whose file counts."""
 
 from __future__ import annotations

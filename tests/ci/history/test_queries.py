@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is asked of a history of three builds, and that duckdb reads nothing else."""
 
 from __future__ import annotations

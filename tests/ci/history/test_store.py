@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder of builds: each appears whole and once, and the builds of a commit are found by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures of the images' tests: the recipe of the ROCm image runs on a laptop, with a tool chain that records."""
 
 from __future__ import annotations

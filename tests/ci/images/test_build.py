@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is found by its content is not built, and image.json exists only when every promise of an image holds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reader of offload bundles, on code objects that LLVM's AMDGPU assembler and linker made here."""
 
 from __future__ import annotations

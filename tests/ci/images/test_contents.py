@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The key of an image changes with every file that its build sees, and with nothing else."""
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ FILES = {
     BOTH: (
         *("docker/prove.py", "requirements/laptop.txt", "pyproject.toml", "kernels/pagedkv/tuning/gfx942.toml"),
         *("kernels/pagedkv/layout.py", "kernels/pagedkv/new.py", "ci/hilgate/plan/make.py"),
-        *("evals/hileval/gates/judge.py", "evals/families/judge.py"),
+        *("evals/hileval/gates/judge.py", "evals/families/judge.py", "kernels/pyproject.toml", "evals/pyproject.toml"),
     ),
     CPU: ("docker/cpu.Dockerfile", "docker/scripts/apt.sh", "requirements/install.sh"),
     ROCM: (
@@ -62,9 +63,14 @@ def repository(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("repository")
     for name in ("docker", "requirements", "ci/hilgate", "kernels/pagedkv", "evals/hileval", "evals/families"):
         shutil.copytree(here / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(here / "pyproject.toml", root)
-    for name in ("agents.yaml", "project.yaml"):
-        shutil.copy(here / "ci" / name, root / "ci")
+    for name in (
+        "pyproject.toml",
+        "kernels/pyproject.toml",
+        "evals/pyproject.toml",
+        "ci/agents.yaml",
+        "ci/project.yaml",
+    ):
+        shutil.copy(here / name, root / name)
     (root / ".gitignore").write_text("__pycache__/\n")
     for arguments in (["init", "-q"], ["add", "-A"], [*IDENTITY, "commit", "-qm", "all"]):
         subprocess.run(["git", *arguments], cwd=root, check=True)

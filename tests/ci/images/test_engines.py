@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands that buildah and docker are given, without running either, and the pip configuration of a build."""
 
 from __future__ import annotations

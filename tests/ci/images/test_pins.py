@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docker/pins.toml is read strictly: each mistake has its line, and nothing wrong becomes a default."""
 
 from __future__ import annotations

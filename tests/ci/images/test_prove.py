@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The proof of an image: each way in which an image is not what the pins say stops the build."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recipes as they are written: linted, parsed, agreeing with each other, and run against a fake tool chain."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scripts and stages of the recipes against a fake tool chain; each flag that was once lost has its planted bug."""
 
 from __future__ import annotations

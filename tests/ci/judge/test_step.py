@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The judgement of a step, rule by rule, over real job folders of agents: nodes, images, reruns, quarantine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The verdict of a build: what makes it a gate, approvals, and the static steps that post it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measured minutes: the median of the last passes, and nothing that is no pass."""
 
 import pytest

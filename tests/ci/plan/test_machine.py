@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Machines as sysfs and nvidia-smi describe them, from recorded trees: no GPU is needed to test for one."""
 
 import importlib.metadata

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans for a desk and for the agents: dependencies, omissions with reasons, profiles, images, forks, and the file."""
 
 import datetime as dt
@@ -295,7 +296,7 @@ def test_more_gpus_than_there_are():
     declared = declare(a=[step("s", ("cpu", "gfx942"), gpus=2), step("g", ("gfx942",), gpus=2), step("t")])
     plan = assemble(declared, EVERYTHING, None, profile="pr")
     assert reasons(plan)["s-gfx942"] == "no queue offers 2 x gfx942; run it at a desk that has them"
-    desk = assemble(declared, EVERYTHING, replace(MI300X, gpus=1), profile="gate")
+    desk = assemble(declared, EVERYTHING, MI300X.model_copy(update={"gpus": 1}), profile="gate")
     assert keys(desk) == ["s-cpu", "t-cpu"]
     assert reasons(desk)["g-gfx942"] == "needs 2 x gfx942; this machine has 1"
     assert keys(assemble(declared, EVERYTHING, MI300X, profile="gate")) == ["s-gfx942", "g-gfx942", "t-cpu"]
@@ -401,7 +402,8 @@ def test_plan_survives_its_file(tmp_path):
     [
         (lambda text: text[:100], "not a plan"),
         (lambda text: text.replace('"profile"', '"profil"'), "not a plan"),
-        (lambda text: text.replace('"schema_version": 2', '"schema_version": 1'), "not a plan"),
+        (lambda text: text.replace('"schema_version": 2', '"schema_version": 1'), "not a plan: schema 1, this reads 2"),
+        (lambda text: text.replace('"schema_version": 2,', ""), "it has no schema_version"),
         (lambda text: json.dumps({**json.loads(text), "steps": json.loads(text)["steps"] * 2}), "stands twice"),
         (lambda text: text.replace('"depends_on": []', '"depends_on": ["gone"]'), "depends on gone"),
     ],

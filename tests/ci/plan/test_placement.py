@@ -1,6 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a step can run here: one answer, for the plan and for the doctor."""
-
-from dataclasses import replace
 
 import pytest
 from support.declarations import EVERYTHING, LAPTOP, MI300X, change, declare, reasons, step
@@ -29,7 +28,7 @@ def test_partly_with_every_obstacle_named():
 
 
 def test_complete_machine():
-    machine = replace(LAPTOP, device="gfx942", gpus=1, distributions={"torch": "2", "vllm": "0"})
+    machine = LAPTOP.model_copy(update={"device": "gfx942", "gpus": 1, "distributions": {"torch": "2", "vllm": "0"}})
     found = ready(machine)
     assert (found.answer, found.on, found.obstacles) == ("yes", ("gfx942", "cpu"), ())
 
@@ -46,7 +45,7 @@ STEPS = {
     "with a tool": step("s", ("cpu",), tools=("buildah",)),
     "with what is there": step("s", ("gfx942", "cpu"), packages=("torch",)),
 }
-MACHINES = {"laptop": LAPTOP, "one GPU": replace(MI300X, gpus=1), "eight GPUs": MI300X}
+MACHINES = {"laptop": LAPTOP, "one GPU": MI300X.model_copy(update={"gpus": 1}), "eight GPUs": MI300X}
 
 
 @pytest.mark.parametrize("kind", STEPS)

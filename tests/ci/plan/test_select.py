@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selection by globs and by imports, with reasons; adding a changed file never removes anything."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps that upload others, run with stand-ins: settings, plan, recheck, and the models of a rerun."""
 
 import re

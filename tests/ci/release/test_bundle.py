@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The evidence bundle: nothing left out, what a release demands, and every way of tampering found and named."""
 
 from __future__ import annotations

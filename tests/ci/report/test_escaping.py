@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hostile names, ids and messages: shown as text wherever a person reads them, and obeyed nowhere."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report, its twins and the history as a page: right content and size, nothing that runs or leaves the machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is said of the merge base, where it comes from, and what is said when nothing is known."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the first screen says of a red build: what broke, by how much, on the merge base too, and how to repeat it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of cells: what a cell is told of, what has no place, and that a table which lost cells never looks whole."""
 
 from __future__ import annotations

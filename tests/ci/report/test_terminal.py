@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of cells on a terminal of 80 columns or another width."""
 
 from __future__ import annotations

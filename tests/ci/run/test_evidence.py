@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evidence of steps: real pytest runs and damaged files."""
 
 from __future__ import annotations
@@ -149,6 +150,8 @@ def test_damaged_junit_is_a_problem(tmp_path, text, why):
         ('{"id": "a", "outcome": "pass"}\n{"id": "b", "outc', "findings.jsonl:2", 1),
         ('{"id": "a", "outcome": "fail"}\n', "without a message", 0),
         ('{"id": "a", "outcome": "pass", "surprise": 1}\n', "findings.jsonl:1: surprise", 0),
+        ('{"schema_version": 1, "id": "a", "outcome": "pass"}\n{"outc', "findings.jsonl:2", 1),
+        ('{"schema_version": 2, "key": "a"}\n', "findings.jsonl:1: schema 2, this reads 1", 0),
         ('{"id": "a", "outcome": "pass", "numbers": {"x": NaN}}\n', "findings.jsonl:1", 0),
         ('{"id": "a", "outcome": "pass"}\n{"id": "a", "outcome": "pass"}\n', "appears twice", 1),
         ("\xff\n\xff\n", "(and 1 more lines)", 0),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an exit status and its evidence mean: every rule by example."""
 
 from __future__ import annotations

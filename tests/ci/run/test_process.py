@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step ends before its job does, so that its results are still uploaded."""
 
 from types import SimpleNamespace

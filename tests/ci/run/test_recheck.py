@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Failing tests once more: which, by what command, and that nothing becomes greener by it."""
 
 from __future__ import annotations

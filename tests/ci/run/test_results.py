@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """results.jsonl: what is written is read back, nothing damaged is believed, and no job hides what others found."""
 
 from __future__ import annotations
@@ -109,6 +110,9 @@ DAMAGE = {
     "a-folder-instead": (as_a_folder, "cannot be read"),
     "not-a-number": (forged(lambda found: [*found[:-1], found[-1].replace(b"60.0", b"NaN")]), "not a record"),
     "binary": (forged(lambda _: [b"\x00\xff\n"]), "not a record"),
+    "another-schema": (
+        forged(lambda found: [found[0].replace(b'_version":1', b'_version":2'), *found[1:]]),
+        "not a record: schema 2, this reads 1"),
     "a-check-lost": (forged(lambda found: [found[0], *found[2:]]), "announces 2 checks and 1 are here"),
     "no-build-record": (forged(lambda found: found[1:]), "its first record is not the build's"),
     "two-builds": (forged(lambda found: [found[0], *found]), "two builds"),

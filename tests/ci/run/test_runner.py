@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runner: what each way of ending becomes, in which order steps start, and that nothing survives them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Buildkite in simulated time: what is read from the pipeline's text, and what follows from it."""
 
 from __future__ import annotations

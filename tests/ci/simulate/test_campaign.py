@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulator: no verdict is better than what really happened, whatever goes wrong."""
 
 from __future__ import annotations

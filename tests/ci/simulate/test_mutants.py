@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planted bugs of reader and judge: for each of them the simulator must report false passes, and none without it."""
 
 from __future__ import annotations

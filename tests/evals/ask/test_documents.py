@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents: read with one mistake each, asked of canned engines, and scored by hand and by brute force."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which stored answers may be compared, and which backend served attention."""
 
 import pytest

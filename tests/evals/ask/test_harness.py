@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """lm-eval's own task, prompts and filters around engines made of a dict."""
 
 import math

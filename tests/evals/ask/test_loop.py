@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loop between rule, engine and journal, with an engine of planted answers."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models of a hub: where they lie, and what identifies them."""
 
 import pytest

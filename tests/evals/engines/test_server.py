@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server engine against real processes: a small HTTP server that behaves, and ones that do not."""
 
 import sys

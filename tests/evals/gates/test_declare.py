@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gates.yaml: the committed file, files with one mistake each, and the command line of a server."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configurations in the two formats of vLLM, written here with their published values."""
 
 import pytest

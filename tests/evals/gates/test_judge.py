@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The judge on planted outcome vectors."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Power of one look and of a plan, beside published figures and the closed form."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Failures that were published, replayed as outcome vectors: each must fail, and for the right reason."""
 
 import numpy as np

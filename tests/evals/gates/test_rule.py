@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rule on outcome vectors."""
 
 import numpy as np

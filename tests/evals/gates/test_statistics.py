@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exact test, sequential looks and bounds of a drop: by enumeration, by other libraries, and by their levels."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Properties of the word problems and the spoken documents, of their files and of the tokenizers."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The committed models: they load offline, answer, and stop answering when their caches are damaged."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Baselines on disk: what is written is read back; anything less is refused."""
 
 import json

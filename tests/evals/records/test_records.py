@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signs of broken output in texts as broken and as healthy models write them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a sequence gets does not depend on the other sequences of the batch.
 
 Bit by bit where the split is fixed and the bounds are the same, and with `batch_invariant` under any bounds; within the

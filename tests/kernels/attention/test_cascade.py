@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results over parts of the KV: merged by definition; a shared prefix attended once; a long context in chunks."""
 
 from __future__ import annotations

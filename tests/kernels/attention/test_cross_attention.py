@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cross-attention of an encoder-decoder model: every query sees all tokens of the encoder, and how many is unrelated.
 
 K and V of the encoder are written in the first step and read in all later ones.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launches are pure integers: tiles fit the arch, and every promised case has a launch on every arch."""
 
 from __future__ import annotations

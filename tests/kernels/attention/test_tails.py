@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ends of things: the block behind the last token, sequences of one token, scores that are as large as they get."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A sliding window: what is outside is not looked up, not read and not walked over.
 
 `pools.batch` makes NaN of every K and V, every code and every scale that no query of the step sees.

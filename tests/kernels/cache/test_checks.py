@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every mistake of a caller of write and gather is refused: what was got, what is expected and what to do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two KV cache groups in one raw allocation: a decoder's self-attention and its cross attention.
 
 An engine gives both groups block ids from one pool, each id to one group at a time. That is sound only if both groups

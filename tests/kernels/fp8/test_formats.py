@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two oracles: torch's float8 dtypes, and the definition of the formats in exact fractions (pagedkv.fp8.reference)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quantised caches: what is stored, code by code, and what every reader makes of it.
 
 The oracle is `pagedkv.fp8.reference`, the formats by their definition. Stored codes and scales and gathered rows are

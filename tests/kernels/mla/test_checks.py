@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What MLA decode refuses: each mistake has its kind, and says what was expected."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The MLA schedule is pure integers: properties over random steps, planted wrong schedules, and the device's tables."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The data about kernels: complete, sourced, and true to the defects that were paid for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command as a person meets it: 80 columns, exit statuses, mistakes without tracebacks, and a light import."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models as their configs describe them: kinds of layers, block sizes, and a route for each."""
 
 from __future__ import annotations

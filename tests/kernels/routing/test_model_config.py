@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys of a config.json: the names that families use, and what is refused because it does not say enough."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a layer may ask for, and the one description of its cache."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A route serves everything that is asked, whatever the batch, by one layout; and each check is needed for that."""
 
 from __future__ import annotations
