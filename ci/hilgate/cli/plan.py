@@ -75,7 +75,7 @@ def plan(
 
 @program.command()
 def init(ctx: typer.Context) -> None:
-    """Write what another repository needs to use hilgate: its declarations, a pipeline. Overwrites nothing."""
+    """Write what another repository needs; overwrites nothing."""
     from hilgate.declare.init import init as write_all
 
     settings: Settings = ctx.obj
@@ -149,7 +149,7 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
 def schema(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="A file or listing; without it, which there are.")] = "",
 ) -> None:
-    """Print the JSON schema of what hilgate writes or reads, for other programs and for editors."""
+    """Print the JSON schema of a file of hilgate."""
     from pydantic import TypeAdapter
 
     from hilgate import model

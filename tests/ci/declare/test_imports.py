@@ -92,7 +92,7 @@ def test_file_that_cannot_be_parsed_is_a_problem_and_not_an_exception(repository
 
 def test_a_name_that_is_not_utf8_and_a_panic_of_native_code_are_problems(repository, monkeypatch):
     (repository / "kernels/pagedkv" / os.fsdecode(b"bad\xff.py")).write_text("")
-    assert build(repository).problem == r"a file name is not UTF-8: pagedkv/bad\xff.py"
+    assert build(repository, PATH).problem == r"a file name is not UTF-8: pagedkv/bad\xff.py"
 
     class PanicException(BaseException):
         """As pyo3 raises it: no Exception."""
@@ -100,12 +100,12 @@ def test_a_name_that_is_not_utf8_and_a_panic_of_native_code_are_problems(reposit
     def panic(*_, **__):
         raise PanicException("called `Option::unwrap()`\nstack backtrace:")
 
-    monkeypatch.setattr(Path, "rglob", lambda self, _: [self / "a.py"])
+    monkeypatch.setattr(Path, "rglob", lambda self, _: iter([self / "a.py"]))
     monkeypatch.setattr(grimp, "build_graph", panic)
-    assert build(repository).problem == "called `Option::unwrap()`"
+    assert build(repository, PATH).problem == "called `Option::unwrap()`"
     monkeypatch.setattr(grimp, "build_graph", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        build(repository)
+        build(repository, PATH)
 
 
 def test_root_without_packages_is_a_problem(tmp_path):
