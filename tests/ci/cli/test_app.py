@@ -165,6 +165,8 @@ load.find_root = native
     ],
 )
 def test_ctrl_c_is_one_line_and_130_at_any_moment(repository, code):
+    # A suite in the background ignores SIGINT, and its children inherit that.
+    code = f"import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n{code}"
     done = start(repository, "plan", code=code)
     assert (done.returncode, done.stderr, done.stdout) == (Exit.INTERRUPTED, b"error: interrupted\n", b"")
 

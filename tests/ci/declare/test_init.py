@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,7 +57,9 @@ def run(root, line):
     words = shlex.split(line)
     if words[0] == "hilgate":
         return hilgate(root, *words[1:], COLUMNS="120")
-    return subprocess.run(["bash", "-c", line], cwd=root, capture_output=True, text=True, check=False)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # as with the environment activated
+    env = os.environ | {"PATH": path}
+    return subprocess.run(["bash", "-c", line], cwd=root, env=env, capture_output=True, text=True, check=False)
 
 
 def session(text):
