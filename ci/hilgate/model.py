@@ -62,9 +62,9 @@ CPU = "cpu"
 Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=100)]
 """A name usable as a Buildkite step key and as a folder name."""
 
-PLAN_FILE, JOBS_FOLDER, FINDINGS_FILE = "plan.json", "jobs", "findings.jsonl"
+PLAN_FILE, VERDICT_FILE, FINDINGS_FILE, JOBS_FOLDER = "plan.json", "verdict.json", "findings.jsonl", "jobs"
 
-RESERVED_FILES = frozenset({PLAN_FILE, "verdict.json", "quarantine.json", "restored.json", "manifest.json",
+RESERVED_FILES = frozenset({PLAN_FILE, VERDICT_FILE, "quarantine.json", "restored.json", "manifest.json",
                             "health-before.json", "health-after.json"})  # fmt: skip
 """Files that every build leaves, or its bundle, under these names."""
 

@@ -54,8 +54,8 @@ def add(
 ) -> None:
     """Add one judged build to the history. Adding it again changes nothing."""
     from hilgate.history import store
-    from hilgate.judge.verdict import VERDICT_FILE, read_verdict
-    from hilgate.model import PLAN_FILE
+    from hilgate.judge.verdict import read_verdict
+    from hilgate.model import PLAN_FILE, VERDICT_FILE
     from hilgate.plan.make import plan_digest, read_plan
     from hilgate.run.results import read_all
 

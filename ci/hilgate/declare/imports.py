@@ -84,13 +84,15 @@ class Packages:
 
 def find(root: Path, python_path: Iterable[str]) -> Packages:
     """The packages below `root`, as an interpreter with this path finds them: the first of a name counts."""
-    entries = {(root / entry).resolve(): entry for entry in python_path}
+    entries = [root / entry for entry in python_path]
+    ends = [entry.resolve() for entry in entries]
     found: dict[str, str] = {}
     for entry in entries:
         for folder in sorted(entry.iterdir()) if entry.is_dir() else []:
-            holds_entry = any(other.is_relative_to(folder) for other in entries)
+            holds_entry = any(end.is_relative_to(folder.resolve()) for end in ends)
             if folder.is_dir() and folder.name.isidentifier() and not holds_entry and _is_package(folder):
-                found.setdefault(folder.name, folder.relative_to(root.resolve()).as_posix())
+                below = folder.relative_to(root) if folder.is_relative_to(root) else folder
+                found.setdefault(folder.name, below.as_posix())
     return Packages(root, found)
 
 

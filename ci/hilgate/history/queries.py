@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hilgate.errors import MisuseError, RecordsError
 from hilgate.history import store
-from hilgate.model import PLAN_FILE
+from hilgate.model import PLAN_FILE, VERDICT_FILE
 from hilgate.run.outcome import first_line
 from hilgate.run.results import RESULTS_FILE
 from hilgate.text import suggest
@@ -186,7 +186,7 @@ def connect(history: Path, *, step: str = "", since: dt.datetime | None = None) 
         ":memory:", config={"autoinstall_known_extensions": False, "autoload_known_extensions": False}
     )
     values: dict[str, object] = {"since": (since or dt.datetime(1970, 1, 1)).replace(tzinfo=dt.UTC), "step": step}
-    for parameter, name in (("plans", PLAN_FILE), ("verdicts", store.VERDICT), ("results", RESULTS_FILE)):
+    for parameter, name in (("plans", PLAN_FILE), ("verdicts", VERDICT_FILE), ("results", RESULTS_FILE)):
         values[parameter] = [str(build / name) for build in store.builds(history)]
     try:
         for statement in _TABLES.split(";\n"):

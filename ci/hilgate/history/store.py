@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Final
 from pydantic import ValidationError
 
 from hilgate.errors import MisuseError, NothingSelectedError, RecordsError
-from hilgate.model import PLAN_FILE, BuildRecord, Check, CheckRecord, Outcome, StepRecord, first_problem, record_adapter
+from hilgate.model import (
+    PLAN_FILE,
+    VERDICT_FILE,
+    BuildRecord,
+    Check,
+    CheckRecord,
+    Outcome,
+    StepRecord,
+    first_problem,
+    record_adapter,
+)
 from hilgate.run.results import RESULTS_FILE, Attempt, Recorded
 
 if TYPE_CHECKING:
@@ -28,7 +38,6 @@ if TYPE_CHECKING:
 FOLDER: Final = "history"
 """Below `results/`, unless HILGATE_HISTORY or --history names another."""
 HISTORY_VARIABLE = "HILGATE_HISTORY"
-VERDICT = "verdict.json"
 NO_COMMIT = "nocommit"
 REMEDY = "restore that build, or remove its folder from the history"
 
@@ -86,7 +95,7 @@ def add(history: Path, plan: Plan, recorded: Recorded, verdict: Verdict, *, bran
     for key, attempts in recorded.attempts.items():
         lines += [CheckRecord(step=key, check=check).model_dump_json() for check in attempts[-1].checks]
         lines += [attempt.record.model_dump_json() for attempt in attempts]
-    texts = {PLAN_FILE: plan.model_dump_json(), VERDICT: verdict.model_dump_json(), RESULTS_FILE: "\n".join(lines)}
+    texts = {PLAN_FILE: plan.model_dump_json(), VERDICT_FILE: verdict.model_dump_json(), RESULTS_FILE: "\n".join(lines)}
     try:
         history.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=history) as beside:
@@ -140,7 +149,7 @@ def failures(build: Path) -> tuple[set[tuple[str, str]], set[str]]:
         RecordsError: A file of it is no JSON, or not there.
     """
     try:
-        steps = json.loads((build / VERDICT).read_bytes())["steps"]
+        steps = json.loads((build / VERDICT_FILE).read_bytes())["steps"]
         lines = (build / RESULTS_FILE).read_bytes().splitlines()
         # Most lines are passed checks, which are not parsed.
         bad = [json.loads(line) for line in lines if b'"outcome":"fail"' in line and b'"kind":"check"' in line]

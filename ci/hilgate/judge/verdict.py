@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from hilgate.run.results import Recorded
 
-VERDICT_FILE = "verdict.json"
 NO_QUARANTINE = Quarantine()
 
 

@@ -27,8 +27,8 @@ from packageurl import PackageURL
 
 from hilgate import __version__
 from hilgate.errors import RecordsError
-from hilgate.judge.verdict import VERDICT_FILE, read_verdict
-from hilgate.model import JOBS_FOLDER, PLAN_FILE, SCHEMA_VERSION, Key, Noun, Outcome, Profile
+from hilgate.judge.verdict import read_verdict
+from hilgate.model import JOBS_FOLDER, PLAN_FILE, SCHEMA_VERSION, VERDICT_FILE, Key, Noun, Outcome, Profile
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import tables
 from hilgate.run import results

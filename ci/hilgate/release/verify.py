@@ -20,8 +20,8 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from hilgate.declare.quarantine import read_used
 from hilgate.errors import HilgateError, RecordsError
-from hilgate.judge.verdict import VERDICT_FILE, judge, read_verdict
-from hilgate.model import PLAN_FILE, Noun
+from hilgate.judge.verdict import judge, read_verdict
+from hilgate.model import PLAN_FILE, VERDICT_FILE, Noun
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.release import bundle
 

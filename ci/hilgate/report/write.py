@@ -66,8 +66,8 @@ def decide(
     from hilgate.declare.load import load
     from hilgate.declare.quarantine import USED_FILE, effective, load_quarantine
     from hilgate.history.store import folder_of
-    from hilgate.judge.verdict import VERDICT_FILE, judge
-    from hilgate.model import Outcome, Quarantine
+    from hilgate.judge.verdict import judge
+    from hilgate.model import VERDICT_FILE, Outcome, Quarantine
     from hilgate.plan.make import plan_digest
     from hilgate.report import annotation, html, tables
     from hilgate.report.merge_base import find
@@ -123,8 +123,7 @@ def read_plan_or_say_so(path: Path, folder: Path) -> Plan:
         RecordsError: There is none, or it is damaged. A verdict and an annotation that say so are written before: no
             old verdict may outlive that.
     """
-    from hilgate.judge.verdict import VERDICT_FILE
-    from hilgate.model import Outcome, Verdict
+    from hilgate.model import VERDICT_FILE, Outcome, Verdict
     from hilgate.plan.make import read_plan
     from hilgate.report import tables
     from hilgate.report.annotation import ANNOTATION_FILE

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hilgate.errors import Exit, MisuseError, RecordsError
-from hilgate.judge.verdict import VERDICT_FILE, read_verdict
-from hilgate.model import JOBS_FOLDER, PLAN_FILE, Loosening, Ruling
+from hilgate.judge.verdict import read_verdict
+from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, Loosening, Ruling
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import write
 from hilgate.run import recheck, results

@@ -41,6 +41,14 @@ def repository(tmp_path):
     return tmp_path
 
 
+def test_a_linked_folder_of_the_path_is_followed(tmp_path):
+    (tmp_path / "root").mkdir()
+    (tmp_path / "other" / "kernels" / "shared").mkdir(parents=True)
+    (tmp_path / "other" / "kernels" / "shared" / "__init__.py").touch()
+    (tmp_path / "root" / "kernels").symlink_to("../other/kernels")
+    assert find(tmp_path / "root", ["kernels", "."]).folders == {"shared": "kernels/shared"}
+
+
 @pytest.mark.parametrize(
     ("declared", "module", "reached"),
     [

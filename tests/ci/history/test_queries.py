@@ -13,7 +13,7 @@ from support.plans import step
 
 from hilgate.errors import MisuseError, RecordsError
 from hilgate.history import queries, store
-from hilgate.model import PLAN_FILE
+from hilgate.model import PLAN_FILE, VERDICT_FILE
 from hilgate.run import results
 from hilgate.run.results import RESULTS_FILE
 
@@ -111,7 +111,7 @@ def test_builds_before_since_do_not_count(folder):
     assert len(ask(folder, "minutes", since=NOW + dt.timedelta(minutes=1))) == 2
 
 
-@pytest.mark.parametrize("name", [PLAN_FILE, store.VERDICT, RESULTS_FILE])
+@pytest.mark.parametrize("name", [PLAN_FILE, VERDICT_FILE, RESULTS_FILE])
 @pytest.mark.parametrize("content", [b'{"kind"', None], ids=["half a line", "missing"])
 def test_a_damaged_build_is_named(tmp_path, name, content):
     build = remember(tmp_path, [passed()])

@@ -15,7 +15,7 @@ from support.plans import COMMIT, plan, step
 
 from hilgate.errors import MisuseError, NothingSelectedError, RecordsError
 from hilgate.history import store
-from hilgate.model import PLAN_FILE
+from hilgate.model import PLAN_FILE, VERDICT_FILE
 from hilgate.run import results
 from hilgate.run.results import RESULTS_FILE
 
@@ -26,7 +26,7 @@ def test_a_build_is_a_folder_of_three_files(tmp_path):
     build = remember(tmp_path, CHECKS)
     assert build.name.startswith(f"20261121T000000Z-{COMMIT[:12]}-")
     assert list(tmp_path.iterdir()) == [build]
-    assert sorted(path.name for path in build.iterdir()) == [PLAN_FILE, RESULTS_FILE, store.VERDICT]
+    assert sorted(path.name for path in build.iterdir()) == [PLAN_FILE, RESULTS_FILE, VERDICT_FILE]
     kinds = [json.loads(line)["kind"] for line in (build / RESULTS_FILE).read_text().splitlines()]
     assert kinds == ["branch", "build", "check", "check", "step"]
 
@@ -100,7 +100,7 @@ def test_a_bad_line_is_named(tmp_path, line):
 def test_failures_are_counted_without_the_passes(tmp_path):
     build = remember(tmp_path, [failed("f"), passed("p"), passed("sometimes")], flaky=("sometimes",))
     assert store.failures(build) == ({("a-cpu", "f"), ("a-cpu", "sometimes")}, {"a-cpu"})
-    (build / store.VERDICT).unlink()
+    (build / VERDICT_FILE).unlink()
     with pytest.raises(RecordsError, match="damaged build"):
         store.failures(build)
 

@@ -12,8 +12,8 @@ from support.cell_tables import SPEC, STEP, build, cell, grid, table
 from support.jobs import failed, passed
 from support.plans import plan, step
 
-from hilgate.judge.verdict import VERDICT_FILE, judge
-from hilgate.model import PLAN_FILE, RESERVED_FILES, Check, Outcome
+from hilgate.judge.verdict import judge
+from hilgate.model import PLAN_FILE, RESERVED_FILES, VERDICT_FILE, Check, Outcome
 from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, tables
 from hilgate.run.evidence import EVIDENCE_CHECK
