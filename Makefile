@@ -6,8 +6,8 @@ READY := $(VENV)/.ready
 
 .PHONY: gate test image setup lock clean
 
-gate: $(READY)  ## plan, run, judge, report: everything this machine can run
-	@$(VENV)/bin/hilgate gate $(ARGS)
+gate: $(READY)  ## plan, run, judge, report: what changed, else a smoke run; ARGS=--all runs everything
+	@HILGATE_GATE="make gate ARGS=" $(VENV)/bin/hilgate gate $(ARGS)
 
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 

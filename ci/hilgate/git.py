@@ -22,7 +22,7 @@ class Changes:
     dirty: bool
     """Whether the working tree (untracked files included) differs from the commit."""
     base: str | None
-    """What it was compared with, as given; None when nothing was asked for."""
+    """What it was compared with, as people write it; None when nothing was asked for."""
     files: tuple[str, ...] | None
     """Sorted paths below the root: changed, added, deleted, untracked, both names of a rename. None without a base.
     They are for people and records: bytes that are not UTF-8 stand as `\\xff`."""
@@ -68,11 +68,50 @@ def inspect(root: Path, base: str | None) -> Changes:
     return Changes(
         commit,
         _is_dirty(root),
-        base,
+        short(base),
         files=tuple(sorted(changed | new)),
         appeared=tuple(sorted(appeared | new)),
         merge_base=fork,
     )
+
+
+def default_base(root: Path) -> tuple[str, str]:
+    """The default branch that HEAD came from, as a full ref; where there is none, an empty one, and why.
+
+    That of the remote `upstream`, else of `origin`, else of the only remote: what its HEAD names, else main or master.
+    Without one the local main or master for another branch that is checked out: of itself nothing says what is new.
+    """
+    try:
+        if not _is_checkout(root):
+            return "", "this is no git checkout"
+    except CannotRunHereError:
+        return "", "git is not installed"
+    if _git(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}") is None:
+        return "", "nothing is committed yet"
+    remotes, names = (_git(root, "remote") or "").split(), list[str]()
+    usual = [name for name in ("upstream", "origin") if name in remotes]
+    for remote in usual or (remotes if len(remotes) == 1 else ()):
+        head = _git(root, "symbolic-ref", "--quiet", f"refs/remotes/{remote}/HEAD") or ""
+        names += [head.strip(), f"refs/remotes/{remote}/main", f"refs/remotes/{remote}/master"]
+    here = (_git(root, "symbolic-ref", "--quiet", "HEAD") or "").strip()
+    names += [name for name in ("refs/heads/main", "refs/heads/master") if here not in {name, ""}]
+    unrelated = ""
+    for name in filter(None, names):
+        if _git(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") is None:
+            continue
+        if _git(root, "merge-base", name, "HEAD"):
+            return name, ""
+        unrelated = unrelated or short(name)
+    shallow = (_git(root, "rev-parse", "--is-shallow-repository") or "").strip() == "true"
+    hint = " in this shallow clone (git fetch --unshallow)" if shallow else ""
+    if unrelated:
+        return "", f"{unrelated} and HEAD share no history{hint}"
+    return "", f"no default branch to compare with is known{hint}"
+
+
+def short(ref: str) -> str:
+    """`refs/remotes/origin/main` as people write it."""
+    return ref.removeprefix("refs/remotes/").removeprefix("refs/heads/")
 
 
 def _names_like(root: Path, base: str) -> str:

@@ -29,7 +29,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from hilgate.errors import RecordsError, writing
+from hilgate.errors import MisuseError, RecordsError, writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -91,6 +91,9 @@ JsonName = Annotated[str, AfterValidator(_json_name)]
 
 Profile = Literal["gate", "pr", "nightly", "release"]
 """Who asks for a plan: this machine, a pull request, the night, a release."""
+
+PlanProfile = Literal["smoke"] | Profile
+"""What plans are made for: a profile, or the thin slice of `gate` that nothing but a desk is told about."""
 
 Number = int | float
 Scalar = str | int | float | bool | None
@@ -225,6 +228,18 @@ Place = Annotated[str, AfterValidator(_place)]
 """A file or a folder below the root, as an agent's host and its shell can take it: no '..', no blank."""
 
 
+class Budgets(Noun):
+    """Minutes that `hilgate gate` may take on 2 idle cores. More is said at its end, and makes nothing red."""
+
+    smoke: float | None = Field(default=None, gt=0)
+    all: float | None = Field(default=None, gt=0)
+    """When nothing is left out as not affected."""
+    change: float | None = Field(default=None, gt=0)
+    """Of a change, say of one line."""
+    always: float | None = Field(default=None, gt=0)
+    """Of a change that selects only what always runs, say of a document."""
+
+
 class Project(Noun):
     """`ci/project.yaml`: what hilgate must know of the repository it serves. Without the file, the defaults hold."""
 
@@ -237,6 +252,8 @@ class Project(Noun):
     """Command of the tiny kernel that each GPU must compute before a job; empty for none (`pagedkv.selfcheck`)."""
     images: dict[Key, Image] = Field(default_factory=dict)
     """Name, as queues and `provides` give it, to how it is built."""
+    budgets: Budgets = Budgets()
+    """How long a person should wait."""
     status: str = "hilgate/required"
     """The one commit status that a merge waits for."""
     approvers: str = "hilgate-approvers"
@@ -266,6 +283,17 @@ class Matrix(Noun):
         if not all(value and not value.startswith("-") and value.isprintable() for _, value in names):
             return ""
         return shlex.join(word for label, value in names for word in (f"--{label}", value))
+
+
+class Smoke(Noun):
+    """The thin real slice of a step that a desk runs when nothing has changed (`hilgate gate --smoke`)."""
+
+    arguments: str = ""
+    """Added to the step's command, to run a part of it; empty runs it whole."""
+    minimum: int = Field(ge=1)
+    """Fewest checks that must have passed."""
+    minutes: float = Field(gt=0)
+    """What it usually takes on 2 cores."""
 
 
 SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>&1"})
@@ -319,6 +347,8 @@ class Step(Noun):
     """CPU cores it keeps busy; the local runner fills the machine with them."""
     minutes: float = Field(default=1.0, gt=0)
     """What it usually takes on 2 cores; used for ordering and for the estimate in the plan."""
+    smoke: Smoke | None = None
+    """Its slice in a smoke run; a step without one is not in it."""
     columns: tuple[str, ...] = ()
     """Labels and numbers of its checks, and `check` for the id, that the report shows as a table; empty shows only what
     is not green."""
@@ -443,12 +473,18 @@ class PlannedStep(Noun):
     reason: str
     """Why it is in the plan."""
     arguments: str = ""
-    """What a person added to its command, to run a part of it."""
+    """What a person or its smoke slice added to its command, to run a part of it."""
 
-    def part(self, arguments: str) -> PlannedStep:
-        """A part of it: these arguments behind its command, and one check is enough."""
+    def part(self, arguments: str, minimum: int = 1) -> PlannedStep:
+        """A part of it: these arguments behind its command, and by default one check is enough."""
         command = f"{self.step.command} {arguments}".rstrip()
-        return self.redeclared(command=command, minimum=1).model_copy(update={"arguments": arguments})
+        return self.redeclared(command=command, minimum=minimum).model_copy(update={"arguments": arguments})
+
+    def slice(self) -> PlannedStep:
+        """Its smoke slice; the step itself where it has none."""
+        if self.step.smoke is None:
+            return self
+        return self.part(self.step.smoke.arguments, self.step.smoke.minimum).redeclared(minutes=self.step.smoke.minutes)
 
     def redeclared(self, **changes: object) -> PlannedStep:
         """The same with these fields of its declared step changed, e.g. `command`, for a run of a part of it."""
@@ -470,9 +506,12 @@ class PlannedStep(Noun):
         return 0 if self.device == CPU else self.step.gpus
 
 
-OmissionCause = Literal["not affected", "not asked for", "other profiles", "no queue", "not here", "need omitted"]
-"""Why a step is left out: the change does not select it; others were named; it belongs to other plans; no queue offers
-the device; this machine lacks something or another device of it is taken; what it needs is left out itself."""
+OmissionCause = Literal[
+    "not affected", "not asked for", "other profiles", "not in smoke", "no queue", "not here", "need omitted"
+]
+"""Why a step is left out: the change does not select it; others were named; it belongs to other plans; it has no smoke
+slice; no queue offers the device; this machine lacks something or another device of it is taken; what it needs is left
+out itself."""
 
 
 class Omission(Noun):
@@ -499,7 +538,7 @@ class Loosening(Noun):
 class Plan(Noun):
     """`plan.json`: what will run and why, fixed before anything runs."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     created: dt.datetime
     commit: str
     """Full sha of HEAD; empty outside a git checkout."""
@@ -509,7 +548,9 @@ class Plan(Noun):
     """What the change was compared with; None plans everything."""
     merge_base: str = ""
     """Full sha of the merge base of HEAD and `base`; its thresholds and its quarantine are the ones that count."""
-    profile: Profile
+    profile: PlanProfile
+    promised: int = 0
+    """Of a smoke plan: the fewest checks that the whole gate's steps promise here."""
     fork: bool = False
     """Whether the change comes from a fork: no secrets, no caches written."""
     images: dict[Key, str] = Field(default_factory=dict)
@@ -523,6 +564,24 @@ class Plan(Noun):
     changed_files: tuple[str, ...]
     steps: tuple[PlannedStep, ...]
     omissions: tuple[Omission, ...]
+
+    @property
+    def desk(self) -> bool:
+        """Whether it was made for one machine at hand, not for the agents."""
+        return self.profile in ("gate", "smoke")
+
+    def require_whole(self, where: str) -> None:
+        """Refuse to let a part of the gate stand for it.
+
+        Raises:
+            MisuseError: It is a smoke plan, or a step of it was narrowed by hand.
+        """
+        part = next((step.key for step in self.steps if step.arguments), "")
+        if self.profile == "smoke" or part:
+            what = "a smoke run" if self.profile == "smoke" else f"a run of a part of {part}"
+            raise MisuseError(
+                f"{what} decides about no merge and no release", where=where, remedy="run `hilgate gate --all`"
+            )
 
     @field_validator("steps")
     @classmethod
@@ -758,8 +817,10 @@ class StepVerdict(Noun):
 class Verdict(Noun):
     """`verdict.json`: the one answer, and the answer for each planned step."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = 2
     decided: dt.datetime
+    profile: PlanProfile | None
+    """Of its plan; null where there was none. What a smoke run says is no answer about a change."""
     commit: str
     plan_digest: str
     outcome: Outcome

@@ -154,6 +154,12 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def rounded(seconds: float) -> str:
+    """`8 s`, `45 s`, `3 min 40 s`: a forecast, so no more digits than it has."""
+    unit = 1 if seconds < 20 else 5 if seconds < 60 else 10
+    return duration(unit * round(seconds / unit)) if seconds >= 9.5 else f"{max(seconds, 1):.0f} s"
+
+
 def count(number: int, noun: str) -> str:
     """`1 step`, `22 steps`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

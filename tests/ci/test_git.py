@@ -7,7 +7,7 @@ import pytest
 from support.plans import git
 
 from hilgate.errors import CannotRunHereError, MisuseError
-from hilgate.git import Changes, file_at, fingerprint, inspect, tracked_files, tracks
+from hilgate.git import Changes, default_base, file_at, fingerprint, inspect, tracked_files, tracks
 
 
 def commit(root, **files):
@@ -130,3 +130,111 @@ def test_a_file_is_read_as_a_commit_has_it(checkout):
 def test_a_commit_that_is_not_here_is_not_a_missing_file(checkout, sha):
     with pytest.raises(CannotRunHereError, match="is not in this checkout"):
         file_at(checkout, sha, "mine")
+
+
+@pytest.fixture
+def clone(checkout):
+    """A clean clone of `checkout` on its main."""
+    git(checkout, "checkout", "-q", "main")
+    git(checkout, "clone", "-q", ".", "clone")
+    return checkout / "clone"
+
+
+ORIGIN = ("refs/remotes/origin/main", "")
+UNKNOWN = ("", "no default branch to compare with is known")
+
+
+def without_remote_head(clone):
+    git(clone, "remote", "set-head", "origin", "--delete")
+
+
+def upstream(clone):
+    git(clone, "remote", "add", "upstream", "..")
+    git(clone, "fetch", "-q", "upstream")
+
+
+def of_another_name(clone):
+    git(clone, "remote", "rename", "origin", "theirs")
+
+
+def pruned(clone):
+    git(clone, "symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/trunk")
+
+
+def no_remote(clone):
+    git(clone, "remote", "remove", "origin")
+
+
+def no_remote_and_a_branch(clone):
+    no_remote(clone)
+    git(clone, "checkout", "-q", "-b", "work")
+
+
+def no_remote_and_detached(clone):
+    no_remote(clone)
+    git(clone, "checkout", "-q", "--detach")
+
+
+def never_fetched(clone):
+    no_remote(clone)
+    git(clone, "remote", "add", "origin", "..")
+
+
+def unborn(clone):
+    git(clone, "checkout", "-q", "--orphan", "fresh")
+
+
+def unrelated(clone):
+    unborn(clone)
+    commit(clone)
+
+
+@pytest.mark.parametrize(
+    ("arrange", "found"),
+    [
+        (lambda clone: None, ORIGIN),
+        (lambda clone: git(clone, "checkout", "-q", "--detach", "HEAD~1"), ORIGIN),
+        (without_remote_head, ORIGIN),
+        (upstream, ("refs/remotes/upstream/main", "")),
+        (of_another_name, ("refs/remotes/theirs/main", "")),
+        (pruned, ORIGIN),
+        (no_remote, UNKNOWN),
+        (no_remote_and_a_branch, ("refs/heads/main", "")),
+        (no_remote_and_detached, UNKNOWN),
+        (never_fetched, UNKNOWN),
+        (unborn, ("", "nothing is committed yet")),
+        (unrelated, ("", "origin/main and HEAD share no history")),
+        (lambda clone: (clone / ".git").rename(clone / "git"), ("", "this is no git checkout")),
+    ],
+    ids=["clone", "detached", "no-remote-head", "upstream", "another-remote", "pruned", "no-remote", "local-main",
+         "no-remote-detached", "never-fetched", "unborn", "unrelated", "no-git"],
+)  # fmt: skip
+def test_the_default_branch_is_found_or_nothing_is_compared(clone, arrange, found):
+    arrange(clone)
+    assert default_base(clone) == found
+
+
+def test_a_shallow_clone_compares_with_what_it_has_and_says_what_it_lacks(checkout):
+    git(checkout, "checkout", "-q", "main")
+    url = f"file://{checkout}"
+    git(checkout, "clone", "-q", "--depth", "1", "--branch", "main", url, "tip")
+    assert default_base(checkout / "tip") == ORIGIN, "the tip itself is in it"
+    git(checkout, "clone", "-q", "--depth", "1", "--branch", "work", url, "alone")
+    alone = default_base(checkout / "alone")
+    git(checkout, "clone", "-q", "--depth", "1", "--no-single-branch", "--branch", "work", url, "both")
+    both = default_base(checkout / "both")
+    hint = " in this shallow clone (git fetch --unshallow)"
+    assert (alone, both) == (("", UNKNOWN[1] + hint), ("", "origin/main and HEAD share no history" + hint))
+
+
+def test_the_base_is_shown_as_people_write_it(clone):
+    assert inspect(clone, ORIGIN[0]).base == "origin/main"
+    git(clone, "tag", "origin/main")  # nothing that bears the same name is taken for it
+    (clone / "more").write_text("")
+    commit(clone)
+    assert inspect(clone, ORIGIN[0]).files == ("more",)
+
+
+def test_without_git_nothing_is_compared(checkout, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert default_base(checkout) == ("", "git is not installed")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hilgate.declare.load import Declarations
-    from hilgate.model import Plan, PlannedStep, Profile
+    from hilgate.model import Plan, PlannedStep, PlanProfile
 
 MARGIN_MINUTES = 4
 """What Buildkite's timeout adds to the step's own: checkout, preflight and plan before it, and after it the minute that
@@ -50,7 +50,7 @@ MERGE_QUEUE_BRANCH = "gh-readonly-queue/"
 """What GitHub's merge queue calls its branches."""
 
 MERGE_QUEUE_PRIORITY = 200
-PRIORITIES: dict[Profile, int] = {"gate": 0, "pr": 100, "nightly": -10, "release": 0}
+PRIORITIES: dict[PlanProfile, int] = {"pr": 100, "nightly": -10, "release": 0}
 """Higher runs first (Buildkite's default is 0): what people wait for goes before what the night does."""
 
 MANUAL = CommandStepManualRetryObject(
@@ -87,7 +87,7 @@ def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -
     """The steps of a plan for the agents as YAML text, linted and valid by Buildkite's schema.
 
     Args:
-        plan: Of any profile but `gate`.
+        plan: Of any profile that is not for a desk.
         declarations: For the titles of areas.
         branch: The branch that is built; those of the merge queue go first.
 
@@ -95,9 +95,9 @@ def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -
         InvalidPipelineError: It breaks an invariant; says which and where.
         NothingSelectedError: The plan has no steps.
     """
-    if plan.profile == "gate":
+    if plan.desk:
         raise InvalidPipelineError(
-            "the plan is for one machine", where="profile gate", remedy="make the plan with --profile pr"
+            "the plan is for one machine", where=f"profile {plan.profile}", remedy="make the plan with --profile pr"
         )
     if not plan.steps:
         raise NothingSelectedError("the plan has no steps", remedy="a pipeline over nothing would be green")

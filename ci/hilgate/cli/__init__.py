@@ -7,11 +7,14 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from hilgate.errors import EXIT_MEANINGS, MisuseError
+
+if TYPE_CHECKING:
+    from hilgate.plan.make import Choice
 
 SUMMARY = "Decides whether a change to the ROCm attention kernels may merge: plan, run, judge, report."
 
@@ -53,8 +56,13 @@ def declared(*kinds: Literal["areas", "steps", "models", "bugs"]) -> Callable[[t
 
 Base = Annotated[
     str | None,
-    typer.Option(metavar="REF", envvar="HILGATE_BASE", help="Of what differs from the merge base with it; else all."),
+    typer.Option(
+        metavar="REF",
+        envvar="HILGATE_BASE",
+        help="Of what differs from the merge base with it; at a desk by default the default branch.",
+    ),
 ]
+Everything = Annotated[bool, typer.Option("--all", help="Everything, whatever changed.")]
 History = Annotated[
     Path | None,
     typer.Option(metavar="DIR", envvar="HILGATE_HISTORY", file_okay=False, help="By default results/history/."),
@@ -87,6 +95,30 @@ class Settings:
 
     root: Path | None = None
     debug: bool = False
+
+
+def choice_of(
+    ctx: typer.Context, root: Path, *, base: str | None, everything: bool, smoke: bool, named: bool
+) -> Choice:
+    """What a desk runs: as its options say, else by what there is to decide.
+
+    Raises:
+        MisuseError: Two options that contradict each other. HILGATE_BASE contradicts none.
+    """
+    from hilgate.plan.make import Choice, choose
+    from hilgate.report.problems import gate_command
+
+    source = ctx.get_parameter_source("base")
+    typed = source is not None and source.name == "COMMANDLINE"
+    given = {"--all": everything, "--smoke": smoke, "--steps": named, "--base": typed}
+    words = [name for name, is_given in given.items() if is_given]
+    if (everything or smoke) and len(words) > 1:
+        raise MisuseError(f"{' and '.join(words)} exclude each other", remedy=f"leave out {words[1]}")
+    if named:
+        return Choice("gate", base, "")
+    if everything or smoke:
+        return Choice("smoke" if smoke else "gate", None, f"{'smoke' if smoke else 'everything'}, as asked")
+    return choose(root, base=base, whole=gate_command("--all"))
 
 
 def repository(ctx: typer.Context) -> Path:

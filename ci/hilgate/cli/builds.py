@@ -61,6 +61,7 @@ def add(
 
     source = results or repository(ctx) / "results"
     plan = read_plan(source / PLAN_FILE)
+    plan.require_whole(str(source / PLAN_FILE))
     verdict = read_verdict(source / VERDICT_FILE)
     if verdict.plan_digest != plan_digest(plan):
         raise RecordsError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hilgate import __version__
-from hilgate.cli import SUMMARY, Base, History, Json, Settings, declared, program, repository
+from hilgate.cli import SUMMARY, Base, Everything, History, Json, Settings, choice_of, declared, program, repository
 from hilgate.errors import CannotRunHereError, Exit, MisuseError
 from hilgate.text import count
 
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 
 ProfileName = Annotated[
-    Literal["gate", "pr", "nightly", "release"],
-    typer.Option(help="gate: this machine; the others: the agents, nightly and release whatever changed."),
+    Literal["smoke", "gate", "pr", "nightly", "release"] | None,
+    typer.Option(
+        help="smoke, gate: this machine (default: what `hilgate gate` would run); the others: the agents, nightly and "
+        "release whatever changed."
+    ),
 ]
 
 
@@ -42,7 +45,8 @@ def plan(
         ),
     ] = None,
     base: Base = None,
-    profile: ProfileName = "gate",
+    everything: Everything = False,
+    profile: ProfileName = None,
     models: Annotated[
         list[str] | None,
         typer.Option(
@@ -58,19 +62,23 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show what would run, where and why; runs nothing."""
-    from hilgate.plan.estimate import measured
-    from hilgate.plan.make import make_plan
+    from hilgate.plan.estimate import size_of
+    from hilgate.plan.make import Choice, make_plan
     from hilgate.report import terminal
 
     root = repository(ctx)
-    times = measured(root, history)
-    made = make_plan(root, base=base, profile=profile, select=tuple(select or ()), models=tuple(models or ()))
+    choice = Choice(profile or "gate", base, "")
+    if not select and not models and profile in {None, "smoke"}:
+        choice = choice_of(ctx, root, base=base, everything=everything, smoke=profile == "smoke", named=False)
+        terminal.say(terminal.stderr(), choice.why)
+    names, served = tuple(select or ()), tuple(models or ())
+    made = make_plan(root, base=choice.base, profile=choice.profile, select=names, models=served)
     if write:
         made.save(write)
     if as_json:
         sys.stdout.write(made.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
-        terminal.print_plan(terminal.stdout(), made, times, omitted=omitted)
+        terminal.print_plan(terminal.stdout(), made, size_of(made, root, history), omitted=omitted)
 
 
 @program.command()
@@ -194,7 +202,7 @@ def show_home(ctx: typer.Context) -> None:
         f"hilgate {__version__}\n{SUMMARY}\n\nTry:\n"
         "  hilgate plan          what would run on this machine, and why\n"
         "  hilgate run hygiene   one area, now; no GPU, account or network needed\n"
-        "  hilgate gate          everything this machine can run, and one verdict\n\n"
+        "  hilgate gate          your change, or a smoke run; --all is everything, and one verdict\n\n"
         f"This machine: {_one_line(machine)}"
     )
     print_readiness(areas)

@@ -9,19 +9,21 @@ import re
 import shlex
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand
 
-from hilgate.cli import Base, JobsFolder, Json, Results, declared, program, repository
+from hilgate.cli import Base, Everything, JobsFolder, Json, Results, choice_of, declared, program, repository
 from hilgate.errors import Exit, HilgateError, MisuseError, NothingSelectedError, RecordsError
 from hilgate.report.write import decide, read_plan_or_say_so, status_of
 from hilgate.text import count, suggest
 
 if TYPE_CHECKING:
     from hilgate.model import Plan
+    from hilgate.plan.estimate import Estimate
     from hilgate.run.results import Recorded
 
 
@@ -68,6 +70,8 @@ def gate(
     ctx: typer.Context,
     *,
     base: Base = None,
+    everything: Everything = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="A thin slice of each area, whatever changed.")] = False,
     steps: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,29 +89,40 @@ def gate(
 ) -> None:
     """Plan, run, judge and report on this machine.
 
-    The exit status is the verdict.
+    What is decided is the change against the default branch; where nothing has changed, a smoke run, which stands for
+    no other. The exit status is the verdict.
     """
     from hilgate.declare import quarantine
     from hilgate.declare.load import load
     from hilgate.model import PLAN_FILE
-    from hilgate.plan.estimate import measured
+    from hilgate.plan.estimate import budget_of, remember, size_of
     from hilgate.plan.make import make_plan
     from hilgate.report import terminal
     from hilgate.run.runner import locked
 
     root = repository(ctx)
     folder = results or root / "results"
-    quarantine.load_quarantine(root, load(root))  # a mistake in it is told before anything runs
     with locked(folder):
-        plan = make_plan(root, base=base, profile="gate", select=tuple(steps or ()))
+        choice = choice_of(ctx, root, base=base, everything=everything, smoke=smoke, named=bool(steps))
+        if choice.why:
+            terminal.say(terminal.stderr(), choice.why)
+        quarantine.load_quarantine(root, load(root))  # a mistake in it is told before anything runs
+        plan = make_plan(root, base=choice.base, profile=choice.profile, select=tuple(steps or ()))
         earlier = _earlier(folder, plan) if resume else None
         if earlier is None:
             set_previous_aside(folder)
             plan.save(folder / PLAN_FILE)
-        terminal.print_plan(terminal.stderr(), plan, measured(root))
-        run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast)
+        keys = frozenset(step.key for step in plan.steps) - (earlier.passed() if earlier else frozenset())
+        size = size_of(plan, root, keys=keys, cores=jobs)
+        terminal.print_plan(terminal.stderr(), plan, size)
+        began = time.monotonic()
+        run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, size=size)
         judged = decide(folder, plan, root=root, approved_by=approved_by)
+        taken = time.monotonic() - began
+        remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     terminal.print_verdict(judged)
+    budget = None if steps or earlier else budget_of(plan, load(root))
+    terminal.print_time(terminal.stderr(), taken, size, budget)
     raise typer.Exit(status_of(judged))
 
 
@@ -133,6 +148,7 @@ def run(
     A part of a table is run by its labels: hilgate run models-families -- --family jamba.
     """
     from hilgate.model import PLAN_FILE
+    from hilgate.plan.estimate import remember
     from hilgate.plan.make import make_plan, read_plan
     from hilgate.report.terminal import print_verdict
     from hilgate.run.runner import locked
@@ -163,6 +179,7 @@ def run(
         if arguments:
             only = _selected(plan, folder)
         judged = decide(folder, plan, only=only, job=job, root=root)
+        remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     print_verdict(judged, every=True)
     raise typer.Exit(status_of(judged))
 
@@ -186,7 +203,7 @@ def judge(
 
     root = repository(ctx)
     folder = results or root / "results"
-    plan = read_plan_or_say_so(plan_file or folder / PLAN_FILE, folder)
+    plan = read_plan_or_say_so(plan_file or folder / PLAN_FILE, folder, whole=jobs is not None)
     judged = decide(folder, plan, jobs=jobs, root=root, approved_by=approved_by, against=against)
     if as_json:
         sys.stdout.write(judged.verdict.model_dump_json(indent=1, ensure_ascii=True) + "\n")
@@ -248,10 +265,10 @@ def _earlier(folder: Path, plan: Plan) -> Recorded | None:
 
     if not (folder / PLAN_FILE).exists():
         return None
-    if plan_digest(read_plan(folder / PLAN_FILE)) != plan_digest(plan):
+    if plan_digest(old := read_plan(folder / PLAN_FILE)) != plan_digest(plan):
         raise MisuseError(
             "--resume continues the same plan, and this is another (commit, changed files or options)",
-            where=str(folder / PLAN_FILE),
+            where=f"{folder / PLAN_FILE}, of profile {old.profile}; now it would be {plan.profile}",
             remedy="start afresh without --resume; the old results go to previous/",
         )
     return read_all(folder, None, plan, plan_digest(plan))
@@ -282,6 +299,7 @@ def run_plan(
     folder: Path,
     recorded: Recorded | None = None,
     *,
+    size: Estimate | None = None,
     cores: int | None = None,
     only: frozenset[str] | None = None,
     job: str = "",
@@ -296,6 +314,7 @@ def run_plan(
         root: The repository, at the plan's commit.
         folder: The results folder.
         recorded: What was left by an earlier run, or by the job whose tests are run once more: of the same files.
+        size: How long it is thought to take, to show what is left of it; None where nobody asked.
         cores: How many to fill; None takes the machine's.
         only: Planned keys to run of the plan; None runs all.
         job: The only step, where `folder` is that of an agent's job.
@@ -319,7 +338,7 @@ def run_plan(
 
     require_commit(plan, root)
     # An agent takes from the merge base what the change loosens and nobody approved; a desk keeps its own.
-    foreign = () if plan.profile == "gate" or approved_by else to_put_back(root, plan)
+    foreign = () if plan.desk or approved_by else to_put_back(root, plan)
     for name in foreign:
         terminal.say(terminal.stderr(), f"as at the merge base, because its change is not approved: {name}", whole=True)
     with put_back(root, plan.merge_base, foreign, folder):
@@ -336,7 +355,7 @@ def run_plan(
         earlier = recorded if recorded and not only_ids else Recorded((), {})
         machine = detect()
         keys = frozenset(step.key for step in plan.steps if only is None or step.key in only)
-        with progress.choose(plan, keys - earlier.passed(), terminal.stderr()) as shown_progress:
+        with progress.choose(plan, keys - earlier.passed(), terminal.stderr(), size) as shown_progress:
             Runner(
                 plan=plan,
                 digest=plan_digest(plan),

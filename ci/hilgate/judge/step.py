@@ -76,7 +76,7 @@ class StepResult:
     def other_image(self) -> str:
         """Why the image it ran in is not the planned one; empty when it is, and at a desk."""
         name = self.step.image
-        if name is None or self.plan.profile == "gate" or self.attempt is None:
+        if name is None or self.plan.desk or self.attempt is None:
             return ""
         if problem := self.image_problem(name):
             return problem
@@ -120,7 +120,7 @@ class StepResult:
     @cached_property
     def trouble(self) -> tuple[str, ...]:
         """What the hooks saw of its node that makes a result worthless."""
-        gpus = self.step.gpus if is_demanded(self.step, self.plan.profile) else 0
+        gpus = self.step.gpus if is_demanded(self.step, self.plan) else 0
         return trouble(self.health, self.attempt.record.environment.host if self.attempt else "", gpus)
 
     @cached_property
@@ -131,7 +131,7 @@ class StepResult:
     @cached_property
     def without_health(self) -> str:
         """Which health record is demanded and not there."""
-        lacking = missing(self.health) if is_demanded(self.step, self.plan.profile) else ""
+        lacking = missing(self.health) if is_demanded(self.step, self.plan) else ""
         return f"nothing is known of its node's health {lacking}" if lacking and self.attempt else ""
 
     @cached_property
@@ -386,7 +386,7 @@ def _evidence(s: StepResult) -> tuple[str, ...]:
         where = [f"node {host}" for host in sorted({one.host for one in s.health})]
     else:
         here = s.attempt.record.environment
-        where = [f"node {here.host}: {here.device}"] if s.plan.profile != "gate" else []  # a desk is one node
+        where = [f"node {here.host}: {here.device}"] if not s.plan.desk else []  # a desk is one node
         if files := s.recorded.restored.get(s.step.key, ()):
             where.append(f"with these files of the merge base: {', '.join(files)}")
     again, same = [], defaultdict(list)
@@ -408,9 +408,9 @@ SHOWN_LINES = 5
 """Kernel log lines that a ruling quotes; the rest stay in the health file."""
 
 
-def is_demanded(step: PlannedStep, profile: str) -> bool:
+def is_demanded(step: PlannedStep, plan: Plan) -> bool:
     """Whether a result of this step counts only with both records: on a GPU of an agent. A desk has no hooks."""
-    return profile != "gate" and step.queue is not None and step.device != CPU
+    return not plan.desk and step.queue is not None and step.device != CPU
 
 
 def missing(health: Sequence[Health]) -> str:

@@ -47,6 +47,8 @@ def judge(
     steps = tuple(judge_step(step, plan, recorded, entries) for step in plan.steps)
     outcome = worst(step.outcome for step in steps)
     why = _why(outcome, steps)
+    if plan.profile == "smoke" and outcome is Outcome.PASS:
+        why = smoke_words(sum((step.counts for step in steps), Counts()), plan)
     if (expired := entries.expired()) and outcome is not Outcome.FAIL:
         outcome, why = Outcome.FAIL, expired[0]
     loosened = plan.loosened
@@ -56,6 +58,7 @@ def judge(
         why = f"needs a named approval: {loosened[0].path}: {loosened[0].what}{more}"
     return Verdict(
         decided=decided,
+        profile=plan.profile,
         commit=plan.commit,
         plan_digest=digest,
         outcome=outcome,
@@ -80,6 +83,11 @@ def exit_status(verdict: Verdict, plan: Plan) -> Exit:
         environment = missing and all(kinds[step.key].cannot_run_here(step.exit_status) for step in missing)
         return Exit.CANNOT_RUN_HERE if environment else Exit.NOTHING_RAN
     return {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.FAIL, Outcome.INCONCLUSIVE: Exit.INCONCLUSIVE}[verdict.outcome]
+
+
+def smoke_words(counts: Counts, plan: Plan) -> str:
+    """`smoke: 412 of at least 4,210 checks`: what passed of what the whole gate's steps promise on this machine."""
+    return f"smoke: {counts.passed:,} of at least {plan.promised:,} checks"
 
 
 def totals(verdict: Verdict) -> Counts:

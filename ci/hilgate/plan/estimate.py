@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimate how long a plan takes: the median of what was measured, else what is declared; and its longest chains."""
+"""Estimate how long a plan takes: measured minutes, else declared ones, through the schedule in which steps are run."""
 
 from __future__ import annotations
 
+import contextlib
+import heapq
+import json
+import socket
 import statistics
+import time
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import ValidationError
 
 from hilgate.errors import MisuseError, RecordsError
-from hilgate.model import CPU, Outcome, Verdict
+from hilgate.model import CPU, Key, Noun, Outcome
+from hilgate.plan.machine import detect
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from hilgate.model import Key, Plan, PlannedStep
+    from hilgate.declare.load import Declarations
+    from hilgate.model import Plan, PlannedStep, StepRecord
 
 HISTORY_FOLDER = "results/history"
 """A folder of builds (`hilgate.history.store`), whose names sort by time."""
@@ -25,6 +34,98 @@ PASSES = 20
 
 RECENT_BUILDS = 200
 """How many builds are looked at: about a month of a busy repository."""
+
+
+PASSES_FILE = "results/passes.json"
+"""What steps took on this machine, as `hilgate gate` and `run` leave it; it decides about nothing but forecasts."""
+
+RECENT_PASSES = 5
+"""How many are kept of each step: a forecast is of today's kernels on today's machine."""
+
+UNIT_SECONDS = 0.11
+"""What `slowness` takes on an idle machine of those that the declared minutes were measured on."""
+
+
+class Passed(Noun):
+    """How long a step took that passed here."""
+
+    key: Key
+    command: str
+    """A part of a step takes another time than the whole."""
+    host: str
+    cores: int
+    declared: float
+    """Minutes that were declared of it."""
+    minutes: float
+    ended: float
+    """Seconds since 1970 (UTC); tells a pass that was read again from another one."""
+
+
+class Passes(Noun):
+    """`results/passes.json`."""
+
+    schema_version: Literal[1] = 1
+    passes: tuple[Passed, ...] = ()
+
+    @classmethod
+    def read(cls, root: Path) -> Passes:
+        """Those of this machine; none where there is no such file, or none that can be believed."""
+        try:
+            found = cls.model_validate_json((root / PASSES_FILE).read_bytes())
+        except (OSError, ValidationError):
+            return cls()
+        host = socket.gethostname()
+        return cls(passes=tuple(one for one in found.passes if one.host == host and one.minutes > 0))
+
+
+def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
+    """Keep what the steps of a plan took that passed here. Only forecasts read it: no trouble with it stops a gate."""
+    steps = {step.key: step.step for step in plan.steps}
+    known = {(one.key, one.command, one.ended): one for one in Passes.read(root).passes}
+    for record in records:
+        ended = record.started.timestamp() + record.seconds
+        if record.outcome is Outcome.PASS and record.key in steps and record.environment.host == socket.gethostname():
+            known[record.key, record.command, ended] = Passed(
+                key=record.key, command=record.command, host=record.environment.host, cores=record.environment.cores,
+                declared=steps[record.key].minutes, minutes=record.seconds / 60, ended=ended,
+            )  # fmt: skip
+    kept: dict[tuple[Key, str], list[Passed]] = defaultdict(list)
+    for one in sorted(known.values(), key=lambda one: one.ended):
+        kept[one.key, one.command].append(one)
+    if (path := root / PASSES_FILE).parent.is_dir():
+        with contextlib.suppress(OSError):
+            Passes(passes=tuple(one for of_step in kept.values() for one in of_step[-RECENT_PASSES:])).save(path)
+
+
+def slowness(seconds: float = UNIT_SECONDS) -> float:
+    """How many times longer than on the machine of the declared minutes a fixed piece of Python takes here and now."""
+    began = time.perf_counter()
+    for _ in range(40):
+        sorted({number: str(number * number % 65537) for number in range(8000)}.items(), key=lambda item: item[1])
+    return (time.perf_counter() - began) / seconds
+
+
+def expected(plan: Plan, root: Path, history: Mapping[Key, float], cores: int) -> tuple[dict[Key, float], int]:
+    """Planned key -> minutes that a step of a desk's plan will take, and of how many steps they were measured.
+
+    Measured on this machine, else in the history. What was never measured takes its declared minutes times what the
+    others took of theirs on this machine; on its first run, times `slowness`.
+    """
+    passes = [one for one in Passes.read(root).passes if one.cores == cores]
+    times: dict[tuple[Key, str], list[float]] = defaultdict(list)
+    for one in passes:
+        times[one.key, one.command].append(one.minutes)
+    known = {step.key: times[step.key, step.step.command] for step in plan.steps}
+    minutes = {key: statistics.median(found) for key, found in known.items() if found}
+    missing = [step for step in plan.steps if step.key not in minutes]
+    if missing:
+        scale = statistics.median(one.minutes / one.declared for one in passes) if passes else slowness()
+        whole = {key: found for key, found in history.items() if plan.profile == "gate"}
+        for step in missing:
+            crowded = step.step.cores / min(step.step.cores, cores)
+            minutes[step.key] = whole.get(step.key, step.step.minutes * scale * crowded)
+        missing = [step for step in missing if step.key not in whole]
+    return minutes, len(plan.steps) - len(missing)
 
 
 def measured(root: Path, given: Path | None = None) -> dict[Key, float]:
@@ -42,17 +143,53 @@ def measured(root: Path, given: Path | None = None) -> dict[Key, float]:
     passes: dict[Key, list[float]] = defaultdict(list)
     for path in sorted(folder.glob("[0-9]*Z-*-*/verdict.json"), reverse=True)[:RECENT_BUILDS]:
         try:
-            steps = Verdict.model_validate_json(path.read_bytes()).steps
-        except (OSError, ValueError) as error:
+            for step in json.loads(path.read_bytes())["steps"]:
+                if step["outcome"] == Outcome.PASS and step["seconds"] is not None:
+                    passes[step["key"]].append(step["seconds"] / 60)
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise RecordsError(
                 f"not a verdict: {str(error).splitlines()[0]}",
                 where=str(path),
                 remedy="remove that build from the history: the estimate then uses the others",
             ) from error
-        for step in steps:
-            if step.outcome is Outcome.PASS and step.seconds is not None:
-                passes[step.key].append(step.seconds / 60)
     return {key: statistics.median(minutes[:PASSES]) for key, minutes in passes.items()}
+
+
+def in_order(steps: Sequence[PlannedStep]) -> list[Key]:
+    """The order in which steps start as cores are free: one quick step, then the longest chain of dependants first.
+
+    Something is known soon then. By declared minutes, so that a plan runs in one order everywhere.
+    """
+    minutes = {step.key: step.step.minutes for step in steps}
+    chains = longest_chains(steps, minutes)
+    keys = sorted(minutes, key=lambda key: (-chains[key][0], key))
+    known = minutes.keys()
+    free = [step.key for step in steps if known.isdisjoint(step.depends_on)]
+    quick = min(free, key=lambda key: (minutes[key], key), default=None)
+    return keys if quick is None else [quick, *(key for key in keys if key != quick)]
+
+
+def fits(step: PlannedStep, running: Sequence[PlannedStep], cores: int) -> bool:
+    """Whether its cores are free (a step that wants more than there are runs alone) and so is its GPU."""
+    if step.device != CPU and any(other.device == step.device for other in running):
+        return False
+    busy = sum(min(other.step.cores, cores) for other in running)
+    return busy + min(step.step.cores, cores) <= cores
+
+
+def forecast(steps: Sequence[PlannedStep], minutes: Mapping[Key, float], cores: int) -> float:
+    """Minutes from the first start to the last end when steps take these minutes and run as `run.runner` runs them."""
+    known = {step.key: step for step in steps}
+    waiting, running, ended, now = in_order(steps), list[tuple[float, Key]](), set[Key](), 0.0
+    while waiting or running:
+        for key in list(waiting):
+            needs = {need for need in known[key].depends_on if need in known}
+            if needs <= ended and fits(known[key], [known[other] for _, other in running], cores):
+                waiting.remove(key)
+                heapq.heappush(running, (now + minutes[key], key))
+        now, key = heapq.heappop(running)
+        ended.add(key)
+    return now
 
 
 @dataclass(frozen=True)
@@ -70,6 +207,48 @@ class Estimate:
     """The same times the GPUs of each step: what the fleet pays."""
     measured: int
     """Steps whose minutes were measured."""
+    each: Mapping[Key, float]
+    """Planned key -> minutes."""
+    wall: float = 0.0
+    """At a desk, from the first start to the last end of what is to run there."""
+    cores: int = 0
+    """At a desk, how many it fills."""
+
+
+def size_of(
+    plan: Plan, root: Path, given: Path | None = None, *, keys: frozenset[Key] | None = None, cores: int | None = None
+) -> Estimate:
+    """The estimate of a plan; of one for a desk by what this machine measured, with the time until all has ended.
+
+    Args:
+        plan: What would run.
+        root: The repository, whose results folder has what was measured.
+        given: Another history than the default.
+        keys: What is to run of it; None is all.
+        cores: How many it may fill; None takes the machine's.
+
+    Raises:
+        MisuseError: A history was given and is not there.
+        RecordsError: A verdict in it cannot be read; says which.
+    """
+    history = measured(root, given)
+    if not plan.desk:
+        return estimate(plan, history)
+    here = detect().cores
+    minutes, known = expected(plan, root, history, here)
+    running = [step for step in plan.steps if keys is None or step.key in keys]
+    size = estimate(plan, minutes)
+    return replace(size, measured=known, wall=forecast(running, minutes, cores or here), cores=cores or here)
+
+
+def budget_of(plan: Plan, declarations: Declarations) -> float | None:
+    """Minutes that the gate of a desk's plan may take on 2 idle cores, as the project declares; None for no budget."""
+    budgets, always = declarations.project.budgets, {area.area for area in declarations.areas if area.always}
+    if plan.profile == "smoke":
+        return budgets.smoke
+    if not any(one.cause == "not affected" for one in plan.omissions):
+        return budgets.all
+    return budgets.always if all(step.area in always for step in plan.steps) else budgets.change
 
 
 def estimate(plan: Plan, history: Mapping[Key, float] | None = None) -> Estimate:
@@ -85,6 +264,7 @@ def estimate(plan: Plan, history: Mapping[Key, float] | None = None) -> Estimate
         on_gpus=sum(minutes[step.key] for step in gpu_steps),
         gpu_minutes=sum(minutes[step.key] * step.gpus for step in gpu_steps),
         measured=sum(step.key in known for step in plan.steps),
+        each=minutes,
     )
 
 

@@ -23,21 +23,65 @@ from hilgate.model import Plan, planned_key
 from hilgate.plan.expand import Target, Wanted, expand
 from hilgate.plan.machine import Machine, detect
 from hilgate.plan.select import select as select_steps
-from hilgate.text import suggest
+from hilgate.text import count, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
-    from hilgate.model import Key, Loosening, OmissionCause, PlannedStep, Profile
+    from hilgate.model import Key, Loosening, OmissionCause, PlannedStep, PlanProfile
+
+DESK = ("gate", "smoke")
+"""Profiles of plans for this machine."""
 
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
-WHEN = {"gate": "at a desk", "pr": "for a pull request", "nightly": "nightly", "release": "for a release"}
+WHEN: dict[PlanProfile, str] = {
+    "gate": "at a desk", "pr": "for a pull request", "nightly": "nightly", "release": "for a release"
+}  # fmt: skip
 """Profile -> when its plans are made, as in "runs nightly"."""
 
-WHOLE = ("nightly", "release")
-"""Profiles that run everything, whatever changed."""
+WHOLE = ("nightly", "release", "smoke")
+"""Profiles that heed no change: all of their steps run."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a gate at a desk runs, and why, in a line."""
+
+    profile: PlanProfile
+    base: str | None
+    why: str
+
+
+def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --all") -> Choice:
+    """Choose what a desk runs by what there is to decide: the steps of the change, else a smoke run, else everything.
+
+    Everything runs wherever less could leave something unseen: without a default branch to compare with, and under CI
+    (the variable that CI services set), where a green smoke run could be taken for a gate.
+
+    Args:
+        root: The repository.
+        base: What to compare with; None finds the default branch.
+        whole: The command that runs everything.
+
+    Raises:
+        MisuseError: `base` cannot be compared with.
+        InvalidDeclarationsError: A declaration is invalid.
+    """
+    found, unknown = (base, "") if base else git.default_base(root)
+    if not found:
+        return Choice("gate", None, f"everything: {unknown}")
+    change = git.inspect(root, found)
+    if change.files:
+        words = f"{count(len(change.files), 'file')} changed against {change.base}"
+        return Choice("gate", found, f"{words}: the steps that can notice (`{whole}` runs everything)")
+    same = f"no change against {change.base}"
+    if os.environ.get("CI", "").lower() not in {"", "0", "false"}:
+        return Choice("gate", None, f"everything: {same}, and this is a CI machine (CI is set)")
+    if not any(step.smoke for _, step in load(root).steps()):
+        return Choice("gate", None, f"everything: {same}, and no step declares a smoke slice")
+    return Choice("smoke", None, f"{same}: smoke, a thin slice of each area (`{whole}` runs everything)")
 
 
 @dataclass(frozen=True)
@@ -68,7 +112,7 @@ def make_plan(
     root: Path,
     *,
     base: str | None,
-    profile: Profile,
+    profile: PlanProfile,
     select: tuple[str, ...] = (),
     models: tuple[str, ...] = (),
 ) -> Plan:
@@ -93,7 +137,7 @@ def make_plan(
     plan = assemble(
         declarations,
         change,
-        detect(packages) if profile == "gate" else None,
+        detect(packages) if profile in DESK else None,
         profile=profile,
         select=select,
         models=models,
@@ -164,7 +208,7 @@ def assemble(
     change: git.Changes,
     machine: Machine | None,
     *,
-    profile: Profile,
+    profile: PlanProfile,
     select: tuple[str, ...] = (),
     models: tuple[str, ...] = (),
     graph: imports.Imports | None = None,
@@ -186,6 +230,11 @@ def assemble(
         wanted = _affected(declarations, change, profile, graph, otherwise)
     target = Target(machine, absent, known.fork)
     steps, omissions = expand(declarations, wanted, target, otherwise=otherwise)
+    promised = 0
+    if profile == "smoke":
+        steps = tuple(step.slice() for step in steps)
+        everything = {step.key: Wanted("") for _, step in declarations.steps() if "gate" in step.profiles}
+        promised = sum(step.step.minimum for step in expand(declarations, everything, target, otherwise=otherwise)[0])
     plan = Plan(
         created=dt.datetime.now(dt.UTC),
         commit=change.commit,
@@ -193,6 +242,7 @@ def assemble(
         base=change.base,
         merge_base=change.merge_base,
         profile=profile,
+        promised=promised,
         fork=known.fork,
         images=_images(steps, facts) if facts else {},
         loosened=known.loosened,
@@ -205,7 +255,8 @@ def assemble(
     if not steps:
         placeless = {"no queue", "not here", "need omitted"}
         reasons = [f"{one.key}: {one.reason}" for one in omissions if one.cause in placeless]
-        where = "; ".join(reasons[:5]) or "no declared step is affected"
+        none = "no step declares a smoke slice" if profile == "smoke" else "no declared step is affected"
+        where = "; ".join(reasons[:5]) or none
         raise NothingSelectedError("no step can be planned", where=where, remedy=ELSEWHERE)
     return plan
 
@@ -228,7 +279,7 @@ def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...
 def _affected(
     declarations: Declarations,
     change: git.Changes,
-    profile: Profile,
+    profile: PlanProfile,
     graph: imports.Imports | None,
     otherwise: dict[Key, tuple[OmissionCause, str]],
 ) -> dict[Key, Wanted]:
@@ -236,8 +287,13 @@ def _affected(
     selection = select_steps(declarations.areas, change.files, graph, change.appeared)
     wanted: dict[Key, Wanted] = {}
     for _, step in declarations.steps():
-        if profile not in step.profiles:
+        if ("gate" if profile == "smoke" else profile) not in step.profiles:
             otherwise[step.key] = ("other profiles", "runs " + " and ".join(WHEN[one] for one in step.profiles))
+        elif profile == "smoke":
+            if step.smoke:
+                wanted[step.key] = Wanted(f"smoke: {step.smoke.arguments or 'the whole step'}")
+            else:
+                otherwise[step.key] = ("not in smoke", "has no smoke slice; runs when a change can break it")
         elif profile in WHOLE:
             wanted[step.key] = Wanted(f"everything runs {WHEN[profile]}")
         elif step.key in selection.reasons:

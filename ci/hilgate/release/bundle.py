@@ -28,7 +28,7 @@ from packageurl import PackageURL
 from hilgate import __version__
 from hilgate.errors import RecordsError
 from hilgate.judge.verdict import read_verdict
-from hilgate.model import JOBS_FOLDER, PLAN_FILE, SCHEMA_VERSION, VERDICT_FILE, Key, Noun, Outcome, Profile
+from hilgate.model import JOBS_FOLDER, PLAN_FILE, SCHEMA_VERSION, VERDICT_FILE, Key, Noun, Outcome, PlanProfile
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import tables
 from hilgate.run import results
@@ -61,7 +61,7 @@ class Manifest(Noun):
     committed: int
     """Time of the commit, seconds since 1970 (UTC); also the time of every member."""
     plan_digest: str
-    profile: Profile
+    profile: PlanProfile
     outcome: Outcome
     images: dict[Key, str]
     """Image -> digest, as built."""
@@ -78,8 +78,10 @@ def write_bundle(root: Path, folder: Path, out: Path, *, committed: int) -> Mani
 
     Raises:
         RecordsError: Something is missing, unreadable, a link, or of another plan.
+        MisuseError: It is a part of the gate, whose evidence proves nothing of the rest.
     """
     plan = read_plan(folder / PLAN_FILE)
+    plan.require_whole(str(folder / PLAN_FILE))
     if not plan.commit:
         raise RecordsError(
             "a plan without a commit proves nothing", where=str(folder / PLAN_FILE), remedy="commit first"

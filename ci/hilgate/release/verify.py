@@ -112,6 +112,7 @@ def _check(file: Path, folder: Path, demanded: Mapping[str, str]) -> Iterator[st
 
     manifest = bundle.Manifest.load(members[bundle.MANIFEST_FILE], "ask for the bundle again")
     plan = read_plan(members[PLAN_FILE])
+    plan.require_whole(PLAN_FILE)
     digest = plan_digest(plan)
     for what, claimed, real in (
         ("digest", manifest.plan_digest, digest),

@@ -7,6 +7,7 @@ parameters in its id, or left out. Nothing is computed here: a figure that is sh
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def problems(
 def _problem(
     plan: Plan, planned: PlannedStep, step: StepVerdict, attempt: Attempt | None, limit: int, facts: MergeBase
 ) -> StepProblem:
-    desk = plan.profile == "gate"
+    desk = plan.desk
     checks = attempt.checks if attempt else ()
     wrong = [check for check in checks if check.outcome in {Outcome.FAIL, Outcome.INCONCLUSIVE}]
     wrong.sort(key=lambda check: -outcome.SEVERITY[check.outcome])
@@ -268,7 +269,22 @@ RULINGS: dict[Ruling, str] = {
 
 
 def headline(verdict: Verdict, recorded: Recorded) -> str:
-    """`41 passed, 0 failed, 12 not run (no gfx950 here)`: the checks of all steps, with the first reason."""
+    """`41 passed, 0 failed, 12 not run (no gfx950 here)`: the checks of all steps, with the first reason.
+
+    Of a smoke run that passed how little of the whole it was, and how to run that.
+    """
+    smoke = verdict.profile == "smoke"
+    if smoke and verdict.outcome is Outcome.PASS:
+        return f"{verdict.why}; `{gate_command('--all')}` runs everything"
+    return f"{'smoke: ' if smoke else ''}{_counted(verdict, recorded)}"
+
+
+def gate_command(options: str) -> str:
+    """How whoever reads this started the gate, with these options: `make gate` says so in HILGATE_GATE."""
+    return f"{os.environ.get('HILGATE_GATE', 'hilgate gate ')}{options}"
+
+
+def _counted(verdict: Verdict, recorded: Recorded) -> str:
     for step in verdict.steps:
         attempt = recorded.last(step.key)
         check = outcome.first(attempt.checks, Outcome.DID_NOT_RUN) if attempt else None

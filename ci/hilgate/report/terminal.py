@@ -20,7 +20,6 @@ from rich.text import Text
 
 from hilgate import text
 from hilgate.model import Counts, Outcome, planned_key
-from hilgate.plan.estimate import estimate
 from hilgate.plan.machine import TRACKED, Machine
 from hilgate.plan.make import WHEN
 from hilgate.report import tables
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from hilgate.declare.load import Declarations
     from hilgate.model import Area, Check, Key, Plan, Step
+    from hilgate.plan.estimate import Estimate
     from hilgate.plan.expand import Readiness
     from hilgate.report.problems import StepProblem
     from hilgate.report.write import Judged
@@ -69,35 +69,37 @@ def table_of(names: Sequence[str], rows: Iterable[Sequence[object]], *, header: 
     return table
 
 
-def print_plan(console: Console, plan: Plan, history: Mapping[Key, float], *, omitted: bool = False) -> None:
+def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = False) -> None:
     """Steps with place, minutes and reason, what is omitted and why, and the size of it all.
 
     Args:
         console: `stdout()`, or `stderr()` before it is run.
         plan: What would run.
-        history: Measured minutes by planned key.
+        size: Its estimate (`plan.estimate.size_of`).
         omitted: List every omission with its reason; else they are counted by cause.
     """
-    here = plan.profile == "gate"
+    here = plan.desk
     against = f"against {plan.base}, {count(len(plan.changed_files), 'file')} changed" if plan.base else "everything"
+    against = "smoke" if plan.profile == "smoke" else against
     where = "on this machine" if here else f"on the agents, profile {plan.profile}"
     commit = (plan.commit[:12] or "no git") + (" with local changes" if plan.dirty else "")
     console.print(cell(f"Plan of {commit}, {against}, {where}"))
     if plan.fork:
         console.print("From a fork: no secrets are given and no caches are written")
     rows = [
-        (step.key, step.device if here else step.queue, f"{history.get(step.key, step.step.minutes):.3g}", step.reason)
+        (step.key, step.device if here else step.queue, f"{size.each[step.key]:.2g}", step.reason)
         for step in plan.steps
     ]
     table = table_of(("step", "device" if here else "queue", "min", "because"), rows)
     table.columns[2].justify = "right"
     console.print(table)
-    size = estimate(plan, history)
     gpu = f", {_about(size.on_gpus)} of them on GPUs" if size.on_gpus else ""
     gpu += f" ({size.gpu_minutes:.3g} GPU-minutes)" if size.gpu_minutes != size.on_gpus else ""
-    known = f"measured for {size.measured} of {len(plan.steps)}" if size.measured else "as declared"
+    known = "declared minutes, at this machine's pace" if here else "as declared"
+    known = f"measured for {size.measured} of {len(plan.steps)}" if size.measured else known
+    about = f"{text.rounded(60 * size.wall)} on {count(size.cores, 'core')}" if here else _about(size.minutes)
     chain = f"; longest chain {_about(size.chain_minutes)}: {' -> '.join(size.chain)}" if len(size.chain) > 1 else ""
-    console.print(f"\n{count(len(plan.steps), 'step')}, about {_about(size.minutes)}{gpu} ({known}){chain}")
+    console.print(f"\n{count(len(plan.steps), 'step')}, about {about}{gpu} ({known}){chain}")
     reasons: dict[str, list[Key]] = {}
     for omission in plan.omissions:
         reasons.setdefault(omission.reason, []).append(omission.key)
@@ -108,6 +110,15 @@ def print_plan(console: Console, plan: Plan, history: Mapping[Key, float], *, om
         causes = Counter(omission.cause for omission in plan.omissions)
         words = ", ".join(f"{number} {cause}" for cause, number in causes.items())
         say(console, f"{count(len(plan.omissions), 'step')} omitted: {words} (hilgate plan --omitted)", "dim")
+
+
+def print_time(console: Console, seconds: float, size: Estimate, budget: float | None) -> None:
+    """How long it took beside the forecast, and beside the budget (minutes) where there is one."""
+    words = f"took {text.duration(seconds)}, forecast {text.rounded(60 * size.wall)}"
+    over = budget is not None and seconds > 60 * budget
+    if budget is not None:
+        words += f"; {'over ' if over else ''}budget {text.duration(60 * budget)} (2 idle cores)"
+    say(console, words, "yellow" if over else "dim")
 
 
 def print_verdict(judged: Judged, *, every: bool = False) -> None:
@@ -134,7 +145,7 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
     for problem in problems(judged.plan, recorded, verdict, limit=1, facts=judged.facts or NOTHING):
         alike.setdefault(problem.step.key if problem.findings else problem.step.why, []).append(problem)
     for group in alike.values():
-        _print_problem(console, group, desk=judged.plan.profile == "gate")
+        _print_problem(console, group, desk=judged.plan.desk)
     for one in named(verdict):
         console.print()
         say(console, f"{one.kind} in {one.step}: {', '.join(one.ids)}")
@@ -226,6 +237,10 @@ def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str,
         "ends after": f"{count(step.timeout_minutes, 'minute')} (usually {step.minutes:g} on 2 cores)",
         "this change": rule,
         "env": " ".join(f"{name}={shlex.quote(value)}" for name, value in step.env.items()),
+        "smoke": f"{step.smoke.arguments or 'the whole step'}, at least {step.smoke.minimum} passed (usually "
+        f"{step.smoke.minutes:g} minutes)"
+        if step.smoke
+        else "",
         "models": ", ".join(step.models),
         "table": f"{step.matrix.rows} x {step.matrix.columns}, in {step.matrix.file}" if step.matrix else "",
         "needs": ", ".join(step.needs),

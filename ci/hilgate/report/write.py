@@ -7,7 +7,7 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilgate.errors import Exit, HilgateError, RecordsError, writing
+from hilgate.errors import Exit, HilgateError, MisuseError, RecordsError, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,9 @@ def decide(
     judged = plan
     if only is not None:
         steps = tuple(step for step in plan.steps if step.key in only)
-        judged = plan.model_copy(update={"steps": steps, "profile": "gate", "loosened": ()})
+        judged = plan.model_copy(
+            update={"steps": steps, "profile": plan.profile if plan.desk else "gate", "loosened": ()}
+        )
     recorded = results.read_all(folder, jobs, plan, digest, job)
     excused, refused = Quarantine(), None
     try:
@@ -116,12 +118,14 @@ def decide(
     return Judged(judged, recorded, verdict, path, facts, refused)
 
 
-def read_plan_or_say_so(path: Path, folder: Path) -> Plan:
-    """Read the plan that results answer.
+def read_plan_or_say_so(path: Path, folder: Path, *, whole: bool = False) -> Plan:
+    """Read the plan that results answer; with `whole` one that may decide about a merge.
 
     Raises:
-        RecordsError: There is none, or it is damaged. A verdict and an annotation that say so are written before: no
-            old verdict may outlive that.
+        RecordsError: There is none, or it is damaged.
+        MisuseError: It is of a smoke run or of a part of a step, and must be whole.
+
+    A verdict and an annotation that say so are written before: no old verdict may outlive that.
     """
     from hilgate.model import VERDICT_FILE, Outcome, Verdict
     from hilgate.plan.make import read_plan
@@ -130,12 +134,15 @@ def read_plan_or_say_so(path: Path, folder: Path) -> Plan:
     from hilgate.text import fenced, markdown
 
     try:
-        return read_plan(path)
-    except RecordsError as error:
+        plan = read_plan(path)
+        if whole:
+            plan.require_whole(str(path))
+    except (RecordsError, MisuseError) as error:
         folder.mkdir(parents=True, exist_ok=True)
         tables.clear(folder)
         verdict = Verdict(
             decided=dt.datetime.now(dt.UTC),
+            profile=None,
             commit="",
             plan_digest="",
             outcome=Outcome.DID_NOT_RUN,
@@ -148,6 +155,7 @@ def read_plan_or_say_so(path: Path, folder: Path) -> Plan:
         text = f"{title}\n\nNothing was judged.\n\n{fenced(str(error))}\n"
         (folder / ANNOTATION_FILE).write_text(text, encoding="utf-8")
         raise
+    return plan
 
 
 def find_logs(folder: Path, jobs: Path | None, plan: Plan) -> dict[str, str]:

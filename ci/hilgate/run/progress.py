@@ -18,6 +18,7 @@ from hilgate.model import Outcome, Plan, PlannedStep
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hilgate.plan.estimate import Estimate
     from hilgate.run.process import Child
     from hilgate.run.results import Attempt
 
@@ -27,14 +28,39 @@ LOG_TAIL_LINES = 40
 COMMAND_CHARACTERS = 200
 
 
+SETTLING_SECONDS = 30.0
+"""Of steps that must have ended before their pace counts as much as the forecast's."""
+
+
+class Clock:
+    """How long a run still takes: its forecast, at the pace of the steps that have finished."""
+
+    def __init__(self, size: Estimate | None) -> None:
+        self._size = size
+        self._began = time.monotonic()
+        self._taken = self._expected = SETTLING_SECONDS
+
+    def finished(self, step: PlannedStep, attempt: Attempt) -> None:
+        """Compare what it took with what was expected of it."""
+        if self._size and attempt.record.outcome is Outcome.PASS:
+            self._taken += attempt.record.seconds
+            self._expected += 60 * self._size.each[step.key]
+
+    def __str__(self) -> str:
+        """`1 min 20 s, about 2 min 20 s left`."""
+        passed = time.monotonic() - self._began
+        left = 60 * self._size.wall * self._taken / self._expected - passed if self._size else 0.0
+        return text.duration(passed) + (f", about {text.rounded(left)} left" if left > 0 else "")
+
+
 class LiveTable:
     """One row per step: mark, name, elapsed time, and its last log line or why it ended so."""
 
-    def __init__(self, plan: Plan, keys: frozenset[str], console: Console) -> None:
+    def __init__(self, plan: Plan, keys: frozenset[str], console: Console, clock: Clock) -> None:
         self._steps = [step for step in plan.steps if step.key in keys]
         self._children: dict[str, Child] = {}
         self._attempts: dict[str, Attempt] = {}
-        self._began = time.monotonic()
+        self._clock = clock
         self._shown_at = 0.0
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
@@ -54,6 +80,7 @@ class LiveTable:
         """Show the step's outcome."""
         self._children.pop(step.key, None)
         self._attempts[step.key] = attempt
+        self._clock.finished(step, attempt)
         self._refresh()
 
     def tick(self) -> None:
@@ -70,7 +97,7 @@ class LiveTable:
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         for step in self._steps:
             table.add_row(*self._row(step))
-        done = f"{len(self._attempts)} of {len(self._steps)} steps, {text.duration(time.monotonic() - self._began)}"
+        done = f"{len(self._attempts)} of {len(self._steps)} steps, {self._clock}"
         self._live.update(Group(table, Text(done, style="dim")), refresh=True)
 
     def _row(self, step: PlannedStep) -> tuple[Text, Text, str, Text]:
@@ -88,8 +115,9 @@ class LiveTable:
 class Lines:
     """One line per start and per end, and one a minute while nothing else happens."""
 
-    def __init__(self, console: Console, *, buildkite: bool) -> None:
+    def __init__(self, console: Console, *, buildkite: bool, clock: Clock | None = None) -> None:
         self._console = console
+        self._clock = clock or Clock(None)
         self._buildkite = buildkite
         self._children: dict[str, Child] = {}
         self._printed_at = time.monotonic()
@@ -109,6 +137,7 @@ class Lines:
     def finished(self, step: PlannedStep, attempt: Attempt, log: Path) -> None:
         """Say how it ended; in Buildkite an open group with the end of its log when that is not green."""
         self._children.pop(step.key, None)
+        self._clock.finished(step, attempt)
         record = attempt.record
         green = record.outcome is Outcome.PASS
         group = ("--- " if green else "+++ ") if self._buildkite else ""
@@ -121,6 +150,7 @@ class Lines:
     def tick(self) -> None:
         """A heartbeat, so that a long silence is not taken for a hang."""
         if time.monotonic() - self._printed_at >= HEARTBEAT_SECONDS and self._children:
+            self._print(str(self._clock))
             for key, child in self._children.items():
                 self._print(f"{key}: running for {text.duration(child.seconds)}: {text.line(child.last_line())}")
 
@@ -129,9 +159,9 @@ class Lines:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def choose(plan: Plan, keys: frozenset[str], console: Console) -> LiveTable | Lines:
+def choose(plan: Plan, keys: frozenset[str], console: Console, size: Estimate | None = None) -> LiveTable | Lines:
     """The live table on a terminal, lines elsewhere."""
     buildkite = os.environ.get("BUILDKITE") == "true"
     if console.file.isatty() and not buildkite:  # FORCE_COLOR makes rich take a pipe for a terminal
-        return LiveTable(plan, keys, console)
-    return Lines(console, buildkite=buildkite)
+        return LiveTable(plan, keys, console, Clock(size))
+    return Lines(console, buildkite=buildkite, clock=Clock(size))

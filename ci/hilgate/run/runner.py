@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError, RunInterruptedError
-from hilgate.model import CPU, BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
-from hilgate.plan.estimate import longest_chains
+from hilgate.model import BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
+from hilgate.plan.estimate import fits, in_order
 from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import process, recheck, results
@@ -32,7 +32,7 @@ from hilgate.run.progress import Lines
 from hilgate.run.results import Recorded, step_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from hilgate.model import Check, Record
@@ -127,10 +127,10 @@ class Runner:
     def _run(self, steps: dict[str, PlannedStep]) -> None:
         sorter = graphlib.TopologicalSorter({k: [n for n in s.depends_on if n in steps] for k, s in steps.items()})
         sorter.prepare()
-        chains = longest_chains(tuple(steps.values()), {key: step.step.minutes for key, step in steps.items()})
+        order = in_order(tuple(steps.values()))
         waiting: list[str] = []
         while (sorter.is_active() or self._again) and not self._interrupts.number:
-            waiting = sorted({*waiting, *sorter.get_ready()}, key=lambda key: (-chains[key][0], key))
+            waiting = sorted({*waiting, *sorter.get_ready()}, key=order.index)
             settled = self._start_ready(steps, waiting)
             settled += self._reap(steps)
             self._reap_reruns()
@@ -141,7 +141,7 @@ class Runner:
                 time.sleep(POLL_SECONDS)
 
     def _start_ready(self, steps: dict[str, PlannedStep], waiting: list[str]) -> list[str]:
-        """Start what fits, longest chain first; returns the keys that were settled without starting."""
+        """Start what fits, in the order of `in_order`; returns the keys that were settled without starting."""
         settled = []
         for key in list(waiting):
             step = steps[key]
@@ -273,14 +273,6 @@ class Runner:
         while children:
             children = [child for child in children if child.poll() is None]
             time.sleep(POLL_SECONDS)
-
-
-def fits(step: PlannedStep, running: Sequence[PlannedStep], cores: int) -> bool:
-    """Whether its cores are free (a step that wants more than there are runs alone) and so is its GPU."""
-    if step.device != CPU and any(other.device == step.device for other in running):
-        return False
-    busy = sum(min(other.step.cores, cores) for other in running)
-    return busy + min(step.step.cores, cores) <= cores
 
 
 @contextmanager
