@@ -192,7 +192,7 @@ def unrelated(clone):
 @pytest.mark.parametrize(
     ("arrange", "found"),
     [
-        (lambda clone: None, ORIGIN),
+        (lambda _: None, ORIGIN),
         (lambda clone: git(clone, "checkout", "-q", "--detach", "HEAD~1"), ORIGIN),
         (without_remote_head, ORIGIN),
         (upstream, ("refs/remotes/upstream/main", "")),

@@ -139,8 +139,8 @@ def test_what_is_planned_is_what_a_gate_would_run(clone):
     assert "smoke --part, at least 1 passed (usually 0.1 minutes)" in shown
 
 
-def test_no_merge_no_release_and_no_history_is_made_of_it(clone, tmp_path):
-    """Each way on which a verdict goes to others refuses a smoke run, and one that took its plan for a gate's."""
+def test_no_merge_no_release_and_no_history_is_made_of_it(clone):
+    """Each way on which a verdict goes to others refuses it, also where its plan was renamed to a gate's."""
     assert gate(clone).returncode == Exit.PASS
     shutil.copytree(clone / "results" / "steps", clone / "results" / "jobs")
     refusing = [
@@ -156,6 +156,10 @@ def test_no_merge_no_release_and_no_history_is_made_of_it(clone, tmp_path):
     assert not (clone / "e.tar").exists()
     verdict = Verdict.load(clone / "results" / "verdict.json", "")
     assert verdict.outcome.value == "did not run", "the old verdict does not outlive the refusal"
+    plan = (clone / "results" / "plan.json").read_text()
+    (clone / "results" / "plan.json").write_text(plan.replace('"profile": "smoke"', '"profile": "gate"'))
+    assert "a run of a part of sliced-cpu decides about" in hilgate(clone, "judge", "--jobs", "results/jobs").stderr
+    (clone / "results" / "plan.json").write_text(plan)
     gate(clone, "--profile", "pr", "--write", "pr.json", command="plan")
     done = hilgate(clone, "pipeline", "--plan", "results/plan.json", "--required", "pr.json")
     assert (done.stdout, "not complete: the profile is another" in done.stderr) == ("", True)
@@ -186,8 +190,6 @@ def test_a_gates_own_passes_are_the_next_forecast(clone):
     assert "about 2 min 30 s on" in gate(clone, command="plan").stdout
     assert "measured for 1 of 1" in " ".join(gate(clone, command="plan").stdout.split())
     whole = " ".join(gate(clone, "--all", command="plan").stdout.split())
-    assert "(declared minutes, at this machine's pace)" in whole, (
-        "a slice says nothing of the minutes of its whole step"
-    )
+    assert "(declared minutes, at this machine's pace)" in whole, "a slice says nothing of its whole step's minutes"
     (clone / "results" / "passes.json").write_text("{")
     assert "declared minutes" in gate(clone, command="plan").stdout

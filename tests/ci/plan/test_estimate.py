@@ -6,10 +6,21 @@ from support.builds import NOW, built, remember
 from support.declarations import EVERYTHING, declare
 from support.declarations import step as declared_step
 from support.jobs import failed, passed
-from support.plans import step
+from support.plans import ENVIRONMENT, plan, step
 
 from hilgate.errors import MisuseError, RecordsError
-from hilgate.plan.estimate import PASSES, estimate, longest_chains, measured
+from hilgate.plan import estimate as estimating
+from hilgate.plan.estimate import (
+    PASSES,
+    Passed,
+    Passes,
+    estimate,
+    forecast,
+    in_order,
+    longest_chains,
+    measured,
+    size_of,
+)
 from hilgate.plan.make import assemble
 
 
@@ -79,3 +90,94 @@ def test_the_longest_chain_of_dependants_begins_with_each_step():
         "head-cpu": (6, ("head-cpu", "tail-cpu")),
         "tail-cpu": (5, ("tail-cpu",)),
     }
+
+
+LONG = (
+    step("quick", "x", minutes=0.1),
+    step("head", "x", minutes=1),
+    step("tail", "x", minutes=5, depends_on=("head-cpu",)),
+    step("wide", "x", minutes=2, cores=2),
+    step("short", "x", minutes=3),
+)
+
+
+def test_a_quick_step_goes_first_and_then_the_longest_chain():
+    assert in_order(LONG) == ["quick-cpu", "head-cpu", "tail-cpu", "short-cpu", "wide-cpu"]
+    assert in_order(LONG[2:3]) == ["tail-cpu"], "what it needs has passed already"
+
+
+@pytest.mark.parametrize(
+    ("steps", "cores", "minutes"),
+    [
+        (LONG[:2], 2, 1),  # side by side
+        (LONG[:2], 1, 1.1),  # one after the other
+        (LONG[:3], 8, 6),  # a chain has no use for cores
+        (LONG, 1, 11.1),  # what wants more than there are runs alone
+        (LONG, 2, 8),  # quick, then short, beside head and tail; wide when both cores are free
+        (LONG, 4, 6),
+        ((step("a", "x", device="cuda", minutes=2), step("b", "x", device="cuda", minutes=3)), 8, 5),  # one GPU
+        ((), 2, 0),
+    ],
+)
+def test_a_forecast_is_the_end_of_the_schedule(steps, cores, minutes):
+    assert forecast(steps, {one.key: one.step.minutes for one in steps}, cores) == pytest.approx(minutes)
+
+
+def passes(folder, *taken, key="head-cpu", command="x", host=ENVIRONMENT.host, cores=2, declared=1.0):
+    """Passes of one step that took these minutes."""
+    found = [
+        Passed(key=key, command=command, host=host, cores=cores, declared=declared, minutes=minutes, ended=number)
+        for number, minutes in enumerate(taken)
+    ]
+    Passes(passes=tuple(found)).save(folder / "results" / "passes.json")
+
+
+@pytest.fixture
+def desk(monkeypatch):
+    monkeypatch.setattr(estimating.socket, "gethostname", lambda: ENVIRONMENT.host)
+    monkeypatch.setattr(estimating, "slowness", lambda: 3.0)
+    monkeypatch.setattr(estimating, "detect", lambda: ENVIRONMENT)
+
+
+@pytest.mark.parametrize(
+    ("kept", "of", "minutes"),
+    [
+        (None, 0, (3, 15)),  # a first run: declared minutes at the pace of this machine
+        ({"host": "another"}, 0, (3, 15)),
+        ({"cores": 64}, 0, (3, 15)),
+        ({}, 1, (4, 20)),  # measured, and the other at the pace that it shows
+        ({"command": "x -k y"}, 0, (4, 20)),  # a part of it tells the pace and not the minutes
+    ],
+)
+@pytest.mark.usefixtures("desk")
+def test_a_desk_forecasts_by_what_it_measured_itself(tmp_path, kept, of, minutes):
+    if kept is not None:
+        passes(tmp_path, 4.0, 9.0, 2.0, **kept)
+    size = size_of(plan(*LONG[1:3]), tmp_path)
+    assert (size.measured, size.cores, tuple(size.each.values())) == (of, 2, minutes)
+    assert size.wall == sum(minutes)
+    assert size_of(plan(*LONG[1:3]), tmp_path, keys=frozenset({"tail-cpu"})).wall == minutes[1]
+
+
+@pytest.mark.parametrize("damage", [None, "{", '{"schema_version": 2}', '{"schema_version": 1, "passes": [{}]}'])
+@pytest.mark.usefixtures("desk")
+def test_passes_are_kept_once_and_the_last_few_only_whatever_was_there(tmp_path, damage):
+    """A file that was edited by hand stops nothing and is believed in nothing."""
+    (tmp_path / "results").mkdir()
+    if damage:
+        (tmp_path / "results" / "passes.json").write_text(damage)
+    a_plan, recorded, _ = built((step("s", "x", minutes=2), [passed()]), (step("bad", "x"), [failed()]))
+    (good,), (bad,) = (recorded.attempts[key] for key in ("s-cpu", "bad-cpu"))
+    later = [good.record.model_copy(update={"seconds": 90.0 + number}) for number in range(9)]
+    for records in ([good.record, bad.record], [good.record], later):
+        estimating.remember(tmp_path, a_plan, records)
+    kept = Passes.read(tmp_path).passes
+    assert [(one.key, one.declared, round(60 * one.minutes)) for one in kept] == [
+        ("s-cpu", 2, 90 + number) for number in range(4, 9)
+    ]
+
+
+def test_a_pace_is_measured_and_passes_without_a_results_folder_are_not_written(tmp_path):
+    assert 0 < estimating.slowness() < 1000
+    estimating.remember(tmp_path, plan(), [])
+    assert not list(tmp_path.iterdir())

@@ -31,7 +31,7 @@ from support.bundles import (
 from support.jobs import NOW
 from support.plans import COMMIT, ENVIRONMENT, plan, step
 
-from hilgate.errors import RecordsError
+from hilgate.errors import MisuseError, RecordsError
 from hilgate.judge.verdict import judge
 from hilgate.model import BuildRecord, Check, Omission, Outcome, Quarantine, Quarantined
 from hilgate.plan.make import plan_digest, read_plan
@@ -194,6 +194,10 @@ TAMPERED = {
     "a name summed twice": (
         lambda m: {**m, "SHA256SUMS": m["SHA256SUMS"] * 2}, False, "checksums: SHA256SUMS has a line"),
     "another plan": (edited("plan.json", b'"minimum": 1', b'"minimum": 2'), True, "plan: another plan: its digest"),
+    "a smoke run": (
+        edited("plan.json", b'"profile": "gate"', b'"profile": "smoke"'), True, "plan: a smoke run decides about no"),
+    "a part of a step": (
+        edited("plan.json", b'"arguments": ""', b'"arguments": "-k x"'), True, "plan: a run of a part of"),
     "no plan": (edited("plan.json", b"{", b""), True, "plan: not a plan"),
     "no manifest": (edited("manifest.json", b'"profile"', b'"prefile"'), True, "plan: not a manifest: profile"),
     "another commit in the manifest": (
@@ -326,3 +330,8 @@ def test_every_byte_of_a_file_counts(sound, tmp_path):
 
 def test_the_order_of_members_does_not_count(sound, tmp_path):
     assert verify.verify(forge(sound, tmp_path / "f.tar", lambda members: members)).sound
+
+
+def test_no_bundle_of_a_smoke_run_is_written(tmp_path):
+    with pytest.raises(MisuseError, match="a smoke run decides about no merge and no release"):
+        write(tmp_path, profile="smoke", promised=9)
