@@ -79,8 +79,9 @@ def test_history_is_in_the_footer_and_in_the_explanation(repository):
     build = history / "20260102T030405Z-000000000000-0"
     verdict.model_copy(update={"steps": steps}).save(build / "verdict.json")
     shown = hilgate(repository, "plan", "--history", str(history)).stdout
-    assert "2 steps, about 6 minutes (measured for 1 of 2)" in shown
-    assert "(as declared)" in hilgate(repository, "plan").stdout
+    assert "(measured for 1 of 2)" in shown
+    assert "(declared minutes, at this machine's" in hilgate(repository, "plan").stdout
+    assert "about 2 minutes (as declared)" in hilgate(repository, "plan", "--profile", "pr").stdout
     assert "5 min" in hilgate(repository, "explain", "plain", HILGATE_HISTORY=str(history)).stdout
     absent = hilgate(repository, "plan", "--history", str(repository / "absent"))
     assert (absent.returncode, absent.stdout) == (Exit.MISUSE, "")

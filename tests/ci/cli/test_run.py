@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,18 +65,18 @@ def test_a_red_gate_shows_the_first_failure_and_the_line_that_repeats_it(tmp_pat
 
 def test_fail_fast_starts_nothing_after_the_first_red_step_and_resume_goes_on(tmp_path):
     red = writes_findings(failing(), status=1)
-    root = write_repository(
-        tmp_path, {"bad": red, "one": GREEN["b"], "two": GREEN["b"]}, bad={"minutes": 9, "timeout_minutes": 9}
-    )
+    steps = {"bad": red} | dict.fromkeys(("one", "two", "zero"), GREEN["b"])
+    root = write_repository(tmp_path, steps, bad={"minutes": 9, "timeout_minutes": 9})
     done = hilgate(root, "gate", "--fail-fast", "--jobs", "1")
-    assert (done.returncode, done.stderr.count(": started:")) == (Exit.FAIL, 1)
+    started = re.findall(r"(\w+)-cpu: started:", done.stderr)
+    assert (done.returncode, started) == (Exit.FAIL, ["one", "bad"]), "a quick step first, then the longest"
     assert "○ did not run: not started: 2 steps" in done.stdout
     assert "not started: bad-cpu failed before it (--fail-fast)" in done.stdout
-    assert "0 of 3 steps passed, 1 regression, 2 not started" in done.stdout
+    assert "1 of 4 steps passed, 1 regression, 2 not started" in done.stdout
     done = hilgate(root, "gate", "--resume", "--jobs", "1")
     assert (done.returncode, done.stderr.count(": started:")) == (Exit.FAIL, 3)
-    assert "2 of 3 steps passed, 1 regression" in done.stdout
-    assert "2 steps" in hilgate(root, "run", "bad", "one", "two", "--fail-fast", "--jobs", "1").stdout
+    assert "3 of 4 steps passed, 1 regression" in done.stdout
+    assert "2 steps" in hilgate(root, "run", *steps, "--fail-fast", "--jobs", "1").stdout
 
 
 MARKUP = "[/x] [bold]no[/bold] :boom:"

@@ -318,13 +318,14 @@ def test_the_lines_show_memory_and_what_was_left_running():
         ({}, "pr", True),
         ({}, "nightly", True),
         ({}, "gate", False),
+        ({}, "smoke", False),
         ({"queue": None}, "pr", False),
         ({"device": "cpu"}, "pr", False),
     ],
-    ids=["pr", "nightly", "desk", "no-queue", "cpu"],
+    ids=["pr", "nightly", "desk", "smoke", "no-queue", "cpu"],
 )
 def test_where_it_is_demanded(changes, profile, demanded):
-    assert step.is_demanded(GATHER.model_copy(update=changes), profile) is demanded
+    assert step.is_demanded(GATHER.model_copy(update=changes), plan(profile=profile)) is demanded
 
 
 def test_a_missing_health_file_is_missing_and_not_wrong(tmp_path):

@@ -23,6 +23,7 @@ from hilgate.errors import MisuseError
 from hilgate.judge.step import reproduce_line
 from hilgate.judge.verdict import judge
 from hilgate.model import Check, Omission, Outcome, StepRecord
+from hilgate.plan.estimate import estimate
 from hilgate.plan.make import plan_digest
 from hilgate.report import annotation, html, terminal
 from hilgate.report.problems import LIMIT_BYTES
@@ -108,7 +109,7 @@ def printed(build, capsys, monkeypatch):
     a_plan, recorded, verdict = build
     terminal.print_verdict(Judged(a_plan, recorded, verdict, Path("report.html")), every=True)
     terminal.print_checks(recorded.last("bad-cpu").checks)
-    terminal.print_plan(terminal.stdout(), a_plan, {}, omitted=True)
+    terminal.print_plan(terminal.stdout(), a_plan, estimate(a_plan), omitted=True)
     return capsys.readouterr().out
 
 
