@@ -98,7 +98,7 @@ class Settings:
 
 
 def choice_of(
-    ctx: typer.Context, root: Path, *, base: str | None, everything: bool, smoke: bool, named: bool
+    ctx: typer.Context, root: Path, *, base: str | None, everything: bool, smoke: bool, named: tuple[str, ...] = ()
 ) -> Choice:
     """What a desk runs: as its options say, else by what there is to decide.
 
@@ -110,12 +110,12 @@ def choice_of(
 
     source = ctx.get_parameter_source("base")
     typed = source is not None and source.name == "COMMANDLINE"
-    given = {"--all": everything, "--smoke": smoke, "--steps": named, "--base": typed}
+    given = {"--all": everything, "--smoke": smoke, "--steps": bool(named), "--base": typed}
     words = [name for name, is_given in given.items() if is_given]
     if (everything or smoke) and len(words) > 1:
         raise MisuseError(f"{' and '.join(words)} exclude each other", remedy=f"leave out {words[1]}")
     if named:
-        return Choice("gate", base, "")
+        return Choice("gate", base, f"{', '.join(named)}, as asked")
     if everything or smoke:
         return Choice("smoke" if smoke else "gate", None, f"{'smoke' if smoke else 'everything'}, as asked")
     return choose(root, base=base, whole=gate_command("--all"))

@@ -69,7 +69,7 @@ def plan(
     root = repository(ctx)
     choice = Choice(profile or "gate", base, "")
     if not select and not models and profile in {None, "smoke"}:
-        choice = choice_of(ctx, root, base=base, everything=everything, smoke=profile == "smoke", named=False)
+        choice = choice_of(ctx, root, base=base, everything=everything, smoke=profile == "smoke")
         terminal.say(terminal.stderr(), choice.why)
     names, served = tuple(select or ()), tuple(models or ())
     made = make_plan(root, base=choice.base, profile=choice.profile, select=names, models=served)
@@ -202,7 +202,7 @@ def show_home(ctx: typer.Context) -> None:
         f"hilgate {__version__}\n{SUMMARY}\n\nTry:\n"
         "  hilgate plan          what would run on this machine, and why\n"
         "  hilgate run hygiene   one area, now; no GPU, account or network needed\n"
-        "  hilgate gate          your change, or a smoke run; --all is everything, and one verdict\n\n"
+        "  hilgate gate          your change, else a smoke run; --all: everything\n\n"
         f"This machine: {_one_line(machine)}"
     )
     print_readiness(areas)

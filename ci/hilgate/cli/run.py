@@ -103,9 +103,8 @@ def gate(
     root = repository(ctx)
     folder = results or root / "results"
     with locked(folder):
-        choice = choice_of(ctx, root, base=base, everything=everything, smoke=smoke, named=bool(steps))
-        if choice.why:
-            terminal.say(terminal.stderr(), choice.why)
+        choice = choice_of(ctx, root, base=base, everything=everything, smoke=smoke, named=tuple(steps or ()))
+        terminal.say(terminal.stderr(), choice.why)
         quarantine.load_quarantine(root, load(root))  # a mistake in it is told before anything runs
         plan = make_plan(root, base=choice.base, profile=choice.profile, select=tuple(steps or ()))
         earlier = _earlier(folder, plan) if resume else None

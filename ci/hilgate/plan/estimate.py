@@ -79,7 +79,9 @@ class Passes(Noun):
 
 
 def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
-    """Keep what the steps of a plan took that passed here. Only forecasts read it: no trouble with it stops a gate."""
+    """Keep what steps of a desk's plan took that passed. Only forecasts read it: no trouble with it stops a gate."""
+    if not plan.desk:
+        return
     steps = {step.key: step.step for step in plan.steps}
     known = {(one.key, one.command, one.ended): one for one in Passes.read(root).passes}
     for record in records:

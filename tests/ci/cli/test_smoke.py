@@ -99,7 +99,7 @@ def test_a_change_gets_the_steps_that_it_selects(clone, kind):
         (["--all"], {}, "gate", "everything, as asked"),
         (["--all"], {"HILGATE_BASE": "HEAD"}, "gate", "everything, as asked"),
         (["--smoke"], {}, "smoke", "smoke, as asked"),
-        (["--steps", "sliced"], {}, "gate", "Plan of"),
+        (["--steps", "sliced"], {}, "gate", "sliced, as asked"),
         ([], {"CI": "true"}, "gate", "everything: no change against"),
     ],
 )

@@ -26,6 +26,7 @@ from support.jobs import (
     skipped,
     undecided,
 )  # fmt: skip
+from support.plans import plan
 
 from hilgate.judge import step
 from hilgate.model import Outcome, Quarantine, Quarantined, Ruling
