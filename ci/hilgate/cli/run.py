@@ -92,6 +92,7 @@ def gate(
     What is decided is the change against the default branch; where nothing has changed, a smoke run, which stands for
     no other. The exit status is the verdict.
     """
+    began = time.monotonic()
     from hilgate.declare import quarantine
     from hilgate.declare.load import load
     from hilgate.model import PLAN_FILE
@@ -114,14 +115,12 @@ def gate(
         keys = frozenset(step.key for step in plan.steps) - (earlier.passed() if earlier else frozenset())
         size = size_of(plan, root, keys=keys, cores=jobs)
         terminal.print_plan(terminal.stderr(), plan, size)
-        began = time.monotonic()
         run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, size=size)
         judged = decide(folder, plan, root=root, approved_by=approved_by)
-        taken = time.monotonic() - began
         remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     terminal.print_verdict(judged)
     budget = None if steps or earlier else budget_of(plan, load(root))
-    terminal.print_time(terminal.stderr(), taken, size, budget)
+    terminal.print_time(terminal.stderr(), time.monotonic() - began, size, budget)
     raise typer.Exit(status_of(judged))
 
 

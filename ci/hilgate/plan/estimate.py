@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from hilgate.errors import MisuseError, RecordsError
 from hilgate.model import CPU, Key, Noun, Outcome
@@ -35,7 +35,6 @@ PASSES = 20
 RECENT_BUILDS = 200
 """How many builds are looked at: about a month of a busy repository."""
 
-
 PASSES_FILE = "results/passes.json"
 """What steps took on this machine, as `hilgate gate` and `run` leave it; it decides about nothing but forecasts."""
 
@@ -54,9 +53,9 @@ class Passed(Noun):
     """A part of a step takes another time than the whole."""
     host: str
     cores: int
-    declared: float
+    declared: float = Field(gt=0)
     """Minutes that were declared of it."""
-    minutes: float
+    minutes: float = Field(gt=0)
     ended: float
     """Seconds since 1970 (UTC); tells a pass that was read again from another one."""
 
@@ -74,8 +73,7 @@ class Passes(Noun):
             found = cls.model_validate_json((root / PASSES_FILE).read_bytes())
         except (OSError, ValidationError):
             return cls()
-        host = socket.gethostname()
-        return cls(passes=tuple(one for one in found.passes if one.host == host and one.minutes > 0))
+        return cls(passes=tuple(one for one in found.passes if one.host == socket.gethostname()))
 
 
 def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
@@ -85,10 +83,10 @@ def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
     steps = {step.key: step.step for step in plan.steps}
     known = {(one.key, one.command, one.ended): one for one in Passes.read(root).passes}
     for record in records:
-        ended = record.started.timestamp() + record.seconds
-        if record.outcome is Outcome.PASS and record.key in steps and record.environment.host == socket.gethostname():
+        ended, here = record.started.timestamp() + record.seconds, record.environment
+        if record.outcome is Outcome.PASS and record.seconds > 0 and here.host == socket.gethostname():
             known[record.key, record.command, ended] = Passed(
-                key=record.key, command=record.command, host=record.environment.host, cores=record.environment.cores,
+                key=record.key, command=record.command, host=here.host, cores=here.cores,
                 declared=steps[record.key].minutes, minutes=record.seconds / 60, ended=ended,
             )  # fmt: skip
     kept: dict[tuple[Key, str], list[Passed]] = defaultdict(list)
