@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hilgate.declare.imports import Imports
     from hilgate.model import Area, Key, Step
 
-EVERYTHING = "everything runs (no --base)"
+EVERYTHING = "everything runs"
 NOT_AFFECTED = "not affected by this change"
 NOT_IMPORTED = "not affected: nothing it imports changed"
 
