@@ -402,8 +402,8 @@ def test_plan_survives_its_file(tmp_path):
     [
         (lambda text: text[:100], "not a plan"),
         (lambda text: text.replace('"profile"', '"profil"'), "not a plan"),
-        (lambda text: text.replace('"schema_version": 2', '"schema_version": 1'), "not a plan: schema 1, this reads 2"),
-        (lambda text: text.replace('"schema_version": 2,', ""), "it has no schema_version"),
+        (lambda text: text.replace('"schema_version": 3', '"schema_version": 1'), "not a plan: schema 1, this reads 3"),
+        (lambda text: text.replace('"schema_version": 3,', ""), "it has no schema_version"),
         (lambda text: json.dumps({**json.loads(text), "steps": json.loads(text)["steps"] * 2}), "stands twice"),
         (lambda text: text.replace('"depends_on": []', '"depends_on": ["gone"]'), "depends on gone"),
     ],
