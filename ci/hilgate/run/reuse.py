@@ -74,9 +74,10 @@ _SITE = """{watch}
 watch({folder!r}, {root!r})
 # The environment's own sitecustomize, which this file stands before.
 from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 _spec = PathFinder.find_spec("sitecustomize", [path for path in sys.path if path != {folder!r}])
 if _spec and _spec.loader:
-    _spec.loader.exec_module(sys.modules[__name__])
+    _spec.loader.exec_module(module_from_spec(_spec))
 """
 
 
@@ -285,6 +286,7 @@ class Store:
         path = self.path(step)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / ".gitignore").write_text("*\n", encoding="utf-8")  # no change of the repository
             with tempfile.TemporaryDirectory(dir=self._folder) as folder, Path(folder, path.name).open("wb") as file:
                 file.write(packed(found, self._key))
                 file.flush()

@@ -3,7 +3,7 @@
 
 One file for each process, each note once, ended by a NUL:
 
-    r <size>:<mtime>:<ctime> <name>   a file opened for reading; `r - <name>` for one that is not there
+    r <size>:<mtime>:<ctime> <name>   a file opened for reading, or loaded; `r - <name>` for one that is not there
     l <folder>                        a folder below the root that is listed
     m <folder>                        one that is searched for modules
     p <program>                       a program other than Python that is started in the root, or is told of it
@@ -18,6 +18,9 @@ import sys
 
 QUIET = {"lscpu", "uname", "ldconfig", "nvidia-smi", "rocm-smi", "amd-smi", "gcc", "g++", "cc", "c++", "clang", "ld"}
 """Programs that read nothing of a repository but what Python has written for them."""
+
+LOADS = {"ctypes.dlopen": 0, "sqlite3.connect": 0, "import": 1}
+"""Event -> which of its arguments names the file; an import names one for an extension module alone."""
 
 IMPORTER = "<frozen importlib._bootstrap_external>"
 _seen: set[str] = set()
@@ -39,6 +42,8 @@ def _hook(event: str, arguments: tuple[object, ...]) -> None:
         written = written or (isinstance(flags, int) and flags & os.O_ACCMODE == os.O_WRONLY)
         if not written and not isinstance(path, int):
             _read(_path(path))
+    elif event in LOADS:
+        _load(arguments[LOADS[event]])
     elif event in {"os.listdir", "os.scandir"}:
         name = _path(arguments[0])
         if f"{name}/".startswith(f"{_root}/"):
@@ -93,6 +98,11 @@ def _read(name: str) -> None:
         else:
             if found.st_mode & 0o170000 == 0o100000:  # no folder, no pipe
                 _note(f"r {found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns} {source}")
+
+
+def _load(place: object) -> None:
+    if place and isinstance(place, str):
+        _read(_path(place))
 
 
 def _start(program: object, arguments: object, where: object, env: object) -> None:
