@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hilgate.errors import CannotRunHereError, MisuseError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)
@@ -129,9 +134,12 @@ def tracked_files(root: Path) -> tuple[str, ...]:
     Raises:
         CannotRunHereError: git is not installed or `root` is no checkout.
     """
+    return tuple(name for name in _listed(root) if (root / name).is_file())
+
+
+def _listed(root: Path) -> list[str]:
     listed = _required(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z", errors="surrogateescape")
-    names = map(_for_opening, listed.split("\0"))
-    return tuple(sorted({name for name in names if name and (root / name).is_file()}))
+    return sorted({_for_opening(name) for name in listed.split("\0") if name})
 
 
 def tracks(folder: Path) -> bool:
@@ -245,17 +253,39 @@ def commit_time(root: Path, commit: str) -> int:
     return int(_required(root, "show", "--no-patch", "--format=%ct", "--end-of-options", f"{commit}^{{commit}}", "--"))
 
 
+def snapshot(root: Path) -> dict[str, str]:
+    """File that git tracks or would track -> sha256 of its content and mode; empty outside a checkout.
+
+    A link counts as such, and with the content of the file that it leads to. Names are for records, as those of
+    `Changes.files`.
+    """
+    try:
+        names = _listed(root)
+    except CannotRunHereError:
+        return {}
+    found = {}
+    for name in names:
+        path, link = root / name, b""
+        with contextlib.suppress(FileNotFoundError):  # listed as tracked, and deleted
+            if path.is_symlink():
+                link = os.fsencode(path.readlink())
+            content = path.read_bytes() if path.is_file() else b""
+            if link or path.is_file():
+                head = b"%o\0%d\0%s" % (path.stat().st_mode & 0o111 if path.exists() else 0, len(link), link)
+                known = os.fsencode(name).decode("utf-8", "backslashreplace")
+                found[known] = hashlib.sha256(head + content).hexdigest()
+    return found
+
+
 def fingerprint(root: Path) -> str:
-    """sha256 over the names and contents of all files that git tracks or would track; empty outside a checkout.
+    """sha256 over the snapshot of all files that git tracks or would track; empty outside a checkout.
 
     The commit alone does not do: the usual way to a failing gate is an uncommitted edit.
     """
-    try:
-        names = tracked_files(root)
-    except CannotRunHereError:
-        return ""
-    digest = hashlib.sha256()
-    for name in names:
-        digest.update(os.fsencode(name) + b"\0")
-        digest.update(hashlib.sha256((root / name).read_bytes()).digest())
-    return digest.hexdigest()
+    return fingerprint_of(snapshot(root))
+
+
+def fingerprint_of(files: Mapping[str, str]) -> str:
+    """sha256 over a snapshot; empty of none."""
+    lines = "".join(f"{name}\0{files[name]}" for name in sorted(files))
+    return hashlib.sha256(lines.encode()).hexdigest() if files else ""

@@ -354,6 +354,9 @@ class Step(Noun):
     is not green."""
     matrix: Matrix | None = None
     """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
+    reuse: bool = True
+    """Whether a desk may reuse a pass of it; false where its outcome rests on what no key holds: the date, a service.
+    One with `network` is never reused."""
 
     @field_validator("command")
     @classmethod
@@ -647,7 +650,7 @@ class BuildRecord(Noun):
     """First line of `results.jsonl`: which plan the following lines answer."""
 
     kind: Literal["build"] = "build"
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = 2
     started: dt.datetime
     plan_digest: str
     """sha256 of the canonical plan JSON; results of another plan are refused."""
@@ -663,6 +666,16 @@ class CheckRecord(Noun):
     kind: Literal["check"] = "check"
     step: Key
     check: Check
+
+
+class Reused(Noun):
+    """Where a pass is from that was not run again (`hilgate.run.reuse`)."""
+
+    of: str
+    """sha256 of the step, its device and its settings, as they were when it ran."""
+    commit: str
+    tree: str
+    """Fingerprint of the files that it ran over."""
 
 
 class StepRecord(Noun):
@@ -683,6 +696,8 @@ class StepRecord(Noun):
     """Package of `Plan.packages` -> where Python finds it in the step's environment: below the root, or absolute."""
     peak_memory_mib: float | None = None
     environment: Environment
+    reused: Reused | None = None
+    """Set where an earlier build's pass stands here; `started` and `seconds` are then of that."""
 
 
 class RerunRecord(Noun):
@@ -812,6 +827,8 @@ class StepVerdict(Noun):
     """As recorded; None when nothing was recorded, started or left to end by itself."""
     attempts: int = Field(default=0, ge=0)
     """How often it was run (more than once after `--resume`); the last attempt counts."""
+    reused: dt.datetime | None = None
+    """When it ran, where a pass of an earlier build stands for it."""
 
 
 class Verdict(Noun):

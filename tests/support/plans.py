@@ -11,6 +11,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -220,8 +221,12 @@ def hilgate(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProc
     return subprocess.CompletedProcess(command, status, out.getvalue(), errors.getvalue())
 
 
+STATE = tempfile.TemporaryDirectory(prefix="hilgate-state-")
+"""Where commands under test keep what is the user's: the key of the evidence."""
+
+
 def environ(**env: str) -> dict[str, str]:
     """This process's environment with import paths that hold in another folder, and no trace of an outer gate."""
     path = os.pathsep.join(str(Path(part).resolve()) for part in sys.path if part)
     outer = {name: value for name, value in os.environ.items() if not name.startswith(("HILGATE", "BUILDKITE"))}
-    return outer | {"PYTHONPATH": path, "COLUMNS": "80"} | env
+    return outer | {"PYTHONPATH": path, "COLUMNS": "80", "XDG_STATE_HOME": STATE.name} | env

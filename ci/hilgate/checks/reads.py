@@ -2,15 +2,13 @@
 """Record which files a step reads: `python -m hilgate.checks.reads [STEP...]` writes `ci/reads.json`.
 
 An independent check of the selection, which is declared: a step must be selected by every file that it was seen to
-read. Steps run with an audit hook in every Python process; what other programs read (git, a compiler) is not seen.
+read. Steps run with the hook of `hilgate.run.watch`; what other programs read (git, a compiler) is not seen.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +20,9 @@ from hilgate.declare.load import find_root, load
 from hilgate.errors import CannotRunHereError, Exit, HilgateError, RecordsError
 from hilgate.git import tracked_files
 from hilgate.model import Outcome
+from hilgate.plan.machine import detect
 from hilgate.plan.make import plan_alone
+from hilgate.run.reuse import Store, here_of
 from hilgate.run.runner import run_plan
 
 if TYPE_CHECKING:
@@ -32,37 +32,6 @@ if TYPE_CHECKING:
 
 READS_FILE: Final = "ci/reads.json"
 _READS = TypeAdapter(dict[str, tuple[str, ...]])
-
-
-def watch(folder: str, root: str) -> None:
-    """Write the name of every file below `root/` that this process opens for reading to `folder`, at its first opening.
-
-    Runs in other processes as their `sitecustomize`, where os and sys alone are imported. A process may end without
-    notice, so nothing is kept for its end.
-    """
-    seen: set[str] = set()
-
-    def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if event != "open" or not isinstance(arguments[0], str | bytes | os.PathLike):
-            return
-        path, mode, flags = arguments
-        # builtins.open gives a mode, os.open flags alone; both give flags.
-        if isinstance(flags, int) and flags & os.O_ACCMODE == os.O_WRONLY:
-            return
-        if isinstance(mode, str) and mode[:1] in {"w", "a", "x"}:
-            return
-        name = os.path.realpath(os.fsdecode(path))  # type: ignore[arg-type]
-        if name in seen or not name.startswith(root):
-            return
-        seen.add(name)
-        # Opened anew each time: a forked child must not share a position in the file.
-        descriptor = os.open(f"{folder}/{os.getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        try:
-            os.write(descriptor, os.fsencode(name) + b"\0")
-        finally:
-            os.close(descriptor)
-
-    sys.addaudithook(hook)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -96,34 +65,16 @@ def record(root: Path, key: Key) -> tuple[str, ...]:
         CannotRunHereError: It cannot run here, or did not pass: what it would have read afterwards is not known.
     """
     with tempfile.TemporaryDirectory(prefix="hilgate-reads-") as name:
-        folder = Path(name)
-        for part in ("path", "lists"):
-            (folder / part).mkdir()
-        call = f"watch({str(folder / 'lists')!r}, {os.path.realpath(root) + '/'!r})"
-        hook = f"import os, sys\n\n{inspect.getsource(watch)}\n\n{call}\n"
-        (folder / "path" / "sitecustomize.py").write_text(hook, encoding="utf-8")
-        plan = plan_alone(root, key, folder / "path")
-        last = run_plan(plan, root, folder).last(plan.steps[0].key)
+        plan = plan_alone(root, key, Path(name, "path"))
+        store = Store(root, plan, here_of(root, plan, detect()))
+        last = run_plan(plan, root, Path(name), store).last(plan.steps[0].key)
         if last is None or last.record.outcome is not Outcome.PASS:
             raise CannotRunHereError(
                 f"step {key!r} did not pass, so it may not have read all that it reads",
                 remedy=f"see why with `hilgate run {key}`",
             )
-        names = b"".join(path.read_bytes() for path in (folder / "lists").iterdir()).split(b"\0")
-    return relative((os.fsdecode(name) for name in names if name), root)
-
-
-def relative(names: Iterable[str], root: Path) -> tuple[str, ...]:
-    """Tracked files among absolute names, below the root; a compiled module counts as its source."""
-    tracked = frozenset(tracked_files(root))
-    found = set()
-    for name in names:
-        path = Path(name)
-        if path.suffix == ".pyc":  # <folder>/__pycache__/<module>.<whoever compiled it>.pyc
-            path = path.parent.parent / f"{path.name.partition('.')[0]}.py"
-        if path.is_relative_to(root.resolve()):
-            found.add(path.relative_to(root.resolve()).as_posix())
-    return tuple(sorted(found & tracked))
+        seen, _ = store.seen(plan.steps[0], last.record.started)
+    return tuple(sorted(set(tracked_files(root)).intersection(seen.reads)))
 
 
 def text_of(reads: Mapping[Key, Iterable[str]]) -> str:

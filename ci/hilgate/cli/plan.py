@@ -242,7 +242,7 @@ def replay(
     history: History = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the selection on changes that happened. Exit status 1 when a step is missed."""
+    """Measure the selection on changes that happened. Exit status 1 when it misses a step or a stale pass is reused."""
     from hilgate.checks import reads
     from hilgate.checks.replay import parse, replay_changes
     from hilgate.declare import imports
@@ -267,17 +267,19 @@ def replay(
         sys.stdout.write(json.dumps(_plain(found), indent=1) + "\n")
     else:
         _show(found)
-    if found.missed:
+    if found.missed or found.stale:
         raise typer.Exit(Exit.FAIL)
 
 
 def _check(line: Replayed) -> Check:
     from hilgate.model import Check, Outcome
 
+    wrong = [f"{step} was not selected, and {why}" for step, why in line.missed.items()]
+    wrong += [f"a pass of {step} would be reused, and {why}" for step, why in line.stale.items()]
     return Check(
         id=f"line {line.change.line}: {line.change.title}",
-        outcome=Outcome.FAIL if line.missed else Outcome.PASS,
-        message="; ".join(f"{step} was not selected, and {why}" for step, why in line.missed.items()),
+        outcome=Outcome.FAIL if wrong else Outcome.PASS,
+        message="; ".join(wrong),
         numbers={"steps": line.steps, "gpu_minutes": line.gpu_minutes},
     )
 
@@ -290,6 +292,7 @@ def _plain(found: Replay) -> dict[str, object]:
         "gpu_minutes": found.gpu_minutes,
         "gpu_minutes_saved": found.run_all_gpu_minutes - found.gpu_minutes,
         "missed": found.missed,
+        "stale": found.stale,
         "lines": [
             asdict(line.change)
             | {
@@ -297,6 +300,7 @@ def _plain(found: Replay) -> dict[str, object]:
                 "gpu_minutes": line.gpu_minutes,
                 "gpu_minutes_saved": found.run_all_minutes - line.gpu_minutes,
                 "missed": [{"step": step, "why": why} for step, why in line.missed.items()],
+                "stale": [{"step": step, "why": why} for step, why in line.stale.items()],
             }
             for line in found.lines
         ],
@@ -319,12 +323,14 @@ def _show(found: Replay) -> None:
     for line in found.lines:
         for step, why in line.missed.items():
             say(out, f"missed line {line.change.line}: {step}, and {why}", "red")
+        for step, why in line.stale.items():
+            say(out, f"stale line {line.change.line}: a pass of {step} would be reused, and {why}", "red")
     saved = found.run_all_gpu_minutes - found.gpu_minutes
     share = f" ({saved / found.run_all_gpu_minutes:.0%})" if found.run_all_gpu_minutes else ""
     average = sum(line.steps for line in found.lines) / len(found.lines)
     out.print(
         f"\n{count(len(found.lines), 'change')}, on average {average:.1f} of {found.of} steps, "
-        f"{count(found.missed, 'step')} missed\n"
+        f"{count(found.missed, 'step')} missed, {count(found.stale, 'stale reuse')}\n"
         f"{found.gpu_minutes:.0f} GPU-minutes instead of {found.run_all_gpu_minutes:.0f}: {saved:.0f} saved{share}"
     )
     if not found.readers:

@@ -22,13 +22,17 @@ from hilgate.report.write import decide, read_plan_or_say_so, status_of
 from hilgate.text import count, suggest
 
 if TYPE_CHECKING:
-    from hilgate.model import Plan
+    from collections.abc import Callable
+
+    from hilgate.model import Plan, PlannedStep
     from hilgate.plan.estimate import Estimate
     from hilgate.run.results import Recorded
+    from hilgate.run.reuse import Store
 
 
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Cores to fill; by default all.")]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Start no other step after the first that is not green.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Run every step: reuse no pass of an earlier run.")]
 Against = Annotated[
     Path | None, typer.Option("--against", metavar="DIR", help="Results of the merge base; by default the history.")
 ]
@@ -82,6 +86,7 @@ def gate(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue: repeat only what has not passed.")] = False,
+    fresh: Fresh = False,
     fail_fast: FailFast = False,
     approved_by: ApprovedBy = "",
     jobs: Jobs = None,
@@ -112,15 +117,21 @@ def gate(
         if earlier is None:
             set_previous_aside(folder)
             plan.save(folder / PLAN_FILE)
-        keys = frozenset(step.key for step in plan.steps) - (earlier.passed() if earlier else frozenset())
-        size = size_of(plan, root, keys=keys, cores=jobs)
-        terminal.print_plan(terminal.stderr(), plan, size)
-        run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, size=size)
+
+        def announce(done: frozenset[str]) -> Estimate:
+            keys = frozenset(step.key for step in plan.steps) - done
+            size = size_of(plan, root, keys=keys, cores=jobs)
+            terminal.print_plan(terminal.stderr(), plan, size)
+            return size
+
+        reusable = None if fresh else frozenset[str]()
+        size = run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, fresh=reusable, announce=announce)
         judged = decide(folder, plan, root=root, approved_by=approved_by)
         remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     terminal.print_verdict(judged)
     budget = None if steps or earlier else budget_of(plan, load(root))
-    terminal.print_time(terminal.stderr(), time.monotonic() - began, size, budget)
+    if size:
+        terminal.print_time(terminal.stderr(), time.monotonic() - began, size, budget)
     raise typer.Exit(status_of(judged))
 
 
@@ -136,6 +147,7 @@ def run(
     plan_file: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="Run these steps of this plan and nothing they need.")
     ] = None,
+    fresh: Fresh = False,
     fail_fast: FailFast = False,
     approved_by: Approved = "",
     jobs: Jobs = None,
@@ -143,7 +155,8 @@ def run(
 ) -> None:
     """Run steps by name. What follows -- is added to their commands: hilgate run kernels-cache -- -k hnd.
 
-    A part of a table is run by its labels: hilgate run models-families -- --family jamba.
+    A part of a table is run by its labels: hilgate run models-families -- --family jamba. What is named always runs;
+    what it needs is reused where nothing has changed.
     """
     from hilgate.model import PLAN_FILE
     from hilgate.plan.estimate import remember
@@ -173,7 +186,18 @@ def run(
         set_previous_aside(folder)
         plan.save(folder / PLAN_FILE)
         job = names[0] if only and len(only) == 1 else ""
-        run_plan(plan, root, folder, cores=jobs, only=only, job=job, approved_by=approved_by, fail_fast=fail_fast)
+        named = None if fresh else frozenset(step.key for step in plan.steps if _is_named(step, chosen))
+        run_plan(
+            plan,
+            root,
+            folder,
+            cores=jobs,
+            only=only,
+            job=job,
+            approved_by=approved_by,
+            fail_fast=fail_fast,
+            fresh=named,
+        )
         if arguments:
             only = _selected(plan, folder)
         judged = decide(folder, plan, only=only, job=job, root=root)
@@ -297,28 +321,30 @@ def run_plan(
     folder: Path,
     recorded: Recorded | None = None,
     *,
-    size: Estimate | None = None,
+    announce: Callable[[frozenset[str]], Estimate] | None = None,
     cores: int | None = None,
     only: frozenset[str] | None = None,
     job: str = "",
     approved_by: str = "",
     only_ids: tuple[str, ...] = (),
     fail_fast: bool = False,
-) -> None:
-    """Run a plan whose results folder is already locked.
+    fresh: frozenset[str] | None = None,
+) -> Estimate | None:
+    """Run a plan whose results folder is already locked; returns the estimate of what ran, where one was asked for.
 
     Args:
         plan: What to run.
         root: The repository, at the plan's commit.
         folder: The results folder.
         recorded: What was left by an earlier run, or by the job whose tests are run once more: of the same files.
-        size: How long it is thought to take, to show what is left of it; None where nobody asked.
+        announce: Given the planned keys that need not run, says how long the others are thought to take.
         cores: How many to fill; None takes the machine's.
         only: Planned keys to run of the plan; None runs all.
         job: The only step, where `folder` is that of an agent's job.
         approved_by: Who approved what the change loosens, so that it is measured with its own values.
         only_ids: Failing tests of the one step to run once more, instead of the step.
         fail_fast: Start nothing more after the first step that has not passed.
+        fresh: Planned keys that run whatever passed before; None runs all.
 
     Raises:
         RunInterruptedError: Ctrl-C or SIGTERM.
@@ -330,7 +356,8 @@ def run_plan(
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
-    from hilgate.run import progress
+    from hilgate.run import progress, reuse
+    from hilgate.run.process import variables
     from hilgate.run.results import Recorded, put_back
     from hilgate.run.runner import Runner
 
@@ -353,6 +380,16 @@ def run_plan(
         earlier = recorded if recorded and not only_ids else Recorded((), {})
         machine = detect()
         keys = frozenset(step.key for step in plan.steps if only is None or step.key in only)
+        cores = cores or machine.cores
+        store = reuse.open_store(root, plan, machine) if only is None and not only_ids else None
+        reused = {
+            step.key: found
+            for step in plan.steps
+            if store and fresh is not None and step.key not in {*fresh, *earlier.attempts}
+            if (found := store.find(step, variables(step, plan, root, cores)))
+        }
+        _tell(store)
+        size = announce(earlier.passed() | reused.keys()) if announce else None
         with progress.choose(plan, keys - earlier.passed(), terminal.stderr(), size) as shown_progress:
             Runner(
                 plan=plan,
@@ -361,7 +398,7 @@ def run_plan(
                 results_folder=folder,
                 environment=environment(machine),
                 tree=fingerprint,
-                cores=cores or machine.cores,
+                cores=cores,
                 progress=shown_progress,
                 only=only,
                 job=job,
@@ -369,10 +406,22 @@ def run_plan(
                 reruns=True,
                 fail_fast=fail_fast,
                 only_ids=only_ids,
+                store=store,
+                reused=reused,
             ).run()
+        _tell(store)
         if git.fingerprint(root) != fingerprint:
             words = "note: files changed while it ran; the verdict may be of neither state"
             terminal.say(terminal.stderr(), words, "yellow")
+    return size
+
+
+def _tell(store: Store | None) -> None:
+    """Say what the store has to say, once."""
+    from hilgate.report import terminal
+
+    while store and store.notes:
+        terminal.say(terminal.stderr(), f"note: {store.notes.pop(0)}", "yellow", whole=True)
 
 
 def require_commit(plan: Plan, root: Path) -> None:
@@ -392,6 +441,10 @@ def require_commit(plan: Plan, root: Path) -> None:
         )
 
 
+def _is_named(step: PlannedStep, names: tuple[str, ...]) -> bool:
+    return not {step.key, step.step.key, step.area}.isdisjoint(names)
+
+
 def narrowed(plan: Plan, names: tuple[str, ...], arguments: str) -> Plan:
     """The plan of named steps: with arguments added to their commands, and without omissions nobody asked about.
 
@@ -402,7 +455,7 @@ def narrowed(plan: Plan, names: tuple[str, ...], arguments: str) -> Plan:
 
     steps = []
     for step in plan.steps:
-        named = not {step.key, step.step.key, step.area}.isdisjoint(names)
+        named = _is_named(step, names)
         if arguments and named:
             words = f"a part of {step.key}, not the whole step: {arguments}"
             terminal.say(terminal.stderr(), words, whole=True)

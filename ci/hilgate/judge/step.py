@@ -30,6 +30,7 @@ from hilgate.run.outcome import (
     other_packages,
 )
 from hilgate.run.results import MOMENTS
+from hilgate.run.reuse import DESK, identity, reusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,6 +72,19 @@ class StepResult:
         """The command that was run in place of the planned one."""
         command = self.attempt.record.command if self.attempt else ""
         return command if command != self.step.step.command else ""
+
+    @cached_property
+    def not_reusable(self) -> str:
+        """Why a pass of an earlier build must not stand for it; empty where none does, or it may."""
+        found = self.attempt.record if self.attempt else None
+        if not (found and found.reused):
+            return ""
+        if self.plan.profile not in DESK:
+            return "a pass of an earlier build stands for it, and agents never reuse one"
+        if found.reused.of != identity(self.step, self.plan) or not reusable(self.step):
+            return "the pass that stands for it is of another command, device or setting"
+        whole = found.outcome is PASS and found.exit_status == Exit.PASS and not self.earlier
+        return "" if whole else "what stands for it is no clean pass"
 
     @cached_property
     def other_image(self) -> str:
@@ -137,7 +151,7 @@ class StepResult:
     @cached_property
     def believed(self) -> bool:
         """Whether what arrived answers what was asked."""
-        elsewhere = self.damaged or self.other_command or self.other_image or self.other_packages
+        elsewhere = self.damaged or self.other_command or self.not_reusable or self.other_image or self.other_packages
         return self.attempt is not None and not elsewhere
 
     @cached_property
@@ -257,6 +271,8 @@ JUDGEMENTS = (
     # Evidence of something else.
     Judgement("another command", lambda s: s.other_command, DID_NOT_RUN, Ruling.REGRESSION,
               lambda s: f"another command was run: {s.other_command}"),
+    Judgement("reused and must not be", lambda s: s.not_reusable, DID_NOT_RUN, Ruling.INFRA,
+              lambda s: s.not_reusable),
     Judgement("another image", lambda s: s.other_image, DID_NOT_RUN, Ruling.INFRA,
               lambda s: _joined(s.other_image, f"{s.first_failure.id} failed there" if s.first_failure else "")),
     Judgement("another tree's packages", lambda s: s.other_packages, DID_NOT_RUN, Ruling.INFRA,
@@ -341,6 +357,7 @@ def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entri
         reproduce=f"{line}  # in image {image}" if image else line,
         exit_status=s.status,
         attempts=len(recorded.attempts.get(step.key, ())),
+        reused=record.started if record and record.reused and s.believed else None,
     )
 
 

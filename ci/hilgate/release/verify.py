@@ -151,7 +151,7 @@ def _check(file: Path, folder: Path, demanded: Mapping[str, str]) -> Iterator[st
     require(stored.outcome is manifest.outcome, f"the manifest says {manifest.outcome}, the verdict {stored.outcome}")
     yield f"derived again from the records: {stored.outcome.value}: {stored.why}"
 
-    yield _check_release(plan)
+    yield _check_release(plan, recorded)
 
     text = members[bundle.SBOM_FILE].read_text("utf-8", errors="replace")
     problem = bill_problem(text)
@@ -233,11 +233,13 @@ def _check_images(manifest: bundle.Manifest, plan: Plan, recorded: Recorded) -> 
     return f"{len(built)} images, and every result was made in the one that its step names"
 
 
-def _check_release(plan: Plan) -> str:
+def _check_release(plan: Plan, recorded: Recorded) -> str:
     if plan.profile != "release":
         return f"not a release: profile {plan.profile}"
     require(not plan.dirty, "a release is planned of uncommitted files")
     require(not plan.fork, "a release is planned of a fork")
+    for key, attempts in sorted(recorded.attempts.items()):
+        require(all(one.record.reused is None for one in attempts), f"{key} was not run: a pass of an earlier build")
     require(plan.base is None, "a release is planned of a change, not of everything")
     for omission in plan.omissions:
         require(omission.cause in LEGITIMATE, f"{omission.key} is left out of a release: {omission.reason}")

@@ -23,8 +23,9 @@ from hilgate.report.problems import (
     problems,
     ruled,
     step_counts,
+    time_of,
 )
-from hilgate.text import MARKS, duration, fenced, markdown, marked, shorten, xml
+from hilgate.text import MARKS, fenced, markdown, marked, shorten, xml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,7 +64,7 @@ def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, fa
         parts.append(f"{title}\n\n{_bullets(at_most(one.ids, NAMED_IDS), 300)}")
     passed = [step for step in verdict.steps if step.outcome is Outcome.PASS]
     if passed:
-        rows = [f"| {markdown(s.key)} | {s.counts.passed} | {duration(s.seconds)} |" for s in passed]
+        rows = [f"| {markdown(s.key)} | {s.counts.passed} | {time_of(s)} |" for s in passed]
         parts.append("\n".join(["| passed | checks | time |", "|---|---:|---:|", *rows]))
     if verdict.omissions:
         parts.append("\n".join(f"- not selected: {markdown(o.key)}: {markdown(o.reason)}" for o in verdict.omissions))

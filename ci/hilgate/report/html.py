@@ -108,10 +108,10 @@ class Bar:
 
 
 def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[list[Bar], list[tuple[float, str]]]:
-    """Bars of the attempts that count, in the order in which they started, and (percent, words) of ticks."""
+    """Bars of the attempts that ran and count, in the order in which they started, and (percent, words) of ticks."""
     outcomes = {step.key: step.outcome for step in verdict.steps}
     records = [attempt.record for step in plan.steps if (attempt := recorded.last(step.key))]
-    records = sorted((record for record in records if record.seconds > 0), key=lambda record: record.started)
+    records = sorted((one for one in records if one.seconds > 0 and not one.reused), key=lambda record: record.started)
     if not records:
         return [], []
     began = records[0].started
@@ -147,6 +147,7 @@ def environment() -> jinja2.Environment:
         "mark": lambda outcome: text.MARKS[outcome],
         "slug": lambda word: str(word).replace(" ", "-"),
         "duration": text.duration,
+        "time_of": problems.time_of,
         "shorten": text.shorten,
         "at_most": problems.at_most,
     }

@@ -17,7 +17,7 @@ from hilgate.judge.verdict import totals
 from hilgate.model import Outcome, Ruling
 from hilgate.report.merge_base import NOTHING, MergeBase, on_merge_base
 from hilgate.run import outcome
-from hilgate.text import count, marked, shorten
+from hilgate.text import count, duration, marked, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -300,7 +300,15 @@ def step_counts(verdict: Verdict) -> str:
     rulings = [step.ruling for step in not_green(verdict)]
     words += [f"{rulings.count(ruling)} {ruling.value}" for ruling in dict.fromkeys(rulings)]
     words += [f"{len(verdict.omissions)} not selected"] if verdict.omissions else []
+    if reused := [step for step in verdict.steps if step.reused]:
+        checks, of = (sum((one.counts.passed for one in steps), 0) for steps in (reused, verdict.steps))
+        words.append(f"{count(len(reused), 'step')} reused ({checks:,} of {of:,} checks)")
     return ", ".join(words)
+
+
+def time_of(step: StepVerdict) -> str:
+    """How long it took, or when it ran where an earlier pass stands for it: `reused, 21 Nov 14:02` (local time)."""
+    return f"reused, {step.reused.astimezone():%d %b %H:%M}" if step.reused else duration(step.seconds)
 
 
 def ruled(step: StepVerdict) -> str:

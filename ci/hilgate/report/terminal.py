@@ -24,7 +24,7 @@ from hilgate.plan.machine import TRACKED, Machine
 from hilgate.plan.make import WHEN
 from hilgate.report import tables
 from hilgate.report.merge_base import NOTHING
-from hilgate.report.problems import approval, at_most, headline, named, problems, ruled, step_counts
+from hilgate.report.problems import approval, at_most, headline, named, problems, ruled, step_counts, time_of
 from hilgate.text import count, shorten
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
     console = stdout()
     rows = [
         (mark_of(step.outcome), step.key, step.counts.passed, step.counts.failed,
-         step.counts.inconclusive + step.counts.did_not_run, text.duration(step.seconds))
+         step.counts.inconclusive + step.counts.did_not_run, time_of(step))
         for step in verdict.steps
     ]  # fmt: skip
     table = table_of(("outcome", "step", "passed", "failed", "other", "time"), rows)

@@ -249,6 +249,15 @@ class Child:
             os.killpg(self._process.pid, number)  # the child leads its session, so its pid names the group
 
 
+def variables(step: PlannedStep, plan: Plan, root: Path, cores: int) -> dict[str, str]:
+    """The environment of a step: the tree's own packages come first, whatever else this Python has installed."""
+    # Threads would otherwise be as many as the machine has cores, in every step at once.
+    env = {"OMP_NUM_THREADS": str(min(step.step.cores, cores)), **os.environ, **step.env}
+    own = [*plan.python_path, *filter(None, step.env.get("PYTHONPATH", "").split(os.pathsep))]
+    path = [*(str(root.absolute() / folder) for folder in own), os.environ.get("PYTHONPATH", "")]
+    return env | {"PYTHONPATH": os.pathsep.join(filter(None, path)), PROFILE_VARIABLE: plan.profile}
+
+
 @dataclass(frozen=True)
 class RunContext:
     """Where steps run: the repository, the cores of the machine, the plan, and what ends them if hilgate is killed."""
@@ -259,12 +268,8 @@ class RunContext:
     watchdog: Watchdog
 
     def variables(self, step: PlannedStep) -> dict[str, str]:
-        """The environment of a step: the tree's own packages come first, whatever else this Python has installed."""
-        # Threads would otherwise be as many as the machine has cores, in every step at once.
-        env = {"OMP_NUM_THREADS": str(min(step.step.cores, self.cores)), **os.environ, **step.env}
-        own = [*self.plan.python_path, *filter(None, step.env.get("PYTHONPATH", "").split(os.pathsep))]
-        path = [*(str(self.root.absolute() / folder) for folder in own), os.environ.get("PYTHONPATH", "")]
-        return env | {"PYTHONPATH": os.pathsep.join(filter(None, path)), PROFILE_VARIABLE: self.plan.profile}
+        """The environment of a step."""
+        return variables(step, self.plan, self.root, self.cores)
 
     def imported(self, step: PlannedStep) -> dict[str, str]:
         """Where a Python in the environment of a step finds each package of the plan; empty when it does not say."""
@@ -289,7 +294,9 @@ print(json.dumps(places))
 """
 
 
-def start(step: PlannedStep, command: str, folder: Path, context: RunContext, seconds: float) -> Child:
+def start(
+    step: PlannedStep, command: str, folder: Path, context: RunContext, seconds: float, *, ahead: str = ""
+) -> Child:
     """Start a command of a step.
 
     Args:
@@ -298,6 +305,7 @@ def start(step: PlannedStep, command: str, folder: Path, context: RunContext, se
         folder: Emptied but for results of an earlier run, then `$HILGATE_OUT` and the place of the log.
         context: Where it runs.
         seconds: After which it is ended.
+        ahead: A folder that it imports from before all others.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -308,6 +316,7 @@ def start(step: PlannedStep, command: str, folder: Path, context: RunContext, se
             stale.unlink()
     arguments = argument_list(command) + kind_of(step).arguments(folder)
     env = context.variables(step) | {OUT_VARIABLE: str(folder)}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (ahead, env["PYTHONPATH"])))
     return Child(arguments, context, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)
 
 

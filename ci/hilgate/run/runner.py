@@ -32,11 +32,13 @@ from hilgate.run.progress import Lines
 from hilgate.run.results import Recorded, step_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from hilgate.model import Check, Record
     from hilgate.run.progress import LiveTable
+    from hilgate.run.results import Attempt
+    from hilgate.run.reuse import Store
 
 
 POLL_SECONDS = 0.05
@@ -56,6 +58,8 @@ class Runner:
         reruns: Whether failing tests are run once more, in what is left of their step's time.
         fail_fast: Whether no other step starts once one has run and has not passed.
         only_ids: Failing tests of `job` that failed on another node; they alone are run, and recorded as reruns.
+        store: Where passes are kept; None keeps none.
+        reused: Planned key -> the pass that stands for running it.
     """
 
     plan: Plan
@@ -72,6 +76,8 @@ class Runner:
     reruns: bool = False
     fail_fast: bool = False
     only_ids: tuple[str, ...] = ()
+    store: Store | None = None
+    reused: Mapping[str, Attempt] = field(default_factory=dict)
     _began: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
     _records: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
     _running: dict[str, process.Child] = field(default_factory=dict)
@@ -141,7 +147,7 @@ class Runner:
                 time.sleep(POLL_SECONDS)
 
     def _start_ready(self, steps: dict[str, PlannedStep], waiting: list[str]) -> list[str]:
-        """Start what fits, in the order of `in_order`; returns the keys that were settled without starting."""
+        """Start what fits, in the order of `in_order`; returns the keys that were settled without running."""
         settled = []
         for key in list(waiting):
             step = steps[key]
@@ -149,6 +155,10 @@ class Runner:
             if obstacle:
                 waiting.remove(key)
                 self._record(step, process.Ended(None, obstacle, 0.0, None))
+                settled.append(key)
+            elif key in self.reused:
+                waiting.remove(key)
+                self._reuse(step, self.reused[key])
                 settled.append(key)
             elif fits(step, [steps[other] for other in (*self._running, *self._again)], self.cores):
                 waiting.remove(key)
@@ -177,9 +187,17 @@ class Runner:
 
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key)
-        child = process.start(step, step.step.command, folder, self._context, self._seconds_left(step))
+        ahead = self.store.watched(step) if self.store else ""
+        child = process.start(step, step.step.command, folder, self._context, self._seconds_left(step), ahead=ahead)
         self._running[step.key] = child
         self.progress.started(step, child)
+
+    def _reuse(self, step: PlannedStep, found: Attempt) -> None:
+        record = found.record.model_copy(update={"imported": self._imported(step)})
+        attempt = results.Attempt(record, found.checks)
+        self._write(step.key, *results.records_of(attempt))
+        self._outcomes[step.key] = record.outcome
+        self.progress.finished(step, attempt, step_folder(self.results_folder, step.key) / LOG_FILE)
 
     def _seconds_left(self, step: PlannedStep, used: float = 0.0) -> float:
         """What is left of a step's time after `used` seconds, or less where a job of Buildkite ends before that."""
@@ -247,6 +265,11 @@ class Runner:
             environment=self.environment,
         )
         attempt = results.Attempt(record, found.checks)
+        if self.store and child:
+            if decision.outcome is not Outcome.PASS:
+                self.store.drop(step)
+            elif step.key not in self.earlier.attempts:
+                self.store.keep(step, attempt, self._context.variables(step))
         self._write(step.key, *results.records_of(attempt), *([image] if image else []))
         self._outcomes[step.key] = decision.outcome
         self.progress.finished(step, attempt, folder / LOG_FILE)
@@ -298,7 +321,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def run_plan(plan: Plan, root: Path, folder: Path) -> Recorded:
+def run_plan(plan: Plan, root: Path, folder: Path, store: Store | None = None) -> Recorded:
     """Run every step of a plan over `root`, outside of any gate, and return what it left in `folder`."""
     digest, machine = plan_digest(plan), detect()
     with Lines(Console(stderr=True), buildkite=False) as progress:
@@ -311,5 +334,6 @@ def run_plan(plan: Plan, root: Path, folder: Path) -> Recorded:
             tree="",
             cores=machine.cores,
             progress=progress,
+            store=store,
         ).run()
     return results.read_all(folder, None, plan, digest)

@@ -29,9 +29,11 @@ from hilgate.model import (
     Quarantine,
     Quarantined,
     RerunRecord,
+    Reused,
     StepRecord,
 )
-from hilgate.run import outcome, results
+from hilgate.plan.select import Selection
+from hilgate.run import outcome, results, reuse
 from hilgate.run.evidence import kind_of
 from hilgate.simulate.buildkite import LOST, Host, JobEnd, State, Upload
 from hilgate.simulate.scenarios import FIRST_ATTEMPT_ONLY, Fault, Kind
@@ -66,7 +68,14 @@ OUTCOMES = {PASSED: Outcome.PASS, FAILED: Outcome.FAIL, SKIPPED: Outcome.DID_NOT
 MESSAGES = {PASSED: "", FAILED: "max_abs_err 0.5 > 0.001", SKIPPED: "needs another device"}
 
 _EXITS = {Outcome.PASS: 0, Outcome.FAIL: 1, Outcome.INCONCLUSIVE: 6, Outcome.DID_NOT_RUN: 4}
-_LASTING = frozenset({Kind.REGRESSION, Kind.QUARANTINED_FAILURE, Kind.QUARANTINED_ELSEWHERE, Kind.SOFT_FAILED})
+_EVIDENCE = frozenset(
+    {Kind.EVIDENCE_STALE, Kind.EVIDENCE_EDITED, Kind.EVIDENCE_COPIED, Kind.EVIDENCE_OF_OTHER_VERSIONS}
+)
+"""Kinds in which a change breaks a test, and a store offers a pass from before that must not stand for it."""
+
+_LASTING = _EVIDENCE | {
+    Kind.REGRESSION, Kind.QUARANTINED_FAILURE, Kind.QUARANTINED_ELSEWHERE, Kind.SOFT_FAILED, Kind.REUSED_BY_AGENT
+}  # fmt: skip
 _QUARANTINING = frozenset(
     {Kind.QUARANTINED_FAILURE, Kind.QUARANTINED_ELSEWHERE, Kind.UNEXPECTED_PASS, Kind.QUARANTINE_EXPIRED}
 )
@@ -86,12 +95,13 @@ _WORTHLESS = {
     Kind.FALSE_CLAIM: "it claims more than it shows",
     Kind.IMAGE_OTHER_CONTENT: "the image is of other content",
     Kind.IMAGE_NOT_RECORDED: "the image is not recorded",
+    Kind.REUSED_BY_AGENT: "an earlier pass stands for it",
 }
-_AUTHORS = frozenset(
+_AUTHORS = _EVIDENCE | frozenset(
     {Kind.REGRESSION, Kind.FLAKY, Kind.NO_EVIDENCE, Kind.ZERO_TESTS, Kind.ALL_SKIPPED, Kind.BELOW_MINIMUM,
      Kind.FALSE_CLAIM, Kind.QUARANTINED_FAILURE, Kind.QUARANTINED_ELSEWHERE, Kind.HANG, Kind.HANG_HARD,
      Kind.OUT_OF_MEMORY, Kind.OUT_OF_MEMORY_HARD, Kind.OTHER_COMMAND, Kind.IMAGE_OTHER_CONTENT,
-     Kind.IMAGE_NOT_RECORDED, Kind.SOFT_FAILED}
+     Kind.IMAGE_NOT_RECORDED, Kind.SOFT_FAILED, Kind.REUSED_BY_AGENT}
 )  # fmt: skip
 """Kinds that a change can bring about; where one struck, blaming the author is no injustice."""
 
@@ -397,11 +407,9 @@ class _Job:
             return replace(facts, exit_status=deed.ended, problem="its evidence holds no tests")
         if claim == 3:
             deed.ended = None
-        checks = tuple(
-            Check(id=test, outcome=OUTCOMES[end], seconds=0.5, message=MESSAGES[end])
-            for test, end in deed.tests.items()
-            if claim != 2
-        )
+        checks = tuple(_check(test, end) for test, end in deed.tests.items() if claim != 2)
+        if Kind.REUSED_BY_AGENT in struck or any(offered(self, kind) for kind in _EVIDENCE & struck.keys()):
+            return replace(facts, exit_status=0, checks=tuple(_check(test, PASSED) for test in deed.tests))
         return replace(facts, exit_status=deed.ended, checks=checks)
 
     def _tests(self) -> dict[str, str]:
@@ -434,6 +442,9 @@ class _Job:
             imported={name: folder + place for name, place in site.plan.packages.items()},
             environment=build.environment,
         )
+        if Kind.REUSED_BY_AGENT in self.struck:
+            mark = Reused(of=reuse.identity(step, site.plan), commit=build.commit, tree=build.tree)
+            record = record.model_copy(update={"reused": mark})
         lines: list[Record] = [*(CheckRecord(step=key, check=check) for check in facts.checks), record]
         lines += [
             site.rerun(step, test, self.host, elsewhere=False, claims_elsewhere=False)
@@ -506,6 +517,54 @@ class _Job:
 
     def _health_file(self, number: int) -> Path:
         return self.folder / results.health_file("before" if number % 2 else "after")
+
+
+def _check(test: str, end: str) -> Check:
+    return Check(id=test, outcome=OUTCOMES[end], seconds=0.5, message=MESSAGES[end])
+
+
+_KEY = b"k" * 32
+
+
+def offered(job: _Job, kind: Kind) -> bool:
+    """Whether the store takes a pass that no longer holds: of other files, edited, copied, of other versions."""
+    step, odd = job.step, job.struck[kind] % 2
+    read = "kernels/sample.py"
+    of = reuse.identity(step, job.site.plan)
+    files = {read: "after" if kind in {Kind.EVIDENCE_STALE, Kind.EVIDENCE_EDITED} else "before"}
+    unselected = Selection({}, {step.step.key: "nothing selects it"})
+    here = reuse.Here("/sample", job.host.name, "", files, EPOCH, lambda *_: unselected)
+    environment = job.site.opening(step, job.host, "", 0.0).environment
+    record = StepRecord(
+        key=step.key,
+        started=EPOCH,
+        seconds=60.0,
+        exit_status=0,
+        outcome=Outcome.PASS,
+        checks=1,
+        command=step.step.command,
+        environment=environment,
+    )
+    found = reuse.Evidence(
+        of=of,
+        variables="",
+        machine=here.machine,
+        root=here.root,
+        commit="",
+        tree={read: "before"},
+        seen=reuse.Seen(reads=(read,)),
+        record=record,
+        checks=(_check("test", PASSED),),
+    )
+    if kind is Kind.EVIDENCE_OF_OTHER_VERSIONS:
+        found = found.model_copy(update={"of": other(of)} if odd else {"machine": "with other packages"})
+    elif kind is Kind.EVIDENCE_COPIED:
+        found = found.model_copy(update={"machine": "another"})
+    text = reuse.packed(found, other(of).encode() if kind is Kind.EVIDENCE_COPIED and odd else _KEY)
+    if kind is Kind.EVIDENCE_EDITED:
+        text = text.replace(b'"before"', b'"after"') if odd else damage(Kind.FLIPPED_BIT, job.struck[kind], text)
+    believed = reuse.parse(text, _KEY)
+    return believed is not None and not reuse.why_not(believed, step.step.key, of, "", here)
 
 
 def other(digest: str) -> str:

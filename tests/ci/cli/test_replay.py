@@ -98,7 +98,7 @@ def test_replay_counts_and_ends_red_when_a_step_is_missed(repository, tmp_path):
     assert "2 changes, on average 1.5 of 2 steps" in good.stdout
     assert "0 steps missed" in good.stdout
     assert "No reads are recorded" in good.stdout
-    (repository / "ci/reads.json").write_text('{"reader": ["kernels/pagedkv/other.py"]}')
+    (repository / "ci/reads.json").write_text('{"reader": ["kernels/pagedkv/layout.py", "kernels/pagedkv/other.py"]}')
     (tmp_path / "out").mkdir()
     bad = hilgate(repository, "replay", "changes.txt", HILGATE_OUT=str(tmp_path / "out"))
     assert bad.returncode == Exit.FAIL

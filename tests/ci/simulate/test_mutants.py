@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 from pathlib import Path
 
 import pytest
 
+from hilgate.judge import step as judge_step
 from hilgate.judge import verdict
 from hilgate.model import Outcome, Ruling
 from hilgate.plan.make import plan_digest
-from hilgate.run import outcome, results
+from hilgate.run import outcome, results, reuse
 from hilgate.run.results import with_digest
 from hilgate.simulate.buildkite import NEVER, Build
 from hilgate.simulate.campaign import Campaign, Wrong
@@ -22,6 +24,7 @@ from hilgate.simulate.scenarios import Kind
 ROOT = Path(__file__).parents[3]
 TODAY, WEEK = EPOCH.date(), dt.timedelta(days=7)
 read_all, judge, download = results.read_all, verdict.judge, Build.download
+why_not = reuse.why_not
 
 
 def records_of(path):
@@ -123,6 +126,15 @@ def approved_by_anybody(plan, recorded, digest, **more):
     return judge(plan, recorded, digest, **more | {"approved_by": "anybody"})
 
 
+def without_looking(text, _):
+    with contextlib.suppress(ValueError):  # a flipped bit may leave no JSON
+        return reuse.Evidence.model_validate_json(text.partition(b"\n")[0])
+
+
+def on_any_machine(found, key, of, variables, here):
+    return why_not(found.model_copy(update={"machine": here.machine}), key, of, variables, here)
+
+
 def ended_well(_, attempt):
     return attempt is not None and attempt.record.exit_status == 0
 
@@ -151,6 +163,11 @@ MUTANTS = {
     "quarantine never ends": (with_quarantine(added=TODAY, expires=TODAY + WEEK), {Kind.QUARANTINE_EXPIRED}),
     "quarantine holds everywhere": (with_quarantine(devices=()), {Kind.QUARANTINED_ELSEWHERE}),
     "nobody need approve": ((verdict, "judge", approved_by_anybody), {Kind.LOOSENED}),
+    "a pass stands whatever changed": ((reuse, "touched", lambda *_: ""), {Kind.EVIDENCE_STALE}),
+    "nobody looks who wrote a pass": ((reuse, "parse", without_looking), {Kind.EVIDENCE_EDITED}),
+    "a pass of any machine is as good": ((reuse, "why_not", on_any_machine), {Kind.EVIDENCE_COPIED}),
+    "a pass of any versions is as good": ((reuse, "why_not", on_any_machine), {Kind.EVIDENCE_OF_OTHER_VERSIONS}),
+    "agents may reuse": ((judge_step, "DESK", {"pr"}), {Kind.REUSED_BY_AGENT}),
 }  # fmt: skip
 
 
