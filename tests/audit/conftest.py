@@ -12,7 +12,8 @@ from pagedkv.audit.isolation import run_isolated
 # kernel must compile; the others are tested elsewhere, interpreted, and so are audited in processes of their own.
 with pytest.MonkeyPatch.context() as without:
     without.delenv("TRITON_INTERPRET", raising=False)
-    from pagedkv.audit.compile import Figures, compile_launches
+    from pagedkv.audit.compile import Figures, specialisations
+    from pagedkv.audit.objects import find_or_compile
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +27,8 @@ def compiled():
     """compiled(arch, launch): what the launch compiles to, or how it failed."""
 
     def run(arch, launch):
-        [(_, result, _)] = run_isolated([functools.partial(compile_launches, arch, launch)], jobs=1, timeout=60)
-        return result
+        calls = [functools.partial(find_or_compile, wanted, None) for wanted in specialisations(arch, launch)]
+        return [result for _, result, _ in run_isolated(calls, jobs=1, timeout=60)]
 
     return run
 

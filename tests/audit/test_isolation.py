@@ -45,3 +45,16 @@ def test_a_hanging_child_is_killed():
     assert got[0].timed_out
     assert got[1] == 8
     assert time.monotonic() - started < 20
+
+
+def _complain():
+    os.write(2, b"Assertion `earlier' failed.\n")
+    return os.getpid()
+
+
+def test_a_worker_goes_on_with_the_next_call_and_keeps_the_words_of_each_apart():
+    got = answers(_complain, _complain, _abort, os.getpid, jobs=1)
+    assert got[0] == got[1]
+    assert "rank < 5" in got[2].message
+    assert "earlier" not in got[2].message
+    assert got[3] not in {got[0], os.getpid()}

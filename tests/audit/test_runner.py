@@ -71,7 +71,10 @@ def test_a_launch_that_compiles_nothing_fails(launch, message):
 
 def test_the_same_machine_code_is_compiled_once_and_reported_twice():
     plan = make_plan([("gfx942", case()), ("gfx942", case(name="again")), ("gfx950", case())])
-    assert [(unit.arch, unit.case.name) for unit in plan.units] == [("gfx942", "probe"), ("gfx950", "probe")]
+    assert [(kernel.arch, first) for kernel, first in plan.kernels.items()] == [
+        ("gfx942", "gfx942/ours/probe/probe_kernel"),
+        ("gfx950", "gfx950/ours/probe/probe_kernel"),
+    ]
     first, again, _ = compile_all(plan, jobs=2, timeout=60)
     assert (again.result, again.twin) == (first.result, "gfx942/ours/probe/probe_kernel")
 

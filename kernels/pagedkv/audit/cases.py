@@ -72,8 +72,8 @@ def cases_of(source: Source) -> tuple[Case, ...]:
     return tuple(importlib.import_module(f"{__package__}.{SOURCES[source]}").cases())
 
 
-def select(only: str, arches: Iterable[str], sources: Iterable[Source]) -> list[tuple[str, Case]]:
-    """(arch, case) for each case with an id that contains `only`.
+def select(only: Iterable[str], arches: Iterable[str], sources: Iterable[Source]) -> list[tuple[str, Case]]:
+    """(arch, case) for each case with an id that contains one of `only`.
 
     Raises:
         CannotRunHereError: As `cases_of`.
@@ -83,5 +83,5 @@ def select(only: str, arches: Iterable[str], sources: Iterable[Source]) -> list[
         (arch, case)
         for arch in arches
         for case in cases
-        if any(only in case.id(arch, kernel) for kernel in (*case.kernels, *case.optional))
+        if any(text in case.id(arch, kernel) for kernel in (*case.kernels, *case.optional) for text in only)
     ]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile what a Triton launcher launches, for an AMD GPU that is not there, or list what it would compile.
+"""List what a Triton launcher would compile for an AMD GPU that is not there, and compile it.
 
 With our HIP driver active, a real Python launcher runs on CPU tensors. Triton specialises on the real arguments
-(divisibility by 16, pointer range, strides equal to 1), compiles for the wanted gfx arch, and hands us the code object
-where it would have started a grid. Nothing is executed, so outputs keep whatever they held.
+(divisibility by 16, pointer range, strides equal to 1) for the wanted gfx arch, and tells us what it would compile.
+Nothing is executed, so outputs keep whatever they held.
 
 LDS is looked at first. The compiler knows it after a fraction of a second, whereas compiling an oversize tile to the
 end takes minutes, so such a kernel is stopped there with its figure.
@@ -12,10 +12,10 @@ end takes minutes, so such a kernel is stopped there with its figure.
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -27,17 +27,17 @@ from triton import knobs
 from triton._C.libtriton import amd, ir, passes
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
-from triton.compiler import compiler as triton_compiler
+from triton.compiler import ASTSource
 from triton.runtime import driver as active_driver
 
 from pagedkv.arch import Arch, limits
 from pagedkv.errors import CannotRunHereError, CommandError
 
 from .code_object import Assembly, CodeObject, read_assembly, read_code_object
-from .machine import LDS_GRANULES, MAX_WORKGROUP, VGPRS, register_waves, waves_per_simd
+from .machine import LDS_GRANULES, VGPRS, register_waves, waves_per_simd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 
 class LdsExceededError(CommandError):
@@ -61,8 +61,8 @@ class LdsExceededError(CommandError):
 class OfflineHipDriver(DriverBase):
     """Driver of one gfx arch that is not there.
 
-    Every arch has its own device index, because Triton caches targets, compiled kernels and the LDS limit per device:
-    with one index for all, the second arch would be answered with the first one's code.
+    Every arch has its own device index, because Triton caches targets and binders of arguments per device: with one
+    index for all, the second arch would be answered with the first one's code.
     """
 
     arch: Arch
@@ -76,13 +76,7 @@ class OfflineHipDriver(DriverBase):
             "multiprocessor_count": self.arch.compute_units,
             "max_num_regs": VGPRS,
         }
-        self.utils = SimpleNamespace(
-            get_device_properties=lambda _device: properties,
-            # (module, function, registers, spills, largest workgroup): the first two are opaque to Triton
-            load_binary=lambda name, _code, _shared, _device: (name, name, 0, 0, MAX_WORKGROUP),
-            unload_module=lambda _module: None,  # Triton >= 3.8 unloads what it loaded
-        )
-        self.launcher_cls = lambda _src, _metadata: lambda *_args, **_kwargs: None  # Triton's compiles a C launcher
+        self.utils = SimpleNamespace(get_device_properties=lambda _device: properties)
         self.get_current_device = lambda: list(LDS_GRANULES).index(self.arch.name)
         self.set_current_device = lambda _device: None
         self.get_current_stream = lambda _device: 0
@@ -113,23 +107,37 @@ class OfflineHipDriver(DriverBase):
 @contextlib.contextmanager
 def offline(arch: str) -> Iterator[None]:
     """Make `arch`, one of `LDS_GRANULES`, the active device for the duration of the block."""
-    triton_compiler.max_shared_mem.cache_clear()
-    try:
-        # Triton offers a setter of the active driver, and no getter that does not probe GPUs.
-        with mock.patch.object(active_driver, "_active", OfflineHipDriver(limits(arch))):
-            yield
-    finally:
-        triton_compiler.max_shared_mem.cache_clear()
+    # Triton offers a setter of the active driver, and no getter that does not probe GPUs.
+    with mock.patch.object(active_driver, "_active", OfflineHipDriver(limits(arch))):
+        yield
 
 
 @dataclass(frozen=True)
 class Specialisation:
-    """One kernel as Triton would compile it for a launch: same key, same machine code."""
+    """One kernel as Triton would compile it for a launch: same arch and key, same machine code."""
 
     kernel: str
+    arch: str
     key: str
     constants: tuple[tuple[str, str], ...]
     """Its compile-time arguments by name."""
+    source: ASTSource = field(repr=False, compare=False)
+    options: Mapping[str, Any] = field(repr=False, compare=False)
+    """Of the AMD backend, by name: warps, stages, flags."""
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """What the compiler wrote of one kernel, before anybody has read it."""
+
+    kernel: str
+    lds_bytes: int
+    num_waves: int
+    code: bytes
+    """The ELF file."""
+    text: str
+    """The AMDGCN text."""
+    compile_seconds: float
 
 
 @dataclass(frozen=True)
@@ -144,6 +152,9 @@ class Figures:
     code: CodeObject
     text: Assembly
     compile_seconds: float
+    """When it was compiled, in this run or in an earlier one."""
+    kept: bool = False
+    """Whether an earlier run compiled it."""
 
     @property
     def waves_per_simd(self) -> float:
@@ -170,9 +181,12 @@ def specialisations(arch: str, launch: Callable[[], object]) -> list[Specialisat
     found: dict[str, Specialisation] = {}
 
     def note(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002 - Triton's keyword
-        names, full_key = fn.jit_function.arg_names, f"{fn.module}.{fn.name} {key}"
-        constants = tuple((names[path[0]], str(value)) for path, value in compile["constants"].items())
-        found[full_key] = Specialisation(fn.name, full_key, constants)
+        function, full_key = fn.jit_function, f"{fn.module}.{fn.name} {key}"
+        source = ASTSource(function, compile["signature"], compile["constants"], compile["configs"][0])
+        constants = tuple((function.arg_names[path[0]], str(value)) for path, value in source.constants.items())
+        options = json.loads(compile["specialization_data"])["options"]  # the hook names only a few of them itself
+        options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+        found[full_key] = Specialisation(fn.name, arch, full_key, constants, source, options)
         return True  # "do not compile"
 
     with mock.patch.object(knobs.runtime, "jit_cache_hook", note), offline(arch):
@@ -180,48 +194,47 @@ def specialisations(arch: str, launch: Callable[[], object]) -> list[Specialisat
     return list(found.values())
 
 
-def compile_launches(arch: str, launch: Callable[[], object]) -> list[Figures]:
-    """Compile what `launch` launches, from source, with no cache.
+def compile_kernel(wanted: Specialisation) -> MachineCode:
+    """Compile one kernel from source, with no cache of Triton's.
 
-    Meant for a child process: MLIR aborts the process when one of its own checks fails.
-
-    Args:
-        arch: A gfx name.
-        launch: Runs a launcher on CPU tensors.
-
-    Returns:
-        One entry per compiled kernel, in order of launch.
+    Meant for a worker process: MLIR aborts the process when one of its own checks fails.
 
     Raises:
-        LdsExceededError: A kernel needs more LDS than the arch has. Kernels launched after it are not compiled.
-        UnreadableCodeObjectError: See `read_code_object` and `read_assembly`.
+        LdsExceededError: It needs more LDS than the arch has.
     """
-    done: list[Figures] = []
     started = time.perf_counter()
-
-    def keep(*, metadata: dict[str, Any], metadata_group: dict[str, str], **_: Any) -> None:
-        nonlocal started
-        paths = {Path(path).suffix: Path(path) for path in metadata_group.values()}
-        done.append(
-            Figures(
-                kernel=metadata["name"],
-                arch=arch,
-                lds_bytes=metadata["shared"],
-                num_waves=metadata["num_warps"],
-                code=read_code_object(paths[".hsaco"].read_bytes()),
-                text=read_assembly(paths[".amdgcn"].read_text()),
-                compile_seconds=time.perf_counter() - started,
-            )
-        )
-        started = time.perf_counter()
-
+    target = GPUTarget("hip", wanted.arch, limits(wanted.arch).lanes)
     with tempfile.TemporaryDirectory(prefix="audit-") as cache, knobs.cache.scope(), knobs.compilation.scope():
         knobs.cache.dir = cache
         knobs.compilation.always_compile = True
-        knobs.compilation.listener = keep
-        with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", _check_lds_first), offline(arch):
-            launch()
-    return done
+        with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", _check_lds_first), offline(wanted.arch):
+            compiled = triton.compile(wanted.source, target=target, options=dict(wanted.options))
+    return MachineCode(
+        kernel=compiled.metadata.name,
+        lds_bytes=compiled.metadata.shared,
+        num_waves=compiled.metadata.num_warps,
+        code=compiled.asm["hsaco"],
+        text=compiled.asm["amdgcn"],
+        compile_seconds=time.perf_counter() - started,
+    )
+
+
+def read_figures(arch: str, compiled: MachineCode, *, kept: bool = False) -> Figures:
+    """Figures of a compiled kernel.
+
+    Raises:
+        UnreadableCodeObjectError: See `read_code_object` and `read_assembly`.
+    """
+    return Figures(
+        kernel=compiled.kernel,
+        arch=arch,
+        lds_bytes=compiled.lds_bytes,
+        num_waves=compiled.num_waves,
+        code=read_code_object(compiled.code),
+        text=read_assembly(compiled.text),
+        compile_seconds=compiled.compile_seconds,
+        kept=kept,
+    )
 
 
 def _check_lds_first(*args: Any) -> tuple[str, str] | None:
@@ -302,7 +315,7 @@ def start_compiler() -> None:
         CannotRunHereError: Not even that one compiles.
     """
     try:
-        compiled = compile_launches("gfx942", probe)
+        compiled = [compile_kernel(wanted) for wanted in specialisations("gfx942", probe)]
     except Exception as error:
         raise CannotRunHereError(f"the AMD compiler does not work here: {type(error).__name__}: {error}") from error
     if not compiled:

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run functions in forked children that may crash or hang, several at a time.
+"""Run functions in forked workers that may crash or hang, several at a time.
 
 MLIR and LLVM end the process when one of their own checks fails, after printing the check to stderr. A fork inherits
-the imported torch, Triton and vLLM, so a child starts in milliseconds.
+the imported torch, Triton and vLLM. A worker calls one function after the other, because what Python and the compiler
+warm up in the first makes the next twice as fast; one that dies takes nothing with it but the call that killed it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
 import re
 import signal
+import sys
 import tempfile
 import time
 from collections import deque
@@ -35,7 +38,7 @@ _DIAGNOSTIC = re.compile(r"\b(error|LLVM ERROR|fatal|Assertion)\b.*[:`']")
 
 @dataclass(frozen=True)
 class Crash:
-    """A child that died, or was killed, before it could answer."""
+    """A worker that died, or was killed, before it could answer."""
 
     message: str
     """How it ended, and the end of what it printed."""
@@ -46,87 +49,111 @@ class Crash:
 
 
 @dataclass
-class _Child(Generic[Result]):
-    index: int
+class _Worker(Generic[Result]):
     process: ForkProcess
-    answer: Connection
+    calls: Connection
+    """Takes an index into the work, gives the answer; at its end when the worker is dead."""
     output: IO[bytes]
-    started: float
+    index: int = -1
+    started: float = 0.0
+
+    def start(self, index: int) -> None:
+        self.index, self.started = index, time.monotonic()
+        self.output.seek(0)  # of the worker's streams too: they are this file
+        self.output.truncate()
+        with contextlib.suppress(OSError):  # dead while it was idle: then the answer is that it died
+            self.calls.send(index)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.calls.close()
+        self.output.close()
 
 
 def run_isolated(
     work: Sequence[Callable[[], Result]], *, jobs: int, timeout: float
 ) -> Iterator[tuple[int, Result | Exception | Crash, float]]:
-    """Run every callable in a child of its own.
+    """Run every callable where its death ends no other.
 
     Args:
         work: What to call; results and exceptions must be picklable.
-        jobs: Children at a time.
-        timeout: Seconds after which a child is killed.
+        jobs: Workers.
+        timeout: Seconds after which a call is ended, with its worker.
 
-    An exception carries what its child printed as a note: MLIR raises a bare "failed" and prints the reason.
+    An exception carries what its worker printed as a note: MLIR raises a bare "failed" and prints the reason.
 
     Yields:
         (index into `work`, what it returned or raised or how it died, seconds), as they finish.
     """
-    waiting = deque(enumerate(work))
-    running: list[_Child[Result]] = []
+    waiting = deque(range(len(work)))
+    idle: list[_Worker[Result]] = []
+    running: list[_Worker[Result]] = []
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                running.append(_start(*waiting.popleft()))
-            deadline = min(child.started + timeout for child in running)
-            connection.wait([child.answer for child in running], timeout=max(0.0, deadline - time.monotonic()))
-            for child in list(running):
-                late = time.monotonic() - child.started > timeout
-                if child.answer.poll() or late:
-                    running.remove(child)
-                    yield child.index, _finish(child), time.monotonic() - child.started
+                running.append(idle.pop() if idle else _fork(work, [*idle, *running]))
+                running[-1].start(waiting.popleft())
+            deadline = min(worker.started + timeout for worker in running)
+            connection.wait([worker.calls for worker in running], timeout=max(0.0, deadline - time.monotonic()))
+            for worker in list(running):
+                late = time.monotonic() - worker.started > timeout
+                if worker.calls.poll() or late:
+                    running.remove(worker)
+                    answer, seconds = _answer(worker), time.monotonic() - worker.started
+                    if isinstance(answer, Crash):
+                        worker.end()
+                    else:
+                        idle.append(worker)
+                    yield worker.index, answer, seconds
     finally:
-        for child in running:
-            child.process.kill()
-            child.process.join()
+        for worker in (*idle, *running):
+            worker.end()
 
 
-def _start(index: int, call: Callable[[], Result]) -> _Child[Result]:
+def _fork(work: Sequence[Callable[[], Result]], others: Sequence[_Worker[Result]]) -> _Worker[Result]:
     fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe(duplex=False)
-    output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the child has been read
-    process = fork.Process(target=_child, args=(call, theirs, output))
+    ours, theirs = fork.Pipe()
+    output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the worker ends
+    inherited = [ours, *(worker.calls for worker in others)]
+    process = fork.Process(target=_serve, args=(work, theirs, inherited, output), daemon=True)
     process.start()
-    theirs.close()  # so that a dead child reads as end of file
-    return _Child(index, process, ours, output, time.monotonic())
+    theirs.close()  # so that a dead worker reads as end of file
+    return _Worker(process, ours, output)
 
 
-def _child(call: Callable[[], Result], answer: Connection, output: IO[bytes]) -> None:
+def _serve(
+    work: Sequence[Callable[[], Result]], calls: Connection, inherited: Sequence[Connection], output: IO[bytes]
+) -> None:
+    for end in inherited:
+        end.close()  # so that a dead parent reads as end of file
     faulthandler.disable()  # a Python stack of the fork would push the compiler's words out of the tail
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
-    try:
-        result: Result | Exception = call()
-    except Exception as error:  # noqa: BLE001 - it is handed to the parent, which judges it
-        result = error
-    answer.send(result)
+    with contextlib.suppress(EOFError):
+        while True:
+            index = calls.recv()
+            try:
+                result: Result | Exception = work[index]()
+            except Exception as error:  # noqa: BLE001 - it is handed to the parent, which judges it
+                result = error
+            sys.stdout.flush()
+            calls.send(result)
 
 
-def _finish(child: _Child[Result]) -> Result | Exception | Crash:
+def _answer(worker: _Worker[Result]) -> Result | Exception | Crash:
     try:
-        if child.answer.poll():
-            answer = child.answer.recv()
+        if worker.calls.poll():
+            answer = worker.calls.recv()
             if isinstance(answer, Exception):
-                answer.add_note(_tail(child.output))
+                answer.add_note(_tail(worker.output))
             return answer
-        child.process.kill()
-        return Crash(f"no answer within the time limit{_tail(child.output)}", timed_out=True)
-    except EOFError:
-        child.process.join()
-        code = child.process.exitcode or 0
+        return Crash(f"no answer within the time limit{_tail(worker.output)}", timed_out=True)
+    except (EOFError, ConnectionResetError):
+        worker.process.join()
+        code = worker.process.exitcode or 0
         ending = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        return Crash(f"the compiler ended the process with {ending}{_tail(child.output)}")
-    finally:
-        child.process.join()
-        child.answer.close()
-        child.output.close()
+        return Crash(f"the compiler ended the process with {ending}{_tail(worker.output)}")
 
 
 def _tail(output: IO[bytes]) -> str:

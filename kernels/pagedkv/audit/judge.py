@@ -67,8 +67,7 @@ def judge_row(row: Row, budgets: Budgets, declared: Declared, *, triton: str) ->
         outcome, message = _evidence(row)
     else:
         outcome, message = _ours(row, budgets, declared.narrow_pointers(row.id, triton))
-    seconds = row.result.compile_seconds if isinstance(row.result, Figures) and not row.twin else row.seconds
-    return Finding(row.id, outcome, seconds, message, labels, _numbers(row, labels))
+    return Finding(row.id, outcome, row.seconds, message, labels, _numbers(row, labels))
 
 
 def _numbers(row: Row, labels: dict[str, str]) -> dict[str, float]:

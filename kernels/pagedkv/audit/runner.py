@@ -12,12 +12,14 @@ from pagedkv.errors import CannotRunHereError
 
 from .budgets import load_budgets, load_declared
 from .cases import cases_of
-from .compile import Figures, LdsExceededError, Specialisation, compile_launches, specialisations, start_compiler
+from .compile import Figures, Specialisation, specialisations, start_compiler
 from .isolation import Crash, run_isolated
 from .judge import judge
+from .objects import ObjectStore, find_or_compile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from .cases import Case
     from .findings import Finding
@@ -35,7 +37,7 @@ class Row:
     """Its compile-time arguments by name."""
     result: Figures | Exception | Crash
     seconds: float = 0.0
-    """Of the child that compiled it; 0 for a row that shares another row's machine code."""
+    """In the worker; 0 for a row that shares another row's machine code."""
     twin: str = ""
     """`id` of the row that compiled the same machine code; empty if it is this one."""
 
@@ -46,37 +48,30 @@ class Row:
 
 
 @dataclass
-class Unit:
-    """A case that is compiled because something in it is not compiled by another."""
-
-    arch: str
-    case: Case
-    specialisations: list[Specialisation]
-    result: list[Figures] | Exception | Crash = field(default_factory=lambda: Crash("never compiled"))
-    seconds: float = 0.0
-
-
-@dataclass
 class Plan:
     """What will be compiled, and which row reads which figures."""
 
-    units: list[Unit] = field(default_factory=list)
-    rows: list[tuple[Case, str, Specialisation, Unit]] = field(default_factory=list)
+    kernels: dict[Specialisation, str] = field(default_factory=dict)
+    """Each with the id of the first row that wants it."""
+    rows: list[tuple[Case, Specialisation]] = field(default_factory=list)
     refused: list[Row] = field(default_factory=list)
     """Cases whose launcher raised, or launched other kernels than the case says."""
 
 
-def run(cases: Sequence[tuple[str, Case]], *, version: str, jobs: int, timeout: float) -> tuple[list[Finding], int]:
+def run(
+    cases: Sequence[tuple[str, Case]], *, version: str, jobs: int, timeout: float, objects: Path | None = None
+) -> tuple[list[Finding], int, int]:
     """Compile and judge.
 
     Args:
         cases: From `cases.select`.
         version: Of Triton.
         jobs: Compilers at a time.
-        timeout: Seconds for one launch.
+        timeout: Seconds for one kernel.
+        objects: Folder where code objects are kept; None compiles all of them.
 
     Returns:
-        The findings, and how many code objects were read.
+        The findings, how many code objects were read, and how many of them an earlier run had compiled.
 
     Raises:
         CannotRunHereError: The AMD compiler does not work here, or a package with kernels cannot be imported.
@@ -86,15 +81,17 @@ def run(cases: Sequence[tuple[str, Case]], *, version: str, jobs: int, timeout: 
     if any(case.source == "mamba" for _, case in cases):
         declared.check_names(cases_of("mamba"))
     start_compiler()
-    rows = compile_all(make_plan(cases), jobs=jobs, timeout=timeout)
-    compiled = sum(isinstance(row.result, Figures) and not row.twin for row in rows)
-    return judge(rows, budgets, declared, triton=version), compiled
+    store = ObjectStore(objects) if objects else None
+    rows = compile_all(make_plan(cases), jobs=jobs, timeout=timeout, store=store)
+    if store:
+        store.prune()
+    read = [row.result for row in rows if isinstance(row.result, Figures) and not row.twin]
+    return judge(rows, budgets, declared, triton=version), len(read), sum(figures.kept for figures in read)
 
 
 def make_plan(cases: Sequence[tuple[str, Case]]) -> Plan:
     """Ask Triton what each case would compile on its arch, and drop what would be compiled twice."""
     plan = Plan()
-    compiled_by: dict[tuple[str, str], Unit] = {}
     for arch, case in cases:
         wanted: list[Specialisation] = []
         try:
@@ -109,41 +106,35 @@ def make_plan(cases: Sequence[tuple[str, Case]]) -> Plan:
         if problem:
             plan.refused.append(Row(case, arch, "launch", (), Crash(problem)))
             continue
-        if any((arch, each.key) not in compiled_by for each in wanted):
-            unit = Unit(arch, case, wanted)
-            plan.units.append(unit)
-            for each in wanted:
-                compiled_by.setdefault((arch, each.key), unit)
-        plan.rows += [(case, arch, each, compiled_by[arch, each.key]) for each in wanted]
+        for each in wanted:
+            plan.kernels.setdefault(each, case.id(arch, each.kernel))
+            plan.rows.append((case, each))
     return plan
 
 
-def compile_all(plan: Plan, *, jobs: int, timeout: float) -> list[Row]:
-    """Compile the units and read every row's figures.
+def compile_all(plan: Plan, *, jobs: int, timeout: float, store: ObjectStore | None = None) -> list[Row]:
+    """Compile the kernels, each once, and read every row's figures.
 
     Args:
         plan: From `make_plan`.
         jobs: Compilers at a time.
-        timeout: Seconds for one unit.
+        timeout: Seconds for one kernel.
+        store: Where code objects are kept; None compiles all of them.
     """
-    calls = [functools.partial(compile_launches, unit.arch, unit.case.launch) for unit in plan.units]
+    kernels = list(plan.kernels)
+    results: dict[Specialisation, tuple[Figures | Exception | Crash, float]] = {}
+    calls = [functools.partial(find_or_compile, kernel, store) for kernel in kernels]
     for done, (index, result, seconds) in enumerate(run_isolated(calls, jobs=jobs, timeout=timeout), start=1):
-        plan.units[index].result, plan.units[index].seconds = result, seconds
+        results[kernels[index]] = result, seconds
         if sys.stderr.isatty():
             sys.stderr.write(f"\rcompiled {done} of {len(calls)}" + ("\n" if done == len(calls) else ""))
             sys.stderr.flush()
-    return [*plan.refused, *(_row(*row) for row in plan.rows)]
-
-
-def _row(case: Case, arch: str, wanted: Specialisation, unit: Unit) -> Row:
-    """A kernel with its figures, or with the unit's failure, if that came before this kernel was through."""
-    result = unit.result
-    planned, keys = [each.kernel for each in unit.specialisations], [each.key for each in unit.specialisations]
-    if isinstance(result, LdsExceededError) and result.kernel != wanted.kernel:
-        result = Crash(f"not compiled: {result.kernel} of the same launch was stopped, {result}")
-    elif isinstance(result, list) and [each.kernel for each in result] != planned:
-        result = Crash(f"compiled {[each.kernel for each in result]}, planned {list(unit.case.kernels)}")
-    elif isinstance(result, list):
-        result = result[keys.index(wanted.key)]
-    twin = "" if unit.case is case else unit.case.id(arch, wanted.kernel)
-    return Row(case, arch, wanted.kernel, wanted.constants, result, 0.0 if twin else unit.seconds, twin)
+    rows = list(plan.refused)
+    for case, wanted in plan.rows:
+        result, seconds = results[wanted]
+        if isinstance(result, Figures) and result.kernel != wanted.kernel:
+            result = Crash(f"compiled {result.kernel}, planned {wanted.kernel}")
+        first = plan.kernels[wanted]
+        shared = {"twin": first} if first != case.id(wanted.arch, wanted.kernel) else {"seconds": seconds}
+        rows.append(Row(case, wanted.arch, wanted.kernel, wanted.constants, result, **shared))
+    return rows
