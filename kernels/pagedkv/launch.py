@@ -54,6 +54,8 @@ class Attention:
     tiles_at_least: int
     """Tiles, of 32 tokens and more, that the longest sequence shall fill: half of one at the diagonal is lost."""
     waves: int
+    quantised_waves: int
+    """Likewise where the cache is quantised: with fewer, each decodes more of a tile and waits less for the others."""
     stages: int
     packed_stages: int
     """Likewise where K and V are packed: more loads of a tile, with addresses of their own, are in flight there."""
@@ -69,6 +71,8 @@ class Attention:
     """Programs per compute unit below which the KV is split."""
     fixed_split_tokens: int
     """KV tokens of a partition where the split may not depend on the batch."""
+    kpack: int
+    """As in `Mla`."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pagedkv.arch import Arch
     from pagedkv.launch import Attention
 
+FIXED_SPLITS = 64
+"""Most partitions of a fixed length: those of a longer sequence are longer, so that the scratch has a bound."""
+
 
 @dataclass(frozen=True)
 class AttentionLaunch:
@@ -30,6 +33,8 @@ class AttentionLaunch:
     seqs: int
     heads: int
     """KV heads of a program; divides num_kv_heads."""
+    parts: int
+    """Programs that share the query heads of one KV head, because those of one token do not fit one; divides them."""
     waves: int
     stages: int
     splits: int
@@ -122,10 +127,10 @@ def choose_splits(programs: int, max_tiles: int, *, units: int, per_unit: int, f
     return max(1, min(wanted, max_tiles // fewest_tiles, 128))
 
 
-def _tile_and_stages(arch: Arch, data: Attention, most_stages: int, **shape: int) -> tuple[int, int]:
+def _tile_and_stages(arch: Arch, data: Attention, most_stages: int, waves: int, **shape: int) -> tuple[int, int]:
     """Return tile and stages: those wanted if 16 tokens fit, else with a lower occupancy, else with fewer stages."""
     for stages, occupancy in product(range(most_stages, 0, -1), range(data.occupancy, 0, -1)):
-        if tile := tile_tokens(arch, **shape, waves=data.waves, stages=stages, occupancy=occupancy):
+        if tile := tile_tokens(arch, **shape, waves=waves, stages=stages, occupancy=occupancy):
             return tile, stages
     return 0, 0
 
@@ -160,7 +165,9 @@ def choose(
     """
     decode = max_query_len == 1
     data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
-    group = num_q_heads // num_kv_heads
+    read = cache_bytes or element_bytes
+    waves = data.waves if read == element_bytes else data.quantised_waves
+    group, parts = num_q_heads // num_kv_heads, 1
     heads = power_of_two_divisor(num_kv_heads, data.heads)
     seqs = 1 if batch_invariant or not decode else min(data.seqs, next_power_of_two(num_seqs))
     tokens, most = 1 if decode else max(1, data.rows // (group * heads)), data.tokens
@@ -174,6 +181,7 @@ def choose(
             arch,
             data,
             data.packed_stages if packed else data.stages,
+            waves,
             packed=packed,
             rows=rows,
             columns=heads * seqs,
@@ -189,6 +197,11 @@ def choose(
             heads //= 2
         elif tokens > 1:
             tokens //= 2
+        elif waves < data.waves:
+            waves = data.waves
+        elif group > 1:
+            parts *= next(n for n in range(2, group + 1) if group % n == 0)
+            group = num_q_heads // num_kv_heads // parts
         else:
             raise InvalidFileError(
                 f"pagedkv/tuning/{arch.name}.toml: {rows} rows of {head_size} channels and a tile of 16 tokens do not "
@@ -199,8 +212,9 @@ def choose(
         split_tiles = max(1, data.fixed_split_tokens // tile)
         # A window may begin at the last token of a tile.
         num_splits = -(-(max_kv_len + (tile - 1 if windowed else 0)) // (split_tiles * tile))
+        num_splits = min(num_splits, FIXED_SPLITS)
     elif num_splits is None:
-        programs = query_tiles(num_tokens, num_seqs, tokens, seqs, decode=decode) * (num_kv_heads // heads)
+        programs = query_tiles(num_tokens, num_seqs, tokens, seqs, decode=decode) * (num_kv_heads // heads) * parts
         num_splits = choose_splits(
             programs,
             -(-max_kv_len // tile),
@@ -208,9 +222,19 @@ def choose(
             per_unit=data.programs_per_unit,
             fewest_tiles=max(1, data.split_tokens // tile),
         )
-    read = cache_bytes or element_bytes
-    waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=read, most=data.waves)
-    return AttentionLaunch(tile, rows, tokens, seqs, heads, waves, stages, num_splits, split_tiles)
+    waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=read, most=waves)
+    return AttentionLaunch(tile, rows, tokens, seqs, heads, parts, waves, stages, num_splits, split_tiles)
+
+
+def options(arch: Arch, *, decode: bool) -> dict[str, int]:
+    """Return what the AMD compiler is told beyond waves and stages; nothing on other devices.
+
+    MFMA of 16 rows whatever the tile: of 64 rows those of 32 make two blocks for four waves, which compute Q.K twice.
+    """
+    if arch.operand_from_lds_rows != NEVER:
+        return {}
+    data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
+    return {"matrix_instr_nonkdim": 16, "kpack": data.kpack}
 
 
 def query_tiles(num_tokens: int, num_seqs: int, tokens: int, seqs: int, *, decode: bool) -> int:

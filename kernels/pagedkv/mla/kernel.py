@@ -18,8 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pagedkv.attention.softmax import LN2, log_sum, merge_parts, online_softmax
-from pagedkv.fp8.formats import decode
+from pagedkv.attention.softmax import LN2, WEIGHT_SHIFT, log_sum, merge_parts, online_softmax
+from pagedkv.fp8.scales import decoded
 from pagedkv.strides import locate, wide
 
 
@@ -69,6 +69,7 @@ def mla_decode_kernel(
     CAUSAL: tl.constexpr,  # several query tokens a sequence: each sees the tokens up to its own
     HAS_LSE: tl.constexpr,
     FORMAT: tl.constexpr,  # of the uint8 codes in the cache; None: it holds numbers
+    NATIVE: tl.constexpr,  # whether the device converts FORMAT itself
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
 ):
     """Attend ROWS rows to the tokens of each work item of a group; grid [groups * TILES]."""
@@ -85,6 +86,7 @@ def mla_decode_kernel(
     low = tl.arange(0, HALF)
     high = HALF + low
     rope = tl.arange(0, PADDED_ROPE)
+    SHIFT: tl.constexpr = WEIGHT_SHIFT if query.dtype.element_ty == tl.float16 else 0.0
     scale = 1.0
     if FORMAT is not None:
         # One scale for all rows: it leaves the products and comes in where their results are fp32.
@@ -126,9 +128,9 @@ def mla_decode_kernel(
             rope_seen = loaded[:, None] & (rope < ROPE)[None, :]
             k_rope = tl.load(kv_row + LATENT + rope[None, :], mask=rope_seen, other=0)
             if FORMAT is not None:
-                kv_low = decode(kv_low, FORMAT, q_low.dtype)
-                kv_high = decode(kv_high, FORMAT, q_low.dtype)
-                k_rope = decode(k_rope, FORMAT, q_low.dtype)
+                kv_low = decoded(kv_low, FORMAT, NATIVE, q_low.dtype)
+                kv_high = decoded(kv_high, FORMAT, NATIVE, q_low.dtype)
+                k_rope = decoded(k_rope, FORMAT, NATIVE, q_low.dtype)
             scores = tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
             scores = tl.dot(q_low, tl.trans(kv_low), scores, input_precision="ieee")
             scores = tl.dot(q_high, tl.trans(kv_high), scores, input_precision="ieee") * scale_log2e
@@ -136,13 +138,13 @@ def mla_decode_kernel(
             if CAUSAL:
                 seen = seen & (token[None, :] <= position[:, None])
             scores = tl.where(seen, scores, float("-inf"))
-            weights, decay, maximum, total = online_softmax(scores, maximum, total)
+            weights, decay, maximum, total = online_softmax(scores, maximum, total, SHIFT=SHIFT)
             weights = weights.to(kv_low.dtype)
             acc_low = tl.dot(weights, kv_low, acc_low * decay[:, None], input_precision="ieee")
             acc_high = tl.dot(weights, kv_high, acc_high * decay[:, None], input_precision="ieee")
 
         # A row that saw nothing has total 0 and accumulators 0: its result is 0, its lse -inf.
-        divisor, row_lse = log_sum(maximum, total)
+        divisor, row_lse = log_sum(maximum, total, SHIFT)
         inverse = (scale / divisor)[:, None]
         acc_low, acc_high = acc_low * inverse, acc_high * inverse
         if slot < 0:
