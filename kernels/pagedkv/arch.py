@@ -36,6 +36,8 @@ class Arch:
     """Whether pipelined loads reach LDS past the registers (cp.async)."""
     dependent_launches: bool = False
     """Whether a kernel can be started while the one before it ends (CUDA: programmatic dependent launch)."""
+    code_pairs: bool = False
+    """Whether decode takes FP8 codes in pairs: two bytes at a time are moved (ldmatrix), two codes converted."""
     native_fp8: str = ""
     """The 4-bit-exponent FP8 format of the device's matrix and conversion instructions (CDNA3 and CDNA4 ISA, "FP8"; PTX
     ISA `.e4m3`); "" for none. The same byte read as the other format is wrong by a factor of 2."""
@@ -64,6 +66,7 @@ ARCHES: dict[str, Arch] = {
             compute_units=132,
             async_copies=True,
             dependent_launches=True,
+            code_pairs=True,
             native_fp8="e4m3fn",
         ),
         # Triton's interpreter has neither LDS nor registers, and one program at a time. These bounds keep tiles and

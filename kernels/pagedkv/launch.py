@@ -51,6 +51,8 @@ class Attention:
     """Most query rows (tokens times heads) of one program, a power of two >= 16; one token's heads may exceed it."""
     tokens: int
     """Most KV tokens of one tile; fewer where LDS or registers say so."""
+    pair_tokens: int
+    """Likewise where codes are read in pairs."""
     tiles_at_least: int
     """Tiles, of 32 tokens and more, that the longest sequence shall fill: half of one at the diagonal is lost."""
     waves: int

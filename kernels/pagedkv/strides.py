@@ -143,7 +143,7 @@ def tile_base(
         block = tl.load(table + entry, mask=entry <= last, other=0).to(tl.int64)
         # Triton loses the divisibility of a scalar remainder, and with it the wide loads along the tokens.
         base += block * stride_block + multiple(first % BLOCK_SIZE, 16) * stride_token
-    elif BLOCK_SIZE > TILE or TILE % BLOCK_SIZE == 0:
+    elif BLOCK_SIZE > TILE or (TILE % BLOCK_SIZE == 0 and TILE <= 8 * BLOCK_SIZE):
         inside = first - entry * BLOCK_SIZE
         BLOCKS: tl.constexpr = TILE // BLOCK_SIZE if BLOCK_SIZE < TILE else 2
         for n in tl.static_range(BLOCKS):

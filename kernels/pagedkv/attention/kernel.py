@@ -28,7 +28,7 @@ from pagedkv.attention.batching import highest, lengths_of, lowest, sequence_of,
 from pagedkv.attention.launch import FIXED_SPLITS
 from pagedkv.attention.merge import follow
 from pagedkv.attention.softmax import LN2, LOG2E, WEIGHT_SHIFT, log_sum, online_softmax
-from pagedkv.fp8.scales import decoded, operand
+from pagedkv.fp8.scales import decoded, half_of, operand
 from pagedkv.strides import in_groups, locate, sequence_of_tile, tile_base, value_channels, value_tokens, wide
 
 MOST_FIXED_SPLITS = tl.constexpr(FIXED_SPLITS)
@@ -223,6 +223,66 @@ def attend_tile(
 
 
 @triton.jit
+def attend_pairs(
+    state,
+    q,
+    k,
+    value_at,
+    loaded,
+    seen,
+    key_scale_at,
+    value_scale_at,
+    token,
+    position,
+    scale,
+    slope,
+    cap_log2e,
+    HEAD_SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    ALIBI: tl.constexpr,
+    SCALES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    NATIVE: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Like `attend_tile`, where k [PADDED, columns] and V hold int16 pairs of codes; HEAD_SIZE and PADDED count pairs.
+
+    Codes of one byte would change their register layout on the way to the product, pairs need not; even and odd
+    channels are products of their own, with q those of the queries in fp16. The state: sums of values of even and of
+    odd channels, maximum, total (in each of 16 columns: a sum by a product needs no exchange between lanes), and the
+    largest scale of a value so far, which the sums are relative to.
+    """
+    even, odd, maximum, total, largest = state
+    q_even, q_odd = q
+    scores = tl.dot(q_even, half_of(k, False, FORMAT, NATIVE))
+    scores = tl.dot(q_odd, half_of(k, True, FORMAT, NATIVE), scores)
+    factor = scale
+    if SCALES == 2:
+        scores *= tl.load(key_scale_at, mask=loaded, other=0.0)[None, :]
+    if CAPPED or ALIBI:
+        scores *= scale[:, None]
+        factor = 1.0
+    scores = bend(scores, token, position, slope, cap_log2e, CAPPED, ALIBI, True)
+    if not FULL:
+        scores = tl.where(seen, scores, float("-inf"))
+    weights, decay, maximum, _ = online_softmax(scores, maximum, maximum, factor, WEIGHT_SHIFT)
+    ones = tl.full([scores.shape[1], 16], 1.0, tl.float16)
+    total = tl.dot(weights.to(tl.float16), ones, total * decay[:, None])
+    if SCALES == 2:
+        value_scales = tl.load(value_scale_at, mask=loaded, other=0.0)
+        larger = tl.maximum(largest, tl.max(tl.abs(value_scales), axis=0))
+        weights *= (value_scales / larger)[None, :]
+        decay *= largest / larger
+        largest = larger
+    weights = weights.to(tl.float16)
+    v = load_value_tile(value_at, 1, loaded, loaded, HEAD_SIZE, PADDED, 0, False, 1, FULL)
+    even = tl.dot(weights, half_of(v, False, FORMAT, NATIVE), even * decay[:, None])
+    odd = tl.dot(weights, half_of(v, True, FORMAT, NATIVE), odd * decay[:, None])
+    return even, odd, maximum, total, largest
+
+
+@triton.jit
 def attention_kernel(
     query,  # [num_tokens, num_q_heads, head_size]
     key_cache,  # axes of PACKING
@@ -276,12 +336,25 @@ def attention_kernel(
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
     ALIKE: tl.constexpr,  # whether blocks and tokens of K and of V are equally far apart
     DEPENDENT: tl.constexpr,  # see merge.follow
+    PAIRS: tl.constexpr,  # whether codes are read in pairs; see attend_pairs
 ):
     """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, SPLITS]."""
     follow(DEPENDENT)
     stride_query_token, stride_query_head = wide(query_strides, ALIGN)
     stride_kc_block, stride_kc_token, stride_kc_head, stride_kc_group = wide(key_strides, ALIGN)
     stride_vc_block, stride_vc_token, stride_vc_head, stride_vc_channel = wide(value_strides, ALIGN)
+    if PAIRS:
+        key_cache, value_cache = key_cache.to(tl.pointer_type(tl.int16)), value_cache.to(tl.pointer_type(tl.int16))
+        stride_kc_block, stride_kc_token, stride_kc_head = (
+            stride_kc_block // 2,
+            stride_kc_token // 2,
+            stride_kc_head // 2,
+        )
+        stride_vc_block, stride_vc_token, stride_vc_head = (
+            stride_vc_block // 2,
+            stride_vc_token // 2,
+            stride_vc_head // 2,
+        )
     stride_out_token, stride_out_head, stride_out_split = wide(out_strides)
     stride_lse_token, stride_lse_head = wide(lse_strides)
     (stride_table,) = wide(table_strides)
@@ -359,14 +432,28 @@ def attention_kernel(
     scale = tl.maximum(tl.abs(scale), 1e-30)
     slope = tl.load(slopes + row_head, mask=row_live, other=0.0) * LOG2E if ALIBI else 0.0
 
-    SHIFT: tl.constexpr = WEIGHT_SHIFT if q.dtype == tl.float16 else 0.0
+    SHIFT: tl.constexpr = WEIGHT_SHIFT if PAIRS or q.dtype == tl.float16 else 0.0
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.full([ROWS], 0.0, tl.float32)
     if SINKS:
         # Once: other partitions of the same row start without it.
         maximum = tl.load(sinks + row_head, mask=row_live & (split == 0), other=float("-inf")) * LOG2E
         total = tl.where(maximum > float("-inf"), 2.0**SHIFT, 0.0)
-    state = (tl.full([ROWS, PADDED], 0.0, tl.float32), maximum, total)
+    # How much of a row of K and V a product takes.
+    WIDTH: tl.constexpr = HEAD_SIZE // 2 if PAIRS else HEAD_SIZE
+    CHANNELS: tl.constexpr = PADDED // 2 if PAIRS else PADDED
+    acc = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
+    if PAIRS:
+        # In fp16, relative to the power of two of each row's largest element.
+        q = q.to(tl.float32)
+        unit = (tl.max(tl.abs(q), axis=1).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        unit = tl.maximum(unit, 1e-30)
+        scale *= unit
+        q = tl.split(tl.reshape((q / unit[:, None]).to(tl.float16), [ROWS, CHANNELS, 2]))
+        total = tl.zeros([ROWS, 16], tl.float32) + total[:, None]
+        state = (acc, acc, maximum, total, 1e-30 + tl.zeros([], tl.float32))
+    else:
+        state = (acc, maximum, total)
 
     # First the tiles that every row sees whole, without a mask; what a row that is not live gets there is not stored.
     full_begin, full_end = first_tile, first_tile
@@ -394,7 +481,7 @@ def attention_kernel(
             all_loaded = column >= 0
             if DECODE:
                 base = tile_base(entries, first, column, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE)
-            k = load_key_tile(key_at + base, stride_kc_group, column, HEAD_SIZE, PADDED, PACKING, X, True)
+            k = load_key_tile(key_at + base, stride_kc_group, column, WIDTH, CHANNELS, PACKING, X, True)
             value_base = base
             if not ALIKE:
                 value_base = tile_base(
@@ -420,18 +507,121 @@ def attention_kernel(
                 base = tile_base(
                     entries, first + TILE, column, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE
                 )
+            if PAIRS:
+                state = attend_pairs(
+                    state,
+                    q,
+                    k,
+                    value_at + value_base,
+                    all_loaded,
+                    all_loaded,
+                    key_scale_at,
+                    value_scale_at,
+                    first + column,
+                    position,
+                    scale,
+                    slope,
+                    cap_log2e,
+                    WIDTH,
+                    CHANNELS,
+                    CAPPED,
+                    ALIBI,
+                    SCALES,
+                    FORMAT,
+                    NATIVE,
+                    True,
+                )
+            else:
+                state = attend_tile(
+                    state,
+                    q,
+                    k,
+                    value_at + value_base,
+                    stride_vc_channel,
+                    all_loaded,
+                    all_loaded,
+                    all_loaded,
+                    key_scale_at,
+                    value_scale_at,
+                    first + column,
+                    position,
+                    scale,
+                    slope,
+                    cap_log2e,
+                    HEAD_SIZE,
+                    PADDED,
+                    DECODE,
+                    CAPPED,
+                    ALIBI,
+                    PACKING,
+                    GROUPED,
+                    SCALES,
+                    FORMAT,
+                    NATIVE,
+                    SHIFT,
+                    RUN,
+                    True,
+                )
+    # Then those at the ends, or all of several sequences or heads.
+    full = full_end - full_begin
+    for rest in tl.range(first_tile, end_tile - full, num_stages=1):
+        tile = rest + (tl.where(rest < full_begin, 0, full) if WINDOWED else full)
+        token = tile * TILE + column_token
+        loaded = (token >= kv_begin) & (token < kv_end)
+        # Where tokens are neighbours in memory, V is read in groups of X of one block or not at all, so that a lane can
+        # read a whole group; what was not asked for is dropped afterwards.
+        near = in_groups(token, kv_begin, kv_end, X) if GROUPED else loaded
+        block, offset = locate(
+            table, tile * TILE, column_token, near, BLOCK_SIZE, TILE if SEQS == 1 else 0, X if GROUPED else 1
+        )
+        key_row = key_cache + (block * stride_kc_block + offset * stride_kc_token + key_head)
+        k = load_key_tile(key_row, stride_kc_group, loaded, WIDTH, CHANNELS, PACKING, X, False)
+        value_token = token if PACKING == 2 else offset
+        value_token = value_tokens(value_token, stride_vc_token, PACKING, X, BLOCK_SIZE)
+        seen = same & loaded[None, :]
+        seen = visible(seen, token, position, window, CAUSAL and not DECODE, WINDOWED and not DECODE)
+        key_scale_at, value_scale_at = key_scale, value_scale
+        if SCALES == 2:
+            key_scale_at += block * strides_ks[0] + offset * strides_ks[1] + column_head * strides_ks[2]
+            value_scale_at += block * strides_vs[0] + offset * strides_vs[1] + column_head * strides_vs[2]
+        value_row = value_cache + (block * stride_vc_block + value_token + value_head)
+        if PAIRS:
+            state = attend_pairs(
+                state,
+                q,
+                k,
+                value_row,
+                loaded,
+                seen,
+                key_scale_at,
+                value_scale_at,
+                token,
+                position,
+                scale,
+                slope,
+                cap_log2e,
+                WIDTH,
+                CHANNELS,
+                CAPPED,
+                ALIBI,
+                SCALES,
+                FORMAT,
+                NATIVE,
+                False,
+            )
+        else:
             state = attend_tile(
                 state,
                 q,
                 k,
-                value_at + value_base,
+                value_row,
                 stride_vc_channel,
-                all_loaded,
-                all_loaded,
-                all_loaded,
+                near,
+                loaded,
+                seen,
                 key_scale_at,
                 value_scale_at,
-                first + column,
+                token,
                 position,
                 scale,
                 slope,
@@ -447,64 +637,18 @@ def attention_kernel(
                 FORMAT,
                 NATIVE,
                 SHIFT,
-                RUN,
-                True,
+                1,
+                False,
             )
-    # Then those at the ends, or all of several sequences or heads.
-    full = full_end - full_begin
-    for rest in tl.range(first_tile, end_tile - full, num_stages=1):
-        tile = rest + (tl.where(rest < full_begin, 0, full) if WINDOWED else full)
-        token = tile * TILE + column_token
-        loaded = (token >= kv_begin) & (token < kv_end)
-        # Where tokens are neighbours in memory, V is read in groups of X of one block or not at all, so that a lane can
-        # read a whole group; what was not asked for is dropped afterwards.
-        near = in_groups(token, kv_begin, kv_end, X) if GROUPED else loaded
-        block, offset = locate(
-            table, tile * TILE, column_token, near, BLOCK_SIZE, TILE if SEQS == 1 else 0, X if GROUPED else 1
-        )
-        key_row = key_cache + (block * stride_kc_block + offset * stride_kc_token + key_head)
-        k = load_key_tile(key_row, stride_kc_group, loaded, HEAD_SIZE, PADDED, PACKING, X, False)
-        value_token = token if PACKING == 2 else offset
-        value_token = value_tokens(value_token, stride_vc_token, PACKING, X, BLOCK_SIZE)
-        seen = same & loaded[None, :]
-        seen = visible(seen, token, position, window, CAUSAL and not DECODE, WINDOWED and not DECODE)
-        key_scale_at, value_scale_at = key_scale, value_scale
-        if SCALES == 2:
-            key_scale_at += block * strides_ks[0] + offset * strides_ks[1] + column_head * strides_ks[2]
-            value_scale_at += block * strides_vs[0] + offset * strides_vs[1] + column_head * strides_vs[2]
-        state = attend_tile(
-            state,
-            q,
-            k,
-            value_cache + (block * stride_vc_block + value_token + value_head),
-            stride_vc_channel,
-            near,
-            loaded,
-            seen,
-            key_scale_at,
-            value_scale_at,
-            token,
-            position,
-            scale,
-            slope,
-            cap_log2e,
-            HEAD_SIZE,
-            PADDED,
-            DECODE,
-            CAPPED,
-            ALIBI,
-            PACKING,
-            GROUPED,
-            SCALES,
-            FORMAT,
-            NATIVE,
-            SHIFT,
-            1,
-            False,
-        )
 
     # A row that saw nothing has total 0 and acc 0: its result is 0.
-    acc, maximum, total = state
+    if PAIRS:
+        even, odd, maximum, total, largest = state
+        acc, total = tl.interleave(even, odd), tl.sum(total, axis=1) / 16
+        if SCALES == 2:
+            acc *= largest
+    else:
+        acc, maximum, total = state
     divisor, row_lse = log_sum(maximum, total, SHIFT)
     result = acc / divisor[:, None]
     if SCALES == 1:

@@ -35,6 +35,8 @@ class AttentionLaunch:
     """KV heads of a program; divides num_kv_heads."""
     parts: int
     """Programs that share the query heads of one KV head, because those of one token do not fit one; divides them."""
+    pairs: bool
+    """Whether the codes of a quantised cache may be read in pairs."""
     waves: int
     stages: int
     splits: int
@@ -63,6 +65,7 @@ def tile_tokens(
     most: int,
     columns: int = 1,
     packed: bool = False,
+    staged_bytes: int | None = None,
 ) -> int:
     """Return how many tokens of K and V one program holds at once; 0 says that not even 16 fit.
 
@@ -89,6 +92,7 @@ def tile_tokens(
         most: Where more is no longer faster (tuning data), at least 16.
         columns: Columns of one token: KV heads times sequences of the program.
         packed: Whether the packing of the cache is not `rows`.
+        staged_bytes: Bytes of an element of K and V in a pipeline stage, if not those of an element.
     """
     channels = next_power_of_two(head_size)
     query = rows * channels * element_bytes
@@ -98,7 +102,7 @@ def tile_tokens(
     sides = (in_flight + copies) * (2 if packed and arch.operand_from_lds_rows == NEVER else 1)
 
     def lds(tokens: int) -> tuple[int, ...]:
-        staged = max(1, stages - 1) * 2 * tokens * column
+        staged = max(1, stages - 1) * 2 * tokens * column * (staged_bytes or element_bytes) // element_bytes
         return (max(query, staged + rows * tokens * columns * element_bytes),)
 
     def registers(tokens: int) -> tuple[int, ...]:
@@ -166,11 +170,13 @@ def choose(
     decode = max_query_len == 1
     data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
     read = cache_bytes or element_bytes
-    waves = data.waves if read == element_bytes else data.quantised_waves
+    quantised = read < element_bytes
+    pairs = arch.code_pairs and quantised and decode and not packed and element_bytes == 2
+    waves = data.quantised_waves if quantised else data.waves
     group, parts = num_q_heads // num_kv_heads, 1
     heads = power_of_two_divisor(num_kv_heads, data.heads)
     seqs = 1 if batch_invariant or not decode else min(data.seqs, next_power_of_two(num_seqs))
-    tokens, most = 1 if decode else max(1, data.rows // (group * heads)), data.tokens
+    tokens, most = 1 if decode else max(1, data.rows // (group * heads)), data.pair_tokens if pairs else data.tokens
     if not batch_invariant:
         longest = next_power_of_two(max_kv_len)
         tokens = min(tokens, next_power_of_two(max_query_len))
@@ -187,6 +193,7 @@ def choose(
             columns=heads * seqs,
             head_size=head_size,
             element_bytes=element_bytes,
+            staged_bytes=read if pairs else element_bytes,
             most=most,
         )
         if tile:
@@ -223,7 +230,7 @@ def choose(
             fewest_tiles=max(1, data.split_tokens // tile),
         )
     waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=read, most=waves)
-    return AttentionLaunch(tile, rows, tokens, seqs, heads, parts, waves, stages, num_splits, split_tiles)
+    return AttentionLaunch(tile, rows, tokens, seqs, heads, parts, pairs, waves, stages, num_splits, split_tiles)
 
 
 def options(arch: Arch, *, decode: bool) -> dict[str, int]:

@@ -143,6 +143,11 @@ def paged_attention(
         target_strides, sums_strides = (*out.stride()[:2], 0), out_lse_strides
     tiles = query_tiles(num_tokens, num_seqs, launch.tokens, launch.seqs, decode=decode)
     dependent = decode and arch.dependent_launches
+    # Two bytes at a time, so at even addresses.
+    pairs = launch.pairs and all(
+        side.data_ptr() % 2 == 0 and not any(stride % 2 for stride in strides[:3])
+        for side, strides in ((cache.key, cache.key_strides), (cache.value, cache.value_strides))
+    )
     follows = {"launch_pdl": True} if dependent else {}
     head_programs = num_kv_heads // launch.heads * launch.parts
     padded = next_power_of_two(head_size)
@@ -203,6 +208,7 @@ def paged_attention(
             num_warps=launch.waves,
             num_stages=launch.stages,
             DEPENDENT=dependent,
+            PAIRS=pairs,
             **options(arch, decode=decode),
             **follows,
         )

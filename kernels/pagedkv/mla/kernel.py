@@ -20,7 +20,7 @@ import triton.language as tl
 
 from pagedkv.attention.softmax import LN2, WEIGHT_SHIFT, log_sum, merge_parts, online_softmax
 from pagedkv.fp8.scales import decoded
-from pagedkv.strides import locate, wide
+from pagedkv.strides import tile_base, wide
 
 
 @triton.jit
@@ -92,6 +92,7 @@ def mla_decode_kernel(
         # One scale for all rows: it leaves the products and comes in where their results are fp32.
         scale = tl.load(cache_scale)
         scale_log2e *= scale
+    factor = tl.maximum(tl.abs(scale_log2e), 1e-30)
     end_work = tl.load(work_indptr + group + 1)
     for work in range(tl.load(work_indptr + group), end_work):
         seq = tl.load(works + work * 4)
@@ -111,34 +112,42 @@ def mla_decode_kernel(
         q_low = tl.load(query_at + low[None, :], mask=live & (low < LATENT)[None, :], other=0.0)
         q_high = tl.load(query_at + high[None, :], mask=live & (high < LATENT)[None, :], other=0.0)
         q_rope = tl.load(query_at + LATENT + rope[None, :], mask=live & (rope < ROPE)[None, :], other=0.0)
+        # The largest score is the largest product times the scale, so that must be positive; 0 * -inf would be NaN.
+        negative = scale_log2e < 0
+        q_low, q_high = tl.where(negative, -q_low, q_low), tl.where(negative, -q_high, q_high)
+        q_rope = tl.where(negative, -q_rope, q_rope)
         table = block_table + seq.to(tl.int64) * stride_table
+        last = (kv_end + BLOCK_SIZE - 1) // BLOCK_SIZE - 1
 
         maximum = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.full([ROWS], 0.0, tl.float32)
         acc_low = tl.full([ROWS, HALF], 0.0, tl.float32)
         acc_high = tl.full([ROWS, HALF], 0.0, tl.float32)
+        # A tile ahead: loads of the cache would wait for the lookup.
+        base = tile_base(table, kv_begin, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE)
         for first in range(kv_begin, kv_end, TILE):
             token = first + column
             loaded = token < kv_end
-            block, offset = locate(table, first, column, loaded, BLOCK_SIZE, TILE, 1)
-            kv_row = cache + (block * stride_cache_block + offset * stride_cache_token)[:, None]
+            kv_row = cache + (base + column * stride_cache_token)[:, None]
             kv_low = load_channels(kv_row, low, loaded, LATENT)
             kv_high = load_channels(kv_row, high, loaded, LATENT)
             # Not by load_channels: a lane has less than 16 bytes of rope, and the audit asks 16 of the latent.
             rope_seen = loaded[:, None] & (rope < ROPE)[None, :]
             k_rope = tl.load(kv_row + LATENT + rope[None, :], mask=rope_seen, other=0)
+            ahead = first + TILE
+            base = tile_base(table, ahead, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE)
             if FORMAT is not None:
                 kv_low = decoded(kv_low, FORMAT, NATIVE, q_low.dtype)
                 kv_high = decoded(kv_high, FORMAT, NATIVE, q_low.dtype)
                 k_rope = decoded(k_rope, FORMAT, NATIVE, q_low.dtype)
             scores = tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
             scores = tl.dot(q_low, tl.trans(kv_low), scores, input_precision="ieee")
-            scores = tl.dot(q_high, tl.trans(kv_high), scores, input_precision="ieee") * scale_log2e
+            scores = tl.dot(q_high, tl.trans(kv_high), scores, input_precision="ieee")
             seen = loaded[None, :]
             if CAUSAL:
                 seen = seen & (token[None, :] <= position[:, None])
             scores = tl.where(seen, scores, float("-inf"))
-            weights, decay, maximum, total = online_softmax(scores, maximum, total, SHIFT=SHIFT)
+            weights, decay, maximum, total = online_softmax(scores, maximum, total, factor, SHIFT)
             weights = weights.to(kv_low.dtype)
             acc_low = tl.dot(weights, kv_low, acc_low * decay[:, None], input_precision="ieee")
             acc_high = tl.dot(weights, kv_high, acc_high * decay[:, None], input_precision="ieee")

@@ -95,6 +95,13 @@ def test_a_nan_that_one_request_sees_is_its_own(device, launched):
         assert_same_bits(out[~spoilt], golden[~spoilt], "other requests and KV heads")
 
 
+@pytest.mark.parametrize("query_len", [1, 3])
+def test_paged_attention_of_more_heads_than_a_program_takes(query_len, device, record_property):
+    """72 query heads of one KV head, fp32, 192 channels: several programs share them."""
+    data = small(device, [query_len, query_len], [40, 7], num_q_heads=144, head_size=192)
+    check(attend(data), expected(data), record_property)
+
+
 @pytest.mark.parametrize("splits", [1, 4])
 def test_paged_attention_leaves_padding_rows_alone(splits, device):
     """A captured graph pads: tokens behind the last sequence, and sequences without a query but with stale lengths."""
