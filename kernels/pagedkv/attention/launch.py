@@ -92,17 +92,17 @@ def tile_tokens(
         most: Where more is no longer faster (tuning data), at least 16.
         columns: Columns of one token: KV heads times sequences of the program.
         packed: Whether the packing of the cache is not `rows`.
-        staged_bytes: Bytes of an element of K and V in a pipeline stage, if not those of an element.
+        staged_bytes: Bytes of an element of K and V in a tile, if not those of an element.
     """
     channels = next_power_of_two(head_size)
     query = rows * channels * element_bytes
-    column = columns * channels * element_bytes  # of K or of V, for each token
+    column = columns * channels * (staged_bytes or element_bytes)  # of K or of V, for each token
     copies = 0 if rows >= arch.operand_from_lds_rows else min(waves, rows // 16)
     in_flight = 0 if arch.async_copies and stages > 1 and not copies else 2
     sides = (in_flight + copies) * (2 if packed and arch.operand_from_lds_rows == NEVER else 1)
 
     def lds(tokens: int) -> tuple[int, ...]:
-        staged = max(1, stages - 1) * 2 * tokens * column * (staged_bytes or element_bytes) // element_bytes
+        staged = max(1, stages - 1) * 2 * tokens * column
         return (max(query, staged + rows * tokens * columns * element_bytes),)
 
     def registers(tokens: int) -> tuple[int, ...]:

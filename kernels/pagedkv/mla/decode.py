@@ -147,6 +147,7 @@ def mla_decode(
             FORMAT=cache_format,
             NATIVE=cache_format == arch.native_fp8,
             ALIGN=hidden_alignment(*query.stride()[:2], *cache.stride()[:2]),
+            AHEAD=arch.async_copies,
             num_warps=launch.waves,
             num_stages=launch.stages,
             **options(arch, launch),

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from pagedkv.attention.softmax import LN2, WEIGHT_SHIFT, log_sum, merge_parts, online_softmax
 from pagedkv.fp8.scales import decoded
-from pagedkv.strides import tile_base, wide
+from pagedkv.strides import locate, tile_base, wide
 
 
 @triton.jit
@@ -71,6 +71,7 @@ def mla_decode_kernel(
     FORMAT: tl.constexpr,  # of the uint8 codes in the cache; None: it holds numbers
     NATIVE: tl.constexpr,  # whether the device converts FORMAT itself
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
+    AHEAD: tl.constexpr,  # whether blocks are looked up a tile ahead, which takes registers and saves a wait
 ):
     """Attend ROWS rows to the tokens of each work item of a group; grid [groups * TILES]."""
     stride_query_token, stride_query_head = wide(query_strides, ALIGN)
@@ -123,19 +124,27 @@ def mla_decode_kernel(
         total = tl.full([ROWS], 0.0, tl.float32)
         acc_low = tl.full([ROWS, HALF], 0.0, tl.float32)
         acc_high = tl.full([ROWS, HALF], 0.0, tl.float32)
-        # A tile ahead: loads of the cache would wait for the lookup.
-        base = tile_base(table, kv_begin, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE)
+        if AHEAD:
+            base = tile_base(table, kv_begin, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE)
         for first in range(kv_begin, kv_end, TILE):
             token = first + column
             loaded = token < kv_end
-            kv_row = cache + (base + column * stride_cache_token)[:, None]
+            if AHEAD:
+                offsets = base + column * stride_cache_token
+            else:
+                block, offset = locate(table, first, column, loaded, BLOCK_SIZE, TILE, 1)
+                offsets = block * stride_cache_block + offset * stride_cache_token
+            kv_row = cache + offsets[:, None]
             kv_low = load_channels(kv_row, low, loaded, LATENT)
             kv_high = load_channels(kv_row, high, loaded, LATENT)
             # Not by load_channels: a lane has less than 16 bytes of rope, and the audit asks 16 of the latent.
             rope_seen = loaded[:, None] & (rope < ROPE)[None, :]
             k_rope = tl.load(kv_row + LATENT + rope[None, :], mask=rope_seen, other=0)
-            ahead = first + TILE
-            base = tile_base(table, ahead, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE)
+            if AHEAD:
+                following = first + TILE
+                base = tile_base(
+                    table, following, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE
+                )
             if FORMAT is not None:
                 kv_low = decoded(kv_low, FORMAT, NATIVE, q_low.dtype)
                 kv_high = decoded(kv_high, FORMAT, NATIVE, q_low.dtype)

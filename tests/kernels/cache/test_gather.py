@@ -60,7 +60,7 @@ def test_gather_kv_cache_from_a_block_table_of_2_31_tokens(layout_name, device):
     shape = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 32, "block_size": 2048}
     data = small(device, [1], [9], layout_name=layout_name, **shape)
     key, value = outputs(9, data.query)
-    table = data.block_table[:, :1].expand(1, 1 << 20)
+    table = data.block_table[:, :1].repeat(1, 1 << 20)
     gather_kv_cache(data.pool.cache, key, value, table, **gather_arguments([0], [9], device))
     block = data.block_table[0, 0]
     assert_same_bits(key, data.pool.rows("key")[block, :9], "key")
