@@ -208,7 +208,7 @@ CASES: tuple[Case, ...] = (
 )  # fmt: skip
 """`kernel_paged_attention_2d`, the decode kernel of vLLM's ROCM_ATTN, reads the native packing: in the cases marked
 `/ 2d` and `shuffle`, where ours reads another one, it gets a copy of the same data. So do vLLM's gather, which reads
-rows and shuffle, in the native case, and its unified kernel, which reads rows, where ours reads an FP8 shuffle cache."""
+rows and shuffle, in the native case, and its unified kernel, which reads rows, beside an FP8 shuffle cache."""
 
 NOT_MEASURED: tuple[tuple[str, str], ...] = (
     ("write and gather of FP8 caches", "no case here yet; decode reads them above"),

@@ -134,7 +134,8 @@ def test_splits_never_exceed_what_there_is_to_split(programs, max_tiles, units, 
     [
         (8, 49),  # 392 of 396 places; 50 would be 400, a second round for four programs
         (64, 6),
-        (256, 2),  # one partition would leave a third of the places empty
+        (240, 2),  # one partition would leave four of ten places empty
+        (256, 1),
         (396, 1),
         (5000, 1),
     ],
