@@ -172,6 +172,11 @@ CASES: tuple[Case, ...] = (
     _decode("bs1 32k fp8", 1, 32768, Goal(), scales="tensor"),
     _decode("bs64 8k fp8", 64, 8192, Goal(fraction=0.8), scales="tensor"),
     _decode("bs64 8k fp8 per token", 64, 8192, Goal(fraction=0.8), scales="token"),
+    *(
+        _decode(f"bs{n} 8k fp8 shuffle", n, 8192, Goal(), layout="shuffle", scales="tensor")
+        for n in (1, 8, 64)
+    ),
+    _decode("bs32 8k 4 tokens", 32, 8192, Goal(fraction=0.8), query_len=4),
     _decode("bs32 32k window 4k", 32, 32768, Goal(like="decode bs32 4k"), window=4096),
     _decode("bs64 8k softcap sinks", 64, 8192, SIXTY_FOUR, capped=True),
     _decode("bs1 8k 16 splits", 1, 8192, Goal(like="decode bs1 8k"), num_splits=16),
@@ -181,10 +186,13 @@ CASES: tuple[Case, ...] = (
     _mla(32, 16, fraction=0.8),
     _mla(128, 16, fraction=0.8),
     _mla(32, 16, block_size=784, fraction=0.8),
+    _mla(32, 8),
     *(_mla(num_seqs, 128) for num_seqs in (1, 8, 32, 128)),
     Case("mixed 32 x 8k + prefill 2k", "mixed", 32, 8192, prefill_tokens=2048),
     Case("prefill 4 x 4k", "prefill", 4, 4096, 4096),
+    Case("prefill 4 x 4k block 784", "prefill", 4, 4096, 4096, block_size=784, layout="interleaved"),
     Case("extend 512 on 16k", "prefill", 1, 16384 + 512, 512),
+    Case("extend 512 on 16k block 784", "prefill", 1, 16384 + 512, 512, block_size=784, layout="interleaved"),
     Case("gather 262k", "gather", 32, 8192, peer=GATHER, goal=Goal(fraction=0.85)),
     Case("gather 262k block 784", "gather", 32, 8192, block_size=784, layout="interleaved", peer=GATHER,
          goal=Goal(fraction=0.85)),
@@ -199,8 +207,8 @@ CASES: tuple[Case, ...] = (
     Case("write 262k shuffle", "write", 32, 8192, layout="shuffle", peer=SHUFFLE_WRITE, goal=Goal(fraction=0.85)),
 )  # fmt: skip
 """`kernel_paged_attention_2d`, the decode kernel of vLLM's ROCM_ATTN, reads the native packing: in the cases marked
-`/ 2d` and `shuffle`, where ours reads another one, it gets a copy of the same data. So does vLLM's gather, which reads
-rows and shuffle, in the native case."""
+`/ 2d` and `shuffle`, where ours reads another one, it gets a copy of the same data. So do vLLM's gather, which reads
+rows and shuffle, in the native case, and its unified kernel, which reads rows, beside an FP8 shuffle cache."""
 
 NOT_MEASURED: tuple[tuple[str, str], ...] = (
     ("write and gather of FP8 caches", "no case here yet; decode reads them above"),

@@ -176,7 +176,8 @@ def _attention(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
         if case.peer == PAGED_2D:
             data = [(query, pools.packed(cache, "native"), metadata) for query, cache, metadata in inputs]
             return make(peers.paged_attention_2d(case, inputs[0][0]), data)
-        return make(peers.unified_attention(case, inputs[0][0], options), inputs)
+        data = [(query, pools.in_rows(cache), metadata) for query, cache, metadata in inputs]
+        return make(peers.unified_attention(case, inputs[0][0], options), data)
 
     bound = oracle.attention_bound(dtype, scaled_rows=case.scales == "token")
     return Work(make(_paged_attention(case, options), inputs), peer, bound, sets)

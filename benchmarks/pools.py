@@ -71,6 +71,13 @@ def rows(cache: PagedCache) -> tuple[Tensor, Tensor]:
     return key, cache.value.permute(0, 2, 4, 1, 3).flatten(1, 2)
 
 
+def in_rows(cache: PagedCache) -> PagedCache:
+    """Return the cache itself if its packing is `rows`, else a dense copy that has it."""
+    if cache.packing == "rows":
+        return cache
+    return PagedCache(*(side.contiguous() for side in rows(cache)), "rows", cache.quantisation)
+
+
 def packed(cache: PagedCache, packing: layout.Packing) -> PagedCache:
     """Return the cache itself if it has this packing (not `rows`), else a dense copy that has."""
     if cache.packing == packing:

@@ -31,9 +31,13 @@ class Arch:
     operand_from_lds_rows: int
     """Rows from which the matrix instruction takes K and V from LDS (wgmma: 64); otherwise they pass registers."""
     compute_units: int
-    """Compute units (multiprocessors) of the device, for the number of split-KV partitions."""
+    """Compute units (multiprocessors), for the number of partitions; `device.current` asks the device."""
     async_copies: bool = False
     """Whether pipelined loads reach LDS past the registers (cp.async)."""
+    dependent_launches: bool = False
+    """Whether a kernel can be started while the one before it ends (CUDA: programmatic dependent launch)."""
+    code_pairs: bool = False
+    """Whether decode takes FP8 codes in pairs: two bytes at a time are moved (ldmatrix), two codes converted."""
     native_fp8: str = ""
     """The 4-bit-exponent FP8 format of the device's matrix and conversion instructions (CDNA3 and CDNA4 ISA, "FP8"; PTX
     ISA `.e4m3`); "" for none. The same byte read as the other format is wrong by a factor of 2."""
@@ -61,6 +65,8 @@ ARCHES: dict[str, Arch] = {
             operand_from_lds_rows=64,
             compute_units=132,
             async_copies=True,
+            dependent_launches=True,
+            code_pairs=True,
             native_fp8="e4m3fn",
         ),
         # Triton's interpreter has neither LDS nor registers, and one program at a time. These bounds keep tiles and

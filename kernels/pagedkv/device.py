@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +28,20 @@ def current() -> Arch:
     """
     if INTERPRETED:
         return limits("interpreter")
+    # Not where the audit compiles for a device that is not there.
+    return _installed(torch.cuda.current_device()) if torch.cuda.is_initialized() else _target()
+
+
+@functools.cache
+def _installed(index: int) -> Arch:
+    """Return the limits of an installed device, with its own count of compute units.
+
+    Devices of one arch differ in it (gfx942: 304 of an MI300X, 228 of an MI300A, 80 of an MI308X).
+    """
+    return dataclasses.replace(_target(), compute_units=torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def _target() -> Arch:
     target = triton.runtime.driver.active.get_current_target()
     # CUDA targets carry the compute capability as an integer (90), HIP targets the gfx name.
     return limits(f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch))

@@ -51,9 +51,13 @@ class Attention:
     """Most query rows (tokens times heads) of one program, a power of two >= 16; one token's heads may exceed it."""
     tokens: int
     """Most KV tokens of one tile; fewer where LDS or registers say so."""
+    pair_tokens: int
+    """Likewise where codes are read in pairs."""
     tiles_at_least: int
     """Tiles, of 32 tokens and more, that the longest sequence shall fill: half of one at the diagonal is lost."""
     waves: int
+    quantised_waves: int
+    """Likewise where the cache is quantised: with fewer, each decodes more of a tile and waits less for the others."""
     stages: int
     packed_stages: int
     """Likewise where K and V are packed: more loads of a tile, with addresses of their own, are in flight there."""
@@ -69,6 +73,8 @@ class Attention:
     """Programs per compute unit below which the KV is split."""
     fixed_split_tokens: int
     """KV tokens of a partition where the split may not depend on the batch."""
+    kpack: int
+    """As in `Mla`."""
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,59 @@ def locate(table, first, column, mask, BLOCK_SIZE: tl.constexpr, TILE: tl.conste
 
 
 @triton.jit
+def tile_base(
+    table,
+    first,
+    column,
+    last,
+    stride_block,
+    stride_token,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr = 1,
+):
+    """Return where TILE tokens from `first` on lie, [TILE] int64, less `column * stride_token`.
+
+    What is left out is the same for every tile and stays outside of a loop. The blocks that a tile can meet are looked
+    up as scalars, and lanes choose among them: a lookup for each token would be as many loads as K itself has.
+
+    Args:
+        table: Row of the block table, a pointer.
+        first: The first token of the tile, a multiple of TILE.
+        column: [TILE] tokens of the tile, from 0.
+        last: The last entry that may be looked up; those behind it are taken as block 0.
+        stride_block: In elements, int64.
+        stride_token: Likewise.
+        BLOCK_SIZE: Tokens of a block.
+        TILE: Tokens of the tile.
+        GROUP: As of `locate`.
+    """
+    entry = first // BLOCK_SIZE
+    base = tl.zeros_like(column).to(tl.int64)
+    if BLOCK_SIZE % TILE == 0:
+        block = tl.load(table + entry, mask=entry <= last, other=0).to(tl.int64)
+        # Triton loses the divisibility of a scalar remainder, and with it the wide loads along the tokens.
+        base += block * stride_block + multiple(first % BLOCK_SIZE, 16) * stride_token
+    elif BLOCK_SIZE > TILE or (TILE % BLOCK_SIZE == 0 and TILE <= 8 * BLOCK_SIZE):
+        inside = first - entry * BLOCK_SIZE
+        BLOCKS: tl.constexpr = TILE // BLOCK_SIZE if BLOCK_SIZE < TILE else 2
+        for n in tl.static_range(BLOCKS):
+            block = tl.load(table + entry + n, mask=entry + n <= last, other=0).to(tl.int64)
+            start = block * stride_block + (inside - n * BLOCK_SIZE) * stride_token
+            # A tile of whole blocks begins with one, and the compiler need not find that out.
+            at = column if BLOCK_SIZE < TILE else inside + column
+            base = tl.where(at // BLOCK_SIZE == n, start, base)
+    else:
+        token = first + column
+        block = tl.load(table + token // BLOCK_SIZE, mask=token // BLOCK_SIZE <= last, other=0).to(tl.int64)
+        before = token % BLOCK_SIZE - column
+        if GROUP > 1:
+            block, before = tl.max_constancy(block, GROUP), tl.max_constancy(before, GROUP)
+        base = block * stride_block + before * stride_token
+    return base
+
+
+@triton.jit
 def sequence_of_tile(starts, tile, num_seqs, TOKENS: tl.constexpr, SEARCH: tl.constexpr, SPARE: tl.constexpr):
     """Return the sequence that owns the tile; num_seqs if none does.
 

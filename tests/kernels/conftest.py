@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Poison what the kernels allocate: scratch that a kernel forgot to write is NaN and not a lucky zero."""
+"""Every interpreted kernel under the launches of GPUs too, with NaN in scratch that a kernel forgot to write."""
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 
 import pytest
@@ -18,6 +19,33 @@ def _nan_scratch(monkeypatch):
         return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
 
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+
+
+LAUNCHES = ("interpreter", "gfx942", "gfx950")
+"""As what interpreted kernels are launched: the interpreter, and GPUs with their tiles, splits and heads a program."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    from pagedkv.device import INTERPRETED  # not before the suite has chosen how Triton runs
+
+    if INTERPRETED and metafunc.definition.get_closest_marker("device"):
+        # CUDA's decode takes FP8 codes in pairs.
+        more = ("sm_90",) * (metafunc.definition.path.parent.name == "fp8")
+        metafunc.parametrize("launched", LAUNCHES + more, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def launched(request, monkeypatch) -> str:
+    """The arch whose launches the kernels of a test get; that of the device, where there is one.
+
+    Codes are decoded in software: the interpreter has neither a GPU's conversion nor its dependent launches.
+    """
+    from pagedkv import device as device_module
+
+    if arch := getattr(request, "param", ""):
+        limits = dataclasses.replace(device_module.limits(arch), native_fp8="", dependent_launches=False)
+        monkeypatch.setattr(device_module, "limits", lambda _: limits)
+    return arch
 
 
 @pytest.fixture

@@ -25,9 +25,13 @@ import triton
 import triton.language as tl
 
 from pagedkv.attention.batching import highest, lengths_of, lowest, sequence_of, shared
-from pagedkv.attention.softmax import LN2, LOG2E, log_sum, online_softmax
-from pagedkv.fp8.scales import decoded, operand
-from pagedkv.strides import in_groups, locate, sequence_of_tile, value_channels, value_tokens, wide
+from pagedkv.attention.launch import FIXED_SPLITS
+from pagedkv.attention.merge import follow
+from pagedkv.attention.softmax import LN2, LOG2E, WEIGHT_SHIFT, log_sum, online_softmax
+from pagedkv.fp8.scales import decoded, half_of, operand
+from pagedkv.strides import in_groups, locate, sequence_of_tile, tile_base, value_channels, value_tokens, wide
+
+MOST_FIXED_SPLITS = tl.constexpr(FIXED_SPLITS)
 
 
 @triton.jit
@@ -46,44 +50,61 @@ def tile_range(begin, end, split, TILE: tl.constexpr, SPLITS: tl.constexpr, SPLI
     first_tile = begin // TILE
     end_tile = (end + TILE - 1) // TILE
     if SPLITS > 1:
-        tiles = SPLIT_TILES
-        if SPLIT_TILES == 0:
-            tiles = (tl.maximum(end_tile - first_tile, 0) + SPLITS - 1) // SPLITS
+        # Equal shares; of a fixed length as long as there are few of them, for what follows from the sequence alone.
+        parts: tl.constexpr = SPLITS if SPLIT_TILES == 0 else MOST_FIXED_SPLITS
+        tiles = tl.maximum((tl.maximum(end_tile - first_tile, 0) + parts - 1) // parts, SPLIT_TILES)
         first_tile += split * tiles
         end_tile = tl.minimum(end_tile, first_tile + tiles)
     return first_tile, end_tile
 
 
 @triton.jit
+def full_tiles(first_tile, end_tile, begin, end, TILE: tl.constexpr, WINDOWED: tl.constexpr):
+    """Return the bounds of those of the tiles that hold no token outside of begin .. end - 1."""
+    full_begin = first_tile
+    if WINDOWED:
+        full_begin = tl.minimum(tl.maximum((begin + TILE - 1) // TILE, first_tile), tl.maximum(end_tile, first_tile))
+    return full_begin, tl.maximum(tl.minimum(end // TILE, end_tile), full_begin)
+
+
+@triton.jit
 def load_key_tile(
     key_cache,
-    row,
     stride_group,
     loaded,
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     PACKING: tl.constexpr,
     X: tl.constexpr,
+    FULL: tl.constexpr,
 ):
-    """Return K of a tile, [PADDED, columns], 0 where not `loaded`; `row` [columns] is where a token's row begins."""
+    """Return K of a tile, [PADDED, columns]; `key_cache` [columns] points at where each token's row begins.
+
+    Unless the tile is FULL, K is 0 where a token is not `loaded`.
+    """
     if PACKING == 0:
         channel = tl.arange(0, PADDED)
-        mask = loaded[:, None] & (channel < HEAD_SIZE)[None, :]
-        k = tl.trans(tl.load(key_cache + row[:, None] + channel[None, :], mask=mask, other=0))
+        mask = (channel < HEAD_SIZE)[None, :]
+        seen = loaded[:, None]
+        key_cache = key_cache[:, None] + channel[None, :]
     else:
         # Groups of X channels lie apart and tokens side by side: lanes along the tokens.
         group = tl.arange(0, PADDED // X)
-        at = (group * stride_group)[:, None, None] + row[None, :, None] + tl.arange(0, X)[None, None, :]
-        mask = (group * X < HEAD_SIZE)[:, None, None] & loaded[None, :, None]
-        k = tl.load(key_cache + at, mask=mask, other=0)
-        k = tl.reshape(tl.permute(k, (0, 2, 1)), [PADDED, row.shape[0]])
-    return k
+        mask = (group * X < HEAD_SIZE)[:, None, None]
+        seen = loaded[None, :, None]
+        key_cache = key_cache[None, :, None] + (group * stride_group)[:, None, None] + tl.arange(0, X)[None, None, :]
+    if not FULL:
+        k = tl.load(key_cache, mask=mask & seen, other=0)
+    elif HEAD_SIZE < PADDED:
+        k = tl.load(key_cache, mask=mask, other=0)
+    else:
+        k = tl.load(key_cache)
+    return tl.trans(k) if PACKING == 0 else tl.reshape(tl.permute(k, (0, 2, 1)), [PADDED, loaded.shape[0]])
 
 
 @triton.jit
 def load_value_tile(
     value_cache,
-    row,
     stride_channel,
     near,
     loaded,
@@ -91,25 +112,33 @@ def load_value_tile(
     PADDED: tl.constexpr,
     PACKING: tl.constexpr,
     GROUPED: tl.constexpr,
+    RUN: tl.constexpr,
+    FULL: tl.constexpr,
 ):
-    """Return V of a tile, [columns, PADDED], 0 where not `loaded`; what is `near` may be read to read whole groups.
+    """Return V of a tile, [columns, PADDED]; `value_cache` [columns] points at where each token begins.
 
-    0 and not whatever the block holds: 0 * NaN would be NaN.
+    In a FULL tile `value_cache` [columns // RUN] points at the first of RUN tokens that are neighbours in memory. In
+    others V is 0 where a token is not `loaded`, and not whatever the block holds: 0 * NaN would be NaN. What is `near`
+    may be read to read whole groups.
     """
     channel = tl.arange(0, PADDED)
-    at = row[:, None] + value_channels(channel, stride_channel, PACKING)[None, :]
-    v = tl.load(value_cache + at, mask=near[:, None] & (channel < HEAD_SIZE)[None, :], other=0)
-    if GROUPED:
-        v = tl.where(loaded[:, None], v, 0)
+    mask = (channel < HEAD_SIZE)[None, :]
+    if not FULL:
+        value_cache = value_cache[:, None] + value_channels(channel, stride_channel, PACKING)[None, :]
+        v = tl.load(value_cache, mask=mask & near[:, None], other=0)
+        if GROUPED:
+            v = tl.where(loaded[:, None], v, 0)
+    elif RUN > 1:
+        # A lane reads a run of tokens, and neighbouring lanes its neighbours in the run before the next channel.
+        value_cache = (
+            value_cache[:, None, None] + (channel * stride_channel)[None, :, None] + tl.arange(0, RUN)[None, None, :]
+        )
+        v = tl.load(value_cache, mask=mask[:, :, None], other=0) if HEAD_SIZE < PADDED else tl.load(value_cache)
+        v = tl.reshape(tl.permute(v, (0, 2, 1)), [value_cache.shape[0] * RUN, PADDED])
+    else:
+        value_cache = value_cache[:, None] + value_channels(channel, stride_channel, PACKING)[None, :]
+        v = tl.load(value_cache, mask=mask, other=0) if HEAD_SIZE < PADDED else tl.load(value_cache)
     return v
-
-
-@triton.jit
-def load_token_scales(scales, block, offset, head, strides, loaded):
-    """Return the scale [columns] of each token of a tile and its head."""
-    stride_block, stride_token, stride_head = strides
-    at = block * stride_block + offset * stride_token + head * stride_head
-    return tl.load(scales + at, mask=loaded, other=0.0)
 
 
 @triton.jit
@@ -132,6 +161,125 @@ def visible(seen, token, position, window, CAUSAL: tl.constexpr, WINDOWED: tl.co
     if WINDOWED:
         seen = seen & (token[None, :] > position[:, None] - window)
     return seen
+
+
+@triton.jit
+def attend_tile(
+    state,
+    q,
+    k,
+    value_at,
+    stride_channel,
+    near,
+    loaded,
+    seen,
+    key_scale_at,
+    value_scale_at,
+    token,
+    position,
+    scale,
+    slope,
+    cap_log2e,
+    HEAD_SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    DECODE: tl.constexpr,
+    CAPPED: tl.constexpr,
+    ALIBI: tl.constexpr,
+    PACKING: tl.constexpr,
+    GROUPED: tl.constexpr,
+    SCALES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    NATIVE: tl.constexpr,
+    SHIFT: tl.constexpr,
+    RUN: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Take a tile of K [PADDED, columns] and V into the state of the rows: sum of values, maximum and total.
+
+    `key_scale_at` and `value_scale_at` [columns] point at the scale of each token, if SCALES == 2.
+    """
+    acc, maximum, total = state
+    scores = tl.dot(q, operand(k, SCALES, FORMAT, NATIVE, q.dtype), input_precision="ieee")
+    factor = scale
+    if SCALES == 2:
+        scores *= (tl.load(key_scale_at, mask=loaded, other=0.0) * scale)[None, :]
+        factor = 1.0
+    elif CAPPED or ALIBI:
+        scores *= scale[:, None] if SCALES == 1 else scale
+        factor = 1.0
+    scores = bend(scores, token, position, slope, cap_log2e, CAPPED, ALIBI, DECODE)
+    if not FULL:
+        scores = tl.where(seen, scores, float("-inf"))
+    weights, decay, maximum, total = online_softmax(scores, maximum, total, factor, SHIFT)
+    v = load_value_tile(value_at, stride_channel, near, loaded, HEAD_SIZE, PADDED, PACKING, GROUPED, RUN, FULL)
+    if SCALES == 2:
+        # Scaled before the product: weights times a scale would leave the range of fp16.
+        value_scales = tl.load(value_scale_at, mask=loaded, other=0.0)
+        v = (decoded(v, FORMAT, NATIVE, tl.float32) * value_scales[:, None]).to(q.dtype)
+    else:
+        v = operand(v, SCALES, FORMAT, NATIVE, q.dtype)
+    acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+    return acc, maximum, total
+
+
+@triton.jit
+def attend_pairs(
+    state,
+    q,
+    k,
+    value_at,
+    loaded,
+    seen,
+    key_scale_at,
+    value_scale_at,
+    token,
+    position,
+    scale,
+    slope,
+    cap_log2e,
+    HEAD_SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    ALIBI: tl.constexpr,
+    SCALES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    NATIVE: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Like `attend_tile`, where k [PADDED, columns] and V hold int16 pairs of codes; HEAD_SIZE and PADDED count pairs.
+
+    Codes of one byte would change their register layout on the way to the product, pairs need not; even and odd
+    channels are products of their own, with q those of the queries in fp16. The state: sums of values of even and of
+    odd channels, maximum, total (in each of 16 columns: a sum by a product needs no exchange between lanes), and the
+    largest scale of a value so far, which the sums are relative to.
+    """
+    even, odd, maximum, total, largest = state
+    q_even, q_odd = q
+    scores = tl.dot(q_even, half_of(k, False, FORMAT, NATIVE))
+    scores = tl.dot(q_odd, half_of(k, True, FORMAT, NATIVE), scores)
+    factor = scale
+    if SCALES == 2:
+        scores *= tl.load(key_scale_at, mask=loaded, other=0.0)[None, :]
+    if CAPPED or ALIBI:
+        scores *= scale[:, None]
+        factor = 1.0
+    scores = bend(scores, token, position, slope, cap_log2e, CAPPED, ALIBI, True)
+    if not FULL:
+        scores = tl.where(seen, scores, float("-inf"))
+    weights, decay, maximum, _ = online_softmax(scores, maximum, maximum, factor, WEIGHT_SHIFT)
+    ones = tl.full([scores.shape[1], 16], 1.0, tl.float16)
+    total = tl.dot(weights.to(tl.float16), ones, total * decay[:, None])
+    if SCALES == 2:
+        value_scales = tl.load(value_scale_at, mask=loaded, other=0.0)
+        larger = tl.maximum(largest, tl.max(tl.abs(value_scales), axis=0))
+        weights *= (value_scales / larger)[None, :]
+        decay *= largest / larger
+        largest = larger
+    weights = weights.to(tl.float16)
+    v = load_value_tile(value_at, 1, loaded, loaded, HEAD_SIZE, PADDED, 0, False, 1, FULL)
+    even = tl.dot(weights, half_of(v, False, FORMAT, NATIVE), even * decay[:, None])
+    odd = tl.dot(weights, half_of(v, True, FORMAT, NATIVE), odd * decay[:, None])
+    return even, odd, maximum, total, largest
 
 
 @triton.jit
@@ -163,8 +311,9 @@ def attention_kernel(
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,  # head_size rounded up to a power of two
     BLOCK_SIZE: tl.constexpr,
-    GROUP: tl.constexpr,  # query heads of one KV head
-    HEAD_PROGRAMS: tl.constexpr,  # num_kv_heads // HEADS
+    GROUP: tl.constexpr,  # query heads of one KV head that a program takes
+    PARTS: tl.constexpr,  # programs that share the query heads of one KV head
+    HEAD_PROGRAMS: tl.constexpr,  # num_kv_heads // HEADS * PARTS
     HEADS: tl.constexpr,
     SEQS: tl.constexpr,
     TOKENS: tl.constexpr,  # query tokens
@@ -185,11 +334,27 @@ def attention_kernel(
     FORMAT: tl.constexpr,
     NATIVE: tl.constexpr,  # whether the device converts FORMAT itself
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
+    ALIKE: tl.constexpr,  # whether blocks and tokens of K and of V are equally far apart
+    DEPENDENT: tl.constexpr,  # see merge.follow
+    PAIRS: tl.constexpr,  # whether codes are read in pairs; see attend_pairs
 ):
     """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, SPLITS]."""
+    follow(DEPENDENT)
     stride_query_token, stride_query_head = wide(query_strides, ALIGN)
     stride_kc_block, stride_kc_token, stride_kc_head, stride_kc_group = wide(key_strides, ALIGN)
     stride_vc_block, stride_vc_token, stride_vc_head, stride_vc_channel = wide(value_strides, ALIGN)
+    if PAIRS:
+        key_cache, value_cache = key_cache.to(tl.pointer_type(tl.int16)), value_cache.to(tl.pointer_type(tl.int16))
+        stride_kc_block, stride_kc_token, stride_kc_head = (
+            stride_kc_block // 2,
+            stride_kc_token // 2,
+            stride_kc_head // 2,
+        )
+        stride_vc_block, stride_vc_token, stride_vc_head = (
+            stride_vc_block // 2,
+            stride_vc_token // 2,
+            stride_vc_head // 2,
+        )
     stride_out_token, stride_out_head, stride_out_split = wide(out_strides)
     stride_lse_token, stride_lse_head = wide(lse_strides)
     (stride_table,) = wide(table_strides)
@@ -198,7 +363,8 @@ def attention_kernel(
     # The queries of the program. Programs of neighbouring heads run together: in a token-first layout their rows are
     # neighbours in memory.
     query_tile = tl.program_id(0) // HEAD_PROGRAMS
-    first_head = tl.program_id(0) % HEAD_PROGRAMS * HEADS
+    first_query_head = tl.program_id(0) % HEAD_PROGRAMS * HEADS * GROUP
+    first_head = first_query_head // (GROUP * PARTS)
     split = tl.program_id(1)
     if DECODE:
         first_seq = query_tile * SEQS
@@ -226,7 +392,7 @@ def attention_kernel(
     row_start = tl.load(query_start_loc + row_seq, mask=is_seq, other=0)
     query_len = tl.load(query_start_loc + row_seq + 1, mask=is_seq, other=0) - row_start
     row_token = 0 if DECODE else first_token + row // TOKEN_ROWS
-    row_head = first_head * GROUP + row % TOKEN_ROWS
+    row_head = first_query_head + row % TOKEN_ROWS
     row_live = (row < SEQS * TOKENS * TOKEN_ROWS) & (row_token < query_len)
     query_row = (row_start + row_token).to(tl.int64)
     channel = tl.arange(0, PADDED)
@@ -258,18 +424,148 @@ def attention_kernel(
     key_head = column_head * stride_kc_head
     value_head = column_head * stride_vc_head
     if SCALES == 1:
-        row_kv_head = tl.where(row_live, row_head // GROUP, 0)
-        scale = (tl.load(key_scale + row_kv_head * strides_ks[2]) * scale)[:, None]
+        row_kv_head = tl.where(row_live, row_head // (GROUP * PARTS), 0)
+        scale = tl.load(key_scale + row_kv_head * strides_ks[2]) * scale
+    # The largest score is the largest product times the scale, so that must be positive; 0 * -inf would be NaN.
+    negative = scale[:, None] < 0 if SCALES == 1 else scale < 0
+    q = tl.where(negative, -q, q)
+    scale = tl.maximum(tl.abs(scale), 1e-30)
     slope = tl.load(slopes + row_head, mask=row_live, other=0.0) * LOG2E if ALIBI else 0.0
 
+    SHIFT: tl.constexpr = WEIGHT_SHIFT if PAIRS or q.dtype == tl.float16 else 0.0
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.full([ROWS], 0.0, tl.float32)
     if SINKS:
         # Once: other partitions of the same row start without it.
         maximum = tl.load(sinks + row_head, mask=row_live & (split == 0), other=float("-inf")) * LOG2E
-        total = tl.where(maximum > float("-inf"), 1.0, 0.0)
-    acc = tl.full([ROWS, PADDED], 0.0, tl.float32)
-    for tile in range(first_tile, end_tile):
+        total = tl.where(maximum > float("-inf"), 2.0**SHIFT, 0.0)
+    # How much of a row of K and V a product takes.
+    WIDTH: tl.constexpr = HEAD_SIZE // 2 if PAIRS else HEAD_SIZE
+    CHANNELS: tl.constexpr = PADDED // 2 if PAIRS else PADDED
+    acc = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
+    if PAIRS:
+        # In fp16, relative to the power of two of each row's largest element.
+        q = q.to(tl.float32)
+        unit = (tl.max(tl.abs(q), axis=1).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        unit = tl.maximum(unit, 1e-30)
+        scale *= unit
+        q = tl.split(tl.reshape((q / unit[:, None]).to(tl.float16), [ROWS, CHANNELS, 2]))
+        total = tl.zeros([ROWS, 16], tl.float32) + total[:, None]
+        state = (acc, acc, maximum, total, 1e-30 + tl.zeros([], tl.float32))
+    else:
+        state = (acc, maximum, total)
+
+    # First the tiles that every row sees whole, without a mask; what a row that is not live gets there is not stored.
+    full_begin, full_end = first_tile, first_tile
+    if SEQS == 1 and HEADS == 1:
+        whole_begin, whole_end = kv_begin, kv_end
+        if CAUSAL and not DECODE:
+            whole_end = tl.minimum(kv_end, context_len + first_token + 1)
+        if WINDOWED and not DECODE:
+            whole_begin = tl.maximum(kv_begin, context_len + first_token + TOKENS - window)
+        full_begin, full_end = full_tiles(first_tile, end_tile, whole_begin, whole_end, TILE, WINDOWED)
+        last = (kv_end + BLOCK_SIZE - 1) // BLOCK_SIZE - 1
+        entries = block_table + tl.cast(first_seq, tl.int64) * stride_table
+        key_at = key_cache + (key_head + column * stride_kc_token)
+        # Tokens of V that are neighbours in memory and read as one; in native blocks larger than a tile the compiler
+        # finds better ones.
+        RUN: tl.constexpr = X if PACKING == 2 else BLOCK_SIZE if PACKING == 1 and TILE % BLOCK_SIZE == 0 else 1
+        run = tl.arange(0, TILE // RUN) * RUN
+        stride_value = stride_vc_token if PACKING == 0 else stride_vc_token // X if PACKING == 2 else 1
+        value_at = value_cache + (first_head * stride_vc_head + run * stride_value)
+        # Prefill looks a tile ahead, because its loads of K would wait for the lookup. Decode has more stages, and the
+        # compiler does so itself.
+        base = tile_base(entries, full_begin * TILE, column, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE)
+        for tile in range(full_begin, full_end):
+            first = tile * TILE
+            all_loaded = column >= 0
+            if DECODE:
+                base = tile_base(entries, first, column, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE)
+            k = load_key_tile(key_at + base, stride_kc_group, column, WIDTH, CHANNELS, PACKING, X, True)
+            value_base = base
+            if not ALIKE:
+                value_base = tile_base(
+                    entries,
+                    first,
+                    run,
+                    last,
+                    stride_vc_block,
+                    stride_value,
+                    BLOCK_SIZE,
+                    TILE,
+                    X if GROUPED and RUN == 1 else 1,
+                )
+            key_scale_at, value_scale_at = key_scale, value_scale
+            if SCALES == 2:
+                key_scale_at += column * strides_ks[1] + first_head * strides_ks[2]
+                key_scale_at += tile_base(entries, first, column, last, strides_ks[0], strides_ks[1], BLOCK_SIZE, TILE)
+                value_scale_at += column * strides_vs[1] + first_head * strides_vs[2]
+                value_scale_at += tile_base(
+                    entries, first, column, last, strides_vs[0], strides_vs[1], BLOCK_SIZE, TILE
+                )
+            if not DECODE:
+                base = tile_base(
+                    entries, first + TILE, column, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE
+                )
+            if PAIRS:
+                state = attend_pairs(
+                    state,
+                    q,
+                    k,
+                    value_at + value_base,
+                    all_loaded,
+                    all_loaded,
+                    key_scale_at,
+                    value_scale_at,
+                    first + column,
+                    position,
+                    scale,
+                    slope,
+                    cap_log2e,
+                    WIDTH,
+                    CHANNELS,
+                    CAPPED,
+                    ALIBI,
+                    SCALES,
+                    FORMAT,
+                    NATIVE,
+                    True,
+                )
+            else:
+                state = attend_tile(
+                    state,
+                    q,
+                    k,
+                    value_at + value_base,
+                    stride_vc_channel,
+                    all_loaded,
+                    all_loaded,
+                    all_loaded,
+                    key_scale_at,
+                    value_scale_at,
+                    first + column,
+                    position,
+                    scale,
+                    slope,
+                    cap_log2e,
+                    HEAD_SIZE,
+                    PADDED,
+                    DECODE,
+                    CAPPED,
+                    ALIBI,
+                    PACKING,
+                    GROUPED,
+                    SCALES,
+                    FORMAT,
+                    NATIVE,
+                    SHIFT,
+                    RUN,
+                    True,
+                )
+    # Then those at the ends, or all of several sequences or heads.
+    full = full_end - full_begin
+    for rest in tl.range(first_tile, end_tile - full, num_stages=1):
+        tile = rest + (tl.where(rest < full_begin, 0, full) if WINDOWED else full)
         token = tile * TILE + column_token
         loaded = (token >= kv_begin) & (token < kv_end)
         # Where tokens are neighbours in memory, V is read in groups of X of one block or not at all, so that a lane can
@@ -278,34 +574,82 @@ def attention_kernel(
         block, offset = locate(
             table, tile * TILE, column_token, near, BLOCK_SIZE, TILE if SEQS == 1 else 0, X if GROUPED else 1
         )
-        key_row = block * stride_kc_block + offset * stride_kc_token + key_head
-        k = load_key_tile(key_cache, key_row, stride_kc_group, loaded, HEAD_SIZE, PADDED, PACKING, X)
-        scores = tl.dot(q, operand(k, SCALES, FORMAT, NATIVE, q.dtype), input_precision="ieee")
-        if SCALES == 2:
-            scores *= (load_token_scales(key_scale, block, offset, column_head, strides_ks, loaded) * scale)[None, :]
-        else:
-            scores *= scale
-        scores = bend(scores, token, position, slope, cap_log2e, CAPPED, ALIBI, DECODE)
-        seen = same & loaded[None, :]
-        seen = visible(seen, token, position, window, CAUSAL and not DECODE, WINDOWED and not DECODE)
-        scores = tl.where(seen, scores, float("-inf"))
-        weights, decay, maximum, total = online_softmax(scores, maximum, total)
+        key_row = key_cache + (block * stride_kc_block + offset * stride_kc_token + key_head)
+        k = load_key_tile(key_row, stride_kc_group, loaded, WIDTH, CHANNELS, PACKING, X, False)
         value_token = token if PACKING == 2 else offset
         value_token = value_tokens(value_token, stride_vc_token, PACKING, X, BLOCK_SIZE)
-        value_row = block * stride_vc_block + value_token + value_head
-        v = load_value_tile(
-            value_cache, value_row, stride_vc_channel, near, loaded, HEAD_SIZE, PADDED, PACKING, GROUPED
-        )
+        seen = same & loaded[None, :]
+        seen = visible(seen, token, position, window, CAUSAL and not DECODE, WINDOWED and not DECODE)
+        key_scale_at, value_scale_at = key_scale, value_scale
         if SCALES == 2:
-            # Scaled before the product: weights times a scale would leave the range of fp16.
-            value_scales = load_token_scales(value_scale, block, offset, column_head, strides_vs, loaded)
-            v = (decoded(v, FORMAT, NATIVE, tl.float32) * value_scales[:, None]).to(q.dtype)
+            key_scale_at += block * strides_ks[0] + offset * strides_ks[1] + column_head * strides_ks[2]
+            value_scale_at += block * strides_vs[0] + offset * strides_vs[1] + column_head * strides_vs[2]
+        value_row = value_cache + (block * stride_vc_block + value_token + value_head)
+        if PAIRS:
+            state = attend_pairs(
+                state,
+                q,
+                k,
+                value_row,
+                loaded,
+                seen,
+                key_scale_at,
+                value_scale_at,
+                token,
+                position,
+                scale,
+                slope,
+                cap_log2e,
+                WIDTH,
+                CHANNELS,
+                CAPPED,
+                ALIBI,
+                SCALES,
+                FORMAT,
+                NATIVE,
+                False,
+            )
         else:
-            v = operand(v, SCALES, FORMAT, NATIVE, q.dtype)
-        acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+            state = attend_tile(
+                state,
+                q,
+                k,
+                value_row,
+                stride_vc_channel,
+                near,
+                loaded,
+                seen,
+                key_scale_at,
+                value_scale_at,
+                token,
+                position,
+                scale,
+                slope,
+                cap_log2e,
+                HEAD_SIZE,
+                PADDED,
+                DECODE,
+                CAPPED,
+                ALIBI,
+                PACKING,
+                GROUPED,
+                SCALES,
+                FORMAT,
+                NATIVE,
+                SHIFT,
+                1,
+                False,
+            )
 
     # A row that saw nothing has total 0 and acc 0: its result is 0.
-    divisor, row_lse = log_sum(maximum, total)
+    if PAIRS:
+        even, odd, maximum, total, largest = state
+        acc, total = tl.interleave(even, odd), tl.sum(total, axis=1) / 16
+        if SCALES == 2:
+            acc *= largest
+    else:
+        acc, maximum, total = state
+    divisor, row_lse = log_sum(maximum, total, SHIFT)
     result = acc / divisor[:, None]
     if SCALES == 1:
         result *= tl.load(value_scale + row_kv_head * strides_vs[2])[:, None]

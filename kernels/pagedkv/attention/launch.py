@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pagedkv.arch import Arch
     from pagedkv.launch import Attention
 
+FIXED_SPLITS = 64
+"""Most partitions of a fixed length: those of a longer sequence are longer, so that the scratch has a bound."""
+
 
 @dataclass(frozen=True)
 class AttentionLaunch:
@@ -30,6 +33,10 @@ class AttentionLaunch:
     seqs: int
     heads: int
     """KV heads of a program; divides num_kv_heads."""
+    parts: int
+    """Programs that share the query heads of one KV head, because those of one token do not fit one; divides them."""
+    pairs: bool
+    """Whether the codes of a quantised cache may be read in pairs."""
     waves: int
     stages: int
     splits: int
@@ -58,6 +65,7 @@ def tile_tokens(
     most: int,
     columns: int = 1,
     packed: bool = False,
+    staged_bytes: int | None = None,
 ) -> int:
     """Return how many tokens of K and V one program holds at once; 0 says that not even 16 fit.
 
@@ -84,10 +92,11 @@ def tile_tokens(
         most: Where more is no longer faster (tuning data), at least 16.
         columns: Columns of one token: KV heads times sequences of the program.
         packed: Whether the packing of the cache is not `rows`.
+        staged_bytes: Bytes of an element of K and V in a tile, if not those of an element.
     """
     channels = next_power_of_two(head_size)
     query = rows * channels * element_bytes
-    column = columns * channels * element_bytes  # of K or of V, for each token
+    column = columns * channels * (staged_bytes or element_bytes)  # of K or of V, for each token
     copies = 0 if rows >= arch.operand_from_lds_rows else min(waves, rows // 16)
     in_flight = 0 if arch.async_copies and stages > 1 and not copies else 2
     sides = (in_flight + copies) * (2 if packed and arch.operand_from_lds_rows == NEVER else 1)
@@ -111,21 +120,22 @@ def choose_splits(programs: int, max_tiles: int, *, units: int, per_unit: int, f
     """Return into how many partitions the KV of every sequence is split.
 
     About as many as fill `units * per_unit` places with programs, and no more than leaves `fewest_tiles` tiles to a
-    partition of the longest sequence. Rounded down where that still fills three quarters of the places: the few
+    partition of the longest sequence. Rounded down where that still fills five eighths of the places: the few
     programs that do not find one would cost a whole round more (H200, batch 1, 32k tokens: 49 partitions make 392
-    programs for 396 places and take 41.2 us; 50 make 400 and take 46.1 us). It depends on shapes and on the bound of
+    programs for 396 places and take 41.2 us; 50 make 400 and take 46.1 us; two partitions of 256 programs take 2 %
+    less than one at 4k tokens, and 70 us more in the mixed batch at 8k). It depends on shapes and on the bound of
     the lengths alone, so a captured graph stays valid.
     """
     places = units * per_unit
     fewer = places // max(programs, 1)
-    wanted = fewer if 4 * programs * fewer >= 3 * places else fewer + 1
+    wanted = fewer if 8 * programs * fewer >= 5 * places else fewer + 1
     return max(1, min(wanted, max_tiles // fewest_tiles, 128))
 
 
-def _tile_and_stages(arch: Arch, data: Attention, most_stages: int, **shape: int) -> tuple[int, int]:
+def _tile_and_stages(arch: Arch, data: Attention, most_stages: int, waves: int, **shape: int) -> tuple[int, int]:
     """Return tile and stages: those wanted if 16 tokens fit, else with a lower occupancy, else with fewer stages."""
     for stages, occupancy in product(range(most_stages, 0, -1), range(data.occupancy, 0, -1)):
-        if tile := tile_tokens(arch, **shape, waves=data.waves, stages=stages, occupancy=occupancy):
+        if tile := tile_tokens(arch, **shape, waves=waves, stages=stages, occupancy=occupancy):
             return tile, stages
     return 0, 0
 
@@ -160,10 +170,14 @@ def choose(
     """
     decode = max_query_len == 1
     data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
-    group = num_q_heads // num_kv_heads
+    read = cache_bytes or element_bytes
+    quantised = read < element_bytes
+    pairs = arch.code_pairs and quantised and decode and not packed and element_bytes == 2
+    waves = data.quantised_waves if quantised else data.waves
+    group, parts = num_q_heads // num_kv_heads, 1
     heads = power_of_two_divisor(num_kv_heads, data.heads)
     seqs = 1 if batch_invariant or not decode else min(data.seqs, next_power_of_two(num_seqs))
-    tokens, most = 1 if decode else max(1, data.rows // (group * heads)), data.tokens
+    tokens, most = 1 if decode else max(1, data.rows // (group * heads)), data.pair_tokens if pairs else data.tokens
     if not batch_invariant:
         longest = next_power_of_two(max_kv_len)
         tokens = min(tokens, next_power_of_two(max_query_len))
@@ -174,11 +188,13 @@ def choose(
             arch,
             data,
             data.packed_stages if packed else data.stages,
+            waves,
             packed=packed,
             rows=rows,
             columns=heads * seqs,
             head_size=head_size,
             element_bytes=element_bytes,
+            staged_bytes=read if pairs else element_bytes,
             most=most,
         )
         if tile:
@@ -189,6 +205,11 @@ def choose(
             heads //= 2
         elif tokens > 1:
             tokens //= 2
+        elif waves < data.waves:
+            waves = data.waves
+        elif group > 1:
+            parts *= next(n for n in range(2, group + 1) if group % n == 0)
+            group = num_q_heads // num_kv_heads // parts
         else:
             raise InvalidFileError(
                 f"pagedkv/tuning/{arch.name}.toml: {rows} rows of {head_size} channels and a tile of 16 tokens do not "
@@ -199,8 +220,9 @@ def choose(
         split_tiles = max(1, data.fixed_split_tokens // tile)
         # A window may begin at the last token of a tile.
         num_splits = -(-(max_kv_len + (tile - 1 if windowed else 0)) // (split_tiles * tile))
+        num_splits = min(num_splits, FIXED_SPLITS)
     elif num_splits is None:
-        programs = query_tiles(num_tokens, num_seqs, tokens, seqs, decode=decode) * (num_kv_heads // heads)
+        programs = query_tiles(num_tokens, num_seqs, tokens, seqs, decode=decode) * (num_kv_heads // heads) * parts
         num_splits = choose_splits(
             programs,
             -(-max_kv_len // tile),
@@ -208,9 +230,19 @@ def choose(
             per_unit=data.programs_per_unit,
             fewest_tiles=max(1, data.split_tokens // tile),
         )
-    read = cache_bytes or element_bytes
-    waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=read, most=data.waves)
-    return AttentionLaunch(tile, rows, tokens, seqs, heads, waves, stages, num_splits, split_tiles)
+    waves = reading_waves(arch, tile=tile, head_size=head_size, element_bytes=read, most=waves)
+    return AttentionLaunch(tile, rows, tokens, seqs, heads, parts, pairs, waves, stages, num_splits, split_tiles)
+
+
+def options(arch: Arch, *, decode: bool) -> dict[str, int]:
+    """Return what the AMD compiler is told beyond waves and stages; nothing on other devices.
+
+    MFMA of 16 rows whatever the tile: of 64 rows those of 32 make two blocks for four waves, which compute Q.K twice.
+    """
+    if arch.operand_from_lds_rows != NEVER:
+        return {}
+    data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
+    return {"matrix_instr_nonkdim": 16, "kpack": data.kpack}
 
 
 def query_tiles(num_tokens: int, num_seqs: int, tokens: int, seqs: int, *, decode: bool) -> int:

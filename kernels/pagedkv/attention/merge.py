@@ -26,6 +26,19 @@ def load_lse(lse, strides, token, head, live):
 
 
 @triton.jit
+def follow(DEPENDENT: tl.constexpr):
+    """Wait for the kernel before this one, which then may still be ending, and let the next one begin to wait.
+
+    With DEPENDENT, a programmatic dependent launch, what it costs to start a kernel passes while the one before it
+    ends (PTX ISA, griddepcontrol). Nothing may be read or written before.
+    """
+    if DEPENDENT:
+        # Not by name: only a Triton with the NVIDIA backend has these in triton.language.extra.cuda.
+        wait: tl.constexpr = "griddepcontrol.wait; griddepcontrol.launch_dependents; // $0"
+        tl.inline_asm_elementwise(wait, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def merge_kernel(
     out,  # [num_tokens, num_q_heads, head_size]
     lse,  # [num_tokens, num_q_heads] fp32, written if LSE
@@ -107,8 +120,10 @@ def reduce_kernel(
     ROWS: tl.constexpr,  # (token, head) rows of a program
     CHUNK: tl.constexpr,  # partitions loaded at once
     LSE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Merge SPLITS partial results of each of ROWS rows; grid [ceil(num_tokens * NUM_HEADS / ROWS)]."""
+    follow(DEPENDENT)
     # Rows before the first and behind the last sequence (another call's, the padding of a captured graph) have no
     # partial results and keep what `out` holds.
     first_row = tl.load(query_start_loc).to(tl.int64) * NUM_HEADS

@@ -13,7 +13,7 @@ from pagedkv import checks as tensor_checks
 from pagedkv.arch import next_power_of_two
 from pagedkv.attention import checks
 from pagedkv.attention.kernel import attention_kernel
-from pagedkv.attention.launch import choose, query_tiles
+from pagedkv.attention.launch import choose, options, query_tiles
 from pagedkv.attention.merge import reduce_kernel
 from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales
@@ -78,7 +78,8 @@ def paged_attention(
         num_splits: Partitions of the KV of each sequence; None lets the tuning data decide.
         batch_invariant: Whether a sequence gets the same bits whatever else is in the batch, in whatever order and
             under whatever bounds, as long as it is in the same phase: decode sequences and the others in two calls, as
-            above. Decode is then split every `fixed_split_tokens` tokens (`tuning/<arch>.toml`), the others not.
+            above. Decode is then split every `fixed_split_tokens` tokens (`tuning/<arch>.toml`), the others not; what
+            would be more than 64 partitions are 64 longer ones, which bounds the scratch.
         debug: Also check lengths and block ids (synchronises with the device).
 
     Raises:
@@ -141,11 +142,19 @@ def paged_attention(
         target, sums = out, seq_lens if lse is None else lse
         target_strides, sums_strides = (*out.stride()[:2], 0), out_lse_strides
     tiles = query_tiles(num_tokens, num_seqs, launch.tokens, launch.seqs, decode=decode)
+    dependent = decode and arch.dependent_launches
+    # Two bytes at a time, so at even addresses.
+    pairs = launch.pairs and all(
+        side.data_ptr() % 2 == 0 and not any(stride % 2 for stride in strides[:3])
+        for side, strides in ((cache.key, cache.key_strides), (cache.value, cache.value_strides))
+    )
+    follows = {"launch_pdl": True} if dependent else {}
+    head_programs = num_kv_heads // launch.heads * launch.parts
     padded = next_power_of_two(head_size)
     # tanh(x) is computed from exp2(2 log2(e) x), so that factor and the cap's go into the one multiplication.
     log2e = math.log2(math.e)
     with on(query):
-        attention_kernel[(tiles * (num_kv_heads // launch.heads), splits)](
+        attention_kernel[(tiles * head_programs, splits)](
             query,
             cache.key,
             cache.value,
@@ -172,8 +181,9 @@ def paged_attention(
             HEAD_SIZE=head_size,
             PADDED=padded,
             BLOCK_SIZE=cache.block_size,
-            GROUP=num_q_heads // num_kv_heads,
-            HEAD_PROGRAMS=num_kv_heads // launch.heads,
+            GROUP=num_q_heads // num_kv_heads // launch.parts,
+            PARTS=launch.parts,
+            HEAD_PROGRAMS=head_programs,
             HEADS=launch.heads,
             SEQS=launch.seqs,
             TOKENS=launch.tokens,
@@ -193,9 +203,14 @@ def paged_attention(
             SCALES=scales.kind,
             FORMAT=scales.format,
             NATIVE=scales.native_on(arch),
+            ALIKE=cache.packing == "rows" and cache.key_strides[:2] == cache.value_strides[:2],
             ALIGN=hidden_alignment(*query.stride()[:2], *cache.key_strides, *cache.value_strides),
             num_warps=launch.waves,
             num_stages=launch.stages,
+            DEPENDENT=dependent,
+            PAIRS=pairs,
+            **options(arch, decode=decode),
+            **follows,
         )
         if splits > 1:
             reduce = tuning(arch.name).reduce
@@ -216,5 +231,7 @@ def paged_attention(
                 ROWS=reduce.rows,
                 CHUNK=reduce.chunk if batch_invariant else min(reduce.chunk, next_power_of_two(splits)),
                 LSE=lse is not None,
+                DEPENDENT=dependent,
                 num_warps=reduce.waves,
+                **follows,
             )

@@ -14,6 +14,11 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
+WEIGHT_SHIFT = tl.constexpr(15.0)
+"""The largest weight of a product in fp16 is 2^15 and not 1. fp16 ends at 65,504, is exact to 11 bits down to 2^-14 and
+holds nothing below 2^-24: relative to 1, a key 17 nats above all others would be the only one that counts."""
+
+
 @triton.jit
 def finite(maximum):
     """Return what to subtract from scores of that maximum: 0 where nothing was seen, for -inf - -inf would be NaN."""
@@ -21,30 +26,33 @@ def finite(maximum):
 
 
 @triton.jit
-def online_softmax(scores, maximum, total):
+def online_softmax(scores, maximum, total, scale=1.0, SHIFT: tl.constexpr = 0.0):
     """Take another tile of scores into the state of each row.
 
     Args:
         scores: [ROWS, TILE] fp32, base 2; -inf where a row does not see a column.
         maximum: [ROWS] fp32, the largest score so far.
         total: [ROWS] fp32, the sum of weights so far.
+        scale: Factor > 0 of the scores, one or [ROWS]: it costs nothing here, where each weight is one multiply-add.
+        SHIFT: Weights are 2^SHIFT times as large: WEIGHT_SHIFT for products in fp16. `log_sum` takes it out of the sum.
 
     Returns:
         weights [ROWS, TILE] relative to the new maximum, decay [ROWS] of what was summed so far, maximum, total.
     """
-    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+    factor = tl.zeros_like(maximum) + scale
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * factor)
     base = finite(new_maximum)
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(scores * factor[:, None] - (base - SHIFT)[:, None])
     decay = tl.exp2(maximum - base)
     total = total * decay + tl.sum(weights, axis=1)
     return weights, decay, new_maximum, total
 
 
 @triton.jit
-def log_sum(maximum, total):
+def log_sum(maximum, total, SHIFT: tl.constexpr = 0.0):
     """Return the divisor of each row's sum of values (1 where it saw nothing) and its log-sum-exp in base 2."""
     divisor = tl.where(total > 0.0, total, 1.0)
-    return divisor, maximum + tl.log2(divisor)
+    return divisor, maximum + (tl.log2(divisor) - SHIFT)
 
 
 @triton.jit

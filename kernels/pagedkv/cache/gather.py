@@ -262,7 +262,7 @@ def packed_gather_kernel(
     start = tl.load(seq_starts + seq)
     end = start + tl.minimum(tl.load(cu_seq_lens + seq + 1), num_tokens) - first_row
     # A position beyond the row of the block table has no block: reading the next row would gather another sequence.
-    end = tl.minimum(end, max_blocks * BLOCK_SIZE)
+    end = tl.minimum(end, tl.cast(max_blocks, tl.int64) * BLOCK_SIZE).to(tl.int32)
     first = (start // TOKENS + tile - first_row // TOKENS - 2 * seq) * TOKENS
     if (first >= end) | (first + TOKENS <= start):
         return

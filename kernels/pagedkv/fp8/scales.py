@@ -84,6 +84,28 @@ def operand(stored, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.const
 
 
 @triton.jit
+def half_of(pair, HIGH: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr):
+    """Return in fp16 the values of the low or HIGH codes of int16 pairs, by `decoded` or in CUDA's instructions."""
+    if NATIVE:
+        # Two codes to neighbouring bytes, and both converted at once (PTX ISA, prmt and cvt.rn.f16x2.e4m3x2).
+        PICK: tl.constexpr = "0x4431" if HIGH else "0x4420"
+        value = tl.inline_asm_elementwise(
+            "{.reg .b32 t; .reg .b16 a, b; prmt.b32 t, $1, 0, "
+            + PICK
+            + "; mov.b32 {a, b}, t; cvt.rn.f16x2.e4m3x2 $0, a;}",
+            "=r,r",
+            [pair],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        code = pair >> 8 if HIGH else pair
+        value = decode((code & 255).to(tl.uint8), FORMAT, tl.float16)
+    return value
+
+
+@triton.jit
 def meant(stored, scale, mask, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr, OUT: tl.constexpr):
     """Return what rows [ROWS, PADDED] of the cache mean, in dtype OUT; `scale` [ROWS] points at their scales."""
     if SCALES > 0:

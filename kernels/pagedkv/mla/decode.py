@@ -97,11 +97,12 @@ def mla_decode(
         quantised=cache_format is not None,
         programs=programs,
     )
+    arch = current()
     if tables is None:
         tables = allocate(query, shape, num_seqs)
         fill(tables, seq_lens, query_start_loc)
     else:
-        checks.same_step(tables, choose(current(), shape), num_seqs)
+        checks.same_step(tables, choose(arch, shape), num_seqs)
     if debug:
         num_blocks, block_size, _ = cache.shape
         bounds = {"num_tokens": num_tokens, "max_query_len": max_query_len}
@@ -144,12 +145,14 @@ def mla_decode(
             TILES=launch.tiles,
             CAUSAL=max_query_len > 1,
             FORMAT=cache_format,
+            NATIVE=cache_format == arch.native_fp8,
             ALIGN=hidden_alignment(*query.stride()[:2], *cache.stride()[:2]),
+            AHEAD=arch.async_copies,
             num_warps=launch.waves,
             num_stages=launch.stages,
-            **options(current(), launch),
+            **options(arch, launch),
         )
-        reduce = tuning(current().name).mla_reduce
+        reduce = tuning(arch.name).mla_reduce
         rows = triton.cdiv(max_query_len * num_heads, reduce.rows)
         mla_reduce_kernel[(num_seqs, rows, triton.cdiv(latent_size, reduce.channels))](
             partial,

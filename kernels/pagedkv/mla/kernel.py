@@ -18,9 +18,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pagedkv.attention.softmax import LN2, log_sum, merge_parts, online_softmax
-from pagedkv.fp8.formats import decode
-from pagedkv.strides import locate, wide
+from pagedkv.attention.softmax import LN2, WEIGHT_SHIFT, log_sum, merge_parts, online_softmax
+from pagedkv.fp8.scales import decoded
+from pagedkv.strides import locate, tile_base, wide
 
 
 @triton.jit
@@ -69,7 +69,9 @@ def mla_decode_kernel(
     CAUSAL: tl.constexpr,  # several query tokens a sequence: each sees the tokens up to its own
     HAS_LSE: tl.constexpr,
     FORMAT: tl.constexpr,  # of the uint8 codes in the cache; None: it holds numbers
+    NATIVE: tl.constexpr,  # whether the device converts FORMAT itself
     ALIGN: tl.constexpr,  # see strides.hidden_alignment
+    AHEAD: tl.constexpr,  # whether blocks are looked up a tile ahead, which takes registers and saves a wait
 ):
     """Attend ROWS rows to the tokens of each work item of a group; grid [groups * TILES]."""
     stride_query_token, stride_query_head = wide(query_strides, ALIGN)
@@ -85,11 +87,13 @@ def mla_decode_kernel(
     low = tl.arange(0, HALF)
     high = HALF + low
     rope = tl.arange(0, PADDED_ROPE)
+    SHIFT: tl.constexpr = WEIGHT_SHIFT if query.dtype.element_ty == tl.float16 else 0.0
     scale = 1.0
     if FORMAT is not None:
         # One scale for all rows: it leaves the products and comes in where their results are fp32.
         scale = tl.load(cache_scale)
         scale_log2e *= scale
+    factor = tl.maximum(tl.abs(scale_log2e), 1e-30)
     end_work = tl.load(work_indptr + group + 1)
     for work in range(tl.load(work_indptr + group), end_work):
         seq = tl.load(works + work * 4)
@@ -109,40 +113,56 @@ def mla_decode_kernel(
         q_low = tl.load(query_at + low[None, :], mask=live & (low < LATENT)[None, :], other=0.0)
         q_high = tl.load(query_at + high[None, :], mask=live & (high < LATENT)[None, :], other=0.0)
         q_rope = tl.load(query_at + LATENT + rope[None, :], mask=live & (rope < ROPE)[None, :], other=0.0)
+        # The largest score is the largest product times the scale, so that must be positive; 0 * -inf would be NaN.
+        negative = scale_log2e < 0
+        q_low, q_high = tl.where(negative, -q_low, q_low), tl.where(negative, -q_high, q_high)
+        q_rope = tl.where(negative, -q_rope, q_rope)
         table = block_table + seq.to(tl.int64) * stride_table
+        last = (kv_end + BLOCK_SIZE - 1) // BLOCK_SIZE - 1
 
         maximum = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.full([ROWS], 0.0, tl.float32)
         acc_low = tl.full([ROWS, HALF], 0.0, tl.float32)
         acc_high = tl.full([ROWS, HALF], 0.0, tl.float32)
+        if AHEAD:
+            base = tile_base(table, kv_begin, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE)
         for first in range(kv_begin, kv_end, TILE):
             token = first + column
             loaded = token < kv_end
-            block, offset = locate(table, first, column, loaded, BLOCK_SIZE, TILE, 1)
-            kv_row = cache + (block * stride_cache_block + offset * stride_cache_token)[:, None]
+            if AHEAD:
+                offsets = base + column * stride_cache_token
+            else:
+                block, offset = locate(table, first, column, loaded, BLOCK_SIZE, TILE, 1)
+                offsets = block * stride_cache_block + offset * stride_cache_token
+            kv_row = cache + offsets[:, None]
             kv_low = load_channels(kv_row, low, loaded, LATENT)
             kv_high = load_channels(kv_row, high, loaded, LATENT)
             # Not by load_channels: a lane has less than 16 bytes of rope, and the audit asks 16 of the latent.
             rope_seen = loaded[:, None] & (rope < ROPE)[None, :]
             k_rope = tl.load(kv_row + LATENT + rope[None, :], mask=rope_seen, other=0)
+            if AHEAD:
+                following = first + TILE
+                base = tile_base(
+                    table, following, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE
+                )
             if FORMAT is not None:
-                kv_low = decode(kv_low, FORMAT, q_low.dtype)
-                kv_high = decode(kv_high, FORMAT, q_low.dtype)
-                k_rope = decode(k_rope, FORMAT, q_low.dtype)
+                kv_low = decoded(kv_low, FORMAT, NATIVE, q_low.dtype)
+                kv_high = decoded(kv_high, FORMAT, NATIVE, q_low.dtype)
+                k_rope = decoded(k_rope, FORMAT, NATIVE, q_low.dtype)
             scores = tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
             scores = tl.dot(q_low, tl.trans(kv_low), scores, input_precision="ieee")
-            scores = tl.dot(q_high, tl.trans(kv_high), scores, input_precision="ieee") * scale_log2e
+            scores = tl.dot(q_high, tl.trans(kv_high), scores, input_precision="ieee")
             seen = loaded[None, :]
             if CAUSAL:
                 seen = seen & (token[None, :] <= position[:, None])
             scores = tl.where(seen, scores, float("-inf"))
-            weights, decay, maximum, total = online_softmax(scores, maximum, total)
+            weights, decay, maximum, total = online_softmax(scores, maximum, total, factor, SHIFT)
             weights = weights.to(kv_low.dtype)
             acc_low = tl.dot(weights, kv_low, acc_low * decay[:, None], input_precision="ieee")
             acc_high = tl.dot(weights, kv_high, acc_high * decay[:, None], input_precision="ieee")
 
         # A row that saw nothing has total 0 and accumulators 0: its result is 0, its lse -inf.
-        divisor, row_lse = log_sum(maximum, total)
+        divisor, row_lse = log_sum(maximum, total, SHIFT)
         inverse = (scale / divisor)[:, None]
         acc_low, acc_high = acc_low * inverse, acc_high * inverse
         if slot < 0:

@@ -27,7 +27,9 @@ def test_reduce_kernel(splits, device, record_property):
     sizes = {"NUM_HEADS": heads, "HEAD_SIZE": head_size, "PADDED": 128, "SPLITS": splits, "ROWS": 4, "CHUNK": 8}
     sums = torch.full((heads, num_tokens), float("nan"), device=device).T
     strides = (out.stride()[:2], sums.stride())
-    reduce_kernel[(6,)](partial, lse, out, sums, starts, 2, num_tokens * heads, *strides, **sizes, LSE=True)
+    reduce_kernel[(6,)](
+        partial, lse, out, sums, starts, 2, num_tokens * heads, *strides, **sizes, LSE=True, DEPENDENT=False
+    )
 
     weights = torch.exp2(lse.double() - lse.double().amax(-1, keepdim=True)).nan_to_num(0.0)
     total = weights.sum(-1, keepdim=True)

@@ -52,6 +52,56 @@ def test_paged_attention(case, device, record_property):
         assert lse_error(lse, golden_lse) <= LSE_ABSOLUTE
 
 
+@pytest.fixture(params=[False, True], ids=["", "flushed"])
+def flushed(request, monkeypatch) -> None:
+    """Products of fp16 that take subnormal operands as 0, as those of MI200 do."""
+    if request.param and not INTERPRETED:
+        pytest.skip("a GPU's products are its own")
+    if request.param:
+        from triton.runtime.interpreter import InterpreterBuilder
+
+        real = InterpreterBuilder.create_dot
+
+        def dot(self, a, b, *rest):
+            for operand in (a, b):
+                operand.data[abs(operand.data) < 2.0**-14] = 0
+            return real(self, a, b, *rest)
+
+        monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+
+
+@pytest.mark.usefixtures("flushed")
+@pytest.mark.parametrize(("keys", "gap"), [(8192, 11), (8192, 14), (32768, 16), (32768, 17.5)])
+def test_fp16_weights_beside_a_key_far_above(keys, gap, device, record_property):
+    """An attention sink: one key `gap` nats above equal others, which weigh as much as one would without rounding."""
+    data = small(device, [1], [keys], num_q_heads=1, num_kv_heads=1, dtype="float16")
+    data.query.zero_()[..., 0] = 1
+    key, value = data.pool.rows("key"), data.pool.rows("value")
+    key.zero_(), value.fill_(1)
+    first = data.block_table[0, 0]
+    key[first, 0, :, 0], value[first, 0] = gap, 0
+    check(attend(data, scale=1.0), expected(data, scale=1.0), record_property)
+
+
+def test_a_nan_that_one_request_sees_is_its_own(device, launched):
+    """The interpreter's programs hold several requests and KV heads, whose rows share V there."""
+    data = small(device, [1, 1, 3], [40, 60, 50])
+    golden = attend(data)
+    data.pool.rows("value")[data.block_table[1, 0], 3, 1] = float("nan")
+    out = attend(data)
+    spoilt = out.isnan().any(-1)
+    if launched != "interpreter":
+        assert spoilt.tolist() == [[False] * 4, [False, False, True, True], *[[False] * 4] * 3]
+        assert_same_bits(out[~spoilt], golden[~spoilt], "other requests and KV heads")
+
+
+@pytest.mark.parametrize("query_len", [1, 3])
+def test_paged_attention_of_more_heads_than_a_program_takes(query_len, device, record_property):
+    """72 query heads of one KV head, fp32, 192 channels: several programs share them."""
+    data = small(device, [query_len, query_len], [40, 7], num_q_heads=144, head_size=192)
+    check(attend(data), expected(data), record_property)
+
+
 @pytest.mark.parametrize("splits", [1, 4])
 def test_paged_attention_leaves_padding_rows_alone(splits, device):
     """A captured graph pads: tokens behind the last sequence, and sequences without a query but with stale lengths."""

@@ -54,6 +54,19 @@ def test_gather_kv_cache(case, device):
     assert key[total:].isnan().all(), "rows behind the last token were written"
 
 
+@pytest.mark.parametrize("layout_name", ["interleaved", "native-interleaved"])
+def test_gather_kv_cache_from_a_block_table_of_2_31_tokens(layout_name, device):
+    """Columns times block size do not fit 32 bits; the rows behind the first have no meaning."""
+    shape = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 32, "block_size": 2048}
+    data = small(device, [1], [9], layout_name=layout_name, **shape)
+    key, value = outputs(9, data.query)
+    table = data.block_table[:, :1].repeat(1, 1 << 20)
+    gather_kv_cache(data.pool.cache, key, value, table, **gather_arguments([0], [9], device))
+    block = data.block_table[0, 0]
+    assert_same_bits(key, data.pool.rows("key")[block, :9], "key")
+    assert_same_bits(value, data.pool.rows("value")[block, :9], "value")
+
+
 def test_gather_kv_cache_leaves_positions_without_a_block(device):
     """A row of the block table is not read beyond its end: the next row is another sequence."""
     data = small(device, [1, 1], [16, 16], layout_name="nhd", num_q_heads=1, num_kv_heads=1, head_size=32)
