@@ -7,6 +7,7 @@ here know none, and `cell` takes out what a terminal would obey.
 
 from __future__ import annotations
 
+import os
 import shlex
 import textwrap
 from collections import Counter
@@ -118,6 +119,7 @@ def print_time(console: Console, seconds: float, size: Estimate, budget: float |
     over = budget is not None and seconds > 60 * budget
     if budget is not None:
         words += f"; {'over ' if over else ''}budget {text.duration(60 * budget)} (2 idle cores)"
+        words += f"; load average {os.getloadavg()[0]:.0f}" if over else ""
     say(console, words, "yellow" if over else "dim")
 
 
