@@ -106,7 +106,8 @@ def gate(
     with locked(folder):
         choice = choice_of(ctx, root, base=base, everything=everything, smoke=smoke, named=tuple(steps or ()))
         terminal.say(terminal.stderr(), choice.why)
-        quarantine.load_quarantine(root, load(root))  # a mistake in it is told before anything runs
+        declarations = load(root)
+        quarantine.load_quarantine(root, declarations)  # a mistake in it is told before anything runs
         plan = make_plan(root, base=choice.base, profile=choice.profile, select=tuple(steps or ()))
         earlier = _earlier(folder, plan) if resume else None
         if earlier is None:
@@ -119,7 +120,7 @@ def gate(
         judged = decide(folder, plan, root=root, approved_by=approved_by)
         remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     terminal.print_verdict(judged)
-    budget = None if steps or earlier else budget_of(plan, load(root))
+    budget = None if steps or earlier else budget_of(plan, declarations)
     terminal.print_time(terminal.stderr(), time.monotonic() - began, size, budget)
     raise typer.Exit(status_of(judged))
 

@@ -77,17 +77,23 @@ class Passes(Noun):
 
 
 def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
-    """Keep what steps of a desk's plan took that passed. Only forecasts read it: no trouble with it stops a gate."""
-    if not plan.desk:
-        return
-    steps = {step.key: step.step for step in plan.steps}
+    """Keep what steps of a desk's plan took that passed, whole or as smoke slices.
+
+    Only forecasts read it, so no trouble with it stops a gate.
+    """
+    declared = {
+        step.key: step.step.minutes
+        for step in plan.steps
+        if plan.profile == "smoke" or (plan.profile == "gate" and not step.arguments)
+    }
     known = {(one.key, one.command, one.ended): one for one in Passes.read(root).passes}
     for record in records:
         ended, here = record.started.timestamp() + record.seconds, record.environment
-        if record.outcome is Outcome.PASS and record.seconds > 0 and here.host == socket.gethostname():
+        counts = record.key in declared and record.outcome is Outcome.PASS and record.seconds > 0
+        if counts and here.host == socket.gethostname():
             known[record.key, record.command, ended] = Passed(
                 key=record.key, command=record.command, host=here.host, cores=here.cores,
-                declared=steps[record.key].minutes, minutes=record.seconds / 60, ended=ended,
+                declared=declared[record.key], minutes=record.seconds / 60, ended=ended,
             )  # fmt: skip
     kept: dict[tuple[Key, str], list[Passed]] = defaultdict(list)
     for one in sorted(known.values(), key=lambda one: one.ended):

@@ -177,6 +177,18 @@ def test_passes_are_kept_once_and_the_last_few_only_whatever_was_there(tmp_path,
     ]
 
 
+@pytest.mark.parametrize(
+    ("changes", "profile", "kept"),
+    [({}, "gate", 1), ({"arguments": "-k y"}, "gate", 0), ({"arguments": "-k y"}, "smoke", 1), ({}, "pr", 0)],
+)
+@pytest.mark.usefixtures("desk")
+def test_a_part_that_was_run_by_hand_tells_no_pace(tmp_path, changes, profile, kept):
+    (tmp_path / "results").mkdir()
+    a_plan, recorded, _ = built((step("s", "x", **changes), [passed()]), profile=profile)
+    estimating.remember(tmp_path, a_plan, [recorded.attempts["s-cpu"][0].record])
+    assert len(Passes.read(tmp_path).passes) == kept
+
+
 def test_a_pace_is_measured_and_passes_without_a_results_folder_are_not_written(tmp_path):
     assert 0 < estimating.slowness() < 1000
     estimating.remember(tmp_path, plan(), [])
