@@ -22,6 +22,8 @@ from hilgate.report.write import decide, read_plan_or_say_so, status_of
 from hilgate.text import count, suggest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hilgate.model import Plan
     from hilgate.plan.estimate import Estimate
     from hilgate.run.results import Recorded
@@ -113,15 +115,19 @@ def gate(
         if earlier is None:
             set_previous_aside(folder)
             plan.save(folder / PLAN_FILE)
-        keys = frozenset(step.key for step in plan.steps) - (earlier.passed() if earlier else frozenset())
-        size = size_of(plan, root, keys=keys, cores=jobs)
-        terminal.print_plan(terminal.stderr(), plan, size)
-        run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, size=size)
+
+        def announce(keys: frozenset[str]) -> Estimate:
+            size = size_of(plan, root, keys=keys, cores=jobs)
+            terminal.print_plan(terminal.stderr(), plan, size)
+            return size
+
+        size = run_plan(plan, root, folder, earlier, cores=jobs, fail_fast=fail_fast, announce=announce)
         judged = decide(folder, plan, root=root, approved_by=approved_by)
         remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     terminal.print_verdict(judged)
     budget = None if steps or earlier else budget_of(plan, declarations)
-    terminal.print_time(terminal.stderr(), time.monotonic() - began, size, budget)
+    if size:
+        terminal.print_time(terminal.stderr(), time.monotonic() - began, size, budget)
     raise typer.Exit(status_of(judged))
 
 
@@ -298,22 +304,23 @@ def run_plan(
     folder: Path,
     recorded: Recorded | None = None,
     *,
-    size: Estimate | None = None,
+    announce: Callable[[frozenset[str]], Estimate] | None = None,
     cores: int | None = None,
     only: frozenset[str] | None = None,
     job: str = "",
     approved_by: str = "",
     only_ids: tuple[str, ...] = (),
     fail_fast: bool = False,
-) -> None:
-    """Run a plan whose results folder is already locked.
+) -> Estimate | None:
+    """Run a plan whose results folder is already locked; returns the forecast of it, if one was announced.
 
     Args:
         plan: What to run.
         root: The repository, at the plan's commit.
         folder: The results folder.
         recorded: What was left by an earlier run, or by the job whose tests are run once more: of the same files.
-        size: How long it is thought to take, to show what is left of it; None where nobody asked.
+        announce: Is told the keys that will run, and answers how long that is thought to take, so that what is left is
+            shown; None where nobody asked.
         cores: How many to fill; None takes the machine's.
         only: Planned keys to run of the plan; None runs all.
         job: The only step, where `folder` is that of an agent's job.
@@ -354,7 +361,9 @@ def run_plan(
         earlier = recorded if recorded and not only_ids else Recorded((), {})
         machine = detect()
         keys = frozenset(step.key for step in plan.steps if only is None or step.key in only)
-        with progress.choose(plan, keys - earlier.passed(), terminal.stderr(), size) as shown_progress:
+        running = keys - earlier.passed()
+        size = announce(running) if announce else None
+        with progress.choose(plan, running, terminal.stderr(), size) as shown_progress:
             Runner(
                 plan=plan,
                 digest=plan_digest(plan),
@@ -374,6 +383,7 @@ def run_plan(
         if git.fingerprint(root) != fingerprint:
             words = "note: files changed while it ran; the verdict may be of neither state"
             terminal.say(terminal.stderr(), words, "yellow")
+    return size
 
 
 def require_commit(plan: Plan, root: Path) -> None:
