@@ -285,18 +285,30 @@ class Matrix(Noun):
         return shlex.join(word for label, value in names for word in (f"--{label}", value))
 
 
+SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>&1"})
+
+
+def _needs_no_shell(command: str) -> str:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise refused(f"cannot be split into words: {error}", "balance the quotes") from None
+    if shell := sorted(SHELL_WORDS.intersection(words)):
+        what = f"{shell[0]!r} needs a shell and there is none"
+        raise refused(what, "put it into a script or a module and run that")
+    return command
+
+
 class Smoke(Noun):
     """The thin real slice of a step that a desk runs when nothing has changed (`hilgate gate --smoke`)."""
 
-    arguments: str = ""
+    arguments: Annotated[str, AfterValidator(_needs_no_shell)] = ""
     """Added to the step's command, to run a part of it; empty runs it whole."""
     minimum: int = Field(ge=1)
     """Fewest checks that must have passed."""
     minutes: float = Field(gt=0)
     """What it usually takes on 2 cores."""
 
-
-SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>&1"})
 
 BUILDKITE_KEY = re.compile(r"[a-z0-9_-]{1,100}")
 """What every published version of Buildkite's schema takes as a step key; only the newest also takes a '.'."""
@@ -311,7 +323,7 @@ class Step(Noun):
     key: Key
     label: str
     """What a person reads: a few words, no device name."""
-    command: str
+    command: Annotated[str, AfterValidator(_needs_no_shell)]
     """Run without a shell in the repository root; a leading `python` is the interpreter that runs hilgate."""
     devices: tuple[Key, ...] = Field(min_length=1)
     """Where it can run, keys of `agents.yaml: devices`."""
@@ -360,16 +372,9 @@ class Step(Noun):
 
     @field_validator("command")
     @classmethod
-    def _needs_no_shell(cls, command: str) -> str:
-        try:
-            words = shlex.split(command)
-        except ValueError as error:
-            raise refused(f"cannot be split into words: {error}", "balance the quotes") from None
-        if not words:
+    def _says_what(cls, command: str) -> str:
+        if not shlex.split(command):
             raise refused("is empty", "say what to run")
-        if shell := sorted(SHELL_WORDS.intersection(words)):
-            what = f"{shell[0]!r} needs a shell and there is none"
-            raise refused(what, "put it into a script or a module and run that")
         return command
 
     @field_validator("devices")

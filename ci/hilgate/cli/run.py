@@ -111,15 +111,15 @@ def gate(
     with locked(folder):
         choice = choice_of(ctx, root, base=base, everything=everything, smoke=smoke, named=tuple(steps or ()))
         terminal.say(terminal.stderr(), choice.why)
-        quarantine.load_quarantine(root, load(root))  # a mistake in it is told before anything runs
+        declarations = load(root)
+        quarantine.load_quarantine(root, declarations)  # a mistake in it is told before anything runs
         plan = make_plan(root, base=choice.base, profile=choice.profile, select=tuple(steps or ()))
         earlier = _earlier(folder, plan) if resume else None
         if earlier is None:
             set_previous_aside(folder)
             plan.save(folder / PLAN_FILE)
 
-        def announce(done: frozenset[str]) -> Estimate:
-            keys = frozenset(step.key for step in plan.steps) - done
+        def announce(keys: frozenset[str]) -> Estimate:
             size = size_of(plan, root, keys=keys, cores=jobs)
             terminal.print_plan(terminal.stderr(), plan, size)
             return size
@@ -129,7 +129,7 @@ def gate(
         judged = decide(folder, plan, root=root, approved_by=approved_by)
         remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     terminal.print_verdict(judged)
-    budget = None if steps or earlier else budget_of(plan, load(root))
+    budget = None if steps or earlier else budget_of(plan, declarations)
     if size:
         terminal.print_time(terminal.stderr(), time.monotonic() - began, size, budget)
     raise typer.Exit(status_of(judged))
@@ -330,14 +330,15 @@ def run_plan(
     fail_fast: bool = False,
     fresh: frozenset[str] | None = None,
 ) -> Estimate | None:
-    """Run a plan whose results folder is already locked; returns the estimate of what ran, where one was asked for.
+    """Run a plan whose results folder is already locked; returns the forecast of it, if one was announced.
 
     Args:
         plan: What to run.
         root: The repository, at the plan's commit.
         folder: The results folder.
         recorded: What was left by an earlier run, or by the job whose tests are run once more: of the same files.
-        announce: Given the planned keys that need not run, says how long the others are thought to take.
+        announce: Is told the keys that will run, and answers how long that is thought to take, so that what is left is
+            shown; None where nobody asked.
         cores: How many to fill; None takes the machine's.
         only: Planned keys to run of the plan; None runs all.
         job: The only step, where `folder` is that of an agent's job.
@@ -389,7 +390,7 @@ def run_plan(
             if (found := store.find(step, variables(step, plan, root, cores)))
         }
         _tell(store)
-        size = announce(earlier.passed() | reused.keys()) if announce else None
+        size = announce(keys - earlier.passed() - reused.keys()) if announce else None
         with progress.choose(plan, keys - earlier.passed(), terminal.stderr(), size) as shown_progress:
             Runner(
                 plan=plan,

@@ -77,17 +77,23 @@ class Passes(Noun):
 
 
 def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
-    """Keep what steps of a desk's plan took that passed. Only forecasts read it: no trouble with it stops a gate."""
-    if not plan.desk:
-        return
-    steps = {step.key: step.step for step in plan.steps}
+    """Keep what steps of a desk's plan took that passed, whole or as smoke slices.
+
+    Only forecasts read it, so no trouble with it stops a gate.
+    """
+    declared = {
+        step.key: step.step.minutes
+        for step in plan.steps
+        if plan.profile == "smoke" or (plan.profile == "gate" and not step.arguments)
+    }
     known = {(one.key, one.command, one.ended): one for one in Passes.read(root).passes}
     for record in records:
         ended, here = record.started.timestamp() + record.seconds, record.environment
-        if record.outcome is Outcome.PASS and record.seconds > 0 and here.host == socket.gethostname():
+        counts = record.key in declared and record.outcome is Outcome.PASS and record.seconds > 0
+        if counts and here.host == socket.gethostname():
             known[record.key, record.command, ended] = Passed(
                 key=record.key, command=record.command, host=here.host, cores=here.cores,
-                declared=steps[record.key].minutes, minutes=record.seconds / 60, ended=ended,
+                declared=declared[record.key], minutes=record.seconds / 60, ended=ended,
             )  # fmt: skip
     kept: dict[tuple[Key, str], list[Passed]] = defaultdict(list)
     for one in sorted(known.values(), key=lambda one: one.ended):
@@ -105,8 +111,10 @@ def slowness(seconds: float = UNIT_SECONDS) -> float:
     return (time.perf_counter() - began) / seconds
 
 
-def expected(plan: Plan, root: Path, history: Mapping[Key, float], cores: int) -> tuple[dict[Key, float], int]:
-    """Planned key -> minutes that a step of a desk's plan will take, and of how many steps they were measured.
+def expected(
+    plan: Plan, root: Path, history: Mapping[Key, float], cores: int
+) -> tuple[dict[Key, float], frozenset[Key]]:
+    """Planned key -> minutes that a step of a desk's plan will take, and of which steps they were measured.
 
     Measured on this machine, else in the history. What was never measured takes its declared minutes times what the
     others took of theirs on this machine; on its first run, times `slowness`.
@@ -117,15 +125,14 @@ def expected(plan: Plan, root: Path, history: Mapping[Key, float], cores: int) -
         times[one.key, one.command].append(one.minutes)
     known = {step.key: times[step.key, step.step.command] for step in plan.steps}
     minutes = {key: statistics.median(found) for key, found in known.items() if found}
-    missing = [step for step in plan.steps if step.key not in minutes]
+    if plan.profile == "gate":
+        minutes = {step.key: history[step.key] for step in plan.steps if step.key in history} | minutes
+    seen, missing = frozenset(minutes), [step for step in plan.steps if step.key not in minutes]
     if missing:
         scale = statistics.median(one.minutes / one.declared for one in passes) if passes else slowness()
-        whole = {key: found for key, found in history.items() if plan.profile == "gate"}
         for step in missing:
-            crowded = step.step.cores / min(step.step.cores, cores)
-            minutes[step.key] = whole.get(step.key, step.step.minutes * scale * crowded)
-        missing = [step for step in missing if step.key not in whole]
-    return minutes, len(plan.steps) - len(missing)
+            minutes[step.key] = step.step.minutes * scale * step.step.cores / min(step.step.cores, cores)
+    return minutes, seen
 
 
 def measured(root: Path, given: Path | None = None) -> dict[Key, float]:
@@ -205,7 +212,7 @@ class Estimate:
     """Minutes of the steps that run on GPUs."""
     gpu_minutes: float
     """The same times the GPUs of each step: what the fleet pays."""
-    measured: int
+    measured: frozenset[Key]
     """Steps whose minutes were measured."""
     each: Mapping[Key, float]
     """Planned key -> minutes."""
@@ -263,7 +270,7 @@ def estimate(plan: Plan, history: Mapping[Key, float] | None = None) -> Estimate
         chain_minutes=chain_minutes,
         on_gpus=sum(minutes[step.key] for step in gpu_steps),
         gpu_minutes=sum(minutes[step.key] * step.gpus for step in gpu_steps),
-        measured=sum(step.key in known for step in plan.steps),
+        measured=frozenset(step.key for step in plan.steps if step.key in known),
         each=minutes,
     )
 

@@ -257,7 +257,8 @@ def assemble(
         reasons = [f"{one.key}: {one.reason}" for one in omissions if one.cause in placeless]
         none = "no step declares a smoke slice" if profile == "smoke" else "no declared step is affected"
         where = "; ".join(reasons[:5]) or none
-        raise NothingSelectedError("no step can be planned", where=where, remedy=ELSEWHERE)
+        remedy = ELSEWHERE if reasons else "`hilgate gate --all` runs everything"
+        raise NothingSelectedError("no step can be planned", where=where, remedy=remedy)
     return plan
 
 

@@ -7,6 +7,7 @@ here know none, and `cell` takes out what a terminal would obey.
 
 from __future__ import annotations
 
+import os
 import shlex
 import textwrap
 from collections import Counter
@@ -86,9 +87,9 @@ def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = 
     console.print(cell(f"Plan of {commit}, {against}, {where}"))
     if plan.fork:
         console.print("From a fork: no secrets are given and no caches are written")
+    minutes = {step.key: size.each[step.key] if step.key in size.measured else step.step.minutes for step in plan.steps}
     rows = [
-        (step.key, step.device if here else step.queue, f"{size.each[step.key]:.2g}", step.reason)
-        for step in plan.steps
+        (step.key, step.device if here else step.queue, f"{minutes[step.key]:.2g}", step.reason) for step in plan.steps
     ]
     table = table_of(("step", "device" if here else "queue", "min", "because"), rows)
     table.columns[2].justify = "right"
@@ -96,7 +97,7 @@ def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = 
     gpu = f", {_about(size.on_gpus)} of them on GPUs" if size.on_gpus else ""
     gpu += f" ({size.gpu_minutes:.3g} GPU-minutes)" if size.gpu_minutes != size.on_gpus else ""
     known = "declared minutes, at this machine's pace" if here else "as declared"
-    known = f"measured for {size.measured} of {len(plan.steps)}" if size.measured else known
+    known = f"measured for {len(size.measured)} of {len(plan.steps)}" if size.measured else known
     about = f"{text.rounded(60 * size.wall)} on {count(size.cores, 'core')}" if here else _about(size.minutes)
     chain = f"; longest chain {_about(size.chain_minutes)}: {' -> '.join(size.chain)}" if len(size.chain) > 1 else ""
     console.print(f"\n{count(len(plan.steps), 'step')}, about {about}{gpu} ({known}){chain}")
@@ -118,6 +119,7 @@ def print_time(console: Console, seconds: float, size: Estimate, budget: float |
     over = budget is not None and seconds > 60 * budget
     if budget is not None:
         words += f"; {'over ' if over else ''}budget {text.duration(60 * budget)} (2 idle cores)"
+        words += f"; load average {os.getloadavg()[0]:.0f}" if over else ""
     say(console, words, "yellow" if over else "dim")
 
 

@@ -100,6 +100,10 @@ def test_queue_is_the_smallest_with_the_gpus_unless_the_step_names_one(tmp_path)
         (STEP.replace("label: l", "label: l, minutes: .nan"), "steps[0].minutes"),
         (STEP.replace("python -m x", "python x | tee log"), "'|' needs a shell and there is none"),
         (STEP.replace("python -m x", "'python \"x'"), "cannot be split into words"),
+        (
+            STEP.replace("label: l", "label: l, smoke: {arguments: -k 'a, minimum: 1, minutes: 1}"),
+            "cannot be split into",
+        ),
         (STEP.replace("junit", "xml"), "steps[0].evidence"),
         (STEP.replace("key: one", "key: One"), "steps[0].key: string must match pattern"),
         (STEP.replace("key: one", "key: triton-3.6"), "'triton-3.6' is no Buildkite step key"),
@@ -205,11 +209,15 @@ DEPENDANT = STEP.replace("key: one", "key: two, needs: [one]")
             "step 'one' is not in the plans gate, pr; add to the profiles of 'one'",
         ),
         (
+            [STEP, DEPENDANT.replace("label: l", "label: l, smoke: {minimum: 1, minutes: 1}")],
+            "step 'one' has no smoke slice, and 'two' has one; give it one, or none",
+        ),
+        (
             [STEP, STEP.replace("key: one", "key: one-cpu").replace("[cpu]", "[gfx942]")],
             "'one-cpu' is taken by ci/areas/a.yaml:6 steps[0].key",
         ),
     ],
-    ids=["no shared device", "not in the same plans", "planned keys collide"],
+    ids=["no shared device", "not in the same plans", "a slice that needs a whole step", "planned keys collide"],
 )
 def test_steps_that_do_not_fit_each_other(tmp_path, steps, expected):
     (found,) = mistakes(write(tmp_path, a=area("a", *steps)))

@@ -73,13 +73,13 @@ def test_estimate_sums_and_finds_the_longest_chain():
     )
     size = estimate(assemble(declared, EVERYTHING, None, profile="pr"))
     assert (size.minutes, size.chain, size.chain_minutes, size.gpu_minutes) == (5.5, ("x-cpu", "y-cpu"), 3, 2.5)
-    assert size.measured == 0
+    assert size.measured == frozenset()
 
 
 def test_estimate_takes_what_was_measured():
     declared = declare(a=[declared_step("x", minutes=1), declared_step("z", ("gfx942",), minutes=2.5)])
     size = estimate(assemble(declared, EVERYTHING, None, profile="pr"), {"x-cpu": 4.0, "other-cpu": 9.0})
-    assert (size.minutes, size.chain, size.measured) == (6.5, ("x-cpu",), 1)
+    assert (size.minutes, size.chain, size.measured) == (6.5, ("x-cpu",), {"x-cpu"})
 
 
 def test_the_longest_chain_of_dependants_begins_with_each_step():
@@ -154,7 +154,7 @@ def test_a_desk_forecasts_by_what_it_measured_itself(tmp_path, kept, of, minutes
     if kept is not None:
         passes(tmp_path, 4.0, 9.0, 2.0, **kept)
     size = size_of(plan(*LONG[1:3]), tmp_path)
-    assert (size.measured, size.cores, tuple(size.each.values())) == (of, 2, minutes)
+    assert (len(size.measured), size.cores, tuple(size.each.values())) == (of, 2, minutes)
     assert size.wall == sum(minutes)
     assert size_of(plan(*LONG[1:3]), tmp_path, keys=frozenset({"tail-cpu"})).wall == minutes[1]
 
@@ -175,6 +175,18 @@ def test_passes_are_kept_once_and_the_last_few_only_whatever_was_there(tmp_path,
     assert [(one.key, one.declared, round(60 * one.minutes)) for one in kept] == [
         ("s-cpu", 2, 90 + number) for number in range(4, 9)
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "profile", "kept"),
+    [({}, "gate", 1), ({"arguments": "-k y"}, "gate", 0), ({"arguments": "-k y"}, "smoke", 1), ({}, "pr", 0)],
+)
+@pytest.mark.usefixtures("desk")
+def test_a_part_that_was_run_by_hand_tells_no_pace(tmp_path, changes, profile, kept):
+    (tmp_path / "results").mkdir()
+    a_plan, recorded, _ = built((step("s", "x", **changes), [passed()]), profile=profile)
+    estimating.remember(tmp_path, a_plan, [recorded.attempts["s-cpu"][0].record])
+    assert len(Passes.read(tmp_path).passes) == kept
 
 
 def test_a_pace_is_measured_and_passes_without_a_results_folder_are_not_written(tmp_path):
