@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import secrets
+import shlex
 import stat
 import sys
 import tempfile
@@ -36,6 +37,7 @@ from hilgate.model import Check, Noun, Outcome, Reused, StepRecord
 from hilgate.plan.machine import environment
 from hilgate.plan.select import select
 from hilgate.run.results import Attempt
+from hilgate.run.watch import is_isolated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -236,10 +238,8 @@ class Store:
             return None
         found = parse(text, self._key)
         if found is None:
-            self.notes.append(
-                f"{step.key} runs: its evidence is not as hilgate wrote it here (changed, cut off or copied): "
-                f"{self.path(step)}"
-            )
+            why = "its evidence is not as hilgate wrote it here (changed, cut off or copied)"
+            self.notes.append(f"{step.key} runs: {why}: {self.path(step)}")
             return None
         of = identity(step, self._plan)
         if not reusable(step) or why_not(found, step.step.key, of, variables_of(env), self._here):
@@ -260,6 +260,9 @@ class Store:
         """What a step that has ended was seen to rest on, and why its pass cannot be kept (empty: it can)."""
         notes = [note for path in Path(self._watching.name, step.key, "lists").glob("*")
                  for note in path.read_bytes().split(b"\0") if note]  # fmt: skip
+        program, *words = shlex.split(step.step.command)
+        if program != "python" or is_isolated(words):  # what it reads itself is not seen
+            notes.append(b"p " + os.fsencode(program))
         return collect(map(os.fsdecode, notes), self._here, started)
 
     def keep(self, step: PlannedStep, attempt: Attempt, env: Mapping[str, str]) -> None:
@@ -367,6 +370,8 @@ def collect(notes: Iterable[str], here: Here, started: dt.datetime) -> tuple[See
             problem = problem or f"{name} changed, which it had read"
     if found["n"]:
         problem = problem or f"it called {min(found['n'])}"
+    if not (found["r"] or elsewhere or found["p"]):
+        problem = "nobody saw what it reads"
     reads, listed, searched = (tuple(sorted(found[kind])) for kind in "rlm")
     unseen = ", ".join(sorted(found["p"]))
     return Seen(reads=reads, listed=listed, searched=searched, elsewhere=elsewhere, unseen=unseen), problem

@@ -118,9 +118,14 @@ def _start(program: object, arguments: object, where: object, env: object) -> No
 
 def _is_watched(words: list[str], env: object) -> bool:
     """Whether a Python that is started so has this hook: its path leads here, and no option turns that off."""
+    return _folder in str(env.get("PYTHONPATH", "")) and not is_isolated(words)  # type: ignore[attr-defined]
+
+
+def is_isolated(words: list[str]) -> bool:
+    """Whether Python's own options (-I, -E, -S) keep it from importing `sitecustomize` from its path."""
     for word in words:
         if not word.startswith("-") or word in {"-c", "-m"}:
-            break
-        if not {"I", "E", "S"}.isdisjoint(word):
             return False
-    return _folder in str(env.get("PYTHONPATH", ""))  # type: ignore[attr-defined]
+        if not {"I", "E", "S"}.isdisjoint(word):
+            return True
+    return False

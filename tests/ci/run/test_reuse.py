@@ -7,6 +7,7 @@ import contextlib
 import datetime as dt
 import errno
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -235,16 +236,21 @@ def test_a_pass_over_files_that_moved_or_with_the_network_is_not_kept(code, why,
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("network", True), ("reuse", False), ("command", None)], ids=["network", "reuse", "git"]
+    ("field", "value"),
+    [("network", True), ("reuse", False), ("command", "git"), ("command", "sh"), ("command", "python -S")],
+    ids=str,
 )
 def test_a_step_that_says_so_or_whose_program_cannot_be_watched(field, value, repository):
     """A program that nobody watches may have read every file, and the history."""
     area = json.loads((repository / "ci/areas/samples.yaml").read_text())
     code = READS.replace("pathlib.Path(os", "subprocess.run(['git', 'log', '-1'], check=True)\npathlib.Path(os")
-    area["steps"][0][field] = python(code) if value is None else value
+    line = shlex.join(["sh", "-c", 'echo "$1" > "$HILGATE_OUT/findings.jsonl"', "sh", json.dumps(passing())])
+    isolated = python(READS).replace("python", "python -S", 1)
+    commands = {"git": python(code), "sh": line, "python -S": isolated}
+    area["steps"][0][field] = commands.get(value, value)
     (repository / "ci/areas/samples.yaml").write_text(json.dumps(area))
     gate(repository)
-    assert gate(repository)[0] is (value is not None)
+    assert gate(repository)[0] is (field != "command")
     (repository / "unrelated.md").write_text("more")
     assert gate(repository)[0]
     git(repository, "commit", "-qam", "the same files")
