@@ -180,15 +180,12 @@ def _touching(seen: Seen, then: Mapping[str, str], commit: str, key: Key, here: 
     if key not in selection.omitted:
         yield selection.reasons.get(key, "nothing says which files it rests on")
     yield from (f"{name} changed, which it read" for name in sorted(changed.intersection(seen.reads)))
-    yield from (f"{name} came or went, and is found by its name" for name in sorted(moved) if _is_picked_up(name))
+    named = sorted(name for name in moved if PurePosixPath(name).name in PICKED_UP)
+    yield from (f"{name} came or went, and is found by its name" for name in named)
     for folders, importable in ((seen.listed, False), (seen.searched, True)) if moved else ():
         before, after = _entries(then, importable=importable), _entries(now, importable=importable)
         changes = (folder for folder in folders if before.get(folder) != after.get(folder))
         yield from (f"{folder} holds other files, and it looked there" for folder in changes)
-
-
-def _is_picked_up(name: str) -> bool:
-    return PurePosixPath(name).name in PICKED_UP
 
 
 def _entries(tree: Iterable[str], *, importable: bool) -> dict[str, set[str]]:
@@ -355,14 +352,15 @@ def collect(notes: Iterable[str], here: Here, started: dt.datetime) -> tuple[See
         below = below.encode(errors="surrogateescape").decode(errors="backslashreplace")
         size, _, rest = times.partition(":")
         changed, _, ctime = rest.partition(":")
-        foreign = name.startswith(f"{sys.prefix}/") or not CACHES.isdisjoint(PurePosixPath(name).parts)
+        cached = not CACHES.isdisjoint(PurePosixPath(name).parts)
+        foreign = cached or name.startswith(f"{sys.prefix}/")
         if kind != "r":
             found[kind] |= set() if foreign else {below}
         elif below in here.tree or (below and times == "-" and not foreign):
             found["r"].add(below)
             if times != "-" and int(ctime) >= tree_of:
                 problem = problem or f"{below} changed"
-        elif times == "-" or int(ctime) >= began or not CACHES.isdisjoint(PurePosixPath(name).parts):
+        elif times == "-" or int(ctime) >= began or cached:
             continue
         elif f"{size}:{changed}" == stamp_of(name):
             elsewhere[name.encode(errors="surrogateescape").decode(errors="backslashreplace")] = f"{size}:{changed}"

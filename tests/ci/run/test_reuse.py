@@ -31,6 +31,8 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 pathlib.Path('/proc/self/stat').read_text()
+os.link('deep/linked', os.environ['HILGATE_OUT'] + '/link')
+open(os.environ['HILGATE_OUT'] + '/link').read()
 open(os.environ['OUTSIDE']).read()
 with contextlib.suppress(OSError):
     open('settings.ini')
@@ -42,6 +44,7 @@ FILES = (
     "listed/one",
     "deep/by_the_child",
     "deep/by_the_fork",
+    "deep/linked",
     "unrelated.md",
     "code/b.py",
 )
@@ -114,6 +117,7 @@ CHANGES = {
     "data-that-no-area-declares": ("data.txt", write(), True),
     "data-of-its-child": ("deep/by_the_child", write(), True),
     "data-of-its-fork": ("deep/by_the_fork", write(), True),
+    "what-it-reads-under-another-name": ("deep/linked", write(), True),
     "what-its-area-declares": ("selected.txt", write(), True),
     "its-declaration": ("ci/areas/samples.yaml", lambda p: p.write_text(p.read_text().replace("a samples", "b")), True),
     "new-in-a-listed-folder": ("listed/two", write(), True),
