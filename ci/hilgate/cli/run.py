@@ -364,6 +364,9 @@ def run_plan(
             if (found := store.find(step, variables(step, plan, root, cores)))
         }
         _tell(store)
+        if reused:
+            words = f"{len(reused)} of {count(len(keys), 'step')} passed before, and nothing they rest on has changed"
+            terminal.say(terminal.stderr(), f"{words} (--fresh runs them)", "dim")
         with progress.choose(plan, keys - earlier.passed(), terminal.stderr()) as shown_progress:
             Runner(
                 plan=plan,

@@ -90,6 +90,9 @@ def test_second_gate_reuses_says_so_and_judges_again(repository):
     assert not ran
     assert "1 step reused (1 of 1 checks)" in said
     assert "reused, " in said
+    assert "1 of 1 step passed before, and nothing they rest on has changed (--fresh runs them)" in " ".join(
+        said.split()
+    )
     verdict = json.loads((repository / "results/verdict.json").read_text())
     (first,) = verdict["steps"]
     assert (first["outcome"], first["counts"]["passed"]) == ("pass", 1)
