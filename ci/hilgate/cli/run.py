@@ -390,6 +390,9 @@ def run_plan(
             if (found := store.find(step, variables(step, plan, root, cores)))
         }
         _tell(store)
+        if reused:
+            words = f"{len(reused)} of {count(len(keys), 'step')} passed before, and nothing they rest on has changed"
+            terminal.say(terminal.stderr(), f"{words} (--fresh runs them)", "dim")
         size = announce(keys - earlier.passed() - reused.keys()) if announce else None
         with progress.choose(plan, keys - earlier.passed(), terminal.stderr(), size) as shown_progress:
             Runner(

@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import secrets
+import shlex
 import stat
 import sys
 import tempfile
@@ -36,6 +37,7 @@ from hilgate.model import Check, Noun, Outcome, Reused, StepRecord
 from hilgate.plan.machine import environment
 from hilgate.plan.select import select
 from hilgate.run.results import Attempt
+from hilgate.run.watch import is_isolated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -178,15 +180,12 @@ def _touching(seen: Seen, then: Mapping[str, str], commit: str, key: Key, here: 
     if key not in selection.omitted:
         yield selection.reasons.get(key, "nothing says which files it rests on")
     yield from (f"{name} changed, which it read" for name in sorted(changed.intersection(seen.reads)))
-    yield from (f"{name} came or went, and is found by its name" for name in sorted(moved) if _is_picked_up(name))
+    named = sorted(name for name in moved if PurePosixPath(name).name in PICKED_UP)
+    yield from (f"{name} came or went, and is found by its name" for name in named)
     for folders, importable in ((seen.listed, False), (seen.searched, True)) if moved else ():
         before, after = _entries(then, importable=importable), _entries(now, importable=importable)
         changes = (folder for folder in folders if before.get(folder) != after.get(folder))
         yield from (f"{folder} holds other files, and it looked there" for folder in changes)
-
-
-def _is_picked_up(name: str) -> bool:
-    return PurePosixPath(name).name in PICKED_UP
 
 
 def _entries(tree: Iterable[str], *, importable: bool) -> dict[str, set[str]]:
@@ -236,10 +235,8 @@ class Store:
             return None
         found = parse(text, self._key)
         if found is None:
-            self.notes.append(
-                f"{step.key} runs: its evidence is not as hilgate wrote it here (changed, cut off or copied): "
-                f"{self.path(step)}"
-            )
+            why = "its evidence is not as hilgate wrote it here (changed, cut off or copied)"
+            self.notes.append(f"{step.key} runs: {why}: {self.path(step)}")
             return None
         of = identity(step, self._plan)
         if not reusable(step) or why_not(found, step.step.key, of, variables_of(env), self._here):
@@ -260,6 +257,9 @@ class Store:
         """What a step that has ended was seen to rest on, and why its pass cannot be kept (empty: it can)."""
         notes = [note for path in Path(self._watching.name, step.key, "lists").glob("*")
                  for note in path.read_bytes().split(b"\0") if note]  # fmt: skip
+        program, *words = shlex.split(step.step.command)
+        if program != "python" or is_isolated(words):  # what it reads itself is not seen
+            notes.append(b"p " + os.fsencode(program))
         return collect(map(os.fsdecode, notes), self._here, started)
 
     def keep(self, step: PlannedStep, attempt: Attempt, env: Mapping[str, str]) -> None:
@@ -352,14 +352,15 @@ def collect(notes: Iterable[str], here: Here, started: dt.datetime) -> tuple[See
         below = below.encode(errors="surrogateescape").decode(errors="backslashreplace")
         size, _, rest = times.partition(":")
         changed, _, ctime = rest.partition(":")
-        foreign = name.startswith(f"{sys.prefix}/") or not CACHES.isdisjoint(PurePosixPath(name).parts)
+        cached = not CACHES.isdisjoint(PurePosixPath(name).parts)
+        foreign = cached or name.startswith(f"{sys.prefix}/")
         if kind != "r":
             found[kind] |= set() if foreign else {below}
         elif below in here.tree or (below and times == "-" and not foreign):
             found["r"].add(below)
             if times != "-" and int(ctime) >= tree_of:
                 problem = problem or f"{below} changed"
-        elif times == "-" or int(ctime) >= began or not CACHES.isdisjoint(PurePosixPath(name).parts):
+        elif times == "-" or int(ctime) >= began or cached:
             continue
         elif f"{size}:{changed}" == stamp_of(name):
             elsewhere[name.encode(errors="surrogateescape").decode(errors="backslashreplace")] = f"{size}:{changed}"
@@ -367,6 +368,8 @@ def collect(notes: Iterable[str], here: Here, started: dt.datetime) -> tuple[See
             problem = problem or f"{name} changed, which it had read"
     if found["n"]:
         problem = problem or f"it called {min(found['n'])}"
+    if not (found["r"] or elsewhere or found["p"]):
+        problem = "nobody saw what it reads"
     reads, listed, searched = (tuple(sorted(found[kind])) for kind in "rlm")
     unseen = ", ".join(sorted(found["p"]))
     return Seen(reads=reads, listed=listed, searched=searched, elsewhere=elsewhere, unseen=unseen), problem

@@ -19,7 +19,7 @@ import sys
 QUIET = {"lscpu", "uname", "ldconfig", "nvidia-smi", "rocm-smi", "amd-smi", "gcc", "g++", "cc", "c++", "clang", "ld"}
 """Programs that read nothing of a repository but what Python has written for them."""
 
-LOADS = {"ctypes.dlopen": 0, "sqlite3.connect": 0, "import": 1}
+LOADS = {"ctypes.dlopen": 0, "sqlite3.connect": 0, "os.link": 0, "import": 1}
 """Event -> which of its arguments names the file; an import names one for an extension module alone."""
 
 IMPORTER = "<frozen importlib._bootstrap_external>"
@@ -78,13 +78,17 @@ def _note(words: str) -> None:
 
 
 def _path(place: object) -> str:
-    if isinstance(place, int):
-        return os.readlink(f"/proc/self/fd/{place}")
-    return os.path.abspath(os.fsdecode(place) if place else ".")  # type: ignore[arg-type]
+    """An absolute name; empty in a folder that is gone, where the call itself will say so."""
+    try:
+        if isinstance(place, int):
+            return os.readlink(f"/proc/self/fd/{place}")
+        return os.path.abspath(os.fsdecode(place) if place else ".")  # type: ignore[arg-type]
+    except OSError:
+        return ""
 
 
 def _read(name: str) -> None:
-    if name in _seen or name.startswith(("/proc/", "/sys/", "/dev/")):
+    if not name or name in _seen or name.startswith(("/proc/", "/sys/", "/dev/")):
         return
     _seen.add(name)
     for path in {name, os.path.realpath(name)}:
@@ -118,9 +122,14 @@ def _start(program: object, arguments: object, where: object, env: object) -> No
 
 def _is_watched(words: list[str], env: object) -> bool:
     """Whether a Python that is started so has this hook: its path leads here, and no option turns that off."""
+    return _folder in str(env.get("PYTHONPATH", "")) and not is_isolated(words)  # type: ignore[attr-defined]
+
+
+def is_isolated(words: list[str]) -> bool:
+    """Whether Python's own options (-I, -E, -S) keep it from importing `sitecustomize` from its path."""
     for word in words:
         if not word.startswith("-") or word in {"-c", "-m"}:
-            break
-        if not {"I", "E", "S"}.isdisjoint(word):
             return False
-    return _folder in str(env.get("PYTHONPATH", ""))  # type: ignore[attr-defined]
+        if not {"I", "E", "S"}.isdisjoint(word):
+            return True
+    return False

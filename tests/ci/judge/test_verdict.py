@@ -20,6 +20,7 @@ from hilgate.plan.make import plan_digest
 from hilgate.run import results
 from hilgate.run.evidence import kind_of
 from hilgate.run.outcome import SEVERITY, Facts, decide
+from hilgate.run.reuse import identity
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 PASS = Check(id="p", outcome=Outcome.PASS)
@@ -57,6 +58,45 @@ def verdict_of(a_plan, *attempts):
 
 
 A, B = step("a", "python -c pass", minimum=1), step("b", "python -c pass", evidence="junit")
+
+
+def reused(a_plan, one=A, *checks, **changes):
+    mark = {"of": identity(one, a_plan), "commit": "", "tree": ""}
+    return record(one, checks or (PASS,), reused=mark | changes.pop("mark", {}), **changes)
+
+
+def test_an_earlier_pass_stands_for_a_step_at_a_desk_alone():
+    desk = plan(A)
+    (found,) = verdict_of(desk, reused(desk)).steps
+    assert (found.outcome, found.reused) == (Outcome.PASS, NOW)
+    assert verdict_of(plan(A), record(A)).steps[0].reused is None
+    agents = plan(A.model_copy(update={"queue": None}), profile="pr")
+    (found,) = verdict_of(agents, reused(agents)).steps
+    assert (found.outcome, found.reused) == (Outcome.DID_NOT_RUN, None)
+    assert found.why == "a pass of an earlier build stands for it, and agents never reuse one"
+
+
+@pytest.mark.parametrize(
+    ("one", "attempts", "why"),
+    [
+        (A, lambda desk: [reused(desk, mark={"of": "a" * 64})], "is of another command, device or setting"),
+        (A.redeclared(network=True), lambda desk: [reused(desk, desk.steps[0])], "is of another command"),
+        (A, lambda desk: [reused(desk, A, FAIL, exit_status=1)], "what stands for it is no clean pass"),
+        (A, lambda desk: [reused(desk, exit_status=None, claims=Outcome.PASS)], "what stands for it is no clean pass"),
+        (A, lambda desk: [record(A, (FAIL,), exit_status=1), reused(desk)], "what stands for it is no clean pass"),
+    ],
+)
+def test_what_must_not_stand_for_a_step_did_not_run(one, attempts, why):
+    desk = plan(one)
+    (found,) = verdict_of(desk, *attempts(desk)).steps
+    assert found.outcome is Outcome.DID_NOT_RUN
+    assert why in found.why
+
+
+def test_the_judge_derives_a_reused_pass_from_its_checks():
+    desk = plan(A)
+    (found,) = verdict_of(desk, reused(desk, A, PASS, FAIL, claims=Outcome.PASS)).steps
+    assert (found.outcome, found.why.startswith("f: max_abs_err")) == (Outcome.FAIL, True)
 
 
 def test_all_pass():

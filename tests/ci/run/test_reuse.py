@@ -7,6 +7,7 @@ import contextlib
 import datetime as dt
 import errno
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -30,6 +31,8 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 pathlib.Path('/proc/self/stat').read_text()
+os.link('deep/linked', os.environ['HILGATE_OUT'] + '/link')
+open(os.environ['HILGATE_OUT'] + '/link').read()
 open(os.environ['OUTSIDE']).read()
 with contextlib.suppress(OSError):
     open('settings.ini')
@@ -41,6 +44,7 @@ FILES = (
     "listed/one",
     "deep/by_the_child",
     "deep/by_the_fork",
+    "deep/linked",
     "unrelated.md",
     "code/b.py",
 )
@@ -86,6 +90,9 @@ def test_second_gate_reuses_says_so_and_judges_again(repository):
     assert not ran
     assert "1 step reused (1 of 1 checks)" in said
     assert "reused, " in said
+    assert "1 of 1 step passed before, and nothing they rest on has changed (--fresh runs them)" in " ".join(
+        said.split()
+    )
     verdict = json.loads((repository / "results/verdict.json").read_text())
     (first,) = verdict["steps"]
     assert (first["outcome"], first["counts"]["passed"]) == ("pass", 1)
@@ -113,6 +120,7 @@ CHANGES = {
     "data-that-no-area-declares": ("data.txt", write(), True),
     "data-of-its-child": ("deep/by_the_child", write(), True),
     "data-of-its-fork": ("deep/by_the_fork", write(), True),
+    "what-it-reads-under-another-name": ("deep/linked", write(), True),
     "what-its-area-declares": ("selected.txt", write(), True),
     "its-declaration": ("ci/areas/samples.yaml", lambda p: p.write_text(p.read_text().replace("a samples", "b")), True),
     "new-in-a-listed-folder": ("listed/two", write(), True),
@@ -235,16 +243,21 @@ def test_a_pass_over_files_that_moved_or_with_the_network_is_not_kept(code, why,
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("network", True), ("reuse", False), ("command", None)], ids=["network", "reuse", "git"]
+    ("field", "value"),
+    [("network", True), ("reuse", False), ("command", "git"), ("command", "sh"), ("command", "python -S")],
+    ids=str,
 )
 def test_a_step_that_says_so_or_whose_program_cannot_be_watched(field, value, repository):
     """A program that nobody watches may have read every file, and the history."""
     area = json.loads((repository / "ci/areas/samples.yaml").read_text())
     code = READS.replace("pathlib.Path(os", "subprocess.run(['git', 'log', '-1'], check=True)\npathlib.Path(os")
-    area["steps"][0][field] = python(code) if value is None else value
+    line = shlex.join(["sh", "-c", 'echo "$1" > "$HILGATE_OUT/findings.jsonl"', "sh", json.dumps(passing())])
+    isolated = python(READS).replace("python", "python -S", 1)
+    commands = {"git": python(code), "sh": line, "python -S": isolated}
+    area["steps"][0][field] = commands.get(value, value)
     (repository / "ci/areas/samples.yaml").write_text(json.dumps(area))
     gate(repository)
-    assert gate(repository)[0] is (value is not None)
+    assert gate(repository)[0] is (field != "command")
     (repository / "unrelated.md").write_text("more")
     assert gate(repository)[0]
     git(repository, "commit", "-qam", "the same files")
