@@ -2,8 +2,8 @@
 """Run functions in forked workers that may crash or hang, several at a time.
 
 MLIR and LLVM end the process when one of their own checks fails, after printing the check to stderr. A fork inherits
-the imported torch, Triton and vLLM. A worker calls one function after the other, because what Python and the compiler
-warm up in the first makes the next twice as fast; one that dies takes nothing with it but the call that killed it.
+the imported torch, Triton and vLLM. A worker calls one function after the other, which spares a fork of a large process
+for each; one that dies takes nothing with it but the call that killed it.
 """
 
 from __future__ import annotations
