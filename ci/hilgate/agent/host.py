@@ -53,8 +53,8 @@ JOB_LABEL = "hilgate.job"
 
 ZOMBIE = "Z"
 GRACE_SECONDS, CANCELLED_GRACE_SECONDS = 5.0, 2.0
-"""Between SIGTERM and SIGKILL; as the runner gives its steps. The agent gives all hooks of a cancelled job 9 s together
-(buildkite-agent start, --signal-grace-period-seconds)."""
+"""Between SIGTERM and SIGKILL; as the runner gives its steps. All hooks and uploads of a cancelled job share the
+agent's `cancel-cleanup-timeout`: 5 s by default, 30 in ci/agent/buildkite-agent.cfg."""
 
 ROUNDS = 3
 """A process that starts others while it ends is looked for again."""
