@@ -78,13 +78,14 @@ def _matches(entry: Protected, path: str) -> bool:
     return pathspec.GitIgnoreSpec.from_lines(f"/{glob}" for glob in entry.paths).match_file(path)
 
 
-def loosened(root: Path, merge_base: str, changed_files: Iterable[str]) -> tuple[Loosening, ...]:
+def loosened(root: Path, merge_base: str, changed_files: Iterable[str], commit: str = "") -> tuple[Loosening, ...]:
     """The protected files that a change touches, in the order of their paths.
 
     Args:
         root: The working tree, in a checkout that has the merge base.
         merge_base: Full sha; empty where nothing is compared, and then nothing is flagged.
         changed_files: Paths below the root, of both names where a file was renamed.
+        commit: Full sha of the change, whose files are read from git; empty where the working tree has more to it.
 
     Raises:
         InvalidDeclarationsError: The protected list is invalid.
@@ -96,13 +97,17 @@ def loosened(root: Path, merge_base: str, changed_files: Iterable[str]) -> tuple
     return tuple(
         found
         for path in sorted(set(changed_files))
-        if (entry := entry_for(entries, path)) and (found := _flagged(root, merge_base, path, entry))
+        if (entry := entry_for(entries, path)) and (found := _flagged(root, merge_base, path, entry, commit))
     )
 
 
-def _flagged(root: Path, merge_base: str, path: str, entry: Protected) -> Loosening | None:
+def _flagged(root: Path, merge_base: str, path: str, entry: Protected, commit: str) -> Loosening | None:
     before = git.file_at(root, merge_base, path)
-    after = (root / path).read_bytes() if (root / path).is_file() else None
+    if commit:
+        after = git.file_at(root, commit, path)
+    else:  # never through a link: what it leads to is this machine's, and would stand in the plan
+        plain = (root / path).is_file() and (root / path).resolve() == root.resolve() / path
+        after = (root / path).read_bytes() if plain else None
     if before == after:
         return None
     if after is None:

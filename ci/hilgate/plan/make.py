@@ -59,7 +59,7 @@ def gather_facts(root: Path, change: Changes) -> ChangeFacts:
     """
     return ChangeFacts(
         images=contents(root) if change.commit else {},
-        loosened=loosened(root, change.merge_base, change.files or ()),
+        loosened=loosened(root, change.merge_base, change.files or (), "" if change.dirty else change.commit),
         fork=of_build(os.environ).fork,
     )
 
@@ -88,6 +88,12 @@ def make_plan(
     require_own_hilgate(root, own)
     packages = [package for _, step in declarations.steps() for package in step.packages]
     change = git.inspect(root, base)
+    if change.links and profile != "gate":
+        raise DeclarationError(
+            "the change adds a link or a submodule, through which a host would read what is not the change's",
+            where=", ".join(change.links[:5]),
+            remedy="put the file itself there",
+        )
     by_change = not select and not models and profile not in WHOLE
     python = any(name.endswith(".py") for name in change.files or ())
     plan = assemble(
