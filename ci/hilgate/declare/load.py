@@ -45,8 +45,6 @@ class Declarations:
     """In file order."""
     agents: Agents
     project: Project = field(default_factory=Project)
-    vendored: str = ""
-    """The folder of hilgate's own package, where this repository holds it; empty where it is installed."""
 
     def steps(self) -> Iterator[tuple[Area, Step]]:
         """Every declared step with its area, in declared order."""
@@ -71,9 +69,14 @@ class Declarations:
         offers = [
             (queue.gpus, queue.memory_gib, name)
             for name, queue in self.agents.queues.items()
-            if queue.device == device and queue.gpus >= gpus
+            if queue.device == device and queue.gpus >= gpus and not queue.gate
         ]
         return min(offers)[2] if offers else None
+
+    def gate_queue(self) -> Key | None:
+        """The queue of what decides; without one of its own, the smallest of the cpu."""
+        own = (name for name, queue in self.agents.queues.items() if queue.gate)
+        return next(own, self.smallest_queue(CPU))
 
     def image_for(self, step: Step, device: Key) -> Key | None:
         """The image that a step's job on the agents runs in; what builds an image runs on the host."""
@@ -148,6 +151,5 @@ def load(root: Path) -> Declarations:
         raise InvalidDeclarationsError(mistakes)
     assert agents.noun is not None
     assert project.noun is not None
-    vendored = packages.folders.get("hilgate", "").removesuffix("hilgate").rstrip("/")
     declared = tuple(document.noun for document in areas if document.noun)
-    return Declarations(declared, agents.noun, project.noun, vendored)
+    return Declarations(declared, agents.noun, project.noun)
