@@ -123,6 +123,17 @@ def file_at(root: Path, commit: str, path: str) -> bytes | None:
     return done.stdout if done.returncode == 0 else None
 
 
+def names_at(root: Path, commit: str, folder: str) -> tuple[str, ...]:
+    """Paths of the files directly in a folder of a commit, links left out, sorted.
+
+    Raises:
+        CannotRunHereError: git is not installed, or knows no such commit here.
+    """
+    listed = _required(root, "ls-tree", "-z", "--full-tree", "--end-of-options", commit, "--", f"{folder}/")
+    entries = [entry.partition("\t") for entry in listed.split("\0") if entry]
+    return tuple(sorted(name for facts, _, name in entries if facts.startswith("100")))
+
+
 def diff(root: Path, commit: str, path: str) -> str:
     """How a file of the working tree differs from a commit: the hunks of a unified diff without context.
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who: a branch, or a fork that an agent has let through. What: files that Python imports by itself, a hilgate of its
-own, a looser list of what is protected, `PYTHON*` variables: the planner, the judge or a job would run the change's code.
+own, a looser list of what is protected, `PYTHON*` variables: planner, judge or a job would run the change's code.
 
 What must happen: on agents `hilgate` is the merge base's, started isolated. Nothing of the change runs; what it loosens
 is in the plan; an honest change is planned by the same command.

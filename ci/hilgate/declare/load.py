@@ -6,14 +6,15 @@ All mistakes of a load are reported at once: an author who has made three should
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hilgate.agent.declared import AGENTS_FILE, PROJECT_FILE
 from hilgate.declare import imports
 from hilgate.declare.check import check, check_project, check_queues
-from hilgate.declare.yaml import Document, Mistake, read
+from hilgate.declare.yaml import Document, Mistake, parse, read
 from hilgate.errors import DeclarationError, MisuseError
+from hilgate.git import file_at, names_at
 from hilgate.model import CPU, Agents, Area, Key, Project, Step, planned_key
 
 if TYPE_CHECKING:
@@ -127,6 +128,46 @@ def load_project(root: Path) -> Project:
     if document.noun is None:
         raise InvalidDeclarationsError(document.mistakes)
     return document.noun
+
+
+FORKS_MINUTES = 30
+"""At most, for a step that a fork adds."""
+
+
+def as_permitted(declared: Declarations, root: Path, commit: str) -> Declarations:
+    """What a fork declares, with the permissions that the merge base gives: it can give itself none.
+
+    Network, secrets, time, queue, GPUs and images are those of the step of the same name; a step that the fork adds has
+    neither network nor secrets, builds no image, and runs on the smallest queue of its devices.
+
+    Args:
+        declared: Of the fork.
+        root: A checkout that has the merge base.
+        commit: Full sha of the merge base.
+
+    Raises:
+        CannotRunHereError: It is not in this checkout.
+        InvalidDeclarationsError: Its queues cannot be read.
+    """
+    areas = [
+        parse(file_at(root, commit, name) or b"", name, Area).noun
+        for name in names_at(root, commit, "ci/areas")
+        if name.endswith(".yaml")
+    ]
+    agents = parse(file_at(root, commit, AGENTS_FILE) or b"", AGENTS_FILE, Agents)
+    if agents.noun is None:
+        raise InvalidDeclarationsError(agents.mistakes)
+    known = {step.key: step for area in areas if area for step in area.steps}
+    none: dict[str, object] = {"network": False, "secrets": (), "queues": {}, "gpus": 1, "provides": None}
+
+    def permitted(step: Step) -> Step:
+        own = known.get(step.key)
+        if own is None:
+            return step.model_copy(update={**none, "timeout_minutes": min(step.timeout_minutes, FORKS_MINUTES)})
+        return step.model_copy(update={name: getattr(own, name) for name in (*none, "timeout_minutes")})
+
+    shown = tuple(area.model_copy(update={"steps": tuple(map(permitted, area.steps))}) for area in declared.areas)
+    return replace(declared, areas=shown, agents=agents.noun)
 
 
 def load(root: Path) -> Declarations:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protected files (`ci/protected.yaml`): a change to what decides a merge is flagged, with its diff.
+"""Protected files: a change to what decides a merge is flagged, with its diff (`ci/protected.yaml` says what does not).
 
 Whether it makes the gate looser is for a person to say: the verdict waits for a named approval, and until then agents
 measure with the merge base's version of the data files among them (`put_back`).
@@ -7,7 +7,6 @@ measure with the merge base's version of the data files among them (`put_back`).
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Literal
 
 import pathspec
@@ -37,21 +36,22 @@ class Protected(Noun):
 
     paths: tuple[str, ...] = Field(min_length=1)
     """gitignore-style globs."""
-    flag: Literal["any change", "change or deletion", "deletion"] = "any change"
-    """What needs an approval. Not a new file where it decides nothing by itself, nor an edit that reviewers read."""
+    flag: Literal["any change", "change or deletion", "deletion", "nothing"] = "any change"
+    """What needs an approval. Not a new file where it decides nothing by itself, an edit that reviewers read, or a file
+    that no verdict rests on."""
     put_back: bool = False
     """Whether an agent runs with the merge base's file while the change to it is not approved. Not for what is already
     in the plan, nor for code."""
 
 
 class ProtectedList(Noun):
-    """The whole file; the first entry that matches a path counts."""
+    """The whole file; the first entry that matches a path counts, and what none matches is protected."""
 
     files: tuple[Protected, ...] = Field(min_length=1)
 
 
 def load(root: Path, merge_base: str) -> tuple[Protected, ...]:
-    """Entries of the merge base, then those of the working tree, which count for what the former do not name.
+    """Entries of the merge base, else of the working tree, and one for all that they do not name; none without a list.
 
     A list that was written for another version of hilgate is left out where the other one can be read; either way a
     change to the list itself is flagged.
@@ -63,15 +63,18 @@ def load(root: Path, merge_base: str) -> tuple[Protected, ...]:
     before, path = git.file_at(root, merge_base, PROTECTED_FILE), root / PROTECTED_FILE
     documents = [] if before is None else [yaml.parse(before, f"{merge_base[:12]}:{PROTECTED_FILE}", ProtectedList)]
     documents += [yaml.read(path, root, ProtectedList)] if path.exists() else []
-    lists = [document.noun.files for document in documents if document.noun]
-    if documents and not lists:
+    if not documents:
+        return ()
+    counting = next((document.noun.files for document in documents if document.noun), None)
+    if counting is None:
         raise InvalidDeclarationsError(documents[0].mistakes)
-    return (*itertools.chain.from_iterable(lists), Protected(paths=(PROTECTED_FILE,)))
+    return (Protected(paths=(PROTECTED_FILE,)), *counting, Protected(paths=("**",)))
 
 
 def entry_for(entries: Iterable[Protected], path: str) -> Protected | None:
     """How a file is protected; None for a file that decides nothing."""
-    return next((entry for entry in entries if _matches(entry, path)), None)
+    found = next((entry for entry in entries if _matches(entry, path)), None)
+    return None if found is None or found.flag == "nothing" else found
 
 
 def _matches(entry: Protected, path: str) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hilgate import git
 from hilgate.agent.trust import of_build
 from hilgate.declare import imports
-from hilgate.declare.load import load
+from hilgate.declare.load import as_permitted, load
 from hilgate.declare.protected import loosened
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
 from hilgate.images.contents import contents
@@ -95,6 +95,9 @@ def make_plan(
             where=", ".join(change.links[:5]),
             remedy="put the file itself there",
         )
+    facts = gather_facts(root, change)
+    if facts.fork and change.merge_base:
+        declarations = as_permitted(declarations, root, change.merge_base)
     by_change = not select and not models and profile not in WHOLE
     python = any(name.endswith(".py") for name in change.files or ())
     plan = assemble(
@@ -105,7 +108,7 @@ def make_plan(
         select=select,
         models=models,
         graph=imports.build(root, declarations.project.python_path) if by_change and python else None,
-        facts=gather_facts(root, change),
+        facts=facts,
         absent=absent_tools(declarations),
     )
     return plan.model_copy(update={"packages": own})
