@@ -92,7 +92,11 @@ def preflight(node: NodeContext, *, by_hand: bool = False) -> int:
     sys.stdout.write(f"+++ this node is unfit for {promise.queue}\n{_table(record)}")
     sys.stdout.write("".join(f"unfit: {problem}\n" for problem in record.problems))
     if not by_hand:
-        calls = {"this agent could not be paused": _pause(record.problems, env)}
+        pause = _pause(record.problems, env)
+        told = f"`{env.get('BUILDKITE_AGENT_NAME', '')}` is paused: `{pause[2].replace('`', '')}`"
+        # Nobody looks at a list of agents: the build says which node went out.
+        shown = ("annotate", "--style", "warning", "--context", f"node-{env.get('BUILDKITE_JOB_ID', '')}", told)
+        calls = {"this agent could not be paused": pause, "nobody is told in the build": shown}
         if path is not None:  # the agent uploads artifacts after a failed pre-command hook too; this does not wait
             name = str(path.relative_to(checkout))
             calls = {f"{name} could not be uploaded": ("artifact", "upload", name)} | calls

@@ -58,9 +58,10 @@ def test_commands_and_options_are_known_to_the_command_line():
             if not found or found[1] in OTHERS:
                 continue
             seen.add(found[1])
-            known = {option for parameter in commands[found[1]].params for option in parameter.opts}
+            command = getattr(commands[found[1]], "commands", {}).get(found[2].split()[0], commands[found[1]])
+            known = {option for parameter in command.params for option in parameter.opts}
             assert set(re.findall(r"--[a-z-]+", found[2])) - OPTIONS <= known, line
-    assert seen == {"plan", "pipeline", "judge"}
+    assert seen == {"plan", "pipeline", "judge", "history"}
 
 
 def test_rerun_offers_every_model_that_a_step_runs():
@@ -72,6 +73,18 @@ def test_rerun_offers_every_model_that_a_step_runs():
         (FOLDER / "rerun.yml").write_text(text, encoding="utf-8")
     choice = yaml.safe_load(FILES["rerun.yml"])["steps"][0]
     assert [(option["label"], option["value"]) for option in choice["fields"][0]["options"]] == options
+
+
+def test_the_settings_as_data_are_those_of_the_page():
+    settings = (FOLDER.parent / "ci/agent/pipeline.tf").read_text(encoding="utf-8")
+    (steps,) = re.findall(r"<<-YAML\n(.*?)\n  YAML", settings, re.DOTALL)
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    # The uploader of neither replaces anything: there is no `$`.
+    assert yaml.safe_load(f"{steps}\n") == yaml.safe_load(shown)
+    assert "$" not in steps
+    off = ("publish_commit_status", "build_pull_request_forks", "skip_pull_request_builds_for_existing_commits")
+    assert all(re.search(rf"{name} += false", settings) for name in off)
+    assert set(re.findall(r'HILGATE_\w+ = "(\w+)"', settings)) == {"nightly", "release"}
 
 
 @pytest.mark.parametrize(("name", "key"), [one for one in STEPS if "hilgate judge" in script(STEPS[one])], ids="-".join)
