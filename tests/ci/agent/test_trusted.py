@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Honest builds of every kind, from plan to verdict, with `hilgate` as agents have it; and where its code comes from."""
+"""Honest builds of every kind, from plan to verdict, with `hilgate` as agents have it; where its code comes from."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hilgate.agent import host, trusted
 if TYPE_CHECKING:
     from pathlib import Path
 
+OURS = "https://github.com/acme/acme"
 BUILDS = {
     "pull request": {},
     "pull request of a fork": {"HILGATE_DISPOSABLE": "1"},
@@ -39,9 +40,13 @@ def test_an_honest_build_passes_from_plan_to_verdict(tmp_path: Path, build: str)
         **change.env(fork=fork, BUILDKITE_JOB_ID="0193-job", TMPDIR=str(tmp_path)),
         **BUILDS[build],
         "BUILDKITE_MERGE_QUEUE_BASE_COMMIT": git(change.ours, "rev-parse", "main"),
+        "BUILDKITE_REPO": OURS,
+        "BUILDKITE_PULL_REQUEST_REPO": "https://github.com/somebody/acme" if fork else OURS,
+        # What the forge serves at that address.
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{change.ours}.insteadOf",
+        "GIT_CONFIG_VALUE_0": OURS,
     }
-    if fork:
-        env |= {"BUILDKITE_PULL_REQUEST_REPO": "https://github.com/somebody/x"}
     if build == "default branch":
         git(change.ours, "config", "receive.denyCurrentBranch", "ignore")
         git(change.theirs, "push", "-q", "origin", "HEAD:main")
