@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of `.buildkite`: valid, clean shell, and in agreement with the declarations and the command line."""
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from support.executor import REAL_AGENT
 from support.pipelines import DECLARED, SCHEMAS
 from support.static_steps import FILES, FOLDER, STEPS, script
 
@@ -22,6 +24,18 @@ from hilgate.cli.app import program
 @pytest.mark.parametrize("name", FILES)
 def test_file_is_valid_by_both_copies_of_the_schema(name, schema):
     assert schema_problems(FILES[name], schema) == []
+
+
+@pytest.mark.skipif(not REAL_AGENT, reason="did not run: HILGATE_REAL_AGENT names no buildkite-agent")
+@pytest.mark.parametrize("name", FILES)
+def test_the_real_uploader_takes_the_file_and_leaves_the_shells_own_dollars(name):
+    words = [REAL_AGENT, "pipeline", "upload", "--dry-run", "--reject-parse-warnings", str(FOLDER / name)]
+    env = {"PATH": os.environ["PATH"], "BUILDKITE_AGENT_ACCESS_TOKEN": "of-this-job", "BUILDKITE_JOB_ID": "0193-job"}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    taken = [step for step in json.loads(done.stdout)["steps"] if "command" in step]
+    written = [step for (file, _), step in STEPS.items() if file == name]
+    assert [step["command"] for step in taken] == [script(step) for step in written]
 
 
 @pytest.mark.parametrize(("name", "key"), STEPS, ids="-".join)
