@@ -42,7 +42,7 @@ MESSAGE_LINES = 25
 HOOKS = ("environment", "post-checkout", "pre-command", "post-command", "pre-exit")
 """Shell scripts without a suffix."""
 
-SCRIPTS = (".sh", ".ci/run", *(f"ci/hooks/{name}" for name in HOOKS))
+SCRIPTS = (".sh", ".ci/run", "ci/bin/hilgate", *(f"ci/hooks/{name}" for name in HOOKS))
 """How the names of shell scripts end."""
 
 LICENSE = "# SPDX-License-Identifier: Apache-2.0"
