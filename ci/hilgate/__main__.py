@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 
 def main() -> None:
@@ -35,4 +37,6 @@ def _quit(*_: object) -> None:
 
 
 if __name__ == "__main__":
+    if not __package__:  # run as a file, isolated (hilgate.agent.trusted)
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     main()

@@ -35,6 +35,8 @@ class Changes:
     """Those of `files` that the merge base does not have, sorted."""
     merge_base: str = ""
     """Full sha of the merge base of HEAD and `base`; empty without a base."""
+    links: tuple[str, ...] = ()
+    """Those of `files` that the change makes a link or a submodule: what is read there is not the change's."""
 
 
 def inspect(root: Path, base: str | None) -> Changes:
@@ -66,9 +68,9 @@ def inspect(root: Path, base: str | None) -> Changes:
             where=str(root),
             remedy="in a shallow clone run git fetch --unshallow; else leave out --base",
         )
-    differing = _required(root, "diff", "--name-status", "-z", "--find-renames", "--no-ext-diff", fork, "--")
+    differing = _required(root, "diff", "--raw", "-z", "--find-renames", "--no-ext-diff", fork, "--")
     untracked = _required(root, "ls-files", "--others", "--exclude-standard", "-z")
-    changed, appeared = _names(differing)
+    changed, appeared, links = _names(differing)
     new = {name for name in untracked.split("\0") if name}
     return Changes(
         commit,
@@ -77,6 +79,7 @@ def inspect(root: Path, base: str | None) -> Changes:
         files=tuple(sorted(changed | new)),
         appeared=tuple(sorted(appeared | new)),
         merge_base=fork,
+        links=tuple(sorted(links)),
     )
 
 
@@ -167,6 +170,17 @@ def file_at(root: Path, commit: str, path: str) -> bytes | None:
     return done.stdout if done.returncode == 0 else None
 
 
+def names_at(root: Path, commit: str, folder: str) -> tuple[str, ...]:
+    """Paths of the files directly in a folder of a commit, links left out, sorted.
+
+    Raises:
+        CannotRunHereError: git is not installed, or knows no such commit here.
+    """
+    listed = _required(root, "ls-tree", "-z", "--full-tree", "--end-of-options", commit, "--", f"{folder}/")
+    entries = [entry.partition("\t") for entry in listed.split("\0") if entry]
+    return tuple(sorted(name for facts, _, name in entries if facts.startswith("100")))
+
+
 def diff(root: Path, commit: str, path: str) -> str:
     """How a file of the working tree differs from a commit: the hunks of a unified diff without context.
 
@@ -178,17 +192,23 @@ def diff(root: Path, commit: str, path: str) -> str:
     return text[text.find("@@") :] if "@@" in text else ""
 
 
-def _names(status: str) -> tuple[set[str], set[str]]:
-    """Names in `git diff --name-status -z`, and those of them that are new.
+LINK_MODES = frozenset({"120000", "160000"})
+"""Of a symbolic link and of a submodule, in a tree of git."""
 
-    It lists a letter, then one name, or two (old, new) after R (rename) and C (copy).
+
+def _names(raw: str) -> tuple[set[str], set[str], set[str]]:
+    """Names in `git diff --raw -z`; those of them that are new; those that are links now.
+
+    It lists `:<old mode> <new mode> <shas> <letter>`, then one name, or two (old, new) after R (rename) and C (copy).
     """
-    words = iter(status.split("\0"))
+    words = iter(raw.split("\0"))
     names: set[str] = set()
     appeared: set[str] = set()
-    for letter in words:
-        if not letter:
+    links: set[str] = set()
+    for fields in words:
+        if not fields:
             continue
+        _, mode, *_, letter = fields.split()
         name = next(words)
         names.add(name)
         if letter[0] in "RC":
@@ -196,7 +216,9 @@ def _names(status: str) -> tuple[set[str], set[str]]:
             names.add(name)
         if letter[0] in "ARC":
             appeared.add(name)
-    return names, appeared
+        if mode in LINK_MODES:
+            links.add(name)
+    return names, appeared, links
 
 
 def _without_base(root: Path) -> Changes:

@@ -196,6 +196,8 @@ class Queue(Noun):
     """GPU memory of one device, or host memory for a cpu queue."""
     image: Key | None = None
     """The image that its jobs run in; None runs them on the host."""
+    gate: bool = False
+    """Whether it runs only what decides (plan, recheck, verdict), and no step of a change."""
 
 
 class Agents(Noun):
@@ -315,6 +317,13 @@ BUILDKITE_KEY = re.compile(r"[a-z0-9_-]{1,100}")
 
 RESERVED_KEYS = frozenset({"plan", "recheck", "verdict"})
 """Step keys of the pipeline itself."""
+
+POSTED_BY = (
+    "build.pull_request.base_branch == pipeline.default_branch"
+    " || build.merge_queue.base_branch == pipeline.default_branch"
+    " || (build.branch == pipeline.default_branch && build.pull_request.id == null)"
+)
+"""Builds that post the required status. A build of another branch has no part in it: nobody asked to merge that."""
 
 
 class Step(Noun):

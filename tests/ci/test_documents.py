@@ -34,3 +34,14 @@ def test_a_page_names_nothing_that_is_not_there(page):
 def test_a_wrong_path_is_noticed():
     text = "[a](none.md) [b](README.md#x) [c](https://example.org) `ci/hilgate/none.py` `ci/hilgate/model.py`"
     assert missing("README.md", text) == ["none.md", "ci/hilgate/none.py"]
+
+
+def test_every_attack_is_listed_with_what_happens():
+    page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+) \| (.+) \| `(test_\w+\.py)` \|$", page, re.MULTILINE)
+    files = sorted((ROOT / "tests/attacks").glob("test_*.py"))
+    assert sorted(name for _, _, name in rows) == [path.name for path in files]
+    for path in files:
+        said = path.read_text(encoding="utf-8").split('"""')[1]
+        assert said.startswith("Who: "), path
+        assert all(word in said for word in (" What: ", "What must happen: ")), path

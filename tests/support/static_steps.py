@@ -24,7 +24,7 @@ STEPS = {
     for step in yaml.safe_load(text)["steps"]
     if "command" in step
 }
-PULL_REQUEST = {"BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main"}
+PULL_REQUEST = {"BUILDKITE_PULL_REQUEST": "7", "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main"}
 
 JUDGE = """[ "$1" = judge ] || exit 0
 echo '{{"loosened": {loosened}, "images": {{"rocm": "sha256:00"}}}}' > results/verdict.json

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hooks of an agent: is this node fit for a job, and how does the job leave it?
 
-    python3 -m hilgate.agent.hooks preflight     called by .buildkite/hooks/pre-command
-    python3 -m hilgate.agent.hooks postflight    called by .buildkite/hooks/post-command
+    agent/__main__.py hooks preflight     called by ci/hooks/pre-command
+    agent/__main__.py hooks postflight    called by ci/hooks/post-command
 
 Preflight: fit is 0. Unfit is 75: the job's folder says why, the agent is paused with a note, and Buildkite gives the
 job to another one. Whatever cannot be looked at counts as unfit. A queue or a setting that makes no sense is 3 and
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SETTLE_SECONDS = 15.0
 """For memory and processes of the job before to go: the driver frees VRAM after the process has ended. None after a
-cancelled job, whose hooks have 9 s in all."""
+cancelled job, whose hooks have little time."""
 
 PAUSE_MINUTES = "HILGATE_PAUSE_MINUTES"
 DEFAULT_PAUSE_MINUTES, MAX_PAUSE_MINUTES = 240, 10080
@@ -92,7 +92,11 @@ def preflight(node: NodeContext, *, by_hand: bool = False) -> int:
     sys.stdout.write(f"+++ this node is unfit for {promise.queue}\n{_table(record)}")
     sys.stdout.write("".join(f"unfit: {problem}\n" for problem in record.problems))
     if not by_hand:
-        calls = {"this agent could not be paused": _pause(record.problems, env)}
+        pause = _pause(record.problems, env)
+        told = f"`{env.get('BUILDKITE_AGENT_NAME', '')}` is paused: `{pause[2].replace('`', '')}`"
+        # Nobody looks at a list of agents: the build says which node went out.
+        shown = ("annotate", "--style", "warning", "--context", f"node-{env.get('BUILDKITE_JOB_ID', '')}", told)
+        calls = {"this agent could not be paused": pause, "nobody is told in the build": shown}
         if path is not None:  # the agent uploads artifacts after a failed pre-command hook too; this does not wait
             name = str(path.relative_to(checkout))
             calls = {f"{name} could not be uploaded": ("artifact", "upload", name)} | calls

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,8 +54,8 @@ JOB_LABEL = "hilgate.job"
 
 ZOMBIE = "Z"
 GRACE_SECONDS, CANCELLED_GRACE_SECONDS = 5.0, 2.0
-"""Between SIGTERM and SIGKILL; as the runner gives its steps. The agent gives all hooks of a cancelled job 9 s together
-(buildkite-agent start, --signal-grace-period-seconds)."""
+"""Between SIGTERM and SIGKILL; as the runner gives its steps. All hooks and uploads of a cancelled job share the
+agent's `cancel-cleanup-timeout`: 5 s by default, 30 in ci/agent/buildkite-agent.cfg."""
 
 ROUNDS = 3
 """A process that starts others while it ends is looked for again."""
@@ -323,7 +324,10 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hilgate.agent.host", description="End what a job left on this host.")
     parser.add_argument("command", choices=["cleanup"])
     parser.add_argument("--job", default=os.environ.get("BUILDKITE_JOB_ID", ""), help="id of the job (this one)")
-    done = end_job(parser.parse_args(words).job, grace_seconds=grace(os.environ))
+    job = parser.parse_args(words).job
+    done = end_job(job, grace_seconds=grace(os.environ))
+    for copy in Path(tempfile.gettempdir()).glob(f"hilgate-trusted-{job}-*") if job else ():
+        shutil.rmtree(copy, ignore_errors=True)
     sys.stdout.write("".join(f"ended {line}\n" for line in done.ended))
     sys.stderr.write("".join(f"{line}\n" for line in done.problems))
     return int(Exit.SICK_NODE) if done.problems else 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run one step of a plan on an agent: in the container of its image, or on the host where it has none.
 
-    python3 -m hilgate.agent.job KEY --plan results/plan.json --results results/jobs/KEY [--recheck]
+    hilgate job KEY --plan results/plan.json --results results/jobs/KEY [--recheck]     (hilgate.agent.trusted)
 
 The exit status is that of `hilgate run` (or `hilgate recheck`) inside. What Docker or this node cannot do is 5 or 75
 and never 1, so that nobody is blamed for it.
@@ -175,7 +175,15 @@ def results_of(key: str, env: Mapping[str, str], folder: Path, *, local: Path, b
     if build and not _BUILD.fullmatch(build):
         raise CannotRunHereError(f"{FROM_BUILD}={build!r} names no build", remedy="give its number or its id")
     name = f"results/jobs/{key}/results.jsonl"
-    words = ["buildkite-agent", "artifact", "download", name, f"{folder}/", *(("--build", build) if build else ())]
+    words = [
+        "buildkite-agent",
+        "artifact",
+        "download",
+        name,
+        f"{folder}/",
+        *("--step", key),
+        *(("--build", build) if build else ()),
+    ]
     failure = host.run(words, 300).failure
     if failure or not (folder / name).is_file():
         raise CannotRunHereError(
@@ -231,6 +239,12 @@ def collect(source: Path, target: Path) -> list[str]:
     return refused + [f"{error.filename}: {error.strerror}" for error in unreadable]
 
 
+def leave(source: Path, target: Path) -> None:
+    """Collect, and say in the log what was left behind."""
+    for refused in collect(source, target):
+        sys.stderr.write(f"left behind: {host.printable(refused)}\n")
+
+
 def _copy_file(path: Path, target: Path, inner: Path) -> str:
     """Copy one file; returns why it was not."""
     if str(inner) in HOOKS_OWN:
@@ -282,7 +296,7 @@ class Arguments:
 
 def main(words: list[str] | None = None) -> int:
     """Run it; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python3 -m hilgate.agent.job", description="Run one step of a plan.")
+    parser = argparse.ArgumentParser(prog="hilgate job", description="Run one step of a plan.")
     parser.add_argument("key", metavar="KEY", help="planned key of the step")
     parser.add_argument("--plan", metavar="FILE", required=True, type=lambda text: Path(text).absolute())
     parser.add_argument("--results", metavar="DIR", required=True, type=lambda text: Path(text).absolute())
@@ -349,15 +363,18 @@ def _on_host(planned: PlannedJob, arguments: Arguments, env: Mapping[str, str], 
             where="the agent's environment hook",
             remedy=f"give its queue an image, or set {DISPOSABLE}=1 where the machine is thrown away after each job",
         )
-    program = shutil.which("hilgate", path=env.get("PATH"))
-    if program is None:
-        raise CannotRunHereError("hilgate is not on the path", remedy="install it on this agent (SECURITY.md)")
+    program = [sys.executable, "-I", str(Path(__file__).resolve().parents[1] / "__main__.py")]
     with tempfile.TemporaryDirectory(prefix="hilgate-home-") as home:
+        made = Path(home).resolve() / "results"
+        made.mkdir()
         inside = trust.environment(env, decided, planned.secrets)
         if decided.fork:
             inside["HOME"] = home  # the agent's own holds its credentials
-        words = arguments.words(str(arguments.plan), str(arguments.results), str(arguments.results.parent))
-        return container.attend([program, *words], env=inside, container=None, seconds=planned.seconds)
+        words = arguments.words(str(arguments.plan), str(made), str(arguments.results.parent))
+        try:
+            return container.attend([*program, *words], env=inside, container=None, seconds=planned.seconds)
+        finally:
+            leave(made, arguments.results)
 
 
 def _in_container(
@@ -405,8 +422,7 @@ def _in_container(
         try:
             return container.attend(command, env=dict(env), container=name, seconds=planned.seconds)
         finally:
-            for refused in collect(scratch / "results", arguments.results):
-                sys.stderr.write(f"left behind: {host.printable(refused)}\n")
+            leave(scratch / "results", arguments.results)
     finally:
         discard(scratch)
 

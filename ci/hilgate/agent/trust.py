@@ -59,6 +59,9 @@ READ_AS_DATA = re.compile(
 )
 """What a host reads as data or does not read, in every repository."""
 
+LINKS = frozenset({"120000", "160000"})
+"""Modes of a symbolic link and of a submodule in git's trees."""
+
 NEVER_INSIDE = sys.stdlib_module_names | {"", "ci", "hilgate", "sitecustomize", "usercustomize"}
 """First part of a path, without what follows a '.', that no `forks_may_change` reaches: hooks, declarations, and what a
 Python that starts in the checkout would find before its own library (`json/`, `argparse.py`)."""
@@ -204,9 +207,11 @@ def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
     text = host.git(checkout, "show", f"{base}:{declared.PROJECT_FILE}") if declares else ""
     inside = declared.words(text, "forks_may_change")
     # Without rename detection a file that moves is one that vanishes and one that appears; both names count.
-    listing = host.git(checkout, "diff", "--name-only", "-z", "--no-renames", "--no-ext-diff", f"{base}...HEAD", "--")
-    changed = [name for name in listing.split("\0") if name]
-    executed = [name for name in changed if not stays_inside(name, inside)]
+    listing = host.git(checkout, "diff", "--raw", "-z", "--no-renames", "--no-ext-diff", f"{base}...HEAD", "--")
+    words = listing.split("\0")
+    changed = dict(zip(words[1::2], words[::2], strict=False))
+    # What a host reads as data it must not read through a link, nor fetch from where a submodule comes from.
+    executed = [name for name, raw in changed.items() if raw.split()[1] in LINKS or not stays_inside(name, inside)]
     if executed:
         names = ", ".join(repr(name) for name in executed[:5])
         more = f" and {len(executed) - 5} more" if len(executed) > 5 else ""

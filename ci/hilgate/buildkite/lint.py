@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import yaml
 
+from hilgate.agent.fetch import RECHECK_KEY_SUFFIX
 from hilgate.declare.check import find_cycle
 from hilgate.errors import Exit
-from hilgate.model import BUILDKITE_KEY, RESERVED_KEYS
+from hilgate.model import BUILDKITE_KEY, POSTED_BY, RESERVED_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 MAX_STEPS = 500
 """Steps per upload (buildkite-agent, clicommand/pipeline_upload.go)."""
 
-RECHECK_KEY_SUFFIX = "-recheck"
 STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle"}
 """Step keys of the files in `.buildkite`, which share a build with generated steps."""
 
@@ -99,34 +99,41 @@ def lint_files(texts: Mapping[str, str], declarations: Declarations) -> list[str
 
 def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator[str]:
     pipeline: Step = yaml.safe_load(text)
-    project, path = declarations.project, (pipeline.get("env") or {}).get("PYTHONPATH", "")
-    if path != declarations.vendored:
-        yield f"its PYTHONPATH is {path!r}, where ci/project.yaml finds hilgate in {declarations.vendored!r}"
+    project = declarations.project
     steps: list[Step] = [step if isinstance(step, dict) else {str(step): None} for step in pipeline["steps"]]
     shape = tuple("wait" if "wait" in step else str(step.get("key", "?")) for step in steps)
     if shape != FLOWS.get(name):
         yield f"its steps are {', '.join(shape)}, not {', '.join(FLOWS.get(name, ('none',)))}"
-    if "notify" in pipeline:
-        yield "notifies for the whole build, which a step cannot take back"
-    if _LONE_DOLLAR.search(text):
-        yield "a single '$' is replaced when the file is uploaded; the job's own is '$$'"
+    yield from _build_problems(pipeline, text)
     yield from _key_problems([step["key"] for step in steps if step.get("key")])
-    yield from _graph_problems(steps)
+    yield from _graph_problems(steps, STATIC_KEYS if name == "approve.yml" else frozenset())
     for step in steps:
         if "wait" in step:
             if step.get("continue_on_failure") is not True:
                 yield "a wait stops at a failure, and no verdict is posted"
             continue
-        if "input" in step:
+        if "input" in step or "block" in step:
             found = _input_problems(step, project.approvers)
         else:
             found = _step_problems(step, answers=False) + _queue_problems(step, declarations)
+        if any(notice.get("if") != POSTED_BY for notice in step.get("notify", [])):
+            found.append("posts in builds that nobody asked to merge: its notify needs the condition POSTED_BY")
         contexts = [notice.get("github_commit_status", {}).get("context") for notice in step.get("notify", [])]
         if contexts != ([project.status] if POSTING.get(name) == step.get("key") else []):
             found.append(
                 f"posts {contexts or 'nothing'}; {project.status} is posted by {POSTING.get(name, 'no step here')}"
             )
         yield from (f"step {step.get('key', '?')!r} {problem}" for problem in found)
+
+
+def _build_problems(pipeline: Step, text: str) -> Iterator[str]:
+    """Problems of what stands above the steps, and of the text."""
+    if python := [variable for variable in pipeline.get("env") or {} if variable.startswith("PYTHON")]:
+        yield f"it sets {python[0]}: what decides is Python"
+    if "notify" in pipeline:
+        yield "notifies for the whole build, which a step cannot take back"
+    if _LONE_DOLLAR.search(text):
+        yield "a single '$' is replaced when the file is uploaded; the job's own is '$$'"
 
 
 def _key_problems(keys: list[str]) -> list[str]:
@@ -143,14 +150,14 @@ def _needs(step: Step) -> list[str]:
     return [need["step"] if isinstance(need, dict) else need for need in needs]
 
 
-def _graph_problems(steps: list[Step]) -> list[str]:
-    """Dependencies that do not exist, and cycles; a group is met when all its steps are."""
+def _graph_problems(steps: list[Step], known: frozenset[str] = frozenset()) -> list[str]:
+    """Dependencies that do not exist, here or in `known`, and cycles; a group is met when all its steps are."""
     graph = {str(step["key"]): _needs(step) for step in steps if step.get("key")}
     problems = [
         f"step {key!r} depends on {need!r}, which does not exist"
         for key, needs in graph.items()
         for need in needs
-        if need not in graph
+        if need not in graph and need not in known
     ]
     for step in steps:
         for inner in step.get("steps", []):
@@ -197,9 +204,8 @@ def _retry_problems(retry: Step, *, answers: bool) -> list[str]:
 
 
 def _queue_problems(step: Step, declarations: Declarations) -> list[str]:
-    queue = (step.get("agents") or {}).get("queue")
-    unknown = queue is not None and queue not in declarations.agents.queues
-    return [f"has a queue {queue!r} that ci/agents.yaml does not declare"] if unknown else []
+    queue, gate = (step.get("agents") or {}).get("queue"), declarations.gate_queue()
+    return [f"runs on the queue {queue!r} and not on {gate}, that of what decides"] if queue not in {None, gate} else []
 
 
 def _input_problems(step: Step, approvers: str) -> list[str]:
@@ -210,6 +216,7 @@ def _input_problems(step: Step, approvers: str) -> list[str]:
             approval and step.get("allowed_teams") != [approvers]
         ),
         "can be left out by a condition": approval and "if" in step,
+        "is no block step, after which alone Buildkite names who approved": approval and "block" not in step,
     }
     return [problem for problem, wrong in rules.items() if wrong]
 

@@ -11,7 +11,6 @@ What is generated is uploaded by the steps of `.buildkite/*.yml`, which hold the
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from typing import TYPE_CHECKING
 
@@ -28,10 +27,11 @@ from buildkite_sdk.schema import (
 )
 from pydantic import BaseModel
 
+from hilgate.agent.fetch import recheck_key
 from hilgate.agent.health import RECHECK_SUFFIX
-from hilgate.buildkite.lint import RECHECK_KEY_SUFFIX, lint, schema_problems, sdk_schema
+from hilgate.buildkite.lint import lint, schema_problems, sdk_schema
 from hilgate.errors import DeclarationError, Exit, NothingSelectedError
-from hilgate.model import CPU, JOBS_FOLDER, PLAN_FILE
+from hilgate.model import JOBS_FOLDER, PLAN_FILE, POSTED_BY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,7 +106,7 @@ def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -
     for area in dict.fromkeys(step.area for step in plan.steps):
         steps = [_job(step, plan, branch) for step in plan.steps if step.area == area]
         groups.append(GroupStep(group=titles.get(area, area), key=area, steps=steps))
-    return emit(groups, declarations, secrets=not plan.fork)
+    return emit(groups, secrets=not plan.fork)
 
 
 def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> CommandStep:
@@ -125,7 +125,7 @@ def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> Comm
     command = [f"buildkite-agent artifact download results/{PLAN_FILE} . --step plan"]
     lock, flag = None, ""
     if failed:
-        command.append(f"buildkite-agent artifact download '{folder}/**/*' .")
+        command.append(f"buildkite-agent artifact download '{folder}/**/*' . --step {key}")
         key, folder, flag = recheck_key(key), folder + RECHECK_SUFFIX, " --recheck"
         label += f": {failed} failing {'check' if failed == 1 else 'checks'} on another node"
     elif step.step.provides in plan.images:
@@ -135,7 +135,7 @@ def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> Comm
     return CommandStep(
         key=key,
         label=label,
-        command=[*command, f"python3 -m hilgate.agent.job {step.key}{options}"],
+        command=[*command, f"hilgate job {step.key}{options}"],
         agents={"queue": step.queue},
         depends_on=None if failed else list(step.depends_on) or None,
         priority=MERGE_QUEUE_PRIORITY if branch.startswith(MERGE_QUEUE_BRANCH) else PRIORITIES[plan.profile],
@@ -151,19 +151,17 @@ def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> Comm
 
 def emit(
     steps: Sequence[GroupStep | CommandStep],
-    declarations: Declarations,
     *,
     secrets: bool = True,
     rechecks: bool = False,
     posts: str = "",
 ) -> str:
-    """Emit, lint and validate. Hosts take hilgate from the checkout where it holds it, else as it is installed there.
+    """Emit, lint and validate. `hilgate` on hosts is that of the merge base (`hilgate.agent.trusted`).
 
     Raises:
         InvalidPipelineError: With every problem found.
     """
-    env = {"PYTHONPATH": declarations.vendored} if declarations.vendored else None
-    text = Pipeline(env=env, steps=list(steps)).to_yaml(sort_keys=False, width=80, allow_unicode=True)
+    text = Pipeline(steps=list(steps)).to_yaml(sort_keys=False, width=80, allow_unicode=True)
     problems = lint(text, secrets=secrets, rechecks=rechecks, posts=posts) or schema_problems(text, sdk_schema())
     if problems:
         raise InvalidPipelineError(
@@ -190,15 +188,12 @@ _forbid_unknown_keys()
 REQUIRED_KEY = "required"
 
 
-def recheck_yaml(
-    plan: Plan, pending: Mapping[str, Sequence[str]], declarations: Declarations, *, branch: str = ""
-) -> str:
+def recheck_yaml(plan: Plan, pending: Mapping[str, Sequence[str]], *, branch: str = "") -> str:
     """The steps that run failing checks once more, each on another node of the same queue; empty when nothing failed.
 
     Args:
         plan: The plan they failed in.
         pending: Planned key -> ids of its checks that need it.
-        declarations: As for `pipeline_yaml`.
         branch: As for `pipeline_yaml`.
 
     Raises:
@@ -210,21 +205,12 @@ def recheck_yaml(
             f"step {unknown[0]!r} is not in the plan", where="what failed", remedy="give the plan that was run"
         )
     rechecks = [_job(steps[key], plan, branch, failed=len(ids)) for key, ids in sorted(pending.items()) if ids]
-    return emit(rechecks, declarations, secrets=not plan.fork, rechecks=True) if rechecks else ""
-
-
-def recheck_key(key: str) -> str:
-    """Key of the step that reruns the failing checks of a planned step; long keys are shortened and stay distinct."""
-    room = 100 - len(RECHECK_KEY_SUFFIX)  # Buildkite takes no longer key
-    if len(key) > room:
-        digest = hashlib.sha256(key.encode()).hexdigest()[:8]
-        key = f"{key[: room - len(digest) - 1]}-{digest}"
-    return key + RECHECK_KEY_SUFFIX
+    return emit(rechecks, secrets=not plan.fork, rechecks=True) if rechecks else ""
 
 
 def required_yaml(declarations: Declarations) -> str:
     """The one step that posts the required context of a complete rerun: it judges once more what is there."""
-    queue = declarations.smallest_queue(CPU)
+    queue = declarations.gate_queue()
     if queue is None:
         raise InvalidPipelineError("no queue offers the cpu", where="ci/agents.yaml", remedy="declare one")
     context = NotifyGithubCommitStatusGithubCommitStatus(context=declarations.project.status)
@@ -234,14 +220,14 @@ def required_yaml(declarations: Declarations) -> str:
         command=[
             "rm -rf results",
             f"buildkite-agent artifact download results/{PLAN_FILE} . --step plan",
-            f"buildkite-agent artifact download 'results/{JOBS_FOLDER}/**/*' .",
+            f"hilgate fetch --plan results/{PLAN_FILE}",
             f"hilgate judge --plan results/{PLAN_FILE} --jobs results/{JOBS_FOLDER} --results results",
             "test -s results/verdict.json",
         ],
         agents={"queue": queue},
         timeout_in_minutes=15,
         artifact_paths=["results/verdict.json"],
-        notify=[NotifyGithubCommitStatus(github_commit_status=context)],
+        notify=[NotifyGithubCommitStatus(github_commit_status=context, step_if=POSTED_BY)],
         retry=RETRY,
     )
-    return emit([step], declarations, posts=REQUIRED_KEY)
+    return emit([step], posts=REQUIRED_KEY)

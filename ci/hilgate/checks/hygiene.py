@@ -42,7 +42,7 @@ MESSAGE_LINES = 25
 HOOKS = ("environment", "post-checkout", "pre-command", "post-command", "pre-exit")
 """Shell scripts without a suffix."""
 
-SCRIPTS = (".sh", ".ci/run", *(f".buildkite/hooks/{name}" for name in HOOKS))
+SCRIPTS = (".sh", ".ci/run", "ci/bin/hilgate", *(f"ci/hooks/{name}" for name in HOOKS))
 """How the names of shell scripts end."""
 
 LICENSE = "# SPDX-License-Identifier: Apache-2.0"
@@ -168,11 +168,18 @@ def forbidden(texts: Mapping[str, str], pattern: re.Pattern[str], why: str) -> l
     ]
 
 
+def local_hooks(texts: Mapping[str, str]) -> list[str]:
+    """Hooks where an agent looks for a repository's own: with `no-local-hooks` it would then run no job at all."""
+    found = [name for name in texts if name.startswith(".buildkite/hooks/")]
+    return [f"{name}: an agent with no-local-hooks refuses every job; hooks belong to ci/hooks" for name in found]
+
+
 RULES: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
     "no-room-package": room_packages,
     "class-names": class_names,
     "licenses": licenses,
     "pipelines": pipelines,
+    "no-local-hooks": local_hooks,
     "tests-in-steps": unreached,
     **{name: functools.partial(forbidden, pattern=one, why=why) for name, (one, why) in FORBIDDEN.items()},
 }

@@ -55,7 +55,7 @@ def pipeline(
         )
     plan = read_plan(plan_file)
     if jobs:
-        sys.stdout.write(_recheck(root, plan, jobs, branch))
+        sys.stdout.write(_recheck(plan, jobs, branch))
     elif required:
         from hilgate.buildkite.api import shortfall
         from hilgate.buildkite.steps import required_yaml
@@ -68,16 +68,15 @@ def pipeline(
         sys.stdout.write(pipeline_yaml(plan, load(root), branch=branch))
 
 
-def _recheck(root: Path, plan: Plan, jobs: Path, branch: str) -> str:
+def _recheck(plan: Plan, jobs: Path, branch: str) -> str:
     from hilgate.buildkite.steps import recheck_yaml
-    from hilgate.declare.load import load
     from hilgate.plan.make import plan_digest
     from hilgate.run import recheck, results
 
     pending = recheck.pending(plan, results.read_all(jobs.parent, jobs, plan, plan_digest(plan)))
     for key, ids in pending.items():
         sys.stderr.write(f"{key}: {len(ids)} to run again on another node\n")
-    return recheck_yaml(plan, pending, load(root), branch=branch)
+    return recheck_yaml(plan, pending, branch=branch)
 
 
 @program.command()

@@ -111,6 +111,8 @@ def _check_places(document: Document[Area], at: Loc, step: Step, agents: Agents)
             document.blame(loc, f"{device!r} is not a device of step {step.key!r}", suggest(device, step.devices))
         elif queue is None:
             document.blame(loc, f"unknown queue {name!r}", suggest(name, agents.queues))
+        elif queue.gate:
+            document.blame(loc, f"queue {name!r} runs only what decides", "name one for steps")
         elif queue.device != device:
             fitting = (other for other, offer in agents.queues.items() if offer.device == device)
             document.blame(loc, f"queue {name!r} offers {queue.device}, not {device}", suggest(name, fitting))

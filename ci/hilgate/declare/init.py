@@ -13,7 +13,7 @@ from hilgate import git
 from hilgate.agent.trust import stays_inside
 from hilgate.declare.load import load
 from hilgate.errors import MisuseError
-from hilgate.model import CPU, Key
+from hilgate.model import POSTED_BY, Key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,8 +57,13 @@ def init(root: Path) -> dict[str, bool]:
 def flow(name: str, declarations: Declarations) -> str:
     """`pipeline.yml` or `approve.yml` of `.buildkite`, for what is declared."""
     tables = [step.matrix.file for _, step in declarations.steps() if step.matrix]
-    queue = declarations.smallest_queue(CPU)
-    facts = {"declarations": declarations, "project": declarations.project, "queue": queue, "tables": tables}
+    queue, posted_by = declarations.gate_queue(), POSTED_BY.replace(" || ", "\n          || ")
+    facts: dict[str, object] = {
+        "project": declarations.project,
+        "queue": queue,
+        "tables": tables,
+        "posted_by": posted_by,
+    }
     return _render(name, facts)
 
 

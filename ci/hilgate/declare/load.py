@@ -6,14 +6,15 @@ All mistakes of a load are reported at once: an author who has made three should
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hilgate.agent.declared import AGENTS_FILE, PROJECT_FILE
 from hilgate.declare import imports
 from hilgate.declare.check import check, check_project, check_queues
-from hilgate.declare.yaml import Document, Mistake, read
+from hilgate.declare.yaml import Document, Mistake, parse, read
 from hilgate.errors import DeclarationError, MisuseError
+from hilgate.git import file_at, names_at
 from hilgate.model import CPU, Agents, Area, Key, Project, Step, planned_key
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ class Declarations:
     """In file order."""
     agents: Agents
     project: Project = field(default_factory=Project)
-    vendored: str = ""
-    """The folder of hilgate's own package, where this repository holds it; empty where it is installed."""
 
     def steps(self) -> Iterator[tuple[Area, Step]]:
         """Every declared step with its area, in declared order."""
@@ -71,9 +70,14 @@ class Declarations:
         offers = [
             (queue.gpus, queue.memory_gib, name)
             for name, queue in self.agents.queues.items()
-            if queue.device == device and queue.gpus >= gpus
+            if queue.device == device and queue.gpus >= gpus and not queue.gate
         ]
         return min(offers)[2] if offers else None
+
+    def gate_queue(self) -> Key | None:
+        """The queue of what decides; without one of its own, the smallest of the cpu."""
+        own = (name for name, queue in self.agents.queues.items() if queue.gate)
+        return next(own, self.smallest_queue(CPU))
 
     def image_for(self, step: Step, device: Key) -> Key | None:
         """The image that a step's job on the agents runs in; what builds an image runs on the host."""
@@ -126,6 +130,46 @@ def load_project(root: Path) -> Project:
     return document.noun
 
 
+FORKS_MINUTES = 30
+"""At most, for a step that a fork adds."""
+
+
+def as_permitted(declared: Declarations, root: Path, commit: str) -> Declarations:
+    """What a fork declares, with the permissions that the merge base gives: it can give itself none.
+
+    Network, secrets, time, queue, GPUs and images are those of the step of the same name; a step that the fork adds has
+    neither network nor secrets, builds no image, and runs on the smallest queue of its devices.
+
+    Args:
+        declared: Of the fork.
+        root: A checkout that has the merge base.
+        commit: Full sha of the merge base.
+
+    Raises:
+        CannotRunHereError: It is not in this checkout.
+        InvalidDeclarationsError: Its queues cannot be read.
+    """
+    areas = [
+        parse(file_at(root, commit, name) or b"", name, Area).noun
+        for name in names_at(root, commit, "ci/areas")
+        if name.endswith(".yaml")
+    ]
+    agents = parse(file_at(root, commit, AGENTS_FILE) or b"", AGENTS_FILE, Agents)
+    if agents.noun is None:
+        raise InvalidDeclarationsError(agents.mistakes)
+    known = {step.key: step for area in areas if area for step in area.steps}
+    none: dict[str, object] = {"network": False, "secrets": (), "queues": {}, "gpus": 1, "provides": None}
+
+    def permitted(step: Step) -> Step:
+        own = known.get(step.key)
+        if own is None:
+            return step.model_copy(update={**none, "timeout_minutes": min(step.timeout_minutes, FORKS_MINUTES)})
+        return step.model_copy(update={name: getattr(own, name) for name in (*none, "timeout_minutes")})
+
+    shown = tuple(area.model_copy(update={"steps": tuple(map(permitted, area.steps))}) for area in declared.areas)
+    return replace(declared, areas=shown, agents=agents.noun)
+
+
 def load(root: Path) -> Declarations:
     """Read and validate all declarations under `root`.
 
@@ -148,6 +192,5 @@ def load(root: Path) -> Declarations:
         raise InvalidDeclarationsError(mistakes)
     assert agents.noun is not None
     assert project.noun is not None
-    vendored = packages.folders.get("hilgate", "").removesuffix("hilgate").rstrip("/")
     declared = tuple(document.noun for document in areas if document.noun)
-    return Declarations(declared, agents.noun, project.noun, vendored)
+    return Declarations(declared, agents.noun, project.noun)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protected files (`ci/protected.yaml`): a change to what decides a merge is flagged, with its diff.
+"""Protected files: a change to what decides a merge is flagged, with its diff (`ci/protected.yaml` says what does not).
 
 Whether it makes the gate looser is for a person to say: the verdict waits for a named approval, and until then agents
 measure with the merge base's version of the data files among them (`put_back`).
@@ -7,7 +7,6 @@ measure with the merge base's version of the data files among them (`put_back`).
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Literal
 
 import pathspec
@@ -37,21 +36,22 @@ class Protected(Noun):
 
     paths: tuple[str, ...] = Field(min_length=1)
     """gitignore-style globs."""
-    flag: Literal["any change", "change or deletion", "deletion"] = "any change"
-    """What needs an approval. Not a new file where it decides nothing by itself, nor an edit that reviewers read."""
+    flag: Literal["any change", "change or deletion", "deletion", "nothing"] = "any change"
+    """What needs an approval. Not a new file where it decides nothing by itself, an edit that reviewers read, or a file
+    that no verdict rests on."""
     put_back: bool = False
     """Whether an agent runs with the merge base's file while the change to it is not approved. Not for what is already
     in the plan, nor for code."""
 
 
 class ProtectedList(Noun):
-    """The whole file; the first entry that matches a path counts."""
+    """The whole file; the first entry that matches a path counts, and what none matches is protected."""
 
     files: tuple[Protected, ...] = Field(min_length=1)
 
 
 def load(root: Path, merge_base: str) -> tuple[Protected, ...]:
-    """Entries of the merge base, then those of the working tree, which count for what the former do not name.
+    """Entries of the merge base, else of the working tree, and one for all that they do not name; none without a list.
 
     A list that was written for another version of hilgate is left out where the other one can be read; either way a
     change to the list itself is flagged.
@@ -63,28 +63,32 @@ def load(root: Path, merge_base: str) -> tuple[Protected, ...]:
     before, path = git.file_at(root, merge_base, PROTECTED_FILE), root / PROTECTED_FILE
     documents = [] if before is None else [yaml.parse(before, f"{merge_base[:12]}:{PROTECTED_FILE}", ProtectedList)]
     documents += [yaml.read(path, root, ProtectedList)] if path.exists() else []
-    lists = [document.noun.files for document in documents if document.noun]
-    if documents and not lists:
+    if not documents:
+        return ()
+    counting = next((document.noun.files for document in documents if document.noun), None)
+    if counting is None:
         raise InvalidDeclarationsError(documents[0].mistakes)
-    return (*itertools.chain.from_iterable(lists), Protected(paths=(PROTECTED_FILE,)))
+    return (Protected(paths=(PROTECTED_FILE,)), *counting, Protected(paths=("**",)))
 
 
 def entry_for(entries: Iterable[Protected], path: str) -> Protected | None:
     """How a file is protected; None for a file that decides nothing."""
-    return next((entry for entry in entries if _matches(entry, path)), None)
+    found = next((entry for entry in entries if _matches(entry, path)), None)
+    return None if found is None or found.flag == "nothing" else found
 
 
 def _matches(entry: Protected, path: str) -> bool:
     return pathspec.GitIgnoreSpec.from_lines(f"/{glob}" for glob in entry.paths).match_file(path)
 
 
-def loosened(root: Path, merge_base: str, changed_files: Iterable[str]) -> tuple[Loosening, ...]:
+def loosened(root: Path, merge_base: str, changed_files: Iterable[str], commit: str = "") -> tuple[Loosening, ...]:
     """The protected files that a change touches, in the order of their paths.
 
     Args:
         root: The working tree, in a checkout that has the merge base.
         merge_base: Full sha; empty where nothing is compared, and then nothing is flagged.
         changed_files: Paths below the root, of both names where a file was renamed.
+        commit: Full sha of the change, whose files are read from git; empty where the working tree has more to it.
 
     Raises:
         InvalidDeclarationsError: The protected list is invalid.
@@ -96,13 +100,17 @@ def loosened(root: Path, merge_base: str, changed_files: Iterable[str]) -> tuple
     return tuple(
         found
         for path in sorted(set(changed_files))
-        if (entry := entry_for(entries, path)) and (found := _flagged(root, merge_base, path, entry))
+        if (entry := entry_for(entries, path)) and (found := _flagged(root, merge_base, path, entry, commit))
     )
 
 
-def _flagged(root: Path, merge_base: str, path: str, entry: Protected) -> Loosening | None:
+def _flagged(root: Path, merge_base: str, path: str, entry: Protected, commit: str) -> Loosening | None:
     before = git.file_at(root, merge_base, path)
-    after = (root / path).read_bytes() if (root / path).is_file() else None
+    if commit:
+        after = git.file_at(root, commit, path)
+    else:  # never through a link: what it leads to is this machine's, and would stand in the plan
+        plain = (root / path).is_file() and (root / path).resolve() == root.resolve() / path
+        after = (root / path).read_bytes() if plain else None
     if before == after:
         return None
     if after is None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 NounT = TypeVar("NounT", bound=Noun)
 Loc = tuple[str | int, ...]
 
+MOST_VALUES = 50_000
+"""In a file: a few lines of aliases of aliases would be gigabytes."""
+
 
 @dataclass(frozen=True)
 class Mistake:
@@ -61,6 +64,8 @@ class Document(Generic[NounT]):
 def read(path: Path, root: Path, model: type[NounT]) -> Document[NounT]:
     """Parse a file below `root`; mistakes are collected in the document, never raised."""
     name = path.relative_to(root).as_posix()
+    if path.resolve() != root.resolve() / name:
+        return Document(name, mistakes=[Mistake(name, "is a link, or lies behind one", "put the file itself there")])
     try:
         return parse(path.read_bytes(), name, model)
     except OSError as error:
@@ -72,7 +77,8 @@ def parse(text: bytes, name: str, model: type[NounT]) -> Document[NounT]:
     document: Document[NounT] = Document(name)
     try:
         node = yaml.compose(text.decode(), Loader=yaml.SafeLoader)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        data = _plain(node, (), document, ()) if node else None
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         document.lines[()] = mark.line + 1 if mark else 1
         why = getattr(error, "problem", None) or error
@@ -81,7 +87,6 @@ def parse(text: bytes, name: str, model: type[NounT]) -> Document[NounT]:
     if node is None:
         document.blame((), "is empty", "declare something or delete the file")
         return document
-    data = _plain(node, (), document, ())
     if not document.mistakes:
         validate(data, model, document)
     return document
@@ -90,6 +95,8 @@ def parse(text: bytes, name: str, model: type[NounT]) -> Document[NounT]:
 def _plain(node: yaml.Node, loc: Loc, document: Document[Any], above: tuple[yaml.Node, ...]) -> Any:
     """Plain data of a node; remembers lines, refuses duplicate keys, odd keys, aliases that loop and odd scalars."""
     document.lines.setdefault(loc, node.start_mark.line + 1)
+    if len(document.lines) > MOST_VALUES:
+        raise yaml.YAMLError(f"more than {MOST_VALUES} values, once its aliases are written out")
     if any(node is one for one in above):
         return document.blame(loc, "is an alias of what contains it", "write it out")
     if isinstance(node, yaml.SequenceNode):

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from hilgate import git
 from hilgate.agent.trust import of_build
 from hilgate.declare import imports
-from hilgate.declare.load import load
+from hilgate.declare.load import as_permitted, load
 from hilgate.declare.protected import loosened
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
 from hilgate.images.contents import contents
@@ -103,7 +104,7 @@ def gather_facts(root: Path, change: Changes) -> ChangeFacts:
     """
     return ChangeFacts(
         images=contents(root) if change.commit else {},
-        loosened=loosened(root, change.merge_base, change.files or ()),
+        loosened=loosened(root, change.merge_base, change.files or (), "" if change.dirty else change.commit),
         fork=of_build(os.environ).fork,
     )
 
@@ -132,6 +133,15 @@ def make_plan(
     require_own_hilgate(root, own)
     packages = [package for _, step in declarations.steps() for package in step.packages]
     change = git.inspect(root, base)
+    if change.links and profile != "gate":
+        raise DeclarationError(
+            "the change adds a link or a submodule, through which a host would read what is not the change's",
+            where=", ".join(change.links[:5]),
+            remedy="put the file itself there",
+        )
+    facts = gather_facts(root, change)
+    if facts.fork and change.merge_base:
+        declarations = as_permitted(declarations, root, change.merge_base)
     by_change = not select and not models and profile not in WHOLE
     python = any(name.endswith(".py") for name in change.files or ())
     plan = assemble(
@@ -142,7 +152,7 @@ def make_plan(
         select=select,
         models=models,
         graph=imports.build(root, declarations.project.python_path) if by_change and python else None,
-        facts=gather_facts(root, change),
+        facts=facts,
         absent=absent_tools(declarations),
     )
     return plan.model_copy(update={"packages": own})
@@ -170,6 +180,8 @@ def require_own_hilgate(root: Path, packages: Mapping[str, str]) -> None:
     Raises:
         CannotRunHereError: It is of another tree, as with an environment that several working trees share.
     """
+    if sys.flags.isolated:  # on purpose: an agent decides with the code of the merge base (hilgate.agent.trusted)
+        return
     own, this = packages.get("hilgate"), place(Path(__file__).parents[1], root)
     if own not in {None, this}:
         raise CannotRunHereError(

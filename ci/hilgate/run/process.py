@@ -348,6 +348,6 @@ def _number(name: str, text: str) -> float:
         raise CannotRunHereError(
             f"{name} is {text!r}, and a job with a timeout must know when it began",
             where="the job's environment",
-            remedy="install the agent's environment hook (.buildkite/hooks); pass both variables to the container",
+            remedy="install the agent's environment hook (ci/hooks); pass both variables to the container",
         )
     return value

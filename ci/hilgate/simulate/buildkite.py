@@ -214,7 +214,7 @@ class Build:
 
 
 JOBS = "results/jobs/"
-_RUNS = re.compile(r"\b(?:hilgate run|hilgate\.agent\.job|hilgate recheck) ([a-z0-9_.-]+)")
+_RUNS = re.compile(r"\bhilgate (?:run|job|recheck) ([a-z0-9_.-]+)")
 _RESULTS = re.compile(r"--results results/jobs/([a-z0-9_.-]+)")
 
 

@@ -240,9 +240,7 @@ def scenarios_of(root: Path, seed: str) -> Scenarios:
 @functools.lru_cache(maxsize=4096)
 def rechecks(scenario: Scenario, keys: tuple[str, ...]) -> tuple[Command | Wait, ...]:
     """The steps that run failing tests of these planned steps once more; other tests make the same steps."""
-    return (
-        () if not keys else parse(recheck_yaml(scenario.plan, dict.fromkeys(keys, ("a test",)), scenario.declarations))
-    )
+    return () if not keys else parse(recheck_yaml(scenario.plan, dict.fromkeys(keys, ("a test",))))
 
 
 def small_plan(rng: random.Random, declarations: Declarations) -> Plan:

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from support.nodes import JOB, QUIET, ROOT, FakeNode
 
-HOOKS = ROOT / ".buildkite" / "hooks"
+HOOKS = ROOT / "ci/hooks"
 HOST = ROOT / "ci/hilgate/agent/host.py"
 
 WRAPPER = """\
 . "{hook}"
 status=$?
-echo "after: ${{HILGATE_JOB_ID:-}} ${{HILGATE_JOB_STARTED:-}} ${{HILGATE_PREFLIGHT:-}} ${{SPT_NOENV:-}}"
+echo "after: ${{HILGATE_JOB_ID:-}} ${{HILGATE_JOB_STARTED:-}} ${{SPT_NOENV:-}}"
 exit $status
 """
 """What buildkite-agent writes around a hook (internal/job/hook/wrapper.go): sourced, then its environment is taken."""
@@ -29,7 +29,7 @@ exit $status
 def node(tmp_path: Path) -> FakeNode:
     """A checkout with the hooks and the package, of which two lines make it look at this node and not the machine."""
     node = FakeNode(tmp_path / "node", "amd_mi355_1")
-    shutil.copytree(HOOKS, node.checkout / ".buildkite/hooks")
+    shutil.copytree(HOOKS, node.checkout / "ci/hooks")
     shutil.copytree(ROOT / "ci/hilgate/agent", node.checkout / "ci/hilgate/agent")
     for name in ("__init__.py", "errors.py"):
         shutil.copy(ROOT / "ci/hilgate" / name, node.checkout / "ci/hilgate" / name)
@@ -48,7 +48,7 @@ def node(tmp_path: Path) -> FakeNode:
 
 def run(node: FakeNode, hook: str, **env: str) -> subprocess.CompletedProcess[str]:
     wrapper = node.folder / "wrapper"
-    wrapper.write_text(WRAPPER.format(hook=node.checkout / ".buildkite/hooks" / hook))
+    wrapper.write_text(WRAPPER.format(hook=node.checkout / "ci/hooks" / hook))
     return subprocess.run(
         ["/bin/bash", str(wrapper)],
         cwd=node.checkout,
@@ -66,8 +66,8 @@ def exported(done: subprocess.CompletedProcess[str]) -> list[str]:
 def test_a_fit_node_runs_the_job_with_what_the_hook_exports(node: FakeNode) -> None:
     done = run(node, "pre-command")
     assert (done.returncode, done.stderr) == (0, "")
-    job, started, preflight, noenv = exported(done)
-    assert (job, preflight, noenv) == (JOB, JOB, "1")
+    job, started, noenv = exported(done)
+    assert (job, noenv) == (JOB, "1")
     # Without the environment hook the age of the hook's parent stands for the job's: here that is this process.
     ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
@@ -92,12 +92,6 @@ def test_an_unfit_node_ends_with_75_and_nothing_is_exported(node: FakeNode) -> N
     assert not node.record("before").healthy
 
 
-def test_it_runs_once_from_the_agents_hooks_and_the_checkout(node: FakeNode) -> None:
-    node.program("amd-smi", "exit 1")
-    assert run(node, "pre-command", HILGATE_PREFLIGHT=JOB).returncode == 0
-    assert run(node, "pre-command", HILGATE_PREFLIGHT="of an earlier job").returncode == 75
-
-
 def test_a_wrong_queue_fails_the_job_and_pauses_nothing(node: FakeNode) -> None:
     done = run(node, "pre-command", BUILDKITE_AGENT_META_DATA_QUEUE="default")
     assert done.returncode == 3
@@ -114,7 +108,7 @@ def test_a_preflight_that_cannot_run_is_an_unfit_node(damage: str, node: FakeNod
         (node.bin / "python3").unlink()
         node.program("python3", "exit 127")
     else:
-        shutil.rmtree(node.checkout / "ci")
+        shutil.rmtree(node.checkout / "ci/hilgate")
     done = run(node, "pre-command")
     assert done.returncode == 75
     assert "the preflight itself ended with status" in done.stdout
@@ -124,8 +118,10 @@ def test_a_preflight_that_cannot_run_is_an_unfit_node(damage: str, node: FakeNod
 def test_a_file_of_the_checkout_does_not_stand_before_the_package(node: FakeNode) -> None:
     for name in ("hilgate", "json", "subprocess"):
         (node.checkout / f"{name}.py").write_text("raise RuntimeError('the change runs on the host')\n")
-    assert run(node, "post-checkout").returncode == 0
-    assert run(node, "pre-command", PYTHONPATH=str(node.checkout)).returncode == 0
+    (node.checkout / "sitecustomize.py").write_text("raise RuntimeError('the change runs on the host')\n")
+    for env in ({}, {"PYTHONPATH": str(node.checkout), "PYTHONHOME": "/nowhere", "PYTHONSTARTUP": "json.py"}):
+        assert run(node, "post-checkout", **env).returncode == 0
+        assert run(node, "pre-command", **env).returncode == 0
 
 
 FORK = {
@@ -138,14 +134,12 @@ FORK = {
 def test_a_forks_job_sees_no_secret_of_its_agent(node: FakeNode) -> None:
     secrets = {"HF_TOKEN": "hf_abc", "BUILDKITE_API_TOKEN": "bkua_abc", "AWS_PROFILE": "ci", "lower": "1"}
     kept = {"HOME": "/var/lib/agent", "BUILDKITE_AGENT_ACCESS_TOKEN": "needed", "BUILDKITE_BRANCH": "main"}
-    (node.checkout / ".buildkite/hooks/seen").write_text(
-        f". {node.checkout}/.buildkite/hooks/pre-command\nenv > {node.folder}/env\n"
-    )
+    (node.checkout / "ci/hooks/seen").write_text(f". {node.checkout}/ci/hooks/pre-command\nenv > {node.folder}/env\n")
     assert run(node, "seen", **FORK, **secrets, **kept).returncode == 0
     seen = dict(line.split("=", 1) for line in (node.folder / "env").read_text().splitlines() if "=" in line)
     assert secrets.keys() & seen.keys() == set()
     assert kept.items() <= seen.items()
-    assert seen["HILGATE_PREFLIGHT"] == JOB
+    assert seen["HILGATE_JOB_ID"] == JOB
     assert run(node, "seen", **secrets, **kept).returncode == 0
     assert "HF_TOKEN=hf_abc" in (node.folder / "env").read_text().splitlines()
 
@@ -164,7 +158,7 @@ def test_without_the_guard_nothing_is_built(name: str, node: FakeNode) -> None:
     assert run(node, "post-checkout").returncode not in {0, 75}
     # On a fit node too the job ends: what a fork must not see is not known.
     assert run(node, "pre-command").returncode == {"trust": 3, "host": 75}[name]
-    shutil.rmtree(node.checkout / "ci")
+    shutil.rmtree(node.checkout / "ci/hilgate")
     assert run(node, "post-checkout").returncode != 0
 
 
@@ -176,7 +170,7 @@ def test_the_hooks_afterwards_never_fail(hook: str, damage: str, node: FakeNode)
     elif damage == "crash":
         (node.checkout / "ci/hilgate/agent/host.py").write_text("raise RuntimeError\n")
     elif damage == "no package":
-        shutil.rmtree(node.checkout / "ci")
+        shutil.rmtree(node.checkout / "ci/hilgate")
     assert [run(node, hook, BUILDKITE_COMMAND_EXIT_STATUS=status).returncode for status in ("0", "-1")] == [0, 0]
 
 

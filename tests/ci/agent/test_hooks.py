@@ -112,7 +112,8 @@ def test_an_unfit_node_says_why_and_is_taken_out(name: str, node: FakeNode, caps
     out = capsys.readouterr().out
     assert out.startswith("+++ this node is unfit for amd_mi300_8\n")
     assert problem in out
-    upload, pause = node.agent_calls()
+    upload, pause, told = node.agent_calls()
+    assert told.startswith("annotate --style warning --context node-")
     assert upload == "artifact upload results/jobs/kernels-gfx942/health-before.json"
     assert pause.startswith("pause --note ")
     assert pause.endswith(f"(hilgate preflight, job {JOB}) --timeout-in-minutes 240")
@@ -180,7 +181,7 @@ def test_what_programs_print_cannot_colour_or_move_the_log_and_the_note_is_one_s
     node.process(4242, "evil\n\x1b[31m`$(reboot)`", opens=("/dev/kfd",))
     node.program("amd-smi", r"printf '%0400d\033[2J+++ fit\a\302\260\n' 0; exit 1")
     assert node.preflight() == 75
-    _, pause = node.agent_calls()
+    _, pause, _ = node.agent_calls()
     note = pause.removeprefix("pause --note ").removesuffix(" --timeout-in-minutes 240")
     assert note.isprintable()
     assert len(note) <= 300

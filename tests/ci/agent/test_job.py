@@ -133,7 +133,7 @@ def test_an_image_of_an_earlier_build_is_reused_when_its_contents_are_the_plans(
     agent.plan(steps=[{"key": KEY, "image": "rocm", "timeout_minutes": 1}])
     agent.env["HILGATE_IMAGE_FROM_BUILD"] = "4711"
     assert agent.run(monkeypatch) == 0
-    assert (agent.bin / "agent-calls").read_text().endswith("/ --build 4711\n")
+    assert (agent.bin / "agent-calls").read_text().endswith("/ --step image-rocm-cpu --build 4711\n")
     agent.env["HILGATE_IMAGE_FROM_BUILD"] = "--help"
     shutil.rmtree(agent.results)
     assert agent.run(monkeypatch) == 5
@@ -195,25 +195,31 @@ def test_a_signal_stops_the_container_and_keeps_its_results(agent, number):
 SEEN = """#!/bin/sh
 printf '%s\\n' "$*" > "$(dirname "$0")/seen"
 env >> "$(dirname "$0")/seen"
+for folder; do :; done
+echo records > "$folder/results.jsonl"
+ln -s /etc/passwd "$folder/log.txt"
 exit 6
 """
 
 
-def test_a_step_without_an_image_runs_on_the_host_with_named_variables_only(agent, monkeypatch):
-    assert agent.run(monkeypatch, CPU) == 5  # there is no hilgate
-    agent.program("hilgate", SEEN)
+def test_a_step_without_an_image_runs_on_the_host_with_named_variables_only(agent, monkeypatch, capsys):
+    agent.program("python", SEEN)
+    monkeypatch.setattr(job.sys, "executable", str(agent.bin / "python"))
     assert agent.run(monkeypatch, CPU) == 6
     seen = (agent.bin / "seen").read_text()
-    assert seen.startswith(
-        f"run {CPU} --plan {agent.checkout}/results/plan.json --results {agent.checkout}/results/jobs/{CPU}\n"
-    )
+    own = Path(job.__file__).parents[1] / "__main__.py"
+    assert seen.startswith(f"-I {own} run {CPU} --plan {agent.checkout}/results/plan.json --results ")
+    # A link that it leaves would make the agent upload a file of the host.
+    assert [path.name for path in (agent.checkout / "results/jobs" / CPU).iterdir()] == ["results.jsonl"]
+    assert "left behind: log.txt: a link" in capsys.readouterr().err
     assert f"HF_TOKEN={SECRET}" in seen
     assert "ACCESS_TOKEN" not in seen
     assert agent.calls() == []
 
 
 def test_a_fork_runs_on_a_host_only_where_the_machine_is_thrown_away(agent, monkeypatch, capsys):
-    agent.program("hilgate", SEEN)
+    agent.program("python", SEEN)
+    monkeypatch.setattr(job.sys, "executable", str(agent.bin / "python"))
     agent.plan(fork=True)
     assert agent.run(monkeypatch, CPU) == 5
     assert "does not run on this host itself" in capsys.readouterr().err

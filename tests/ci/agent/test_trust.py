@@ -109,7 +109,7 @@ def test_a_secret_is_never_a_variable_that_something_reads_by_itself(name):
 @pytest.mark.parametrize(
     ("path", "on_host"),
     [
-        (".buildkite/hooks/pre-command", True), (".buildkite", True), ("ci/hilgate/agent/job.py", True), ("ci", True),
+        ("ci/hooks/pre-command", True), (".buildkite", True), ("ci/hilgate/agent/job.py", True), ("ci", True),
         ("ci/agents.yaml", True), ("docker/build.sh", True), ("hilgate/__init__.py", True), ("sitecustomize.py", True),
         ("ci/sitecustomize.py", True), ("kernels/usercustomize/__init__.py", True), ("argparse.py", True),
         ("json/__init__.py", True), ("ci/argparse.py", True), ("kernels/json.py", True), ("evals/socket.so", True),
@@ -168,7 +168,7 @@ def test_a_fork_that_changes_kernels_and_tests_is_built(fork, path):
 @pytest.mark.parametrize(
     ("path", "move", "branch", "words"),
     [
-        (".buildkite/hooks/environment", None, "main", "changes what runs on the agents' hosts"),
+        ("ci/hooks/environment", None, "main", "changes what runs on the agents' hosts"),
         ("hilgate/agent/trust.py", None, "main", "changes what runs on the agents' hosts"),
         ("moved.yml", ".buildkite/pipeline.yml", "main", "changes what runs on the agents' hosts"),
         ("README.md", None, "", "without a base branch"),

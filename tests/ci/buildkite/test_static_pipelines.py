@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of `.buildkite`: valid, clean shell, and in agreement with the declarations and the command line."""
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from support.executor import REAL_AGENT
 from support.pipelines import DECLARED, SCHEMAS
 from support.static_steps import FILES, FOLDER, STEPS, script
 
@@ -22,6 +24,21 @@ from hilgate.cli.app import program
 @pytest.mark.parametrize("name", FILES)
 def test_file_is_valid_by_both_copies_of_the_schema(name, schema):
     assert schema_problems(FILES[name], schema) == []
+
+
+@pytest.mark.skipif(not REAL_AGENT, reason="did not run: HILGATE_REAL_AGENT names no buildkite-agent")
+def test_the_real_uploader_takes_each_file_and_leaves_the_shells_own_dollars():
+    for name in FILES:
+        words = [REAL_AGENT, "pipeline", "upload", "--dry-run", "--reject-parse-warnings", str(FOLDER / name)]
+        env = {
+            "PATH": os.environ["PATH"],
+            "BUILDKITE_AGENT_ACCESS_TOKEN": "of-this-job",
+            "BUILDKITE_JOB_ID": "0193-job",
+        }
+        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        taken = [step["command"] for step in json.loads(done.stdout)["steps"] if "command" in step]
+        assert taken == [script(step) for (file, _), step in STEPS.items() if file == name]
 
 
 @pytest.mark.parametrize(("name", "key"), STEPS, ids="-".join)
@@ -44,7 +61,7 @@ def test_step_starts_with_no_results_of_another_build_on_a_queue_without_gpus(na
     assert DECLARED.agents.queues[STEPS[name, key]["agents"]["queue"]].gpus == 0
 
 
-OTHERS = {"bundle", "verify-bundle", "recheck"}
+OTHERS = {"bundle", "verify-bundle", "recheck", "fetch", "flow"}
 OPTIONS = {"--approved-by", "--models"}
 """Commands and options that other parts of the program may not have yet are not looked up here."""
 
@@ -58,9 +75,10 @@ def test_commands_and_options_are_known_to_the_command_line():
             if not found or found[1] in OTHERS:
                 continue
             seen.add(found[1])
-            known = {option for parameter in commands[found[1]].params for option in parameter.opts}
+            command = getattr(commands[found[1]], "commands", {}).get(found[2].split()[0], commands[found[1]])
+            known = {option for parameter in command.params for option in parameter.opts}
             assert set(re.findall(r"--[a-z-]+", found[2])) - OPTIONS <= known, line
-    assert seen == {"plan", "pipeline", "judge"}
+    assert seen == {"plan", "pipeline", "judge", "history"}
 
 
 def test_rerun_offers_every_model_that_a_step_runs():
@@ -72,6 +90,18 @@ def test_rerun_offers_every_model_that_a_step_runs():
         (FOLDER / "rerun.yml").write_text(text, encoding="utf-8")
     choice = yaml.safe_load(FILES["rerun.yml"])["steps"][0]
     assert [(option["label"], option["value"]) for option in choice["fields"][0]["options"]] == options
+
+
+def test_the_settings_as_data_are_those_of_the_page():
+    settings = (FOLDER.parent / "ci/agent/pipeline.tf").read_text(encoding="utf-8")
+    (steps,) = re.findall(r"<<-YAML\n(.*?)\n  YAML", settings, re.DOTALL)
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    # The uploader of neither replaces anything: there is no `$`.
+    assert yaml.safe_load(f"{steps}\n") == yaml.safe_load(shown)
+    assert "$" not in steps
+    off = ("publish_commit_status", "build_pull_request_forks", "skip_pull_request_builds_for_existing_commits")
+    assert all(re.search(rf"{name} += false", settings) for name in off)
+    assert set(re.findall(r'HILGATE_\w+ = "(\w+)"', settings)) == {"nightly", "release"}
 
 
 @pytest.mark.parametrize(("name", "key"), [one for one in STEPS if "hilgate judge" in script(STEPS[one])], ids="-".join)

@@ -19,6 +19,7 @@ from support.pipelines import DECLARED, SCHEMAS, agent_plan, steps_of
 from hilgate.buildkite.lint import lint, schema_problems
 from hilgate.buildkite.steps import InvalidPipelineError, pipeline_yaml, recheck_key, recheck_yaml, required_yaml
 from hilgate.errors import NothingSelectedError
+from hilgate.model import POSTED_BY
 from hilgate.plan.make import assemble
 from hilgate.run.process import UPLOAD_SECONDS
 
@@ -57,7 +58,7 @@ def test_pipeline_of_a_named_change_is_the_golden_one(name):
 
 def test_rechecks_are_the_golden_ones():
     failing = {"models-gfx942": ("one",), "kernels-gfx942": ("two", "three")}
-    assert is_golden("recheck", recheck_yaml(agent_plan(), failing, DECLARED))
+    assert is_golden("recheck", recheck_yaml(agent_plan(), failing))
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
@@ -80,7 +81,7 @@ def test_every_planned_step_is_in_it_as_planned():
         assert step.get("depends_on", []) == list(planned.depends_on)
         assert step["artifact_paths"] == [f"results/jobs/{planned.key}/**/*"]
         assert step["command"][-1] == (
-            f"python3 -m hilgate.agent.job {planned.key} --plan results/plan.json --results results/jobs/{planned.key}"
+            f"hilgate job {planned.key} --plan results/plan.json --results results/jobs/{planned.key}"
         )
 
 
@@ -183,17 +184,17 @@ def test_any_plan_becomes_a_sound_pipeline_of_exactly_its_steps(plan, branch, fa
     assert sorted(steps_of(text)) == sorted(step.key for step in plan.steps)
     assert ("secrets" in text) is (not plan.fork and any(step.step.secrets for step in plan.steps))
     keys = failing.draw(st.sets(st.sampled_from([step.key for step in plan.steps])))
-    rechecks = recheck_yaml(plan, dict.fromkeys(keys, ("an id",)), DECLARED, branch=branch)
+    rechecks = recheck_yaml(plan, dict.fromkeys(keys, ("an id",)), branch=branch)
     assert sorted(steps_of(rechecks) if keys else rechecks) == sorted(map(recheck_key, keys))
 
 
 def test_recheck_of_nothing_of_a_fork_and_of_an_unknown_step():
     one = {"models-gfx942": ("a",)}
-    assert recheck_yaml(agent_plan(), {}, DECLARED) == recheck_yaml(agent_plan(), {"models-gfx942": ()}, DECLARED) == ""
-    assert "HF_TOKEN" in recheck_yaml(agent_plan(), one, DECLARED)
-    assert "HF_TOKEN" not in recheck_yaml(agent_plan(fork=True), one, DECLARED)
+    assert recheck_yaml(agent_plan(), {}) == recheck_yaml(agent_plan(), {"models-gfx942": ()}) == ""
+    assert "HF_TOKEN" in recheck_yaml(agent_plan(), one)
+    assert "HF_TOKEN" not in recheck_yaml(agent_plan(fork=True), one)
     with pytest.raises(InvalidPipelineError, match="'gone' is not in the plan"):
-        recheck_yaml(agent_plan(), {"gone": ("a",)}, DECLARED)
+        recheck_yaml(agent_plan(), {"gone": ("a",)})
 
 
 def test_long_keys_are_shortened_and_stay_distinct():
@@ -205,5 +206,5 @@ def test_long_keys_are_shortened_and_stay_distinct():
 
 def test_verdict_of_a_complete_rerun_posts_the_required_context():
     (step,) = steps_of(required_yaml(DECLARED)).values()
-    assert step["notify"] == [{"github_commit_status": {"context": "rocm/required"}}]
-    assert step["agents"]["queue"] == "amd-cpu"
+    assert step["notify"] == [{"github_commit_status": {"context": "rocm/required"}, "if": POSTED_BY}]
+    assert step["agents"] == {"queue": "amd-gate"}

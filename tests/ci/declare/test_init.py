@@ -140,7 +140,7 @@ def test_its_hosts_know_its_queues_and_nobody_elses(adopted):
         ("csrc/ops.cpp", False),
         ("tests/test_ops.py", False),
         ("docker/acme-rocm.Dockerfile", True),
-        (".buildkite/hooks/environment", True),
+        ("ci/hooks/environment", True),
         ("ci/project.yaml", True),
         ("ci/agents.yaml", True),
         ("json/__init__.py", True),

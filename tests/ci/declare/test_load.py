@@ -51,8 +51,8 @@ def mistakes(root: Path) -> list[str]:
 def test_repository_declares_every_queue_of_the_fleet():
     queues = load(REPOSITORY).agents.queues
     fleet = {f"amd_mi{product}_{count}" for product in (250, 300, 325, 355) for count in (1, 2, 4, 8)}
-    assert set(queues) == fleet | {"amd-cpu"}
-    assert all(name == "amd-cpu" or queue.gpus == int(name[-1]) for name, queue in queues.items())
+    assert set(queues) == fleet | {"amd-cpu", "amd-gate"}
+    assert all(queue.device == "cpu" or queue.gpus == int(name[-1]) for name, queue in queues.items())
 
 
 def test_gate_at_a_desk_stays_under_twenty_five_cpu_minutes():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.jobs import GATHER, TEST, Jobs, agents_plan, failed, finished
 from support.plans import ENVIRONMENT, plan, step
-from support.static_steps import ANNOTATES, FILES, JUDGE, PULL_REQUEST, STEPS, run
+from support.static_steps import ANNOTATES, FILES, JUDGE, STEPS, run
 
 from hilgate.errors import Exit, RecordsError
 from hilgate.judge.verdict import exit_status, judge, read_verdict
@@ -278,7 +278,8 @@ def test_verdict_ends_as_the_judge_and_posts_its_annotation(tmp_path, name, stat
 def test_verdict_without_plan_or_results_still_judges(tmp_path, name):
     """Planning failed: nothing can be downloaded, the judge says so with 3, and the annotation is the judge's."""
     agent = '[ "$1" = artifact ] && exit 1; ' + ANNOTATES.format(status=0)
-    ended = decides(tmp_path, name, status=3, buildkite_agent=agent)
+    hilgate = '[ "$1" = fetch ] && exit 4\n' + JUDGE.format(loosened="[]", status=3)
+    ended = decides(tmp_path, name, status=3, buildkite_agent=agent, hilgate=hilgate)
     assert ended.status == 3
     assert "there is no plan" in ended.output
     assert "no job left results" in ended.output
@@ -293,12 +294,6 @@ def test_judge_that_leaves_nothing_is_reported(tmp_path, name, how):
     assert any("There is no verdict" in call for call in ended.calls)
 
 
-def test_base_that_cannot_be_fetched_is_no_pass(tmp_path):
-    ended = decides(tmp_path, env=PULL_REQUEST, git="exit 128")
-    assert ended.status == 128
-    assert any("There is no verdict" in call for call in ended.calls)
-
-
 @pytest.mark.parametrize(("status", "style"), [(0, "success"), (1, "error"), (4, "error"), (6, "warning")])
 def test_annotation_has_the_colour_of_the_verdict_and_changes_none(tmp_path, status, style):
     ended = decides(tmp_path, status=status, annotates=1)
@@ -307,28 +302,23 @@ def test_annotation_has_the_colour_of_the_verdict_and_changes_none(tmp_path, sta
     assert "no annotation" in ended.output
 
 
-DIFF = '[ "$1" = diff ] && exit {status}; [ "$1" = show ] && echo "steps: []"; exit 0'
-ASKING = {
-    "clean": (0, "[]", 0, PULL_REQUEST, 0, False),
-    "inconclusive": (6, "[]", 0, PULL_REQUEST, 6, False),
-    "loosened": (6, "[1]", 0, PULL_REQUEST, 6, True),
-    "judge-did-not-notice": (0, "[]", 1, PULL_REQUEST, 6, True),
-    "git-cannot-tell": (0, "[]", 128, PULL_REQUEST, 6, True),
-    "both": (6, "[]", 1, PULL_REQUEST, 6, True),
-    "failed-anyway": (1, "[1]", 1, PULL_REQUEST, 1, False),
-    "did-not-run": (4, "[]", 1, PULL_REQUEST, 4, False),
-    "main": (0, "[]", 1, {}, 0, False),
-    "main-loosened": (6, "[1]", 0, {}, 6, False),
-}
+@pytest.mark.parametrize(
+    ("judged", "loosened", "asks"), [(0, "[]", False), (6, "[]", False), (6, "[1]", True), (1, "[1]", False)]
+)
+@pytest.mark.parametrize("form", ["echo 'steps: []'", "exit 5"])
+def test_change_to_its_own_gate_asks_for_a_name_with_the_form_of_the_merge_base(tmp_path, judged, loosened, asks, form):
+    hilgate = f'[ "$1 $2" = "flow approve" ] && {{ {form}; exit; }}\n' + JUDGE.format(loosened=loosened, status=judged)
+    ended = decides(tmp_path, status=judged, hilgate=hilgate)
+    broken = asks and form == "exit 5"
+    assert ended.status == (5 if broken else judged)
+    assert ended.uploads == (["results/approve.yml"] if asks and not broken else [])
 
 
-@pytest.mark.parametrize("name", ASKING)
-def test_change_to_its_own_gate_asks_for_a_name(tmp_path, name):
-    judged, loosened, diff, env, ends, asks = ASKING[name]
-    ended = decides(tmp_path, status=judged, loosened=loosened, env=env, git=DIFF.format(status=diff))
-    assert ended.status == ends
-    assert ended.uploads == (["results/approve.yml"] if asks else [])
-    assert not asks or "git show origin/hilgate-base:.buildkite/approve.yml" in ended.calls
+def test_a_verdict_that_is_retried_finds_its_form_uploaded_and_keeps_its_status(tmp_path):
+    refusing = '[ "$1" = pipeline ] && exit 1; ' + ANNOTATES.format(status=0)
+    ended = decides(tmp_path, status=6, loosened="[1]", buildkite_agent=refusing)
+    assert ended.status == 6
+    assert "no new form" in ended.output
 
 
 def test_images_are_left_for_reruns(tmp_path):

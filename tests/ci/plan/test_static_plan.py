@@ -14,13 +14,13 @@ from hilgate.buildkite.lint import schema_problems
 @pytest.mark.parametrize(
     ("env", "arguments"),
     [
-        (PULL_REQUEST, "--profile pr --base origin/hilgate-base"),
-        ({**PULL_REQUEST, "HILGATE_PROFILE": "gate"}, "--profile pr --base origin/hilgate-base"),
+        (PULL_REQUEST, "--profile pr"),
+        ({**PULL_REQUEST, "HILGATE_PROFILE": "nightly"}, "--profile pr"),
+        ({"HILGATE_PROFILE": "gate"}, "--profile pr"),
         ({}, "--profile pr"),
-        ({"BUILDKITE_BRANCH": "gh-readonly-queue/main/pr-7-01"}, "--profile pr"),
-        ({"HILGATE_PROFILE": "nightly"}, "--profile nightly"),
+        ({"BUILDKITE_PULL_REQUEST": "false", "HILGATE_PROFILE": "nightly"}, "--profile nightly"),
     ],
-    ids=["pull-request", "pull-request-keeps-its-profile", "main", "merge-queue", "night"],
+    ids=["pull-request", "pull-request-keeps-its-profile", "no-profile-of-agents", "main", "night"],
 )
 def test_plan_is_made_written_and_uploaded(tmp_path, env, arguments):
     ended = run(
@@ -81,7 +81,7 @@ def test_recheck_that_fails_says_so(tmp_path):
         ({}, "jamba\\npocket", "--profile pr --models jamba --models pocket"),
         ({"HILGATE_MODELS": "all"}, "", "--profile pr"),
         ({"HILGATE_MODELS": "*", "HILGATE_PROFILE": "nightly"}, "", "--profile nightly --models *"),
-        ({**PULL_REQUEST, "HILGATE_MODELS": "a"}, "", "--profile pr --base origin/hilgate-base --models a"),
+        ({**PULL_REQUEST, "HILGATE_MODELS": "a"}, "", "--profile pr --models a"),
     ],
     ids=["by-api", "by-form", "all", "no-glob", "pull-request"],
 )
@@ -115,25 +115,12 @@ def bootstrap():
     return step
 
 
-@pytest.mark.parametrize(
-    ("env", "ends", "uploaded"),
-    [
-        ({}, 0, [".buildkite/pipeline.yml"]),
-        ({"HILGATE_FLOW": "release"}, 0, [".buildkite/release.yml"]),
-        (PULL_REQUEST, 0, ["upload.yml"]),
-        ({**PULL_REQUEST, "HILGATE_FLOW": "rerun"}, 0, ["upload.yml"]),
-        ({"HILGATE_MODELS": "jamba"}, 0, [".buildkite/rerun.yml"]),
-        ({"HILGATE_FLOW": "../evil"}, 2, []),
-    ],
-    ids=["main", "release", "pull-request", "rerun", "models-alone", "no-flow"],
-)
-def test_settings_take_the_flow_of_a_pull_request_from_its_base(tmp_path, env, ends, uploaded):
-    ended = run(tmp_path, bootstrap(), env=env)
-    assert (ended.status, ended.uploads) == (ends, uploaded)
-    if "upload.yml" in uploaded:
-        assert f"git show FETCH_HEAD:.buildkite/{env.get('HILGATE_FLOW', 'pipeline')}.yml" in ended.calls
+def test_settings_upload_the_flow_that_the_merge_base_has(tmp_path):
+    ended = run(tmp_path, bootstrap(), hilgate='echo "steps: []"')
+    assert (ended.status, ended.uploads) == (0, ["upload.yml"])
+    assert ended.calls[0] == "hilgate flow"
 
 
-def test_base_without_the_flow_uploads_nothing(tmp_path):
-    ended = run(tmp_path, bootstrap(), env=PULL_REQUEST, git='[ "$1" = show ] && exit 128; exit 0')
-    assert (ended.status, ended.uploads) == (128, [])
+def test_a_flow_that_is_refused_uploads_nothing(tmp_path):
+    ended = run(tmp_path, bootstrap(), hilgate="exit 5")
+    assert (ended.status, ended.uploads) == (5, [])

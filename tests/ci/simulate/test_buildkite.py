@@ -92,7 +92,7 @@ def test_only_what_artifact_paths_cover_is_uploaded(paths, uploads):
 
 
 def test_a_job_that_reruns_failing_tests_writes_a_folder_of_its_own():
-    text = one().replace("hilgate run a", "python3 -m hilgate.agent.job a --recheck")
+    text = one().replace("hilgate run a", "hilgate job a --recheck")
     (command,) = steps(text.replace("--results results/jobs/a", "--results results/jobs/a.recheck"))
     assert command.runs == "a"
     assert command.rechecks

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Download what the jobs of a plan left, each folder from its own step: `hilgate fetch --plan results/plan.json`.
+
+Without naming the step, Buildkite gives the newest artifact of a name, whichever job has uploaded it: a job could leave
+results of another one. What is not there is missing, and the verdict says so; nothing here fails for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from hilgate.agent import container, host
+from hilgate.agent.health import RECHECK_SUFFIX
+from hilgate.errors import Exit, HilgateError, RecordsError
+
+RECHECK_KEY_SUFFIX = "-recheck"
+AT_ONCE = 8
+SECONDS = 300.0
+_NOTHING = re.compile(r"no artifacts found", re.IGNORECASE)
+
+
+def recheck_key(key: str) -> str:
+    """Key of the step that reruns the failing checks of a planned step; long keys are shortened and stay distinct."""
+    room = 100 - len(RECHECK_KEY_SUFFIX)  # Buildkite takes no longer key
+    if len(key) > room:
+        digest = hashlib.sha256(key.encode()).hexdigest()[:8]
+        key = f"{key[: room - len(digest) - 1]}-{digest}"
+    return key + RECHECK_KEY_SUFFIX
+
+
+def download(folder: str, step: str, checkout: Path) -> str:
+    """Download a job's folder from the step that it belongs to; why that failed, empty when it did not."""
+    words = ("buildkite-agent", "artifact", "download", f"{folder}/**/*", ".", "--step", step)
+    failure = host.run(words, SECONDS, cwd=checkout).failure
+    return "" if not failure or _NOTHING.search(failure) else f"{folder}: {failure}"
+
+
+def fetch(plan: Path, checkout: Path) -> list[str]:
+    """Download the folders of all jobs of a plan and of their rechecks; returns what went wrong.
+
+    Raises:
+        RecordsError: The plan cannot be read.
+    """
+    try:
+        steps = json.loads(plan.read_bytes())["steps"]
+        keys = [host.expect_text(f"{one['step']['key']}-{one['device']}", "a key", container.KEY) for one in steps]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordsError(f"not a plan: {error}", where=str(plan), remedy="see the step `plan`") from error
+    wanted = [(f"results/jobs/{key}", key) for key in keys]
+    wanted += [(f"results/jobs/{key}{RECHECK_SUFFIX}", recheck_key(key)) for key in keys]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [problem for problem in pool.map(lambda one: download(one[0], one[1], checkout), wanted) if problem]
+
+
+def main(words: list[str] | None = None) -> int:
+    """Download, and say what went wrong; 0 also then, because what is missing is the verdict's to tell."""
+    parser = argparse.ArgumentParser(prog="hilgate fetch", description="Download the results of a plan's jobs.")
+    parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
+    try:
+        for problem in fetch(parser.parse_args(words).plan, Path.cwd()):
+            sys.stderr.write(f"did not arrive: {problem}\n")
+    except HilgateError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return int(error.exit_status)
+    return int(Exit.PASS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

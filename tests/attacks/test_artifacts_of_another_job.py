@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who: a job that can upload artifacts. What: results of another job, which Buildkite gives to whoever asks for the
+newest of that name; and links among its own results, through which an agent would upload files of its host.
+
+What must happen: each folder is downloaded from its own step, so the forged one does not arrive; a link is left behind,
+of a container and of a step on the host (tests/ci/agent/test_job.py); honest results arrive.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from hilgate.agent import fetch, job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+STORE = """#!{python}
+import pathlib, sys
+words = sys.argv[1:]
+assert words[:2] == ["artifact", "download"]
+step = words[words.index("--step") + 1] if "--step" in words else None
+folder = words[2].removesuffix("/**/*")
+uploads = [("one-cpu", "results/jobs/one-cpu", "honest"), ("evil-cpu", "results/jobs/one-cpu", "forged"),
+           ("evil-cpu", "results/jobs/two-cpu", "forged")]
+found = [text for key, name, text in uploads if name == folder and step in (None, key)]
+if not found:
+    sys.exit("fatal: Failed to download artifacts: No artifacts found for downloading")
+path = pathlib.Path(folder, "results.jsonl")
+path.parent.mkdir(parents=True, exist_ok=True)
+path.write_text(found[-1])
+"""
+
+
+def test_results_come_from_their_own_step_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin/buildkite-agent"
+    program.write_text(STORE.replace("{python}", sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    steps = [{"step": {"key": key}, "device": "cpu"} for key in ("one", "two", "evil")]
+    (tmp_path / "plan.json").write_text(json.dumps({"steps": steps}))
+    assert fetch.fetch(tmp_path / "plan.json", tmp_path) == []
+    found = {path.parent.name: path.read_text() for path in tmp_path.glob("results/jobs/*/results.jsonl")}
+    assert found == {"one-cpu": "honest"}
+
+
+def test_a_link_and_a_second_name_of_a_file_stay_behind(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/results.jsonl").write_text("honest")
+    (tmp_path / "made/log.txt").symlink_to("/etc/passwd")
+    (tmp_path / "made/more").symlink_to("/etc")
+    (tmp_path / "secret").write_text("token")
+    (tmp_path / "made/hard").hardlink_to(tmp_path / "secret")
+    refused = job.collect(tmp_path / "made", tmp_path / "uploaded")
+    assert sorted(refused) == ["hard: a second name of another file", "log.txt: a link", "more: a link"]
+    assert [path.name for path in (tmp_path / "uploaded").iterdir()] == ["results.jsonl"]

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who: a branch, or a fork that an agent has let through. What: files that Python imports by itself, a hilgate of its
+own, a looser list of what is protected, `PYTHON*` variables: planner, judge or a job would run the change's code.
+
+What must happen: on agents `hilgate` is the merge base's, started isolated. Nothing of the change runs; what it loosens
+is in the plan; an honest change is planned by the same command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from support.forks import Project, project
+from support.nodes import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HILGATE = ROOT / "ci/bin/hilgate"
+NAMES = ("sitecustomize", "usercustomize", "yaml", "json", "hilgate", "pydantic", "conftest")
+MINE = "import sys; sys.stdout.write('merge base: ' + ' '.join(sys.argv[1:]) + chr(10))\n"
+
+
+def run(change: Project, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return subprocess.run(
+        [HILGATE, *words],
+        cwd=change.theirs,
+        env={**kept, "TMPDIR": str(change.ours.parent), **change.env(fork=False), **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def trap(change: Project) -> Path:
+    """Files that leave a mark when any of them is executed; returns the mark."""
+    mark = change.ours.parent / "executed"
+    for folder in ("", "ci/", "src/"):
+        for name in NAMES:
+            change.write(f"{folder}{name}.py", f"open({str(mark)!r}, 'w')\n")
+    change.write("ci/hilgate/__init__.py", f"open({str(mark)!r}, 'w')\n")
+    change.write("ci/hilgate/__main__.py", f"open({str(mark)!r}, 'w')\n")
+    change.write("ci/hilgate/agent/trusted.py", f"open({str(mark)!r}, 'w')\n")
+    change.write("ci/evil.pth", f"import pathlib; pathlib.Path({str(mark)!r}).touch()\n")
+    change.write("pyproject.toml", "[tool.pytest.ini_options]\naddopts = '-p evil'\n")
+    return mark
+
+
+def test_nothing_of_the_change_runs_and_what_it_loosens_is_told(change: Project) -> None:
+    mark = trap(change)
+    change.write("src/limits.toml", "floor = 0.01\n")
+    change.write("ci/protected.yaml", "files:\n  - paths: [nothing]\n")
+    change.commit()
+    everywhere = os.pathsep.join(str(change.theirs / folder) for folder in ("ci", "src", "."))
+    variables = {"PYTHONPATH": everywhere, "PYTHONSTARTUP": "sitecustomize.py", "HILGATE_BASE": "HEAD"}
+    done = run(change, "plan", "--profile", "pr", "--write", "results/plan.json", **variables)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((change.theirs / "results/plan.json").read_text())
+    told = {one["path"] for one in plan["loosened"]}
+    assert {"src/limits.toml", "ci/protected.yaml", "ci/sitecustomize.py", "conftest.py", "pyproject.toml"} <= told
+    judged = run(change, "judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
+    assert judged.returncode == 4, "nothing ran, which is no pass"
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("words", [["plan"], ["judge"], ["pipeline", "--plan", "p.json"], ["job", "one-cpu"]])
+def test_the_code_is_that_of_the_merge_base(tmp_path: Path, words: list[str]) -> None:
+    files = dict.fromkeys(
+        ("ci/hilgate/__main__.py", "ci/hilgate/agent/__main__.py", "ci/hilgate/agent/trusted.py"), MINE
+    )
+    change = project(tmp_path, **files, **{"ci/project.yaml": "python_path: [src, ci]\n"})
+    mark = trap(change)
+    change.write("ci/project.yaml", "python_path: [src]\n")
+    change.commit()
+    done = run(change, *words)
+    assert (done.returncode, done.stdout.startswith(f"merge base: {' '.join(words)}")) == (0, True), done.stderr
+    assert not mark.exists()
+
+
+def test_the_pipeline_and_the_approvers_are_those_of_the_merge_base(tmp_path: Path) -> None:
+    files = {f".buildkite/{name}.yml": f"ours: {name}\n" for name in ("pipeline", "rerun", "approve")}
+    change = project(tmp_path, **files)
+    for name in files:
+        change.write(name, "theirs\n")
+    change.commit()
+    for words, env, name in (
+        ((), {}, "pipeline"),
+        ((), {"HILGATE_MODELS": "a"}, "rerun"),
+        (("approve",), {}, "approve"),
+    ):
+        assert run(change, "flow", *words, **env).stdout == f"ours: {name}\n"
+    assert run(change, "flow", HILGATE_FLOW="../../etc/passwd").returncode == 2
+    assert run(change, "flow", HILGATE_FLOW="release").returncode == 5, "the merge base has none"

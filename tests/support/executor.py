@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job executor of buildkite-agent: in which order hooks run, as a table; and the real one, where there is one.
+
+From its published source (internal/job/executor.go, checkout.go; versions 3.137 and 4.0). `HILGATE_REAL_AGENT` names a
+buildkite-agent 4 that the table is compared with; it knows both orders.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import subprocess
+import tempfile
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REAL_AGENT = os.environ.get("HILGATE_REAL_AGENT", "")
+
+AGENT, REPOSITORY = "agent", "repository"
+FIRST = {"v3": (AGENT, REPOSITORY), "v4": (REPOSITORY, AGENT)}
+"""Of the hooks that come after something: v4 turns the order round, as of parentheses."""
+
+PHASES = ("environment", "pre-checkout", "post-checkout", "pre-command", "command", "post-command", "pre-exit")
+TURNED = {"post-checkout", "post-command", "pre-exit"}
+
+AFTER = {"command": "post-command"}
+
+Hook = tuple[str, str]
+"""Whose it is (the agent's, or the repository's own) and its name."""
+
+
+def executed(version: str, hooks: set[Hook], *, failing: frozenset[Hook] = frozenset(), local: bool) -> list[Hook]:
+    """The hooks that run, in order, with ("job", "command") for the command itself.
+
+    Args:
+        version: `v3` or `v4`.
+        hooks: Those that there are.
+        failing: Those that end with another status than 0.
+        local: Whether the agent runs hooks of a repository (it is started without `no-local-hooks`).
+    """
+    ran: list[Hook] = []
+    failed = ""
+    for phase in PHASES:
+        # After a failure nothing but pre-exit, and after a failed command its post-command.
+        if failed and phase not in ("pre-exit", failed):
+            continue
+        owners = FIRST[version] if phase in TURNED else (AGENT,) if phase in PHASES[:2] else (AGENT, REPOSITORY)
+        if phase == "command":
+            owners = next(((one,) for one in (REPOSITORY, AGENT) if (one, phase) in hooks), ("job",))
+        for owner in owners:
+            hook = (owner, phase)
+            if hook not in hooks and owner != "job":
+                continue
+            if owner == REPOSITORY and not local:  # "refusing to run, local hooks are disabled"
+                failed = AFTER.get(phase, "pre-exit")
+                break
+            ran.append(hook)
+            if hook in failing:
+                failed = AFTER.get(phase, "pre-exit")
+                break
+    return ran
+
+
+class _Api(http.server.BaseHTTPRequestHandler):
+    """Enough of the agent API for one job."""
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = json.dumps({"exists": True} if self.path.endswith("data/exists") else {"id": "a", "uuid": "a"}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_PUT = do_PATCH = _answer  # noqa: N815 - the names that http.server calls
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
+
+
+@contextmanager
+def _api() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Api)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+
+
+def bootstrap(folder: Path, repository: Path, hooks: Path, version: str, *, local: bool, **env: str) -> tuple[int, str]:
+    """Run one job of a repository's HEAD with the real agent; returns its exit status and its log without colours."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=repository, capture_output=True, text=True, check=True)
+    # A short path: the agent puts a socket below it.
+    with _api() as address, tempfile.TemporaryDirectory() as home:
+        facts = {
+            "PATH": f"{Path(REAL_AGENT).parent}:{os.environ['PATH']}", "HOME": home, "BUILDKITE": "true",
+            "BUILDKITE_AGENT_ACCESS_TOKEN": "of-this-job", "BUILDKITE_AGENT_ENDPOINT": address,
+            "BUILDKITE_BUILD_PATH": str(folder / "builds"), "BUILDKITE_AGENT_NAME": "agent-1",
+            "BUILDKITE_AGENT_META_DATA_QUEUE": "amd-cpu", "BUILDKITE_ORGANIZATION_SLUG": "org",
+            "BUILDKITE_PIPELINE_SLUG": "pipeline", "BUILDKITE_JOB_ID": "0193-job", "BUILDKITE_BUILD_ID": "0193-build",
+            "BUILDKITE_REPO": str(repository), "BUILDKITE_PULL_REQUEST": "false", "BUILDKITE_BRANCH": "main",
+            "BUILDKITE_COMMIT": commit.stdout.strip(), "BUILDKITE_PIPELINE_PROVIDER": "github",
+            "BUILDKITE_HOOKS_PATH": str(hooks), "BUILDKITE_LOCAL_HOOKS_ENABLED": str(local).lower(),
+            "BUILDKITE_PLUGINS_ENABLED": "true", "BUILDKITE_COMMAND_EVAL": "true", "BUILDKITE_STEP_KEY": "step",
+            "BUILDKITE_SHELL": "/bin/bash -e -c", "BUILDKITE_COMMAND": "echo ran: job command",
+            "BUILDKITE_GIT_CLONE_FLAGS": "-v", "BUILDKITE_GIT_CLEAN_FLAGS": "-ffxdq", "BUILDKITE_GIT_FETCH_FLAGS": "-v",
+            "BUILDKITE_GIT_SUBMODULES": "false", "BUILDKITE_SSH_KEYSCAN": "false",
+            "BUILDKITE_GIT_COMMIT_VERIFICATION": "off",
+        }  # fmt: skip
+        words = [REAL_AGENT, "bootstrap", *(["--experiment", "legacy-post-hook-order"] if version == "v3" else [])]
+        done = subprocess.run(words, env=facts | env, capture_output=True, text=True, check=False, timeout=120)
+    return done.returncode, re.sub(r"\x1b[^m]*m|\x1b_[^\x07]*\x07", "", done.stdout + done.stderr)
