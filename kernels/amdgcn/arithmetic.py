@@ -3,8 +3,7 @@
 
 Every function takes and gives arrays of any one shape (uint32 unless said) and changes none. Formulas are those of the
 CDNA3 ISA document, section "Vector ALU operations"; where ours differs from its text, the function says so.
-`fma` and the transcendental functions compute in float64 and round once more to float32, which is correctly rounded but
-for rare double roundings; hardware may differ from the latter by one unit in the last place.
+The transcendental functions compute in float64 and round to float32; hardware may differ by one unit in the last place.
 """
 
 from __future__ import annotations
@@ -126,11 +125,11 @@ def align_bits(a: Array, b: Array, c: Array) -> Array:
 
 def boolean(a: Array, b: Array, c: Array, table: int) -> Array:
     """`v_bitop3`: bit k of the truth table is the result where (a, b, c) spell k."""
-    result: Any = U(0)
+    result = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), U)
     for k in range(8):
         if table >> k & 1:
             result = result | ((a if k & 4 else ~a) & (b if k & 2 else ~b) & (c if k & 1 else ~c))
-    return np.asarray(result)
+    return result
 
 
 def leading_difference(a: Array) -> Array:
@@ -144,7 +143,25 @@ def leading_difference(a: Array) -> Array:
 
 def fma(a: Array, b: Array, c: Array) -> Array:
     """Product plus c in float32, rounded once."""
-    return (a.astype(D) * b.astype(D) + c.astype(D)).astype(F)
+    return _multiply_add(a, b, c).astype(F)
+
+
+def _multiply_add(a: Array, b: Array, c: Array) -> Array:
+    """Product plus c in float64, rounded to odd, so that rounding it once more to fewer bits rounds correctly.
+
+    The product of two float32 is exact. Where the sum is not, what nearest rounding lost (Knuth's two-sum) says on
+    which side of it the exact value lies. Only sums whose low 28 bits are 0 can lie half-way between two float32.
+    """
+    product, wide = np.asarray(a.astype(D) * b.astype(D)), c.astype(D)
+    total = np.asarray(product + wide)
+    bits = total.view(L)
+    if ((bits & L(0x0FFFFFFF)) == 0).any():
+        part = total - product
+        lost = (product - (total - part)) + (wide - part)
+        away = np.where((lost > 0) == (total > 0), L(1), L(-1))
+        inexact = (lost != 0) & np.isfinite(total) & np.isfinite(lost) & ((bits & L(1)) == 0)
+        return np.where(inexact, bits + away, bits).view(D)
+    return total
 
 
 def reciprocal(a: Array) -> Array:
@@ -163,8 +180,9 @@ def log2(a: Array) -> Array:
 
 
 def median(a: Array, b: Array, c: Array) -> Array:
-    """Middle one of three."""
-    return np.fmax(np.fmin(a, b), np.fmin(np.fmax(a, b), c))
+    """Middle one of three; the least of the others where one is NaN."""
+    least = np.fmin(np.fmin(a, b), c)
+    return np.where(np.isnan(a) | np.isnan(b) | np.isnan(c), least, np.fmax(np.fmin(a, b), np.fmin(np.fmax(a, b), c)))
 
 
 def to_unsigned(x: Array) -> Array:
@@ -197,6 +215,9 @@ def exponent_bits(x: Array) -> Array:
 def div_scale(x: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
     """`v_div_scale_f32`: x, which is one of the other two, scaled so that the quotient's iteration stays in range.
 
+    A denominator whose reciprocal and quotient are both denormal goes down by 2^64. AMD's text says up, which overflows
+    for every denominator above 2^64 and gives wrong quotients (tests/amdgcn/test_oracles.py).
+
     Returns:
         The scaled value, and whether `div_fmas` must undo it.
     """
@@ -212,7 +233,7 @@ def div_scale(x: Array, denominator: Array, numerator: Array) -> tuple[Array, Ar
         ((numerator == 0) | (denominator == 0), np.full(x.shape, np.nan, F), never),
         (distance >= 96, denominator_up, ~never),
         (exponent_bits(denominator) == 0, up, never),
-        (reciprocal_denormal & quotient_denormal, denominator_up, ~never),
+        (reciprocal_denormal & quotient_denormal, np.where(x == denominator, down, x), ~never),
         (reciprocal_denormal, down, never),
         (quotient_denormal, numerator_up, ~never),
         (exponent_bits(numerator) <= 23, up, never),
@@ -230,13 +251,13 @@ def div_fmas(a: Array, b: Array, c: Array, undo: Array) -> Array:
     AMD's pseudo-code scales by 2^32; with that FLT_MAX / 448 is wrong by 2^32. Undoing the 2^64 of `div_scale`, up for
     a large quotient and down for a small one, gives correctly rounded quotients (tests/amdgcn/test_oracles.py).
     """
-    exact = a.astype(D) * b.astype(D) + c.astype(D)
+    exact = _multiply_add(a, b, c)
     scaled = np.where(exponent_bits(c) > 127, np.ldexp(exact, 64), np.ldexp(exact, -64))
     return np.where(undo, scaled, exact).astype(F)
 
 
 def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
-    """`v_div_fixup_f32`: the quotient with its special cases."""
+    """`v_div_fixup_f32`: the quotient and its special cases; NaN of two ordinary numbers is an iteration's overflow."""
     negative = np.signbit(denominator) ^ np.signbit(numerator)
     sign = np.where(negative, F(-1), F(1))
     infinite_d, infinite_n = np.isinf(denominator), np.isinf(numerator)
@@ -249,6 +270,7 @@ def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
         ((denominator == 0) | infinite_n, sign * F(np.inf)),
         (infinite_d | (numerator == 0), sign * F(0)),
         (distance < -150, sign * F(0)),
+        (np.isnan(quotient), sign * F(np.inf)),
     ]
     chosen = np.select([case[0] for case in cases], [np.broadcast_to(case[1], sign.shape) for case in cases], quotient)
     return np.where(np.isnan(chosen), chosen, np.copysign(chosen, sign)).astype(F)

@@ -142,8 +142,6 @@ SCALAR: dict[str, tuple[str, str, str]] = {
     "s_ashr_i32": ("i", "a >> (b & I(31))", "r != 0"),
     "s_bfe_u32": ("u", "field(a, b, (b >> U(16)) & U(127))", "r != 0"),
     "s_bfe_i32": ("u", "field_signed(a, b, (b >> U(16)) & U(127))", "r != 0"),
-    "s_lshl1_add_u32": ("u", "(a << U(1)) + b", "r < b"),
-    "s_lshl2_add_u32": ("u", "(a << U(2)) + b", "r < b"),
     "s_pack_ll_b32_b16": ("u", "(a & U(0xFFFF)) | (b << U(16))", ""),
     "s_flbit_i32": ("u", "leading_difference(a)", ""),
     "s_not_b32": ("u", "~a", "r != 0"),
@@ -153,6 +151,10 @@ SCALAR: dict[str, tuple[str, str, str]] = {
     "s_sext_i32_i8": ("u", "sign_extend(a, 8).view(U)", ""),
 }
 """Mnemonic -> type, expression, and what SCC becomes, nothing where it stays."""
+SCALAR |= {
+    f"s_lshl{k}_add_u32": ("u", f"(a << U({k})) + b", f"((a.astype(Q) << Q({k})) + b) >> Q(32) != 0")
+    for k in (1, 2, 3, 4)
+}
 
 SCALAR_64 = {
     "s_lshl_b64": ("Q", "a << (b & U(63)).astype(Q)"),
@@ -166,3 +168,44 @@ WIDTHS = {
     "short": (2, False), "dword": (4, False), "dwordx2": (8, False), "dwordx3": (12, False), "dwordx4": (16, False),
 }  # fmt: skip
 """Of a global access: bytes of a lane, and whether the sign is extended."""
+
+_INTEGERS, _ORDERS = ("i32", "u32", "i64", "u64", "u16", "i16"), ("lt", "eq", "le", "gt", "ne", "ge")
+_OTHERS = """
+s_nop s_endpgm s_barrier s_branch s_setprio s_sleep s_waitcnt s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz
+s_cbranch_vccnz s_cbranch_execz s_cbranch_execnz s_load_dword s_load_dwordx2 s_load_dwordx4 s_load_dwordx8
+s_load_dwordx16 s_mov_b32 s_mov_b64 s_movk_i32 s_not_b64 s_cselect_b32 s_cselect_b64 s_addc_u32 s_subb_u32
+s_bitcmp0_b32 s_bitcmp1_b32 s_and_saveexec_b64 s_or_saveexec_b64 s_andn2_saveexec_b64
+v_cndmask_b32 v_fmac_f32 v_div_scale_f32 v_div_fmas_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 v_fma_mix_f32
+v_add_co_u32 v_sub_co_u32 v_subrev_co_u32 v_addc_co_u32 v_subb_co_u32 v_subbrev_co_u32 v_mad_u64_u32 v_mad_i64_i32
+v_pk_add_f32 v_pk_mul_f32 v_pk_fma_f32 v_pk_mov_b32 v_bitop3_b16 v_bitop3_b32
+v_cvt_pk_f32_fp8 v_cvt_pk_f32_bf8 v_cvt_scalef32_pk_f32_fp8 v_cvt_scalef32_pk_f32_bf8
+v_readlane_b32 v_writelane_b32 v_readfirstlane_b32 v_permlane16_swap_b32 v_permlane32_swap_b32
+v_mfma_f32_16x16x4_f32 v_mfma_f32_32x32x2_f32 v_mfma_f32_16x16x8_xf32 v_mfma_f32_32x32x4_xf32
+v_mfma_f32_16x16x16_f16 v_mfma_f32_32x32x8_f16 v_mfma_f32_16x16x32_f16 v_mfma_f32_32x32x16_f16
+v_mfma_f32_16x16x16_bf16 v_mfma_f32_32x32x8_bf16 v_mfma_f32_16x16x32_bf16 v_mfma_f32_32x32x16_bf16
+ds_bpermute_b32 ds_swizzle_b32 ds_read_b64_tr_b16 ds_read_u8 ds_read_i8 ds_read_u16 ds_read_i16 ds_read_u16_d16
+ds_read_u16_d16_hi ds_read_b32 ds_read_b64 ds_read_b96 ds_read_b128 ds_read2_b32 ds_read2_b64 ds_read2st64_b32
+ds_read2st64_b64 ds_write_b8 ds_write_b8_d16_hi ds_write_b16 ds_write_b16_d16_hi ds_write_b32 ds_write_b64
+ds_write_b96 ds_write_b128 ds_write2_b32 ds_write2_b64 ds_write2st64_b32 ds_write2st64_b64
+global_load_ubyte global_load_sbyte global_load_ushort global_load_sshort global_load_short_d16
+global_load_short_d16_hi global_load_dword global_load_dwordx2 global_load_dwordx3 global_load_dwordx4
+global_store_byte global_store_byte_d16_hi global_store_short global_store_short_d16_hi global_store_dword
+global_store_dwordx2 global_store_dwordx3 global_store_dwordx4
+buffer_load_ubyte buffer_load_ushort buffer_load_dword buffer_load_dwordx2 buffer_load_dwordx3 buffer_load_dwordx4
+buffer_store_byte buffer_store_short buffer_store_dword buffer_store_dwordx2 buffer_store_dwordx3 buffer_store_dwordx4
+scratch_load_dword scratch_load_dwordx2 scratch_load_dwordx4 scratch_store_dword scratch_store_dwordx2
+scratch_store_dwordx4
+"""
+
+MNEMONICS = frozenset(
+    [
+        *VECTOR, *SCALAR, *SCALAR_64, *_OTHERS.split(), *(f"v_pk_{name}" for name in PACKED),
+        *(f"v_cmp_{order}_{kind}" for order in _ORDERS for kind in _INTEGERS),
+        *(f"v_cmp_{order}_{kind}" for order in COMPARE if order != "ne" for kind in ("f32", "f16")),
+        *(f"s_{name}_b{bits}" for name in LOGIC for bits in (32, 64)),
+        *(f"s_cmp_{order}_{kind}" for order in SCALAR_COMPARE for kind in ("i32", "u32")),
+        "s_cmp_eq_u64", "s_cmp_lg_u64",
+        *(f"s_cmpk_{order}_i32" for order in SCALAR_COMPARE),
+    ]
+)  # fmt: skip
+"""Every instruction that is known; another is refused, whatever its name looks like."""

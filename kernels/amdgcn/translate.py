@@ -17,7 +17,7 @@ import numpy as np
 from . import arithmetic, matrix, permute, waves
 from .effects import effects
 from .errors import UnknownInstructionError
-from .meaning import COMPARE, COMPARED, LOGIC, PACKED, SCALAR, SCALAR_64, SCALAR_COMPARE, VECTOR, WIDTHS
+from .meaning import COMPARE, COMPARED, LOGIC, MNEMONICS, PACKED, SCALAR, SCALAR_64, SCALAR_COMPARE, VECTOR, WIDTHS
 from .text import EXEC, M0, VCC
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ class _Writer:
 
     def instruction(self, one: Instruction) -> list[str]:
         name = one.mnemonic
+        if name not in MNEMONICS:
+            raise UnknownInstructionError(one.text)
         if name in _NOTHING or name.startswith("s_cbranch_"):
             return []
         try:

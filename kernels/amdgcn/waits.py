@@ -3,7 +3,7 @@
 
 A forward dataflow over the blocks: for each register of an outstanding load, how many newer operations of its counter
 were issued, the fewest over all paths. Vector memory and LDS return in order, scalar memory in any (CDNA3 ISA, 4.4).
-Whether LDS is waited for before the barrier that publishes it depends on addresses: lds.py looks while the program runs.
+Whether LDS is waited for before the barrier that publishes it depends on addresses: lds.py looks at run time.
 """
 
 from __future__ import annotations
