@@ -5,9 +5,12 @@ import re
 
 import numpy as np
 import pytest
+from support.machine_code import declared
 from support.wave import machine, program
 
 from amdgcn.errors import LaunchError, ProgramFault, UnknownInstructionError
+from amdgcn.launch import amdgcn
+from amdgcn.lds import Lds
 from amdgcn.memory import Memory, own_steps
 from amdgcn.translate import translate
 
@@ -111,6 +114,35 @@ def test_a_tensor_s_own_bytes():
     assert "kernel.py:5" in str(error.value)
 
 
+def overlapping():
+    """What a store through one tensor's pointer leaves for a load through another's."""
+    memory, data, target = Memory(), np.zeros(1024, np.uint8), np.zeros(1024, np.uint8)
+    pointers = [memory.add(name, each) for name, each in (("key_cache", data), ("pool", data), ("out", target))]
+    kernarg = memory.add("kernel arguments", np.array([*pointers, 0], np.uint64).view(np.uint8))
+    lines = """
+        s_load_dwordx8 s[4:11], s[0:1], 0x0
+        v_lshlrev_b32_e32 v1, 2, v0
+        s_waitcnt lgkmcnt(0)
+        global_store_dword v1, v0, s[6:7]
+        s_waitcnt vmcnt(0)
+        global_load_dword v2, v1, s[4:5]
+        s_waitcnt vmcnt(0)
+        global_store_dword v1, v2, s[8:9]
+        """
+    machine(lines, memory=memory, twins=2).run((1, 1, 1), 1, kernarg)
+    return target.view(np.uint32)[:64].tolist()
+
+
+def test_tensors_that_share_bytes_see_each_other_s_writes():
+    assert overlapping() == list(range(64))
+
+
+def test_separate_copies_of_tensors_that_overlap_would_be_seen(monkeypatch):
+    real = Memory.add
+    monkeypatch.setattr(Memory, "add", lambda self, name, data, **more: real(self, name, data.copy(), **more))
+    assert overlapping() != list(range(64))
+
+
 @pytest.mark.parametrize(
     ("shape", "strides", "itemsize"),
     [((4, 128), (512, 1), 1), ((3, 2, 5), (64, 16, 2), 2), ((2, 3, 4), (1, 100, 8), 1), ((7,), (4,), 4),
@@ -168,8 +200,18 @@ def test_an_lds_race_is_found(lines):
 
 
 def test_an_equal_value_written_twice_is_no_race():
-    equal = "v_mov_b32_e32 v4, 7\n    v_and_b32_e32 v5, 0xfc, v1\n    ds_write_b32 v5, v4"
+    equal = "v_mov_b32_e32 v4, 7\n    v_and_b32_e32 v5, 0xfc, v1\n    ds_write_b32 v5, v4\n    ds_write_b32 v5, v4"
     launch(changed(EXCHANGE, "ds_write_b32 v1, v0", equal), waves=2, twins=1)
+
+
+def test_calling_an_equal_value_a_race_would_be_seen(monkeypatch):
+    real = Lds.race
+    strict = lambda self, at, size, mine, index, values: real(  # noqa: E731
+        self, at, size, mine, index, values and (np.ones_like(values[0]), values[1])
+    )
+    monkeypatch.setattr(Lds, "race", strict)
+    with pytest.raises(ProgramFault, match="LDS race"):
+        test_an_equal_value_written_twice_is_no_race()
 
 
 def test_undefined_lds_is_found():
@@ -241,3 +283,22 @@ def test_a_mode_that_the_machine_does_not_have_is_refused():
 
     with pytest.raises(LaunchError, match="float_denorm_mode_32"):
         Machine(translate(one), Memory(), 0)
+
+
+def test_a_declaration_holds_for_one_arch_and_one_triton():
+    test = "tests/kernels/mla/test_decode.py::test_mla_decode_scale[1.0]"
+    assert "Triton 3.6.0" in declared("gfx942", "3.6.0", test)
+    assert not declared("gfx942", "3.8.0", test)
+    assert not declared("gfx950", "3.6.0", test)
+    assert not declared("gfx942", "3.6.0", test.replace("1.0", "None"))
+
+
+def test_an_arch_that_is_not_executed_is_refused():
+    with pytest.raises(LaunchError, match="gfx90a"), amdgcn("gfx90a"):
+        pass
+
+
+def test_interpreted_kernels_have_no_machine_code(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(LaunchError, match="TRITON_INTERPRET=0"), amdgcn("gfx942"):
+        pass

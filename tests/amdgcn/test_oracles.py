@@ -4,6 +4,8 @@ torch's dtypes, correctly rounded quotients, plain loops over documented layouts
 """
 
 import ctypes
+import dataclasses
+import functools
 import math
 import random
 import re
@@ -13,9 +15,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from support.wave import run
+from support.wave import machine, run
 
+from amdgcn import arithmetic, translate
 from amdgcn.meaning import MNEMONICS
+from amdgcn.memory import Memory
 
 ONES = 0xFFFFFFFF
 EDGES = [
@@ -332,7 +336,7 @@ def test_every_8_bit_float(kind, arch):
     for line, shift, factor in lines:
         group = run(line, {1: words, 2: np.full_like(words, 0x3E812345)}, arch=arch)
         for k in (0, 1):
-            want = table[words >> (shift + 8 * k) & 255] * np.float32(factor)
+            want = (torch.from_numpy(table[words >> (shift + 8 * k) & 255]) * factor).numpy()
             assert np.array_equal(group.V[4 + k].view(np.float32), want, equal_nan=True), line
 
 
@@ -920,24 +924,12 @@ GLOBAL = {
 
 def in_memory(lines, values):
     """Run with 4 KiB behind s[4:5], and a descriptor of it in s[8:11], that hold 0..1023."""
-    from support.wave import machine
-
-    from amdgcn.memory import Memory
-
     memory = Memory()
     words = np.arange(1024, dtype=np.uint32) * np.uint32(0x01030507) + np.uint32(0x80)
     base = memory.add("words", words.view(np.uint8))
-    from support import wave
-
-    real = wave.machine
-    wave.machine = lambda text, **options: real(text, memory=memory, **options)
-    try:
-        low, high = base & ONES, base >> 32
-        group = run(lines, values, {4: low, 5: high, 8: low, 9: high, 10: 0x7FFFFFFE, 11: 0x27000, 12: 64})
-    finally:
-        wave.machine = real
-    assert machine is real
-    return group, words
+    low, high = base & ONES, base >> 32
+    registers = {4: low, 5: high, 8: low, 9: high, 10: 0x7FFFFFFE, 11: 0x27000, 12: 64}
+    return run(lines, values, registers, memory=memory), words
 
 
 @pytest.mark.parametrize("name", GLOBAL)
@@ -1026,11 +1018,8 @@ def test_scalar_loads(count):
     ("execnz", "s_and_b64 exec, s[2:3], 1", lambda x: x & 1 == 1),
 ])  # fmt: skip
 def test_branches(branch, setup, taken):
-    from support.wave import program
 
-    from amdgcn.machine import Machine
     from amdgcn.memory import Memory
-    from amdgcn.translate import translate
 
     covers([f"s_cbranch_{branch}", "s_branch", "s_endpgm", "s_nop", "s_waitcnt", "s_barrier", "s_setprio", "s_sleep"])
     out = np.zeros(32, np.uint8)
@@ -1058,8 +1047,60 @@ def test_branches(branch, setup, taken):
         v_mov_b32_e32 v2, s8
         global_store_dword v1, v2, s[6:7]
         """
-    Machine(translate(program(text)), memory, 0).run((8, 1, 1), 1, kernarg)
+    machine(text, memory=memory, lds_bytes=0).run((8, 1, 1), 1, kernarg)
     assert out.view(np.uint32).tolist() == [7 if taken(x) else 3 for x in range(8)]
+
+
+# Errors that were once made in writing the machine, made again: an oracle sees each
+
+
+def ignore_signs_on_bits(monkeypatch):
+    real = translate._Writer._read
+
+    def read(self, operand, kind, *rest, **more):
+        operand = dataclasses.replace(operand, absolute=False) if kind == "u" else operand
+        return real(self, operand, kind, *rest, **more)
+
+    monkeypatch.setattr(translate._Writer, "_read", read)
+
+
+def forget_the_sign_of_a_constant(monkeypatch):
+    monkeypatch.setattr(translate, "replace", lambda each, value: dataclasses.replace(each, value=value & 0xFFFF))
+
+
+def undo_2_to_32(monkeypatch):
+    def div_fmas(a, b, c, undo):
+        total = arithmetic.fma(a, b, c)
+        return np.where(undo, arithmetic.ldexp(total, np.where(arithmetic.exponent_bits(c) > 127, 32, -32)), total)
+
+    monkeypatch.setitem(translate._NAMES, "div_fmas", div_fmas)
+
+
+def forget_overflow(monkeypatch):
+    monkeypatch.setitem(translate._NAMES, "div_fixup", lambda quotient, denominator, numerator: quotient)
+
+
+def round_twice(monkeypatch):
+    def fma(a, b, c):
+        return (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float32)
+
+    monkeypatch.setitem(translate._NAMES, "fma", fma)
+
+
+PLANTS = [
+    (ignore_signs_on_bits, test_cndmask_takes_signs_as_floats_do),
+    (forget_the_sign_of_a_constant, functools.partial(test_a_16_bit_constant_has_a_sign, "0xffe8")),
+    (undo_2_to_32, test_quotients_are_rounded_correctly),
+    (forget_overflow, test_quotients_are_rounded_correctly),
+    (round_twice, functools.partial(test_fma_with_a_constant, "v_fmaak_f32")),
+]
+
+
+@pytest.mark.parametrize(("plant", "oracle"), PLANTS, ids=[plant.__name__ for plant, _ in PLANTS])
+def test_a_planted_error_is_seen(plant, oracle, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        oracle()
 
 
 def test_every_instruction_has_an_oracle():

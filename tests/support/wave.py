@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from amdgcn.lds import Lds
 from amdgcn.machine import Machine
 from amdgcn.memory import Memory
 from amdgcn.text import EXEC, Program, parse
@@ -40,7 +41,7 @@ def machine(lines: str, *, arch="gfx942", memory=None, lds_bytes=65536, twins=1,
 
 
 def run(
-    lines: str, vector=None, scalar=None, *, arch="gfx942", waves=None, off=None, scc=None, lds_bytes=4096
+    lines: str, vector=None, scalar=None, *, arch="gfx942", waves=None, off=None, scc=None, memory=None, lds_bytes=4096
 ) -> Waves:
     """Run one block for waves of one workgroup each.
 
@@ -52,15 +53,14 @@ def run(
         waves: How many, if not as the registers say.
         off: [waves, 64], lanes that are off.
         scc: [waves].
+        memory: Of the launch.
         lds_bytes: Of a workgroup.
     """
     vector, scalar = vector or {}, scalar or {}
     count = waves or len(next(iter([*vector.values(), *scalar.values()])))
-    one = machine(lines, arch=arch, lds_bytes=lds_bytes)
+    one = machine(lines, arch=arch, memory=memory, lds_bytes=lds_bytes)
     uses = one.translated
     uses.vectors, uses.scalars = [True] * 512, [True] * 128
-    from amdgcn.lds import Lds
-
     one.lds = Lds(count, lds_bytes, uses.lds_element, 1)
     group = one._start(np.array([[k, 0, 0] for k in range(count)]), 1, 0)
     for number, value in vector.items():
