@@ -20,7 +20,21 @@ LABELS = ("dtype", "layout")
 """What a report names beside an error, where a parameter of the test is it or has it."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--amdgcn",
+        metavar="ARCH",
+        help="run the kernels' tests on gfx942 or gfx950 machine code, on this CPU (kernels/amdgcn)",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("amdgcn"):
+        os.environ["TRITON_INTERPRET"] = "0"  # before Triton is imported
+        from support.machine_code import MachineCode
+
+        config.pluginmanager.register(MachineCode(config.getoption("amdgcn")))
+        return
     # Triton decides once a process, when it is first imported, how its own library functions (`tl.sum`, `tl.cdiv`) run.
     if _asked_for(config, COMPILING) and any(_asked_for(config, place) for place in INTERPRETING):
         raise pytest.UsageError(
@@ -65,12 +79,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def device() -> str:
-    """The torch device of the kernels under test: "cuda" (CUDA or HIP) or "cpu" (interpreted)."""
+def device(request) -> str:
+    """The torch device of the kernels under test: "cuda" (CUDA or HIP) or "cpu" (interpreted, or machine code)."""
     import torch
     import triton
 
-    if triton.knobs.runtime.interpret:
+    if triton.knobs.runtime.interpret or request.config.getoption("amdgcn"):
         return "cpu"
     if not torch.cuda.is_available():
         pytest.fail(

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which registers an instruction reads and writes, and which counter of `s_waitcnt` it raises (CDNA3 ISA, 4.4)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+from .errors import UnknownInstructionError
+from .text import EXEC, VCC, Operand
+
+if TYPE_CHECKING:
+    from .text import Instruction
+
+Register = tuple[str, int]
+Counter = Literal["", "vm", "ds", "sm"]
+"""Vector memory counts in vmcnt; LDS and scalar memory both in lgkmcnt, LDS in order and scalar memory in any."""
+
+_VCC = frozenset({("s", VCC), ("s", VCC + 1)})
+_EXEC = frozenset({("s", EXEC), ("s", EXEC + 1)})
+
+_NOTHING_WRITTEN = re.compile(
+    r"s_(?:cmpk?_\w+|bitcmp[01]_b32|branch|cbranch_\w+|endpgm|barrier|nop|waitcnt|setprio|sleep)"
+    r"|(?:global|buffer|scratch)_store_\w+|ds_write\w+"
+)
+_TWO_WRITTEN = re.compile(
+    r"v_(?:(?:add|sub|subrev)_co_u32|(?:addc|subb|subbrev)_co_u32|mad_[iu]64_[iu]32|div_scale_f32)"
+)
+_BOTH_WRITTEN = re.compile(r"v_permlane(?:16|32)_swap_b32")
+_DESTINATION_READ = re.compile(
+    r"v_fmac_f32|v_writelane_b32|v_fma_mix(?:lo|hi)_f16|s_(?:addk|mulk)_i32|(?:global|ds|buffer)_\w+_d16(?:_hi)?"
+)
+_ONE_WRITTEN = re.compile(
+    r"v_(?!cmpx_|movrel|dot|smfmac)\w+|s_(?:load_dword\w*|(?:and|or|xor|andn2|orn2|nand|nor|xnor)(?:_saveexec)?_b(?:32|64)"
+    r"|(?:add|sub|min|max)_[iu]32|(?:addc|subb)_u32|(?:addk|mulk|movk)_i32|mul_i32|mul_hi_[iu]32|mov_b(?:32|64)"
+    r"|cselect_b(?:32|64)|lsh[lr]_b(?:32|64)|ashr_i(?:32|64)|bf[em]_[iub](?:32|64)|lshl[1-4]_add_u32|pack_\w+|flbit_\w+"
+    r"|ff1_i32_b(?:32|64)|not_b(?:32|64)|brev_b32|abs_i32|bcnt[01]_i32_b(?:32|64)|sext_i32_i(?:8|16)|bitset[01]_b32)"
+    r"|(?:global|buffer|scratch)_load_\w+|ds_(?:read\w*|bpermute_b32|swizzle_b32)"
+)
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Of one instruction."""
+
+    reads: frozenset[Register]
+    writes: frozenset[Register]
+    counter: Counter
+
+
+def effects(instruction: Instruction) -> Effects:
+    """What the instruction reads and writes.
+
+    Raises:
+        UnknownInstructionError: The mnemonic is not one of those whose operands are known here.
+    """
+    return _effects(
+        instruction.mnemonic,
+        instruction.operands,
+        instruction.modifiers.get("dst_unused") == "UNUSED_PRESERVE" or "row_mask" in instruction.modifiers,
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def _effects(mnemonic: str, operands: tuple[Operand, ...], merges: bool) -> Effects:
+    written = (
+        0
+        if _NOTHING_WRITTEN.fullmatch(mnemonic)
+        else 2
+        if _TWO_WRITTEN.fullmatch(mnemonic) or _BOTH_WRITTEN.fullmatch(mnemonic)
+        else 1
+        if _ONE_WRITTEN.fullmatch(mnemonic)
+        else None
+    )
+    if written is None:
+        raise UnknownInstructionError(mnemonic, "its operands are not known")
+    reads = {each for operand in operands[written:] for each in operand.registers()}
+    writes = {each for operand in operands[:written] for each in operand.registers()}
+    if merges or _BOTH_WRITTEN.fullmatch(mnemonic) or _DESTINATION_READ.fullmatch(mnemonic):
+        reads |= writes
+    if mnemonic.startswith(("v_", "global_", "buffer_", "ds_", "scratch_")):
+        reads |= _EXEC
+    if mnemonic == "v_div_fmas_f32" or (mnemonic == "v_cndmask_b32" and len(operands) == 3) or "_vcc" in mnemonic:
+        reads |= _VCC
+    if "saveexec" in mnemonic:
+        reads |= _EXEC
+        writes |= _EXEC
+    if "_exec" in mnemonic and mnemonic.startswith("s_cbranch"):
+        reads |= _EXEC
+    counter: Counter = ""
+    if mnemonic.startswith("s_load_"):
+        counter = "sm"
+    elif mnemonic.startswith("ds_"):
+        counter = "ds"
+    elif mnemonic.startswith(("global_", "buffer_", "scratch_")):
+        counter = "vm"
+    return Effects(frozenset(reads), frozenset(writes), counter)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine: all waves of a launch, in groups, block after block, with barriers.
+
+Up to `WAVES` waves of whole workgroups run together. A branch splits a group exactly; the group with the lowest block
+runs first, and groups at the same block with the same outstanding loads are one again. A barrier holds a group until no
+other can run. Whatever the order, a race-free program gives the same result, and a race is looked for apart from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .arithmetic import Array, U
+from .errors import LaunchError, ProgramFault
+from .lds import Lds
+from .text import EXEC
+from .waves import LANES, Waves
+
+if TYPE_CHECKING:
+    from .memory import Memory
+    from .translate import Translated
+
+WAVES = 64
+"""Waves that run together; more are no faster."""
+LIMIT = 4_000_000
+"""Instructions of a group after which a launch counts as endless."""
+
+_MODES = {
+    "float_round_mode_32": 0,
+    "float_round_mode_16_64": 0,
+    "float_denorm_mode_32": 3,
+    "float_denorm_mode_16_64": 3,
+}
+_SYSTEM = (
+    "user_sgpr_dispatch_ptr", "user_sgpr_queue_ptr", "user_sgpr_dispatch_id", "user_sgpr_private_segment_size",
+    "system_sgpr_workgroup_info", "system_vgpr_workitem_id", "uses_dynamic_stack",
+)  # fmt: skip
+
+
+class Machine:
+    """One launch of one kernel.
+
+    Args:
+        translated: The kernel.
+        memory: Its arguments.
+        lds_bytes: Of a workgroup.
+        twins: 2 looks for undefined values, 1 does not.
+        races: Whether to look for LDS races.
+    """
+
+    def __init__(
+        self, translated: Translated, memory: Memory, lds_bytes: int, *, twins: int = 2, races: bool = True
+    ) -> None:
+        self.translated, self.program, self.memory = translated, translated.program, memory
+        self.lds_bytes, self.twins, self.races = lds_bytes, twins, races
+        self.steps = self.interval = self.wave_instructions = 0
+        self.traffic: Counter[tuple[str, int]] = Counter()
+        """(global or lds, bytes of an access) -> accesses of lanes."""
+        self.executed: Counter[int] = Counter()
+        """Block -> waves that ran it."""
+        self.lds: Lds
+        descriptor = self.program.descriptor
+        odd = {name: descriptor.get(name) for name, value in _MODES.items() if descriptor.get(name, value) != value}
+        odd |= {name: descriptor[name] for name in _SYSTEM if descriptor.get(name)}
+        if odd:
+            raise LaunchError(f"{self.program.name}: the descriptor sets what the machine does not have: {odd}")
+
+    def count(self, what: str, size: int, enabled: Array | None, group: Waves) -> None:
+        """Note an access."""
+        lanes = group.n * LANES if enabled is None else int(enabled.sum())
+        self.traffic[what, size] += lanes // self.twins
+
+    def run(self, grid: tuple[int, int, int], num_waves: int, kernarg: int) -> None:
+        """Run all workgroups.
+
+        Args:
+            grid: Workgroups along x, y, z.
+            num_waves: Waves of a workgroup.
+            kernarg: Address of the kernel's arguments.
+
+        Raises:
+            ProgramFault: The program did what no right program does.
+        """
+        groups = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
+        together = max(1, WAVES // num_waves)
+        with np.errstate(all="ignore"):
+            for first in range(0, len(groups), together):
+                self._together(np.array(groups[first : first + together]), num_waves, kernarg)
+
+    def _start(self, workgroups: Array, num_waves: int, kernarg: int) -> Waves:
+        count = len(workgroups) * num_waves
+        group = Waves(self, count * self.twins)
+        group.twin = np.repeat(np.arange(self.twins), count)
+        group.wave = np.tile(np.arange(num_waves), len(workgroups) * self.twins)
+        group.workgroup = np.tile(np.repeat(workgroups, num_waves, 0), (self.twins, 1))
+        group.row = np.repeat(np.arange(len(workgroups) * self.twins), num_waves)
+        group.refresh()
+        group.scc = group.twin == 1
+        used = self.translated
+        group.V = [group.junk if each else None for each in used.vectors]
+        group.S = [group.scalar_junk if each else None for each in used.scalars]
+        group.S[0] = np.full(group.n, kernarg & 0xFFFFFFFF, U)
+        group.S[1] = np.full(group.n, kernarg >> 32, U)
+        group.S[EXEC] = group.S[EXEC + 1] = np.full(group.n, 0xFFFFFFFF, U)
+        register = self.program.descriptor["user_sgpr_count"]
+        for axis, name in enumerate("xyz"):
+            if self.program.descriptor.get(f"system_sgpr_workgroup_id_{name}"):
+                group.S[register] = group.workgroup[:, axis].astype(U)
+                register += 1
+        group.V[0] = (group.wave[:, None] * LANES + np.arange(LANES)[None]).astype(U)
+        return group
+
+    def _together(self, workgroups: Array, num_waves: int, kernarg: int) -> None:
+        self.interval = 0
+        self.lds = Lds(len(workgroups) * self.twins, self.lds_bytes, self.translated.lds_element, self.twins)
+        live = [self._start(workgroups, num_waves, kernarg)]
+        while live:
+            ready = [group for group in live if not group.waiting]
+            if not ready:
+                self.interval += 1
+                for group in live:
+                    group.waiting = False
+                    group.cross_barrier()
+                continue
+            block = min(group.block for group in ready)
+            merged: dict[tuple[object, ...], Waves] = {}
+            for group in ready:
+                if group.block == block:
+                    key = group.signature()
+                    merged[key] = merged[key].join(group) if key in merged else group
+            live = [group for group in live if group.waiting or group.block != block]
+            for group in merged.values():
+                live += self._step(group)
+
+    def _step(self, group: Waves) -> list[Waves]:
+        """Run one block and return what goes on, as one group or two."""
+        block, length = group.block, len(self.program.blocks[group.block].instructions)
+        self.steps += length
+        if self.steps > LIMIT:
+            raise ProgramFault(f"{self.program.name} does not end: {self.steps} instructions of groups have run")
+        self.wave_instructions += length * group.real
+        self.executed[block] += group.real
+        following = self.translated.run(block, group)
+        if following is None:
+            return []
+        if isinstance(following, int):
+            group.block = following
+            return [group]
+        condition, index, target, otherwise = following
+        group.same(index, condition, None, "branch condition")
+        if condition.all() or not condition.any():
+            group.block = target if condition.all() else otherwise
+            return [group]
+        taken, rest = group.take(np.flatnonzero(condition)), group.take(np.flatnonzero(~condition))
+        taken.block, rest.block = target, otherwise
+        return [taken, rest]

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Global memory as regions, one for each tensor argument, with bounds, alignment and a tensor's own bytes.
+
+Regions lie 2^40 bytes apart, so a pointer that leaves its tensor meets nothing instead of another tensor. Each is a
+view of the tensor's real memory: tensors that share bytes see each other's writes, and still each may touch its own
+only. So a read of V through K's pointer is a fault although K and V are interleaved in one pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .arithmetic import Array, L, Q, U
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SHIFT = 40
+
+
+@dataclass
+class Region:
+    """Bytes of one argument."""
+
+    name: str
+    views: dict[int, Array]
+    """The bytes as elements of 1, 2 and 4 bytes, from a 16-byte boundary on."""
+    start: int
+    """Of the tensor in them."""
+    end: int
+    readonly: bool
+    steps: tuple[tuple[int, int], ...]
+    """(stride in bytes, size) of the axes above the innermost dense run, outermost first; empty if all is dense."""
+    run: int
+    """Bytes of that run."""
+
+    def owns(self, offset: Array, size: int) -> Array:
+        """Whether the bytes of each access belong to elements of the tensor."""
+        rest = offset - self.start
+        inside = (rest >= 0) & (offset + size <= self.end)
+        if self.steps:
+            for stride, count in self.steps:
+                rest = rest - np.minimum(rest // stride, count - 1) * stride
+            inside &= rest + size <= self.run
+        return inside
+
+
+class Memory:
+    """All regions of one launch."""
+
+    def __init__(self) -> None:
+        self.regions: list[Region] = []
+
+    def add(
+        self,
+        name: str,
+        data: Array,
+        *,
+        start: int = 0,
+        end: int | None = None,
+        readonly: bool = False,
+        shape: Sequence[int] = (),
+        strides: Sequence[int] = (),
+        itemsize: int = 1,
+    ) -> int:
+        """Add an argument and return its address.
+
+        Args:
+            name: For faults.
+            data: uint8, from a 16-byte boundary on.
+            start: First byte that is the tensor's.
+            end: Behind its last byte.
+            readonly: Whether a write is a fault.
+            shape: Of the tensor; none for bytes without axes.
+            strides: In bytes.
+            itemsize: In bytes.
+        """
+        size = data.size
+        views = {1: data, 2: data[: size // 2 * 2].view(np.uint16), 4: data[: size // 4 * 4].view(U)}
+        steps, run = own_steps(shape, strides, itemsize)
+        self.regions.append(Region(name, views, start, size if end is None else end, readonly, steps, run))
+        return (len(self.regions) << _SHIFT) + start
+
+    def split(self, address: Array) -> tuple[Array, Array]:
+        """Region number from 1 on, and offset in it."""
+        return (address >> Q(_SHIFT)).astype(L), (address & Q((1 << _SHIFT) - 1)).astype(L)
+
+
+def own_steps(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Axes above the innermost dense run, and that run's bytes.
+
+    Axes that overlap (a sliding window of one buffer) cannot be told apart by dividing; then every byte between first
+    and last counts as the tensor's.
+    """
+    axes = sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1 and stride > 0)
+    run, extent = itemsize, itemsize
+    steps: list[tuple[int, int]] = []
+    for stride, size in axes:
+        if stride < extent:
+            return (), 0
+        if stride == run and not steps:
+            run = extent = stride * size
+        else:
+            steps.append((stride, size))
+            extent = stride * (size - 1) + extent
+    return tuple(reversed(steps)), run

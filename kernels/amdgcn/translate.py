@@ -1,0 +1,640 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Translate each block of AMDGCN text into one Python function over all waves at it.
+
+The function binds `V`, `S` (registers), `E` (lanes that are on, None for all), `n` (waves) and `scc`, runs its
+instructions one after the other on NumPy arrays and says where to go on: a block's index, None at the end, or
+(condition of each wave, instruction, block where it holds, block where not).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import arithmetic, matrix, permute, waves
+from .effects import effects
+from .errors import UnknownInstructionError
+from .meaning import COMPARE, COMPARED, LOGIC, MNEMONICS, PACKED, SCALAR, SCALAR_64, SCALAR_COMPARE, VECTOR, WIDTHS
+from .text import EXEC, M0, VCC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .arithmetic import Array
+    from .text import Instruction, Operand, Program
+
+Following = int | None | tuple["Array", int, int, int]
+
+_NAMES: dict[str, Any] = {
+    "np": np, "merge": waves.merge, "both": waves.both, "elements": matrix.elements, "multiply": matrix.multiply,
+    "swap_halves": permute.swap_halves, "swap_rows": permute.swap_rows,
+    "swizzle": permute.swizzle, "gather": permute.gather,
+} | {name: each for name, each in vars(arithmetic).items() if not name.startswith("_")}  # fmt: skip
+
+_NOTHING = {"s_nop", "s_endpgm", "s_barrier", "s_branch", "s_setprio", "s_sleep"}
+_BRANCHES = {
+    "scc0": "~scc", "scc1": "scc",
+    "vccz": f"(S[{VCC}] | S[{VCC + 1}]) == 0", "vccnz": f"(S[{VCC}] | S[{VCC + 1}]) != 0",
+    "execz": f"(S[{EXEC}] | S[{EXEC + 1}]) == 0", "execnz": f"(S[{EXEC}] | S[{EXEC + 1}]) != 0",
+}  # fmt: skip
+
+
+@dataclass
+class Translated:
+    """A program that can run."""
+
+    program: Program
+    vectors: list[bool]
+    """Which vector registers it uses, accumulation registers from 256 on."""
+    scalars: list[bool]
+    lds_element: int
+    """Bytes of its smallest LDS access, at most 4: how finely races are looked for."""
+    functions: list[Callable[[waves.Waves], Following]] = field(default_factory=list)
+    source: str = ""
+    """The generated Python."""
+
+    def run(self, block: int, group: waves.Waves) -> Following:
+        """Run a block for a group."""
+        return self.functions[block](group)
+
+
+def translate(program: Program) -> Translated:
+    """Make a program executable.
+
+    Raises:
+        UnknownInstructionError: An instruction, or a form of it, whose meaning is not written down.
+    """
+    writer = _Writer(program)
+    lines = []
+    for index, block in enumerate(program.blocks):
+        lines += [f"def block{index}(g):", "    V, S, E, n, scc = g.V, g.S, g.E, g.n, g.scc"]
+        for instruction in block.instructions:
+            effects(instruction)
+            lines += [f"    {line}" for line in writer.instruction(instruction)]
+        lines += ["    g.E, g.scc = E, scc", f"    {_leave(program, index)}"]
+    source = "\n".join(lines) + "\n"
+    names = _NAMES | writer.constants
+    exec(compile(source, f"<{program.name}>", "exec"), names)  # noqa: S102 - our own text, from instructions we know
+    vectors, scalars = _used(program)
+    sizes = {8 * size: size for size in (1, 2, 4)}
+    smallest = min((sizes[int(bits)] for bits in _lds_bits(program)), default=4)
+    functions = [names[f"block{index}"] for index in range(len(program.blocks))]
+    return Translated(program, vectors, scalars, smallest, functions, source)
+
+
+def _lds_bits(program: Program) -> list[str]:
+    found = (re.match(r"ds_(?:read|write)\w*?_[biu](8|16)\b", each.mnemonic) for each in program.instructions)
+    short = (re.match(r"ds_(?:read|write)_[biu](8|16)_d16", each.mnemonic) for each in program.instructions)
+    return [each[1] for each in (*found, *short) if each]
+
+
+def _used(program: Program) -> tuple[list[bool], list[bool]]:
+    used = {register for each in program.instructions for operand in each.operands for register in operand.registers()}
+    always = {0, 1, VCC, VCC + 1, M0, EXEC, EXEC + 1, *range(program.descriptor.get("user_sgpr_count", 0) + 4)}
+    scalars = always | {number for kind, number in used if kind == "s"}
+    vectors = {0} | {number for kind, number in used if kind == "v"}
+    return [k in vectors for k in range(512)], [k in scalars for k in range(128)]
+
+
+def _leave(program: Program, index: int) -> str:
+    instructions = program.blocks[index].instructions
+    last = instructions[-1] if instructions else None
+    if last is None:
+        return f"return {index + 1}"
+    if last.mnemonic == "s_endpgm":
+        return "return None"
+    if last.mnemonic == "s_branch":
+        return f"return {program.block_of(last.operands[0])}"
+    if last.mnemonic.startswith("s_cbranch_"):
+        condition = _BRANCHES[last.mnemonic.removeprefix("s_cbranch_")]
+        return f"return ({condition}, {last.index}, {program.block_of(last.operands[0])}, {index + 1})"
+    waits = "g.waiting = True; " if last.mnemonic == "s_barrier" else ""
+    return f"{waits}return {index + 1}"
+
+
+class _Writer:
+    """Writes the Python of each instruction."""
+
+    def __init__(self, program: Program) -> None:
+        self.fnuz = program.arch == "gfx942"
+        self.constants: dict[str, Any] = {}
+
+    def instruction(self, one: Instruction) -> list[str]:
+        name = one.mnemonic
+        if name not in MNEMONICS:
+            raise UnknownInstructionError(one.text)
+        if name in _NOTHING or name.startswith("s_cbranch_"):
+            return []
+        try:
+            if name == "s_waitcnt":
+                return [f"g.wait({one.modifiers.get('vmcnt')}, {one.modifiers.get('lgkmcnt')})"]
+            if name.startswith("s_"):
+                return self._scalar(one)
+            if name.startswith(("global_", "buffer_")):
+                return self._global(one)
+            if name.startswith("scratch_"):
+                return self._scratch(one)
+            if name.startswith("ds_"):
+                return self._lds(one)
+            if name.startswith("v_mfma_"):
+                return self._matrix(one)
+            return self._vector(one)
+        except (KeyError, IndexError, ValueError, NotImplementedError) as error:
+            if isinstance(error, UnknownInstructionError):
+                raise
+            raise UnknownInstructionError(one.text, f"this form is not known ({error!r})") from error
+
+    def _constant(self, value: Any) -> str:
+        name = f"_c{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    # Operands
+
+    @staticmethod
+    def _literal(value: Any, kind: str) -> str:
+        if isinstance(value, float):
+            if kind in "fh":
+                return f"{'F' if kind == 'f' else 'H'}({value!r})"
+            value = int(np.float32(value).view(np.uint32))
+        if kind == "f":
+            return f"U({value & 0xFFFFFFFF}).view(F)"
+        if kind == "h":
+            return f"W16({value & 0xFFFF}).view(H)"
+        bits = {"u": 32, "i": 32, "w": 16, "k": 16, "Q": 64, "L": 64}[kind]
+        value &= (1 << bits) - 1
+        if kind in "ikL" and value >> (bits - 1):
+            value -= 1 << bits
+        return f"{ {'u': 'U', 'i': 'I', 'w': 'W16', 'k': 'S16', 'Q': 'Q', 'L': 'L'}[kind] }({value})".replace(" ", "")
+
+    def _read(self, operand: Operand, kind: str, one: Instruction, source: int | None = None, word: int = 0) -> str:
+        """An operand as an expression of a type.
+
+        Args:
+            operand: What to read.
+            kind: The type, as in meaning.py.
+            one: The instruction.
+            source: Its number among the sources, for SDWA and DPP.
+            word: 1 for the upper half of a register.
+        """
+        number = operand.register
+        if operand.kind == "literal":
+            value = operand.value
+            if word and isinstance(value, int):
+                value >>= 16
+            text = self._literal(value, kind)
+        elif operand.kind == "scc":
+            text = "scc[:, None].astype(U)"
+        elif operand.kind in "vs":
+            text = self._register(operand, 0)
+            if kind in "QL":
+                text = f"pair({text}, {self._register(operand, 1)})" + (".view(L)" if kind == "L" else "")
+            else:
+                part = one.modifiers.get(f"src{source}_sel", "DWORD") if one.encoding == "sdwa" else "DWORD"
+                if part != "DWORD":
+                    text = f"select({text}, {part!r}, {operand.extended})"
+                if one.encoding == "dpp" and source == 0:
+                    text = "moved"
+                if word:
+                    text = f"({text} >> U(16))"
+                views = {"u": "{}", "i": "{}.view(I)", "f": "{}.view(F)", "h": "half({})", "w": "{}.astype(W16)"}
+                text = (views | {"k": "{}.astype(W16).view(S16)"})[kind].format(text)
+        else:
+            raise UnknownInstructionError(one.text, f"operand {number}")
+        if (operand.absolute or operand.negated) and kind not in "fhu":
+            raise UnknownInstructionError(one.text, f"a sign modifier on {kind}")
+        if kind == "u":  # v_cndmask takes them as a float's, on the bits
+            text = f"({text} & U(0x7FFFFFFF))" if operand.absolute else text
+            return f"({text} ^ U(0x80000000))" if operand.negated else text
+        text = f"np.abs({text})" if operand.absolute else text
+        return f"(-{text})" if operand.negated else text
+
+    @staticmethod
+    def _register(operand: Operand, k: int) -> str:
+        number = operand.register + k
+        return f"V[{number}]" if operand.kind == "v" else f"S[{number}][:, None]"
+
+    def _scalar_read(self, operand: Operand, kind: str = "u") -> str:
+        if operand.kind == "literal":
+            return self._literal(operand.value, kind)
+        if operand.kind == "scc":
+            return "scc.astype(U)"
+        text = f"S[{operand.register}]"
+        if kind in "QL":
+            return f"pair({text}, S[{operand.register + 1}])" + (".view(L)" if kind == "L" else "")
+        return text + (".view(I)" if kind == "i" else "")
+
+    @staticmethod
+    def _half(operand: Operand, k: int) -> str:
+        """One register of a 64-bit scalar."""
+        if operand.kind == "literal":
+            if isinstance(operand.value, float):
+                raise ValueError("a float in 64 bits")
+            return f"U({(int(operand.value) >> (32 * k)) & 0xFFFFFFFF})"
+        return f"S[{operand.register + k}]"
+
+    @staticmethod
+    def _mask(operand: Operand) -> str:
+        if operand.kind == "literal":
+            return f"np.full((n, 64), {bool(operand.value)})"
+        return f"g.mask({operand.register})"
+
+    @staticmethod
+    def _put(target: Operand, text: str, kind: str, one: Instruction, lanes: str = "E") -> list[str]:
+        """Lines that write a vector result."""
+        number = target.register
+        if one.flag("clamp"):
+            if kind != "f":
+                raise UnknownInstructionError(one.text, "clamp")
+            text = f"np.clip({text}, F(0), F(1))"
+        if kind in "QL":
+            view = ".view(Q)" if kind == "L" else ""
+            return [
+                f"r = np.broadcast_to({text}, (n, 64)){view}",
+                f"V[{number}] = merge({lanes}, low(r), V[{number}])",
+                f"V[{number + 1}] = merge({lanes}, high(r), V[{number + 1}])",
+            ]
+        casts = {"u": "{}", "i": "({}).view(U)", "f": "({}).view(U)", "h": "half_bits({})", "w": "({}).astype(U)"}
+        text = casts[kind].format(text)
+        if one.encoding == "sdwa" and one.modifiers.get("dst_sel", "DWORD") != "DWORD":
+            unused = one.modifiers.get("dst_unused")
+            text = f"place({text}, {one.modifiers['dst_sel']!r}, {unused!r}, V[{number}])"
+        if not any(each.kind == "v" for each in one.operands[1:]):
+            text = f"np.broadcast_to({text}, (n, 64))"
+        return [f"V[{number}] = merge({lanes}, {text}, V[{number}])"]
+
+    @staticmethod
+    def _put_two(target: Operand, first: str, second: str) -> str:
+        number = target.register
+        lines = (f"V[{number + k}] = merge(E, {text}, V[{number + k}])" for k, text in enumerate((first, second)))
+        return "; ".join(lines)
+
+    # Scalar
+
+    def _scalar(self, one: Instruction) -> list[str]:
+        name, operands = one.mnemonic, one.operands
+        lines = self._scalar_lines(one)
+        to_exec = operands and operands[0].kind == "s" and operands[0].register in {EXEC, EXEC + 1}
+        if (to_exec and not name.startswith(("s_cmp", "s_bitcmp"))) or "saveexec" in name:
+            lines.append(f"E = g.enabled({one.index})")
+        return lines
+
+    def _scalar_lines(self, one: Instruction) -> list[str]:
+        name, operands = one.mnemonic, one.operands
+        if re.fullmatch(r"s_(?:cmpk_\w+|\w+k)_i32", name):  # a signed 16-bit number, printed as 0xffe8
+            number = ((int(operands[1].value) & 0xFFFF) ^ 0x8000) - 0x8000
+            operands = (operands[0], replace(operands[1], value=number))
+        target = operands[0]
+        put, put_next = f"S[{target.register}]", f"S[{target.register + 1}]"
+        if found := re.fullmatch(r"s_load_dword(?:x(\d+))?", name):
+            count, base = int(found[1] or 1), f"pair({self._half(operands[1], 0)}, {self._half(operands[1], 1)})"
+            if operands[2].kind != "literal":
+                raise UnknownInstructionError(one.text, "a register offset")
+            targets = [("S", target.register + k) for k in range(count)]
+            return [
+                f"r = g.scalar_load({one.index}, {base}, {operands[2].value}, {count})",
+                f"g.issue('sm', {targets}, r, None)",
+            ]
+        if name in {"s_mov_b32", "s_movk_i32"}:
+            return [f"{put} = np.broadcast_to({self._scalar_read(operands[1])}, n)"]
+        if name == "s_mov_b64":
+            halves = (f"np.broadcast_to({self._half(operands[1], k)}, n)" for k in (0, 1))
+            return [f"{put}, {put_next} = {', '.join(halves)}"]
+        if found := re.fullmatch(r"s_(\w+)_saveexec_b64", name):
+            new = ", ".join(self._logic(found[1], self._half(operands[1], k), f"S[{EXEC + k}]") for k in (0, 1))
+            return [f"p, r = {new}", f"{put}, {put_next} = S[{EXEC}], S[{EXEC + 1}]",
+                    f"S[{EXEC}], S[{EXEC + 1}] = p, r", "scc = (p | r) != 0"]  # fmt: skip
+        if (found := re.fullmatch(r"s_(\w+)_b(32|64)", name)) and found[1] in LOGIC:
+            words = [
+                f"np.broadcast_to({self._logic(found[1], self._half(operands[1], k), self._half(operands[2], k))}, n)"
+                for k in range(int(found[2]) // 32)
+            ]
+            if len(words) == 1:
+                return [f"{put} = {words[0]}", f"scc = {put} != 0"]
+            return [f"{put}, {put_next} = {', '.join(words)}", f"scc = ({put} | {put_next}) != 0"]
+        if name == "s_not_b64":
+            halves = (f"~np.broadcast_to({self._half(operands[1], k)}, n)" for k in (0, 1))
+            return [f"{put}, {put_next} = {', '.join(halves)}", f"scc = ({put} | {put_next}) != 0"]
+        if found := re.fullmatch(r"s_cmpk?_(\w+)_([iu])(32|64)", name):
+            kind = {"i32": "i", "u32": "u", "u64": "Q"}[found[2] + found[3]]
+            a, b = (self._scalar_read(each, kind) for each in operands)
+            return [f"scc = np.broadcast_to({a} {SCALAR_COMPARE[found[1]]} {b}, n)"]
+        if found := re.fullmatch(r"s_bitcmp([01])_b32", name):
+            a, b = map(self._scalar_read, operands)
+            return [f"scc = np.broadcast_to((({a} >> ({b} & U(31))) & U(1)) == {found[1]}, n)"]
+        if name == "s_cselect_b32":
+            return [f"{put} = np.where(scc, {self._scalar_read(operands[1])}, {self._scalar_read(operands[2])})"]
+        if name == "s_cselect_b64":
+            halves = (f"np.where(scc, {self._half(operands[1], k)}, {self._half(operands[2], k)})" for k in (0, 1))
+            return [f"{put}, {put_next} = {', '.join(halves)}"]
+        if name in {"s_addc_u32", "s_subb_u32"}:
+            sign = "+" if name == "s_addc_u32" else "-"
+            a, b = (f"np.broadcast_to({self._scalar_read(each)}, n)" for each in operands[1:])
+            return [f"r = {a}.astype(Q) {sign} {b} {sign} scc", f"{put} = low(r); scc = high(r) != 0"]
+        if name in SCALAR_64:
+            kind, text = SCALAR_64[name]
+            a, b = self._scalar_read(operands[1], kind), self._scalar_read(operands[2])
+            return [f"a = {a}; b = {b}; r = np.broadcast_to({text}, n).view(Q)",
+                    f"{put} = low(r); {put_next} = high(r); scc = r != 0"]  # fmt: skip
+        if name not in SCALAR:
+            raise UnknownInstructionError(one.text)
+        kind, text, scc = SCALAR[name]
+        sources = operands if name.endswith("k_i32") else operands[1:]
+        read = "; ".join(
+            f"{'ab'[k]} = np.broadcast_to({self._scalar_read(each, kind)}, n)" for k, each in enumerate(sources)
+        )
+        lines = [f"{read}; r = {text}", f"{put} = r.view(U)"]
+        return [*lines, f"scc = {scc}"] if scc else lines
+
+    @staticmethod
+    def _logic(operation: str, a: str, b: str) -> str:
+        return re.sub(r"\b[ab]\b", lambda found: {"a": a, "b": b}[found[0]], LOGIC[operation])
+
+    # Memory
+
+    def _global(self, one: Instruction) -> list[str]:
+        operands, offset = one.operands, one.number("offset")
+        found = re.fullmatch(r"(global|buffer)_(load|store)_([a-z]+(?:x\d)?)(_d16)?(_hi)?", one.mnemonic)
+        if not found or found[3] not in WIDTHS:
+            raise UnknownInstructionError(one.text)
+        size, signed = WIDTHS[found[3]]
+        stores, registers = found[2] == "store", max(1, size // 4)
+        if found[1] == "global":
+            data, address = (operands[1], operands[0]) if stores else operands[:2]
+            base = operands[2]
+            lines = ["A = " + (
+                f"pair(V[{address.register}], V[{address.register + 1}])" if base.kind == "off"
+                else f"pair(S[{base.register}], S[{base.register + 1}])[:, None] + V[{address.register}].astype(Q)"
+            ) + (f" + Q({offset & (2**64 - 1)})" if offset else "")]  # fmt: skip
+            beyond = "None"
+        else:
+            data, address, descriptor, scalar = operands
+            lanes = f"V[{address.register}]" if one.flag("offen") else "None"
+            added = self._scalar_read(scalar) + ("" if scalar.kind == "literal" else "[:, None]")
+            lines, beyond = [f"A, Z = g.buffer({descriptor.register}, {lanes}, {added}, {offset})"], "Z"
+        shift = " >> U(16)" if found[5] else ""
+        if stores:
+            values = ", ".join(f"V[{data.register + k}]{shift}" for k in range(registers))
+            return [*lines, f"g.store({one.index}, A, E, {size}, [{values}], {beyond})"]
+        lines.append(f"r = g.load({one.index}, A, E, {size}, {signed}, {beyond})")
+        lines += self._into_half(data, upper=bool(found[5])) if found[4] else []
+        targets = [("V", data.register + k) for k in range(registers)]
+        return [*lines, f"g.issue('vm', {targets}, r, E)"]
+
+    @staticmethod
+    def _into_half(data: Operand, *, upper: bool) -> list[str]:
+        """A `_d16` load fills one half of its register and keeps the other."""
+        old = f"V[{data.register}]"
+        if upper:
+            return [f"r = [(r[0] << U(16)) | ({old} & U(0xFFFF))]"]
+        return [f"r = [(r[0] & U(0xFFFF)) | ({old} & U(0xFFFF0000))]"]
+
+    @staticmethod
+    def _scratch(one: Instruction) -> list[str]:
+        found = re.fullmatch(r"scratch_(load|store)_dword(?:x(\d))?", one.mnemonic)
+        stores = bool(found) and found[1] == "store"  # type: ignore[index]
+        data = one.operands[1] if stores else one.operands[0]
+        if not found or any(each.kind != "off" for each in one.operands if each is not data):
+            raise UnknownInstructionError(one.text)
+        count, at = int(found[2] or 1), one.number("offset")
+        if stores:
+            values = ", ".join(f"V[{data.register + k}]" for k in range(count))
+            return [f"g.scratch_store({at}, [{values}], E)"]
+        return [f"g.issue('vm', {[('V', data.register + k) for k in range(count)]}, g.scratch_load({at}, {count}), E)"]
+
+    def _lds(self, one: Instruction) -> list[str]:
+        name, operands, index = one.mnemonic, one.operands, one.index
+        target = operands[0].register
+
+        def arrive(counter: str, registers: int) -> str:
+            return f"g.issue({counter!r}, {[('V', target + k) for k in range(registers)]}, r, E)"
+
+        if name == "ds_bpermute_b32":
+            return [f"r = [gather(V[{operands[2].register}], V[{operands[1].register}], E)]", arrive("dx", 1)]
+        if name == "ds_swizzle_b32":
+            source = self._constant(permute.swizzle_source(one.modifiers["offset"]))
+            return [f"r = [swizzle(V[{operands[1].register}], {source}, E)]", arrive("dx", 1)]
+        if found := re.fullmatch(r"ds_(read|write)2(st64)?_b(32|64)", name):
+            size = int(found[3]) // 8
+            step, registers = size * (64 if found[2] else 1), size // 4
+            at = [one.number(f"offset{k}") * step for k in (0, 1)]
+            if found[1] == "read":
+                parts = (f"g.lds_read({index}, A + U({each}), E, {size}, False)" for each in at)
+                return [f"A = V[{operands[1].register}]; r = {' + '.join(parts)}", arrive("ds", 2 * registers)]
+            data = [", ".join(f"V[{each.register + k}]" for k in range(registers)) for each in operands[1:3]]
+            writes = (f"g.lds_write({index}, A + U({at[k]}), E, {size}, [{data[k]}])" for k in (0, 1))
+            return [f"A = V[{target}]", *writes, "g.issue('ds', (), (), E)"]
+        offset = one.number("offset")
+        if name == "ds_read_b64_tr_b16":
+            return [f"r = g.transposed({index}, V[{operands[1].register}] + U({offset}), E)", arrive("ds", 2)]
+        if found := re.fullmatch(r"ds_write_b(8|16|32|64|96|128)(_d16_hi)?", name):
+            size, shift = int(found[1]) // 8, " >> U(16)" if found[2] else ""
+            values = ", ".join(f"V[{operands[1].register + k}]{shift}" for k in range(max(1, size // 4)))
+            return [
+                f"g.lds_write({index}, V[{target}] + U({offset}), E, {size}, [{values}])",
+                "g.issue('ds', (), (), E)",
+            ]
+        if found := re.fullmatch(r"ds_read_([biu])(8|16|32|64|96|128)(_d16)?(_hi)?", name):
+            size, signed = int(found[2]) // 8, found[1] == "i"
+            lines = [f"r = g.lds_read({index}, V[{operands[1].register}] + U({offset}), E, {size}, {signed})"]
+            lines += self._into_half(operands[0], upper=bool(found[4])) if found[3] else []
+            return [*lines, arrive("ds", max(1, size // 4))]
+        raise UnknownInstructionError(one.text)
+
+    # Vector
+
+    def _matrix(self, one: Instruction) -> list[str]:
+        found = re.fullmatch(r"v_mfma_f32_(16|32)x\1x\d+_(?:(f32|xf32|f16|bf16)|(fp8|bf8)_(fp8|bf8))", one.mnemonic)
+        if not found or one.modifiers:
+            raise UnknownInstructionError(one.text)
+        side, kinds = int(found[1]), (found[2] or found[3], found[2] or found[4])
+        target, *sources, added = one.operands
+        lines = []
+        for name, operand, kind in zip("ab", sources, kinds, strict=True):
+            registers = ", ".join(f"V[{operand.register + k}]" for k in range(operand.count))
+            lines.append(f"{name} = elements([{registers}], {kind!r}, fnuz={self.fnuz})")
+        count = side * side // 64
+        start = (
+            repr(added.value)
+            if added.kind == "literal"
+            else "[" + ", ".join(f"V[{added.register + k}]" for k in range(count)) + "]"
+        )
+        _check_depth(one, side, kinds[0])
+        into = f"V[{target.register}:{target.register + count}]"
+        return [*lines, f"{into} = multiply({side}, a, b, {start})"]  # lanes that are off take part
+
+    def _vector(self, one: Instruction) -> list[str]:
+        name, operands, index = one.mnemonic, one.operands, one.index
+        target, sources = operands[0], operands[1:]
+        lanes, before = "E", list[str]()
+        if one.encoding == "dpp":
+            lanes, before = self._dpp(one)
+
+        def put(text: str, kind: str) -> list[str]:
+            return [*before, *self._put(target, text, kind, one, lanes)]
+
+        if found := re.fullmatch(r"v_cmp_(\w+?)_([iuf])(16|32|64)", name):
+            kind = COMPARED[found[2] + found[3]]
+            a, b = self._read(operands[1], kind, one, 0), self._read(operands[2], kind, one, 1)
+            lines = [*before, f"a = {a}; b = {b}; g.set_mask({target.register}, {COMPARE[found[1]]}, {lanes})"]
+            return [*lines, f"E = g.enabled({index})"] if target.register == EXEC else lines
+        if name == "v_cndmask_b32":
+            condition = self._mask(sources[2]) if len(sources) > 2 else f"g.mask({VCC})"
+            a, b = self._read(sources[0], "u", one, 0), self._read(sources[1], "u", one, 1)
+            return put(f"np.where({condition}, {b}, {a})", "u")
+        if re.fullmatch(r"v_(?:add|sub|subrev|addc|subb|subbrev)_co_u32|v_mad_[iu]64_[iu]32|v_div_scale_f32", name):
+            return self._with_carry(one)
+        if name == "v_fmac_f32":
+            a, b = self._read(sources[0], "f", one, 0), self._read(sources[1], "f", one, 1)
+            return put(f"fma({a}, {b}, V[{target.register}].view(F))", "f")
+        if name == "v_div_fmas_f32":
+            return put(f"div_fmas({', '.join(self._read(each, 'f', one) for each in sources)}, g.mask({VCC}))", "f")
+        if name.startswith("v_fma_mix"):
+            return put(*self._mixed(one))
+        if name.startswith("v_pk_"):
+            return self._packed(one)
+        if found := re.fullmatch(r"v_cvt_(scalef32_)?pk_f32_(fp8|bf8)", name):
+            upper = one.modifiers.get("src0_sel") == "WORD_1" or one.numbers("op_sel", [0])[0]
+            scale = f"scale_exponent({self._read(sources[1], 'f', one)})" if found[1] else "F(1)"
+            table = f"float8_values({found[2]!r}, {self.fnuz and not found[1]})"
+            lines = [f"x = {self._register(sources[0], 0)} >> U({16 if upper else 0}); t = {table}; c = {scale}"]
+            parts = (f"np.broadcast_to((t[(x >> U({8 * k})) & U(255)] * c).view(U), (n, 64))" for k in (0, 1))
+            return [*lines, self._put_two(target, *parts)]
+        if name == "v_readlane_b32":
+            if sources[1].kind != "literal":
+                raise UnknownInstructionError(one.text, "a lane in a register")
+            return [f"S[{target.register}] = V[{sources[0].register}][:, {sources[1].value}].copy()"]
+        if name == "v_writelane_b32":
+            value = self._scalar_read(sources[0])
+            return [
+                f"r = V[{target.register}].copy(); r[:, {int(sources[1].value)}] = {value}; V[{target.register}] = r"
+            ]
+        if name == "v_readfirstlane_b32":
+            return [f"S[{target.register}] = V[{sources[0].register}][np.arange(n), g.first_lane(E)]"]
+        if found := re.fullmatch(r"v_permlane(16|32)_swap_b32", name):
+            both = f"V[{target.register}], V[{sources[0].register}]"
+            return [f"{both} = {'swap_rows' if found[1] == '16' else 'swap_halves'}({both})"]
+        if found := re.fullmatch(r"v_bitop3_b(16|32)", name):
+            parts = (self._read(each, "u", one) for each in sources)
+            text = f"boolean({', '.join(parts)}, {one.number('bitop3')})"
+            return put(text if found[1] == "32" else f"({text}) & U(0xFFFF)", "u")
+        if name == "v_sub_u32" and one.flag("clamp"):
+            a, b = self._read(sources[0], "u", one), self._read(sources[1], "u", one)
+            return self._put(target, f"np.where({a} > {b}, {a} - {b}, U(0))", "u", replace(one, modifiers={}))
+        return put(*self._expression(one))
+
+    def _expression(self, one: Instruction) -> tuple[str, str]:
+        """An instruction of the table as (expression, type)."""
+        if one.mnemonic not in VECTOR:
+            raise UnknownInstructionError(one.text)
+        kind, kinds, text = VECTOR[one.mnemonic]
+        words = one.numbers("op_sel", [0] * 4)
+        if any(words) and one.mnemonic != "v_pack_b32_f16":
+            raise UnknownInstructionError(one.text, "op_sel")
+        sources = {
+            "abc"[k]: self._read(each, wanted, one, k, word=words[k])
+            for k, (each, wanted) in enumerate(zip(one.operands[1:], kinds, strict=True))
+        }
+        once = {name: value for name, value in sources.items() if len(re.findall(rf"\b{name}\b", text)) == 1}
+        repeated = {name: value for name, value in sources.items() if name not in once}
+        filled = re.sub(r"\b[abc]\b", lambda found: once.get(found[0], found[0]), text)
+        if not repeated:
+            return filled, kind
+        bound = ", ".join(repeated.values())
+        return f"(lambda {', '.join(repeated)}: {filled})({bound})", kind
+
+    def _dpp(self, one: Instruction) -> tuple[str, list[str]]:
+        source, exists = permute.dpp_source(one.modifiers)
+        lanes = permute.dpp_lanes(one.modifiers)
+        bounded = one.modifiers.get("bound_ctrl") is not None
+        names = f"{self._constant(source)}, {self._constant(exists)}"
+        lines = [f"moved, valid = g.dpp(V[{one.operands[1].register}], E, {names}, {bounded})", "on = both(E, valid)"]
+        if not lanes.all():
+            lines.append(f"on = both(np.broadcast_to({self._constant(lanes)}, (n, 64)), on)")
+        return "on", lines
+
+    def _with_carry(self, one: Instruction) -> list[str]:
+        """Instructions with a second result, a mask: carries, 64-bit multiply-add, division's scaling."""
+        name, (target, mask, *sources) = one.mnemonic, one.operands
+        carry = f"g.set_mask({mask.register}, c, E)"
+        if name == "v_div_scale_f32":
+            three = ", ".join(f"np.broadcast_to({self._read(each, 'f', one)}, (n, 64))" for each in sources)
+            return [
+                f"r, c = div_scale({three})",
+                f"V[{target.register}] = merge(E, r.view(U), V[{target.register}]); {carry}",
+            ]
+        if found := re.fullmatch(r"v_mad_([iu])64_[iu]32", name):
+            narrow, wide, view = ("u", "Q", "") if found[1] == "u" else ("i", "L", ".view(Q)")
+            a, b = (f"{self._read(each, narrow, one)}.astype({wide})" for each in sources[:2])
+            added = self._read(sources[2], wide, one)
+            overflow = "r < p" if wide == "Q" else "((p ^ r) & (q ^ r)) < 0"
+            return [
+                f"p = {a} * {b}; q = {added}; r = np.broadcast_to(p + q, (n, 64)); c = {overflow}; {carry}",
+                self._put_two(target, f"low(r{view})", f"high(r{view})"),
+            ]
+        a, b = self._read(sources[0], "u", one), self._read(sources[1], "u", one)
+        a, b = (b, a) if "rev" in name else (a, b)
+        sign = "+" if "add" in name else "-"
+        taken = f" {sign} {self._mask(sources[2])}" if len(sources) > 2 else ""
+        return [
+            f"r = np.broadcast_to({a}, (n, 64)).astype(Q) {sign} {b}{taken}; c = high(r) != 0",
+            f"V[{target.register}] = merge(E, low(r), V[{target.register}]); {carry}",
+        ]
+
+    def _mixed(self, one: Instruction) -> tuple[str, str]:
+        """`v_fma_mix`: each source is a float32, or a half of a register as float16."""
+        words, halves = one.numbers("op_sel", [0, 0, 0]), one.numbers("op_sel_hi", [0, 0, 0])
+        three = (
+            f"{self._read(each, 'h', one, word=words[k])}.astype(F)" if halves[k] else self._read(each, "f", one)
+            for k, each in enumerate(one.operands[1:])
+        )
+        text = f"fma({', '.join(three)})"
+        if one.mnemonic == "v_fma_mix_f32":
+            return text, "f"
+        part = "WORD_0" if one.mnemonic == "v_fma_mixlo_f16" else "WORD_1"
+        return f"place(half_bits({text}), {part!r}, 'UNUSED_PRESERVE', V[{one.operands[0].register}])", "u"
+
+    def _packed(self, one: Instruction) -> list[str]:
+        """`v_pk_`: two results; op_sel and op_sel_hi choose the halves that go into each."""
+        target, sources = one.operands[0], one.operands[1:]
+        lower, upper = one.numbers("op_sel", [0, 0, 0]), one.numbers("op_sel_hi", [1, 1, 1])
+        negated = one.numbers("neg_lo", [0, 0, 0]), one.numbers("neg_hi", [0, 0, 0])
+        if one.mnemonic == "v_pk_mov_b32":
+            parts = (f"np.broadcast_to({self._register(each, lower[k])}, (n, 64))" for k, each in enumerate(sources))
+            return [f"p, r = {', '.join(parts)}", self._put_two(target, "p", "r")]
+        if found := re.fullmatch(r"v_pk_(mul|add|fma)_f32", one.mnemonic):
+            form = {"mul": "{} * {}", "add": "{} + {}", "fma": "fma({}, {}, {})"}[found[1]]
+
+            def part(k: int, word: int, minus: int) -> str:
+                each = sources[k]
+                literal = each.kind == "literal"
+                text = self._literal(each.value, "f") if literal else f"{self._register(each, word)}.view(F)"
+                return f"(-{text})" if minus else text
+
+            both = [
+                form.format(*(part(k, words[k], signs[k]) for k in range(len(sources))))
+                for words, signs in zip((lower, upper), negated, strict=True)
+            ]
+            values = ", ".join(f"np.broadcast_to({text}, (n, 64)).view(U)" for text in both)
+            return [f"p, r = {values}", self._put_two(target, "p", "r")]
+        kind, text = PACKED[one.mnemonic.removeprefix("v_pk_")]
+        if any(map(any, negated)):
+            raise UnknownInstructionError(one.text, "a sign modifier")
+        cast = {"h": "half_bits(r)", "k": "r.view(W16).astype(U)", "w": "r.astype(U)"}[kind]
+        lines = []
+        for result, words in (("p", lower), ("q", upper)):
+            reads = (f"{'ab'[k]} = {self._read(each, kind, one, word=words[k])}" for k, each in enumerate(sources))
+            lines.append(f"{'; '.join(reads)}; r = {text}; {result} = {cast}")
+        return [*lines, *self._put(target, "p | (q << U(16))", "u", one)]
+
+
+def _check_depth(one: Instruction, side: int, kind: str) -> None:
+    """Refuse registers that do not hold the K of the mnemonic."""
+    width = {"f32": 32, "xf32": 32, "f16": 16, "bf16": 16, "fp8": 8, "bf8": 8}[kind]
+    found = re.search(r"x(\d+)_", one.mnemonic.removeprefix(f"v_mfma_f32_{side}x{side}"))
+    k = int(found[1]) if found else 0
+    if one.operands[1].count * 32 // width * (64 // side) != k:
+        raise UnknownInstructionError(one.text, f"its registers do not hold K = {k}")

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Static check of wait states: hazards of gfx942 and gfx950 that the hardware leaves to software (`s_nop`).
+
+Rules and figures: CDNA3 ISA, section 4.5 "Manually inserted wait states", and what LLVM's hazard recogniser adds for
+gfx950 (one more after a matrix instruction of four passes or more). Every instruction is one wait state, `s_nop N` is
+N + 1. A forward dataflow keeps, for each register and kind of writer, the fewest wait states since it was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING, Literal
+
+from .effects import Register, effects
+from .errors import LaunchError
+from .text import EXEC, M0, VCC
+from .waits import Hazard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .effects import Effects
+    from .text import Instruction, Program
+
+Writer = Literal["valu", "trans", "shifted", "matrix", "matrix source", "wide store"]
+"""`shifted`: a result whose place in the register SDWA or op_sel chose; `wide store`: data of a store above 8 bytes."""
+
+ARCHES = ("gfx942", "gfx950")
+_WINDOW = 24
+"""More than any hazard needs."""
+
+_TRANSCENDENTAL = re.compile(r"v_(?:exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos)_f(?:16|32)")
+_MATRIX = re.compile(r"v_mfma_f32_(16x16|32x32)x\d+_(\w+)")
+_WIDE_STORE = re.compile(r"(?:global|buffer|scratch)_store_dwordx[34]")
+_LANE_SELECT = ("v_readlane_b32", "v_writelane_b32")
+_LANE_READ = ("v_readlane_b32", "v_readfirstlane_b32")
+_MEMORY = ("global_", "buffer_", "scratch_", "ds_")
+_State = dict[tuple[Writer, Register], tuple[int, int, bool]]
+"""Last write: wait states since, passes of a matrix instruction, whether it is one of the XDL unit."""
+
+
+def passes(mnemonic: str) -> tuple[int, bool]:
+    """Passes of four cycles, and whether the XDL unit does it (all but fp32): CDNA3 ISA, table of matrix instructions.
+
+    The products of one side take as long whatever their type, because K grows as the type shrinks.
+    """
+    found = _MATRIX.fullmatch(mnemonic)
+    assert found, mnemonic
+    xdl = found[2] != "f32"
+    return (4 if found[1] == "16x16" else 8) * (1 if xdl else 2), xdl
+
+
+def check_wait_states(program: Program) -> list[Hazard]:
+    """Instructions that follow another too closely.
+
+    Raises:
+        LaunchError: The arch has other rules than those written here.
+        UnknownInstructionError: See `effects`.
+    """
+    if program.arch not in ARCHES:
+        raise LaunchError(f"wait states of {program.arch} are not written down; those of {', '.join(ARCHES)} are")
+    newer = program.arch == "gfx950"
+    entry: dict[int, _State] = {0: {}}
+    work, found = [0], {}
+    while work:
+        block = work.pop()
+        state: _State = {key: (-age, count, xdl) for key, (age, count, xdl) in entry[block].items()}
+        now = 0
+        for instruction in program.blocks[block].instructions:
+            effect = effects(instruction)
+            for (writer, register), need in _needs(instruction, effect, newer=newer, state=state):
+                since = now - state[writer, register][0]
+                if since < need:
+                    why = f"{register[0]}{register[1]} of a {writer} {since} wait states before, {need} are needed"
+                    found[instruction.index] = Hazard(instruction, why)
+            now += int(instruction.operands[0].value) + 1 if instruction.mnemonic == "s_nop" else 1
+            for writer, register in _writes(instruction, effect):
+                state[writer, register] = (now, *_length(instruction))
+        ages: _State = {k: (now - at, count, xdl) for k, (at, count, xdl) in state.items() if now - at < _WINDOW}
+        for successor in program.successors(block):
+            old = entry.get(successor, {})
+            new = old | {key: each for key, each in ages.items() if key not in old or each[0] < old[key][0]}
+            if successor not in entry or new != old:
+                entry[successor] = new
+                work.append(successor)
+    return [found[index] for index in sorted(found)]
+
+
+def _length(instruction: Instruction) -> tuple[int, bool]:
+    return passes(instruction.mnemonic) if instruction.mnemonic.startswith("v_mfma") else (0, False)
+
+
+def _writes(instruction: Instruction, effect: Effects) -> Iterator[tuple[Writer, Register]]:
+    name = instruction.mnemonic
+    if name.startswith("v_mfma"):
+        yield from (("matrix", register) for register in effect.writes)
+        if passes(name)[1]:  # only the XDL unit reads C late
+            yield from (("matrix source", register) for register in instruction.operands[3].registers())
+    elif name.startswith("v_"):
+        for register in effect.writes:
+            yield "valu", register
+            if _TRANSCENDENTAL.fullmatch(name):
+                yield "trans", register
+            if instruction.modifiers.get("dst_sel", "DWORD") != "DWORD" or "mixhi" in name:
+                yield "shifted", register
+    elif _WIDE_STORE.fullmatch(name):
+        data = instruction.operands[0 if name.startswith("buffer") else 1]
+        scalar = name.startswith("buffer") and instruction.operands[3].kind == "s"
+        yield from (() if scalar else (("wide store", register) for register in data.registers()))
+
+
+def _needs(
+    instruction: Instruction, effect: Effects, *, newer: bool, state: _State
+) -> Iterator[tuple[tuple[Writer, Register], int]]:
+    """Wait states that must lie between earlier writes and this instruction, for those writes that are in `state`."""
+    name, operands = instruction.mnemonic, instruction.operands
+    matrix, vector, memory = name.startswith("v_mfma"), name.startswith("v_"), name.startswith(_MEMORY)
+    need: dict[tuple[Writer, Register], int] = defaultdict(int)
+
+    def demand(writer: Writer, registers: object, states: int) -> None:
+        for register in registers:  # type: ignore[attr-defined]
+            if (writer, register) in state:
+                need[writer, register] = max(need[writer, register], states)
+
+    scalars = {register for register in effect.reads if register[0] == "s" and register[1] < M0}
+    vectors = {register for register in effect.reads if register[0] == "v"}
+    exec_ = {("s", EXEC), ("s", EXEC + 1)}
+    if vector:
+        demand("valu", scalars, 2)
+        if name in _LANE_SELECT:
+            demand("valu", operands[2].registers(), 4)
+            demand("valu", exec_, 4)
+        if name in _LANE_READ:
+            demand("valu", vectors, 1)
+        if name == "v_div_fmas_f32":
+            demand("valu", {("s", VCC), ("s", VCC + 1)}, 4)
+        if instruction.encoding == "dpp":
+            demand("valu", operands[1].registers(), 2)
+            demand("valu", exec_, 5)
+        if not _TRANSCENDENTAL.fullmatch(name):
+            demand("trans", vectors, 1)
+        demand("shifted", vectors, 1)
+        demand("wide store", effect.writes, 2)
+    if memory:
+        demand("valu", scalars, 5)
+    if matrix:
+        demand("valu", exec_, 4)
+        demand("valu", vectors, 2)
+    for key in [key for key in state if key[0] == "matrix" and (key[1] in vectors or key[1] in effect.writes)]:
+        count, xdl = state[key][1:]
+        wait = count + (3 + (newer and count != 2) if xdl else 2)
+        if not matrix or key[1] in set().union(*(operand.registers() for operand in operands[1:3])):
+            need[key] = wait
+        elif key[1] in operands[3].registers():
+            same = all((state.get(("matrix", each)) or (None,))[0] == state[key][0] for each in operands[3].registers())
+            own_xdl = passes(name)[1]
+            late = count + 1 + (newer and count != 2) if xdl else count
+            need[key] = 0 if same or (own_xdl and not xdl) else late
+    if vector and not matrix:
+        for key in [key for key in state if key[0] == "matrix source" and key[1] in effect.writes]:
+            need[key] = {2: 1, 4: 3, 8: 7, 16: 15}[state[key][1]]
+    yield from need.items()

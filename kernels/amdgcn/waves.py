@@ -1,0 +1,485 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of waves at one program counter: registers, exec masks, late loads, twins, accesses to memory and LDS.
+
+Registers are uint32 arrays, [waves, 64] vector and [waves] scalar, and are never written in place: an instruction
+binds a new array, so copies are free and a load can deliver its value later.
+
+Every wave exists twice. The twins differ in what undefined registers, LDS and scratch hold, and in what a register
+holds between a load and its wait. Where their addresses, stored data, branch conditions or exec masks differ, the
+program used something undefined. Loads arrive when an `s_waitcnt` guarantees them and no earlier (vector memory and
+LDS in order, scalar memory only at lgkmcnt(0)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from . import matrix
+from .arithmetic import W16, Array, L, Q, U, pair, sign_extend
+from .errors import ProgramFault
+from .lds import JUNK, offsets
+from .text import EXEC
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .machine import Machine
+    from .memory import Region
+
+Register = tuple[str, int]
+LANES = 64
+
+
+def merge(enabled: Array | None, new: Array, old: Array | None) -> Array:
+    """The register after a write by the lanes that are on; None is all of them."""
+    return new if enabled is None or old is None else np.where(enabled, new, old)
+
+
+def unless_full(mask: Array) -> Array | None:
+    """None for a mask with all lanes on."""
+    return None if mask.all() else mask
+
+
+def both(enabled: Array | None, also: Array | None) -> Array | None:
+    """Lanes in both masks."""
+    return enabled if also is None else also if enabled is None else enabled & also
+
+
+@dataclass(frozen=True)
+class Outstanding:
+    """A memory operation that was issued and is not waited for."""
+
+    counter: str
+    """vm, ds or sm; dx for a lane permute, which counts as ds and leaves LDS alone."""
+    targets: tuple[Register, ...]
+    values: tuple[Array, ...]
+    enabled: Array | None
+    accesses: tuple[tuple[int, Array, bool], ...] = ()
+    """To LDS: bytes, place of each lane, whether it is a write."""
+
+
+class Waves:
+    """Waves that run the same block together. The second half of the rows are the twins of the first."""
+
+    V: list[Array | None]
+    S: list[Array | None]
+    scc: Array
+    twin: Array
+    wave: Array
+    """Number of each wave in its workgroup."""
+    workgroup: Array
+    """[waves, 3]"""
+    row: Array
+    """Row of each wave's workgroup in the LDS."""
+
+    def __init__(self, machine: Machine, count: int) -> None:
+        self.machine, self.n = machine, count
+        self.outstanding: list[Outstanding] = []
+        self.E: Array | None = None
+        self.block, self.waiting = 0, False
+        self.scratch: dict[int, Array] = {}
+        self._accesses: list[tuple[int, Array, bool]] = []
+        self._masks: dict[int, tuple[Array, Array, Array]] = {}
+
+    @property
+    def real(self) -> int:
+        """Waves without their twins."""
+        return self.n // self.machine.twins
+
+    def refresh(self) -> None:
+        """Junk of this group's size; call after the rows are known."""
+        junk = np.array(JUNK, U)[self.twin]
+        self.junk, self.scalar_junk = np.broadcast_to(junk[:, None], (self.n, LANES)), junk
+        self._masks = {}
+
+    def take(self, rows: Array) -> Waves:
+        """A group of some of the rows."""
+        other = Waves(self.machine, len(rows))
+        other.V = [None if v is None else v[rows] for v in self.V]
+        other.S = [None if s is None else s[rows] for s in self.S]
+        other.scc, other.E = self.scc[rows], None if self.E is None else unless_full(self.E[rows])
+        other.block, other.waiting = self.block, self.waiting
+        other.twin, other.wave, other.workgroup, other.row = (
+            each[rows] for each in (self.twin, self.wave, self.workgroup, self.row)
+        )
+        other.outstanding = [
+            Outstanding(
+                each.counter,
+                each.targets,
+                tuple(value[rows] for value in each.values),
+                None if each.enabled is None else each.enabled[rows],
+                tuple((size, at[rows], writes) for size, at, writes in each.accesses),
+            )
+            for each in self.outstanding
+        ]
+        other.scratch = {at: value[rows] for at, value in self.scratch.items()}
+        other.refresh()
+        return other
+
+    def signature(self) -> tuple[object, ...]:
+        """Equal for groups that may run as one."""
+        return self.block, self.waiting, tuple((each.counter, each.targets) for each in self.outstanding)
+
+    def join(self, other: Waves) -> Waves:
+        """Both groups as one."""
+        a, b = self.real, other.real
+
+        def rows(x: Array, y: Array) -> Array:
+            return np.concatenate([x[:a], y[:b], x[a:], y[b:]])
+
+        def maybe(x: Array | None, y: Array | None) -> Array | None:
+            return None if x is None or y is None else rows(x, y)
+
+        def mask(x: Array | None, y: Array | None) -> Array | None:
+            if x is None and y is None:
+                return None
+            return rows(
+                np.ones((self.n, LANES), bool) if x is None else x, np.ones((other.n, LANES), bool) if y is None else y
+            )
+
+        joined = Waves(self.machine, self.n + other.n)
+        joined.V = [maybe(x, y) for x, y in zip(self.V, other.V, strict=True)]
+        joined.S = [maybe(x, y) for x, y in zip(self.S, other.S, strict=True)]
+        joined.scc, joined.E = rows(self.scc, other.scc), mask(self.E, other.E)
+        joined.block, joined.waiting = self.block, self.waiting
+        joined.twin, joined.wave = rows(self.twin, other.twin), rows(self.wave, other.wave)
+        joined.workgroup, joined.row = rows(self.workgroup, other.workgroup), rows(self.row, other.row)
+        joined.outstanding = [
+            Outstanding(
+                x.counter,
+                x.targets,
+                tuple(rows(p, q) for p, q in zip(x.values, y.values, strict=True)),
+                mask(x.enabled, y.enabled),
+                tuple(
+                    (size, rows(p, q), writes)
+                    for (size, p, writes), (_, q, _) in zip(x.accesses, y.accesses, strict=True)
+                ),
+            )
+            for x, y in zip(self.outstanding, other.outstanding, strict=True)
+        ]
+        for at in self.scratch.keys() | other.scratch.keys():
+            joined.scratch[at] = rows(self.scratch.get(at, self.junk), other.scratch.get(at, other.junk))
+        joined.refresh()
+        return joined
+
+    def fault(self, what: str, row: int, lane: int | None, index: int) -> ProgramFault:
+        """A fault at a place: wave, lane, instruction, Python line."""
+        group = tuple(int(each) for each in self.workgroup[row])
+        at = "" if lane is None else f" lane {lane}"
+        instruction = self.machine.program.instructions[index]
+        return ProgramFault(f"{what}: wave {int(self.wave[row])} of workgroup {group}{at}; {instruction}")
+
+    def same(self, index: int, value: Array, enabled: Array | None, used_as: str) -> None:
+        """Raise where the twins differ: something undefined was used."""
+        if self.machine.twins != 2 or value.shape[0] != self.n:
+            return
+        half = self.n // 2
+        differs = value[:half] != value[half:]
+        if enabled is not None and differs.ndim == 2:
+            differs = differs & enabled[:half]
+        if differs.any():
+            place = np.argwhere(differs)[0]
+            lane = int(place[1]) if len(place) > 1 else None
+            what = f"undefined value (never written, or its load not waited for) used as {used_as}"
+            raise self.fault(what, int(place[0]), lane, index)
+
+    # Masks
+
+    def mask(self, register: int) -> Array:
+        """A pair of scalar registers as [waves, 64] bool."""
+        first, second = self.S[register], self.S[register + 1]
+        assert first is not None
+        assert second is not None
+        kept = self._masks.get(register)
+        if kept is not None and kept[0] is first and kept[1] is second:
+            return kept[2]
+        words = np.stack([first, second], 1)
+        bits: Array = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").view(bool)
+        self._masks[register] = (first, second, bits)
+        return bits
+
+    def set_mask(self, register: int, bits: Array, enabled: Array | None) -> None:
+        """Write a mask; bits of lanes that are off are 0."""
+        bits = np.broadcast_to(bits, (self.n, LANES))
+        bits = bits if enabled is None else bits & enabled
+        words = np.packbits(bits, axis=1, bitorder="little").view(U)
+        first, second = words[:, 0].copy(), words[:, 1].copy()
+        self.S[register], self.S[register + 1] = first, second
+        self._masks[register] = (first, second, bits)
+
+    def enabled(self, index: int) -> Array | None:
+        """Lanes that are on, after exec was written."""
+        for register in (EXEC, EXEC + 1):
+            value = self.S[register]
+            assert value is not None
+            self.same(index, value, None, "exec")
+        return unless_full(self.mask(EXEC))
+
+    def first_lane(self, enabled: Array | None) -> Array | int:
+        """First lane that is on, 0 if none is."""
+        return 0 if enabled is None else np.argmax(enabled, 1)
+
+    # Late loads
+
+    def issue(self, counter: str, targets: Sequence[Register], values: Sequence[Array], enabled: Array | None) -> None:
+        """Note an operation; its destination is undefined until it is waited for."""
+        for kind, register in targets:
+            if kind == "V":
+                self.V[register] = merge(enabled, self.junk, self.V[register])
+            else:
+                self.S[register] = self.scalar_junk
+        accesses, self._accesses = tuple(self._accesses), []
+        self.outstanding.append(Outstanding(counter, tuple(targets), tuple(values), enabled, accesses))
+
+    def wait(self, vector: int | None, rest: int | None) -> None:
+        """`s_waitcnt`: deliver what these counts guarantee; None waits for nothing."""
+        newer, keep = {"vm": 0, "ds": 0, "sm": 0}, []
+        for each in reversed(self.outstanding):
+            counter = "ds" if each.counter == "dx" else each.counter
+            newer[counter] += 1
+            limit = vector if counter == "vm" else rest if counter == "ds" or rest == 0 else None
+            if limit is None or newer[counter] <= limit:
+                keep.append(each)
+        keep.reverse()
+        kept = set(map(id, keep))
+        for each in self.outstanding:
+            if id(each) in kept:
+                continue
+            for (kind, register), value in zip(each.targets, each.values, strict=True):
+                if kind == "V":
+                    self.V[register] = merge(each.enabled, value, self.V[register])
+                else:
+                    self.S[register] = value
+        self.outstanding = keep
+
+    # Global memory
+
+    def load(
+        self, index: int, address: Array, enabled: Array | None, size: int, signed: bool, beyond: Array | None = None
+    ) -> list[Array]:
+        """Read `size` bytes for each lane into registers; lanes `beyond` the range of a descriptor get 0."""
+        on = enabled if beyond is None else both(enabled, ~beyond)
+        values: list[Array] | None = None
+        for region, lanes, at in self._locate(index, address, on, size, store=False):
+            read = _read(
+                region.views, at if lanes is None else np.where(lanes, at, region.start // 4 * 4), size, signed
+            )
+            read = [self._of_twins(each) for each in read]
+            if values is None or lanes is None:
+                values = read
+            else:
+                where = self._of_twins(lanes)
+                values = [np.where(where, x, y) for x, y in zip(read, values, strict=True)]
+        if values is None:
+            values = [np.zeros((self.n, LANES), U)] * max(1, size // 4)
+        self.machine.count("global", size, on, self)
+        return values if beyond is None else [np.where(beyond, U(0), each) for each in values]
+
+    def store(
+        self,
+        index: int,
+        address: Array,
+        enabled: Array | None,
+        size: int,
+        values: list[Array],
+        beyond: Array | None = None,
+    ) -> None:
+        """Write `size` bytes of each lane, unless it is `beyond` the range of a descriptor."""
+        on = enabled if beyond is None else both(enabled, ~beyond)
+        places = self._locate(index, address, on, size, store=True)
+        mask = U(0xFF if size == 1 else 0xFFFF if size == 2 else 0xFFFFFFFF)
+        values = [np.broadcast_to(each & mask, (self.n, LANES)) for each in values]
+        for each in values:
+            self.same(index, each, on, "stored data")
+        for region, lanes, at in places:
+            _write(region.views, at, lanes, size, [each[: self.real] for each in values])
+        self.issue("vm", (), (), on)
+        self.machine.count("global", size, on, self)
+
+    def _of_twins(self, x: Array) -> Array:
+        return np.concatenate((x, x)) if self.machine.twins == 2 else x
+
+    def _locate(
+        self, index: int, address: Array, enabled: Array | None, size: int, *, store: bool
+    ) -> list[tuple[Region, Array | None, Array]]:
+        """(region, lanes or None, offsets) of the first twins' accesses; both see the same memory."""
+        self.same(index, address, enabled, "address")
+        address = np.broadcast_to(address, (self.n, address.shape[1]))[: self.real]
+        on = None if enabled is None else enabled[: self.real]
+        number, offset = self.machine.memory.split(address)
+        numbers = np.unique(number if on is None else number[on]).tolist()
+        found: list[tuple[Region, Array | None, Array]] = []
+        verb = "write" if store else "read"
+        for each in numbers:
+            lanes = both(on, number == each) if len(numbers) > 1 else on
+            if not 1 <= each <= len(self.machine.memory.regions):
+                row, lane = map(int, np.argwhere(np.ones_like(number, bool) if lanes is None else lanes)[0])
+                raise self.fault(f"{verb} of {size} bytes at no tensor's address", row, lane, index)
+            region = self.machine.memory.regions[each - 1]
+            bad = ~region.owns(offset, size) | ((offset & (min(size, 4) - 1)) != 0)
+            if store and region.readonly:
+                bad = np.ones_like(bad)
+            bad = bad if lanes is None else bad & lanes
+            if bad.any():
+                row, lane = map(int, np.argwhere(bad)[0])
+                at, length = int(offset[row, lane]) - region.start, region.end - region.start
+                raise self.fault(
+                    f"{verb} of {size} bytes at offset {at} of {region.name} "
+                    f"({length} bytes{self._why(region, at, size)})",
+                    row,
+                    lane,
+                    index,
+                )
+            found.append((region, lanes, offset))
+        return found
+
+    @staticmethod
+    def _why(region: Region, at: int, size: int) -> str:
+        if region.readonly:
+            return ", read-only"
+        inside = at >= 0 and at + size <= region.end - region.start
+        return ", not its own bytes, or unaligned" if inside else ""
+
+    def buffer(self, register: int, lanes: Array | None, scalar: Array | np.uint32, offset: int) -> tuple[Array, Array]:
+        """Addresses through a descriptor, and which of them are beyond its range.
+
+        The range is compared with each access's first byte; hardware compares each dword.
+        """
+        words = [self.S[register + k] for k in range(3)]
+        assert all(word is not None for word in words)
+        low_, high_, records = words
+        base = pair(low_, high_ & U(0xFFFF))[:, None]  # type: ignore[arg-type,operator]
+        moved = np.full((self.n, LANES), offset, U) if lanes is None else lanes + U(offset)
+        added = np.broadcast_to(np.asarray(scalar), (self.n, 1)).astype(L)
+        beyond = moved.astype(L) >= records.astype(L)[:, None] - added  # type: ignore[union-attr]
+        return base + moved.astype(Q) + added.astype(Q), beyond
+
+    def scalar_load(self, index: int, base: Array, offset: int, count: int) -> list[Array]:
+        """Read `count` registers for each wave."""
+        address = (base + Q(offset & (2**64 - 1)))[:, None]
+        return [each[:, 0] for each in self.load(index, address, None, 4 * count, signed=False)]
+
+    def scratch_store(self, at: int, values: list[Array], enabled: Array | None) -> None:
+        """Write registers to a lane's own scratch."""
+        for k, value in enumerate(values):
+            self.scratch[at + 4 * k] = merge(enabled, value, self.scratch.get(at + 4 * k, self.junk))
+        self.issue("vm", (), (), enabled)
+
+    def scratch_load(self, at: int, count: int) -> list[Array]:
+        """Read registers from a lane's own scratch."""
+        return [self.scratch.get(at + 4 * k, self.junk) for k in range(count)]
+
+    # LDS
+
+    def _lds(self, index: int, address: Array, enabled: Array | None, size: int) -> Array:
+        lds = self.machine.lds
+        address = np.broadcast_to(address, (self.n, LANES))
+        self.same(index, address, enabled, "LDS address")
+        at = offsets(address)
+        bad = (at + size > lds.size) | ((at & (min(size, 4) - 1)) != 0)
+        bad = bad if enabled is None else bad & enabled
+        if bad.any():
+            row, lane = map(int, np.argwhere(bad)[0])
+            what = f"LDS access of {size} bytes at {int(at[row, lane])} outside {lds.size} bytes, or unaligned"
+            raise self.fault(what, row, lane, index)
+        moved = at + self.row[:, None] * lds.pitch
+        return moved if enabled is None else np.where(enabled, moved, 0)
+
+    def _race(
+        self, index: int, at: Array, enabled: Array | None, size: int, values: tuple[Array, Array] | None = None
+    ) -> None:
+        real, mine = self.real, self._tags()
+        self._accesses.append((size, at, values is not None))
+        on = slice(None) if enabled is None else enabled[:real]
+        places = at[:real][on].ravel()
+        noted = None if values is None else (values[0][:real][on].ravel(), values[1][:real][on].ravel())
+        found = self.machine.lds.race(places, size, mine[on].ravel(), index, noted)
+        if found is None:
+            return
+        first, count, other, where = found
+        rows = np.broadcast_to(np.arange(real)[:, None], (real, LANES))[on].ravel()
+        instructions = self.machine.program.instructions
+        verb = "read" if values is None else "write"
+        raise self.fault(
+            f"LDS race: {verb} of byte {int(places[first]) % self.machine.lds.pitch} ({count} lanes) with no barrier "
+            f"since wave {other}'s {instructions[where] if where >= 0 else 'access in this very instruction'}",
+            int(rows[first]),
+            None,
+            index,
+        )
+
+    def _tags(self) -> Array:
+        """Interval between barriers and wave, of each real wave's lanes."""
+        tags = (self.machine.interval * 16 + self.wave[: self.real]).astype(np.int32)
+        return np.broadcast_to(tags[:, None], (self.real, LANES))
+
+    def cross_barrier(self) -> None:
+        """LDS operations that are outstanding at a barrier happen in the interval after it as well."""
+        for each in self.outstanding:
+            on = slice(None) if each.enabled is None else each.enabled[: self.real]
+            for size, at, writes in each.accesses:
+                self.machine.lds.note(at[: self.real][on].ravel(), size, self._tags()[on].ravel(), writes=writes)
+
+    def lds_read(self, index: int, address: Array, enabled: Array | None, size: int, signed: bool) -> list[Array]:
+        """Read `size` bytes of LDS for each lane."""
+        at = self._lds(index, address, enabled, size)
+        if self.machine.races:
+            self._race(index, at, enabled, size)
+        self.machine.count("lds", size, enabled, self)
+        return _read(self.machine.lds.views, at, size, signed)
+
+    def lds_write(self, index: int, address: Array, enabled: Array | None, size: int, values: list[Array]) -> None:
+        """Write `size` bytes of LDS for each lane."""
+        at, views = self._lds(index, address, enabled, size), self.machine.lds.views
+        if size < 4:
+            values = [values[0] & U((1 << 8 * size) - 1)]
+        before = _read(views, at, size, signed=False) if self.machine.races else []
+        _write(views, at, enabled, size, [np.broadcast_to(each, (self.n, LANES)) for each in values])
+        if self.machine.races:
+            after = _read(views, at, size, signed=False)
+            changes, lost = np.zeros((2, self.n, LANES), bool)
+            for old, now, value in zip(before, after, values, strict=True):
+                changes |= old != value
+                lost |= now != value
+            self._race(index, at, enabled, size, (changes, lost))
+        self.machine.count("lds", size, enabled, self)
+
+    def transposed(self, index: int, address: Array, enabled: Array | None) -> list[Array]:
+        """`ds_read_b64_tr_b16`."""
+        if enabled is not None:
+            row, lane = map(int, np.argwhere(~enabled)[0])
+            raise self.fault("transposed read with lanes off", row, lane, index)
+        words = np.stack(self.lds_read(index, address, enabled, 8, signed=False), -1)
+        moved = np.ascontiguousarray(matrix.transpose(words.view(W16))).view(U)
+        return [moved[..., 0].copy(), moved[..., 1].copy()]
+
+    # Lanes of other lanes
+
+    def dpp(
+        self, x: Array, enabled: Array | None, source: Array, exists: Array, bounded: bool
+    ) -> tuple[Array, Array | None]:
+        """First source of a DPP instruction, and which lanes write (None for all); a lane that is off reads as 0."""
+        at = np.where(exists, source, 0)
+        valid = np.broadcast_to(exists, x.shape) if enabled is None else exists & enabled[:, at]
+        return np.where(valid, x[:, at], U(0)), None if bounded else valid
+
+
+def _read(views: dict[int, Array], at: Array, size: int, signed: bool) -> list[Array]:
+    if size < 4:
+        value = views[size][at // size].astype(U)
+        return [sign_extend(value, 8 * size).view(U) if signed else value]
+    word = at >> 2
+    return [views[4][word + k] for k in range(size // 4)]
+
+
+def _write(views: dict[int, Array], at: Array, lanes: Array | None, size: int, values: list[Array]) -> None:
+    if lanes is not None:
+        at, values = at[lanes], [each[lanes] for each in values]
+    if size < 4:
+        views[size][at // size] = values[0].astype(views[size].dtype)
+        return
+    for k, value in enumerate(values):
+        views[4][(at >> 2) + k] = value

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planted faults, each caught with buffer, wave, lane, instruction and Python line; what is right is left alone."""
+
+import re
+
+import numpy as np
+import pytest
+from support.machine_code import declared
+from support.wave import machine, program
+
+from amdgcn.errors import LaunchError, ProgramFault, UnknownInstructionError
+from amdgcn.launch import amdgcn
+from amdgcn.lds import Lds
+from amdgcn.memory import Memory, own_steps
+from amdgcn.translate import translate
+
+COPY = """
+    s_load_dwordx4 s[4:7], s[0:1], 0x0
+    v_lshlrev_b32_e32 v1, 4, v0
+    s_waitcnt lgkmcnt(0)
+    global_load_dwordx4 v[2:5], v1, s[4:5]
+    s_waitcnt vmcnt(0)
+    global_store_dwordx4 v1, v[2:5], s[6:7]
+    """
+"""64 lanes copy 16 bytes each."""
+
+
+def launch(lines, *, size=1024, readonly=False, waves=1, lds_bytes=4096, twins=2, source=None, **tensor):
+    """Run on a source of `size` bytes and a target of 1024; return the target."""
+    memory, data = Memory(), np.arange(size // 2, dtype=np.uint16).view(np.uint8) if source is None else source
+    target = np.zeros(1024, np.uint8)
+    pointers = [memory.add("key_cache", data, **tensor), memory.add("out", target, readonly=readonly)]
+    kernarg = memory.add("kernel arguments", np.array(pointers, np.uint64).view(np.uint8), readonly=True)
+    machine(lines, memory=memory, lds_bytes=lds_bytes, twins=twins).run((1, 1, 1), waves, kernarg)
+    return target
+
+
+def changed(lines, old, new):
+    assert old in lines
+    return lines.replace(old, new)
+
+
+def test_a_copy_copies():
+    assert launch(COPY).view(np.uint16).tolist() == list(range(512))
+
+
+STORE = "wave 0 of workgroup (0, 0, 0) lane 0; global_store_dwordx4 v1, v[2:5], s[6:7]  (kernel.py:6)"
+LOAD = "global_load_dwordx4 v[2:5], v1, s[4:5]  (kernel.py:4)"
+UNDEFINED = "undefined value (never written, or its load not waited for) used as"
+BRANCH = """
+    v_mov_b32_e32 v1, 0
+    v_cmp_gt_i32_e32 vcc, v7, v1
+    s_cbranch_vccz .LBB0_1
+    .LBB0_1:
+    s_nop 0
+    """
+FAULTS = [
+    (COPY, {"size": 1008},
+     f"read of 16 bytes at offset 1008 of key_cache (1008 bytes): wave 0 of workgroup (0, 0, 0) lane 63; {LOAD}"),
+    (COPY, {"readonly": True}, f"write of 16 bytes at offset 0 of out (1024 bytes, read-only): {STORE}"),
+    (changed(COPY, "s_waitcnt vmcnt(0)", "s_nop 0"), {}, f"{UNDEFINED} stored data: {STORE}"),
+    (changed(COPY, "s_waitcnt lgkmcnt(0)", "s_nop 0"), {},
+     f"{UNDEFINED} address: wave 0 of workgroup (0, 0, 0) lane 0; {LOAD}"),
+    (changed(COPY, "v[2:5], s[6:7]", "v[3:6], s[6:7]"), {}, f"{UNDEFINED} stored data"),
+    (changed(COPY, "v1, s[4:5]", "v1, s[4:5] offset:2"), {}, "not its own bytes, or unaligned"),
+    (changed(COPY, "v_lshlrev_b32_e32 v1, 4, v0", "v_lshlrev_b32_e32 v1, 4, v9"), {}, f"{UNDEFINED} address"),
+    ("v_mov_b32_e32 v1, 0\nv_mov_b32_e32 v2, 0\nglobal_load_dword v3, v[1:2], off", {},
+     "read of 4 bytes at no tensor's address"),
+    (BRANCH, {}, f"{UNDEFINED} branch condition: wave 0 of workgroup (0, 0, 0); s_cbranch_vccz .LBB0_1  (kernel.py:3)"),
+    ("s_mov_b64 exec, s[8:9]", {}, f"{UNDEFINED} exec"),
+    ("ds_read_b32 v1, v7", {}, f"{UNDEFINED} LDS address"),
+    ("v_mov_b32_e32 v1, 0x1000\nds_write_b32 v1, v0", {}, "LDS access of 4 bytes at 4096 outside 4096 bytes"),
+    (".LBB0_1:\ns_branch .LBB0_1", {}, "kernel does not end"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "options", "message"), FAULTS)
+def test_a_fault_is_named(lines, options, message, monkeypatch):
+    monkeypatch.setattr("amdgcn.machine.LIMIT", 10_000)
+    with pytest.raises(ProgramFault, match=re.escape(message)):
+        launch(lines, **options)
+
+
+def test_without_twins_undefined_values_pass():
+    launch(changed(COPY, "v[2:5], s[6:7]", "v[3:6], s[6:7]"), twins=1)
+
+
+def test_a_load_that_arrives_late_overwrites_what_was_written_meanwhile():
+    """Without a wait in between, the second write to v2 loses against the load."""
+    late = changed(COPY, "s_waitcnt vmcnt(0)", "v_mov_b32_e32 v2, 0\ns_waitcnt vmcnt(0)")
+    assert launch(late).view(np.uint16).tolist() == list(range(512))
+
+
+INTERLEAVED = {"start": 0, "shape": (4, 128), "strides": (512, 1), "itemsize": 1}
+"""K of a pool K0 V0 K1 V1 ..: blocks of 128 bytes every 512."""
+
+
+def test_a_tensor_s_own_bytes():
+    """Lane k reads 2 bytes of block k: inside K all is well; 128 bytes on, V begins, in the middle of K's extent."""
+    lines = """
+        s_load_dwordx4 s[4:7], s[0:1], 0x0
+        v_and_b32_e32 v1, 3, v0
+        v_lshlrev_b32_e32 v1, 9, v1
+        s_waitcnt lgkmcnt(0)
+        global_load_ushort v2, v1, s[4:5] offset:126
+        """
+    pool = np.zeros(2048, np.uint8)
+    launch(lines, source=pool, **INTERLEAVED)
+    message = (
+        "read of 2 bytes at offset 128 of key_cache (2048 bytes, not its own bytes, or unaligned): wave 0 of workgroup"
+    )
+    with pytest.raises(ProgramFault, match=re.escape(message)) as error:
+        launch(changed(lines, "offset:126", "offset:128"), source=pool, **INTERLEAVED)
+    assert "kernel.py:5" in str(error.value)
+
+
+def overlapping():
+    """What a store through one tensor's pointer leaves for a load through another's."""
+    memory, data, target = Memory(), np.zeros(1024, np.uint8), np.zeros(1024, np.uint8)
+    pointers = [memory.add(name, each) for name, each in (("key_cache", data), ("pool", data), ("out", target))]
+    kernarg = memory.add("kernel arguments", np.array([*pointers, 0], np.uint64).view(np.uint8))
+    lines = """
+        s_load_dwordx8 s[4:11], s[0:1], 0x0
+        v_lshlrev_b32_e32 v1, 2, v0
+        s_waitcnt lgkmcnt(0)
+        global_store_dword v1, v0, s[6:7]
+        s_waitcnt vmcnt(0)
+        global_load_dword v2, v1, s[4:5]
+        s_waitcnt vmcnt(0)
+        global_store_dword v1, v2, s[8:9]
+        """
+    machine(lines, memory=memory, twins=2).run((1, 1, 1), 1, kernarg)
+    return target.view(np.uint32)[:64].tolist()
+
+
+def test_tensors_that_share_bytes_see_each_other_s_writes():
+    assert overlapping() == list(range(64))
+
+
+def test_separate_copies_of_tensors_that_overlap_would_be_seen(monkeypatch):
+    real = Memory.add
+    monkeypatch.setattr(Memory, "add", lambda self, name, data, **more: real(self, name, data.copy(), **more))
+    assert overlapping() != list(range(64))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "itemsize"),
+    [((4, 128), (512, 1), 1), ((3, 2, 5), (64, 16, 2), 2), ((2, 3, 4), (1, 100, 8), 1), ((7,), (4,), 4),
+     ((2, 2), (4, 8), 4), ((5, 3), (0, 8), 4), ((1, 1), (77, 13), 2)],
+)  # fmt: skip
+def test_own_bytes_are_those_of_the_elements(shape, strides, itemsize):
+    """Against every element's bytes, one by one."""
+    own = {int(np.dot(index, strides)) + k for index in np.ndindex(*shape) for k in range(itemsize)}
+    end = max(own) + 1
+    memory = Memory()
+    memory.add("t", np.zeros(end + 64, np.uint8), end=end, shape=shape, strides=strides, itemsize=itemsize)
+    for size in (1, 2, 4):
+        got = memory.regions[0].owns(np.arange(-4, end + 32), size)
+        assert got.tolist() == [all(at + k in own for k in range(size)) for at in range(-4, end + 32)]
+
+
+def test_axes_that_overlap_count_as_one_extent():
+    assert own_steps((4, 4), (2, 1), 1) == ((), 0)
+
+
+EXCHANGE = """
+    v_lshlrev_b32_e32 v1, 2, v0
+    v_xor_b32_e32 v2, 0x100, v1
+    ds_write_b32 v1, v0
+    s_waitcnt lgkmcnt(0)
+    s_barrier
+    ds_read_b32 v3, v2
+    s_waitcnt lgkmcnt(0)
+    s_load_dwordx4 s[4:7], s[0:1], 0x0
+    s_waitcnt lgkmcnt(0)
+    global_store_dword v1, v3, s[6:7]
+    """
+"""Two waves write a word for each lane and read the other's."""
+
+
+def test_two_waves_exchange_words():
+    got = launch(EXCHANGE, waves=2).view(np.uint32)
+    assert got[:128].tolist() == [k ^ 64 for k in range(128)]
+
+
+WRITE_AFTER = "ds_write_b32 v1, v0 offset:8\n    s_waitcnt lgkmcnt(0)\n    s_load"
+SHARED_WORD = "v_lshlrev_b32_e32 v1, 2, v0\n    v_and_b32_e32 v1, 0xfc, v1"
+RACES = {
+    "no barrier": changed(EXCHANGE, "s_barrier", "s_nop 0"),
+    "no wait before the barrier": changed(EXCHANGE, "s_waitcnt lgkmcnt(0)\n    s_barrier", "s_barrier"),
+    "a write after the barrier": changed(EXCHANGE, "s_waitcnt lgkmcnt(0)\n    s_load", WRITE_AFTER),
+    "two lanes of two waves, one word": changed(EXCHANGE, "v_lshlrev_b32_e32 v1, 2, v0", SHARED_WORD),
+}
+
+
+@pytest.mark.parametrize("lines", RACES.values(), ids=RACES)
+def test_an_lds_race_is_found(lines):
+    with pytest.raises(ProgramFault, match=r"LDS race: (read|write) of byte \d+ .*kernel.py:\d+"):
+        launch(lines, waves=2)
+
+
+def test_an_equal_value_written_twice_is_no_race():
+    equal = "v_mov_b32_e32 v4, 7\n    v_and_b32_e32 v5, 0xfc, v1\n    ds_write_b32 v5, v4\n    ds_write_b32 v5, v4"
+    launch(changed(EXCHANGE, "ds_write_b32 v1, v0", equal), waves=2, twins=1)
+
+
+def test_calling_an_equal_value_a_race_would_be_seen(monkeypatch):
+    real = Lds.race
+    strict = lambda self, at, size, mine, index, values: real(  # noqa: E731
+        self, at, size, mine, index, values and (np.ones_like(values[0]), values[1])
+    )
+    monkeypatch.setattr(Lds, "race", strict)
+    with pytest.raises(ProgramFault, match="LDS race"):
+        test_an_equal_value_written_twice_is_no_race()
+
+
+def test_undefined_lds_is_found():
+    with pytest.raises(ProgramFault, match="undefined value"):
+        launch(changed(EXCHANGE, "ds_write_b32 v1, v0", "ds_write_b16 v1, v0"), waves=2)
+
+
+def test_lanes_that_diverge_meet_again():
+    """Odd waves take another path; both store."""
+    lines = """
+        s_load_dwordx4 s[4:7], s[0:1], 0x0
+        v_lshlrev_b32_e32 v1, 2, v0
+        v_readfirstlane_b32 s8, v0
+        s_lshr_b32 s8, s8, 6
+        s_bitcmp1_b32 s8, 0
+        s_cbranch_scc1 .LBB0_1
+        v_mov_b32_e32 v2, 5
+        s_branch .LBB0_2
+        .LBB0_1:
+        v_mov_b32_e32 v2, 6
+        .LBB0_2:
+        s_waitcnt lgkmcnt(0)
+        v_cmp_gt_u32_e32 vcc, 0x84, v1
+        s_and_saveexec_b64 s[10:11], vcc
+        v_mov_b32_e32 v2, 9
+        s_or_b64 exec, exec, s[10:11]
+        global_store_dword v1, v2, s[6:7]
+        """
+    got = launch(lines, waves=3).view(np.uint32)
+    assert got[:192].tolist() == [9] * 33 + [5] * 31 + [6] * 64 + [5] * 64
+
+
+def test_a_descriptor_hides_what_is_beyond_its_range():
+    lines = """
+        s_load_dwordx4 s[4:7], s[0:1], 0x0
+        v_lshlrev_b32_e32 v1, 2, v0
+        s_mov_b32 s10, 64
+        s_mov_b32 s11, 0x27000
+        s_waitcnt lgkmcnt(0)
+        s_mov_b64 s[8:9], s[6:7]
+        buffer_store_dword v0, v1, s[8:11], 0 offen offset:8
+        """
+    assert launch(lines).view(np.uint32)[:20].tolist() == [0, 0, *range(14), 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("v_mfma_f32_16x16x16_f16 v[0:3], v[4:5], v[6:7], v[0:3] cbsz:1", "modifier"),
+        ("v_mfma_f32_32x32x64_f8f6f4 v[0:15], v[4:11], v[6:13], 0", "no meaning is known"),
+        ("v_mfma_f32_16x16x16_f16 v[0:3], v[4:7], v[6:7], v[0:3]", "K = 16"),
+        ("s_load_dword s2, s[0:1], s3", "register offset"),
+        ("v_readlane_b32 s2, v1, s3", "lane in a register"),
+        ("v_add_u32_e64 v1, v2, v3 clamp", "clamp"),
+        ("buffer_load_dword v1, v2, s[4:7], 0 idxen", "modifier"),
+        ("v_mov_b32_dpp v1, v2 row_mirror row_mask:0xf bank_mask:0xf", "row_mirror"),
+    ],
+)
+def test_an_unknown_form_is_refused_by_name(line, why):
+    with pytest.raises((UnknownInstructionError, ValueError), match=why) as error:
+        translate(program(line))
+    assert line.split()[0] in str(error.value)
+
+
+def test_a_mode_that_the_machine_does_not_have_is_refused():
+    one = program("s_nop 0")
+    one.descriptor["float_denorm_mode_32"] = 0
+    from amdgcn.machine import Machine
+
+    with pytest.raises(LaunchError, match="float_denorm_mode_32"):
+        Machine(translate(one), Memory(), 0)
+
+
+def test_a_declaration_holds_for_one_arch_and_one_triton():
+    test = "tests/kernels/mla/test_decode.py::test_mla_decode_scale[1.0]"
+    assert "Triton 3.6.0" in declared("gfx942", "3.6.0", test)
+    assert not declared("gfx942", "3.8.0", test)
+    assert not declared("gfx950", "3.6.0", test)
+    assert not declared("gfx942", "3.6.0", test.replace("1.0", "None"))
+
+
+def test_an_arch_that_is_not_executed_is_refused():
+    with pytest.raises(LaunchError, match="gfx90a"), amdgcn("gfx90a"):
+        pass
+
+
+def test_interpreted_kernels_have_no_machine_code(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(LaunchError, match="TRITON_INTERPRET=0"), amdgcn("gfx942"):
+        pass

@@ -1,0 +1,1109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every instruction against an oracle that shares no code with the machine: Python integers and fractions lane by lane,
+torch's dtypes, correctly rounded quotients, plain loops over documented layouts. An instruction without one is red.
+"""
+
+import ctypes
+import dataclasses
+import functools
+import math
+import random
+import re
+import struct
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from support.wave import machine, run
+
+from amdgcn import arithmetic, translate
+from amdgcn.meaning import MNEMONICS
+from amdgcn.memory import Memory
+
+ONES = 0xFFFFFFFF
+EDGES = [
+    0, 1, 2, 15, 16, 31, 32, 33, 63, 64, 0x7F, 0x80, 0xFF, 0x100, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFF, 0x800000,
+    0xFFFFFF, 0x1000000, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFF0, 0xFFFF8000, ONES, 0x3F800000, 0xBF800000,
+    0x3FC00000, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC01234, 0x00000001, 0x007FFFFF, 0x7F7FFFFF, 0x4B000000,
+    0x3C003C00, 0xC000BC00, 0x7C00FC00, 0x7E000001, 0x4F000000, 0x4F7FFFFF, 0x4F800000, 0xCF000000, 0x40490FDB,
+]  # fmt: skip
+WAVES = 4
+COVERED: set[str] = set()
+
+
+def data(seed):
+    """[WAVES, 64] uint32: edges and random bits."""
+    gen = random.Random(seed)
+    numbers = [gen.choice(EDGES) if gen.random() < 0.5 else gen.getrandbits(32) for _ in range(WAVES * 64)]
+    return np.array(numbers, np.uint32).reshape(WAVES, 64)
+
+
+A, B, C = data(1), data(2), data(3)
+LISTS = [each.ravel().tolist() for each in (A, B, C)]
+
+
+def signed(x, bits=32):
+    x &= (1 << bits) - 1
+    return x - (1 << bits) if x >> (bits - 1) else x
+
+
+def f32(bits):
+    return struct.unpack("<f", struct.pack("<I", bits & ONES))[0]
+
+
+def f16(bits):
+    return struct.unpack("<e", struct.pack("<H", bits & 0xFFFF))[0]
+
+
+def bits32(value):
+    return struct.unpack("<I", struct.pack("<f", ctypes.c_float(value).value))[0]
+
+
+def bits16(value):
+    if math.isnan(value):
+        return 0x7E00
+    try:
+        return struct.unpack("<H", struct.pack("<e", value))[0]
+    except OverflowError:
+        return 0xFC00 if value < 0 else 0x7C00
+
+
+def rounded(exact):
+    """A fraction as the nearest float32, ties to even: bits."""
+    if exact == 0:
+        return 0
+    sign, exact = (0x80000000, -exact) if exact < 0 else (0, exact)
+    exponent = max(exact.numerator.bit_length() - exact.denominator.bit_length() - 1, -127)
+    while exact >= Fraction(2) ** (exponent + 1):
+        exponent += 1
+    quantum = Fraction(2) ** (max(exponent, -126) - 23)
+    units = round(exact / quantum)  # Python's round: ties to even
+    value = units * quantum
+    return sign | (0x7F800000 if value >= Fraction(2) ** 128 else bits32(float(value)))
+
+
+def fused(a, b, c):
+    """a * b + c of three float32, rounded once: bits."""
+    if all(map(math.isfinite, (a, b, c))) and (exact := Fraction(a) * Fraction(b) + Fraction(c)):
+        return rounded(exact)
+    return bits32(a * b + c)
+
+
+def sum_bits(a, b):
+    return bits32(a + b)
+
+
+def same_floats(got, want, width=32, ulps=0):
+    """Equal bits; any NaN for a NaN; zeros of both signs alike; so many units in the last place where asked."""
+    inf = 0x7F800000 if width == 32 else 0x7C00
+    top = 1 << (width - 1)
+
+    def key(x):
+        x &= 2 * top - 1
+        return "nan" if x & (top - 1) > inf else -(x - top) if x & top else x
+
+    p, q = key(got), key(want)
+    return p == q or (ulps and "nan" not in {p, q} and abs(p - q) <= ulps)
+
+
+def check(got, want, what, same=None):
+    for k, (g, w) in enumerate(zip(got, want, strict=True)):
+        ok = same(g, w) if same else g == w & ONES
+        assert ok, f"{what}, sample {k}: {[hex(each[k % len(each)]) for each in LISTS]} gives {g:#x}, expected {w:#x}"
+
+
+def covers(names):
+    COVERED.update(names)
+    return names
+
+
+def perm(a, b, s):
+    both, result = (a << 32) | b, 0
+    for k in range(4):
+        pick = s >> (8 * k) & 255
+        if pick < 8:
+            byte = both >> (8 * pick) & 255
+        elif pick < 12:
+            byte = 255 * (both >> (16 * (pick - 8) + 15) & 1)
+        else:
+            byte = 0 if pick == 12 else 255
+        result |= byte << (8 * k)
+    return result
+
+
+def bfe(a, b, c):
+    return a >> (b & 31) & ((1 << (c & 31)) - 1)
+
+
+def truncated(x, low, high):
+    return 0 if math.isnan(x) else low if x <= low else high if x >= high else int(x)
+
+
+def small(x):
+    return x & 0xFFFFFF
+
+
+VECTOR = {
+    "v_mov_b32": lambda a: a, "v_accvgpr_read_b32": lambda a: a, "v_accvgpr_write_b32": lambda a: a,
+    "v_accvgpr_mov_b32": lambda a: a, "v_not_b32": lambda a: ~a, "v_bfrev_b32": lambda a: int(f"{a:032b}"[::-1], 2),
+    "v_add_u32": lambda a, b: a + b, "v_sub_u32": lambda a, b: a - b, "v_subrev_u32": lambda a, b: b - a,
+    "v_mul_lo_u32": lambda a, b: a * b, "v_mul_hi_u32": lambda a, b: a * b >> 32,
+    "v_mul_hi_i32": lambda a, b: signed(a) * signed(b) >> 32, "v_and_b32": lambda a, b: a & b,
+    "v_or_b32": lambda a, b: a | b, "v_xor_b32": lambda a, b: a ^ b, "v_lshlrev_b32": lambda a, b: b << (a & 31),
+    "v_lshrrev_b32": lambda a, b: b >> (a & 31), "v_ashrrev_i32": lambda a, b: signed(b) >> (a & 31),
+    "v_add3_u32": lambda a, b, c: a + b + c, "v_lshl_add_u32": lambda a, b, c: (a << (b & 31)) + c,
+    "v_add_lshl_u32": lambda a, b, c: (a + b) << (c & 31), "v_lshl_or_b32": lambda a, b, c: a << (b & 31) | c,
+    "v_and_or_b32": lambda a, b, c: a & b | c, "v_or3_b32": lambda a, b, c: a | b | c,
+    "v_xad_u32": lambda a, b, c: (a ^ b) + c, "v_bfi_b32": lambda a, b, c: a & b | ~a & c, "v_bfe_u32": bfe,
+    "v_bfe_i32": lambda a, b, c: signed(bfe(a, b, c), c & 31) if c & 31 else 0, "v_perm_b32": perm,
+    "v_alignbit_b32": lambda a, b, c: (a << 32 | b) >> (c & 31), "v_mul_u32_u24": lambda a, b: small(a) * small(b),
+    "v_mad_u32_u24": lambda a, b, c: small(a) * small(b) + c,
+    "v_mul_i32_i24": lambda a, b: signed(a, 24) * signed(b, 24),
+    "v_mad_i32_i24": lambda a, b, c: signed(a, 24) * signed(b, 24) + c,
+    "v_min_i32": lambda a, b: min(signed(a), signed(b)), "v_max_i32": lambda a, b: max(signed(a), signed(b)),
+    "v_min_u32": min, "v_max_u32": max, "v_add_u16": lambda a, b: (a + b) & 0xFFFF,
+    "v_sub_u16": lambda a, b: (a - b) & 0xFFFF, "v_mul_lo_u16": lambda a, b: a * b & 0xFFFF,
+    "v_mad_u16": lambda a, b, c: (a * b + c) & 0xFFFF, "v_lshlrev_b16": lambda a, b: (b << (a & 15)) & 0xFFFF,
+    "v_lshrrev_b16": lambda a, b: (b & 0xFFFF) >> (a & 15),
+    "v_ashrrev_i16": lambda a, b: signed(b, 16) >> (a & 15) & 0xFFFF,
+    "v_pack_b32_f16": lambda a, b: a & 0xFFFF | (b & 0xFFFF) << 16,
+    "v_cvt_f32_i32": lambda a: bits32(float(signed(a))), "v_cvt_f32_u32": lambda a: bits32(float(a)),
+    "v_cvt_u32_f32": lambda a: truncated(f32(a), 0, ONES),
+    "v_cvt_i32_f32": lambda a: truncated(f32(a), -(2**31), 2**31 - 1),
+}  # fmt: skip
+
+
+def listed(count):
+    return list(zip(*LISTS[:count], strict=True))
+
+
+def vector_line(name, count):
+    suffix = "" if count == 3 or name.startswith("v_accvgpr") or "pk_" in name or "pack" in name else "_e32"
+    return f"{name}{suffix} v4, {', '.join(['v1', 'v2', 'v3'][:count])}"
+
+
+def result(lines, **options):
+    return run(lines, {1: A, 2: B, 3: C, 4: np.full_like(A, 0xDEADBEEF)}, **options).V[4].ravel().tolist()
+
+
+@pytest.mark.parametrize("name", covers(VECTOR))
+def test_integers(name):
+    oracle = VECTOR[name]
+    count = 2 if oracle in {min, max} else oracle.__code__.co_argcount
+    check(result(vector_line(name, count)), [oracle(*each) for each in listed(count)], name)
+
+
+def number(value, otherwise):
+    return otherwise if math.isnan(value) else value
+
+
+def fmin(a, b):
+    return min(number(a, b), number(b, a)) if not (math.isnan(a) and math.isnan(b)) else math.nan
+
+
+def fmax(a, b):
+    return -fmin(-a, -b)
+
+
+def trans(function, domain=lambda x: True):
+    def oracle(a):
+        try:
+            return bits32(function(a)) if domain(a) else bits32(math.nan)
+        except OverflowError:
+            return bits32(math.inf)
+
+    return oracle
+
+
+def log2(a):
+    return -math.inf if a == 0 else math.inf if a == math.inf else math.log2(a)
+
+
+def inverse(a):
+    return math.copysign(math.inf, a) if a == 0 else 1 / a
+
+
+def whole(function):
+    return lambda a: bits32(a if not math.isfinite(a) else float(function(Fraction(a))))
+
+
+def median(a, b, c):
+    numbers = sorted(each for each in (a, b, c) if not math.isnan(each))
+    return numbers[1] if len(numbers) == 3 else fmin(fmin(a, b), c)
+
+
+FLOATS = {
+    "v_add_f32": sum_bits, "v_sub_f32": lambda a, b: bits32(a - b), "v_subrev_f32": lambda a, b: bits32(b - a),
+    "v_mul_f32": lambda a, b: bits32(a * b), "v_fma_f32": fused, "v_max_f32": lambda a, b: bits32(fmax(a, b)),
+    "v_min_f32": lambda a, b: bits32(fmin(a, b)), "v_max3_f32": lambda a, b, c: bits32(fmax(fmax(a, b), c)),
+    "v_min3_f32": lambda a, b, c: bits32(fmin(fmin(a, b), c)), "v_med3_f32": lambda a, b, c: bits32(median(a, b, c)),
+    "v_rndne_f32": whole(round), "v_floor_f32": whole(math.floor), "v_trunc_f32": whole(math.trunc),
+    "v_exp_f32": trans(math.exp2), "v_log_f32": trans(log2, lambda a: a >= 0),
+    "v_rcp_f32": trans(inverse), "v_rcp_iflag_f32": trans(inverse), "v_sqrt_f32": trans(math.sqrt, lambda a: a >= 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", covers(FLOATS))
+def test_floats(name):
+    oracle = FLOATS[name]
+    count = oracle.__code__.co_argcount
+    want = [oracle(*map(f32, each)) for each in listed(count)]
+    ulps = 1 if re.search("exp|log|rcp|sqrt", name) else 0
+    check(result(vector_line(name, count)), want, name, lambda g, w: same_floats(g, w, ulps=ulps))
+
+
+@pytest.mark.parametrize("name", ["v_fmamk_f32", "v_fmaak_f32"])
+def test_fma_with_a_constant(name):
+    constant = 0x40490FDB
+    line = (
+        f"v_fmamk_f32 v4, v1, {constant:#x}, v2" if name == "v_fmamk_f32" else f"v_fmaak_f32 v4, v1, v2, {constant:#x}"
+    )
+    sources = [(a, constant, b) if "mk" in name else (a, b, constant) for a, b in listed(2)]
+    check(result(line), [fused(*map(f32, each)) for each in sources], name, same_floats)
+
+
+covers(["v_fmamk_f32", "v_fmaak_f32", "v_fmac_f32", "v_ldexp_f32"])
+
+
+def test_fmac_adds_to_its_destination():
+    got = run("v_fmac_f32_e32 v3, v1, v2", {1: A, 2: B, 3: C}).V[3].ravel().tolist()
+    check(got, [fused(*map(f32, each)) for each in listed(3)], "v_fmac_f32", same_floats)
+
+
+def test_ldexp():
+    exponents = np.random.default_rng(4).integers(-300, 300, A.shape).astype(np.int32).view(np.uint32)
+    got = run("v_ldexp_f32 v4, v1, v2", {1: A, 2: exponents, 4: A}).V[4].ravel().tolist()
+    pairs = zip(LISTS[0], exponents.view(np.int32).ravel().tolist(), strict=True)
+    want = [
+        rounded(Fraction(f32(a)) * Fraction(2) ** e) | a & 0x80000000 if math.isfinite(f32(a)) else a for a, e in pairs
+    ]
+    check(got, want, "v_ldexp_f32", same_floats)
+
+
+HALVES = {"v_mul_f16": lambda a, b: bits16(a * b), "v_add_f16": lambda a, b: bits16(a + b),
+          "v_max_f16": lambda a, b: bits16(fmax(a, b))}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", covers(HALVES))
+def test_halves(name):
+    want = [HALVES[name](f16(a), f16(b)) for a, b in listed(2)]
+    check(result(vector_line(name, 2)), want, name, lambda g, w: g < 65536 and same_floats(g, w, 16))
+
+
+def test_conversions_as_torch_does_them():
+    covers(["v_cvt_f16_f32", "v_cvt_f32_f16", "v_cvt_pk_bf16_f32", "v_cvt_pk_f16_f32"])
+    many = np.random.default_rng(7).integers(0, 2**32, (512, 64), dtype=np.uint32)
+    other = many[::-1].copy()
+    floats = torch.from_numpy(many.view(np.float32))
+
+    def of(line, **options):
+        return run(line, {1: many, 2: other, 4: many}, arch="gfx950", **options).V[4]
+
+    def equal(got, want, dtype):
+        p, q = (torch.from_numpy(each.astype(np.uint16).view(np.int16)).view(dtype) for each in (got, want))
+        same = p.view(torch.int16) == q.view(torch.int16)
+        assert bool((same | (p.isnan() & q.isnan())).all())
+
+    half, brain = (floats.to(t).view(torch.int16).numpy().view(np.uint16) for t in (torch.float16, torch.bfloat16))
+    equal(of("v_cvt_f16_f32_e32 v4, v1"), half, torch.float16)
+    for name, low, dtype in (("bf16", brain, torch.bfloat16), ("f16", half, torch.float16)):
+        got = of(f"v_cvt_pk_{name}_f32 v4, v1, v2")
+        equal(got & 0xFFFF, low, dtype)
+        equal(got >> 16, low[::-1], dtype)
+    every = np.arange(65536, dtype=np.uint32).reshape(1024, 64)
+    got = run("v_cvt_f32_f16_e32 v4, v1", {1: every}).V[4].view(np.float32)
+    want = torch.arange(65536).to(torch.int16).view(torch.float16).float().numpy().reshape(1024, 64)
+    assert np.array_equal(got, want, equal_nan=True)
+
+
+FLOAT8 = {("fp8", "gfx942"): torch.float8_e4m3fnuz, ("fp8", "gfx950"): torch.float8_e4m3fn,
+          ("bf8", "gfx942"): torch.float8_e5m2fnuz, ("bf8", "gfx950"): torch.float8_e5m2}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "arch"), FLOAT8)
+def test_every_8_bit_float(kind, arch):
+    covers([f"v_cvt_pk_f32_{kind}", f"v_cvt_scalef32_pk_f32_{kind}"])
+    codes = np.arange(256, dtype=np.uint32).reshape(4, 64)
+    words = codes | (255 - codes) << 8 | (codes ^ 0x55) << 16 | (codes ^ 0xAA) << 24
+    table = torch.arange(256, dtype=torch.uint8).view(FLOAT8[kind, arch]).float().numpy()
+    scaled = f"v_cvt_scalef32_pk_f32_{kind} v[4:5], v1, v2 op_sel:[1,0,0]"
+    lines = [
+        (f"v_cvt_pk_f32_{kind}_e32 v[4:5], v1", 0, 1),
+        (f"v_cvt_pk_f32_{kind}_sdwa v[4:5], v1 src0_sel:WORD_1", 16, 1),
+    ]
+    lines += [(scaled, 16, 0.25)] if arch == "gfx950" else []
+    for line, shift, factor in lines:
+        group = run(line, {1: words, 2: np.full_like(words, 0x3E812345)}, arch=arch)
+        for k in (0, 1):
+            want = (torch.from_numpy(table[words >> (shift + 8 * k) & 255]) * factor).numpy()
+            assert np.array_equal(group.V[4 + k].view(np.float32), want, equal_nan=True), line
+
+
+def test_quotients_are_rounded_correctly():
+    """The sequence that LLVM writes for a / b, over random bits: every exponent, denormals, infinities, NaN."""
+    covers(["v_div_scale_f32", "v_div_fmas_f32", "v_div_fixup_f32"])
+    gen = np.random.default_rng(5)
+    a, b = (gen.integers(0, 2**32, (1024, 64), dtype=np.uint32) for _ in range(2))
+    a[0, :48], b[0, :48] = EDGES, EDGES[::-1]
+    group = run(
+        """
+        v_div_scale_f32 v3, s[2:3], v2, v2, v1
+        v_div_scale_f32 v4, vcc, v1, v2, v1
+        v_rcp_f32_e32 v5, v3
+        v_fma_f32 v6, -v3, v5, 1.0
+        v_fma_f32 v5, v6, v5, v5
+        v_mul_f32_e32 v6, v4, v5
+        v_fma_f32 v7, -v3, v6, v4
+        v_fma_f32 v6, v7, v5, v6
+        v_fma_f32 v7, -v3, v6, v4
+        v_div_fmas_f32 v5, v7, v5, v6
+        v_div_fixup_f32 v8, v5, v2, v1
+        """,
+        {1: a, 2: b},
+    )
+    with np.errstate(all="ignore"):
+        want = a.view(np.float32) / b.view(np.float32)
+    got = group.V[8].view(np.float32)
+    wrong = (group.V[8] != want.view(np.uint32)) & ~(np.isnan(got) & np.isnan(want))
+    assert not wrong.any(), (
+        f"{wrong.sum()} wrong: {[(hex(x), hex(y)) for x, y in zip(a[wrong][:4], b[wrong][:4], strict=True)]}"
+    )
+
+
+WIDE = {
+    "v_mov_b64": ("v[4:5], v[6:7]", lambda a, b, c: a),
+    "v_lshl_add_u64": ("v[4:5], v[6:7], v1, v[8:9]", lambda a, b, c: (a << (b & 63)) + c),
+    "v_lshlrev_b64": ("v[4:5], v1, v[6:7]", lambda a, b, c: a << (b & 63)),
+    "v_lshrrev_b64": ("v[4:5], v1, v[6:7]", lambda a, b, c: a >> (b & 63)),
+    "v_ashrrev_i64": ("v[4:5], v1, v[6:7]", lambda a, b, c: signed(a, 64) >> (b & 63)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", covers(WIDE))
+def test_64_bits(name):
+    operands, oracle = WIDE[name]
+    shift = np.where(np.arange(256).reshape(A.shape) % 2, A, A & 7)
+    group = run(f"{name} {operands}", {1: shift, 6: B, 7: C, 8: A, 9: B})
+    got = [lo | hi << 32 for lo, hi in zip(group.V[4].ravel().tolist(), group.V[5].ravel().tolist(), strict=True)]
+    lists = zip(LISTS[1], LISTS[2], shift.ravel().tolist(), LISTS[0], strict=True)
+    want = [oracle(lo | hi << 32, s, a | lo << 32) & (1 << 64) - 1 for lo, hi, s, a in lists]
+    assert got == want
+
+
+ORDERS = {"lt": lambda a, b: a < b, "eq": lambda a, b: a == b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b,
+          "ne": lambda a, b: a != b, "ge": lambda a, b: a >= b, "lg": lambda a, b: a < b or a > b,
+          "o": lambda a, b: not (math.isnan(a) or math.isnan(b)),
+          "u": lambda a, b: math.isnan(a) or math.isnan(b)}  # fmt: skip
+
+
+def ordered(name):
+    """Of `nlt` and such, the opposite; `neq` is one of them, `ne` of integers is not."""
+    return ORDERS[name] if name in ORDERS else lambda a, b: not ORDERS[name[1:]](a, b)
+
+
+READ = {"i32": signed, "u32": lambda x: x, "i64": lambda x: signed(x, 64), "u64": lambda x: x,
+        "i16": lambda x: signed(x, 16),
+        "u16": lambda x: x & 0xFFFF, "f32": f32, "f16": f16}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", covers(sorted(each for each in MNEMONICS if each.startswith("v_cmp_"))))
+def test_comparisons(name):
+    _, _, order, kind = name.split("_")
+    wide = kind.endswith("64")
+    p, q = A, np.where(np.arange(256).reshape(A.shape) % 3, B, A)
+    off = (np.arange(256).reshape(A.shape) % 7) == 0
+    sources = "v[6:7], v[8:9]" if wide else "v6, v8"
+    group = run(f"{name}_e32 vcc, {sources}", {6: p, 7: C, 8: q, 9: np.where(p % 2, C, B)}, off=off)
+    pairs = zip(*(each.ravel().tolist() for each in (p, group.V[7], q, group.V[9])), strict=True)
+    want = [
+        ordered(order)(READ[kind](a | ah << 32 if wide else a), READ[kind](b | bh << 32 if wide else b))
+        for a, ah, b, bh in pairs
+    ]
+    assert group.mask(106).ravel().tolist() == [w and not o for w, o in zip(want, off.ravel().tolist(), strict=True)]
+
+
+def overflow(value):
+    return not -(2**31) <= value < 2**31
+
+
+def flbit(a):
+    text = f"{a:032b}"
+    return -1 if len(set(text)) == 1 else len(text) - len(text.lstrip(text[0]))
+
+
+SCALAR = {  # of a and b: the result, and SCC or None for as it was
+    "s_add_u32": lambda a, b: (a + b, a + b > ONES), "s_sub_u32": lambda a, b: (a - b, a < b),
+    "s_add_i32": lambda a, b: (a + b, overflow(signed(a) + signed(b))),
+    "s_sub_i32": lambda a, b: (a - b, overflow(signed(a) - signed(b))),
+    "s_mul_i32": lambda a, b: (a * b, None), "s_mul_hi_u32": lambda a, b: (a * b >> 32, None),
+    "s_mul_hi_i32": lambda a, b: (signed(a) * signed(b) >> 32, None),
+    "s_min_i32": lambda a, b: (min(signed(a), signed(b)), signed(a) < signed(b)),
+    "s_max_i32": lambda a, b: (max(signed(a), signed(b)), signed(a) > signed(b)),
+    "s_min_u32": lambda a, b: (min(a, b), a < b), "s_max_u32": lambda a, b: (max(a, b), a > b),
+    "s_lshl_b32": lambda a, b: (x := a << (b & 31) & ONES, x != 0),
+    "s_lshr_b32": lambda a, b: (x := a >> (b & 31), x != 0),
+    "s_ashr_i32": lambda a, b: (x := signed(a) >> (b & 31), x != 0),
+    "s_bfe_u32": lambda a, b: (x := bfe(a, b, b >> 16), x != 0),
+    "s_bfe_i32": lambda a, b: (x := signed(bfe(a, b, b >> 16), b >> 16 & 31) if b >> 16 & 31 else 0, x != 0),
+    **{f"s_lshl{k}_add_u32": lambda a, b, k=k: ((a << k) + b, (a << k) + b > ONES) for k in (1, 2, 3, 4)},
+    "s_pack_ll_b32_b16": lambda a, b: (a & 0xFFFF | (b & 0xFFFF) << 16, None),
+    "s_flbit_i32": lambda a, _: (flbit(a), None), "s_not_b32": lambda a, _: (x := ~a & ONES, x != 0),
+    "s_brev_b32": lambda a, _: (int(f"{a:032b}"[::-1], 2), None),
+    "s_abs_i32": lambda a, _: (x := abs(signed(a)), x != 0),
+    "s_sext_i32_i16": lambda a, _: (signed(a, 16), None), "s_sext_i32_i8": lambda a, _: (signed(a, 8), None),
+    "s_mov_b32": lambda a, _: (a, None),
+    "s_and_b32": lambda a, b: (a & b, a & b != 0), "s_or_b32": lambda a, b: (a | b, a | b != 0),
+    "s_xor_b32": lambda a, b: (a ^ b, a ^ b != 0), "s_andn2_b32": lambda a, b: (a & ~b, a & ~b != 0),
+    "s_orn2_b32": lambda a, b: (x := (a | ~b) & ONES, x != 0),
+    "s_nand_b32": lambda a, b: (x := ~(a & b) & ONES, x != 0),
+    "s_nor_b32": lambda a, b: (x := ~(a | b) & ONES, x != 0), "s_xnor_b32": lambda a, b: (x := ~(a ^ b) & ONES, x != 0),
+}  # fmt: skip
+ONE_SOURCE = ("s_flbit_i32", "s_not_b32", "s_brev_b32", "s_abs_i32", "s_sext_i32_i16", "s_sext_i32_i8", "s_mov_b32")
+SA, SB, SC, SD = (np.array(each, np.uint32) for each in (*LISTS, LISTS[0][::-1]))
+SCC = np.arange(256) % 2 == 1
+
+
+def scalar(line, **more):
+    registers = {2: SA, 3: SC, 4: SB, 5: SD, 10: SA, 11: SB}
+    group = run(line, scalar=registers | more, scc=SCC)
+    return group.S[10].tolist(), group.S[11].tolist(), group.scc.tolist()
+
+
+def expect(results, old=SCC):
+    return [result & ONES for result, _ in results], [
+        bool(o) if scc is None else scc for (_, scc), o in zip(results, old, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", covers(SCALAR))
+def test_scalar(name):
+    sources = "s2" if name in ONE_SOURCE else "s2, s4"
+    got, _, scc = scalar(f"{name} s10, {sources}")
+    assert (got, scc) == expect([SCALAR[name](a, b) for a, b in listed(2)])
+
+
+@pytest.mark.parametrize("text", ["0x7", "0xffe8", "0x8000"])
+def test_a_16_bit_constant_has_a_sign(text):
+    k = signed(int(text, 16), 16)
+    covers(["s_movk_i32", "s_addk_i32", "s_mulk_i32"])
+    assert scalar(f"s_movk_i32 s10, {text}")[0] == [k & ONES] * 256
+    assert scalar(f"s_mulk_i32 s10, {text}")[::2] == expect([(a * k, None) for a in LISTS[0]])
+    assert scalar(f"s_addk_i32 s10, {text}")[::2] == expect([(a + k, overflow(signed(a) + k)) for a in LISTS[0]])
+    for name, order in (("eq", "eq"), ("lg", "ne"), ("gt", "gt"), ("ge", "ge"), ("lt", "lt"), ("le", "le")):
+        [line] = covers([f"s_cmpk_{name}_i32"])
+        assert scalar(f"{line} s2, {text}")[2] == [ORDERS[order](signed(a), k) for a in LISTS[0]]
+
+
+PAIRS = [(a | b << 32, c | d << 32) for a, b, c, d in zip(LISTS[0], LISTS[2], LISTS[1], LISTS[0][::-1], strict=True)]
+
+
+def test_scalar_64_bits():
+    logic = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
+             "andn2": lambda a, b: a & ~b,
+             "orn2": lambda a, b: a | ~b, "nand": lambda a, b: ~(a & b), "nor": lambda a, b: ~(a | b),
+             "xnor": lambda a, b: ~(a ^ b)}  # fmt: skip
+    cases = {f"s_{name}_b64 s[10:11], s[2:3], s[4:5]": function for name, function in logic.items()}
+    cases["s_not_b64 s[10:11], s[2:3]"] = lambda a, _: ~a
+    cases["s_lshl_b64 s[10:11], s[2:3], s4"] = lambda a, b: a << (b & 63)
+    cases["s_lshr_b64 s[10:11], s[2:3], s4"] = lambda a, b: a >> (b & 63)
+    cases["s_ashr_i64 s[10:11], s[2:3], s4"] = lambda a, b: signed(a, 64) >> (b & 63)
+    for line, function in cases.items():
+        covers([line.split()[0]])
+        low, high, scc = scalar(line)
+        want = [function(a, b) & (1 << 64) - 1 for a, b in PAIRS]
+        assert [x | y << 32 for x, y in zip(low, high, strict=True)] == want, line
+        assert scc == [each != 0 for each in want], line
+    covers(["s_mov_b64", "s_cselect_b64", "s_cselect_b32"])
+    low, high, _ = scalar("s_mov_b64 s[10:11], s[4:5]")
+    assert [x | y << 32 for x, y in zip(low, high, strict=True)] == [b for _, b in PAIRS]
+    low, high, _ = scalar("s_cselect_b64 s[10:11], s[2:3], -1")
+    chosen = [a if scc else (1 << 64) - 1 for (a, _), scc in zip(PAIRS, SCC, strict=True)]
+    assert [x | y << 32 for x, y in zip(low, high, strict=True)] == chosen
+    assert scalar("s_cselect_b32 s10, s2, 5")[0] == [a if scc else 5 for a, scc in zip(LISTS[0], SCC, strict=True)]
+
+
+def test_scalar_comparisons_and_carries():
+    for name, order in (("eq", "eq"), ("lg", "ne"), ("gt", "gt"), ("ge", "ge"), ("lt", "lt"), ("le", "le")):
+        for kind in ("i32", "u32"):
+            [line] = covers([f"s_cmp_{name}_{kind}"])
+            assert scalar(f"{line} s2, s4")[2] == [ORDERS[order](READ[kind](a), READ[kind](b)) for a, b in listed(2)]
+    covers(["s_cmp_eq_u64", "s_cmp_lg_u64", "s_bitcmp0_b32", "s_bitcmp1_b32", "s_addc_u32", "s_subb_u32"])
+    assert scalar("s_cmp_eq_u64 s[2:3], s[4:5]")[2] == [a == b for a, b in PAIRS]
+    assert scalar("s_cmp_lg_u64 s[2:3], s[2:3]")[2] == [False] * 256
+    for k in (0, 1):
+        assert scalar(f"s_bitcmp{k}_b32 s2, s4")[2] == [a >> (b & 31) & 1 == k for a, b in listed(2)]
+    three = list(zip(*LISTS[:2], SCC.tolist(), strict=True))
+    assert scalar("s_addc_u32 s10, s2, s4")[::2] == expect([(a + b + c, a + b + c > ONES) for a, b, c in three])
+    assert scalar("s_subb_u32 s10, s2, s4")[::2] == expect([(a - b - c, a < b + c) for a, b, c in three])
+
+
+@pytest.mark.parametrize("name", ["and", "or", "andn2"])
+def test_saveexec(name):
+    covers([f"s_{name}_saveexec_b64"])
+    off = (A & 4) != 0
+    group = run(f"s_{name}_saveexec_b64 s[10:11], s[2:3]", {1: A}, {2: SA[:4], 3: SC[:4]}, off=off)
+    old = [sum(1 << lane for lane in range(64) if not off[w, lane]) for w in range(WAVES)]
+    source = [a | c << 32 for a, c in zip(SA[:4].tolist(), SC[:4].tolist(), strict=True)]
+    new = [{"and": s & e, "or": s | e, "andn2": s & ~e}[name] for s, e in zip(source, old, strict=True)]
+    words = [
+        [x | y << 32 for x, y in zip(group.S[k].tolist(), group.S[k + 1].tolist(), strict=True)] for k in (10, 126)
+    ]
+    assert words == [old, new]
+    assert group.scc.tolist() == [each != 0 for each in new]
+
+
+CARRIES = {
+    "v_add_co_u32": ("v4, s[2:3], v1, v2", lambda a, b, c, i: (a + b, a + b > ONES)),
+    "v_sub_co_u32": ("v4, s[2:3], v1, v2", lambda a, b, c, i: (a - b, a < b)),
+    "v_subrev_co_u32": ("v4, s[2:3], v1, v2", lambda a, b, c, i: (b - a, b < a)),
+    "v_addc_co_u32": ("v4, s[2:3], v1, v2, s[4:5]", lambda a, b, c, i: (a + b + i, a + b + i > ONES)),
+    "v_subb_co_u32": ("v4, s[2:3], v1, v2, s[4:5]", lambda a, b, c, i: (a - b - i, a < b + i)),
+    "v_subbrev_co_u32": ("v4, s[2:3], v1, v2, s[4:5]", lambda a, b, c, i: (b - a - i, b < a + i)),
+    "v_mad_u64_u32": ("v[4:5], s[2:3], v1, v2, v[2:3]",
+                      lambda a, b, c, i: (x := a * b + (b | c << 32), x >> 64 != 0)),
+    "v_mad_i64_i32": ("v[4:5], s[2:3], v1, v2, v[2:3]",
+                      lambda a, b, c, i: (x := signed(a) * signed(b) + signed(b | c << 32, 64), x != signed(x, 64))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", covers(CARRIES))
+def test_carries(name):
+    operands, oracle = CARRIES[name]
+    group = run(f"{name} {operands}", {1: A, 2: B, 3: C, 4: A, 5: A}, {4: SA[:4], 5: SC[:4]})
+    carry = group.mask(4).ravel().tolist()
+    want = [oracle(a, b, c, int(i)) for (a, b, c), i in zip(listed(3), carry, strict=True)]
+    assert group.V[4].ravel().tolist() == [value & ONES for value, _ in want]
+    assert group.mask(2).ravel().tolist() == [over for _, over in want]
+    if "64" in name:
+        assert group.V[5].ravel().tolist() == [value >> 32 & ONES for value, _ in want]
+
+
+def test_cndmask_takes_signs_as_floats_do():
+    covers(["v_cndmask_b32"])
+    group = run("v_cndmask_b32_e64 v4, -|v1|, v2, s[4:5]", {1: A, 2: B, 4: A}, {4: SA[:4], 5: SC[:4]})
+    chosen = group.mask(4).ravel().tolist()
+    pairs = zip(LISTS[0], LISTS[1], chosen, strict=True)
+    assert group.V[4].ravel().tolist() == [b if c else a | 0x80000000 for a, b, c in pairs]
+
+
+def halves(x, low, high):
+    return x >> 16 * low & 0xFFFF, x >> 16 * high & 0xFFFF
+
+
+PACKED = {
+    "v_pk_add_f16": lambda a, b: bits16(f16(a) + f16(b)), "v_pk_mul_f16": lambda a, b: bits16(f16(a) * f16(b)),
+    "v_pk_max_f16": lambda a, b: bits16(fmax(f16(a), f16(b))),
+    "v_pk_min_f16": lambda a, b: bits16(fmin(f16(a), f16(b))),
+    "v_pk_ashrrev_i16": lambda a, b: signed(b, 16) >> (a & 15) & 0xFFFF,
+    "v_pk_lshlrev_b16": lambda a, b: b << (a & 15) & 0xFFFF, "v_pk_lshrrev_b16": lambda a, b: b >> (a & 15),
+    "v_pk_add_u16": lambda a, b: a + b & 0xFFFF, "v_pk_mul_lo_u16": lambda a, b: a * b & 0xFFFF,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", covers(PACKED))
+@pytest.mark.parametrize("select", [((0, 0), (1, 1)), ((1, 0), (0, 0)), ((0, 1), (1, 0))])
+def test_packed_halves(name, select):
+    (la, lb), (ha, hb) = select
+    got = result(f"{name} v4, v1, v2 op_sel:[{la},{lb}] op_sel_hi:[{ha},{hb}]")
+    same = same_floats if name.endswith("f16") else int.__eq__
+    for g, a, b in zip(got, *LISTS[:2], strict=True):
+        (al, ah), (bl, bh) = halves(a, la, ha), halves(b, lb, hb)
+        for part, want in ((g & 0xFFFF, PACKED[name](al, bl)), (g >> 16, PACKED[name](ah, bh))):
+            assert same_floats(part, want, 16) if same is same_floats else part == want
+
+
+def test_packed_float32():
+    covers(["v_pk_add_f32", "v_pk_mul_f32", "v_pk_fma_f32", "v_pk_mov_b32"])
+    registers = {6: A, 7: B, 8: C, 9: A[::-1].copy(), 10: B[::-1].copy(), 11: C[::-1].copy()}
+    lists = {k: v.ravel().tolist() for k, v in registers.items()}
+    oracles = {"add": lambda a, b, c: sum_bits(a, b), "mul": lambda a, b, c: bits32(a * b), "fma": fused}
+    for name, oracle in oracles.items():
+        third, sel, sel_hi, neg = (
+            (", v[10:11]", "0,1,0", "1,0,1", "0,1,0") if name == "fma" else ("", "0,1", "1,0", "0,1")
+        )
+        line = f"v_pk_{name}_f32 v[4:5], v[6:7], v[8:9]{third} op_sel:[{sel}] op_sel_hi:[{sel_hi}] neg_lo:[{neg}]"
+        group = run(line, registers)
+        for k, (a, b, c, sign) in enumerate(((6, 9, 10, -1), (7, 8, 11, 1))):
+            want = [oracle(f32(x), sign * f32(y), f32(z)) for x, y, z in zip(lists[a], lists[b], lists[c], strict=True)]
+            check(group.V[4 + k].ravel().tolist(), want, line, same_floats)
+    group = run("v_pk_mov_b32 v[4:5], v[6:7], v[8:9] op_sel:[1,0]", registers)
+    assert (group.V[4] == B).all()
+    assert (group.V[5] == C).all()
+
+
+def test_mixed_precision():
+    covers(["v_fma_mixlo_f16", "v_fma_mixhi_f16", "v_fma_mix_f32"])
+    for name in ("mixlo_f16", "mixhi_f16", "mix_f32"):
+        got = result(f"v_fma_{name} v4, v1, -v2, v3 op_sel:[1,0,0] op_sel_hi:[1,0,1]")
+        for g, a, b, c in zip(got, *LISTS, strict=True):
+            want = fused(f16(a >> 16), -f32(b), f16(c))
+            if name == "mix_f32":
+                assert same_floats(g, want)
+                continue
+            kept, new = (g >> 16, g & 0xFFFF) if name == "mixlo_f16" else (g & 0xFFFF, g >> 16)
+            assert kept == (0xDEAD if name == "mixlo_f16" else 0xBEEF)
+            assert same_floats(new, bits16(f32(want)), 16)
+
+
+@pytest.mark.parametrize("table", [0x00, 0x01, 0x6C, 0x96, 0xE8, 0xFF, 0x54])
+def test_any_boolean_function(table):
+    covers(["v_bitop3_b32", "v_bitop3_b16"])
+
+    def oracle(a, b, c):
+        return sum((table >> (4 * (a >> k & 1) + 2 * (b >> k & 1) + (c >> k & 1)) & 1) << k for k in range(32))
+
+    want = [oracle(*each) for each in listed(3)]
+    assert result(f"v_bitop3_b32 v4, v1, v2, v3 bitop3:{table:#x}", arch="gfx950") == want
+    assert result(f"v_bitop3_b16 v4, v1, v2, v3 bitop3:{table:#x}", arch="gfx950") == [each & 0xFFFF for each in want]
+
+
+# Lanes and parts of registers
+
+
+@pytest.mark.parametrize("part", ["BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD"])
+@pytest.mark.parametrize("unused", ["UNUSED_PAD", "UNUSED_PRESERVE"])
+def test_sdwa(part, unused):
+    def extract(x):
+        return (
+            x
+            if part == "DWORD"
+            else signed(x >> (8 if part[0] == "B" else 16) * int(part[-1]), 8 if part[0] == "B" else 16)
+        )
+
+    line = f"v_add_u32_sdwa v4, sext(v1), v2 dst_sel:{part} dst_unused:{unused} src0_sel:{part} src1_sel:BYTE_1"
+    bits = {"B": 8, "W": 16, "D": 32}[part[0]]
+    shift = 0 if part == "DWORD" else bits * int(part[-1])
+    mask = (1 << bits) - 1 << shift
+    want = []
+    for a, b in listed(2):
+        value = (extract(a) + (b >> 8 & 255)) << shift & mask
+        want.append(value | (0xDEADBEEF & ~mask if unused == "UNUSED_PRESERVE" else 0))
+    assert result(line) == want
+
+
+DPP = {
+    "quad_perm:[1,3,0,2]": lambda k: k // 4 * 4 + [1, 3, 0, 2][k % 4],
+    "row_shr:3": lambda k: k - 3 if k % 16 >= 3 else None,
+    "row_shl:5": lambda k: k + 5 if k % 16 + 5 < 16 else None,
+    "row_ror:4": lambda k: k // 16 * 16 + (k - 4) % 16,
+    "row_bcast:15": lambda k: k // 16 * 16 - 1 if k >= 16 else None,
+    "row_bcast:31": lambda k: 31 if k >= 32 else None,
+}
+
+
+@pytest.mark.parametrize("control", DPP)
+@pytest.mark.parametrize("masks", [(0xF, 0xF), (0xA, 0xF), (0xF, 0x5)])
+@pytest.mark.parametrize("bound", ["", " bound_ctrl:1"])
+def test_dpp(control, masks, bound):
+    """A lane whose source does not exist, or is off, keeps its old value, or with bound_ctrl takes 0."""
+    off = np.zeros((WAVES, 64), bool)
+    off[:, [5, 20, 31, 47]] = True
+    rows, banks = masks
+    line = f"v_add_u32_dpp v4, v1, v2 {control} row_mask:{rows:#x} bank_mask:{banks:#x}{bound}"
+    got = run(line, {1: A, 2: B, 4: C}, off=off).V[4]
+    for w in range(WAVES):
+        for k in range(64):
+            source = DPP[control](k)
+            missing = source is None or off[w, source]
+            writes = not off[w, k] and rows >> k // 16 & 1 and banks >> k % 16 // 4 & 1 and (bound or not missing)
+            moved = 0 if missing else int(A[w, source or 0])
+            assert int(got[w, k]) == ((moved + int(B[w, k])) & ONES if writes else int(C[w, k])), (w, k)
+
+
+SWIZZLES = {
+    "SWAP,16": lambda k: k ^ 16,
+    "REVERSE,8": lambda k: k // 8 * 8 + 7 - k % 8,
+    "BROADCAST,8,3": lambda k: k // 8 * 8 + 3,
+    "QUAD_PERM,2,0,3,1": lambda k: k // 4 * 4 + [2, 0, 3, 1][k % 4],
+    # bit 4 cleared, bit 3 set, bit 2 kept, bit 1 inverted, bit 0 kept
+    'BITMASK_PERM,"01pip"': lambda k: k // 32 * 32 + ((k % 32 & 0b00111 | 0b01000) ^ 0b00010),
+}
+
+
+@pytest.mark.parametrize("control", SWIZZLES)
+def test_swizzle(control):
+    covers(["ds_swizzle_b32"])
+    source = SWIZZLES[control]
+    off = np.zeros((WAVES, 64), bool)
+    off[:, 9] = True
+    group = run(f"ds_swizzle_b32 v4, v1 offset:swizzle({control})\ns_waitcnt lgkmcnt(0)", {1: A, 4: C}, off=off)
+    want = [[0 if source(k) == 9 else int(A[w, source(k)]) for k in range(64)] for w in range(WAVES)]
+    assert np.where(off, 0, group.V[4]).tolist() == np.where(off, 0, np.array(want)).tolist()
+
+
+def test_other_lanes():
+    covers(["ds_bpermute_b32", "v_readlane_b32", "v_writelane_b32", "v_readfirstlane_b32", "v_permlane16_swap_b32",
+            "v_permlane32_swap_b32"])  # fmt: skip
+    off = np.zeros((WAVES, 64), bool)
+    off[:, :3] = True
+    group = run("ds_bpermute_b32 v4, v1, v2\ns_waitcnt lgkmcnt(0)", {1: A, 2: B, 4: C}, off=off)
+    for w in range(WAVES):
+        for k in range(3, 64):
+            source = int(A[w, k]) >> 2 & 63
+            assert int(group.V[4][w, k]) == (0 if source < 3 else int(B[w, source]))
+    group = run(
+        "v_readfirstlane_b32 s8, v1\nv_readlane_b32 s9, v1, 17\nv_writelane_b32 v4, s9, 5", {1: A, 4: C}, off=off
+    )
+    assert group.S[8].tolist() == A[:, 3].tolist()
+    assert group.S[9].tolist() == A[:, 17].tolist()
+    assert [int(x) for x in group.V[4][:, 5]] == A[:, 17].tolist()
+    assert (np.delete(group.V[4], 5, 1) == np.delete(C, 5, 1)).all()
+    for width in (16, 32):
+        group = run(f"v_permlane{width}_swap_b32 v1, v2", {1: A, 2: B}, arch="gfx950")
+        for k in range(64):  # the upper lanes of each pair of rows of the first with the lower ones of the second
+            upper = k // width % 2 == 1
+            assert (group.V[1][:, k] == (B[:, k - width] if upper else A[:, k])).all()
+            assert (group.V[2][:, k] == (B[:, k] if upper else A[:, k + width])).all()
+
+
+def test_lanes_that_are_off_keep_their_registers():
+    off = (A & 1) == 1
+    got = run("v_add_u32_e32 v4, v1, v2", {1: A, 2: B, 4: C}, off=off).V[4]
+    assert (got == np.where(off, C, A + B)).all()
+
+
+# Matrices
+
+
+def pack(values, kind):
+    """Registers of [waves, 64, width] float32 values."""
+    if kind in {"f32", "xf32"}:
+        words = values.astype(np.float32).view(np.uint32)
+    elif kind == "f16":
+        words = np.ascontiguousarray(values.astype(np.float16)).view(np.uint32)
+    else:
+        brain = torch.from_numpy(values.astype(np.float32)).bfloat16().view(torch.int16).numpy()
+        words = np.ascontiguousarray(brain).view(np.uint32)
+    return [np.ascontiguousarray(words[..., k]) for k in range(words.shape[-1])]
+
+
+@pytest.mark.parametrize("name", covers(sorted(each for each in MNEMONICS if each.startswith("v_mfma"))))
+def test_matrix_products(name):
+    """Small integers, so that every sum is exact; each element put into and taken out of its documented place."""
+    side, _, k, kind = re.fullmatch(r"v_mfma_f32_(\d+)x(\d+)x(\d+)_(\w+)", name).groups()
+    side, k = int(side), int(k)
+    width = k * side // 64
+    gen = np.random.default_rng(3)
+    a, b = gen.integers(-8, 9, (2, side, k)), gen.integers(-8, 9, (2, k, side))
+    c = gen.integers(-8, 9, (2, side, side))
+    a[1], c[1] = 0, 0
+    a[1, 3, k - 2] = 1  # one element alone: row 3 of the result is row k - 2 of B
+    registers = [np.zeros((2, 64, width)), np.zeros((2, 64, width))]
+    for lane in range(64):
+        for j in range(width):
+            depth = lane // side * width + j
+            registers[0][:, lane, j], registers[1][:, lane, j] = a[:, lane % side, depth], b[:, depth, lane % side]
+    count = side * side // 64
+    places = {(r, lane): (64 // side * 4 * (r // 4) + 4 * (lane // side) + r % 4, lane % side)
+              for r in range(count) for lane in range(64)}  # fmt: skip
+    assert len(set(places.values())) == side * side
+    added = np.zeros((count, 2, 64), np.float32)
+    for (r, lane), (row, column) in places.items():
+        added[r, :, lane] = c[:, row, column]
+    left, right = pack(registers[0], kind), pack(registers[1], kind)
+    n = len(left)
+    values = {20 + j: each for j, each in enumerate(left)} | {30 + j: each for j, each in enumerate(right)}
+    values |= {40 + r: added[r].view(np.uint32) for r in range(count)}
+    text = f"{name} a[0:{count - 1}], v[20:{19 + n}], v[30:{29 + n}], v[40:{39 + count}]".replace(":20]", "]")
+    text = text if n > 1 else text.replace("v[20:20]", "v20").replace("v[20]", "v20").replace("v[30:30]", "v30")
+    group = run(text, values, arch="gfx950" if "x32_" in name or "32x32x16" in name else "gfx942")
+    want = a @ b + c
+    assert (want[1, 3] == b[1, k - 2]).all()
+    for (r, lane), (row, column) in places.items():
+        assert group.V[256 + r].view(np.float32)[:, lane].tolist() == want[:, row, column].tolist()
+
+
+def test_xf32_keeps_ten_bits_of_mantissa():
+    ones = np.full((1, 64), bits32(1.0), np.uint32)
+    for value, kept in ((1 + 2**-10, 1 + 2**-10), (1 + 2**-12, 1.0), (1 + 3 * 2**-11, 1 + 2**-9), (1 + 2**-11, 1.0)):
+        x = np.full((1, 64), bits32(value), np.uint32)
+        group = run("v_mfma_f32_16x16x8_xf32 v[8:11], v[2:3], v[4:5], 0", {2: x, 3: x, 4: ones, 5: ones})
+        assert group.V[8].view(np.float32).tolist() == [[8 * kept] * 64]
+
+
+def test_one_rounding_of_a_sum_in_a_matrix_product():
+    x = np.full((1, 64), bits32(1 + 2**-23), np.uint32)
+    group = run("v_mfma_f32_16x16x4_f32 v[8:11], v2, v3, 1.0", {2: x, 3: x})
+    assert group.V[8].tolist() == [[rounded(4 * Fraction(1 + 2**-23) ** 2 + 1)] * 64]
+
+
+# Memory
+
+PLACE = np.stack([np.random.default_rng(w).permutation(64) for w in range(WAVES)]).astype(np.uint32)
+LDS = {  # bytes of each of its parts, step between them
+    "ds_{}_b32": [4], "ds_{}_b64": [8], "ds_{}_b96": [12], "ds_{}_b128": [16],
+    "ds_{}2_b32": [4, 4], "ds_{}2_b64": [8, 8], "ds_{}2st64_b32": [4, 4], "ds_{}2st64_b64": [8, 8],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", LDS)
+def test_lds_words(form):
+    """Each lane writes its own words and reads another's; the bytes lie where the offsets say."""
+    parts, size = LDS[form], LDS[form][0]
+    read, write = covers([form.format("read"), form.format("write")])
+    registers = sum(parts) // 4
+    scale = size * (64 if "st64" in form else 1)
+    offsets = "offset0:1 offset1:3" if len(parts) == 2 else f"offset:{size}"
+    steps = [scale, 3 * scale] if len(parts) == 2 else [size]
+    pitch = 4 * size if "st64" not in form else size
+    sources = ", ".join(
+        f"v[{10 + k * size // 4}:{9 + (k + 1) * size // 4}]" if size > 4 else f"v{10 + k}" for k in range(len(parts))
+    )
+    target = f"v[30:{29 + registers}]" if registers > 1 else "v30"
+    words = {10 + k: data(20 + k) for k in range(registers)}
+    at = np.broadcast_to(np.arange(64, dtype=np.uint32) * pitch, A.shape)
+    group = run(
+        f"{write} v1, {sources} {offsets}\ns_waitcnt lgkmcnt(0)\n{read} {target}, v2 {offsets}\ns_waitcnt lgkmcnt(0)",
+        {1: at, 2: PLACE * np.uint32(pitch)} | words, lds_bytes=65536,
+    )  # fmt: skip
+    memory = group.machine.lds.bytes.reshape(WAVES, -1)
+    for w in range(WAVES):
+        for lane in range(64):
+            for k, step in enumerate(steps):
+                stored = memory[w, lane * pitch + step :][:size].view(np.uint32).tolist()
+                assert stored == [int(words[10 + k * size // 4 + j][w, lane]) for j in range(size // 4)]
+                other = int(PLACE[w, lane])
+                got = [int(group.V[30 + k * size // 4 + j][w, lane]) for j in range(size // 4)]
+                assert got == [int(words[10 + k * size // 4 + j][w, other]) for j in range(size // 4)]
+
+
+@pytest.mark.parametrize(("name", "oracle"), [
+    ("ds_read_u8", lambda x, old: x & 255), ("ds_read_i8", lambda x, old: signed(x, 8)),
+    ("ds_read_u16", lambda x, old: x & 0xFFFF), ("ds_read_i16", lambda x, old: signed(x, 16)),
+    ("ds_read_u16_d16", lambda x, old: old & 0xFFFF0000 | x & 0xFFFF),
+    ("ds_read_u16_d16_hi", lambda x, old: old & 0xFFFF | (x & 0xFFFF) << 16),
+])  # fmt: skip
+def test_lds_parts_read(name, oracle):
+    covers([name])
+    at = np.broadcast_to(np.arange(64, dtype=np.uint32) * 8, A.shape)
+    group = run(
+        f"ds_write_b32 v1, v2\ns_waitcnt lgkmcnt(0)\n{name} v4, v1 offset:2\ns_waitcnt lgkmcnt(0)", {1: at, 2: B, 4: C}
+    )
+    want = [oracle(b >> 16, c) & ONES for b, c in zip(LISTS[1], LISTS[2], strict=True)]
+    assert group.V[4].ravel().tolist() == want
+
+
+@pytest.mark.parametrize(("name", "size", "shift"), [("ds_write_b8", 1, 0), ("ds_write_b8_d16_hi", 1, 16),
+    ("ds_write_b16", 2, 0),
+                                                      ("ds_write_b16_d16_hi", 2, 16)])  # fmt: skip
+def test_lds_parts_written(name, size, shift):
+    covers([name])
+    at = np.broadcast_to(np.arange(64, dtype=np.uint32) * 8, A.shape)
+    memory = run(
+        f"ds_write_b32 v1, v3\n{name} v1, v2 offset:2\ns_waitcnt lgkmcnt(0)", {1: at, 2: B, 3: C}
+    ).machine.lds.bytes
+    words = memory.reshape(WAVES, -1)[:, :512].copy().view(np.uint32)[:, ::2].ravel().tolist()
+    mask = (1 << 8 * size) - 1 << 16
+    assert words == [c & ~mask | (b >> shift) << 16 & mask for b, c in zip(LISTS[1], LISTS[2], strict=True)]
+
+
+def test_transposed_read():
+    """16 lanes hold 4 rows of 16 halves, 8 bytes a lane; afterwards lane k of them holds column k."""
+    covers(["ds_read_b64_tr_b16"])
+    at = np.broadcast_to(np.arange(64, dtype=np.uint32) * 8, A.shape)
+    lines = "ds_write_b64 v1, v[2:3]\ns_waitcnt lgkmcnt(0)\nds_read_b64_tr_b16 v[4:5], v1\ns_waitcnt lgkmcnt(0)"
+    group = run(lines, {1: at, 2: A, 3: B}, arch="gfx950")
+    for w in range(WAVES):
+        for group_of in range(4):
+            stored = [(int(A[w, lane]) | int(B[w, lane]) << 32) >> 16 * j & 0xFFFF
+                      for lane in range(16 * group_of, 16 * group_of + 16) for j in range(4)]  # fmt: skip
+            for k in range(16):
+                lane = 16 * group_of + k
+                got = int(group.V[4][w, lane]) | int(group.V[5][w, lane]) << 32
+                assert [got >> 16 * row & 0xFFFF for row in range(4)] == [stored[16 * row + k] for row in range(4)]
+
+
+GLOBAL = {
+    "load_ubyte": lambda x, old: x & 255, "load_sbyte": lambda x, old: signed(x, 8),
+    "load_ushort": lambda x, old: x & 0xFFFF,
+    "load_sshort": lambda x, old: signed(x, 16), "load_short_d16": lambda x, old: old & 0xFFFF0000 | x & 0xFFFF,
+    "load_short_d16_hi": lambda x, old: old & 0xFFFF | (x & 0xFFFF) << 16,
+}  # fmt: skip
+
+
+def in_memory(lines, values):
+    """Run with 4 KiB behind s[4:5], and a descriptor of it in s[8:11], that hold 0..1023."""
+    memory = Memory()
+    words = np.arange(1024, dtype=np.uint32) * np.uint32(0x01030507) + np.uint32(0x80)
+    base = memory.add("words", words.view(np.uint8))
+    low, high = base & ONES, base >> 32
+    registers = {4: low, 5: high, 8: low, 9: high, 10: 0x7FFFFFFE, 11: 0x27000, 12: 64}
+    return run(lines, values, registers, memory=memory), words
+
+
+@pytest.mark.parametrize("name", GLOBAL)
+def test_global_parts(name):
+    covers([f"global_{name}"])
+    at = np.broadcast_to(np.arange(64, dtype=np.uint32) * 4, (1, 64))
+    old = C[:1]
+    lines = [f"global_{name} v4, v1, s[4:5] offset:2"]
+    if "ubyte" in name or "ushort" in name:
+        covers([f"buffer_{name}"])
+        lines.append(f"buffer_{name} v4, v1, s[8:11], 0 offen offset:2")
+    for line in lines:
+        group, words = in_memory(f"{line}\ns_waitcnt vmcnt(0)", {1: at, 4: old})
+        want = [GLOBAL[name](int(x) >> 16, int(c)) & ONES for x, c in zip(words[:64], old[0], strict=True)]
+        assert group.V[4][0].tolist() == want, line
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_global_words(count):
+    suffix = f"x{count}" if count > 1 else ""
+    covers([f"{kind}_{verb}_dword{suffix}" for kind in ("global", "buffer") for verb in ("load", "store")])
+    registers = f"v[20:{19 + count}]" if count > 1 else "v20"
+    at = (np.arange(64, dtype=np.uint32) * 16)[None]
+    for address in ("v1, s[4:5] offset:1024", "v[2:3], off offset:1024", "v1, s[8:11], s12 offen offset:960"):
+        kind = "buffer" if "offen" in address else "global"
+        base = np.uint64(1 << 40) + at.astype(np.uint64)
+        values = {1: at, 2: (base & np.uint64(ONES)).astype(np.uint32), 3: (base >> np.uint64(32)).astype(np.uint32)}
+        group, words = in_memory(f"{kind}_load_dword{suffix} {registers}, {address}\ns_waitcnt vmcnt(0)", values)
+        want = [[int(words[256 + 4 * lane + j]) for lane in range(64)] for j in range(count)]
+        assert [group.V[20 + j][0].tolist() for j in range(count)] == want, address
+        pieces = address.split(", ", 1)
+        order = f"{registers}, {address}" if kind == "buffer" else f"{pieces[0]}, {registers}, {pieces[1]}"
+        stored = {20 + j: data(50 + j)[:1] for j in range(count)}
+        group, words = in_memory(f"{kind}_store_dword{suffix} {order}", values | stored)
+        for lane in range(64):
+            got = words[256 + 4 * lane : 256 + 4 * lane + count].tolist()
+            assert got == [int(stored[20 + j][0, lane]) for j in range(count)], address
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "shift"), [("byte", 1, 0), ("byte_d16_hi", 1, 16), ("short", 2, 0), ("short_d16_hi", 2, 16)]
+)
+def test_global_parts_stored(name, size, shift):
+    at = (np.arange(64, dtype=np.uint32) * 4)[None]
+    lines = [f"global_store_{name} v1, v2, s[4:5] offset:2"]
+    covers([f"global_store_{name}"])
+    if not shift:
+        covers([f"buffer_store_{name}"])
+        lines.append(f"buffer_store_{name} v2, v1, s[8:11], 0 offen offset:2")
+    mask = (1 << 8 * size) - 1 << 16
+    before = (np.arange(1024, dtype=np.uint32) * np.uint32(0x01030507) + np.uint32(0x80)).tolist()
+    for line in lines:
+        _, words = in_memory(line, {1: at, 2: B[:1]})
+        want = [x & ~mask | (int(b) >> shift) << 16 & mask for x, b in zip(before[:64], B[0], strict=True)]
+        assert words[:64].tolist() == want, line
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_scratch_belongs_to_a_lane(count):
+    suffix = f"x{count}" if count > 1 else ""
+    store, load = covers([f"scratch_store_dword{suffix}", f"scratch_load_dword{suffix}"])
+    source, target = (f"v[{k}:{k + count - 1}]" if count > 1 else f"v{k}" for k in (20, 30))
+    values = {20 + j: data(60 + j) for j in range(count)}
+    group = run(
+        f"{store} off, {source}, off offset:16\n{load} {target}, off, off offset:16\ns_waitcnt vmcnt(0)", values
+    )
+    assert all((group.V[30 + j] == values[20 + j]).all() for j in range(count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 16])
+def test_scalar_loads(count):
+    [name] = covers([f"s_load_dword{f'x{count}' if count > 1 else ''}"])
+    target = f"s[16:{15 + count}]" if count > 1 else "s16"
+    group, words = in_memory(f"{name} {target}, s[4:5], 0x1c\ns_waitcnt lgkmcnt(0)", {1: A[:1]})
+    assert [int(group.S[16 + k][0]) for k in range(count)] == words[7 : 7 + count].tolist()
+
+
+# Control
+
+
+@pytest.mark.parametrize(("branch", "setup", "taken"), [
+    ("scc0", "s_cmp_eq_u32 s2, 5", lambda x: x != 5), ("scc1", "s_cmp_eq_u32 s2, 5", lambda x: x == 5),
+    ("vccz", "s_and_b64 vcc, s[2:3], 1", lambda x: x & 1 == 0),
+    ("vccnz", "s_and_b64 vcc, s[2:3], 1", lambda x: x & 1 == 1),
+    ("execz", "s_and_b64 exec, s[2:3], 1", lambda x: x & 1 == 0),
+    ("execnz", "s_and_b64 exec, s[2:3], 1", lambda x: x & 1 == 1),
+])  # fmt: skip
+def test_branches(branch, setup, taken):
+
+    from amdgcn.memory import Memory
+
+    covers([f"s_cbranch_{branch}", "s_branch", "s_endpgm", "s_nop", "s_waitcnt", "s_barrier", "s_setprio", "s_sleep"])
+    out = np.zeros(32, np.uint8)
+    memory = Memory()
+    pointer = memory.add("out", out)
+    kernarg = memory.add("kernel arguments", np.array([pointer], np.uint64).view(np.uint8))
+    text = f"""
+        s_load_dwordx2 s[6:7], s[0:1], 0x0
+        s_mov_b32 s3, 0
+        s_waitcnt lgkmcnt(0)
+        {setup}
+        s_cbranch_{branch} .LBB0_1
+        s_mov_b32 s8, 3
+        s_branch .LBB0_2
+        .LBB0_1:
+        s_mov_b32 s8, 7
+        .LBB0_2:
+        s_nop 3
+        s_setprio 1
+        s_sleep 1
+        s_barrier
+        s_mov_b64 exec, -1
+        s_lshl_b32 s9, s2, 2
+        v_mov_b32_e32 v1, s9
+        v_mov_b32_e32 v2, s8
+        global_store_dword v1, v2, s[6:7]
+        """
+    machine(text, memory=memory, lds_bytes=0).run((8, 1, 1), 1, kernarg)
+    assert out.view(np.uint32).tolist() == [7 if taken(x) else 3 for x in range(8)]
+
+
+# Errors that were once made in writing the machine, made again: an oracle sees each
+
+
+def ignore_signs_on_bits(monkeypatch):
+    real = translate._Writer._read
+
+    def read(self, operand, kind, *rest, **more):
+        operand = dataclasses.replace(operand, absolute=False) if kind == "u" else operand
+        return real(self, operand, kind, *rest, **more)
+
+    monkeypatch.setattr(translate._Writer, "_read", read)
+
+
+def forget_the_sign_of_a_constant(monkeypatch):
+    monkeypatch.setattr(translate, "replace", lambda each, value: dataclasses.replace(each, value=value & 0xFFFF))
+
+
+def undo_2_to_32(monkeypatch):
+    def div_fmas(a, b, c, undo):
+        total = arithmetic.fma(a, b, c)
+        return np.where(undo, arithmetic.ldexp(total, np.where(arithmetic.exponent_bits(c) > 127, 32, -32)), total)
+
+    monkeypatch.setitem(translate._NAMES, "div_fmas", div_fmas)
+
+
+def forget_overflow(monkeypatch):
+    monkeypatch.setitem(translate._NAMES, "div_fixup", lambda quotient, denominator, numerator: quotient)
+
+
+def round_twice(monkeypatch):
+    def fma(a, b, c):
+        return (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float32)
+
+    monkeypatch.setitem(translate._NAMES, "fma", fma)
+
+
+PLANTS = [
+    (ignore_signs_on_bits, test_cndmask_takes_signs_as_floats_do),
+    (forget_the_sign_of_a_constant, functools.partial(test_a_16_bit_constant_has_a_sign, "0xffe8")),
+    (undo_2_to_32, test_quotients_are_rounded_correctly),
+    (forget_overflow, test_quotients_are_rounded_correctly),
+    (round_twice, functools.partial(test_fma_with_a_constant, "v_fmaak_f32")),
+]
+
+
+@pytest.mark.parametrize(("plant", "oracle"), PLANTS, ids=[plant.__name__ for plant, _ in PLANTS])
+def test_a_planted_error_is_seen(plant, oracle, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        oracle()
+
+
+def test_every_instruction_has_an_oracle():
+    """Last in the file: the tests above say what they cover."""
+    assert sorted(MNEMONICS - COVERED) == [], "write an oracle for these"
+    assert sorted(COVERED - MNEMONICS) == [], "these have an oracle and are not known"

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reader refuses what it does not know; the static checks see every planted missing wait and wait state."""
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+from support.wave import program
+
+from amdgcn.effects import effects
+from amdgcn.errors import LaunchError, UnknownInstructionError, UnreadableTextError
+from amdgcn.text import parse
+from amdgcn.wait_states import check_wait_states, passes
+from amdgcn.waits import check_waits
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("v_add_u32_e32 v0, v1, w2", "the operand 'w2' is not known"),
+        ("v_add_u32_e32 v0, v1, v2 quux:3", "the modifier 'quux:3' is not known"),
+        ("global_load_dword v0, v1, s[2:3] scope:SCOPE_DEV", "the modifier 'scope:SCOPE_DEV' is not known"),
+        ("s_waitcnt vmcnt(0) storecnt(1)", "a counter is not known"),
+        (".set something, 4", "unknown directive"),
+        ("V_ADD v0, v1", "no instruction"),
+    ],
+)
+def test_what_is_not_understood_is_named_with_its_line(line, why):
+    with pytest.raises(UnreadableTextError, match=re.escape(why)) as error:
+        program(line)
+    assert line.split()[0] in str(error.value)
+
+
+def test_a_text_that_ends_early_is_no_kernel():
+    with pytest.raises(UnreadableTextError, match="no whole kernel"):
+        parse('\t.amdgcn_target "amdgcn-amd-amdhsa--gfx942"\nkernel:\n\ts_endpgm\n')
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "global_atomic_add v0, v1, s[2:3]",
+        "flat_load_dword v0, v[2:3]",
+        "v_cmpx_eq_u32 v0, v1",
+        "s_setreg_b32 m0, s3",
+        "ds_add_u32 v0, v1",
+    ],
+)
+def test_operands_of_an_unknown_instruction_are_not_guessed(line):
+    [one, _] = program(line).instructions
+    with pytest.raises(UnknownInstructionError, match=line.split()[0]):
+        effects(one)
+
+
+def test_operands():
+    [one, two, three, _] = program("""
+        v_fma_f32 v3, -|v4|, a[5:6], 0.5
+        v_add_u32_sdwa v1, sext(v2), vcc_lo dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_2 src1_sel:DWORD
+        s_load_dwordx4 s[4:7], s[0:1], 0x1c
+        """).instructions
+    assert one.operands[1] == replace(one.operands[1], kind="v", register=4, negated=True, absolute=True)
+    assert one.operands[2].registers() == [("v", 261), ("v", 262)]
+    assert one.operands[3].value == 0.5
+    assert two.operands[1].extended
+    assert ("v", 1) in effects(two).reads, "the half that stays is read"
+    assert effects(three).writes == {("s", k) for k in (4, 5, 6, 7)}
+    assert three.source == "kernel.py:3"
+
+
+LOOP = """
+    s_load_dwordx2 s[2:3], s[0:1], 0x0
+    v_mov_b32_e32 v1, 0
+    s_waitcnt lgkmcnt(0)
+    global_load_dword v2, v1, s[2:3]
+    .LBB0_1:
+    global_load_dword v3, v1, s[2:3] offset:4
+    s_waitcnt vmcnt(1)
+    v_add_u32_e32 v4, v2, v1
+    s_waitcnt vmcnt(0)
+    v_mov_b32_e32 v2, v3
+    ds_write_b32 v1, v2
+    s_waitcnt lgkmcnt(0)
+    s_barrier
+    ds_read_b32 v5, v1
+    s_waitcnt lgkmcnt(0)
+    v_add_u32_e32 v6, v5, v4
+    s_cbranch_scc1 .LBB0_1
+    """
+
+
+def test_waits_of_a_loop_suffice():
+    assert check_waits(program(LOOP)) == []
+
+
+@pytest.mark.parametrize("number", [3, 7, 9, 15])
+def test_a_missing_wait_is_found(number):
+    lines = LOOP.strip().splitlines()
+    assert "s_waitcnt" in lines.pop(number - 1)
+    assert check_waits(program("\n".join(lines)))
+
+
+@pytest.mark.parametrize("number", [7, 9])
+def test_a_wait_for_one_operation_less_is_found(number):
+    lines = LOOP.strip().splitlines()
+    lines[number - 1] = re.sub(r"vmcnt\((\d)\)", lambda found: f"vmcnt({int(found[1]) + 1})", lines[number - 1])
+    [first, *_] = check_waits(program("\n".join(lines)))
+    assert "may still be loading" in str(first)
+    assert "kernel.py:" in str(first)
+
+
+def test_a_register_that_is_loaded_in_order_again_needs_no_wait():
+    assert check_waits(program("global_load_dword v2, v1, s[2:3]\nglobal_load_dword v2, v1, s[2:3] offset:4")) == []
+    assert check_waits(program("global_load_dword v2, v1, s[2:3]\nds_read_b32 v2, v1")), "two counters have no order"
+
+
+MFMA = "v_mfma_f32_16x16x16_f16 v[0:3], v[4:5], v[6:7], v[0:3]"
+HAZARDS = [  # first, second, wait states that must lie between on gfx942 (CDNA3 ISA, 4.5)
+    ("v_cmp_eq_u32_e64 s[2:3], v1, v2", "v_cndmask_b32_e64 v3, v1, v2, s[2:3]", 2),
+    ("v_readlane_b32 s4, v1, 0", "v_writelane_b32 v2, s4, 1", 2),
+    ("v_readfirstlane_b32 s2, v1", "global_load_dword v3, v1, s[2:3]", 5),
+    ("v_div_scale_f32 v1, vcc, v2, v3, v2", "v_div_fmas_f32 v4, v1, v2, v3", 4),
+    ("v_mov_b32_e32 v1, v2", "v_add_u32_dpp v3, v1, v2 row_shr:1 row_mask:0xf bank_mask:0xf", 2),
+    ("v_mov_b32_e32 v1, v2", "v_readlane_b32 s4, v1, 0", 1),
+    ("v_exp_f32_e32 v1, v2", "v_mul_f32_e32 v3, v1, v2", 1),
+    (
+        "v_add_u32_sdwa v1, v2, v3 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:DWORD",
+        "v_mov_b32_e32 v4, v1",
+        1,
+    ),
+    ("global_store_dwordx4 v0, v[4:7], s[2:3]", "v_mov_b32_e32 v5, 0", 2),
+    (MFMA, "v_add_f32_e32 v8, v1, v1", 7),
+    (MFMA, "global_store_dword v9, v2, s[2:3]", 7),
+    (MFMA, "v_mov_b32_e32 v2, 0", 7),
+    (MFMA, "v_mfma_f32_16x16x16_f16 v[8:11], v[0:1], v[6:7], 0", 7),
+    (MFMA, "v_mfma_f32_16x16x16_f16 v[8:11], v[4:5], v[6:7], v[2:5]", 5),
+    (MFMA, "v_mfma_f32_16x16x16_f16 v[8:11], v[4:5], v[6:7], v[0:3]", 0),
+    ("v_mfma_f32_32x32x2_f32 v[0:15], v16, v17, 0", "v_add_f32_e32 v18, v1, v1", 18),
+    ("v_mov_b32_e32 v4, 0", MFMA, 2),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "need"), HAZARDS)
+def test_wait_states(first, second, need):
+    def found(states):
+        return check_wait_states(program("\n".join([first, *(["s_nop 0"] * states), second])))
+
+    assert not found(need)
+    if need:
+        [hazard] = found(need - 1)
+        assert str(hazard.instruction).startswith(second.split()[0])
+        assert not check_wait_states(program(f"{first}\ns_nop {need - 1}\n{second}"))
+
+
+def test_gfx950_needs_one_more_after_a_matrix_instruction():
+    text = f"{MFMA}\ns_nop 6\nv_add_f32_e32 v8, v1, v1"
+    assert not check_wait_states(program(text))
+    assert check_wait_states(program(text, "gfx950"))
+
+
+def test_wait_states_of_another_arch_are_not_assumed():
+    with pytest.raises(LaunchError, match="gfx90a"):
+        check_wait_states(program("v_mov_b32_e32 v0, 0", "gfx90a"))
+
+
+def test_wait_states_are_counted_along_the_shorter_path():
+    loop = "s_nop 7\n.LBB0_1:\nv_add_f32_e32 v8, v1, v1\n" + MFMA + "\ns_cbranch_scc1 .LBB0_1"
+    [hazard] = check_wait_states(program(loop))
+    assert hazard.instruction.mnemonic == "v_add_f32"
+
+
+def test_passes_follow_the_flops():
+    rate = {"f16": 512, "f32": 64, "xf32": 256}  # per cycle and SIMD: MI300X data sheet / 304 compute units / 4 SIMDs
+    for name, kind in (("32x32x8_f16", "f16"), ("16x16x16_f16", "f16"), ("32x32x2_f32", "f32"), ("16x16x4_f32", "f32"),
+                       ("16x16x8_xf32", "xf32"), ("32x32x4_xf32", "xf32")):  # fmt: skip
+        rows, columns, k = map(int, re.findall(r"\d+", name.split("_")[0]))
+        assert passes(f"v_mfma_f32_{name}") == (rows * columns * k * 2 // rate[kind] // 4, kind != "f32")
+
+
+def test_seeded_changes_of_waits_in_a_long_program_are_found():
+    """Loads and uses at random distances; every wait removed in turn, which matters exactly where its load is used."""
+    random.seed(5)
+    lines = []
+    for k in range(40):
+        lines += [f"global_load_dword v{10 + k}, v1, s[2:3] offset:{4 * k}"]
+        lines += ["v_mov_b32_e32 v2, 0"] * random.randrange(3)
+        lines += ["s_waitcnt vmcnt(0)", f"v_add_u32_e32 v3, v{10 + k}, v3"]
+    assert check_waits(program("\n".join(lines))) == []
+    for k in [k for k, line in enumerate(lines) if line.startswith("s_wait")]:
+        assert len(check_waits(program("\n".join(lines[:k] + lines[k + 1 :])))) == 1

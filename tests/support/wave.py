@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a few lines of AMDGCN text on registers of the test's own: for oracles of single instructions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from amdgcn.lds import Lds
+from amdgcn.machine import Machine
+from amdgcn.memory import Memory
+from amdgcn.text import EXEC, Program, parse
+from amdgcn.translate import translate
+
+if TYPE_CHECKING:
+    from amdgcn.waves import Waves
+
+_TEXT = """\t.amdgcn_target "amdgcn-amd-amdhsa--{arch}"
+\t.file 1 "here" "kernel.py"
+kernel:
+{lines}
+\ts_endpgm
+\t.amdhsa_kernel kernel
+\t\t.amdhsa_user_sgpr_count 2
+\t\t.amdhsa_kernarg_size 8
+\t\t.amdhsa_system_sgpr_workgroup_id_x 1
+\t.end_amdhsa_kernel
+"""
+
+
+def program(lines: str, arch: str = "gfx942") -> Program:
+    """A kernel of these lines, each of its own Python line where it has no `.loc`."""
+    text = "\n".join(f"\t.loc 1 {k} 0\n\t{line.strip()}" if not line.strip().endswith(":") else line.strip()
+                     for k, line in enumerate(lines.strip().splitlines(), start=1))  # fmt: skip
+    return parse(_TEXT.format(arch=arch, lines=text))
+
+
+def machine(lines: str, *, arch="gfx942", memory=None, lds_bytes=65536, twins=1, races=True) -> Machine:
+    return Machine(translate(program(lines, arch)), memory or Memory(), lds_bytes, twins=twins, races=races)
+
+
+def run(
+    lines: str, vector=None, scalar=None, *, arch="gfx942", waves=None, off=None, scc=None, memory=None, lds_bytes=4096
+) -> Waves:
+    """Run one block for waves of one workgroup each.
+
+    Args:
+        lines: The instructions; vector registers 0..15 and those of `vector`, scalar ones 0..31 exist.
+        vector: Vector registers, [waves, 64] uint32.
+        scalar: Scalar registers, [waves] uint32.
+        arch: gfx942 or gfx950.
+        waves: How many, if not as the registers say.
+        off: [waves, 64], lanes that are off.
+        scc: [waves].
+        memory: Of the launch.
+        lds_bytes: Of a workgroup.
+    """
+    vector, scalar = vector or {}, scalar or {}
+    count = waves or len(next(iter([*vector.values(), *scalar.values()])))
+    one = machine(lines, arch=arch, memory=memory, lds_bytes=lds_bytes)
+    uses = one.translated
+    uses.vectors, uses.scalars = [True] * 512, [True] * 128
+    one.lds = Lds(count, lds_bytes, uses.lds_element, 1)
+    group = one._start(np.array([[k, 0, 0] for k in range(count)]), 1, 0)
+    for number, value in vector.items():
+        group.V[number] = np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.uint32), (count, 64)))
+    for number, value in scalar.items():
+        group.S[number] = np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.uint32), count))
+    if scc is not None:
+        group.scc = np.asarray(scc, bool)
+    if off is not None:
+        group.set_mask(EXEC, ~np.asarray(off, bool), None)
+        group.E = ~np.asarray(off, bool)
+    block = 0
+    with np.errstate(all="ignore"):
+        while block is not None:
+            block = one.translated.run(block, group)
+            assert block is None or isinstance(block, int), "a branch on data"
+    return group
