@@ -54,6 +54,12 @@ Step = dict[str, Any]
 _LONE_DOLLAR = re.compile(r"(?<!\$)(?:\$\$)*\$(?!\$)")
 
 
+def _load(text: str) -> Step:
+    """YAML, read by a safe loader, in C where there is one."""
+    found: Step = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    return found
+
+
 def lint(text: str, *, secrets: bool = True, rechecks: bool = False, posts: str = "") -> list[str]:
     """Problems of a generated pipeline.
 
@@ -63,7 +69,7 @@ def lint(text: str, *, secrets: bool = True, rechecks: bool = False, posts: str 
         rechecks: Whether it holds reruns of failing checks, whose keys end in `RECHECK_KEY_SUFFIX`, and no others.
         posts: Key of the one step that may post a status; its key may then be one of `STATIC_KEYS`.
     """
-    pipeline: Step = yaml.safe_load(text)
+    pipeline: Step = _load(text)
     problems = [f"it sets {word!r} for the whole build" for word in pipeline if word not in ("env", "steps")]
     if "$" in text:
         problems.append("it contains '$', which an uploader may interpolate")
@@ -98,7 +104,7 @@ def lint_files(texts: Mapping[str, str], declarations: Declarations) -> list[str
 
 
 def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator[str]:
-    pipeline: Step = yaml.safe_load(text)
+    pipeline: Step = _load(text)
     project, path = declarations.project, (pipeline.get("env") or {}).get("PYTHONPATH", "")
     if path != declarations.vendored:
         yield f"its PYTHONPATH is {path!r}, where ci/project.yaml finds hilgate in {declarations.vendored!r}"
@@ -223,5 +229,5 @@ def sdk_schema() -> dict[str, Any]:
 def schema_problems(text: str, against: dict[str, Any]) -> list[str]:
     """Violations of a Buildkite pipeline schema, as `path: message`."""
     validator = jsonschema.Draft7Validator(against)
-    errors = sorted(validator.iter_errors(yaml.safe_load(text)), key=lambda error: list(map(str, error.path)))
+    errors = sorted(validator.iter_errors(_load(text)), key=lambda error: list(map(str, error.path)))
     return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in errors]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hilgate.plan.expand import Readiness
     from hilgate.report.problems import StepProblem
     from hilgate.report.write import Judged
+    from hilgate.run.results import Recorded
 
 
 def stdout() -> Console:
@@ -108,6 +109,13 @@ def print_plan(console: Console, plan: Plan, history: Mapping[Key, float], *, om
         causes = Counter(omission.cause for omission in plan.omissions)
         words = ", ".join(f"{number} {cause}" for cause, number in causes.items())
         say(console, f"{count(len(plan.omissions), 'step')} omitted: {words} (hilgate plan --omitted)", "dim")
+
+
+def print_slowest(recorded: Recorded, number: int) -> None:
+    """So many checks of the last runs that took longest, with the seconds that they recorded."""
+    took = [(check.seconds, check.id) for runs in recorded.attempts.values() for check in runs[-1].checks]
+    for seconds, check in sorted(took, reverse=True)[:number]:
+        say(stdout(), f"{text.duration(seconds)} {check}", whole=True)
 
 
 def print_verdict(judged: Judged, *, every: bool = False) -> None:
