@@ -272,13 +272,13 @@ def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRec
     return record, ""
 
 
-@functools.lru_cache
 def _is_in(file: str, named: str) -> bool:
     """Whether a file is the named one or lies below it; as text, for a verdict asks this of every check and step."""
     folder = named.removeprefix("./").rstrip("/")
     return not file.startswith("/") if folder in ("", ".") else f"{file}/".startswith(f"{folder}/")
 
 
+@functools.lru_cache
 def _pytest_words(command: str) -> tuple[list[str], list[int]]:
     """The words of a pytest command, none of another one, and which of them stand where paths of tests do."""
     words = shlex.split(command)
