@@ -7,6 +7,7 @@ of them names a way in which a build could otherwise turn green, or never end, w
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections import Counter
@@ -51,13 +52,10 @@ POSTING = {"pipeline.yml": "verdict", "approve.yml": "required"}
 """The only steps that post the required status, in the files that every repository has."""
 
 Step = dict[str, Any]
+_load = functools.partial(
+    yaml.load, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+)  # in C if it can be
 _LONE_DOLLAR = re.compile(r"(?<!\$)(?:\$\$)*\$(?!\$)")
-
-
-def _load(text: str) -> Step:
-    """YAML, read by a safe loader, in C where there is one."""
-    found: Step = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
-    return found
 
 
 def lint(text: str, *, secrets: bool = True, rechecks: bool = False, posts: str = "") -> list[str]:
