@@ -52,9 +52,7 @@ POSTING = {"pipeline.yml": "verdict", "approve.yml": "required"}
 """The only steps that post the required status, in the files that every repository has."""
 
 Step = dict[str, Any]
-_load = functools.partial(
-    yaml.load, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-)  # in C if it can be
+_load = functools.partial(yaml.load, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # in C if it can be
 _LONE_DOLLAR = re.compile(r"(?<!\$)(?:\$\$)*\$(?!\$)")
 
 
