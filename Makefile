@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+# Where it is set, every process compiles what it imports once more; .gitignore has what is written.
+export PYTHONDONTWRITEBYTECODE =
 READY := $(VENV)/.ready
 
 .PHONY: gate test image setup lock clean
@@ -9,18 +11,14 @@ READY := $(VENV)/.ready
 gate: $(READY)  ## plan, run, judge, report: what changed, else a smoke run; ARGS=--all runs everything
 	@HILGATE_GATE="make gate ARGS=" $(VENV)/bin/hilgate gate $(ARGS)
 
-PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Steps that are tests and start no engine. What passes here the next `make gate` of this clone reuses.
+TESTS := units images-units kernels routing mamba-kernels
 
-# Files in the order of tests/conftest.py: by size, the bug zoo would come last, and one core would wait for it for minutes.
-# Three sessions: what one process cannot do at once (tests/conftest.py says why). ARGS replaces all of them.
-# The table of families takes 3 minutes on both cores: `hilgate run models-families`, and a step of the gate.
-test: $(READY)  ## the test suite
+test: $(READY)  ## the tests that start no engine, and the ten slowest of them; ARGS names files for plain pytest
 ifeq ($(ARGS),)
-	@$(PYTEST) --ignore=tests/audit --ignore=tests/mamba --ignore=tests/families/test_families.py
-	@$(PYTEST) tests/mamba
-	@TRITON_INTERPRET=0 $(PYTEST) tests/audit
+	@$(VENV)/bin/hilgate run --slowest 10 $(TESTS)
 else
-	@$(PYTEST) $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --durations=10 $(ARGS)
 endif
 
 image: $(READY)  ## build the CPU image, or find it built (docker buildx, or root with buildah and debootstrap)

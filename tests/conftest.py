@@ -14,8 +14,6 @@ INTERPRETING = (HERE / "kernels", HERE / "mamba", HERE / "test_tiny.py")
 COMPILING = HERE / "audit"
 AS_IF_ON_A_GPU = HERE / "mamba"
 AS_THIS_MACHINE_RUNS_IT = (HERE / "families", HERE / "models")
-SLOW = (HERE / "bugs", HERE / "families", HERE / "models")
-"""Files of these take up to minutes each."""
 LABELS = ("dtype", "layout")
 """What a report names beside an error, where a parameter of the test is it or has it."""
 
@@ -39,13 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if _asked_for(config, COMPILING) and any(_asked_for(config, place) for place in INTERPRETING):
         raise pytest.UsageError(
             "tests/audit compiles kernels and tests/kernels may interpret them: one process cannot do both. "
-            "Run `make test`, or add --ignore=tests/audit, or name one of the two."
+            "Add --ignore=tests/audit, or name one of the two."
         )
     # Without a GPU the Mamba operations of vLLM are imported as if there were one (pagedkv.audit.imports).
     if _asked_for(config, AS_IF_ON_A_GPU) and any(_asked_for(config, place) for place in AS_THIS_MACHINE_RUNS_IT):
         raise pytest.UsageError(
             "tests/mamba imports vLLM's GPU kernels, tests/models and tests/families vLLM as this machine runs it: one "
-            "process cannot do both. Run `make test`, or add --ignore=tests/mamba, or name one of the two."
+            "process cannot do both. Add --ignore=tests/mamba, or name one of the two."
         )
     # Triton decides when a kernel is defined, so this must precede every import of triton. Looking for the driver's
     # device nodes keeps torch out of the sessions that do not need it; the `device` fixture checks what torch says.
@@ -59,11 +57,6 @@ def _asked_for(config: pytest.Config, place: Path) -> bool:
     return place not in ignored and any(
         place == path or path in place.parents or place in path.parents for path in arguments
     )
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Slow files first: where several processes take files from one list, none waits for a slow one at the end.
-    items.sort(key=lambda item: not any(place in item.path.parents for place in SLOW))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import torch
+from triton import language
+from triton.runtime import interpreter
+
+from pagedkv.device import INTERPRETED
 
 
 def test_write_attend_gather(device):
@@ -40,3 +44,19 @@ def test_write_attend_gather(device):
         ints(0),
     )
     assert torch.equal(gathered, torch.stack([key, value]))
+
+
+if INTERPRETED:  # elsewhere nothing is replaced
+
+    def test_the_interpreter_replaces_the_language_once_a_launch_and_puts_it_back(device, monkeypatch):
+        """Not at each call of a device function, as Triton 3.6 does."""
+        before, replaced, launched = dict(vars(language)), [], []
+        replace, launch = interpreter._patch_builtin, interpreter.GridExecutor.__call__
+        monkeypatch.setattr(interpreter, "_patch_builtin", lambda *args: (replaced.append(args[0]), replace(*args)))
+        monkeypatch.setattr(
+            interpreter.GridExecutor, "__call__", lambda *args, **more: (launched.append(1), launch(*args, **more))
+        )
+        for _ in range(2):
+            test_write_attend_gather(device)
+            assert vars(language) == before
+        assert 6 <= len(launched) <= replaced.count(language) <= 2 * len(launched)

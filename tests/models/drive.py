@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run in a process of its own: start the engines of a spec one after the other, write what they answered.
 
-    python tests/models/drive.py spec.pt result.pt
-
 A process of its own, because the environment decides whether Triton interprets, which plugins vLLM loads and how pages
 are packed, and because whatever an engine leaves behind ends with its process group.
 """
@@ -10,13 +8,15 @@ are packed, and because whatever an engine leaves behind ends with its process g
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import sys
-from pathlib import Path
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from vllm import envs
+from vllm.platforms import current_platform
 
 from families import mla_prefill
 from families.engine import answer_of, as_vllm, clean, end_with_parent, register, sampling, shut_down, start
@@ -24,14 +24,20 @@ from pagedkv.vllm_plugin.errors import NotServedError
 from pagedkv.vllm_plugin.inspect import require_served, served_layers
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vllm import LLM
 
     from families.engine import Answer
     from families.schedule import Schedule
 
 
+WORKERS = "vllm.v1.executor.multiproc_executor.get_mp_context"
+
+
 def main(spec_file: Path, result_file: Path) -> None:
     """Do what the spec says; the result is written once, at the end, so that half a run is no result."""
+    end_with_parent()
     mla_prefill.register()
     engines = torch.load(spec_file, weights_only=False)
     torch.save({name: serve(**spec) for name, spec in engines.items()}, result_file)
@@ -54,7 +60,10 @@ def serve(
         os.environ["VLLM_KV_CACHE_LAYOUT"] = layout
     if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
         register(json.loads((model / "config.json").read_text())["architectures"][0])
-    llm = start(model, ours=ours, **arguments)
+    # On the CPU vLLM's workers would each import everything anew; what a fork of this process has loaded is the same.
+    forks = patch(WORKERS, lambda: multiprocessing.get_context("fork")) if current_platform.is_cpu() else nullcontext()
+    with forks:
+        llm = start(model, ours=ours, **arguments)
     result: dict[str, Any] = {"batches": {}, "refusal": ""}
     if ours:
         result["poisoned_bytes"] = llm.collective_rpc("pagedkv_poison")
@@ -80,8 +89,3 @@ def answers(llm: LLM, schedule: Schedule, *, rows: bool, prompt_rows: bool) -> l
     params = [sampling(request, rows=rows, prompt_rows=prompt_rows and request.speech is None) for request in schedule]
     outputs = llm.generate([as_vllm(request) for request in schedule], params, use_tqdm=False)
     return [answer_of(output, rows=rows, best=None) for output in outputs]
-
-
-if __name__ == "__main__":
-    end_with_parent()
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -3,21 +3,26 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
-import sys
-from pathlib import Path
+import signal
+from contextlib import nullcontext, suppress
+from functools import cache
+from importlib import import_module
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 
-from families.fleet import GPU, QUIET, end_group
+from families.fleet import GPU, QUIET
 from families.plans import COMMON
 
 if TYPE_CHECKING:
-    from families.schedule import Schedule
+    from multiprocessing.context import BaseContext
+    from pathlib import Path
 
-DRIVER = Path(__file__).with_name("drive.py")
+    from families.schedule import Schedule
 
 SECONDS = 240
 """Several times what a start and a few batches take on two busy cores."""
@@ -67,19 +72,40 @@ def run(
     """
     spec_file, result_file, log_file = (folder / name for name in ("spec.pt", "result.pt", "log.txt"))
     torch.save(engines, spec_file)
-    with log_file.open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(DRIVER), str(spec_file), str(result_file)],
-            env=os.environ | QUIET | environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            status: int | str = process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            status = f"killed after {seconds} s"
-        finally:
-            end_group(process)
+    process = _processes().Process(target=_drive, args=(spec_file, result_file, log_file, QUIET | environment))
+    with patch.dict(os.environ, QUIET | environment) if GPU else nullcontext():  # of a process that imports for itself
+        process.start()
+    try:
+        process.join(timeout=seconds)
+        status = f"killed after {seconds} s" if process.exitcode is None else process.exitcode
+    finally:
+        with suppress(ProcessLookupError):  # engine core and workers live in its session too
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
     assert status == 0, f"vLLM's driver ended with {status}:\n" + "\n".join(log_file.read_text().splitlines()[-40:])
     return torch.load(result_file, weights_only=False)
+
+
+@cache
+def _processes() -> BaseContext:
+    """Where drivers come from: forks of a process that has imported vLLM and nothing else, once for all tests.
+
+    An import costs as much CPU time as two dozen starts of an engine. Where there is a GPU each driver imports it for
+    itself: what has looked for a GPU must not be forked.
+    """
+    if GPU:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["families.drive"])  # all that drive.py imports; Python 3.11 finds no more
+    with patch.dict(os.environ, QUIET):  # some of it is read when a module is imported
+        forkserver.ensure_running()
+    return context
+
+
+def _drive(spec_file: Path, result_file: Path, log_file: Path, environment: dict[str, str]) -> None:
+    os.setsid()
+    with log_file.open("w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.environ.update(environment)
+    import_module("models.drive").main(spec_file, result_file)

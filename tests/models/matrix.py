@@ -6,15 +6,12 @@ Starting vLLM takes as long as a dozen of these engines, so a process goes throu
 
 from __future__ import annotations
 
-import json
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from models import engine
-from transformers import AutoTokenizer
 
 from families import checkpoints, plain_attention
 from families.family import FAMILIES, load
@@ -27,9 +24,6 @@ if TYPE_CHECKING:
 
 NOISE = 2**-20
 """What the fp32 sum of the 128 products of a key or value may lose: 2^-24 sqrt(128) = 2^-20.5."""
-
-POCKET = Path(__file__).parents[2] / "evals" / "pocket"
-QUESTIONS = 24
 
 SECONDS = 600
 """Of one process; several times what it takes on two idle cores."""
@@ -49,8 +43,7 @@ LAYOUTS = {
         "shuffle": ("LBHNC", "BLHNC"),
     },
     "whisper": {"rows": ("LBHNC", "LHBNC"), "native": ("LHBNC",), "shuffle": ("BLHNC",)},
-    "granite-4.0-h": {"rows": ("LBHNC", "BLHNC"), "native": ("LBHNC",), "shuffle": ("BLHNC",)},
-    "pocket": {"rows": ("LBHNC", "LBNHC", "BLHNC"), "native": ("LBHNC", "BLHNC"), "shuffle": ("LBHNC", "BLHNC")},
+    "granite-4.0-h": {"rows": ("LBHNC", "LBNHC", "BLHNC"), "native": ("LBHNC", "BLHNC"), "shuffle": ("LBHNC", "BLHNC")},
     "bloom": {"rows": ("LBHNC",)},
     "llama-4": {"rows": ("LBHNC",)},
     "gpt-oss": {"rows": ("LBHNC",), "native": ("LHBNC",), "shuffle": ("BLHNC",)},
@@ -75,30 +68,11 @@ def dtype(model: str) -> torch.dtype:
 
 def arguments(model: str) -> dict[str, Any]:
     """Of vLLM's `LLM`."""
-    if model == "pocket":
-        own = {"max_num_seqs": QUESTIONS, "max_model_len": 160, "max_num_batched_tokens": 2048}
-    else:
-        own = MODELS[model].arguments("cuda" if GPU else "cpu")
-    return {"dtype": str(dtype(model)).removeprefix("torch.")} | own
-
-
-def problems() -> list[dict[str, str]]:
-    """Questions and worked answers of the pocket model's test set."""
-    lines = (POCKET / "data" / "test.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines[:QUESTIONS]]
-
-
-def number(text: str) -> str:
-    """The final answer in a worked one; empty if there is none."""
-    return "".join(re.findall(r"#### (\S+)", text)[:1])
+    return {"dtype": str(dtype(model)).removeprefix("torch.")} | MODELS[model].arguments("cuda" if GPU else "cpu")
 
 
 def requests(model: str) -> Schedule:
-    """What a model is asked: prompts of unlike length at once, or the pocket model's questions."""
-    if model == "pocket":
-        tokenizer = AutoTokenizer.from_pretrained(POCKET / "hybrid")
-        ids = (tokenizer(f"Question: {problem['question']}\nAnswer:")["input_ids"] for problem in problems())
-        return tuple(Request(tuple(question), 32) for question in ids)
+    """What a model is asked: prompts of unlike length at once."""
     return SPEECH if MODELS[model].attention == "cross" else PROMPTS
 
 
@@ -106,7 +80,7 @@ def save(folder: Path) -> dict[str, Path]:
     """Write the checkpoints; return their folders by model."""
     for name, family in MODELS.items():
         checkpoints.save(family, folder / name, dtype(name))
-    return {name: folder / name for name in MODELS} | {"pocket": POCKET / "hybrid"}
+    return {name: folder / name for name in MODELS}
 
 
 def oracle(model: str, folder: Path) -> Oracle:
@@ -132,8 +106,8 @@ def run(folders: dict[str, Path], logs: Path) -> dict[tuple[str, str, str], dict
     def engines(packing: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for model, chosen, layout in RUNS:
             if chosen == packing:
-                how = {"layout": layout, "rows": model != "pocket"} | arguments(model)
-                yield f"{model}/{layout}", engine.spec(folders[model], {"only": requests(model)}, **how)
+                asked = {"only": requests(model)}
+                yield f"{model}/{layout}", engine.spec(folders[model], asked, layout=layout, **arguments(model))
 
     def process(packing: str) -> dict[str, Any]:
         (logs / packing).mkdir()

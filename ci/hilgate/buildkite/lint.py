@@ -7,6 +7,7 @@ of them names a way in which a build could otherwise turn green, or never end, w
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections import Counter
@@ -51,6 +52,7 @@ POSTING = {"pipeline.yml": "verdict", "approve.yml": "required"}
 """The only steps that post the required status, in the files that every repository has."""
 
 Step = dict[str, Any]
+_load = functools.partial(yaml.load, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # in C if it can be
 _LONE_DOLLAR = re.compile(r"(?<!\$)(?:\$\$)*\$(?!\$)")
 
 
@@ -63,7 +65,7 @@ def lint(text: str, *, secrets: bool = True, rechecks: bool = False, posts: str 
         rechecks: Whether it holds reruns of failing checks, whose keys end in `RECHECK_KEY_SUFFIX`, and no others.
         posts: Key of the one step that may post a status; its key may then be one of `STATIC_KEYS`.
     """
-    pipeline: Step = yaml.safe_load(text)
+    pipeline: Step = _load(text)
     problems = [f"it sets {word!r} for the whole build" for word in pipeline if word not in ("env", "steps")]
     if "$" in text:
         problems.append("it contains '$', which an uploader may interpolate")
@@ -98,7 +100,7 @@ def lint_files(texts: Mapping[str, str], declarations: Declarations) -> list[str
 
 
 def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator[str]:
-    pipeline: Step = yaml.safe_load(text)
+    pipeline: Step = _load(text)
     project = declarations.project
     steps: list[Step] = [step if isinstance(step, dict) else {str(step): None} for step in pipeline["steps"]]
     shape = tuple("wait" if "wait" in step else str(step.get("key", "?")) for step in steps)
@@ -230,5 +232,5 @@ def sdk_schema() -> dict[str, Any]:
 def schema_problems(text: str, against: dict[str, Any]) -> list[str]:
     """Violations of a Buildkite pipeline schema, as `path: message`."""
     validator = jsonschema.Draft7Validator(against)
-    errors = sorted(validator.iter_errors(yaml.safe_load(text)), key=lambda error: list(map(str, error.path)))
+    errors = sorted(validator.iter_errors(_load(text)), key=lambda error: list(map(str, error.path)))
     return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in errors]

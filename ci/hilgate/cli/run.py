@@ -151,6 +151,7 @@ def run(
     fail_fast: FailFast = False,
     approved_by: Approved = "",
     jobs: Jobs = None,
+    slowest: Annotated[int, typer.Option(metavar="N", min=0, help="Print the N checks that took longest.")] = 0,
     results: Results = None,
 ) -> None:
     """Run steps by name. What follows -- is added to their commands: hilgate run kernels-cache -- -k hnd.
@@ -161,7 +162,7 @@ def run(
     from hilgate.model import PLAN_FILE
     from hilgate.plan.estimate import remember
     from hilgate.plan.make import make_plan, read_plan
-    from hilgate.report.terminal import print_verdict
+    from hilgate.report.terminal import print_slowest, print_verdict
     from hilgate.run.runner import locked
 
     arguments: str = ctx.meta[ARGUMENTS]
@@ -203,6 +204,7 @@ def run(
         judged = decide(folder, plan, only=only, job=job, root=root)
         remember(root, plan, (one[-1].record for one in judged.recorded.attempts.values()))
     print_verdict(judged, every=True)
+    print_slowest(judged.recorded, slowest)
     raise typer.Exit(status_of(judged))
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hilgate.plan.expand import Readiness
     from hilgate.report.problems import StepProblem
     from hilgate.report.write import Judged
+    from hilgate.run.results import Recorded
 
 
 def stdout() -> Console:
@@ -121,6 +122,13 @@ def print_time(console: Console, seconds: float, size: Estimate, budget: float |
         words += f"; {'over ' if over else ''}budget {text.duration(60 * budget)} (2 idle cores)"
         words += f"; load average {os.getloadavg()[0]:.0f}" if over else ""
     say(console, words, "yellow" if over else "dim")
+
+
+def print_slowest(recorded: Recorded, number: int) -> None:
+    """So many checks of the last runs that took longest, with the seconds that they recorded."""
+    took = [(check.seconds, check.id) for runs in recorded.attempts.values() for check in runs[-1].checks]
+    for seconds, check in sorted(took, reverse=True)[:number]:
+        say(stdout(), f"{text.duration(seconds)} {check}", whole=True)
 
 
 def print_verdict(judged: Judged, *, every: bool = False) -> None:

@@ -15,7 +15,7 @@ import re
 import shlex
 import signal
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import ValidationError
@@ -186,9 +186,9 @@ class JunitEvidence(EvidenceKind):
         words, places = _pytest_words(command)
         named = [words[place].partition("::")[0] for place in places] or ["."] * bool(words)
         ignored = [word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")]
-        file = PurePosixPath(check.partition("::")[0])
-        reached = any(map(file.is_relative_to, named)) and not any(map(file.is_relative_to, ignored))
-        return reached or not (file.suffix == ".py" and "::" in check)
+        file, colons, _ = check.partition("::")
+        reached = any(_is_in(file, one) for one in named) and not any(_is_in(file, one) for one in ignored)
+        return reached or not (file.endswith(".py") and colons)
 
     def narrow(self, command: str, ids: tuple[str, ...], root: Path) -> str:
         """A pytest command with its test paths replaced by these ids and its options kept.
@@ -270,6 +270,12 @@ def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRec
     if (record.step, record.image, record.content) != (step.key, image, planned):
         return None, f"its {IMAGE_FILE} is of {record.image} of {record.content}; planned: {image} of {planned}"
     return record, ""
+
+
+def _is_in(file: str, named: str) -> bool:
+    """Whether a file is the named one or lies below it; as text, for a verdict asks this of every check and step."""
+    folder = named.removeprefix("./").rstrip("/")
+    return not file.startswith("/") if folder in ("", ".") else f"{file}/".startswith(f"{folder}/")
 
 
 @functools.lru_cache

@@ -53,6 +53,13 @@ def test_a_green_gate_says_so_and_leaves_everything_under_results(green):
     assert all(path.is_relative_to(green / "results") for path in new)
 
 
+def test_the_slowest_checks_are_named_where_that_is_asked_for(tmp_path):
+    slow, other = passing("slow") | {"seconds": 61.5}, passing("other") | {"seconds": 2}
+    root = write_repository(tmp_path, {"a": writes_findings(passing(), slow), "b": writes_findings(other)})
+    assert hilgate(root, "run", "a", "b", "--slowest", "2").stdout.endswith("\n1 min 02 s slow\n2.0 s other\n")
+    assert "slow" not in hilgate(root, "run", "a", "b").stdout
+
+
 def test_a_red_gate_shows_the_first_failure_and_the_line_that_repeats_it(tmp_path):
     root = write_repository(tmp_path, {"a": writes_findings(failing(), status=1), "b": writes_findings(passing())})
     done = hilgate(root, "gate")
