@@ -32,7 +32,18 @@ if TYPE_CHECKING:
 
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Cores to fill; by default all.")]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Start no other step after the first that is not green.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Run every step: reuse no pass of an earlier run.")]
+
+
+def _told_to_steps(fresh: bool) -> bool:
+    if fresh:
+        os.environ["HILGATE_FRESH"] = "1"  # for what steps themselves keep from run to run
+    return fresh
+
+
+Fresh = Annotated[
+    bool,
+    typer.Option("--fresh", callback=_told_to_steps, help="Run every step: reuse no pass of an earlier run."),
+]
 Against = Annotated[
     Path | None, typer.Option("--against", metavar="DIR", help="Results of the merge base; by default the history.")
 ]

@@ -55,7 +55,7 @@ LONGEST: Final = dt.timedelta(days=7)
 FOLDER: Final = "evidence"
 """Of the store, below `results/`."""
 
-CACHES: Final = frozenset({".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pycache__"})
+CACHES: Final = frozenset({".codeobjects", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pycache__"})
 """Folders that tools fill for themselves; what is in them makes nothing pass."""
 
 PICKED_UP: Final = frozenset(
@@ -65,8 +65,8 @@ PICKED_UP: Final = frozenset(
 """Files that are looked for by name, without a listing or an opening that could be seen."""
 
 OF_A_TERMINAL: Final = (
-    "COLUMNS", "DBUS_", "DISPLAY", "HILGATE_GATE", "LINES", "LS_COLORS", "MAKE", "MFLAGS", "OLDPWD", "PS1", "PWD",
-    "SHLVL", "SSH_", "TERM", "TMUX", "VIRTUAL_ENV", "WINDOWID", "XDG_SESSION",
+    "COLUMNS", "DBUS_", "DISPLAY", "HILGATE_FRESH", "HILGATE_GATE", "LINES", "LS_COLORS", "MAKE", "MFLAGS", "OLDPWD",
+    "PS1", "PWD", "SHLVL", "SSH_", "TERM", "TMUX", "VIRTUAL_ENV", "WINDOWID", "XDG_SESSION",
 )  # fmt: skip
 """Environment variables, or their beginnings, that tell of who typed the command and from where."""
 
