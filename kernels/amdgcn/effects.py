@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from .errors import UnknownInstructionError
-from .text import EXEC, VCC, Operand
+from .text import EXEC, M0, VCC, Operand
 
 if TYPE_CHECKING:
     from .text import Instruction
@@ -60,14 +60,15 @@ def effects(instruction: Instruction) -> Effects:
         instruction.mnemonic,
         instruction.operands,
         instruction.modifiers.get("dst_unused") == "UNUSED_PRESERVE" or "row_mask" in instruction.modifiers,
+        instruction.flag("lds"),
     )
 
 
 @lru_cache(maxsize=1 << 16)
-def _effects(mnemonic: str, operands: tuple[Operand, ...], merges: bool) -> Effects:
+def _effects(mnemonic: str, operands: tuple[Operand, ...], merges: bool, to_lds: bool) -> Effects:
     written = (
         0
-        if _NOTHING_WRITTEN.fullmatch(mnemonic)
+        if to_lds or _NOTHING_WRITTEN.fullmatch(mnemonic)
         else 2
         if _TWO_WRITTEN.fullmatch(mnemonic) or _BOTH_WRITTEN.fullmatch(mnemonic)
         else 1
@@ -84,6 +85,8 @@ def _effects(mnemonic: str, operands: tuple[Operand, ...], merges: bool) -> Effe
         reads |= _EXEC
     if mnemonic == "v_div_fmas_f32" or (mnemonic == "v_cndmask_b32" and len(operands) == 3) or "_vcc" in mnemonic:
         reads |= _VCC
+    if to_lds:  # the address in LDS
+        reads.add(("s", M0))
     if "saveexec" in mnemonic:
         reads |= _EXEC
         writes |= _EXEC

@@ -124,7 +124,7 @@ _VALUED = re.compile(
     r"(offset[01]?|op_sel(?:_hi)?|neg_(?:lo|hi)|row_(?:shl|shr|ror|bcast|mask|newbcast)|quad_perm|bank_mask|bound_ctrl"
     r"|dst_sel|src[01]_sel|dst_unused|bitop3):(.+)"
 )
-_FLAGS = {"offen", "sc0", "sc1", "nt", "clamp", "row_mirror", "row_half_mirror"}
+_FLAGS = {"offen", "lds", "sc0", "sc1", "nt", "clamp", "row_mirror", "row_half_mirror"}
 _COUNTERS = re.compile(r"\s*(?:&\s*)?(vmcnt|lgkmcnt|expcnt)\((\d+)\)")
 _ENDS_BLOCK = ("s_branch", "s_cbranch", "s_endpgm", "s_barrier")
 _LABEL = re.compile(r"(\.LBB\d+_\d+):")

@@ -267,7 +267,8 @@ def test_a_descriptor_hides_what_is_beyond_its_range():
         ("v_readlane_b32 s2, v1, s3", "lane in a register"),
         ("v_add_u32_e64 v1, v2, v3 clamp", "clamp"),
         ("buffer_load_dword v1, v2, s[4:7], 0 idxen", "modifier"),
-        ("v_mov_b32_dpp v1, v2 row_mirror row_mask:0xf bank_mask:0xf", "row_mirror"),
+        ("buffer_load_dwordx4 v5, s[24:27], 0 offen lds", "form is not known"),
+        ("v_mov_b32_dpp v1, v2 row_newbcast:3 row_mask:0xf bank_mask:0xf", "row_newbcast"),
     ],
 )
 def test_an_unknown_form_is_refused_by_name(line, why):

@@ -687,6 +687,8 @@ DPP = {
     "row_shr:3": lambda k: k - 3 if k % 16 >= 3 else None,
     "row_shl:5": lambda k: k + 5 if k % 16 + 5 < 16 else None,
     "row_ror:4": lambda k: k // 16 * 16 + (k - 4) % 16,
+    "row_mirror": lambda k: k // 16 * 16 + 15 - k % 16,
+    "row_half_mirror": lambda k: k // 8 * 8 + 7 - k % 8,
     "row_bcast:15": lambda k: k // 16 * 16 - 1 if k >= 16 else None,
     "row_bcast:31": lambda k: 31 if k >= 32 else None,
 }

@@ -68,6 +68,12 @@ def test_operands():
     assert three.source == "kernel.py:3"
 
 
+def test_a_load_into_lds_writes_no_register():
+    [one, _] = program("buffer_load_dwordx4 v5, s[24:27], 0 offen lds").instructions
+    assert not effects(one).writes
+    assert effects(one).reads >= {("v", 5), ("s", 24), ("s", 124)}
+
+
 LOOP = """
     s_load_dwordx2 s[2:3], s[0:1], 0x0
     v_mov_b32_e32 v1, 0
