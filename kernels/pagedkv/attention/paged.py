@@ -72,6 +72,7 @@ def paged_attention(
         sliding_window: How many tokens a query sees, its own included; None for all.
         softcap: Scores x become `softcap * tanh(x / softcap)`; None leaves them as they are.
         alibi_slopes: `slope[h] * (position of the key - position of the query)` is added to the scores, after the cap.
+            vLLM counts from the end of the sequence: the same after the softmax, but not in `lse` nor beside sinks.
         sinks: One more score of each head, unscaled and uncapped, that has no value but a share of the weight.
         lse: Output: natural logarithm of the sum of exponentials of each query, the sink included; -inf for a query
             that sees nothing. Two results over parts of the KV are merged by it (`pagedkv.attention.cascade`).

@@ -129,6 +129,17 @@ def test_mla_decode_scale(scale, device, record_property):
     check(decode(data, scale=scale, programs=2), expected(data, scale=scale), record_property)
 
 
+@pytest.mark.parametrize("gap", [11, 16])
+def test_mla_decode_of_fp16_beside_a_key_far_above(gap, device, record_property):
+    """One key `gap` nats above equal others, by its rope channels alone, which are no value."""
+    data = step(device, 4, [4096], latent=64, rope=16, dtype="float16")
+    data.query.zero_()[..., 64] = 1
+    data.cache[..., :64], data.cache[..., 64:] = 1, 0
+    first = data.block_table[0, 0]
+    data.cache[first, 0, :64], data.cache[first, 0, 64] = 0, gap
+    check(decode(data, scale=1.0, programs=3), expected(data, scale=1.0), record_property)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["e4m3fn", "e4m3fnuz", "e5m2"])
 def test_mla_decode_of_a_quantised_cache(name, dtype, device, record_property):
