@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drive families in a process of its own: named on standard input, one a line, each to `<family>.json` of a folder.
-
-    echo jamba | python -m families.drive spec.json results/
+"""Drive families in a process of its own, one after the other as asked for, each to `<family>.json` of a folder.
 
 Published checkpoints, which the spec describes, are named by their slugs.
 
@@ -13,12 +11,10 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 import time
 import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,6 +37,8 @@ from pagedkv.vllm_plugin.inspect import require_served
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from multiprocessing.connection import Connection
+    from pathlib import Path
 
     from families.plans import EnginePlan
 
@@ -48,14 +46,15 @@ WRONG = (WrongAnswerError, CompanyError, StuckError, NotServedError, NotDrivenEr
 """What a cell fails of in words of ours; anything else is an error of vLLM, and its class belongs to the reason."""
 
 
-def main(spec_file: Path, folder: Path) -> None:
-    """Run the families that come in, until none comes any more."""
+def main(spec_file: Path, folder: Path, asked: Connection) -> None:
+    """Run the families that are asked for, until the process is ended."""
+    end_with_parent()
     spec = json.loads(spec_file.read_text())
     stand_ins.supply()
     mla_prefill.register()
     gc.freeze()  # what has been imported lives as long as the process; vLLM collects garbage several times an engine
-    for line in sys.stdin:
-        name, _, plant = line.strip().partition("+")
+    for line in iter(asked.recv, None):
+        name, _, plant = line.partition("+")
         if plant:
             fault = faults.PLANTS[plant]
             chosen, planted = (*fault.leaves_green, fault.turns_red), fault.planted
@@ -66,8 +65,8 @@ def main(spec_file: Path, folder: Path) -> None:
         cells = Run(served, chosen, planted, spec["fuzz"]).cells()
         spent = gpu_is_lost()
         if spent:
-            (folder / f"{line.strip()}.{SPENT}").touch()
-        write(cells, folder / f"{line.strip()}.json")
+            (folder / f"{line}.{SPENT}").touch()
+        write(cells, folder / f"{line}.json")
         if spent:
             return
 
@@ -197,8 +196,3 @@ def _labels(bench: Bench) -> dict[str, str]:
     if used := stand_ins.used():
         found["stand_in"] = ", ".join(used)
     return found
-
-
-if __name__ == "__main__":
-    end_with_parent()
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

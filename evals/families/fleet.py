@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import queue
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import cache
+from importlib import import_module
+from multiprocessing import forkserver
+from threading import Lock
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 
@@ -20,6 +24,8 @@ from families.cell import Cell, read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from multiprocessing.context import ForkServerContext, SpawnContext
+    from multiprocessing.process import BaseProcess
     from pathlib import Path
 
 GPU = torch.cuda.is_available()  # ROCm answers as CUDA
@@ -121,16 +127,9 @@ class _Driver:
 
     def __init__(self, spec: Path, folder: Path, log: Path, seconds: int) -> None:
         self._folder, self._log, self._seconds = folder, log, seconds
-        with log.open("a") as out:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "families.drive", str(spec), str(folder)],
-                env=os.environ | ENVIRONMENT,
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                text=True,
-            )
+        asked, self._asks = multiprocessing.Pipe(duplex=False)
+        self._process = start("families.drive", log, ENVIRONMENT, spec, folder, asked)
+        asked.close()
 
     def run(self, family: str) -> dict[str, Cell]:
         """Drive one family.
@@ -139,10 +138,10 @@ class _Driver:
             _DriverError: The process ended, or took longer than it may; it is gone then.
         """
         result, deadline = self._folder / f"{family}.json", time.monotonic() + self._seconds
-        with suppress(BrokenPipeError):  # it has ended, which is what the loop finds
-            print(family, file=self._process.stdin, flush=True)
+        with suppress(OSError):  # it has ended, which is what the loop finds
+            self._asks.send(family)
         while not result.exists():
-            status = self._process.poll()
+            status = status_of(self._process)
             if status is not None or time.monotonic() > deadline:
                 how = f"took longer than {self._seconds} s" if status is None else f"ended with status {status}"
                 self.end()
@@ -163,13 +162,55 @@ class _Driver:
         return " | ".join(lines[-3:])[:600]
 
 
-def end_group(process: subprocess.Popen[Any]) -> None:
+_PROCESSES = Lock()
+"""Two threads that ask for the end of one process at once would take it from each other."""
+
+
+def start(module: str, log: Path, environment: dict[str, str], *arguments: Any) -> BaseProcess:
+    """Start `main` of a module in a process and session of its own, with its output at the end of `log`."""
+    environment = os.environ | environment
+    with _PROCESSES, patch.dict(os.environ, environment) if GPU else nullcontext():
+        process: BaseProcess = _drivers().Process(target=_drive, args=(module, log, environment, arguments))
+        process.start()
+    return process
+
+
+@cache
+def _drivers() -> ForkServerContext | SpawnContext:
+    """Drivers are forks of a process that has imported vLLM and nothing else, once for all of them.
+
+    An import costs as much as two dozen starts of an engine. Where there is a GPU each driver imports for itself: what
+    has looked for a GPU must not be forked.
+    """
+    if GPU:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["families.drive"])
+    with patch.dict(os.environ, QUIET):  # some of it is read when a module is imported
+        forkserver.ensure_running()
+    return context
+
+
+def _drive(module: str, log: Path, environment: dict[str, str], arguments: tuple[Any, ...]) -> None:
+    os.setsid()
+    with log.open("a") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    os.environ.update(environment)
+    import_module(module).main(*arguments)
+
+
+def status_of(process: BaseProcess) -> int | None:
+    """Exit status of a process; None while it runs."""
+    with _PROCESSES:
+        return process.exitcode
+
+
+def end_group(process: BaseProcess) -> None:
     """Kill what is left of a driver's session: engine core and workers live in it too."""
-    try:
+    assert process.pid, "it was started"
+    process.kill()  # where it has not come to lead its session
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    finally:
-        process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+    while status_of(process) is None:
+        time.sleep(0.01)

@@ -3,23 +3,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-from contextlib import nullcontext, suppress
-from functools import cache
-from importlib import import_module
-from multiprocessing import forkserver
+import time
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import torch
 
-from families.fleet import GPU, QUIET
+from families.fleet import GPU, QUIET, end_group, start, status_of
 from families.plans import COMMON
 
 if TYPE_CHECKING:
-    from multiprocessing.context import BaseContext
     from pathlib import Path
 
     from families.schedule import Schedule
@@ -72,40 +64,13 @@ def run(
     """
     spec_file, result_file, log_file = (folder / name for name in ("spec.pt", "result.pt", "log.txt"))
     torch.save(engines, spec_file)
-    process = _processes().Process(target=_drive, args=(spec_file, result_file, log_file, QUIET | environment))
-    with patch.dict(os.environ, QUIET | environment) if GPU else nullcontext():  # of a process that imports for itself
-        process.start()
+    process = start("models.drive", log_file, QUIET | environment, spec_file, result_file)
+    deadline = time.monotonic() + seconds
     try:
-        process.join(timeout=seconds)
-        status = f"killed after {seconds} s" if process.exitcode is None else process.exitcode
+        while (status := status_of(process)) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
     finally:
-        with suppress(ProcessLookupError):  # engine core and workers live in its session too
-            os.killpg(process.pid, signal.SIGKILL)
-        process.join()
-    assert status == 0, f"vLLM's driver ended with {status}:\n" + "\n".join(log_file.read_text().splitlines()[-40:])
+        end_group(process)
+    ended = f"was killed after {seconds} s" if status is None else f"ended with {status}"
+    assert status == 0, f"vLLM's driver {ended}:\n" + "\n".join(log_file.read_text().splitlines()[-40:])
     return torch.load(result_file, weights_only=False)
-
-
-@cache
-def _processes() -> BaseContext:
-    """Where drivers come from: forks of a process that has imported vLLM and nothing else, once for all tests.
-
-    An import costs as much CPU time as two dozen starts of an engine. Where there is a GPU each driver imports it for
-    itself: what has looked for a GPU must not be forked.
-    """
-    if GPU:
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["families.drive"])  # all that drive.py imports; Python 3.11 finds no more
-    with patch.dict(os.environ, QUIET):  # some of it is read when a module is imported
-        forkserver.ensure_running()
-    return context
-
-
-def _drive(spec_file: Path, result_file: Path, log_file: Path, environment: dict[str, str]) -> None:
-    os.setsid()
-    with log_file.open("w") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    os.environ.update(environment)
-    import_module("models.drive").main(spec_file, result_file)
