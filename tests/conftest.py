@@ -24,6 +24,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="ARCH",
         help="run the kernels' tests on gfx942 or gfx950 machine code, on this CPU (kernels/amdgcn)",
     )
+    parser.addoption(
+        "--launch",
+        metavar="ARCH",
+        action="append",
+        choices=("interpreter", "gfx90a", "gfx942", "gfx950", "sm_90"),
+        help="launch interpreted kernels as on this GPU: its tiles, splits and heads a program; may be repeated",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

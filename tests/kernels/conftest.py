@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every interpreted kernel under the launches of GPUs too, with NaN in scratch that a kernel forgot to write."""
+"""Interpreted kernels as GPUs launch them too (`--launch`), with NaN in scratch that a kernel forgot to write."""
 
 from __future__ import annotations
 
@@ -21,17 +21,11 @@ def _nan_scratch(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
 
 
-LAUNCHES = ("interpreter", "gfx942", "gfx950")
-"""As what interpreted kernels are launched: the interpreter, and GPUs with their tiles, splits and heads a program."""
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from pagedkv.device import INTERPRETED  # not before the suite has chosen how Triton runs
 
     if INTERPRETED and metafunc.definition.get_closest_marker("device"):
-        # CUDA's decode takes FP8 codes in pairs.
-        more = ("sm_90",) * (metafunc.definition.path.parent.name == "fp8")
-        metafunc.parametrize("launched", LAUNCHES + more, indirect=True)
+        metafunc.parametrize("launched", metafunc.config.getoption("launch") or ["interpreter"], indirect=True)
 
 
 @pytest.fixture(autouse=True)

@@ -421,8 +421,8 @@ def test_make_test_runs_every_step_that_is_tests_without_engines_and_ci_the_othe
     named = set(re.search(r"^TESTS := (.+)$", makefile, re.MULTILINE)[1].split())
     for area, one in load(REPOSITORY).steps():
         if "cpu" in one.devices and "gate" in one.profiles:
-            wanted = re.fullmatch(r"python -m pytest( (--ignore=)?tests/(?!models|families)\S+)+", one.command)
-            assert bool({area.area, one.key} & named) is bool(wanted), one.key
+            wanted = "-m pytest " in one.command and not re.search("tests/(models|families)", one.command)
+            assert bool({area.area, one.key} & named) is wanted, one.key
     assert "make test\nmake gate ARGS=--all\nmake test ARGS=tests/bugs\n" in ci
 
 
