@@ -423,6 +423,8 @@ def test_make_test_runs_every_step_that_is_tests_without_engines_and_ci_the_othe
         if "cpu" in one.devices and "gate" in one.profiles:
             wanted = "-m pytest " in one.command and not re.search("tests/(models|families)", one.command)
             assert bool({area.area, one.key} & named) is wanted, one.key
+        else:
+            assert area.area not in named, f"{one.key} is no step of a desk, and a named area runs whole"
     assert "make test\nmake gate ARGS=--all\nmake test ARGS=tests/bugs\n" in ci
 
 
