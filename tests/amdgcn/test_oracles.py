@@ -282,6 +282,7 @@ def test_ldexp():
 
 
 HALVES = {"v_mul_f16": lambda a, b: bits16(a * b), "v_add_f16": lambda a, b: bits16(a + b),
+          "v_sub_f16": lambda a, b: bits16(a - b),
           "v_max_f16": lambda a, b: bits16(fmax(a, b))}  # fmt: skip
 
 
