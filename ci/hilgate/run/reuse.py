@@ -74,10 +74,10 @@ OF_A_TERMINAL: Final = (
 _SITE = """{watch}
 
 watch({folder!r}, {root!r})
-# The environment's own sitecustomize, which this file stands before.
+# The next sitecustomize of the path, which this file stands before; never one before it, which would come back here.
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
-_spec = PathFinder.find_spec("sitecustomize", [path for path in sys.path if path != {folder!r}])
+_spec = PathFinder.find_spec("sitecustomize", sys.path[sys.path.index({folder!r}) + 1 :])
 if _spec and _spec.loader:
     _spec.loader.exec_module(module_from_spec(_spec))
 """
@@ -251,6 +251,7 @@ class Store:
         hook = Path(__file__).with_name("watch.py").read_text(encoding="utf-8")
         text = _SITE.format(watch=hook, folder=str(folder), root=self._here.root)
         (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
+        (folder / "whole").touch()
         return str(folder)
 
     def seen(self, step: PlannedStep, started: dt.datetime) -> tuple[Seen, str]:
@@ -260,7 +261,8 @@ class Store:
         program, *words = shlex.split(step.step.command)
         if program != "python" or is_isolated(words):  # what it reads itself is not seen
             notes.append(b"p " + os.fsencode(program))
-        return collect(map(os.fsdecode, notes), self._here, started)
+        seen, problem = collect(map(os.fsdecode, notes), self._here, started)
+        return seen, problem or ("" if Path(self._watching.name, step.key, "whole").exists() else "a note was lost")
 
     def keep(self, step: PlannedStep, attempt: Attempt, env: Mapping[str, str]) -> None:
         """Store a pass, whole or not at all; `notes` say why not."""

@@ -10,7 +10,8 @@ One file for each process, each note once, ended by a NUL:
     n <host>                          a host that is called
 
 A compiled module counts as its source. Not seen: what other programs read, and libraries without Python's help.
-Processes end without notice, so nothing is kept for their end. Imports os and sys alone.
+`<folder>/whole` goes when a note could not be written. Processes end without notice, so nothing is kept for their end.
+Imports os and sys alone.
 """
 
 import os
@@ -69,12 +70,18 @@ def _note(words: str) -> None:
     if words in _seen:
         return
     _seen.add(words)
-    # Opened anew each time: a forked child must not share a position in the file.
-    descriptor = os.open(f"{_folder}/lists/{os.getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
-        os.write(descriptor, os.fsencode(words) + b"\0")
-    finally:
-        os.close(descriptor)
+        # Opened anew each time: a forked child must not share a position in the file.
+        descriptor = os.open(f"{_folder}/lists/{os.getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            os.write(descriptor, os.fsencode(words) + b"\0")
+        finally:
+            os.close(descriptor)
+    except OSError:  # no room, no more open files: the step goes on, and nobody will know all that it reads
+        try:  # noqa: SIM105 - contextlib would be another import in every process
+            os.unlink(f"{_folder}/whole")
+        except OSError:
+            pass
 
 
 def _path(place: object) -> str:

@@ -56,9 +56,9 @@ def acme(tmp_path_factory):
 def run(root, line):
     words = shlex.split(line)
     if words[0] == "hilgate":
-        return hilgate(root, *words[1:], COLUMNS="120")
+        return hilgate(root, *words[1:], COLUMNS="120", PYTHONDONTWRITEBYTECODE="1")
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # as with the environment activated
-    env = os.environ | {"PATH": path}
+    env = os.environ | {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(["bash", "-c", line], cwd=root, env=env, capture_output=True, text=True, check=False)
 
 

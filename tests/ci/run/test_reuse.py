@@ -17,7 +17,7 @@ from support.plans import git, hilgate, passing, python, write_repository, write
 
 from hilgate.errors import Exit
 from hilgate.model import Plan
-from hilgate.run import reuse
+from hilgate.run import reuse, watch
 
 READS = """
 import contextlib, os, pathlib, subprocess, sys
@@ -305,6 +305,33 @@ def test_an_environment_keeps_its_own_sitecustomize(repository, tmp_path):
     (repository / "ci/areas/samples.yaml").write_text(json.dumps(area))
     assert gate(repository)[0]
     assert not gate(repository)[0]
+
+
+def test_a_step_in_a_step_is_watched_once_by_each(repository, tmp_path):
+    """Each `sitecustomize` runs the one behind it, never the one before."""
+    outer = tmp_path / "outer"
+    (outer / "lists").mkdir(parents=True)
+    hook = Path(watch.__file__).read_text()
+    (outer / "sitecustomize.py").write_text(reuse._SITE.format(watch=hook, folder=str(outer), root=str(repository)))
+    area = json.loads((repository / "ci/areas/samples.yaml").read_text())
+    area["steps"][0]["command"] = writes_findings(passing())
+    area["steps"][0]["env"] = {"PYTHONPATH": str(outer)}
+    (repository / "ci/areas/samples.yaml").write_text(json.dumps(area))
+    assert gate(repository)[0]
+    for path in (outer / "lists").iterdir():
+        notes = path.read_bytes().split(b"\0")
+        assert len(notes) == len(set(notes))
+
+
+def test_a_note_that_cannot_be_written_stops_no_step_and_its_pass_is_not_kept(repository):
+    area = json.loads((repository / "ci/areas/samples.yaml").read_text())
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300)); import decimal, fractions"
+    area["steps"][0]["command"] = writes_findings(passing(), then=limit)
+    (repository / "ci/areas/samples.yaml").write_text(json.dumps(area))
+    ran, said = gate(repository)
+    assert ran
+    assert "a note was lost" in said
+    assert gate(repository)[0]
 
 
 def test_a_pass_after_a_failure_of_the_same_build_is_not_kept(tmp_path):
