@@ -4,6 +4,8 @@ VENV ?= .venv
 ARGS ?=
 # Where it is set, every process compiles what it imports once more; .gitignore has what is written.
 export PYTHONDONTWRITEBYTECODE =
+# Else each step would get it, and no pass of `make test` would count for `make gate ARGS=--all`.
+unexport ARGS
 READY := $(VENV)/.ready
 
 .PHONY: gate test image setup lock clean
