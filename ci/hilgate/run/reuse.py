@@ -202,7 +202,7 @@ def _entries(tree: Iterable[str], *, importable: bool) -> dict[str, set[str]]:
 def stamp_of(name: str) -> str:
     """Size and time of the last change of a file; `-` where there is none."""
     try:
-        found = Path(name).stat()
+        found = Path(name).lstat()
     except OSError:
         return "-"
     return f"{found.st_size}:{found.st_mtime_ns}"

@@ -103,11 +103,11 @@ def _read(name: str) -> None:
         compiled = file.endswith(".pyc") and folder.endswith("/__pycache__")  # <module>.<whoever compiled it>.pyc
         source = f"{folder[:-12]}/{file.partition('.')[0]}.py" if compiled else path
         try:
-            found = os.stat(source)
+            found = os.lstat(source)  # of a link, its own; what it leads to is another name
         except OSError:
             _note(f"r - {source}")
         else:
-            if found.st_mode & 0o170000 == 0o100000:  # no folder, no pipe
+            if found.st_mode & 0o170000 in {0o100000, 0o120000}:  # no folder, no pipe
                 _note(f"r {found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns} {source}")
 
 
