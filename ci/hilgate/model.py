@@ -95,6 +95,9 @@ Profile = Literal["gate", "pr", "nightly", "release"]
 PlanProfile = Literal["smoke"] | Profile
 """What plans are made for: a profile, or the thin slice of `gate` that nothing but a desk is told about."""
 
+DESK = frozenset({"gate", "smoke"})
+"""Profiles of plans for one machine at hand; no other one reuses a pass."""
+
 Number = int | float
 Scalar = str | int | float | bool | None
 
@@ -585,7 +588,7 @@ class Plan(Noun):
     @property
     def desk(self) -> bool:
         """Whether it was made for one machine at hand, not for the agents."""
-        return self.profile in ("gate", "smoke")
+        return self.profile in DESK
 
     def require_whole(self, where: str) -> None:
         """Refuse to let a part of the gate stand for it.

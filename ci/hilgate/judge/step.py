@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.errors import Exit
-from hilgate.model import CPU, Counts, Outcome, Ruling, StepVerdict
+from hilgate.model import CPU, DESK, Counts, Outcome, Ruling, StepVerdict
 from hilgate.run.evidence import kind_of
 from hilgate.run.outcome import (
     NOT_STARTED,
@@ -30,7 +30,7 @@ from hilgate.run.outcome import (
     other_packages,
 )
 from hilgate.run.results import MOMENTS
-from hilgate.run.reuse import DESK, identity, reusable
+from hilgate.run.reuse import identity, reusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,7 +20,7 @@ from hilgate.declare.load import as_permitted, load
 from hilgate.declare.protected import loosened
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
 from hilgate.images.contents import contents
-from hilgate.model import Plan, planned_key
+from hilgate.model import DESK, Plan, planned_key
 from hilgate.plan.expand import Target, Wanted, expand
 from hilgate.plan.machine import Machine, detect
 from hilgate.plan.select import select as select_steps
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
     from hilgate.model import Key, Loosening, OmissionCause, PlannedStep, PlanProfile
-
-DESK = ("gate", "smoke")
-"""Profiles of plans for this machine."""
 
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
 WHEN: dict[PlanProfile, str] = {

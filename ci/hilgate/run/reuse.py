@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from hilgate.plan.machine import Machine
     from hilgate.plan.select import Selection
 
-DESK: Final = frozenset({"gate", "smoke"})
-"""Profiles of plans for this machine; no other one reuses."""
-
 LONGEST: Final = dt.timedelta(days=7)
 """How long a pass counts: every test reads the clock a little."""
 
@@ -379,7 +376,7 @@ def collect(notes: Iterable[str], here: Here, started: dt.datetime) -> tuple[See
 
 def open_store(root: Path, plan: Plan, machine: Machine) -> Store | None:
     """The store of this clone for a plan; None on agents and outside a checkout."""
-    if plan.profile not in DESK or os.environ.get("BUILDKITE") == "true":
+    if not plan.desk or os.environ.get("BUILDKITE") == "true":
         return None
     here = here_of(root, plan, machine)
     try:
@@ -393,13 +390,13 @@ def open_store(root: Path, plan: Plan, machine: Machine) -> Store | None:
 def here_of(root: Path, plan: Plan, machine: Machine) -> Here:
     """This machine and the files of a checkout, with the selection that its areas declare."""
     now = dt.datetime.now(dt.UTC)
-    declarations = load(root)
-    graph = functools.cache(lambda: imports.build(root, declarations.project.python_path))
+    declarations = functools.cache(lambda: load(root))  # read for changes alone
+    graph = functools.cache(lambda: imports.build(root, declarations().project.python_path))
 
     @functools.cache
     def selection(changed: frozenset[str], appeared: frozenset[str]) -> Selection:
         python = any(name.endswith(".py") for name in changed)
-        return select(declarations.areas, changed, graph() if python else None, appeared)
+        return select(declarations().areas, changed, graph() if python else None, appeared)
 
     return Here(os.path.realpath(root), machine_digest(machine), plan.commit, git.snapshot(root), now, selection)
 
