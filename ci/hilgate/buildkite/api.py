@@ -309,7 +309,7 @@ def shortfall(required: Plan, plan: Plan) -> tuple[str, ...]:
     """
     found = [
         f"the {name} is another"
-        for name in ("profile", "commit", "dirty", "base", "merge_base", "fork", "images", "changed_files")
+        for name in ("profile", "commit", "dirty", "base", "merge_base", "fork", "images", "digests", "changed_files")
         if getattr(required, name) != getattr(plan, name)
     ]
     if required.profile != "pr":

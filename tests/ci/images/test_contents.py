@@ -31,9 +31,7 @@ WHEELS = ("aiter", "causal-conv1d", "mamba-ssm", "vllm")
 
 FILES = {
     BOTH: (
-        *("docker/prove.py", "requirements/laptop.txt", "pyproject.toml", "kernels/pagedkv/tuning/gfx942.toml"),
-        *("kernels/pagedkv/layout.py", "kernels/pagedkv/new.py", "ci/hilgate/plan/make.py"),
-        *("evals/hileval/gates/judge.py", "evals/families/judge.py", "kernels/pyproject.toml", "evals/pyproject.toml"),
+        *("docker/prove.py", "requirements/laptop.txt", "kernels/pyproject.toml", "docker/scripts/entry-points.sh"),
     ),
     CPU: ("docker/cpu.Dockerfile", "docker/scripts/apt.sh", "requirements/install.sh"),
     ROCM: (
@@ -42,6 +40,18 @@ FILES = {
     ),
     (): (
         *("README.md", "docker/README.md", "docker/build.in", "kernels/pagedkv/routing/README.md", "evals/gates.yaml"),
+        *(
+            "kernels/pagedkv/layout.py",
+            "kernels/pagedkv/new.py",
+            "kernels/pagedkv/tuning/gfx942.toml",
+            "pyproject.toml",
+        ),
+        *(
+            "ci/hilgate/images/build.py",
+            "evals/hileval/gates/judge.py",
+            "evals/families/judge.py",
+            "evals/pyproject.toml",
+        ),
         *(
             "tests/ci/plan/test_make.py",
             "ci/areas/kernels.yaml",
