@@ -216,6 +216,9 @@ def copy_checkout(checkout: Path, commit: str, target: Path) -> None:
     host.git(target, "remote", "remove", "origin")  # a path of the host
     # Compilers of other versions: steps name them relative to the repository, images keep them beside the workspace.
     (target / ".triton").symlink_to("../.triton")
+    exclude = target / ".git/info/exclude"
+    exclude.parent.mkdir(exist_ok=True)
+    exclude.write_text(".triton\n", encoding="utf-8")  # no file of the change, whatever its .gitignore says
 
 
 def hand_over(folder: Path) -> None:
