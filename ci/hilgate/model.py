@@ -203,6 +203,8 @@ class Queue(Noun):
     """The image that its jobs run in; None runs them on the host."""
     gate: bool = False
     """Whether it runs only what decides (plan, recheck, verdict), and no step of a change."""
+    wait_minutes: int = Field(default=120, gt=0)
+    """How long a job may wait for an agent of it before `hilgate watch` says so."""
 
 
 class Agents(Noun):

@@ -2,8 +2,8 @@
 """Who: somebody honest. What: main, a pull request of a fork and of a branch, a build of the merge queue, from the flow
 that is uploaded to the status that is posted, by the real hooks, planner, jobs and judge.
 
-What must happen: what refuses attackers lets them pass. A fork that changes what is tested needs nothing of a host but the
-image that main has built; where there is none it is red, and the verdict says who can start what it cannot.
+What must happen: what refuses attackers lets them pass. A fork that changes what is tested needs nothing of a host but
+the image that main has built; where there is none it is red, and the verdict says who can start what it cannot.
 """
 
 from __future__ import annotations

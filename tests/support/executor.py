@@ -69,12 +69,13 @@ def executed(version: str, hooks: set[Hook], *, failing: frozenset[Hook] = froze
 
 
 class _Api(http.server.BaseHTTPRequestHandler):
-    """Enough of the agent API for one job."""
+    """Enough of the agent API for one job; what `server.refused` names in its path it refuses."""
 
     def _answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        refused = self.server.refused  # type: ignore[attr-defined]
         body = json.dumps({"exists": True} if self.path.endswith("data/exists") else {"id": "a", "uuid": "a"}).encode()
-        self.send_response(200)
+        self.send_response(422 if refused and refused in self.path else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -87,18 +88,24 @@ class _Api(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def _api() -> Iterator[str]:
+def _api(refused: str) -> Iterator[str]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Api)
+    server.refused = refused  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
 
 
-def bootstrap(folder: Path, repository: Path, hooks: Path, version: str, *, local: bool, **env: str) -> tuple[int, str]:
-    """Run one job of a repository's HEAD with the real agent; returns its exit status and its log without colours."""
+def bootstrap(
+    folder: Path, repository: Path, hooks: Path, version: str, *, local: bool, refused: str = "", **env: str
+) -> tuple[int, str]:
+    """Run one job of a repository's HEAD with the real agent; returns its exit status and its log without colours.
+
+    Calls whose path holds `refused` are answered with 422.
+    """
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=repository, capture_output=True, text=True, check=True)
     # A short path: the agent puts a socket below it.
-    with _api() as address, tempfile.TemporaryDirectory() as home:
+    with _api(refused) as address, tempfile.TemporaryDirectory() as home:
         facts = {
             "PATH": f"{Path(REAL_AGENT).parent}:{os.environ['PATH']}", "HOME": home, "BUILDKITE": "true",
             "BUILDKITE_AGENT_ACCESS_TOKEN": "of-this-job", "BUILDKITE_AGENT_ENDPOINT": address,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole builds on one machine: the real flow, planner, hooks, jobs and judge around a service and a docker of files.
 
-A build uploads the flow of its merge base, runs each uploaded step under `bash -e -c` between the agent's hooks, and keeps
-what a step uploads below the step's key. The docker runs what follows the image in the folders that are mounted.
+A build uploads the flow of its merge base, runs each uploaded step under `bash -e -c` between the agent's hooks, and
+keeps what a step uploads below the step's key. The docker runs what follows the image in the folders that are mounted.
 """
 
 from __future__ import annotations
