@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who: a job that can upload artifacts. What: records, health files or reruns of another job, which Buildkite gives to
-whoever asks for the newest of that name; and links among its results, through which an agent would upload its host's files.
+whoever asks for the newest of that name; and links among its results, through which an agent would upload files of its
+host.
 
 What must happen: each folder is downloaded from its own step, so forged files do not arrive, however often they were
 uploaded; a link is left behind, of a container and of a step on the host (tests/ci/agent/test_job.py, which also keeps
