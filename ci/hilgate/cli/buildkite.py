@@ -98,7 +98,7 @@ def watch(
     organization: Organization = "",
     pipeline_slug: PipelineSlug = "",
 ) -> None:
-    """Say which nodes are paused, whether main or the night is red, which queues are too long.
+    """Name paused nodes, a red main or night, long queues.
 
     Exit status 1 when there is anything to say. BUILDKITE_API_TOKEN has the scopes read_agents and read_builds.
     """
