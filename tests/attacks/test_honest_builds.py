@@ -40,7 +40,8 @@ steps:
 """
 DIGEST = "sha256:" + "ab" * 32
 BUILDS_IMAGE = f"""\
-import json, os, pathlib
+import json, os, pathlib, sys
+sys.path.insert(0, {str(ROOT / "ci")!r})
 from hilgate.images.contents import contents
 out = pathlib.Path(os.environ["HILGATE_OUT"])
 (out / "findings.jsonl").write_text(json.dumps({{"id": "built", "outcome": "pass"}}) + "\\n")

@@ -7,12 +7,12 @@ keeps what a step uploads below the step's key. The docker runs what follows the
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 import uuid
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from support.plans import git
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 OURS, THEIRS = "https://forge.invalid/ours/it", "https://forge.invalid/theirs/it"
 UPLOAD = "hilgate flow > upload.yml\nbuildkite-agent pipeline upload --reject-parse-warnings upload.yml"
@@ -74,7 +73,7 @@ for mount in mounts:
     command = [word.replace(mount["target"], mount["source"]) for word in command]
 (work,) = [mount["source"] for mount in mounts if mount["target"].endswith("workspace")]
 env = dict(word[6:].split("=", 1) for word in options if word.startswith("--env=") and "=" in word[6:])
-env |= {{"PATH": "/usr/bin:/bin"}}
+env |= {{"PATH": "/usr/bin:/bin", "PYTHONPATH": env["PYTHONPATH"] + {hilgate!r}}}  # an image that has it installed
 env |= {{"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}}  # another user's
 sys.exit(subprocess.run([{python!r}, *command[1:]], cwd=work, env=env).returncode)
 """
@@ -136,7 +135,8 @@ class Machine:
         for name, text in (("buildkite-agent", AGENT), ("docker", DOCKER)):
             program = place / "bin" / name
             program.parent.mkdir(exist_ok=True)
-            program.write_text(text.format(python=sys.executable, store=str(place), calls=str(place / "docker")))
+            values = {"python": sys.executable, "store": str(place), "calls": str(place / "docker")}
+            program.write_text(text.format(hilgate=f":{ROOT / 'ci'}", **values))
             program.chmod(0o755)
         env = {f"BUILDKITE_{name}": value for name, value in facts.items()}
         for step in self._steps(build):
@@ -168,8 +168,9 @@ class Machine:
         command, key, home = step["command"], step["key"], self.folder / "home"
         command = command if isinstance(command, str) else "\n".join(command)
         job, paths = str(uuid.uuid4()), step.get("artifact_paths") or []
+        programs = (build.folder / "bin", ROOT / "ci/bin", Path(sys.executable).parent, "/usr/bin", "/bin")
         env = {
-            "PATH": f"{build.folder / 'bin'}:{ROOT / 'ci/bin'}:/usr/bin:/bin", "HOME": str(home),
+            "PATH": ":".join(map(str, programs)), "HOME": str(home),
             "TMPDIR": str(self.folder), "BUILDKITE": "true", "BUILDKITE_JOB_ID": job, "BUILDKITE_STEP_KEY": key,
             "BUILDKITE_AGENT_META_DATA_QUEUE": step["agents"]["queue"], "BUILDKITE_AGENT_NAME": "agent-1",
             "BUILDKITE_COMMAND": command, "BUILDKITE_COMMIT": commit,
@@ -204,5 +205,4 @@ def machine(folder: Path, ours: Path, theirs: Path) -> Machine:
         (folder / name).mkdir()
     lines = [f'[url "{path}"]\n  insteadOf = {url}\n' for path, url in ((ours, OURS), (theirs, THEIRS))]
     (folder / "home/.gitconfig").write_text("".join(lines) + "[safe]\n  directory = *\n")
-    assert os.access(ROOT / ".venv/bin/python", os.X_OK), "hosts that decide have the environment of `make setup`"
     return Machine(folder, ours, folder / "history")
