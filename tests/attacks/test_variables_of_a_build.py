@@ -9,12 +9,17 @@ reruns use are among them. What a build may set is no path, no command and no mo
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import pytest
+from support.executor import REAL_AGENT, offered
 from support.nodes import ROOT
 from support.rest import build
 
 from hilgate.buildkite.api import RemoteBuild, request
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CONFIGURATION = (ROOT / "ci/agent/buildkite-agent.cfg").read_text()
 ON = "\nenable-environment-variable-allowlist=true\n" in CONFIGURATION
@@ -43,6 +48,16 @@ def taken(name: str) -> bool:
 def test_no_setting_of_a_host_comes_from_a_build(name: str) -> None:
     assert {"HILGATE_SELFCHECK", "HILGATE_DISPOSABLE", "HILGATE_HISTORY", "HILGATE_REGISTRY"} <= READ
     assert not taken(name)
+
+
+@pytest.mark.skipif(not REAL_AGENT, reason="did not run: HILGATE_REAL_AGENT names no buildkite-agent")
+def test_the_real_agent_refuses_such_a_job_and_starts_the_others(tmp_path: Path) -> None:
+    for name, reason in (
+        ("HILGATE_SELFCHECK", "agent_refused"),
+        ("LD_PRELOAD", "agent_refused"),
+        ("HILGATE_FLOW", None),
+    ):
+        assert offered(tmp_path, CONFIGURATION, **{name: "x"}).get("signal_reason") == reason, name
 
 
 def test_what_flows_schedules_and_reruns_set_is_taken() -> None:

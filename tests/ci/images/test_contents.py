@@ -71,17 +71,11 @@ def repository(tmp_path_factory) -> Path:
     """A checkout of what the keys cover and a little more."""
     here = Path(__file__).parents[3]
     root = tmp_path_factory.mktemp("repository")
-    for name in ("docker", "requirements", "ci/hilgate", "kernels/pagedkv", "evals/hileval", "evals/families"):
-        shutil.copytree(here / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in (
-        "pyproject.toml",
-        "kernels/pyproject.toml",
-        "evals/pyproject.toml",
-        "ci/agents.yaml",
-        "ci/project.yaml",
-    ):
+    for name in ("docker", "requirements"):
+        shutil.copytree(here / name, root / name)
+    for name in ("kernels/pyproject.toml", "ci/agents.yaml", "ci/project.yaml"):
+        (root / name).parent.mkdir(exist_ok=True)
         shutil.copy(here / name, root / name)
-    (root / ".gitignore").write_text("__pycache__/\n")
     for arguments in (["init", "-q"], ["add", "-A"], [*IDENTITY, "commit", "-qm", "all"]):
         subprocess.run(["git", *arguments], cwd=root, check=True)
     return root
