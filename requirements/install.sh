@@ -43,7 +43,7 @@ else
   mamba
 fi
 beside "$here/triton-next.txt"
-# An image installs these requirements before its sources are there, so that a change to a kernel reuses the layer.
+# An image has these requirements alone: our sources come from the workspace of each job.
 if [ -e "$here/../pyproject.toml" ]; then
   pip install --no-deps --no-build-isolation --editable "$here/.." --editable "$here/../kernels" --editable "$here/../evals"
 fi

@@ -2,6 +2,7 @@
 # tests/ci/buildkite/test_static_pipelines.py holds the steps equal to those in .buildkite/README.md.
 variable "repository" { type = string }
 variable "cluster_id" { type = string }
+variable "told" { type = string } # address that hears of a paused node, a red main or night, a long queue
 
 resource "buildkite_pipeline" "rocm" {
   name           = "rocm"
@@ -37,10 +38,10 @@ resource "buildkite_pipeline" "rocm" {
   }
 }
 
-# What they take, in GPU-minutes as declared: `hilgate plan --profile nightly`. Each needs an owner who reads it.
+# What they take, as declared (`hilgate plan --profile nightly`). Each needs an owner who reads it.
 resource "buildkite_pipeline_schedule" "nightly" {
   pipeline_id = buildkite_pipeline.rocm.id
-  label       = "nightly"
+  label       = "nightly: 57 GPU-hours as declared"
   cronline    = "0 1 * * 1-6 UTC"
   branch      = "main"
   env         = { HILGATE_PROFILE = "nightly" }
@@ -48,8 +49,16 @@ resource "buildkite_pipeline_schedule" "nightly" {
 
 resource "buildkite_pipeline_schedule" "weekly" {
   pipeline_id = buildkite_pipeline.rocm.id
-  label       = "weekly: everything, on every arch, with its evidence"
+  label       = "weekly: 57 GPU-hours as declared; everything on every arch, with its evidence"
   cronline    = "0 1 * * 0 UTC"
   branch      = "main"
   env         = { HILGATE_FLOW = "release" }
+}
+
+resource "buildkite_pipeline_schedule" "watch" {
+  pipeline_id = buildkite_pipeline.rocm.id
+  label       = "nodes, main, the night, queues: red when somebody must look"
+  cronline    = "30 * * * * UTC"
+  branch      = "main"
+  env         = { HILGATE_FLOW = "watch", HILGATE_TELL = var.told }
 }

@@ -62,6 +62,8 @@ CPU = "cpu"
 Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=100)]
 """A name usable as a Buildkite step key and as a folder name."""
 
+ImageDigest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+
 PLAN_FILE, VERDICT_FILE, FINDINGS_FILE, JOBS_FOLDER = "plan.json", "verdict.json", "findings.jsonl", "jobs"
 
 RESERVED_FILES = frozenset({PLAN_FILE, VERDICT_FILE, "quarantine.json", "restored.json", "manifest.json",
@@ -201,6 +203,8 @@ class Queue(Noun):
     """The image that its jobs run in; None runs them on the host."""
     gate: bool = False
     """Whether it runs only what decides (plan, recheck, verdict), and no step of a change."""
+    wait_minutes: int = Field(default=120, gt=0)
+    """How long a job may wait for an agent of it before `hilgate watch` says so."""
 
 
 class Agents(Noun):
@@ -558,7 +562,7 @@ class Loosening(Noun):
 class Plan(Noun):
     """`plan.json`: what will run and why, fixed before anything runs."""
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[3, 4] = 4
     created: dt.datetime
     commit: str
     """Full sha of HEAD; empty outside a git checkout."""
@@ -575,6 +579,8 @@ class Plan(Noun):
     """Whether the change comes from a fork: no secrets, no caches written."""
     images: dict[Key, str] = Field(default_factory=dict)
     """Image -> sha256 of everything it is built from (`docker/`); its digest is known once it is built."""
+    digests: dict[Key, ImageDigest] = Field(default_factory=dict)
+    """Image -> digest, where a build of the default branch has built the same contents: no step of this one does."""
     loosened: tuple[Loosening, ...] = ()
     """What the change loosens of its own gate; needs a named approval."""
     python_path: tuple[str, ...] = (".",)
@@ -742,7 +748,7 @@ class ImageRecord(Noun):
     image: Key
     content: str
     """sha256 of everything it is built from; equals `Plan.images[image]`."""
-    digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+    digest: ImageDigest
     """Of the image itself; every result that was made in it carries this digest."""
     reused: bool = False
 

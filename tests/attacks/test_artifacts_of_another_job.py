@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who: a job that can upload artifacts. What: results of another job, which Buildkite gives to whoever asks for the
-newest of that name; and links among its own results, through which an agent would upload files of its host.
+"""Who: a job that can upload artifacts. What: records, health files or reruns of another job, which Buildkite gives to
+whoever asks for the newest of that name; and links among its results, through which an agent would upload files of its
+host.
 
-What must happen: each folder is downloaded from its own step, so the forged one does not arrive; a link is left behind,
-of a container and of a step on the host (tests/ci/agent/test_job.py); honest results arrive.
+What must happen: each folder is downloaded from its own step, so forged files do not arrive, however often they were
+uploaded; a link is left behind, of a container and of a step on the host (tests/ci/agent/test_job.py, which also keeps
+a step from writing what the hooks saw). Records of another step, plan, commit or image, in whatever file, are damage
+(tests/ci/run/test_results.py). Honest results arrive.
 """
 
 from __future__ import annotations
@@ -25,14 +28,21 @@ words = sys.argv[1:]
 assert words[:2] == ["artifact", "download"]
 step = words[words.index("--step") + 1] if "--step" in words else None
 folder = words[2].removesuffix("/**/*")
-uploads = [("one-cpu", "results/jobs/one-cpu", "honest"), ("evil-cpu", "results/jobs/one-cpu", "forged"),
-           ("evil-cpu", "results/jobs/two-cpu", "forged")]
-found = [text for key, name, text in uploads if name == folder and step in (None, key)]
+uploads = [
+    ("evil-cpu", "results/jobs/one-cpu/results.jsonl", "forged"),
+    ("one-cpu", "results/jobs/one-cpu/results.jsonl", "honest"),
+    ("one-cpu", "results/jobs/one-cpu/health-after.json", "honest"),
+    *[("evil-cpu", "results/jobs/" + name, "forged") for name in (
+        "one-cpu/results.jsonl", "one-cpu/results.jsonl", "one-cpu/health-after.json", "one-cpu/health-before.json",
+        "one-cpu.recheck/results.jsonl", "two-cpu/results.jsonl", "image-rocm-cpu/results.jsonl")],
+]
+found = {name: text for key, name, text in uploads if name.startswith(folder + "/") and step in (None, key)}
 if not found:
     sys.exit("fatal: Failed to download artifacts: No artifacts found for downloading")
-path = pathlib.Path(folder, "results.jsonl")
-path.parent.mkdir(parents=True, exist_ok=True)
-path.write_text(found[-1])
+for name, text in found.items():
+    path = pathlib.Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 """
 
 
@@ -45,8 +55,10 @@ def test_results_come_from_their_own_step_alone(tmp_path: Path, monkeypatch: pyt
     steps = [{"step": {"key": key}, "device": "cpu"} for key in ("one", "two", "evil")]
     (tmp_path / "plan.json").write_text(json.dumps({"steps": steps}))
     assert fetch.fetch(tmp_path / "plan.json", tmp_path) == []
-    found = {path.parent.name: path.read_text() for path in tmp_path.glob("results/jobs/*/results.jsonl")}
-    assert found == {"one-cpu": "honest"}
+    found = {
+        str(path.relative_to(tmp_path / "results/jobs")): path.read_text() for path in tmp_path.glob("results/jobs/*/*")
+    }
+    assert found == {"one-cpu/results.jsonl": "honest", "one-cpu/health-after.json": "honest"}
 
 
 def test_a_link_and_a_second_name_of_a_file_stay_behind(tmp_path: Path) -> None:

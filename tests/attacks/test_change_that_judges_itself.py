@@ -62,7 +62,14 @@ def test_nothing_of_the_change_runs_and_what_it_loosens_is_told(change: Project)
     assert done.returncode == 0, done.stderr
     plan = json.loads((change.theirs / "results/plan.json").read_text())
     told = {one["path"] for one in plan["loosened"]}
-    assert {"src/limits.toml", "ci/protected.yaml", "ci/sitecustomize.py", "conftest.py", "pyproject.toml"} <= told
+    assert {
+        "src/limits.toml",
+        "ci/protected.yaml",
+        "conftest.py",
+        "pyproject.toml",
+        "ci/evil.pth",
+        "usercustomize.py",
+    } <= told
     judged = run(change, "judge", "--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
     assert judged.returncode == 4, "nothing ran, which is no pass"
     assert not mark.exists()

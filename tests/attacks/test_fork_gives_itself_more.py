@@ -29,6 +29,11 @@ queues:
 """
 MORE = "network: true, secrets: [HF_TOKEN], timeout_minutes: 180, queues: {gfx942: eight}, gpus: 8"
 ASKED = AREA.replace("devices: [cpu]", "devices: [gfx942]").replace("timeout_minutes: 9", MORE)
+BUILDS = (
+    AREA.replace("area: a", "area: y")
+    .replace("key: one", "key: mine")
+    .replace("timeout_minutes: 9", "timeout_minutes: 9, provides: mine")
+)
 OWN = (
     AREA.replace("area: a", "area: z")
     .replace("key: one", "key: own")
@@ -44,7 +49,11 @@ def planned(folder: Path, *, fork: bool, honest: bool = False) -> dict[str, dict
     if not honest:
         change.write("ci/areas/a.yaml", ASKED)
         change.write("ci/areas/z.yaml", OWN.replace("timeout_minutes: 9", MORE))
-        change.write("ci/agents.yaml", AGENTS.replace("one: {device: gfx942, gpus: 1", "one: {device: gfx942, gpus: 8"))
+        change.write("ci/areas/y.yaml", BUILDS)
+        bigger = AGENTS.replace("one: {device: gfx942, gpus: 1", "one: {device: gfx942, image: mine, gpus: 8")
+        change.write("ci/agents.yaml", bigger)
+        change.write("ci/project.yaml", "forks_may_change: [src/, tests/]\nimages:\n  mine: {recipe: Dockerfile}\n")
+        change.write("Dockerfile", "FROM scratch\n")
     change.commit()
     words = ("plan", "--profile", "pr", "--base", "main", "--json")
     done = hilgate(change.theirs, *words, **({"HILGATE_FORK": "1"} if fork else {}))
@@ -54,12 +63,12 @@ def planned(folder: Path, *, fork: bool, honest: bool = False) -> dict[str, dict
 
 def test_a_forks_steps_have_what_the_merge_base_gives_them(tmp_path: Path) -> None:
     steps = planned(tmp_path, fork=True)
-    assert set(steps) == {"one-gfx942", "own-cpu", "own-gfx942"}
+    assert set(steps) == {"one-gfx942", "own-cpu", "own-gfx942", "mine-cpu"}
     for key, one in steps.items():
         given = one["step"]
         assert (given["network"], given["secrets"], given["gpus"], given["provides"]) == (False, [], 1, None)
-        assert one["queue"] == ("cpus" if key == "own-cpu" else "one")
-        assert given["timeout_minutes"] == (9 if key == "one-gfx942" else 30)
+        assert (one["queue"], one["image"]) == ("cpus" if key.endswith("cpu") else "one", None)
+        assert given["timeout_minutes"] == (30 if key.startswith("own") else 9)
 
 
 def test_a_branch_declares_what_it_needs_and_an_honest_fork_is_planned_as_before(tmp_path: Path) -> None:

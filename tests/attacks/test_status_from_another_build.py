@@ -8,12 +8,12 @@ build is compared with the default branch; a build that says it is of the defaul
 
 from __future__ import annotations
 
-import re
-from types import SimpleNamespace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
+from support import flow
 from support.nodes import ROOT
 from support.plans import git
 
@@ -24,18 +24,8 @@ if TYPE_CHECKING:
     from support.forks import Project
 
 
-def posts(*, base: str | None = None, number: int | None = None, queue: str | None = None, branch: str = "x") -> bool:
-    """Whether the verdict of such a build is posted, by the condition in the pipeline's file."""
-    steps = yaml.safe_load((ROOT / ".buildkite/pipeline.yml").read_text())["steps"]
-    (notice,) = steps[-1]["notify"]
-    condition = notice["if"].replace("||", "or").replace("&&", "and").replace("null", "None")
-    build = SimpleNamespace(
-        pull_request=SimpleNamespace(base_branch=base, id=number),
-        merge_queue=SimpleNamespace(base_branch=queue),
-        branch=branch,
-    )
-    assert re.fullmatch(r"[\w.=() ]+", condition)
-    return bool(eval(condition, {"build": build, "pipeline": SimpleNamespace(default_branch="main")}))
+(NOTICE,) = yaml.safe_load((ROOT / ".buildkite/pipeline.yml").read_text())["steps"][-1]["notify"]
+posts = partial(flow.posts, NOTICE["if"])
 
 
 def test_only_what_somebody_wants_to_merge_into_the_default_branch_posts() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import queue
 import re
 import subprocess
 import tempfile
@@ -69,12 +70,19 @@ def executed(version: str, hooks: set[Hook], *, failing: frozenset[Hook] = froze
 
 
 class _Api(http.server.BaseHTTPRequestHandler):
-    """Enough of the agent API for one job."""
+    """Enough of the agent API for one job: `server.job` is offered, a path with `server.refused` in it is refused."""
 
     def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = json.dumps({"exists": True} if self.path.endswith("data/exists") else {"id": "a", "uuid": "a"}).encode()
-        self.send_response(200)
+        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        refused, job = self.server.refused, self.server.job  # type: ignore[attr-defined]
+        answer = {"id": "a", "uuid": "a", "exists": True, "access_token": "of-the-agent"}
+        answer |= dict.fromkeys(("ping_interval", "heartbeat_interval", "job_status_interval"), 1)
+        if self.path.endswith("/finish"):
+            self.server.ended.put(json.loads(sent))  # type: ignore[attr-defined]
+        elif self.path.endswith(("/ping", "/accept")):
+            answer = job if self.path.endswith("/accept") else {"job": job}
+        body = json.dumps(answer).encode()
+        self.send_response(422 if refused and refused in self.path else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -87,18 +95,40 @@ class _Api(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def _api() -> Iterator[str]:
+def _api(refused: str = "", job: object = None) -> Iterator[tuple[str, queue.Queue[dict[str, str]]]]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Api)
+    server.refused, server.job, server.ended = refused, job, queue.Queue()  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
+    yield f"http://127.0.0.1:{server.server_port}/", server.ended  # type: ignore[attr-defined]
     server.shutdown()
 
 
-def bootstrap(folder: Path, repository: Path, hooks: Path, version: str, *, local: bool, **env: str) -> tuple[int, str]:
-    """Run one job of a repository's HEAD with the real agent; returns its exit status and its log without colours."""
+def offered(folder: Path, configuration: str, **variables: str) -> dict[str, str]:
+    """What the real agent, started with a configuration, says in the end of a job that brings these variables."""
+    facts = dict.fromkeys(("COMMAND", "REPO", "BUILD_ID", "COMMIT", "BRANCH"), "x") | {"JOB_ID": "0193-job"}
+    env = {f"BUILDKITE_{name}": value for name, value in facts.items()} | {"CI": "true"} | variables
+    job = {"id": "0193-job", "state": "accepted", "env": env, "token": "of-this-job", "chunks_max_size_bytes": 10**5}
+    (folder / "agent.cfg").write_text(re.sub(r"/var/lib/buildkite-agent|/opt/hilgate", str(folder), configuration))
+    with _api(job=job) as (address, ended):
+        words = [REAL_AGENT, "start", "--config", str(folder / "agent.cfg"), "--token", "x", "--endpoint", address]
+        with subprocess.Popen([*words, "--disconnect-after-job"], env={"PATH": "/usr/bin:/bin", "HOME": str(folder)},
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as agent:  # fmt: skip
+            try:
+                return ended.get(timeout=20)
+            finally:
+                agent.terminate()
+
+
+def bootstrap(
+    folder: Path, repository: Path, hooks: Path, version: str, *, local: bool, refused: str = "", **env: str
+) -> tuple[int, str]:
+    """Run one job of a repository's HEAD with the real agent; returns its exit status and its log without colours.
+
+    Calls whose path holds `refused` are answered with 422.
+    """
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=repository, capture_output=True, text=True, check=True)
     # A short path: the agent puts a socket below it.
-    with _api() as address, tempfile.TemporaryDirectory() as home:
+    with _api(refused) as (address, _), tempfile.TemporaryDirectory() as home:
         facts = {
             "PATH": f"{Path(REAL_AGENT).parent}:{os.environ['PATH']}", "HOME": home, "BUILDKITE": "true",
             "BUILDKITE_AGENT_ACCESS_TOKEN": "of-this-job", "BUILDKITE_AGENT_ENDPOINT": address,

@@ -69,6 +69,8 @@ class PlannedJob:
     image: str
     content: str
     """sha256 of what the image is built from."""
+    digest: str
+    """Of the image, where an earlier build has built it."""
     provider: str
     """Planned key of the step that builds the image."""
     gpus: int
@@ -97,6 +99,7 @@ def read_plan(path: Path, key: str) -> PlannedJob:
             raise MisuseError(f"the plan has no step {key!r}", where=str(path), remedy="take a key of its steps")
         planned, step = steps[key], steps[key]["step"]
         image = planned.get("image") or ""
+        known = plan.get("digests", {}).get(image, "")
         providers = [name for name, other in steps.items() if image and other["step"].get("provides") == image]
         return PlannedJob(
             key=host.expect_text(key, "its key", container.KEY),
@@ -104,6 +107,7 @@ def read_plan(path: Path, key: str) -> PlannedJob:
             fork=_flag(plan.get("fork", False), "fork"),
             image=host.expect_text(image, "image", container.KEY) if image else "",
             content=host.expect_text(plan["images"][image], f"the content of {image}", _SHA256) if image else "",
+            digest=host.expect_text(known, "a digest", _DIGEST) if known else "",
             provider=host.expect_text(providers[0], "a key", container.KEY) if providers else "",
             gpus=host.expect_number(step.get("gpus", 0), "gpus", 0, 8) if planned["device"] != "cpu" else 0,
             network=_flag(step.get("network", False), "network"),
@@ -126,7 +130,7 @@ def _flag(value: object, what: str) -> bool:
 
 
 def image_digest(planned: PlannedJob, env: Mapping[str, str], folder: Path, *, local: Path) -> str:
-    """Digest of the step's image, from the records of the job that built it, here or in `HILGATE_IMAGE_FROM_BUILD`.
+    """Digest of the step's image: the plan's, else by the job that built it, here or in `HILGATE_IMAGE_FROM_BUILD`.
 
     On an agent they are downloaded into `folder`; at a desk they lie in `local`, a folder of job folders.
 
@@ -134,6 +138,8 @@ def image_digest(planned: PlannedJob, env: Mapping[str, str], folder: Path, *, l
         CannotRunHereError: No such record arrived, or the image was built from other contents than the plan's.
     """
     image = planned.image
+    if planned.digest:
+        return planned.digest
     provider = planned.provider or (f"image-{image}-cpu" if env.get(FROM_BUILD) else "")
     if not provider:
         raise CannotRunHereError(
@@ -210,6 +216,9 @@ def copy_checkout(checkout: Path, commit: str, target: Path) -> None:
     host.git(target, "remote", "remove", "origin")  # a path of the host
     # Compilers of other versions: steps name them relative to the repository, images keep them beside the workspace.
     (target / ".triton").symlink_to("../.triton")
+    exclude = target / ".git/info/exclude"
+    exclude.parent.mkdir(exist_ok=True)
+    exclude.write_text(".triton\n", encoding="utf-8")  # no file of the change, whatever its .gitignore says
 
 
 def hand_over(folder: Path) -> None:

@@ -32,7 +32,7 @@ PREFIX = "hilgate-trusted-"
 """Of the copies' folders, followed by the job's id; the last hook of the job removes them."""
 
 REF = "refs/hilgate/base"
-FLOWS = ("pipeline", "rerun", "release")
+FLOWS = ("pipeline", "rerun", "release", "watch")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 

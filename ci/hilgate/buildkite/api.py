@@ -7,9 +7,10 @@ not in files, not in what `--dry-run` prints.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
@@ -19,9 +20,9 @@ from hilgate.errors import CannotRunHereError, MisuseError
 from hilgate.text import line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from hilgate.model import Plan
+    from hilgate.model import Plan, Queue
 
 TOKEN_VARIABLE = "BUILDKITE_API_TOKEN"  # noqa: S105 - the name of a variable
 TIMEOUT_SECONDS = 20.0
@@ -78,10 +79,21 @@ class Client:
                 remedy="make one under Personal Settings, API Access Tokens, with the scopes read_builds, write_builds",
             )
 
-    def builds(self, **query: str | int) -> list[RemoteBuild]:
+    def builds(self, **query: str | int | Sequence[str]) -> list[RemoteBuild]:
         """One page of builds, newest first."""
         parameters = {"per_page": PER_PAGE, "exclude_jobs": "true", "exclude_pipeline": "true", **query}
         return self._ask("GET", _BUILDS, params=parameters)
+
+    def agents(self) -> list[RemoteAgent]:
+        """The connected agents of the organization (scope read_agents)."""
+        there = replace(self, url=f"{self.url.partition('/pipelines/')[0]}/agents")
+        found: list[RemoteAgent] = []
+        for page in range(1, PAGES + 1):
+            more = there._ask("GET", _AGENTS, params={"per_page": PER_PAGE, "page": page})  # noqa: SLF001 - its own
+            found += more
+            if len(more) < PER_PAGE:
+                break
+        return found
 
     def find_pull_request(self, number: int, *, branch: str = "", commit: str = "") -> RemoteBuild:
         """The newest build of a pull request that is not itself a rerun.
@@ -211,8 +223,25 @@ class PullRequest(BaseModel, frozen=True):
     """Where the branch is: another repository than the pipeline's for a fork."""
 
 
+class RemoteJob(BaseModel, frozen=True):
+    """A job; `scheduled` is one that waits for an agent, since it became runnable."""
+
+    state: str | None = None
+    runnable_at: dt.datetime | None = None
+    agent_query_rules: tuple[str, ...] | None = None
+
+
+class RemoteAgent(BaseModel, frozen=True):
+    """A connected agent."""
+
+    name: str
+    meta_data: tuple[str, ...] | None = None
+    paused: bool = False
+    paused_note: str | None = None
+
+
 class RemoteBuild(BaseModel, frozen=True):
-    """A build, as far as a rerun needs it; Buildkite adds fields whenever it likes."""
+    """A build, as far as is needed here; Buildkite adds fields whenever it likes."""
 
     number: int
     web_url: str
@@ -222,8 +251,10 @@ class RemoteBuild(BaseModel, frozen=True):
     env: dict[str, Any] = Field(default_factory=dict)
     meta_data: dict[str, Any] = Field(default_factory=dict)
     pull_request: PullRequest | None = None
+    jobs: tuple[RemoteJob, ...] = ()
 
 
+_AGENTS: TypeAdapter[list[RemoteAgent]] = TypeAdapter(list[RemoteAgent])
 _BUILDS: TypeAdapter[list[RemoteBuild]] = TypeAdapter(list[RemoteBuild])
 _BUILD: TypeAdapter[RemoteBuild] = TypeAdapter(RemoteBuild)
 _IMAGES = TypeAdapter(dict[str, str])
@@ -309,7 +340,7 @@ def shortfall(required: Plan, plan: Plan) -> tuple[str, ...]:
     """
     found = [
         f"the {name} is another"
-        for name in ("profile", "commit", "dirty", "base", "merge_base", "fork", "images", "changed_files")
+        for name in ("profile", "commit", "dirty", "base", "merge_base", "fork", "images", "digests", "changed_files")
         if getattr(required, name) != getattr(plan, name)
     ]
     if required.profile != "pr":
@@ -320,3 +351,63 @@ def shortfall(required: Plan, plan: Plan) -> tuple[str, ...]:
     found += [f"{key} is missing" for key in want if key not in have]
     found += [f"{key} differs" for key, step in want.items() if have.get(key, step) != step]
     return tuple(found)
+
+
+UNFINISHED = ("scheduled", "running", "failing")
+"""States of builds whose jobs may wait."""
+
+KINDS = {
+    "main": {},
+    "the nightly build": {"HILGATE_PROFILE": "nightly"},
+    "the release build": {"HILGATE_FLOW": "release"},
+}
+"""Builds of the default branch that somebody must hear of, by the variables that they were started with."""
+
+
+def alarms(
+    agents: Iterable[RemoteAgent],
+    unfinished: Iterable[RemoteBuild],
+    finished: Iterable[RemoteBuild],
+    queues: Mapping[str, Queue],
+    now: dt.datetime,
+) -> list[str]:
+    """What somebody should know, a sentence each; empty when all is well.
+
+    Args:
+        agents: All that are connected.
+        unfinished: Builds with their jobs.
+        finished: Ended builds of the default branch, newest first.
+        queues: As declared.
+        now: With its time zone.
+    """
+    found = [
+        f"{agent.name} ({of}) is paused: {line(agent.paused_note or 'nobody says why')}"
+        for agent in agents
+        if agent.paused and (of := _queue(agent.meta_data)) in queues
+    ]
+    newest: dict[str, RemoteBuild] = {}
+    for build in finished:
+        asked = {name: value for name in ("HILGATE_PROFILE", "HILGATE_FLOW") if (value := build.env.get(name))}
+        newest.setdefault(next((kind for kind, env in KINDS.items() if env == asked), ""), build)
+    for kind in KINDS:
+        ended = newest.get(kind)
+        if ended is None or ended.state != "passed":
+            found.append(f"{kind} is {ended.state}: {ended.web_url}" if ended else f"{kind}: none has ended")
+    waiting: dict[str, list[tuple[float, str]]] = {}
+    for build in unfinished:
+        for job in build.jobs:
+            if job.state == "scheduled" and job.runnable_at:
+                minutes = (now - job.runnable_at).total_seconds() / 60
+                waiting.setdefault(_queue(job.agent_query_rules), []).append((minutes, build.web_url))
+    for name, queue in queues.items():
+        late = [one for one in waiting.get(name, ()) if one[0] > queue.wait_minutes]
+        if late:
+            longest, url = max(late)
+            jobs = f"{len(late)} job{'s' if len(late) > 1 else ''}"
+            found.append(f"{name}: {jobs} waited over {queue.wait_minutes} minutes, the longest {longest:.0f}: {url}")
+    return found
+
+
+def _queue(rules: Iterable[str] | None) -> str:
+    """The queue that tags of an agent or rules of a job name."""
+    return next((rule.removeprefix("queue=") for rule in rules or () if rule.startswith("queue=")), "")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_STEPS = 500
 """Steps per upload (buildkite-agent, clicommand/pipeline_upload.go)."""
 
-STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle"}
+STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle", "watch"}
 """Step keys of the files in `.buildkite`, which share a build with generated steps."""
 
 INFRASTRUCTURE_EXITS = frozenset({-1, int(Exit.CANNOT_RUN_HERE), int(Exit.SICK_NODE)})
@@ -45,8 +45,12 @@ FLOWS = {
     "rerun.yml": ("choose", "plan", "wait", "recheck", "wait", "verdict"),
     "release.yml": ("plan", "wait", "recheck", "wait", "verdict", "bundle"),
     "approve.yml": ("approve", "required"),
+    "watch.yml": ("watch",),
 }
 """The files of `.buildkite` and the steps of each, in order."""
+
+TOLD = {"email": "${HILGATE_TELL?the schedule names who is told}", "if": 'build.state == "failed"'}
+"""The one notice of a whole build, of one that decides nothing; its schedule says to whom, or nothing is uploaded."""
 
 POSTING = {"pipeline.yml": "verdict", "approve.yml": "required"}
 """The only steps that post the required status, in the files that every repository has."""
@@ -106,7 +110,7 @@ def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator
     shape = tuple("wait" if "wait" in step else str(step.get("key", "?")) for step in steps)
     if shape != FLOWS.get(name):
         yield f"its steps are {', '.join(shape)}, not {', '.join(FLOWS.get(name, ('none',)))}"
-    yield from _build_problems(pipeline, text)
+    yield from _build_problems(pipeline, text, [TOLD] if name == "watch.yml" else [])
     yield from _key_problems([step["key"] for step in steps if step.get("key")])
     yield from _graph_problems(steps, STATIC_KEYS if name == "approve.yml" else frozenset())
     for step in steps:
@@ -128,13 +132,13 @@ def _file_problems(name: str, text: str, declarations: Declarations) -> Iterator
         yield from (f"step {step.get('key', '?')!r} {problem}" for problem in found)
 
 
-def _build_problems(pipeline: Step, text: str) -> Iterator[str]:
+def _build_problems(pipeline: Step, text: str, told: list[dict[str, str]]) -> Iterator[str]:
     """Problems of what stands above the steps, and of the text."""
     if python := [variable for variable in pipeline.get("env") or {} if variable.startswith("PYTHON")]:
         yield f"it sets {python[0]}: what decides is Python"
-    if "notify" in pipeline:
-        yield "notifies for the whole build, which a step cannot take back"
-    if _LONE_DOLLAR.search(text):
+    if pipeline.get("notify", []) != told:
+        yield f"notifies {told or 'for the whole build, which a step cannot take back'}"
+    if _LONE_DOLLAR.search(text.replace(TOLD["email"], "")):
         yield "a single '$' is replaced when the file is uploaded; the job's own is '$$'"
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import re
@@ -79,6 +80,43 @@ def _recheck(plan: Plan, jobs: Path, branch: str) -> str:
     return recheck_yaml(plan, pending, branch=branch)
 
 
+Organization = Annotated[
+    str, typer.Option(metavar="SLUG", envvar=["HILGATE_ORGANIZATION", "BUILDKITE_ORGANIZATION_SLUG"])
+]
+PipelineSlug = Annotated[
+    str, typer.Option("--pipeline", metavar="SLUG", envvar=["HILGATE_PIPELINE", "BUILDKITE_PIPELINE_SLUG"])
+]
+
+
+@program.command()
+def watch(
+    ctx: typer.Context,
+    *,
+    branch: Annotated[
+        str, typer.Option(metavar="NAME", envvar="BUILDKITE_PIPELINE_DEFAULT_BRANCH", help="The default branch.")
+    ] = "main",
+    organization: Organization = "",
+    pipeline_slug: PipelineSlug = "",
+) -> None:
+    """Name paused nodes, a red main or night, long queues.
+
+    Exit status 1 when there is anything to say. BUILDKITE_API_TOKEN has the scopes read_agents and read_builds.
+    """
+    from hilgate.buildkite import api
+    from hilgate.declare.load import load
+
+    queues = load(repository(ctx)).agents.queues
+    url = api.builds_url(organization, pipeline_slug, api=api.API)
+    client = api.Client(url, os.environ.get(api.TOKEN_VARIABLE, ""))
+    unfinished = client.builds(**{"state[]": api.UNFINISHED, "exclude_jobs": "false"})
+    ended = [
+        one for page in range(1, api.PAGES + 1) for one in client.builds(branch=branch, state="finished", page=page)
+    ]
+    found = api.alarms(client.agents(), unfinished, ended, queues, dt.datetime.now(dt.UTC))
+    sys.stdout.write("".join(f"{sentence}\n" for sentence in found) or "nodes, main, the night and queues are well\n")
+    raise typer.Exit(Exit.FAIL if found else Exit.PASS)
+
+
 @program.command()
 def rerun(
     ctx: typer.Context,
@@ -91,12 +129,8 @@ def rerun(
     branch: Annotated[str, typer.Option(metavar="NAME", help="Only a build of this branch.")] = "",
     commit: Annotated[str, typer.Option(metavar="SHA", help="Only a build of this commit, in full.")] = "",
     profile: Annotated[Literal["pr", "nightly", "release"], typer.Option(help="Plan to take steps from.")] = "pr",
-    organization: Annotated[
-        str, typer.Option(metavar="SLUG", envvar=["HILGATE_ORGANIZATION", "BUILDKITE_ORGANIZATION_SLUG"])
-    ] = "",
-    pipeline_slug: Annotated[
-        str, typer.Option("--pipeline", metavar="SLUG", envvar=["HILGATE_PIPELINE", "BUILDKITE_PIPELINE_SLUG"])
-    ] = "",
+    organization: Organization = "",
+    pipeline_slug: PipelineSlug = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests and send none.")] = False,
 ) -> None:
     """Build some models of a pull request again on Buildkite.

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -62,6 +63,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show what would run, where and why; runs nothing."""
+    from hilgate.history.store import images
     from hilgate.plan.estimate import size_of
     from hilgate.plan.make import Choice, make_plan
     from hilgate.report import terminal
@@ -72,7 +74,9 @@ def plan(
         choice = choice_of(ctx, root, base=base, everything=everything, smoke=profile == "smoke")
         terminal.say(terminal.stderr(), choice.why)
     names, served = tuple(select or ()), tuple(models or ())
-    made = make_plan(root, base=choice.base, profile=choice.profile, select=names, models=served)
+    # Never the history of a checkout, which a change could bring with it.
+    built = partial(images, history) if history else None
+    made = make_plan(root, base=choice.base, profile=choice.profile, select=names, models=served, built=built)
     if write:
         made.save(write)
     if as_json:

@@ -8,6 +8,7 @@ of a commit and the newest builds are found without reading any. Folders of othe
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import json
@@ -33,6 +34,8 @@ from hilgate.model import (
 from hilgate.run.results import RESULTS_FILE, Attempt, Recorded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hilgate.model import Plan, Verdict
 
 FOLDER: Final = "history"
@@ -60,6 +63,23 @@ def builds(history: Path, commit: str = "") -> tuple[Path, ...]:
             "there is no build in this history", where=str(history), remedy="add one: `hilgate history add`"
         )
     return tuple(one for one in found if not commit or one.name.split("-")[1] == commit[:12])
+
+
+SEARCHED: Final = 200
+"""Builds whose images are looked at; each names all that it ran in, so the newest name all that are used."""
+
+
+def images(history: Path, contents: Iterable[str]) -> dict[str, str]:
+    """Contents of an image -> its digest in the newest build that has it; what cannot be read counts as unknown."""
+    wanted, found = set(contents), dict[str, str]()
+    for build in sorted(history.glob("[0-9]*Z-*-*"), reverse=True)[:SEARCHED]:
+        if found.keys() == wanted:
+            break
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            planned, judged = (json.loads((build / name).read_bytes())["images"] for name in (PLAN_FILE, VERDICT_FILE))
+            of = {planned[name]: digest for name, digest in judged.items() if name in planned}
+            found |= {content: of[content] for content in wanted & of.keys() - found.keys()}
+    return found
 
 
 def add(history: Path, plan: Plan, recorded: Recorded, verdict: Verdict, *, branch: str = "") -> tuple[Path, bool]:

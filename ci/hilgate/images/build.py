@@ -43,6 +43,8 @@ class ImageBuild:
     scratch: Path
     """For the context and the lock; ignored by git."""
     revision: str
+    fresh: bool = False
+    """Build it although there is one: whoever may push could have made that, and what main builds others run in."""
 
 
 def build(wanted: ImageBuild, choose: Callable[[Pins | None], Engine]) -> tuple[Check, ...]:
@@ -74,7 +76,7 @@ def build(wanted: ImageBuild, choose: Callable[[Pins | None], Engine]) -> tuple[
     engine = choose(pins)
     with _locked(wanted.scratch):
         began = time.monotonic()
-        digest = engine.find(image, content)
+        digest = None if wanted.fresh else engine.find(image, content)
         reused = digest is not None
         failure = "the build ended well, and there is no image under its content"
         if digest is None:

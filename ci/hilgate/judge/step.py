@@ -92,9 +92,9 @@ class StepResult:
         name = self.step.image
         if name is None or self.plan.desk or self.attempt is None:
             return ""
-        if problem := self.image_problem(name):
+        if name not in self.plan.digests and (problem := self.image_problem(name)):
             return problem
-        ran, built = self.attempt.record.environment.image, self.recorded.images[name].digest
+        ran, built = self.attempt.record.environment.image, self.recorded.digests(self.plan)[name]
         return "" if ran == built else f"it ran in image {ran or '(none)'}, built was {built}"
 
     @cached_property
@@ -125,6 +125,11 @@ class StepResult:
             return f"no record says which image {name!r} was built in this build"
         planned = built.content == self.plan.images.get(name)
         return "" if planned else f"the image {name!r} was built from other contents than the plan's"
+
+    @property
+    def of_a_fork(self) -> str:
+        """Why agents do not start it, and who may; empty for what runs in an image, or is no fork's."""
+        return self.step.reason if self.plan.fork and not (self.plan.desk or self.step.image) else ""
 
     @cached_property
     def health(self) -> tuple[Health, ...]:
@@ -267,7 +272,7 @@ JUDGEMENTS = (
     Judgement("damaged", lambda s: s.damaged, DID_NOT_RUN, Ruling.INFRA,
               lambda s: _joined(f"its results cannot be believed: {s.damaged}", s.node_in_doubt)),
     Judgement("no record", lambda s: s.attempt is None, DID_NOT_RUN, Ruling.INFRA,
-              lambda s: _joined("no record of it arrived", s.node_in_doubt)),
+              lambda s: _joined("no record of it arrived", s.node_in_doubt, s.of_a_fork)),
     # Evidence of something else.
     Judgement("another command", lambda s: s.other_command, DID_NOT_RUN, Ruling.REGRESSION,
               lambda s: f"another command was run: {s.other_command}"),

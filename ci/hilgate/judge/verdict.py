@@ -63,7 +63,7 @@ def judge(
         plan_digest=digest,
         outcome=outcome,
         why=why,
-        images={name: record.digest for name, record in recorded.images.items()},
+        images=recorded.digests(plan),
         loosened=loosened,
         approved_by=approved_by if loosened else "",
         steps=steps,

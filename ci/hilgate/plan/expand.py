@@ -38,7 +38,9 @@ class Target:
     absent_tools: frozenset[str] = frozenset()
     """Programs that steps need and that are not on this machine's path."""
     fork: bool = False
-    """Whether the change comes from a fork, whose steps are given no secrets."""
+    """Whether the change comes from a fork, whose steps are given no secrets and run in images alone."""
+    built: frozenset[Key] = frozenset()
+    """Images that nothing needs to build."""
 
 
 def expand(
@@ -69,8 +71,15 @@ def expand(
     steps: list[PlannedStep] = []
     for area, step in _in_order(declarations, target, places):
         obstacle = placed[step.key].obstacle  # a missing package: it stays planned, and ends as did not run
-        note = f"; will not run here, {obstacle}" if obstacle else ""
         for device in placed[step.key].devices:
+            image = _image(declarations, target, step, device)
+            note = f"; will not run here, {obstacle}" if obstacle else ""
+            if target.fork and target.machine is None and (image is None or (step.network and device != CPU)):
+                lacks = (
+                    "has no network: what the cache of models lacks" if image else "runs on no host that is kept: it"
+                )
+                who = f"{declarations.project.approvers} may push the commit to a branch here"
+                note += f"; a fork's code {lacks} will not run, and {who}"
             provider = _provider(declarations, target, step, device)
             needs = dict.fromkeys([*step.needs, *([provider.key] if provider else [])])
             met = {need: _met_by(need, device, places[need]) for need in needs}
@@ -85,7 +94,7 @@ def expand(
                     area=area.area,
                     device=device,
                     queue=declarations.queue_for(step, device),
-                    image=provider.provides if provider else None,
+                    image=image,
                     depends_on=tuple(key for key in met.values() if key is not None),
                     env={**declarations.agents.devices[device].env, **step.env},
                     reason=wanted[step.key].reason + note,
@@ -137,9 +146,13 @@ def _in_order(
 
 
 def _provider(declarations: Declarations, target: Target, step: Step, device: Key) -> Step | None:
-    """The step that builds the image of a step's job; None on the host."""
-    image = declarations.image_for(step, device) if target.machine is None else None
-    return declarations.provider(image) if image else None
+    """The step that builds the image of a step's job; None on the host, and for an image that is built."""
+    image = _image(declarations, target, step, device)
+    return declarations.provider(image) if image and image not in target.built else None
+
+
+def _image(declarations: Declarations, target: Target, step: Step, device: Key) -> Key | None:
+    return declarations.image_for(step, device) if target.machine is None else None
 
 
 def _met_by(need: Key, device: Key, places: Sequence[Key]) -> Key | None:

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from hilgate.plan.select import select as select_steps
 from hilgate.text import count, suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
@@ -88,19 +89,28 @@ class ChangeFacts:
 
     images: Mapping[Key, str] = field(default_factory=dict)
     """Image -> sha256 of everything it is built from; images that no planned step uses or builds are left out."""
+    digests: Mapping[Key, str] = field(default_factory=dict)
+    """Image -> digest of those that are built already."""
     loosened: tuple[Loosening, ...] = ()
     fork: bool = False
 
 
-def gather_facts(root: Path, change: Changes) -> ChangeFacts:
+Built = Callable[[Iterable[str]], Mapping[str, str]]
+"""Looks up contents of images: content -> digest, where a build of the default branch has built it."""
+
+
+def gather_facts(root: Path, change: Changes, built: Built | None = None) -> ChangeFacts:
     """The facts of a checkout and its change; outside of a checkout there is no content to tell images by.
 
     Raises:
         DeclarationError: The pins or the list of protected files are wrong.
         CannotRunHereError: The merge base is not in this checkout.
     """
+    images = contents(root) if change.commit else {}
+    known = built(images.values()) if built else {}
     return ChangeFacts(
-        images=contents(root) if change.commit else {},
+        images=images,
+        digests={name: known[content] for name, content in images.items() if content in known},
         loosened=loosened(root, change.merge_base, change.files or (), "" if change.dirty else change.commit),
         fork=of_build(os.environ).fork,
     )
@@ -113,11 +123,12 @@ def make_plan(
     profile: PlanProfile,
     select: tuple[str, ...] = (),
     models: tuple[str, ...] = (),
+    built: Built | None = None,
 ) -> Plan:
     """Plan the change between `base` and the working tree (None: everything) for this machine or for the agents.
 
     `select` names areas, steps or planned steps, `models` names models: the steps of both and what they need are
-    planned, whatever changed and whichever profiles they belong to.
+    planned, whatever changed and whichever profiles they belong to. `built` knows images that need no build.
 
     Raises:
         InvalidDeclarationsError: A declaration is invalid.
@@ -136,7 +147,7 @@ def make_plan(
             where=", ".join(change.links[:5]),
             remedy="put the file itself there",
         )
-    facts = gather_facts(root, change)
+    facts = gather_facts(root, change, built if profile not in DESK else None)
     if facts.fork and change.merge_base:
         declarations = as_permitted(declarations, root, change.merge_base)
     by_change = not select and not models and profile not in WHOLE
@@ -237,7 +248,11 @@ def assemble(
         wanted = by_model(declarations, models) | by_name(declarations, select)
     else:
         wanted = _affected(declarations, change, profile, graph, otherwise)
-    target = Target(machine, absent, known.fork)
+        for step in [step for _, step in declarations.steps() if step.provides in known.digests]:
+            wanted.pop(step.key, None)
+            image = f"{step.provides} is {known.digests[step.provides or ''][:19]}"
+            otherwise[step.key] = ("not affected", f"a build of the default branch built the same: {image}")
+    target = Target(machine, absent, known.fork, frozenset(known.digests))
     steps, omissions = expand(declarations, wanted, target, otherwise=otherwise)
     promised = 0
     if profile == "smoke":
@@ -253,7 +268,8 @@ def assemble(
         profile=profile,
         promised=promised,
         fork=known.fork,
-        images=_images(steps, facts) if facts else {},
+        images=(images := _images(steps, facts) if facts else {}),
+        digests={name: digest for name, digest in known.digests.items() if name in images},
         loosened=known.loosened,
         python_path=declarations.project.python_path,
         changed_files=change.files or (),

@@ -94,7 +94,7 @@ def write_bundle(root: Path, folder: Path, out: Path, *, committed: int) -> Mani
         plan_digest=plan_digest(plan),
         profile=plan.profile,
         outcome=read_verdict(folder / VERDICT_FILE).outcome,
-        images={name: record.digest for name, record in sorted(recorded.images.items())},
+        images=dict(sorted(recorded.digests(plan).items())),
     )
     pins = root / PINS
     bill = make_sbom(

@@ -219,8 +219,8 @@ def check_sums(members: Mapping[str, Path]) -> int:
 
 
 def _check_images(manifest: bundle.Manifest, plan: Plan, recorded: Recorded) -> str:
-    built = {name: record.digest for name, record in recorded.images.items()}
-    require(built == manifest.images, f"the records name the images {built}, the manifest {manifest.images}")
+    built = recorded.digests(plan)
+    require(built == manifest.images, f"plan and records name the images {built}, the manifest {manifest.images}")
     for name, record in sorted(recorded.images.items()):
         planned = record.content == plan.images.get(name)
         require(planned, f"the image {name} was built from other contents than the plan's")
@@ -230,7 +230,8 @@ def _check_images(manifest: bundle.Manifest, plan: Plan, recorded: Recorded) -> 
             ran_in, wanted = attempt.record.environment.image, built.get(step.image)
             right = bool(ran_in) and ran_in == wanted
             require(right, f"{step.key} ran in {ran_in or 'no image'}, and {step.image} is {wanted}")
-    return f"{len(built)} images, and every result was made in the one that its step names"
+    of = f" ({len(plan.digests)} of an earlier build)" if plan.digests else ""
+    return f"{len(built)} images{of}, and every result was made in the one that its step names"
 
 
 def _check_release(plan: Plan, recorded: Recorded) -> str:

@@ -99,6 +99,10 @@ class Recorded:
         attempts = [record for attempt in self.attempts.get(key, ()) for record in records_of(attempt)]
         return [*attempts, *image, *self.reruns.get(key, ())]
 
+    def digests(self, plan: Plan) -> dict[str, str]:
+        """Image -> digest: of those that were built already the plan's, of the others what was built."""
+        return {name: record.digest for name, record in self.images.items()} | plan.digests
+
     def passed(self) -> frozenset[str]:
         """Keys of the steps whose last attempt passed."""
         return frozenset(key for key in self.attempts if self.attempts[key][-1].record.outcome is Outcome.PASS)

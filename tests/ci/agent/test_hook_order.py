@@ -15,6 +15,7 @@ from support.nodes import ROOT
 from support.plans import git
 
 from hilgate.agent import container, host
+from hilgate.buildkite.steps import RETRY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,6 +90,22 @@ def test_the_table_is_what_the_real_agent_does(tmp_path: Path) -> None:
         assert ran == executed(version, hooks, failing=failing, local=local), (version, build, local, log)
         assert {name for _, name in ran} <= set(PHASES)
         assert (status == 0) is (not failing and (local or not hooks - OURS)), (version, build, local, log)
+
+
+@REAL
+@pytest.mark.parametrize("command", [0, 1, 75])
+def test_a_job_whose_upload_fails_is_not_green_and_not_retried_for_it(tmp_path: Path, command: int) -> None:
+    repository, hooks = tmp_path / "repository", tmp_path / "hooks"
+    for place in (repository, hooks):
+        place.mkdir()
+    (repository / "file").touch()
+    for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "all"]):
+        git(repository, *words)
+    env = {"BUILDKITE_ARTIFACT_PATHS": "file", "BUILDKITE_COMMAND": f"exit {command}"}
+    status, log = bootstrap(tmp_path, repository, hooks, "v4", local=False, refused="artifacts", **env)
+    assert "artifact upload file" in log
+    assert status == (command or 1), "a passed command is a failed job, a failed one keeps its own"
+    assert 1 not in {rule.exit_status for rule in RETRY.automatic or ()}
 
 
 def _run(folder: Path, hooks: set[Hook], failing: frozenset[Hook], version: str, *, local: bool) -> tuple[int, str]:

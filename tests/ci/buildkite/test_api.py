@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls to Buildkite's REST API against a server on this machine that answers as documented, and as servers do."""
 
+import datetime as dt
 import json
+from pathlib import Path
 
 import pytest
 from support import plans
@@ -14,13 +16,16 @@ from hilgate.buildkite.api import (
     PER_PAGE,
     RERUN_KEY,
     Client,
+    RemoteAgent,
     RemoteBuild,
     RemoteError,
+    alarms,
     builds_url,
     images_of,
     request,
     shortfall,
 )  # fmt: skip
+from hilgate.declare.load import load
 from hilgate.errors import Exit, MisuseError
 from hilgate.model import Loosening
 
@@ -43,6 +48,65 @@ def client(server):
 
 
 BODY = {"commit": "c" * 40, "branch": "feature", "meta_data": {RERUN_KEY: "n1"}}
+
+
+NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
+QUEUES = load(Path(__file__).parents[3]).agents.queues
+WELL = [
+    RemoteBuild.model_validate(build(number, state="passed", branch="main", env=env))
+    for number, env in ((9, {"HILGATE_FLOW": "watch"}), (8, {}), (7, {"HILGATE_PROFILE": "nightly"}),
+                        (6, {"HILGATE_FLOW": "release"}))
+]  # fmt: skip
+
+
+def job(minutes, queue="amd_mi300_1", state="scheduled"):
+    since = (NOW - dt.timedelta(minutes=minutes)).isoformat()
+    return {"type": "script", "state": state, "runnable_at": since, "agent_query_rules": [f"queue={queue}"]}
+
+
+def agent(name, queue="amd_mi300_1", **more):
+    return RemoteAgent.model_validate({"name": name, "meta_data": ["os=linux", f"queue={queue}"], **more})
+
+
+def running(*jobs):
+    return [RemoteBuild.model_validate(build(10, state="running", jobs=[{"type": "waiter"}, *jobs]))]
+
+
+PAUSED = agent("node-7", paused=True, paused_note="GPU 2 has 41000 MiB\nin use")
+
+
+@pytest.mark.parametrize(
+    ("agents", "unfinished", "finished", "told"),
+    [
+        ([agent("node-1")], running(job(60), job(500, state="running")), WELL, []),
+        ([PAUSED], [], WELL, ["node-7 (amd_mi300_1) is paused: GPU 2 has 41000 MiB"]),
+        ([agent("node-8", paused=True)], [], WELL, ["node-8 (amd_mi300_1) is paused: nobody says why"]),
+        ([agent("theirs", queue="another-team", paused=True)], [], WELL, []),
+        ([], running(job(61), job(90), job(10)), WELL, ["amd_mi300_1: 2 jobs waited over 60 minutes, the longest 90"]),
+        ([], running(job(11, "amd-gate")), WELL, ["amd-gate: 1 job waited over 10 minutes, the longest 11"]),
+        ([], [], [WELL[1].model_copy(update={"state": "failed"}), *WELL], ["main is failed: https://"]),
+        (
+            [],
+            [],
+            [WELL[2].model_copy(update={"state": "canceled"}), *WELL],
+            ["the nightly build is canceled: https://"],
+        ),
+        ([], [], WELL[:3], ["the release build: none has ended"]),
+        ([], [], [], ["main: none", "the nightly build: none", "the release build: none"]),
+    ],
+)
+def test_an_operator_hears_of_paused_nodes_red_builds_and_long_queues(agents, unfinished, finished, told):
+    found = alarms(agents, unfinished, finished, QUEUES, NOW)
+    assert len(found) == len(told)
+    assert all(one.startswith(words) and "\n" not in one for one, words in zip(found, told, strict=True)), found
+
+
+def test_all_agents_of_the_organization_are_asked_for_page_by_page(server, client):
+    server.answer(200, [{"name": f"a{n}", "meta_data": []} for n in range(PER_PAGE)]).answer(200, [{"name": "last"}])
+    assert len(client.agents()) == PER_PAGE + 1
+    assert [(path, query["page"]) for _, path, query, _, _ in server.asked] == [
+        ("/v2/organizations/acme/agents", ["1"]), ("/v2/organizations/acme/agents", ["2"])
+    ]  # fmt: skip
 
 
 def test_build_is_created(server, client):

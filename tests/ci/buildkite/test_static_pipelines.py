@@ -18,6 +18,9 @@ from support.static_steps import FILES, FOLDER, STEPS, script
 from hilgate.buildkite.api import ALL
 from hilgate.buildkite.lint import schema_problems
 from hilgate.cli.app import program
+from hilgate.git import Changes
+from hilgate.plan.estimate import estimate
+from hilgate.plan.make import ChangeFacts, assemble
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
@@ -34,11 +37,17 @@ def test_the_real_uploader_takes_each_file_and_leaves_the_shells_own_dollars():
             "PATH": os.environ["PATH"],
             "BUILDKITE_AGENT_ACCESS_TOKEN": "of-this-job",
             "BUILDKITE_JOB_ID": "0193-job",
+            "HILGATE_TELL": "owners@example.invalid",
         }
         done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         taken = [step["command"] for step in json.loads(done.stdout)["steps"] if "command" in step]
         assert taken == [script(step) for (file, _), step in STEPS.items() if file == name]
+        if name == "watch.yml":
+            assert json.loads(done.stdout)["notify"][0]["email"] == env.pop("HILGATE_TELL")
+            done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+            assert "the schedule names who is told" in done.stderr
+            assert done.returncode != 0, "nobody would be told"
 
 
 @pytest.mark.parametrize(("name", "key"), STEPS, ids="-".join)
@@ -71,14 +80,14 @@ def test_commands_and_options_are_known_to_the_command_line():
     seen = set()
     for name, key in STEPS:
         for line in script(STEPS[name, key]).splitlines():
-            found = re.match(r"(?:status=0; |\s*)hilgate (\S+)(.*)", line)
+            found = re.match(r"(?:status=0; |[A-Z_]+=\S+ |\s*)hilgate (\S+)(.*)", line)
             if not found or found[1] in OTHERS:
                 continue
             seen.add(found[1])
-            command = getattr(commands[found[1]], "commands", {}).get(found[2].split()[0], commands[found[1]])
+            command = getattr(commands[found[1]], "commands", {}).get((found[2].split() or [""])[0], commands[found[1]])
             known = {option for parameter in command.params for option in parameter.opts}
             assert set(re.findall(r"--[a-z-]+", found[2])) - OPTIONS <= known, line
-    assert seen == {"plan", "pipeline", "judge", "history"}
+    assert seen == {"plan", "pipeline", "judge", "history", "watch"}
 
 
 def test_rerun_offers_every_model_that_a_step_runs():
@@ -101,7 +110,17 @@ def test_the_settings_as_data_are_those_of_the_page():
     assert "$" not in steps
     off = ("publish_commit_status", "build_pull_request_forks", "skip_pull_request_builds_for_existing_commits")
     assert all(re.search(rf"{name} += false", settings) for name in off)
-    assert set(re.findall(r'HILGATE_\w+ = "(\w+)"', settings)) == {"nightly", "release"}
+    assert set(re.findall(r'HILGATE_\w+ = "(\w+)"', settings)) == {"nightly", "release", "watch"}
+
+
+def test_a_schedule_says_what_it_takes():
+    settings = (FOLDER.parent / "ci/agent/pipeline.tf").read_text(encoding="utf-8")
+    change = Changes(base=None, merge_base="", commit="", dirty=False, files=None)
+    images = ChangeFacts(images=dict.fromkeys(DECLARED.project.images, "0" * 64))
+    for profile, name in (("nightly", "nightly"), ("release", "weekly")):
+        minutes = estimate(assemble(DECLARED, change, None, profile=profile, facts=images)).gpu_minutes
+        (hours,) = re.findall(rf'label += "{name}: (\d+) GPU-hours as declared', settings)
+        assert float(hours) == pytest.approx(minutes / 60, rel=0.1), "an owner reads it: within a tenth"
 
 
 @pytest.mark.parametrize(("name", "key"), [one for one in STEPS if "hilgate judge" in script(STEPS[one])], ids="-".join)

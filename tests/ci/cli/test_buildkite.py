@@ -49,6 +49,26 @@ def test_rerun_starts_a_build_of_the_last_commit_and_says_what_it_means(root, bu
     assert body["env"]["HILGATE_IMAGE_FROM_BUILD"] == "41"
 
 
+@pytest.mark.parametrize("state", ["passed", "failed"])
+def test_watch_is_red_when_there_is_something_to_say(root, buildkite, state):
+    env = ({}, {"HILGATE_PROFILE": "nightly"}, {"HILGATE_FLOW": "release"})
+    buildkite.answer(200, [build(1, state="running")])
+    buildkite.answer(200, [build(2 + n, state=state if n == 0 else "passed", env=one) for n, one in enumerate(env)])
+    buildkite.answer(200, [])
+    done = plans.hilgate(root, "watch", *WHERE, BUILDKITE_API_TOKEN=TOKEN)
+    assert done.returncode == (Exit.FAIL if state == "failed" else Exit.PASS), done.stderr
+    assert done.stdout.startswith("main is failed: https" if state == "failed" else "nodes, main, the night and queues")
+    asked = [
+        (path.rpartition("/")[2], query.get("state") or query.get("state[]"))
+        for _, path, query, _, _ in buildkite.asked
+    ]
+    assert asked == [
+        ("builds", ["scheduled", "running", "failing"]),
+        *[("builds", ["finished"])] * api.PAGES,
+        ("agents", None),
+    ]
+
+
 def test_names_of_the_pipeline_come_from_the_environment(root, buildkite):
     buildkite.answer(200, [build(41)]).answer(201, build(42))
     done = rerun(root, "all", "--pr", "7", HILGATE_ORGANIZATION="acme", HILGATE_PIPELINE="rocm")

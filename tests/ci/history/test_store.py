@@ -55,6 +55,16 @@ def test_adding_or_judging_twice_changes_nothing(tmp_path):
     assert bytes_of(tmp_path) == before
 
 
+def test_an_image_is_found_by_its_contents_in_the_newest_build_that_has_it(tmp_path):
+    for minute, (content, digest) in enumerate((("1", "a"), ("1", "b"), ("2", "c"), ("3", "d"))):
+        known = {"images": {"rocm": content * 64}, "digests": {"rocm": "sha256:" + digest * 64}}
+        build = remember(tmp_path, CHECKS, minute=minute, **known)
+    (build / PLAN_FILE).write_text("{")
+    asked = [number * 64 for number in "1234"]
+    assert store.images(tmp_path, asked) == {"1" * 64: "sha256:" + "b" * 64, "2" * 64: "sha256:" + "c" * 64}
+    assert store.images(tmp_path / "none", asked) == {}
+
+
 def test_builds_are_found_by_commit_and_sorted_by_time(tmp_path):
     folders = [remember(tmp_path, CHECKS, minute=n, commit=commit * 40) for n, commit in ((3, "a"), (1, "b"), (2, "a"))]
     (tmp_path / "history.html").write_text("")

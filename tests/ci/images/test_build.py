@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -128,6 +129,16 @@ def test_an_image_found_by_its_content_is_checked_as_well(job, root):
     engine = FakeEngine(root, labels={"hilgate.pins.suite": "trixie"})
     engine.images["cpu", contents(root)["cpu"]] = DIGEST
     assert outcomes(build(job(), lambda _: engine))["labels match the pins"] is Outcome.FAIL
+
+
+def test_what_the_default_branch_runs_in_is_built_although_there_is_one(job, root):
+    poisoned, engine = "sha256:" + "e" * 64, FakeEngine(root)
+    engine.images["cpu", contents(root)["cpu"]] = poisoned
+    build(job(), lambda _: engine)
+    assert (json.loads((job().out / "image.json").read_text())["digest"], engine.orders) == (poisoned, [])
+    build(replace(job(), fresh=True), lambda _: engine)
+    assert json.loads((job().out / "image.json").read_text())["digest"] == DIGEST
+    assert len(engine.orders) == 1
 
 
 def test_another_revision_is_no_other_image(job, root):

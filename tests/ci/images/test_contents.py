@@ -31,9 +31,7 @@ WHEELS = ("aiter", "causal-conv1d", "mamba-ssm", "vllm")
 
 FILES = {
     BOTH: (
-        *("docker/prove.py", "requirements/laptop.txt", "pyproject.toml", "kernels/pagedkv/tuning/gfx942.toml"),
-        *("kernels/pagedkv/layout.py", "kernels/pagedkv/new.py", "ci/hilgate/plan/make.py"),
-        *("evals/hileval/gates/judge.py", "evals/families/judge.py", "kernels/pyproject.toml", "evals/pyproject.toml"),
+        *("docker/prove.py", "requirements/laptop.txt", "kernels/pyproject.toml", "docker/scripts/entry-points.sh"),
     ),
     CPU: ("docker/cpu.Dockerfile", "docker/scripts/apt.sh", "requirements/install.sh"),
     ROCM: (
@@ -42,6 +40,18 @@ FILES = {
     ),
     (): (
         *("README.md", "docker/README.md", "docker/build.in", "kernels/pagedkv/routing/README.md", "evals/gates.yaml"),
+        *(
+            "kernels/pagedkv/layout.py",
+            "kernels/pagedkv/new.py",
+            "kernels/pagedkv/tuning/gfx942.toml",
+            "pyproject.toml",
+        ),
+        *(
+            "ci/hilgate/images/build.py",
+            "evals/hileval/gates/judge.py",
+            "evals/families/judge.py",
+            "evals/pyproject.toml",
+        ),
         *(
             "tests/ci/plan/test_make.py",
             "ci/areas/kernels.yaml",
@@ -61,17 +71,11 @@ def repository(tmp_path_factory) -> Path:
     """A checkout of what the keys cover and a little more."""
     here = Path(__file__).parents[3]
     root = tmp_path_factory.mktemp("repository")
-    for name in ("docker", "requirements", "ci/hilgate", "kernels/pagedkv", "evals/hileval", "evals/families"):
-        shutil.copytree(here / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in (
-        "pyproject.toml",
-        "kernels/pyproject.toml",
-        "evals/pyproject.toml",
-        "ci/agents.yaml",
-        "ci/project.yaml",
-    ):
+    for name in ("docker", "requirements"):
+        shutil.copytree(here / name, root / name)
+    for name in ("kernels/pyproject.toml", "ci/agents.yaml", "ci/project.yaml"):
+        (root / name).parent.mkdir(exist_ok=True)
         shutil.copy(here / name, root / name)
-    (root / ".gitignore").write_text("__pycache__/\n")
     for arguments in (["init", "-q"], ["add", "-A"], [*IDENTITY, "commit", "-qm", "all"]):
         subprocess.run(["git", *arguments], cwd=root, check=True)
     return root

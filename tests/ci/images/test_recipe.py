@@ -72,7 +72,7 @@ def test_a_recipe_is_pinned_and_fetches_nothing_by_name(image):
         ("FROM ${BASE} AS base", "FROM rocm/pytorch:latest AS base", "no pinned base"),
         ("ADD --checksum=sha256:${AITER_SHA256} ", "ADD ", "has no checksum"),
         ("RUN scripts/unpack.sh /src/vllm", "RUN git clone https://example/vllm && scripts/x", "RUN fetches"),
-        ("RUN touch README.md", "RUN pip install torch && touch README.md", "RUN resolves dependencies"),
+        ("RUN python3 /opt", "RUN pip install torch && python3 /opt", "RUN resolves dependencies"),
         ("ENV HSA_NO", "ENV HIP_ARCHITECTURES=native HSA_NO", "ENV is not allowed"),
     ],
     ids=["default", "tag", "no-checksum", "clone", "dependencies", "native"],

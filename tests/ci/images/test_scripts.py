@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -242,6 +244,8 @@ def test_the_image_installs_requirements_by_hash_and_wheels_without_an_index(cha
     (image / "wheels/mamba_ssm.whl").touch()
     (image / "install.sh").symlink_to(ROOT / "docker/scripts/install.sh")
     (image / "laptop.txt").symlink_to(ROOT / "requirements/laptop.txt")
+    for name in ("docker/scripts/entry-points.sh", "kernels/pyproject.toml"):
+        (image / Path(name).name).symlink_to(ROOT / name)
     (command,) = stage_runs(variables, "image", tmp_path)
     done = chain.run("bash", "-euo", "pipefail", "-c", command, cwd=image)
     assert done.returncode == 0, done.stderr
@@ -249,6 +253,18 @@ def test_the_image_installs_requirements_by_hash_and_wheels_without_an_index(cha
     assert {"--no-deps", "--require-hashes"} <= set(requirements["words"])
     assert {"--no-deps", "--no-index", f"{image}/wheels/mamba_ssm.whl"} <= set(wheels["words"])
     assert not (image / "wheels").exists()
+    assert chain.calls("-I", "-", f"{image}/pyproject.toml")
+
+
+def test_vllm_finds_the_plugin_by_an_entry_point_without_its_package(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
+    python = tmp_path / "bin/python"
+    subprocess.run([ROOT / "docker/scripts/entry-points.sh", python, ROOT / "kernels/pyproject.toml"], check=True)
+    asked = "from importlib import metadata, util\n"
+    asked += "print(*metadata.entry_points(group='vllm.general_plugins'), util.find_spec('pagedkv'))"
+    found = subprocess.run([python, "-I", "-c", asked], capture_output=True, text=True, check=True).stdout
+    value = "pagedkv.vllm_plugin:register"
+    assert found == f"EntryPoint(name='pagedkv', value='{value}', group='vllm.general_plugins') None\n"
 
 
 @pytest.mark.parametrize("name", ["requirements/laptop.txt", "docker/build.txt"])

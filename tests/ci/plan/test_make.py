@@ -181,7 +181,7 @@ def test_facts_are_gathered_for_the_change_and_stand_in_the_plan(monkeypatch):
     monkeypatch.setattr(make, "_images", lambda *_: {"cpu": "0" * 64})
     plan = make_plan(REPOSITORY, base=None, profile="pr", select=("routing",))
     assert (plan.fork, plan.images) == (True, {"cpu": "0" * 64})
-    ((root, change_found),) = gathered
+    ((root, change_found, _),) = gathered
     assert (root, change_found.files) == (REPOSITORY, None)
 
 
@@ -323,6 +323,28 @@ def test_job_on_a_queue_with_an_image_waits_for_the_step_that_builds_it():
     assert order.index("image-rocm-cpu") < order.index("s-gfx942")
 
 
+@pytest.mark.parametrize("profile", ["pr", "nightly"])
+def test_an_image_that_the_default_branch_has_built_needs_no_step(profile):
+    digest = "sha256:" + "d" * 64
+    facts, declared = replace(FACTS, digests={"rocm": digest}), declare(WITH_IMAGE, **IMAGES)
+    plan = assemble(declared, change("a/x"), None, profile=profile, facts=facts)
+    steps = {planned.key: planned for planned in plan.steps}
+    assert ("image-rocm-cpu" in steps, "image-cpu-cpu" in steps) == (False, profile == "nightly")
+    assert (steps["s-gfx942"].image, steps["s-gfx942"].depends_on) == ("rocm", ())
+    assert (plan.images["rocm"], plan.digests) == ("1" * 64, {"rocm": digest})
+    assert reasons(plan)["image-rocm"].startswith("a build of the default branch built the same: rocm is sha256:dddd")
+    asked = assemble(declared, EVERYTHING, None, profile=profile, select=("image-rocm",), facts=facts)
+    assert keys(asked) == ["image-rocm-cpu"]
+
+
+def test_a_fork_is_told_what_it_cannot_run_and_who_can():
+    declared = declare(WITH_IMAGE, a=[step("s", ("cpu", "gfx942"), network=True)], images=IMAGES["images"])
+    for digests, told in (({}, {"image-rocm-cpu", "s-cpu", "s-gfx942"}), ({"rocm": "sha256:" + "d" * 64}, None)):
+        plan = assemble(declared, change("a/x"), None, profile="pr", facts=replace(FACTS, fork=True, digests=digests))
+        who = f"{declared.project.approvers} may push the commit to a branch here"
+        assert {one.key for one in plan.steps if who in one.reason} == told or {"s-cpu", "s-gfx942"}
+
+
 def test_only_devices_that_were_asked_for_need_their_image():
     plan = assemble(declare(WITH_IMAGE, **IMAGES), EVERYTHING, None, profile="pr", select=("s-cpu",), facts=FACTS)
     assert keys(plan) == ["s-cpu"]
@@ -402,8 +424,11 @@ def test_plan_survives_its_file(tmp_path):
     [
         (lambda text: text[:100], "not a plan"),
         (lambda text: text.replace('"profile"', '"profil"'), "not a plan"),
-        (lambda text: text.replace('"schema_version": 3', '"schema_version": 2'), "not a plan: schema 2, this reads 3"),
-        (lambda text: text.replace('"schema_version": 3,', ""), "it has no schema_version"),
+        (
+            lambda text: text.replace('"schema_version": 4', '"schema_version": 2'),
+            "not a plan: schema 2, this reads 3 or 4",
+        ),
+        (lambda text: text.replace('"schema_version": 4,', ""), "it has no schema_version"),
         (lambda text: json.dumps({**json.loads(text), "steps": json.loads(text)["steps"] * 2}), "stands twice"),
         (lambda text: text.replace('"depends_on": []', '"depends_on": ["gone"]'), "depends on gone"),
     ],

@@ -218,11 +218,11 @@ TAMPERED = {
     "a truncated line": (
         lambda m: {**m, RECORDS: m[RECORDS][:-1]}, True, "records: mla-cpu: results.jsonl: it is not as"),
     "a dropped image": (
-        without_lines(b'"kind":"image"', BUILDER_RECORDS), True, "images: the records name the images {}"),
+        without_lines(b'"kind":"image"', BUILDER_RECORDS), True, "images: plan and records name the images {}"),
     "another image digest": (
-        edited(BUILDER_RECORDS, b'"digest":"sha256:abab', b'"digest":"sha256:cdab'), True, "images: the rec"),
+        edited(BUILDER_RECORDS, b'"digest":"sha256:abab', b'"digest":"sha256:cdab'), True, "images: plan and records"),
     "another image in the manifest": (
-        edited("manifest.json", b"sha256:abab", b"sha256:cdab"), True, "images: the records name the images"),
+        edited("manifest.json", b"sha256:abab", b"sha256:cdab"), True, "images: plan and records name the images"),
     "an image of other contents": (
         edited(BUILDER_RECORDS, b'"content":"cc', b'"content":"dd'), True, "images: the image rocm was"),
     "a step in another image": (

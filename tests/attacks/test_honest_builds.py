@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who: somebody honest. What: main, a pull request of a fork and of a branch, a build of the merge queue, from the flow
+that is uploaded to the status that is posted, by the real hooks, planner, jobs and judge.
+
+What must happen: what refuses attackers lets them pass. A fork that changes what is tested needs nothing of a host but
+the image that main has built; where there is none it is red, and the verdict says who can start what it cannot.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from support.flow import OURS, THEIRS, Build, Machine, machine
+from support.forks import project
+from support.nodes import ROOT
+from support.plans import git
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AGENTS = """\
+devices:
+  cpu: {}
+queues:
+  amd-gate: {device: cpu, gpus: 0, memory_gib: 4, gate: true}
+  cpus: {device: cpu, gpus: 0, memory_gib: 8, image: cpu}
+"""
+AREA = """\
+area: a
+title: A
+why: It is an example.
+paths: [src/, tests/, ci/]
+steps:
+  - {key: image, label: image, command: python build.py, devices: [cpu], evidence: findings, timeout_minutes: 9,
+     provides: cpu}
+  - {key: one, label: one, command: python -m pytest tests, devices: [cpu], evidence: junit, timeout_minutes: 9}
+"""
+DIGEST = "sha256:" + "ab" * 32
+BUILDS_IMAGE = f"""\
+import json, os, pathlib, sys
+sys.path.insert(0, {str(ROOT / "ci")!r})
+from hilgate.images.contents import contents
+out = pathlib.Path(os.environ["HILGATE_OUT"])
+(out / "findings.jsonl").write_text(json.dumps({{"id": "built", "outcome": "pass"}}) + "\\n")
+content = contents(pathlib.Path.cwd())["cpu"]
+(out / "image.json").write_text(json.dumps({{"image": "cpu", "content": content, "digest": "{DIGEST}"}}))
+"""
+TEST = "import limits\n\n\ndef test_it():\n    assert limits.FLOOR == 0.95\n"
+FILES = {
+    "ci/agents.yaml": AGENTS,
+    "ci/areas/a.yaml": AREA,
+    "ci/project.yaml": "python_path: [src]\nforks_may_change: [src/, tests/]\nimages:\n  cpu: {recipe: Dockerfile}\n"
+    "approvers: gate-owners\n",
+    "ci/protected.yaml": 'files:\n  - {paths: ["src/**", "tests/test_*.py"], flag: nothing}\n',
+    "Dockerfile": "FROM scratch\n",
+    "build.py": BUILDS_IMAGE,
+    ".gitignore": "results/\nupload.yml\n__pycache__/\n.pytest_cache/\n",
+    "src/limits.py": "FLOOR = 0.95\n",
+    "tests/test_a.py": TEST,
+    **{f".buildkite/{path.name}": path.read_text() for path in (ROOT / ".buildkite").glob("*.yml")},
+}
+BRANCH = {"BRANCH": "theirs", "PULL_REQUEST": "7", "PULL_REQUEST_BASE_BRANCH": "main", "PULL_REQUEST_REPO": OURS}
+FORK = {**BRANCH, "PULL_REQUEST_REPO": THEIRS}
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """A host that serves a repository, and a clone that sends changes."""
+    folder = tmp_path_factory.mktemp("host")
+    change = project(folder, **FILES)
+    return machine(folder, change.ours, change.theirs)
+
+
+@pytest.fixture(scope="module")
+def main(host: Machine) -> Build:
+    """The build of main, whose results the others find."""
+    return host.build(host.ours, git(host.ours, "rev-parse", "main"), BRANCH="main", PULL_REQUEST="false")
+
+
+def clone(host: Machine) -> Path:
+    return host.folder / "theirs"
+
+
+def change(host: Machine, name: str, text: str) -> str:
+    """A commit of the clone on top of main."""
+    git(clone(host), "checkout", "-q", "-B", "theirs", "origin/main")
+    (clone(host) / name).write_text(text)
+    git(clone(host), "commit", "-qam", "theirs")
+    return git(clone(host), "rev-parse", "HEAD")
+
+
+def test_main_builds_its_image_on_a_host_and_is_remembered(host: Machine, main: Build) -> None:
+    jobs = ["upload", "plan", "image-cpu", "one-cpu", "recheck", "verdict"]
+    assert main.statuses == dict.fromkeys(jobs, 0), "\n".join(main.logs.values())
+    assert main.posted == 0
+    assert [DIGEST in line for line in main.containers] == [True]
+    assert len(list(host.history.iterdir())) == 1
+
+
+@pytest.mark.parametrize("kind", ["fork", "branch"])
+def test_a_pull_request_that_changes_what_is_tested_is_green_without_a_step_on_a_host(
+    host: Machine, main: Build, kind: str
+) -> None:
+    commit = change(host, "src/limits.py", "FLOOR = 1.9 / 2\n")
+    found = host.build(clone(host), commit, **(FORK if kind == "fork" else BRANCH))
+    assert found.statuses == dict.fromkeys(main.statuses.keys() - {"image-cpu"}, 0), "\n".join(found.logs.values())
+    assert found.posted == 0
+    plan = json.loads(found.artifact("plan", "results/plan.json"))
+    assert (plan["fork"], plan["digests"], plan["loosened"]) == (kind == "fork", {"cpu": DIGEST}, [])
+    assert [DIGEST in line for line in found.containers] == [True]
+
+
+def test_a_merge_queue_decides_on_its_own_change_and_not_on_those_before_it(host: Machine, main: Build) -> None:
+    before = change(host, "src/limits.py", "FLOOR = 0.95  # a change that is ahead in the queue\n")
+    (clone(host) / "tests/test_a.py").write_text(f"{TEST}    assert limits.FLOOR < 1\n")
+    git(clone(host), "commit", "-qam", "behind it")
+    git(clone(host), "push", "-qf", "origin", f"{before}:refs/heads/queued")
+    queue = {"MERGE_QUEUE_BASE_BRANCH": "main", "MERGE_QUEUE_BASE_COMMIT": before, "PULL_REQUEST": "false"}
+    commit = git(clone(host), "rev-parse", "HEAD")
+    found = host.build(clone(host), commit, BRANCH="gh-readonly-queue/main/pr-8", **queue)
+    assert (set(found.statuses.values()), found.posted) == ({0}, 0), "\n".join(found.logs.values())
+    plan = json.loads(found.artifact("plan", "results/plan.json"))
+    assert (plan["merge_base"], plan["changed_files"], plan["fork"]) == (before, ["tests/test_a.py"], False)
+    assert set(found.statuses) == main.statuses.keys() - {"image-cpu"}
+    assert len(list(host.history.iterdir())) == 1, "what is not merged yet is not remembered"
+
+
+def test_a_fork_whose_image_nobody_has_built_is_told_who_can_start_it(host: Machine) -> None:
+    (host.folder / "none").mkdir()
+    commit = change(host, "src/limits.py", "FLOOR = 1.9 / 2\n")
+    found = replace(host, history=host.folder / "none").build(clone(host), commit, **FORK)
+    assert (found.statuses["image-cpu"], found.posted) == (5, 4)
+    who = "gate-owners may push the commit to a branch here"
+    assert who in found.artifact("verdict", "results/annotation.md")
+    assert found.containers == []

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole builds on one machine: the real flow, planner, hooks, jobs and judge around a service and a docker of files.
+
+A build uploads the flow of its merge base, runs each uploaded step under `bash -e -c` between the agent's hooks, and
+keeps what a step uploads below the step's key. The docker runs what follows the image in the folders that are mounted.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from support.nodes import ROOT
+from support.plans import git
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OURS, THEIRS = "https://forge.invalid/ours/it", "https://forge.invalid/theirs/it"
+UPLOAD = "hilgate flow > upload.yml\nbuildkite-agent pipeline upload --reject-parse-warnings upload.yml"
+
+HOOKS = ROOT / "ci/hooks"
+JOB = f"""\
+trap '. {HOOKS}/pre-exit' EXIT
+for hook in environment post-checkout pre-command; do . {HOOKS}/$hook; done
+status=0; bash -e -c "$BUILDKITE_COMMAND" || status=$?
+. {HOOKS}/post-command
+exit $status
+"""
+
+AGENT = """#!{python} -I
+import glob, os, pathlib, shutil, sys
+store, words, key = pathlib.Path({store!r}), sys.argv[1:], os.environ["BUILDKITE_STEP_KEY"]
+if words[:2] == ["artifact", "upload"]:
+    for name in [one for part in words[2].split(";") for one in glob.glob(part, recursive=True) if os.path.isfile(one)]:
+        target = store / "artifacts" / key / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(name, target)
+elif words[:2] == ["artifact", "download"]:
+    source = store / "artifacts" / words[words.index("--step") + 1]
+    found = [one for one in glob.glob(words[2], root_dir=source, recursive=True) if (source / one).is_file()]
+    for name in found:
+        target = pathlib.Path(words[3]) / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / name, target)
+    sys.exit(None if found else "fatal: Failed to download artifacts: No artifacts found for downloading")
+elif words[:2] == ["pipeline", "upload"]:
+    text = pathlib.Path(words[-1]).read_text()
+    text = text if "--no-interpolation" in words else text.replace("$$", "$")
+    (store / f"upload-{{len(list(store.glob('upload-*')))}}").write_text(text)
+elif words[0] == "annotate":
+    (store / f"annotation-{{words[words.index('--context') + 1]}}").write_text(sys.stdin.read())
+"""
+
+DOCKER = """#!{python} -I
+import os, pathlib, subprocess, sys
+words = sys.argv[1:]
+with open({calls!r}, "a") as file:
+    file.write(" ".join(words) + "\\n")
+if words[0] != "run":
+    sys.exit()
+options = [word for word in words if word.startswith("--")]
+mounts = [dict(pair.split("=", 1) for pair in word.split(",")[1:3]) for word in options if word.startswith("--mount=")]
+command = words[words.index("python3") :]
+for mount in mounts:
+    command = [word.replace(mount["target"], mount["source"]) for word in command]
+(work,) = [mount["source"] for mount in mounts if mount["target"].endswith("workspace")]
+env = dict(word[6:].split("=", 1) for word in options if word.startswith("--env=") and "=" in word[6:])
+env |= {{"PATH": "/usr/bin:/bin", "PYTHONPATH": env["PYTHONPATH"] + {hilgate!r}}}  # an image that has it installed
+env |= {{"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}}  # another user's
+sys.exit(subprocess.run([{python!r}, *command[1:]], cwd=work, env=env).returncode)
+"""
+
+
+def posts(condition: str, *, base: str | None = None, number: int | None = None, queue: str | None = None,
+          branch: str = "x") -> bool:  # fmt: skip
+    """Whether Buildkite sends a notice with this condition in such a build."""
+    build = SimpleNamespace(
+        pull_request=SimpleNamespace(base_branch=base, id=number),
+        merge_queue=SimpleNamespace(base_branch=queue),
+        branch=branch,
+    )
+    text = condition.replace("||", "or").replace("&&", "and").replace("null", "None")
+    return bool(eval(text, {"build": build, "pipeline": SimpleNamespace(default_branch="main")}))
+
+
+@dataclass
+class Build:
+    """What became of a build."""
+
+    folder: Path
+    statuses: dict[str, int] = field(default_factory=dict)
+    """Key of each step that ran -> its exit status."""
+    logs: dict[str, str] = field(default_factory=dict)
+    posted: int | None = None
+    """Exit status that was posted as the required one; None where none was."""
+
+    def artifact(self, step: str, name: str) -> str:
+        return (self.folder / "artifacts" / step / name).read_text()
+
+    @property
+    def containers(self) -> list[str]:
+        """The lines of `docker run`."""
+        path = self.folder / "docker"
+        return [line for line in path.read_text().splitlines() if line.startswith("run ")] if path.exists() else []
+
+
+@dataclass
+class Machine:
+    """A host that serves a repository at `ours`, with a history of its default branch."""
+
+    folder: Path
+    ours: Path
+    history: Path
+
+    def build(self, source: Path, commit: str, **facts: str) -> Build:
+        """Build a commit of `source` to its end.
+
+        Args:
+            source: The repository that has the commit.
+            commit: Full sha.
+            facts: Buildkite's variables, without their prefix.
+        """
+        place = self.folder / f"build-{uuid.uuid4().hex[:8]}"
+        checkout, build = place / "checkout", Build(place)
+        git(source, "update-ref", f"refs/heads/of-{place.name}", commit)
+        git(self.folder, "clone", "-q", "--branch", f"of-{place.name}", str(source), str(checkout))
+        for name, text in (("buildkite-agent", AGENT), ("docker", DOCKER)):
+            program = place / "bin" / name
+            program.parent.mkdir(exist_ok=True)
+            values = {"python": sys.executable, "store": str(place), "calls": str(place / "docker")}
+            program.write_text(text.format(hilgate=f":{ROOT / 'ci'}", **values))
+            program.chmod(0o755)
+        env = {f"BUILDKITE_{name}": value for name, value in facts.items()}
+        for step in self._steps(build):
+            status = self._run(build, checkout, step, commit, env)
+            if status == 0 or step.get("key") == "verdict":
+                self._post(build, step, facts, status)
+        return build
+
+    def _steps(self, build: Build) -> Iterator[dict[str, Any]]:
+        """Steps in the order in which they may run; what a step uploads stands behind it."""
+        waiting: list[Any] = [{"key": "upload", "command": UPLOAD, "agents": {"queue": "amd-gate"}}]
+        uploaded = 0
+        while waiting:
+            step = waiting.pop(0)
+            if isinstance(step, dict) and "group" in step:
+                waiting = [*step["steps"], *waiting]
+            elif isinstance(step, dict) and "command" in step:
+                needs = step.get("depends_on") or []
+                if all(build.statuses.get(need) == 0 for need in ([needs] if isinstance(needs, str) else needs)):
+                    yield step
+                files = sorted(build.folder.glob("upload-*"))
+                waiting = [
+                    one for file in files[uploaded:] for one in yaml.safe_load(file.read_text())["steps"]
+                ] + waiting
+                uploaded = len(files)
+
+    def _run(self, build: Build, checkout: Path, step: dict[str, Any], commit: str, facts: dict[str, str]) -> int:
+        shutil.rmtree(checkout / "results", ignore_errors=True)
+        command, key, home = step["command"], step["key"], self.folder / "home"
+        command = command if isinstance(command, str) else "\n".join(command)
+        job, paths = str(uuid.uuid4()), step.get("artifact_paths") or []
+        programs = (build.folder / "bin", ROOT / "ci/bin", Path(sys.executable).parent, "/usr/bin", "/bin")
+        env = {
+            "PATH": ":".join(map(str, programs)), "HOME": str(home),
+            "TMPDIR": str(self.folder), "BUILDKITE": "true", "BUILDKITE_JOB_ID": job, "BUILDKITE_STEP_KEY": key,
+            "BUILDKITE_AGENT_META_DATA_QUEUE": step["agents"]["queue"], "BUILDKITE_AGENT_NAME": "agent-1",
+            "BUILDKITE_COMMAND": command, "BUILDKITE_COMMIT": commit,
+            "BUILDKITE_ARTIFACT_PATHS": ";".join(paths), "BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main",
+            "BUILDKITE_REPO": OURS, "HILGATE_REPOSITORY": str(self.ours), "HILGATE_MIN_DISK_GIB": "1",
+            "HILGATE_HISTORY": str(self.history), "HILGATE_STATE": str(home), **facts,
+        }  # fmt: skip
+        words = ["bash", "-c", JOB]
+        done = subprocess.run(words, cwd=checkout, env=env, capture_output=True, text=True, check=False)
+        build.statuses[key], build.logs[key] = done.returncode, done.stdout + done.stderr
+        if paths:
+            agent = [str(build.folder / "bin/buildkite-agent"), "artifact", "upload", ";".join(paths)]
+            subprocess.run(agent, cwd=checkout, env=env, check=True)
+        return done.returncode
+
+    def _post(self, build: Build, step: dict[str, Any], facts: dict[str, str], status: int) -> None:
+        number = facts.get("PULL_REQUEST", "false")
+        kind = {
+            "base": facts.get("PULL_REQUEST_BASE_BRANCH"),
+            "number": None if number == "false" else int(number),
+            "queue": facts.get("MERGE_QUEUE_BASE_BRANCH"),
+            "branch": facts["BRANCH"],
+        }
+        for notice in step.get("notify", []):
+            if "github_commit_status" in notice and posts(notice["if"], **kind):
+                build.posted = status
+
+
+def machine(folder: Path, ours: Path, theirs: Path) -> Machine:
+    """A host whose git reaches both repositories by their public addresses."""
+    for name in ("home", "history"):
+        (folder / name).mkdir()
+    lines = [f'[url "{path}"]\n  insteadOf = {url}\n' for path, url in ((ours, OURS), (theirs, THEIRS))]
+    (folder / "home/.gitconfig").write_text("".join(lines) + "[safe]\n  directory = *\n")
+    return Machine(folder, ours, folder / "history")
