@@ -92,7 +92,6 @@ def chunk_scan_kernel(
     dt += head * stride_dt_head + chunk * stride_dt_chunk
     sums += head * stride_sum_head + chunk * stride_sum_chunk
     C += start * stride_C_token + group * stride_C_group + row[:, None] * stride_C_token
-    row_sum = tl.load(sums + row, mask=live, other=0.0)
     first_sum = tl.load(sums + first)
 
     acc = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
@@ -115,6 +114,7 @@ def chunk_scan_kernel(
             acc = tl.dot(c, tl.trans(h), acc, input_precision="ieee")
         acc *= tl.exp(first_sum)
 
+    row_sum = tl.load(sums + row)  # what is behind the chunk's tokens stays in rows that nobody stores
     for begin in range(0, first, TILE):
         token = begin + tl.arange(0, TILE)
         factor = tl.exp(first_sum - tl.load(sums + token)) * tl.load(dt + token)
@@ -125,13 +125,12 @@ def chunk_scan_kernel(
 
     for begin in range(first, min(first + ROWS, length), TILE):
         token = begin + tl.arange(0, TILE)
-        used = token < length
-        factor = tl.exp(row_sum[:, None] - tl.load(sums + token, mask=used, other=0.0)[None, :])
-        factor *= tl.load(dt + token, mask=used, other=0.0)[None, :]
+        factor = tl.exp(row_sum[:, None] - tl.load(sums + token)[None, :]) * tl.load(dt + token)[None, :]
         weights = tl.load(products + token[None, :]) * factor
-        # Behind the diagonal lie what is no number of ours and exponentials of positive numbers.
+        # Behind the diagonal lie exponentials of positive numbers, and what nobody has computed.
         weights = tl.where(token[None, :] <= row[:, None], weights, 0.0).to(x.dtype.element_ty)
-        values = tl.load(x + token[:, None] * stride_x_token, mask=used[:, None] & inside[None, :], other=0.0)
+        used = (token < length)[:, None] & inside[None, :]
+        values = tl.load(x + token[:, None] * stride_x_token, mask=used, other=0.0)
         acc = tl.dot(weights, values, acc, input_precision="ieee")
 
     kept = live[:, None] & inside[None, :]

@@ -70,7 +70,7 @@ def chunk_scan(
     data = tuning(arch.name).scan
     rows, channels = min(data.rows, chunk_size), min(data.channels, max(16, next_power_of_two(head_size)))
     tile, state_tile = min(data.tile, rows), min(data.state_tile, max(16, next_power_of_two(C.shape[2])))
-    options = {}
+    options: dict[str, int] = {}
     if arch.operand_from_lds_rows == NEVER:
         # With kpack 2 Triton 3.6 halves the accumulator of a chain of products of which one has 16 terms.
         options = {"matrix_instr_nonkdim": 16, "kpack": 1 if min(tile, state_tile) < 32 else data.kpack}
