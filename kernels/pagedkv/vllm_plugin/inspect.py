@@ -189,6 +189,18 @@ def require_served(layers: list[ServedLayer]) -> None:
         raise NotServedError("\n".join(f"  {problem}" for problem in problems))
 
 
+def require_scans(llm: LLM) -> int:
+    """Return how often workers called our chunk_scan since the start or `pagedkv_reset`.
+
+    Raises:
+        NotServedError: A worker never did.
+    """
+    calls = llm.collective_rpc("pagedkv_scans")
+    if not all(calls):
+        raise NotServedError(f"  chunk_scan of Mamba-2: calls by worker {calls}; PAGEDKV_SSD=1 puts ours in its place")
+    return sum(calls)
+
+
 def _attention_layers(worker: Any) -> dict[str, Any]:
     """Every layer with a KV cache or an attention impl; only the state (Mamba) layers are left out."""
     context = worker.vllm_config.compilation_config.static_forward_context

@@ -8,6 +8,7 @@ operator; there the steps are plain torch.
 from __future__ import annotations
 
 import inspect
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from pagedkv.ssd.steps import steps
 from pagedkv.vllm_plugin.errors import VersionError
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -28,42 +29,37 @@ MODULE = "vllm.model_executor.layers.mamba.ops.ssd_combined"
 calls = 0
 """Of our kernel's launcher in this process."""
 
-_theirs: dict[str, Any] = {}
 
 
-def claim() -> None:
+def claim() -> Callable[[], None]:
     """Put ours in vLLM's module, if what stands there takes the arguments that we know. Again changes nothing.
+
+    Returns:
+        A function that puts back what stood there.
 
     Raises:
         VersionError: It takes others, or is gone. vLLM's own is then left in place.
     """
-    module = import_module(MODULE)
-    name, ours = _place()
-    if getattr(module, name, None) is ours:
-        return
-    known, found = list(inspect.signature(ours).parameters), _parameters(module, name)
-    if found[: len(known)] != known:
-        raise VersionError.of_this_vllm(f"{MODULE}.{name} takes ({', '.join(found)}), not ({', '.join(known)})")
-    _theirs[name] = getattr(module, name)
-    setattr(module, name, ours)
+    module: Any = import_module(MODULE)
+    name, ours = ("_mamba_chunk_scan_combined_fwd", combined) if current_platform.is_cpu() else ("_chunk_scan_fwd", scan)
+    theirs = getattr(module, name, None)
+    if theirs is not ours:
+        known = list(inspect.signature(ours).parameters)
+        found = [] if theirs is None else list(inspect.signature(theirs).parameters)
+        if [parameter for parameter in found if parameter != "kwargs"] != known:
+            raise VersionError.of_this_vllm(f"{MODULE}.{name} takes ({', '.join(found)}), not ({', '.join(known)})")
+        setattr(module, name, ours)
+    return lambda: setattr(module, name, theirs)
 
 
-def release() -> None:
-    """Put vLLM's own back."""
-    for name, function in _theirs.items():
-        setattr(import_module(MODULE), name, function)
-    _theirs.clear()
-
-
-def _place() -> tuple[str, Any]:
-    """Name of what is replaced, and by what."""
-    if current_platform.is_cpu():
-        return "_mamba_chunk_scan_combined_fwd", combined
-    return "_chunk_scan_fwd", scan
-
-
-def _parameters(module: ModuleType, name: str) -> list[str]:
-    return list(inspect.signature(getattr(module, name)).parameters) if hasattr(module, name) else ["nothing"]
+@contextmanager
+def claimed() -> Iterator[None]:
+    """Ours in the block, and what stood there before behind it; raises as `claim`."""
+    put_back = claim()
+    try:
+        yield
+    finally:
+        put_back()
 
 
 def scan(
