@@ -84,7 +84,7 @@ def test_every_attention_layer_was_ours(batch, runs):
 
 
 def test_every_prefill_of_a_state_layer_was_ours(runs):
-    """Two layers of Mamba-2; a step scans once a layer if it has a prompt in it, as all of a chunked one but the last."""
+    """Two layers of Mamba-2, one scan in each of a step with tokens of a prompt in it."""
     scans = {batch: result["scans"] for batch, result in runs["served"]["batches"].items()}
     assert scans == {"prefill": [2 * 1], "chunks": [2 * 4], "mixed": scans["mixed"]}
     assert scans["mixed"] > [2 * 4]

@@ -215,7 +215,10 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
     with tempfile.TemporaryDirectory(prefix="audit-") as cache, knobs.cache.scope(), knobs.compilation.scope():
         knobs.cache.dir = cache
         knobs.compilation.always_compile = True
-        with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", partial(_look_first, choices)), offline(wanted.arch):
+        with (
+            mock.patch.object(knobs.runtime, "add_stages_inspection_hook", partial(_look_first, choices)),
+            offline(wanted.arch),
+        ):
             compiled = triton.compile(wanted.source, target=target, options=dict(wanted.options))
     return MachineCode(
         kernel=compiled.metadata.name,

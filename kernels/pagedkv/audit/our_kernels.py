@@ -34,7 +34,7 @@ MLA_LATENT, MLA_ROPE = 512, 64
 
 
 def cases() -> list[Case]:
-    """What is promised, the shapes at which vLLM's kernels are compiled too, one cache below 2 GiB, MLA decode, scans."""
+    """What is promised, the shapes of vLLM's cases, one cache below 2 GiB, MLA decode, and scans of Mamba-2."""
     promised = {case.name: case for case in map(_case, (*CONFIGURATIONS, *_beside_vllm()))}
     small = _case(Configuration("attention", "decode", "bfloat16", 32, 8, 128, 544, "nhd"), big=False)
     return [*promised.values(), small, *_mla_cases(), *_scan_cases()]

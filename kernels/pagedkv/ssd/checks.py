@@ -73,13 +73,15 @@ def tensors(
         checks.shape("D", D, wanted, "[heads] or [heads, head_size]")
         given["D"] = D
     if initial_states is not None:
-        checks.shape("initial_states", initial_states, (None, heads, head_size, state), "[sequences, heads, head_size, state]")
+        checks.shape(
+            "initial_states", initial_states, (None, heads, head_size, state), "[sequences, heads, head_size, state]"
+        )
         given["initial_states"] = initial_states
     checks.dtype("x", x, checks.DTYPES, "Cast it.")
     checks.computable("x", x)
     for name in {"C", "out", "z"} & set(given):
         checks.dtype(name, given[name], (x.dtype,), "Cast it to the dtype of x.")
-    for name in {"products", "dt", "sums"}:
+    for name in ("products", "dt", "sums"):
         checks.dtype(name, given[name], (torch.float32,), "Keep it in float32: it is exponentiated, or summed up.")
     for name in {"states", "initial_states", "D"} & set(given):
         checks.dtype(name, given[name], checks.DTYPES, "Cast it.")
@@ -97,7 +99,7 @@ def chunks(
     """Check where chunks begin and whose they are (reads device memory).
 
     Raises:
-        ArgumentError: of kind "length": a start beyond the tokens, a chunk that is too long, a sequence without a state.
+        ArgumentError: of kind "length": a start beyond the tokens, a chunk too long, a sequence without a state.
     """
     checks.within("chunk_starts", chunk_starts, tokens + 1, "tokens + 1")
     checks.within("chunk_starts (its differences)", chunk_starts.diff(), chunk_size + 1, "chunk_size + 1")

@@ -5,13 +5,13 @@ A sequence is cut into chunks. With a_i the sum of dt A over a chunk's tokens up
 
     y_i = exp(a_i) C_i H + sum over j <= i of (C_i . B_j) exp(a_i - a_j) dt_j x_j + D x_i
 
-The steps before this one have made the products C_i . B_j, the sums a and the states. A program makes ROWS tokens of one
-chunk and head. Let m be the first of them: exp(a_i - a_j) = exp(a_i - a_m) exp(a_m - a_j), both at most 1 where j < m <= i,
-because A is negative. So H and every tile before m take one factor a row and one a column; only the tile at the diagonal
-takes an exponential and a mask for each element.
+The steps before this one have made the products C_i . B_j, the sums a and the states. A program makes ROWS tokens of
+one chunk and head. Let m be the first of them: exp(a_i - a_j) = exp(a_i - a_m) exp(a_m - a_j), both at most 1 where
+j < m <= i, because A is negative. So H and every tile before m take one factor a row and one a column; only the tile at
+the diagonal takes an exponential and a mask for each element.
 
-The state before a chunk lies in one of two tensors. The branch that chooses yields the loaded tile, never a pointer: the
-AMD backend of Triton 3.6 cannot compile an `if` of which a pointer comes out.
+The state before a chunk lies in one of two tensors. The branch that chooses yields the loaded tile, never a pointer:
+the AMD backend of Triton 3.6 cannot compile an `if` of which a pointer comes out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def chunk_scan_kernel(
     HAS_D: tl.constexpr,
     D_CHANNELS: tl.constexpr,
 ):
-    """Make ROWS tokens and CHANNELS channels of a head; grid [heads * ceil(HEAD_SIZE / CHANNELS), CHUNK / ROWS, chunks].
+    """Make ROWS tokens and CHANNELS channels of a head; grid [heads * channel tiles, CHUNK / ROWS, chunks].
 
     Heads are next to each other, because those of a group read the same products and C; the longest rows come first.
     """
@@ -136,7 +136,11 @@ def chunk_scan_kernel(
     kept = live[:, None] & inside[None, :]
     if HAS_D:
         (stride_D,) = wide(D_strides)
-        skip = tl.load(D + head * stride_D + channel, mask=inside, other=0.0) if D_CHANNELS else tl.load(D + head * stride_D)
+        skip = (
+            tl.load(D + head * stride_D + channel, mask=inside, other=0.0)
+            if D_CHANNELS
+            else tl.load(D + head * stride_D)
+        )
         own = tl.load(x + row[:, None] * stride_x_token, mask=kept, other=0.0)
         acc += own.to(tl.float32) * skip.to(tl.float32)
     if HAS_Z:

@@ -20,7 +20,7 @@ class Scan(NamedTuple):
 
 
 def step_size(dt: Tensor, bias: Tensor | None, *, softplus: bool, limit: tuple[float, float] | None = None) -> Tensor:
-    """dt as the recurrence sees it: log(1 + exp(dt + bias)), clamped."""
+    """Return dt as the recurrence sees it: log(1 + exp(dt + bias)), clamped."""
     dt = dt.to(F64)
     if bias is not None:
         dt = dt + bias.to(dt)

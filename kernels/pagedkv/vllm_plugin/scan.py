@@ -30,7 +30,6 @@ calls = 0
 """Of our kernel's launcher in this process."""
 
 
-
 def claim() -> Callable[[], None]:
     """Put ours in vLLM's module, if what stands there takes the arguments that we know. Again changes nothing.
 
@@ -41,7 +40,9 @@ def claim() -> Callable[[], None]:
         VersionError: It takes others, or is gone. vLLM's own is then left in place.
     """
     module: Any = import_module(MODULE)
-    name, ours = ("_mamba_chunk_scan_combined_fwd", combined) if current_platform.is_cpu() else ("_chunk_scan_fwd", scan)
+    name, ours = (
+        ("_mamba_chunk_scan_combined_fwd", combined) if current_platform.is_cpu() else ("_chunk_scan_fwd", scan)
+    )
     theirs = getattr(module, name, None)
     if theirs is not ours:
         known = list(inspect.signature(ours).parameters)
@@ -77,7 +78,7 @@ def scan(
     initial_states: Tensor | None = None,
 ) -> None:
     """`pagedkv.ssd.scan.chunk_scan` in vLLM's words."""
-    global calls
+    global calls  # noqa: PLW0603 - the workers' report reads it
     chunk_scan(
         cb, _dense(x), dt, dA_cumsum, C, states, out,
         chunk_starts=cu_chunk_seqlens, sequences=seq_idx, D=D, z=_dense(z), initial_states=initial_states,
@@ -103,7 +104,7 @@ def combined(
     initial_states: Tensor | None = None,
     return_intermediate_states: bool = False,
     seq_idx: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,  # noqa: ARG001 - chunks say it all
     cu_chunk_seqlens: Tensor | None = None,
     last_chunk_indices: Tensor | None = None,
     dt_softplus: bool = False,

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import itertools
-import re
 
 import pytest
 import torch
+from support.mistakes import refused
 from support.tolerances import ROW_RELATIVE
 
 from pagedkv.device import INTERPRETED
-from pagedkv.errors import ArgumentError
 from pagedkv.ssd import reference
 from pagedkv.ssd.scan import chunk_scan
 from pagedkv.ssd.steps import chunked, steps
+
+pytestmark = pytest.mark.device
 
 DTYPES = ("float32", "float16") if INTERPRETED else ("float32", "float16", "bfloat16")
 """The interpreter computes bfloat16 wrongly."""
@@ -30,10 +31,6 @@ SHAPES = {  # heads, groups, head_size, state, chunk_size
     "zamba2": (4, 2, 64, 64, 64),
     "odd": (3, 3, 80, 24, 16),
 }
-
-
-def poisoned(*shape: int, like: torch.Tensor) -> torch.Tensor:
-    return torch.full(shape, float("nan"), dtype=like.dtype, device=like.device)
 
 
 def spread(tensor: torch.Tensor, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -58,9 +55,7 @@ class Case:
         D = {"none": None, "head": torch.randn(heads), "channel": torch.randn(heads, head_size)}[skip]
         states = torch.randn(len(ends) - 1, heads, head_size, size).double() if initial else None
         begins, owners, _ = chunked(ends, chunk)
-        made = steps(
-            x, dt, A, B, C, chunk_size=chunk, chunk_starts=begins, sequences=owners, initial_states=states
-        )
+        made = steps(x, dt, A, B, C, chunk_size=chunk, chunk_starts=begins, sequences=owners, initial_states=states)
         gate = z if skip != "none" else None
         self.golden = [
             reference.scan(
@@ -94,31 +89,91 @@ class Case:
             "z": None if gate is None else spread(gate, kind, device),
             "initial_states": None if states is None else spread(states, **single),
         }
-        self.dtype = dtype
+        self.dtype, self.ends = dtype, ends
 
-    def check(self, record) -> None:
-        """Every row within its tolerance, NaN nowhere."""
+    def run(self, record=None, *, but: int | None = None) -> None:
+        """Every row within its tolerance, NaN nowhere; the rows of sequence `but` may be anything."""
+        chunk_scan(**self.arguments, debug=True)
         out = self.arguments["out"].double().cpu()
         golden = torch.cat([each.y for each in self.golden])
         relative = (out - golden).norm(dim=-1) / torch.cat([each.scale for each in self.golden])
+        if but is not None:
+            relative[slice(*self.ends[but : but + 2])] = 0
         bound = ROW_RELATIVE["scan", self.dtype]
-        record("dtype", self.dtype)
-        record("max_row_relative_err_scan", relative.max().item())
-        record("max_row_relative_err_scan_allowed", bound)
+        if record:
+            record("dtype", self.dtype)
+            record("max_row_relative_err_scan", relative.max().item())
+            record("max_row_relative_err_scan_allowed", bound)
         wrong = ~(relative <= bound)
         assert not wrong.any(), (
-            f"{int(wrong.sum())} of {wrong.numel()} (token, head) rows are off by more than {bound:.1e} of their scale; "
-            f"first at {wrong.nonzero()[0].tolist()}, worst {relative.max().item():.1e}"
+            f"{int(wrong.sum())} of {wrong.numel()} (token, head) rows are off by more than {bound:.1e} of their "
+            f"scale; first at {wrong.nonzero()[0].tolist()}, worst {relative.max().item():.1e}"
         )
 
 
-@pytest.mark.device
 @pytest.mark.parametrize("initial", [False, True], ids=["new", "initial"])
 @pytest.mark.parametrize("starts", STARTS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_chunk_scan(dtype, shape, starts, initial, device, record_property):
     """Sequences and chunks of every kind of length, each from its own state, D and gate, strides of each tensor."""
-    case = Case(shape, starts, dtype, device, initial=initial)
-    chunk_scan(**case.arguments, debug=True)
-    case.check(record_property)
+    Case(shape, starts, dtype, device, initial=initial).run(record_property)
+
+
+@pytest.mark.parametrize("skip", ["none", "channel"])
+def test_chunk_scan_skips(skip, device, record_property):
+    """Without D and gate, and with a D for each channel."""
+    Case("odd", "longer", "float32", device, initial=True, skip=skip).run(record_property)
+
+
+def test_a_nan_stays_in_its_sequence(device):
+    """Of the third of five sequences everything is NaN: its inputs, its initial state and what its chunks left."""
+    case = Case("bamba", "edges", "float16", device, initial=True)
+    given, third = case.arguments, (case.arguments["sequences"] == 2).nonzero().flatten()
+    for name in ("x", "C", "z"):
+        given[name][slice(*case.ends[2:4])] = float("nan")
+    given["initial_states"][2] = float("nan")
+    given["products"][third] = given["states"][third] = float("nan")
+    given["dt"][:, third] = given["sums"][:, third] = float("nan")
+    case.run(but=2)
+    assert given["out"][slice(*case.ends[2:4])].isnan().all()
+
+
+def test_chunk_scan_beyond_int32(device, far_storage):
+    """States lie 2^28 elements apart, and 14 chunks do not fit 32 bits."""
+    case = Case("odd", "longer", "float16", device, initial=False)
+    far, states = 1 << 28, case.arguments["states"].half()
+    chunks, *shape = states.shape
+    wide = far_storage(far * (chunks - 1) + states[0].numel(), torch.float16)
+    case.arguments["states"] = wide.as_strided(states.shape, (far, *torch.empty(shape).stride()))
+    case.arguments["states"].copy_(states)
+    case.dtype = "float16"
+    case.run()
+
+
+# What is changed of the arguments, kind and message of the mistake.
+WRONG = [
+    ({"x": lambda t: t[0]}, "shape", "x: got"),
+    ({"x": lambda t: t.double()}, "dtype", "x: got torch.float64"),
+    ({"out": lambda t: t.double()}, "dtype", "out: got torch.float64"),
+    ({"C": lambda t: t[:, :0]}, "head ratio", "0 groups for 2 heads"),
+    ({"products": lambda t: t[:, :, :8, :8]}, "option", "chunk_size 8"),
+    ({"products": lambda t: t.half()}, "dtype", "products: got torch.float16"),
+    ({"dt": lambda t: t.transpose(1, 2)}, "shape", "dt"),
+    ({"sums": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2)}, "stride", "sums"),
+    ({"states": lambda t: t[1:]}, "shape", "states"),
+    ({"initial_states": lambda t: t[..., :8]}, "shape", "initial_states"),
+    ({"sequences": lambda t: t.long()}, "dtype", "sequences"),
+    ({"sequences": lambda t: t + 1}, "length", "sequences: got 2 at index"),
+    ({"chunk_starts": lambda t: t * 2}, "length", "chunk_starts"),
+    ({"D": lambda t: t[:1]}, "shape", "D: got"),
+    ({"z": lambda t: t.to("meta")}, "device", "z: got meta"),
+]
+
+
+@pytest.mark.parametrize(("change", "kind", "named"), WRONG, ids=[f"{kind}-{named}" for _, kind, named in WRONG])
+def test_chunk_scan_refuses(change, kind, named, device):
+    given = Case("bamba", "longer", "float32", device, initial=True).arguments
+    [(name, wrong)] = change.items()
+    with refused(kind, named):
+        chunk_scan(**given | {name: wrong(given[name])}, debug=True)
