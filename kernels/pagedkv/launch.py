@@ -110,7 +110,7 @@ class MlaReduce:
 
 
 @dataclass(frozen=True)
-class Scan:
+class ChunkScan:
     """How the last step of a chunked scan is launched; extents are powers of two."""
 
     rows: int
@@ -140,7 +140,7 @@ class Tuning:
     mla_narrow: Mla
     """Where one token has at most 16 heads."""
     mla_reduce: MlaReduce
-    scan: Scan
+    scan: ChunkScan
 
 
 def parse(text: str, where: str) -> Tuning:
