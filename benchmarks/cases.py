@@ -6,16 +6,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-Op = Literal["decode", "mla", "mixed", "prefill", "gather", "write"]
+Op = Literal["decode", "mla", "mixed", "prefill", "gather", "write", "scan"]
 Yardstick = Literal["read", "copy", "matmul"]
 Scales = Literal["none", "tensor", "token"]
 
 YARDSTICKS: dict[Op, Yardstick] = {
     "decode": "read", "mla": "read", "mixed": "read", "prefill": "matmul", "gather": "copy", "write": "copy",
+    "scan": "copy",
 }  # fmt: skip
 """What bounds an operation: decode reads the cache, gather and write copy it, prefill multiplies matrices. A mixed
 batch does both and is held against the reading, which the products of its prefill come on top of. So is MLA decode with
-few heads; 128 heads multiply more than they read."""
+few heads; 128 heads multiply more than they read. A Mamba-2 scan makes rows of the rows and states that it reads."""
 MATMUL_HEADS = 128
 """Of MLA: 2 * 128 * (576 + 512) operations on a row of 1152 bytes are 242 a byte, more than a GPU has for each."""
 
@@ -25,10 +26,13 @@ GATHER = "cp_mha_gather_cache"
 WRITE = "triton_reshape_and_cache_flash"
 SHUFFLE_WRITE = "reshape_and_cache_shuffle_triton"
 MLA_GROUPED = "_fwd_grouped_kernel_stage1"
+CHUNK_SCAN = "_chunk_scan_fwd_kernel"
 
 ELEMENT_BYTES = 2
 """Of queries, outputs and a cache that is not quantised: bf16, and fp16 where an interpreter cannot do bf16."""
 SCALE_BYTES = 4
+STATE_BYTES = 4
+"""Of states, products, step sizes and their sums."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +77,8 @@ class Case:
     then does what vLLM does where batch invariance is asked for: it does not split."""
     latent_size: int = 0
     """Of MLA: how many of the `head_size` channels of a cached row are the value too."""
+    state_size: int = 0
+    """Of a scan: elements of a channel's state. Its chunk is `block_size`, its groups are `num_kv_heads`."""
 
     @property
     def yardstick(self) -> Yardstick:
@@ -94,9 +100,14 @@ class Case:
     def cache_bytes(self) -> int:
         """Bytes of K and V of all tokens that a query sees, and of their scales, each counted once.
 
-        In a latent cache V is part of K.
+        In a latent cache V is part of K. Of a scan, all that it reads: states, half of the products, C, x, dt and sums.
         """
         tokens = sum(min(seq, (self.window or seq) + query - 1) for seq, query in self.lens)
+        if self.op == "scan":
+            chunks = self.num_seqs * -(-self.seq_len // self.block_size)
+            state = self.num_q_heads * self.head_size * self.state_size + self.num_kv_heads * self.block_size**2 // 2
+            rows = self.num_kv_heads * self.state_size + self.num_q_heads * self.head_size
+            return chunks * state * STATE_BYTES + tokens * (rows * ELEMENT_BYTES + 2 * self.num_q_heads * STATE_BYTES)
         if self.op == "mla":
             return tokens * ELEMENT_BYTES * self.head_size
         quantised = self.head_size + SCALE_BYTES * (self.scales == "token")
@@ -108,12 +119,17 @@ class Case:
         if self.op in {"gather", "write"}:
             return 2 * self.cache_bytes()
         rows = sum(query for _, query in self.lens) * self.num_q_heads
+        if self.op == "scan":
+            return self.cache_bytes() + rows * ELEMENT_BYTES * self.head_size
         return self.cache_bytes() + rows * ELEMENT_BYTES * (self.head_size + (self.latent_size or self.head_size))
 
     def flops(self) -> int:
         """Floating-point operations of the two products over the (query, key) pairs that mask and window leave."""
         if self.op in {"gather", "write"}:
             return 0
+        if self.op == "scan":
+            pairs = sum(place % self.block_size + 1 for place in range(self.seq_len))
+            return 2 * self.num_seqs * self.num_q_heads * self.head_size * (self.seq_len * self.state_size + pairs)
         pairs = sum(
             min(seen, self.window or seen) for seq, query in self.lens for seen in range(seq - query + 1, seq + 1)
         )
@@ -129,6 +145,14 @@ def _mla(num_seqs: int, num_heads: int, block_size: int = 16, **goal: float) -> 
     return Case(
         name, "mla", num_seqs, 8192, block_size=block_size, num_q_heads=num_heads, num_kv_heads=1, head_size=576,
         latent_size=512, peer=MLA_GROUPED, goal=Goal(**goal),
+    )  # fmt: skip
+
+
+def _scan(num_heads: int, head_size: int, state_size: int, num_groups: int = 1, chunk: int = 256) -> Case:
+    name = f"scan 16 x 512 {num_heads} heads d{head_size} n{state_size}"
+    return Case(
+        name, "scan", 16, 512, 512, block_size=chunk, num_q_heads=num_heads, num_kv_heads=num_groups,
+        head_size=head_size, state_size=state_size, peer=CHUNK_SCAN,
     )  # fmt: skip
 
 
@@ -193,6 +217,9 @@ CASES: tuple[Case, ...] = (
     Case("prefill 4 x 4k block 784", "prefill", 4, 4096, 4096, block_size=784, layout="interleaved"),
     Case("extend 512 on 16k", "prefill", 1, 16384 + 512, 512),
     Case("extend 512 on 16k block 784", "prefill", 1, 16384 + 512, 512, block_size=784, layout="interleaved"),
+    _scan(128, 64, 128),
+    _scan(64, 64, 64, num_groups=2),
+    _scan(24, 128, 256),
     Case("gather 262k", "gather", 32, 8192, peer=GATHER, goal=Goal(fraction=0.85)),
     Case("gather 262k block 784", "gather", 32, 8192, block_size=784, layout="interleaved", peer=GATHER,
          goal=Goal(fraction=0.85)),
@@ -220,8 +247,9 @@ NOT_MEASURED: tuple[tuple[str, str], ...] = (
 def smoke(case: Case) -> Case:
     """Return the case shrunk to what Triton's interpreter finishes in a second or two."""
     return dataclasses.replace(
-        case, num_seqs=2, seq_len=37, query_len=5 if case.op == "prefill" else 1, num_q_heads=4,
+        case, num_seqs=2, seq_len=37, query_len={"prefill": 5, "scan": 37}.get(case.op, 1), num_q_heads=4,
         num_kv_heads=min(case.num_kv_heads, 2), head_size=48 if case.op == "mla" else 32,
-        latent_size=min(case.latent_size, 32), block_size=16 if case.block_size == 16 else 24, window=case.window and 9,
+        latent_size=min(case.latent_size, 32), state_size=min(case.state_size, 32),
+        block_size=16 if case.block_size == 16 or case.op == "scan" else 24, window=case.window and 9,
         prefill_tokens=min(case.prefill_tokens, 5), num_splits=case.num_splits and 2,
     )  # fmt: skip

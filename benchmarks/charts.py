@@ -43,6 +43,7 @@ COLOURS: dict[Op, str] = {
     "decode": "#2f6fb0",
     "mla": "#3f9ac2",
     "mixed": "#5b7083",
+    "scan": "#8a6fb0",
     "prefill": "#8a5aa8",
     "gather": "#2a8c7c",
     "write": "#c9852b",

@@ -15,6 +15,8 @@ from pagedkv.cache.write import write_kv_cache
 from pagedkv.mla.decode import mla_decode
 from pagedkv.mla.launch import MlaShape
 from pagedkv.mla.tables import allocate, fill
+from pagedkv.ssd.scan import chunk_scan
+from pagedkv.ssd.steps import chunked, steps
 
 from . import oracle, peers, pools
 from .cases import PAGED_2D
@@ -71,7 +73,7 @@ def side(sets: list[tuple], call: Callable, outputs: list[Tensor], error: Callab
 def prepare(case: Case, device: str, dtype: torch.dtype, cache_bytes: int) -> Work:
     """Return the work of a case over as many sets of unit-normal inputs as it takes to exceed `cache_bytes`."""
     sets = max(1, -(-cache_bytes // case.cache_bytes()))
-    make = {"gather": _gather, "write": _write, "mla": _mla}.get(case.op, _attention)
+    make = {"gather": _gather, "write": _write, "mla": _mla, "scan": _scan}.get(case.op, _attention)
     torch.manual_seed(case.seq_len * 31 + case.num_seqs)
     return make(case, device, dtype, sets)
 
@@ -244,3 +246,35 @@ def _mla(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
         return make(peers.mla_decode(case, inputs[0][0], lens), inputs)
 
     return Work(make(ours, inputs), peer, oracle.attention_bound(dtype), sets)
+
+
+def _scan(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
+    """Return the work of a Mamba-2 prefill's last step, sequences with a state each; the steps before it are inputs."""
+    tokens, rows = case.num_seqs * case.seq_len, (case.num_q_heads, case.head_size)
+    begins, owners, _ = chunked([case.seq_len * number for number in range(case.num_seqs + 1)], case.block_size)
+    chunks = {"chunk_starts": begins, "sequences": owners}
+    chunks_there = {name: torch.tensor(each, device=device, dtype=torch.int32) for name, each in chunks.items()}
+    A = -0.05 - 0.2 * torch.rand(case.num_q_heads, device=device)  # a few nats in a chunk
+    D = torch.randn(case.num_q_heads, device=device)
+    inputs, recurrences = [], []
+    for _ in range(sets):
+        x = torch.randn(tokens, *rows, device=device, dtype=dtype)
+        B, C = torch.randn(2, tokens, case.num_kv_heads, case.state_size, device=device, dtype=dtype)
+        dt = 0.1 + 0.4 * torch.rand(tokens, case.num_q_heads, device=device)
+        initial = torch.randn(case.num_seqs, *rows, case.state_size, device=device)
+        made = steps(x, dt, A, B, C, chunk_size=case.block_size, **chunks, initial_states=initial)
+        inputs.append((x, *made, C, initial))
+        recurrences.append((x, dt, B, C, initial))
+
+    def make(call: Callable[..., None]) -> Side:
+        outs = [torch.empty_like(x) for x, *_ in inputs]
+
+        def worst() -> float:
+            return max(oracle.scan_error(out, *each, A=A, D=D) for each, out in zip(recurrences, outs, strict=True))
+
+        return side([(*each, out) for each, out in zip(inputs, outs, strict=True)], call, outs, worst)
+
+    def ours(x, products, dt, sums, states, C, initial, out) -> None:
+        chunk_scan(products, x, dt, sums, C, states, out, **chunks_there, D=D, initial_states=initial)
+
+    return Work(make(ours), lambda: make(peers.chunk_scan(**chunks_there, D=D)), oracle.scan_bound(dtype), sets)

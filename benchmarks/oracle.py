@@ -103,6 +103,42 @@ def attention_bound(dtype: torch.dtype, *, scaled_rows: bool = False) -> float:
     return (2.5 if scaled_rows else 2) * UNIT_ROUNDOFF[dtype]
 
 
+def scan_error(
+    out: Tensor, x: Tensor, dt: Tensor, B: Tensor, C: Tensor, initial: Tensor, *, A: Tensor, D: Tensor
+) -> float:
+    """Return the largest error of a (token, head) row against Mamba-2's recurrence, token by token in float64.
+
+    Args:
+        out: `[sequences * tokens, heads, head_size]`, sequences of one length.
+        x: As `out`.
+        dt: `[sequences * tokens, heads]`.
+        B: `[sequences * tokens, groups, state]`.
+        C: As `B`.
+        initial: `[sequences, heads, head_size, state]`.
+        A: `[heads]`.
+        D: `[heads]`.
+
+    Returns:
+        Relative to the root of the sum of squares of what is added up in a row; infinite where `out` is not finite.
+    """
+    heads, sequences = x.shape[1], len(initial)
+    out, x, dt, B, C = (each.double().unflatten(0, (sequences, -1)) for each in (out, x, dt, B, C))
+    B, C = (each.repeat_interleave(heads // each.shape[2], dim=2) for each in (B, C))
+    h, worst = initial.double(), out.new_zeros(())
+    for t in range(x.shape[1]):
+        h = torch.exp(dt[:, t] * A)[..., None, None] * h + (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None]
+        terms, skip = h * C[:, t, :, None], D[:, None] * x[:, t]
+        y = terms.sum(-1) + skip
+        scale = (terms.square().sum(-1) + skip.square() + y.square()).sum(-1).sqrt()
+        worst = torch.maximum(((out[:, t] - y).norm(dim=-1) / scale).max(), worst)
+    return worst.item() if torch.isfinite(worst) else math.inf
+
+
+def scan_bound(dtype: torch.dtype) -> float:
+    """Return the largest accepted `scan_error`: 3 u (tests/support/tolerances.py)."""
+    return 3 * UNIT_ROUNDOFF[dtype]
+
+
 def copy_error(out: Tensor, golden: Tensor) -> float:
     """Return the share of elements that differ in any bit; a copy has no tolerance."""
     different = (out.view(torch.int16) != golden.view(torch.int16)).sum().item()

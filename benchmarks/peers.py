@@ -159,6 +159,17 @@ def mla_decode(case: Case, query: Tensor, seq_lens: Tensor) -> Callable[..., Non
     return run
 
 
+def chunk_scan(*, chunk_starts: Tensor, sequences: Tensor, D: Tensor) -> Callable[..., None]:
+    """Return a function (x, products, dt, sums, states, C, initial_states, out); Triton tunes it at its first call."""
+    ops = _module("vllm.model_executor.layers.mamba.ops.ssd_chunk_scan")
+
+    def run(x, products, dt, sums, states, C, initial, out) -> None:
+        options = {"D": D, "initial_states": initial}
+        ops._chunk_scan_fwd(products, x, dt, sums, C, states, chunk_starts, out, sequences, **options)  # noqa: SLF001
+
+    return run
+
+
 @functools.cache
 def _aiter_backend() -> Any:
     _module("vllm._aiter_ops")

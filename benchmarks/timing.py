@@ -53,7 +53,7 @@ def alternate(graphs: Sequence[torch.cuda.CUDAGraph], replays: int = REPLAYS) ->
 
 
 @triton.jit
-def _sum_kernel(source, sums, CHUNK: tl.constexpr):  # noqa: N803
+def _sum_kernel(source, sums, CHUNK: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
     chunk = tl.load(source + program * CHUNK + tl.arange(0, CHUNK))
     tl.store(sums + program, tl.sum(chunk, 0))

@@ -31,8 +31,9 @@ from families.plans import not_here
 from families.published import Checkpoint
 from families.schedule import CompanyError
 from families.served import Published, Tiny
+from pagedkv.vllm_plugin import scan
 from pagedkv.vllm_plugin.errors import NotServedError
-from pagedkv.vllm_plugin.inspect import require_served
+from pagedkv.vllm_plugin.inspect import require_scans, require_served
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +123,7 @@ class Run:
             engine = Engine(served.checkpoint, poison=plan.poison, best=served.best, **arguments)
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the reason of these cells
             return dict.fromkeys(chosen, self._not_started(error, platform, started))
-        with engine, self.planted(engine):
+        with engine, self.planted(engine), scan.claimed() if served.family.chunk_scan else nullcontext():
             bench = Bench(engine, served.oracle, served.family, self.fuzz["seed"], self.fuzz["examples"])
             return {name: run_cell(name, bench, served.labels(engine)) for name in chosen}
 
@@ -155,6 +156,8 @@ def run_cell(name: str, bench: Bench, labels: dict[str, str]) -> Cell:
         if bench.family.attention:
             require_served(engine.layers())
             require_codes(bench.family, engine.layers())
+        if bench.family.chunk_scan:
+            numbers["scans"] = require_scans(engine.llm)
         reason = ""
     except NotHereError as error:
         return Cell("did not run", str(error), time.monotonic() - started)
@@ -193,6 +196,8 @@ def _labels(bench: Bench) -> dict[str, str]:
     for layer in bench.engine.layers():
         found |= {key: str(layer[key]) for key in ("backend", "packing", "fp8_format") if layer[key] is not None}
         found |= {key: kernel for key, kernel in (layer["route"] or {}).items() if kernel is not None}
+    if bench.family.chunk_scan:
+        found["chunk_scan"] = f"{bench.family.chunk_scan}.chunk_scan"
     if used := stand_ins.used():
         found["stand_in"] = ", ".join(used)
     return found

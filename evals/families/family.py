@@ -57,6 +57,8 @@ class Family:
     """What a state page holds, in vLLM's order: "conv", "ssm", "delta"."""
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of vLLM's `LLM` on every platform."""
+    chunk_scan: str = ""
+    """Whose kernel makes the outputs of Mamba-2's prefill: "pagedkv" for ours, empty for vLLM's."""
     engine_cpu: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments on the CPU platform."""
     engine_gpu: Mapping[str, Any] = field(default_factory=dict)
@@ -147,6 +149,7 @@ def _family(name: str, declared: Any, where: str) -> Family:
     made = Family(name=name, **values)
     _require_of((made.attention,), ATTENTION, f"{where}.attention")
     _require_of(made.states, STATES, f"{where}.states")
+    _require_of((made.chunk_scan,), ("", "pagedkv"), f"{where}.chunk_scan")
     _require_of(made.cannot, PLATFORMS, f"{where}.cannot")
     for platform, limit in made.cannot.items():
         errors = limit if isinstance(limit, dict) else {"": limit}

@@ -206,7 +206,7 @@ MNEMONICS = frozenset(
         *(f"s_{name}_b{bits}" for name in LOGIC for bits in (32, 64)),
         *(f"s_cmp_{order}_{kind}" for order in SCALAR_COMPARE for kind in ("i32", "u32")),
         "s_cmp_eq_u64", "s_cmp_lg_u64",
-        *(f"s_cmpk_{order}_i32" for order in SCALAR_COMPARE),
+        *(f"s_cmpk_{order}_{kind}" for order in SCALAR_COMPARE for kind in ("i32", "u32")),
     ]
 )  # fmt: skip
 """Every instruction that is known; another is refused, whatever its name looks like."""

@@ -110,6 +110,24 @@ class MlaReduce:
 
 
 @dataclass(frozen=True)
+class ChunkScan:
+    """How the last step of a chunked scan is launched; extents are powers of two."""
+
+    rows: int
+    """Most tokens of one program, at least 16."""
+    tile: int
+    """Most tokens of one tile of products, at least 16."""
+    channels: int
+    """Most channels of one program, at least 16."""
+    state_tile: int
+    """Most elements of the state's last axis that are loaded at once, at least 16."""
+    waves: int
+    stages: int
+    kpack: int
+    """As in `Mla`."""
+
+
+@dataclass(frozen=True)
 class Tuning:
     """`tuning/<arch>.toml`."""
 
@@ -122,6 +140,7 @@ class Tuning:
     mla_narrow: Mla
     """Where one token has at most 16 heads."""
     mla_reduce: MlaReduce
+    scan: ChunkScan
 
 
 def parse(text: str, where: str) -> Tuning:

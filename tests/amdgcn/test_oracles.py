@@ -492,8 +492,9 @@ def test_a_16_bit_constant_has_a_sign(text):
     assert scalar(f"s_mulk_i32 s10, {text}")[::2] == expect([(a * k, None) for a in LISTS[0]])
     assert scalar(f"s_addk_i32 s10, {text}")[::2] == expect([(a + k, overflow(signed(a) + k)) for a in LISTS[0]])
     for name, order in (("eq", "eq"), ("lg", "ne"), ("gt", "gt"), ("ge", "ge"), ("lt", "lt"), ("le", "le")):
-        [line] = covers([f"s_cmpk_{name}_i32"])
-        assert scalar(f"{line} s2, {text}")[2] == [ORDERS[order](signed(a), k) for a in LISTS[0]]
+        with_sign, without = covers([f"s_cmpk_{name}_i32", f"s_cmpk_{name}_u32"])
+        assert scalar(f"{with_sign} s2, {text}")[2] == [ORDERS[order](signed(a), k) for a in LISTS[0]]
+        assert scalar(f"{without} s2, {text}")[2] == [ORDERS[order](a, int(text, 16)) for a in LISTS[0]]
 
 
 PAIRS = [(a | b << 32, c | d << 32) for a, b, c, d in zip(LISTS[0], LISTS[2], LISTS[1], LISTS[0][::-1], strict=True)]

@@ -47,7 +47,7 @@ def figures():
                 Site("attend.py:5", 4, 1),
             ),
         }
-        rest = {"kernel": "attend", "lds_bytes": 16384, "arch": "gfx942"}
+        rest = {"kernel": "attend", "lds_bytes": 16384, "arch": "gfx942", "pointer_choices": ()}
         for name, value in changes.items():
             next(group for group in (code, text, rest) if name in group)[name] = value
         return Figures(

@@ -26,6 +26,7 @@ VIOLATIONS = [
     pytest.param({"loads": NARROW}, "29% of the bytes .* key_cache .*40 of 2 B at attend.py:7", id="narrow loads"),
     pytest.param({"loads": ()}, "no tl.load through key_cache", id="no loads at all"),
     pytest.param({"loads": (Site("a.py:1", 16, 9, "q = tl.load(query)"),)}, "no tl.load through key", id="other loads"),
+    pytest.param({"pointer_choices": ("a.py:9",)}, "yields a pointer at a.py:9", id="a pointer out of a branch"),
     pytest.param({"kernel": "stranger"}, "stranger has no budget", id="a kernel without a budget"),
     pytest.param({"occupancy": 4}, "LLVM says 4", id="our occupancy model disagrees with LLVM's"),
 ]

@@ -12,30 +12,29 @@ from mamba.data import DOTS, DTYPES, LAYERS, check, inputs
 from mamba.test_state_update import SHAPES, arguments, check_step, pool, step
 from support.pools import assert_same_bits
 
+from pagedkv.ssd.steps import chunked
+from pagedkv.vllm_plugin import scan
+
 pytestmark = pytest.mark.device
 
 STARTS = [0, 90, 91, 124]
 
 
-def chunks(starts: list[int], chunk: int) -> tuple[list[int], list[int], list[int]]:
-    """vLLM's chunks belong to one sequence each: where they begin, whose they are, the last one of every sequence."""
-    begins, owners, last = [], [], []
-    for owner, (begin, end) in enumerate(itertools.pairwise(starts)):
-        own = range(begin, end, chunk)
-        begins, owners = [*begins, *own], [*owners, *[owner] * len(own)]
-        last.append(len(begins) - 1)
-    return [*begins, starts[-1]], owners, last
-
-
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.id)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_mamba_chunk_scan_combined_varlen(layer, dtype, device, vllm_ops, record_property):
-    """Only the middle one of three sequences is new; states are kept in float32, as hybrid models keep them."""
+@pytest.mark.parametrize("last_step", ["vllm", "pagedkv"])
+def test_mamba_chunk_scan_combined_varlen(last_step, layer, dtype, device, vllm_ops, record_property, monkeypatch):
+    """Only the middle one of three sequences is new; states are kept in float32, as hybrid models keep them.
+
+    The last step is vLLM's, or ours where the plugin puts it.
+    """
+    if last_step == "pagedkv":
+        monkeypatch.setattr(vllm_ops("ssd_combined"), "_chunk_scan_fwd", scan.scan)
     data = inputs(layer, 1, STARTS[-1], dtype, device)
     x, z, B, C, dt = (each[0] for each in (data.x, data.z, data.B, data.C, data.dt))
     initial = torch.randn(3, layer.heads, layer.head_size, layer.state)
     initial[1] = 0.0
-    begins, owners, last = (torch.tensor(each).int().to(device) for each in chunks(STARTS, layer.chunk))
+    begins, owners, last = (torch.tensor(each).int().to(device) for each in chunked(STARTS, layer.chunk))
     out = torch.empty(x.shape, dtype=x.dtype, device=device)
     states = vllm_ops("ssd_combined").mamba_chunk_scan_combined_varlen(
         x, dt, data.A, B, C, layer.chunk, torch.tensor(STARTS).int().to(device), begins, last, owners, out,

@@ -72,6 +72,7 @@ def serve(
         result["batches"][name] = {
             "answers": answers(llm, schedule, rows=rows, prompt_rows=prompt_rows),
             "layers": served_layers(llm),
+            "scans": llm.collective_rpc("pagedkv_scans"),
         }
     result["block_size"] = llm.llm_engine.vllm_config.cache_config.block_size
     try:

@@ -50,7 +50,7 @@ def runs(checkpoint, tmp_path_factory):
     kinds = {"dtype": str(DTYPE).removeprefix("torch."), "mamba_ssm_cache_dtype": "float32"}
     prefill = {"prefill": BATCHES["prefill"]}
     jobs = {
-        "served": (engine.spec(checkpoint, BATCHES, **kinds), {}),
+        "served": (engine.spec(checkpoint, BATCHES, **kinds), {"PAGEDKV_SSD": "1"}),
         "unplugged": (engine.spec(checkpoint, prefill, ours=False, **kinds), IN_PROCESS | {"VLLM_PLUGINS": ""}),
     }
     with ThreadPoolExecutor(max_workers=1 if GPU else 2) as pool:  # two would measure one GPU's memory at once
@@ -81,6 +81,14 @@ def test_every_attention_layer_was_ours(batch, runs):
         assert row["writes"] == row["attentions"] >= 1
         assert row["attentions"] == CALLS.get(batch, row["attentions"])
     assert runs["served"]["refusal"] == ""
+
+
+def test_every_prefill_of_a_state_layer_was_ours(runs):
+    """Two layers of Mamba-2, one scan in each of a step with tokens of a prompt in it."""
+    scans = {batch: result["scans"] for batch, result in runs["served"]["batches"].items()}
+    assert scans == {"prefill": [2 * 1], "chunks": [2 * 4], "mixed": scans["mixed"]}
+    assert scans["mixed"] > [2 * 4]
+    assert runs["unplugged"]["batches"]["prefill"]["scans"] == [0]
 
 
 def test_the_whole_kv_pool_was_poisoned(runs):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from vllm.v1.attention.backend import subclass_attention_backend_with_overrides
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from pagedkv import vllm_plugin
-from pagedkv.vllm_plugin import CPU_MLA_BACKEND, GPU_MLA_BACKEND, backend, errors, inspect, mla_backend
+from pagedkv.vllm_plugin import CPU_MLA_BACKEND, GPU_MLA_BACKEND, backend, errors, inspect, mla_backend, scan
 
 pytestmark = pytest.mark.usefixtures("deployment")
 
@@ -112,6 +113,26 @@ def test_a_vllm_without_a_symbol_is_named_to_who_selects_us(monkeypatch, registr
     monkeypatch.delitem(sys.modules, "pagedkv.vllm_plugin.backend")
     with pytest.raises(errors.VersionError, match=r"cannot import name 'MultipleOf'.*was tested with"):
         registry.CUSTOM.get_class()
+
+
+def test_the_chunk_scan_is_ours_where_asked_and_takes_what_we_know(monkeypatch, registry, said, load):
+    module, names = import_module(scan.MODULE), ("_chunk_scan_fwd", "_mamba_chunk_scan_combined_fwd")
+    theirs = [getattr(module, name) for name in names]
+    for name, function in zip(names, theirs, strict=True):
+        monkeypatch.setattr(module, name, function)  # put back behind this test
+    load()
+    assert [getattr(module, name) for name in names] == theirs
+    with scan.claimed():  # of this platform, the CPU
+        assert module._mamba_chunk_scan_combined_fwd is scan.combined
+    assert [getattr(module, name) for name in names] == theirs
+    monkeypatch.setattr(scan, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    load(PAGEDKV_SSD="1")
+    assert module._chunk_scan_fwd is scan.scan
+    monkeypatch.setattr(module, "_chunk_scan_fwd", stranger := lambda cb, x, mask: (cb, x, mask))
+    load(PAGEDKV_SSD="1")
+    assert "_chunk_scan_fwd takes (cb, x, mask), not (cb, x, dt, dA_cumsum" in said.text
+    assert module._chunk_scan_fwd is stranger
+    assert registry.CUSTOM.is_overridden(), "attention stays ours"
 
 
 def test_a_setting_that_means_nothing_claims_nothing(registry, said, load):

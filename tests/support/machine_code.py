@@ -22,6 +22,7 @@ OUTPUTS = {
     "mla_decode_kernel": ("out", "lse", "partial", "partial_lse"),
     "mla_reduce_kernel": ("out", "lse"),
     "mla_schedule_kernel": ("works", "work_indptr", "reduce_indptr"),
+    "chunk_scan_kernel": ("out",),
 }
 """What each kernel may write; a write to any other argument is a fault."""
 

@@ -115,6 +115,11 @@ class Budgets:
             )
         if code.scratch_bytes > self.every.scratch_bytes:
             found.append(f"{code.scratch_bytes} B of scratch per work-item (budget {self.every.scratch_bytes})")
+        if figures.pointer_choices:
+            found.append(
+                f"a branch yields a pointer at {', '.join(figures.pointer_choices)}, which Triton 3.6.0 cannot compile "
+                "where it comes from two tensors: load in the branch, and yield what was loaded"
+            )
         if text.mfma < budget.mfma:
             found.append(
                 f"{text.mfma} MFMA instructions (at least {budget.mfma}): the dot product runs on the vector ALU"

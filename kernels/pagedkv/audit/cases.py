@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-Source = Literal["ours", "vllm", "mamba"]
+Source = Literal["ours", "vllm", "mamba", "delta"]
 
-SOURCES: dict[Source, str] = {"ours": "our_kernels", "vllm": "vllm_kernels", "mamba": "mamba_kernels"}
+SOURCES: dict[Source, str] = {
+    "ours": "our_kernels",
+    "vllm": "vllm_kernels",
+    "mamba": "mamba_kernels",
+    "delta": "delta_kernels",
+}
 """Module beside this one whose `cases()` lists them. Imported by name: each needs packages that the others do not."""
 
 

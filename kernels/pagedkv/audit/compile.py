@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -138,6 +141,8 @@ class MachineCode:
     text: str
     """The AMDGCN text."""
     compile_seconds: float
+    pointer_choices: list[str] = field(default_factory=list)
+    """Where an `if` or a `tl.where` yields pointers, as `file.py:line`."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,8 @@ class Figures:
     """When it was compiled, in this run or in an earlier one."""
     kept: bool = False
     """Whether an earlier run compiled it."""
+    pointer_choices: tuple[str, ...] = ()
+    """As of `MachineCode`."""
 
     @property
     def waves_per_simd(self) -> float:
@@ -203,11 +210,15 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
         LdsExceededError: It needs more LDS than the arch has.
     """
     started = time.perf_counter()
+    choices: list[str] = []
     target = GPUTarget("hip", wanted.arch, limits(wanted.arch).lanes)
     with tempfile.TemporaryDirectory(prefix="audit-") as cache, knobs.cache.scope(), knobs.compilation.scope():
         knobs.cache.dir = cache
         knobs.compilation.always_compile = True
-        with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", _check_lds_first), offline(wanted.arch):
+        with (
+            mock.patch.object(knobs.runtime, "add_stages_inspection_hook", partial(_look_first, choices)),
+            offline(wanted.arch),
+        ):
             compiled = triton.compile(wanted.source, target=target, options=dict(wanted.options))
     return MachineCode(
         kernel=compiled.metadata.name,
@@ -216,6 +227,7 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
         code=compiled.asm["hsaco"],
         text=compiled.asm["amdgcn"],
         compile_seconds=time.perf_counter() - started,
+        pointer_choices=choices,
     )
 
 
@@ -234,18 +246,26 @@ def read_figures(arch: str, compiled: MachineCode, *, kept: bool = False) -> Fig
         text=read_assembly(compiled.text),
         compile_seconds=compiled.compile_seconds,
         kept=kept,
+        pointer_choices=tuple(compiled.pointer_choices),
     )
 
 
-def _check_lds_first(*args: Any) -> tuple[str, str] | None:
-    """Put an LDS check in front of the stage that lowers to LLVM.
+def _look_first(choices: list[str], *args: Any) -> tuple[str, str] | None:
+    """Put an LDS check in front of the stage that lowers to LLVM, and note chosen pointers before AMD's own passes.
 
     Triton >= 3.8 also calls the hook without arguments, for something to add to its cache keys.
     """
     if not args:
-        return "lds-first", "lds-first"
+        return "look-first", "look-first"
     _backend, stages, options, _language, _capability = args
-    lower = stages["llir"]
+    lower, optimise = stages["llir"], stages["ttgir"]
+
+    def optimise_what_was_read(module: Any, metadata: dict[str, Any]) -> Any:
+        choices.extend(_pointer_choices(module))
+        if choices:  # for the message of a crash, which takes this process with it
+            sys.stderr.write(f"error: a branch yields a pointer: {', '.join(choices)}\n")
+            sys.stderr.flush()
+        return optimise(module, metadata)
 
     def lower_if_it_fits(module: Any, metadata: dict[str, Any]) -> Any:
         lds_bytes = _lds_bytes(module, options.arch)
@@ -256,8 +276,27 @@ def _check_lds_first(*args: Any) -> tuple[str, str] | None:
         assert metadata["shared"] == lds_bytes, f"LDS differs: {lds_bytes} B ahead, {metadata['shared']} B at the end"
         return lowered
 
-    stages["llir"] = lower_if_it_fits
+    stages["llir"], stages["ttgir"] = lower_if_it_fits, optimise_what_was_read
     return None
+
+
+def _pointer_choices(module: Any) -> list[str]:
+    """Where an `if` or a select of a kernel in Triton's dialect yields pointers.
+
+    AMD's CanonicalizePointers (Triton 3.6) aborts on an `if` that yields pointers of two tensors with offsets; a select
+    of such pointers fails later. Values loaded through either compile.
+    """
+    found = set()
+
+    def look(operation: Any) -> None:
+        if operation.get_name() in {"scf.if", "arith.select"}:
+            results = [operation.get_result(index) for index in range(operation.get_num_results())]
+            pointers = [result for result in results if "!tt.ptr" in str(result.get_type())]
+            places = [re.findall(r'(\w+\.py)":(\d+)', str(result.get_loc())) for result in pointers]
+            found.update(":".join(place[-1]) if place else "a place unknown" for place in places)
+
+    module.walk(look)
+    return sorted(found)
 
 
 def _lds_bytes(module: Any, arch: str) -> int:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _VLLM_MAMBA = "vllm.model_executor.layers.mamba.ops"
 _VLLM_ATTENTION = "vllm.v1.attention.ops"
+_VLLM_DELTA = "vllm.third_party.flash_linear_attention.ops"
 _VLLM_WITH_CPU_TWINS = {
     "mamba_ssm": "selective_state_update",
     "ssd_combined": "_mamba_chunk_scan_combined_fwd",
@@ -78,6 +79,22 @@ def vllm(module: str) -> ModuleType:
             "  to do: import pagedkv.audit.imports first, in a process of its own"
         )
     return imported
+
+
+def vllm_delta(module: str) -> ModuleType:
+    """A module of the delta rules that vLLM carries, with the configurations of ROCm.
+
+    One of them shortens its list where torch was built for ROCm, because some crash the compiler; a CPU build of torch
+    would be given those too.
+
+    Raises:
+        CannotRunHereError: vLLM is missing or too different.
+    """
+    from .compile import offline  # whose driver says that the device is AMD's, which these modules ask
+
+    rocm = mock.patch.object(torch.version, "hip", torch.version.hip or "audited")
+    with _triton_backend(), _not_a_cpu(), offline("gfx942"), rocm:
+        return _import("vllm", f"{_VLLM_DELTA}.{module}")
 
 
 def vllm_attention(module: str) -> ModuleType:

@@ -101,6 +101,7 @@ def _numbers(row: Row, labels: dict[str, str]) -> dict[str, float]:
         "waits": text.waits,
         "instructions": text.instructions,
         "compile_seconds": round(figures.compile_seconds, 3),
+        "pointer_choices": len(figures.pointer_choices),
     } | {name: workgroups * int(size) for name, size in in_flight.items() if size}
 
 

@@ -170,16 +170,17 @@ def configured(
     ]
 
 
-def autotuned(package: Package, tuner: Any, launch: Callable[[], object]) -> list[Case]:
+def autotuned(package: Package, tuner: Any, launch: Callable[[], object], *, variant: str = "") -> list[Case]:
     """A kernel with every configuration among which Triton's autotuner would choose.
 
     Args:
         package: Whose it is.
         tuner: triton.runtime.Autotuner.
         launch: Its launcher.
+        variant: As of `configured`.
     """
     configurations = {configuration_name(config): partial(imports.pinned, tuner, config) for config in tuner.configs}
-    return configured(package, tuner.base_fn.__name__, launch, configurations, autotuned=True)
+    return configured(package, tuner.base_fn.__name__, launch, configurations, autotuned=True, variant=variant)
 
 
 def configuration_name(config: Any) -> str:

@@ -15,6 +15,7 @@ from pagedkv.cache.write import write_kv_cache
 from pagedkv.configurations import CONFIGURATIONS, Configuration
 from pagedkv.layout import packing_of
 from pagedkv.mla.decode import mla_decode
+from pagedkv.ssd.scan import chunk_scan
 
 from .cases import Case
 from .tensors import Batch
@@ -33,10 +34,10 @@ MLA_LATENT, MLA_ROPE = 512, 64
 
 
 def cases() -> list[Case]:
-    """What is promised, the shapes at which vLLM's kernels are compiled too, one cache below 2 GiB, and MLA decode."""
+    """What is promised, the shapes of vLLM's cases, one cache below 2 GiB, MLA decode, and scans of Mamba-2."""
     promised = {case.name: case for case in map(_case, (*CONFIGURATIONS, *_beside_vllm()))}
     small = _case(Configuration("attention", "decode", "bfloat16", 32, 8, 128, 544, "nhd"), big=False)
-    return [*promised.values(), small, *_mla_cases()]
+    return [*promised.values(), small, *_mla_cases(), *_scan_cases()]
 
 
 def _case(configuration: Configuration, *, big: bool = True) -> Case:
@@ -186,3 +187,54 @@ def _mla(batch: Batch, quantised: FormatName | None = None) -> Case:
     operation = f"mla-{batch.num_heads}" + ("-special" if quantised or batch.query_len > 1 else "")
     kernels = ("mla_schedule_kernel", "mla_decode_kernel", "mla_reduce_kernel")
     return Case("ours", mla_name(batch, quantised), kernels, launch, batch.labels(operation, "latent"))
+
+
+def _scan_cases() -> list[Case]:
+    """Mamba2 layers: Zamba2, Bamba and Granite 4, Nemotron-H, Falcon-H1; without initial states, with a gate, fp32."""
+    return [
+        _scan(heads=64, head_size=64, state=64, groups=1, chunk=256),
+        _scan(heads=128, head_size=64, state=128, groups=1, chunk=256),
+        _scan(heads=128, head_size=64, state=128, groups=8, chunk=128),
+        _scan(heads=24, head_size=128, state=256, groups=1, chunk=256),
+        _scan(heads=128, head_size=64, state=128, groups=1, chunk=256, initial=False),
+        _scan(heads=128, head_size=80, state=128, groups=1, chunk=256, dtype=torch.float16),
+        _scan(heads=24, head_size=64, state=256, groups=1, chunk=256, dtype=torch.float32, gate=True),
+    ]
+
+
+def _scan(
+    *,
+    heads: int,
+    head_size: int,
+    state: int,
+    groups: int,
+    chunk: int,
+    dtype: torch.dtype = torch.bfloat16,
+    initial: bool = True,
+    gate: bool = False,
+) -> Case:
+    """The outputs of a chunked scan of 8,192 tokens in 16 sequences; states are kept in fp32."""
+    tokens, sequences = 8192, 16
+    chunks = tokens // chunk
+    x = torch.empty(tokens, heads, head_size, dtype=dtype)
+    per_token = torch.empty(heads, chunks, chunk)
+    launch = partial(
+        chunk_scan,
+        torch.empty(chunks, groups, chunk, chunk),
+        x,
+        per_token,
+        per_token,
+        torch.empty(tokens, groups, state, dtype=dtype),
+        torch.empty(chunks, heads, head_size, state),
+        torch.empty_like(x),
+        chunk_starts=torch.arange(chunks + 1, dtype=torch.int32) * chunk,
+        sequences=torch.zeros(chunks, dtype=torch.int32),
+        D=torch.empty(heads),
+        z=torch.empty_like(x) if gate else None,
+        initial_states=torch.empty(sequences, heads, head_size, state) if initial else None,
+    )
+    kind = str(dtype).removeprefix("torch.")
+    special = "-z" * gate + "-new" * (not initial)
+    name = f"scan-{kind}-h{heads}x{head_size}-n{state}-g{groups}-chunk{chunk}{special}"
+    labels = {"operation": "scan", "dtype": kind, "head_size": str(head_size), "block_size": str(chunk)}
+    return Case("ours", name, ("chunk_scan_kernel",), launch, labels | {"layout": f"n{state}", "cache": "small"})

@@ -78,8 +78,8 @@ def run(
         InvalidFileError: See `load_budgets` and `load_declared`.
     """
     budgets, declared = load_budgets(), load_declared()
-    if any(case.source == "mamba" for _, case in cases):
-        declared.check_names(cases_of("mamba"))
+    if any(case.configuration for _, case in cases):
+        declared.check_names((*cases_of("mamba"), *cases_of("delta")))
     start_compiler()
     store = ObjectStore(objects) if objects else None
     rows = compile_all(make_plan(cases), jobs=jobs, timeout=timeout, store=store)

@@ -53,8 +53,8 @@ def register() -> None:
 
     The CPU platform ignores every selection but CPU_ATTN, so there the name is overridden, and only when Triton runs
     interpreted (`TRITON_INTERPRET=1`): without it the kernels could not run. On ROCm and CUDA nothing changes until
-    `--attention-backend CUSTOM` asks for it; and TRITON_MLA is ours only with PAGEDKV_MLA=1. Calling it again changes
-    nothing.
+    `--attention-backend CUSTOM` asks for it; TRITON_MLA is ours only with PAGEDKV_MLA=1, and on every platform
+    the chunk_scan of Mamba-2 only with PAGEDKV_SSD=1. Calling it again changes nothing.
 
     Raises nothing, because vLLM calls it for users who have not asked for us too, and would end. Whatever stops it is a
     warning in the log; CUSTOM then stays as it was, and vLLM refuses whoever selects it unregistered.
@@ -73,7 +73,7 @@ def _register() -> None:
 
     if ".".join(__version__.split(".")[:2]) not in (*TESTED, settings.tried()):
         raise VersionError.of_this_vllm("not tested")
-    mla = settings.mla()
+    mla, ssd = settings.mla(), settings.ssd()
     _claim(BACKEND, NAME, asked=settings.PACKING_VARIABLE in os.environ)
     if not current_platform.is_cpu():
         if mla:
@@ -83,6 +83,12 @@ def _register() -> None:
         _claim(CPU_MLA_BACKEND, "CPU_MLA", "AMX_MLA")  # the CPU platform chooses by what the processor has
     else:
         log.warning("pagedkv: CPU_ATTN stays vLLM's own, because TRITON_INTERPRET=1 is not set")
+        return
+    if ssd:
+        from pagedkv.vllm_plugin import scan
+
+        scan.claim()
+        log.info("pagedkv: the chunk_scan of Mamba-2's prefill is now pagedkv.chunk_scan")
 
 
 def _claim(path: str, *names: str, asked: bool = False) -> None:

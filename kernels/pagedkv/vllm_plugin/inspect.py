@@ -27,7 +27,7 @@ from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from pagedkv.vllm_plugin import BACKEND, CPU_MLA_BACKEND, GPU_MLA_BACKEND, GPU_MLA_NAME, NAME, routes
+from pagedkv.vllm_plugin import BACKEND, CPU_MLA_BACKEND, GPU_MLA_BACKEND, GPU_MLA_NAME, NAME, routes, scan
 from pagedkv.vllm_plugin.errors import BackendTakenError, NotInterpretedError, NotServedError, PoisonUnsafeError
 from pagedkv.vllm_plugin.settings import mla, packing
 
@@ -84,8 +84,13 @@ class WorkerReport:
         """Describe every attention layer of this worker, ours or not, in the order of the model."""
         return [_describe(name, layer, self.rank) for name, layer in _attention_layers(self).items()]
 
+    def pagedkv_scans(self) -> int:
+        """Calls of our chunk_scan in this worker since it started or `pagedkv_reset`."""
+        return scan.calls
+
     def pagedkv_reset(self) -> None:
-        """Set the counts of all layers of ours to 0."""
+        """Set the counts of all layers of ours to 0, and that of the scans."""
+        scan.calls = 0
         for layer in _attention_layers(self).values():
             if hasattr(layer.impl, "attentions"):
                 layer.impl.writes = layer.impl.attentions = 0
@@ -182,6 +187,18 @@ def require_served(layers: list[ServedLayer]) -> None:
             problems.append(f"{where}: selected pagedkv, but no attention call reached it")
     if problems:
         raise NotServedError("\n".join(f"  {problem}" for problem in problems))
+
+
+def require_scans(llm: LLM) -> int:
+    """Return how often workers called our chunk_scan since the start or `pagedkv_reset`.
+
+    Raises:
+        NotServedError: A worker never did.
+    """
+    calls = llm.collective_rpc("pagedkv_scans")
+    if not all(calls):
+        raise NotServedError(f"  chunk_scan of Mamba-2: calls by worker {calls}; PAGEDKV_SSD=1 puts ours in its place")
+    return sum(calls)
 
 
 def _attention_layers(worker: Any) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the plugin from the environment: PAGEDKV_PACKING, PAGEDKV_MLA and PAGEDKV_VLLM.
+"""Settings of the plugin from the environment: PAGEDKV_PACKING, PAGEDKV_MLA, PAGEDKV_SSD and PAGEDKV_VLLM.
 
 The standard library only: `register` reads them too.
 """
@@ -15,6 +15,7 @@ from pagedkv.vllm_plugin.errors import SettingError
 
 PACKING_VARIABLE = "PAGEDKV_PACKING"
 MLA_VARIABLE = "PAGEDKV_MLA"
+SSD_VARIABLE = "PAGEDKV_SSD"
 
 
 @functools.cache
@@ -36,6 +37,15 @@ def mla() -> bool:
         SettingError: The variable is neither 0 nor 1.
     """
     return _read(MLA_VARIABLE, ("0", "1"), "0") == "1"
+
+
+def ssd() -> bool:
+    """Whether Mamba-2's chunk_scan shall be ours: the environment variable PAGEDKV_SSD, 0 where it is not set.
+
+    Raises:
+        SettingError: The variable is neither 0 nor 1.
+    """
+    return _read(SSD_VARIABLE, ("0", "1"), "0") == "1"
 
 
 def tried() -> str | None:

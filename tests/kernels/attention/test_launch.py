@@ -149,7 +149,7 @@ def test_an_arch_without_data():
         tuning("gfx1100")
 
 
-TABLES = "[gather]\n[reduce]\n[decode]\n[prefill]\n[mla]\n[mla_narrow]\n[mla_reduce]\n"
+TABLES = "[gather]\n[reduce]\n[decode]\n[prefill]\n[mla]\n[mla_narrow]\n[mla_reduce]\n[scan]\n"
 
 
 @pytest.mark.parametrize(
