@@ -49,14 +49,22 @@ class Machine:
         lds_bytes: Of a workgroup.
         twins: 2 looks for undefined values, 1 does not.
         races: Whether to look for LDS races.
+        banks: Of the LDS, to count conflicts; 0 counts none.
     """
 
     def __init__(
-        self, translated: Translated, memory: Memory, lds_bytes: int, *, twins: int = 2, races: bool = True
+        self,
+        translated: Translated,
+        memory: Memory,
+        lds_bytes: int,
+        *,
+        twins: int = 2,
+        races: bool = True,
+        banks: int = 0,
     ) -> None:
         self.translated, self.program, self.memory = translated, translated.program, memory
-        self.lds_bytes, self.twins, self.races = lds_bytes, twins, races
-        self.steps = self.interval = self.wave_instructions = 0
+        self.lds_bytes, self.twins, self.races, self.banks = lds_bytes, twins, races, banks
+        self.steps = self.interval = self.wave_instructions = self.conflicts = 0
         self.traffic: Counter[tuple[str, int]] = Counter()
         """(global or lds, bytes of an access) -> accesses of lanes."""
         self.executed: Counter[int] = Counter()

@@ -20,6 +20,7 @@ import numpy as np
 from . import matrix
 from .arithmetic import W16, Array, L, Q, U, pair, sign_extend
 from .errors import ProgramFault
+from .figures import bank_conflicts
 from .lds import JUNK, offsets
 from .text import EXEC
 
@@ -165,12 +166,14 @@ class Waves:
         joined.refresh()
         return joined
 
-    def fault(self, what: str, row: int, lane: int | None, index: int) -> ProgramFault:
+    def fault(self, what: str, row: int, lane: int | None, index: int, buffer: str = "") -> ProgramFault:
         """A fault at a place: wave, lane, instruction, Python line."""
-        group = tuple(int(each) for each in self.workgroup[row])
+        group, wave = tuple(int(each) for each in self.workgroup[row]), int(self.wave[row])
         at = "" if lane is None else f" lane {lane}"
-        instruction = self.machine.program.instructions[index]
-        return ProgramFault(f"{what}: wave {int(self.wave[row])} of workgroup {group}{at}; {instruction}")
+        one = self.machine.program.instructions[index]
+        where = {"kernel": self.machine.program.name, "buffer": buffer, "workgroup": group, "wave": wave, "lane": lane}
+        where |= {"instruction": " ".join(one.text.split()), "line": one.source}
+        return ProgramFault(f"{what}: wave {wave} of workgroup {group}{at}; {one}", where)
 
     def same(self, index: int, value: Array, enabled: Array | None, used_as: str) -> None:
         """Raise where the twins differ: something undefined was used."""
@@ -332,6 +335,7 @@ class Waves:
                     row,
                     lane,
                     index,
+                    region.name,
                 )
             found.append((region, lanes, offset))
         return found
@@ -385,6 +389,9 @@ class Waves:
             row, lane = map(int, np.argwhere(bad)[0])
             what = f"LDS access of {size} bytes at {int(at[row, lane])} outside {lds.size} bytes, or unaligned"
             raise self.fault(what, row, lane, index)
+        if self.machine.banks:
+            on = None if enabled is None else enabled[: self.real]
+            self.machine.conflicts += bank_conflicts(at[: self.real], on, size, self.machine.banks)
         moved = at + self.row[:, None] * lds.pitch
         return moved if enabled is None else np.where(enabled, moved, 0)
 
