@@ -75,6 +75,8 @@ class Session:
     mutate: Callable[[str, str], str] | None
     known: Known | None = None
     launches: list[Launch] = field(default_factory=list)
+    ran: dict[str, set[int]] = field(default_factory=dict)
+    """Blocks of each kernel that any wave entered."""
     texts: dict[str, str] = field(default_factory=dict)
     """Machine code of each kernel that was launched, by its key."""
 
@@ -218,6 +220,7 @@ def execute(
         )  # fmt: skip
         started = time.perf_counter()
         machine.run(grid, metadata.num_warps, kernarg)
+        session.ran.setdefault(metadata.name, set()).update(machine.executed)
         seconds, workgroups = time.perf_counter() - started, grid[0] * grid[1] * grid[2]
         about = {
             "kernel": metadata.name, "grid": grid, "waves": workgroups * metadata.num_warps, "seconds": seconds,
@@ -283,6 +286,7 @@ def amdgcn(
     if knobs.runtime.interpret:
         raise LaunchError("Triton interprets kernels in this process\n  to do: set TRITON_INTERPRET=0")
     driver, load = _driver(arch), triton_compiler.CompiledKernel._init_handles  # noqa: SLF001
+    outer = driver.session
     driver.session = Session(arch, 1 + twins, races, outputs or {}, mutate, Known(known) if known else None)
 
     def load_with_text(kernel: Any) -> None:
@@ -297,5 +301,5 @@ def amdgcn(
         ):
             yield driver.session
     finally:
-        driver.session = None
+        driver.session = outer
         triton_compiler.max_shared_mem.cache_clear()

@@ -374,7 +374,7 @@ class _Writer:
             data, address, descriptor, scalar = operands
             lanes = f"V[{address.register}]" if one.flag("offen") else "None"
             added = self._scalar_read(scalar) + ("" if scalar.kind == "literal" else "[:, None]")
-            lines, beyond = [f"A, Z = g.buffer({descriptor.register}, {lanes}, {added}, {offset})"], "Z"
+            lines, beyond = [f"A, Z = g.buffer({one.index}, {descriptor.register}, {lanes}, {added}, {offset})"], "Z"
         shift = " >> U(16)" if found[5] else ""
         if stores:
             values = ", ".join(f"V[{data.register + k}]{shift}" for k in range(registers))

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Register = tuple[str, int]
 LANES = 64
+_FLAGS = 0x27000
+"""Of a descriptor of plain bytes (CDNA3 ISA, 9.1.8): what Triton writes."""
 
 
 def merge(enabled: Array | None, new: Array, old: Array | None) -> Array:
@@ -347,14 +349,20 @@ class Waves:
         inside = at >= 0 and at + size <= region.end - region.start
         return ", not its own bytes, or unaligned" if inside else ""
 
-    def buffer(self, register: int, lanes: Array | None, scalar: Array | np.uint32, offset: int) -> tuple[Array, Array]:
+    def buffer(
+        self, index: int, register: int, lanes: Array | None, scalar: Array | np.uint32, offset: int
+    ) -> tuple[Array, Array]:
         """Addresses through a descriptor, and which of them are beyond its range.
 
         The range is compared with each access's first byte; hardware compares each dword.
         """
-        words = [self.S[register + k] for k in range(3)]
-        assert all(word is not None for word in words)
-        low_, high_, records = words
+        words = [self.S[register + k] for k in range(4)]
+        for word in words:
+            assert word is not None
+            self.same(index, word, None, "descriptor")
+        low_, high_, records, flags = words
+        if (high_ >> U(16)).any() or (flags != _FLAGS).any():  # type: ignore[operator]
+            raise self.fault("descriptor that is not of plain bytes", 0, None, index)
         base = pair(low_, high_ & U(0xFFFF))[:, None]  # type: ignore[arg-type,operator]
         moved = np.full((self.n, LANES), offset, U) if lanes is None else lanes + U(offset)
         added = np.broadcast_to(np.asarray(scalar), (self.n, 1)).astype(L)
