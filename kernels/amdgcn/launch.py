@@ -34,6 +34,7 @@ from .text import parse
 from .translate import Translated, translate
 from .wait_states import check_wait_states
 from .waits import check_waits
+from .waves import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -207,6 +208,11 @@ def execute(
         else:
             word = (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
         segment[offset : offset + size] = word
+    extents = {"block_count": grid, "group_size": (LANES * metadata.num_warps, 1, 1)}
+    for name, (offset, size) in program.hidden.items():  # offsets and remainders of a Triton launch are 0
+        what, axis = name.removeprefix("hidden_")[:-2], "xyz".find(name[-1])
+        if what in extents:
+            segment[offset : offset + size] = extents[what][axis].to_bytes(size, "little")
     kernarg = memory.add("kernel arguments", np.frombuffer(bytes(segment), np.uint8), readonly=True)
     known = session.known if session.mutate is None else None
     settings = (grid, metadata.num_warps, metadata.shared, session.twins, session.races)
@@ -273,7 +279,7 @@ def amdgcn(
     Args:
         arch: gfx942 or gfx950.
         twins: Whether to look for undefined values and missing waits.
-        races: Whether to look for races in LDS.
+        races: Whether to look for races in LDS, and between workgroups in memory.
         outputs: Kernel -> arguments that it may write; of a kernel named here, a write to any other is a fault.
         mutate: (kernel, text) -> text to run instead; it is not checked statically.
         known: Folder of launches of earlier runs, which are not executed again; None executes all.

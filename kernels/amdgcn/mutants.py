@@ -111,7 +111,7 @@ def run(arch: str, kernel: str, cases: Sequence[Case], count: int, seed: int) ->
         return text
 
     with amdgcn(arch, mutate=seen) as session:
-        wrong = [found for case in cases if (found := case())]
+        wrong = [why for case in cases if (why := case())]
     if wrong or len(texts) != 1:
         raise LaunchError(f"{kernel}: {len(texts)} versions of machine code, {len(wrong)} wrong results {wrong[:1]}")
     (text,) = texts

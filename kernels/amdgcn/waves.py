@@ -13,16 +13,16 @@ LDS in order, scalar memory only at lgkmcnt(0)).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import matrix
-from .arithmetic import W16, Array, L, Q, U, pair, sign_extend
+from .arithmetic import Array, L, Q, U, pair, sign_extend
 from .errors import ProgramFault
 from .figures import bank_conflicts
 from .lds import JUNK, offsets
-from .text import EXEC
+from .text import EXEC, M0
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Register = tuple[str, int]
 LANES = 64
+_LINEAR = np.array([1, 1 << 20, 1 << 40])
 _FLAGS = 0x27000
 """Of a descriptor of plain bytes (CDNA3 ISA, 9.1.8): what Triton writes."""
 
@@ -62,6 +63,8 @@ class Outstanding:
     enabled: Array | None
     accesses: tuple[tuple[int, Array, bool], ...] = ()
     """To LDS: bytes, place of each lane, whether it is a write."""
+    into_lds: tuple[int, int] | None = None
+    """(instruction, bytes of a lane) of a load that goes there; its values are LDS addresses and words."""
 
 
 class Waves:
@@ -115,6 +118,7 @@ class Waves:
                 tuple(value[rows] for value in each.values),
                 None if each.enabled is None else each.enabled[rows],
                 tuple((size, at[rows], writes) for size, at, writes in each.accesses),
+                each.into_lds,
             )
             for each in self.outstanding
         ]
@@ -124,7 +128,7 @@ class Waves:
 
     def signature(self) -> tuple[object, ...]:
         """Equal for groups that may run as one."""
-        return self.block, self.waiting, tuple((each.counter, each.targets) for each in self.outstanding)
+        return self.block, self.waiting, tuple((each.counter, each.targets, each.into_lds) for each in self.outstanding)
 
     def join(self, other: Waves) -> Waves:
         """Both groups as one."""
@@ -160,6 +164,7 @@ class Waves:
                     (size, rows(p, q), writes)
                     for (size, p, writes), (_, q, _) in zip(x.accesses, y.accesses, strict=True)
                 ),
+                x.into_lds,
             )
             for x, y in zip(self.outstanding, other.outstanding, strict=True)
         ]
@@ -253,6 +258,11 @@ class Waves:
         for each in self.outstanding:
             if id(each) in kept:
                 continue
+            if each.into_lds:
+                address, *words = each.values
+                self.lds_write(each.into_lds[0], address, each.enabled, each.into_lds[1], words)
+                self._accesses = []
+                continue
             for (kind, register), value in zip(each.targets, each.values, strict=True):
                 if kind == "V":
                     self.V[register] = merge(each.enabled, value, self.V[register])
@@ -269,6 +279,7 @@ class Waves:
         on = enabled if beyond is None else both(enabled, ~beyond)
         values: list[Array] | None = None
         for region, lanes, at in self._locate(index, address, on, size, store=False):
+            self._share(index, region, lanes, at, size, None)
             read = _read(
                 region.views, at if lanes is None else np.where(lanes, at, region.start // 4 * 4), size, signed
             )
@@ -300,9 +311,21 @@ class Waves:
         for each in values:
             self.same(index, each, on, "stored data")
         for region, lanes, at in places:
+            self._share(index, region, lanes, at, size, [each[: self.real] for each in values])
             _write(region.views, at, lanes, size, [each[: self.real] for each in values])
         self.issue("vm", (), (), on)
         self.machine.count("global", size, on, self)
+
+    def _share(
+        self, index: int, region: Region, lanes: Array | None, at: Array, size: int, values: list[Array] | None
+    ) -> None:
+        """Note which workgroup met which bytes, of memory that this launch may write."""
+        if not self.machine.races or region.readonly:
+            return
+        group = np.broadcast_to((self.workgroup[: self.real] @ _LINEAR)[:, None], at.shape)
+        on: Any = slice(None) if lanes is None else lanes
+        words = None if values is None else [np.broadcast_to(each, at.shape)[on].ravel() for each in values]
+        self.machine.sharing.note(index, size, region.base + at[on].ravel(), group[on].ravel(), words)
 
     def _of_twins(self, x: Array) -> Array:
         return np.concatenate((x, x)) if self.machine.twins == 2 else x
@@ -361,13 +384,23 @@ class Waves:
             assert word is not None
             self.same(index, word, None, "descriptor")
         low_, high_, records, flags = words
-        if (high_ >> U(16)).any() or (flags != _FLAGS).any():  # type: ignore[operator]
+        if (high_ >> U(16)).any() or np.any(flags != _FLAGS):  # type: ignore[operator]
             raise self.fault("descriptor that is not of plain bytes", 0, None, index)
         base = pair(low_, high_ & U(0xFFFF))[:, None]  # type: ignore[arg-type,operator]
         moved = np.full((self.n, LANES), offset, U) if lanes is None else lanes + U(offset)
         added = np.broadcast_to(np.asarray(scalar), (self.n, 1)).astype(L)
         beyond = moved.astype(L) >= records.astype(L)[:, None] - added  # type: ignore[union-attr]
         return base + moved.astype(Q) + added.astype(Q), beyond
+
+    def load_to_lds(self, index: int, size: int, offset: int, words: list[Array], enabled: Array | None) -> None:
+        """Lanes' words go to LDS side by side, from M0 and the offset on; there is junk until they are waited for."""
+        base = self.S[M0]
+        assert base is not None
+        self.same(index, base, None, "LDS address")
+        address = base[:, None] + U(offset) + np.arange(LANES, dtype=U) * U(size)
+        self.lds_write(index, address, enabled, size, [self.junk] * max(1, size // 4))
+        self._accesses = []
+        self.outstanding.append(Outstanding("vm", (), (address, *words), enabled, (), (index, size)))
 
     def scalar_load(self, index: int, base: Array, offset: int, count: int) -> list[Array]:
         """Read `count` registers for each wave."""
@@ -462,16 +495,20 @@ class Waves:
             self._race(index, at, enabled, size, (changes, lost))
         self.machine.count("lds", size, enabled, self)
 
-    def transposed(self, index: int, address: Array, enabled: Array | None) -> list[Array]:
-        """`ds_read_b64_tr_b16`."""
-        if enabled is not None:
-            row, lane = map(int, np.argwhere(~enabled)[0])
-            raise self.fault("transposed read with lanes off", row, lane, index)
+    def transposed(self, index: int, kind: str, address: Array, enabled: Array | None) -> list[Array]:
+        """`ds_read_b64_tr_`: elements of this type."""
+        self.all_on(index, enabled)
         words = np.stack(self.lds_read(index, address, enabled, 8, signed=False), -1)
-        moved = np.ascontiguousarray(matrix.transpose(words.view(W16))).view(U)
+        moved = np.ascontiguousarray(matrix.transpose(words.view(kind))).view(U)
         return [moved[..., 0].copy(), moved[..., 1].copy()]
 
     # Lanes of other lanes
+
+    def all_on(self, index: int, enabled: Array | None) -> None:
+        """Raise where a lane is off: what the instruction makes of it then is not written down."""
+        if enabled is not None:
+            row, lane = map(int, np.argwhere(~enabled)[0])
+            raise self.fault("lanes change places with lanes that are off", row, lane, index)
 
     def dpp(
         self, x: Array, enabled: Array | None, source: Array, exists: Array, bounded: bool
