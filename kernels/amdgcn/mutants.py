@@ -5,7 +5,8 @@
 
 A module names its launches in `CASES`: kernel -> functions without arguments that launch it on CPU tensors and say what
 is wrong with the result (nothing: it is right). All launches of a kernel have the same machine code and other data. A
-change is noticed by the static checks, by a fault, or by a result that some launch calls wrong.
+change is noticed by the static checks, by a fault, or by a result that some launch calls wrong. A survivor that leaves
+every register as it was, at each execution, is no change and counts in no rate; the others are absorbed later.
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from . import machine
 from .errors import LaunchError, ProgramFault, UnknownInstructionError, UnreadableTextError
 from .launch import ARCHES, amdgcn
 from .text import parse
+from .translate import Probe, translate
 from .wait_states import check_wait_states
 from .waits import check_waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .text import Program
+    from .text import Instruction, Program
+    from .translate import Translated
 
     Case = Callable[[], str]
 
@@ -56,6 +60,8 @@ class Mutant:
     change: str
     noticed: str
     """By what; empty if by nothing."""
+    matters: bool = True
+    """Whether a register was ever another; false of a survivor that is no change for these launches."""
 
 
 def sites(text: str, executed: Callable[[int], bool]) -> dict[str, list[int]]:
@@ -127,12 +133,27 @@ def run(arch: str, kernel: str, cases: Sequence[Case], count: int, seed: int) ->
             new = change(lines[k], kind, rng)
             mutated = "\n".join([*lines[:k], new, *lines[k + 1 :]]) + "\n"
             noticed = _noticed(arch, kernel, text, mutated, cases)
-            found.append(Mutant(kernel, kind, _place(program, text, k), " ".join(new.split()), noticed))
+            one = program.instructions[sum(bool(_LINE.match(each)) for each in lines[:k])]
+            other = parse(mutated).instructions[one.index] if new and not noticed else None
+            matters = bool(noticed) or _matters(arch, program, one, other, cases)
+            found.append(Mutant(kernel, kind, str(one), " ".join(new.split()), noticed, matters))
     return found
 
 
-def _place(program: Program, text: str, line: int) -> str:
-    return str(program.instructions[sum(bool(_LINE.match(each)) for each in text.splitlines()[:line])])
+def _matters(arch: str, program: Program, one: Instruction, other: Instruction | None, cases: Sequence[Case]) -> bool:
+    """Whether a change of `one` ever leaves other registers, in the program without the change."""
+    if not one.mnemonic.startswith(("v_", "s_")) or one.mnemonic.startswith(("s_load", "s_wait", "s_barrier")):
+        return True
+    probe = Probe(one.index, other)
+    code = [each.text for each in program.instructions]
+
+    def probing(each: Program) -> Translated:
+        return translate(each, probe if [one.text for one in each.instructions] == code else None)
+
+    with mock.patch("amdgcn.launch.translate", probing), amdgcn(arch, mutate=lambda _, text: text):
+        for case in cases:
+            case()
+    return probe.differs
 
 
 def _noticed(arch: str, kernel: str, text: str, mutated: str, cases: Sequence[Case]) -> str:
@@ -175,7 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{kernel}: {noticed} of {len(mine)} noticed, {len(cases[kernel])} launches", flush=True)  # noqa: T201
     findings = []
     for kind, least in CLASSES.items():
-        mine = [each for each in found if each.kind in kind]
+        mine = [each for each in found if each.kind in kind and each.matters]
         by = Counter(each.noticed for each in mine)
         survived = by.pop("", 0)
         rate = (len(mine) - survived) / len(mine) if mine else 0.0
@@ -187,10 +208,11 @@ def main(arguments: list[str] | None = None) -> int:
             "labels": {"arch": options.arch, "class": kind, "noticed_by": words},
             "numbers": {"noticed": len(mine) - survived, "mutants": len(mine), "rate": rate, "rate_least": least},
         })  # fmt: skip
-    survivors = [each for each in found if not each.noticed]
-    print(f"{len(survivors)} survivors:")  # noqa: T201
-    for each in survivors:
-        print(f"  {each.kernel} {each.kind}: {each.instruction} -> {each.change or 'gone'}")  # noqa: T201
+    for reason, matters in (("no change: every register is the same each time", False), ("absorbed", True)):
+        survivors = [each for each in found if not each.noticed and each.matters is matters]
+        print(f"{len(survivors)} survivors, {reason}")  # noqa: T201
+        for each in survivors:
+            print(f"  {each.kernel} {each.kind}: {each.instruction} -> {each.change or 'gone'}")  # noqa: T201
     if options.out:
         options.out = Path(options.out)
         options.out.mkdir(parents=True, exist_ok=True)

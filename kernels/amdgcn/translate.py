@@ -61,8 +61,27 @@ class Translated:
         return self.functions[block](group)
 
 
-def translate(program: Program) -> Translated:
+@dataclass
+class Probe:
+    """Whether one instruction matters: would another in its place, or none, ever leave other registers?"""
+
+    index: int
+    other: Instruction | None
+    differs: bool = False
+
+    def note(self, mine: list[Any], others: list[Any]) -> None:
+        """Compare registers, SCC and exec after the instruction with those after the other."""
+        self.differs = self.differs or any(
+            a is not b and not np.array_equal(a, b) for a, b in zip(mine, others, strict=True)
+        )
+
+
+def translate(program: Program, probe: Probe | None = None) -> Translated:
     """Make a program executable.
+
+    Args:
+        program: As read.
+        probe: Asked at each execution of its instruction, which is none of memory.
 
     Raises:
         UnknownInstructionError: An instruction, or a form of it, whose meaning is not written down.
@@ -73,10 +92,16 @@ def translate(program: Program) -> Translated:
         lines += [f"def block{index}(g):", "    V, S, E, n, scc = g.V, g.S, g.E, g.n, g.scc"]
         for instruction in block.instructions:
             effects(instruction)
-            lines += [f"    {line}" for line in writer.instruction(instruction)]
+            text = writer.instruction(instruction)
+            if probe and instruction.index == probe.index:
+                state, other = "[*V, *S, scc, E]", writer.instruction(probe.other) if probe.other else []
+                text = [f"before = {state}", *other, f"after = {state}",
+                        "V[:], S[:], scc, E = before[:512], before[512:-2], before[-2], before[-1]",
+                        *text, f"probe.note({state}, after)"]  # fmt: skip
+            lines += [f"    {line}" for line in text]
         lines += ["    g.E, g.scc = E, scc", f"    {_leave(program, index)}"]
     source = "\n".join(lines) + "\n"
-    names = _NAMES | writer.constants
+    names = _NAMES | writer.constants | {"probe": probe}
     exec(compile(source, f"<{program.name}>", "exec"), names)  # noqa: S102 - our own text, from instructions we know
     vectors, scalars = _used(program)
     sizes = {8 * size: size for size in (1, 2, 4)}

@@ -24,6 +24,7 @@ from pagedkv.cache import reference as cache_reference
 from pagedkv.cache.gather import gather_kv_cache
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.mla import schedule
+from pagedkv.mla.kernel import mla_reduce_kernel
 from pagedkv.mla.tables import allocate, fill
 
 LENGTHS = ([200, 117], [130, 1], [151, 49], [80, 177])
@@ -138,7 +139,7 @@ def reduce(seed):
     """As tests/kernels/attention/test_merge.py."""
     gen = torch.Generator().manual_seed(seed)
     partial, lse = torch.randn(7, 3, 13, 80, generator=gen), 8 * torch.randn(7, 3, 13, generator=gen)
-    lse[:, :, 1 + seed :: 3] = float("-inf")
+    lse[:, :, 1 + seed :: 5] = float("-inf")
     lse[3, 1] = float("-inf")
     lse[4, 2] *= 1 + 12 * seed
     partial[lse == float("-inf")] = 0.0
@@ -157,6 +158,35 @@ def reduce(seed):
     return wrong(out, golden, ROW_RELATIVE["attention", "float32"]) or "lse" * (not close)
 
 
+def mla_reduce(seed):
+    """Sequences of no, one and many partial results; the single one was written by the decode and stays as it is."""
+    gen = torch.Generator().manual_seed(seed)
+    counts, heads, channels = torch.tensor([0, 3, 0, 17, 40]), 3, 80
+    indptr = torch.tensor([0, *counts]).cumsum(0).int()
+    partial, lse = torch.randn(60, 8, channels, generator=gen), 8 * torch.randn(60, 8, generator=gen)
+    lse[seed::5] = float("-inf")
+    lse[:, 4] *= 1 + 12 * seed
+    partial[lse == float("-inf")] = 0.0
+    starts, seq_lens = torch.tensor([0, 1, 2, 3, 5, 7]).int(), torch.tensor([9, 40, 0, 300, 900]).int()
+    out, sums = torch.full((7, heads, channels), float("nan")), torch.full((7, heads), float("nan"))
+    sizes = {"NUM_HEADS": heads, "LATENT": channels, "TILE_ROWS": 8, "ROWS": 4, "CHANNELS": 64, "CHUNK": 8}
+    mla_reduce_kernel[(5, 2, 2)](
+        partial, lse, out, sums, indptr, seq_lens, starts, out.stride()[:2], sums.stride(), HAS_LSE=True, **sizes
+    )
+    golden, golden_sums = torch.full(out.shape, float("nan")).double(), torch.full(sums.shape, float("nan")).double()
+    for seq in range(1, 5):
+        parts = slice(indptr[seq], indptr[seq + 1])
+        for row in range((starts[seq + 1] - starts[seq]) * heads):
+            token, head, own = starts[seq] + row // heads, row % heads, lse[parts, row].double()
+            weights = torch.exp2(own - own.amax()) if len(own) else own
+            golden[token, head] = (weights[:, None] * partial[parts, row].double()).sum(0) / weights.sum().clamp(
+                min=1e-30
+            )
+            golden_sums[token, head] = torch.logsumexp(own * torch.tensor(2.0).double().log(), 0)
+    close = torch.allclose(sums.double(), golden_sums, rtol=2.0**-22, atol=3 * 32 * 2.0**-24, equal_nan=True)
+    return wrong(out, golden, ROW_RELATIVE["attention", "float32"]) or "lse" * (not close)
+
+
 def of_lengths(case, *rest, **more):
     return [functools.partial(case, lengths, *rest, **more) for lengths in LENGTHS]
 
@@ -169,7 +199,7 @@ FIGURES = {
     "attention_kernel, e4m3fn": of_lengths(attention, [1, 1], quantised="e4m3fn", scales="token"),
     "reduce_kernel": [functools.partial(reduce, seed) for seed in range(4)],
     "mla_decode_kernel": of_lengths(mla),
-    "mla_reduce_kernel": of_lengths(mla),
+    "mla_reduce_kernel": [functools.partial(mla_reduce, seed) for seed in range(4)],
     "mla_schedule_kernel": of_lengths(mla_schedule),
 }
 """Kernel, and what of it -> its launches."""
