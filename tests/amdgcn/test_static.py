@@ -165,8 +165,34 @@ def test_gfx950_needs_one_more_after_a_matrix_instruction():
 
 
 def test_wait_states_of_another_arch_are_not_assumed():
-    with pytest.raises(LaunchError, match="gfx90a"):
-        check_wait_states(program("v_mov_b32_e32 v0, 0", "gfx90a"))
+    with pytest.raises(LaunchError, match="gfx908"):
+        check_wait_states(program("v_mov_b32_e32 v0, 0", "gfx908"))
+
+
+OLD_MFMA = "v_mfma_f32_16x16x16f16 v[0:3], v[4:5], v[6:7], v[0:3]"
+OLDER = [  # CDNA2 ISA, 4.5
+    (OLD_MFMA, "v_add_f32_e32 v8, v1, v1", 11),
+    (OLD_MFMA, "global_store_dword v9, v2, s[2:3]", 11),
+    (OLD_MFMA, "v_mov_b32_e32 v2, 0", 11),
+    (OLD_MFMA, "v_mfma_f32_16x16x16f16 v[8:11], v[0:1], v[6:7], 0", 11),
+    (OLD_MFMA, "v_mfma_f32_16x16x16f16 v[8:11], v[4:5], v[6:7], v[2:5]", 8),
+    (OLD_MFMA, "v_mfma_f32_16x16x16f16 v[8:11], v[4:5], v[6:7], v[0:3]", 0),
+    ("v_mfma_f32_32x32x8bf16_1k v[0:15], v[16:17], v[18:19], 0", "v_add_f32_e32 v20, v1, v1", 19),
+    ("v_readfirstlane_b32 s2, v1", "global_load_dword v3, v1, s[2:3]", 5),
+    ("v_cmp_eq_u32_e64 s[2:3], v1, v2", "v_cndmask_b32_e64 v3, v1, v2, s[2:3]", 0),
+    ("v_exp_f32_e32 v1, v2", "v_mul_f32_e32 v3, v1, v2", 0),
+    ("global_store_dwordx4 v0, v[4:7], s[2:3]", "v_mov_b32_e32 v5, 0", 1),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "need"), OLDER)
+def test_wait_states_of_gfx90a(first, second, need):
+    def found(states):
+        return check_wait_states(program("\n".join([first, *(["s_nop 0"] * states), second]), "gfx90a"))
+
+    assert not found(need)
+    if need:
+        assert str(found(need - 1)[0].instruction).startswith(second.split()[0])
 
 
 def test_wait_states_are_counted_along_the_shorter_path():

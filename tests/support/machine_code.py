@@ -89,4 +89,5 @@ class MachineCode:
                 done = session.launches
                 item.user_properties.append(("launches", len(done)))
                 item.user_properties.append(("launches_executed", sum(launch.executed for launch in done)))
-                item.user_properties.append(("wave_instructions", sum(launch.wave_instructions for launch in done)))
+                if done:
+                    item.user_properties.append(("wave_instructions", sum(each.wave_instructions for each in done)))
