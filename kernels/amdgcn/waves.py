@@ -356,7 +356,7 @@ class Waves:
                 at, length = int(offset[row, lane]) - region.start, region.end - region.start
                 raise self.fault(
                     f"{verb} of {size} bytes at offset {at} of {region.name} "
-                    f"({length} bytes{self._why(region, at, size)})",
+                    f"({length} bytes{self._why(region, at, size, store=store)})",
                     row,
                     lane,
                     index,
@@ -366,8 +366,8 @@ class Waves:
         return found
 
     @staticmethod
-    def _why(region: Region, at: int, size: int) -> str:
-        if region.readonly:
+    def _why(region: Region, at: int, size: int, *, store: bool) -> str:
+        if store and region.readonly:
             return ", read-only"
         inside = at >= 0 and at + size <= region.end - region.start
         return ", not its own bytes, or unaligned" if inside else ""

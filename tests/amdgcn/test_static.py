@@ -5,11 +5,14 @@ import random
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from support.wave import program
 
 from amdgcn.effects import effects
 from amdgcn.errors import LaunchError, UnknownInstructionError, UnreadableTextError
+from amdgcn.figures import bank_conflicts
+from amdgcn.known import machine_code
 from amdgcn.text import parse
 from amdgcn.wait_states import check_wait_states, passes
 from amdgcn.waits import check_waits
@@ -207,6 +210,50 @@ def test_passes_follow_the_flops():
                        ("16x16x8_xf32", "xf32"), ("32x32x4_xf32", "xf32")):  # fmt: skip
         rows, columns, k = map(int, re.findall(r"\d+", name.split("_")[0]))
         assert passes(f"v_mfma_f32_{name}") == (rows * columns * k * 2 // rate[kind] // 4, kind != "f32")
+
+
+TEXT = """
+\t.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
+\t.file 1 "here" "kernel.py"
+kernel:
+\t.loc 1 1 0
+\ts_endpgm
+\t.amdhsa_kernel kernel
+\t.end_amdhsa_kernel
+"""
+
+
+def test_machine_code_is_what_the_gpu_sees_of_a_text():
+    """Lines of Python, comments and spaces are not; an operand and the arch are."""
+    move, rest = "v_mov_b32_e32 v1, 0", ["s_nop 0", "v_add_u32_e32 v2, v1, v1"]
+
+    def code(*lines, arch="gfx942"):
+        return machine_code(program("\n".join(lines), arch))
+
+    assert code(move, *rest) == code(f"{move}  ; a comment", *rest)
+    elsewhere = parse(TEXT.replace(".loc 1 1 0", ".loc 1 77 0"))
+    assert elsewhere.instructions[0].source != parse(TEXT).instructions[0].source
+    assert machine_code(elsewhere) == machine_code(parse(TEXT))
+    assert len({code(move, *rest), code("v_mov_b32_e32 v1, 1", *rest), code(move, *rest, arch="gfx950")}) == 3
+
+
+@pytest.mark.parametrize(
+    ("stride", "size", "banks", "cycles"),
+    [
+        (4, 4, 32, 0),
+        (0, 4, 32, 0),
+        (128, 4, 32, 2 * 31),
+        (8, 4, 32, 2),
+        (128, 4, 64, 31),
+        (16, 16, 32, 0),
+        (256, 16, 32, 8 * 7),
+    ],
+)
+def test_bank_conflicts_of_a_stride(stride, size, banks, cycles):
+    """64 lanes `stride` bytes apart, as many at a time as fill the banks; one word for all of them is no conflict."""
+    address = np.arange(64)[None] * stride
+    assert bank_conflicts(address, None, size, banks) == cycles
+    assert bank_conflicts(address, np.arange(64)[None] < 1, size, banks) == 0
 
 
 def test_seeded_changes_of_waits_in_a_long_program_are_found():

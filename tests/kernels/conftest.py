@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interpreted kernels as GPUs launch them too (`--launch`), with NaN, or 90, in scratch that a kernel forgot to write."""
+"""Interpreted kernels as GPUs launch them too (`--launch`), with NaN (integers: 90) in scratch that nobody wrote."""
 
 from __future__ import annotations
 

@@ -99,6 +99,19 @@ def test_a_write_to_an_input_is_caught(arch):
         CASES["reduce_kernel"][0]()
 
 
+def test_a_launch_of_the_same_code_and_bytes_is_not_executed_again(arch, tmp_path):
+    def executed():
+        with amdgcn(arch, known=tmp_path) as session:
+            assert not decode()
+        assert session.launches[0].wave_instructions > 10_000
+        return [launch.executed for launch in session.launches]
+
+    assert [executed(), executed()] == [[True], [False]]
+    [kept] = tmp_path.iterdir()
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert executed() == [True], "a damaged file is believed"
+
+
 class OfSixteenChannels:
     """The kernel as it was launched before: with halves of 16 channels."""
 
