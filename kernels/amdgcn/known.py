@@ -8,10 +8,12 @@ numbers and renamed variables are no instructions, so a change that alters no ma
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
     from .memory import Memory
     from .text import Program
 
-LARGEST = 1 << 26
+LARGEST = 1 << 27
 """Bytes of arguments beyond which a launch is executed each time."""
+LIMIT = 1 << 28
+"""Bytes that a folder keeps, those that were used last."""
 
 
 @functools.cache
@@ -63,6 +67,8 @@ class Known:
                 arrays = {name: kept[name] for name in kept.files}
         except (OSError, ValueError, zipfile.BadZipFile):
             return None
+        with contextlib.suppress(OSError):
+            os.utime(self.folder / f"{key}.npz")  # so that what is used stays
         about: dict[str, Any] = json.loads(arrays.pop("about").tobytes())
         for name, data in arrays.items():
             memory.regions[int(name)].views[1][:] = data
@@ -79,3 +85,9 @@ class Known:
         unfinished = self.folder / f"{key}.{id(memory)}.tmp.npz"
         np.savez_compressed(unfinished, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **changed)
         unfinished.replace(self.folder / f"{key}.npz")
+        size = 0
+        with contextlib.suppress(OSError):  # another run may prune as well
+            for path in sorted(self.folder.iterdir(), key=lambda each: each.stat().st_mtime, reverse=True):
+                size += path.stat().st_size
+                if size > LIMIT:
+                    path.unlink(missing_ok=True)

@@ -4,6 +4,7 @@
 import re
 
 import pytest
+import torch
 import triton
 from support import mla_steps
 from support.attending import attend, expected, small
@@ -99,7 +100,7 @@ def test_a_write_to_an_input_is_caught(arch):
         CASES["reduce_kernel"][0]()
 
 
-def test_a_launch_of_the_same_code_and_bytes_is_not_executed_again(arch, tmp_path):
+def test_a_launch_of_the_same_code_and_bytes_is_not_executed_again(arch, tmp_path, monkeypatch):
     def executed():
         with amdgcn(arch, known=tmp_path) as session:
             assert not decode()
@@ -110,6 +111,9 @@ def test_a_launch_of_the_same_code_and_bytes_is_not_executed_again(arch, tmp_pat
     [kept] = tmp_path.iterdir()
     kept.write_bytes(kept.read_bytes()[:100])
     assert executed() == [True], "a damaged file is believed"
+    monkeypatch.setattr("amdgcn.known.LIMIT", 0)
+    kept.unlink()
+    assert [executed(), executed()] == [[True], [True]], "a full folder keeps more"
 
 
 class OfSixteenChannels:
@@ -122,6 +126,7 @@ class OfSixteenChannels:
 def test_a_miscompile_is_caught(arch, monkeypatch):
     """Triton 3.6.0 on gfx942 halves the accumulator that comes into a product of 16 channels; others do not."""
     monkeypatch.setattr("pagedkv.mla.decode.mla_decode_kernel", OfSixteenChannels())
+    monkeypatch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)  # the same bytes each time
     data = mla_steps.step("cpu", 4, [50, 9], latent=32, dtype="float16")
     rows = data.cache[:, :, None]
     golden, _ = reference.attention(data.query, rows, rows[..., :32], **data.metadata, scale=data.scale)
