@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 INTERPRETING = (HERE / "kernels", HERE / "mamba", HERE / "test_tiny.py")
 COMPILING = HERE / "audit"
 AS_IF_ON_A_GPU = HERE / "mamba"
+MACHINE_CODE = HERE / "amdgcn/compiled"
 AS_THIS_MACHINE_RUNS_IT = (HERE / "families", HERE / "models")
 LABELS = ("dtype", "layout")
 """What a report names beside an error, where a parameter of the test is it or has it."""
@@ -56,6 +57,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # device nodes keeps torch out of the sessions that do not need it; the `device` fixture checks what torch says.
     if not any(Path(node).exists() for node in GPU_NODES):
         os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if collection_path.parent == MACHINE_CODE and not config.getoption("amdgcn") else None
 
 
 def _asked_for(config: pytest.Config, place: Path) -> bool:

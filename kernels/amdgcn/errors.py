@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 class UnreadableTextError(ValueError):
     """A line of AMDGCN text that the reader does not understand; nothing is skipped."""
@@ -23,4 +28,12 @@ class LaunchError(ValueError):
 
 
 class ProgramFault(Exception):  # noqa: N818 - the program is at fault, not this package
-    """A program did what no right program does: out of bounds, a race, a use of something undefined."""
+    """A program did what no right program does: out of bounds, a race, a use of something undefined.
+
+    Attributes:
+        where: kernel, buffer, workgroup, wave, lane, instruction and line, as far as they are known.
+    """
+
+    def __init__(self, what: str, where: Mapping[str, object] | None = None) -> None:
+        super().__init__(what)
+        self.where = {name: value for name, value in (where or {}).items() if value not in {None, ""}}

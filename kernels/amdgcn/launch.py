@@ -26,15 +26,21 @@ from triton.compiler import compiler as triton_compiler
 from triton.runtime import driver as active_driver
 
 from .errors import LaunchError, ProgramFault
+from .figures import GPUS, figures
+from .known import Known
 from .machine import Machine
 from .memory import Memory
 from .text import parse
 from .translate import Translated, translate
 from .wait_states import check_wait_states
 from .waits import check_waits
+from .waves import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
+    from pathlib import Path
+
+    from .text import Program
 
 ARCHES = {"gfx942": (65536, 304), "gfx950": (163840, 256)}
 """gfx name -> bytes of LDS of a workgroup, compute units."""
@@ -53,8 +59,10 @@ class Launch:
     wave_instructions: int
     """Executed, over all waves."""
     seconds: float
-    traffic: dict[tuple[str, int], int]
-    """(global or lds, bytes of an access) -> accesses of lanes."""
+    figures: dict[str, float]
+    """See figures.py."""
+    executed: bool = True
+    """Whether it ran now; else an earlier run's bytes were put back (known.py)."""
 
 
 @dataclass
@@ -66,7 +74,10 @@ class Session:
     races: bool
     outputs: Mapping[str, Collection[str]]
     mutate: Callable[[str, str], str] | None
+    known: Known | None = None
     launches: list[Launch] = field(default_factory=list)
+    ran: dict[str, set[int]] = field(default_factory=dict)
+    """Blocks of each kernel that any wave entered."""
     texts: dict[str, str] = field(default_factory=dict)
     """Machine code of each kernel that was launched, by its key."""
 
@@ -78,6 +89,7 @@ class Driver(DriverBase):
         super().__init__()
         lds_bytes, compute_units = ARCHES[arch]
         self.arch, self.session, self.text = arch, None, ""
+        self.programs: dict[str, Program] = {}
         self.translated: dict[str, Translated] = {}
         properties = {"max_shared_mem": lds_bytes, "arch": arch, "warpSize": 64, "multiprocessor_count": compute_units,
                       "max_num_regs": 512}  # fmt: skip
@@ -124,14 +136,17 @@ class Driver(DriverBase):
             return
         arguments = _arguments(source, rest[6:])
         self.session.texts[metadata.hash] = text
-        execute(self.session, self._translated(metadata, text), metadata, (x, y, z), arguments)
-
-    def _translated(self, metadata: Any, text: str) -> Translated:
-        assert self.session is not None
         if self.session.mutate is not None:
-            return translate(parse(self.session.mutate(metadata.name, text)))
+            program = parse(self.session.mutate(metadata.name, text))
+            execute(self.session, program, lambda: translate(program), metadata, (x, y, z), arguments)
+            return
+        if metadata.hash not in self.programs:
+            self.programs[metadata.hash] = parse(text)
+        program = self.programs[metadata.hash]
+        execute(self.session, program, lambda: self._translated(metadata, program), metadata, (x, y, z), arguments)
+
+    def _translated(self, metadata: Any, program: Program) -> Translated:
         if metadata.hash not in self.translated:
-            program = parse(text)
             hazards = [*check_waits(program), *check_wait_states(program)]
             if hazards:
                 raise ProgramFault(f"{metadata.name}: {len(hazards)} hazards; {hazards[0]}")
@@ -159,16 +174,18 @@ def _arguments(source: Any, values: tuple[Any, ...]) -> list[tuple[str, str, Any
 
 def execute(
     session: Session,
-    translated: Translated,
+    program: Program,
+    translated: Callable[[], Translated],
     metadata: Any,
     grid: tuple[int, int, int],
     arguments: list[tuple[str, str, Any]],
 ) -> None:
-    """Run one launch.
+    """Run one launch, unless it is known.
 
     Args:
         session: Where its figures go.
-        translated: The kernel.
+        program: The kernel.
+        translated: The same, made executable.
         metadata: Triton's.
         grid: Workgroups.
         arguments: (name, Triton's type, value).
@@ -177,8 +194,7 @@ def execute(
         LaunchError: The arguments are not those of the text.
         ProgramFault: The program did what no right program does.
     """
-    memory, program = Memory(), translated.program
-    slots = program.arguments
+    memory, slots = Memory(), program.arguments
     if not len(arguments) <= len(slots) <= len(arguments) + 2:  # two scratch buffers that are not used
         raise LaunchError(f"{metadata.name} takes {len(slots)} arguments, the launch has {len(arguments)}")
     outputs = session.outputs.get(metadata.name)
@@ -192,16 +208,34 @@ def execute(
         else:
             word = (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
         segment[offset : offset + size] = word
+    extents = {"block_count": grid, "group_size": (LANES * metadata.num_warps, 1, 1)}
+    for name, (offset, size) in program.hidden.items():  # offsets and remainders of a Triton launch are 0
+        what, axis = name.removeprefix("hidden_")[:-2], "xyz".find(name[-1])
+        if what in extents:
+            segment[offset : offset + size] = extents[what][axis].to_bytes(size, "little")
     kernarg = memory.add("kernel arguments", np.frombuffer(bytes(segment), np.uint8), readonly=True)
-    machine = Machine(translated, memory, metadata.shared, twins=session.twins, races=session.races)
-    started = time.perf_counter()
-    machine.run(grid, metadata.num_warps, kernarg)
-    session.launches.append(
-        Launch(
-            metadata.name, grid, grid[0] * grid[1] * grid[2] * metadata.num_warps, machine.wave_instructions,
-            time.perf_counter() - started, dict(machine.traffic),
-        )
-    )  # fmt: skip
+    known = session.known if session.mutate is None else None
+    settings = (grid, metadata.num_warps, metadata.shared, session.twins, session.races)
+    key = known.key(program, memory, settings) if known else ""
+    about = known.replay(key, memory) if known and key else None
+    if about is None:
+        before = [None if region.readonly else region.views[1].copy() for region in memory.regions] if key else []
+        banks = GPUS[program.arch].lds_banks
+        machine = Machine(
+            translated(), memory, metadata.shared, twins=session.twins, races=session.races, banks=banks
+        )  # fmt: skip
+        started = time.perf_counter()
+        machine.run(grid, metadata.num_warps, kernarg)
+        session.ran.setdefault(metadata.name, set()).update(machine.executed)
+        seconds, workgroups = time.perf_counter() - started, grid[0] * grid[1] * grid[2]
+        about = {
+            "kernel": metadata.name, "grid": grid, "waves": workgroups * metadata.num_warps, "seconds": seconds,
+            "wave_instructions": machine.wave_instructions,
+            "figures": figures(program, machine.executed, machine.traffic, machine.conflicts, workgroups),
+        }  # fmt: skip
+        if known and key:
+            known.keep(key, memory, before, about | {"seconds": 0.0, "executed": False})
+    session.launches.append(Launch(**about | {"grid": tuple(about["grid"])}))
 
 
 def _region(memory: Memory, name: str, tensor: torch.Tensor, *, readonly: bool) -> int:
@@ -238,15 +272,17 @@ def amdgcn(
     races: bool = True,
     outputs: Mapping[str, Collection[str]] | None = None,
     mutate: Callable[[str, str], str] | None = None,
+    known: Path | None = None,
 ) -> Iterator[Session]:
     """Run the launches of the block on CPU tensors through machine code of `arch`.
 
     Args:
         arch: gfx942 or gfx950.
         twins: Whether to look for undefined values and missing waits.
-        races: Whether to look for races in LDS.
+        races: Whether to look for races in LDS, and between workgroups in memory.
         outputs: Kernel -> arguments that it may write; of a kernel named here, a write to any other is a fault.
         mutate: (kernel, text) -> text to run instead; it is not checked statically.
+        known: Folder of launches of earlier runs, which are not executed again; None executes all.
 
     Raises:
         LaunchError: No such arch, or Triton interprets kernels in this process.
@@ -256,7 +292,8 @@ def amdgcn(
     if knobs.runtime.interpret:
         raise LaunchError("Triton interprets kernels in this process\n  to do: set TRITON_INTERPRET=0")
     driver, load = _driver(arch), triton_compiler.CompiledKernel._init_handles  # noqa: SLF001
-    driver.session = Session(arch, 1 + twins, races, outputs or {}, mutate)
+    outer = driver.session
+    driver.session = Session(arch, 1 + twins, races, outputs or {}, mutate, Known(known) if known else None)
 
     def load_with_text(kernel: Any) -> None:
         driver.text = kernel.asm["amdgcn"]
@@ -270,5 +307,5 @@ def amdgcn(
         ):
             yield driver.session
     finally:
-        driver.session = None
+        driver.session = outer
         triton_compiler.max_shared_mem.cache_clear()

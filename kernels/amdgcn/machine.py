@@ -16,6 +16,7 @@ import numpy as np
 from .arithmetic import Array, U
 from .errors import LaunchError, ProgramFault
 from .lds import Lds
+from .memory import Sharing
 from .text import EXEC
 from .waves import LANES, Waves
 
@@ -34,10 +35,9 @@ _MODES = {
     "float_denorm_mode_32": 3,
     "float_denorm_mode_16_64": 3,
 }
-_SYSTEM = (
-    "user_sgpr_dispatch_ptr", "user_sgpr_queue_ptr", "user_sgpr_dispatch_id", "user_sgpr_private_segment_size",
-    "system_sgpr_workgroup_info", "system_vgpr_workitem_id", "uses_dynamic_stack",
-)  # fmt: skip
+_SYSTEM = ("user_sgpr_private_segment_size", "system_sgpr_workgroup_info", "uses_dynamic_stack")
+_BEFORE_ARGUMENTS = {"user_sgpr_private_segment_buffer": 4, "user_sgpr_dispatch_ptr": 2, "user_sgpr_queue_ptr": 2}
+"""Scalar registers in front of the pointer to the arguments (AMDGPUUsage, initial kernel execution state)."""
 
 
 class Machine:
@@ -48,20 +48,29 @@ class Machine:
         memory: Its arguments.
         lds_bytes: Of a workgroup.
         twins: 2 looks for undefined values, 1 does not.
-        races: Whether to look for LDS races.
+        races: Whether to look for races in LDS, and between workgroups in memory.
+        banks: Of the LDS, to count conflicts; 0 counts none.
     """
 
     def __init__(
-        self, translated: Translated, memory: Memory, lds_bytes: int, *, twins: int = 2, races: bool = True
+        self,
+        translated: Translated,
+        memory: Memory,
+        lds_bytes: int,
+        *,
+        twins: int = 2,
+        races: bool = True,
+        banks: int = 0,
     ) -> None:
         self.translated, self.program, self.memory = translated, translated.program, memory
-        self.lds_bytes, self.twins, self.races = lds_bytes, twins, races
-        self.steps = self.interval = self.wave_instructions = 0
+        self.lds_bytes, self.twins, self.races, self.banks = lds_bytes, twins, races, banks
+        self.steps = self.interval = self.wave_instructions = self.conflicts = 0
         self.traffic: Counter[tuple[str, int]] = Counter()
         """(global or lds, bytes of an access) -> accesses of lanes."""
         self.executed: Counter[int] = Counter()
         """Block -> waves that ran it."""
         self.lds: Lds
+        self.sharing = Sharing()
         descriptor = self.program.descriptor
         odd = {name: descriptor.get(name) for name, value in _MODES.items() if descriptor.get(name, value) != value}
         odd |= {name: descriptor[name] for name in _SYSTEM if descriptor.get(name)}
@@ -89,6 +98,15 @@ class Machine:
         with np.errstate(all="ignore"):
             for first in range(0, len(groups), together):
                 self._together(np.array(groups[first : first + together]), num_waves, kernarg)
+        if found := self.sharing.race():
+            address, *indices = found
+            writes, other = (self.program.instructions[index] for index in indices)
+            region = next(each for each in self.memory.regions if 0 <= address - each.base < each.views[1].size)
+            raise ProgramFault(
+                f"global race: two workgroups meet at offset {address - region.base - region.start} of {region.name}, "
+                f"unordered: {writes} and {other}",
+                {"kernel": self.program.name, "buffer": region.name, "instruction": writes.text, "line": writes.source},
+            )
 
     def _start(self, workgroups: Array, num_waves: int, kernarg: int) -> Waves:
         count = len(workgroups) * num_waves
@@ -102,8 +120,9 @@ class Machine:
         used = self.translated
         group.V = [group.junk if each else None for each in used.vectors]
         group.S = [group.scalar_junk if each else None for each in used.scalars]
-        group.S[0] = np.full(group.n, kernarg & 0xFFFFFFFF, U)
-        group.S[1] = np.full(group.n, kernarg >> 32, U)
+        first = sum(size for name, size in _BEFORE_ARGUMENTS.items() if self.program.descriptor.get(name))
+        group.S[first] = np.full(group.n, kernarg & 0xFFFFFFFF, U)
+        group.S[first + 1] = np.full(group.n, kernarg >> 32, U)
         group.S[EXEC] = group.S[EXEC + 1] = np.full(group.n, 0xFFFFFFFF, U)
         register = self.program.descriptor["user_sgpr_count"]
         for axis, name in enumerate("xyz"):

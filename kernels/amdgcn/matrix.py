@@ -70,5 +70,6 @@ def _by_row(x: Array, side: int) -> Array:
 
 
 def transpose(x: Array) -> Array:
-    """`ds_read_b64_tr_b16`: [waves, 64, 4] halves. 16 lanes read 4 rows of 16; afterwards each holds one column."""
-    return x.reshape(x.shape[0], 4, 4, 4, 4).transpose(0, 1, 3, 4, 2).reshape(x.shape[0], 64, 4)
+    """`ds_read_b64_tr_b16` and `_b8`: [waves, 64, n]. 16 lanes read n rows of 16; afterwards each holds one column."""
+    n = x.shape[2]
+    return x.reshape(x.shape[0], 4, n, 16 // n, n).transpose(0, 1, 3, 4, 2).reshape(x.shape)

@@ -9,7 +9,7 @@ only. So a read of V through K's pointer is a fault although K and V are interle
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,11 @@ class Region:
     """(stride in bytes, size) of the axes above the innermost dense run, outermost first; empty if all is dense."""
     run: int
     """Bytes of that run."""
+
+    @property
+    def base(self) -> int:
+        """Where the bytes really are: regions of tensors that overlap share them."""
+        return int(self.views[1].ctypes.data)
 
     def owns(self, offset: Array, size: int) -> Array:
         """Whether the bytes of each access belong to elements of the tensor."""
@@ -87,6 +92,61 @@ class Memory:
     def split(self, address: Array) -> tuple[Array, Array]:
         """Region number from 1 on, and offset in it."""
         return (address >> Q(_SHIFT)).astype(L), (address & Q((1 << _SHIFT) - 1)).astype(L)
+
+
+class Sharing:
+    """Which workgroups write and read which bytes of a launch: nothing orders workgroups, so no two may meet.
+
+    Writing the value that another workgroup writes as well is no race, as in LDS.
+    """
+
+    def __init__(self) -> None:
+        self.writes: list[tuple[int, int, Array, Array, Array]] = []
+        self.reads: list[tuple[int, int, Array, Array]] = []
+
+    def note(self, index: int, size: int, address: Array, group: Array, values: list[Array] | None) -> None:
+        """Note an access of `size` bytes at each address, with the 32-bit words of a write."""
+        if values is None:
+            self.reads.append((index, size, address, group))
+        else:
+            self.writes.append((index, size, address, group, np.stack(values, 1)))
+
+    def race(self) -> tuple[int, int, int] | None:
+        """(address, instruction that wrote, other instruction) of a race; None if there is none."""
+        if not self.writes:
+            return None
+        step = min(4, *(each[1] for each in (*self.writes, *self.reads)))
+
+        def spread(entries: Sequence[Any]) -> list[Array]:
+            parts: list[Array] = [np.arange(0, each[1], step) for each in entries]
+            return [
+                np.concatenate([(each[2][:, None] + part).ravel() for each, part in zip(entries, parts, strict=True)]),
+                np.concatenate([np.repeat(each[3], part.size) for each, part in zip(entries, parts, strict=True)]),
+                np.concatenate(
+                    [np.full(each[2].size * part.size, each[0]) for each, part in zip(entries, parts, strict=True)]
+                ),
+            ]
+
+        at, group, index = spread(self.writes)
+        kind = np.dtype(f"u{step}")
+        values = ((size, np.ascontiguousarray(words).view(kind)) for _, size, _, _, words in self.writes)
+        value = np.concatenate([each[:, : size // step].ravel() for size, each in values])
+        order = np.argsort(at, kind="stable")
+        at, group, index, value = at[order], group[order], index[order], value[order]
+        first = np.flatnonzero(np.r_[True, at[1:] != at[:-1]])
+        low, high = np.minimum.reduceat(group, first), np.maximum.reduceat(group, first)
+        differ = np.minimum.reduceat(value, first) != np.maximum.reduceat(value, first)
+        for place in np.flatnonzero((low != high) & differ)[:1]:
+            mine = slice(first[place], first[place + 1] if place + 1 < first.size else None)
+            return int(at[first[place]]), int(index[mine][0]), int(index[mine][-1])
+        if not self.reads:
+            return None
+        read_at, read_group, read_index = spread(self.reads)
+        places = np.minimum(np.searchsorted(at[first], read_at), first.size - 1)
+        met = (at[first][places] == read_at) & ((low[places] != read_group) | (high[places] != read_group))
+        for k in np.flatnonzero(met)[:1]:
+            return int(read_at[k]), int(index[first[places[k]]]), int(read_index[k])
+        return None
 
 
 def own_steps(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[tuple[tuple[int, int], ...], int]:

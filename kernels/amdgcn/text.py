@@ -90,8 +90,10 @@ class Program:
     descriptor: dict[str, int]
     """The `.amdhsa_` directives without their prefix."""
     arguments: list[tuple[int, int]]
-    """(offset, size) of each kernel argument in the kernarg segment, hidden ones included."""
+    """(offset, size) of each kernel argument in the kernarg segment."""
     instructions: list[Instruction]
+    hidden: dict[str, tuple[int, int]]
+    """The same of what the runtime adds: hidden_block_count_x and the like."""
 
     def successors(self, block: int) -> list[int]:
         """Blocks that may run after this one."""
@@ -134,7 +136,7 @@ _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+")
 _DIRECTIVE = re.compile(r"\.amdhsa_(\w+)\s+(-?\d+)$")
 _TARGET = re.compile(r'\.amdgcn_target\s+"[^"]*--(gfx\w+)')
 _MNEMONIC = re.compile(r"([a-z][a-z0-9_]*)(?:\s+(.*))?$")
-_ARGUMENT = re.compile(r"\.offset:\s+(\d+)\s+\.size:\s+(\d+)")
+_ARGUMENT = re.compile(r"\.offset:\s+(\d+)\s+\.size:\s+(\d+)\s+\.value_kind:\s+(\w+)")
 _IGNORED = (
     ".amdhsa_code_object_version", ".text", ".globl", ".p2align", ".type", ".size", ".cfi_", ".Lfunc_", ".Ltmp",
     ".section", ".amdhsa_kernel", ".protected", ".ident",
@@ -184,9 +186,11 @@ def parse(text: str) -> Program:
     if not instructions or not ended or not arch:
         raise UnreadableTextError(0, name, "the text holds no whole kernel")
     _, _, note = text.partition(".amdgpu_metadata")
-    arguments = [(int(offset), int(size)) for offset, size in _ARGUMENT.findall(note)]
+    arguments = [(int(offset), int(size), kind) for offset, size, kind in _ARGUMENT.findall(note)]
+    hidden = {kind: (offset, size) for offset, size, kind in arguments if kind.startswith("hidden_")}
+    own = [(offset, size) for offset, size, kind in arguments if kind not in hidden]
     kept = [block for block in blocks if block.instructions or block.label]
-    return Program(name, arch, kept, descriptor, arguments, instructions)
+    return Program(name, arch, kept, descriptor, own, instructions, hidden)
 
 
 @lru_cache(maxsize=1 << 16)

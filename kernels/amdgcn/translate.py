@@ -18,13 +18,13 @@ from . import arithmetic, matrix, permute, waves
 from .effects import effects
 from .errors import UnknownInstructionError
 from .meaning import COMPARE, COMPARED, LOGIC, MNEMONICS, PACKED, SCALAR, SCALAR_64, SCALAR_COMPARE, VECTOR, WIDTHS
-from .text import EXEC, M0, VCC
+from .text import EXEC, M0, VCC, Operand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .arithmetic import Array
-    from .text import Instruction, Operand, Program
+    from .text import Instruction, Program
 
 Following = int | None | tuple["Array", int, int, int]
 
@@ -61,8 +61,27 @@ class Translated:
         return self.functions[block](group)
 
 
-def translate(program: Program) -> Translated:
+@dataclass
+class Probe:
+    """Whether one instruction matters: would another in its place, or none, ever leave other registers?"""
+
+    index: int
+    other: Instruction | None
+    differs: bool = False
+
+    def note(self, mine: list[Any], others: list[Any]) -> None:
+        """Compare registers, SCC and exec after the instruction with those after the other."""
+        self.differs = self.differs or any(
+            a is not b and not np.array_equal(a, b) for a, b in zip(mine, others, strict=True)
+        )
+
+
+def translate(program: Program, probe: Probe | None = None) -> Translated:
     """Make a program executable.
+
+    Args:
+        program: As read.
+        probe: Asked at each execution of its instruction, which is none of memory.
 
     Raises:
         UnknownInstructionError: An instruction, or a form of it, whose meaning is not written down.
@@ -73,10 +92,16 @@ def translate(program: Program) -> Translated:
         lines += [f"def block{index}(g):", "    V, S, E, n, scc = g.V, g.S, g.E, g.n, g.scc"]
         for instruction in block.instructions:
             effects(instruction)
-            lines += [f"    {line}" for line in writer.instruction(instruction)]
+            text = writer.instruction(instruction)
+            if probe and instruction.index == probe.index:
+                state, other = "[*V, *S, scc, E]", writer.instruction(probe.other) if probe.other else []
+                text = [f"before = {state}", *other, f"after = {state}",
+                        "V[:], S[:], scc, E = before[:512], before[512:-2], before[-2], before[-1]",
+                        *text, f"probe.note({state}, after)"]  # fmt: skip
+            lines += [f"    {line}" for line in text]
         lines += ["    g.E, g.scc = E, scc", f"    {_leave(program, index)}"]
     source = "\n".join(lines) + "\n"
-    names = _NAMES | writer.constants
+    names = _NAMES | writer.constants | {"probe": probe}
     exec(compile(source, f"<{program.name}>", "exec"), names)  # noqa: S102 - our own text, from instructions we know
     vectors, scalars = _used(program)
     sizes = {8 * size: size for size in (1, 2, 4)}
@@ -357,7 +382,10 @@ class _Writer:
 
     def _global(self, one: Instruction) -> list[str]:
         operands, offset = one.operands, one.number("offset")
-        found = re.fullmatch(r"(global|buffer)_(load|store)_([a-z]+(?:x\d)?)(_d16)?(_hi)?", one.mnemonic)
+        found = re.fullmatch(r"(global|buffer)_(load|store)_(?:lds_)?([a-z]+(?:x\d)?)(_d16)?(_hi)?", one.mnemonic)
+        to_lds = one.flag("lds") or "_lds_" in one.mnemonic
+        if to_lds:  # no register takes the words
+            operands = (Operand("off"), *operands)
         if not found or found[3] not in WIDTHS:
             raise UnknownInstructionError(one.text)
         size, signed = WIDTHS[found[3]]
@@ -374,12 +402,16 @@ class _Writer:
             data, address, descriptor, scalar = operands
             lanes = f"V[{address.register}]" if one.flag("offen") else "None"
             added = self._scalar_read(scalar) + ("" if scalar.kind == "literal" else "[:, None]")
-            lines, beyond = [f"A, Z = g.buffer({descriptor.register}, {lanes}, {added}, {offset})"], "Z"
+            lines, beyond = [f"A, Z = g.buffer({one.index}, {descriptor.register}, {lanes}, {added}, {offset})"], "Z"
         shift = " >> U(16)" if found[5] else ""
         if stores:
             values = ", ".join(f"V[{data.register + k}]{shift}" for k in range(registers))
             return [*lines, f"g.store({one.index}, A, E, {size}, [{values}], {beyond})"]
         lines.append(f"r = g.load({one.index}, A, E, {size}, {signed}, {beyond})")
+        if to_lds:
+            if size not in {4, 12, 16} or found[4]:
+                raise UnknownInstructionError(one.text, "its place in LDS is not known")
+            return [*lines, f"g.load_to_lds({one.index}, {size}, {offset}, r, E)"]
         lines += self._into_half(data, upper=bool(found[5])) if found[4] else []
         targets = [("V", data.register + k) for k in range(registers)]
         return [*lines, f"g.issue('vm', {targets}, r, E)"]
@@ -428,8 +460,11 @@ class _Writer:
             writes = (f"g.lds_write({index}, A + U({at[k]}), E, {size}, [{data[k]}])" for k in (0, 1))
             return [f"A = V[{target}]", *writes, "g.issue('ds', (), (), E)"]
         offset = one.number("offset")
-        if name == "ds_read_b64_tr_b16":
-            return [f"r = g.transposed({index}, V[{operands[1].register}] + U({offset}), E)", arrive("ds", 2)]
+        if found := re.fullmatch(r"ds_read_b64_tr_b(8|16)", name):
+            return [
+                f"r = g.transposed({index}, 'u{int(found[1]) // 8}', V[{operands[1].register}] + U({offset}), E)",
+                arrive("ds", 2),
+            ]
         if found := re.fullmatch(r"ds_write_b(8|16|32|64|96|128)(_d16_hi)?", name):
             size, shift = int(found[1]) // 8, " >> U(16)" if found[2] else ""
             values = ", ".join(f"V[{operands[1].register + k}]{shift}" for k in range(max(1, size // 4)))
@@ -516,7 +551,7 @@ class _Writer:
             return [f"S[{target.register}] = V[{sources[0].register}][np.arange(n), g.first_lane(E)]"]
         if found := re.fullmatch(r"v_permlane(16|32)_swap_b32", name):
             both = f"V[{target.register}], V[{sources[0].register}]"
-            return [f"{both} = {'swap_rows' if found[1] == '16' else 'swap_halves'}({both})"]
+            return [f"g.all_on({index}, E); {both} = {'swap_rows' if found[1] == '16' else 'swap_halves'}({both})"]
         if found := re.fullmatch(r"v_bitop3_b(16|32)", name):
             parts = (self._read(each, "u", one) for each in sources)
             text = f"boolean({', '.join(parts)}, {one.number('bitop3')})"

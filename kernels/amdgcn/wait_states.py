@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static check of wait states: hazards of gfx942 and gfx950 that the hardware leaves to software (`s_nop`).
+"""Static check of wait states: hazards of gfx90a, gfx942 and gfx950 that the hardware leaves to software (`s_nop`).
 
 Rules and figures: CDNA3 ISA, section 4.5 "Manually inserted wait states", and what LLVM's hazard recogniser adds for
-gfx950 (one more after a matrix instruction of four passes or more). Every instruction is one wait state, `s_nop N` is
+gfx950 (one more after a matrix instruction of four passes or more). gfx90a (CDNA2 ISA, 4.5) has fewer rules: it waits
+for scalars, transcendentals and parts of registers itself, and its matrix instructions take 8 and 16 passes. Every
+instruction is one wait state, `s_nop N` is
 N + 1. A forward dataflow keeps, for each register and kind of writer, the fewest wait states since it was written.
 """
 
@@ -26,12 +28,12 @@ if TYPE_CHECKING:
 Writer = Literal["valu", "trans", "shifted", "matrix", "matrix source", "wide store"]
 """`shifted`: a result whose place in the register SDWA or op_sel chose; `wide store`: data of a store above 8 bytes."""
 
-ARCHES = ("gfx942", "gfx950")
+ARCHES = ("gfx90a", "gfx942", "gfx950")
 _WINDOW = 24
 """More than any hazard needs."""
 
 _TRANSCENDENTAL = re.compile(r"v_(?:exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos)_f(?:16|32)")
-_MATRIX = re.compile(r"v_mfma_f32_(16x16|32x32)x\d+_(\w+)")
+_MATRIX = re.compile(r"v_mfma_f32_(16x16|32x32)x\d+_?(\w+)")
 _WIDE_STORE = re.compile(r"(?:global|buffer|scratch)_store_dwordx[34]")
 _LANE_SELECT = ("v_readlane_b32", "v_writelane_b32")
 _LANE_READ = ("v_readlane_b32", "v_readfirstlane_b32")
@@ -40,13 +42,15 @@ _State = dict[tuple[Writer, Register], tuple[int, int, bool]]
 """Last write: wait states since, passes of a matrix instruction, whether it is one of the XDL unit."""
 
 
-def passes(mnemonic: str) -> tuple[int, bool]:
+def passes(mnemonic: str, *, older: bool = False) -> tuple[int, bool]:
     """Passes of four cycles, and whether the XDL unit does it (all but fp32): CDNA3 ISA, table of matrix instructions.
 
     The products of one side take as long whatever their type, because K grows as the type shrinks.
     """
     found = _MATRIX.fullmatch(mnemonic)
     assert found, mnemonic
+    if older:
+        return (8 if found[1] == "16x16" else 16), True
     xdl = found[2] != "f32"
     return (4 if found[1] == "16x16" else 8) * (1 if xdl else 2), xdl
 
@@ -60,7 +64,7 @@ def check_wait_states(program: Program) -> list[Hazard]:
     """
     if program.arch not in ARCHES:
         raise LaunchError(f"wait states of {program.arch} are not written down; those of {', '.join(ARCHES)} are")
-    newer = program.arch == "gfx950"
+    newer, older = program.arch == "gfx950", program.arch == "gfx90a"
     entry: dict[int, _State] = {0: {}}
     work, found = [0], {}
     while work:
@@ -69,14 +73,14 @@ def check_wait_states(program: Program) -> list[Hazard]:
         now = 0
         for instruction in program.blocks[block].instructions:
             effect = effects(instruction)
-            for (writer, register), need in _needs(instruction, effect, newer=newer, state=state):
+            for (writer, register), need in _needs(instruction, effect, newer=newer, older=older, state=state):
                 since = now - state[writer, register][0]
                 if since < need:
                     why = f"{register[0]}{register[1]} of a {writer} {since} wait states before, {need} are needed"
                     found[instruction.index] = Hazard(instruction, why)
             now += int(instruction.operands[0].value) + 1 if instruction.mnemonic == "s_nop" else 1
-            for writer, register in _writes(instruction, effect):
-                state[writer, register] = (now, *_length(instruction))
+            for writer, register in _writes(instruction, effect, older=older):
+                state[writer, register] = (now, *_length(instruction, older=older))
         ages: _State = {k: (now - at, count, xdl) for k, (at, count, xdl) in state.items() if now - at < _WINDOW}
         for successor in program.successors(block):
             old = entry.get(successor, {})
@@ -87,15 +91,15 @@ def check_wait_states(program: Program) -> list[Hazard]:
     return [found[index] for index in sorted(found)]
 
 
-def _length(instruction: Instruction) -> tuple[int, bool]:
-    return passes(instruction.mnemonic) if instruction.mnemonic.startswith("v_mfma") else (0, False)
+def _length(instruction: Instruction, *, older: bool) -> tuple[int, bool]:
+    return passes(instruction.mnemonic, older=older) if instruction.mnemonic.startswith("v_mfma") else (0, False)
 
 
-def _writes(instruction: Instruction, effect: Effects) -> Iterator[tuple[Writer, Register]]:
+def _writes(instruction: Instruction, effect: Effects, *, older: bool) -> Iterator[tuple[Writer, Register]]:
     name = instruction.mnemonic
     if name.startswith("v_mfma"):
         yield from (("matrix", register) for register in effect.writes)
-        if passes(name)[1]:  # only the XDL unit reads C late
+        if passes(name, older=older)[1]:  # only the XDL unit reads C late
             yield from (("matrix source", register) for register in instruction.operands[3].registers())
     elif name.startswith("v_"):
         for register in effect.writes:
@@ -111,7 +115,7 @@ def _writes(instruction: Instruction, effect: Effects) -> Iterator[tuple[Writer,
 
 
 def _needs(
-    instruction: Instruction, effect: Effects, *, newer: bool, state: _State
+    instruction: Instruction, effect: Effects, *, newer: bool, older: bool, state: _State
 ) -> Iterator[tuple[tuple[Writer, Register], int]]:
     """Wait states that must lie between earlier writes and this instruction, for those writes that are in `state`."""
     name, operands = instruction.mnemonic, instruction.operands
@@ -126,22 +130,24 @@ def _needs(
     scalars = {register for register in effect.reads if register[0] == "s" and register[1] < M0}
     vectors = {register for register in effect.reads if register[0] == "v"}
     exec_ = {("s", EXEC), ("s", EXEC + 1)}
-    if vector:
+    if vector and name in _LANE_SELECT:
+        demand("valu", operands[2].registers(), 4)
+    if vector and not older:
         demand("valu", scalars, 2)
         if name in _LANE_SELECT:
-            demand("valu", operands[2].registers(), 4)
             demand("valu", exec_, 4)
         if name in _LANE_READ:
             demand("valu", vectors, 1)
+        if not _TRANSCENDENTAL.fullmatch(name):
+            demand("trans", vectors, 1)
+        demand("shifted", vectors, 1)
+    if vector:
         if name == "v_div_fmas_f32":
             demand("valu", {("s", VCC), ("s", VCC + 1)}, 4)
         if instruction.encoding == "dpp":
             demand("valu", operands[1].registers(), 2)
             demand("valu", exec_, 5)
-        if not _TRANSCENDENTAL.fullmatch(name):
-            demand("trans", vectors, 1)
-        demand("shifted", vectors, 1)
-        demand("wide store", effect.writes, 2)
+        demand("wide store", effect.writes, 1 if older else 2)
     if memory:
         demand("valu", scalars, 5)
     if matrix:
@@ -154,8 +160,8 @@ def _needs(
             need[key] = wait
         elif key[1] in operands[3].registers():
             same = all((state.get(("matrix", each)) or (None,))[0] == state[key][0] for each in operands[3].registers())
-            own_xdl = passes(name)[1]
-            late = count + 1 + (newer and count != 2) if xdl else count
+            own_xdl = passes(name, older=older)[1]
+            late = count + (not older) + (newer and count != 2) if xdl else count
             need[key] = 0 if same or (own_xdl and not xdl) else late
     if vector and not matrix:
         for key in [key for key in state if key[0] == "matrix source" and key[1] in effect.writes]:

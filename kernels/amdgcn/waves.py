@@ -13,15 +13,16 @@ LDS in order, scalar memory only at lgkmcnt(0)).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import matrix
-from .arithmetic import W16, Array, L, Q, U, pair, sign_extend
+from .arithmetic import Array, L, Q, U, pair, sign_extend
 from .errors import ProgramFault
+from .figures import bank_conflicts
 from .lds import JUNK, offsets
-from .text import EXEC
+from .text import EXEC, M0
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 Register = tuple[str, int]
 LANES = 64
+_LINEAR = np.array([1, 1 << 20, 1 << 40])
+_FLAGS = 0x27000
+"""Of a descriptor of plain bytes (CDNA3 ISA, 9.1.8): what Triton writes."""
 
 
 def merge(enabled: Array | None, new: Array, old: Array | None) -> Array:
@@ -59,6 +63,8 @@ class Outstanding:
     enabled: Array | None
     accesses: tuple[tuple[int, Array, bool], ...] = ()
     """To LDS: bytes, place of each lane, whether it is a write."""
+    into_lds: tuple[int, int] | None = None
+    """(instruction, bytes of a lane) of a load that goes there; its values are LDS addresses and words."""
 
 
 class Waves:
@@ -112,6 +118,7 @@ class Waves:
                 tuple(value[rows] for value in each.values),
                 None if each.enabled is None else each.enabled[rows],
                 tuple((size, at[rows], writes) for size, at, writes in each.accesses),
+                each.into_lds,
             )
             for each in self.outstanding
         ]
@@ -121,7 +128,7 @@ class Waves:
 
     def signature(self) -> tuple[object, ...]:
         """Equal for groups that may run as one."""
-        return self.block, self.waiting, tuple((each.counter, each.targets) for each in self.outstanding)
+        return self.block, self.waiting, tuple((each.counter, each.targets, each.into_lds) for each in self.outstanding)
 
     def join(self, other: Waves) -> Waves:
         """Both groups as one."""
@@ -157,6 +164,7 @@ class Waves:
                     (size, rows(p, q), writes)
                     for (size, p, writes), (_, q, _) in zip(x.accesses, y.accesses, strict=True)
                 ),
+                x.into_lds,
             )
             for x, y in zip(self.outstanding, other.outstanding, strict=True)
         ]
@@ -165,12 +173,14 @@ class Waves:
         joined.refresh()
         return joined
 
-    def fault(self, what: str, row: int, lane: int | None, index: int) -> ProgramFault:
+    def fault(self, what: str, row: int, lane: int | None, index: int, buffer: str = "") -> ProgramFault:
         """A fault at a place: wave, lane, instruction, Python line."""
-        group = tuple(int(each) for each in self.workgroup[row])
+        group, wave = tuple(int(each) for each in self.workgroup[row]), int(self.wave[row])
         at = "" if lane is None else f" lane {lane}"
-        instruction = self.machine.program.instructions[index]
-        return ProgramFault(f"{what}: wave {int(self.wave[row])} of workgroup {group}{at}; {instruction}")
+        one = self.machine.program.instructions[index]
+        where = {"kernel": self.machine.program.name, "buffer": buffer, "workgroup": group, "wave": wave, "lane": lane}
+        where |= {"instruction": " ".join(one.text.split()), "line": one.source}
+        return ProgramFault(f"{what}: wave {wave} of workgroup {group}{at}; {one}", where)
 
     def same(self, index: int, value: Array, enabled: Array | None, used_as: str) -> None:
         """Raise where the twins differ: something undefined was used."""
@@ -248,6 +258,11 @@ class Waves:
         for each in self.outstanding:
             if id(each) in kept:
                 continue
+            if each.into_lds:
+                address, *words = each.values
+                self.lds_write(each.into_lds[0], address, each.enabled, each.into_lds[1], words)
+                self._accesses = []
+                continue
             for (kind, register), value in zip(each.targets, each.values, strict=True):
                 if kind == "V":
                     self.V[register] = merge(each.enabled, value, self.V[register])
@@ -264,6 +279,7 @@ class Waves:
         on = enabled if beyond is None else both(enabled, ~beyond)
         values: list[Array] | None = None
         for region, lanes, at in self._locate(index, address, on, size, store=False):
+            self._share(index, region, lanes, at, size, None)
             read = _read(
                 region.views, at if lanes is None else np.where(lanes, at, region.start // 4 * 4), size, signed
             )
@@ -295,9 +311,21 @@ class Waves:
         for each in values:
             self.same(index, each, on, "stored data")
         for region, lanes, at in places:
+            self._share(index, region, lanes, at, size, [each[: self.real] for each in values])
             _write(region.views, at, lanes, size, [each[: self.real] for each in values])
         self.issue("vm", (), (), on)
         self.machine.count("global", size, on, self)
+
+    def _share(
+        self, index: int, region: Region, lanes: Array | None, at: Array, size: int, values: list[Array] | None
+    ) -> None:
+        """Note which workgroup met which bytes, of memory that this launch may write."""
+        if not self.machine.races or region.readonly:
+            return
+        group = np.broadcast_to((self.workgroup[: self.real] @ _LINEAR)[:, None], at.shape)
+        on: Any = slice(None) if lanes is None else lanes
+        words = None if values is None else [np.broadcast_to(each, at.shape)[on].ravel() for each in values]
+        self.machine.sharing.note(index, size, region.base + at[on].ravel(), group[on].ravel(), words)
 
     def _of_twins(self, x: Array) -> Array:
         return np.concatenate((x, x)) if self.machine.twins == 2 else x
@@ -328,34 +356,51 @@ class Waves:
                 at, length = int(offset[row, lane]) - region.start, region.end - region.start
                 raise self.fault(
                     f"{verb} of {size} bytes at offset {at} of {region.name} "
-                    f"({length} bytes{self._why(region, at, size)})",
+                    f"({length} bytes{self._why(region, at, size, store=store)})",
                     row,
                     lane,
                     index,
+                    region.name,
                 )
             found.append((region, lanes, offset))
         return found
 
     @staticmethod
-    def _why(region: Region, at: int, size: int) -> str:
-        if region.readonly:
+    def _why(region: Region, at: int, size: int, *, store: bool) -> str:
+        if store and region.readonly:
             return ", read-only"
         inside = at >= 0 and at + size <= region.end - region.start
         return ", not its own bytes, or unaligned" if inside else ""
 
-    def buffer(self, register: int, lanes: Array | None, scalar: Array | np.uint32, offset: int) -> tuple[Array, Array]:
+    def buffer(
+        self, index: int, register: int, lanes: Array | None, scalar: Array | np.uint32, offset: int
+    ) -> tuple[Array, Array]:
         """Addresses through a descriptor, and which of them are beyond its range.
 
         The range is compared with each access's first byte; hardware compares each dword.
         """
-        words = [self.S[register + k] for k in range(3)]
-        assert all(word is not None for word in words)
-        low_, high_, records = words
+        words = [self.S[register + k] for k in range(4)]
+        for word in words:
+            assert word is not None
+            self.same(index, word, None, "descriptor")
+        low_, high_, records, flags = words
+        if (high_ >> U(16)).any() or np.any(flags != _FLAGS):  # type: ignore[operator]
+            raise self.fault("descriptor that is not of plain bytes", 0, None, index)
         base = pair(low_, high_ & U(0xFFFF))[:, None]  # type: ignore[arg-type,operator]
         moved = np.full((self.n, LANES), offset, U) if lanes is None else lanes + U(offset)
         added = np.broadcast_to(np.asarray(scalar), (self.n, 1)).astype(L)
         beyond = moved.astype(L) >= records.astype(L)[:, None] - added  # type: ignore[union-attr]
         return base + moved.astype(Q) + added.astype(Q), beyond
+
+    def load_to_lds(self, index: int, size: int, offset: int, words: list[Array], enabled: Array | None) -> None:
+        """Lanes' words go to LDS side by side, from M0 and the offset on; there is junk until they are waited for."""
+        base = self.S[M0]
+        assert base is not None
+        self.same(index, base, None, "LDS address")
+        address = base[:, None] + U(offset) + np.arange(LANES, dtype=U) * U(size)
+        self.lds_write(index, address, enabled, size, [self.junk] * max(1, size // 4))
+        self._accesses = []
+        self.outstanding.append(Outstanding("vm", (), (address, *words), enabled, (), (index, size)))
 
     def scalar_load(self, index: int, base: Array, offset: int, count: int) -> list[Array]:
         """Read `count` registers for each wave."""
@@ -385,6 +430,9 @@ class Waves:
             row, lane = map(int, np.argwhere(bad)[0])
             what = f"LDS access of {size} bytes at {int(at[row, lane])} outside {lds.size} bytes, or unaligned"
             raise self.fault(what, row, lane, index)
+        if self.machine.banks:
+            on = None if enabled is None else enabled[: self.real]
+            self.machine.conflicts += bank_conflicts(at[: self.real], on, size, self.machine.banks)
         moved = at + self.row[:, None] * lds.pitch
         return moved if enabled is None else np.where(enabled, moved, 0)
 
@@ -447,16 +495,20 @@ class Waves:
             self._race(index, at, enabled, size, (changes, lost))
         self.machine.count("lds", size, enabled, self)
 
-    def transposed(self, index: int, address: Array, enabled: Array | None) -> list[Array]:
-        """`ds_read_b64_tr_b16`."""
-        if enabled is not None:
-            row, lane = map(int, np.argwhere(~enabled)[0])
-            raise self.fault("transposed read with lanes off", row, lane, index)
+    def transposed(self, index: int, kind: str, address: Array, enabled: Array | None) -> list[Array]:
+        """`ds_read_b64_tr_`: elements of this type."""
+        self.all_on(index, enabled)
         words = np.stack(self.lds_read(index, address, enabled, 8, signed=False), -1)
-        moved = np.ascontiguousarray(matrix.transpose(words.view(W16))).view(U)
+        moved = np.ascontiguousarray(matrix.transpose(words.view(kind))).view(U)
         return [moved[..., 0].copy(), moved[..., 1].copy()]
 
     # Lanes of other lanes
+
+    def all_on(self, index: int, enabled: Array | None) -> None:
+        """Raise where a lane is off: what the instruction makes of it then is not written down."""
+        if enabled is not None:
+            row, lane = map(int, np.argwhere(~enabled)[0])
+            raise self.fault("lanes change places with lanes that are off", row, lane, index)
 
     def dpp(
         self, x: Array, enabled: Array | None, source: Array, exists: Array, bounded: bool

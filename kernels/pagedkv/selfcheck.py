@@ -43,7 +43,7 @@ def _mixed(word):
     return word ^ (word >> 16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])  # a seed of 1 would be a constant, which has no dtype
 def _mix_kernel(
     words,  # [num_elements] int32, written
     seed,
@@ -71,7 +71,7 @@ def _sum_kernel(
     tl.store(sums + block, tl.sum(word.to(tl.int64) * (index % WEIGHTS + 1).to(tl.int64), axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])
 def _product_kernel(
     product,  # [SIDE, SIDE] fp32, written
     seed,

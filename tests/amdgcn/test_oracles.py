@@ -902,20 +902,26 @@ def test_lds_parts_written(name, size, shift):
     assert words == [c & ~mask | (b >> shift) << 16 & mask for b, c in zip(LISTS[1], LISTS[2], strict=True)]
 
 
-def test_transposed_read():
-    """16 lanes hold 4 rows of 16 halves, 8 bytes a lane; afterwards lane k of them holds column k."""
-    covers(["ds_read_b64_tr_b16"])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_transposed_read(bits):
+    """16 lanes hold 4 rows of 16 halves, or 8 of 16 bytes, 8 bytes a lane; afterwards lane k of them holds column k."""
+    rows, mask = 64 // bits, (1 << bits) - 1
     at = np.broadcast_to(np.arange(64, dtype=np.uint32) * 8, A.shape)
-    lines = "ds_write_b64 v1, v[2:3]\ns_waitcnt lgkmcnt(0)\nds_read_b64_tr_b16 v[4:5], v1\ns_waitcnt lgkmcnt(0)"
+    lines = f"ds_write_b64 v1, v[2:3]\ns_waitcnt lgkmcnt(0)\nds_read_b64_tr_b{bits} v[4:5], v1\ns_waitcnt lgkmcnt(0)"
     group = run(lines, {1: at, 2: A, 3: B}, arch="gfx950")
     for w in range(WAVES):
         for group_of in range(4):
-            stored = [(int(A[w, lane]) | int(B[w, lane]) << 32) >> 16 * j & 0xFFFF
-                      for lane in range(16 * group_of, 16 * group_of + 16) for j in range(4)]  # fmt: skip
+            stored = [(int(A[w, lane]) | int(B[w, lane]) << 32) >> bits * j & mask
+                      for lane in range(16 * group_of, 16 * group_of + 16) for j in range(rows)]  # fmt: skip
             for k in range(16):
                 lane = 16 * group_of + k
                 got = int(group.V[4][w, lane]) | int(group.V[5][w, lane]) << 32
-                assert [got >> 16 * row & 0xFFFF for row in range(4)] == [stored[16 * row + k] for row in range(4)]
+                assert [got >> bits * row & mask for row in range(rows)] == [
+                    stored[16 * row + k] for row in range(rows)
+                ]
+
+
+covers(["ds_read_b64_tr_b8", "ds_read_b64_tr_b16"])
 
 
 GLOBAL = {

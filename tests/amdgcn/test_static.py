@@ -5,11 +5,14 @@ import random
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from support.wave import program
 
 from amdgcn.effects import effects
 from amdgcn.errors import LaunchError, UnknownInstructionError, UnreadableTextError
+from amdgcn.figures import bank_conflicts
+from amdgcn.known import machine_code
 from amdgcn.text import parse
 from amdgcn.wait_states import check_wait_states, passes
 from amdgcn.waits import check_waits
@@ -165,8 +168,34 @@ def test_gfx950_needs_one_more_after_a_matrix_instruction():
 
 
 def test_wait_states_of_another_arch_are_not_assumed():
-    with pytest.raises(LaunchError, match="gfx90a"):
-        check_wait_states(program("v_mov_b32_e32 v0, 0", "gfx90a"))
+    with pytest.raises(LaunchError, match="gfx908"):
+        check_wait_states(program("v_mov_b32_e32 v0, 0", "gfx908"))
+
+
+OLD_MFMA = "v_mfma_f32_16x16x16f16 v[0:3], v[4:5], v[6:7], v[0:3]"
+OLDER = [  # CDNA2 ISA, 4.5
+    (OLD_MFMA, "v_add_f32_e32 v8, v1, v1", 11),
+    (OLD_MFMA, "global_store_dword v9, v2, s[2:3]", 11),
+    (OLD_MFMA, "v_mov_b32_e32 v2, 0", 11),
+    (OLD_MFMA, "v_mfma_f32_16x16x16f16 v[8:11], v[0:1], v[6:7], 0", 11),
+    (OLD_MFMA, "v_mfma_f32_16x16x16f16 v[8:11], v[4:5], v[6:7], v[2:5]", 8),
+    (OLD_MFMA, "v_mfma_f32_16x16x16f16 v[8:11], v[4:5], v[6:7], v[0:3]", 0),
+    ("v_mfma_f32_32x32x8bf16_1k v[0:15], v[16:17], v[18:19], 0", "v_add_f32_e32 v20, v1, v1", 19),
+    ("v_readfirstlane_b32 s2, v1", "global_load_dword v3, v1, s[2:3]", 5),
+    ("v_cmp_eq_u32_e64 s[2:3], v1, v2", "v_cndmask_b32_e64 v3, v1, v2, s[2:3]", 0),
+    ("v_exp_f32_e32 v1, v2", "v_mul_f32_e32 v3, v1, v2", 0),
+    ("global_store_dwordx4 v0, v[4:7], s[2:3]", "v_mov_b32_e32 v5, 0", 1),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "need"), OLDER)
+def test_wait_states_of_gfx90a(first, second, need):
+    def found(states):
+        return check_wait_states(program("\n".join([first, *(["s_nop 0"] * states), second]), "gfx90a"))
+
+    assert not found(need)
+    if need:
+        assert str(found(need - 1)[0].instruction).startswith(second.split()[0])
 
 
 def test_wait_states_are_counted_along_the_shorter_path():
@@ -181,6 +210,50 @@ def test_passes_follow_the_flops():
                        ("16x16x8_xf32", "xf32"), ("32x32x4_xf32", "xf32")):  # fmt: skip
         rows, columns, k = map(int, re.findall(r"\d+", name.split("_")[0]))
         assert passes(f"v_mfma_f32_{name}") == (rows * columns * k * 2 // rate[kind] // 4, kind != "f32")
+
+
+TEXT = """
+\t.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
+\t.file 1 "here" "kernel.py"
+kernel:
+\t.loc 1 1 0
+\ts_endpgm
+\t.amdhsa_kernel kernel
+\t.end_amdhsa_kernel
+"""
+
+
+def test_machine_code_is_what_the_gpu_sees_of_a_text():
+    """Lines of Python, comments and spaces are not; an operand and the arch are."""
+    move, rest = "v_mov_b32_e32 v1, 0", ["s_nop 0", "v_add_u32_e32 v2, v1, v1"]
+
+    def code(*lines, arch="gfx942"):
+        return machine_code(program("\n".join(lines), arch))
+
+    assert code(move, *rest) == code(f"{move}  ; a comment", *rest)
+    elsewhere = parse(TEXT.replace(".loc 1 1 0", ".loc 1 77 0"))
+    assert elsewhere.instructions[0].source != parse(TEXT).instructions[0].source
+    assert machine_code(elsewhere) == machine_code(parse(TEXT))
+    assert len({code(move, *rest), code("v_mov_b32_e32 v1, 1", *rest), code(move, *rest, arch="gfx950")}) == 3
+
+
+@pytest.mark.parametrize(
+    ("stride", "size", "banks", "cycles"),
+    [
+        (4, 4, 32, 0),
+        (0, 4, 32, 0),
+        (128, 4, 32, 2 * 31),
+        (8, 4, 32, 2),
+        (128, 4, 64, 31),
+        (16, 16, 32, 0),
+        (256, 16, 32, 8 * 7),
+    ],
+)
+def test_bank_conflicts_of_a_stride(stride, size, banks, cycles):
+    """64 lanes `stride` bytes apart, as many at a time as fill the banks; one word for all of them is no conflict."""
+    address = np.arange(64)[None] * stride
+    assert bank_conflicts(address, None, size, banks) == cycles
+    assert bank_conflicts(address, np.arange(64)[None] < 1, size, banks) == 0
 
 
 def test_seeded_changes_of_waits_in_a_long_program_are_found():

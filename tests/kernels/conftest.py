@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interpreted kernels as GPUs launch them too (`--launch`), with NaN in scratch that a kernel forgot to write."""
+"""Interpreted kernels as GPUs launch them too (`--launch`), with NaN (integers: 90) in scratch that nobody wrote."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _nan_scratch(monkeypatch):
 
     def poisoned(self, *args, **kwargs):
         tensor = real(self, *args, **kwargs)
-        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+        return tensor.fill_(float("nan") if tensor.is_floating_point() else 0x5A)
 
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
 

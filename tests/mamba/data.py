@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import triton
 from support.tolerances import ROW_RELATIVE
 from torch import Tensor
 
@@ -14,10 +15,13 @@ from pagedkv.device import INTERPRETED
 DTYPES = ("float32", "float16") if INTERPRETED else ("float32", "float16", "bfloat16")
 """The interpreter computes bfloat16 arithmetic wrongly."""
 
-DOTS = {dtype: dtype for dtype in DTYPES}
-"""dtype -> what `tl.dot` computes with; the packages leave it to Triton, which takes tf32 on CUDA, fp32 elsewhere."""
-if torch.version.cuda and not INTERPRETED:
-    DOTS["float32"] = "tf32"
+
+def dots(dtype: str) -> str:
+    """What `tl.dot` computes with by default: of fp32, tf32 on CUDA and xf32 on gfx942, which keeps as many bits."""
+    if INTERPRETED or dtype != "float32":
+        return dtype
+    target = triton.runtime.driver.active.get_current_target()
+    return "tf32" if target.backend == "cuda" or target.arch == "gfx942" else dtype
 
 
 @dataclass(frozen=True)

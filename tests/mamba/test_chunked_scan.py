@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 from mamba import oracle
-from mamba.data import DOTS, DTYPES, LAYERS, check, inputs
+from mamba.data import DTYPES, LAYERS, check, dots, inputs
 
 pytestmark = pytest.mark.device
 
@@ -40,9 +40,9 @@ def test_mamba_chunk_scan_combined_keeps_packed_sequences_apart(layer, dtype, de
         x, z, B, C, step = (each[0, tokens] for each in (data.x, data.z, data.B, data.C, dt))
         golden.append(oracle.scan(x, step, data.A, B, C, D=data.D, z=z))
     scale = torch.cat([each.scale for each in golden])
-    check(out[0], torch.cat([each.y for each in golden]), "scan", DOTS[dtype], record_property, scale=scale)
-    check(states, torch.stack([each.state for each in golden]), "scan", DOTS[dtype], record_property)
-    check(last[0], golden[-1].state, "scan", DOTS[dtype], record_property)
+    check(out[0], torch.cat([each.y for each in golden]), "scan", dots(dtype), record_property, scale=scale)
+    check(states, torch.stack([each.state for each in golden]), "scan", dots(dtype), record_property)
+    check(last[0], golden[-1].state, "scan", dots(dtype), record_property)
 
 
 @LAYER
@@ -62,8 +62,8 @@ def test_mamba_chunk_scan_combined_continues_from_initial_states(layer, dtype, d
     assert (dt == limit[1]).any()
     for each in range(2):
         golden = oracle.scan(data.x[each], dt[each], data.A, data.B[each], data.C[each], D=D, initial=initial[each])
-        check(out[each], golden.y, "scan", DOTS[dtype], record_property, scale=golden.scale)
-        check(last[each], golden.state, "scan", DOTS[dtype], record_property)
+        check(out[each], golden.y, "scan", dots(dtype), record_property, scale=golden.scale)
+        check(last[each], golden.state, "scan", dots(dtype), record_property)
 
 
 @LAYER
@@ -94,7 +94,7 @@ def test_bmm_chunk(layer, dtype, device, package, record_property):
         count = same.shape[0]
         got = products_of_chunk[:, :count, :count]
         scale = (C.norm(dim=-1)[:, :, None] * B.norm(dim=-1)[:, None, :]).norm(dim=-1)
-        check(got, (C @ B.transpose(1, 2)) * same, "scan", DOTS[dtype], record_property, scale=scale)
+        check(got, (C @ B.transpose(1, 2)) * same, "scan", dots(dtype), record_property, scale=scale)
         assert (got.cpu()[:, ~same] == 0).all()
 
 
@@ -111,7 +111,7 @@ def test_chunk_state_starts_at_the_sequence_that_reaches_the_end(dtype, device, 
     for number, (begin, end) in enumerate(((layer.chunk - 9, layer.chunk), (layer.chunk, 2 * layer.chunk))):
         x, dt_, B = (each[0, begin:end] for each in (data.x, step, data.B))
         golden = oracle.scan(x, dt_, data.A, B, B).state
-        check(states[0, number], golden, "scan", DOTS[dtype], record_property)
+        check(states[0, number], golden, "scan", dots(dtype), record_property)
 
 
 def test_state_passing(device, package, record_property):

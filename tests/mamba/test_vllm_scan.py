@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 from mamba import oracle
-from mamba.data import DOTS, DTYPES, LAYERS, check, inputs
+from mamba.data import DTYPES, LAYERS, check, dots, inputs
 from mamba.test_state_update import SHAPES, arguments, check_step, pool, step
 from support.pools import assert_same_bits
 
@@ -46,8 +46,8 @@ def test_mamba_chunk_scan_combined_varlen(last_step, layer, dtype, device, vllm_
         golden = oracle.scan(
             x[tokens], step_size[tokens], data.A, B[tokens], C[tokens], D=data.D, z=z[tokens], initial=initial[number]
         )
-        check(out[tokens], golden.y, "scan", DOTS[dtype], record_property, scale=golden.scale)
-        check(states[number], golden.state, "scan", DOTS[dtype], record_property)
+        check(out[tokens], golden.y, "scan", dots(dtype), record_property, scale=golden.scale)
+        check(states[number], golden.state, "scan", dots(dtype), record_property)
 
 
 @pytest.mark.parametrize(("heads", "head_size", "state", "groups"), SHAPES)

@@ -86,7 +86,7 @@ def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: i
         occupancy: Programs that shall fit a compute unit together.
         most: Where more is no longer faster (tuning data), at least 16.
     """
-    latent, rope = next_power_of_two(shape.latent_size), next_power_of_two(shape.rope_size)
+    latent, rope = max(64, next_power_of_two(shape.latent_size)), next_power_of_two(shape.rope_size)
     width = (latent + rope) * shape.element_bytes
     half = latent // 2 * shape.element_bytes
     accumulator = 4 * rows * latent
