@@ -244,6 +244,10 @@ def assemble(
         steps = tuple(step.slice() for step in steps)
         everything = {step.key: Wanted("") for _, step in declarations.steps() if "gate" in step.profiles}
         promised = sum(step.step.minimum for step in expand(declarations, everything, target, otherwise=otherwise)[0])
+    elif profile == "gate" and change.files is not None and not (select or models):
+        thin = tuple(_thin(step) for step in steps)
+        promised = sum(step.step.minimum for step in steps) if thin != steps else 0
+        steps = thin
     plan = Plan(
         created=dt.datetime.now(dt.UTC),
         commit=change.commit,
@@ -269,6 +273,13 @@ def assemble(
         remedy = ELSEWHERE if reasons else "`hilgate gate --all` runs everything"
         raise NothingSelectedError("no step can be planned", where=where, remedy=remedy)
     return plan
+
+
+def _thin(step: PlannedStep) -> PlannedStep:
+    """What a change runs of a step at a desk, where agents run all of it."""
+    if step.step.smoke is None or not step.step.smoke.on_change:
+        return step
+    return step.slice().model_copy(update={"reason": f"{step.reason}; a slice of it, {step.step.smoke.arguments}"})
 
 
 def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...], models: tuple[str, ...]) -> None:
