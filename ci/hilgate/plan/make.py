@@ -75,11 +75,15 @@ def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --
         words = f"{count(len(change.files), 'file')} changed against {change.base}"
         return Choice("gate", found, f"{words}: the steps that can notice (`{whole}` runs everything)")
     same = f"no change against {change.base}"
-    if os.environ.get("CI", "").lower() not in {"", "0", "false"}:
+    if _on_ci():
         return Choice("gate", None, f"everything: {same}, and this is a CI machine (CI is set)")
     if not any(step.smoke for _, step in load(root).steps()):
         return Choice("gate", None, f"everything: {same}, and no step declares a smoke slice")
     return Choice("smoke", None, f"{same}: smoke, a thin slice of each area (`{whole}` runs everything)")
+
+
+def _on_ci() -> bool:
+    return os.environ.get("CI", "").lower() not in {"", "0", "false"}
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ class ChangeFacts:
     """Image -> sha256 of everything it is built from; images that no planned step uses or builds are left out."""
     loosened: tuple[Loosening, ...] = ()
     fork: bool = False
+    ci: bool = False
+    """Whether this is a CI machine, where a slice could be taken for the whole."""
 
 
 def gather_facts(root: Path, change: Changes) -> ChangeFacts:
@@ -103,6 +109,7 @@ def gather_facts(root: Path, change: Changes) -> ChangeFacts:
         images=contents(root) if change.commit else {},
         loosened=loosened(root, change.merge_base, change.files or (), "" if change.dirty else change.commit),
         fork=of_build(os.environ).fork,
+        ci=_on_ci(),
     )
 
 
@@ -244,7 +251,7 @@ def assemble(
         steps = tuple(step.slice() for step in steps)
         everything = {step.key: Wanted("") for _, step in declarations.steps() if "gate" in step.profiles}
         promised = sum(step.step.minimum for step in expand(declarations, everything, target, otherwise=otherwise)[0])
-    elif profile == "gate" and change.files is not None and not (select or models):
+    elif profile == "gate" and change.files is not None and not (select or models or known.ci):
         thin = tuple(_thin(step) for step in steps)
         promised = sum(step.step.minimum for step in steps) if thin != steps else 0
         steps = thin

@@ -106,6 +106,7 @@ def test_a_change_runs_a_slice_of_a_step_that_says_so_and_that_is_said(clone):
         assert "of at least" not in gate(clone, *options).stdout
         steps = json.loads((clone / "results" / "plan.json").read_text())["steps"]
         assert {step["arguments"] for step in steps} == {""}
+    assert "of at least" not in gate(clone, CI="true").stdout
 
 
 @pytest.mark.parametrize(
