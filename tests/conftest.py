@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -69,6 +70,10 @@ def _asked_for(config: pytest.Config, place: Path) -> bool:
     return place not in ignored and any(
         place == path or path in place.parents or place in path.parents for path in arguments
     )
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported and collected stays: no collection during a test goes through it
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

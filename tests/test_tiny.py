@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
+import sys
+
+import pytest
 import torch
 from triton import language
 from triton.runtime import interpreter
@@ -60,3 +65,34 @@ if INTERPRETED:  # elsewhere nothing is replaced
             test_write_attend_gather(device)
             assert vars(language) == before
         assert 6 <= len(launched) <= replaced.count(language) <= 2 * len(launched)
+
+    def test_what_the_interpreter_leaves_out_changes_no_bit():
+        """Triton's own interpreter, in a process of its own, answers the same; what it refuses is refused."""
+        as_it_comes = "from pagedkv import interpreter; interpreter.hasten = lambda: None; "
+        program = f"import sys; sys.path.append('tests'); {as_it_comes}import test_tiny; print(test_tiny.digest())"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == digest()
+        assert not interpreter.interpreter_builder.options.debug, "else its checks of overflow are read"
+        block = language.core.block_type(language.float32, [4, 1])
+        assert str(block) == "<['4', '1'], fp32>"
+        assert block == language.core.block_type(language.float32, [4, 1])
+        assert block != language.core.block_type(language.float32, [1, 4])
+        for shape, error in (([], TypeError), ([3], ValueError), ([1.5], TypeError)):
+            with pytest.raises(error):
+                language.core.block_type(language.float32, shape)
+
+
+def digest() -> str:
+    """sha256 of what attention writes of plain, bent and quantised batches."""
+    from support.attending import attend, small
+
+    made = hashlib.sha256()
+    for data, more in (
+        ({}, {"num_splits": 3}),
+        ({"dtype": "float16", "window": 20}, {"softcap": 5.0, "sliding_window": 20}),
+        ({"quantised": "e4m3fn", "scales": "token", "layout_name": "shuffle"}, {}),
+    ):
+        lse = torch.full((43, 4), float("nan"))
+        made.update(attend(small("cpu", [1, 5, 37], [40, 5, 90], **data), lse=lse, **more).numpy().tobytes())
+        made.update(lse.numpy().tobytes())
+    return made.hexdigest()

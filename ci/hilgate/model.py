@@ -317,6 +317,8 @@ class Smoke(Noun):
     """Fewest checks that must have passed."""
     minutes: float = Field(gt=0)
     """What it usually takes on 2 cores."""
+    on_change: bool = False
+    """Whether a desk runs no more of the step when a change selects it; `--all` and agents always run all of it."""
 
 
 BUILDKITE_KEY = re.compile(r"[a-z0-9_-]{1,100}")
@@ -574,7 +576,8 @@ class Plan(Noun):
     """Full sha of the merge base of HEAD and `base`; its thresholds and its quarantine are the ones that count."""
     profile: PlanProfile
     promised: int = 0
-    """Of a smoke plan: the fewest checks that the whole gate's steps promise here."""
+    """Of a smoke plan: the fewest checks that the whole gate's steps promise here; of one that runs slices of what a
+    change selects, those that its whole steps promise. Else 0."""
     fork: bool = False
     """Whether the change comes from a fork: no secrets, no caches written."""
     images: dict[Key, str] = Field(default_factory=dict)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import torch
 from vllm import LLM, SamplingParams, envs
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
+from vllm.triton_utils import dispatcher
 
 from families.probe import Probe
 from pagedkv.vllm_plugin.inspect import WORKER_EXTENSION, ServedLayer, build_llm, served_layers
@@ -41,7 +41,7 @@ def start(model: Path, *, ours: bool, **arguments: Any) -> LLM:
     """
     gc.collect()  # or what an engine that did not start has left would stay for ever
     gc.freeze()
-    with _llvmlite_out_of_sight(), _modules_stay_frozen():
+    with _kernels_replaced_once(), _modules_stay_frozen():
         if ours:
             return build_llm(str(model), **arguments)
         # The CPU platform takes no choice; on GPUs this backend is in every build of vLLM, whatever libraries it has.
@@ -79,18 +79,20 @@ def _modules_stay_frozen(*, collect: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def _llvmlite_out_of_sight() -> Iterator[None]:
-    """When an engine starts, vLLM 0.32 asks all objects of all modules for their attributes; llvmlite's has odd ones.
+def _kernels_replaced_once() -> Iterator[None]:
+    """On the CPU vLLM 0.32 replaces its Triton kernels at each start of an engine, those that it put there before too.
 
-    N-gram drafting imports llvmlite; the next engine of the process would die of AttributeError in `_rebind_kernels`.
+    For that it asks all objects of all modules for their attributes, an eighth of the time of the models' tests; those
+    of llvmlite, which N-gram drafting imports, answer with AttributeError.
     """
-    name = "llvmlite.binding.ffi"
-    module = sys.modules.pop(name, None)
-    try:
+    register: Callable[[dict[str, Any]], None] = dispatcher.register_kernels
+
+    def once(overrides: dict[str, Any]) -> None:
+        if not overrides.keys() <= dispatcher._registry.keys():
+            register(overrides)
+
+    with patch.object(dispatcher, "register_kernels", once):
         yield
-    finally:
-        if module is not None:
-            sys.modules[name] = module
 
 
 def register(architecture: str) -> bool:

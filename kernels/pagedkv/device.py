@@ -6,51 +6,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 
+from pagedkv import interpreter
 from pagedkv.arch import Arch, limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether `@triton.jit` made interpreted functions. Triton decides when a kernel is defined, so it is read once."""
 
 
-def _patch_language_once_a_launch() -> None:
-    """Let Triton's interpreter replace the functions of `triton.language` once a launch.
-
-    Triton 3.6 does so at each call of a device function too. That replaces nothing, and takes a third of the time.
-    """
-    from triton.runtime import interpreter
-
-    patch: Callable[[Any], Any] = interpreter._patch_lang  # noqa: SLF001
-    replaced: set[int] = set()
-
-    @functools.cache
-    def languages(function: Callable[..., Any]) -> set[int]:
-        modules = (triton.language, triton.language.core)
-        return {id(value) for value in function.__globals__.values() if any(value is module for module in modules)}
-
-    def patch_once(function: Callable[..., Any]) -> Any:
-        if replaced and languages(function) <= replaced:
-            return interpreter._LangPatchScope()  # noqa: SLF001 - nothing to put back
-        launch, scope = not replaced, patch(function)
-        replaced.update(languages(function))
-        if launch:
-            restore = scope.restore
-            scope.restore = lambda: (replaced.clear(), restore())
-        return scope
-
-    interpreter._patch_lang = patch_once  # noqa: SLF001
-
-
 if INTERPRETED:
-    _patch_language_once_a_launch()
+    interpreter.hasten()
 
 
 def current() -> Arch:

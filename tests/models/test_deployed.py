@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hybrid in vLLM as deployed, engine core and worker in processes of their own; and how a lost plugin shows."""
+"""A hybrid in vLLM as deployed, its engine core in a process of its own; and how a lost plugin shows."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def oracle(checkpoint):
 def runs(checkpoint, tmp_path_factory):
     """Two engines: `served`, and `unplugged`, which has lost our plugin as after a failed load."""
     kinds = {"dtype": str(DTYPE).removeprefix("torch."), "mamba_ssm_cache_dtype": "float32"}
+    served = kinds | {"distributed_executor_backend": "uni"}  # as on GPUs; a worker apart would import all once more
     prefill = {"prefill": BATCHES["prefill"]}
     jobs = {
-        "served": (engine.spec(checkpoint, BATCHES, **kinds), {"PAGEDKV_SSD": "1"}),
+        "served": (engine.spec(checkpoint, BATCHES, **served), {"PAGEDKV_SSD": "1"}),
         "unplugged": (engine.spec(checkpoint, prefill, ours=False, **kinds), IN_PROCESS | {"VLLM_PLUGINS": ""}),
     }
     with ThreadPoolExecutor(max_workers=1 if GPU else 2) as pool:  # two would measure one GPU's memory at once

@@ -47,8 +47,8 @@ def judge(
     steps = tuple(judge_step(step, plan, recorded, entries) for step in plan.steps)
     outcome = worst(step.outcome for step in steps)
     why = _why(outcome, steps)
-    if plan.profile == "smoke" and outcome is Outcome.PASS:
-        why = smoke_words(sum((step.counts for step in steps), Counts()), plan)
+    if plan.promised and outcome is Outcome.PASS:
+        why = words_of_part(sum((step.counts for step in steps), Counts()), plan)
     if (expired := entries.expired()) and outcome is not Outcome.FAIL:
         outcome, why = Outcome.FAIL, expired[0]
     loosened = plan.loosened
@@ -85,9 +85,10 @@ def exit_status(verdict: Verdict, plan: Plan) -> Exit:
     return {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.FAIL, Outcome.INCONCLUSIVE: Exit.INCONCLUSIVE}[verdict.outcome]
 
 
-def smoke_words(counts: Counts, plan: Plan) -> str:
-    """`smoke: 412 of at least 4,210 checks`: what passed of what the whole gate's steps promise on this machine."""
-    return f"smoke: {counts.passed:,} of at least {plan.promised:,} checks"
+def words_of_part(counts: Counts, plan: Plan) -> str:
+    """`smoke: 412 of at least 4,210 checks`: what passed of what the whole steps promise on this machine."""
+    what = "smoke" if plan.profile == "smoke" else f"a slice of {', '.join(s.key for s in plan.steps if s.arguments)}"
+    return f"{what}: {counts.passed:,} of at least {plan.promised:,} checks"
 
 
 def totals(verdict: Verdict) -> Counts:

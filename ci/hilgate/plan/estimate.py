@@ -77,14 +77,15 @@ class Passes(Noun):
 
 
 def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
-    """Keep what steps of a desk's plan took that passed, whole or as smoke slices.
+    """Keep what steps of a desk's plan took that passed, whole or as slices.
 
     Only forecasts read it, so no trouble with it stops a gate.
     """
     declared = {
         step.key: step.step.minutes
         for step in plan.steps
-        if plan.profile == "smoke" or (plan.profile == "gate" and not step.arguments)
+        if plan.profile == "smoke"
+        or (plan.profile == "gate" and step.arguments in {"", step.step.smoke.arguments if step.step.smoke else ""})
     }
     known = {(one.key, one.command, one.ended): one for one in Passes.read(root).passes}
     for record in records:
@@ -126,7 +127,8 @@ def expected(
     known = {step.key: times[step.key, step.step.command] for step in plan.steps}
     minutes = {key: statistics.median(found) for key, found in known.items() if found}
     if plan.profile == "gate":
-        minutes = {step.key: history[step.key] for step in plan.steps if step.key in history} | minutes
+        whole = [step.key for step in plan.steps if not step.arguments]
+        minutes = {key: history[key] for key in whole if key in history} | minutes
     seen, missing = frozenset(minutes), [step for step in plan.steps if step.key not in minutes]
     if missing:
         scale = statistics.median(one.minutes / one.declared for one in passes) if passes else slowness()

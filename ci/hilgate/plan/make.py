@@ -76,11 +76,15 @@ def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --
         words = f"{count(len(change.files), 'file')} changed against {change.base}"
         return Choice("gate", found, f"{words}: the steps that can notice (`{whole}` runs everything)")
     same = f"no change against {change.base}"
-    if os.environ.get("CI", "").lower() not in {"", "0", "false"}:
+    if _on_ci():
         return Choice("gate", None, f"everything: {same}, and this is a CI machine (CI is set)")
     if not any(step.smoke for _, step in load(root).steps()):
         return Choice("gate", None, f"everything: {same}, and no step declares a smoke slice")
     return Choice("smoke", None, f"{same}: smoke, a thin slice of each area (`{whole}` runs everything)")
+
+
+def _on_ci() -> bool:
+    return os.environ.get("CI", "").lower() not in {"", "0", "false"}
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,8 @@ class ChangeFacts:
     """Image -> digest of those that are built already."""
     loosened: tuple[Loosening, ...] = ()
     fork: bool = False
+    ci: bool = False
+    """Whether this is a CI machine, where a slice could be taken for the whole."""
 
 
 Built = Callable[[Iterable[str]], Mapping[str, str]]
@@ -113,6 +119,7 @@ def gather_facts(root: Path, change: Changes, built: Built | None = None) -> Cha
         digests={name: known[content] for name, content in images.items() if content in known},
         loosened=loosened(root, change.merge_base, change.files or (), "" if change.dirty else change.commit),
         fork=of_build(os.environ).fork,
+        ci=_on_ci(),
     )
 
 
@@ -259,6 +266,10 @@ def assemble(
         steps = tuple(step.slice() for step in steps)
         everything = {step.key: Wanted("") for _, step in declarations.steps() if "gate" in step.profiles}
         promised = sum(step.step.minimum for step in expand(declarations, everything, target, otherwise=otherwise)[0])
+    elif profile == "gate" and change.files is not None and not (select or models or known.ci):
+        thin = tuple(_thin(step) for step in steps)
+        promised = sum(step.step.minimum for step in steps) if thin != steps else 0
+        steps = thin
     plan = Plan(
         created=dt.datetime.now(dt.UTC),
         commit=change.commit,
@@ -285,6 +296,13 @@ def assemble(
         remedy = ELSEWHERE if reasons else "`hilgate gate --all` runs everything"
         raise NothingSelectedError("no step can be planned", where=where, remedy=remedy)
     return plan
+
+
+def _thin(step: PlannedStep) -> PlannedStep:
+    """What a change runs of a step at a desk, where agents run all of it."""
+    if step.step.smoke is None or not step.step.smoke.on_change:
+        return step
+    return step.slice().model_copy(update={"reason": f"{step.reason}; a slice of it, {step.step.smoke.arguments}"})
 
 
 def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...], models: tuple[str, ...]) -> None:

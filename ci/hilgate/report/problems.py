@@ -271,10 +271,10 @@ RULINGS: dict[Ruling, str] = {
 def headline(verdict: Verdict, recorded: Recorded) -> str:
     """`41 passed, 0 failed, 12 not run (no gfx950 here)`: the checks of all steps, with the first reason.
 
-    Of a smoke run that passed how little of the whole it was, and how to run that.
+    Of a run of slices that passed how little of the whole it was, and how to run that.
     """
     smoke = verdict.profile == "smoke"
-    if smoke and verdict.outcome is Outcome.PASS:
+    if verdict.outcome is Outcome.PASS and not verdict.why.startswith("all "):
         return f"{verdict.why}; `{gate_command('--all')}` runs everything"
     return f"{'smoke: ' if smoke else ''}{_counted(verdict, recorded)}"
 

@@ -248,7 +248,7 @@ def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str,
         "this change": rule,
         "env": " ".join(f"{name}={shlex.quote(value)}" for name, value in step.env.items()),
         "smoke": f"{step.smoke.arguments or 'the whole step'}, at least {step.smoke.minimum} passed (usually "
-        f"{step.smoke.minutes:g} minutes)"
+        f"{step.smoke.minutes:g} minutes){', and where a change selects it at a desk' if step.smoke.on_change else ''}"
         if step.smoke
         else "",
         "models": ", ".join(step.models),

@@ -78,7 +78,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--triton", metavar="VERSION", help="refuse to run with another Triton than this")
     parser.add_argument("--list", action="store_true", help="print the ids and stop; compiles nothing")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where findings.jsonl goes; default: $HILGATE_OUT")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time; default: all cores")
+    jobs = max(1, (os.cpu_count() or 1) - 1)  # of two cores, other steps of a gate have one: nothing waits for imports
+    parser.add_argument("--jobs", type=int, default=jobs, help="compilers at a time; default: all cores but one")
     parser.add_argument("--timeout", type=float, default=180.0, metavar="SECONDS", help="for one kernel; default: 180")
     parser.add_argument(
         "--objects",

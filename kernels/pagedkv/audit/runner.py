@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -81,6 +82,7 @@ def run(
     if any(case.configuration for _, case in cases):
         declared.check_names((*cases_of("mamba"), *cases_of("delta")))
     start_compiler()
+    gc.freeze()  # else each collection in the compilers goes through torch and vLLM
     store = ObjectStore(objects) if objects else None
     rows = compile_all(make_plan(cases), jobs=jobs, timeout=timeout, store=store)
     if store:

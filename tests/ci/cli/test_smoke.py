@@ -93,6 +93,25 @@ def test_a_change_gets_the_steps_that_it_selects(clone, kind):
     assert planned(clone)[0] == ("smoke" if kind in {"committed", "detached"} else "gate"), "--base overrules"
 
 
+def test_a_change_runs_a_slice_of_a_step_that_says_so_and_that_is_said(clone):
+    area = clone / "ci" / "areas" / "samples.yaml"
+    area.write_text(area.read_text().replace('"minutes": 0.1', '"minutes": 0.1, "on_change": true'))
+    done = gate(clone)
+    assert done.returncode == Exit.PASS, done.stderr
+    assert planned(clone) == ("gate", ["sliced", "whole"])
+    assert "a slice of it, --part" in " ".join(done.stderr.split())
+    assert "✓ pass: a slice of sliced-cpu: 4 of at least 5 checks; `hilgate gate --all` runs" in done.stdout
+    assert "a run of a part of sliced-cpu decides about" in hilgate(clone, "bundle", "--out", "e.tar").stderr
+    again = gate(clone)
+    assert "started" not in again.stderr, "a slice that passed is reused"
+    assert "a slice of sliced-cpu: 4 of at least 5 checks" in again.stdout
+    for options in (["--all"], ["--steps", "sliced"]):
+        assert "of at least" not in gate(clone, *options).stdout
+        steps = json.loads((clone / "results" / "plan.json").read_text())["steps"]
+        assert {step["arguments"] for step in steps} == {""}
+    assert "of at least" not in gate(clone, CI="true").stdout
+
+
 @pytest.mark.parametrize(
     ("options", "env", "profile", "words"),
     [

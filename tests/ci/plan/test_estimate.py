@@ -9,6 +9,7 @@ from support.jobs import failed, passed
 from support.plans import ENVIRONMENT, plan, step
 
 from hilgate.errors import MisuseError, RecordsError
+from hilgate.model import Smoke
 from hilgate.plan import estimate as estimating
 from hilgate.plan.estimate import (
     PASSES,
@@ -179,7 +180,13 @@ def test_passes_are_kept_once_and_the_last_few_only_whatever_was_there(tmp_path,
 
 @pytest.mark.parametrize(
     ("changes", "profile", "kept"),
-    [({}, "gate", 1), ({"arguments": "-k y"}, "gate", 0), ({"arguments": "-k y"}, "smoke", 1), ({}, "pr", 0)],
+    [
+        ({}, "gate", 1),
+        ({"arguments": "-k y"}, "gate", 0),
+        ({"arguments": "-k y", "smoke": Smoke(arguments="-k y", minimum=1, minutes=1)}, "gate", 1),
+        ({"arguments": "-k y"}, "smoke", 1),
+        ({}, "pr", 0),
+    ],
 )
 @pytest.mark.usefixtures("desk")
 def test_a_part_that_was_run_by_hand_tells_no_pace(tmp_path, changes, profile, kept):

@@ -60,7 +60,7 @@ def test_a_model_that_gets_nothing_right(plant, gate, share, n, text, rule, brok
     assert found["accuracy"].outcome is found["floor"].outcome is Outcome.FAIL
 
 
-@pytest.mark.parametrize("d", [0.01, 0.02, 0.04, 0.08, 0.13])
+@pytest.mark.parametrize("d", [0.01, 0.04, 0.13])
 @pytest.mark.parametrize("rule", ["pre-merge", "release"])
 def test_the_same_thing_twice_fails_at_most_once_in_a_hundred(rule, d):
     """Coin tosses on 2 d of the questions; d of 1 to 13 % is what was measured of greedy runs."""

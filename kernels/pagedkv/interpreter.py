@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton 3.6's interpreter without the work of which nothing comes: a launch takes half the time, to the same bits.
+
+An operation costs the same whatever its size, and most of that is spent on types and on replacing `triton.language`.
+Each function here stands for one of Triton's, does what it does and leaves out what was done before or is dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import triton
+from triton.language import core
+from triton.runtime import interpreter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def hasten() -> None:
+    """Put these functions in the place of Triton's; of another version than 3.6 nothing is touched."""
+    if not triton.__version__.startswith("3.6."):
+        return
+    _patch_language_once_a_launch()
+    _drop_unread_overflow_checks()
+    _make_types_once()
+    _look_up_numpy_types()
+
+
+def _patch_language_once_a_launch() -> None:
+    """Replace the functions of `triton.language` once a launch, by functions that are made once a process.
+
+    Triton does so at each call of a device function too, which replaces nothing.
+    """
+    patch: Callable[[Any], Any] = interpreter._patch_lang
+    replaced: set[int] = set()
+
+    @functools.cache
+    def languages(function: Callable[..., Any]) -> set[int]:
+        modules = (triton.language, core)
+        return {id(value) for value in function.__globals__.values() if any(value is module for module in modules)}
+
+    def patch_once(function: Callable[..., Any]) -> Any:
+        if replaced and languages(function) <= replaced:
+            return interpreter._LangPatchScope()  # nothing to put back
+        launch, scope = not replaced, patch(function)
+        replaced.update(languages(function))
+        if launch:
+            restore = scope.restore
+            scope.restore = lambda: (replaced.clear(), restore())
+        return scope
+
+    def bound(member: Callable[..., Any], semantic: Any) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = semantic
+            return member(*args, **kwargs)
+
+        return call
+
+    @functools.cache
+    def replacements(package: Any, builder: Any) -> list[tuple[str, Callable[..., Any]]]:
+        semantic = interpreter.TritonSemantic(builder)
+        return [
+            (name, bound(member, semantic)) for name, member in inspect.getmembers(package) if core.is_builtin(member)
+        ]
+
+    def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+        for name, member in replacements(package, builder):
+            scope.set_attr(package, name, member)
+
+    interpreter._patch_lang, interpreter._patch_builtin = patch_once, patch_builtin
+
+
+def _drop_unread_overflow_checks() -> None:
+    """Compute no check of an integer's overflow that is handed to an assertion which is switched off."""
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def _make_types_once() -> None:
+    """Make the shape of a block, a part of each value, once; and the name of a type where somebody asks for it."""
+
+    @functools.cache
+    def shape(*sizes: int) -> tuple[Any, int, Any, Any]:
+        numel = core.validate_block_shape(sizes)
+        return core.tuple(sizes), numel, core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(numel)
+
+    nothing, one = core.tuple([]), core.constexpr(1)
+
+    def make_block(self: Any, element_ty: Any, sizes: Sequence[int]) -> None:
+        self.element_ty, self._made = element_ty, shape(*core._unwrap_shape(sizes))
+        if not self._made[0].values:
+            raise TypeError("0d block_type is forbidden")
+        self.shape, self.numel, *_ = self._made
+
+    def make_tuple(self: Any, types: Sequence[Any], fields: Sequence[str] | None = None) -> None:
+        self.types, self.fields = types, fields or [""] * len(types)
+
+    def make_tensor(self: Any, handle: Any, kind: Any) -> None:
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.shape, self.numel = kind._made[2:] if kind.is_block() else (nothing, one)
+
+    unwrap: Callable[[Any], Any] = core._unwrap_if_constexpr
+    wrapping = (list, tuple, core.tuple, core.constexpr)
+
+    def name_of_tuple(self: Any) -> str:
+        return "[" + ",".join(f"{field}:{kind}" for field, kind in zip(self.fields, self.types, strict=False)) + "]"
+
+    core.block_type.__init__, core.tuple_type.__init__, core.tensor.__init__ = make_block, make_tuple, make_tensor
+    core._unwrap_if_constexpr = lambda value: unwrap(value) if isinstance(value, wrapping) else value
+    core.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
+    core.tuple_type.name = property(name_of_tuple)
+
+
+def _look_up_numpy_types() -> None:
+    """Look the NumPy type of a Triton type up by its name; Triton makes the table anew each time."""
+    find: Callable[[Any], Any] = interpreter._get_np_dtype
+    known: dict[str, Any] = {}
+
+    def look_up(kind: Any) -> Any:
+        name = kind.scalar.name
+        if name not in known:
+            known[name] = find(kind)
+        return known[name]
+
+    interpreter._get_np_dtype = look_up
