@@ -96,6 +96,9 @@ class Gate(Noun):
     """Devices it is gated on; empty is every device."""
     gpus: int = Field(default=1, ge=1, le=8)
     """Tensor-parallel size."""
+    deterministic: bool = False
+    """The trusted engine repeats itself to the last token (a CPU in float32): one stored run is as good as five. Else
+    as many distinct runs are demanded as the rule says (`baseline_runs`)."""
     rules: dict[Occasion, Key] = Field(default={"pre-merge": "pre-merge", "release": "release"})
     """Which of `rules:` applies when."""
     floor: float | None = Field(default=None, gt=0, lt=1)
@@ -138,6 +141,11 @@ class Gates(Noun):
                 if rule not in self.rules:
                     raise ValueError(f"gate {name}: no rule {rule!r} for {when}; declared: {', '.join(self.rules)}")
         return self
+
+    @property
+    def deciding_together(self) -> int:
+        """How many gates share alpha on agents: those of hub models (HILEVAL_GATES in ci/areas/accuracy.yaml)."""
+        return sum(gate.weights == "hub" for gate in self.gates.values())
 
     def rule(self, gate: Gate, when: Occasion) -> Rule:
         """The rule of a gate.
