@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines: prompts in, answers out. vLLM in process, a server, and transformers as a second opinion.
+"""Engines: prompts in, answers out. vLLM in process, and transformers as a second opinion.
 
 One that fails raises `EngineError`: an empty answer would be scored as wrong.
 """
@@ -72,8 +72,10 @@ class Engine(Protocol):
     name: str
     """Name and version, e.g. `vllm 0.32.0`."""
 
-    def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
-        """Answer every prompt greedily; the answers are in the order of the prompts."""
+    def answer(
+        self, prompts: Sequence[str | list[int] | Prompt], *, max_tokens: int, stop: Sequence[str]
+    ) -> list[Answer]:
+        """Answer every prompt greedily, in their order; a list of token ids gets no further ones before it."""
 
     def attention_layers(self) -> list[dict[str, Any]] | None:
         """Who served each attention layer (`hileval.ask.evaluation`); None where the engine has one attention only."""
@@ -98,7 +100,7 @@ def require_model_files(folder: Path) -> None:
             )
 
 
-def require_text(prompts: Sequence[str | Prompt]) -> list[str]:
+def require_text(prompts: Sequence[str | list[int] | Prompt]) -> list[str]:
     """The prompts of an engine that is given text alone.
 
     Raises:

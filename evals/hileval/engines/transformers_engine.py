@@ -53,7 +53,9 @@ class TransformersEngine:
     def close(self) -> None:
         """Nothing outlives the object."""
 
-    def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
+    def answer(
+        self, prompts: Sequence[str | list[int] | Prompt], *, max_tokens: int, stop: Sequence[str]
+    ) -> list[Answer]:
         """Answer every prompt greedily."""
         with as_engine_error("generating", self._where):
             ids = self.tokenizer(require_text(prompts))["input_ids"]
@@ -106,7 +108,9 @@ class SpeechEngine(TransformersEngine):
 
             self._features = transformers.AutoFeatureExtractor.from_pretrained(model)
 
-    def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
+    def answer(
+        self, prompts: Sequence[str | list[int] | Prompt], *, max_tokens: int, stop: Sequence[str]
+    ) -> list[Answer]:
         """Write down every sound.
 
         Raises:

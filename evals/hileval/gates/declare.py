@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import os
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from hileval.engines import BACKEND, REPORTER, REPORTERS
 from hileval.gates.rule import Rule
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Key, Noun, Scalar
@@ -26,7 +26,7 @@ EVALS = Path(__file__).resolve().parents[2]
 """The `evals/` folder: paths in gates.yaml are relative to it."""
 
 
-EngineName = Literal["vllm", "transformers", "server"]
+EngineName = Literal["vllm", "transformers"]
 Occasion = Literal["pre-merge", "release"]
 """When a gate is asked; each has a rule."""
 
@@ -57,9 +57,15 @@ class Published(Noun):
     """A figure somebody published for the model: what a floor rests on until there is a baseline of our own."""
 
     value: float = Field(ge=0, le=1)
+    kind: Literal["measured", "threshold"]
+    """Somebody's run, or a number that somebody chose below one: it says nothing of how far below."""
     metric: str = Field(min_length=1)
-    """Which metric, filter, shots and number of questions it is."""
+    """Which metric, filter and shots it is."""
+    n: int = Field(ge=1)
+    """Questions; 1,319 are all of GSM8K's test set."""
     source: str = Field(min_length=1)
+    read: dt.date | None = None
+    """Day on which the source said so."""
 
 
 class Gate(Noun):
@@ -71,7 +77,7 @@ class Gate(Noun):
     weights: Literal["repository", "hub"] = "repository"
     """Where the weights are; those of a hub are fetched by the agents, which have the network and the cache."""
     revision: str = ""
-    """Commit of the hub model."""
+    """Commit of the hub model, of its weights, tokenizer and code; empty is what `main` is today, which is said."""
     kind: Literal["questions", "documents"] = "questions"
     """Questions of lm-eval, or documents that an encoder-decoder model is to write down (`hileval.ask.documents`)."""
     task: str
@@ -84,12 +90,12 @@ class Gate(Noun):
     """Which of two scores is gated; the other is watched. Of questions they are lm-eval's two extractions, of documents
     all of it and one drawn line (`hileval.ask.documents`)."""
     engine: EngineName
-    """vLLM in this process, transformers, or an OpenAI-compatible server that the harness starts and watches."""
+    """vLLM in this process, or transformers."""
     attention_backend: str | None = Field(pattern=r"^(pagedkv|vllm|[A-Z][A-Z0-9_]*)$")
     """Who must serve every attention layer: `pagedkv` (ours), a backend by vLLM's name (TRITON_ATTN, ROCM_AITER_FA ...)
     or `vllm` (whichever it chooses); None where the engine cannot say."""
     engine_args: dict[str, Scalar] = Field(default_factory=dict)
-    """Arguments of `vllm.LLM` (or of the server), chosen so that the run meets what the gate is about."""
+    """Arguments of `vllm.LLM`, chosen so that the run meets what the gate is about."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment of the engine: layout and kernel switches."""
     arch: tuple[Key, ...] = ()
@@ -119,8 +125,8 @@ class Gate(Noun):
             raise ValueError("revision is for models of a hub")
         if self.floor is None and (self.weights == "repository" or self.published or self.kind == "questions"):
             raise ValueError("floor is required, except for documents on a hub's model of which nothing is published")
-        if self.kind == "documents" and (self.engine == "server" or self.protocol == "chat" or self.num_fewshot):
-            raise ValueError("documents have no examples, no chat and no server: engine vllm is given them")
+        if self.kind == "documents" and (self.protocol == "chat" or self.num_fewshot):
+            raise ValueError("documents have no examples and no chat")
         return self
 
     def path(self, relative: str) -> Path:
@@ -208,16 +214,6 @@ def engine_factory(gate: Gate, engine: EngineName) -> Callable[[], Engine]:
             from hileval.engines.vllm_engine import VllmEngine
 
             return VllmEngine(model_of(gate), gate.attention_backend or "vllm", gate.engine_args)
-        if engine == "server":
-            from hileval.engines.server import ServerEngine
-
-            plugins = {} if gate.attention_backend in {"pagedkv", None} else {"VLLM_PLUGINS": ""}
-            return ServerEngine(
-                serve_command(gate),
-                model=gate.model,
-                env={**gate.env, "VLLM_SERVER_DEV_MODE": "1", **plugins},
-                report=REPORTERS.get(gate.attention_backend or "", REPORTER)[1],
-            )
         from hileval.engines.transformers_engine import SpeechEngine, TransformersEngine
 
         return (SpeechEngine if gate.kind == "documents" else TransformersEngine)(gate.path(gate.model))
@@ -226,28 +222,13 @@ def engine_factory(gate: Gate, engine: EngineName) -> Callable[[], Engine]:
 
 
 def model_of(gate: Gate) -> Path | str:
-    """Folder of a model in this repository, or the name of one of a hub."""
-    return gate.path(gate.model) if gate.weights == "repository" else gate.model
+    """Folder of a model in this repository, or of one of a hub in the cache: what identifies a run is what is loaded.
 
+    Raises:
+        CannotRunHereError: It is neither here nor can it be fetched.
+    """
+    if gate.weights == "repository":
+        return gate.path(gate.model)
+    from hileval.ask.task import snapshot
 
-def serve_command(gate: Gate) -> list[str]:
-    """The command line of `vllm serve` for a gate; `{port}` stands for the port."""
-    words = ["vllm", "serve", str(model_of(gate)), "--host", "127.0.0.1", "--port", "{port}"]
-    words += ["--served-model-name", gate.model]
-    words += ["--revision", gate.revision] if gate.revision else []
-    if (wanted := gate.attention_backend) is not None:
-        words += ["--worker-extension-cls", REPORTERS.get(wanted, REPORTER)[0]]
-        words += [] if wanted == "vllm" else ["--attention-backend", BACKEND if wanted == "pagedkv" else wanted]
-    return words + options(gate.engine_args)
-
-
-def options(arguments: Mapping[str, Scalar]) -> list[str]:
-    """Arguments of `vllm.LLM` as options of `vllm serve`: True and False are `--name` and `--no-name`."""
-    words: list[str] = []
-    for name, value in arguments.items():
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        elif value is not None:
-            words += [f"--{option}", str(value)]
-    return words
+    return str(snapshot(gate.model, gate.revision))

@@ -186,6 +186,7 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
         f"{share}{by_line}, baseline {base.mean():.1%} in {baseline.runs} runs, "
         f"lost {len(lost)}, gained {len(gained)}: {verdict}"
     )
+    message += _unpinned(gate)
     if asked.changed:
         labels["changed"] = "; ".join(asked.changed)
         message += f"; changed since the baseline: {labels['changed']}"
@@ -212,6 +213,10 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
     }
     numbers |= ({} if d is None else {"d": d}) | line_numbers
     return Check(id=check_id, outcome=outcome, message=message, labels=labels, numbers=numbers, seconds=asked.seconds)
+
+
+def _unpinned(gate: Gate) -> str:
+    return "; revision not pinned: this is main of today" if gate.weights == "hub" and not gate.revision else ""
 
 
 def _by_line(samples: Sequence[Sample]) -> tuple[str, dict[str, Number]]:
@@ -249,7 +254,11 @@ def _verdict(rule: Rule, gate: Gate, distinct: int, standing: Standing) -> tuple
 def _without_baseline(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) -> Check:
     share = _share_of_all(gate, rule, asked)
     by_line, line_numbers = _by_line(asked.samples)
-    source = f"; published: {gate.published[0].value:.1%} ({gate.published[0].metric})" if gate.published else ""
+    source = (
+        f"; {gate.published[0].kind}: {gate.published[0].value:.1%} ({gate.published[0].metric})"
+        if gate.published
+        else ""
+    )
     if gate.floor is None:
         outcome, why = Outcome.INCONCLUSIVE, "neither a baseline nor a floor, so nothing is judged"
     else:
@@ -258,7 +267,7 @@ def _without_baseline(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) 
     return Check(
         id=check_id,
         outcome=outcome,
-        message=f"{share}{by_line}, {why}; record one: python -m hileval baseline record",
+        message=f"{share}{by_line}, {why}{_unpinned(gate)}; record one: python -m hileval baseline record",
         labels={"filter": gate.filter, "state": "no baseline"},
         numbers=share.numbers | {"correct": share.correct} | line_numbers,
         seconds=asked.seconds,

@@ -41,7 +41,7 @@ class Identity(Noun):
     weights: Sha
     """sha256 over the weight files and config.json (their format and quantization included)."""
     tokenizer: Sha
-    """sha256 over tokenizer.json and tokenizer_config.json."""
+    """sha256 over tokenizer.json, tokenizer_config.json, generation_config.json and whatever else the model brings."""
     chat_template: Sha
     """sha256 of the chat template, or of its absence."""
     protocol: Literal["completions", "chat"] = "completions"

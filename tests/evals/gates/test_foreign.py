@@ -75,7 +75,8 @@ def test_an_lm_eval_config_gates_the_filter_that_the_model_follows(read):
     assert gate.floor == pytest.approx(0.7142 * 0.92)
     assert gate.engine_args["kv_cache_dtype"] == "fp8"
     assert gate.engine_args["enforce_eager"] is False
-    assert "the first 250 questions" in gate.published[0].metric
+    assert (gate.published[0].n, gate.published[0].kind) == (250, "threshold")
+    assert "the first questions" in gate.published[0].metric
 
 
 def test_what_is_written_is_read_back_as_the_same_gate(read):
@@ -97,6 +98,7 @@ def test_what_is_written_is_read_back_as_the_same_gate(read):
         (NANO + "backend: sglang\n", "backend: 'sglang'"),
         (NANO + 'gen_kwargs: "temperature=0.7"\n', "answers are sampled"),
         (NANO + 'gen_kwargs: "temperature=0,until=<|END|>"\n', "until cannot be passed on"),
+        (NANO + "fewshot_as_multiturn: true\n", "fewshot_as_multiturn: examples are one text here"),
         (NANO.replace("exact_match", "acc"), "no known metric in acc,strict-match"),
     ],
 )

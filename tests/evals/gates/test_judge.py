@@ -108,6 +108,15 @@ def test_without_a_baseline_only_the_floor_holds_and_it_says_so(plant, judged):
     assert "no baseline yet" in flagged.message
 
 
+def test_a_model_that_is_not_pinned_is_said_to_be(plant, gate, rule):
+    hub = gate.model_copy(update={"weights": "hub"})
+    for stored in (None, plant.baseline(GOOD)):
+        for revision, said in (("", True), ("c0ffee", False)):
+            declared = hub.model_copy(update={"revision": revision})
+            checks = judge("g", declared, rule, plant.asked(stored, plant.run(GOOD)), stored, None)
+            assert ("revision not pinned" in checks[1].message) is said
+
+
 def test_the_paired_test_sees_what_the_floor_does_not(plant, judged):
     checks, _ = judged(plant.run(without(GOOD, *range(20, 28))))
     assert (checks["floor"].outcome, checks["accuracy"].outcome) == (PASS, FAIL)
