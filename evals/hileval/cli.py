@@ -20,6 +20,7 @@ import typer
 from pydantic import Field
 from rich.console import Console
 
+from hileval.ask.drift import Side, ask_side, run_drift
 from hileval.ask.evaluation import check_backend
 from hileval.ask.loop import Heading, Journal, Recorded, ask_until_decided, batches, code_fingerprint
 from hileval.ask.task import questions_of
@@ -36,7 +37,7 @@ from hilgate.errors import Exit, HilgateError, MisuseError, RecordsError
 from hilgate.model import Check, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hileval.ask.evaluation import Evaluation
     from hileval.gates.declare import Gate, Gates
@@ -91,6 +92,8 @@ def run_gate(
 ) -> None:
     """Run a gate and judge it against its baseline."""
     declared = load_gates()
+    if name in declared.drifts:
+        finish(name, out, lambda: run_drift(name, declared.drifts[name]))
     if name.endswith((".yaml", ".yml")):
         name, gate = read_foreign(Path(name))
     else:
@@ -149,6 +152,32 @@ def changes(gate: Gate, engine: str, baseline: Baseline) -> tuple[str, ...]:
     after = {"device": now.device, **now.versions}
     found = [f"{key}: {before[key]} -> {after[key]}" for key in before if key in after and before[key] != after[key]]
     return (*setting.differences(baseline.setting), *found)
+
+
+def finish(name: str, out: Path, judged: Callable[[], list[Check]]) -> NoReturn:
+    """Write and print the checks of a gate without a baseline, and exit as they say."""
+    try:
+        checks = judged()
+    except HilgateError as error:
+        Check.write_all(out, [did_not_run(name, error)])
+        raise
+    Check.write_all(out, checks)
+    show(checks, out)
+    raise typer.Exit(exit_status(checks))
+
+
+@app.command("drift-side", hidden=True)
+def drift_side(
+    name: Annotated[str, typer.Argument(help="A drift gate.")],
+    file: Annotated[Path, typer.Option(help="Where the answers go.")],
+    given: Annotated[Path | None, typer.Option(help="What ours said; the peer is asked then.")] = None,
+) -> None:
+    """One of the two engines of a drift gate."""
+    declared = load_gates()
+    drift = declared.drifts[name]
+    ours = None if given is None else Side.model_validate_json(given.read_bytes())
+    side = ask_side(name, declared.gates[drift.of], drift, ours)
+    file.write_text(side.model_dump_json(), encoding="utf-8")
 
 
 class ProgressPrinter:

@@ -143,6 +143,15 @@ def resolve_task(path: Path, num_fewshot: int) -> dict[str, Any]:
     return config
 
 
+def documents_of(gate: Gate) -> Any:
+    """The rows of a gate's test set, in their order.
+
+    Raises:
+        TaskError: The task or its data cannot be read.
+    """
+    return _load(resolve_task(gate.path(gate.task), gate.num_fewshot)).eval_docs
+
+
 def _load(config: dict[str, Any]) -> Any:
     """lm-eval's task object, its data read.
 

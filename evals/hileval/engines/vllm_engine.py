@@ -17,9 +17,11 @@ from hileval.engines import (
     Answer,
     EngineError,
     Prompt,
+    Rows,
     as_engine_error,
     require_model_files,
 )
+from hileval.gates.drift import ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -124,6 +126,27 @@ class VllmEngine:
             non_finite=sum(not math.isfinite(value) for value in chosen),
         )
 
+    def read(self, sequences: Sequence[Sequence[int]]) -> Rows:
+        """The ASKED likeliest tokens before each token but the first, with log-probabilities; all tokens are given."""
+        with as_engine_error("reading", self._where):
+            from vllm import SamplingParams
+
+            params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=ASKED, detokenize=False)
+            outputs = self._llm.generate([_as_vllm(list(tokens)) for tokens in sequences], params, use_tqdm=False)
+            return [_rows(output.prompt_logprobs[1:]) for output in outputs]
+
+    def write(self, asked: Sequence[Sequence[int]], tokens: int) -> tuple[list[list[int]], Rows]:
+        """That many tokens behind each beginning, greedily, one by one, and the distributions they were chosen from."""
+        with as_engine_error("writing", self._where):
+            from vllm import SamplingParams
+
+            params = SamplingParams(
+                temperature=0.0, max_tokens=tokens, logprobs=ASKED, ignore_eos=True, detokenize=False
+            )
+            outputs = self._llm.generate([_as_vllm(list(one)) for one in asked], params, use_tqdm=False)
+            answers = [output.outputs[0] for output in outputs]
+            return [list(one.token_ids) for one in answers], [_rows(one.logprobs) for one in answers]
+
     def attention_layers(self) -> list[dict[str, Any]]:
         """The report of every worker, one mapping per attention layer."""
         with as_engine_error("asking who served attention", self._where):
@@ -138,6 +161,10 @@ class VllmEngine:
 def _named(attention_backend: str) -> dict[str, Any]:
     """The argument that demands a backend of vLLM by name; none where vLLM chooses."""
     return {} if attention_backend in {"pagedkv", "vllm"} else {"attention_backend": attention_backend}
+
+
+def _rows(places: Any) -> list[dict[int, float]]:
+    return [{token: entry.logprob for token, entry in place.items()} for place in places]
 
 
 def _structured(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from hileval.gates.drift import FLOOR, Floor
 from hileval.gates.rule import Rule
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Key, Noun, Scalar
@@ -134,14 +135,34 @@ class Gate(Noun):
         return EVALS / relative
 
 
+class DriftGate(Noun):
+    """A gate on log-probabilities (`hileval.gates.drift`) of the model of another gate, served as that declares."""
+
+    kind: Literal["drift"]
+    of: Key
+    """The gate whose model, task, engine and attention it is."""
+    peer: Literal["vllm", "transformers"] = "vllm"
+    """Whose attention is asked in the same job: vLLM's own, or transformers' where vLLM's cannot serve the class."""
+    lengths: dict[int, int] = Field(default={0: 16}, min_length=1)
+    """How many sequences of each length in tokens; 0 is one question with its answer."""
+    written: int = Field(default=16, ge=1)
+    """Tokens that are written behind the beginning of each sequence, one by one."""
+    floor: Floor = FLOOR
+    """Nats of median, 90 % and worst that are explained whatever the peer differs from itself: what codes lose."""
+
+
 class Gates(Noun):
     """The file."""
 
     rules: dict[Key, Rule] = Field(min_length=1)
     gates: dict[Key, Gate] = Field(min_length=1)
+    drifts: dict[Key, DriftGate] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _rules_exist(self) -> Gates:
+        for name, drift in self.drifts.items():
+            if drift.of not in self.gates or name in self.gates or self.gates[drift.of].kind != "questions":
+                raise ValueError(f"drift {name}: `of` names a gate of questions, whose name it must not have")
         for name, gate in self.gates.items():
             for when, rule in gate.rules.items():
                 if rule not in self.rules:

@@ -48,11 +48,15 @@ def test_unknown_gate_offers_the_nearest_name():
         ({"kind": "documents", "protocol": "chat"}, "documents have no examples"),
         ({"kind": "pages"}, "kind"),
         ({"alpha": 0}, r"rules\.release\.alpha"),
+        ({"drifts": {"d": {"kind": "drift", "of": "pocket-speech"}}}, "`of` names a gate of questions"),
+        ({"drifts": {"d": {"kind": "drift", "of": "nothing"}}}, "`of` names a gate of questions"),
+        ({"drifts": {"d": {"kind": "drift", "of": "pocket-hybrid", "peer": "ours"}}}, r"drifts\.d\.peer"),
     ],
 )
 def test_one_mistake_is_named(tmp_path, change, why):
     content = yaml.safe_load((EVALS / "gates.yaml").read_text())
     content["rules"]["release"]["alpha"] = change.pop("alpha", 0.01)
+    content["drifts"] |= change.pop("drifts", {})
     content["gates"]["pocket-hybrid"] |= change
     path = tmp_path / "gates.yaml"
     path.write_text(yaml.safe_dump(content))
@@ -75,7 +79,7 @@ def test_every_gate_has_a_step_and_hub_gates_share_their_level():
     steps = yaml.safe_load((EVALS.parent / "ci/areas/accuracy.yaml").read_text())["steps"]
     hub = {name for name, gate in GATES.items() if gate.weights == "hub"}
     commands = {step["command"].rsplit(" ", 1)[1]: step for step in steps}
-    assert set(commands) == set(GATES)
+    assert set(commands) == set(GATES) | set(load_gates().drifts)
     for name in hub:
         step, gate = commands[name], GATES[name]
         assert step["env"]["HILEVAL_GATES"] == str(len(hub))
