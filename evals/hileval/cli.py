@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `gates`, `import`, `gate`, `baseline record|diff|accept|show`, `power`.
+"""The command line: `gates`, `import`, `gate`, `compare`, `baseline record|diff|accept|show`, `power`.
 
 `gate` leaves `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) in the output folder and
 exits with the status that the worst check has.
@@ -26,13 +26,14 @@ from hileval.ask.loop import Heading, Journal, Recorded, ask_until_decided, batc
 from hileval.ask.task import questions_of
 from hileval.engines import EngineError
 from hileval.gates import statistics
+from hileval.gates.compare import compare
 from hileval.gates.declare import EVALS, EngineName, Occasion, engine_factory, find_gate, load_gates, occasion
 from hileval.gates.foreign import as_yaml, read_foreign
 from hileval.gates.judge import diff_answers, exit_status, judge, side_by_side
 from hileval.gates.power import STRESS, Noise, Power, simulate, smallest_drop
 from hileval.gates.rule import shared
 from hileval.records.baseline import Baseline, environment, make_baseline
-from hileval.records.records import Run, Setting
+from hileval.records.records import Filter, Run, Setting
 from hilgate.errors import Exit, HilgateError, MisuseError, RecordsError
 from hilgate.model import Check, Outcome
 
@@ -152,6 +153,24 @@ def changes(gate: Gate, engine: str, baseline: Baseline) -> tuple[str, ...]:
     after = {"device": now.device, **now.versions}
     found = [f"{key}: {before[key]} -> {after[key]}" for key in before if key in after and before[key] != after[key]]
     return (*setting.differences(baseline.setting), *found)
+
+
+@app.command("compare")
+def compare_runs(
+    before: Annotated[
+        Path, typer.Argument(help="Stored answers: samples.jsonl of a gate, or lm-eval's samples_*.jsonl.")
+    ],
+    after: Annotated[Path, typer.Argument(help="The same of the run in question.")],
+    which: Annotated[Filter, typer.Option("--filter", help="The score that counts.")] = "flexible",
+    margin: Annotated[float, typer.Option(min=0.001, max=0.5, help="Drop that a pass excludes.")] = 0.02,
+    alpha: Annotated[float, typer.Option(min=1e-6, max=0.2, help="How often equal runs may fail.")] = 0.01,
+) -> None:
+    """Judge two stored runs of the same questions, and show each question that flipped with both answers."""
+    check, flips = compare(before, after, which, alpha=alpha, margin=margin)
+    typer.echo(f"{check.outcome.value:<12} {check.message}")
+    if flips:
+        typer.echo(side_by_side(flips, 10**6))
+    raise typer.Exit(exit_status([check]))
 
 
 def finish(name: str, out: Path, judged: Callable[[], list[Check]]) -> NoReturn:

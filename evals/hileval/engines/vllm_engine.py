@@ -45,7 +45,7 @@ class VllmEngine:
         """
         if isinstance(model, Path):
             require_model_files(model)
-        arguments = {name: _structured(value) for name, value in arguments.items()}
+        arguments = {name: structured(value) for name, value in arguments.items()}
         with as_engine_error("starting vLLM", str(model)):
             chosen = self._prepare(attention_backend)
             import vllm
@@ -167,7 +167,7 @@ def _rows(places: Any) -> list[dict[int, float]]:
     return [{token: entry.logprob for token, entry in place.items()} for place in places]
 
 
-def _structured(value: Any) -> Any:
+def structured(value: Any) -> Any:
     """An argument as `vllm.LLM` takes it: a JSON object in a declaration is one, not its text."""
     return json.loads(value) if isinstance(value, str) and value.startswith("{") else value
 

@@ -4,6 +4,7 @@
 import pytest
 import yaml
 
+from hileval.engines.vllm_engine import structured
 from hileval.gates.declare import Gate
 from hileval.gates.foreign import ForeignConfigError, as_yaml, read_foreign
 from hilgate.errors import Exit
@@ -54,6 +55,7 @@ def test_a_gsm8k_config_keeps_its_promise_as_the_floor(read):
         "enforce_eager": True, "max_model_len": 4096, "enable_expert_parallel": True, "mamba_backend": "triton",
         "speculative_config": '{"method":"mtp","num_speculative_tokens":5}', "tensor_parallel_size": 4,
     }  # fmt: skip
+    assert structured(gate.engine_args["speculative_config"]) == {"method": "mtp", "num_speculative_tokens": 5}
     assert gate.env == {"VLLM_ROCM_USE_AITER": "1"}
     assert gate.published[0].value == 0.93
 
