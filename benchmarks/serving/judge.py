@@ -8,25 +8,16 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from hileval.gates.drift import ASKED, EXACT, SLACK, Distances, UnmeasuredError, distance
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .engine import Drive
 
-LIKELIEST = 5
-"""Next tokens whose log-probabilities are compared."""
-ASKED = 20
-"""Next tokens that an engine is asked for."""
+__all__ = ["ASKED", "Distances", "UnmeasuredError", "distance"]
 STEADY = 0.1
 """Spread over median above which a rate is not shown: something else than serving was timed."""
-SLACK = 2.0
-"""Of two engines each may be off in its own direction."""
-EXACT = 1e-5
-"""Nats. A CPU in float32 often gives the same bits both ways: whatever is so near is rounding. In 16 bits none is."""
-
-
-class UnmeasuredError(ValueError):
-    """There is nothing to compare or to time; the message says what is missing."""
 
 
 def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
@@ -40,24 +31,6 @@ def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
     return next((place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
 
 
-def distance(got: Mapping[int, float], want: Mapping[int, float]) -> float:
-    """How far the log-probabilities of the LIKELIEST tokens of `want` are off at most, in nats.
-
-    Args:
-        got: Log-probability of each of the ASKED likeliest next tokens. A token that is not among them counts as the
-            last of them: it is at least so far off.
-        want: The same of the other engine.
-
-    Returns:
-        Infinity where one of all these is NaN or infinite.
-    """
-    if not all(map(math.isfinite, (*got.values(), *want.values()))):
-        return math.inf
-    likeliest = sorted(want, key=want.__getitem__, reverse=True)[:LIKELIEST]
-    floor = min(got.values())
-    return max(abs(want[token] - got.get(token, floor)) for token in likeliest)
-
-
 def lead(row: Mapping[int, float], ours: int, theirs: int) -> float:
     """By how many nats an engine prefers its own token to ours; infinite where it does not name one of them.
 
@@ -68,34 +41,6 @@ def lead(row: Mapping[int, float], ours: int, theirs: int) -> float:
     """
     gap = row[theirs] - row[ours] if ours in row and theirs in row else math.inf
     return math.inf if math.isnan(gap) else gap
-
-
-@dataclass(frozen=True)
-class Distances:
-    """Of the answers of some sequences."""
-
-    half: float
-    """At most so far off in nats are half of them,"""
-    most: float
-    """and nine tenths of them."""
-    sequences: int
-
-    @classmethod
-    def between(cls, got: Sequence[Mapping[int, float] | None], want: Sequence[Mapping[int, float]]) -> Distances:
-        """Of what an engine says after some sequences from what another says; None is not compared.
-
-        Raises:
-            UnmeasuredError: Fewer than half are there to compare, or fewer than two.
-        """
-        distances = [distance(row, right) for row, right in zip(got, want, strict=True) if row is not None]
-        if len(distances) < max(2, len(want) / 2):
-            raise UnmeasuredError(f"only {len(distances)} of {len(want)} sequences can be compared")
-        most = statistics.quantiles(distances, n=10, method="inclusive")[-1]
-        return cls(statistics.median(distances), most, len(distances))
-
-    def within(self, rounding: Distances) -> bool:
-        """Whether rounding explains both; NaN is not explained."""
-        return self.half <= SLACK * max(rounding.half, EXACT) and self.most <= SLACK * max(rounding.most, EXACT)
 
 
 @dataclass(frozen=True)

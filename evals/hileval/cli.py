@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `gates`, `import`, `gate`, `baseline record|diff|accept|show`, `power`.
+"""The command line: `gates`, `import`, `gate`, `compare`, `baseline record|diff|accept|show`, `power`.
 
 `gate` leaves `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) in the output folder and
 exits with the status that the worst check has.
@@ -7,37 +7,43 @@ exits with the status that the worst check has.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from pydantic import Field
 from rich.console import Console
 
+from hileval.ask.drift import Side, ask_side, run_drift
 from hileval.ask.evaluation import check_backend
-from hileval.ask.loop import Heading, Journal, ask_until_decided, code_fingerprint
+from hileval.ask.loop import Heading, Journal, Recorded, ask_until_decided, batches, code_fingerprint
 from hileval.ask.task import questions_of
+from hileval.engines import EngineError
 from hileval.gates import statistics
+from hileval.gates.compare import compare
 from hileval.gates.declare import EVALS, EngineName, Occasion, engine_factory, find_gate, load_gates, occasion
 from hileval.gates.foreign import as_yaml, read_foreign
 from hileval.gates.judge import diff_answers, exit_status, judge, side_by_side
-from hileval.gates.power import Power, simulate, smallest_drop
-from hileval.gates.rule import first_share, shared
+from hileval.gates.power import STRESS, Noise, Power, simulate, smallest_drop
+from hileval.gates.rule import shared
 from hileval.records.baseline import Baseline, environment, make_baseline
-from hileval.records.records import Run, Setting
+from hileval.records.records import Filter, Run, Setting
 from hilgate.errors import Exit, HilgateError, MisuseError, RecordsError
 from hilgate.model import Check, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hileval.ask.evaluation import Evaluation
     from hileval.gates.declare import Gate, Gates
     from hileval.gates.rule import Rule
+    from hileval.records.records import Sample
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -87,6 +93,8 @@ def run_gate(
 ) -> None:
     """Run a gate and judge it against its baseline."""
     declared = load_gates()
+    if name in declared.drifts:
+        finish(name, out, lambda: run_drift(name, declared.drifts[name]))
     if name.endswith((".yaml", ".yml")):
         name, gate = read_foreign(Path(name))
     else:
@@ -119,19 +127,76 @@ def measure(
         HilgateError: the declaration, the model, the engine or lm-eval stopped it; nothing was measured.
     """
     questions = questions_of(gate, engine_factory(gate, engine))
-    code = code_fingerprint(EVALS.parent / "kernels", EVALS / "hileval")
-    heading = Heading(gate=name, identity=questions.identity, engine=engine, code=code)
+    heading = Heading.of(name, gate, questions.identity, engine, fingerprint())
     journal = Journal(questions, JOURNALS / f"{name}.jsonl", heading)
     if journal.resumed:
         stderr.print(f"{journal.resumed} answers of an interrupted run are kept", highlight=False)
     try:
         asked = ask_until_decided(gate, rule, baseline, journal, ProgressPrinter(), limit)
         served = check_backend(name, gate, questions.engine)
+        if baseline is not None and questions.engine is not None:
+            asked = dataclasses.replace(asked, changed=changes(gate, questions.engine.name, baseline))
     finally:
         if questions.engine is not None:
             questions.engine.close()
     journal.finish()
     return asked, served
+
+
+def changes(gate: Gate, engine: str, baseline: Baseline) -> tuple[str, ...]:
+    """What else than the attention differs from the stored runs: it may, and the report says so."""
+    then, now = baseline.environment, environment()
+    setting = Setting(
+        engine=engine, attention_backend=baseline.setting.attention_backend, arguments=dict(gate.engine_args)
+    )
+    before = {"device": then.device, **then.versions}
+    after = {"device": now.device, **now.versions}
+    found = [f"{key}: {before[key]} -> {after[key]}" for key in before if key in after and before[key] != after[key]]
+    return (*setting.differences(baseline.setting), *found)
+
+
+@app.command("compare")
+def compare_runs(
+    before: Annotated[
+        Path, typer.Argument(help="Stored answers: samples.jsonl of a gate, or lm-eval's samples_*.jsonl.")
+    ],
+    after: Annotated[Path, typer.Argument(help="The same of the run in question.")],
+    which: Annotated[Filter, typer.Option("--filter", help="The score that counts.")] = "flexible",
+    margin: Annotated[float, typer.Option(min=0.001, max=0.5, help="Drop that a pass excludes.")] = 0.02,
+    alpha: Annotated[float, typer.Option(min=1e-6, max=0.2, help="How often equal runs may fail.")] = 0.01,
+) -> None:
+    """Judge two stored runs of the same questions, and show each question that flipped with both answers."""
+    check, flips = compare(before, after, which, alpha=alpha, margin=margin)
+    typer.echo(f"{check.outcome.value:<12} {check.message}")
+    if flips:
+        typer.echo(side_by_side(flips, 10**6))
+    raise typer.Exit(exit_status([check]))
+
+
+def finish(name: str, out: Path, judged: Callable[[], list[Check]]) -> NoReturn:
+    """Write and print the checks of a gate without a baseline, and exit as they say."""
+    try:
+        checks = judged()
+    except HilgateError as error:
+        Check.write_all(out, [did_not_run(name, error)])
+        raise
+    Check.write_all(out, checks)
+    show(checks, out)
+    raise typer.Exit(exit_status(checks))
+
+
+@app.command("drift-side", hidden=True)
+def drift_side(
+    name: Annotated[str, typer.Argument(help="A drift gate.")],
+    file: Annotated[Path, typer.Option(help="Where the answers go.")],
+    given: Annotated[Path | None, typer.Option(help="What ours said; the peer is asked then.")] = None,
+) -> None:
+    """One of the two engines of a drift gate."""
+    declared = load_gates()
+    drift = declared.drifts[name]
+    ours = None if given is None else Side.model_validate_json(given.read_bytes())
+    side = ask_side(name, declared.gates[drift.of], drift, ours)
+    file.write_text(side.model_dump_json(), encoding="utf-8")
 
 
 class ProgressPrinter:
@@ -183,7 +248,12 @@ def run(command: typer.Typer) -> NoReturn:
 
 baseline_app = typer.Typer(no_args_is_help=True, help="Stored runs that later runs are paired with.")
 app.add_typer(baseline_app, name="baseline")
-NOBODY = "nobody yet"
+Trusted = Annotated[
+    str, typer.Option("--attention-backend", help="Which attention to trust, by vLLM's name; vllm is its own choice.")
+]
+Alternative = Annotated[
+    EngineName | None, typer.Option("--engine", help="Another engine, where vLLM cannot serve the class.")
+]
 Name = Annotated[str, typer.Argument(help="A gate of evals/gates.yaml.")]
 
 
@@ -192,43 +262,109 @@ def record(
     name: Name,
     reason: Annotated[str, typer.Option(help="Why: it is stored in the baseline and read in review.")],
     runs: Annotated[int, typer.Option(min=1, help="K: how often all questions are asked.")] = 5,
-    attention_backend: Annotated[
-        Literal["vllm", "pagedkv"], typer.Option(help="Which attention to trust; vllm is the engine's own.")
-    ] = "vllm",
-    engine: Annotated[
-        EngineName | None, typer.Option(help="Another engine, where vLLM cannot serve the class.")
+    attention_backend: Trusted = "vllm",
+    second: Annotated[
+        str | None, typer.Option(help="Another attention of vLLM that is trusted, by its name: the last run is its.")
     ] = None,
+    engine: Alternative = None,
 ) -> None:
-    """Ask all questions of a gate K times on an attention that is trusted, and leave a proposal."""
+    """Ask all questions of a gate K times on an attention that is trusted, and leave a proposal.
+
+    Each run has a process, an order and batches of its own; K runs of one process are one run, copied. Finished runs
+    and answers are kept: the same command goes on after a crash.
+    """
     gate = find_gate(name, load_gates())
-    chosen = engine or gate.engine
-    trusted = {"vllm": attention_backend, "transformers": None}.get(chosen, gate.attention_backend)
-    gate = gate.model_copy(update={"engine": chosen, "attention_backend": trusted})
-    questions = questions_of(gate, engine_factory(gate, chosen))
-    everything = list(range(questions.available))
+    if second is not None and runs < 2:
+        raise MisuseError("--second is the last of several runs", where=name, remedy="record at least two")
     recorded = []
     for number in range(runs):
-        began = time.monotonic()
-        samples = tuple(questions.ask(everything, number))
-        recorded.append(Run(identity=questions.identity, samples=samples, seconds=time.monotonic() - began))
-        typer.echo(f"run {number + 1} of {runs}: {recorded[-1].strict_correct}/{len(samples)} right", err=True)
-    served = check_backend(name, gate, questions.engine)
+        backend = second if second is not None and number == runs - 1 else attention_backend
+        options = [] if engine is None else ["--engine", engine]
+        command = [sys.executable, "-m", "hileval", "baseline", "ask", name, "--number", str(number)]
+        if status := subprocess.run([*command, "--attention-backend", backend, *options], check=False).returncode:
+            raise EngineError(
+                f"run {number + 1} of {runs} ended with status {status}",
+                where=name,
+                remedy="read what it says above, then repeat the command: what is finished is kept",
+            )
+        recorded.append(Recorded.model_validate_json(recorded_path(name, number).read_bytes()))
+        share = f"{recorded[-1].run.correct(gate.filter)}/{len(recorded[-1].run.samples)}"
+        typer.echo(f"run {number + 1} of {runs}: {share} right on {recorded[-1].setting.attention_backend}", err=True)
+    backends = ", ".join(dict.fromkeys(one.setting.attention_backend for one in recorded))
+    baseline = make_baseline(
+        name,
+        [one.run for one in recorded],
+        floor=gate.floor or 0.0,
+        which=gate.filter,
+        setting=recorded[0].setting.model_copy(update={"attention_backend": backends}),
+        environment=recorded[0].environment,
+        reason=reason,
+    )
+    path = proposal_path(gate)
+    baseline.write(path)
+    for number in range(runs):
+        recorded_path(name, number).unlink()
+    typer.echo(
+        f"{path}\n{summary(baseline, gate)}\nlook at it (baseline diff {name}), then: baseline accept {name} --by NAME"
+    )
+
+
+@baseline_app.command("ask", hidden=True)
+def ask_once(
+    name: Name,
+    number: Annotated[int, typer.Option(min=0, help="Which of the K runs.")],
+    attention_backend: Trusted = "vllm",
+    engine: Alternative = None,
+) -> None:
+    """One run of `record`; it is asked again only if something else would answer."""
+    declared = load_gates()
+    gate = find_gate(name, declared)
+    chosen = engine or gate.engine
+    trusted = None if chosen == "transformers" else attention_backend
+    gate = gate.model_copy(update={"engine": chosen, "attention_backend": trusted})
+    questions = questions_of(gate, engine_factory(gate, chosen))
+    heading = Heading.of(f"{name} run {number}", gate, questions.identity, chosen, fingerprint())
+    path = recorded_path(name, number)
+    if path.is_file() and Recorded.model_validate_json(path.read_bytes()).heading == heading:
+        return
+    journal = Journal(questions, path.with_suffix(".jsonl"), heading)
+    began = time.monotonic()
+    found: dict[int, Sample] = {}
+    try:
+        for batch in batches(declared.rule(gate, next(iter(gate.rules))), questions.available, number):
+            found |= zip(batch, journal.ask(batch, number), strict=True)
+        if questions.engine is None:  # all of it was in the journal, but nobody to ask who served it
+            questions.ask(batch, number)
+        served = check_backend(name, gate, questions.engine)
+    finally:
+        if questions.engine is not None:
+            questions.engine.close()
+    assert questions.engine is not None
     if served is not None and served.outcome is not Outcome.PASS:
         raise MisuseError(f"not recorded: {served.message}", where=name)
-    assert questions.engine is not None
+    run = Run(
+        identity=questions.identity,
+        samples=tuple(found[one] for one in range(questions.available)),
+        seconds=time.monotonic() - began,
+    )
     setting = Setting(
         engine=questions.engine.name,
         attention_backend=served.labels["backend"] if served else gate.engine,
         arguments=dict(gate.engine_args),
     )
-    baseline = make_baseline(
-        name, recorded, floor=gate.floor or 0.0, setting=setting, environment=environment(), reason=reason, by=NOBODY
-    )
-    path = proposal_path(gate)
-    baseline.write(path)
-    typer.echo(
-        f"{path}\n{summary(baseline)}\nlook at it (baseline diff {name}), then: baseline accept {name} --by NAME"
-    )
+    recorded = Recorded(heading=heading, run=run, setting=setting, environment=environment())
+    path.write_text(recorded.model_dump_json(), encoding="utf-8")
+    journal.finish()
+
+
+def recorded_path(name: str, number: int) -> Path:
+    """Where a finished run waits for the others."""
+    return JOURNALS / f"{name}.run-{number + 1}.json"
+
+
+def fingerprint() -> str:
+    """Of the code that answers depend on."""
+    return code_fingerprint(EVALS.parent / "kernels", EVALS / "hileval")
 
 
 @baseline_app.command("accept")
@@ -241,7 +377,7 @@ def accept(name: Name, by: Annotated[str, typer.Option(help="Who looked at the p
     accepted = Baseline.read(path).model_copy(update={"accepted_by": by.strip()})
     accepted.write(gate.path(gate.baseline))
     path.unlink()
-    typer.echo(f"{gate.path(gate.baseline)}\n{summary(accepted)}")
+    typer.echo(f"{gate.path(gate.baseline)}\n{summary(accepted, gate)}")
 
 
 @baseline_app.command("show")
@@ -250,7 +386,7 @@ def show_baseline(name: Name) -> None:
     gate = find_gate(name, load_gates())
     baseline = Baseline.read(gate.path(gate.baseline))
     where = baseline.environment
-    typer.echo(summary(baseline))
+    typer.echo(summary(baseline, gate))
     typer.echo(f"recorded {baseline.recorded}: {baseline.reason}; accepted by {baseline.accepted_by}")
     typer.echo(f"on {baseline.setting.engine}, {baseline.setting.attention_backend}, {where.device}")
     for field, value in baseline.identity.model_dump().items():
@@ -266,7 +402,7 @@ def diff(name: Name) -> None:
         typer.echo(f"identity: {line}")
     for line in proposed.setting.differences(now.setting):
         typer.echo(f"setting: {line}")
-    typer.echo(f"now       {summary(now)}\nproposed  {summary(proposed)}")
+    typer.echo(f"now       {summary(now, gate)}\nproposed  {summary(proposed, gate)}")
     hashes = {question.doc_hash: question for question in now.questions}
     both = [question.doc_hash for question in proposed.questions if question.doc_hash in hashes]
     if not both:
@@ -287,12 +423,14 @@ def proposal_path(gate: Gate) -> Path:
     return path.with_name(path.stem + ".proposed.json")
 
 
-def summary(baseline: Baseline) -> str:
-    """Exact match with its interval, K, n and d on one line."""
-    right = baseline.outcomes("strict")
+def summary(baseline: Baseline, gate: Gate) -> str:
+    """Exact match under the gated filter with its interval, K, how many of them differ, n and d on one line."""
+    right = baseline.outcomes(gate.filter)
     low, high = statistics.interval(int(right.sum()), right.size, 0.01)
-    d = "" if baseline.d is None else f", d = {baseline.d:.2%}"
-    return f"{right.mean():.2%} [{low:.2%}, {high:.2%}] in {baseline.runs} runs of {baseline.n} questions{d}"
+    found = baseline.d(gate.filter)
+    d = "" if found is None else f", d = {found:.2%}"
+    runs = f"{baseline.runs} runs ({baseline.distinct(gate.filter)} distinct) of {baseline.n} questions{d}"
+    return f"{right.mean():.2%} [{low:.2%}, {high:.2%}] in {runs}"
 
 
 DROPS = (0.0, 0.02, 0.03, 0.05, 0.10)
@@ -301,13 +439,14 @@ GSM8K_QUESTIONS = 1319
 
 
 class PowerRow(Power):
-    """One rule of one gate under one true drop."""
+    """One rule under one true drop."""
 
     gate: str
-    rule: Occasion
-    accuracy: float
-    d: float
+    rule: str
+    noise: Noise
     baseline_runs: int
+    gates: int
+    """How many decide together."""
     drop: float
     replays: int
     smallest_drop: float = Field(ge=0)
@@ -320,36 +459,86 @@ def print_power(
     replays: Annotated[int, typer.Option(min=10, help="Simulated merges per figure.")] = 1000,
     d: Annotated[float | None, typer.Option(min=0, max=0.5, help="Assume this d, not the baseline's.")] = None,
     seed: Annotated[int, typer.Option(help="Of the simulation.")] = 1,
+    of: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many gates share alpha; by default as in CI: those of hubs."),
+    ] = None,
+    stress: Annotated[
+        bool, typer.Option(help="Each rule where stored runs share their noise, and under churn.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
-    """Share of merges that each rule fails, passes or leaves open, and how many questions that takes."""
+    """Share of merges that each rule fails, passes or leaves open, and how many answers that takes."""
     declared = load_gates()
     rows: list[PowerRow] = []
-    for name in names or declared.gates:
+    if stress:
+        rows = [row for when in declared.rules for row in stress_rows(when, declared.rules[when], replays, seed)]
+    for name in () if stress else names or declared.gates:
         gate = find_gate(name, declared)
         for when in gate.rules:
-            found = power_of_rule(name, gate, when, declared, d=d, replays=replays, seed=seed)
+            found = power_of_rule(name, gate, when, declared, d=d, replays=replays, seed=seed, of=of)
             if not found:
                 typer.echo(f"{name}, {when}: no baseline, published figure or floor to start from", err=True)
-            if found and d is not None and found[0].d < d:
-                typer.echo(f"{name}, {when}: d {d:.1%} cannot be at an accuracy of {found[0].accuracy:.1%}; "
-                           f"{found[0].d:.1%} is used", err=True)  # fmt: skip
+            if found and d is not None and found[0].noise.d < d:
+                typer.echo(f"{name}, {when}: d {d:.1%} cannot be at an accuracy of {found[0].noise.accuracy:.1%}; "
+                           f"{found[0].noise.d:.1%} is used", err=True)  # fmt: skip
             rows += found
     if as_json:
         typer.echo(json.dumps([row.model_dump() for row in rows], indent=1))
         return
+    heads: set[str] = set()
     for row in rows:
-        if row.drop == DROPS[0]:
-            typer.echo(
-                f"{row.gate}, {row.rule}: accuracy {row.accuracy:.1%}, d {row.d:.1%}, K = {row.baseline_runs}; "
-                f"one look sees {100 * row.smallest_drop:.1f} points\n"
-                "  true drop    fail    pass  undecided  questions"
-            )
-        typer.echo(f"{row.drop:>11.0%}{row.failed:>8.1%}{row.passed:>8.1%}{row.undecided:>11.1%}{row.questions:>11.0f}")
+        noise = row.noise
+        head = f"{row.gate}, {row.rule}: accuracy {noise.accuracy:.1%}, K = {row.baseline_runs}, 1 of {row.gates}" + (
+            "" if stress else f", d {noise.d:.1%}; one look sees {100 * row.smallest_drop:.1f} points"
+        )
+        if head not in heads:
+            heads.add(head)
+            typer.echo(f"{head}\n     d   rho  churn  true drop    fail    pass  undecided  answers")
+        typer.echo(f"{noise.d:>6.1%}{noise.rho:>6.1f}{noise.churn:>7.1%}{row.drop:>11.0%}{row.failed:>8.1%}"
+                   f"{row.passed:>8.1%}{row.undecided:>11.1%}{row.questions:>9.0f}")  # fmt: skip
+
+
+def stress_rows(when: str, rule: Rule, replays: int, seed: int) -> list[PowerRow]:
+    """A rule with no drop and with one of its margin, in every cell of `power.STRESS`."""
+    return [
+        _row(rule, GSM8K_QUESTIONS, noise, gate="any model", when=when, drop=drop, runs=5, replays=replays, seed=seed)
+        for noise in STRESS
+        for drop in (0.0, rule.margin)
+    ]
+
+
+def _row(
+    rule: Rule,
+    n: int,
+    noise: Noise,
+    *,
+    gate: str,
+    when: str,
+    drop: float,
+    runs: int,
+    replays: int,
+    seed: int,
+    of: int = 1,
+) -> PowerRow:
+    last = rule.plan(n)[-1]
+    new_runs = rule.noisy_runs if rule.noisy_d is not None and noise.d > rule.noisy_d else 1
+    power = simulate(shared(rule, of), n, noise, drop=drop, base_runs=runs, replays=replays, seed=seed)
+    return PowerRow(
+        **power.model_dump(),
+        gate=gate,
+        rule=when,
+        noise=noise,
+        baseline_runs=runs,
+        gates=of,
+        drop=drop,
+        replays=replays,
+        smallest_drop=smallest_drop(last, runs, new_runs, noise.d, rule.alpha / of, 0.9),
+    )
 
 
 def power_of_rule(
-    name: str, gate: Gate, when: Occasion, declared: Gates, *, d: float | None, replays: int, seed: int
+    name: str, gate: Gate, when: Occasion, declared: Gates, *, d: float | None, replays: int, seed: int, of: int | None
 ) -> list[PowerRow]:
     """The rows of one gate and rule: from its baseline's own accuracy and noise, else from the published figure.
 
@@ -367,31 +556,13 @@ def power_of_rule(
         known = gate.published[0].value if gate.published else gate.floor
         if known is None:
             return []
-        accuracy, noise, runs, n = known, d, 5, GSM8K_QUESTIONS
+        accuracy, noise, runs, n = known, d, rule.baseline_runs, GSM8K_QUESTIONS
     else:
-        accuracy = float(baseline.outcomes(gate.filter).mean())
-        noise, runs, n = (baseline.d or 0.0) if d is None else d, baseline.runs, baseline.n
-    noise = min(noise, accuracy, 1 - accuracy)
-    looks = rule.plan(n)
-    new_runs = rule.noisy_runs if rule.noisy_d is not None and noise > rule.noisy_d else 1
-    plan = statistics.Plan(looks, rule.alpha * first_share(rule, new_runs), rule.margin, rule.beta)
-    rows = []
-    for drop in DROPS:
-        power = simulate(
-            plan, accuracy=accuracy, d=noise, drop=drop, base_runs=runs, new_runs=new_runs, replays=replays, seed=seed
-        )
-        rows.append(
-            PowerRow(
-                **power.model_dump(exclude={"questions"}),
-                gate=name,
-                rule=when,
-                accuracy=accuracy,
-                d=noise,
-                baseline_runs=runs,
-                drop=drop,
-                questions=power.questions * new_runs,
-                replays=replays,
-                smallest_drop=smallest_drop(looks[-1], runs, new_runs, noise, rule.alpha, 0.9),
-            )
-        )
-    return rows
+        accuracy = min(float(baseline.outcomes(gate.filter).mean()), 1 - 0.5 / baseline.n)
+        noise, runs, n = (baseline.d(gate.filter) or 0.0) if d is None else d, baseline.runs, baseline.n
+    assumed = Noise(accuracy=accuracy, d=min(noise, accuracy, 1 - accuracy), rho=float(gate.deterministic))
+    of = of or (declared.deciding_together if gate.weights == "hub" else 1)
+    return [
+        _row(rule, n, assumed, gate=name, when=when, drop=drop, runs=runs, replays=replays, seed=seed, of=of)
+        for drop in DROPS
+    ]

@@ -3,12 +3,15 @@
 
 import json
 import sys
+from unittest import mock
 
 import pytest
 
 from hileval import cli
+from hileval.ask.evaluation import stored_outcomes
 from hileval.engines import EngineError
 from hileval.gates import declare
+from hileval.records.baseline import BaselineError
 from hilgate.model import Check, Outcome
 
 
@@ -93,6 +96,53 @@ def use_gate(monkeypatch, **changes):
     declared = declare.load_gates()
     gate = declared.gates["pocket-hybrid"].model_copy(update=changes)
     monkeypatch.setattr(cli, "load_gates", lambda: declared.model_copy(update={"gates": {"pocket-hybrid": gate}}))
+
+
+def test_runs_of_a_baseline_have_a_process_order_and_size_each_and_resume(monkeypatch, plant, run, tmp_path):
+    """Five processes are asked for; the second one dies once, and the first is not asked again."""
+    use_gate(monkeypatch, baseline=str(tmp_path / "made.json"), deterministic=False, floor=0.1)
+    monkeypatch.setattr(cli, "JOURNALS", tmp_path)
+    asked, started = [], []
+
+    class Questions:
+        identity, available, engine = plant.identity, 600, None
+
+        def ask(self, ids, number):
+            self.engine = mock.Mock(attention_layers=list)
+            self.engine.name = "vllm 0.32.0"
+            asked.append((number, *ids))
+            answers = plant.run([i % 7 != number for i in range(600)]).samples
+            return [answers[i] for i in ids]
+
+    def process(command, check):
+        assert (command[:4], check) == ([sys.executable, "-m", "hileval", "baseline"], False)
+        started.append(command[command.index("--attention-backend") + 1])
+        if len(started) == 2:
+            return mock.Mock(returncode=1)
+        options = {command[i]: command[i + 1] for i in range(6, len(command), 2)}
+        cli.ask_once(command[5], int(options["--number"]), options["--attention-backend"], None)
+        return mock.Mock(returncode=0)
+
+    monkeypatch.setattr(cli, "questions_of", lambda *_: Questions())
+    served = Check(id="g/served", outcome=Outcome.PASS, message="", labels={"backend": "OWN"})
+    monkeypatch.setattr(cli, "check_backend", lambda *_: served)
+    monkeypatch.setattr(cli, "environment", lambda: plant.baseline([True]).environment)
+    monkeypatch.setattr(cli.subprocess, "run", process)
+    command = ("baseline", "record", "pocket-hybrid", "--reason", "x", "--second", "TRITON_ATTN")
+    code, output, _ = run(*command)
+    assert code == 4
+    assert "run 2 of 5 ended with status 1" in output.err
+    code, output, _ = run(*command)
+    assert (code, "5 runs (5 distinct) of 600 questions" in output.out) == (0, True)
+    assert started[2:] == ["vllm"] * 4 + ["TRITON_ATTN"]
+    sizes = {number: max(len(batch) for number_, *batch in asked if number_ == number) for number in range(5)}
+    assert sizes == {0: 25, 1: 200, 2: 64, 3: 500, 4: 100}
+    assert len({tuple(i for number_, *batch in asked if number_ == number for i in batch) for number in range(5)}) == 5
+    assert sum(len(batch) for _, *batch in asked) == 5 * 600, "the finished run was not asked again"
+    proposal = cli.Baseline.read(tmp_path / "made.proposed.json")
+    with pytest.raises(BaselineError, match="a proposal that nobody has accepted"):
+        stored_outcomes(declare.load_gates().gates["pocket-hybrid"], proposal, plant.identity, range(9))
+    assert not list(tmp_path.glob("*run-*"))
 
 
 def test_a_missing_baseline_is_a_record_error(run, monkeypatch, tmp_path):

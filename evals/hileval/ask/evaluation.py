@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hileval.records.baseline import NOBODY, BaselineError
 from hilgate.errors import RecordsError
 from hilgate.model import Check, Outcome
 
@@ -38,11 +39,13 @@ class Evaluation:
         ids: Questions of the plan, in the order of asking; each run holds answers to the first of them.
         runs: All but the last are complete.
         base: Stored outcomes [K, questions] of `ids`; None without a baseline.
+        changed: What else than the attention differs from the baseline's runs: engine, arguments, device, packages.
     """
 
     ids: tuple[int, ...]
     runs: tuple[Run, ...]
     base: statistics.Outcomes | None
+    changed: tuple[str, ...] = ()
 
     @property
     def samples(self) -> list[Sample]:
@@ -63,8 +66,15 @@ def stored_outcomes(gate: Gate, baseline: Baseline, identity: Identity, ids: Seq
     """Outcomes [K, n] of the questions `ids`, in that order, once it is sure that they are of the same thing.
 
     Raises:
+        BaselineError: Nobody accepted it.
         IdentityMismatchError: An identity field differs, or a question is not in the baseline.
     """
+    if baseline.accepted_by == NOBODY:
+        raise BaselineError(
+            "a proposal that nobody has accepted is no baseline",
+            where=f"baseline of {baseline.gate}, recorded {baseline.recorded}",
+            remedy="look at it, then: python -m hileval baseline accept <gate> --by NAME",
+        )
     if differences := identity.differences(baseline.identity):
         raise _mismatch(baseline, f"not the model the baseline was recorded with: {'; '.join(differences)}")
     hashes = {question.doc_id: question.doc_hash for question in baseline.questions}

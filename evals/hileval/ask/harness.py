@@ -10,12 +10,13 @@ import hashlib
 import importlib.metadata
 import logging
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from lm_eval.api.model import LM
 
-from hileval.ask.task import INVALID, ScoreError, TaskError, data_folder, identify, model_folder
+from hileval.ask.task import INVALID, ScoreError, TaskError, identify, model_folder
 from hileval.engines import require_model_files
 from hileval.gates.declare import EVALS
 from hileval.records.records import Sample, flags_of
@@ -33,6 +34,18 @@ STRICT, FLEXIBLE = "strict-match", "flexible-extract"
 
 
 Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """How a model is talked to."""
+
+    text: Callable[[Messages], str]
+    """The prompt of a conversation."""
+    tokens: Callable[[str], list[int]]
+    """Its tokens. The template wrote the special ones; an engine given the text would begin with a second BOS."""
+
+
 PASSED_ON = {"until", "do_sample", "temperature", "max_gen_toks"}
 
 
@@ -41,10 +54,10 @@ class Adapter(LM):  # type: ignore[misc]  # lm_eval ships no types
 
     tokenizer_name = "the model's own"
 
-    def __init__(self, engine: Engine, max_tokens: int, template: Callable[[Messages], str] | None = None) -> None:
+    def __init__(self, engine: Engine, max_tokens: int, chat: Chat | None = None) -> None:
         super().__init__()
         self.answers: dict[str, Answer] = {}
-        self._engine, self._max_tokens, self._template = engine, max_tokens, template
+        self._engine, self._max_tokens, self._chat = engine, max_tokens, chat
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
         """Ask the engine everything at once.
@@ -60,7 +73,8 @@ class Adapter(LM):  # type: ignore[misc]  # lm_eval ships no types
             raise TaskError(f"generation arguments {sorted(unknown)} are not passed on", remedy="remove them")
         if arguments.get("do_sample") or arguments.get("temperature", 0):
             raise TaskError("the gate compares greedy answers", remedy="set do_sample: false, temperature: 0")
-        answers = self._engine.answer(prompts, max_tokens=self._max_tokens, stop=arguments.get("until", []))
+        shown = [self._chat.tokens(prompt) for prompt in prompts] if self._chat else prompts
+        answers = self._engine.answer(shown, max_tokens=self._max_tokens, stop=arguments.get("until", []))
         self.answers = dict(zip(map(_sha, prompts), answers, strict=True))
         return [answer.text for answer in answers]
 
@@ -74,9 +88,9 @@ class Adapter(LM):  # type: ignore[misc]  # lm_eval ships no types
         Raises:
             TaskError: The gate's protocol is not chat.
         """
-        if self._template is None or not add_generation_prompt:
+        if self._chat is None or not add_generation_prompt:
             raise TaskError("a conversation without a template", remedy="use protocol: chat")
-        return self._template(chat_history)
+        return self._chat.text(chat_history)
 
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:  # noqa: ARG002
         """Not asked of a gate."""
@@ -97,15 +111,13 @@ def resolve_task(path: Path, num_fewshot: int) -> dict[str, Any]:
     Raises:
         TaskError: unreadable file, no `include`/`task`/`data.test`, missing stock task or data, examples wanted without
             training data.
-        CannotRunHereError: the data is not on this machine.
     """
     try:
         ours = yaml.safe_load(path.read_text(encoding="utf-8"))
         include, name, data = ours.pop("include"), ours["task"], ours.pop("data")
-        folder = data_folder(ours.pop("data_folder", None), path)
         stock = importlib.metadata.distribution("lm_eval").locate_file(f"lm_eval/tasks/{include}")
         config: dict[str, Any] = yaml.safe_load(EVALS.joinpath(str(stock)).read_text(encoding="utf-8")) | ours
-        files = {split: folder / data[split] for split in ("test", *sorted(set(data) - {"test"}))}
+        files = {split: EVALS / data[split] for split in ("test", *sorted(set(data) - {"test"}))}
     except (OSError, yaml.YAMLError, KeyError, AttributeError, TypeError) as error:
         raise TaskError(
             f"not a task: {type(error).__name__} {error}", where=str(path), remedy="see evals/tasks/pocket_gsm8k.yaml"
@@ -129,6 +141,15 @@ def resolve_task(path: Path, num_fewshot: int) -> dict[str, Any]:
     config |= {"task": name, "dataset_path": "json", "num_fewshot": num_fewshot}
     config["dataset_kwargs"] = {"data_files": {split: str(file) for split, file in files.items()}}
     return config
+
+
+def documents_of(gate: Gate) -> Any:
+    """The rows of a gate's test set, in their order.
+
+    Raises:
+        TaskError: The task or its data cannot be read.
+    """
+    return _load(resolve_task(gate.path(gate.task), gate.num_fewshot)).eval_docs
 
 
 def _load(config: dict[str, Any]) -> Any:
@@ -185,7 +206,7 @@ class TaskQuestions:
         self._task = _load(self._config)
         self.available = len(self._task.eval_docs)
         self._start = start
-        self._template = chat_template(gate) if gate.protocol == "chat" else None
+        self._chat = chat_of(gate) if gate.protocol == "chat" else None
         self.engine: Engine | None = None
 
     def ask(self, ids: Sequence[int], run: int) -> list[Sample]:  # noqa: ARG002
@@ -196,13 +217,13 @@ class TaskQuestions:
             HilgateError: Whatever the engine raises.
         """
         self.engine = self.engine or self._start()
-        adapter = Adapter(self.engine, self._gate.max_gen_toks, self._template)
+        adapter = Adapter(self.engine, self._gate.max_gen_toks, self._chat)
         records = _simple_evaluate(adapter, self._task, self._config["task"], ids, self._gate)
         by_id = {sample.doc_id: sample for sample in read_samples(records, adapter.answers, len(ids))}
         return [by_id[one] for one in ids]
 
 
-def chat_template(gate: Gate) -> Callable[[Messages], str]:
+def chat_of(gate: Gate) -> Chat:
     """Turns a conversation into the prompt that the model was trained on.
 
     Raises:
@@ -214,7 +235,10 @@ def chat_template(gate: Gate) -> Callable[[Messages], str]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder(gate))
     if not tokenizer.chat_template:
         raise TaskError("the model has no chat template", where=gate.model, remedy="use protocol: completions")
-    return lambda messages: str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    return Chat(
+        lambda messages: str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)),
+        lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"]),
+    )
 
 
 def _simple_evaluate(adapter: Any, task: Any, name: str, ids: Sequence[int], gate: Gate) -> list[dict[str, Any]]:

@@ -16,14 +16,15 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from hileval.ask.evaluation import Evaluation, require_same_prompts, stored_outcomes
 from hileval.gates.judge import broken_beyond_doubt
-from hileval.gates.rule import State, first_runs, order, stand
-from hileval.records.records import Identity, Run, Sample
+from hileval.gates.rule import State, decide, first_runs, order
+from hileval.records.baseline import versions
+from hileval.records.records import Identity, Run, Sample, Setting
 from hilgate.errors import NothingSelectedError
-from hilgate.model import Noun
+from hilgate.model import Environment, Noun, Scalar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +88,7 @@ def ask_until_decided(
                 require_same_prompts(baseline, fresh)
             runs[-1] += fresh
             listener.asked(len(runs) - 1, stop, len(ids), sum(s.correct(gate.filter) for s in runs[-1]))
-            wanted, more = _next(gate, rule, baseline, base, runs)
+            wanted, more = _next(gate, rule, baseline, base, runs, len(stops))
             if not more:
                 break
         seconds.append(time.monotonic() - began)
@@ -102,15 +103,15 @@ def ask_until_decided(
 
 
 def _next(
-    gate: Gate, rule: Rule, baseline: Baseline | None, base: Outcomes | None, runs: list[list[Sample]]
+    gate: Gate, rule: Rule, baseline: Baseline | None, base: Outcomes | None, runs: list[list[Sample]], looks: int
 ) -> tuple[bool, bool]:
     """Whether another run is wanted, and whether this one has to go on."""
-    if broken_beyond_doubt(gate, baseline, [sample for run in runs for sample in run]):
+    if broken_beyond_doubt(gate, baseline, [sample for run in runs for sample in run], looks):
         return False, False
     if base is None:
         return False, True
     outcomes = [np.array([sample.correct(gate.filter) for sample in run], dtype=bool) for run in runs]
-    state = stand(rule, base, outcomes).state
+    state = decide(rule, base, outcomes).state
     if state is State.ASK_MORE:
         return len(runs) < first_runs(rule, base), True
     return state is State.RUN_AGAIN, False
@@ -122,8 +123,52 @@ class Heading(Noun):
     gate: str
     identity: Identity
     engine: str
+    attention_backend: str | None
+    arguments: dict[str, Scalar] = Field(default_factory=dict)
+    """Of the engine."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Switches of the engine."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Of the packages that an answer depends on."""
     code: str
     """sha256 of the kernels and of this package: answers of other code are not these answers."""
+
+    @classmethod
+    def of(cls, name: str, gate: Gate, identity: Identity, engine: str, code: str) -> Heading:
+        """What is asked now, of the gate called `name`."""
+        return cls(
+            gate=name,
+            identity=identity,
+            engine=engine,
+            attention_backend=gate.attention_backend,
+            arguments=dict(gate.engine_args),
+            environment=dict(gate.env),
+            versions=versions(),
+            code=code,
+        )
+
+
+class Recorded(Noun):
+    """One of the K runs of a baseline, kept until all are there."""
+
+    heading: Heading
+    run: Run
+    setting: Setting
+    environment: Environment
+
+
+SIZES = (25, 200, 64, 500, 100)
+"""Questions asked at once in recorded runs, by turns; the first is the gate's own step."""
+
+
+def batches(rule: Rule, available: int, number: int) -> list[tuple[int, ...]]:
+    """Ids of all questions for a recorded run, batch by batch: each run in another order and of another size.
+
+    K runs of one process in one order are one run copied K times. The first comes in the gate's own order.
+    """
+    ids = np.random.default_rng([rule.seed, number] if number else rule.seed).permutation(available).tolist()
+    size = SIZES[number % len(SIZES)]
+    return [tuple(ids[first : first + size]) for first in range(0, available, size)]
 
 
 class _Line(Noun):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hileval.gates.declare import Gate
 
 WEIGHTS = ("*.safetensors", "config.json", "*.index.json")
+ALSO = ("generation_config.json", "tokenizer.model", "tiktoken.model", "*.py")
+"""What else may turn a question into tokens or end an answer, where a model has it: remote code is read too."""
 INVALID = "[invalid]"
 """What a filter gives where it finds nothing."""
 
@@ -55,7 +57,7 @@ def questions_of(gate: Gate, start: Callable[[], Engine]) -> TaskQuestions | Doc
 
 
 def data_folder(variable: str | None, path: Path) -> Path:
-    """Where the data files of the task in `path` are: in evals/, or where an environment variable says.
+    """Where the documents of the task in `path` are: in evals/, or where an environment variable says.
 
     Raises:
         CannotRunHereError: The variable is not set, or names no folder.
@@ -132,12 +134,13 @@ def identify(
         of_harness: `lm_eval`, its version, and `fewshot` where it is not the default.
     """
     folder = model_folder(gate)
+    also = sorted(file for pattern in ALSO for file in folder.glob(pattern))
     weights = sorted(folder.glob("*.safetensors"))
     return Identity(
         model=gate.model,
         revision=gate.revision,
         weights=weights_sha(folder) if gate.weights == "hub" else sha256_files(*weights, folder / "config.json"),
-        tokenizer=sha256_files(*(folder / name for name in tokenizer)),
+        tokenizer=sha256_files(*(folder / name for name in tokenizer), *also),
         chat_template=sha256_files(folder / "chat_template.jinja"),
         protocol=gate.protocol,
         task=hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest(),

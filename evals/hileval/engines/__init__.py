@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines: prompts in, answers out. vLLM in process, a server, and transformers as a second opinion.
+"""Engines: prompts in, answers out. vLLM in process, and transformers as a second opinion.
 
 One that fails raises `EngineError`: an empty answer would be scored as wrong.
 """
@@ -22,6 +22,8 @@ REPORTERS = {"pagedkv": ("pagedkv.vllm_plugin.inspect.WorkerReport", "pagedkv_re
 """What vLLM's workers are extended by, to say who served attention, and the method to call: ours counts calls."""
 REPORTER = ("hileval.engines.report.WorkerReport", "hileval_report")
 """The same for every other backend: what vLLM itself says, without a package of ours in it."""
+Rows = list[list[dict[int, float]]]
+"""Per sequence and place, the likeliest next tokens with their log-probabilities."""
 SAMPLING_RATE = 16_000
 """Samples of a sound per second."""
 
@@ -72,8 +74,10 @@ class Engine(Protocol):
     name: str
     """Name and version, e.g. `vllm 0.32.0`."""
 
-    def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
-        """Answer every prompt greedily; the answers are in the order of the prompts."""
+    def answer(
+        self, prompts: Sequence[str | list[int] | Prompt], *, max_tokens: int, stop: Sequence[str]
+    ) -> list[Answer]:
+        """Answer every prompt greedily, in their order; a list of token ids gets no further ones before it."""
 
     def attention_layers(self) -> list[dict[str, Any]] | None:
         """Who served each attention layer (`hileval.ask.evaluation`); None where the engine has one attention only."""
@@ -98,7 +102,7 @@ def require_model_files(folder: Path) -> None:
             )
 
 
-def require_text(prompts: Sequence[str | Prompt]) -> list[str]:
+def require_text(prompts: Sequence[str | list[int] | Prompt]) -> list[str]:
     """The prompts of an engine that is given text alone.
 
     Raises:

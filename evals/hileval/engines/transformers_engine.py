@@ -11,10 +11,12 @@ from hileval.engines import (
     Answer,
     EngineError,
     Prompt,
+    Rows,
     as_engine_error,
     require_model_files,
     require_text,
 )
+from hileval.gates.drift import ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +55,9 @@ class TransformersEngine:
     def close(self) -> None:
         """Nothing outlives the object."""
 
-    def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
+    def answer(
+        self, prompts: Sequence[str | list[int] | Prompt], *, max_tokens: int, stop: Sequence[str]
+    ) -> list[Answer]:
         """Answer every prompt greedily."""
         with as_engine_error("generating", self._where):
             ids = self.tokenizer(require_text(prompts))["input_ids"]
@@ -64,6 +68,34 @@ class TransformersEngine:
                     some = same[start : start + self._batch]
                     answers |= zip(some, self._generate([ids[i] for i in some], max_tokens, stop), strict=True)
             return [answers[i] for i in range(len(prompts))]
+
+    def read(self, sequences: Sequence[Sequence[int]]) -> Rows:
+        """The ASKED likeliest tokens before each token but the first, with log-probabilities; all tokens are given."""
+        import torch
+
+        with as_engine_error("reading", self._where), torch.no_grad():
+            return [_rows(self.model(torch.tensor([list(tokens)])).logits[0, :-1]) for tokens in sequences]
+
+    def write(self, asked: Sequence[Sequence[int]], tokens: int) -> tuple[list[list[int]], Rows]:
+        """That many tokens behind each beginning, greedily, one by one, and the distributions they were chosen from."""
+        import torch
+
+        with as_engine_error("writing", self._where), torch.no_grad():
+            out = [
+                self.model.generate(
+                    input_ids=torch.tensor([list(one)]),
+                    attention_mask=torch.ones(1, len(one), dtype=torch.long),
+                    max_new_tokens=tokens,
+                    min_new_tokens=tokens,
+                    eos_token_id=None,
+                    do_sample=False,
+                    output_logits=True,
+                    return_dict_in_generate=True,
+                )
+                for one in asked
+            ]
+            written = [one.sequences[0, -tokens:].tolist() for one in out]
+            return written, [_rows(torch.cat(one.logits)) for one in out]
 
     def _generate(self, ids: list[list[int]], max_tokens: int, stop: Sequence[str]) -> list[Answer]:
         import torch
@@ -93,6 +125,15 @@ class TransformersEngine:
         return Answer(text[:cut], "stop" if ended or cut is not None else "length", n_tokens, non_finite)
 
 
+def _rows(logits: Any) -> list[dict[int, float]]:
+    """Of logits [places, vocabulary]."""
+    best = logits.double().log_softmax(-1).topk(min(ASKED, logits.shape[-1]))
+    return [
+        dict(zip(tokens, values, strict=True))
+        for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
 class SpeechEngine(TransformersEngine):
     """Greedy decoding, one forward pass per token, of many sounds at once."""
 
@@ -106,7 +147,9 @@ class SpeechEngine(TransformersEngine):
 
             self._features = transformers.AutoFeatureExtractor.from_pretrained(model)
 
-    def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
+    def answer(
+        self, prompts: Sequence[str | list[int] | Prompt], *, max_tokens: int, stop: Sequence[str]
+    ) -> list[Answer]:
         """Write down every sound.
 
         Raises:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
@@ -16,9 +17,11 @@ from hileval.engines import (
     Answer,
     EngineError,
     Prompt,
+    Rows,
     as_engine_error,
     require_model_files,
 )
+from hileval.gates.drift import ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +34,7 @@ class VllmEngine:
         """Start the engine.
 
         Args:
-            model: Folder of the model, or the name of one of a hub.
+            model: Folder of the model in this repository, or of one of a hub as text.
             attention_backend: `pagedkv`, `vllm` or vLLM's name of a backend, as gates.yaml declares it.
             arguments: Further arguments of `vllm.LLM`.
 
@@ -42,6 +45,7 @@ class VllmEngine:
         """
         if isinstance(model, Path):
             require_model_files(model)
+        arguments = {name: structured(value) for name, value in arguments.items()}
         with as_engine_error("starting vLLM", str(model)):
             chosen = self._prepare(attention_backend)
             import vllm
@@ -77,7 +81,9 @@ class VllmEngine:
             return {"compilation_config": {"custom_ops": ["-rotary_embedding"]}} | _named(attention_backend)
         return {"attention_backend": BACKEND} if attention_backend == "pagedkv" else _named(attention_backend)
 
-    def answer(self, prompts: Sequence[str | Prompt], *, max_tokens: int, stop: Sequence[str]) -> list[Answer]:
+    def answer(
+        self, prompts: Sequence[str | list[int] | Prompt], *, max_tokens: int, stop: Sequence[str]
+    ) -> list[Answer]:
         """Answer every prompt greedily. If ours serves, the KV pool is NaN before: reading an unwritten slot shows.
 
         The engine's own attention is spared: it may multiply slots that it masks by zero, which is harmless on zeros.
@@ -95,7 +101,7 @@ class VllmEngine:
                     max_tokens=max_tokens,
                     stop=list(stop),
                     logprobs=0,
-                    repetition_penalty=1.0 if isinstance(prompt, str) else prompt.repetition_penalty,
+                    repetition_penalty=prompt.repetition_penalty if isinstance(prompt, Prompt) else 1.0,
                 )
                 for prompt in prompts
             ]
@@ -120,6 +126,27 @@ class VllmEngine:
             non_finite=sum(not math.isfinite(value) for value in chosen),
         )
 
+    def read(self, sequences: Sequence[Sequence[int]]) -> Rows:
+        """The ASKED likeliest tokens before each token but the first, with log-probabilities; all tokens are given."""
+        with as_engine_error("reading", self._where):
+            from vllm import SamplingParams
+
+            params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=ASKED, detokenize=False)
+            outputs = self._llm.generate([_as_vllm(list(tokens)) for tokens in sequences], params, use_tqdm=False)
+            return [_rows(output.prompt_logprobs[1:]) for output in outputs]
+
+    def write(self, asked: Sequence[Sequence[int]], tokens: int) -> tuple[list[list[int]], Rows]:
+        """That many tokens behind each beginning, greedily, one by one, and the distributions they were chosen from."""
+        with as_engine_error("writing", self._where):
+            from vllm import SamplingParams
+
+            params = SamplingParams(
+                temperature=0.0, max_tokens=tokens, logprobs=ASKED, ignore_eos=True, detokenize=False
+            )
+            outputs = self._llm.generate([_as_vllm(list(one)) for one in asked], params, use_tqdm=False)
+            answers = [output.outputs[0] for output in outputs]
+            return [list(one.token_ids) for one in answers], [_rows(one.logprobs) for one in answers]
+
     def attention_layers(self) -> list[dict[str, Any]]:
         """The report of every worker, one mapping per attention layer."""
         with as_engine_error("asking who served attention", self._where):
@@ -136,9 +163,20 @@ def _named(attention_backend: str) -> dict[str, Any]:
     return {} if attention_backend in {"pagedkv", "vllm"} else {"attention_backend": attention_backend}
 
 
-def _as_vllm(prompt: str | Prompt) -> Any:
+def _rows(places: Any) -> list[dict[int, float]]:
+    return [{token: entry.logprob for token, entry in place.items()} for place in places]
+
+
+def structured(value: Any) -> Any:
+    """An argument as `vllm.LLM` takes it: a JSON object in a declaration is one, not its text."""
+    return json.loads(value) if isinstance(value, str) and value.startswith("{") else value
+
+
+def _as_vllm(prompt: str | list[int] | Prompt) -> Any:
     if isinstance(prompt, str):
         return prompt
+    if isinstance(prompt, list):
+        return {"prompt_token_ids": prompt}
     media = (prompt.media, SAMPLING_RATE) if prompt.modality == "audio" else prompt.media
     shown = {"prompt": "", "multi_modal_data": {prompt.modality: media}}
     return {"encoder_prompt": shown, "decoder_prompt": {"prompt": prompt.text}}

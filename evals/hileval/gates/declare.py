@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from hileval.engines import BACKEND, REPORTER, REPORTERS
+from hileval.gates.drift import FLOOR, Floor
 from hileval.gates.rule import Rule
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.model import Key, Noun, Scalar
@@ -26,7 +27,7 @@ EVALS = Path(__file__).resolve().parents[2]
 """The `evals/` folder: paths in gates.yaml are relative to it."""
 
 
-EngineName = Literal["vllm", "transformers", "server"]
+EngineName = Literal["vllm", "transformers"]
 Occasion = Literal["pre-merge", "release"]
 """When a gate is asked; each has a rule."""
 
@@ -57,9 +58,15 @@ class Published(Noun):
     """A figure somebody published for the model: what a floor rests on until there is a baseline of our own."""
 
     value: float = Field(ge=0, le=1)
+    kind: Literal["measured", "threshold"]
+    """Somebody's run, or a number that somebody chose below one: it says nothing of how far below."""
     metric: str = Field(min_length=1)
-    """Which metric, filter, shots and number of questions it is."""
+    """Which metric, filter and shots it is."""
+    n: int = Field(ge=1)
+    """Questions; 1,319 are all of GSM8K's test set."""
     source: str = Field(min_length=1)
+    read: dt.date | None = None
+    """Day on which the source said so."""
 
 
 class Gate(Noun):
@@ -71,7 +78,7 @@ class Gate(Noun):
     weights: Literal["repository", "hub"] = "repository"
     """Where the weights are; those of a hub are fetched by the agents, which have the network and the cache."""
     revision: str = ""
-    """Commit of the hub model."""
+    """Commit of the hub model, of its weights, tokenizer and code; empty is what `main` is today, which is said."""
     kind: Literal["questions", "documents"] = "questions"
     """Questions of lm-eval, or documents that an encoder-decoder model is to write down (`hileval.ask.documents`)."""
     task: str
@@ -84,18 +91,21 @@ class Gate(Noun):
     """Which of two scores is gated; the other is watched. Of questions they are lm-eval's two extractions, of documents
     all of it and one drawn line (`hileval.ask.documents`)."""
     engine: EngineName
-    """vLLM in this process, transformers, or an OpenAI-compatible server that the harness starts and watches."""
+    """vLLM in this process, or transformers."""
     attention_backend: str | None = Field(pattern=r"^(pagedkv|vllm|[A-Z][A-Z0-9_]*)$")
     """Who must serve every attention layer: `pagedkv` (ours), a backend by vLLM's name (TRITON_ATTN, ROCM_AITER_FA ...)
     or `vllm` (whichever it chooses); None where the engine cannot say."""
     engine_args: dict[str, Scalar] = Field(default_factory=dict)
-    """Arguments of `vllm.LLM` (or of the server), chosen so that the run meets what the gate is about."""
+    """Arguments of `vllm.LLM`, chosen so that the run meets what the gate is about."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment of the engine: layout and kernel switches."""
     arch: tuple[Key, ...] = ()
     """Devices it is gated on; empty is every device."""
     gpus: int = Field(default=1, ge=1, le=8)
     """Tensor-parallel size."""
+    deterministic: bool = False
+    """The trusted engine repeats itself to the last token (a CPU in float32): one stored run is as good as five. Else
+    as many distinct runs are demanded as the rule says (`baseline_runs`)."""
     rules: dict[Occasion, Key] = Field(default={"pre-merge": "pre-merge", "release": "release"})
     """Which of `rules:` applies when."""
     floor: float | None = Field(default=None, gt=0, lt=1)
@@ -116,8 +126,8 @@ class Gate(Noun):
             raise ValueError("revision is for models of a hub")
         if self.floor is None and (self.weights == "repository" or self.published or self.kind == "questions"):
             raise ValueError("floor is required, except for documents on a hub's model of which nothing is published")
-        if self.kind == "documents" and (self.engine == "server" or self.protocol == "chat" or self.num_fewshot):
-            raise ValueError("documents have no examples, no chat and no server: engine vllm is given them")
+        if self.kind == "documents" and (self.protocol == "chat" or self.num_fewshot):
+            raise ValueError("documents have no examples and no chat")
         return self
 
     def path(self, relative: str) -> Path:
@@ -125,19 +135,44 @@ class Gate(Noun):
         return EVALS / relative
 
 
+class DriftGate(Noun):
+    """A gate on log-probabilities (`hileval.gates.drift`) of the model of another gate, served as that declares."""
+
+    kind: Literal["drift"]
+    of: Key
+    """The gate whose model, task, engine and attention it is."""
+    peer: Literal["vllm", "transformers"] = "vllm"
+    """Whose attention is asked in the same job: vLLM's own, or transformers' where vLLM's cannot serve the class."""
+    lengths: dict[int, int] = Field(default={0: 16}, min_length=1)
+    """How many sequences of each length in tokens; 0 is one question with its answer."""
+    written: int = Field(default=16, ge=1)
+    """Tokens that are written behind the beginning of each sequence, one by one."""
+    floor: Floor = FLOOR
+    """Nats of median, 90 % and worst that are explained whatever the peer differs from itself: what codes lose."""
+
+
 class Gates(Noun):
     """The file."""
 
     rules: dict[Key, Rule] = Field(min_length=1)
     gates: dict[Key, Gate] = Field(min_length=1)
+    drifts: dict[Key, DriftGate] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _rules_exist(self) -> Gates:
+        for name, drift in self.drifts.items():
+            if drift.of not in self.gates or name in self.gates or self.gates[drift.of].kind != "questions":
+                raise ValueError(f"drift {name}: `of` names a gate of questions, whose name it must not have")
         for name, gate in self.gates.items():
             for when, rule in gate.rules.items():
                 if rule not in self.rules:
                     raise ValueError(f"gate {name}: no rule {rule!r} for {when}; declared: {', '.join(self.rules)}")
         return self
+
+    @property
+    def deciding_together(self) -> int:
+        """How many gates share alpha on agents: those of hub models (HILEVAL_GATES in ci/areas/accuracy.yaml)."""
+        return sum(gate.weights == "hub" for gate in self.gates.values())
 
     def rule(self, gate: Gate, when: Occasion) -> Rule:
         """The rule of a gate.
@@ -200,16 +235,6 @@ def engine_factory(gate: Gate, engine: EngineName) -> Callable[[], Engine]:
             from hileval.engines.vllm_engine import VllmEngine
 
             return VllmEngine(model_of(gate), gate.attention_backend or "vllm", gate.engine_args)
-        if engine == "server":
-            from hileval.engines.server import ServerEngine
-
-            plugins = {} if gate.attention_backend in {"pagedkv", None} else {"VLLM_PLUGINS": ""}
-            return ServerEngine(
-                serve_command(gate),
-                model=gate.model,
-                env={**gate.env, "VLLM_SERVER_DEV_MODE": "1", **plugins},
-                report=REPORTERS.get(gate.attention_backend or "", REPORTER)[1],
-            )
         from hileval.engines.transformers_engine import SpeechEngine, TransformersEngine
 
         return (SpeechEngine if gate.kind == "documents" else TransformersEngine)(gate.path(gate.model))
@@ -218,28 +243,13 @@ def engine_factory(gate: Gate, engine: EngineName) -> Callable[[], Engine]:
 
 
 def model_of(gate: Gate) -> Path | str:
-    """Folder of a model in this repository, or the name of one of a hub."""
-    return gate.path(gate.model) if gate.weights == "repository" else gate.model
+    """Folder of a model in this repository, or of one of a hub in the cache: what identifies a run is what is loaded.
 
+    Raises:
+        CannotRunHereError: It is neither here nor can it be fetched.
+    """
+    if gate.weights == "repository":
+        return gate.path(gate.model)
+    from hileval.ask.task import snapshot
 
-def serve_command(gate: Gate) -> list[str]:
-    """The command line of `vllm serve` for a gate; `{port}` stands for the port."""
-    words = ["vllm", "serve", str(model_of(gate)), "--host", "127.0.0.1", "--port", "{port}"]
-    words += ["--served-model-name", gate.model]
-    words += ["--revision", gate.revision] if gate.revision else []
-    if (wanted := gate.attention_backend) is not None:
-        words += ["--worker-extension-cls", REPORTERS.get(wanted, REPORTER)[0]]
-        words += [] if wanted == "vllm" else ["--attention-backend", BACKEND if wanted == "pagedkv" else wanted]
-    return words + options(gate.engine_args)
-
-
-def options(arguments: Mapping[str, Scalar]) -> list[str]:
-    """Arguments of `vllm.LLM` as options of `vllm serve`: True and False are `--name` and `--no-name`."""
-    words: list[str] = []
-    for name, value in arguments.items():
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        elif value is not None:
-            words += [f"--{option}", str(value)]
-    return words
+    return str(snapshot(gate.model, gate.revision))

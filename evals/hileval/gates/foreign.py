@@ -24,7 +24,7 @@ from hilgate.model import Noun, Scalar
 if TYPE_CHECKING:
     from pathlib import Path
 
-TASK = "tasks/gsm8k.yaml"
+TASK, QUESTIONS = "tasks/gsm8k.yaml", 1319
 BROKEN = BrokenLimits(max_rate=0.05, alpha=0.001, min_count=3)
 GREEDY = {"temperature", "top_p", "top_k", "do_sample"}
 
@@ -123,11 +123,17 @@ def _from_gsm8k(config: _Gsm8k, path: Path, gpus: int) -> Gate:
     arguments = _server_arguments(config.server_args, path)
     backend = arguments.pop("attention_backend", "pagedkv")
     size = arguments.setdefault("tensor_parallel_size", gpus)
-    metric = f"last number, {config.num_fewshot} examples, {config.num_questions} questions"
+    metric = f"last number, {config.num_fewshot} examples"
     return _gate(
         config.model_name,
         path,
-        Published(value=config.accuracy_threshold, metric=metric, source=path.name),
+        Published(
+            value=config.accuracy_threshold,
+            kind="threshold",
+            metric=metric,
+            n=config.num_questions,
+            source=path.name,
+        ),
         floor=config.accuracy_threshold - config.tolerance,
         filter="flexible",
         num_fewshot=config.num_fewshot,
@@ -143,6 +149,12 @@ def _from_lm_eval(config: _LmEval, path: Path, gpus: int) -> Gate:
     if [task.name for task in config.tasks] != ["gsm8k"]:
         names = ", ".join(task.name for task in config.tasks)
         raise ForeignConfigError(f"tasks: {names}; only gsm8k is gated here", where=str(path), remedy="take it out")
+    if config.fewshot_as_multiturn:
+        raise ForeignConfigError(
+            "fewshot_as_multiturn: examples are one text here",
+            where=str(path),
+            remedy="set it to false: another prompt",
+        )
     if config.backend != "vllm":
         raise ForeignConfigError(f"backend: {config.backend!r} is not served here", where=str(path), remedy="vllm")
     values = {metric.name: metric.value for metric in config.tasks[0].metrics}
@@ -155,12 +167,12 @@ def _from_lm_eval(config: _LmEval, path: Path, gpus: int) -> Gate:
     optional = {"enforce_eager": config.enforce_eager, "kv_cache_dtype": config.kv_cache_dtype}
     arguments |= {name: value for name, value in optional.items() if value is not None}
     arguments |= {"trust_remote_code": True} if config.trust_remote_code else {}
-    questions = "all" if config.limit is None else f"the first {config.limit}"
-    metric = f"{best}, {config.num_fewshot} examples, {questions} questions"
+    first = "" if config.limit is None else ", the first questions"
+    metric = f"{best}, {config.num_fewshot} examples{first}"
     return _gate(
         config.model_name,
         path,
-        Published(value=known[best], metric=metric, source=path.name),
+        Published(value=known[best], kind="threshold", metric=metric, n=config.limit or QUESTIONS, source=path.name),
         floor=known[best] * (1 - config.rtol),
         filter=best,
         num_fewshot=config.num_fewshot,

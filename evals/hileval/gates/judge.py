@@ -12,7 +12,7 @@ import itertools
 import textwrap
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,16 +29,21 @@ if TYPE_CHECKING:
     from hileval.gates.declare import Gate
     from hileval.gates.rule import Rule, Standing
     from hileval.records.baseline import Baseline
-    from hileval.records.records import Sample
+    from hileval.records.records import Filter, Sample
 
 
 SHOWN_FLIPS = 3
 """Flipped questions that a message quotes; all of them are in flips.md."""
 
 
-def broken_beyond_doubt(gate: Gate, baseline: Baseline | None, samples: Sequence[Sample]) -> bool:
-    """Whether asking more can no longer help: the output is broken."""
-    return bool(samples) and _broken("so far", gate, baseline, samples).outcome is Outcome.FAIL
+HARD_RATE, ENOUGH = 0.2, 250
+"""Share of broken answers that fails at any look, and answers from which on the gate's own `max_rate` does: three
+of fifty are more than 5 %, and one healthy model in ten breaks so many at one of nine looks."""
+
+
+def broken_beyond_doubt(gate: Gate, baseline: Baseline | None, samples: Sequence[Sample], looks: int) -> bool:
+    """Whether asking more can no longer help: the output is broken. One of `looks` looks that share alpha."""
+    return bool(samples) and _broken("so far", gate, baseline, samples, looks).outcome is Outcome.FAIL
 
 
 def judge(
@@ -56,13 +61,13 @@ def judge(
     """
     accuracy_id = f"{name}/accuracy"
     checks = [
-        _broken(f"{name}/broken-output", gate, baseline, asked.samples),
+        _broken(f"{name}/broken-output", gate, baseline, asked.samples, len(rule.plan(len(asked.ids)))),
         _accuracy(accuracy_id, gate, rule, asked, baseline)
         if baseline is not None
         else _without_baseline(accuracy_id, gate, rule, asked),
     ]
     if gate.floor is not None:
-        checks.append(_floor(f"{name}/floor", gate.floor, _share_of_all(gate, rule, asked)))
+        checks.append(_floor(f"{name}/floor", gate.floor, _share_of_all(gate, rule, asked), baseline))
     if served is None:
         return checks
     if served.outcome is not Outcome.PASS:
@@ -98,31 +103,40 @@ def _not_measured(check: Check) -> Check:
     )
 
 
-def _broken(check_id: str, gate: Gate, baseline: Baseline | None, samples: Sequence[Sample]) -> Check:
+def _broken(check_id: str, gate: Gate, baseline: Baseline | None, samples: Sequence[Sample], looks: int) -> Check:
+    """Broken answers against what the stored runs broke of the same questions, at alpha shared among the looks.
+
+    Answers that were only cut off are counted apart: a model that thinks aloud is cut off more often than it babbles.
+    """
     n = len(samples)
     kinds = Counter(flag for sample in samples for flag in sample.flags)
-    count = sum(bool(sample.flags) for sample in samples)
-    before = 0.0
+    cut = sum(sample.flags == (Flag.TRUNCATED,) for sample in samples)
+    counts = {"broken": sum(bool(sample.flags) for sample in samples) - cut, "cut off": cut}
+    before = dict.fromkeys(counts, 0.0)
     if baseline is not None:
         known = {question.doc_hash for question in baseline.questions}
-        asked = [sample.doc_hash for sample in samples if sample.doc_hash in known]
-        before = float(baseline.outcomes("broken", asked).mean()) if asked else 0.0
-    p_value = statistics.excess(count, n, before + 1 / n)
-    allowed = max(gate.broken.max_rate, 2 * before)
+        if asked := [sample.doc_hash for sample in samples if sample.doc_hash in known]:
+            before["cut off"] = baseline.truncated(asked)
+            before["broken"] = float(baseline.outcomes("broken", asked).mean()) - before["cut off"]
+    reasons = ["a log-probability was NaN or infinite"] if kinds[Flag.NON_FINITE] else []
+    p_values = {kind: statistics.excess(count, n, before[kind] + 1 / n) for kind, count in counts.items()}
+    hard = {"broken": gate.broken.max_rate if n >= ENOUGH else HARD_RATE, "cut off": HARD_RATE}
+    allowed = {kind: max(hard[kind], 2 * before[kind]) for kind in counts}
+    for kind, count in counts.items():
+        if count / n > allowed[kind]:
+            reasons.append(f"more than {allowed[kind]:.1%} {kind}")
+        known_rate = kind == "broken" or baseline is not None
+        if known_rate and count >= gate.broken.min_count and p_values[kind] <= gate.broken.alpha / looks:
+            reasons.append(f"{kind}: p={p_values[kind]:.1e} against the baseline's {before[kind]:.1%}")
     found = {flag: kinds[flag] for flag in Flag if kinds[flag]}
-    reasons = []
-    if kinds[Flag.NON_FINITE]:
-        reasons.append("a log-probability was NaN or infinite")
-    if count / n > allowed:
-        reasons.append(f"more than {allowed:.1%} broken")
-    if count >= gate.broken.min_count and p_value <= gate.broken.alpha:
-        reasons.append(f"p={p_value:.1e} against the baseline's {before:.1%}")
     listed = ", ".join(f"{times} {flag.value}" for flag, times in found.items()) or "none"
-    message = f"{count}/{n} answers broken ({listed})" + (f": {', '.join(reasons)}" if reasons else "")
+    total = sum(counts.values())
+    message = f"{total}/{n} answers broken ({listed})" + (f": {', '.join(reasons)}" if reasons else "")
     if first := next((sample for sample in samples if sample.flags), None):
         message += f"; first: question {first.doc_id}: {first.text[:60]!r}"
     numbers: dict[str, Number] = {
-        "n": n, "broken": count, "baseline_broken_rate": before, "p_value": p_value, "limit": allowed,
+        "n": n, "broken": total, "baseline_broken_rate": sum(before.values()), "p_value": min(p_values.values()),
+        "limit": allowed["broken"],
     }  # fmt: skip
     numbers |= {flag.value.replace(" ", "_").replace("-", "_"): times for flag, times in found.items()}
     return Check(id=check_id, outcome=Outcome.FAIL if reasons else Outcome.PASS, message=message, numbers=numbers)
@@ -151,13 +165,20 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
     assert asked.base is not None
     new = asked.outcomes(gate)
     standing = stand(rule, asked.base, new)
-    outcome, verdict = _verdict(rule, baseline, standing)
+    distinct, d = baseline.distinct(gate.filter), baseline.d(gate.filter)
+    outcome, verdict = _verdict(rule, gate, distinct, standing)
+    churns = standing.churn_p <= rule.alpha and standing.state is not State.FAIL
+    if churns:
+        verdict = (
+            f"ANSWERS CHURN: {standing.churned:.1%} of them differ from the stored runs, which differ by {d or 0:.1%} "
+            f"among themselves (p={standing.churn_p:.1e}): another rounding, or stored runs sharing theirs; {verdict}"
+        )
     base = asked.base[:, : standing.n]
     counted = np.array([run[: standing.n] for run in new[: standing.new_runs]])
     share = _Share(int(counted.sum()), counted.size, rule.alpha)
     flips = diff_answers(asked, baseline, gate.filter)
     lost, gained = [flip for flip in flips if flip.lost], [flip for flip in flips if not flip.lost]
-    labels = {"filter": gate.filter, "state": standing.state.value}
+    labels = {"filter": gate.filter, "state": standing.state.value, "churn": "yes" if churns else "no"}
     if lost:
         labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
     by_line, line_numbers = _by_line(asked.samples)
@@ -165,6 +186,10 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
         f"{share}{by_line}, baseline {base.mean():.1%} in {baseline.runs} runs, "
         f"lost {len(lost)}, gained {len(gained)}: {verdict}"
     )
+    message += _unpinned(gate)
+    if asked.changed:
+        labels["changed"] = "; ".join(asked.changed)
+        message += f"; changed since the baseline: {labels['changed']}"
     if outcome is not Outcome.PASS and lost:
         message += "\n" + side_by_side(lost, SHOWN_FLIPS)
     numbers: dict[str, Number] = share.numbers | {
@@ -173,9 +198,12 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
         "correct": share.correct,
         "baseline_exact_match": float(base.mean()),
         "baseline_runs": baseline.runs,
+        "baseline_distinct": distinct,
         "lost": len(lost),
         "gained": len(gained),
         "p_value": standing.p_value,
+        "p_difference": standing.p_difference,
+        "churned": standing.churned,
         "level": standing.level,
         "drop": standing.drop,
         "drop_low": standing.low,
@@ -183,8 +211,12 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
         "margin": rule.margin,
         "seconds": round(asked.seconds, 1),
     }
-    numbers |= ({} if baseline.d is None else {"d": baseline.d}) | line_numbers
+    numbers |= ({} if d is None else {"d": d}) | line_numbers
     return Check(id=check_id, outcome=outcome, message=message, labels=labels, numbers=numbers, seconds=asked.seconds)
+
+
+def _unpinned(gate: Gate) -> str:
+    return "; revision not pinned: this is main of today" if gate.weights == "hub" and not gate.revision else ""
 
 
 def _by_line(samples: Sequence[Sample]) -> tuple[str, dict[str, Number]]:
@@ -196,17 +228,21 @@ def _by_line(samples: Sequence[Sample]) -> tuple[str, dict[str, Number]]:
     return text, {"lines": lines, "lines_right": right, "line_match": right / lines}
 
 
-def _verdict(rule: Rule, baseline: Baseline, standing: Standing) -> tuple[Outcome, str]:
+def _verdict(rule: Rule, gate: Gate, distinct: int, standing: Standing) -> tuple[Outcome, str]:
     """What a standing means for a merge or a release, in words."""
+    p_value = max(standing.p_value, standing.p_difference)
     if standing.state is State.FAIL:
-        return Outcome.FAIL, f"dropped by {standing.drop:.1%} (p={standing.p_value:.1e})"
-    if baseline.runs < rule.baseline_runs:
+        return Outcome.FAIL, f"dropped by {standing.drop:.1%} (p={p_value:.1e})"
+    if gate.deterministic and distinct > 1:
+        return Outcome.INCONCLUSIVE, f"declared deterministic, but its baseline holds {distinct} distinct runs"
+    if not gate.deterministic and distinct < rule.baseline_runs:
         return Outcome.INCONCLUSIVE, (
-            f"not failed (p={standing.p_value:.2g}), but the baseline holds {baseline.runs} runs and the rule wants "
+            f"not failed (p={p_value:.2g}), but the baseline holds {distinct} distinct runs and the rule wants "
             f"{rule.baseline_runs}: one run's luck would be shared by every merge"
         )
-    excluded = f"a drop of {rule.margin:.1%} is excluded (bound {standing.high:.1%})"
-    undecided = f"a drop of {rule.margin:.1%} is not excluded (bound {standing.high:.1%}, p={standing.p_value:.2g})"
+    bound = f"{1 - rule.beta:.0%} bound {standing.high:.1%}"
+    excluded = f"a drop of {rule.margin:.1%} is excluded ({bound})"
+    undecided = f"a drop of {rule.margin:.1%} is not excluded ({bound}, p={p_value:.2g})"
     if standing.state is State.PASS:
         return Outcome.PASS, excluded
     if standing.state is State.UNRESOLVED and rule.unresolved == "flag":
@@ -218,7 +254,11 @@ def _verdict(rule: Rule, baseline: Baseline, standing: Standing) -> tuple[Outcom
 def _without_baseline(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) -> Check:
     share = _share_of_all(gate, rule, asked)
     by_line, line_numbers = _by_line(asked.samples)
-    source = f"; published: {gate.published[0].value:.1%} ({gate.published[0].metric})" if gate.published else ""
+    source = (
+        f"; {gate.published[0].kind}: {gate.published[0].value:.1%} ({gate.published[0].metric})"
+        if gate.published
+        else ""
+    )
     if gate.floor is None:
         outcome, why = Outcome.INCONCLUSIVE, "neither a baseline nor a floor, so nothing is judged"
     else:
@@ -227,21 +267,27 @@ def _without_baseline(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) 
     return Check(
         id=check_id,
         outcome=outcome,
-        message=f"{share}{by_line}, {why}; record one: python -m hileval baseline record",
+        message=f"{share}{by_line}, {why}{_unpinned(gate)}; record one: python -m hileval baseline record",
         labels={"filter": gate.filter, "state": "no baseline"},
         numbers=share.numbers | {"correct": share.correct} | line_numbers,
         seconds=asked.seconds,
     )
 
 
-def _floor(check_id: str, floor: float, share: _Share) -> Check:
-    if share.value >= floor:
-        outcome, verdict = Outcome.PASS, "not below"
-    elif share.high < floor:
+def _floor(check_id: str, floor: float, share: _Share, baseline: Baseline | None) -> Check:
+    """Below the floor or not. A baseline was held against it when it was recorded; then only certainty counts.
+
+    Else the draw of the first questions, which is always the same, would decide for ever on a model near its floor.
+    """
+    if share.high < floor:
         outcome, verdict = Outcome.FAIL, "below"
+    elif share.value >= floor:
+        outcome, verdict = Outcome.PASS, "not below"
+    elif baseline is not None:
+        outcome, verdict = Outcome.PASS, "not below beyond doubt"
     else:
         outcome, verdict = Outcome.INCONCLUSIVE, "below, but the interval reaches"
-    message = f"{share} is {verdict} the floor of {floor:.0%}"
+    message = f"{share} is {verdict} the floor of {floor:.1%}"
     return Check(id=check_id, outcome=outcome, message=message, numbers=share.numbers | {"floor": floor})
 
 
@@ -275,7 +321,7 @@ class Flip:
         return self.now < self.before
 
 
-def diff_answers(asked: Evaluation, baseline: Baseline, which: Literal["strict", "flexible"]) -> tuple[Flip, ...]:
+def diff_answers(asked: Evaluation, baseline: Baseline, which: Filter) -> tuple[Flip, ...]:
     """Every flipped question under a filter, losses first, in the order of asking."""
     stored = {question.doc_id: question for question in baseline.questions}
     answers = defaultdict(list)

@@ -1,19 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistical power of a rule: closed form for one look, seeded simulation for several. Pure.
+"""Statistical power of a rule: seeded simulation through the judge's own decisions, closed form for one look. Pure.
 
-`python -m hileval power` prints it per model, from the d that the model's own baseline shows.
+`python -m hileval power` prints it per model, from the d that the model's own baseline shows; `--stress` prints how
+often a rule fails an unchanged model where the stored runs share their noise and where ours rounds otherwise for good.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import Field
 from scipy.stats import norm
 
 from hileval.gates import statistics
+from hileval.gates.rule import State, decide
 from hilgate.errors import MisuseError
 from hilgate.model import Noun
+
+if TYPE_CHECKING:
+    from hileval.gates.rule import Rule
+
+CHUNK = 100
+"""Replays drawn at once."""
+
+
+class Noise(Noun):
+    """How the answers of an unchanged model scatter."""
+
+    accuracy: float = Field(gt=0, lt=1)
+    d: float = Field(ge=0, lt=1)
+    """Discordance of two independent runs: a share 2 d of the questions is a coin toss, the worst case of a given d,
+    because it puts the noise on the fewest questions. The others are always right or always wrong."""
+    rho: float = Field(default=0.0, ge=0, le=1)
+    """Share of questions whose outcome all stored runs have in common, and all new ones: 1 is one run, copied."""
+    churn: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the questions that the new engine loses for good, and as many that it gains."""
+
+
+STRESS = (
+    *(Noise(accuracy=0.9, d=d, rho=rho) for rho in (0.0, 0.5, 1.0) for d in (0.01, 0.02, 0.04, 0.08)),
+    *(Noise(accuracy=0.9, d=d, rho=rho, churn=0.03) for rho in (0.0, 0.5, 1.0) for d in (0.0, 0.02, 0.04)),
+)
+"""What a rule must not cry wolf at: independent runs, copies of one run, all between, and answers that churn."""
 
 
 class Power(Noun):
@@ -23,66 +54,102 @@ class Power(Noun):
     passed: float
     undecided: float
     questions: float
-    """Mean number of questions asked."""
+    """Mean number of answers asked for."""
 
 
 def simulate(
-    plan: statistics.Plan,
+    rule: Rule,
+    n: int,
+    noise: Noise,
     *,
-    accuracy: float,
-    d: float,
     drop: float,
     base_runs: int,
-    new_runs: int,
     replays: int,
     seed: int,
+    only_failures: bool = False,
 ) -> Power:
-    """Replay merges: each has its own baseline, its own new runs and its own lost questions.
+    """Replay merges through `decide`: each has its own baseline, its own new runs and its own lost questions.
 
-    A share 2 d of the questions is a coin toss in every run (which gives discordance d), the others are always right or
-    always wrong; a drop makes a random share drop/accuracy of all questions wrong for good. Coin tosses are the worst
-    case of a given d: they put the noise on the fewest questions.
+    Args:
+        rule: The rule, its alpha already shared among the gates that decide together.
+        n: Questions of the task.
+        noise: How answers scatter.
+        drop: Share of all questions that become wrong for good, drawn at random.
+        base_runs: K.
+        replays: How many merges.
+        seed: Of the simulation.
+        only_failures: Count failures alone, many times faster: what the t test calls at no look cannot fail.
 
     Raises:
-        MisuseError: d leaves no room for the accuracy, or the drop is larger than it.
+        MisuseError: d or the churn leave no room for the accuracy, or the drop is larger than it.
     """
-    n = plan.looks[-1]
-    tossed, right = round(2 * d * n), round((accuracy - d) * n)
-    if tossed + right > n or right < 0 or not 0 <= drop <= accuracy:
-        raise MisuseError(
-            f"accuracy {accuracy:.1%}, d {d:.1%}, drop {drop:.1%} do not go together",
-            remedy="d is at most the accuracy, and at most 1 - accuracy",
-        )
-    rng = np.random.default_rng(seed)
-    p = np.concatenate([np.full(tossed, 0.5), np.ones(right), np.zeros(n - tossed - right)])
-    endings = []
-    for _ in range(replays):
-        chance = rng.permutation(p)
-        base = rng.random((base_runs, n)) < chance
-        kept = rng.random(n) >= drop / accuracy
-        new = rng.random((new_runs, n)) < chance * kept
-        endings.append(statistics.first_decision(base, new, plan))
-    decisions = [decided for decided, _ in endings]
+    rng, looks = np.random.default_rng(seed), rule.plan(n)
+    most = rule.noisy_runs + rule.extensions
+    endings: Counter[State] = Counter()
+    questions = 0
+    for first in range(0, replays, CHUNK):
+        base, new = _draw(rng, noise, drop, (min(CHUNK, replays - first), looks[-1]), base_runs, most)
+        for i in np.flatnonzero(_suspects(rule, looks, base, new)) if only_failures else range(len(base)):
+            runs = [new[i, 0]]
+            while (found := decide(rule, base[i], runs)).state in {State.RUN_AGAIN, State.ASK_MORE}:
+                runs.append(new[i, len(runs)])
+            endings[found.state] += 1
+            questions += found.n * found.new_runs
     return Power(
-        failed=decisions.count("fail") / replays,
-        passed=decisions.count("pass") / replays,
-        undecided=decisions.count(None) / replays,
-        questions=sum(look.n for _, look in endings if look) / replays,
+        failed=endings[State.FAIL] / replays,
+        passed=endings[State.PASS] / replays,
+        undecided=endings[State.UNRESOLVED] / replays,
+        questions=questions / replays,
     )
+
+
+def _draw(
+    rng: np.random.Generator, noise: Noise, drop: float, shape: tuple[int, int], base_runs: int, new_runs: int
+) -> tuple[statistics.Outcomes, statistics.Outcomes]:
+    """Outcomes [replays, runs, questions] of stored and of new runs."""
+    replays, n = shape
+    tossed, right = round(2 * noise.d * n), round((noise.accuracy - noise.d) * n)
+    wrong = n - tossed - right
+    kept = noise.churn * n
+    if wrong < kept or right < kept or not 0 <= drop <= noise.accuracy:
+        raise MisuseError(
+            f"accuracy {noise.accuracy:.1%}, d {noise.d:.1%}, churn {noise.churn:.1%}, drop {drop:.1%} do not go "
+            "together",
+            remedy="d and churn together are at most the accuracy, and at most 1 - accuracy",
+        )
+    chances = np.concatenate([np.full(tossed, 0.5), np.ones(right), np.zeros(wrong)])
+    p = rng.permuted(np.tile(chances, (replays, 1)), axis=1)[:, None]
+    common = rng.random((replays, 1, n)) < noise.rho
+    base, new = (rng.random((replays, runs, n)) < p for runs in (base_runs, new_runs))
+    base, new = (np.where(common, side[:, :1], side) for side in (base, new))
+    flips = rng.random((replays, 1, n)) < np.where(p == 1, kept / max(1, right), kept / max(1, wrong)) * (p != 0.5)
+    lost = rng.random((replays, 1, n)) < drop / noise.accuracy
+    return base, (new ^ flips) & ~lost
+
+
+def _suspects(
+    rule: Rule, looks: tuple[int, ...], base: statistics.Outcomes, new: statistics.Outcomes
+) -> statistics.Outcomes:
+    """Which replays the t test calls a drop in at any look or number of runs, at the whole of alpha."""
+    x = statistics.differences(base, new[:, :1])
+    found = np.any([statistics.difference_p(x[:, :look]) <= rule.alpha for look in looks], axis=0)
+    for runs in range(2, new.shape[1] + 1):
+        found |= statistics.difference_p(statistics.differences(base, new[:, :runs])) <= rule.alpha
+    return np.asarray(found)
 
 
 def smallest_drop(n: int, base_runs: int, new_runs: int, d: float, alpha: float, power: float) -> float:
     """Drop, as a share, that one look fails with probability `power`.
 
-    delta = (z(1 - alpha) sqrt(v0) + z(power) sqrt(v0 + delta / M)) / sqrt(n) with v0 = (d / 2) (1 / K + 1 / M): the
-    difference of the means has variance v0 per question where nothing changed, and a lost question adds its own
-    (Connor 1987 for K = M = 1). Where d is so small that one flip decides, it is no less than what the discreteness of
-    the exact test needs: ceil(log(alpha) / log(K-to-1 odds)) losses.
+    delta = (z(1 - alpha) + z(power)) sqrt((v0 + delta / M) / n) with v0 = (d / 2) (1 / K + 1 / M): the difference of
+    the means has variance v0 per question where nothing changed, and a lost question adds its own (Connor 1987 for
+    K = M = 1). The exact test asks for less, except where d is so small that one flip decides: no drop is smaller than
+    ceil(log(alpha) / log(K-to-1 odds)) losses.
     """
     v0 = d / 2 * (1 / base_runs + 1 / new_runs)
-    a, b = float(norm.ppf(1 - alpha)) * math.sqrt(v0), float(norm.ppf(power))
-    delta = 0.0
+    z = float(norm.ppf(1 - alpha) + norm.ppf(power))
+    delta = 1.0
     for _ in range(200):
-        delta = (a + b * math.sqrt(v0 + delta / new_runs)) / math.sqrt(n)
+        delta = z * math.sqrt((v0 + delta / new_runs) / n)
     odds = math.comb(base_runs + new_runs, new_runs)
     return max(delta, math.ceil(-math.log(alpha) / math.log(odds)) / n)

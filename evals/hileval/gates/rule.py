@@ -43,7 +43,7 @@ class Rule(Noun):
     beta: float = Field(gt=0, lt=0.5)
     """How often, at a look, a model that dropped by the margin may pass."""
     baseline_runs: int = Field(default=1, ge=1)
-    """Stored runs without which there is no pass: the luck of one run would be shared by every merge."""
+    """Distinct stored runs without which there is no pass: the luck of one run would be shared by every merge."""
     extensions: int = Field(default=0, ge=0, le=2)
     """Further runs of the same questions while undecided."""
     extension_share: float = Field(default=0.1, gt=0, lt=0.4)
@@ -96,27 +96,42 @@ class State(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """State of a gate, with everything that is said of it.
+class Decision:
+    """What the answers so far mean, and what of them counts.
 
     Attributes:
         n: Questions that count so far.
         new_runs: Runs of them.
-        p_value: Of no drop, at this look.
-        level: What p had to be at or below (of a sequence of looks: what may be spent until here).
-        drop: Mean exact match of the baseline less that of the new runs, as a share.
-        low: Lower bound of the drop at level 1 - beta.
-        high: Upper bound.
+        level: What both p-values had to be at or below (of a sequence of looks: what may be spent until here).
     """
 
     state: State
     n: int
     new_runs: int
-    p_value: float
     level: float
+
+
+@dataclass(frozen=True, slots=True)
+class Standing(Decision):
+    """A decision with everything that is said of it.
+
+    Attributes:
+        p_value: Of no drop, exact, if runs are independent.
+        p_difference: The same by the t test of the questions' differences, which does not ask that.
+        drop: Mean exact match of the baseline less that of the new runs, as a share.
+        low: Lower bound of the drop at level 1 - beta.
+        high: Upper bound.
+        churned: Share of answers that differ between a new and a stored run.
+        churn_p: Of that being what stored runs differ among themselves.
+    """
+
+    p_value: float
+    p_difference: float
     drop: float
     low: float
     high: float
+    churned: float
+    churn_p: float
 
 
 def first_runs(rule: Rule, base: statistics.Outcomes) -> int:
@@ -125,8 +140,8 @@ def first_runs(rule: Rule, base: statistics.Outcomes) -> int:
     return rule.noisy_runs if noisy else 1
 
 
-def stand(rule: Rule, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> Standing:
-    """Where the gate stands.
+def decide(rule: Rule, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> Decision:
+    """What to do next. A drop is called by the exact test and by the t test of the questions' differences together.
 
     Args:
         rule: The rule.
@@ -139,10 +154,11 @@ def stand(rule: Rule, base: statistics.Outcomes, runs: Sequence[statistics.Outco
         return _by_looks(rule, base, np.atleast_2d(runs[0]))
     complete = [run for run in runs if len(run) == everything]
     if len(complete) < len(runs):
-        return _standing(State.ASK_MORE, rule, base, np.array(complete) if complete else np.atleast_2d(runs[0]), 0.0)
+        new = np.array(complete) if complete else np.atleast_2d(runs[0])
+        return Decision(State.ASK_MORE, new.shape[1], len(new), 0.0)
     new = np.array(runs)
     level = rule.alpha * (first_share(rule, start) if len(runs) == start else rule.extension_share)
-    if statistics.drop_p(base, new) <= level:
+    if statistics.difference_p(statistics.differences(base, new)) <= level and statistics.drop_p(base, new) <= level:
         state = State.FAIL
     elif len(runs) < start:
         state = State.ASK_MORE
@@ -150,20 +166,28 @@ def stand(rule: Rule, base: statistics.Outcomes, runs: Sequence[statistics.Outco
         state = State.PASS
     else:
         state = State.RUN_AGAIN if len(runs) < start + rule.extensions else State.UNRESOLVED
-    return _standing(state, rule, base, new, level)
+    return Decision(state, everything, len(new), level)
 
 
-def _by_looks(rule: Rule, base: statistics.Outcomes, new: statistics.Outcomes) -> Standing:
-    plan = statistics.Plan(rule.plan(base.shape[1]), rule.alpha * first_share(rule, 1), rule.margin, rule.beta)
-    decided, look = statistics.first_decision(base, new, plan)
-    n, level = (look.n, look.allowed) if look else (new.shape[1], 0.0)
-    if decided:
-        state = State(decided)
-    elif n < plan.looks[-1]:
-        state = State.ASK_MORE
-    else:
-        state = State.RUN_AGAIN if rule.extensions else State.UNRESOLVED
-    return _standing(state, rule, base[:, :n], new[:, :n], level)
+def _by_looks(rule: Rule, base: statistics.Outcomes, new: statistics.Outcomes) -> Decision:
+    """The first look that decides: it calls a drop, or excludes one of the margin.
+
+    The exact test may have called it at an earlier look, at which the other did not yet.
+    """
+    plan, alpha = rule.plan(base.shape[1]), rule.alpha * first_share(rule, 1)
+    x = statistics.differences(base[:, : new.shape[1]], new)
+    for n, level in zip(plan, statistics.difference_levels(plan, alpha), strict=True):
+        if n > new.shape[1]:
+            return Decision(State.ASK_MORE, min(new.shape[1], max((p for p in plan if p < n), default=n)), 1, 0.0)
+        allowed = alpha * n / plan[-1]
+        if (
+            statistics.difference_p(x[:n]) <= level
+            and statistics.sequential_looks(base, new[:, :n], plan, alpha)[-1].dropped
+        ):
+            return Decision(State.FAIL, n, 1, allowed)
+        if statistics.excludes(base[:, :n], new[:, :n], rule.margin, rule.beta):
+            return Decision(State.PASS, n, 1, allowed)
+    return Decision(State.RUN_AGAIN if rule.extensions else State.UNRESOLVED, plan[-1], 1, alpha)
 
 
 def first_share(rule: Rule, start: int) -> float:
@@ -171,16 +195,23 @@ def first_share(rule: Rule, start: int) -> float:
     return 1.0 - (start - 1 + rule.extensions) * rule.extension_share
 
 
-def _standing(state: State, rule: Rule, base: statistics.Outcomes, new: statistics.Outcomes, level: float) -> Standing:
-    base = base[:, : new.shape[1]]
+def stand(rule: Rule, base: statistics.Outcomes, runs: Sequence[statistics.Outcomes]) -> Standing:
+    """Where the gate stands: `decide`, with the figures of what counts."""
+    found = decide(rule, base, runs)
+    new = np.array([run[: found.n] for run in runs[: found.new_runs]])
+    base = base[:, : found.n]
     low, high = statistics.drop_interval(base, new, rule.beta)
+    churned, _, churn_p = statistics.churn(base, new)
     return Standing(
-        state=state,
-        n=new.shape[1],
-        new_runs=len(new),
+        state=found.state,
+        n=found.n,
+        new_runs=found.new_runs,
+        level=found.level,
         p_value=statistics.drop_p(base, new),
-        level=level,
+        p_difference=float(statistics.difference_p(statistics.differences(base, new))),
         drop=statistics.drop(base, new),
         low=low,
         high=high,
+        churned=churned,
+        churn_p=churn_p,
     )

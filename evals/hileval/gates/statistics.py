@@ -12,11 +12,15 @@ boundary of each look is the widest that keeps what is spent so far below the sh
 far are of all (Lan and DeMets 1983, with the linear spending function). What a look could not spend, because outcomes
 come in whole questions, the next one may.
 
+Runs that are not independent. The exact test believes that K runs are K draws. Where they share their noise, it calls a
+drop 7 to 15 times in 100 where it promises one, so a drop is called only if Student's t test of the questions'
+differences calls it too, which asks no more than that questions are independent.
+
 Bounds of a drop. A bound by Student's t claims too much where nearly every answer is right: with one loss in a hundred
 the differences are so skewed that its 99 % bound is passed by 1 drop in 20 rather than 1 in 100. So the test is
 inverted: if a share `delta` of the questions were lost for good, how likely would a difference as small as the observed
-one be? The answer is exact for a deterministic engine, where it becomes Clopper and Pearson's bound (1934); run-to-run
-noise is added as the stored runs show it, question by question.
+one be? The answer is exact for a deterministic engine, where it becomes Clopper and Pearson's bound (1934); noise is
+added as the stored runs show it, question by question, or as the new run's gains do, whichever is more.
 """
 
 from __future__ import annotations
@@ -25,11 +29,12 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.stats import binom, binomtest, hypergeom
+from scipy.stats import binom, binomtest, hypergeom, norm
+from scipy.stats import t as student
 from statsmodels.stats.proportion import proportion_confint
 
 from hilgate.errors import MisuseError, RecordsError
@@ -155,12 +160,17 @@ def excess(count: int, n: int, expected_rate: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _power(runs: int, right: int, drawn: int, times: int) -> Pmf:
-    """The hypergeometric distribution of one question, convolved `times` times (by squaring)."""
+    """What the new runs hold of that many questions with as many right answers."""
+    return _repeated(hypergeom.pmf(np.arange(drawn + 1), runs, right, drawn), times)
+
+
+def _repeated(pmf: Pmf, times: int) -> Pmf:
+    """The distribution of the sum of that many independent draws."""
     if times == 1:
-        return np.asarray(hypergeom.pmf(np.arange(drawn + 1), runs, right, drawn), dtype=np.float64)
-    half = _power(runs, right, drawn, times // 2)
+        return pmf
+    half = _repeated(pmf, times // 2)
     whole = np.convolve(half, half)
-    return np.convolve(whole, _power(runs, right, drawn, 1)) if times % 2 else whole
+    return np.convolve(whole, pmf) if times % 2 else whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,36 +225,66 @@ def sequential_looks(base: Outcomes, new: Outcomes, plan: Sequence[int], alpha: 
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Looks at one run.
+def differences(base: Outcomes, new: Outcomes) -> NDArray[np.float64]:
+    """Per question, the share of stored runs that are right less that of the new ones; the last axis is questions."""
+    return np.asarray(np.mean(base, axis=-2) - np.mean(new, axis=-2))
 
-    Attributes:
-        looks: Numbers of questions, ascending; the last is all there will be.
-        alpha: Chance to call a drop where there is none, over all looks.
-        margin: Drop that a pass excludes, as a share.
-        beta: Chance, at each look, to pass a model that dropped by the margin.
+
+def difference_p(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """One-sided p-value of Student's t test that the differences `x` [..., n] of n questions have no mean above 0.
+
+    Questions are independent; runs need not be. The exact test takes K runs for K draws of a question. Where an engine
+    repeats itself, or where two right kernels round differently for good, they are not, and this test sees by itself
+    how far the differences scatter. The variance is at least that of half a question, so that one flip proves nothing.
     """
-
-    looks: tuple[int, ...]
-    alpha: float
-    margin: float
-    beta: float
+    n = x.shape[-1]
+    spread = np.maximum(x.std(axis=-1, ddof=1) if n > 1 else 0.0, math.sqrt(0.5 / n))
+    return np.asarray(student.sf(x.mean(axis=-1) * math.sqrt(n) / spread, max(1, n - 1)))
 
 
-def first_decision(base: Outcomes, new: Outcomes, plan: Plan) -> tuple[Literal["fail", "pass"] | None, Look | None]:
-    """The first look that decides, and how: it calls a drop, or excludes one of the margin.
+@functools.lru_cache(maxsize=256)
+def difference_levels(plan: tuple[int, ...], alpha: float) -> tuple[float, ...]:
+    """Level of `difference_p` at each look, so that all together call a drop with probability alpha.
+
+    O'Brien and Fleming's shape (1979): a sum of differences crosses at the same height at every look, so that nearly
+    all of alpha is left for the last one. The height is found by carrying a normal sum's density from look to look.
+    """
+    if len(plan) == 1:
+        return (alpha,)
+    times = np.array(plan) / plan[-1]
+
+    def crossing(height: float) -> float:
+        grid, step = np.linspace(-8.0, height, 1601, retstep=True)
+        density: Pmf = norm.pdf(grid, scale=math.sqrt(times[0]))
+        for passed in np.diff(times):
+            kernel = norm.pdf(np.arange(-1600, 1601) * step, scale=math.sqrt(passed)) * step
+            density = np.convolve(density, kernel)[1600:3201]
+        return 1.0 - float(density.sum() - density[-1] / 2) * step
+
+    height = brentq(lambda c: crossing(c) - alpha, 0.0, 8.0, xtol=1e-4)
+    return tuple(float(level) for level in norm.sf(height / np.sqrt(times)))
+
+
+def churn(base: Outcomes, new: Outcomes) -> tuple[float, float, float]:
+    """Whether the new runs disagree with the stored ones more than those do among themselves.
 
     Returns:
-        Where none decides, None and the last look; no look where the answers end before the first.
+        Share of answers that differ between a new and a stored run, the same between two stored runs (0 for one), and
+        the exact one-sided p-value of exchangeable runs.
     """
-    look = None
-    for look in sequential_looks(base, new, plan.looks, plan.alpha):
-        if look.dropped:
-            return "fail", look
-        if excludes(base[:, : look.n], new[:, : look.n], plan.margin, plan.beta):
-            return "pass", look
-    return None, look
+    runs, total = len(base), len(base) + len(new)
+    old, now = base.sum(axis=0), new.sum(axis=0)
+    differ = old * (len(new) - now) + now * (runs - old)
+    held = np.arange(len(new) + 1)
+    pmf: Pmf = np.ones(1)
+    for right, times in enumerate(strata(base, new)):
+        if times and 0 < right < total:
+            one = np.zeros(runs * len(new) + 1)
+            pairs = (right - held) * (len(new) - held) + held * (runs - right + held)
+            chances = hypergeom.pmf(held, total, right, len(new))
+            np.add.at(one, pairs[chances > 0], chances[chances > 0])
+            pmf = np.convolve(pmf, _repeated(one, int(times)))
+    return float(differ.mean()) / (runs * len(new)), discordance(base) if runs > 1 else 0.0, pmf[differ.sum() :].sum()
 
 
 def _boundary(pmf: Pmf, budget: float) -> int:
@@ -289,28 +329,27 @@ def excludes(base: Outcomes, new: Outcomes, margin: float, level: float) -> bool
 def noise(base: Outcomes, new: Outcomes) -> tuple[Pmf, Pmf]:
     """What the difference of the two means would be if nothing changed: values in 1/(K M) questions, and weights.
 
-    K >= 2: a question right in g of K stored runs is right with p = g/K in any run, and as many such questions are
-    counted as make the variance unbiased, K/(K-1) of them. K = 1 says nothing about noise, so the new run must: a
-    question gained is noise, and as many are lost the same way.
+    The wider of two views. K >= 2 stored runs show how they scatter: a question right in g of them is right with
+    p = g/K in any run, and as many such questions are counted as make the variance unbiased, K/(K-1) of them. The new
+    runs show what stored ones cannot, which may be copies of one another or round in another way: what is gained is
+    noise, and as much is lost the same way; for K = 1 that is all there is.
     """
     runs, drawn = len(base), len(new)
-    if runs == 1:
-        steps = 2 * round(float((new & ~base).mean(axis=0).sum()))
-        return drawn * (2.0 * np.arange(steps + 1) - steps), binom.pmf(np.arange(steps + 1), steps, 0.5)
-    counts = np.bincount(base.sum(axis=0), minlength=runs + 1)
+    steps = 2 * round(float((np.minimum(differences(base, new), 0.0) ** 2).sum()))
+    counts = np.bincount(base.sum(axis=0), minlength=runs + 1)[1:runs]
+    shares = np.arange(1, runs) / runs
+    times = np.ceil(counts * runs / max(1, runs - 1)).astype(int)
+    if steps > float((times * shares * (1 - shares)).sum()) * (1 / runs + 1 / drawn):
+        return runs * drawn * (2.0 * np.arange(steps + 1) - steps), binom.pmf(np.arange(steps + 1), steps, 0.5)
     pmf: Pmf = np.ones(1)
-    lowest = 0
-    for right in range(1, runs):
-        times = math.ceil(counts[right] * runs / (runs - 1))
-        if times:
-            share = right / runs
-            above = np.zeros(runs * times * drawn + 1)
-            above[::drawn] = binom.pmf(np.arange(runs * times + 1), runs * times, share)
-            below = np.zeros(drawn * times * runs + 1)
-            below[::runs] = binom.pmf(np.arange(drawn * times + 1), drawn * times, share)
+    for repeated, share in zip(times, shares, strict=True):
+        if repeated:
+            above = np.zeros(runs * repeated * drawn + 1)
+            above[::drawn] = binom.pmf(np.arange(runs * repeated + 1), runs * repeated, share)
+            below = np.zeros(drawn * repeated * runs + 1)
+            below[::runs] = binom.pmf(np.arange(drawn * repeated + 1), drawn * repeated, share)
             pmf = np.convolve(pmf, np.convolve(above, below[::-1]))
-            lowest -= drawn * times * runs
-    return np.arange(len(pmf)) + float(lowest), pmf
+    return np.arange(len(pmf)) - float(times.sum() * drawn * runs), pmf
 
 
 def _observed(base: Outcomes, new: Outcomes) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from hileval.gates import statistics
 from hileval.gates.declare import first_problem
-from hileval.records.records import Flag, Identity, Run, Setting, Sha, refuse_duplicates
+from hileval.records.records import Filter, Flag, Identity, Run, Setting, Sha, refuse_duplicates
 from hilgate.errors import RecordsError
 from hilgate.model import Environment, Key, Noun
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 REMEDY = "restore it from git, or record it anew: python -m hileval baseline record <gate> --reason ... --by ..."
 Digits = Annotated[str, StringConstraints(pattern=r"^[01]+$")]
 """One digit per run: 1 where it holds, 0 where it does not."""
+
+
+NOBODY = "nobody yet"
+"""Who accepted a proposal: it is no baseline."""
 
 
 class BaselineError(RecordsError):
@@ -86,6 +90,7 @@ class Baseline(Noun):
                         f"question {question.doc_id}: {name} is of {len(getattr(question, name))} runs, not {self.runs}"
                     )
         refuse_duplicates([question.doc_hash for question in self.questions], f"baseline of {self.gate}")
+        refuse_duplicates([f"doc_id {question.doc_id}" for question in self.questions], f"baseline of {self.gate}")
         return self
 
     def outcomes(
@@ -100,10 +105,19 @@ class Baseline(Noun):
         rows = [[digit == "1" for digit in stored[one]] for one in (stored if hashes is None else hashes)]
         return np.array(rows, dtype=bool).reshape(-1, self.runs).T
 
-    @property
-    def d(self) -> float | None:
+    def d(self, which: Filter) -> float | None:
         """Discordance of its runs (`statistics.discordance`); None where there is only one."""
-        return None if self.runs < 2 else statistics.discordance(self.outcomes("strict"))
+        return None if self.runs < 2 else statistics.discordance(self.outcomes(which))
+
+    def distinct(self, which: Filter) -> int:
+        """How many different runs it holds: copies of one run say nothing about the next."""
+        return len(np.unique(self.outcomes(which), axis=0))
+
+    def truncated(self, hashes: Sequence[str]) -> float:
+        """Share of stored answers to these questions that had no other flag than being cut off."""
+        cut = {question.doc_hash for question in self.questions if question.flags == (Flag.TRUNCATED,)}
+        asked = [one for one in hashes if one in cut]
+        return float(self.outcomes("broken", asked).sum()) / (self.runs * len(hashes)) if asked else 0.0
 
     def write(self, path: Path) -> None:
         """Write as JSON, one question per line so that a diff shows which ones changed."""
@@ -134,9 +148,17 @@ class Baseline(Noun):
 
 
 def make_baseline(
-    gate: str, runs: Sequence[Run], *, floor: float, setting: Setting, environment: Environment, reason: str, by: str
+    gate: str,
+    runs: Sequence[Run],
+    *,
+    floor: float,
+    which: Filter = "strict",
+    setting: Setting,
+    environment: Environment,
+    reason: str,
+    by: str = NOBODY,
 ) -> Baseline:
-    """Turn K runs of the same questions into a baseline.
+    """Turn K runs of the same questions into a baseline; `which` filter is the gated one.
 
     Raises:
         UnfitBaselineError: K = 0, runs of different questions or identities, exact match of a run below the gate's
@@ -151,9 +173,9 @@ def make_baseline(
             raise UnfitBaselineError(f"run {number} is of another model: {'; '.join(differing)}", where=gate)
         if [s.prompt_hash for s in run.samples] != [s.prompt_hash for s in first.samples]:
             raise UnfitBaselineError(f"run {number} was asked other questions than run 1", where=gate)
-        if run.strict_correct < floor * n:
+        if run.correct(which) < floor * n:
             raise UnfitBaselineError(
-                f"run {number}: {run.strict_correct}/{n} right is below the floor of {floor:.0%}",
+                f"run {number}: {run.correct(which)}/{n} right is below the floor of {floor:.1%}",
                 where=gate,
                 remedy="find out why first; a baseline below the floor could not pass its own gate",
             )
@@ -197,18 +219,23 @@ def _digits(values: Iterable[bool]) -> str:
 PACKAGES = ("torch", "triton", "vllm", "transformers", "lm_eval", "amd-aiter")
 
 
+def versions() -> dict[str, str]:
+    """Of the packages that an answer depends on, where they are installed."""
+    found = {}
+    for package in PACKAGES:
+        for name in (package, f"{package}-cpu"):
+            try:
+                found[package] = importlib.metadata.version(name)
+                break
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    return found
+
+
 def environment() -> Environment:
     """Where this process runs, without host names."""
     import torch
 
-    versions = {}
-    for package in PACKAGES:
-        for name in (package, f"{package}-cpu"):
-            try:
-                versions[package] = importlib.metadata.version(name)
-                break
-            except importlib.metadata.PackageNotFoundError:
-                continue
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else _processor()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return Environment(
@@ -217,7 +244,7 @@ def environment() -> Environment:
         cores=os.cpu_count() or 1,
         memory_gib=round(memory, 1),
         python=platform.python_version(),
-        versions=versions,
+        versions=versions(),
     )
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from hilgate.errors import RecordsError
 from hilgate.model import Noun, Scalar
@@ -21,8 +21,10 @@ from hilgate.model import Noun, Scalar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Sha = str
+Sha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """64 hex digits."""
+Filter = Literal["strict", "flexible"]
+"""Which of the two scores of an answer."""
 
 
 class DuplicateQuestionError(RecordsError):
@@ -39,7 +41,7 @@ class Identity(Noun):
     weights: Sha
     """sha256 over the weight files and config.json (their format and quantization included)."""
     tokenizer: Sha
-    """sha256 over tokenizer.json and tokenizer_config.json."""
+    """sha256 over tokenizer.json, tokenizer_config.json, generation_config.json and whatever else the model brings."""
     chat_template: Sha
     """sha256 of the chat template, or of its absence."""
     protocol: Literal["completions", "chat"] = "completions"
@@ -164,7 +166,7 @@ class Sample(Noun):
     lines_right: int = Field(default=0, ge=0)
     flags: tuple[Flag, ...]
 
-    def correct(self, which: Literal["strict", "flexible"]) -> bool:
+    def correct(self, which: Filter) -> bool:
         """Whether it is right under a filter."""
         return self.strict_correct if which == "strict" else self.flexible_correct
 
@@ -179,12 +181,12 @@ class Run(Noun):
     @model_validator(mode="after")
     def _each_question_once(self) -> Run:
         refuse_duplicates([sample.doc_hash for sample in self.samples], "the evaluated task")
+        refuse_duplicates([f"doc_id {sample.doc_id}" for sample in self.samples], "the evaluated task")
         return self
 
-    @property
-    def strict_correct(self) -> int:
-        """Questions right under the gated filter."""
-        return sum(sample.strict_correct for sample in self.samples)
+    def correct(self, which: Filter) -> int:
+        """Questions right under a filter."""
+        return sum(sample.correct(which) for sample in self.samples)
 
 
 def refuse_duplicates(hashes: Sequence[str], where: str) -> None:

@@ -2,13 +2,15 @@
 """lm-eval's own task, prompts and filters around engines made of a dict."""
 
 import math
+from unittest import mock
 
 import pytest
 
 from hileval.ask import harness
-from hileval.ask.harness import TaskQuestions, read_samples, resolve_task
+from hileval.ask.harness import Chat, TaskQuestions, chat_of, read_samples, resolve_task
 from hileval.ask.task import ScoreError, TaskError
 from hileval.engines import Answer, EngineError
+from hileval.gates.declare import load_gates
 from hileval.pocket.cli import TEST_FILE
 from hileval.pocket.data import read_jsonl
 from hilgate.errors import Exit
@@ -136,10 +138,37 @@ def test_a_conversation_is_asked_with_the_template_of_the_model(gate, monkeypatc
             asked.extend(prompts)
             return [Answer(" 1", "stop", 2, 0)] * len(prompts)
 
-    monkeypatch.setattr(harness, "chat_template", lambda _: lambda messages: f"<user>{messages[-1]['content']}<bot>")
+    talk = Chat(lambda messages: f"<s>{messages[-1]['content']}<bot>", lambda text: [ord(letter) for letter in text])
+    monkeypatch.setattr(harness, "chat_of", lambda _: talk)
     chat = gate.model_copy(update={"protocol": "chat"})
-    TaskQuestions(chat, Chatty).ask([0, 1], 0)
-    assert all(prompt.startswith("<user>Question: ") and prompt.endswith("<bot>") for prompt in asked)
+    samples = TaskQuestions(chat, Chatty).ask([0, 1], 0)
+    texts = ["".join(map(chr, prompt)) for prompt in asked]
+    assert all(text.startswith("<s>Question: ") and text.endswith("<bot>") for text in texts)
+    assert [sample.text for sample in samples] == [" 1", " 1"]
+
+
+def test_a_template_that_writes_the_first_token_is_not_given_a_second_one(gate, monkeypatch):
+    """Jamba's, LFM2's and Llama's write BOS; a tokenizer that is given their text adds another."""
+    tokenizer = mock.Mock(chat_template="x")
+    tokenizer.apply_chat_template.return_value = "<s>2 + 2?"
+    tokenizer.side_effect = lambda _, add_special_tokens=True: {"input_ids": [1] * add_special_tokens + [1, 7]}
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: tokenizer)
+    talk = chat_of(gate)
+    assert talk.tokens(talk.text([{"role": "user", "content": "2 + 2?"}])) == [1, 7]
+
+
+def test_the_questions_of_gsm8k_come_with_the_repository():
+    """Prompts of the whole test set, five examples, as vLLM's own script makes them; no folder to be named first."""
+    task = load_gates().gates["granite-4.0-h-small"]
+    config = resolve_task(task.path(task.task), 5)
+    loaded = harness._load(config)
+    assert len(loaded.eval_docs) == 1319
+    document = loaded.eval_docs[0]
+    shown = loaded.fewshot_context(document, 5)
+    assert shown.count("Question: ") == 6
+    assert shown.startswith("Question: Natalia sold clips to 48 of her friends in April")
+    assert shown.endswith(f"Question: {document['question']}\nAnswer:")
+    assert loaded.doc_to_target(document).endswith("#### 18")
 
 
 def test_a_model_without_a_chat_template_is_refused(gate):

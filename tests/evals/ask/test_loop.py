@@ -81,7 +81,7 @@ def test_questions_that_the_baseline_lacks_are_refused_before_the_engine_starts(
 def journal(plant, gate, tmp_path):
     """What a crash after 50 answers left, opened again."""
     path = tmp_path / "journal.jsonl"
-    heading = Heading(gate="g", identity=plant.identity, engine="vllm", code="c")
+    heading = Heading.of("g", gate, plant.identity, "vllm", "c")
     first = Planted(plant, [True] * N, dies_after=50)
     with pytest.raises(KeyboardInterrupt):
         asked_until_decided(plant, gate, Journal(first, path, heading))
@@ -110,7 +110,14 @@ def test_a_line_cut_short_is_asked_again(journal):
     assert journal()[0].resumed == 49  # and the file is whole again
 
 
-@pytest.mark.parametrize("change", [{"code": "d"}, {"engine": "transformers"}, {"gate": "h"}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"code": "d"}, {"engine": "transformers"}, {"gate": "h"}, {"arguments": {"kv_cache_dtype": "fp8"}},
+        {"environment": {"PAGEDKV_PACKING": "shuffle"}}, {"versions": {"vllm": "0.33"}}, {"attention_backend": "vllm"},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
 def test_answers_of_something_else_are_set_aside(journal, change):
     assert journal(**change)[0].resumed == 0
     assert len(journal.path.with_name("journal.jsonl.before").read_text().splitlines()) == 51

@@ -3,6 +3,7 @@
 
 import pytest
 
+from hileval.ask import task
 from hileval.ask.task import snapshot, weights_sha
 from hilgate.errors import CannotRunHereError
 
@@ -41,3 +42,17 @@ def test_a_model_that_is_not_here_cannot_run_here(monkeypatch):
     with pytest.raises(CannotRunHereError, match="not on this machine") as caught:
         snapshot("nobody/nothing", "")
     assert caught.value.where == "nobody/nothing@main"
+
+
+@pytest.mark.parametrize("name", ["tiktoken.model", "tokenizer.model", "generation_config.json", "modeling_x.py"])
+def test_whatever_turns_a_question_into_tokens_or_ends_an_answer_is_identified(gate, monkeypatch, tmp_path, name):
+    monkeypatch.setattr(task, "model_folder", lambda _: tmp_path)
+
+    def identity():
+        return task.identify(gate, task={}, tokenizer=("tokenizer.json",), generation={}, lm_eval="0").tokenizer
+
+    found = [identity()]
+    for content in ("one", "two"):
+        (tmp_path / name).write_text(content)
+        found.append(identity())
+    assert len(set(found)) == 3

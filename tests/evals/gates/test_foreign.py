@@ -4,6 +4,7 @@
 import pytest
 import yaml
 
+from hileval.engines.vllm_engine import structured
 from hileval.gates.declare import Gate
 from hileval.gates.foreign import ForeignConfigError, as_yaml, read_foreign
 from hilgate.errors import Exit
@@ -54,6 +55,7 @@ def test_a_gsm8k_config_keeps_its_promise_as_the_floor(read):
         "enforce_eager": True, "max_model_len": 4096, "enable_expert_parallel": True, "mamba_backend": "triton",
         "speculative_config": '{"method":"mtp","num_speculative_tokens":5}', "tensor_parallel_size": 4,
     }  # fmt: skip
+    assert structured(gate.engine_args["speculative_config"]) == {"method": "mtp", "num_speculative_tokens": 5}
     assert gate.env == {"VLLM_ROCM_USE_AITER": "1"}
     assert gate.published[0].value == 0.93
 
@@ -75,7 +77,8 @@ def test_an_lm_eval_config_gates_the_filter_that_the_model_follows(read):
     assert gate.floor == pytest.approx(0.7142 * 0.92)
     assert gate.engine_args["kv_cache_dtype"] == "fp8"
     assert gate.engine_args["enforce_eager"] is False
-    assert "the first 250 questions" in gate.published[0].metric
+    assert (gate.published[0].n, gate.published[0].kind) == (250, "threshold")
+    assert "the first questions" in gate.published[0].metric
 
 
 def test_what_is_written_is_read_back_as_the_same_gate(read):
@@ -97,6 +100,7 @@ def test_what_is_written_is_read_back_as_the_same_gate(read):
         (NANO + "backend: sglang\n", "backend: 'sglang'"),
         (NANO + 'gen_kwargs: "temperature=0.7"\n', "answers are sampled"),
         (NANO + 'gen_kwargs: "temperature=0,until=<|END|>"\n', "until cannot be passed on"),
+        (NANO + "fewshot_as_multiturn: true\n", "fewshot_as_multiturn: examples are one text here"),
         (NANO.replace("exact_match", "acc"), "no known metric in acc,strict-match"),
     ],
 )

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The judge on planted outcome vectors."""
 
+import numpy as np
 import pytest
 
-from hileval.gates.judge import diff_answers, exit_status, judge, side_by_side
+from hileval.gates.judge import broken_beyond_doubt, diff_answers, exit_status, judge, side_by_side
+from hileval.records.records import Flag
 from hilgate.errors import Exit, NothingSelectedError
 from hilgate.model import Check, Outcome
 
@@ -21,10 +23,11 @@ def without(correct, *lost):
 def judged(plant, gate, rule):
     """Judge a run; gives the checks by name, and the exit status."""
 
-    def judging(run, baseline=..., served=SERVED, **changes):
+    def judging(run, baseline=..., served=SERVED, deterministic=True, which="strict", floor=0.95, **changes):
         stored = plant.baseline(GOOD) if baseline is ... else baseline
         changed = rule.model_copy(update=changes)
-        checks = judge("pocket-hybrid", gate, changed, plant.asked(stored, run), stored, served)
+        declared = gate.model_copy(update={"deterministic": deterministic, "filter": which, "floor": floor})
+        checks = judge("pocket-hybrid", declared, changed, plant.asked(stored, run), stored, served)
         return {check.id.split("/")[1]: check for check in checks}, exit_status(checks)
 
     return judging
@@ -53,8 +56,9 @@ def test_the_step_from_pass_to_inconclusive_to_fail(plant, judged):
     """One question alone never fails, and a loss that the margin does not exclude never passes."""
     runs = [plant.run(without(GOOD, *range(20, 20 + lost))) for lost in range(9)]
     results = [judged(run)[0]["accuracy"].outcome for run in runs]
-    assert results[:3] == [PASS, INCONCLUSIVE, INCONCLUSIVE]  # the 99 % bound of 1 in 200 is 3.3 %
-    assert set(results[3:]) == {FAIL}  # a question right in all five runs is lost by luck once in six
+    assert results[0] is PASS
+    assert set(results[1:6]) == {INCONCLUSIVE}  # the 99 % bound of 1 in 200 is 3.3 %
+    assert set(results[6:]) == {FAIL}  # six lost and none gained are 2.5 standard errors of their own scatter
 
 
 def test_an_undecided_merge_passes_with_a_flag_and_an_undecided_release_does_not(plant, judged):
@@ -66,11 +70,32 @@ def test_an_undecided_merge_passes_with_a_flag_and_an_undecided_release_does_not
 
 
 def test_a_baseline_of_too_few_runs_never_passes_and_a_drop_fails_beside_it(plant, judged):
-    short = plant.baseline(GOOD, GOOD)
-    check = judged(plant.run(GOOD), short)[0]["accuracy"]
+    short = plant.baseline(GOOD, without(GOOD, 5))
+    check = judged(plant.run(GOOD), short, deterministic=False)[0]["accuracy"]
     assert check.outcome is INCONCLUSIVE
-    assert "holds 2 runs and the rule wants 5" in check.message
+    assert "holds 2 distinct runs and the rule wants 5" in check.message
     assert judged(plant.run(without(GOOD, *range(20, 60))), short)[0]["accuracy"].outcome is FAIL
+
+
+def test_copies_of_one_run_are_one_run_unless_the_gate_is_declared_deterministic(plant, judged):
+    copies = plant.baseline(GOOD)
+    assert judged(plant.run(GOOD), copies)[0]["accuracy"].outcome is PASS
+    check = judged(plant.run(GOOD), copies, deterministic=False)[0]["accuracy"]
+    assert (check.outcome, check.numbers["baseline_distinct"]) == (INCONCLUSIVE, 1)
+    differ = plant.baseline(GOOD, *(without(GOOD, i) for i in range(4)))
+    assert judged(plant.run(GOOD), differ, deterministic=False)[0]["accuracy"].outcome is PASS
+    assert "declared deterministic" in judged(plant.run(GOOD), differ)[0]["accuracy"].message
+
+
+def test_answers_that_churn_without_a_drop_are_no_drop_and_say_so(plant, judged):
+    """Thirteen lost and thirteen gained of 100: five copies called it a pass with a bound of 3.4 points."""
+    before = [i >= 20 for i in range(100)]
+    after = [i in range(13) or (right and i not in range(20, 33)) for i, right in enumerate(before)]
+    check = judged(plant.run(after), plant.baseline(before), margin=0.05, beta=0.03)[0]["accuracy"]
+    assert (check.outcome, check.labels["churn"]) == (INCONCLUSIVE, "yes")
+    assert "ANSWERS CHURN: 26.0% of them differ from the stored runs, which differ by 0.0%" in check.message
+    assert 0.09 < check.numbers["drop_upper"] < 0.13  # Wald's is 9.6 points, that of one stored run 11.7
+    assert judged(plant.run(before), plant.baseline(before))[0]["accuracy"].labels["churn"] == "no"
 
 
 def test_without_a_baseline_only_the_floor_holds_and_it_says_so(plant, judged):
@@ -81,6 +106,15 @@ def test_without_a_baseline_only_the_floor_holds_and_it_says_so(plant, judged):
     flagged = judged(plant.run(GOOD), None, None, unresolved="flag")[0]["accuracy"]
     assert flagged.outcome is PASS
     assert "no baseline yet" in flagged.message
+
+
+def test_a_model_that_is_not_pinned_is_said_to_be(plant, gate, rule):
+    hub = gate.model_copy(update={"weights": "hub"})
+    for stored in (None, plant.baseline(GOOD)):
+        for revision, said in (("", True), ("c0ffee", False)):
+            declared = hub.model_copy(update={"revision": revision})
+            checks = judge("g", declared, rule, plant.asked(stored, plant.run(GOOD)), stored, None)
+            assert ("revision not pinned" in checks[1].message) is said
 
 
 def test_the_paired_test_sees_what_the_floor_does_not(plant, judged):
@@ -94,6 +128,17 @@ def test_the_floor_sees_what_the_paired_test_does_not(plant, judged):
     bad = [i % 2 == 0 for i in range(N)]
     checks, _ = judged(plant.run(bad), plant.baseline(bad))
     assert (checks["floor"].outcome, checks["accuracy"].outcome) == (FAIL, PASS)
+
+
+def test_a_model_at_its_floor_is_held_to_it_only_without_a_baseline(plant, judged):
+    """Its own answers, 69 of 200 right, its floor 34.8 %: the draw is always the same, so it would never pass."""
+    own = [i % 29 < 10 for i in range(N)]
+    assert sum(own) == 70
+    assert judged(plant.run(own), plant.baseline(own), floor=0.352)[1] is Exit.PASS
+    alone = judged(plant.run(own), None, floor=0.352)[0]["floor"]
+    assert alone.outcome is INCONCLUSIVE
+    assert "the floor of 35.2%" in alone.message
+    assert judged(plant.run(own), plant.baseline(own), floor=0.5)[0]["floor"].outcome is FAIL
 
 
 def test_too_few_questions_are_inconclusive(plant, judged):
@@ -113,6 +158,27 @@ def test_broken_answers_fail_when_there_are_too_many(plant, judged, count, outco
     check = judged(run)[0]["broken-output"]
     assert check.outcome is outcome
     assert check.numbers["repeat"] == count
+
+
+@pytest.mark.parametrize("share", [0.02, 0.04, 0.06])
+@pytest.mark.parametrize("text", ["!" * 40, None], ids=["babble", "cut off"])
+def test_a_model_that_always_breaks_some_answers_is_not_failed_for_it_at_any_of_nine_looks(plant, gate, share, text):
+    """Flags independent from run to run; 8 to 16 % of such models failed when each look had all of alpha."""
+    rng, failed, questions = np.random.default_rng(7), 0, 250
+    looks = range(50, 251, 25)
+    cut = [Flag.TRUNCATED] if text is None else [Flag.REPEAT]
+    healthy = plant.run([True] * questions).samples
+    flagged = [sample.model_copy(update={"flags": tuple(cut)}) for sample in healthy]
+    for _ in range(60):
+        drawn = rng.random((6, questions)) < share
+        stored = plant.baseline([True] * questions)
+        digits = ["".join(str(int(bit)) for bit in column) for column in drawn[:5].T]
+        stored = stored.model_copy(update={"questions": tuple(
+            question.model_copy(update={"broken": digit, "flags": tuple(cut) if "1" in digit else ()})
+            for question, digit in zip(stored.questions, digits, strict=True))})  # fmt: skip
+        now = [flagged[i] if broken else healthy[i] for i, broken in enumerate(drawn[5])]
+        failed += any(broken_beyond_doubt(gate, stored, now[:look], len(looks)) for look in looks)
+    assert failed <= 2
 
 
 def test_another_backend_turns_every_check_into_did_not_run(plant, judged):

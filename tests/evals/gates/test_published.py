@@ -6,7 +6,6 @@ import pytest
 
 from hileval.gates.declare import load_gates
 from hileval.gates.judge import judge
-from hileval.gates.rule import State, stand
 from hilgate.model import Outcome
 
 N = 1319
@@ -58,23 +57,6 @@ def test_a_model_that_gets_nothing_right(plant, gate, share, n, text, rule, brok
     assert found["broken-output"].outcome is broken
     assert ("repeat" in found["broken-output"].message) is bool(text)
     assert found["accuracy"].outcome is found["floor"].outcome is Outcome.FAIL
-
-
-@pytest.mark.parametrize("d", [0.01, 0.04, 0.13])
-@pytest.mark.parametrize("rule", ["pre-merge", "release"])
-def test_the_same_thing_twice_fails_at_most_once_in_a_hundred(rule, d):
-    """Coin tosses on 2 d of the questions; d of 1 to 13 % is what was measured of greedy runs."""
-    rng = np.random.default_rng(int(1000 * d))
-    n = 250 if rule == "pre-merge" else N
-    rounds, failed = (300 if n == 250 or d < 0.08 else 40), 0
-    for _ in range(rounds):
-        chance = rng.permutation(np.concatenate([np.full(round(2 * d * n), 0.5), np.ones(n - round(2 * d * n))]))
-        base = rng.random((5, n)) < chance
-        runs = [rng.random(n) < chance]
-        while (state := stand(RULES[rule], base, runs).state) in {State.RUN_AGAIN, State.ASK_MORE}:
-            runs.append(rng.random(n) < chance)
-        failed += state is State.FAIL
-    assert failed <= 0.01 * rounds + 3 * np.sqrt(0.01 * 0.99 * rounds)
 
 
 def test_six_runs_that_a_threshold_of_87_failed_at_random_all_stand(plant, gate):

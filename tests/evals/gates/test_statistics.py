@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import beta, binom, binomtest
+from scipy.stats import beta, binom, binomtest, norm, ttest_1samp
 from statsmodels.stats.contingency_tables import mcnemar
 
 from hileval.gates import statistics
-from hileval.gates.statistics import drop_interval, excludes, sequential_looks
+from hileval.gates.statistics import churn, difference_levels, difference_p, drop_interval, excludes, sequential_looks
 from hilgate.errors import MisuseError, RecordsError
 
 RUNS = st.integers(1, 5)
@@ -184,13 +184,12 @@ def test_upper_bound_of_a_deterministic_engine_is_clopper_and_pearsons(lost):
     assert upper == pytest.approx(beta.ppf(0.99, lost + 1, 200 - lost), abs=1e-6)
 
 
-def test_improvement_and_drop_mirror_each_other():
+def test_an_improvement_is_claimed_less_readily_than_a_drop_for_gains_may_be_noise():
     base, new = np.zeros((3, 100), dtype=bool), np.zeros((1, 100), dtype=bool)
     new[0, :8] = True
     low, high = drop_interval(base, new, 0.01)
     mirrored = drop_interval(~base, ~new, 0.01)
-    assert (low, high) == pytest.approx((-mirrored[1], -mirrored[0]), abs=1e-6)
-    assert high < 0
+    assert low < -mirrored[1] < -0.08 < -mirrored[0] < 0 < high < 0.03
 
 
 @pytest.mark.parametrize(("base_runs", "new_runs", "d"), [(5, 1, 0.02), (5, 1, 0.13), (1, 1, 0.04), (5, 3, 0.04)])
@@ -222,3 +221,47 @@ def test_more_noise_in_the_baseline_excludes_less():
     noisy = toss(rng, 5, np.concatenate([np.full(30, 0.5), np.ones(220)]))
     noisy[:, :30][0] = True  # the means stay close, the spread does not
     assert drop_interval(noisy, new, 0.01)[1] - noisy.mean() + 1 > drop_interval(quiet, new, 0.01)[1]
+
+
+def test_the_test_of_differences_is_scipys_with_a_floor_under_the_variance():
+    x = np.random.default_rng(1).choice([-1.0, 0.0, 0.2, 1.0], size=(3, 90), p=[0.05, 0.7, 0.1, 0.15])
+    assert difference_p(x) == pytest.approx(ttest_1samp(x, 0, axis=-1, alternative="greater").pvalue)
+    assert difference_p(np.zeros(90)) == pytest.approx(0.5)
+    assert difference_p(np.eye(1, 90)[0]) > 0.05, "one lost answer proves nothing"
+    assert difference_p(np.ones(50)) < 1e-40
+
+
+def test_levels_of_the_looks_together_are_alpha_and_leave_most_for_the_last():
+    levels = difference_levels(PLAN, 0.01)
+    assert levels[0] < 1e-6
+    assert 0.007 < levels[-1] < 0.01
+    assert difference_levels((1319,), 0.008) == (0.008,)
+    steps = np.random.default_rng(2).standard_normal((200_000, len(PLAN))) * np.sqrt(np.diff(PLAN, prepend=0))
+    p_values = norm.sf(steps.cumsum(axis=1) / np.sqrt(PLAN))
+    assert (p_values <= levels).any(axis=1).mean() == pytest.approx(0.01, abs=0.0007)
+
+
+def test_churn_of_exchangeable_runs_is_exact_by_enumeration():
+    rng = np.random.default_rng(12)
+    base, new = rng.random((3, 4)) < 0.5, rng.random((2, 4)) < 0.5
+    together = np.vstack([base, new])
+    each = []
+    for question in together.T:
+        values = []
+        for chosen in itertools.combinations(range(5), 2):
+            ours, theirs = question[list(chosen)], np.delete(question, chosen)
+            values.append(int((ours[:, None] != theirs).sum()))
+        each.append(values)
+    seen = (new[:, None] != base).sum()
+    expected = np.mean([sum(values) >= seen for values in itertools.product(*each)])
+    differ, among, p_value = churn(base, new)
+    assert p_value == pytest.approx(expected)
+    assert (differ, among) == pytest.approx((seen / 24, statistics.discordance(base)))
+
+
+def test_gains_of_a_new_run_widen_the_bound_of_copies():
+    base, new = np.ones((5, 250), dtype=bool), np.ones((1, 250), dtype=bool)
+    base[:, :10] = new[:, 10:20] = False
+    flipped = drop_interval(base, new, 0.03)
+    assert flipped == pytest.approx(drop_interval(base[:1], new, 0.03)), "five copies know what one run knows"
+    assert flipped[1] > 0.03

@@ -33,8 +33,10 @@ def test_missing(tmp_path):
         (lambda c: c["questions"][1].update(strict="111"), BaselineError, "question 1: strict is of 3 runs, not 5"),
         (lambda c: c.update(schema_version=1), BaselineError, "not valid: schema_version"),
         (lambda c: c.update(note="x"), BaselineError, "not valid: note"),
+        (lambda c: c["questions"][1].update(doc_id=0), DuplicateQuestionError, "doc_id 0 occurs more than once"),
+        (lambda c: c["questions"][1].update(doc_hash="x"), BaselineError, "questions.1.doc_hash: String should match"),
     ],
-    ids=["lost line", "question twice", "other runs", "other schema", "unknown key"],
+    ids=["lost line", "question twice", "other runs", "other schema", "unknown key", "number twice", "no hash"],
 )
 def test_a_damaged_file_is_refused(plant, tmp_path, damage, error, why):
     path = tmp_path / "gate.json"
@@ -70,12 +72,25 @@ def test_outcomes_come_back_run_by_run_in_the_asked_order(plant, arguments):
     hashes = [question.doc_hash for question in made.questions]
     assert made.outcomes("strict", hashes[::-1]).tolist() == [[True, False, True], [True, True, True]]
     assert made.outcomes("strict", hashes).tolist() == vectors
-    assert made.d == pytest.approx(1 / 3)
+    assert made.d("strict") == pytest.approx(1 / 3)
+
+
+def test_a_gate_of_the_last_number_is_recorded_by_it(plant, arguments):
+    """Strict 20 %, flexible 93 %: what a model that never writes #### scores."""
+    run = plant.run([i % 14 > 0 for i in range(28)])
+    samples = tuple(sample.model_copy(update={"strict_correct": sample.doc_id % 5 == 0}) for sample in run.samples)
+    run = run.model_copy(update={"samples": samples})
+    lucky = run.model_copy(update={"samples": (samples[0].model_copy(update={"flexible_correct": True}), *samples[1:])})
+    made = make_baseline("g", [run, lucky], which="flexible", **(arguments | {"floor": 0.91}))
+    assert made.distinct("flexible") == 2 > made.distinct("strict")
+    assert made.d("flexible") > 0 == made.d("strict")
+    with pytest.raises(UnfitBaselineError, match=r"6/28 right is below the floor of 91\.0%"):
+        make_baseline("g", [run], **(arguments | {"floor": 0.91}))
 
 
 def test_what_may_become_a_baseline(plant, arguments):
     assert make_baseline("g", [plant.run([True] * 20)] * 5, **arguments).runs == 5
-    assert make_baseline("g", [plant.run([True] * 20)], **arguments).d is None
+    assert make_baseline("g", [plant.run([True] * 20)], **arguments).d("strict") is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask ours and the engine's own attention for distributions, each in its own process: the sides of a drift gate."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from hileval.ask.evaluation import check_backend
+from hileval.ask.task import model_folder
+from hileval.engines import EngineError, Rows
+from hileval.gates.declare import engine_factory
+from hileval.gates.drift import Drift, Floor, judge_drift
+from hilgate.errors import RecordsError
+from hilgate.model import Check, Noun, Outcome
+
+if TYPE_CHECKING:
+    from hileval.gates.declare import DriftGate, EngineName, Gate
+
+BLOCK = 16
+"""Tokens that the positive control replaces."""
+
+
+class Side(Noun):
+    """What one engine said."""
+
+    name: str
+    """Engine and version."""
+    served: Check | None
+    read: Rows
+    """After each token of each sequence but the first."""
+    asked: list[list[int]]
+    """Beginnings of the sequences,"""
+    written: list[list[int]]
+    """what the engine wrote behind them,"""
+    wrote: Rows
+    """and from which distributions."""
+    read_again: Rows = Field(default_factory=list)
+    """Of the peer: the same places, where it is given all tokens at once; what ours wrote,"""
+    read_own: Rows = Field(default_factory=list)
+    """and what it wrote itself."""
+    changed: Rows = Field(default_factory=list)
+    """Of the peer: behind a replaced block of each sequence."""
+
+
+def sequences_of(gate: Gate, drift: DriftGate) -> list[list[int]]:
+    """Fixed sequences of token ids: questions with their right answers, one each or joined to a length.
+
+    Raises:
+        RecordsError: The task holds too little text, or no plain tokenizer file.
+    """
+    from tokenizers import Tokenizer
+
+    from hileval.ask.harness import documents_of
+
+    file = model_folder(gate) / "tokenizer.json"
+    if not file.is_file():
+        raise RecordsError("tokenizer.json is missing", where=gate.model, remedy="fetch the whole model")
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    texts = (f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in documents_of(gate))
+    tokens = (tokenizer.encode(text).ids for text in texts)
+    found: list[list[int]] = []
+    for length, times in drift.lengths.items():
+        for _ in range(times):
+            one: list[int] = []
+            while not one or len(one) < length:
+                if (more := next(tokens, None)) is None:
+                    raise RecordsError(f"too little text for {times} sequences of {length} tokens", where=gate.task)
+                one += more
+            found.append(one[: length or None])
+    return found
+
+
+def ask_side(name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Side:
+    """Ask one engine everything: ours where nothing is given, else the peer about what ours wrote too."""
+    from hileval.engines.transformers_engine import TransformersEngine
+    from hileval.engines.vllm_engine import VllmEngine
+
+    chosen: EngineName = "vllm" if given is None or drift.peer == "vllm" else "transformers"
+    backend = gate.attention_backend if given is None else "vllm" if chosen == "vllm" else None
+    gate = gate.model_copy(update={"attention_backend": backend, "env": gate.env if given is None else {}})
+    sequences = sequences_of(gate, drift)
+    asked = [tokens[: max(2, len(tokens) * 3 // 5)] for tokens in sequences]
+    engine = engine_factory(gate, chosen)()
+    assert isinstance(engine, (VllmEngine, TransformersEngine))
+    try:
+        read = engine.read(sequences)
+        written, wrote = engine.write(asked, drift.written)
+        side = Side(
+            name=engine.name,
+            served=check_backend(name, gate, engine),
+            read=read,
+            asked=asked,
+            written=written,
+            wrote=wrote,
+        )
+        if given is None:
+            return side
+        replaced = [changed(tokens, sequences[i - 1]) for i, tokens in enumerate(sequences)]
+        rows = engine.read([tokens for tokens, _ in replaced])
+        return side.model_copy(
+            update={
+                "read_again": _last(engine.read(_joined(given)), given),
+                "read_own": _last(engine.read(_joined(side)), side),
+                "changed": [row[behind - 1 :] for row, (_, behind) in zip(rows, replaced, strict=True)],
+            }
+        )
+    finally:
+        engine.close()
+
+
+def changed(tokens: list[int], other: list[int]) -> tuple[list[int], int]:
+    """A sequence with one block in its middle taken from another one, and the place behind it."""
+    size = min(BLOCK, len(tokens) // 3)
+    begin = (len(tokens) - size) // 2
+    taken = [(other * (begin + size))[begin + i] for i in range(size)]
+    return [*tokens[:begin], *taken, *tokens[begin + size :]], begin + size
+
+
+def _joined(side: Side) -> list[list[int]]:
+    return [[*asked, *written] for asked, written in zip(side.asked, side.written, strict=True)]
+
+
+def _last(rows: Rows, side: Side) -> Rows:
+    """The places at which the written tokens were chosen; `read` gives the row before each token but the first."""
+    return [row[len(asked) - 1 :] for row, asked in zip(rows, side.asked, strict=True)]
+
+
+def compare_sides(name: str, ours: Side, peer: Side, floor: Floor) -> list[Check]:
+    """The checks of a drift gate, and who served it."""
+    behind = [row[-len(changed_rows) :] for row, changed_rows in zip(peer.read, peer.changed, strict=True)]
+    checks = judge_drift(
+        name,
+        Drift.between(ours.read, peer.read),
+        Drift.between(ours.wrote, peer.read_again),
+        Drift.between(peer.wrote, peer.read_own),
+        Drift.between(peer.changed, behind),
+        floor,
+    )
+    served = [side.served for side in (ours, peer) if side.served is not None]
+    if any(check.outcome is not Outcome.PASS for check in served):
+        checks = [check.model_copy(update={"outcome": Outcome.DID_NOT_RUN}) for check in checks]
+    return [*served, *checks]
+
+
+def run_drift(name: str, drift: DriftGate) -> list[Check]:
+    """Both sides, each in a process of its own: a plugin cannot leave one that it has joined.
+
+    Raises:
+        EngineError: A side ended without an answer.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{side}.json" for side in ("ours", "peer")]
+        for number, file in enumerate(files):
+            given = ["--given", str(files[0])] if number else []
+            command = [sys.executable, "-m", "hileval", "drift-side", name, "--file", str(file), *given]
+            if status := subprocess.run(command, check=False).returncode:
+                raise EngineError(
+                    f"{file.stem} ended with status {status}", where=name, remedy="read what it says above"
+                )
+        ours, peer = (Side.model_validate_json(file.read_bytes()) for file in files)
+    return compare_sides(name, ours, peer, drift.floor)

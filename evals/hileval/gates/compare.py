@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare two stored runs, question by question: our samples.jsonl, or lm-eval's samples_*.jsonl."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hileval.gates import statistics
+from hileval.gates.judge import Flip
+from hilgate.errors import RecordsError
+from hilgate.model import Check, Outcome
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hileval.records.records import Filter
+
+FILTERS = {"strict": "strict-match", "flexible": "flexible-extract"}
+"""lm-eval's names."""
+
+
+def read_answers(path: Path, which: Filter) -> dict[str, dict[str, Any]]:
+    """Question, target, text and whether it is right under a filter, by the question's hash.
+
+    Raises:
+        RecordsError: Unreadable, not answers, a question twice, a score that is neither 0 nor 1, or none of the filter.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            if "filter" in row and row["filter"] != FILTERS[which]:
+                continue
+            ours = "strict_correct" in row
+            right = row[f"{which}_correct"] if ours else row["exact_match"]
+            if right not in (0, 1):
+                raise ValueError(f"a score of {right!r}")  # noqa: TRY301 - one place words what is wrong with a file
+            if row["doc_hash"] in found:
+                raise ValueError(f"question {row['doc_id']} occurs twice")  # noqa: TRY301 - the same
+            found[row["doc_hash"]] = {
+                "doc_id": row["doc_id"],
+                "question": row["question"] if ours else str(row["doc"].get("question", row["doc"])),
+                "target": str(row["target"]).rsplit("#### ", 1)[-1],
+                "text": row["text"] if ours else row["resps"][0][0],
+                "right": bool(right),
+            }
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise RecordsError(
+            f"not stored answers: {type(error).__name__}: {error}",
+            where=str(path),
+            remedy="name a samples.jsonl of a gate, or lm-eval's samples_<task>_<time>.jsonl",
+        ) from error
+    if not found:
+        raise RecordsError(f"no answer of filter {FILTERS[which]}", where=str(path), remedy="use the other --filter")
+    return found
+
+
+def compare(before: Path, after: Path, which: Filter, *, alpha: float, margin: float) -> tuple[Check, list[Flip]]:
+    """Whether the second run is worse: both tests at alpha; a pass excludes a drop of the margin.
+
+    Raises:
+        RecordsError: See `read_answers`; or the files share no question, or not all of them.
+    """
+    old, new = read_answers(before, which), read_answers(after, which)
+    if old.keys() != new.keys():
+        raise RecordsError(
+            f"{len(old)} and {len(new)} questions, {len(old.keys() & new.keys())} of them the same",
+            where=f"{before}, {after}",
+            remedy="compare runs of the same questions",
+        )
+    base, now = (np.array([[side[key]["right"] for key in old]]) for side in (old, new))
+    p_value = max(statistics.drop_p(base, now), float(statistics.difference_p(statistics.differences(base, now))))
+    low, high = statistics.drop_interval(base, now, alpha)
+    flips = [
+        Flip(
+            one["doc_id"],
+            one["question"],
+            one["target"],
+            one["right"],
+            new[key]["right"],
+            one["text"],
+            new[key]["text"],
+        )
+        for key, one in old.items()
+        if one["right"] != new[key]["right"]
+    ]
+    flips.sort(key=lambda flip: not flip.lost)
+    lost = sum(flip.lost for flip in flips)
+    if p_value <= alpha:
+        outcome, verdict = Outcome.FAIL, "dropped"
+    elif high <= margin:
+        outcome, verdict = Outcome.PASS, f"a drop of {margin:.1%} is excluded"
+    else:
+        outcome, verdict = Outcome.INCONCLUSIVE, f"no drop is shown, and one of {margin:.1%} is not excluded"
+    n, drop = base.size, statistics.drop(base, now)
+    message = (
+        f"{base.sum()}/{n} = {base.mean():.1%} before, {now.sum()}/{n} = {now.mean():.1%} after, lost {lost}, "
+        f"gained {len(flips) - lost}, drop {drop:.1%} [{low:.1%}, {high:.1%}], p={p_value:.2g}: {verdict}"
+    )
+    numbers = {"n": n, "lost": lost, "gained": len(flips) - lost, "p_value": p_value, "drop": drop}
+    return Check(id="compare/accuracy", outcome=outcome, message=message, numbers=numbers), flips

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Divergences, what rounding explains of them, and seventeen faults of attention that exact match mostly misses."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_softmax
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hileval.ask import drift as sides
+from hileval.engines.transformers_engine import TransformersEngine
+from hileval.gates.declare import load_gates
+from hileval.gates.drift import FLOOR, Drift, UnmeasuredError, divergence, judge_drift
+from hilgate.model import Check, Outcome
+
+DECLARED = load_gates()
+DRIFT, GATE = DECLARED.drifts["pocket-window-drift"], DECLARED.gates["pocket-packed"]
+
+
+def flat(kl):
+    return Drift(kl, kl, kl, 10)
+
+
+def test_divergence_is_kullback_and_leiblers_where_every_token_is_named():
+    rng = np.random.default_rng(1)
+    want, got = log_softmax(rng.standard_normal((2, 20)), axis=-1)
+    expected = float((np.exp(want) * (want - got)).sum())
+    assert divergence(dict(enumerate(got)), dict(enumerate(want))) == pytest.approx(expected, abs=1e-6)
+    assert divergence(dict(enumerate(want)), dict(enumerate(want))) == 0
+    named = {token: value for token, value in enumerate(got) if token != int(want.argmax())}
+    assert divergence(named, dict(enumerate(want))) > 0.05, (
+        "a token that is not named is at least as far off as the last"
+    )
+
+
+@pytest.mark.parametrize("row", [{}, {0: math.nan, 1: -1.0}, {0: -math.inf, 1: 0.0}])
+def test_what_is_no_distribution_is_infinitely_far(row):
+    good = {0: -0.7, 1: -0.7}
+    assert divergence(row, good) == divergence(good, row) == math.inf
+    assert not Drift.between([[row, good]], [[good, good]]).within(flat(1.0))
+
+
+def test_other_places_are_no_comparison():
+    for got in ([], [[]], [[{0: 0.0}]]):
+        with pytest.raises(UnmeasuredError):
+            Drift.between(got, [[{0: 0.0}, {0: 0.0}]] if got else [])
+
+
+@pytest.mark.parametrize(
+    ("reading", "writing", "control", "outcomes"),
+    [
+        (1e-4, 1.9e-4, 1.0, "pass pass pass"),
+        (2.1e-4, 1e-4, 1.0, "pass fail pass"),
+        (1e-4, math.inf, 1.0, "pass pass fail"),
+        (1e-4, 1e-4, 1.9e-4, "inconclusive inconclusive inconclusive"),
+    ],
+    ids=["twice the rounding", "more", "NaN", "a lost block is not noticed"],
+)
+def test_rounding_explains_twice_itself_and_the_control_must_trip(reading, writing, control, outcomes):
+    checks = judge_drift("g", flat(reading), flat(writing), flat(1e-4), flat(control), FLOOR)
+    assert [check.id for check in checks] == ["g/control", "g/reading", "g/writing"]
+    assert " ".join(check.outcome.value for check in checks) == outcomes
+
+
+def test_one_sequence_in_fifty_is_seen_by_the_worst_place_alone():
+    good, bad = {0: math.log(0.9), 1: math.log(0.1)}, {0: math.log(0.1), 1: math.log(0.9)}
+    found = Drift.between([[bad] if i == 7 else [good] for i in range(50)], [[good]] * 50)
+    assert found.half == found.most == 0
+    assert not found.within(flat(1e-3))
+
+
+def unseen(fault, queries, n, mask):
+    """Which keys a query does not read, [..., queries, n]: later ones, those that the model masks, and what is lost."""
+    hidden = torch.ones(queries, n, dtype=torch.bool).triu(n - queries + 1)
+    if mask is not None:
+        hidden = hidden | (~mask[..., :n] if mask.dtype == torch.bool else mask[..., :n] < 0)
+    lost = torch.zeros(queries, n, dtype=torch.bool)
+    late = torch.arange(4, n)
+    if fault.get("lost") == "first":
+        lost[late, 0] = True
+    if fault.get("lost") == "recent":
+        lost[late, late - 2] = True
+    return hidden | lost
+
+
+def damaged(fault, key, value):
+    n = key.shape[-2]
+    if "stale" in fault:
+        key, value = key.clone(), value.clone()
+        for side in (key, value)[fault["stale"] :]:
+            side[..., n // 2, :] = side[..., 1, :]
+    if fault.get("codes"):
+        key, value = (side.to(torch.float8_e4m3fn).to(side.dtype) for side in (key, value))
+    if fault.get("block"):
+        key, value = (torch.cat([one[..., :16, :], one[..., :16, :], one[..., 32:, :]], -2) for one in (key, value))
+    return key, value * fault.get("values", 1.0)
+
+
+def faulty(fault, rng):
+    """Attention in float32 with one fault; [sequences, heads, tokens, channels]."""
+
+    def attention(_, query, key, value, attention_mask, scaling, softcap=None, **__):
+        repeat = query.shape[1] // key.shape[1]
+        key, value = (side.repeat_interleave(repeat, 1) for side in damaged(fault, key, value))
+        scores = query @ key.mT * scaling * fault.get("scale", 1.0)
+        scores = torch.tanh(scores / softcap) * softcap if softcap else scores
+        hidden = unseen(fault, query.shape[-2], key.shape[-2], attention_mask)
+        weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        if fault.get("weights"):
+            weights = weights.to(torch.float8_e4m3fn).to(weights.dtype)
+        out = weights @ value
+        if noise := fault.get("noise"):
+            out = out + noise * out.std() * torch.as_tensor(rng.standard_normal(out.shape), dtype=out.dtype)
+        return out.transpose(1, 2).contiguous(), weights
+
+    return attention
+
+
+FAULTS = {
+    "softmax scale x1.01": {"scale": 1.01}, "softmax scale x1.05": {"scale": 1.05},
+    "softmax scale x1.25": {"scale": 1.25},
+    "V scale x1.02": {"values": 1.02}, "V scale x1.10": {"values": 1.1}, "V scale x2": {"values": 2.0},
+    "noise 3 % of sd": {"noise": 0.03}, "noise 10 %": {"noise": 0.1}, "noise 30 %": {"noise": 0.3},
+    "P in FP8": {"weights": True}, "KV in FP8, undeclared": {"codes": True},
+    "first token not read": {"lost": "first"},
+    "one slot stale, K and V": {"stale": 0}, "one slot stale, V": {"stale": 1},
+    "one key in the last 4 skipped": {"lost": "recent"}, "block of 16 overwritten": {"block": True},
+    "block of 16 overwritten, 1 of 50 sequences": {"block": True, "every": 50},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def asked():
+    """A pocket model on transformers with an attention that a fault is planted in, and what it says without one."""
+    patch = pytest.MonkeyPatch()
+    engine = TransformersEngine(GATE.path(GATE.model))
+    sequences = sides.sequences_of(GATE, DRIFT.model_copy(update={"lengths": {0: 50}}))
+
+    def read(fault, some=range(50)):
+        planted, right = faulty(fault, np.random.default_rng(1)), faulty({}, None)
+        every, rows = fault.get("every", 1), []
+        for i in some:
+            served = planted if i % every == every - 1 else right
+            patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", served)
+            rows += engine.read([sequences[i]])
+        return rows
+
+    engine.model.set_attn_implementation("eager")
+    own = engine.read(sequences)
+    engine.model.set_attn_implementation("sdpa")
+    yield read, own
+    patch.undo()
+
+
+def test_right_attention_by_other_arithmetic_is_rounding(asked):
+    """In another order of sums than transformers' own."""
+    read, own = asked
+    assert Drift.between(read({}), own).within(flat(0.0))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_of_seventeen_faults_is_seen(asked, fault):
+    read, own = asked
+    some = range(50) if "every" in FAULTS[fault] else range(1)
+    found = Drift.between(read(FAULTS[fault], some), [own[i] for i in some])
+    assert not found.within(flat(0.0)), f"{fault}: {found}"
+
+
+def test_the_sides_are_fixed_sequences_and_a_replaced_block():
+    found = sides.sequences_of(GATE, DRIFT)
+    lengths = Counter(map(len, found))
+    assert lengths[140] == DRIFT.lengths[140]
+    assert found == sides.sequences_of(GATE, DRIFT)
+    tokens, behind = sides.changed(found[0], found[1])
+    differ = [i for i, (a, b) in enumerate(zip(tokens, found[0], strict=True)) if a != b]
+    assert 0 < len(differ) <= 16 > behind - 1 - differ[-1] >= 0
+
+
+def test_another_backend_on_either_side_did_not_run():
+    rows = [[{0: math.log(0.9), 1: math.log(0.1)}] * 5] * 2
+    changed = [[{0: math.log(0.1), 1: math.log(0.9)}] * 2] * 2
+    good = sides.Side(
+        name="x", served=Check(id="g/served-by-vllm", outcome=Outcome.PASS, message="m"), read=rows, wrote=rows,
+        asked=[[1]] * 2, written=[[2]] * 2, read_again=rows, read_own=rows, changed=changed,
+    )  # fmt: skip
+    assert {check.outcome for check in sides.compare_sides("g", good, good, FLOOR)} == {Outcome.PASS}
+    bad = good.model_copy(update={"served": good.served.model_copy(update={"outcome": Outcome.DID_NOT_RUN})})
+    for pair in ((bad, good), (good, bad)):
+        checks = sides.compare_sides("g", *pair, FLOOR)
+        assert {check.outcome for check in checks[2:]} == {Outcome.DID_NOT_RUN}
