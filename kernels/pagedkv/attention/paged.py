@@ -210,7 +210,7 @@ def paged_attention(
             num_stages=launch.stages,
             DEPENDENT=dependent,
             PAIRS=pairs,
-            **options(arch, decode=decode),
+            **options(arch, decode=decode, cache_bytes=cache.key.element_size()),
             **follows,
         )
         if splits > 1:
