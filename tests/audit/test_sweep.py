@@ -15,16 +15,7 @@ CASE = ("--only", "ours/attention-decode-float16-q3kv3-d32-bs48-nhd/")
 
 def test_what_needs_more_instructions_because_waves_compute_the_same_ranks_behind():
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pagedkv.audit.sweep",
-            "gfx942",
-            "mla_narrow.waves=4,2",
-            "mla_narrow.tokens=16",
-            "--only",
-            MLA,
-        ],
+        [sys.executable, "-m", "pagedkv.audit.sweep", "gfx942", "mla_narrow.waves=4,2", "mla_narrow.tokens=16", *MLA],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
