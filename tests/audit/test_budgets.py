@@ -2,6 +2,7 @@
 """Every budget has a planted violation, and nothing else in the kernel is wrong; what a declaration must say."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -37,6 +38,10 @@ VIOLATIONS = [
 
 def test_a_good_kernel_is_within_budget_and_sgpr_spills_are_not_judged(figures):
     assert BUDGETS.violations(figures()) == BUDGETS.violations(figures(sgpr_spills=300)) == []
+
+
+def test_llvm_counts_no_more_waves_than_the_launch_asked_for(figures):
+    assert BUDGETS.violations(replace(figures(occupancy=2), waves_per_eu=2)) == []
 
 
 @pytest.mark.parametrize(("change", "message"), VIOLATIONS)

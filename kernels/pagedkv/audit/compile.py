@@ -138,6 +138,8 @@ class MachineCode:
     text: str
     """The AMDGCN text."""
     compile_seconds: float
+    waves_per_eu: int
+    """What the launch asked of LLVM; 0 for nothing."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,8 @@ class Figures:
     """When it was compiled, in this run or in an earlier one."""
     kept: bool = False
     """Whether an earlier run compiled it."""
+    waves_per_eu: int = 0
+    """As of `MachineCode`."""
 
     @property
     def waves_per_simd(self) -> float:
@@ -164,8 +168,8 @@ class Figures:
 
     @property
     def register_waves(self) -> int:
-        """Occupancy by registers alone, which LLVM computes too."""
-        return register_waves(vgpr=self.code.vgpr, sgpr=self.code.sgpr)
+        """Occupancy by registers alone, as LLVM computes it too: no more than the launch asked for."""
+        return min(register_waves(vgpr=self.code.vgpr, sgpr=self.code.sgpr), self.waves_per_eu or VGPRS)
 
 
 def specialisations(arch: str, launch: Callable[[], object]) -> list[Specialisation]:
@@ -216,6 +220,7 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
         code=compiled.asm["hsaco"],
         text=compiled.asm["amdgcn"],
         compile_seconds=time.perf_counter() - started,
+        waves_per_eu=compiled.metadata.waves_per_eu,
     )
 
 
@@ -234,6 +239,7 @@ def read_figures(arch: str, compiled: MachineCode, *, kept: bool = False) -> Fig
         text=read_assembly(compiled.text),
         compile_seconds=compiled.compile_seconds,
         kept=kept,
+        waves_per_eu=compiled.waves_per_eu,
     )
 
 
