@@ -75,6 +75,12 @@ class Attention:
     """KV tokens of a partition where the split may not depend on the batch."""
     kpack: int
     """As in `Mla`."""
+    quantised_rows: int = 0
+    """`rows` where the cache is quantised: decoded tiles take registers; 0 is no other number."""
+    quantised_stages: int = 0
+    """Stages where the cache is quantised; 0 takes those of the packing."""
+    waves_per_eu: int = 0
+    """AMD: waves of a SIMD that registers shall suffice for, of elements of two bytes; 0 leaves it to the compiler."""
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,13 @@ import triton
 import triton.language as tl
 
 
-def hidden_alignment(*strides: int) -> int:
-    """Return 8, 4 or 2 if that divides every stride (in elements) and 16 does not, else 1.
+def alignment(*strides: int) -> int:
+    """Return the largest of 16, 8, 4, 2 and 1 that divides every stride (in elements).
 
     Triton specialises an integer argument on divisibility by 16 only. A head of 40 or 72 channels has rows that are
     16-byte aligned (8 elements of two bytes) and would be read element by element without this.
     """
-    common = math.gcd(16, *strides)
-    return 1 if common == 16 else common
+    return math.gcd(16, *strides)
 
 
 @triton.jit
@@ -37,12 +36,12 @@ def multiple(stride, ALIGN: tl.constexpr):
 def wide(strides, ALIGN: tl.constexpr = 1):
     """Return a tuple of strides as int64, so that no product with them wraps, each a multiple of ALIGN.
 
-    Triton passes a small integer as int32, and 1 as a constant.
+    Triton passes a small integer as int32, and 1 as a constant; that one is a multiple of 16 it sees by itself.
     """
     out = ()
     for i in tl.static_range(len(strides)):
         stride = tl.cast(strides[i], tl.int64)
-        if ALIGN > 1:
+        if ALIGN > 1 and ALIGN < 16:
             stride = multiple(stride, ALIGN)
         out += (stride,)
     return out
@@ -119,6 +118,7 @@ def tile_base(
     stride_token,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    ALIGN: tl.constexpr = 1,
     GROUP: tl.constexpr = 1,
 ):
     """Return where TILE tokens from `first` on lie, [TILE] int64, less `column * stride_token`.
@@ -135,6 +135,7 @@ def tile_base(
         stride_token: Likewise.
         BLOCK_SIZE: Tokens of a block.
         TILE: Tokens of the tile.
+        ALIGN: What divides the places of all blocks, a power of two up to 16.
         GROUP: As of `locate`.
     """
     entry = first // BLOCK_SIZE
@@ -152,6 +153,8 @@ def tile_base(
             # A tile of whole blocks begins with one, and the compiler need not find that out.
             at = column if BLOCK_SIZE < TILE else inside + column
             base = tl.where(at // BLOCK_SIZE == n, start, base)
+        # Triton 3.8 takes how many neighbours a choice yields, of scalars 1, for the most that can divide it.
+        base = tl.multiple_of(base, ALIGN)
     else:
         token = first + column
         block = tl.load(table + token // BLOCK_SIZE, mask=token // BLOCK_SIZE <= last, other=0).to(tl.int64)

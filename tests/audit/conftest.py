@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from pagedkv.audit.code_object import Assembly, CodeObject, Site
+from pagedkv.audit.code_object import Assembly, CodeObject, Loop, Site
 from pagedkv.audit.isolation import run_isolated
 
 # Triton decides when a kernel is defined whether to interpret it, and a session without a GPU interprets. This one
@@ -41,6 +41,8 @@ def figures():
         code = {"vgpr": 96, "agpr": 0, "sgpr": 40, "vgpr_spills": 0, "sgpr_spills": 0, "scratch_bytes": 0}
         text = {
             "mfma": 16,
+            "broadcast_high": 0,
+            "loops": (Loop(200, 16, 2 * 16 * 16**3),),
             "occupancy": 5,
             "loads": (
                 Site("attend.py:7", 16, 12, "k = tl.load(key_cache + row, mask=mask)"),

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every budget has a planted violation, and nothing else in the kernel is wrong; what a declaration must say."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
-from pagedkv.audit.budgets import EVERY, FILE, Budgets, KernelBudget, Limits, load_budgets, load_declared
+from pagedkv.audit.budgets import EVERY, FILE, Budgets, KernelBudget, Limits, LoopBudget, load_budgets, load_declared
 from pagedkv.audit.cases import Case, LaunchConfiguration
-from pagedkv.audit.code_object import Site
+from pagedkv.audit.code_object import Loop, Site
 from pagedkv.errors import InvalidFileError
 
 BUDGETS = Budgets(
     every=Limits(vgpr_spills=0, scratch_bytes=0, wide_share=0.9),
     comparisons=(),
-    kernels={"attend": KernelBudget(tile="TILE", mfma=1, wide=("key_cache",))},
+    loops=(LoopBudget("gfx942/.*/prefill", flop_per_instruction=600, waves_per_simd=2),),
+    kernels={"attend": KernelBudget(tile="TILE", rows="ROWS", channels=("D", "D"), mfma=1, wide=("key_cache",))},
     evidence={},
 )
 
@@ -28,6 +32,7 @@ VIOLATIONS = [
     pytest.param({"loads": (Site("a.py:1", 16, 9, "q = tl.load(query)"),)}, "no tl.load through key", id="other loads"),
     pytest.param({"pointer_choices": ("a.py:9",)}, "yields a pointer at a.py:9", id="a pointer out of a branch"),
     pytest.param({"kernel": "stranger"}, "stranger has no budget", id="a kernel without a budget"),
+    pytest.param({"arch": "gfx950", "broadcast_high": 2}, "2 v_pk_fma_f32", id="what gfx950 errs in"),
     pytest.param({"occupancy": 4}, "LLVM says 4", id="our occupancy model disagrees with LLVM's"),
 ]
 
@@ -36,11 +41,50 @@ def test_a_good_kernel_is_within_budget_and_sgpr_spills_are_not_judged(figures):
     assert BUDGETS.violations(figures()) == BUDGETS.violations(figures(sgpr_spills=300)) == []
 
 
+def test_llvm_counts_no_more_waves_than_the_launch_asked_for(figures):
+    assert BUDGETS.violations(replace(figures(occupancy=2), waves_per_eu=2)) == []
+
+
 @pytest.mark.parametrize(("change", "message"), VIOLATIONS)
 def test_a_planted_violation_is_found_and_is_the_only_one(figures, change, message):
     [violation] = BUDGETS.violations(figures(**change))
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(violation)
+
+
+SHAPE = {"TILE": "32", "ROWS": "32", "D": "128"}
+"""Of 4 waves: 2 x 2 x 32 x 32 x 128 / 4 operations each, 16 instructions of 16 x 16 x 16."""
+
+LOOPS = [
+    pytest.param((Loop(200, 16, 16 * 8192),), 655.4, [], id="as it should be"),
+    pytest.param((Loop(200, 32, 32 * 8192),), 655.4, ["issues 32 MFMA .* needs 16"], id="each product twice"),
+    pytest.param((Loop(200, 8, 8 * 32768),), 655.4, ["issues 8 MFMA .* needs 4"], id="twice, of 32 rows and columns"),
+    pytest.param((Loop(400, 16, 16 * 8192),), 327.7, ["327.7 FLOP for each of the 400"], id="too many others"),
+]
+
+
+@pytest.mark.parametrize(("loops", "flop", "problems"), LOOPS)
+def test_a_loop_is_judged_by_what_its_products_need(figures, loops, flop, problems):
+    kernel = figures(loops=loops)
+    numbers = BUDGETS.loop_numbers(kernel, SHAPE)
+    assert numbers["flop_per_instruction"] == flop
+    found = BUDGETS.loop_violations("gfx942/ours/prefill/attend", numbers, kernel)
+    assert len(found) == len(problems)
+    assert all(re.search(problem, text) for problem, text in zip(problems, found, strict=True))
+    elsewhere = BUDGETS.loop_violations("gfx90a/ours/prefill/attend", numbers, kernel)
+    assert len(elsewhere) == sum("MFMA" in problem for problem in problems), "the [[loop]] is of gfx942"
+
+
+def test_a_loop_of_too_few_waves_is_over_budget(figures):
+    kernel = figures(vgpr=300, occupancy=1)
+    [found] = BUDGETS.loop_violations("gfx942/ours/prefill/attend", BUDGETS.loop_numbers(kernel, SHAPE), kernel)
+    assert "at 1 waves a SIMD (at least 2)" in found
+
+
+def test_a_kernel_without_products_or_without_a_loop_has_no_figures_of_one(figures):
+    assert BUDGETS.loop_numbers(figures(kernel="other"), SHAPE) == {}
+    assert BUDGETS.loop_numbers(figures(loops=()), SHAPE) == {}
+    assert BUDGETS.loop_violations("gfx942/ours/prefill/attend", {}, figures()) == []
 
 
 def test_narrow_loads_are_allowed_where_rows_are_not_dense(figures):
@@ -67,7 +111,17 @@ def test_every_kernel_with_a_dot_product_must_use_matrix_instructions():
 
 INVALID = [
     pytest.param("", "every: expected the keys", id="no limits"),
-    pytest.param("[every]\nvgpr_spills = 0\nscratch_bytes = 0\nwide_share = 1.5\n", "is a share, got 1.5", id="share"),
+    pytest.param(
+        "[every]\nvgpr_spills = 0\nscratch_bytes = 0\nwide_share = 1.5\n",
+        "is a share, got 1.5",
+        id="share",
+    ),
+    pytest.param(
+        "[every]\nvgpr_spills = 0\nscratch_bytes = 0\nwide_share = 1.0\n"
+        '[[loop]]\nrows = "("\nflop_per_instruction = 1\nwaves_per_simd = 1\n',
+        "is no regular expression",
+        id="rows of a loop",
+    ),
     pytest.param("[kernel]\n", "got kernel; known: every", id="misspelt table"),
 ]
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from pagedkv.audit.code_object import UnreadableCodeObjectError, read_assembly, read_code_object, wide_share
+from pagedkv.audit.code_object import Loop, UnreadableCodeObjectError, read_assembly, read_code_object, wide_share
 from pagedkv.audit.compile import probe
 
 TEXT = """\
@@ -57,6 +57,21 @@ def test_loads_are_counted_by_width_and_source_line_and_other_instructions_by_ki
     assert wide_share(()) == 0
     assert text.count_loads(2, 1) == 2
     assert (text.mfma, text.ds_ops, text.waits, text.occupancy) == (1, 2, 1, 6)
+
+
+def test_innermost_loops_are_told_by_their_backward_branches_with_the_work_of_their_matrix_instructions():
+    outer, product = ".LBB0_1:\n\tv_mfma_f32_16x16x16_bf16 v0\n", "\tv_mfma_f32_32x32x8_f16 v0\n"
+    inner = f".LBB0_2:\n\ts_cbranch_vccz .LBB0_3\n{product}.LBB0_3:\n{product}\ts_cbranch_scc1 .LBB0_2\n"
+    text = read_assembly(
+        f"{outer}.LBB0_4:\n\ts_nop 0\n\ts_cbranch_scc0 .LBB0_4\n{inner}\ts_branch .LBB0_1\n; Occupancy: 8\n"
+    )
+    assert text.loops == (Loop(instructions=4, mfma=2, flop=2 * 2 * 32 * 32 * 8),)
+
+
+def test_packed_fma_that_broadcasts_an_upper_half_is_counted():
+    fma = "\tv_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[6:7]"
+    lines = (f"{fma} op_sel:[0,1,0]", f"{fma} op_sel:[0,1,0] op_sel_hi:[1,1,0]", fma, f"{fma} op_sel_hi:[0,1,0]")
+    assert read_assembly("\n".join((*lines, "; Occupancy: 8\n"))).broadcast_high == 2
 
 
 def test_loads_are_found_by_the_pointer_they_go_through(tmp_path):

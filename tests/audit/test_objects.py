@@ -95,7 +95,7 @@ def test_the_key_sees_another_compiler_and_nothing_else(key, monkeypatch):
     assert key() != before
 
 
-CODE = MachineCode("attend", 1024, 4, b"\x7fELF" * 99, "attend:\n\ts_endpgm\n" * 99, 0.5)
+CODE = MachineCode("attend", 1024, 4, b"\x7fELF" * 99, "attend:\n\ts_endpgm\n" * 99, 0.5, 0)
 
 
 def test_what_is_kept_comes_back_and_another_key_finds_nothing(tmp_path):

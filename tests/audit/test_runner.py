@@ -16,6 +16,7 @@ from pagedkv.errors import Exit
 
 BUDGETS = Budgets(
     every=Limits(vgpr_spills=0, scratch_bytes=0, wide_share=1.0),
+    loops=(),
     comparisons=(),
     kernels={"probe_kernel": KernelBudget(tile="SIDE", mfma=1, wide=("a_ptr", "b_ptr"))},
     evidence={},

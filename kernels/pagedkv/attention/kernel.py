@@ -333,7 +333,7 @@ def attention_kernel(
     SCALES: tl.constexpr,  # see scales.KernelScales
     FORMAT: tl.constexpr,
     NATIVE: tl.constexpr,  # whether the device converts FORMAT itself
-    ALIGN: tl.constexpr,  # see strides.hidden_alignment
+    ALIGN: tl.constexpr,  # see strides.alignment
     ALIKE: tl.constexpr,  # whether blocks and tokens of K and of V are equally far apart
     DEPENDENT: tl.constexpr,  # see merge.follow
     PAIRS: tl.constexpr,  # whether codes are read in pairs; see attend_pairs
@@ -473,14 +473,17 @@ def attention_kernel(
         run = tl.arange(0, TILE // RUN) * RUN
         stride_value = stride_vc_token if PACKING == 0 else stride_vc_token // X if PACKING == 2 else 1
         value_at = value_cache + (first_head * stride_vc_head + run * stride_value)
+        UNIT: tl.constexpr = ALIGN // 2 if PAIRS and ALIGN > 1 else ALIGN
         # Prefill looks a tile ahead, because its loads of K would wait for the lookup. Decode has more stages, and the
         # compiler does so itself.
-        base = tile_base(entries, full_begin * TILE, column, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE)
+        base = tile_base(
+            entries, full_begin * TILE, column, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE, UNIT
+        )
         for tile in range(full_begin, full_end):
             first = tile * TILE
             all_loaded = column >= 0
             if DECODE:
-                base = tile_base(entries, first, column, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE)
+                base = tile_base(entries, first, column, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE, UNIT)
             k = load_key_tile(key_at + base, stride_kc_group, column, WIDTH, CHANNELS, PACKING, X, True)
             value_base = base
             if not ALIKE:
@@ -493,6 +496,7 @@ def attention_kernel(
                     stride_value,
                     BLOCK_SIZE,
                     TILE,
+                    UNIT if PACKING != 1 or BLOCK_SIZE % UNIT == 0 else 1,
                     X if GROUPED and RUN == 1 else 1,
                 )
             key_scale_at, value_scale_at = key_scale, value_scale
@@ -505,7 +509,7 @@ def attention_kernel(
                 )
             if not DECODE:
                 base = tile_base(
-                    entries, first + TILE, column, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE
+                    entries, first + TILE, column, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE, UNIT
                 )
             if PAIRS:
                 state = attend_pairs(

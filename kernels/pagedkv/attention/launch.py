@@ -173,21 +173,24 @@ def choose(
     read = cache_bytes or element_bytes
     quantised = read < element_bytes
     pairs = arch.code_pairs and quantised and decode and not packed and element_bytes == 2
-    waves = data.quantised_waves if quantised else data.waves
+    wanted = data.quantised_waves if quantised else data.waves
+    most_rows = (quantised and data.quantised_rows) or data.rows
     group, parts = num_q_heads // num_kv_heads, 1
     heads = power_of_two_divisor(num_kv_heads, data.heads)
     seqs = 1 if batch_invariant or not decode else min(data.seqs, next_power_of_two(num_seqs))
-    tokens, most = 1 if decode else max(1, data.rows // (group * heads)), data.pair_tokens if pairs else data.tokens
+    tokens, most = 1 if decode else max(1, most_rows // (group * heads)), data.pair_tokens if pairs else data.tokens
     if not batch_invariant:
         longest = next_power_of_two(max_kv_len)
         tokens = min(tokens, next_power_of_two(max_query_len))
         most = min(most, longest, max(32, longest // data.tiles_at_least))
     while True:
         rows = max(16, next_power_of_two(tokens * seqs * group * heads))
+        # MFMA: each wave has 16 rows of its own, because waves that share rows all compute their scores.
+        waves = min(wanted, rows // 16) if arch.operand_from_lds_rows == NEVER else wanted
         tile, stages = _tile_and_stages(
             arch,
             data,
-            data.packed_stages if packed else data.stages,
+            (quantised and data.quantised_stages) or (data.packed_stages if packed else data.stages),
             waves,
             packed=packed,
             rows=rows,
@@ -205,8 +208,8 @@ def choose(
             heads //= 2
         elif tokens > 1:
             tokens //= 2
-        elif waves < data.waves:
-            waves = data.waves
+        elif wanted < data.waves:
+            wanted = data.waves
         elif group > 1:
             parts *= next(n for n in range(2, group + 1) if group % n == 0)
             group = num_q_heads // num_kv_heads // parts
@@ -234,15 +237,17 @@ def choose(
     return AttentionLaunch(tile, rows, tokens, seqs, heads, parts, pairs, waves, stages, num_splits, split_tiles)
 
 
-def options(arch: Arch, *, decode: bool) -> dict[str, int]:
+def options(arch: Arch, *, decode: bool, cache_bytes: int) -> dict[str, int]:
     """Return what the AMD compiler is told beyond waves and stages; nothing on other devices.
 
     MFMA of 16 rows whatever the tile: of 64 rows those of 32 make two blocks for four waves, which compute Q.K twice.
+    Registers are bounded where elements of the cache have two bytes: with four, or with codes to decode, they spill.
     """
     if arch.operand_from_lds_rows != NEVER:
         return {}
     data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
-    return {"matrix_instr_nonkdim": 16, "kpack": data.kpack}
+    waves = data.waves_per_eu if cache_bytes == 2 else 0
+    return {"matrix_instr_nonkdim": 16, "kpack": data.kpack, "waves_per_eu": waves}
 
 
 def query_tiles(num_tokens: int, num_seqs: int, tokens: int, seqs: int, *, decode: bool) -> int:

@@ -19,7 +19,7 @@ from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales
 from pagedkv.launch import tuning
 from pagedkv.layout import PACKINGS
-from pagedkv.strides import hidden_alignment
+from pagedkv.strides import alignment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -205,12 +205,12 @@ def paged_attention(
             FORMAT=scales.format,
             NATIVE=scales.native_on(arch),
             ALIKE=cache.packing == "rows" and cache.key_strides[:2] == cache.value_strides[:2],
-            ALIGN=hidden_alignment(*query.stride()[:2], *cache.key_strides, *cache.value_strides),
+            ALIGN=alignment(*query.stride()[:2], *cache.key_strides, *cache.value_strides),
             num_warps=launch.waves,
             num_stages=launch.stages,
             DEPENDENT=dependent,
             PAIRS=pairs,
-            **options(arch, decode=decode),
+            **options(arch, decode=decode, cache_bytes=cache.key.element_size()),
             **follows,
         )
         if splits > 1:

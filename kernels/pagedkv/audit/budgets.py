@@ -20,7 +20,7 @@ from .code_object import wide_share
 from .machine import LDS_GRANULES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from .cases import Case, LaunchConfiguration
     from .compile import Figures
@@ -47,9 +47,25 @@ class KernelBudget:
     """Compile-time argument that holds the tokens of K and V that a program handles at once; empty without one."""
     rows: str = ""
     """Compile-time argument that holds the query rows of a program; empty without one."""
+    channels: tuple[str, ...] = ()
+    """Compile-time arguments whose sum is what the products of a tile multiply its rows and tokens with."""
     mfma: int = 0
+    mfma_share: float = 1.0
+    """Least share of what the matrix instructions of a loop compute that the products of a tile need."""
     wide: tuple[str, ...] = ()
     """Pointer arguments through which rows of K and V are read, 16 bytes at a time wherever rows allow it."""
+
+
+@dataclass(frozen=True)
+class LoopBudget:
+    """One `[[loop]]`: what the innermost loop over tiles must reach."""
+
+    rows: str
+    """Regular expression found in `Case.id`."""
+    flop_per_instruction: float
+    """Least floating-point operations that the products need for each instruction that any wave issues."""
+    waves_per_simd: float
+    """Fewest."""
 
 
 FIGURES = ("waves_per_simd", "kv_tokens_in_flight", "query_rows_in_flight")
@@ -75,6 +91,7 @@ class Budgets:
 
     every: Limits
     comparisons: tuple[Comparison, ...]
+    loops: tuple[LoopBudget, ...]
     kernels: dict[str, KernelBudget]
     """Of ours."""
     evidence: dict[str, KernelBudget]
@@ -93,6 +110,57 @@ class Budgets:
             f"{share:.0%} of the bytes read through {pointer} come in 16-byte loads, at least "
             f"{self.every.wide_share:.0%} must: {narrow}"
         )
+
+    def loop_numbers(self, figures: Figures, constants: Mapping[str, str]) -> dict[str, float]:
+        """What a wave issues in a turn of the first loop over tiles, and what of it the products need.
+
+        Args:
+            figures: The kernel.
+            constants: Its compile-time arguments.
+
+        Returns:
+            Nothing of a kernel without products or without such a loop.
+        """
+        budget = (self.kernels | self.evidence).get(figures.kernel, KernelBudget())
+        if not budget.channels or not figures.text.loops:
+            return {}
+        loop, channels = figures.text.loops[0], sum(int(constants[name]) for name in budget.channels)
+        needed = 2 * int(constants[budget.rows]) * int(constants[budget.tile]) * channels / figures.num_waves
+        return {
+            "loop_instructions": loop.instructions,
+            "mfma_issued": loop.mfma,
+            "mfma_needed": needed * loop.mfma / loop.flop,
+            "flop_per_instruction": round(needed / loop.instructions, 1),
+        }
+
+    def loop_violations(self, row: str, numbers: Mapping[str, float], figures: Figures) -> list[str]:
+        """What is wrong with the loop over tiles of a kernel of ours; likewise.
+
+        Args:
+            row: `Case.id`.
+            numbers: From `loop_numbers`.
+            figures: The kernel.
+        """
+        if not numbers:
+            return []
+        found = []
+        issued, needed = numbers["mfma_issued"], numbers["mfma_needed"]
+        if needed < self.kernels[figures.kernel].mfma_share * issued:
+            found.append(
+                f"a wave issues {issued:g} MFMA instructions in a turn of the loop over tiles and needs {needed:g}: "
+                "waves compute the same; use fewer waves, or an instruction of fewer rows (matrix_instr_nonkdim)"
+            )
+        for each in self.loops:
+            if not re.search(each.rows, row):
+                continue
+            waves, flop = figures.waves_per_simd, numbers["flop_per_instruction"]
+            if waves < each.waves_per_simd or flop < each.flop_per_instruction:
+                found.append(
+                    f"{flop:g} FLOP for each of the {numbers['loop_instructions']:g} instructions in the loop over "
+                    f"tiles (at least {each.flop_per_instruction:g}) at {waves:g} waves a SIMD (at least "
+                    f"{each.waves_per_simd:g}): see what `python -m pagedkv.audit.sweep` finds"
+                )
+        return found
 
     def violations(self, figures: Figures, *, scattered: tuple[str, ...] = ()) -> list[str]:
         """What is wrong with one compiled kernel of ours, one sentence each; empty when it is within budget.
@@ -124,6 +192,11 @@ class Budgets:
             found.append(
                 f"{text.mfma} MFMA instructions (at least {budget.mfma}): the dot product runs on the vector ALU"
             )
+        if figures.arch == "gfx950" and text.broadcast_high:
+            found.append(
+                f"{text.broadcast_high} v_pk_fma_f32 with op_sel:[0,1,0], whose lower half gfx950 now and then does "
+                "not accumulate (ROCm/rocMLIR PR 2459): order the arithmetic otherwise"
+            )
         wide = (pointer for pointer in budget.wide if pointer not in scattered)
         found += [problem for pointer in wide if (problem := self.narrow(figures, pointer))]
         if figures.register_waves != text.occupancy:
@@ -148,17 +221,20 @@ def load_budgets(path: Path = FILE) -> Budgets:
     Raises:
         InvalidFileError: Not TOML, an unknown key, or a value of the wrong type or sign.
     """
-    data = toml.parse(path.name, path.read_text(encoding="utf-8"), ("every", "kernels", "evidence", "compare"))
+    data = toml.parse(path.name, path.read_text(encoding="utf-8"), ("every", "kernels", "evidence", "compare", "loop"))
     every = toml.entry(f"{path.name}: every", data.get("every", {}), Limits)
     if every.wide_share > 1:
         raise InvalidFileError(f"{path.name}: every: wide_share is a share, got {every.wide_share}")
+    loops = toml.entries(f"{path.name}: loop", data.get("loop", []), LoopBudget)
+    for each in loops:
+        _pattern(f"{path.name}: loop", each.rows)
     comparisons = toml.entries(f"{path.name}: compare", data.get("compare", []), Comparison)
     toml.among(f"{path.name}: compare: figure", (each.figure for each in comparisons), FIGURES)
     kernels, evidence = (
         {name: toml.entry(f"{path.name}: {name}", table, KernelBudget) for name, table in data.get(kind, {}).items()}
         for kind in ("kernels", "evidence")
     )
-    return Budgets(every, comparisons, kernels, evidence)
+    return Budgets(every, comparisons, loops, kernels, evidence)
 
 
 EVERY = "every"
@@ -241,8 +317,12 @@ def load_declared(path: Path = DECLARED) -> Declared:
     crashes = toml.entries(f"{path.name}: crash", data.get("crash", []), DeclaredCrash)
     for each in crashes:
         toml.among(f"{path.name}, {each.kernel}: arch", each.arch, LDS_GRANULES)
-        try:
-            re.compile(each.says)
-        except re.error as error:
-            raise InvalidFileError(f"{path.name}, {each.kernel}: says is no regular expression: {error}") from error
+        _pattern(f"{path.name}, {each.kernel}: says", each.says)
     return Declared(crashes, toml.entries(f"{path.name}: narrow", data.get("narrow", []), DeclaredNarrow))
+
+
+def _pattern(where: str, text: str) -> None:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise InvalidFileError(f"{where}: {text!r} is no regular expression: {error}") from error

@@ -7,12 +7,14 @@ The figures are in a MessagePack note (AMDGPUUsage, "Code Object V3 and Above Me
 
 Counts of the text are static: an instruction in a loop counts once. That is enough to tell a kernel that reads the KV
 cache in 16-byte pieces from one that reads it two bytes at a time, and it is all that can be said without running it.
+Loops are told by their backward branches; what a turn of one issues beside its matrix instructions is what it costs.
 """
 
 from __future__ import annotations
 
 import io
 import linecache
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -107,6 +109,11 @@ def _metadata(code: bytes) -> dict[str, Any]:
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]+)"')
 _LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
 _INSTRUCTION = re.compile(r"^\s+([a-z][a-z0-9_]*)\b")
+_LABEL = re.compile(r"^(\.LBB\w+):")
+_BRANCH = re.compile(r"^\s+s_c?branch\w*\s+(\.LBB\w+)")
+_MFMA = re.compile(r"v_s?mfmac?_\w+?_(\d+)x(\d+)x(\d+)")
+"""Rows, columns and depth of a matrix instruction: so many multiplications and additions each."""
+_BROADCAST_HIGH = re.compile(r"^\s+v_pk_fma_f32\b.*\bop_sel:\[0,1,0\]")
 _OCCUPANCY = re.compile(r"^;\s*Occupancy:\s*(\d+)", re.MULTILINE)
 _RELOAD = "Folded Reload"
 """LLVM's comment on a load that only brings back a spilled register; gfx90a spills with buffer instructions."""
@@ -138,11 +145,25 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Loop:
+    """One innermost loop with matrix instructions: what a wave issues in a turn."""
+
+    instructions: int
+    mfma: int
+    flop: int
+    """Of those: two for each multiplication with its addition."""
+
+
+@dataclass(frozen=True)
 class Assembly:
     """Static counts of one kernel."""
 
     instructions: int
     mfma: int
+    broadcast_high: int
+    """Of `v_pk_fma_f32` with `op_sel:[0,1,0]`: both results take the upper half of the second source."""
+    loops: tuple[Loop, ...]
+    """As they come; of attention the first is over full tiles."""
     ds_ops: int
     waits: int
     loads: tuple[Site, ...]
@@ -181,6 +202,10 @@ def read_assembly(text: str) -> Assembly:
             measure would otherwise be missing from a ratio, and the ratio would look better than it is.
     """
     mnemonics: Counter[str] = Counter()
+    matrix: list[tuple[int, int]] = []  # number of the instruction, flop
+    labels: dict[str, int] = {}
+    spans: list[tuple[int, int]] = []
+    broadcast_high = 0
     loads: Counter[tuple[str, int, str]] = Counter()
     files: dict[str, Path] = {}
     source, code = "unknown", ""
@@ -188,12 +213,19 @@ def read_assembly(text: str) -> Assembly:
         if found := _INSTRUCTION.match(line):
             mnemonic = found[1]
             mnemonics[mnemonic] += 1
+            broadcast_high += bool(_BROADCAST_HIGH.match(line))
+            if shape := _MFMA.match(mnemonic):
+                matrix.append((mnemonics.total(), 2 * math.prod(map(int, shape.groups()))))
+            if (branch := _BRANCH.match(line)) and branch[1] in labels:
+                spans.append((labels[branch[1]], mnemonics.total()))
             if (load := _LOAD.match(mnemonic)) and _RELOAD not in line:
                 if load[1] not in _LOAD_BYTES:
                     raise UnreadableCodeObjectError(
                         f"load of unknown width: {mnemonic}; teach it to pagedkv/audit/code_object.py"
                     )
                 loads[source, _LOAD_BYTES[load[1]], code] += 1
+        elif found := _LABEL.match(line):
+            labels[found[1]] = mnemonics.total()
         elif found := _LOC.match(line):
             path, number = files.get(found[1], Path("unknown")), int(found[2])
             source = f"{path.name}:{number}" if number else path.name
@@ -210,6 +242,8 @@ def read_assembly(text: str) -> Assembly:
     return Assembly(
         instructions=mnemonics.total(),
         mfma=count("v_mfma_", "v_smfmac_"),
+        broadcast_high=broadcast_high,
+        loops=_loops(spans, matrix),
         ds_ops=count("ds_"),
         waits=count("s_waitcnt"),
         loads=tuple(
@@ -218,3 +252,14 @@ def read_assembly(text: str) -> Assembly:
         ),
         occupancy=int(occupancy[1]),
     )
+
+
+def _loops(spans: list[tuple[int, int]], matrix: list[tuple[int, int]]) -> tuple[Loop, ...]:
+    """The innermost of `spans` (instructions behind the first number, up to the second) with matrix instructions."""
+    loops = []
+    for begin, end in sorted(spans):
+        inside = [flop for number, flop in matrix if begin < number <= end]
+        holds_another = any((begin, end) != other and begin <= other[0] and other[1] <= end for other in spans)
+        if inside and not holds_another:
+            loops.append(Loop(end - begin, len(inside), sum(inside)))
+    return tuple(loops)

@@ -141,6 +141,8 @@ class MachineCode:
     text: str
     """The AMDGCN text."""
     compile_seconds: float
+    waves_per_eu: int
+    """What the launch asked of LLVM; 0 for nothing."""
     pointer_choices: list[str] = field(default_factory=list)
     """Where an `if` or a `tl.where` yields pointers, as `file.py:line`."""
 
@@ -162,6 +164,8 @@ class Figures:
     """Whether an earlier run compiled it."""
     pointer_choices: tuple[str, ...] = ()
     """As of `MachineCode`."""
+    waves_per_eu: int = 0
+    """As of `MachineCode`."""
 
     @property
     def waves_per_simd(self) -> float:
@@ -171,8 +175,8 @@ class Figures:
 
     @property
     def register_waves(self) -> int:
-        """Occupancy by registers alone, which LLVM computes too."""
-        return register_waves(vgpr=self.code.vgpr, sgpr=self.code.sgpr)
+        """Occupancy by registers alone, as LLVM computes it too: no more than the launch asked for."""
+        return min(register_waves(vgpr=self.code.vgpr, sgpr=self.code.sgpr), self.waves_per_eu or VGPRS)
 
 
 def specialisations(arch: str, launch: Callable[[], object]) -> list[Specialisation]:
@@ -228,6 +232,7 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
         text=compiled.asm["amdgcn"],
         compile_seconds=time.perf_counter() - started,
         pointer_choices=choices,
+        waves_per_eu=compiled.metadata.waves_per_eu,
     )
 
 
@@ -247,6 +252,7 @@ def read_figures(arch: str, compiled: MachineCode, *, kept: bool = False) -> Fig
         compile_seconds=compiled.compile_seconds,
         kept=kept,
         pointer_choices=tuple(compiled.pointer_choices),
+        waves_per_eu=compiled.waves_per_eu,
     )
 
 

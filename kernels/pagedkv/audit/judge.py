@@ -67,10 +67,10 @@ def judge_row(row: Row, budgets: Budgets, declared: Declared, *, triton: str) ->
         outcome, message = _evidence(row)
     else:
         outcome, message = _ours(row, budgets, declared.narrow_pointers(row.id, triton))
-    return Finding(row.id, outcome, row.seconds, message, labels, _numbers(row, labels))
+    return Finding(row.id, outcome, row.seconds, message, labels, _numbers(row, labels, budgets))
 
 
-def _numbers(row: Row, labels: dict[str, str]) -> dict[str, float]:
+def _numbers(row: Row, labels: dict[str, str], budgets: Budgets) -> dict[str, float]:
     """What was read from the code object; only the LDS where the compilation was stopped for it."""
     lds_limit = limits(row.arch).lds_bytes
     if isinstance(row.result, LdsExceededError):
@@ -80,7 +80,7 @@ def _numbers(row: Row, labels: dict[str, str]) -> dict[str, float]:
     figures, code, text = row.result, row.result.code, row.result.text
     workgroups = figures.waves_per_simd * SIMDS / figures.num_waves
     in_flight = {"kv_tokens_in_flight": labels["tile"], "query_rows_in_flight": labels["rows"]}
-    return {
+    numbers = {
         "lds_bytes": figures.lds_bytes,
         "lds_limit_bytes": lds_limit,
         "vgpr": code.vgpr,
@@ -100,9 +100,12 @@ def _numbers(row: Row, labels: dict[str, str]) -> dict[str, float]:
         "ds_ops": text.ds_ops,
         "waits": text.waits,
         "instructions": text.instructions,
+        "broadcast_high": text.broadcast_high,
         "compile_seconds": round(figures.compile_seconds, 3),
         "pointer_choices": len(figures.pointer_choices),
-    } | {name: workgroups * int(size) for name, size in in_flight.items() if size}
+    }
+    numbers |= budgets.loop_numbers(figures, dict(row.constants))
+    return numbers | {name: workgroups * int(size) for name, size in in_flight.items() if size}
 
 
 def _ours(row: Row, budgets: Budgets, narrow: tuple[str, ...]) -> tuple[Outcome, str]:
@@ -119,6 +122,7 @@ def _ours(row: Row, budgets: Budgets, narrow: tuple[str, ...]) -> tuple[Outcome,
     if not isinstance(result, Figures):
         return ("inconclusive" if _timed_out(result) else "fail"), failure(result)
     violations = budgets.violations(result, scattered=(*row.case.scattered, *narrow))
+    violations += budgets.loop_violations(row.id, budgets.loop_numbers(result, dict(row.constants)), result)
     violations += [
         f"loads through {pointer} are wide, and declared.toml declares them narrow: remove that entry"
         for pointer in narrow

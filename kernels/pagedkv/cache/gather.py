@@ -30,7 +30,7 @@ from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales, meant
 from pagedkv.launch import tuning
 from pagedkv.layout import PACKINGS
-from pagedkv.strides import hidden_alignment, in_groups, locate, sequence_of_tile, value_channels, value_tokens, wide
+from pagedkv.strides import alignment, in_groups, locate, sequence_of_tile, value_channels, value_tokens, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,7 @@ def _gather_kernel(
     SCALES: tl.constexpr,
     FORMAT: tl.constexpr,
     NATIVE: tl.constexpr,
-    ALIGN: tl.constexpr,  # see strides.hidden_alignment
+    ALIGN: tl.constexpr,  # see strides.alignment
 ):
     stride_key_token, stride_key_head = wide(key_strides, ALIGN)
     stride_value_token, stride_value_head = wide(value_strides, ALIGN)
@@ -207,7 +207,7 @@ def gather_kv_cache(
             SCALES=scales.kind,
             FORMAT=scales.format,
             NATIVE=scales.native_on(arch),
-            ALIGN=hidden_alignment(*itertools.chain(*strides)),
+            ALIGN=alignment(*itertools.chain(*strides)),
             num_warps=launch.waves,
             **sizes,
         )
@@ -243,7 +243,7 @@ def packed_gather_kernel(
     SCALES: tl.constexpr,
     FORMAT: tl.constexpr,
     NATIVE: tl.constexpr,
-    ALIGN: tl.constexpr,  # see strides.hidden_alignment
+    ALIGN: tl.constexpr,  # see strides.alignment
 ):
     """Copy K and V of up to TOKENS positions; grid [num_tokens // TOKENS + 2 * num_seqs, num_kv_heads]."""
     stride_key_token, stride_key_head = wide(key_strides, ALIGN)

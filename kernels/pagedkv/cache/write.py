@@ -30,7 +30,7 @@ from pagedkv.device import current, on
 from pagedkv.fp8.scales import PER_TOKEN, kernel_scales, stored
 from pagedkv.launch import tuning
 from pagedkv.layout import PACKINGS
-from pagedkv.strides import hidden_alignment, key_channels, value_channels, value_tokens, wide
+from pagedkv.strides import alignment, key_channels, value_channels, value_tokens, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ def _write_kernel(
     SCALES: tl.constexpr,  # see scales.KernelScales
     FORMAT: tl.constexpr,
     LARGEST: tl.constexpr,
-    ALIGN: tl.constexpr,  # see strides.hidden_alignment
+    ALIGN: tl.constexpr,  # see strides.alignment
 ):
     stride_key_token, stride_key_head = wide(key_strides, ALIGN)
     stride_value_token, stride_value_head = wide(value_strides, ALIGN)
@@ -169,7 +169,7 @@ def write_kv_cache(
             SCALES=scales.kind,
             FORMAT=scales.format,
             LARGEST=scales.largest,
-            ALIGN=hidden_alignment(*itertools.chain(*strides)),
+            ALIGN=alignment(*itertools.chain(*strides)),
             num_warps=launch.waves,
             **sizes,
         )
@@ -202,7 +202,7 @@ def packed_write_kernel(
     SCALES: tl.constexpr,
     FORMAT: tl.constexpr,
     LARGEST: tl.constexpr,
-    ALIGN: tl.constexpr,  # see strides.hidden_alignment
+    ALIGN: tl.constexpr,  # see strides.alignment
 ):
     """Store SLICE channels of K and V of TOKENS tokens; grid [ceil(num_slots / TOKENS), NUM_HEADS * slices]."""
     stride_key_token, stride_key_head = wide(key_strides, ALIGN)

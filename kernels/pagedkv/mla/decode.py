@@ -19,7 +19,7 @@ from pagedkv.mla.kernel import mla_decode_kernel, mla_reduce_kernel
 from pagedkv.mla.launch import MlaShape, choose, options
 from pagedkv.mla.schedule import check, sizes
 from pagedkv.mla.tables import allocate, fill
-from pagedkv.strides import hidden_alignment
+from pagedkv.strides import alignment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +147,7 @@ def mla_decode(
             CAUSAL=max_query_len > 1,
             FORMAT=cache_format,
             NATIVE=cache_format == arch.native_fp8,
-            ALIGN=hidden_alignment(*query.stride()[:2], *cache.stride()[:2]),
+            ALIGN=alignment(*query.stride()[:2], *cache.stride()[:2]),
             AHEAD=arch.async_copies,
             num_warps=launch.waves,
             num_stages=launch.stages,

@@ -70,7 +70,7 @@ def mla_decode_kernel(
     HAS_LSE: tl.constexpr,
     FORMAT: tl.constexpr,  # of the uint8 codes in the cache; None: it holds numbers
     NATIVE: tl.constexpr,  # whether the device converts FORMAT itself
-    ALIGN: tl.constexpr,  # see strides.hidden_alignment
+    ALIGN: tl.constexpr,  # see strides.alignment
     AHEAD: tl.constexpr,  # whether blocks are looked up a tile ahead, which takes registers and saves a wait
 ):
     """Attend ROWS rows to the tokens of each work item of a group; grid [groups * TILES]."""

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launch-size search without a GPU: compile cases under a grid of tuning data and rank it by the compiler's figures.
+
+    python -m pagedkv.audit.sweep gfx942 prefill.rows=64,128 prefill.waves=4,8 --only prefill-bfloat16-q32kv8-d128
+
+A key is `<table>.<key>` of `tuning/<arch>.toml`; what is not named stays as it is there. A point of the grid that
+spills, does not fit, or has waves compute the same ranks behind all that do not; then more useful FLOP for each
+instruction of the loop over tiles rank first (geometric mean of the cases). Static counts know nothing of latency:
+among equals, take more waves a SIMD. What the files of the AMD archs say was chosen so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import os
+import statistics
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from unittest import mock
+
+from pagedkv.arch import limits
+from pagedkv.attention import launch as attention_launch
+from pagedkv.errors import Exit, InvalidFileError, MisuseError, run_command
+from pagedkv.launch import tuning
+from pagedkv.mla import launch as mla_launch
+
+from .__main__ import check_environment
+from .budgets import load_budgets
+from .cases import select
+from .compile import Figures, specialisations, start_compiler
+from .isolation import run_isolated
+from .machine import LDS_GRANULES
+from .objects import find_or_compile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .cases import Case
+    from .compile import Specialisation
+
+HEAD = f"{'FLOP/instr':>10}{'worst':>8}{'loop':>6}{'MFMA':>6}{'waves':>6}{'VGPR':>6}{'LDS':>7}{'spill':>6}  setting"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; `arguments` without the program, None takes this process's."""
+    parser = argparse.ArgumentParser(prog="python -m pagedkv.audit.sweep", description=__doc__.partition("\n")[0])
+    parser.add_argument("arch", choices=list(LDS_GRANULES))
+    parser.add_argument("grid", nargs="+", metavar="TABLE.KEY=N,N", help="values to try of a key of tuning data")
+    parser.add_argument("--only", nargs="+", required=True, metavar="TEXT", help="cases whose id contains one of these")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time; default: all cores")
+    options = parser.parse_args(arguments)
+    return run_command(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> Exit:
+    axes = [_axis(text) for text in options.grid]
+    check_environment(None)
+    cases = [case for _, case in select(options.only, [options.arch], ["ours"])]
+    settings = [dict(point) for point in itertools.product(*axes)]
+    start_compiler()
+    planned = [
+        (setting, wanted) for setting in settings for case in cases for wanted in _plan(options.arch, setting, case)
+    ]
+    if not planned:
+        raise MisuseError(f"no case with products matches --only {options.only!r}\n  to do: see `pagedkv.audit --list`")
+    kernels = list(dict.fromkeys(wanted for _, wanted in planned if wanted))
+    calls = [functools.partial(find_or_compile, wanted, None) for wanted in kernels]
+    results: dict[Specialisation | None, object] = {None: None}
+    results |= {kernels[index]: result for index, result, _ in run_isolated(calls, jobs=options.jobs, timeout=300)}
+    groups = itertools.groupby(planned, key=lambda each: each[0])
+    lines = [_line(setting, [(wanted, results[wanted]) for _, wanted in group]) for setting, group in groups]
+    sys.stdout.write("\n".join([HEAD, *(text for _, text in sorted(lines))]) + "\n")
+    return Exit.PASS
+
+
+def _axis(text: str) -> list[tuple[str, int]]:
+    key, _, values = text.partition("=")
+    if key.count(".") != 1 or not all(value.isdecimal() for value in values.split(",")):
+        raise MisuseError(f"got {text!r}; expected TABLE.KEY=N,N, such as prefill.waves=4,8")
+    return [(key, int(value)) for value in values.split(",")]
+
+
+def _plan(arch: str, setting: Mapping[str, int], case: Case) -> list[Specialisation | None]:
+    """What a case launches under other tuning data, of kernels with products; None where no tile fits."""
+    changed = tuning(arch)
+    for key, value in setting.items():
+        table, _, name = key.partition(".")
+        try:
+            changed = replace(changed, **{table: replace(getattr(changed, table), **{name: value})})
+        except (AttributeError, TypeError) as error:
+            raise MisuseError(f"tuning data have no {key}: {error}") from error
+    with ExitStack() as patches:
+        for module in (attention_launch, mla_launch):
+            patches.enter_context(mock.patch.object(module, "tuning", return_value=changed))
+            patches.callback(module.choose.cache_clear)
+            module.choose.cache_clear()
+        try:
+            found = specialisations(arch, case.launch)
+        except InvalidFileError:
+            return [None]
+    kernels = load_budgets().kernels
+    return [wanted for wanted in found if kernels[wanted.kernel].channels]
+
+
+def _line(
+    setting: Mapping[str, int], results: list[tuple[Specialisation | None, object]]
+) -> tuple[tuple[float, ...], str]:
+    """Rank and text of a point of the grid."""
+    name = " ".join(f"{key}={value}" for key, value in setting.items())
+    budgets = load_budgets()
+    good = [
+        (each, numbers)
+        for wanted, each in results
+        if wanted and isinstance(each, Figures) and each.lds_bytes <= limits(each.arch).lds_bytes
+        if (numbers := budgets.loop_numbers(each, dict(wanted.constants)))
+    ]
+    if len(good) < len(results):
+        return (2, 0), f"{len(results) - len(good)} of {len(results)} do not compile or fit".rjust(55) + f"  {name}"
+    flop = [numbers["flop_per_instruction"] for _, numbers in good]
+    share = min(numbers["mfma_needed"] / numbers["mfma_issued"] for _, numbers in good)
+    spills = sum(each.code.vgpr_spills + each.code.scratch_bytes for each, _ in good)
+    mean, waves = statistics.geometric_mean(flop), min(each.waves_per_simd for each, _ in good)
+    loop = max(numbers["loop_instructions"] for _, numbers in good)
+    vgpr, lds = max(each.code.vgpr for each, _ in good), max(each.lds_bytes for each, _ in good)
+    text = f"{mean:>10.0f}{min(flop):>8.0f}{loop:>6}{share:>6.0%}{waves:>6g}{vgpr:>6}{lds:>7}{spills:>6}  {name}"
+    return (spills > 0, share < 1, -mean), text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

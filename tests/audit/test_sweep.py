@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search for launch sizes: what it ranks first, and what it refuses."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pagedkv.audit import sweep
+
+MLA = ("--only", "ours/mla-bfloat16-h16-d512+64-bs16/")
+CASE = ("--only", "ours/attention-decode-float16-q3kv3-d32-bs48-nhd/")
+
+
+def test_what_needs_more_instructions_because_waves_compute_the_same_ranks_behind():
+    done = subprocess.run(
+        [sys.executable, "-m", "pagedkv.audit.sweep", "gfx942", "mla_narrow.waves=4,2", "mla_narrow.tokens=16", *MLA],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    _, first, second = done.stdout.splitlines()
+    assert first.endswith("mla_narrow.waves=2 mla_narrow.tokens=16")
+    assert ("65%" in first, "39%" in second) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ("waves=4", "expected TABLE.KEY=N,N"),
+        ("decode.waves=many", "expected TABLE.KEY=N,N"),
+        ("decode.sails=4", "tuning data have no decode.sails"),
+        ("encode.waves=4", "tuning data have no encode.waves"),
+    ],
+)
+def test_misuse_is_2_and_names_the_value(grid, message, capsys):
+    assert sweep.main(["gfx942", grid, *CASE]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_selection_without_products_is_2(capsys):
+    assert sweep.main(["gfx942", "decode.waves=4", "--only", "ours/merge-"]) == 2
+    assert "no case with products" in capsys.readouterr().err
