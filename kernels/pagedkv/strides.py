@@ -153,8 +153,10 @@ def tile_base(
             # A tile of whole blocks begins with one, and the compiler need not find that out.
             at = column if BLOCK_SIZE < TILE else inside + column
             base = tl.where(at // BLOCK_SIZE == n, start, base)
-        # Triton 3.8 takes how many neighbours a choice yields, of scalars 1, for the most that can divide it.
-        base = tl.multiple_of(base, ALIGN)
+        # Triton 3.8 takes how many neighbours a choice yields, of scalars 1, for the most that can divide it. Less than
+        # it knows would be believed too.
+        if ALIGN > 1:
+            base = tl.multiple_of(base, ALIGN)
     else:
         token = first + column
         block = tl.load(table + token // BLOCK_SIZE, mask=token // BLOCK_SIZE <= last, other=0).to(tl.int64)

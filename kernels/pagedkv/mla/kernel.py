@@ -125,7 +125,9 @@ def mla_decode_kernel(
         acc_low = tl.full([ROWS, HALF], 0.0, tl.float32)
         acc_high = tl.full([ROWS, HALF], 0.0, tl.float32)
         if AHEAD:
-            base = tile_base(table, kv_begin, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE)
+            base = tile_base(
+                table, kv_begin, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE, ALIGN
+            )
         for first in range(kv_begin, kv_end, TILE):
             token = first + column
             loaded = token < kv_end
@@ -143,7 +145,7 @@ def mla_decode_kernel(
             if AHEAD:
                 following = first + TILE
                 base = tile_base(
-                    table, following, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE
+                    table, following, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE, ALIGN
                 )
             if FORMAT is not None:
                 kv_low = decoded(kv_low, FORMAT, NATIVE, q_low.dtype)
