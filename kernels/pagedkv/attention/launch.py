@@ -183,10 +183,11 @@ def choose(
         longest = next_power_of_two(max_kv_len)
         tokens = min(tokens, next_power_of_two(max_query_len))
         most = min(most, longest, max(32, longest // data.tiles_at_least))
+    # MFMA: each wave has 16 rows of its own while they fit, because waves that share rows all compute their scores.
+    alone = arch.operand_from_lds_rows == NEVER
     while True:
         rows = max(16, next_power_of_two(tokens * seqs * group * heads))
-        # MFMA: each wave has 16 rows of its own, because waves that share rows all compute their scores.
-        waves = min(wanted, rows // 16) if arch.operand_from_lds_rows == NEVER else wanted
+        waves = min(wanted, rows // 16) if alone else wanted
         tile, stages = _tile_and_stages(
             arch,
             data,
@@ -210,6 +211,8 @@ def choose(
             tokens //= 2
         elif wanted < data.waves:
             wanted = data.waves
+        elif waves < wanted:
+            alone = False
         elif group > 1:
             parts *= next(n for n in range(2, group + 1) if group % n == 0)
             group = num_q_heads // num_kv_heads // parts

@@ -79,14 +79,21 @@ def test_every_promised_case_has_a_launch(arch, case):
     assert chosen.splits == case.splits or case.splits is None
 
 
-@given(st.sampled_from(GPUS), st.sampled_from([64, 128, 192, 256]), st.sampled_from([2, 4]), st.integers(1, 160))
-def test_any_number_of_query_heads_has_a_launch(arch, head_size, element_bytes, group):
+@given(
+    st.sampled_from(GPUS),
+    st.sampled_from([64, 128, 192, 256]),
+    st.sampled_from([2, 4]),
+    st.sampled_from([None, 1]),
+    st.integers(1, 160),
+)
+def test_any_number_of_query_heads_has_a_launch(arch, head_size, element_bytes, cache_bytes, group):
     """What routing/candidates/pagedkv.toml says of `gqa`: those of one KV head that do not fit a program are shared."""
     for max_query_len in (1, 40):
         chosen = launch.choose(
             limits(arch),
             head_size=head_size,
             element_bytes=element_bytes,
+            cache_bytes=cache_bytes,
             num_q_heads=2 * group,
             num_kv_heads=2,
             num_tokens=80,
