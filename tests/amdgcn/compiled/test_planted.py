@@ -93,9 +93,10 @@ def test_a_barrier_less_is_a_race(arch):
 def test_a_wait_less_is_caught(arch):
     """By the twins while it runs, or by the static check where no value of it is used before the next wait."""
     texts = {}
-    with amdgcn(arch, outputs=OUTPUTS, mutate=lambda name, old: texts.setdefault(name, old)):
+    with amdgcn(arch, outputs=OUTPUTS, mutate=texts.setdefault):
         decode()
-    idle, waited = [], None  # a wait behind one for as much, without an access or a label between them, waits for nothing
+    # A wait behind one for as much, without an access or a label between them, waits for nothing.
+    idle, waited = [], None
     for line in texts["attention_kernel"].partition(".amdhsa_kernel")[0].splitlines():
         if re.match(r"\t(buffer|global)_|\.LBB", line):
             waited = None

@@ -8,7 +8,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pagedkv import device
@@ -84,9 +84,11 @@ def test_every_promised_case_has_a_launch(arch, case):
     st.sampled_from([64, 128, 192, 256]),
     st.sampled_from([2, 4]),
     st.sampled_from([None, 1]),
+    st.booleans(),
     st.integers(1, 160),
 )
-def test_any_number_of_query_heads_has_a_launch(arch, head_size, element_bytes, cache_bytes, group):
+@example("gfx942", 256, 4, None, True, 1)  # too much for the one wave of 16 rows
+def test_any_number_of_query_heads_has_a_launch(arch, head_size, element_bytes, cache_bytes, packed, group):
     """What routing/candidates/pagedkv.toml says of `gqa`: those of one KV head that do not fit a program are shared."""
     for max_query_len in (1, 40):
         chosen = launch.choose(
@@ -94,6 +96,7 @@ def test_any_number_of_query_heads_has_a_launch(arch, head_size, element_bytes, 
             head_size=head_size,
             element_bytes=element_bytes,
             cache_bytes=cache_bytes,
+            packed=packed,
             num_q_heads=2 * group,
             num_kv_heads=2,
             num_tokens=80,
