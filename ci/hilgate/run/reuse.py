@@ -52,7 +52,9 @@ LONGEST: Final = dt.timedelta(days=7)
 FOLDER: Final = "evidence"
 """Of the store, below `results/`."""
 
-CACHES: Final = frozenset({".codeobjects", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pycache__"})
+CACHES: Final = frozenset(
+    {".codeobjects", ".launches", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pycache__"}
+)
 """Folders that tools fill for themselves; what is in them makes nothing pass."""
 
 PICKED_UP: Final = frozenset(

@@ -9,6 +9,7 @@ import errno
 import json
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -234,7 +235,8 @@ def test_a_failure_takes_the_pass_away(repository):
     ],
 )
 def test_a_pass_over_files_that_moved_or_with_the_network_is_not_kept(code, why, repository, monkeypatch):
-    monkeypatch.delenv("PYTHONPATH", raising=False)  # or whoever watches this test notes the call as well
+    # Without the folder of whoever watches this test, who would note the call as well.
+    monkeypatch.setattr(sys, "path", [part for part in sys.path if not Path(part, "lists").is_dir()])
     area = json.loads((repository / "ci/areas/samples.yaml").read_text())
     area["steps"][0]["command"] = python(READS + code)
     (repository / "ci/areas/samples.yaml").write_text(json.dumps(area))
