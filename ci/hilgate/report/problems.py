@@ -306,9 +306,9 @@ def step_counts(verdict: Verdict) -> str:
     return ", ".join(words)
 
 
-def time_of(step: StepVerdict) -> str:
+def time_of(step: StepVerdict, at: str = "%d %b %H:%M") -> str:
     """How long it took, or when it ran where an earlier pass stands for it: `reused, 21 Nov 14:02` (local time)."""
-    return f"reused, {step.reused.astimezone():%d %b %H:%M}" if step.reused else duration(step.seconds)
+    return f"reused, {step.reused.astimezone():{at}}" if step.reused else duration(step.seconds)
 
 
 def ruled(step: StepVerdict) -> str:

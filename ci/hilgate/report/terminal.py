@@ -140,9 +140,11 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
     """
     recorded, verdict = judged.recorded, judged.verdict
     console = stdout()
+    today = verdict.decided.astimezone().replace(hour=0, minute=0)
     rows = [
         (mark_of(step.outcome), step.key, step.counts.passed, step.counts.failed,
-         step.counts.inconclusive + step.counts.did_not_run, time_of(step))
+         step.counts.inconclusive + step.counts.did_not_run,
+         time_of(step, at="%H:%M" if step.reused and step.reused > today else "%d %b"))
         for step in verdict.steps
     ]  # fmt: skip
     table = table_of(("outcome", "step", "passed", "failed", "other", "time"), rows)
