@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 gate: $(READY)  ## plan, run, judge, report: what changed, else a smoke run; ARGS=--all runs everything
 	@HILGATE_GATE="make gate ARGS=" $(VENV)/bin/hilgate gate $(ARGS)
 
-# Steps that are tests and start no engine. What passes here the next `make gate` of this clone reuses.
+# Steps that are tests, start no engine and compile for no AMD GPU. What passes here the next `make gate` of this clone reuses.
 TESTS := units images-units kernels amdgcn-oracles routing mamba-kernels
 
 test: $(READY)  ## the tests that start no engine, and the ten slowest of them; ARGS names files for plain pytest
