@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from support import forks
 from support.flow import OURS, THEIRS, Build, Machine, machine
 from support.forks import project
 from support.nodes import ROOT
@@ -28,15 +29,9 @@ queues:
   amd-gate: {device: cpu, gpus: 0, memory_gib: 4, gate: true}
   cpus: {device: cpu, gpus: 0, memory_gib: 8, image: cpu}
 """
-AREA = """\
-area: a
-title: A
-why: It is an example.
-paths: [src/, tests/, ci/]
-steps:
+IMAGE = """\
   - {key: image, label: image, command: python build.py, devices: [cpu], evidence: findings, timeout_minutes: 9,
      provides: cpu}
-  - {key: one, label: one, command: python -m pytest tests, devices: [cpu], evidence: junit, timeout_minutes: 9}
 """
 DIGEST = "sha256:" + "ab" * 32
 BUILDS_IMAGE = f"""\
@@ -51,7 +46,7 @@ content = contents(pathlib.Path.cwd())["cpu"]
 TEST = "import limits\n\n\ndef test_it():\n    assert limits.FLOOR == 0.95\n"
 FILES = {
     "ci/agents.yaml": AGENTS,
-    "ci/areas/a.yaml": AREA,
+    "ci/areas/a.yaml": forks.AREA.replace("steps:\n", f"steps:\n{IMAGE}"),
     "ci/project.yaml": "python_path: [src]\nforks_may_change: [src/, tests/]\nimages:\n  cpu: {recipe: Dockerfile}\n"
     "approvers: gate-owners\n",
     "ci/protected.yaml": 'files:\n  - {paths: ["src/**", "tests/test_*.py"], flag: nothing}\n',

@@ -20,7 +20,7 @@ from hilgate.errors import CannotRunHereError, MisuseError
 from hilgate.text import line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from hilgate.model import Plan, Queue
 
@@ -35,7 +35,7 @@ LONGEST_WAIT_SECONDS = 90.0
 
 PER_PAGE = 100
 PAGES = 5
-"""Pages of builds that are searched for a pull request."""
+"""Pages of a list that are read."""
 
 _NO_TOKEN = (
     "Buildkite does not accept the token",
@@ -86,14 +86,8 @@ class Client:
 
     def agents(self) -> list[RemoteAgent]:
         """The connected agents of the organization (scope read_agents)."""
-        there = replace(self, url=f"{self.url.partition('/pipelines/')[0]}/agents")
-        found: list[RemoteAgent] = []
-        for page in range(1, PAGES + 1):
-            more = there._ask("GET", _AGENTS, params={"per_page": PER_PAGE, "page": page})  # noqa: SLF001 - its own
-            found += more
-            if len(more) < PER_PAGE:
-                break
-        return found
+        ask = replace(self, url=f"{self.url.partition('/pipelines/')[0]}/agents")._ask  # noqa: SLF001 - its own
+        return list(_pages(lambda page: ask("GET", _AGENTS, params={"per_page": PER_PAGE, "page": page})))
 
     def find_pull_request(self, number: int, *, branch: str = "", commit: str = "") -> RemoteBuild:
         """The newest build of a pull request that is not itself a rerun.
@@ -102,14 +96,10 @@ class Client:
             MisuseError: There is none among the newest builds.
         """
         query = {name: value for name, value in (("branch", branch), ("commit", commit)) if value}
-        for page in range(1, PAGES + 1):
-            builds = self.builds(page=page, **query)
-            for build in builds:
-                pull = build.pull_request
-                if pull and pull.id == str(number) and RERUN_KEY not in build.meta_data:
-                    return build
-            if len(builds) < PER_PAGE:
-                break
+        for build in _pages(lambda page: self.builds(page=page, **query)):
+            pull = build.pull_request
+            if pull and pull.id == str(number) and RERUN_KEY not in build.meta_data:
+                return build
         among = "".join(f" of {name} {value}" for name, value in query.items())
         raise MisuseError(
             f"pull request {number} has no build{among} among the newest {PAGES * PER_PAGE}",
@@ -180,6 +170,15 @@ class Client:
             return MisuseError(f"{what} ({status})", where=self.url, remedy=remedy)
         what = f"Buildkite refuses ({status}): {_message(answer)}"
         return RemoteError(what, where=self.url, remedy="correct what it names; nothing was started")
+
+
+def _pages(ask: Callable[[int], list[_T]]) -> Iterator[_T]:
+    """What the pages of a list hold, up to one that is not full; each is asked for when it is read."""
+    for page in range(1, PAGES + 1):
+        found = ask(page)
+        yield from found
+        if len(found) < PER_PAGE:
+            return
 
 
 def _asked_to_wait(answer: httpx.Response) -> float | None:

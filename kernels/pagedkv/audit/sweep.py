@@ -39,6 +39,7 @@ from .objects import find_or_compile
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from .budgets import Budgets
     from .cases import Case
     from .compile import Specialisation
 
@@ -62,8 +63,12 @@ def _run(options: argparse.Namespace) -> Exit:
     cases = [case for _, case in select(options.only, [options.arch], ["ours"])]
     settings = [dict(point) for point in itertools.product(*axes)]
     start_compiler()
+    budgets = load_budgets()
     planned = [
-        (setting, wanted) for setting in settings for case in cases for wanted in _plan(options.arch, setting, case)
+        (setting, wanted)
+        for setting in settings
+        for case in cases
+        for wanted in _plan(options.arch, setting, case, budgets)
     ]
     if not planned:
         raise MisuseError(f"no case with products matches --only {options.only!r}\n  to do: see `pagedkv.audit --list`")
@@ -72,7 +77,7 @@ def _run(options: argparse.Namespace) -> Exit:
     results: dict[Specialisation | None, object] = {None: None}
     results |= {kernels[index]: result for index, result, _ in run_isolated(calls, jobs=options.jobs, timeout=300)}
     groups = itertools.groupby(planned, key=lambda each: each[0])
-    lines = [_line(setting, [(wanted, results[wanted]) for _, wanted in group]) for setting, group in groups]
+    lines = [_line(setting, [(wanted, results[wanted]) for _, wanted in group], budgets) for setting, group in groups]
     sys.stdout.write("\n".join([HEAD, *(text for _, text in sorted(lines))]) + "\n")
     return Exit.PASS
 
@@ -84,7 +89,7 @@ def _axis(text: str) -> list[tuple[str, int]]:
     return [(key, int(value)) for value in values.split(",")]
 
 
-def _plan(arch: str, setting: Mapping[str, int], case: Case) -> list[Specialisation | None]:
+def _plan(arch: str, setting: Mapping[str, int], case: Case, budgets: Budgets) -> list[Specialisation | None]:
     """What a case launches under other tuning data, of kernels with products; None where no tile fits."""
     changed = tuning(arch)
     for key, value in setting.items():
@@ -102,16 +107,14 @@ def _plan(arch: str, setting: Mapping[str, int], case: Case) -> list[Specialisat
             found = specialisations(arch, case.launch)
         except InvalidFileError:
             return [None]
-    kernels = load_budgets().kernels
-    return [wanted for wanted in found if kernels[wanted.kernel].channels]
+    return [wanted for wanted in found if budgets.kernels[wanted.kernel].channels]
 
 
 def _line(
-    setting: Mapping[str, int], results: list[tuple[Specialisation | None, object]]
+    setting: Mapping[str, int], results: list[tuple[Specialisation | None, object]], budgets: Budgets
 ) -> tuple[tuple[float, ...], str]:
     """Rank and text of a point of the grid."""
     name = " ".join(f"{key}={value}" for key, value in setting.items())
-    budgets = load_budgets()
     good = [
         (each, numbers)
         for wanted, each in results
