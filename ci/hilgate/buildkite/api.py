@@ -79,10 +79,10 @@ class Client:
                 remedy="make one under Personal Settings, API Access Tokens, with the scopes read_builds, write_builds",
             )
 
-    def builds(self, **query: str | int | Sequence[str]) -> list[RemoteBuild]:
-        """One page of builds, newest first."""
+    def builds(self, **query: str | Sequence[str]) -> Iterator[RemoteBuild]:
+        """Builds, newest first; a page is asked for when it is read."""
         parameters = {"per_page": PER_PAGE, "exclude_jobs": "true", "exclude_pipeline": "true", **query}
-        return self._ask("GET", _BUILDS, params=parameters)
+        return _pages(lambda page: self._ask("GET", _BUILDS, params={**parameters, "page": page}))
 
     def agents(self) -> list[RemoteAgent]:
         """The connected agents of the organization (scope read_agents)."""
@@ -96,7 +96,7 @@ class Client:
             MisuseError: There is none among the newest builds.
         """
         query = {name: value for name, value in (("branch", branch), ("commit", commit)) if value}
-        for build in _pages(lambda page: self.builds(page=page, **query)):
+        for build in self.builds(**query):
             pull = build.pull_request
             if pull and pull.id == str(number) and RERUN_KEY not in build.meta_data:
                 return build

@@ -108,10 +108,8 @@ def watch(
     queues = load(repository(ctx)).agents.queues
     url = api.builds_url(organization, pipeline_slug, api=api.API)
     client = api.Client(url, os.environ.get(api.TOKEN_VARIABLE, ""))
-    unfinished = client.builds(**{"state[]": api.UNFINISHED, "exclude_jobs": "false"})
-    ended = [
-        one for page in range(1, api.PAGES + 1) for one in client.builds(branch=branch, state="finished", page=page)
-    ]
+    unfinished = list(client.builds(**{"state[]": api.UNFINISHED, "exclude_jobs": "false"}))
+    ended = list(client.builds(branch=branch, state="finished"))
     found = api.alarms(client.agents(), unfinished, ended, queues, dt.datetime.now(dt.UTC))
     sys.stdout.write("".join(f"{sentence}\n" for sentence in found) or "nodes, main, the night and queues are well\n")
     raise typer.Exit(Exit.FAIL if found else Exit.PASS)

@@ -154,14 +154,14 @@ def test_rate_limit_is_waited_for(server, client, header):
 @pytest.mark.parametrize("value", ["", "soon", "Wed, 21 Oct 2026 07:28:00 GMT", "-3", "1e9"])
 def test_rate_limit_without_seconds_backs_off(server, client, value):
     server.answer(429, "", Retry_After=value).answer(429, "", Retry_After=value).answer(200, [])
-    assert client.builds() == []
+    assert list(client.builds()) == []
     assert client.waits == [1, 2]
 
 
 def test_rate_limit_of_an_hour_is_not_waited_for(server, client):
     server.answer(429, "", Retry_After="3600")
     with pytest.raises(RemoteError, match="another 3600 seconds"):
-        client.builds()
+        next(client.builds())
     assert client.waits == []
 
 
@@ -176,7 +176,7 @@ def test_a_request_without_an_answer_is_repeated(server, client, lost):
 
 def test_cut_off_answer_is_a_lost_one(server, client):
     server.answer(200, json.dumps([build(12)])[:60]).answer(200, "[]", Content_Length="999").answer(200, [build(13)])
-    assert client.builds()[0].number == 13
+    assert next(client.builds()).number == 13
     assert client.waits == [1, 2]
 
 
@@ -193,7 +193,7 @@ def test_it_gives_up_and_says_why(server, client, answer, words):
     client.timeout_seconds = 0.2 if answer == "silence" else 10.0
     server.answer(answer, "")
     with pytest.raises(RemoteError) as raised:
-        client.builds()
+        next(client.builds())
     assert words in raised.value.what
     assert raised.value.exit_status is Exit.CANNOT_RUN_HERE
     assert len(server.asked) == ATTEMPTS
@@ -203,11 +203,11 @@ def test_it_gives_up_and_says_why(server, client, answer, words):
 def test_answer_of_another_shape_is_refused(server, client):
     server.answer(200, [build("twelve")])
     with pytest.raises(RemoteError, match=r"not what it documents: 0\.number"):
-        client.builds()
+        next(client.builds())
     server.answers[:] = []
     server.answer(200, {"message": "hello"})
     with pytest.raises(RemoteError, match="not what it documents"):
-        client.builds()
+        next(client.builds())
 
 
 def test_newest_build_of_the_pull_request_that_is_no_rerun(server, client):
