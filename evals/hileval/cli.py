@@ -20,8 +20,8 @@ import typer
 from pydantic import Field
 from rich.console import Console
 
-from hileval.ask.drift import Side, ask_side, run_drift
-from hileval.ask.evaluation import check_backend
+from hileval.ask.drift import Side, ask_side, judge_sides, run_drift
+from hileval.ask.evaluation import check_backend, read_evaluation
 from hileval.ask.loop import Heading, Journal, Recorded, ask_until_decided, batches, code_fingerprint
 from hileval.ask.task import questions_of
 from hileval.engines import EngineError
@@ -57,6 +57,9 @@ When = Annotated[
     Occasion | None, typer.Option("--when", help="Which of the gate's rules applies; by default what the plan is for.")
 ]
 Limit = Annotated[int | None, typer.Option(help="Ask only the first N questions; too few are inconclusive.")]
+Of = Annotated[
+    int, typer.Option(min=1, envvar="HILEVAL_GATES", help="How many gates decide together; they share alpha.")
+]
 Out = Annotated[Path, typer.Option(envvar="HILGATE_OUT", help="Folder of findings.jsonl and samples.jsonl.")]
 
 
@@ -85,23 +88,21 @@ def run_gate(
     name: Annotated[str, typer.Argument(help="A gate of evals/gates.yaml, or an accuracy configuration of vLLM.")],
     when: When = None,
     limit: Limit = None,
-    of: Annotated[
-        int, typer.Option(min=1, envvar="HILEVAL_GATES", help="How many gates decide together; they share alpha.")
-    ] = 1,
+    of: Of = 1,
     engine: Annotated[EngineName | None, typer.Option(help="Another engine than declared: never a pass.")] = None,
     out: Out = Path("results/evals"),
 ) -> None:
     """Run a gate and judge it against its baseline."""
     declared = load_gates()
     if name in declared.drifts:
-        finish(name, out, lambda: run_drift(name, declared.drifts[name]))
+        finish(name, out, lambda: run_drift(name, declared.drifts[name], out))
     if name.endswith((".yaml", ".yml")):
         name, gate = read_foreign(Path(name))
     else:
         gate = find_gate(name, declared)
     rule = shared(declared.rule(gate, when or occasion(os.environ)), of)
     path = gate.path(gate.baseline)
-    baseline = Baseline.read(path) if path.exists() or gate.weights == "repository" else None
+    baseline = Baseline.read(path) if path.exists() or gate.weights != "hub" else None
     try:
         asked, served = measure(name, gate, rule, baseline, engine or gate.engine, limit)
         checks = judge(name, gate, rule, asked, baseline, served)
@@ -155,6 +156,29 @@ def changes(gate: Gate, engine: str, baseline: Baseline) -> tuple[str, ...]:
     return (*setting.differences(baseline.setting), *found)
 
 
+@app.command("judge")
+def judge_again(
+    name: Annotated[str, typer.Argument(help="A gate of evals/gates.yaml.")],
+    folder: Annotated[Path, typer.Argument(help="What `gate` left: answers, and who served them.")],
+    when: When = None,
+    limit: Limit = None,
+    of: Of = 1,
+) -> None:
+    """Judge the stored answers of a gate once more, without an engine; nothing is written."""
+    declared = load_gates()
+    if name in declared.drifts:
+        checks = judge_sides(name, declared.drifts[name], folder)
+    else:
+        gate = find_gate(name, declared)
+        rule = shared(declared.rule(gate, when or occasion(os.environ)), of)
+        path = gate.path(gate.baseline)
+        baseline = Baseline.read(path) if path.exists() or gate.weights != "hub" else None
+        asked, served = read_evaluation(folder, gate, rule, baseline, limit)
+        checks = judge(name, gate, rule, asked, baseline, served)
+    show(checks, folder)
+    raise typer.Exit(exit_status(checks))
+
+
 @app.command("compare")
 def compare_runs(
     before: Annotated[
@@ -194,9 +218,8 @@ def drift_side(
     """One of the two engines of a drift gate."""
     declared = load_gates()
     drift = declared.drifts[name]
-    ours = None if given is None else Side.model_validate_json(given.read_bytes())
-    side = ask_side(name, declared.gates[drift.of], drift, ours)
-    file.write_text(side.model_dump_json(), encoding="utf-8")
+    ours = None if given is None else Side.unpack(given)
+    ask_side(name, declared.gates[drift.of], drift, ours).pack(file)
 
 
 class ProgressPrinter:
@@ -365,6 +388,34 @@ def recorded_path(name: str, number: int) -> Path:
 def fingerprint() -> str:
     """Of the code that answers depend on."""
     return code_fingerprint(EVALS.parent / "kernels", EVALS / "hileval")
+
+
+@app.command("control")
+def control(
+    name: Name,
+    by: Annotated[str, typer.Option(help="Who runs this job and answers for it.")],
+    attention_backend: Trusted = "vllm",
+    runs: Annotated[int, typer.Option(min=1, help="K: how often all questions are asked.")] = 3,
+) -> None:
+    """Ask the trusted attention in this job, for a gate with drawn weights: its answer key, then K stored runs."""
+    gate = find_gate(name, load_gates())
+    if gate.weights != "drawn":
+        raise MisuseError("its weights are not drawn", where=name, remedy="use baseline record")
+    command = [sys.executable, "-m", "hileval", "drawn-key", name, "--attention-backend", attention_backend]
+    if status := subprocess.run(command, check=False).returncode:
+        raise EngineError(f"the key ended with status {status}", where=name, remedy="read what it says above")
+    record(name, "control of the same job", runs, attention_backend, None, None)
+    accept(name, by)
+
+
+@app.command("drawn-key", hidden=True)
+def make_key(name: Name, attention_backend: Trusted = "vllm") -> None:
+    """The answer key of a gate with drawn weights."""
+    from hileval.ask.drawn import write_key
+
+    declared = load_gates()
+    gate = find_gate(name, declared).model_copy(update={"attention_backend": attention_backend})
+    typer.echo(f"key of {write_key(gate, declared.rule(gate, next(iter(gate.rules))))} questions", err=True)
 
 
 @baseline_app.command("accept")

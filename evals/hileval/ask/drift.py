@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
+import zlib
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -20,10 +20,15 @@ from hilgate.errors import RecordsError
 from hilgate.model import Check, Noun, Outcome
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hileval.gates.declare import DriftGate, EngineName, Gate
 
 BLOCK = 16
 """Tokens that the positive control replaces."""
+KEPT = 512
+"""Last places of a long sequence that are compared: the contexts are longest there. Short sequences hold the others."""
+SIDES = ("ours", "peer")
 
 
 class Side(Noun):
@@ -44,8 +49,30 @@ class Side(Noun):
     """Of the peer: the same places, where it is given all tokens at once; what ours wrote,"""
     read_own: Rows = Field(default_factory=list)
     """and what it wrote itself."""
+    read_other: Rows = Field(default_factory=list)
+    """Of the peer: `read` again, in another order and so in other batches;"""
     changed: Rows = Field(default_factory=list)
-    """Of the peer: behind a replaced block of each sequence."""
+    """and behind a replaced block of each sequence."""
+
+    def pack(self, file: Path) -> None:
+        """Write it, packed."""
+        file.write_bytes(gzip.compress(self.model_dump_json().encode(), mtime=0))
+
+    @classmethod
+    def unpack(cls, file: Path) -> Side:
+        """Read it.
+
+        Raises:
+            RecordsError: It is missing or not what was written.
+        """
+        try:
+            return cls.model_validate_json(gzip.decompress(file.read_bytes()))
+        except (OSError, EOFError, zlib.error, ValueError) as error:
+            raise RecordsError(
+                f"not the answers of a drift gate: {type(error).__name__}",
+                where=str(file),
+                remedy="name the folder that `gate` wrote",
+            ) from error
 
 
 def sequences_of(gate: Gate, drift: DriftGate) -> list[list[int]]:
@@ -82,15 +109,21 @@ def ask_side(name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Sid
     from hileval.engines.transformers_engine import TransformersEngine
     from hileval.engines.vllm_engine import VllmEngine
 
-    chosen: EngineName = "vllm" if given is None or drift.peer == "vllm" else "transformers"
-    backend = gate.attention_backend if given is None else "vllm" if chosen == "vllm" else None
-    gate = gate.model_copy(update={"attention_backend": backend, "env": gate.env if given is None else {}})
+    chosen: EngineName = "transformers" if given is not None and drift.peer == "transformers" else "vllm"
+    backend = gate.attention_backend if given is None else drift.peer if chosen == "vllm" else None
+    gate = gate.model_copy(
+        update={
+            "attention_backend": backend,
+            "env": gate.env if given is None else {},
+            "engine_args": gate.engine_args | drift.engine_args,
+        }
+    )
     sequences = sequences_of(gate, drift)
     asked = [tokens[: max(2, len(tokens) * 3 // 5)] for tokens in sequences]
     engine = engine_factory(gate, chosen)()
     assert isinstance(engine, (VllmEngine, TransformersEngine))
     try:
-        read = engine.read(sequences)
+        read = _kept(engine.read(sequences))
         written, wrote = engine.write(asked, drift.written)
         side = Side(
             name=engine.name,
@@ -108,6 +141,7 @@ def ask_side(name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Sid
             update={
                 "read_again": _last(engine.read(_joined(given)), given),
                 "read_own": _last(engine.read(_joined(side)), side),
+                "read_other": _kept(engine.read(sequences[::-1])[::-1]),
                 "changed": [row[behind - 1 :] for row, (_, behind) in zip(rows, replaced, strict=True)],
             }
         )
@@ -116,11 +150,15 @@ def ask_side(name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Sid
 
 
 def changed(tokens: list[int], other: list[int]) -> tuple[list[int], int]:
-    """A sequence with one block in its middle taken from another one, and the place behind it."""
+    """A sequence with one block in its middle, or near its end, taken from another one; and the place behind it."""
     size = min(BLOCK, len(tokens) // 3)
-    begin = (len(tokens) - size) // 2
+    begin = max((len(tokens) - size) // 2, len(tokens) - KEPT // 2)
     taken = [(other * (begin + size))[begin + i] for i in range(size)]
     return [*tokens[:begin], *taken, *tokens[begin + size :]], begin + size
+
+
+def _kept(rows: Rows) -> Rows:
+    return [row[-KEPT:] for row in rows]
 
 
 def _joined(side: Side) -> list[list[int]]:
@@ -139,7 +177,7 @@ def compare_sides(name: str, ours: Side, peer: Side, floor: Floor) -> list[Check
         name,
         Drift.between(ours.read, peer.read),
         Drift.between(ours.wrote, peer.read_again),
-        Drift.between(peer.wrote, peer.read_own),
+        Drift.largest(Drift.between(peer.wrote, peer.read_own), Drift.between(peer.read_other, peer.read)),
         Drift.between(peer.changed, behind),
         floor,
     )
@@ -149,20 +187,35 @@ def compare_sides(name: str, ours: Side, peer: Side, floor: Floor) -> list[Check
     return [*served, *checks]
 
 
-def run_drift(name: str, drift: DriftGate) -> list[Check]:
-    """Both sides, each in a process of its own: a plugin cannot leave one that it has joined.
+def run_drift(name: str, drift: DriftGate, out: Path) -> list[Check]:
+    """Both sides, each in a process of its own: a plugin cannot leave one that it has joined. `out` keeps their answers.
 
     Raises:
         EngineError: A side ended without an answer.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / f"{side}.json" for side in ("ours", "peer")]
-        for number, file in enumerate(files):
-            given = ["--given", str(files[0])] if number else []
-            command = [sys.executable, "-m", "hileval", "drift-side", name, "--file", str(file), *given]
-            if status := subprocess.run(command, check=False).returncode:
-                raise EngineError(
-                    f"{file.stem} ended with status {status}", where=name, remedy="read what it says above"
-                )
-        ours, peer = (Side.model_validate_json(file.read_bytes()) for file in files)
+    out.mkdir(parents=True, exist_ok=True)
+    files = side_files(out)
+    for number, file in enumerate(files):
+        file.unlink(missing_ok=True)
+        given = ["--given", str(files[0])] if number else []
+        command = [sys.executable, "-m", "hileval", "drift-side", name, "--file", str(file), *given]
+        if status := subprocess.run(command, check=False).returncode:
+            raise EngineError(
+                f"{SIDES[number]} ended with status {status}", where=name, remedy="read what it says above"
+            )
+    return judge_sides(name, drift, out)
+
+
+def judge_sides(name: str, drift: DriftGate, out: Path) -> list[Check]:
+    """The checks of a drift gate from the answers in a folder.
+
+    Raises:
+        RecordsError: A side is missing or damaged.
+    """
+    ours, peer = map(Side.unpack, side_files(out))
     return compare_sides(name, ours, peer, drift.floor)
+
+
+def side_files(out: Path) -> list[Path]:
+    """Where the answers of ours and of the peer are."""
+    return [out / f"{side}.json.gz" for side in SIDES]

@@ -50,6 +50,9 @@ class VllmEngine:
             chosen = self._prepare(attention_backend)
             import vllm
 
+            if arguments.get("load_format") == "drawn":
+                import hileval.engines.worker  # noqa: F401  registers it; the worker is in this process
+
             self.name = f"vllm {vllm.__version__}"
             self._where = str(model)
             reporter, self._report = REPORTERS.get(attention_backend, REPORTER)

@@ -3,8 +3,8 @@
 
 Exact match sees a fault when an answer becomes wrong; the distributions behind it move long before that. Nothing is
 stored: the engine's own attention answers in the same job, and what it differs from itself, writing token by token
-against reading the same tokens at once, is what rounding does. The same rule must notice a block of tokens that was
-replaced, or a pass means nothing. Pure.
+against reading the same tokens at once, or reading them again in other batches, is what rounding does. The same rule
+must notice a block of tokens that was replaced, or a pass means nothing. Pure.
 """
 
 from __future__ import annotations
@@ -121,6 +121,12 @@ class Drift:
         found = [divergence(a, b) for a, b in pairs]
         return cls(statistics.median(found), _nine_tenths(found), max(found), len(found))
 
+    @classmethod
+    def largest(cls, *drifts: Drift) -> Drift:
+        """The largest of each figure: what rounding does at most."""
+        figures = zip(*((one.half, one.most, one.worst, one.places) for one in drifts), strict=True)
+        return cls(*map(max, figures))
+
     def within(self, rounding: Drift, floor: Floor = FLOOR) -> bool:
         """Whether rounding explains all three; NaN is not explained. `floor`: nats that are explained anyway."""
         figures = zip(
@@ -141,7 +147,7 @@ def judge_drift(
         name: The gate's key; check ids start with it.
         reading: Ours, given all tokens at once, from the peer, given the same.
         writing: Ours, token by token, from the peer, given the tokens that ours wrote.
-        rounding: The peer, token by token, from itself, given the same tokens at once.
+        rounding: The peer, token by token, from itself, given the same tokens at once; or given them in other batches.
         control: The peer from itself, with one block of each sequence replaced, at the places behind it.
         floor: Nats of each figure that are explained anyway.
     """
