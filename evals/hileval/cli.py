@@ -32,6 +32,7 @@ from hileval.gates.foreign import as_yaml, read_foreign
 from hileval.gates.judge import diff_answers, exit_status, judge, side_by_side
 from hileval.gates.power import STRESS, Noise, Power, simulate, smallest_drop
 from hileval.gates.rule import shared
+from hileval.gates.view import read_findings, render
 from hileval.records.baseline import Baseline, environment, make_baseline
 from hileval.records.records import Filter, Run, Setting
 from hilgate.errors import Exit, HilgateError, MisuseError, RecordsError
@@ -195,6 +196,27 @@ def compare_runs(
     if flips:
         typer.echo(side_by_side(flips, 10**6))
     raise typer.Exit(exit_status([check]))
+
+
+@app.command("view")
+def view(
+    run: Annotated[Path, typer.Argument(help="What `gate` left, or stored answers (samples.jsonl, lm-eval's).")],
+    against: Annotated[
+        Path | None, typer.Option(help="A baseline (.json) or another run; by default the baseline of the gate.")
+    ] = None,
+    which: Annotated[Filter | None, typer.Option("--filter", help="The score that counts; the gate's own.")] = None,
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("results/evals/view.html"),
+) -> None:
+    """Write one static page of a run: questions, answers, what flipped, filters."""
+    checks = read_findings(run) if run.is_dir() else []
+    name = checks[0].id.partition("/")[0] if checks else ""
+    gate = load_gates().gates.get(name)
+    if against is None and gate is not None and gate.path(gate.baseline).is_file():
+        against = gate.path(gate.baseline)
+    page = render(run, against, which or (gate.filter if gate else "flexible"))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page, encoding="utf-8")
+    typer.echo(str(out))
 
 
 def finish(name: str, out: Path, judged: Callable[[], list[Check]]) -> NoReturn:

@@ -188,7 +188,7 @@ def compare_sides(name: str, ours: Side, peer: Side, floor: Floor) -> list[Check
 
 
 def run_drift(name: str, drift: DriftGate, out: Path) -> list[Check]:
-    """Both sides, each in a process of its own: a plugin cannot leave one that it has joined. `out` keeps their answers.
+    """Both sides, each in a process of its own: a plugin cannot leave one that it has joined. `out` keeps all.
 
     Raises:
         EngineError: A side ended without an answer.

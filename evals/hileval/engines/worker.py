@@ -50,7 +50,7 @@ SEED = 1
 """Of drawn weights."""
 
 
-@register_model_loader("drawn")  # type: ignore[untyped-decorator]
+@register_model_loader("drawn")
 class DrawnLoader(BaseModelLoader):  # type: ignore[misc]
     """Draws all weights; the same model gets the same weights on the same device.
 
