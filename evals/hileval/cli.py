@@ -8,13 +8,14 @@ exits with the status that the worst check has.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
 
 import typer
 from pydantic import Field
@@ -32,6 +33,7 @@ from hileval.gates.foreign import as_yaml, read_foreign
 from hileval.gates.judge import diff_answers, exit_status, judge, side_by_side
 from hileval.gates.power import STRESS, Noise, Power, simulate, smallest_drop
 from hileval.gates.rule import shared
+from hileval.gates.trend import YEAR, alarms, judge_nights, read_nights
 from hileval.gates.view import read_findings, render
 from hileval.records.baseline import Baseline, environment, make_baseline
 from hileval.records.records import Filter, Run, Setting
@@ -178,6 +180,17 @@ def judge_again(
         checks = judge(name, gate, rule, asked, baseline, served)
     show(checks, folder)
     raise typer.Exit(exit_status(checks))
+
+
+@app.command("trend")
+def trend(
+    history: Annotated[
+        Path, typer.Option(envvar="HILGATE_HISTORY", help="Folder of judged builds (`hilgate history add`).")
+    ] = Path("results/history"),
+    out: Out = Path("results/evals"),
+) -> None:
+    """Whether the stored nights of each accuracy step have drifted down, each too little for its gate."""
+    finish("trend", out, lambda: judge_nights(read_nights(history)))
 
 
 @app.command("compare")
@@ -545,7 +558,7 @@ def print_power(
     declared = load_gates()
     rows: list[PowerRow] = []
     if stress:
-        rows = [row for when in declared.rules for row in stress_rows(when, declared.rules[when], replays, seed)]
+        rows = [row for when in get_args(Occasion) for row in stress_rows(when, declared.rules[when], replays, seed)]
     for name in () if stress else names or declared.gates:
         gate = find_gate(name, declared)
         for when in gate.rules:
@@ -570,6 +583,21 @@ def print_power(
             typer.echo(f"{head}\n     d   rho  churn  true drop    fail    pass  undecided  answers")
         typer.echo(f"{noise.d:>6.1%}{noise.rho:>6.1f}{noise.churn:>7.1%}{row.drop:>11.0%}{row.failed:>8.1%}"
                    f"{row.passed:>8.1%}{row.undecided:>11.1%}{row.questions:>9.0f}")  # fmt: skip
+    if stress:
+        print_trend(replays, seed)
+
+
+def print_trend(replays: int, seed: int) -> None:
+    """How often a trend of nights of all questions alarms: of an unchanged model, and of half a point less a night."""
+    typer.echo(
+        "trend: alarms in a year unchanged; after 30 nights, in 10 of -0.5 points, in 20, in 10 of -0.5 more each"
+    )
+    replayed = functools.partial(alarms, n=GSM8K_QUESTIONS, replays=replays, seed=seed)
+    for d in (0.005, 0.01, 0.02, 0.04, 0.08):
+        still = replayed(d, good=0, nights=YEAR)
+        low = [replayed(d, shift=0.005, good=30, nights=nights) for nights in (10, 20)]
+        falling = replayed(d, ramp=0.005, good=30, nights=10)
+        typer.echo(f"{d:>6.1%}" + "".join(f"{share:>8.1%}" for share in (still, *low, falling)))
 
 
 def stress_rows(when: str, rule: Rule, replays: int, seed: int) -> list[PowerRow]:

@@ -79,19 +79,21 @@ def sequences_of(gate: Gate, drift: DriftGate) -> list[list[int]]:
     """Fixed sequences of token ids: questions with their right answers, one each or joined to a length.
 
     Raises:
-        RecordsError: The task holds too little text, or no plain tokenizer file.
+        RecordsError: The task holds too little text, or the model's tokenizer cannot be loaded.
     """
-    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
 
     from hileval.ask.harness import documents_of
 
-    file = model_folder(gate) / "tokenizer.json"
-    if not file.is_file():
-        raise RecordsError("tokenizer.json is missing", where=gate.model, remedy="fetch the whole model")
-    tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.no_truncation()
+    trusted = bool(gate.engine_args.get("trust_remote_code", False))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_folder(gate), trust_remote_code=trusted)
+    except (OSError, ValueError, ImportError) as error:
+        raise RecordsError(
+            f"no tokenizer: {str(error).splitlines()[0]}", where=gate.model, remedy="fetch the whole model"
+        ) from error
     texts = (f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in documents_of(gate))
-    tokens = (tokenizer.encode(text).ids for text in texts)
+    tokens = (list(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
     found: list[list[int]] = []
     for length, times in drift.lengths.items():
         for _ in range(times):

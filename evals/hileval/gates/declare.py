@@ -28,15 +28,16 @@ EVALS = Path(__file__).resolve().parents[2]
 
 
 EngineName = Literal["vllm", "transformers"]
-Occasion = Literal["pre-merge", "release"]
-"""When a gate is asked; each has a rule."""
+Occasion = Literal["pre-merge", "nightly", "release"]
+"""When a gate is asked; each has a rule, or the night has that of a merge."""
 
 PROFILE_VARIABLE = "HILGATE_PROFILE"
 
 
 def occasion(environment: Mapping[str, str]) -> Occasion:
     """What the plan that runs this gate is for; at a desk, before a merge."""
-    return "release" if environment.get(PROFILE_VARIABLE) == "release" else "pre-merge"
+    profile = environment.get(PROFILE_VARIABLE)
+    return "release" if profile == "release" else "nightly" if profile == "nightly" else "pre-merge"
 
 
 class UnknownGateError(MisuseError):
@@ -186,6 +187,8 @@ class Gates(Noun):
         Raises:
             MisuseError: The gate is not for that occasion.
         """
+        if when == "nightly" and when not in gate.rules:
+            when = "pre-merge"
         if when not in gate.rules:
             raise MisuseError(f"this gate has no rule for {when}", where=gate.title, remedy="add it to its `rules`")
         return self.rules[gate.rules[when]]

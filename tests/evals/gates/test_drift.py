@@ -184,7 +184,7 @@ def test_another_backend_on_either_side_did_not_run():
     changed = [[{0: math.log(0.1), 1: math.log(0.9)}] * 2] * 2
     good = sides.Side(
         name="x", served=Check(id="g/served-by-vllm", outcome=Outcome.PASS, message="m"), read=rows, wrote=rows,
-        asked=[[1]] * 2, written=[[2]] * 2, read_again=rows, read_own=rows, changed=changed,
+        asked=[[1]] * 2, written=[[2]] * 2, read_again=rows, read_own=rows, read_other=rows, changed=changed,
     )  # fmt: skip
     assert {check.outcome for check in sides.compare_sides("g", good, good, FLOOR)} == {Outcome.PASS}
     bad = good.model_copy(update={"served": good.served.model_copy(update={"outcome": Outcome.DID_NOT_RUN})})
