@@ -28,8 +28,8 @@ class TransformersEngine:
 
     auto_class = "AutoModelForCausalLM"
 
-    def __init__(self, model: Path, *, batch: int = 64) -> None:
-        """Load the model in fp32.
+    def __init__(self, model: Path, *, batch: int = 64, temperature: float = 0.0) -> None:
+        """Load the model in fp32. Answers are greedy, or drawn at a temperature from torch's generator.
 
         Raises:
             ModelFilesError: see `require_model_files`.
@@ -44,6 +44,7 @@ class TransformersEngine:
             torch.set_num_threads(1)
             self.name = f"transformers {transformers.__version__}"
             self._where, self._batch = str(model), batch
+            self._draw = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
             loader = getattr(transformers, self.auto_class)
             self.model = loader.from_pretrained(model, dtype=torch.float32).eval()
@@ -106,7 +107,7 @@ class TransformersEngine:
                 input_ids=tokens,
                 attention_mask=torch.ones_like(tokens),
                 max_new_tokens=max_tokens,
-                do_sample=False,
+                **self._draw,
                 output_scores=True,
                 return_dict_in_generate=True,
             )

@@ -58,6 +58,28 @@ def test_the_same_passes_and_churn_is_not_decided(stored):
     assert compare(stored("a", GOOD), stored("c", other), "flexible", **LEVELS)[0].outcome is Outcome.INCONCLUSIVE
 
 
+VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
+"""Which of 400 questions the pocket hybrid answered (`python -m hileval.pocket vectors`), and its share of 1,000 others."""
+
+
+@pytest.mark.parametrize("before", VECTORS)
+@pytest.mark.parametrize("after", VECTORS)
+def test_recorded_runs_get_the_verdict_that_is_right_for_them(stored, monkeypatch, before, after):
+    """Temperatures and checkpoints, every ordered pair, through the command; what is right is known from other questions."""
+    files = [stored(name, [one == "1" for one in VECTORS[name]["right"]]) for name in (before, after)]
+    if before == after:
+        files[1] = stored("again", [one == "1" for one in VECTORS[after]["right"]])
+    monkeypatch.setattr(sys, "argv", ["hileval", "compare", *map(str, files)])
+    with pytest.raises(SystemExit) as exited:
+        cli.run(cli.app)
+    really = VECTORS[before]["really"] - VECTORS[after]["really"]
+    if really > 0.03:
+        assert exited.value.code == Exit.FAIL
+    else:
+        assert really < 0.015, "all pairs are clear cases"
+        assert exited.value.code == Exit.PASS if really <= 0.002 else Exit.PASS or Exit.INCONCLUSIVE
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
