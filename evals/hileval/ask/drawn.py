@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of hub size with drawn weights: a tokenizer for them, and an answer key from the trusted attention.
 
-Drawn weights know no arithmetic, so a right answer is what the attention that is trusted answers in the same job. Text
-is bytes, and every token that bytes do not need is a complete answer (`#### N`): the harness reads the last token that
-was written, which is right only if all before it are. Exact match is then how often two engines agree on real questions
-in their real prompts. A kernel that reads the wrong block agrees never; rounding parts two right ones now and then,
-which is the noise that the stored runs show.
+Drawn weights know no arithmetic, so a right answer is what the attention that is trusted answers in the same job with
+products in float32. Not in 16 bits: its rounding would be in the key, and another right kernel, which rounds otherwise,
+would lose 8 points (seen on an H200). Text is bytes, and every token that bytes do not need is a complete answer
+(`#### N`): the harness reads the last token that was written, which is right only if all before it are. Exact match is
+then how often an engine answers real questions in their real prompts as exact arithmetic does. A kernel that reads the
+wrong block does so never; rounding costs a right one some answers, as the stored runs show.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def write_key(gate: Gate, rule: Rule) -> int:
-    """Ask the gate's engine the questions of its task, and keep what it answers as right; returns how many.
+    """Ask the gate's engine in float32 the questions of its task, and keep what it answers; returns how many.
 
     Raises:
         CannotRunHereError: It wrote no answer at all.
@@ -56,6 +57,7 @@ def write_key(gate: Gate, rule: Rule) -> int:
     from hileval.gates.declare import engine_factory
 
     write_tokenizer(model_folder(gate))
+    gate = gate.model_copy(update={"engine_args": gate.engine_args | {"dtype": "float32"}})
     questions = TaskQuestions(gate, engine_factory(gate, gate.engine), real=True)
     try:
         samples = questions.ask(order(rule, questions.available), 0)

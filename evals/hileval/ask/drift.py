@@ -49,8 +49,8 @@ class Side(Noun):
     """Of the peer: the same places, where it is given all tokens at once; what ours wrote,"""
     read_own: Rows = Field(default_factory=list)
     """and what it wrote itself."""
-    read_other: Rows = Field(default_factory=list)
-    """Of the peer: `read` again, in another order and so in other batches;"""
+    read_alone: Rows = Field(default_factory=list)
+    """Of the peer: `read` again, each sequence alone;"""
     changed: Rows = Field(default_factory=list)
     """and behind a replaced block of each sequence."""
 
@@ -143,7 +143,7 @@ def ask_side(name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Sid
             update={
                 "read_again": _last(engine.read(_joined(given)), given),
                 "read_own": _last(engine.read(_joined(side)), side),
-                "read_other": _kept(engine.read(sequences[::-1])[::-1]),
+                "read_alone": _kept([row for tokens in sequences for row in engine.read([tokens])]),
                 "changed": [row[behind - 1 :] for row, (_, behind) in zip(rows, replaced, strict=True)],
             }
         )
@@ -179,7 +179,7 @@ def compare_sides(name: str, ours: Side, peer: Side, floor: Floor) -> list[Check
         name,
         Drift.between(ours.read, peer.read),
         Drift.between(ours.wrote, peer.read_again),
-        Drift.largest(Drift.between(peer.wrote, peer.read_own), Drift.between(peer.read_other, peer.read)),
+        Drift.largest(Drift.rounding(peer.wrote, peer.read_own), Drift.rounding(peer.read_alone, peer.read)),
         Drift.between(peer.changed, behind),
         floor,
     )

@@ -52,7 +52,7 @@ SEED = 1
 
 @register_model_loader("drawn")
 class DrawnLoader(BaseModelLoader):  # type: ignore[misc]
-    """Draws all weights; the same model gets the same weights on the same device.
+    """Draws all weights in bfloat16; the same model gets the same weights on the same device, whatever it computes in.
 
     Products keep the variance of what comes in, but for queries, keys and values, which are twice as large: scores
     deviate by 4, so that an answer depends on few of the tokens before it and a lost block shows. Logits deviate by 3.
@@ -65,7 +65,9 @@ class DrawnLoader(BaseModelLoader):  # type: ignore[misc]
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:  # noqa: ARG002
         """Draw in place, each weight with a generator of its own."""
         for index, (name, weight) in enumerate(sorted(model.named_parameters())):
-            _draw(name.removesuffix(".weight"), weight, torch.Generator(weight.device).manual_seed(SEED + index))
+            drawn = torch.empty_like(weight, dtype=torch.bfloat16)
+            _draw(name.removesuffix(".weight"), drawn, torch.Generator(weight.device).manual_seed(SEED + index))
+            weight.copy_(drawn)
 
 
 def _draw(name: str, weight: torch.Tensor, generator: torch.Generator) -> None:

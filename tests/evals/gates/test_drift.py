@@ -72,6 +72,13 @@ def test_one_sequence_in_fifty_is_seen_by_the_worst_place_alone():
     assert not found.within(flat(1e-3))
 
 
+def test_equal_bits_are_no_measure_of_rounding():
+    good, other = {0: math.log(0.9), 1: math.log(0.1)}, {0: math.log(0.8), 1: math.log(0.2)}
+    mostly = [[other] if i == 7 else [good] for i in range(50)]
+    assert Drift.rounding(mostly, [[good]] * 50) == Drift.between([[other]], [[good]])
+    assert Drift.rounding([[good]] * 50, [[good]] * 50).worst == 0
+
+
 def unseen(fault, queries, n, mask):
     """Which keys a query does not read, [..., queries, n]: later ones, those that the model masks, and what is lost."""
     hidden = torch.ones(queries, n, dtype=torch.bool).triu(n - queries + 1)
@@ -184,7 +191,7 @@ def test_another_backend_on_either_side_did_not_run():
     changed = [[{0: math.log(0.1), 1: math.log(0.9)}] * 2] * 2
     good = sides.Side(
         name="x", served=Check(id="g/served-by-vllm", outcome=Outcome.PASS, message="m"), read=rows, wrote=rows,
-        asked=[[1]] * 2, written=[[2]] * 2, read_again=rows, read_own=rows, read_other=rows, changed=changed,
+        asked=[[1]] * 2, written=[[2]] * 2, read_again=rows, read_own=rows, read_alone=rows, changed=changed,
     )  # fmt: skip
     assert {check.outcome for check in sides.compare_sides("g", good, good, FLOOR)} == {Outcome.PASS}
     bad = good.model_copy(update={"served": good.served.model_copy(update={"outcome": Outcome.DID_NOT_RUN})})
