@@ -114,10 +114,9 @@ def mla_decode(
     partial = query.new_empty((partials, launch.tiles * launch.rows, latent_size), dtype=torch.float32)
     partial_lse = query.new_empty((partials, launch.tiles * launch.rows), dtype=torch.float32)
     lse_strides = (0, 0) if lse is None else lse.stride()
-    # Two codes at a time, so at even addresses; wgmma would take them from LDS, where they are codes.
+    # Two codes at a time, so at even addresses.
     even = (latent_size, width, cache.data_ptr(), *cache.stride()[:2])
-    pairs = arch.code_pairs and cache_format is not None and query.element_size() == 2 and width - latent_size > 16
-    pairs = pairs and launch.rows < arch.operand_from_lds_rows and not any(number % 2 for number in even)
+    pairs = launch.pairs and not any(number % 2 for number in even)
     constants = {"NUM_HEADS": num_heads, "LATENT": latent_size, "HAS_LSE": lse is not None}
     with on(query):
         mla_decode_kernel[(launch.groups * launch.tiles,)](
