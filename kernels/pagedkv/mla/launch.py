@@ -72,7 +72,7 @@ def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: i
     * Registers, mma.sync: twice the accumulator, which changes its layout when it is stored, and the tile `t * w * e`.
     * Registers, MFMA: the accumulator, twice in a pipelined loop, the tile, and the operands, which each wave holds
       whole: up to 32 rows of the query, and the tile once for every stage.
-    * Codes on their way to numbers take 20 bytes each on CDNA, 4 elsewhere; in pairs none, and they lie in LDS as codes.
+    * Codes on their way to numbers take 20 bytes each on CDNA, 4 elsewhere; pairs take none, and one byte in LDS.
 
     What is left for addresses and the rest: 64 registers a lane, 56 on CDNA. The formulas follow what Triton 3.6
     allocates for 512 + 64 channels of bf16, 16 to 64 rows, 16 to 64 tokens, 1 and 2 stages on gfx90a, gfx942
@@ -118,7 +118,7 @@ def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: i
 
 
 def in_pairs(arch: Arch, shape: MlaShape, rows: int) -> bool:
-    """Whether the codes of a step may be read in pairs: wgmma, from so many rows on, takes operands from LDS instead."""
+    """Whether the codes of a step may be read in pairs: wgmma, for many rows, takes its operands from LDS instead."""
     narrow = rows < arch.operand_from_lds_rows and shape.rope_size > 16
     return arch.code_pairs and shape.quantised and shape.element_bytes == 2 and narrow
 
