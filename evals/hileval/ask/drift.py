@@ -7,7 +7,7 @@ import gzip
 import subprocess
 import sys
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -28,7 +28,7 @@ BLOCK = 16
 """Tokens that the positive control replaces."""
 KEPT = 512
 """Last places of a long sequence that are compared: the contexts are longest there. Short sequences hold the others."""
-SIDES = ("ours", "peer")
+SideName = Literal["ours", "peer", "second"]
 
 
 class Side(Noun):
@@ -106,17 +106,17 @@ def sequences_of(gate: Gate, drift: DriftGate) -> list[list[int]]:
     return found
 
 
-def ask_side(name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Side:
-    """Ask one engine everything: ours where nothing is given, else the peer about what ours wrote too."""
+def ask_side(which: SideName, name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Side:
+    """Ask one engine everything: ours, the peer about what ours wrote too, or another trusted attention to read."""
     from hileval.engines.transformers_engine import TransformersEngine
     from hileval.engines.vllm_engine import VllmEngine
 
-    chosen: EngineName = "transformers" if given is not None and drift.peer == "transformers" else "vllm"
-    backend = gate.attention_backend if given is None else drift.peer if chosen == "vllm" else None
+    chosen: EngineName = "transformers" if which == "peer" and drift.peer == "transformers" else "vllm"
+    backends = {"ours": gate.attention_backend, "peer": drift.peer, "second": drift.second}
     gate = gate.model_copy(
         update={
-            "attention_backend": backend,
-            "env": gate.env if given is None else {},
+            "attention_backend": backends[which] if chosen == "vllm" else None,
+            "env": gate.env if which == "ours" else {},
             "engine_args": gate.engine_args | drift.engine_args,
         }
     )
@@ -126,7 +126,7 @@ def ask_side(name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Sid
     assert isinstance(engine, (VllmEngine, TransformersEngine))
     try:
         read = _kept(engine.read(sequences))
-        written, wrote = engine.write(asked, drift.written)
+        written, wrote = ([], []) if which == "second" else engine.write(asked, drift.written)
         side = Side(
             name=engine.name,
             served=check_backend(name, gate, engine),
@@ -172,39 +172,39 @@ def _last(rows: Rows, side: Side) -> Rows:
     return [row[len(asked) - 1 :] for row, asked in zip(rows, side.asked, strict=True)]
 
 
-def compare_sides(name: str, ours: Side, peer: Side, floor: Floor) -> list[Check]:
+def compare_sides(name: str, ours: Side, peer: Side, floor: Floor, second: Side | None = None) -> list[Check]:
     """The checks of a drift gate, and who served it."""
+    rounding = [Drift.between(peer.wrote, peer.read_own), Drift.between(peer.read_other, peer.read)]
+    rounding += [] if second is None else [Drift.between(second.read, peer.read)]
     behind = [row[-len(changed_rows) :] for row, changed_rows in zip(peer.read, peer.changed, strict=True)]
     checks = judge_drift(
         name,
         Drift.between(ours.read, peer.read),
         Drift.between(ours.wrote, peer.read_again),
-        Drift.largest(Drift.between(peer.wrote, peer.read_own), Drift.between(peer.read_other, peer.read)),
+        Drift.largest(*rounding),
         Drift.between(peer.changed, behind),
         floor,
     )
-    served = [side.served for side in (ours, peer) if side.served is not None]
+    served = [side.served for side in (ours, peer, second) if side is not None and side.served is not None]
     if any(check.outcome is not Outcome.PASS for check in served):
         checks = [check.model_copy(update={"outcome": Outcome.DID_NOT_RUN}) for check in checks]
     return [*served, *checks]
 
 
 def run_drift(name: str, drift: DriftGate, out: Path) -> list[Check]:
-    """Both sides, each in a process of its own: a plugin cannot leave one that it has joined. `out` keeps all.
+    """Every side in a process of its own: a plugin cannot leave one that it has joined. `out` keeps their answers.
 
     Raises:
         EngineError: A side ended without an answer.
     """
     out.mkdir(parents=True, exist_ok=True)
-    files = side_files(out)
-    for number, file in enumerate(files):
+    files = side_files(drift, out)
+    for which, file in files.items():
         file.unlink(missing_ok=True)
-        given = ["--given", str(files[0])] if number else []
-        command = [sys.executable, "-m", "hileval", "drift-side", name, "--file", str(file), *given]
+        given = ["--given", str(files["ours"])] if which == "peer" else []
+        command = [sys.executable, "-m", "hileval", "drift-side", name, which, "--file", str(file), *given]
         if status := subprocess.run(command, check=False).returncode:
-            raise EngineError(
-                f"{SIDES[number]} ended with status {status}", where=name, remedy="read what it says above"
-            )
+            raise EngineError(f"{which} ended with status {status}", where=name, remedy="read what it says above")
     return judge_sides(name, drift, out)
 
 
@@ -214,10 +214,11 @@ def judge_sides(name: str, drift: DriftGate, out: Path) -> list[Check]:
     Raises:
         RecordsError: A side is missing or damaged.
     """
-    ours, peer = map(Side.unpack, side_files(out))
-    return compare_sides(name, ours, peer, drift.floor)
+    sides = {which: Side.unpack(file) for which, file in side_files(drift, out).items()}
+    return compare_sides(name, sides["ours"], sides["peer"], drift.floor, sides.get("second"))
 
 
-def side_files(out: Path) -> list[Path]:
-    """Where the answers of ours and of the peer are."""
-    return [out / f"{side}.json.gz" for side in SIDES]
+def side_files(drift: DriftGate, out: Path) -> dict[SideName, Path]:
+    """Where the answers of each side are."""
+    names: tuple[SideName, ...] = ("ours", "peer", "second") if drift.second else ("ours", "peer")
+    return {which: out / f"{which}.json.gz" for which in names}

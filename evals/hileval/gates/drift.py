@@ -118,7 +118,11 @@ class Drift:
         if [len(rows) for rows in got] != [len(rows) for rows in want] or not any(map(len, want)):
             raise UnmeasuredError("distributions of other places, or none")
         pairs = [(a, b) for rows, others in zip(got, want, strict=True) for a, b in zip(rows, others, strict=True)]
-        found = [divergence(a, b) for a, b in pairs]
+        return cls.of([divergence(a, b) for a, b in pairs])
+
+    @classmethod
+    def of(cls, found: Sequence[float]) -> Drift:
+        """Of divergences in nats."""
         return cls(statistics.median(found), _nine_tenths(found), max(found), len(found))
 
     @classmethod
