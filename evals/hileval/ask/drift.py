@@ -20,6 +20,7 @@ from hilgate.errors import RecordsError
 from hilgate.model import Check, Noun, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from hileval.gates.declare import DriftGate, EngineName, Gate
@@ -81,19 +82,11 @@ def sequences_of(gate: Gate, drift: DriftGate) -> list[list[int]]:
     Raises:
         RecordsError: The task holds too little text, or the model's tokenizer cannot be loaded.
     """
-    from transformers import AutoTokenizer
-
     from hileval.ask.harness import documents_of
 
-    trusted = bool(gate.engine_args.get("trust_remote_code", False))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model_folder(gate), trust_remote_code=trusted)
-    except (OSError, ValueError, ImportError) as error:
-        raise RecordsError(
-            f"no tokenizer: {str(error).splitlines()[0]}", where=gate.model, remedy="fetch the whole model"
-        ) from error
+    encode = _encoder(gate)
     texts = (f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in documents_of(gate))
-    tokens = (list(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+    tokens = map(encode, texts)
     found: list[list[int]] = []
     for length, times in drift.lengths.items():
         for _ in range(times):
@@ -104,6 +97,31 @@ def sequences_of(gate: Gate, drift: DriftGate) -> list[list[int]]:
                 one += more
             found.append(one[: length or None])
     return found
+
+
+def _encoder(gate: Gate) -> Callable[[str], list[int]]:
+    """The model's tokenizer.
+
+    transformers is asked only where there is no plain file: it imports Triton, which must not happen before an engine has
+    said whether kernels are interpreted.
+    """
+    folder = model_folder(gate)
+    if (folder / "tokenizer.json").is_file():
+        from tokenizers import Tokenizer
+
+        plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        plain.no_truncation()
+        return lambda text: list(plain.encode(text, add_special_tokens=False).ids)
+    from transformers import AutoTokenizer
+
+    try:
+        trusted = bool(gate.engine_args.get("trust_remote_code", False))
+        slow = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
+    except (OSError, ValueError, ImportError) as error:
+        raise RecordsError(
+            f"no tokenizer: {str(error).splitlines()[0]}", where=gate.model, remedy="fetch the whole model"
+        ) from error
+    return lambda text: list(slow.encode(text, add_special_tokens=False))
 
 
 def ask_side(which: SideName, name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Side:
