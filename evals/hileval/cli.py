@@ -21,7 +21,7 @@ import typer
 from pydantic import Field
 from rich.console import Console
 
-from hileval.ask.drift import Side, ask_side, judge_sides, run_drift
+from hileval.ask.drift import Side, SideName, ask_side, judge_sides, run_drift
 from hileval.ask.evaluation import check_backend, read_evaluation
 from hileval.ask.loop import Heading, Journal, Recorded, ask_until_decided, batches, code_fingerprint
 from hileval.ask.task import questions_of
@@ -247,14 +247,15 @@ def finish(name: str, out: Path, judged: Callable[[], list[Check]]) -> NoReturn:
 @app.command("drift-side", hidden=True)
 def drift_side(
     name: Annotated[str, typer.Argument(help="A drift gate.")],
+    which: Annotated[SideName, typer.Argument(help="Whom to ask.")],
     file: Annotated[Path, typer.Option(help="Where the answers go.")],
     given: Annotated[Path | None, typer.Option(help="What ours said; the peer is asked then.")] = None,
 ) -> None:
-    """One of the two engines of a drift gate."""
+    """One of the engines of a drift gate."""
     declared = load_gates()
     drift = declared.drifts[name]
     ours = None if given is None else Side.unpack(given)
-    ask_side(name, declared.gates[drift.of], drift, ours).pack(file)
+    ask_side(which, name, declared.gates[drift.of], drift, ours).pack(file)
 
 
 class ProgressPrinter:

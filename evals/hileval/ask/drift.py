@@ -7,7 +7,7 @@ import gzip
 import subprocess
 import sys
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ from hilgate.errors import RecordsError
 from hilgate.model import Check, Noun, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from hileval.gates.declare import DriftGate, EngineName, Gate
@@ -28,7 +29,7 @@ BLOCK = 16
 """Tokens that the positive control replaces."""
 KEPT = 512
 """Last places of a long sequence that are compared: the contexts are longest there. Short sequences hold the others."""
-SIDES = ("ours", "peer")
+SideName = Literal["ours", "peer", "second"]
 
 
 class Side(Noun):
@@ -81,19 +82,11 @@ def sequences_of(gate: Gate, drift: DriftGate) -> list[list[int]]:
     Raises:
         RecordsError: The task holds too little text, or the model's tokenizer cannot be loaded.
     """
-    from transformers import AutoTokenizer
-
     from hileval.ask.harness import documents_of
 
-    trusted = bool(gate.engine_args.get("trust_remote_code", False))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model_folder(gate), trust_remote_code=trusted)
-    except (OSError, ValueError, ImportError) as error:
-        raise RecordsError(
-            f"no tokenizer: {str(error).splitlines()[0]}", where=gate.model, remedy="fetch the whole model"
-        ) from error
+    encode = _encoder(gate)
     texts = (f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in documents_of(gate))
-    tokens = (list(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+    tokens = map(encode, texts)
     found: list[list[int]] = []
     for length, times in drift.lengths.items():
         for _ in range(times):
@@ -106,17 +99,42 @@ def sequences_of(gate: Gate, drift: DriftGate) -> list[list[int]]:
     return found
 
 
-def ask_side(name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Side:
-    """Ask one engine everything: ours where nothing is given, else the peer about what ours wrote too."""
+def _encoder(gate: Gate) -> Callable[[str], list[int]]:
+    """The model's tokenizer.
+
+    transformers is asked only where there is no plain file: it imports Triton, which must not happen before an engine has
+    said whether kernels are interpreted.
+    """
+    folder = model_folder(gate)
+    if (folder / "tokenizer.json").is_file():
+        from tokenizers import Tokenizer
+
+        plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        plain.no_truncation()
+        return lambda text: list(plain.encode(text, add_special_tokens=False).ids)
+    from transformers import AutoTokenizer
+
+    try:
+        trusted = bool(gate.engine_args.get("trust_remote_code", False))
+        slow = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
+    except (OSError, ValueError, ImportError) as error:
+        raise RecordsError(
+            f"no tokenizer: {str(error).splitlines()[0]}", where=gate.model, remedy="fetch the whole model"
+        ) from error
+    return lambda text: list(slow.encode(text, add_special_tokens=False))
+
+
+def ask_side(which: SideName, name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Side:
+    """Ask one engine everything: ours, the peer about what ours wrote too, or another trusted attention to read."""
     from hileval.engines.transformers_engine import TransformersEngine
     from hileval.engines.vllm_engine import VllmEngine
 
-    chosen: EngineName = "transformers" if given is not None and drift.peer == "transformers" else "vllm"
-    backend = gate.attention_backend if given is None else drift.peer if chosen == "vllm" else None
+    chosen: EngineName = "transformers" if which == "peer" and drift.peer == "transformers" else "vllm"
+    backends = {"ours": gate.attention_backend, "peer": drift.peer, "second": drift.second}
     gate = gate.model_copy(
         update={
-            "attention_backend": backend,
-            "env": gate.env if given is None else {},
+            "attention_backend": backends[which] if chosen == "vllm" else None,
+            "env": gate.env if which == "ours" else {},
             "engine_args": gate.engine_args | drift.engine_args,
         }
     )
@@ -126,7 +144,7 @@ def ask_side(name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Sid
     assert isinstance(engine, (VllmEngine, TransformersEngine))
     try:
         read = _kept(engine.read(sequences))
-        written, wrote = engine.write(asked, drift.written)
+        written, wrote = ([], []) if which == "second" else engine.write(asked, drift.written)
         side = Side(
             name=engine.name,
             served=check_backend(name, gate, engine),
@@ -172,39 +190,39 @@ def _last(rows: Rows, side: Side) -> Rows:
     return [row[len(asked) - 1 :] for row, asked in zip(rows, side.asked, strict=True)]
 
 
-def compare_sides(name: str, ours: Side, peer: Side, floor: Floor) -> list[Check]:
+def compare_sides(name: str, ours: Side, peer: Side, floor: Floor, second: Side | None = None) -> list[Check]:
     """The checks of a drift gate, and who served it."""
+    rounding = [Drift.rounding(peer.wrote, peer.read_own), Drift.rounding(peer.read_alone, peer.read)]
+    rounding += [] if second is None else [Drift.rounding(second.read, peer.read)]
     behind = [row[-len(changed_rows) :] for row, changed_rows in zip(peer.read, peer.changed, strict=True)]
     checks = judge_drift(
         name,
         Drift.between(ours.read, peer.read),
         Drift.between(ours.wrote, peer.read_again),
-        Drift.largest(Drift.rounding(peer.wrote, peer.read_own), Drift.rounding(peer.read_alone, peer.read)),
+        Drift.largest(*rounding),
         Drift.between(peer.changed, behind),
         floor,
     )
-    served = [side.served for side in (ours, peer) if side.served is not None]
+    served = [side.served for side in (ours, peer, second) if side is not None and side.served is not None]
     if any(check.outcome is not Outcome.PASS for check in served):
         checks = [check.model_copy(update={"outcome": Outcome.DID_NOT_RUN}) for check in checks]
     return [*served, *checks]
 
 
 def run_drift(name: str, drift: DriftGate, out: Path) -> list[Check]:
-    """Both sides, each in a process of its own: a plugin cannot leave one that it has joined. `out` keeps all.
+    """Every side in a process of its own: a plugin cannot leave one that it has joined. `out` keeps their answers.
 
     Raises:
         EngineError: A side ended without an answer.
     """
     out.mkdir(parents=True, exist_ok=True)
-    files = side_files(out)
-    for number, file in enumerate(files):
+    files = side_files(drift, out)
+    for which, file in files.items():
         file.unlink(missing_ok=True)
-        given = ["--given", str(files[0])] if number else []
-        command = [sys.executable, "-m", "hileval", "drift-side", name, "--file", str(file), *given]
+        given = ["--given", str(files["ours"])] if which == "peer" else []
+        command = [sys.executable, "-m", "hileval", "drift-side", name, which, "--file", str(file), *given]
         if status := subprocess.run(command, check=False).returncode:
-            raise EngineError(
-                f"{SIDES[number]} ended with status {status}", where=name, remedy="read what it says above"
-            )
+            raise EngineError(f"{which} ended with status {status}", where=name, remedy="read what it says above")
     return judge_sides(name, drift, out)
 
 
@@ -214,10 +232,11 @@ def judge_sides(name: str, drift: DriftGate, out: Path) -> list[Check]:
     Raises:
         RecordsError: A side is missing or damaged.
     """
-    ours, peer = map(Side.unpack, side_files(out))
-    return compare_sides(name, ours, peer, drift.floor)
+    sides = {which: Side.unpack(file) for which, file in side_files(drift, out).items()}
+    return compare_sides(name, sides["ours"], sides["peer"], drift.floor, sides.get("second"))
 
 
-def side_files(out: Path) -> list[Path]:
-    """Where the answers of ours and of the peer are."""
-    return [out / f"{side}.json.gz" for side in SIDES]
+def side_files(drift: DriftGate, out: Path) -> dict[SideName, Path]:
+    """Where the answers of each side are."""
+    names: tuple[SideName, ...] = ("ours", "peer", "second") if drift.second else ("ours", "peer")
+    return {which: out / f"{which}.json.gz" for which in names}

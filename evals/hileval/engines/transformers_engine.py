@@ -75,7 +75,7 @@ class TransformersEngine:
         import torch
 
         with as_engine_error("reading", self._where), torch.no_grad():
-            return [_rows(self.model(torch.tensor([list(tokens)])).logits[0, :-1]) for tokens in sequences]
+            return [as_rows(self.model(torch.tensor([list(tokens)])).logits[0, :-1]) for tokens in sequences]
 
     def write(self, asked: Sequence[Sequence[int]], tokens: int) -> tuple[list[list[int]], Rows]:
         """That many tokens behind each beginning, greedily, one by one, and the distributions they were chosen from."""
@@ -96,7 +96,7 @@ class TransformersEngine:
                 for one in asked
             ]
             written = [one.sequences[0, -tokens:].tolist() for one in out]
-            return written, [_rows(torch.cat(one.logits)) for one in out]
+            return written, [as_rows(torch.cat(one.logits)) for one in out]
 
     def _generate(self, ids: list[list[int]], max_tokens: int, stop: Sequence[str]) -> list[Answer]:
         import torch
@@ -126,7 +126,7 @@ class TransformersEngine:
         return Answer(text[:cut], "stop" if ended or cut is not None else "length", n_tokens, non_finite)
 
 
-def _rows(logits: Any) -> list[dict[int, float]]:
+def as_rows(logits: Any) -> list[dict[int, float]]:
     """Of logits [places, vocabulary]."""
     best = logits.double().log_softmax(-1).topk(min(ASKED, logits.shape[-1]))
     return [

@@ -148,6 +148,9 @@ class DriftGate(Noun):
     peer: str = Field(default="vllm", pattern=r"^(vllm|transformers|[A-Z][A-Z0-9_]*)$")
     """Whose attention is asked in the same job: vLLM's own, one of its by name, or transformers' where vLLM's cannot
     serve the class."""
+    second: str | None = Field(default=None, pattern=r"^[A-Z][A-Z0-9_]*$")
+    """Another attention of vLLM that is trusted: what it differs from the peer is rounding as well. In 16 bits a peer
+    that rounds alike in every batch says too little of that (`python -m hileval.pocket rounding`)."""
     engine_args: dict[str, Scalar] = Field(default_factory=dict)
     """What differs from the other gate's, such as a longer `max_model_len`."""
     lengths: dict[int, int] = Field(default={0: 16}, min_length=1)

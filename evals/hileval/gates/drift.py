@@ -127,7 +127,11 @@ class Drift:
         Raises:
             UnmeasuredError: They are not of the same places, or there are none.
         """
-        found = _divergences(got, want)
+        return cls.changed(_divergences(got, want))
+
+    @classmethod
+    def changed(cls, found: Sequence[float]) -> Drift:
+        """Of those divergences that are not 0; of all where all are."""
         return cls.of([value for value in found if value > 0] or found)
 
     @classmethod

@@ -95,6 +95,30 @@ def measure(
         remove()
 
 
+@app.command("rounding")
+def print_rounding(
+    name: Name = "hybrid",
+    replays: Annotated[int, typer.Option(min=1, help="Gates per figure.")] = 500,
+    drawn: Annotated[int, typer.Option(min=1, help="Questions that a gate reads.")] = 10,
+) -> None:
+    """How often a drift gate fails right attention that rounds otherwise, by dtype, batch size and order."""
+    from hileval.ask.drift import sequences_of
+    from hileval.gates.declare import load_gates
+    from hileval.pocket.rounding import false_alarms
+
+    declared = load_gates()
+    drift = declared.drifts[f"pocket-{name}-drift"].model_copy(update={"lengths": {0: 60, 140: 20}})
+    sequences = sequences_of(declared.gates[f"pocket-{name}"], drift)
+    typer.echo(
+        "dtype      batch  order     false alarms, with a second  unnoticed   ours | rounding of peer | of second, nats"
+    )
+    for row in false_alarms(MODELS / name, sequences, drawn=drawn, replays=replays, seed=1):
+        typer.echo(
+            f"{row.dtype:<9}{row.batch:>7}  {'shuffled' if row.shuffled else 'plain':<9}{row.alone:>13.1%}"
+            f"{row.beside:>15.1%}{row.unnoticed:>11.1%}   {row.ours} | {row.own} | {row.second}"
+        )
+
+
 VECTORS = EVALS.parent / "tests/evals/gates/vectors.json"
 RUNS: dict[str, tuple[float, float, int]] = {
     "greedy": (0.0, 0.0, 0),
