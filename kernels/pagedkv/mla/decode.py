@@ -7,7 +7,6 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 
 from pagedkv.arch import next_power_of_two
 from pagedkv.checks import lengths
@@ -158,8 +157,8 @@ def mla_decode(
             **options(arch, launch),
         )
         reduce = tuning(arch.name).mla_reduce
-        rows = triton.cdiv(max_query_len * num_heads, reduce.rows)
-        mla_reduce_kernel[(num_seqs, rows, triton.cdiv(latent_size, reduce.channels))](
+        rows = -(-max_query_len * num_heads // reduce.rows)
+        mla_reduce_kernel[(num_seqs, rows, -(-latent_size // reduce.channels))](
             partial,
             partial_lse,
             out,
