@@ -262,13 +262,15 @@ class ProgressPrinter:
     """A line per batch on stderr: how far, how right, how long still."""
 
     def __init__(self) -> None:
-        self._began, self._run = time.monotonic(), 0
+        self._began = self._before = time.monotonic()
+        self._run = 0
 
     def asked(self, run: int, done: int, most: int, right: int) -> None:
         """See `hileval.ask.loop.Listener`."""
         if run != self._run:
-            self._run, self._began = run, time.monotonic()
-        spent = time.monotonic() - self._began
+            self._run, self._began = run, self._before
+        self._before = time.monotonic()
+        spent = self._before - self._began
         left = f", at most {spent / done * (most - done):.0f} s more" if done < most else ""
         stderr.print(f"run {run + 1}: {done}/{most} asked, {right} right, {spent:.0f} s{left}", highlight=False)
 
