@@ -3,7 +3,7 @@
 
 Exact match sees a fault when an answer becomes wrong; the distributions behind it move long before that. Nothing is
 stored: the engine's own attention answers in the same job, and what it differs from itself, writing token by token
-against reading the same tokens at once, or reading them again in other batches, is what rounding does. The same rule
+against reading the same tokens at once, or reading each sequence alone, is what rounding does. The same rule
 must notice a block of tokens that was replaced, or a pass means nothing. Pure.
 """
 
