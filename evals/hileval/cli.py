@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `gates`, `import`, `gate`, `compare`, `baseline record|diff|accept|show`, `power`.
+"""The command line: `gates`, `import`, `gate`, `judge`, `compare`, `view`, `trend`, `power`, `control`, `baseline`.
 
 `gate` leaves `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) in the output folder and
 exits with the status that the worst check has.

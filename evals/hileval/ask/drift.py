@@ -51,7 +51,7 @@ class Side(Noun):
     read_own: Rows = Field(default_factory=list)
     """and what it wrote itself."""
     read_alone: Rows = Field(default_factory=list)
-    """Of the peer: `read` again, each sequence alone;"""
+    """Of the peer: `read` again, each sequence alone, so that products are of another shape;"""
     changed: Rows = Field(default_factory=list)
     """and behind a replaced block of each sequence."""
 
@@ -102,8 +102,8 @@ def sequences_of(gate: Gate, drift: DriftGate) -> list[list[int]]:
 def _encoder(gate: Gate) -> Callable[[str], list[int]]:
     """The model's tokenizer.
 
-    transformers is asked only where there is no plain file: it imports Triton, which must not happen before an engine has
-    said whether kernels are interpreted.
+    transformers is asked only where there is no plain file: it imports Triton, which must not happen before an engine
+    has said whether kernels are interpreted.
     """
     folder = model_folder(gate)
     if (folder / "tokenizer.json").is_file():
@@ -161,7 +161,7 @@ def ask_side(which: SideName, name: str, gate: Gate, drift: DriftGate, given: Si
             update={
                 "read_again": _last(engine.read(_joined(given)), given),
                 "read_own": _last(engine.read(_joined(side)), side),
-                "read_alone": _kept([row for tokens in sequences for row in engine.read([tokens])]),
+                "read_alone": _kept([engine.read([tokens])[0] for tokens in sequences]),
                 "changed": [row[behind - 1 :] for row, (_, behind) in zip(rows, replaced, strict=True)],
             }
         )

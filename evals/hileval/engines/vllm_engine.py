@@ -46,6 +46,8 @@ class VllmEngine:
         if isinstance(model, Path):
             require_model_files(model)
         arguments = {name: structured(value) for name, value in arguments.items()}
+        if attention_backend == "pagedkv":
+            arguments = {"enable_prefix_caching": False} | arguments  # with one the pool must not be poisoned
         with as_engine_error("starting vLLM", str(model)):
             chosen = self._prepare(attention_backend)
             import vllm

@@ -91,7 +91,9 @@ class Figures:
     second: Drift
 
 
-def false_alarms(folder: Path, sequences: list[list[int]], *, drawn: int, replays: int, seed: int) -> Iterator[Figures]:
+def false_alarms(
+    folder: Path, sequences: list[list[int]], *, drawn: int, replays: int, seed: int, batches: Sequence[int] = BATCHES
+) -> Iterator[Figures]:
     """Replay gates in every dtype, batch size and order.
 
     Args:
@@ -100,6 +102,7 @@ def false_alarms(folder: Path, sequences: list[list[int]], *, drawn: int, replay
         drawn: Sequences that a gate has.
         replays: Gates.
         seed: Of orders and draws.
+        batches: How many sequences ours reads at once.
     """
     ALL_ATTENTION_FUNCTIONS.register("blocks", by_blocks)
     ALL_MASK_ATTENTION_FUNCTIONS.register("blocks", sdpa_mask)
@@ -122,7 +125,7 @@ def false_alarms(folder: Path, sequences: list[list[int]], *, drawn: int, replay
         engine.model.set_attn_implementation("eager")
         second = far(read(engine.model, sequences, 4, plain), want)
         engine.model.set_attn_implementation("blocks")
-        for batch, shuffled in itertools.product(BATCHES, (False, True)):
+        for batch, shuffled in itertools.product(batches, (False, True)):
             order = rng.permutation(plain).tolist() if shuffled else plain
             ours = far(read(engine.model, sequences, batch, order), want)
             counts = np.zeros(3)
