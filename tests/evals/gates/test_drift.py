@@ -210,7 +210,7 @@ def a_side(row, name="x"):
     served = Check(id=f"g/served-by-{name}", outcome=Outcome.PASS, message="m")
     return sides.Side(
         name=name, served=served, read=rows, wrote=rows, asked=[[1]] * 2, written=[[2]] * 2, read_again=rows,
-        read_own=rows, read_other=rows, changed=changed,
+        read_own=rows, read_alone=rows, changed=changed,
     )  # fmt: skip
 
 
