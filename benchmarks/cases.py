@@ -7,7 +7,7 @@ import dataclasses
 from typing import Literal
 
 Op = Literal["decode", "mla", "mixed", "prefill", "gather", "write", "scan"]
-Yardstick = Literal["read", "copy", "matmul"]
+Yardstick = Literal["read", "copy", "matmul", "launch"]
 Scales = Literal["none", "tensor", "token"]
 
 YARDSTICKS: dict[Op, Yardstick] = {
@@ -16,7 +16,8 @@ YARDSTICKS: dict[Op, Yardstick] = {
 }  # fmt: skip
 """What bounds an operation: decode reads the cache, gather and write copy it, prefill multiplies matrices. A mixed
 batch does both and is held against the reading, which the products of its prefill come on top of. So is MLA decode with
-few heads; 128 heads multiply more than they read. A Mamba-2 scan makes rows of the rows and states that it reads."""
+few heads; 128 heads multiply more than they read. A Mamba-2 scan makes rows of the rows and states that it reads. The
+host's time is held against the launch of a kernel without arguments."""
 MATMUL_HEADS = 128
 """Of MLA: 2 * 128 * (576 + 512) operations on a row of 1152 bytes are 242 a byte, more than a GPU has for each."""
 
@@ -79,16 +80,22 @@ class Case:
     """Of MLA: how many of the `head_size` channels of a cached row are the value too."""
     state_size: int = 0
     """Of a scan: elements of a channel's state. Its chunk is `block_size`, its groups are `num_kv_heads`."""
+    runs: bool = False
+    """Whether a write fills blocks in runs, as a prefill does, and not slots in random order."""
+    host: bool = False
+    """Whether the host is timed until a call without a graph returns, and not the device; one set of inputs."""
 
     @property
     def yardstick(self) -> Yardstick:
         """The measured rate of this machine that bounds the case."""
+        if self.host:
+            return "launch"
         return "matmul" if self.op == "mla" and self.num_q_heads >= MATMUL_HEADS else YARDSTICKS[self.op]
 
     @property
     def plain(self) -> bool:
         """Whether it is attention without anything that the charts over one axis hold constant."""
-        return not (self.scales != "none" or self.window or self.capped or self.num_splits)
+        return not (self.scales != "none" or self.window or self.capped or self.num_splits or self.host)
 
     @property
     def lens(self) -> tuple[tuple[int, int], ...]:
@@ -109,7 +116,7 @@ class Case:
             rows = self.num_kv_heads * self.state_size + self.num_q_heads * self.head_size
             return chunks * state * STATE_BYTES + tokens * (rows * ELEMENT_BYTES + 2 * self.num_q_heads * STATE_BYTES)
         if self.op == "mla":
-            return tokens * ELEMENT_BYTES * self.head_size
+            return tokens * self.head_size * (ELEMENT_BYTES if self.scales == "none" else 1)
         quantised = self.head_size + SCALE_BYTES * (self.scales == "token")
         row = ELEMENT_BYTES * self.head_size if self.scales == "none" else quantised
         return 2 * tokens * self.num_kv_heads * row
@@ -140,11 +147,11 @@ def _decode(name: str, num_seqs: int, seq_len: int, goal: Goal, **more: object) 
     return Case(name=f"decode {name}", op="decode", num_seqs=num_seqs, seq_len=seq_len, goal=goal, **more)
 
 
-def _mla(num_seqs: int, num_heads: int, block_size: int = 16, **goal: float) -> Case:
+def _mla(num_seqs: int, num_heads: int, block_size: int = 16, scales: Scales = "none", **goal: float) -> Case:
     name = f"mla {num_heads} heads bs{num_seqs} 8k" + (f" block {block_size}" if block_size != 16 else "")
     return Case(
-        name, "mla", num_seqs, 8192, block_size=block_size, num_q_heads=num_heads, num_kv_heads=1, head_size=576,
-        latent_size=512, peer=MLA_GROUPED, goal=Goal(**goal),
+        name + " fp8" * (scales != "none"), "mla", num_seqs, 8192, block_size=block_size, num_q_heads=num_heads,
+        num_kv_heads=1, head_size=576, latent_size=512, peer=MLA_GROUPED, goal=Goal(**goal), scales=scales,
     )  # fmt: skip
 
 
@@ -154,6 +161,15 @@ def _scan(num_heads: int, head_size: int, state_size: int, num_groups: int = 1, 
         name, "scan", 16, 512, 512, block_size=chunk, num_q_heads=num_heads, num_kv_heads=num_groups,
         head_size=head_size, state_size=state_size, peer=CHUNK_SCAN,
     )  # fmt: skip
+
+
+def _write(name: str, layout: str = "nhd", peer: str = WRITE, **more: object) -> Case:
+    return Case(f"write 262k {name}", "write", 32, 8192, layout=layout, peer=peer, goal=Goal(fraction=0.85), **more)
+
+
+def _host(case: Case, name: str) -> Case:
+    """Return a case of the host's time: one that the device is done with sooner than the host."""
+    return dataclasses.replace(case, name=f"host {name}", host=True, goal=Goal())
 
 
 SIXTY_FOUR = Goal(like="decode bs64 8k")
@@ -211,6 +227,7 @@ CASES: tuple[Case, ...] = (
     _mla(128, 16, fraction=0.8),
     _mla(32, 16, block_size=784, fraction=0.8),
     _mla(32, 8),
+    *(_mla(32, heads, scales="tensor") for heads in (8, 16)),
     *(_mla(num_seqs, 128) for num_seqs in (1, 8, 32, 128)),
     Case("mixed 32 x 8k + prefill 2k", "mixed", 32, 8192, prefill_tokens=2048),
     Case("prefill 4 x 4k", "prefill", 4, 4096, 4096),
@@ -227,18 +244,26 @@ CASES: tuple[Case, ...] = (
         Case(f"gather 262k {packing}", "gather", 32, 8192, layout=packing, peer=GATHER, goal=Goal(fraction=0.85))
         for packing in ("native", "shuffle")
     ),
-    Case("write 262k random slots", "write", 32, 8192, peer=WRITE, goal=Goal(fraction=0.85)),
-    Case("write 262k block 784", "write", 32, 8192, block_size=784, layout="interleaved", peer=WRITE,
-         goal=Goal(fraction=0.85)),
-    Case("write 262k native", "write", 32, 8192, layout="native", peer=WRITE, goal=Goal(fraction=0.85)),
-    Case("write 262k shuffle", "write", 32, 8192, layout="shuffle", peer=SHUFFLE_WRITE, goal=Goal(fraction=0.85)),
+    _write("random slots"),
+    _write("block 784", "interleaved", block_size=784),
+    _write("native", "native"),
+    _write("shuffle", "shuffle", SHUFFLE_WRITE),
+    _write("runs", runs=True),
+    _write("native runs", "native", runs=True),
+    _write("shuffle runs", "shuffle", SHUFFLE_WRITE, runs=True),
+    _host(_decode("", 8, 256, Goal()), "decode"),
+    _host(_decode("", 8, 256, Goal(), scales="tensor"), "decode fp8"),
+    _host(Case("", "prefill", 4, 64, query_len=64), "prefill"),
+    _host(dataclasses.replace(_mla(8, 16), seq_len=256), "mla"),
+    _host(dataclasses.replace(_write(""), num_seqs=8, seq_len=16), "write"),
+    _host(dataclasses.replace(_scan(64, 64, 64, num_groups=2), num_seqs=1, seq_len=256, query_len=256), "scan"),
 )  # fmt: skip
 """`kernel_paged_attention_2d`, the decode kernel of vLLM's ROCM_ATTN, reads the native packing: in the cases marked
 `/ 2d` and `shuffle`, where ours reads another one, it gets a copy of the same data. So do vLLM's gather, which reads
 rows and shuffle, in the native case, and its unified kernel, which reads rows, beside an FP8 shuffle cache."""
 
 NOT_MEASURED: tuple[tuple[str, str], ...] = (
-    ("write and gather of FP8 caches, MLA over one, writes in runs of a block, host time", "no case here yet"),
+    ("write and gather of FP8 caches", "no case here yet"),
     ("AMD GPUs", "no AMD machine has run this; python -m pagedkv.audit reads what the compiler says"),
 )
 """Goals without a measurement, and why; printed under every table."""
@@ -246,8 +271,9 @@ NOT_MEASURED: tuple[tuple[str, str], ...] = (
 
 def smoke(case: Case) -> Case:
     """Return the case shrunk to what Triton's interpreter finishes in a second or two."""
+    query_len = {"prefill": 5, "scan": 37}.get(case.op, min(case.query_len, 2))
     return dataclasses.replace(
-        case, num_seqs=2, seq_len=37, query_len={"prefill": 5, "scan": 37}.get(case.op, 1), num_q_heads=4,
+        case, num_seqs=2, seq_len=37, query_len=query_len, num_q_heads=4,
         num_kv_heads=min(case.num_kv_heads, 2), head_size=48 if case.op == "mla" else 32,
         latent_size=min(case.latent_size, 32), state_size=min(case.state_size, 32),
         block_size=16 if case.block_size == 16 or case.op == "scan" else 24, window=case.window and 9,

@@ -113,7 +113,7 @@ def _write(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
     num_blocks = -(-num_tokens // case.block_size)
     shape = (num_tokens, case.num_kv_heads, case.head_size)
     new = [[torch.randn(shape, device=device, dtype=dtype) for _ in range(2)] for _ in range(sets)]
-    slots = [torch.randperm(num_blocks * case.block_size, device=device)[:num_tokens] for _ in range(sets)]
+    slots = [slots_of(case, device) for _ in range(sets)]
 
     def make(call: Callable) -> Side:
         caches = [pools.new(case, device, dtype, num_blocks, poisoned=True) for _ in range(sets)]
@@ -131,6 +131,14 @@ def _write(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
         return side(data, call, [out for cache in caches for out in (cache.key, cache.value)], judge)
 
     return Work(make(write_kv_cache), lambda: make(peers.write()), 0.0, sets)
+
+
+def slots_of(case: Case, device: str) -> Tensor:
+    """Return the slot of each token of a write: no order at all, or blocks in no order filled one after the other."""
+    num_tokens = case.num_seqs * case.seq_len
+    run = case.block_size if case.runs else 1
+    first = torch.randperm(-(-num_tokens // case.block_size) * case.block_size // run, device=device) * run
+    return (first[:, None] + torch.arange(run, device=device)).flatten()[:num_tokens]
 
 
 def _judged(inputs: list[tuple], shape: tuple[int, ...], error: Callable[..., float]) -> Callable[..., Side]:
@@ -182,24 +190,31 @@ def _attention(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
         return make(peers.unified_attention(case, inputs[0][0], options), data)
 
     bound = oracle.attention_bound(dtype, scaled_rows=case.scales == "token")
-    return Work(make(_paged_attention(case, options), inputs), peer, bound, sets)
+
+    def ours(query: Tensor, cache: PagedCache, batches: list[dict], out: Tensor) -> None:
+        for batch in batches:
+            paged_attention(
+                query, cache, out, scale=case.head_size**-0.5, num_splits=case.num_splits, **batch, **options
+            )
+
+    return Work(make(ours, [(*each, _batches(case, metadata)) for *each, metadata in inputs]), peer, bound, sets)
 
 
-def _paged_attention(case: Case, options: dict) -> Callable[..., None]:
-    """Return our call: one, or for a mixed batch one for its decode sequences and one for the rest."""
+def _batches(case: Case, metadata: dict[str, Tensor]) -> list[dict]:
+    """Return what our calls are told of their sequences: all, or of a mixed batch its decodes, and the rest."""
     batches = [(slice(0, case.num_seqs), case.seq_len, case.query_len)]
     if case.prefill_tokens:
         batches.append((slice(case.num_seqs, case.num_seqs + 1), case.prefill_tokens, case.prefill_tokens))
-
-    def run(query: Tensor, cache: PagedCache, metadata: dict[str, Tensor], out: Tensor) -> None:
-        for seqs, seq_len, query_len in batches:
-            paged_attention(
-                query, cache, out, block_table=metadata["block_table"][seqs], seq_lens=metadata["seq_lens"][seqs],
-                query_start_loc=metadata["query_start_loc"][seqs.start : seqs.stop + 1], max_query_len=query_len,
-                max_seq_len=seq_len, scale=case.head_size**-0.5, num_splits=case.num_splits, **options,
-            )  # fmt: skip
-
-    return run
+    return [
+        {
+            "block_table": metadata["block_table"][seqs],
+            "seq_lens": metadata["seq_lens"][seqs],
+            "query_start_loc": metadata["query_start_loc"][seqs.start : seqs.stop + 1],
+            "max_query_len": query_len,
+            "max_seq_len": seq_len,
+        }
+        for seqs, seq_len, query_len in batches
+    ]
 
 
 def _attention_error(case: Case, query: Tensor, cache: PagedCache, metadata: dict, out: Tensor, options: dict) -> float:
@@ -222,30 +237,33 @@ def _mla(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:
     inputs = []
     for _ in range(sets):
         table = pools.block_table(case, device)
-        cache = torch.randn(table.numel(), case.block_size, case.head_size, device=device, dtype=dtype)
-        inputs.append((torch.randn(shape, device=device, dtype=dtype), cache, table))
+        inputs.append((torch.randn(shape, device=device, dtype=dtype), pools.latent(case, device, dtype, table), table))
     rope = case.head_size - case.latent_size
     sizes = {"latent_size": case.latent_size, "rope_size": rope, "element_bytes": dtype.itemsize}
-    step = MlaShape(**sizes, num_heads=case.num_q_heads, max_query_len=1)
+    step = MlaShape(**sizes, num_heads=case.num_q_heads, max_query_len=1, quantised=case.scales != "none")
     tables = allocate(inputs[0][0], step, case.num_seqs)
     fill(tables, lens, starts)
 
-    def error(query: Tensor, cache: Tensor, table: Tensor, out: Tensor) -> float:
-        rows = oracle.Stored(cache[:, :, None]), oracle.Stored(cache[:, :, None, : case.latent_size])
-        return oracle.row_error(out, oracle.attention(query, *rows, table, case.lens))
+    def error(query: Tensor, cache: oracle.Stored, table: Tensor, out: Tensor) -> float:
+        value = dataclasses.replace(cache, elements=cache.elements[..., : case.latent_size])
+        return oracle.row_error(out, oracle.attention(query, cache, value, table, case.lens))
 
     make = _judged(inputs, (*shape[:2], case.latent_size), error)
+
+    quantised = inputs[0][1].dtype and {"cache_format": pools.native(), "cache_scale": inputs[0][1].scale}
 
     def ours(query: Tensor, cache: Tensor, table: Tensor, out: Tensor) -> None:
         mla_decode(
             query, cache, out, block_table=table, seq_lens=lens, query_start_loc=starts, max_query_len=1,
-            scale=case.head_size**-0.5, tables=tables,
+            scale=case.head_size**-0.5, tables=tables, **(quantised or {}),
         )  # fmt: skip
 
     def peer() -> Side:
-        return make(peers.mla_decode(case, inputs[0][0], lens), inputs)
+        codes = [(query, stored.elements.view(stored.dtype or dtype), table) for query, stored, table in inputs]
+        return make(peers.mla_decode(case, inputs[0][0], lens, inputs[0][1].scale), codes)
 
-    return Work(make(ours, inputs), peer, oracle.attention_bound(dtype), sets)
+    data = [(query, stored.elements[:, :, 0], table) for query, stored, table in inputs]
+    return Work(make(ours, data), peer, oracle.attention_bound(dtype), sets)
 
 
 def _scan(case: Case, device: str, dtype: torch.dtype, sets: int) -> Work:

@@ -140,20 +140,22 @@ def paged_attention_2d(case: Case, query: Tensor) -> Callable[..., None]:
     return run
 
 
-def mla_decode(case: Case, query: Tensor, seq_lens: Tensor) -> Callable[..., None]:
-    """Return a function (query, cache, block_table, out) with the splits and the scratch of the TRITON_MLA backend."""
+def mla_decode(case: Case, query: Tensor, seq_lens: Tensor, scale: Tensor | None) -> Callable[..., None]:
+    """Return a function (query, cache, block_table, out) with the splits and the scratch of the TRITON_MLA backend.
+
+    The cache is `[num_blocks, block_size, 1, head_size]`; the scale is that of one of FP8.
+    """
     ops = _module(f"{_OPS}.triton_decode_attention")
     backend = _module("vllm.v1.attention.backends.mla.triton_mla")
     splits = backend._compute_num_kv_splits(case.seq_len, current().compute_units)  # noqa: SLF001
     logits = query.new_empty((*query.shape[:2], splits, case.latent_size + 1), dtype=torch.float32)
     lse = query.new_empty(query.shape[:2])
-    one = torch.ones((), device=query.device)
+    scale = torch.ones((), device=query.device) if scale is None else scale
 
     def run(query, cache, block_table, out) -> None:
-        rows = cache[:, :, None]
         ops.decode_attention_fwd(
-            query, rows, rows[..., : case.latent_size], out, lse, block_table, seq_lens, logits, splits,
-            case.head_size**-0.5, case.block_size, k_scale=one, v_scale=one, is_mla=True,
+            query, cache, cache[..., : case.latent_size], out, lse, block_table, seq_lens, logits, splits,
+            case.head_size**-0.5, case.block_size, k_scale=scale, v_scale=scale, is_mla=True,
         )  # fmt: skip
 
     return run

@@ -36,12 +36,26 @@ def new(case: Case, device: str, dtype: torch.dtype, num_blocks: int, *, poisone
     key, value = (storage.as_strided(side.shape, side.strides, side.offset) for side in (plan.key, plan.value))
     if not quantised:
         return PagedCache(key, value, plan.packing)
-    name: FormatName = current().native_fp8 or "e4m3fn"
     scales = [
-        _fill(codes, name, scale if case.scales == "tensor" else None)
+        _fill(codes, native(), scale if case.scales == "tensor" else None)
         for codes, scale in ((key, KEY_SCALE), (value, VALUE_SCALE))
     ]
-    return PagedCache(key, value, plan.packing, Quantisation(name, *scales))
+    return PagedCache(key, value, plan.packing, Quantisation(native(), *scales))
+
+
+def native() -> FormatName:
+    """Return the FP8 format of the caches: the device's."""
+    return current().native_fp8 or "e4m3fn"
+
+
+def latent(case: Case, device: str, dtype: torch.dtype, table: Tensor) -> Stored:
+    """Return a unit-normal latent cache `[num_blocks, block_size, 1, head_size]` for all blocks of a table."""
+    extents = (table.numel(), case.block_size, 1, case.head_size)
+    if case.scales == "none":
+        return Stored(torch.randn(extents, device=device, dtype=dtype))
+    codes = torch.empty(extents, device=device, dtype=torch.uint8)
+    scale = _fill(codes, native(), KEY_SCALE)
+    return Stored(codes, FORMATS[native()].dtype, scale)
 
 
 def _fill(codes: Tensor, name: FormatName, scale: float | None) -> Tensor:

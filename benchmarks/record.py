@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROUNDING = 2e-4
 """More than three roundings to five significant digits (`Record.line`), 5e-5 each: two times and their quotient."""
-UNITS = {"read": (1e9, "GB/s"), "copy": (1e9, "GB/s"), "matmul": (1e12, "TFLOP/s")}
+UNITS = {"read": (1e9, "GB/s"), "copy": (1e9, "GB/s"), "matmul": (1e12, "TFLOP/s"), "launch": (1.0, "a second")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Record:
     """Of the yardstick measured in the same run."""
     yardstick: Yardstick
     yardstick_rate: float
-    """Bytes/s (read, copy) or FLOP/s (matmul)."""
+    """Bytes/s (read, copy), FLOP/s (matmul) or launches/s (launch)."""
     rel_error: float | None
     peer_rel_error: float | None
     goal: str
@@ -159,10 +159,12 @@ def compared(case: Case, time: float | None, peer_time: float | None, rate: floa
     """Return what two times (us) and the yardstick's rate say of a case: ratio, gbps, tflops and fraction."""
     if time is None:
         return dict.fromkeys(("ratio", "gbps", "tflops", "fraction"))
+    ratio = peer_time / time if peer_time is not None else None
+    if case.host:
+        return {"ratio": ratio, "gbps": None, "tflops": None, "fraction": 1e6 / time / rate}
     gbps = case.bytes_moved() / time / 1e3
     tflops = case.flops() / time / 1e6 if case.flops() else None
     done = tflops * 1e12 if case.yardstick == "matmul" and tflops else gbps * 1e9
-    ratio = peer_time / time if peer_time is not None else None
     return {"ratio": ratio, "gbps": gbps, "tflops": tflops, "fraction": done / rate}
 
 
@@ -227,6 +229,8 @@ def _time(median: float | None, spread: float | None) -> str:
 
 
 def _rate(record: Record) -> str:
+    if record.yardstick == "launch":
+        return "-" if record.ours_us is None else f"{1e6 / record.ours_us:,.0f} calls/s"
     if record.yardstick == "matmul":
         return "-" if record.tflops is None else f"{record.tflops:,.0f} TFLOP/s"
     return "-" if record.gbps is None else f"{record.gbps:,.0f} GB/s"

@@ -2,7 +2,8 @@
 """Our kernels beside vLLM's own, in one run: `python -m benchmarks.run` from the root of the repository, on a GPU.
 
 Each side replays a captured graph over inputs larger than the last-level cache; the sides take turns. The outputs are
-NaN before the timed replays and are compared with a float64 reference after them: a wrong side has no time.
+NaN before the timed replays and are compared with a float64 reference after them: a wrong side has no time. Of cases of
+the host's time the host is timed, as it launches without a graph.
 
 Exit status: 0 all ran and are right (a missed goal is a figure, not a failure), 1 one of our results is wrong,
 2 misuse, 5 no GPU here, or a peer that did not run or was wrong.
@@ -48,14 +49,17 @@ def measure(case: Case) -> tuple[Measured, Measured]:
 
     from . import operations, timing
 
-    work = operations.prepare(case, "cuda", torch.bfloat16, timing.CACHE_BYTES)
+    work = operations.prepare(case, "cuda", torch.bfloat16, 1 if case.host else timing.CACHE_BYTES)
     sides: list[Side | None] = [work.ours, None]
     graphs: list[torch.cuda.CUDAGraph | None] = [None, None]
 
     def capture(index: int) -> Measured:
         side = sides[index] = work.ours if index == 0 else work.peer()
         side.poison()
-        graphs[index] = timing.capture(side.run)
+        if case.host:
+            side.run()
+        else:
+            graphs[index] = timing.capture(side.run)
         side.poison()
         return Measured()
 
@@ -64,7 +68,10 @@ def measure(case: Case) -> tuple[Measured, Measured]:
     times: dict[int, list[float]] = {}
 
     def replay() -> Measured:
-        times.update(zip(ready, timing.alternate([graphs[i] for i in ready]) if ready else [], strict=True))
+        if case.host:
+            times.update(zip(ready, timing.host([sides[i].run for i in ready]), strict=True))
+        elif ready:
+            times.update(zip(ready, timing.alternate([graphs[i] for i in ready]), strict=True))
         return Measured()
 
     stopped = _guard(replay).trouble

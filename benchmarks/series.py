@@ -61,7 +61,7 @@ def bandwidths(rows: Sequence[Row]) -> list[Bar]:
             None if row.case.goal.fraction is None else 100 * row.case.goal.fraction,
         )
         for row in rows
-        if row.case.op != "mixed" and row.case.yardstick != "matmul"
+        if row.case.op != "mixed" and row.case.yardstick in {"read", "copy"}
     ]
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time captured graphs, and measure the bandwidth and matrix rate of this machine that they are held against."""
+"""Time captured graphs and the host, and measure the rates of this machine that they are held against."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from .cases import Yardstick
 
 REPLAYS = 21
+CALLS = 16
+"""Of one replay of the host: far fewer than a stream takes before a launch waits for the device."""
 CACHE_BYTES = 512 << 20
 """More than any last-level cache of the arches we know (256 MiB on an MI300X): what one replay reads exceeds it."""
 _BUFFER_BYTES = 4 << 30
@@ -52,6 +55,25 @@ def alternate(graphs: Sequence[torch.cuda.CUDAGraph], replays: int = REPLAYS) ->
     return [times[i :: len(graphs)] for i in range(len(graphs))]
 
 
+def host(runs: Sequence[Callable[[], None]], replays: int = REPLAYS) -> list[list[float]]:
+    """Return the seconds of the host for a call of each run, once a replay; the device is idle before each."""
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(replays + 2):
+        for run, found in zip(runs, times, strict=True):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(CALLS):
+                run()
+            found.append((time.perf_counter() - begin) / CALLS)
+    torch.cuda.synchronize()
+    return [found[2:] for found in times]
+
+
+@triton.jit
+def _empty_kernel():
+    pass
+
+
 @triton.jit
 def _sum_kernel(source, sums, CHUNK: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
@@ -66,8 +88,8 @@ def _rate(work: float, run: Callable[[], None]) -> float:
 def yardsticks() -> dict[Yardstick, float]:
     """Measure this machine: read and copy (read plus written) in bytes/s over 4 GiB, bf16 matmul (8192^3) in FLOP/s.
 
-    The copy is a kernel's: a captured `copy_` would be a memcpy node. The read kernel's sums are checked, so that it
-    cannot be fast by not reading.
+    And launches/s of a Triton kernel without arguments, as the host makes them. The copy is a kernel's: a captured
+    `copy_` would be a memcpy node. The read kernel's sums are checked, so that it cannot be fast by not reading.
     """
     source = torch.randn(_BUFFER_BYTES // 4, device="cuda")
     target = torch.full_like(source, float("nan"))
@@ -82,4 +104,5 @@ def yardsticks() -> dict[Yardstick, float]:
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     c = torch.full_like(a, float("nan"))
     matmul = _rate(2 * 8192**3, lambda: torch.matmul(a, b, out=c))
-    return {"read": read, "copy": copy, "matmul": matmul}
+    launch = 1 / statistics.median(host([_empty_kernel[(1,)]])[0])
+    return {"read": read, "copy": copy, "matmul": matmul, "launch": launch}

@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +42,10 @@ class NotServedError(Exception):
 
 def measure(model: Model, cases: Sequence[Case], *, gpu: bool) -> tuple[judge.Verdict, list[judge.Speed]]:
     """Start both engines, time the cases in turns, compare."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        model.save(Path(folder), tiny=not gpu)
+    with contextlib.ExitStack() as stack:
         both = []
         for own in (True, False):
-            both.append(engine.start(Path(folder), ours=own, gpu=gpu))
+            both.append(engine.start(model.folder(tiny=not gpu), ours=own, gpu=gpu))
             stack.callback(both[-1].llm_engine.engine_core.shutdown)
         return _measured(model, cases, both)
 

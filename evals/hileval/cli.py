@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `gates`, `import`, `gate`, `compare`, `baseline record|diff|accept|show`, `power`.
+"""The command line: `gates`, `import`, `gate`, `judge`, `compare`, `view`, `trend`, `power`, `control`, `baseline`.
 
 `gate` leaves `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) in the output folder and
 exits with the status that the worst check has.
@@ -8,20 +8,21 @@ exits with the status that the worst check has.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
 
 import typer
 from pydantic import Field
 from rich.console import Console
 
-from hileval.ask.drift import Side, ask_side, run_drift
-from hileval.ask.evaluation import check_backend
+from hileval.ask.drift import Side, SideName, ask_side, judge_sides, run_drift
+from hileval.ask.evaluation import check_backend, read_evaluation
 from hileval.ask.loop import Heading, Journal, Recorded, ask_until_decided, batches, code_fingerprint
 from hileval.ask.task import questions_of
 from hileval.engines import EngineError
@@ -32,6 +33,8 @@ from hileval.gates.foreign import as_yaml, read_foreign
 from hileval.gates.judge import diff_answers, exit_status, judge, side_by_side
 from hileval.gates.power import STRESS, Noise, Power, simulate, smallest_drop
 from hileval.gates.rule import shared
+from hileval.gates.trend import YEAR, alarms, judge_nights, read_nights
+from hileval.gates.view import read_findings, render
 from hileval.records.baseline import Baseline, environment, make_baseline
 from hileval.records.records import Filter, Run, Setting
 from hilgate.errors import Exit, HilgateError, MisuseError, RecordsError
@@ -57,6 +60,9 @@ When = Annotated[
     Occasion | None, typer.Option("--when", help="Which of the gate's rules applies; by default what the plan is for.")
 ]
 Limit = Annotated[int | None, typer.Option(help="Ask only the first N questions; too few are inconclusive.")]
+Of = Annotated[
+    int, typer.Option(min=1, envvar="HILEVAL_GATES", help="How many gates decide together; they share alpha.")
+]
 Out = Annotated[Path, typer.Option(envvar="HILGATE_OUT", help="Folder of findings.jsonl and samples.jsonl.")]
 
 
@@ -85,23 +91,21 @@ def run_gate(
     name: Annotated[str, typer.Argument(help="A gate of evals/gates.yaml, or an accuracy configuration of vLLM.")],
     when: When = None,
     limit: Limit = None,
-    of: Annotated[
-        int, typer.Option(min=1, envvar="HILEVAL_GATES", help="How many gates decide together; they share alpha.")
-    ] = 1,
+    of: Of = 1,
     engine: Annotated[EngineName | None, typer.Option(help="Another engine than declared: never a pass.")] = None,
     out: Out = Path("results/evals"),
 ) -> None:
     """Run a gate and judge it against its baseline."""
     declared = load_gates()
     if name in declared.drifts:
-        finish(name, out, lambda: run_drift(name, declared.drifts[name]))
+        finish(name, out, lambda: run_drift(name, declared.drifts[name], out))
     if name.endswith((".yaml", ".yml")):
         name, gate = read_foreign(Path(name))
     else:
         gate = find_gate(name, declared)
     rule = shared(declared.rule(gate, when or occasion(os.environ)), of)
     path = gate.path(gate.baseline)
-    baseline = Baseline.read(path) if path.exists() or gate.weights == "repository" else None
+    baseline = Baseline.read(path) if path.exists() or gate.weights != "hub" else None
     try:
         asked, served = measure(name, gate, rule, baseline, engine or gate.engine, limit)
         checks = judge(name, gate, rule, asked, baseline, served)
@@ -155,6 +159,40 @@ def changes(gate: Gate, engine: str, baseline: Baseline) -> tuple[str, ...]:
     return (*setting.differences(baseline.setting), *found)
 
 
+@app.command("judge")
+def judge_again(
+    name: Annotated[str, typer.Argument(help="A gate of evals/gates.yaml.")],
+    folder: Annotated[Path, typer.Argument(help="What `gate` left: answers, and who served them.")],
+    when: When = None,
+    limit: Limit = None,
+    of: Of = 1,
+) -> None:
+    """Judge the stored answers of a gate once more, without an engine; nothing is written."""
+    declared = load_gates()
+    if name in declared.drifts:
+        checks = judge_sides(name, declared.drifts[name], folder)
+    else:
+        gate = find_gate(name, declared)
+        rule = shared(declared.rule(gate, when or occasion(os.environ)), of)
+        path = gate.path(gate.baseline)
+        baseline = Baseline.read(path) if path.exists() or gate.weights != "hub" else None
+        asked, served = read_evaluation(folder, gate, rule, baseline, limit)
+        checks = judge(name, gate, rule, asked, baseline, served)
+    show(checks, folder)
+    raise typer.Exit(exit_status(checks))
+
+
+@app.command("trend")
+def trend(
+    history: Annotated[
+        Path, typer.Option(envvar="HILGATE_HISTORY", help="Folder of judged builds (`hilgate history add`).")
+    ] = Path("results/history"),
+    out: Out = Path("results/evals"),
+) -> None:
+    """Whether the stored nights of each accuracy step have drifted down, each too little for its gate."""
+    finish("trend", out, lambda: judge_nights(read_nights(history)))
+
+
 @app.command("compare")
 def compare_runs(
     before: Annotated[
@@ -173,6 +211,27 @@ def compare_runs(
     raise typer.Exit(exit_status([check]))
 
 
+@app.command("view")
+def view(
+    run: Annotated[Path, typer.Argument(help="What `gate` left, or stored answers (samples.jsonl, lm-eval's).")],
+    against: Annotated[
+        Path | None, typer.Option(help="A baseline (.json) or another run; by default the baseline of the gate.")
+    ] = None,
+    which: Annotated[Filter | None, typer.Option("--filter", help="The score that counts; the gate's own.")] = None,
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("results/evals/view.html"),
+) -> None:
+    """Write one static page of a run: questions, answers, what flipped, filters."""
+    checks = read_findings(run) if run.is_dir() else []
+    name = checks[0].id.partition("/")[0] if checks else ""
+    gate = load_gates().gates.get(name)
+    if against is None and gate is not None and gate.path(gate.baseline).is_file():
+        against = gate.path(gate.baseline)
+    page = render(run, against, which or (gate.filter if gate else "flexible"))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page, encoding="utf-8")
+    typer.echo(str(out))
+
+
 def finish(name: str, out: Path, judged: Callable[[], list[Check]]) -> NoReturn:
     """Write and print the checks of a gate without a baseline, and exit as they say."""
     try:
@@ -188,28 +247,30 @@ def finish(name: str, out: Path, judged: Callable[[], list[Check]]) -> NoReturn:
 @app.command("drift-side", hidden=True)
 def drift_side(
     name: Annotated[str, typer.Argument(help="A drift gate.")],
+    which: Annotated[SideName, typer.Argument(help="Whom to ask.")],
     file: Annotated[Path, typer.Option(help="Where the answers go.")],
     given: Annotated[Path | None, typer.Option(help="What ours said; the peer is asked then.")] = None,
 ) -> None:
-    """One of the two engines of a drift gate."""
+    """One of the engines of a drift gate."""
     declared = load_gates()
     drift = declared.drifts[name]
-    ours = None if given is None else Side.model_validate_json(given.read_bytes())
-    side = ask_side(name, declared.gates[drift.of], drift, ours)
-    file.write_text(side.model_dump_json(), encoding="utf-8")
+    ours = None if given is None else Side.unpack(given)
+    ask_side(which, name, declared.gates[drift.of], drift, ours).pack(file)
 
 
 class ProgressPrinter:
     """A line per batch on stderr: how far, how right, how long still."""
 
     def __init__(self) -> None:
-        self._began, self._run = time.monotonic(), 0
+        self._began = self._before = time.monotonic()
+        self._run = 0
 
     def asked(self, run: int, done: int, most: int, right: int) -> None:
         """See `hileval.ask.loop.Listener`."""
         if run != self._run:
-            self._run, self._began = run, time.monotonic()
-        spent = time.monotonic() - self._began
+            self._run, self._began = run, self._before
+        self._before = time.monotonic()
+        spent = self._before - self._began
         left = f", at most {spent / done * (most - done):.0f} s more" if done < most else ""
         stderr.print(f"run {run + 1}: {done}/{most} asked, {right} right, {spent:.0f} s{left}", highlight=False)
 
@@ -367,6 +428,34 @@ def fingerprint() -> str:
     return code_fingerprint(EVALS.parent / "kernels", EVALS / "hileval")
 
 
+@app.command("control")
+def control(
+    name: Name,
+    by: Annotated[str, typer.Option(help="Who runs this job and answers for it.")],
+    attention_backend: Trusted = "vllm",
+    runs: Annotated[int, typer.Option(min=1, help="K: how often all questions are asked.")] = 3,
+) -> None:
+    """Ask the trusted attention in this job, for a gate with drawn weights: its answer key, then K stored runs."""
+    gate = find_gate(name, load_gates())
+    if gate.weights != "drawn":
+        raise MisuseError("its weights are not drawn", where=name, remedy="use baseline record")
+    command = [sys.executable, "-m", "hileval", "drawn-key", name, "--attention-backend", attention_backend]
+    if status := subprocess.run(command, check=False).returncode:
+        raise EngineError(f"the key ended with status {status}", where=name, remedy="read what it says above")
+    record(name, "control of the same job", runs, attention_backend, None, None)
+    accept(name, by)
+
+
+@app.command("drawn-key", hidden=True)
+def make_key(name: Name, attention_backend: Trusted = "vllm") -> None:
+    """The answer key of a gate with drawn weights."""
+    from hileval.ask.drawn import write_key
+
+    declared = load_gates()
+    gate = find_gate(name, declared).model_copy(update={"attention_backend": attention_backend})
+    typer.echo(f"key of {write_key(gate, declared.rule(gate, next(iter(gate.rules))))} questions", err=True)
+
+
 @baseline_app.command("accept")
 def accept(name: Name, by: Annotated[str, typer.Option(help="Who looked at the proposal and answers for it.")]) -> None:
     """Make the proposal the baseline."""
@@ -472,7 +561,7 @@ def print_power(
     declared = load_gates()
     rows: list[PowerRow] = []
     if stress:
-        rows = [row for when in declared.rules for row in stress_rows(when, declared.rules[when], replays, seed)]
+        rows = [row for when in get_args(Occasion) for row in stress_rows(when, declared.rules[when], replays, seed)]
     for name in () if stress else names or declared.gates:
         gate = find_gate(name, declared)
         for when in gate.rules:
@@ -497,6 +586,21 @@ def print_power(
             typer.echo(f"{head}\n     d   rho  churn  true drop    fail    pass  undecided  answers")
         typer.echo(f"{noise.d:>6.1%}{noise.rho:>6.1f}{noise.churn:>7.1%}{row.drop:>11.0%}{row.failed:>8.1%}"
                    f"{row.passed:>8.1%}{row.undecided:>11.1%}{row.questions:>9.0f}")  # fmt: skip
+    if stress:
+        print_trend(replays, seed)
+
+
+def print_trend(replays: int, seed: int) -> None:
+    """How often a trend of nights of all questions alarms: of an unchanged model, and of half a point less a night."""
+    typer.echo(
+        "trend: alarms in a year unchanged; after 30 nights, in 10 of -0.5 points, in 20, in 10 of -0.5 more each"
+    )
+    replayed = functools.partial(alarms, n=GSM8K_QUESTIONS, replays=replays, seed=seed)
+    for d in (0.005, 0.01, 0.02, 0.04, 0.08):
+        still = replayed(d, good=0, nights=YEAR)
+        low = [replayed(d, shift=0.005, good=30, nights=nights) for nights in (10, 20)]
+        falling = replayed(d, ramp=0.005, good=30, nights=10)
+        typer.echo(f"{d:>6.1%}" + "".join(f"{share:>8.1%}" for share in (still, *low, falling)))
 
 
 def stress_rows(when: str, rule: Rule, replays: int, seed: int) -> list[PowerRow]:

@@ -22,12 +22,18 @@ def shape(name: str, tensor: torch.Tensor, expected: tuple[int | None, ...], axe
     Raises:
         ArgumentError: if they differ.
     """
-    actual = tuple(tensor.shape)
-    if len(actual) != len(expected) or any(e not in (None, a) for a, e in zip(actual, expected, strict=True)):
-        wanted = tuple("any" if e is None else e for e in expected)
-        raise ArgumentError(
-            "shape", name, got=actual, expected=f"{wanted} = {axes}", remedy="Pass a view with these axes."
-        )
+    actual = tensor.shape
+    if actual == expected or (len(actual) == len(expected) and actual == _filled(expected, actual)):
+        return
+    wanted = tuple("any" if e is None else e for e in expected)
+    raise ArgumentError(
+        "shape", name, got=tuple(actual), expected=f"{wanted} = {axes}", remedy="Pass a view with these axes."
+    )
+
+
+def _filled(expected: tuple[int | None, ...], actual: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the expected extents, and of those left free the actual ones."""
+    return tuple([a if e is None else e for e, a in zip(expected, actual, strict=True)])
 
 
 def dense(name: str, tensor: torch.Tensor) -> None:

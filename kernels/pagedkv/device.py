@@ -54,4 +54,4 @@ def _target() -> Arch:
 
 def on(tensor: torch.Tensor) -> AbstractContextManager[object]:
     """Return a context in which launches go to the device of `tensor`."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+    return torch.cuda.device(tensor.get_device()) if tensor.is_cuda else contextlib.nullcontext()

@@ -156,7 +156,7 @@ def tile_base(
         # Triton 3.8 takes how many neighbours a choice yields, of scalars 1, for the most that can divide it. Less than
         # it knows would be believed too.
         if ALIGN > 1:
-            base = tl.multiple_of(base, ALIGN)
+            base = tl.multiple_of(base, [ALIGN] * len(base.shape))
     else:
         token = first + column
         block = tl.load(table + token // BLOCK_SIZE, mask=token // BLOCK_SIZE <= last, other=0).to(tl.int64)

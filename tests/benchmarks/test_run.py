@@ -10,10 +10,10 @@ import math
 import pytest
 import torch
 
-from benchmarks import cases, oracle, record, run
+from benchmarks import cases, operations, oracle, record, run, timing
 from hilgate import model
 
-RATES = {"read": 4e12, "copy": 4e12, "matmul": 8e14}
+RATES = {"read": 4e12, "copy": 4e12, "matmul": 8e14, "launch": 5e4}
 RIGHT = record.Measured((100e-6, 110e-6, 130e-6), error=1e-3, bound=8e-3)
 PEER = record.Measured((220e-6,) * 3, error=2e-3, bound=8e-3)
 BY_NAME = {case.name: case for case in cases.CASES}
@@ -33,6 +33,7 @@ COUNTS = {
     "decode bs64 8k fp8": (64 * 8192 * KV // 2, 64 * IO, 4 * 64 * 8192 * 32 * 128),
     "decode bs64 8k fp8 per token": (2 * 64 * 8192 * 8 * (128 + 4), 64 * IO, 4 * 64 * 8192 * 32 * 128),
     "mla 16 heads bs32 8k": (32 * 8192 * 576 * 2, 32 * 16 * (576 + 512) * 2, 2 * 32 * 8192 * 16 * (576 + 512)),
+    "mla 8 heads bs32 8k fp8": (32 * 8192 * 576, 32 * 8 * (576 + 512) * 2, 2 * 32 * 8192 * 8 * (576 + 512)),
     "mixed 32 x 8k + prefill 2k": (
         (32 * 8192 + 2048) * KV,
         (32 + 2048) * IO,
@@ -88,6 +89,36 @@ def test_record_has_median_spread_and_ratio():
         "case", "ours_us", "spread", "peer", "peer_us", "ratio", "gbps", "fraction", "rel_error", "peer_rel_error",
         "hardware", "versions", "commit",
     }  # fmt: skip
+
+
+def test_a_call_of_the_host_is_held_against_an_empty_launch():
+    got = build(case=BY_NAME["host decode"])
+    assert (got.yardstick, got.gbps, got.tflops, got.ratio) == ("launch", None, None, pytest.approx(2))
+    assert got.fraction == pytest.approx(20 / 110), "the launch takes 20 us"
+    assert "9,091 calls/s" in record.table([got])
+
+
+def test_the_host_is_timed_a_call_without_what_runs_before_it(monkeypatch):
+    clock, calls = [0.0], []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: clock.__setitem__(0, clock[0] + 100))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+
+    def run(seconds):
+        calls.append(seconds)
+        clock[0] += seconds * (9 if len(calls) <= 4 * timing.CALLS else 1)  # the first two replays warm up
+
+    assert timing.host([lambda: run(2.0), lambda: run(3.0)], replays=3) == [[2.0] * 3, [3.0] * 3]
+
+
+def test_slots_of_runs_fill_blocks_one_after_the_other():
+    case = cases.smoke(BY_NAME["write 262k native runs"])
+    torch.manual_seed(1)
+    slots = operations.slots_of(case, "cpu")
+    assert len(slots) == 2 * 37
+    assert slots.unique().numel() == len(slots)
+    assert (slots[:64].view(4, 16).diff() == 1).all()
+    scattered = operations.slots_of(dataclasses.replace(case, runs=False), "cpu")
+    assert (scattered[:64].view(4, 16).diff() != 1).any()
 
 
 @pytest.mark.parametrize("error", [8.1e-3, math.inf, math.nan])

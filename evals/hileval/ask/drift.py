@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING
+import zlib
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -20,10 +20,16 @@ from hilgate.errors import RecordsError
 from hilgate.model import Check, Noun, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from hileval.gates.declare import DriftGate, EngineName, Gate
 
 BLOCK = 16
 """Tokens that the positive control replaces."""
+KEPT = 512
+"""Last places of a long sequence that are compared: the contexts are longest there. Short sequences hold the others."""
+SideName = Literal["ours", "peer", "second"]
 
 
 class Side(Noun):
@@ -44,27 +50,43 @@ class Side(Noun):
     """Of the peer: the same places, where it is given all tokens at once; what ours wrote,"""
     read_own: Rows = Field(default_factory=list)
     """and what it wrote itself."""
+    read_alone: Rows = Field(default_factory=list)
+    """Of the peer: `read` again, each sequence alone, so that products are of another shape;"""
     changed: Rows = Field(default_factory=list)
-    """Of the peer: behind a replaced block of each sequence."""
+    """and behind a replaced block of each sequence."""
+
+    def pack(self, file: Path) -> None:
+        """Write it, packed."""
+        file.write_bytes(gzip.compress(self.model_dump_json().encode(), mtime=0))
+
+    @classmethod
+    def unpack(cls, file: Path) -> Side:
+        """Read it.
+
+        Raises:
+            RecordsError: It is missing or not what was written.
+        """
+        try:
+            return cls.model_validate_json(gzip.decompress(file.read_bytes()))
+        except (OSError, EOFError, zlib.error, ValueError) as error:
+            raise RecordsError(
+                f"not the answers of a drift gate: {type(error).__name__}",
+                where=str(file),
+                remedy="name the folder that `gate` wrote",
+            ) from error
 
 
 def sequences_of(gate: Gate, drift: DriftGate) -> list[list[int]]:
     """Fixed sequences of token ids: questions with their right answers, one each or joined to a length.
 
     Raises:
-        RecordsError: The task holds too little text, or no plain tokenizer file.
+        RecordsError: The task holds too little text, or the model's tokenizer cannot be loaded.
     """
-    from tokenizers import Tokenizer
-
     from hileval.ask.harness import documents_of
 
-    file = model_folder(gate) / "tokenizer.json"
-    if not file.is_file():
-        raise RecordsError("tokenizer.json is missing", where=gate.model, remedy="fetch the whole model")
-    tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.no_truncation()
+    encode = _encoder(gate)
     texts = (f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in documents_of(gate))
-    tokens = (tokenizer.encode(text).ids for text in texts)
+    tokens = map(encode, texts)
     found: list[list[int]] = []
     for length, times in drift.lengths.items():
         for _ in range(times):
@@ -77,21 +99,52 @@ def sequences_of(gate: Gate, drift: DriftGate) -> list[list[int]]:
     return found
 
 
-def ask_side(name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Side:
-    """Ask one engine everything: ours where nothing is given, else the peer about what ours wrote too."""
+def _encoder(gate: Gate) -> Callable[[str], list[int]]:
+    """The model's tokenizer.
+
+    transformers is asked only where there is no plain file: it imports Triton, which must not happen before an engine
+    has said whether kernels are interpreted.
+    """
+    folder = model_folder(gate)
+    if (folder / "tokenizer.json").is_file():
+        from tokenizers import Tokenizer
+
+        plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        plain.no_truncation()
+        return lambda text: list(plain.encode(text, add_special_tokens=False).ids)
+    from transformers import AutoTokenizer
+
+    try:
+        trusted = bool(gate.engine_args.get("trust_remote_code", False))
+        slow = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
+    except (OSError, ValueError, ImportError) as error:
+        raise RecordsError(
+            f"no tokenizer: {str(error).splitlines()[0]}", where=gate.model, remedy="fetch the whole model"
+        ) from error
+    return lambda text: list(slow.encode(text, add_special_tokens=False))
+
+
+def ask_side(which: SideName, name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Side:
+    """Ask one engine everything: ours, the peer about what ours wrote too, or another trusted attention to read."""
     from hileval.engines.transformers_engine import TransformersEngine
     from hileval.engines.vllm_engine import VllmEngine
 
-    chosen: EngineName = "vllm" if given is None or drift.peer == "vllm" else "transformers"
-    backend = gate.attention_backend if given is None else "vllm" if chosen == "vllm" else None
-    gate = gate.model_copy(update={"attention_backend": backend, "env": gate.env if given is None else {}})
+    chosen: EngineName = "transformers" if which == "peer" and drift.peer == "transformers" else "vllm"
+    backends = {"ours": gate.attention_backend, "peer": drift.peer, "second": drift.second}
+    gate = gate.model_copy(
+        update={
+            "attention_backend": backends[which] if chosen == "vllm" else None,
+            "env": gate.env if which == "ours" else {},
+            "engine_args": gate.engine_args | drift.engine_args,
+        }
+    )
     sequences = sequences_of(gate, drift)
     asked = [tokens[: max(2, len(tokens) * 3 // 5)] for tokens in sequences]
     engine = engine_factory(gate, chosen)()
     assert isinstance(engine, (VllmEngine, TransformersEngine))
     try:
-        read = engine.read(sequences)
-        written, wrote = engine.write(asked, drift.written)
+        read = _kept(engine.read(sequences))
+        written, wrote = ([], []) if which == "second" else engine.write(asked, drift.written)
         side = Side(
             name=engine.name,
             served=check_backend(name, gate, engine),
@@ -108,6 +161,7 @@ def ask_side(name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Sid
             update={
                 "read_again": _last(engine.read(_joined(given)), given),
                 "read_own": _last(engine.read(_joined(side)), side),
+                "read_alone": _kept([engine.read([tokens])[0] for tokens in sequences]),
                 "changed": [row[behind - 1 :] for row, (_, behind) in zip(rows, replaced, strict=True)],
             }
         )
@@ -116,11 +170,15 @@ def ask_side(name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Sid
 
 
 def changed(tokens: list[int], other: list[int]) -> tuple[list[int], int]:
-    """A sequence with one block in its middle taken from another one, and the place behind it."""
+    """A sequence with one block in its middle, or near its end, taken from another one; and the place behind it."""
     size = min(BLOCK, len(tokens) // 3)
-    begin = (len(tokens) - size) // 2
+    begin = max((len(tokens) - size) // 2, len(tokens) - KEPT // 2)
     taken = [(other * (begin + size))[begin + i] for i in range(size)]
     return [*tokens[:begin], *taken, *tokens[begin + size :]], begin + size
+
+
+def _kept(rows: Rows) -> Rows:
+    return [row[-KEPT:] for row in rows]
 
 
 def _joined(side: Side) -> list[list[int]]:
@@ -132,37 +190,53 @@ def _last(rows: Rows, side: Side) -> Rows:
     return [row[len(asked) - 1 :] for row, asked in zip(rows, side.asked, strict=True)]
 
 
-def compare_sides(name: str, ours: Side, peer: Side, floor: Floor) -> list[Check]:
+def compare_sides(name: str, ours: Side, peer: Side, floor: Floor, second: Side | None = None) -> list[Check]:
     """The checks of a drift gate, and who served it."""
+    rounding = [Drift.rounding(peer.wrote, peer.read_own), Drift.rounding(peer.read_alone, peer.read)]
+    rounding += [] if second is None else [Drift.rounding(second.read, peer.read)]
     behind = [row[-len(changed_rows) :] for row, changed_rows in zip(peer.read, peer.changed, strict=True)]
     checks = judge_drift(
         name,
         Drift.between(ours.read, peer.read),
         Drift.between(ours.wrote, peer.read_again),
-        Drift.between(peer.wrote, peer.read_own),
+        Drift.largest(*rounding),
         Drift.between(peer.changed, behind),
         floor,
     )
-    served = [side.served for side in (ours, peer) if side.served is not None]
+    served = [side.served for side in (ours, peer, second) if side is not None and side.served is not None]
     if any(check.outcome is not Outcome.PASS for check in served):
         checks = [check.model_copy(update={"outcome": Outcome.DID_NOT_RUN}) for check in checks]
     return [*served, *checks]
 
 
-def run_drift(name: str, drift: DriftGate) -> list[Check]:
-    """Both sides, each in a process of its own: a plugin cannot leave one that it has joined.
+def run_drift(name: str, drift: DriftGate, out: Path) -> list[Check]:
+    """Every side in a process of its own: a plugin cannot leave one that it has joined. `out` keeps their answers.
 
     Raises:
         EngineError: A side ended without an answer.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / f"{side}.json" for side in ("ours", "peer")]
-        for number, file in enumerate(files):
-            given = ["--given", str(files[0])] if number else []
-            command = [sys.executable, "-m", "hileval", "drift-side", name, "--file", str(file), *given]
-            if status := subprocess.run(command, check=False).returncode:
-                raise EngineError(
-                    f"{file.stem} ended with status {status}", where=name, remedy="read what it says above"
-                )
-        ours, peer = (Side.model_validate_json(file.read_bytes()) for file in files)
-    return compare_sides(name, ours, peer, drift.floor)
+    out.mkdir(parents=True, exist_ok=True)
+    files = side_files(drift, out)
+    for which, file in files.items():
+        file.unlink(missing_ok=True)
+        given = ["--given", str(files["ours"])] if which == "peer" else []
+        command = [sys.executable, "-m", "hileval", "drift-side", name, which, "--file", str(file), *given]
+        if status := subprocess.run(command, check=False).returncode:
+            raise EngineError(f"{which} ended with status {status}", where=name, remedy="read what it says above")
+    return judge_sides(name, drift, out)
+
+
+def judge_sides(name: str, drift: DriftGate, out: Path) -> list[Check]:
+    """The checks of a drift gate from the answers in a folder.
+
+    Raises:
+        RecordsError: A side is missing or damaged.
+    """
+    sides = {which: Side.unpack(file) for which, file in side_files(drift, out).items()}
+    return compare_sides(name, sides["ours"], sides["peer"], drift.floor, sides.get("second"))
+
+
+def side_files(drift: DriftGate, out: Path) -> dict[SideName, Path]:
+    """Where the answers of each side are."""
+    names: tuple[SideName, ...] = ("ours", "peer", "second") if drift.second else ("ours", "peer")
+    return {which: out / f"{which}.json.gz" for which in names}

@@ -13,18 +13,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hileval.gates.rule import order
 from hileval.records.baseline import NOBODY, BaselineError
+from hileval.records.records import Identity, Run, Sample
 from hilgate.errors import RecordsError
-from hilgate.model import Check, Outcome
+from hilgate.model import FINDINGS_FILE, Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from hileval.engines import Engine
     from hileval.gates import statistics
     from hileval.gates.declare import Gate
+    from hileval.gates.rule import Rule
     from hileval.records.baseline import Baseline
-    from hileval.records.records import Identity, Run, Sample
+
+
+UNKNOWN = Identity(
+    model="unknown", weights="0" * 64, tokenizer="0" * 64, chat_template="0" * 64, task="0" * 64, num_fewshot=0,
+    generation="{}", lm_eval="unknown",
+)  # fmt: skip
+"""Of stored answers: it was compared when they were asked."""
 
 
 class IdentityMismatchError(RecordsError):
@@ -98,6 +108,51 @@ def require_same_prompts(baseline: Baseline, samples: Sequence[Sample]) -> None:
             raise _mismatch(baseline, f"question {sample.doc_id} ({sample.doc_hash[:12]}) is not in the baseline")
         if question.prompt_hash != sample.prompt_hash:
             raise _mismatch(baseline, f"question {sample.doc_id} was asked with another prompt")
+
+
+def read_evaluation(
+    folder: Path, gate: Gate, rule: Rule, baseline: Baseline | None, limit: int | None
+) -> tuple[Evaluation, Check | None]:
+    """The stored answers of a gate, and the finding of who served them.
+
+    Raises:
+        RecordsError: They cannot be read, hold a question twice in a run, or are not what the baseline was asked.
+    """
+    try:
+        lines = (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+        samples = [Sample.model_validate_json(line) for line in lines]
+        findings = (folder / FINDINGS_FILE).read_text(encoding="utf-8").splitlines()
+        checks = [Check.model_validate_json(line) for line in findings]
+    except (OSError, ValueError) as error:
+        raise RecordsError(
+            f"not the answers of a gate: {type(error).__name__}: {str(error).splitlines()[0]}",
+            where=str(folder),
+            remedy="name the folder that `gate` wrote",
+        ) from error
+    served = next((check for check in checks if f"/served-by-{gate.attention_backend}" in check.id), None)
+    if gate.attention_backend is not None and served is None:
+        raise RecordsError("nobody says who served it", where=str(folder), remedy="run the gate again")
+    runs: list[list[Sample]] = []
+    for sample in samples:
+        if not runs or sample.doc_id == runs[0][0].doc_id:
+            runs.append([])
+        runs[-1].append(sample)
+    if not runs:
+        raise RecordsError("no answer", where=str(folder), remedy="run the gate again")
+    ids = tuple(one.doc_id for one in runs[0])
+    base = None
+    if baseline is not None:
+        require_same_prompts(baseline, samples)
+        ids = order(rule, baseline.n)[:limit]
+        base = stored_outcomes(gate, baseline, baseline.identity, ids)
+    if any(tuple(one.doc_id for one in run) != ids[: len(run)] for run in runs):
+        raise RecordsError(
+            "answers to other questions than the rule asks, or in another order",
+            where=str(folder),
+            remedy="name --when and --limit as they were when it was asked",
+        )
+    identity = baseline.identity if baseline else UNKNOWN
+    return Evaluation(ids, tuple(Run(identity=identity, samples=tuple(run), seconds=0) for run in runs), base), served
 
 
 def _mismatch(baseline: Baseline, what: str) -> IdentityMismatchError:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from lm_eval.api.model import LM
 
-from hileval.ask.task import INVALID, ScoreError, TaskError, identify, model_folder
+from hileval.ask.task import INVALID, ScoreError, TaskError, drawn_key, identify, model_folder
 from hileval.engines import require_model_files
 from hileval.gates.declare import EVALS
 from hileval.records.records import Sample, flags_of
@@ -105,8 +105,8 @@ def _sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def resolve_task(path: Path, num_fewshot: int) -> dict[str, Any]:
-    """The task as one dict: lm-eval's stock file, overlaid with ours, with absolute data files.
+def resolve_task(path: Path, num_fewshot: int, key: Path | None = None) -> dict[str, Any]:
+    """The task as one dict: lm-eval's stock file, overlaid with ours, with absolute data files; `key` is a test set.
 
     Raises:
         TaskError: unreadable file, no `include`/`task`/`data.test`, missing stock task or data, examples wanted without
@@ -118,6 +118,7 @@ def resolve_task(path: Path, num_fewshot: int) -> dict[str, Any]:
         stock = importlib.metadata.distribution("lm_eval").locate_file(f"lm_eval/tasks/{include}")
         config: dict[str, Any] = yaml.safe_load(EVALS.joinpath(str(stock)).read_text(encoding="utf-8")) | ours
         files = {split: EVALS / data[split] for split in ("test", *sorted(set(data) - {"test"}))}
+        files |= {} if key is None else {"test": key}
     except (OSError, yaml.YAMLError, KeyError, AttributeError, TypeError) as error:
         raise TaskError(
             f"not a task: {type(error).__name__} {error}", where=str(path), remedy="see evals/tasks/pocket_gsm8k.yaml"
@@ -127,7 +128,7 @@ def resolve_task(path: Path, num_fewshot: int) -> dict[str, Any]:
             raise TaskError(
                 f"no data file {file.name}",
                 where=str(path),
-                remedy="python -m hileval.pocket questions makes those of pocket models",
+                remedy="python -m hileval.pocket questions makes a pocket model's, hileval control a key.jsonl",
             )
     if num_fewshot and "train" not in files:
         raise TaskError(f"{num_fewshot} examples without data.train", where=str(path), remedy="name the training file")
@@ -149,7 +150,12 @@ def documents_of(gate: Gate) -> Any:
     Raises:
         TaskError: The task or its data cannot be read.
     """
-    return _load(resolve_task(gate.path(gate.task), gate.num_fewshot)).eval_docs
+    return _load(_task_of(gate)).eval_docs
+
+
+def _task_of(gate: Gate) -> dict[str, Any]:
+    key = drawn_key(gate) if gate.weights == "drawn" else None
+    return resolve_task(gate.path(gate.task), gate.num_fewshot, key)
 
 
 def _load(config: dict[str, Any]) -> Any:
@@ -185,8 +191,8 @@ class TaskQuestions:
         engine: Started when the first question is asked.
     """
 
-    def __init__(self, gate: Gate, start: Callable[[], Engine]) -> None:
-        """Read the task and its data; nothing expensive starts yet.
+    def __init__(self, gate: Gate, start: Callable[[], Engine], *, real: bool = False) -> None:
+        """Read the task and its data; nothing expensive starts yet. With `real` of drawn weights too its own test set.
 
         Raises:
             DeclarationError: The task or its data cannot be read.
@@ -195,7 +201,7 @@ class TaskQuestions:
         if gate.weights == "repository":
             require_model_files(gate.path(gate.model))
         self._gate = gate
-        self._config = resolve_task(gate.path(gate.task), gate.num_fewshot)
+        self._config = resolve_task(gate.path(gate.task), gate.num_fewshot) if real else _task_of(gate)
         self.identity = identify(
             gate,
             task={key: value for key, value in self._config.items() if key != "dataset_kwargs"},

@@ -83,10 +83,12 @@ def ask_until_decided(
         runs.append([])
         began = time.monotonic()
         for stop in stops:
-            fresh = questions.ask(ids[len(runs[-1]) : stop], len(runs) - 1)
-            if baseline:
-                require_same_prompts(baseline, fresh)
-            runs[-1] += fresh
+            # Each run in more batches than the one before: the same ones would give the same bits, one run copied.
+            for batch in np.array_split(np.array(ids[len(runs[-1]) : stop]), len(runs)):
+                fresh = questions.ask(batch.tolist(), len(runs) - 1) if batch.size else []
+                if baseline:
+                    require_same_prompts(baseline, fresh)
+                runs[-1] += fresh
             listener.asked(len(runs) - 1, stop, len(ids), sum(s.correct(gate.filter) for s in runs[-1]))
             wanted, more = _next(gate, rule, baseline, base, runs, len(stops))
             if not more:

@@ -28,8 +28,8 @@ class TransformersEngine:
 
     auto_class = "AutoModelForCausalLM"
 
-    def __init__(self, model: Path, *, batch: int = 64) -> None:
-        """Load the model in fp32.
+    def __init__(self, model: Path, *, batch: int = 64, temperature: float = 0.0) -> None:
+        """Load the model in fp32. Answers are greedy, or drawn at a temperature from torch's generator.
 
         Raises:
             ModelFilesError: see `require_model_files`.
@@ -44,6 +44,7 @@ class TransformersEngine:
             torch.set_num_threads(1)
             self.name = f"transformers {transformers.__version__}"
             self._where, self._batch = str(model), batch
+            self._draw = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
             loader = getattr(transformers, self.auto_class)
             self.model = loader.from_pretrained(model, dtype=torch.float32).eval()
@@ -74,7 +75,7 @@ class TransformersEngine:
         import torch
 
         with as_engine_error("reading", self._where), torch.no_grad():
-            return [_rows(self.model(torch.tensor([list(tokens)])).logits[0, :-1]) for tokens in sequences]
+            return [as_rows(self.model(torch.tensor([list(tokens)])).logits[0, :-1]) for tokens in sequences]
 
     def write(self, asked: Sequence[Sequence[int]], tokens: int) -> tuple[list[list[int]], Rows]:
         """That many tokens behind each beginning, greedily, one by one, and the distributions they were chosen from."""
@@ -95,7 +96,7 @@ class TransformersEngine:
                 for one in asked
             ]
             written = [one.sequences[0, -tokens:].tolist() for one in out]
-            return written, [_rows(torch.cat(one.logits)) for one in out]
+            return written, [as_rows(torch.cat(one.logits)) for one in out]
 
     def _generate(self, ids: list[list[int]], max_tokens: int, stop: Sequence[str]) -> list[Answer]:
         import torch
@@ -106,7 +107,7 @@ class TransformersEngine:
                 input_ids=tokens,
                 attention_mask=torch.ones_like(tokens),
                 max_new_tokens=max_tokens,
-                do_sample=False,
+                **self._draw,
                 output_scores=True,
                 return_dict_in_generate=True,
             )
@@ -125,7 +126,7 @@ class TransformersEngine:
         return Answer(text[:cut], "stop" if ended or cut is not None else "length", n_tokens, non_finite)
 
 
-def _rows(logits: Any) -> list[dict[int, float]]:
+def as_rows(logits: Any) -> list[dict[int, float]]:
     """Of logits [places, vocabulary]."""
     best = logits.double().log_softmax(-1).topk(min(ASKED, logits.shape[-1]))
     return [

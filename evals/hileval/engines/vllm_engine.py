@@ -46,9 +46,14 @@ class VllmEngine:
         if isinstance(model, Path):
             require_model_files(model)
         arguments = {name: structured(value) for name, value in arguments.items()}
+        if attention_backend == "pagedkv":
+            arguments = {"enable_prefix_caching": False} | arguments  # with one the pool must not be poisoned
         with as_engine_error("starting vLLM", str(model)):
             chosen = self._prepare(attention_backend)
             import vllm
+
+            if arguments.get("load_format") == "drawn":
+                import hileval.engines.worker  # noqa: F401  registers it; the worker is in this process
 
             self.name = f"vllm {vllm.__version__}"
             self._where = str(model)

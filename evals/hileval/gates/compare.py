@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,13 +24,27 @@ FILTERS = {"strict": "strict-match", "flexible": "flexible-extract"}
 """lm-eval's names."""
 
 
-def read_answers(path: Path, which: Filter) -> dict[str, dict[str, Any]]:
-    """Question, target, text and whether it is right under a filter, by the question's hash.
+@dataclass(frozen=True)
+class Answered:
+    """What a run says to one question."""
+
+    doc_id: int
+    question: str
+    target: str
+    text: str
+    """Of the first time it was asked."""
+    right: float
+    """Share of right answers: 0 or 1 where it was asked once."""
+    flags: tuple[str, ...]
+
+
+def read_answers(path: Path, which: Filter, *, repeated: bool = False) -> dict[str, Answered]:
+    """Answers by their question's hash; a gate may ask the same ones `repeated`ly, in several runs.
 
     Raises:
         RecordsError: Unreadable, not answers, a question twice, a score that is neither 0 nor 1, or none of the filter.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, list[Answered]] = {}
     try:
         for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
             if "filter" in row and row["filter"] != FILTERS[which]:
@@ -37,15 +53,19 @@ def read_answers(path: Path, which: Filter) -> dict[str, dict[str, Any]]:
             right = row[f"{which}_correct"] if ours else row["exact_match"]
             if right not in (0, 1):
                 raise ValueError(f"a score of {right!r}")  # noqa: TRY301 - one place words what is wrong with a file
-            if row["doc_hash"] in found:
+            same = found.setdefault(row["doc_hash"], [])
+            if same and not (repeated and ours):
                 raise ValueError(f"question {row['doc_id']} occurs twice")  # noqa: TRY301 - the same
-            found[row["doc_hash"]] = {
-                "doc_id": row["doc_id"],
-                "question": row["question"] if ours else str(row["doc"].get("question", row["doc"])),
-                "target": str(row["target"]).rsplit("#### ", 1)[-1],
-                "text": row["text"] if ours else row["resps"][0][0],
-                "right": bool(right),
-            }
+            same.append(
+                Answered(
+                    doc_id=row["doc_id"],
+                    question=row["question"] if ours else str(row["doc"].get("question", row["doc"])),
+                    target=str(row["target"]).rsplit("#### ", 1)[-1],
+                    text=row["text"] if ours else row["resps"][0][0],
+                    right=float(right),
+                    flags=tuple(row["flags"]) if ours else (),
+                )
+            )
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise RecordsError(
             f"not stored answers: {type(error).__name__}: {error}",
@@ -54,7 +74,9 @@ def read_answers(path: Path, which: Filter) -> dict[str, dict[str, Any]]:
         ) from error
     if not found:
         raise RecordsError(f"no answer of filter {FILTERS[which]}", where=str(path), remedy="use the other --filter")
-    return found
+    return {
+        key: replace(same[0], right=math.fsum(one.right for one in same) / len(same)) for key, same in found.items()
+    }
 
 
 def compare(before: Path, after: Path, which: Filter, *, alpha: float, margin: float) -> tuple[Check, list[Flip]]:
@@ -70,21 +92,13 @@ def compare(before: Path, after: Path, which: Filter, *, alpha: float, margin: f
             where=f"{before}, {after}",
             remedy="compare runs of the same questions",
         )
-    base, now = (np.array([[side[key]["right"] for key in old]]) for side in (old, new))
+    base, now = (np.array([[side[key].right > 0 for key in old]]) for side in (old, new))
     p_value = max(statistics.drop_p(base, now), float(statistics.difference_p(statistics.differences(base, now))))
     low, high = statistics.drop_interval(base, now, alpha)
     flips = [
-        Flip(
-            one["doc_id"],
-            one["question"],
-            one["target"],
-            one["right"],
-            new[key]["right"],
-            one["text"],
-            new[key]["text"],
-        )
+        Flip(one.doc_id, one.question, one.target, one.right, new[key].right, one.text, new[key].text)
         for key, one in old.items()
-        if one["right"] != new[key]["right"]
+        if one.right != new[key].right
     ]
     flips.sort(key=lambda flip: not flip.lost)
     lost = sum(flip.lost for flip in flips)

@@ -28,15 +28,16 @@ EVALS = Path(__file__).resolve().parents[2]
 
 
 EngineName = Literal["vllm", "transformers"]
-Occasion = Literal["pre-merge", "release"]
-"""When a gate is asked; each has a rule."""
+Occasion = Literal["pre-merge", "nightly", "release"]
+"""When a gate is asked; each has a rule, or the night has that of a merge."""
 
 PROFILE_VARIABLE = "HILGATE_PROFILE"
 
 
 def occasion(environment: Mapping[str, str]) -> Occasion:
     """What the plan that runs this gate is for; at a desk, before a merge."""
-    return "release" if environment.get(PROFILE_VARIABLE) == "release" else "pre-merge"
+    profile = environment.get(PROFILE_VARIABLE)
+    return "release" if profile == "release" else "nightly" if profile == "nightly" else "pre-merge"
 
 
 class UnknownGateError(MisuseError):
@@ -75,8 +76,9 @@ class Gate(Noun):
     title: str
     model: str
     """Folder with weights, config and tokenizer, relative to evals/, or the name of a hub model."""
-    weights: Literal["repository", "hub"] = "repository"
-    """Where the weights are; those of a hub are fetched by the agents, which have the network and the cache."""
+    weights: Literal["repository", "hub", "drawn"] = "repository"
+    """Where the weights are; those of a hub are fetched by the agents, which have the network and the cache. Drawn ones
+    come from a seed, and a right answer is what the trusted attention answers in the same job (`hileval.ask.drawn`)."""
     revision: str = ""
     """Commit of the hub model, of its weights, tokenizer and code; empty is what `main` is today, which is said."""
     kind: Literal["questions", "documents"] = "questions"
@@ -122,12 +124,14 @@ class Gate(Noun):
             raise ValueError("attention_backend is required with engine vllm")
         if self.engine == "transformers" and self.attention_backend is not None:
             raise ValueError("attention_backend means nothing to transformers")
-        if self.weights == "repository" and self.revision:
+        if self.weights != "hub" and self.revision:
             raise ValueError("revision is for models of a hub")
-        if self.floor is None and (self.weights == "repository" or self.published or self.kind == "questions"):
+        if self.floor is None and (self.weights != "hub" or self.published or self.kind == "questions"):
             raise ValueError("floor is required, except for documents on a hub's model of which nothing is published")
         if self.kind == "documents" and (self.protocol == "chat" or self.num_fewshot):
             raise ValueError("documents have no examples and no chat")
+        if self.weights == "drawn" and (self.kind, self.engine) != ("questions", "vllm"):
+            raise ValueError("weights are drawn by vLLM's workers, for questions")
         return self
 
     def path(self, relative: str) -> Path:
@@ -141,8 +145,14 @@ class DriftGate(Noun):
     kind: Literal["drift"]
     of: Key
     """The gate whose model, task, engine and attention it is."""
-    peer: Literal["vllm", "transformers"] = "vllm"
-    """Whose attention is asked in the same job: vLLM's own, or transformers' where vLLM's cannot serve the class."""
+    peer: str = Field(default="vllm", pattern=r"^(vllm|transformers|[A-Z][A-Z0-9_]*)$")
+    """Whose attention is asked in the same job: vLLM's own, one of its by name, or transformers' where vLLM's cannot
+    serve the class."""
+    second: str | None = Field(default=None, pattern=r"^[A-Z][A-Z0-9_]*$")
+    """Another attention of vLLM that is trusted: what it differs from the peer is rounding as well. In 16 bits a peer
+    that rounds alike in every batch says too little of that (`python -m hileval.pocket rounding`)."""
+    engine_args: dict[str, Scalar] = Field(default_factory=dict)
+    """What differs from the other gate's, such as a longer `max_model_len`."""
     lengths: dict[int, int] = Field(default={0: 16}, min_length=1)
     """How many sequences of each length in tokens; 0 is one question with its answer."""
     written: int = Field(default=16, ge=1)
@@ -180,6 +190,8 @@ class Gates(Noun):
         Raises:
             MisuseError: The gate is not for that occasion.
         """
+        if when == "nightly" and when not in gate.rules:
+            when = "pre-merge"
         if when not in gate.rules:
             raise MisuseError(f"this gate has no rule for {when}", where=gate.title, remedy="add it to its `rules`")
         return self.rules[gate.rules[when]]
@@ -234,7 +246,8 @@ def engine_factory(gate: Gate, engine: EngineName) -> Callable[[], Engine]:
         if engine == "vllm":
             from hileval.engines.vllm_engine import VllmEngine
 
-            return VllmEngine(model_of(gate), gate.attention_backend or "vllm", gate.engine_args)
+            drawn = {"load_format": "drawn"} if gate.weights == "drawn" else {}
+            return VllmEngine(model_of(gate), gate.attention_backend or "vllm", gate.engine_args | drawn)
         from hileval.engines.transformers_engine import SpeechEngine, TransformersEngine
 
         return (SpeechEngine if gate.kind == "documents" else TransformersEngine)(gate.path(gate.model))
@@ -250,6 +263,6 @@ def model_of(gate: Gate) -> Path | str:
     """
     if gate.weights == "repository":
         return gate.path(gate.model)
-    from hileval.ask.task import snapshot
+    from hileval.ask.task import model_folder
 
-    return str(snapshot(gate.model, gate.revision))
+    return str(model_folder(gate))

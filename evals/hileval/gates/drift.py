@@ -3,8 +3,8 @@
 
 Exact match sees a fault when an answer becomes wrong; the distributions behind it move long before that. Nothing is
 stored: the engine's own attention answers in the same job, and what it differs from itself, writing token by token
-against reading the same tokens at once, is what rounding does. The same rule must notice a block of tokens that was
-replaced, or a pass means nothing. Pure.
+against reading the same tokens at once, or reading each sequence alone, is what rounding does. The same rule
+must notice a block of tokens that was replaced, or a pass means nothing. Pure.
 """
 
 from __future__ import annotations
@@ -115,11 +115,35 @@ class Drift:
         Raises:
             UnmeasuredError: They are not of the same places, or there are none.
         """
-        if [len(rows) for rows in got] != [len(rows) for rows in want] or not any(map(len, want)):
-            raise UnmeasuredError("distributions of other places, or none")
-        pairs = [(a, b) for rows, others in zip(got, want, strict=True) for a, b in zip(rows, others, strict=True)]
-        found = [divergence(a, b) for a, b in pairs]
+        return cls.of(_divergences(got, want))
+
+    @classmethod
+    def rounding(cls, got: Sequence[Sequence[Row]], want: Sequence[Sequence[Row]]) -> Drift:
+        """Of an engine's rows from its own, at the places where they differ at all.
+
+        Equal bits say that the same was done twice, and not how far rounding goes: of Falcon-H1-7B in bfloat16 on a GPU
+        nine places in ten are the same in other batches, and the tenth is 0.06 nats off in the median.
+
+        Raises:
+            UnmeasuredError: They are not of the same places, or there are none.
+        """
+        return cls.changed(_divergences(got, want))
+
+    @classmethod
+    def changed(cls, found: Sequence[float]) -> Drift:
+        """Of those divergences that are not 0; of all where all are."""
+        return cls.of([value for value in found if value > 0] or found)
+
+    @classmethod
+    def of(cls, found: Sequence[float]) -> Drift:
+        """Of divergences in nats."""
         return cls(statistics.median(found), _nine_tenths(found), max(found), len(found))
+
+    @classmethod
+    def largest(cls, *drifts: Drift) -> Drift:
+        """The largest of each figure: what rounding does at most."""
+        figures = zip(*((one.half, one.most, one.worst, one.places) for one in drifts), strict=True)
+        return cls(*map(max, figures))
 
     def within(self, rounding: Drift, floor: Floor = FLOOR) -> bool:
         """Whether rounding explains all three; NaN is not explained. `floor`: nats that are explained anyway."""
@@ -141,7 +165,8 @@ def judge_drift(
         name: The gate's key; check ids start with it.
         reading: Ours, given all tokens at once, from the peer, given the same.
         writing: Ours, token by token, from the peer, given the tokens that ours wrote.
-        rounding: The peer, token by token, from itself, given the same tokens at once.
+        rounding: The peer, token by token, from itself, given the same tokens at once; or reading each
+            sequence alone.
         control: The peer from itself, with one block of each sequence replaced, at the places behind it.
         floor: Nats of each figure that are explained anyway.
     """
@@ -167,6 +192,13 @@ def judge_drift(
             )
         )
     return checks
+
+
+def _divergences(got: Sequence[Sequence[Row]], want: Sequence[Sequence[Row]]) -> list[float]:
+    if [len(rows) for rows in got] != [len(rows) for rows in want] or not any(map(len, want)):
+        raise UnmeasuredError("distributions of other places, or none")
+    pairs = [(a, b) for rows, others in zip(got, want, strict=True) for a, b in zip(rows, others, strict=True)]
+    return [divergence(a, b) for a, b in pairs]
 
 
 def _numbers(drift: Drift) -> dict[str, Number]:

@@ -179,6 +179,7 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
     flips = diff_answers(asked, baseline, gate.filter)
     lost, gained = [flip for flip in flips if flip.lost], [flip for flip in flips if not flip.lost]
     labels = {"filter": gate.filter, "state": standing.state.value, "churn": "yes" if churns else "no"}
+    labels["baseline"] = f"{baseline.recorded} {baseline.identity.weights[:12]}"
     if lost:
         labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
     by_line, line_numbers = _by_line(asked.samples)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of pocket models: make their questions, train one, measure it intact and under planted faults."""
+"""The command line of pocket models: make their questions, train one, measure it intact and under faults, record it."""
 
 from __future__ import annotations
 
@@ -95,6 +95,66 @@ def measure(
         remove()
 
 
+@app.command("rounding")
+def print_rounding(
+    name: Name = "hybrid",
+    replays: Annotated[int, typer.Option(min=1, help="Gates per figure.")] = 500,
+    drawn: Annotated[int, typer.Option(min=1, help="Questions that a gate reads.")] = 10,
+) -> None:
+    """How often a drift gate fails right attention that rounds otherwise, by dtype, batch size and order."""
+    from hileval.ask.drift import sequences_of
+    from hileval.gates.declare import load_gates
+    from hileval.pocket.rounding import false_alarms
+
+    declared = load_gates()
+    drift = declared.drifts[f"pocket-{name}-drift"].model_copy(update={"lengths": {0: 60, 140: 20}})
+    sequences = sequences_of(declared.gates[f"pocket-{name}"], drift)
+    typer.echo(
+        "dtype      batch  order     false alarms, with a second  unnoticed   ours | rounding of peer | of second, nats"
+    )
+    for row in false_alarms(MODELS / name, sequences, drawn=drawn, replays=replays, seed=1):
+        typer.echo(
+            f"{row.dtype:<9}{row.batch:>7}  {'shuffled' if row.shuffled else 'plain':<9}{row.alone:>13.1%}"
+            f"{row.beside:>15.1%}{row.unnoticed:>11.1%}   {row.ours} | {row.own} | {row.second}"
+        )
+
+
+VECTORS = EVALS.parent / "tests/evals/gates/vectors.json"
+RUNS: dict[str, tuple[float, float, int]] = {
+    "greedy": (0.0, 0.0, 0),
+    "warm 1": (0.5, 0.0, 1),
+    "warm 2": (0.5, 0.0, 2),
+    "hot": (1.5, 0.0, 3),
+    "near checkpoint": (0.0, 0.01, 4),
+    "far checkpoint": (0.0, 0.12, 5),
+}
+"""Temperature, noise on every weight as a share of its tensor's standard deviation, and seed."""
+
+
+@app.command("vectors")
+def record_vectors(
+    fresh: Annotated[int, typer.Option(help="Fresh questions that tell how good each really is.")] = 2000,
+) -> None:
+    """Record which test questions the hybrid answers right at two temperatures and as two further checkpoints."""
+    import torch
+
+    from hileval.engines.transformers_engine import TransformersEngine
+
+    asked = read_jsonl(TEST_FILE)
+    others = list(itertools.islice(problems(FRESH_SEED, exclude=frozenset(row.digest for row in asked)), fresh))
+    found = {}
+    for name, (temperature, noise, seed) in RUNS.items():
+        engine = TransformersEngine(MODELS / "hybrid", temperature=temperature)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for weight in engine.model.parameters():
+                weight.add_(noise * weight.std() * torch.randn_like(weight))
+        right = "".join("1" if one else "0" for one in which_match(engine, asked))
+        found[name] = {"right": right, "really": round(exact_match(engine, others) / fresh, 4)}
+        report(name, right.count("1"), len(right))
+    VECTORS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
 def reserved_documents() -> frozenset[str]:
     """Texts of the test documents."""
     return frozenset(document.text for document in read_documents(read_task(SPEECH_TASK), SPEECH_TASK))
@@ -111,10 +171,15 @@ def transcribed(engine: Engine, texts: Sequence[str]) -> int:
 
 def exact_match(engine: Engine, rows: Sequence[Problem]) -> int:
     """How many rows an engine answers with the right `#### N`."""
+    return sum(which_match(engine, rows))
+
+
+def which_match(engine: Engine, rows: Sequence[Problem]) -> list[bool]:
+    """Which they are."""
     from hileval.pocket.train import prompt_of
 
     answers = engine.answer([prompt_of(row) for row in rows], max_tokens=32, stop=["Question:"])
-    return sum(answer.text.endswith(f"#### {row.number}") for answer, row in zip(answers, rows, strict=True))
+    return [answer.text.endswith(f"#### {row.number}") for answer, row in zip(answers, rows, strict=True)]
 
 
 def report(what: str, correct: int, n: int) -> None:

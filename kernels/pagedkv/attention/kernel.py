@@ -28,7 +28,7 @@ from pagedkv.attention.batching import highest, lengths_of, lowest, sequence_of,
 from pagedkv.attention.launch import FIXED_SPLITS
 from pagedkv.attention.merge import follow
 from pagedkv.attention.softmax import LN2, LOG2E, WEIGHT_SHIFT, log_sum, online_softmax
-from pagedkv.fp8.scales import decoded, half_of, operand
+from pagedkv.fp8.scales import half_of, operand
 from pagedkv.strides import in_groups, locate, sequence_of_tile, tile_base, value_channels, value_tokens, wide
 
 MOST_FIXED_SPLITS = tl.constexpr(FIXED_SPLITS)
@@ -68,6 +68,16 @@ def full_tiles(first_tile, end_tile, begin, end, TILE: tl.constexpr, WINDOWED: t
 
 
 @triton.jit
+def matched_token(position, X: tl.constexpr):
+    """Return the token of a tile at each `position` of its columns, where lanes load what MFMA takes from them.
+
+    In a product over tokens a lane holds four neighbours of every 16 (CDNA3 ISA, "MFMA": K in the fourths of a wave).
+    A packed V gives a lane X neighbours: its fours, in the order of the sixteens.
+    """
+    return position // (4 * X) * (4 * X) + position % 16 // 4 * X + position % (4 * X) // 16 * 4 + position % 4
+
+
+@triton.jit
 def load_key_tile(
     key_cache,
     stride_group,
@@ -77,16 +87,26 @@ def load_key_tile(
     PACKING: tl.constexpr,
     X: tl.constexpr,
     FULL: tl.constexpr,
+    MATCHED: tl.constexpr,
 ):
     """Return K of a tile, [PADDED, columns]; `key_cache` [columns] points at where each token's row begins.
 
-    Unless the tile is FULL, K is 0 where a token is not `loaded`.
+    Unless the tile is FULL, K is 0 where a token is not `loaded`, which is of the shape of `key_cache`. That is
+    [16, columns // 16] if MATCHED. Channels are then in the order in which a lane holds its X of every 4 * X: eight
+    neighbours of every 32 (CDNA3 ISA, "MFMA", two at a time), the first eights first.
     """
     if PACKING == 0:
         channel = tl.arange(0, PADDED)
         mask = (channel < HEAD_SIZE)[None, :]
         seen = loaded[:, None]
         key_cache = key_cache[:, None] + channel[None, :]
+    elif MATCHED:
+        # Lanes along 16 tokens and four groups, as the product has them, so that nothing moves between lanes.
+        group = tl.arange(0, PADDED // X)
+        mask = (group * X < HEAD_SIZE)[None, :, None, None]
+        seen = loaded[:, None, :, None]
+        key_cache = key_cache[:, None, :, None] + (group * stride_group)[None, :, None, None]
+        key_cache += tl.arange(0, X)[None, None, None, :]
     else:
         # Groups of X channels lie apart and tokens side by side: lanes along the tokens.
         group = tl.arange(0, PADDED // X)
@@ -99,7 +119,15 @@ def load_key_tile(
         k = tl.load(key_cache, mask=mask, other=0)
     else:
         k = tl.load(key_cache)
-    return tl.trans(k) if PACKING == 0 else tl.reshape(tl.permute(k, (0, 2, 1)), [PADDED, loaded.shape[0]])
+    if PACKING == 0:
+        k = tl.trans(k)
+    elif MATCHED:
+        SIXTEENS: tl.constexpr = k.shape[2]
+        k = tl.permute(tl.reshape(k, [16, PADDED // (4 * X), 4, SIXTEENS, X // 8, 8]), (1, 4, 2, 5, 3, 0))
+        k = tl.reshape(k, [PADDED, SIXTEENS * 16])
+    else:
+        k = tl.reshape(tl.permute(k, (0, 2, 1)), [PADDED, loaded.shape[0]])
+    return k
 
 
 @triton.jit
@@ -114,20 +142,34 @@ def load_value_tile(
     GROUPED: tl.constexpr,
     RUN: tl.constexpr,
     FULL: tl.constexpr,
+    MATCHED: tl.constexpr,
 ):
     """Return V of a tile, [columns, PADDED]; `value_cache` [columns] points at where each token begins.
 
-    In a FULL tile `value_cache` [columns // RUN] points at the first of RUN tokens that are neighbours in memory. In
-    others V is 0 where a token is not `loaded`, and not whatever the block holds: 0 * NaN would be NaN. What is `near`
-    may be read to read whole groups.
+    In a FULL tile, or MATCHED, `value_cache` [columns // RUN] points at the first of RUN tokens that are neighbours in
+    memory. In others V is 0 where a token is not `loaded`, and not whatever the block holds: 0 * NaN would be NaN. What
+    is `near`, of the shape of `value_cache`, may be read to read whole groups.
     """
     channel = tl.arange(0, PADDED)
     mask = (channel < HEAD_SIZE)[None, :]
-    if not FULL:
+    if MATCHED:
+        # Lanes along 16 channels and four runs, as the product has them; columns are in the order of `matched_token`.
+        RUNS: tl.constexpr = value_cache.shape[0]
+        channel = tl.arange(0, 16)[:, None] + 16 * tl.arange(0, PADDED // 16)[None, :]
+        mask = (channel < HEAD_SIZE)[:, None, :, None]
+        value_cache = value_cache[None, :, None, None] + (channel * stride_channel)[:, None, :, None]
+        value_cache += tl.arange(0, RUN)[None, None, None, :]
+        if not FULL:
+            v = tl.load(value_cache, mask=mask & near[None, :, None, None], other=0)
+        elif HEAD_SIZE < PADDED:
+            v = tl.load(value_cache, mask=mask, other=0)
+        else:
+            v = tl.load(value_cache)
+        v = tl.permute(tl.reshape(v, [16, RUNS // 4, 4, PADDED // 16, RUN // 4, 4]), (1, 4, 2, 5, 3, 0))
+        v = tl.reshape(v, [RUNS * RUN, PADDED])
+    elif not FULL:
         value_cache = value_cache[:, None] + value_channels(channel, stride_channel, PACKING)[None, :]
         v = tl.load(value_cache, mask=mask & near[:, None], other=0)
-        if GROUPED:
-            v = tl.where(loaded[:, None], v, 0)
     elif RUN > 1:
         # A lane reads a run of tokens, and neighbouring lanes its neighbours in the run before the next channel.
         value_cache = (
@@ -138,6 +180,8 @@ def load_value_tile(
     else:
         value_cache = value_cache[:, None] + value_channels(channel, stride_channel, PACKING)[None, :]
         v = tl.load(value_cache, mask=mask, other=0) if HEAD_SIZE < PADDED else tl.load(value_cache)
+    if GROUPED and not FULL:
+        v = tl.where(loaded[:, None], v, 0)
     return v
 
 
@@ -161,6 +205,15 @@ def visible(seen, token, position, window, CAUSAL: tl.constexpr, WINDOWED: tl.co
     if WINDOWED:
         seen = seen & (token[None, :] > position[:, None] - window)
     return seen
+
+
+@triton.jit
+def scaled_weights(weights, decay, largest, value_scale_at, loaded):
+    """Return the weights times the scale of each value, and decay, relative to the largest scale so far, and that."""
+    value_scales = tl.load(value_scale_at, mask=loaded, other=0.0)
+    larger = tl.maximum(largest, tl.max(tl.abs(value_scales), axis=0))
+    unit = 1.0 / larger
+    return weights * (value_scales * unit)[None, :], decay * (largest * unit), larger
 
 
 @triton.jit
@@ -193,12 +246,14 @@ def attend_tile(
     SHIFT: tl.constexpr,
     RUN: tl.constexpr,
     FULL: tl.constexpr,
+    MATCHED: tl.constexpr,
 ):
     """Take a tile of K [PADDED, columns] and V into the state of the rows: sum of values, maximum and total.
 
-    `key_scale_at` and `value_scale_at` [columns] point at the scale of each token, if SCALES == 2.
+    And the largest scale of a value so far, which the sum of values is relative to: 1 unless SCALES == 2, when
+    `key_scale_at` and `value_scale_at` [columns] point at the scale of each token.
     """
-    acc, maximum, total = state
+    acc, maximum, total, largest = state
     scores = tl.dot(q, operand(k, SCALES, FORMAT, NATIVE, q.dtype), input_precision="ieee")
     factor = scale
     if SCALES == 2:
@@ -211,15 +266,12 @@ def attend_tile(
     if not FULL:
         scores = tl.where(seen, scores, float("-inf"))
     weights, decay, maximum, total = online_softmax(scores, maximum, total, factor, SHIFT)
-    v = load_value_tile(value_at, stride_channel, near, loaded, HEAD_SIZE, PADDED, PACKING, GROUPED, RUN, FULL)
+    v = load_value_tile(value_at, stride_channel, near, loaded, HEAD_SIZE, PADDED, PACKING, GROUPED, RUN, FULL, MATCHED)
     if SCALES == 2:
-        # Scaled before the product: weights times a scale would leave the range of fp16.
-        value_scales = tl.load(value_scale_at, mask=loaded, other=0.0)
-        v = (decoded(v, FORMAT, NATIVE, tl.float32) * value_scales[:, None]).to(q.dtype)
-    else:
-        v = operand(v, SCALES, FORMAT, NATIVE, q.dtype)
+        weights, decay, largest = scaled_weights(weights, decay, largest, value_scale_at, loaded)
+    v = operand(v, SCALES, FORMAT, NATIVE, q.dtype)
     acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
-    return acc, maximum, total
+    return acc, maximum, total, largest
 
 
 @triton.jit
@@ -270,13 +322,9 @@ def attend_pairs(
     ones = tl.full([scores.shape[1], 16], 1.0, tl.float16)
     total = tl.dot(weights.to(tl.float16), ones, total * decay[:, None])
     if SCALES == 2:
-        value_scales = tl.load(value_scale_at, mask=loaded, other=0.0)
-        larger = tl.maximum(largest, tl.max(tl.abs(value_scales), axis=0))
-        weights *= (value_scales / larger)[None, :]
-        decay *= largest / larger
-        largest = larger
+        weights, decay, largest = scaled_weights(weights, decay, largest, value_scale_at, loaded)
     weights = weights.to(tl.float16)
-    v = load_value_tile(value_at, 1, loaded, loaded, HEAD_SIZE, PADDED, 0, False, 1, FULL)
+    v = load_value_tile(value_at, 1, loaded, loaded, HEAD_SIZE, PADDED, 0, False, 1, FULL, False)
     even = tl.dot(weights, half_of(v, False, FORMAT, NATIVE), even * decay[:, None])
     odd = tl.dot(weights, half_of(v, True, FORMAT, NATIVE), odd * decay[:, None])
     return even, odd, maximum, total, largest
@@ -337,6 +385,7 @@ def attention_kernel(
     ALIKE: tl.constexpr,  # whether blocks and tokens of K and of V are equally far apart
     DEPENDENT: tl.constexpr,  # see merge.follow
     PAIRS: tl.constexpr,  # whether codes are read in pairs; see attend_pairs
+    MFMA: tl.constexpr,  # whether products are those of CDNA; see matched_token
 ):
     """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, SPLITS]."""
     follow(DEPENDENT)
@@ -398,6 +447,9 @@ def attention_kernel(
     channel = tl.arange(0, PADDED)
     row_mask = row_live[:, None] & (channel < HEAD_SIZE)[None, :]
     query_offset = query_row * stride_query_token + row_head * stride_query_head
+    GROUPED: tl.constexpr = PACKING > 0 and BLOCK_SIZE % X == 0
+    KEYS_MATCHED: tl.constexpr = MFMA and PACKING > 0 and X >= 8 and PADDED % (4 * X) == 0 and HEADS * SEQS == 1
+    VALUES_MATCHED: tl.constexpr = KEYS_MATCHED and GROUPED and TILE % (4 * X) == 0
     # With a window q comes after the bounds, because before them Triton 3.6 reserves scratch on gfx90a; without one it
     # comes before, because after them decode at head size 256 needs four registers more on gfx942, which cost a wave.
     if not WINDOWED:
@@ -408,7 +460,7 @@ def attention_kernel(
     column = tl.arange(0, TILE * HEADS * SEQS)
     column_seq = sequence_of(column, first_seq, TILE * HEADS, SEQS)
     column_head = first_head + column % HEADS
-    column_token = column // HEADS % TILE
+    column_token = matched_token(column, X) if VALUES_MATCHED else column // HEADS % TILE
     seq_len = lengths_of(column_seq, seq_lens, query_start_loc, num_seqs, SEQS)
     context_len = seq_len - (1 if DECODE else query_len)
     position = context_len + row_token
@@ -419,13 +471,15 @@ def attention_kernel(
     if WINDOWED:
         q = tl.load(query + query_offset[:, None] + channel[None, :], mask=row_mask, other=0.0)
     same = shared(row_live, row_seq, row % TOKEN_ROWS // GROUP, column_seq, column % HEADS, HEADS, SEQS)
-    GROUPED: tl.constexpr = PACKING > 0 and BLOCK_SIZE % X == 0
     table = block_table + column_seq.to(tl.int64) * stride_table
-    key_head = column_head * stride_kc_head
-    value_head = column_head * stride_vc_head
+    key_head = (first_head if KEYS_MATCHED else column_head) * stride_kc_head
+    value_head = (first_head if VALUES_MATCHED else column_head) * stride_vc_head
     if SCALES == 1:
         row_kv_head = tl.where(row_live, row_head // (GROUP * PARTS), 0)
         scale = tl.load(key_scale + row_kv_head * strides_ks[2]) * scale
+    if KEYS_MATCHED and X > 8:
+        q = tl.reshape(q, [ROWS, PADDED // (4 * X), 4, X // 8, 8])
+        q = tl.reshape(tl.permute(q, (0, 1, 3, 2, 4)), [ROWS, PADDED])
     # The largest score is the largest product times the scale, so that must be positive; 0 * -inf would be NaN.
     negative = scale[:, None] < 0 if SCALES == 1 else scale < 0
     q = tl.where(negative, -q, q)
@@ -443,6 +497,7 @@ def attention_kernel(
     WIDTH: tl.constexpr = HEAD_SIZE // 2 if PAIRS else HEAD_SIZE
     CHANNELS: tl.constexpr = PADDED // 2 if PAIRS else PADDED
     acc = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
+    largest = tl.full([], 1e-30 if SCALES == 2 else 1.0, tl.float32)
     if PAIRS:
         # In fp16, relative to the power of two of each row's largest element.
         q = q.to(tl.float32)
@@ -451,9 +506,9 @@ def attention_kernel(
         scale *= unit
         q = tl.split(tl.reshape((q / unit[:, None]).to(tl.float16), [ROWS, CHANNELS, 2]))
         total = tl.zeros([ROWS, 16], tl.float32) + total[:, None]
-        state = (acc, acc, maximum, total, 1e-30 + tl.zeros([], tl.float32))
+        state = (acc, acc, maximum, total, largest)
     else:
-        state = (acc, maximum, total)
+        state = (acc, maximum, total, largest)
 
     # First the tiles that every row sees whole, without a mask; what a row that is not live gets there is not stored.
     full_begin, full_end = first_tile, first_tile
@@ -466,10 +521,15 @@ def attention_kernel(
         full_begin, full_end = full_tiles(first_tile, end_tile, whole_begin, whole_end, TILE, WINDOWED)
         last = (kv_end + BLOCK_SIZE - 1) // BLOCK_SIZE - 1
         entries = block_table + tl.cast(first_seq, tl.int64) * stride_table
-        key_at = key_cache + (key_head + column * stride_kc_token)
+        place = column
+        if KEYS_MATCHED:
+            place = tl.arange(0, 16)[:, None] + 16 * tl.arange(0, TILE // 16)[None, :]
+            place = matched_token(place, X) if VALUES_MATCHED else place
+        key_at = key_cache + (first_head * stride_kc_head + place * stride_kc_token)
         # Tokens of V that are neighbours in memory and read as one; in native blocks larger than a tile the compiler
         # finds better ones.
-        RUN: tl.constexpr = X if PACKING == 2 else BLOCK_SIZE if PACKING == 1 and TILE % BLOCK_SIZE == 0 else 1
+        WHOLE: tl.constexpr = BLOCK_SIZE if PACKING == 1 and TILE % BLOCK_SIZE == 0 else 1
+        RUN: tl.constexpr = X if PACKING == 2 or VALUES_MATCHED else WHOLE
         run = tl.arange(0, TILE // RUN) * RUN
         stride_value = stride_vc_token if PACKING == 0 else stride_vc_token // X if PACKING == 2 else 1
         value_at = value_cache + (first_head * stride_vc_head + run * stride_value)
@@ -477,14 +537,14 @@ def attention_kernel(
         # Prefill looks a tile ahead, because its loads of K would wait for the lookup. Decode has more stages, and the
         # compiler does so itself.
         base = tile_base(
-            entries, full_begin * TILE, column, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE, UNIT
+            entries, full_begin * TILE, place, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE, UNIT
         )
         for tile in range(full_begin, full_end):
             first = tile * TILE
             all_loaded = column >= 0
             if DECODE:
-                base = tile_base(entries, first, column, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE, UNIT)
-            k = load_key_tile(key_at + base, stride_kc_group, column, WIDTH, CHANNELS, PACKING, X, True)
+                base = tile_base(entries, first, place, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE, UNIT)
+            k = load_key_tile(key_at + base, stride_kc_group, place, WIDTH, CHANNELS, PACKING, X, True, KEYS_MATCHED)
             value_base = base
             if not ALIKE:
                 value_base = tile_base(
@@ -501,15 +561,17 @@ def attention_kernel(
                 )
             key_scale_at, value_scale_at = key_scale, value_scale
             if SCALES == 2:
-                key_scale_at += column * strides_ks[1] + first_head * strides_ks[2]
-                key_scale_at += tile_base(entries, first, column, last, strides_ks[0], strides_ks[1], BLOCK_SIZE, TILE)
-                value_scale_at += column * strides_vs[1] + first_head * strides_vs[2]
+                key_scale_at += column_token * strides_ks[1] + first_head * strides_ks[2]
+                key_scale_at += tile_base(
+                    entries, first, column_token, last, strides_ks[0], strides_ks[1], BLOCK_SIZE, TILE
+                )
+                value_scale_at += column_token * strides_vs[1] + first_head * strides_vs[2]
                 value_scale_at += tile_base(
-                    entries, first, column, last, strides_vs[0], strides_vs[1], BLOCK_SIZE, TILE
+                    entries, first, column_token, last, strides_vs[0], strides_vs[1], BLOCK_SIZE, TILE
                 )
             if not DECODE:
                 base = tile_base(
-                    entries, first + TILE, column, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE, UNIT
+                    entries, first + TILE, place, last, stride_kc_block, stride_kc_token, BLOCK_SIZE, TILE, UNIT
                 )
             if PAIRS:
                 state = attend_pairs(
@@ -521,7 +583,7 @@ def attention_kernel(
                     all_loaded,
                     key_scale_at,
                     value_scale_at,
-                    first + column,
+                    first + column_token,
                     position,
                     scale,
                     slope,
@@ -547,7 +609,7 @@ def attention_kernel(
                     all_loaded,
                     key_scale_at,
                     value_scale_at,
-                    first + column,
+                    first + column_token,
                     position,
                     scale,
                     slope,
@@ -565,6 +627,7 @@ def attention_kernel(
                     SHIFT,
                     RUN,
                     True,
+                    VALUES_MATCHED,
                 )
     # Then those at the ends, or all of several sequences or heads.
     full = full_end - full_begin
@@ -578,9 +641,16 @@ def attention_kernel(
         block, offset = locate(
             table, tile * TILE, column_token, near, BLOCK_SIZE, TILE if SEQS == 1 else 0, X if GROUPED else 1
         )
-        key_row = key_cache + (block * stride_kc_block + offset * stride_kc_token + key_head)
-        k = load_key_tile(key_row, stride_kc_group, loaded, WIDTH, CHANNELS, PACKING, X, False)
-        value_token = token if PACKING == 2 else offset
+        key_loaded, key_block, key_offset = loaded, block, offset
+        if KEYS_MATCHED:
+            key_loaded = (tile * TILE + place >= kv_begin) & (tile * TILE + place < kv_end)
+            key_block, key_offset = locate(entries, tile * TILE, place, key_loaded, BLOCK_SIZE, TILE, 1)
+        value_block, value_token = block, token if PACKING == 2 else offset
+        if VALUES_MATCHED:
+            near = in_groups(tile * TILE + run, kv_begin, kv_end, X)
+            value_block, value_token = locate(entries, tile * TILE, run, near, BLOCK_SIZE, TILE, 1)
+        key_row = key_cache + (key_block * stride_kc_block + key_offset * stride_kc_token + key_head)
+        k = load_key_tile(key_row, stride_kc_group, key_loaded, WIDTH, CHANNELS, PACKING, X, False, KEYS_MATCHED)
         value_token = value_tokens(value_token, stride_vc_token, PACKING, X, BLOCK_SIZE)
         seen = same & loaded[None, :]
         seen = visible(seen, token, position, window, CAUSAL and not DECODE, WINDOWED and not DECODE)
@@ -588,7 +658,7 @@ def attention_kernel(
         if SCALES == 2:
             key_scale_at += block * strides_ks[0] + offset * strides_ks[1] + column_head * strides_ks[2]
             value_scale_at += block * strides_vs[0] + offset * strides_vs[1] + column_head * strides_vs[2]
-        value_row = value_cache + (block * stride_vc_block + value_token + value_head)
+        value_row = value_cache + (value_block * stride_vc_block + value_token + value_head)
         if PAIRS:
             state = attend_pairs(
                 state,
@@ -641,18 +711,19 @@ def attention_kernel(
                 FORMAT,
                 NATIVE,
                 SHIFT,
-                1,
+                RUN if VALUES_MATCHED else 1,
                 False,
+                VALUES_MATCHED,
             )
 
     # A row that saw nothing has total 0 and acc 0: its result is 0.
     if PAIRS:
         even, odd, maximum, total, largest = state
         acc, total = tl.interleave(even, odd), tl.sum(total, axis=1) / 16
-        if SCALES == 2:
-            acc *= largest
     else:
-        acc, maximum, total = state
+        acc, maximum, total, largest = state
+    if SCALES == 2:
+        acc *= largest
     divisor, row_lse = log_sum(maximum, total, SHIFT)
     result = acc / divisor[:, None]
     if SCALES == 1:

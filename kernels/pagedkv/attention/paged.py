@@ -7,10 +7,9 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 
 from pagedkv import checks as tensor_checks
-from pagedkv.arch import next_power_of_two
+from pagedkv.arch import NEVER, next_power_of_two
 from pagedkv.attention import checks
 from pagedkv.attention.kernel import attention_kernel
 from pagedkv.attention.launch import choose, options, query_tiles
@@ -210,12 +209,13 @@ def paged_attention(
             num_stages=launch.stages,
             DEPENDENT=dependent,
             PAIRS=pairs,
-            **options(arch, decode=decode, cache_bytes=cache.key.element_size()),
+            MFMA=arch.operand_from_lds_rows == NEVER,
+            **options(arch, launch, decode=decode, head_size=head_size, element_bytes=query.element_size()),
             **follows,
         )
         if splits > 1:
             reduce = tuning(arch.name).reduce
-            reduce_kernel[(triton.cdiv(num_tokens * num_q_heads, reduce.rows),)](
+            reduce_kernel[(-(-num_tokens * num_q_heads // reduce.rows),)](
                 target,
                 sums,
                 out,

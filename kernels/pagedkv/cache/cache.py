@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pagedkv.errors import ArgumentError
@@ -88,12 +89,12 @@ class PagedCache:
         """Whether the blocks of each side follow each other without a gap (see `pagedkv.layout.Layout`)."""
         return all(side.stride(0) == math.prod(side.shape[1:]) for side in (self.key, self.value))
 
-    @property
+    @cached_property
     def key_strides(self) -> tuple[int, int, int, int]:
         """Of block, token, head and group of x channels (0 in `rows`), in elements."""
         return _strides(self.key, KEY_AXES[self.packing], "bthC")
 
-    @property
+    @cached_property
     def value_strides(self) -> tuple[int, int, int, int]:
         """Of block, token, head and channel, in elements.
 

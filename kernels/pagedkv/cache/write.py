@@ -143,12 +143,12 @@ def write_kv_cache(
     if cache.packing == "rows":
         kernel, count = _write_kernel, num_slots * num_kv_heads
         rows = min(launch.rows, next_power_of_two(count))
-        grid, sizes = (triton.cdiv(count, rows),), {"PADDED": padded, "ROWS": rows}
+        grid, sizes = (-(-count // rows),), {"PADDED": padded, "ROWS": rows}
     else:
         kernel, count = packed_write_kernel, num_slots
         width = padded if scales.kind == PER_TOKEN else min(launch.slice, padded)
         tokens = min(launch.rows * padded // width, next_power_of_two(count))
-        grid = (triton.cdiv(count, tokens), num_kv_heads * triton.cdiv(head_size, width))
+        grid = (-(-count // tokens), num_kv_heads * -(-head_size // width))
         sizes = {"TOKENS": tokens, "SLICE": width, "PACKING": PACKINGS.index(cache.packing), "X": cache.x}
     with on(cache.key):
         kernel[grid](

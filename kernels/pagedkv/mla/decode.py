@@ -7,7 +7,6 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 
 from pagedkv.arch import next_power_of_two
 from pagedkv.checks import lengths
@@ -114,6 +113,9 @@ def mla_decode(
     partial = query.new_empty((partials, launch.tiles * launch.rows, latent_size), dtype=torch.float32)
     partial_lse = query.new_empty((partials, launch.tiles * launch.rows), dtype=torch.float32)
     lse_strides = (0, 0) if lse is None else lse.stride()
+    # Two codes at a time, so at even addresses.
+    even = (latent_size, width, cache.data_ptr(), *cache.stride()[:2])
+    pairs = launch.pairs and not any(number % 2 for number in even)
     constants = {"NUM_HEADS": num_heads, "LATENT": latent_size, "HAS_LSE": lse is not None}
     with on(query):
         mla_decode_kernel[(launch.groups * launch.tiles,)](
@@ -149,13 +151,14 @@ def mla_decode(
             NATIVE=cache_format == arch.native_fp8,
             ALIGN=alignment(*query.stride()[:2], *cache.stride()[:2]),
             AHEAD=arch.async_copies,
+            PAIRS=pairs,
             num_warps=launch.waves,
             num_stages=launch.stages,
             **options(arch, launch),
         )
         reduce = tuning(arch.name).mla_reduce
-        rows = triton.cdiv(max_query_len * num_heads, reduce.rows)
-        mla_reduce_kernel[(num_seqs, rows, triton.cdiv(latent_size, reduce.channels))](
+        rows = -(-max_query_len * num_heads // reduce.rows)
+        mla_reduce_kernel[(num_seqs, rows, -(-latent_size // reduce.channels))](
             partial,
             partial_lse,
             out,

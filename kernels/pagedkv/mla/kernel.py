@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from pagedkv.attention.softmax import LN2, WEIGHT_SHIFT, log_sum, merge_parts, online_softmax
-from pagedkv.fp8.scales import decoded
+from pagedkv.fp8.scales import decoded, half_of
 from pagedkv.strides import locate, tile_base, wide
 
 
@@ -72,6 +72,7 @@ def mla_decode_kernel(
     NATIVE: tl.constexpr,  # whether the device converts FORMAT itself
     ALIGN: tl.constexpr,  # see strides.alignment
     AHEAD: tl.constexpr,  # whether blocks are looked up a tile ahead, which takes registers and saves a wait
+    PAIRS: tl.constexpr,  # whether codes are read in pairs; see attention.kernel.attend_pairs
 ):
     """Attend ROWS rows to the tokens of each work item of a group; grid [groups * TILES]."""
     stride_query_token, stride_query_head = wide(query_strides, ALIGN)
@@ -84,10 +85,16 @@ def mla_decode_kernel(
     row = row_tile * ROWS + tl.arange(0, ROWS)
     row_head = row % NUM_HEADS
     column = tl.arange(0, TILE)
-    low = tl.arange(0, HALF)
-    high = HALF + low
+    # The channels of each product: halves of the latent, or with PAIRS its even and its odd channels.
+    half = tl.arange(0, HALF)
+    low = half * 2 if PAIRS else half
+    high = low + 1 if PAIRS else HALF + half
     rope = tl.arange(0, PADDED_ROPE)
-    SHIFT: tl.constexpr = WEIGHT_SHIFT if query.dtype.element_ty == tl.float16 else 0.0
+    UNIT: tl.constexpr = ALIGN // 2 if PAIRS and ALIGN > 1 else ALIGN
+    if PAIRS:
+        cache = cache.to(tl.pointer_type(tl.int16))
+        stride_cache_block, stride_cache_token = stride_cache_block // 2, stride_cache_token // 2
+    SHIFT: tl.constexpr = WEIGHT_SHIFT if PAIRS or query.dtype.element_ty == tl.float16 else 0.0
     scale = 1.0
     if FORMAT is not None:
         # One scale for all rows: it leaves the products and comes in where their results are fp32.
@@ -117,6 +124,18 @@ def mla_decode_kernel(
         negative = scale_log2e < 0
         q_low, q_high = tl.where(negative, -q_low, q_low), tl.where(negative, -q_high, q_high)
         q_rope = tl.where(negative, -q_rope, q_rope)
+        row_factor = factor
+        if PAIRS:
+            # In fp16, relative to the power of two of each row's largest element.
+            largest = tl.maximum(tl.max(tl.abs(q_low), axis=1), tl.max(tl.abs(q_high), axis=1))
+            largest = tl.maximum(largest, tl.max(tl.abs(q_rope), axis=1)).to(tl.float32)
+            unit = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+            unit = tl.maximum(unit, 1e-30)
+            row_factor *= unit
+            q_low = (q_low / unit[:, None]).to(tl.float16)
+            q_high = (q_high / unit[:, None]).to(tl.float16)
+            rope_pairs: tl.constexpr = [ROWS, PADDED_ROPE // 2, 2]
+            q_even, q_odd = tl.split(tl.reshape((q_rope / unit[:, None]).to(tl.float16), rope_pairs))
         table = block_table + seq.to(tl.int64) * stride_table
         last = (kv_end + BLOCK_SIZE - 1) // BLOCK_SIZE - 1
 
@@ -126,7 +145,7 @@ def mla_decode_kernel(
         acc_high = tl.full([ROWS, HALF], 0.0, tl.float32)
         if AHEAD:
             base = tile_base(
-                table, kv_begin, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE, ALIGN
+                table, kv_begin, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE, UNIT
             )
         for first in range(kv_begin, kv_end, TILE):
             token = first + column
@@ -137,28 +156,40 @@ def mla_decode_kernel(
                 block, offset = locate(table, first, column, loaded, BLOCK_SIZE, TILE, 1)
                 offsets = block * stride_cache_block + offset * stride_cache_token
             kv_row = cache + offsets[:, None]
-            kv_low = load_channels(kv_row, low, loaded, LATENT)
-            kv_high = load_channels(kv_row, high, loaded, LATENT)
-            # Not by load_channels: a lane has less than 16 bytes of rope, and the audit asks 16 of the latent.
-            rope_seen = loaded[:, None] & (rope < ROPE)[None, :]
-            k_rope = tl.load(kv_row + LATENT + rope[None, :], mask=rope_seen, other=0)
+            if PAIRS:
+                pair = load_channels(kv_row, half, loaded, LATENT // 2)
+                rope_pair = load_channels(kv_row + LATENT // 2, tl.arange(0, PADDED_ROPE // 2), loaded, ROPE // 2)
+            else:
+                kv_low = load_channels(kv_row, low, loaded, LATENT)
+                kv_high = load_channels(kv_row, high, loaded, LATENT)
+                # Not by load_channels: a lane has less than 16 bytes of rope, and the audit asks 16 of the latent.
+                rope_seen = loaded[:, None] & (rope < ROPE)[None, :]
+                k_rope = tl.load(kv_row + LATENT + rope[None, :], mask=rope_seen, other=0)
             if AHEAD:
                 following = first + TILE
                 base = tile_base(
-                    table, following, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE, ALIGN
+                    table, following, column, last, stride_cache_block, stride_cache_token, BLOCK_SIZE, TILE, UNIT
                 )
-            if FORMAT is not None:
-                kv_low = decoded(kv_low, FORMAT, NATIVE, q_low.dtype)
-                kv_high = decoded(kv_high, FORMAT, NATIVE, q_low.dtype)
-                k_rope = decoded(k_rope, FORMAT, NATIVE, q_low.dtype)
-            scores = tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
-            scores = tl.dot(q_low, tl.trans(kv_low), scores, input_precision="ieee")
-            scores = tl.dot(q_high, tl.trans(kv_high), scores, input_precision="ieee")
+            if PAIRS:
+                key, rope_key = tl.trans(pair), tl.trans(rope_pair)
+                scores = tl.dot(q_even, half_of(rope_key, False, FORMAT, NATIVE))
+                scores = tl.dot(q_odd, half_of(rope_key, True, FORMAT, NATIVE), scores)
+                scores = tl.dot(q_low, half_of(key, False, FORMAT, NATIVE), scores)
+                scores = tl.dot(q_high, half_of(key, True, FORMAT, NATIVE), scores)
+                kv_low, kv_high = half_of(pair, False, FORMAT, NATIVE), half_of(pair, True, FORMAT, NATIVE)
+            else:
+                if FORMAT is not None:
+                    kv_low = decoded(kv_low, FORMAT, NATIVE, q_low.dtype)
+                    kv_high = decoded(kv_high, FORMAT, NATIVE, q_low.dtype)
+                    k_rope = decoded(k_rope, FORMAT, NATIVE, q_low.dtype)
+                scores = tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
+                scores = tl.dot(q_low, tl.trans(kv_low), scores, input_precision="ieee")
+                scores = tl.dot(q_high, tl.trans(kv_high), scores, input_precision="ieee")
             seen = loaded[None, :]
             if CAUSAL:
                 seen = seen & (token[None, :] <= position[:, None])
             scores = tl.where(seen, scores, float("-inf"))
-            weights, decay, maximum, total = online_softmax(scores, maximum, total, factor, SHIFT)
+            weights, decay, maximum, total = online_softmax(scores, maximum, total, row_factor, SHIFT)
             weights = weights.to(kv_low.dtype)
             acc_low = tl.dot(weights, kv_low, acc_low * decay[:, None], input_precision="ieee")
             acc_high = tl.dot(weights, kv_high, acc_high * decay[:, None], input_precision="ieee")

@@ -56,6 +56,8 @@ class MlaLaunch:
     """What a work item costs whatever its length, in tiles."""
     least: int
     """Fewest tiles worth a group of their own."""
+    pairs: bool
+    """Whether the codes of a quantised cache may be read in pairs."""
 
 
 def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: int, occupancy: int, most: int) -> int:
@@ -70,7 +72,7 @@ def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: i
     * Registers, mma.sync: twice the accumulator, which changes its layout when it is stored, and the tile `t * w * e`.
     * Registers, MFMA: the accumulator, twice in a pipelined loop, the tile, and the operands, which each wave holds
       whole: up to 32 rows of the query, and the tile once for every stage.
-    * Codes on their way to numbers take 20 bytes each on CDNA, 4 elsewhere.
+    * Codes on their way to numbers take 20 bytes each on CDNA, 4 elsewhere; pairs take none, and one byte in LDS.
 
     What is left for addresses and the rest: 64 registers a lane, 56 on CDNA. The formulas follow what Triton 3.6
     allocates for 512 + 64 channels of bf16, 16 to 64 rows, 16 to 64 tokens, 1 and 2 stages on gfx90a, gfx942
@@ -87,18 +89,21 @@ def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: i
         most: Where more is no longer faster (tuning data), at least 16.
     """
     latent, rope = max(64, next_power_of_two(shape.latent_size)), next_power_of_two(shape.rope_size)
+    pairs = in_pairs(arch, shape, rows)
     width = (latent + rope) * shape.element_bytes
+    stored = latent + rope if pairs else width
     half = latent // 2 * shape.element_bytes
     accumulator = 4 * rows * latent
     wgmma = rows >= arch.operand_from_lds_rows
     mfma = arch.operand_from_lds_rows == NEVER
 
     def lds(tokens: int) -> tuple[int, ...]:
-        staged = max(tokens * half, (stages - 1) * tokens * width) + rows * tokens * shape.element_bytes
+        staged = max(tokens * half, (stages - 1) * tokens * stored) + rows * tokens * shape.element_bytes
         return (max(rows * half, staged),) if mfma else (rows * width, staged)
 
     def registers(tokens: int) -> tuple[int, ...]:
-        tile, codes = tokens * width, (20 if mfma else 4) * tokens * (latent + rope) * shape.quantised
+        coded = shape.quantised and not pairs
+        tile, codes = tokens * width, (20 if mfma else 4) * tokens * (latent + rope) * coded
         if wgmma:
             return accumulator, 8 * rows * tokens, codes
         if mfma:
@@ -110,6 +115,12 @@ def tile_tokens(arch: Arch, shape: MlaShape, *, rows: int, waves: int, stages: i
 
     spare = 56 if mfma else 64
     return largest_tile(arch, lds=lds, registers=registers, spare=spare, waves=waves, occupancy=occupancy, most=most)
+
+
+def in_pairs(arch: Arch, shape: MlaShape, rows: int) -> bool:
+    """Whether the codes of a step may be read in pairs: wgmma, for many rows, takes its operands from LDS instead."""
+    narrow = rows < arch.operand_from_lds_rows and shape.rope_size > 16
+    return arch.code_pairs and shape.quantised and shape.element_bytes == 2 and narrow
 
 
 @functools.lru_cache(maxsize=1024)
@@ -139,6 +150,7 @@ def choose(arch: Arch, shape: MlaShape) -> MlaLaunch:
                     groups=max(1, slots // tiles),  # so that every row has a program
                     fixed=-(-data.fixed_tokens // tile),
                     least=-(-data.split_tokens // tile),
+                    pairs=in_pairs(arch, shape, rows),
                 )
         rows //= 2
     raise InvalidFileError(

@@ -21,13 +21,14 @@ class Planted:
     def __init__(self, plant, correct, *, dies_after=None, **kwargs):
         self.run = plant.run(correct, **kwargs)
         self.identity, self.available = plant.identity, len(correct)
-        self.asked = []
+        self.asked, self.batches = [], []
         self.dies_after = dies_after
 
     def ask(self, ids, run):
         if self.dies_after is not None and len(self.asked) >= self.dies_after:
             raise KeyboardInterrupt
         self.asked += [(run, one) for one in ids]
+        self.batches.append(tuple(ids))
         return [self.run.samples[one] for one in ids]
 
 
@@ -58,6 +59,7 @@ def test_no_more_is_asked_than_decides(plant, gate, correct, text, margin, asked
     assert [len(run.samples) for run in found.runs] == asked
     assert [run for run, _ in questions.asked] == [run for run, count in enumerate(asked) for _ in range(count)]
     assert found.base.shape == (5, N)
+    assert len(set(questions.batches)) == len(questions.batches), "the same batch again gives the same bits"
 
 
 def test_without_a_baseline_every_question_is_asked_once(plant, gate):

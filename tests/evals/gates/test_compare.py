@@ -2,13 +2,16 @@
 """Two stored runs, ours or lm-eval's."""
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from hileval import cli
 from hileval.gates.compare import compare
-from hilgate.errors import RecordsError
+from hilgate.errors import Exit, RecordsError
 from hilgate.model import Outcome
 
 N = 400
@@ -56,6 +59,26 @@ def test_the_same_passes_and_churn_is_not_decided(stored):
     other = [right != (i in range(100, 130)) for i, right in enumerate(GOOD)]
     other = [not right if i in range(0, 300, 10) else right for i, right in enumerate(other)]
     assert compare(stored("a", GOOD), stored("c", other), "flexible", **LEVELS)[0].outcome is Outcome.INCONCLUSIVE
+
+
+VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
+"""Which questions the pocket hybrid answered (`python -m hileval.pocket vectors`), and its share of 1,000 others."""
+
+
+@pytest.mark.parametrize("before", VECTORS)
+@pytest.mark.parametrize("after", VECTORS)
+def test_recorded_runs_get_the_verdict_that_is_right_for_them(stored, monkeypatch, before, after):
+    """Temperatures and checkpoints, every ordered pair, through the command; other questions tell what is right."""
+    files = [stored(name, [one == "1" for one in VECTORS[name]["right"]]) for name in (before, after)]
+    if before == after:
+        files[1] = stored("again", [one == "1" for one in VECTORS[after]["right"]])
+    monkeypatch.setattr(sys, "argv", ["hileval", "compare", *map(str, files)])
+    with pytest.raises(SystemExit) as exited:
+        cli.run(cli.app)
+    really = VECTORS[before]["really"] - VECTORS[after]["really"]
+    assert not 0.01 < really < 0.04, "every pair is a clear case"
+    right = {Exit.FAIL} if really > 0.04 else {Exit.PASS} if really <= 0 else {Exit.PASS, Exit.INCONCLUSIVE}
+    assert exited.value.code in right
 
 
 @pytest.mark.parametrize(

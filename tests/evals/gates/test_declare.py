@@ -14,6 +14,9 @@ def test_the_committed_gates_name_existing_files():
     for gate in GATES.values():
         if gate.weights == "hub":
             continue
+        if gate.weights == "drawn":
+            assert gate.path(f"{gate.model}/config.json").is_file()
+            continue
         for relative in (gate.task, gate.baseline, f"{gate.model}/model.safetensors"):
             assert gate.path(relative).is_file(), relative
 
@@ -44,6 +47,7 @@ def test_unknown_gate_offers_the_nearest_name():
         ({"attention_backend": None}, "attention_backend is required"),
         ({"engine": "transformers"}, "means nothing"),
         ({"floor": None}, "floor is required"),
+        ({"weights": "drawn", "kind": "documents"}, "drawn by vLLM's workers, for questions"),
         ({"kind": "documents", "num_fewshot": 3}, "documents have no examples"),
         ({"kind": "documents", "protocol": "chat"}, "documents have no examples"),
         ({"kind": "pages"}, "kind"),
@@ -79,16 +83,21 @@ def test_every_gate_has_a_step_and_hub_gates_share_their_level():
     steps = yaml.safe_load((EVALS.parent / "ci/areas/accuracy.yaml").read_text())["steps"]
     hub = {name for name, gate in GATES.items() if gate.weights == "hub"}
     commands = {step["command"].rsplit(" ", 1)[1]: step for step in steps}
-    assert set(commands) == set(GATES) | set(load_gates().drifts)
+    drifts = load_gates().drifts
+    by_hand = {name for name in {*GATES, *drifts} if name.startswith("drawn-")}
+    assert set(commands) == {*GATES, *drifts, "trend"} - by_hand
+    assert {drift.of for drift in drifts.values()} >= {name for name in hub if GATES[name].kind == "questions"}
     for name in hub:
         step, gate = commands[name], GATES[name]
         assert step["env"]["HILEVAL_GATES"] == str(len(hub))
-        assert (tuple(step["devices"]), step["gpus"]) == (gate.arch, gate.gpus)
+        for one in (step, commands.get(f"{name}-drift", step)):
+            assert (tuple(one["devices"]), one["gpus"]) == (gate.arch, gate.gpus)
 
 
 def test_a_plan_for_a_release_asks_for_the_release_rule():
     assert occasion({"HILGATE_PROFILE": "release"}) == "release"
-    assert {occasion({"HILGATE_PROFILE": profile}) for profile in ("gate", "pr", "nightly")} == {"pre-merge"}
+    assert {occasion({"HILGATE_PROFILE": profile}) for profile in ("gate", "pr")} == {"pre-merge"}
+    assert occasion({"HILGATE_PROFILE": "nightly"}) == "nightly"
     assert occasion({}) == "pre-merge"
 
 
@@ -116,3 +125,15 @@ def test_what_is_identified_is_what_is_loaded(monkeypatch):
     pinned = GATES["lfm2.5-350m"].model_copy(update={"revision": "c0ffee"})
     assert engine_factory(pinned, "vllm")() == ("/cache/x", "pagedkv", pinned.engine_args)
     assert asked == [("LiquidAI/LFM2.5-350M", "c0ffee")]
+
+
+@pytest.mark.parametrize("name", [name for name, gate in GATES.items() if gate.attention_backend == "pagedkv"])
+def test_what_poisons_the_pool_has_no_prefix_cache(name):
+    """Else poisoning is refused and the gate never runs: vLLM has one by default where no layer keeps a state."""
+    assert GATES[name].engine_args["enable_prefix_caching"] is False
+
+
+def test_the_night_has_the_rule_of_a_merge_where_it_has_none_of_its_own():
+    declared = load_gates()
+    assert declared.rule(GATES["pocket-hybrid"], "nightly") == declared.rules["pre-merge"]
+    assert declared.rule(GATES["kimi-k2.5"], "nightly").questions is None

@@ -3,6 +3,8 @@
 
 import math
 from collections import Counter
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from scipy.special import log_softmax
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hileval.ask import drift as sides
+from hileval.engines import EngineError
 from hileval.engines.transformers_engine import TransformersEngine
 from hileval.gates.declare import load_gates
 from hileval.gates.drift import FLOOR, Drift, UnmeasuredError, divergence, judge_drift
+from hilgate.errors import RecordsError
 from hilgate.model import Check, Outcome
 
 DECLARED = load_gates()
@@ -70,6 +74,13 @@ def test_one_sequence_in_fifty_is_seen_by_the_worst_place_alone():
     found = Drift.between([[bad] if i == 7 else [good] for i in range(50)], [[good]] * 50)
     assert found.half == found.most == 0
     assert not found.within(flat(1e-3))
+
+
+def test_equal_bits_are_no_measure_of_rounding():
+    good, other = {0: math.log(0.9), 1: math.log(0.1)}, {0: math.log(0.8), 1: math.log(0.2)}
+    mostly = [[other] if i == 7 else [good] for i in range(50)]
+    assert Drift.rounding(mostly, [[good]] * 50) == Drift.between([[other]], [[good]])
+    assert Drift.rounding([[good]] * 50, [[good]] * 50).worst == 0
 
 
 def unseen(fault, queries, n, mask):
@@ -184,10 +195,58 @@ def test_another_backend_on_either_side_did_not_run():
     changed = [[{0: math.log(0.1), 1: math.log(0.9)}] * 2] * 2
     good = sides.Side(
         name="x", served=Check(id="g/served-by-vllm", outcome=Outcome.PASS, message="m"), read=rows, wrote=rows,
-        asked=[[1]] * 2, written=[[2]] * 2, read_again=rows, read_own=rows, changed=changed,
+        asked=[[1]] * 2, written=[[2]] * 2, read_again=rows, read_own=rows, read_alone=rows, changed=changed,
     )  # fmt: skip
     assert {check.outcome for check in sides.compare_sides("g", good, good, FLOOR)} == {Outcome.PASS}
     bad = good.model_copy(update={"served": good.served.model_copy(update={"outcome": Outcome.DID_NOT_RUN})})
     for pair in ((bad, good), (good, bad)):
         checks = sides.compare_sides("g", *pair, FLOOR)
         assert {check.outcome for check in checks[2:]} == {Outcome.DID_NOT_RUN}
+
+
+def a_side(row, name="x"):
+    rows = [[row] * 5] * 2
+    changed = [[{0: math.log(0.1), 1: math.log(0.9)}] * 2] * 2
+    served = Check(id=f"g/served-by-{name}", outcome=Outcome.PASS, message="m")
+    return sides.Side(
+        name=name, served=served, read=rows, wrote=rows, asked=[[1]] * 2, written=[[2]] * 2, read_again=rows,
+        read_own=rows, read_alone=rows, changed=changed,
+    )  # fmt: skip
+
+
+def test_what_a_second_trusted_attention_differs_is_rounding():
+    near, far, farther = ({0: math.log(p), 1: math.log(1 - p)} for p in (0.9, 0.89, 0.85))
+    peer, ours = a_side(near), a_side(far)
+    alone = {check.id: check.outcome for check in sides.compare_sides("g", ours, peer, FLOOR)}
+    assert alone["g/reading"] is Outcome.FAIL
+    beside = {check.id: check.outcome for check in sides.compare_sides("g", ours, peer, FLOOR, a_side(far, "B"))}
+    assert set(beside.values()) == {Outcome.PASS}
+    assert "g/served-by-B" in beside
+    checks = sides.compare_sides("g", a_side(farther), peer, FLOOR, a_side(far, "B"))
+    assert {check.id: check.outcome for check in checks}["g/reading"] is Outcome.FAIL
+
+
+def test_each_side_is_a_process_and_one_that_dies_is_no_answer(monkeypatch, tmp_path):
+    drift = DECLARED.drifts["granite-4.0-h-small-drift"]
+    asked, dies = [], ""
+
+    def process(command, **_):
+        which = command[5]
+        asked.append((which, "--given" in command))
+        if which != dies:
+            a_side({0: math.log(0.9), 1: math.log(0.1)}, which).pack(Path(command[7]))
+        return mock.Mock(returncode=int(which == dies))
+
+    monkeypatch.setattr(sides.subprocess, "run", process)
+    checks = sides.run_drift("g", drift, tmp_path)
+    assert asked == [("ours", False), ("peer", True), ("second", False)]
+    assert {check.outcome for check in checks} == {Outcome.PASS}
+    assert sides.judge_sides("g", drift, tmp_path) == checks
+    dies = "second"
+    with pytest.raises(EngineError, match="second ended with status 1"):
+        sides.run_drift("g", drift, tmp_path)
+    with pytest.raises(RecordsError, match="not the answers of a drift gate"):
+        sides.judge_sides("g", drift, tmp_path)
+    sides.side_files(drift, tmp_path)["second"].write_bytes(b"x")
+    with pytest.raises(RecordsError, match="not the answers of a drift gate"):
+        sides.judge_sides("g", drift, tmp_path)

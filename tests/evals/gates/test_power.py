@@ -28,7 +28,7 @@ def test_simulated_power_agrees_with_the_closed_form(n, d):
     assert seen.failed == pytest.approx(0.9, abs=0.06)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["pre-merge", "release"])
 def test_an_unchanged_model_fails_at_most_once_in_a_hundred_whatever_its_noise(rule):
     """Independent runs, copies of one run, and answers that churn: each cell within its sampling error, and all."""
     replays = 1000
