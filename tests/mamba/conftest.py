@@ -57,18 +57,20 @@ TUNED_DELTA = (
 )  # fmt: skip
 
 
-CRASHES = {("gfx942", "3.6.0"): "kimi_recurrent-3"}
+CRASHES = {("gfx90a", "3.6.0"): "kimi_recurrent-3", ("gfx942", "3.6.0"): "kimi_recurrent-3"}
 """(arch, Triton) -> tests that cannot be compiled there; `pagedkv/audit/declared.toml` says why."""
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("amdgcn"):
-        import triton
+    import triton
 
-        crashes = CRASHES.get((config.getoption("amdgcn"), triton.__version__))
-        for item in items:
-            if crashes and crashes in item.name:
-                item.add_marker(pytest.mark.xfail(reason="declared", raises=RuntimeError, strict=True))
+    arch = config.getoption("amdgcn")
+    if not arch and torch.cuda.is_available() and not triton.knobs.runtime.interpret:
+        arch = triton.runtime.driver.active.get_current_target().arch
+    crashes = CRASHES.get((arch, triton.__version__))
+    for item in items:
+        if crashes and crashes in item.name:
+            item.add_marker(pytest.mark.xfail(reason="declared", raises=RuntimeError, strict=True))
 
 
 @contextlib.contextmanager

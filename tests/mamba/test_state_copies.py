@@ -88,7 +88,7 @@ class Pools:
     def __init__(self, module, device: str, reach, *, dim_first: bool) -> None:
         torch.manual_seed(5)
         self.module, self.device = module, device
-        self.storages = [torch.full((BLOCKS * each.page,), 255, dtype=torch.uint8) for each in LAYERS]
+        self.storages = [torch.full(((BLOCKS + 1) * each.page,), 255, dtype=torch.uint8) for each in LAYERS]
         order = [torch.randperm(REQUESTS * COLUMNS).int() + NOBODY for _ in LAYERS]
         for layer, storage in zip(LAYERS, self.storages, strict=True):
             for view in layer.views(storage, dim_first=dim_first):
@@ -134,7 +134,8 @@ class Pools:
 
     def check(self) -> None:
         for layer, storage, golden in zip(LAYERS, self.storages, self.golden, strict=True):
-            assert_same_bits(storage.view(BLOCKS, -1).cpu(), golden.view(BLOCKS, -1).cpu(), f"blocks of {layer.kind}")
+            pages = (each.view(BLOCKS + 1, -1).cpu() for each in (storage, golden))
+            assert_same_bits(*pages, f"blocks of {layer.kind}")
 
 
 def configuration(module):
