@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import get_type_hints
 
 from pagedkv import toml
-from pagedkv.arch import limits
+from pagedkv.arch import limits, next_power_of_two
+
+LARGEST_CHUNK = 1024
+"""Tokens of a chunk of Mamba-2's scan."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,17 @@ class ChunkScan:
     stages: int
     kpack: int
     """As in `Mla`."""
+
+    def of(self, head_size: int, state: int, chunk_size: int = LARGEST_CHUNK) -> ChunkScan:
+        """What a layer is launched with: nothing larger than it has."""
+        rows = min(self.rows, chunk_size)
+        return replace(
+            self,
+            rows=rows,
+            tile=min(self.tile, rows),
+            channels=min(self.channels, max(16, next_power_of_two(head_size))),
+            state_tile=min(self.state_tile, max(16, next_power_of_two(state))),
+        )
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,7 @@ VECTOR = {
     "v_mad_u32_u24": lambda a, b, c: small(a) * small(b) + c,
     "v_mul_i32_i24": lambda a, b: signed(a, 24) * signed(b, 24),
     "v_mad_i32_i24": lambda a, b, c: signed(a, 24) * signed(b, 24) + c,
+    "v_min3_i32": lambda a, b, c: min(signed(a), signed(b), signed(c)),
     "v_min_i32": lambda a, b: min(signed(a), signed(b)), "v_max_i32": lambda a, b: max(signed(a), signed(b)),
     "v_min_u32": min, "v_max_u32": max, "v_add_u16": lambda a, b: (a + b) & 0xFFFF,
     "v_sub_u16": lambda a, b: (a - b) & 0xFFFF, "v_mul_lo_u16": lambda a, b: a * b & 0xFFFF,
@@ -241,6 +242,7 @@ FLOATS = {
     "v_rndne_f32": whole(round), "v_floor_f32": whole(math.floor), "v_trunc_f32": whole(math.trunc),
     "v_exp_f32": trans(math.exp2), "v_log_f32": trans(log2, lambda a: a >= 0),
     "v_rcp_f32": trans(inverse), "v_rcp_iflag_f32": trans(inverse), "v_sqrt_f32": trans(math.sqrt, lambda a: a >= 0),
+    "v_rsq_f32": trans(lambda a: inverse(math.sqrt(a)), lambda a: a >= 0),
 }  # fmt: skip
 
 
@@ -249,7 +251,7 @@ def test_floats(name):
     oracle = FLOATS[name]
     count = oracle.__code__.co_argcount
     want = [oracle(*map(f32, each)) for each in listed(count)]
-    ulps = 1 if re.search("exp|log|rcp|sqrt", name) else 0
+    ulps = 1 if re.search("exp|log|rcp|sqrt|rsq", name) else 0
     check(result(vector_line(name, count)), want, name, lambda g, w: same_floats(g, w, ulps=ulps))
 
 

@@ -29,6 +29,14 @@ OUTPUTS = {
     "mla_reduce_kernel": ("out", "lse"),
     "mla_schedule_kernel": ("works", "work_indptr", "reduce_indptr"),
     "chunk_scan_kernel": ("out",),
+    "precopy_mamba_align_fused_kernel": (),  # what it copies it reaches through addresses
+    "postprocess_mamba_fused_kernel": ("num_accepted_tokens_out_ptr",),
+    "preprocess_mamba_align_fused_kernel": ("state_idx_ptr", "num_accepted_tokens_ptr", "src_col_ptr", "src_off_ptr"),
+    "get_aligned_state_indices_multi_group_kernel": ("state_indices_ptr",),
+    "batch_memcpy_kernel": (),
+    "_store_prefill_checkpoint_kernel": ("conv_state_ptr", "ssm_state_ptr"),
+    "_gather_initial_states_kernel": ("output_ptr",),
+    "_scatter_states_kernel": ("state_ptr",),
 }
 """What each kernel may write; a write to any other argument is a fault."""
 

@@ -45,6 +45,16 @@ cancel most of h C. States are judged by rows of `state` elements, relative to t
 * tf32: what CUDA makes of the fp32 products, u = 2^-11 (ten bits as fp16). Both operands of each of the three products
   are rounded, and nothing else: sqrt(6 / 3) u, times 2.5. Bound 3.5 u.
 
+The delta rules (tests/mamba) are judged as the scan is: outputs relative to the root of the sum of squares of S q over
+the keys, and of the result; rows of a state relative to their norm.
+
+* fp16, bf16: rounded are q and k when they are divided by their norms, the inverse of a chunk, w and u, the new values,
+  the state that a chunk starts from, the products q k, and the result: eight times u/sqrt(3), 1.63 u, times 2.5. Bound
+  4 u. The errors of earlier tokens do not add up: I - beta k k^T shrinks them, and so does the decay.
+* fp32 (the interpreter alone: vLLM refuses it): exponents as of the scan, and sums over 128 keys. Bound 70 u.
+* A step token by token is computed in fp32 whatever the dtype: the decay errs by 3 u, a sum over 128 keys by 3 u twice;
+  root sum of squares 5 u, times 2. Bound 10 u; in fp16 and bf16 only the result is rounded, bound 1.5 u.
+
 The gated norm: the sum of squares is a mean of up to 512 positive terms, the gate one exponential and one division.
 fp32: 3 u from the sum and the root, 2 u from the exponential, 3 u from the rest. Bound 8 u. fp16, bf16: only the result
 is rounded, u/sqrt(3), times 2.5. Bound 1.5 u.
@@ -92,6 +102,12 @@ ROW_RELATIVE: dict[tuple[str, str], float] = {
     ("scan", "tf32"): 3.5 * UNIT_ROUNDOFF["tf32"],
     ("scan", "float16"): 3 * UNIT_ROUNDOFF["float16"],
     ("scan", "bfloat16"): 3 * UNIT_ROUNDOFF["bfloat16"],
+    ("delta", "float32"): 70 * UNIT_ROUNDOFF["float32"],
+    ("delta", "float16"): 4 * UNIT_ROUNDOFF["float16"],
+    ("delta", "bfloat16"): 4 * UNIT_ROUNDOFF["bfloat16"],
+    ("delta step", "float32"): 10 * UNIT_ROUNDOFF["float32"],
+    ("delta step", "float16"): 1.5 * UNIT_ROUNDOFF["float16"],
+    ("delta step", "bfloat16"): 1.5 * UNIT_ROUNDOFF["bfloat16"],
     ("conv", "float32"): 8 * UNIT_ROUNDOFF["float32"],
     ("conv", "float16"): 2.6 * UNIT_ROUNDOFF["float16"],
     ("conv", "bfloat16"): 2.6 * UNIT_ROUNDOFF["bfloat16"],

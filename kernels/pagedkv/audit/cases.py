@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-Source = Literal["ours", "vllm", "mamba", "delta"]
+Source = Literal["ours", "vllm", "mamba", "delta", "states"]
 
 SOURCES: dict[Source, str] = {
     "ours": "our_kernels",
     "vllm": "vllm_kernels",
     "mamba": "mamba_kernels",
     "delta": "delta_kernels",
+    "states": "state_kernels",
 }
 """Module beside this one whose `cases()` lists them. Imported by name: each needs packages that the others do not."""
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _VLLM_MAMBA = "vllm.model_executor.layers.mamba.ops"
 _VLLM_ATTENTION = "vllm.v1.attention.ops"
 _VLLM_DELTA = "vllm.third_party.flash_linear_attention.ops"
+_VLLM_KIMI = "vllm.models.kimi_k3.amd.ops.third_party.kda"
+_VLLM_WORKER = "vllm.v1.worker"
 _VLLM_WITH_CPU_TWINS = {
     "mamba_ssm": "selective_state_update",
     "ssd_combined": "_mamba_chunk_scan_combined_fwd",
@@ -82,7 +84,7 @@ def vllm(module: str) -> ModuleType:
 
 
 def vllm_delta(module: str) -> ModuleType:
-    """A module of the delta rules that vLLM carries, with the configurations of ROCm.
+    """A module of vLLM's delta rules with the configurations of ROCm; "kimi.chunk" is one of Kimi's own copy.
 
     One of them shortens its list where torch was built for ROCm, because some crash the compiler; a CPU build of torch
     would be given those too.
@@ -92,9 +94,20 @@ def vllm_delta(module: str) -> ModuleType:
     """
     from .compile import offline  # whose driver says that the device is AMD's, which these modules ask
 
-    rocm = mock.patch.object(torch.version, "hip", torch.version.hip or "audited")
+    rocm = mock.patch.object(torch.version, "hip", torch.version.hip or "7.2.0")
     with _triton_backend(), _not_a_cpu(), offline("gfx942"), rocm:
-        return _import("vllm", f"{_VLLM_DELTA}.{module}")
+        own = module.removeprefix("kimi.")
+        return _import("vllm", f"{_VLLM_DELTA if own == module else _VLLM_KIMI}.{own}")
+
+
+def vllm_worker(module: str) -> ModuleType:
+    """A module of vLLM's workers, such as "mamba_utils", which copies states for the prefix cache of hybrids.
+
+    Raises:
+        CannotRunHereError: vLLM is missing or too different.
+    """
+    with _triton_backend(), _not_a_cpu():
+        return _import("vllm", f"{_VLLM_WORKER}.{module}")
 
 
 def vllm_attention(module: str) -> ModuleType:

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from pagedkv.arch import limits
 from pagedkv.errors import MisuseError
+from pagedkv.launch import LARGEST_CHUNK, tuning
 
 from .model_config import hybrid_block_size, layer_kinds, recurrent_state
 from .request import ELEMENT_BYTES, Dtype, KvCacheDtype, KvScales, Phase, Request, Sides
-from .router import NoKernelError, Route, route
+from .router import Choice, NoKernelError, Route, route
 
 if TYPE_CHECKING:
     from pagedkv.layout import Packing
 
     from .model_config import Config, Kind, State
-    from .router import Choice, Rejection
+    from .router import Rejection
 
 ENGINE_DTYPES = ("auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2")
 """What an engine calls the dtype of its cache (vLLM's `--kv-cache-dtype`)."""
@@ -63,6 +64,8 @@ class Explained:
     answer: Route | NoKernelError | None = None
     note: str = ""
     """Who serves a layer that has no paged cache."""
+    scan: Choice | None = None
+    """Of a Mamba-2 layer: the last step of its prefill."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,12 @@ def explain(config: Config, deployment: Deployment) -> Explanation:
         dtype=dtype,
         block_size=tokens,
         block_reason=reason,
-        layers=tuple(_explain(kind, deployment, dtype, tokens, sides, state) for kind in found),
+        layers=tuple(
+            replace(
+                _explain(kind, deployment, dtype, tokens, sides, state), scan=_scan(kind, config, state, deployment)
+            )
+            for kind in found
+        ),
     )
 
 
@@ -144,6 +152,25 @@ def _explain(
         return Explained(kind, request, route(request, deployment.providers))
     except NoKernelError as error:
         return Explained(kind, request, error)
+
+
+def _scan(kind: Kind, config: Config, state: State | None, deployment: Deployment) -> Choice | None:
+    """Whose chunk_scan makes the outputs of a Mamba-2 prefill; the steps before it are vLLM's on GPUs."""
+    if kind.keeps != "state" or state is None or state.name != "Mamba-2":
+        return None
+    theirs, (_, head_size, size) = "vllm._chunk_scan_fwd_kernel", state.shapes[1]
+    chunk = config.integer("mamba_chunk_size", "chunk_size", default=LARGEST_CHUNK)
+    if not 16 <= chunk <= LARGEST_CHUNK or chunk & (chunk - 1):
+        why = f"chunk_size {chunk}: ours takes powers of two from 16 to {LARGEST_CHUNK}, and with PAGEDKV_SSD=1 refuses"
+        return Choice("prefill", theirs, "need", f"{why} the first prefill: leave it unset.")
+    data = tuning(deployment.arch).scan.of(head_size, size, chunk)
+    why = (
+        f"with PAGEDKV_SSD=1 ({data.rows} tokens and {data.channels} channels a program, tiles of {data.tile} tokens "
+        f"and {data.state_tile} of the state, {data.waves} waves): 0.96 to 1.04 times as fast as vLLM's on an H200 "
+        "(benchmarks/README.md), and it compiles where vLLM's does not: Triton 3.6.0 for AMD, once a sequence goes on "
+        "from a state. Unset, or where vLLM's takes other arguments than those of 0.32, it stays vLLM's."
+    )
+    return Choice("prefill", "pagedkv.chunk_scan", "measured", why, also=(theirs,))
 
 
 def _common(source: Kind | Deployment) -> dict[str, Any]:
@@ -240,6 +267,8 @@ def as_data(explanation: Explanation) -> dict[str, object]:
 
 def _layer_data(layer: Explained) -> dict[str, object]:
     data: dict[str, object] = {"kind": asdict(layer.kind), "note": layer.note}
+    if layer.scan:
+        data["scan"] = asdict(layer.scan)
     if layer.request:
         data["request"] = asdict(layer.request)
     if isinstance(layer.answer, NoKernelError):
@@ -257,6 +286,7 @@ def _layer(layer: Explained) -> list[str]:
     lines = _wrap(f"{kind.count} x {kind.name}" + (f": {_asked(layer.request)}" if layer.request else ""), 0)
     if layer.note:
         lines += _wrap(layer.note, 1)
+    lines += _choice(layer.scan) if layer.scan else []
     if isinstance(layer.answer, NoKernelError):
         head, *_ = str(layer.answer).splitlines()
         lines += [*_wrap(f"NOT SERVED. {head}", 1), *_rejections(layer.answer.rejected)]

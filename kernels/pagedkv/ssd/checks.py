@@ -9,11 +9,10 @@ import torch
 
 from pagedkv import checks
 from pagedkv.errors import ArgumentError
+from pagedkv.launch import LARGEST_CHUNK
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-LARGEST_CHUNK = 1024
 
 
 def tensors(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pagedkv.arch import NEVER, next_power_of_two
+from pagedkv.arch import NEVER
 from pagedkv.device import current, on
 from pagedkv.launch import tuning
 from pagedkv.ssd import checks
@@ -67,15 +67,13 @@ def chunk_scan(
     if debug:
         checks.chunks(chunk_starts, sequences, x.shape[0], chunk_size, initial_states)
     arch = current()
-    data = tuning(arch.name).scan
-    rows, channels = min(data.rows, chunk_size), min(data.channels, max(16, next_power_of_two(head_size)))
-    tile, state_tile = min(data.tile, rows), min(data.state_tile, max(16, next_power_of_two(C.shape[2])))
+    data = tuning(arch.name).scan.of(head_size, C.shape[2], chunk_size)
     options: dict[str, int] = {}
     if arch.operand_from_lds_rows == NEVER:
         # With kpack 2 Triton 3.6 halves the accumulator of a chain of products of which one has 16 terms.
-        options = {"matrix_instr_nonkdim": 16, "kpack": 1 if min(tile, state_tile) < 32 else data.kpack}
+        options = {"matrix_instr_nonkdim": 16, "kpack": 1 if min(data.tile, data.state_tile) < 32 else data.kpack}
     with on(x):
-        chunk_scan_kernel[(heads * -(-head_size // channels), chunk_size // rows, chunks)](
+        chunk_scan_kernel[(heads * -(-head_size // data.channels), chunk_size // data.rows, chunks)](
             products,
             x,
             z,
@@ -102,10 +100,10 @@ def chunk_scan(
             HEAD_SIZE=head_size,
             STATE=C.shape[2],
             CHUNK=chunk_size,
-            ROWS=rows,
-            TILE=tile,
-            CHANNELS=channels,
-            STATE_TILE=state_tile,
+            ROWS=data.rows,
+            TILE=data.tile,
+            CHANNELS=data.channels,
+            STATE_TILE=data.state_tile,
             HAS_INITIAL=initial_states is not None,
             HAS_Z=z is not None,
             HAS_D=D is not None,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,25 @@ def test_every_layer_is_served_by_our_kernels_alone(model, arch):
 
 def explained_config(config, arch, **more):
     return explain(config, Deployment(arch=arch, providers=("pagedkv",), **more))
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "sm_90"])
+def test_the_scan_of_mamba_2(arch):
+    """Ours where it can serve; vLLM's with chunks of another size; nobody's where there is no Mamba-2."""
+    bamba = read_config(CONFIGS / "bamba-9b.json")
+    attention, mamba = explained_config(bamba, arch).layers
+    assert attention.scan is None
+    assert mamba.scan.kernel == "pagedkv.chunk_scan"
+    assert "64 tokens and 64 channels a program" in mamba.scan.why
+    small = dataclasses.replace(bamba, keys=bamba.keys | {"mamba_chunk_size": 32, "mamba_d_state": 16})
+    assert (
+        "32 tokens and 64 channels a program, tiles of 32 tokens and 16"
+        in explained_config(small, arch).layers[1].scan.why
+    )
+    odd = dataclasses.replace(bamba, keys=bamba.keys | {"mamba_chunk_size": 48})
+    other = explained_config(odd, arch).layers[1].scan
+    assert (other.kernel, other.why[:13]) == ("vllm._chunk_scan_fwd_kernel", "chunk_size 48")
+    assert all(layer.scan is None for layer in explained("qwen3-next-80b-a3b", arch).layers)
 
 
 BLOCKS = {"qwen3-next-80b-a3b": 544, "qwen3.5-35b-a3b": 1056, "qwen3.5-27b": 784}
