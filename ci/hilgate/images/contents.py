@@ -54,14 +54,19 @@ def contents(root: Path) -> dict[str, str]:
     if not images:
         return {}
     names = tracked_files(root)
-    keys = {}
-    for name, image in images.items():
-        lines = [_canonical(pinned(name, read(root))).decode()] if image.pins else []
-        for file in inputs(image, names):
-            mode = "x" if (root / file).stat().st_mode & 0o100 else "-"
-            lines.append(f"{_sha256((root / file).read_bytes())} {mode} {file}")
-        keys[name] = _sha256(os.fsencode("\n".join(lines)))
-    return keys
+    return {
+        name: content(image, names, root, pinned(name, read(root)) if image.pins else None)
+        for name, image in images.items()
+    }
+
+
+def content(image: Image, names: Iterable[str], root: Path, pins: dict[str, Any] | None = None) -> str:
+    """sha256 of what one image is built from: its files among `names`, and its part of the pins."""
+    lines = [_canonical(pins).decode()] if pins is not None else []
+    for file in inputs(image, names):
+        mode = "x" if (root / file).stat().st_mode & 0o100 else "-"
+        lines.append(f"{_sha256((root / file).read_bytes())} {mode} {file}")
+    return _sha256(os.fsencode("\n".join(lines)))
 
 
 def inputs(image: Image, names: Iterable[str]) -> tuple[str, ...]:

@@ -171,7 +171,7 @@ def read(root: Path) -> Pins:
 
 def _check_sources(document: Document[Pins], pins: Pins, root: Path) -> None:
     """Each architecture is built for by each source, or the source says why not; each patch is the pinned one."""
-    built = (root / BUILD_FILE).read_text(encoding="utf-8") if (root / BUILD_FILE).is_file() else ""
+    built = (root / BUILD_FILE).read_text(encoding="utf-8", errors="replace") if (root / BUILD_FILE).is_file() else ""
     for name, source in pins.sources.items():
         loc: Loc = ("sources", name, "archs")
         for arch in pins.archs:
@@ -265,11 +265,12 @@ def bake_variables(
         found |= {f"{prefix}_BASE_NAME": base.reference, f"{prefix}_BASE_DIGEST": base.digest}
     for name, prefix in WHEELS.items():
         found[f"{prefix}_KEY"] = keys[name]
-        found |= {f"{prefix}_{key}": value for key, value in _source(pins.sources[name]).items()}
+        found |= source_variables(prefix, pins.sources[name])
     return found
 
 
-def _source(source: Source) -> dict[str, str]:
+def source_variables(prefix: str, source: Source) -> dict[str, str]:
+    """The variables of docker-bake.hcl about one source."""
     patches = " ".join(patch.file for patch in source.patches)
     found = {"VERSION": source.version, "ARCHS": " ".join(source.archs), "PATCHES": patches}
     if source.sdist is not None:
@@ -278,4 +279,4 @@ def _source(source: Source) -> dict[str, str]:
     parts |= {f"{PARTS[folder]}_": part for folder, part in source.parts.items()}
     for infix, part in parts.items():
         found |= {f"{infix}URL": part.url, f"{infix}SHA256": part.sha256}
-    return found
+    return {f"{prefix}_{key}": value for key, value in found.items()}
