@@ -23,6 +23,8 @@ GENERATED = {
     ) + '#define NVCC_FLAGS_EXTRA ""\n',
 }  # fmt: skip
 EMPTY = ("c10_hip", "torch_hip")
+APART = ("c10/cuda", "ATen/cuda")
+IN_PLACE = ("torch/csrc/inductor/aoti_torch/c", "torch/csrc/stable/c")
 
 
 def main(rocm: str) -> None:
@@ -42,13 +44,16 @@ def main(rocm: str) -> None:
     sys.path.insert(0, str(torch / "utils"))  # without torch itself, which needs what a job installs
     from hipify import hipify_python
 
-    done = hipify_python.hipify(
-        project_directory=str(include),
-        output_directory=str(include),
-        includes=[f"{include}/c10/cuda/*", f"{include}/ATen/cuda/*"],
-        out_of_place_only=True,
-        show_progress=False,
-    )
+    done = {}
+    # A build of torch translates these in place, and the others into files of their own.
+    for apart, folders in ((True, APART), (False, IN_PLACE)):
+        done |= hipify_python.hipify(
+            project_directory=str(include),
+            output_directory=str(include),
+            includes=[f"{include}/{folder}/*" for folder in folders],
+            out_of_place_only=apart,
+            show_progress=False,
+        )
     for name in EMPTY:
         library = torch / "lib" / f"lib{name}.so"
         words = ["g++", "-shared", f"-Wl,-soname,{library.name}", "-o", library, "-x", "c", "/dev/null"]

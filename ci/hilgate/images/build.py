@@ -89,8 +89,9 @@ def build(wanted: ImageBuild, choose: Callable[[Pins | None], Engine]) -> tuple[
         found = [check("built", bool(digest), message, began, {"content": content, "digest": digest or ""})]
         if digest:
             found.append(_labelled(engine.with_base(expected), engine.labels(image, content)))
+            found.append(sized(*engine.size(image, content), declared.gigabytes))
             if pins:
-                found.append(_proven(*engine.run(image, content, ["cat", "/opt/image/proof.json"], {})))
+                found.append(proven(*engine.run(image, content, ["cat", "/opt/image/proof.json"], {})))
             if declared.check and not reused:
                 found.append(_checked(wanted, declared.check, project.python_path, engine, content))
     if all(check.outcome is Outcome.PASS for check in found):
@@ -130,6 +131,12 @@ def check(name: str, holds: bool, message: str, began: float = 0, labels: dict[s
     return Check(id=name, outcome=outcome, seconds=seconds, message=message, labels=labels or {})
 
 
+def sized(gigabytes: float, layers: int, budget: float) -> Check:
+    """Size of an image, and its budget where it has one."""
+    message = f"{gigabytes:.1f} GB in {layers} layers" + (f", at most {budget:g} GB" if budget else "")
+    return check("size", not budget or gigabytes <= budget, message)
+
+
 def _labelled(expected: dict[str, str], found: dict[str, str]) -> Check:
     # These say who built an image first; one that is found by its content may differ in them.
     first = {"org.opencontainers.image.revision", "org.opencontainers.image.version"}
@@ -141,7 +148,8 @@ def _labelled(expected: dict[str, str], found: dict[str, str]) -> Check:
     return check("labels match the pins", not wrong, "; ".join(wrong) or f"{len(expected)} labels")
 
 
-def _proven(status: int, printed: str) -> Check:
+def proven(status: int, printed: str) -> Check:
+    """What prove.py left in an image: exit status and output of reading it."""
     name = "the image proved itself"
     try:
         proof: Any = json.loads(printed) if status == 0 else None

@@ -86,6 +86,9 @@ class Engine(Protocol):
     def labels(self, image: str, content: str) -> dict[str, str]:
         """Labels of a built image."""
 
+    def size(self, image: str, content: str) -> tuple[float, int]:
+        """Gigabytes and number of layers of a built image; in a registry they are compressed."""
+
     def run(self, image: str, content: str, words: list[str], mounts: dict[str, str]) -> tuple[int, str]:
         """Exit status and output of a command in a container that is removed afterwards.
 
@@ -290,6 +293,16 @@ class Docker:
         found: dict[str, Any] | None = json.loads(text)
         return {key: str(value) for key, value in (found or {}).items()}
 
+    def size(self, image: str, content: str) -> tuple[float, int]:
+        """Gigabytes, compressed in a registry, and number of layers of a built image."""
+        name, _ = self._find(image, content)
+        if self.registry and name.startswith(f"{self.registry}/"):
+            sizes = [one["size"] for one in json.loads(answer([*INSPECT[:4], "--raw", name]))["layers"]]
+            return sum(sizes) / 1e9, len(sizes)
+        words = ["docker", "image", "inspect", "--format", "{{.Size}} {{len .RootFS.Layers}}", name]
+        total, layers = answer(words).split()
+        return int(total) / 1e9, int(layers)
+
     def run(self, image: str, content: str, words: list[str], mounts: dict[str, str]) -> tuple[int, str]:
         """Run without network, capabilities or devices."""
         command = ["docker", "run", "--rm", "--network", "none", "--cap-drop", "ALL"]
@@ -374,11 +387,14 @@ class Buildah:
         enter = f"; enter it: {words} run --isolation chroot $({words} from {layer[0]}) -- bash" if layer else ""
         return f"at {request.recipe}:{lines[-1] if lines else '?'} {step[0][:120]}{enter}"
 
-    def size(self, image: str, content: str) -> str:
-        """Size and number of layers of an image in the store, for people."""
-        listed: list[dict[str, Any]] = json.loads(answer([*self.words, "images", "--json", self.name(image, content)]))
-        layers = json.loads(answer([*self.words, "inspect", "--type", "image", self.name(image, content)]))
-        return f"{listed[0]['size']} in {len(layers['OCIv1']['rootfs']['diff_ids'])} layers"
+    def size(self, image: str, content: str) -> tuple[float, int]:
+        """Gigabytes and number of layers of an image in the store."""
+        name = self.name(image, content)
+        (listed,) = json.loads(answer([*self.words, "images", "--json", name]))
+        number, unit = str(listed["size"]).split()
+        facts = json.loads(answer([*self.words, "inspect", "--type", "image", name]))
+        scale = {"GB": 1, "MB": 1e-3, "kB": 1e-6, "KB": 1e-6, "B": 1e-9}[unit]
+        return float(number) * scale, len(facts["OCIv1"]["rootfs"]["diff_ids"])
 
     def labels(self, image: str, content: str) -> dict[str, str]:
         """Labels of an image in the store."""

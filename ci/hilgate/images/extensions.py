@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hilgate.declare.load import load_project
 from hilgate.errors import DeclarationError
 from hilgate.git import tracked_files
-from hilgate.images.build import check, locked
+from hilgate.images.build import check, locked, proven
 from hilgate.images.contents import content, copy_inputs, wheel_keys
 from hilgate.images.engines import Buildah, BuildFailedError, BuildRequest, pip_settings
 from hilgate.images.pins import WHEELS, read, source_variables
@@ -37,9 +37,18 @@ SOURCES: Final = ("causal-conv1d", "mamba-ssm")
 """Those whose whole build needs nothing but pip, hipcc and torch's headers."""
 HIP: Final = Image(
     recipe="docker/hip/Dockerfile",
-    inputs=("/docker/hip/hipcc", "/docker/hip/*.py", "/docker/hip/prove-patch.sh", "/requirements/torch.txt"),
+    inputs=(
+        *("/docker/hip/hipcc", "/docker/hip/torch_for_hip.py", "/docker/hip/lazy.pth"),
+        *("/requirements/torch.txt", "/requirements/triton-next.txt"),
+    ),
 )
 ROOTFS: Final = ("docker/hip/rootfs.sh", "docker/hip/debs.txt")
+ABSENT: Final = ("wheels-aiter", "wheels-vllm")
+"""Stages that need ROCm's own base, and hours of it."""
+SCRIPTS: Final = "/run/hilgate/hip"
+"""Where docker/hip is in a container; what is run there is in no image."""
+GIGABYTES: Final = 12
+"""What an image of a run may hold."""
 OBJECTS: Final = "/var/cache/hilgate-objects"
 SAMPLE: Final = ("causal-conv1d", "causal_conv1d_update", "gfx942")
 """Source, unit and architecture that a sample compiles."""
@@ -72,6 +81,8 @@ class Extensions:
         self.hip = _sha256(f"{tag} {content(HIP, tracked_files(self.root), self.root)}".encode())
         wheels = wheel_keys(self.root, self.pins)
         self.keys = {name: _sha256(f"{wheels[name]} {self.hip}".encode()) for name in SOURCES}
+        units = (self.root / "docker/hip/vllm-units.sh").read_text(encoding="utf-8")
+        self.keys["vllm"] = _sha256(f"{wheels['vllm']} {self.hip} {units}".encode())
         self.compiler = _sha256(
             " ".join([self.hip, content(self.recipe, tracked_files(self.root), self.root)]).encode()
         )
@@ -90,10 +101,8 @@ class Extensions:
         for folder in (self.out, self.objects):
             folder.mkdir(parents=True, exist_ok=True)
         if not record:
-            self.found += [self._current(name) for name in SOURCES]
+            self.found += [self._current(name) for name in self.keys]
         with locked(self.scratch):
-            for left in self.objects.glob("partial-*"):
-                shutil.rmtree(left)
             try:
                 self._image("hip", self.hip, HIP, "")
                 self._image("compiler", self.compiler, self.recipe, "compiler")
@@ -101,7 +110,8 @@ class Extensions:
                 if sample:
                     self._sample()
                 else:
-                    made = {name: self._wheel(name) for name in SOURCES}
+                    made = {name: self._wheel(name) for name in SOURCES} | {"vllm": self._vllm()}
+                    self._whole()
                     if record:
                         today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
                         text = json.dumps({"date": today, "sources": made}, indent=1, sort_keys=True)
@@ -121,15 +131,25 @@ class Extensions:
         message = "" if same else f"it is of {key[:12]}, this is {self.keys[name][:12]}: make extensions ARGS=--record"
         return check(f"{name}: {RECORD} is current", same, message)
 
-    def _image(self, name: str, key: str, image: Image, stage: str, variables: dict[str, str] | None = None) -> None:
-        """Build an image or find it; of a `stage`, from what of the recipe it needs."""
+    def _image(
+        self,
+        name: str,
+        key: str,
+        image: Image,
+        stage: str,
+        variables: dict[str, str] | None = None,
+        pins: dict[str, Any] | None = None,
+    ) -> None:
+        """Build an image or find it; of a `stage`, from what of the recipe it needs. `pins` are those of this base."""
         began = time.monotonic()
         if not (reused := self.engine.find(name, key) is not None):
             context = self.scratch / f"context-{name}"
             copy_inputs("rocm", image, self.root, context)
             if stage:
                 recipe = context / image.recipe
-                recipe.write_text(cut(recipe.read_text(encoding="utf-8"), stage), encoding="utf-8")
+                recipe.write_text(cut(recipe.read_text(encoding="utf-8"), stage, ABSENT), encoding="utf-8")
+            if pins:
+                (context / "pins.json").write_text(json.dumps(pins), encoding="utf-8")
             asked = BuildRequest(
                 name, key, image.recipe, context, {}, {}, log=self.out / f"{name}.log", **pip_settings()
             )
@@ -137,7 +157,9 @@ class Extensions:
             base = {"BASE": self.engine.name("hip", self.hip)} if stage else {}
             self.engine.bud(asked, base | (variables or {}))
         how = "found by its content" if reused else "built"
-        self.found.append(check(f"image {name}", True, f"{how}, {self.engine.size(name, key)}", 0 if reused else began))
+        gigabytes, layers = self.engine.size(name, key)
+        message = f"{how}: {gigabytes:.1f} GB in {layers} layers, at most {GIGABYTES} GB"
+        self.found.append(check(f"image {name}", gigabytes <= GIGABYTES, message, 0 if reused else began))
 
     def _wheel(self, name: str) -> dict[str, Any]:
         """Build one wheel or find it kept; its part of the record."""
@@ -147,9 +169,8 @@ class Extensions:
             if self.engine.find(name, key) is None:
                 events.unlink(missing_ok=True)
             units = self.recorded.get(name, {}).get("units", {})
-            source = self.pins.sources[name]
             with Progress(events, {unit: one["cpu_seconds"] for unit, one in units.items()}):
-                self._image(name, key, self.recipe, f"build-{prefix.lower()}", source_variables(prefix, source))
+                self._image(name, key, self.recipe, f"build-{prefix.lower()}", self._variables(name))
             partial = folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -172,6 +193,40 @@ class Extensions:
         self.found.append(check(f"{name}: wheel", all(kernels.values()), message, 0 if reused else began))
         size = {"wheel": wheel.name, "bytes": wheel.stat().st_size, "sha256": _sha256(wheel.read_bytes())}
         return {"key": key, "base": self.engine.suite, "units": units, "kernels": kernels} | size
+
+    def _vllm(self) -> dict[str, Any]:
+        """Compile the attention and cache kernels of vLLM (docker/hip/vllm-units.sh); its part of the record."""
+        events, began = self.objects / "units.jsonl", time.monotonic()
+        events.unlink(missing_ok=True)
+        script = f"{SCRIPTS}/vllm-units.sh /src/vllm/source.tar.gz {SAMPLE[2]}"
+        status, printed = self._inside("vllm", "", script, [])
+        if status:
+            raise BuildFailedError(
+                f"vLLM's kernels do not compile: {printed[-1500:]}", where="docker/hip/vllm-units.sh"
+            )
+        units = self._measured([str(events), str(self.objects)])
+        kernels = sum(count for unit in units.values() for count in unit["archs"][SAMPLE[2]].values())
+        self.found.append(
+            check("vllm: its units", True, f"{', '.join(units)}: {kernels} kernels for {SAMPLE[2]}", began)
+        )
+        return {"key": self.keys["vllm"], "base": self.engine.suite, "units": units, "kernels": {SAMPLE[2]: kernels}}
+
+    def _whole(self) -> None:
+        """The last stages of the recipe, with the wheels that are made here: what they prove of themselves."""
+        hip = {"rocm": _version(self.root), "python": "3.11"}
+        pins = self.pins.model_dump(mode="json", include={"archs", "rocm", "sources"})
+        pins = {
+            "archs": pins["archs"],
+            "rocm": pins["rocm"] | hip,
+            "sources": {name: pins["sources"][name] for name in SOURCES},
+        }
+        variables = {key: value for name in SOURCES for key, value in self._variables(name).items()}
+        key = _sha256(" ".join([self.compiler, *self.keys.values()]).encode())
+        self._image("whole", key, self.recipe, "rocm", variables, pins)
+        self.found.append(proven(*self.engine.run("whole", key, ["cat", "/opt/image/proof.json"], {})))
+
+    def _variables(self, name: str) -> dict[str, str]:
+        return source_variables(WHEELS[name], self.pins.sources[name])
 
     def _compared(self, name: str, units: dict[str, Any], arch: str = "") -> Check:
         recorded = self.recorded.get(name, {}).get("units", {})
@@ -197,7 +252,7 @@ class Extensions:
         source = self.pins.sources["mamba-ssm"]
         for patch in source.patches:
             began = time.monotonic()
-            script = f"/opt/hip/prove-patch.sh /src/mamba-ssm/source.tar.gz {patch.file}"
+            script = f"{SCRIPTS}/prove-patch.sh /src/mamba-ssm/source.tar.gz {patch.file}"
             status, printed = self._inside("mamba-ssm", "", script, [])
             told = [line for line in printed.splitlines() if line.startswith("gfx")]
             holds = status == 0 and tuple(told) == PATCHED
@@ -226,7 +281,8 @@ class Extensions:
         """Run a script in the stage that compiles, beside a fetched source, which `tree` has unpacked and patched."""
         pin, settings, pip_conf = self.pins.sources[source], pip_settings(), self.scratch / "pip.conf"
         pip_conf.write_text(settings["pip_conf"], encoding="utf-8")
-        mounts = settings["mounts"] | {
+        mounts = settings["mounts"] | {str(self.root / "docker/hip"): SCRIPTS}
+        mounts |= {
             str(pip_conf.resolve()): "/etc/pip.conf",
             str(self.objects.resolve()): f"{OBJECTS}:rw",
         }
@@ -238,8 +294,16 @@ class Extensions:
         return self.engine.run("compiler", self.compiler, ["bash", "-c", begin + script, "inside", *words], mounts)
 
 
-def cut(recipe: str, stage: str) -> str:
-    """The part of a Dockerfile that one stage needs: what is before the first FROM, and the stages it is made from."""
+def cut(recipe: str, stage: str, absent: tuple[str, ...] = ()) -> str:
+    """The part of a Dockerfile that one stage needs: what is before the first FROM, and the stages it is made from.
+
+    Nothing is copied from those that are `absent`.
+    """
+    recipe = "".join(
+        line
+        for line in recipe.splitlines(keepends=True)
+        if not line.startswith(tuple(f"COPY --from={one} " for one in absent))
+    )
     head, *parts = re.split(r"(?m)^(?=FROM )", recipe)
     stages = {part.partition(" AS ")[2].split()[0]: part for part in parts}
     needed = {stage}
@@ -285,6 +349,12 @@ def forecast(facts: list[dict[str, Any]], recorded: dict[str, float], elapsed: f
     minutes = sum(left.values()) * (elapsed / compiled if compiled else 1) / 60
     rest = f"{len(facts)} of {len(facts) + len(left)} units, about {minutes:,.0f} min left"
     return f"{last['unit']}: {how}; {rest if recorded else f'{len(facts)} units, no record to forecast from'}"
+
+
+def _version(root: Path) -> str:
+    """ROCm version of the tool chain, as rootfs.sh reads it."""
+    (found,) = re.findall(r"/libamdhip64-dev_([0-9.]+)", (root / ROOTFS[1]).read_text(encoding="utf-8"))
+    return str(found)
 
 
 def _sha256(data: bytes) -> str:

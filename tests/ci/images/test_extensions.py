@@ -177,6 +177,9 @@ def test_a_stage_is_built_from_what_it_needs_and_nothing_else():
         assert named == ["base", "compiler", stage]
         assert f"wheel-{name}.sh" in text
     assert cut(recipe, "rocm").count("FROM ") == recipe.count("FROM ")
+    whole = cut(recipe, "rocm", extensions.ABSENT)
+    assert recipe.count("FROM ") - whole.count("FROM ") == 2 * len(extensions.ABSENT)
+    assert [name for name in ("aiter", "vllm", "mamba", "conv1d") if f"wheels-{name}" in whole] == ["mamba", "conv1d"]
 
 
 def test_a_failed_step_is_named_with_its_line_and_the_way_in(tmp_path, monkeypatch):
@@ -209,7 +212,7 @@ class Store:
         return "sha256:1"
 
     def size(self, *_):
-        return "1 GB in 1 layers"
+        return 1.0, 1
 
     def name(self, *_):
         return "name"
