@@ -12,8 +12,7 @@ chmod 755 "$work"  # apt fetches as a user of its own
 lists() {  # lists NAME SUITE...: an apt that knows nothing installed and these suites alone
   mkdir -p "$work/$1/lists/partial" "$work/$1/cache/archives/partial"
   : > "$work/$1/status"
-  printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n' \
-    $(for suite in "${@:2}"; do echo "$mirror $suite"; done) > "$work/$1/sources.list"
+  printf "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror %s main\n" "${@:2}" > "$work/$1/sources.list"
   cat > "$work/$1/apt.conf" << CONF
 Dir::State "$work/$1"; Dir::State::Lists "$work/$1/lists"; Dir::State::status "$work/$1/status";
 Dir::Cache "$work/$1/cache"; Dir::Etc::sourcelist "$work/$1/sources.list"; Dir::Etc::sourceparts "/dev/null";
@@ -25,6 +24,7 @@ CONF
 }
 
 sums() {  # sums NAME: `sha256 path` of each line that apt-get --print-uris printed
+  # shellcheck disable=SC2016  # it is apt's own
   APT_CONFIG=$work/$1/apt.conf apt-get indextargets --format '$(FILENAME)' 'Created-By: Packages' |
     xargs -n 1 /usr/lib/apt/apt-helper cat-file |
     awk '/^Filename: /{path=$2} /^SHA256: /{print $2, path}' > "$work/$1/sums"

@@ -9,8 +9,9 @@ trap 'rm -rf "$work"' EXIT
 /opt/image/scripts/unpack.sh "$tarball" "$work/without" >&2
 /opt/image/scripts/unpack.sh "$tarball" "$work/with" "$patch" >&2
 printf '#include <hip/hip_runtime.h>\n#include "reverse_scan.cuh"\nwave = WARP_THREADS\n' > "$work/ask.hip"
+clang=$(echo /usr/lib/llvm-*/bin/clang++)
 wave() {  # wave TREE ARCH
-  if ! /usr/lib/llvm-*/bin/clang++ -E -x hip --offload-device-only --offload-arch="$2" -DUSE_ROCM \
+  if ! "$clang" -E -x hip --offload-device-only --offload-arch="$2" -DUSE_ROCM \
     -I "$work/$1/csrc/selective_scan" "$work/ask.hip" > "$work/out" 2> "$work/errors"; then
     grep --quiet 'unknown AMD GPU architecture' "$work/errors" || { cat "$work/errors" >&2; exit 1; }
     echo refused

@@ -11,8 +11,9 @@ rm -rf /src/vllm/tree /src/vllm/hip
 /opt/image/scripts/unpack.sh "$sdist" /src/vllm/tree
 mkdir -p /src/vllm/hip
 cd /src/vllm/hip
+sources=("${@/#/csrc/}")
 # Its hipify copies the sources here first, so that is where they are named.
-python3 /src/vllm/tree/cmake/hipify.py -p /src/vllm/tree/csrc -o "$PWD/csrc" $(printf 'csrc/%s.cu ' "$@") > hipify.log
+python3 /src/vllm/tree/cmake/hipify.py -p /src/vllm/tree/csrc -o "$PWD/csrc" "${sources[@]/%/.cu}" > hipify.log
 flags=$(python3 -c 'import torch.utils.cpp_extension as t; print(*t.COMMON_HIP_FLAGS, *t.COMMON_HIPCC_FLAGS)')
 for unit in "$@"; do
   case $unit in
