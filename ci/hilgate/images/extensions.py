@@ -110,19 +110,24 @@ class Extensions:
                 if sample:
                     self._sample()
                 else:
-                    made = {name: self._wheel(name) for name in SOURCES} | {"vllm": self._vllm()}
+                    for name in (*SOURCES, "vllm"):
+                        made = self._vllm() if name == "vllm" else self._wheel(name)
+                        if record:
+                            self._write(name, made)
+                        else:
+                            self.found.append(self._compared(name, made["units"]))
                     self._whole()
-                    if record:
-                        today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-                        text = json.dumps({"date": today, "sources": made}, indent=1, sort_keys=True)
-                        (self.root / RECORD).write_text(text + "\n", encoding="utf-8")
-                    else:
-                        for name, source in made.items():
-                            self.found.append(self._compared(name, source["units"]))
             except BuildFailedError as error:
                 self.found.append(check("built", False, str(error)))
         Check.write_all(self.out, self.found)
         return tuple(self.found)
+
+    def _write(self, name: str, made: dict[str, Any]) -> None:
+        """Put one source into the record: what comes after it may take hours, or fail."""
+        today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+        self.recorded[name] = {"date": today} | made
+        text = json.dumps({"sources": self.recorded}, indent=1, sort_keys=True)
+        (self.root / RECORD).write_text(text + "\n", encoding="utf-8")
 
     def _current(self, name: str) -> Check:
         """The record is of these pins, scripts, patches and tool chain."""

@@ -257,6 +257,22 @@ def test_a_record_of_another_key_is_not_current(run):
     assert "make extensions ARGS=--record" in run._current("mamba-ssm").message
 
 
+def test_each_source_is_recorded_before_the_next_is_built(run, monkeypatch):
+    """What fails later, hours after it, takes nothing of the record."""
+    path = run.scratch.with_name("record.json")
+    monkeypatch.setattr(extensions, "RECORD", str(path))
+    monkeypatch.setattr(run, "_wheel", lambda name: {"key": run.keys[name], "units": UNITS})
+
+    def fails():
+        raise BuildFailedError("vLLM's kernels do not compile")
+
+    monkeypatch.setattr(run, "_vllm", fails)
+    assert run.run(sample=False, record=True)[-1].message == "vLLM's kernels do not compile"
+    again = Extensions(ROOT, run.scratch, run.out)
+    found = {name: again._current(name).outcome.value for name in again.keys}
+    assert found == dict.fromkeys(SOURCES, "pass") | {"vllm": "fail"}
+
+
 def test_a_wheel_that_was_not_built_is_not_one(run):
     """A container that copies nothing, as after a full disk: no folder of this key stays."""
     run.engine.printed = (1, "No space left on device")
