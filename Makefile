@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 unexport ARGS
 READY := $(VENV)/.ready
 
-.PHONY: gate test image setup lock clean
+.PHONY: gate test image extensions setup lock clean
 
 gate: $(READY)  ## plan, run, judge, report: what changed, else a smoke run; ARGS=--all runs everything
 	@HILGATE_GATE="make gate ARGS=" $(VENV)/bin/hilgate gate $(ARGS)
@@ -25,6 +25,9 @@ endif
 
 image: $(READY)  ## build the CPU image, or find it built (docker buildx, or root with buildah and debootstrap)
 	@$(VENV)/bin/python -m hilgate.images build cpu
+
+extensions: $(READY)  ## compile the ROCm image's extensions for AMD without ROCm, and compare; ARGS=--sample, --record
+	@$(VENV)/bin/python -m hilgate.images extensions $(ARGS)
 
 setup: $(READY)
 

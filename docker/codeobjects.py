@@ -55,12 +55,14 @@ def read(path: Path) -> Code:
     code = Code()
     for bundle in _bundles(_fatbin(path)):
         code.bundles += 1
-        for target, blob in _entries(bundle):
-            if not target.startswith(("hip-amdgcn", "hipv4-amdgcn")):
-                continue
-            arch = target.rsplit("--", 1)[-1].split(":")[0]
+        for arch, blob in _entries(bundle):
             code.kernels[arch] = code.kernels.get(arch, 0) + _kernels(blob, arch)
     return code
+
+
+def code_objects(path: Path) -> list[tuple[str, bytes]]:
+    """(architecture, code object) of a library or an object file, in its order; errors as of `read`."""
+    return [entry for bundle in _bundles(_fatbin(path)) for entry in _entries(bundle)]
 
 
 def _fatbin(path: Path) -> bytes:
@@ -133,7 +135,8 @@ def _table(bundle: bytes) -> list[tuple[str, int, int]]:
 
 def _entries(bundle: bytes) -> Iterator[tuple[str, bytes]]:
     for target, offset, size in _table(bundle):
-        yield target, bundle[offset : offset + size]
+        if target.startswith(("hip-amdgcn", "hipv4-amdgcn")):
+            yield target.rsplit("--", 1)[-1].split(":")[0], bundle[offset : offset + size]
 
 
 def _kernels(blob: bytes, arch: str) -> int:

@@ -37,8 +37,7 @@ variable "AITER_ARCHS" {}
 variable "AITER_PATCHES" {}
 variable "VLLM_KEY" {}
 variable "VLLM_VERSION" {}
-variable "VLLM_URL" {}
-variable "VLLM_SHA256" {}
+variable "VLLM_SDIST" {}
 variable "VLLM_TRITON_URL" {}
 variable "VLLM_TRITON_SHA256" {}
 variable "VLLM_ARCHS" {}
@@ -104,8 +103,7 @@ target "wheels-vllm" {
   tags     = ["${STORE}/wheels-vllm:${VLLM_KEY}"]
   args = {
     VLLM_VERSION       = VLLM_VERSION
-    VLLM_URL           = VLLM_URL
-    VLLM_SHA256        = VLLM_SHA256
+    VLLM_SDIST         = VLLM_SDIST
     VLLM_TRITON_URL    = VLLM_TRITON_URL
     VLLM_TRITON_SHA256 = VLLM_TRITON_SHA256
     VLLM_ARCHS         = VLLM_ARCHS

@@ -12,10 +12,10 @@ COPY docker/prove.py docker/codeobjects.py /opt/image/
 RUN python3 /opt/image/prove.py record /opt/image/base.json
 
 FROM base AS compiler
-COPY requirements/laptop.txt docker/build.txt /opt/image/
+COPY docker/rocm.txt docker/build.txt /opt/image/
 COPY docker/scripts /opt/image/scripts
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/image/scripts/install.sh /opt/image/laptop.txt && /opt/image/scripts/install.sh /opt/image/build.txt
+    /opt/image/scripts/install.sh /opt/image/rocm.txt && /opt/image/scripts/install.sh /opt/image/build.txt
 COPY docker/patches /opt/image/docker/patches
 WORKDIR /opt/image
 
@@ -71,34 +71,32 @@ COPY --from=build-aiter /wheels /
 
 FROM compiler AS build-vllm
 ARG VLLM_VERSION
-ARG VLLM_URL
-ARG VLLM_SHA256
+ARG VLLM_SDIST
 ARG VLLM_TRITON_URL
 ARG VLLM_TRITON_SHA256
 ARG VLLM_ARCHS
 ARG VLLM_PATCHES
 # a URL, with its checksum
 # hadolint ignore=DL3020
-ADD --checksum=sha256:${VLLM_SHA256} ${VLLM_URL} /src/vllm.tar.gz
-# a URL, with its checksum
-# hadolint ignore=DL3020
 ADD --checksum=sha256:${VLLM_TRITON_SHA256} ${VLLM_TRITON_URL} /src/triton.tar.gz
 # lists of words
 # hadolint ignore=SC2086
-RUN scripts/unpack.sh /src/vllm.tar.gz /src/vllm ${VLLM_PATCHES} \
-    && scripts/unpack.sh /src/triton.tar.gz /src/vllm/triton_kernels \
-    && scripts/wheel-vllm.sh "${VLLM_VERSION}" /src/vllm /wheels ${VLLM_ARCHS}
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    scripts/fetch.sh vllm "${VLLM_VERSION}" "${VLLM_SDIST}" /src/vllm \
+    && scripts/unpack.sh /src/vllm/source.tar.gz /src/vllm/tree ${VLLM_PATCHES} \
+    && scripts/unpack.sh /src/triton.tar.gz /src/vllm/tree/triton_kernels \
+    && scripts/wheel-vllm.sh "${VLLM_VERSION}" /src/vllm/tree /wheels ${VLLM_ARCHS}
 FROM scratch AS wheels-vllm
 COPY --from=build-vllm /wheels /
 
 FROM base AS image
-COPY requirements/laptop.txt docker/scripts/install.sh docker/scripts/entry-points.sh kernels/pyproject.toml pins.json /opt/image/
+COPY docker/rocm.txt docker/scripts/install.sh docker/scripts/entry-points.sh kernels/pyproject.toml pins.json /opt/image/
 COPY --from=wheels-mamba / /opt/image/wheels/
 COPY --from=wheels-conv1d / /opt/image/wheels/
 COPY --from=wheels-aiter / /opt/image/wheels/
 COPY --from=wheels-vllm / /opt/image/wheels/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/image/install.sh /opt/image/laptop.txt /opt/image/wheels/*.whl && rm -r /opt/image/wheels \
+    /opt/image/install.sh /opt/image/rocm.txt /opt/image/wheels/*.whl && rm -r /opt/image/wheels \
     && /opt/image/entry-points.sh python3 /opt/image/pyproject.toml
 ENV HSA_NO_SCRATCH_RECLAIM=1
 WORKDIR /hilgate

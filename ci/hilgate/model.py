@@ -225,6 +225,8 @@ class Image(Noun):
     """Whether `docker/pins.toml` has a table of its name, which its build is given and which it proves itself by."""
     check: str = ""
     """Run in a freshly built one over the checkout, before anybody else may; empty for nothing."""
+    gigabytes: float = Field(default=0, ge=0)
+    """What it may hold at most; 0 for no budget."""
 
 
 def _place(path: str) -> str:

@@ -6,8 +6,8 @@ set -euo pipefail
 requirements=$1
 shift
 pip() { python3 -m pip --disable-pip-version-check "$@"; }
-if grep --quiet --extended-regexp '^(torch|triton|pytorch-triton-rocm)[ =<>]' "$requirements"; then
-  echo "install.sh: $requirements names torch or triton, which belong to the base" >&2
+if grep --quiet --extended-regexp '^(torch|torchaudio|torchvision|triton|pytorch-triton-rocm|amdsmi)[ =<>]' "$requirements"; then
+  echo "install.sh: $requirements names torch, triton or amdsmi, which belong to the base" >&2
   exit 3
 fi
 pip install --quiet --no-cache-dir --no-deps --require-hashes --requirement "$requirements"

@@ -15,14 +15,16 @@ from hilgate.declare.load import find_root, load_project
 from hilgate.errors import CannotRunHereError, Exit, HilgateError, MisuseError
 from hilgate.git import inspect
 from hilgate.images.build import ImageBuild, build
-from hilgate.images.contents import contents, unfilled, wheel_keys
-from hilgate.images.engines import Buildah, Docker, available
-from hilgate.images.pins import read
+from hilgate.images.contents import contents, fill, unfilled, wheel_keys
+from hilgate.images.engines import Buildah, Docker, available, output
+from hilgate.images.extensions import Extensions
+from hilgate.images.pins import PINS_FILE, read
 from hilgate.model import Outcome
 
 if TYPE_CHECKING:
     from hilgate.images.engines import Engine
     from hilgate.images.pins import Pins
+    from hilgate.model import Check
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,17 +32,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m hilgate.images", description=__doc__)
     commands = parser.add_subparsers(dest="command")
     parser.add_argument("--json", action="store_true", help="keys as JSON")
-    commands.add_parser("pins", help="check docker/pins.toml and list what is not read off yet")
+    listing = commands.add_parser("pins", help="check docker/pins.toml and list what is not read off yet")
+    listing.add_argument("--fill", action="store_true", help="read off what is empty, write it and show the difference")
     building = commands.add_parser("build", help="build an image, or find it built")
     building.add_argument("image", help="a name of `images` in ci/project.yaml")
+    compiling = commands.add_parser("extensions", help="compile the ROCm image's extensions without ROCm's base")
+    how = compiling.add_mutually_exclusive_group()
+    how.add_argument(
+        "--sample", action="store_true", help="one unit for one architecture, and whether the record is current"
+    )
+    how.add_argument("--record", action="store_true", help="write docker/extensions.json instead of comparing with it")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # of a runner or an agent: ends a build as Ctrl-C does
     try:
         root = find_root(Path.cwd())
         if options.command == "build":
             return _build(options.image, root)
+        if options.command == "extensions":
+            return _extensions(root, sample=options.sample, record=options.record)
         if options.command == "pins":
-            return _pins(root)
+            return _pins(root, filling=options.fill)
         _keys(root, as_json=options.json)
     except HilgateError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -65,23 +76,44 @@ def _pinned(root: Path) -> list[str]:
     return [name for name, image in load_project(root).images.items() if image.pins]
 
 
-def _pins(root: Path) -> int:
+def _pins(root: Path, *, filling: bool) -> int:
     pinned = _pinned(root)
     if not pinned:
         raise MisuseError("no image has pins", where="ci/project.yaml images", remedy="write pins: true and the file")
+    refused = [f"{line}\n" for image in pinned for line in fill(image, root)] if filling else []
+    if filling:
+        sys.stdout.write(output(["git", "-C", str(root), "diff", "--no-color", "--", PINS_FILE])[1])
+        sys.stderr.writelines(refused)
     pins = read(root)
     for image in pinned:
         missing = unfilled(image, pins)
         state = f"{len(missing)} not read off yet" if missing else "every pin is read off"
         sys.stdout.write(f"{image:<5} {state}\n")
         sys.stdout.writelines(f"  {place}\n    {command}\n" for place, command in missing)
-    return Exit.PASS
+    return Exit.CANNOT_RUN_HERE if refused else Exit.PASS
+
+
+def _folders(root: Path, name: str) -> tuple[bool, Path, Path]:
+    """Whether it is a fork's build, where its store is, and where its findings go."""
+    fork = os.environ.get("HILGATE_FORK", "") not in {"", "0"}
+    out = Path(os.environ.get("HILGATE_OUT", root / "results" / "images" / name))
+    return fork, root / ".images" / ("fork" if fork else "own"), out
+
+
+def _said(checks: tuple[Check, ...]) -> bool:
+    """Print the findings; whether every promise holds."""
+    for check in checks:
+        sys.stdout.write(f"{check.outcome.value:<5} {check.id:<24} {check.seconds:6.1f} s  {check.message}\n")
+    return all(check.outcome is Outcome.PASS for check in checks)
+
+
+def _extensions(root: Path, *, sample: bool, record: bool) -> int:
+    _, scratch, out = _folders(root, "extensions")
+    return Exit.PASS if _said(Extensions(root, scratch, out).run(sample=sample, record=record)) else Exit.FAIL
 
 
 def _build(image: str, root: Path) -> int:
-    fork = os.environ.get("HILGATE_FORK", "") not in {"", "0"}
-    scratch = root / ".images" / ("fork" if fork else "own")
-    out = Path(os.environ.get("HILGATE_OUT", root / "results" / "images" / image))
+    fork, scratch, out = _folders(root, image)
 
     def choose(pins: Pins | None) -> Engine:
         if available():
@@ -96,9 +128,7 @@ def _build(image: str, root: Path) -> int:
     branch, pull = (os.environ.get(f"BUILDKITE_{name}", "") for name in ("BRANCH", "PULL_REQUEST"))
     fresh = pull == "false" and branch == os.environ.get("BUILDKITE_PIPELINE_DEFAULT_BRANCH")
     checks = build(ImageBuild(image, root, out, scratch, inspect(root, None).commit, fresh), choose)
-    for check in checks:
-        sys.stdout.write(f"{check.outcome.value:<5} {check.id:<24} {check.seconds:6.1f} s  {check.message}\n")
-    if any(check.outcome is not Outcome.PASS for check in checks):
+    if not _said(checks):
         return Exit.FAIL
     sys.stdout.write((out / "image.json").read_text(encoding="utf-8"))
     return Exit.PASS

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import fcntl
 import json
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hilgate.declare.load import load_project
@@ -26,6 +24,7 @@ from hilgate.text import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from hilgate.images.engines import Engine
     from hilgate.images.pins import Pins
@@ -74,7 +73,7 @@ def build(wanted: ImageBuild, choose: Callable[[Pins | None], Engine]) -> tuple[
     out.mkdir(parents=True, exist_ok=True)
     (out / "image.json").unlink(missing_ok=True)
     engine = choose(pins)
-    with _locked(wanted.scratch):
+    with locked(wanted.scratch):
         began = time.monotonic()
         digest = None if wanted.fresh else engine.find(image, content)
         reused = digest is not None
@@ -87,11 +86,12 @@ def build(wanted: ImageBuild, choose: Callable[[Pins | None], Engine]) -> tuple[
                 failure = str(error)
         how = "found by its content" if reused else "built"
         message = f"{how}: {digest[:19]}" if digest else failure
-        found = [_check("built", bool(digest), message, began, {"content": content, "digest": digest or ""})]
+        found = [check("built", bool(digest), message, began, {"content": content, "digest": digest or ""})]
         if digest:
             found.append(_labelled(engine.with_base(expected), engine.labels(image, content)))
+            found.append(sized(*engine.size(image, content), declared.gigabytes))
             if pins:
-                found.append(_proven(*engine.run(image, content, ["cat", "/opt/image/proof.json"], {})))
+                found.append(proven(*engine.run(image, content, ["cat", "/opt/image/proof.json"], {})))
             if declared.check and not reused:
                 found.append(_checked(wanted, declared.check, project.python_path, engine, content))
     if all(check.outcome is Outcome.PASS for check in found):
@@ -111,28 +111,30 @@ def _request(
 ) -> engines.BuildRequest:
     context = wanted.scratch / f"context-{wanted.image}"
     copy_inputs(wanted.image, declared, wanted.root, context)
-    listing = engines.answer([sys.executable, "-m", "pip", "config", "list"])
-    pip_conf, mounts = engines.pip_configuration(listing)
+    keys_of_wheels = wheel_keys(wanted.root, pins) if pins else {}
     return engines.BuildRequest(
         image=wanted.image,
         content=keys[wanted.image],
         recipe=declared.recipe,
         context=context,
         labels=expected,
-        variables=bake_variables(pins, keys, wheel_keys(wanted.root, pins), engine.store, wanted.revision)
-        if pins
-        else {},
-        pip_conf=pip_conf,
-        # What is not there, pip ignores here as well.
-        mounts={here: inside for here, inside in mounts.items() if Path(here).exists()},
+        variables=bake_variables(pins, keys, keys_of_wheels, engine.store, wanted.revision) if pins else {},
         log=wanted.out / "build.log",
+        **engines.pip_settings(),
     )
 
 
-def _check(name: str, holds: bool, message: str, began: float = 0, labels: dict[str, str] | None = None) -> Check:
+def check(name: str, holds: bool, message: str, began: float = 0, labels: dict[str, str] | None = None) -> Check:
+    """A promise, and whether it holds; `began` is the monotonic time at which looking for it began."""
     outcome = Outcome.PASS if holds else Outcome.FAIL
     seconds = time.monotonic() - began if began else 0
     return Check(id=name, outcome=outcome, seconds=seconds, message=message, labels=labels or {})
+
+
+def sized(gigabytes: float, layers: int, budget: float) -> Check:
+    """Size of an image, and its budget where it has one."""
+    message = f"{gigabytes:.1f} GB in {layers} layers" + (f", at most {budget:g} GB" if budget else "")
+    return check("size", not budget or gigabytes <= budget, message)
 
 
 def _labelled(expected: dict[str, str], found: dict[str, str]) -> Check:
@@ -143,18 +145,19 @@ def _labelled(expected: dict[str, str], found: dict[str, str]) -> Check:
         for name, value in sorted(expected.items())
         if name not in first and found.get(name) != value
     ]
-    return _check("labels match the pins", not wrong, "; ".join(wrong) or f"{len(expected)} labels")
+    return check("labels match the pins", not wrong, "; ".join(wrong) or f"{len(expected)} labels")
 
 
-def _proven(status: int, printed: str) -> Check:
+def proven(status: int, printed: str) -> Check:
+    """What prove.py left in an image: exit status and output of reading it."""
     name = "the image proved itself"
     try:
         proof: Any = json.loads(printed) if status == 0 else None
         problems, versions = proof["problems"], proof["versions"]
     except (ValueError, TypeError, KeyError):
-        return _check(name, False, f"/opt/image/proof.json cannot be read: {printed[-300:]}")
+        return check(name, False, f"/opt/image/proof.json cannot be read: {printed[-300:]}")
     named = ", ".join(f"{key} {versions[key]}" for key in ("torch", "triton") if key in versions)
-    return _check(name, not problems, "; ".join(problems) or named)
+    return check(name, not problems, "; ".join(problems) or named)
 
 
 def _checked(wanted: ImageBuild, command: str, path: tuple[str, ...], engine: Engine, content: str) -> Check:
@@ -165,11 +168,11 @@ def _checked(wanted: ImageBuild, command: str, path: tuple[str, ...], engine: En
     began = time.monotonic()
     status, printed = engine.run(wanted.image, content, words, mounts)
     message = f"{command}: exit status {status}" + ("" if status == 0 else f"\n{printed[-1500:]}")
-    return _check("the gate passes inside", status == 0, message, began)
+    return check("the gate passes inside", status == 0, message, began)
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """One build at a time in a store; the kernel drops the lock of a process that is gone."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w", encoding="utf-8") as file:

@@ -11,7 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+import subprocess
+import tempfile
 from typing import TYPE_CHECKING, Any, Final
 
 import pathspec
@@ -19,7 +22,7 @@ import pathspec
 from hilgate.declare.load import load_project
 from hilgate.errors import DeclarationError
 from hilgate.git import tracked_files
-from hilgate.images.pins import read
+from hilgate.images.pins import PINS_FILE, key_lines, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,6 +30,14 @@ if TYPE_CHECKING:
 
     from hilgate.images.pins import BaseImage, Pins
     from hilgate.model import Image
+
+ANSWERS: Final = {
+    "commit": re.compile(r"\b([0-9a-f]{40})\b"),
+    "sha256": re.compile(r"\b([0-9a-f]{64})\b"),
+    "digest": re.compile(r"\b(sha256:[0-9a-f]{64})\b"),
+    "version": re.compile(r"== *([0-9][\w.]*)$"),
+}
+"""Key of a pin -> its value in what its command prints."""
 
 WHEEL_SCRIPTS: Final = ("docker/scripts/fetch.sh", "docker/scripts/unpack.sh", "docker/scripts/wheel.sh")
 """Scripts that every wheel is made by; its own `wheel-<name>.sh` comes on top."""
@@ -43,14 +54,19 @@ def contents(root: Path) -> dict[str, str]:
     if not images:
         return {}
     names = tracked_files(root)
-    keys = {}
-    for name, image in images.items():
-        lines = [_canonical(pinned(name, read(root))).decode()] if image.pins else []
-        for file in inputs(image, names):
-            mode = "x" if (root / file).stat().st_mode & 0o100 else "-"
-            lines.append(f"{_sha256((root / file).read_bytes())} {mode} {file}")
-        keys[name] = _sha256(os.fsencode("\n".join(lines)))
-    return keys
+    return {
+        name: content(image, names, root, pinned(name, read(root)) if image.pins else None)
+        for name, image in images.items()
+    }
+
+
+def content(image: Image, names: Iterable[str], root: Path, pins: dict[str, Any] | None = None) -> str:
+    """sha256 of what one image is built from: its files among `names`, and its part of the pins."""
+    lines = [_canonical(pins).decode()] if pins is not None else []
+    for file in inputs(image, names):
+        mode = "x" if (root / file).stat().st_mode & 0o100 else "-"
+        lines.append(f"{_sha256((root / file).read_bytes())} {mode} {file}")
+    return _sha256(os.fsencode("\n".join(lines)))
 
 
 def inputs(image: Image, names: Iterable[str]) -> tuple[str, ...]:
@@ -109,12 +125,46 @@ def unfilled(image: str, pins: Pins) -> list[tuple[str, str]]:
             if not part.sha256:
                 url = part.url if part.commit else part.url.replace("/.tar.gz", "/<commit>.tar.gz")
                 found.append((f"{place}.sha256", f"curl --fail --silent --location {url} | sha256sum"))
+        found += [
+            (f"sources.{name}.requires.{package}.version", asked.read_off)
+            for package, asked in source.requires.items()
+            if not asked.version
+        ]
     return found
 
 
 def _unfilled_base(place: str, base: BaseImage) -> list[tuple[str, str]]:
     command = f"docker buildx imagetools inspect --format '{{{{.Manifest.Digest}}}}' {base.reference}"
     return [] if base.digest else [(f"{place}.digest", command)]
+
+
+def fill(image: str, root: Path) -> list[str]:
+    """Run the command of each empty pin of `image` and write its answer into the file; what remains, with the reason.
+
+    Commands need network, git, curl and docker. An answer that is not exactly one value is none.
+    """
+    failed: dict[str, str] = {}
+    while missing := [one for one in unfilled(image, read(root)) if one[0] not in failed]:
+        place, command = missing[0]
+        with tempfile.TemporaryDirectory() as folder:
+            words = ["bash", "-o", "pipefail", "-c", command]
+            done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+        lines = done.stdout.splitlines() if done.returncode == 0 else []
+        peeled = [line for line in lines if line.endswith("^{}")]  # of an annotated tag, its commit
+        found = {match[1] for line in peeled or lines if (match := ANSWERS[place.rpartition(".")[2]].search(line))}
+        path, before = root / PINS_FILE, (root / PINS_FILE).read_text(encoding="utf-8")
+        try:
+            (value,) = found
+            text = before.splitlines(keepends=True)
+            number = key_lines(before)[tuple(place.split("."))] - 1
+            text[number] = text[number].replace('""', f'"{value}"', 1)
+            path.write_text("".join(text), encoding="utf-8")
+            read(root)
+        except (ValueError, DeclarationError) as error:
+            path.write_text(before, encoding="utf-8")
+            printed = (done.stdout + done.stderr).strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+            failed[place] = str(error) if isinstance(error, DeclarationError) else f"{len(found)} answers: {printed[0]}"
+    return [f"{place}: {reason}" for place, reason in failed.items()]
 
 
 def _canonical(data: object) -> bytes:

@@ -86,6 +86,9 @@ class Engine(Protocol):
     def labels(self, image: str, content: str) -> dict[str, str]:
         """Labels of a built image."""
 
+    def size(self, image: str, content: str) -> tuple[float, int]:
+        """Gigabytes and number of layers of a built image; in a registry they are compressed."""
+
     def run(self, image: str, content: str, words: list[str], mounts: dict[str, str]) -> tuple[int, str]:
         """Exit status and output of a command in a container that is removed afterwards.
 
@@ -199,6 +202,13 @@ def pip_configuration(listing: str) -> tuple[str, dict[str, str]]:
     return "\n".join(["[global]", *lines, ""]), mounts
 
 
+def pip_settings() -> dict[str, Any]:
+    """`pip_conf` and `mounts` of a BuildRequest on this machine."""
+    pip_conf, mounts = pip_configuration(answer([sys.executable, "-m", "pip", "config", "list"]))
+    # What is not there, pip ignores here as well.
+    return {"pip_conf": pip_conf, "mounts": {here: inside for here, inside in mounts.items() if Path(here).exists()}}
+
+
 def available() -> bool:
     """Whether docker with buildx answers."""
     return bool(shutil.which("docker")) and output(["docker", "buildx", "version"])[0] == 0
@@ -283,6 +293,16 @@ class Docker:
         found: dict[str, Any] | None = json.loads(text)
         return {key: str(value) for key, value in (found or {}).items()}
 
+    def size(self, image: str, content: str) -> tuple[float, int]:
+        """Gigabytes, compressed in a registry, and number of layers of a built image."""
+        name, _ = self._find(image, content)
+        if self.registry and name.startswith(f"{self.registry}/"):
+            sizes = [one["size"] for one in json.loads(answer([*INSPECT[:4], "--raw", name]))["layers"]]
+            return sum(sizes) / 1e9, len(sizes)
+        words = ["docker", "image", "inspect", "--format", "{{.Size}} {{len .RootFS.Layers}}", name]
+        total, layers = answer(words).split()
+        return int(total) / 1e9, int(layers)
+
     def run(self, image: str, content: str, words: list[str], mounts: dict[str, str]) -> tuple[int, str]:
         """Run without network, capabilities or devices."""
         command = ["docker", "run", "--rm", "--network", "none", "--cap-drop", "ALL"]
@@ -322,42 +342,75 @@ class Buildah:
     def find(self, image: str, content: str) -> str | None:
         """Digest of an image in the store."""
         listed: list[dict[str, Any]] = json.loads(answer([*self.words, "images", "--json"]) or "[]") or []
-        name = self._name(image, content)
+        name = self.name(image, content)
         return next((str(one["digest"]) for one in listed if name in (one.get("names") or [])), None)
 
     def build(self, request: BuildRequest) -> None:
         """Build on the base of the suite, layer by layer: an interrupted build goes on from its last layer."""
-        self._make_base(request.log)
+        self.bud(request, {"PACKAGES": request.variables["CPU_PACKAGES"]})
+
+    def bud(self, request: BuildRequest, arguments: dict[str, str]) -> None:
+        """Build a recipe with these arguments; a failure names the step, its line, and how to enter what is before it.
+
+        BASE is the base of the suite where it is not among them.
+        """
+        request.log.unlink(missing_ok=True)
+        if "BASE" not in arguments:
+            self._make_base(request.log)
+            arguments = arguments | {"BASE": self.name("base", self.suite)}
         pip_conf = self.folder / "pip.conf"
         pip_conf.write_text(request.pip_conf, encoding="utf-8")
         command = [
             *(*self.words, "bud", "--isolation", "chroot", "--format", "docker", "--layers", "--force-rm"),
-            *("--file", request.recipe, "--tag", self._name(request.image, request.content)),
-            *("--build-arg", f"BASE={self._name('base', self.suite)}"),
-            *("--build-arg", f"PACKAGES={request.variables['CPU_PACKAGES']}"),
+            *("--file", request.recipe, "--tag", self.name(request.image, request.content)),
+            *(word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")),
             *("--secret", f"id=pip,src={pip_conf}"),
             *_volumes(request.mounts),
             *(f"--label={name}={value}" for name, value in self.with_base(request.labels).items()),
         ]
         try:
             build([*command, "."], request.log, request.context)
+        except BuildFailedError as error:
+            text = request.log.read_text(encoding="utf-8", errors="replace")
+            what = f"{error.what} {self._last_step(text, request)}"
+            raise BuildFailedError(what, where=error.where, remedy=error.remedy) from error
         finally:
             pip_conf.unlink(missing_ok=True)
 
+    def _last_step(self, log: str, request: BuildRequest) -> str:
+        """The step that a log ends in, its line in the recipe, and the command that enters the layer before it."""
+        step = re.findall(r"^(?:\[[\d/]+\] )?STEP [\d/]+: (.*)$", log, re.MULTILINE)[-1:] or ["before the first step"]
+        recipe = (request.context / request.recipe).read_text(encoding="utf-8").splitlines()
+        lines = [number for number, line in enumerate(recipe, 1) if line and step[0].startswith(line.rstrip(" \\"))]
+        layer = re.findall(r"^--> (?:Using cache )?([0-9a-f]{11,})", log, re.MULTILINE)[-1:]
+        words = " ".join(self.words)
+        enter = f"; enter it: {words} run --isolation chroot $({words} from {layer[0]}) -- bash" if layer else ""
+        return f"at {request.recipe}:{lines[-1] if lines else '?'} {step[0][:120]}{enter}"
+
+    def size(self, image: str, content: str) -> tuple[float, int]:
+        """Gigabytes and number of layers of an image in the store."""
+        name = self.name(image, content)
+        (listed,) = json.loads(answer([*self.words, "images", "--json", name]))
+        number, unit = str(listed["size"]).split()
+        facts = json.loads(answer([*self.words, "inspect", "--type", "image", name]))
+        scale = {"GB": 1, "MB": 1e-3, "kB": 1e-6, "KB": 1e-6, "B": 1e-9}[unit]
+        return float(number) * scale, len(facts["OCIv1"]["rootfs"]["diff_ids"])
+
     def labels(self, image: str, content: str) -> dict[str, str]:
         """Labels of an image in the store."""
-        text = answer([*self.words, "inspect", "--type", "image", self._name(image, content)])
+        text = answer([*self.words, "inspect", "--type", "image", self.name(image, content)])
         return dict(json.loads(text)["Docker"]["config"].get("Labels") or {})
 
     def run(self, image: str, content: str, words: list[str], mounts: dict[str, str]) -> tuple[int, str]:
         """Run in a container that is removed whatever happens."""
-        container = answer([*self.words, "from", self._name(image, content)]).strip()
+        container = answer([*self.words, "from", self.name(image, content)]).strip()
         try:
             return output([*self.words, "run", "--isolation", "chroot", *_volumes(mounts), container, "--", *words])
         finally:
             answer([*self.words, "rm", container])
 
-    def _name(self, image: str, content: str) -> str:
+    def name(self, image: str, content: str) -> str:
+        """Name of an image in the store."""
         return f"{self.store}/{image}:{content}"
 
     def _make_base(self, log: Path) -> None:
@@ -370,7 +423,7 @@ class Buildah:
         container = answer([*self.words, "from", "scratch"]).strip()
         try:
             answer([*self.words, "add", "--quiet", container, str(folder), "/"])
-            answer([*self.words, "commit", "--quiet", container, self._name("base", self.suite)])
+            answer([*self.words, "commit", "--quiet", container, self.name("base", self.suite)])
         finally:
             answer([*self.words, "rm", container])
         shutil.rmtree(folder)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hilgate.declare.yaml import Loc
 
 PINS_FILE: Final = "docker/pins.toml"
+BUILD_FILE: Final = "docker/build.txt"
 
 
 def _shape(pattern: str, meaning: str) -> AfterValidator:
@@ -41,7 +42,7 @@ Arch = Annotated[str, _shape(r"gfx[0-9a-f]{3,4}", "a gfx architecture")]
 Commit = Annotated[str, _shape(r"([0-9a-f]{40})?", "the 40 hex digits of a commit")]
 Digest = Annotated[str, _shape(r"(sha256:[0-9a-f]{64})?", "'sha256:' and 64 hex digits")]
 Repository = Annotated[str, _shape(r"https://[\w.-]+/[\w.-]+/[\w.-]+", "https://host/owner/name")]
-Sha256 = Annotated[str, _shape(r"([0-9a-f]{64})?", "the 64 hex digits of a sha256")]
+Sha256 = Annotated[str, _shape(r"(?!e3b0c44298fc1c14)([0-9a-f]{64})?", "the 64 hex digits of a sha256, not of nothing")]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Word = Annotated[str, _shape(r"[\w.+-]+", "a word")]
 
@@ -76,6 +77,14 @@ class ReleaseTarball(Tarball):
     """For the reader and for `git ls-remote`; nothing is ever fetched by it."""
 
 
+class Requirement(Noun):
+    """A version that a source's own build asks for, which docker/build.txt has to have."""
+
+    version: Annotated[str, _shape(r"[0-9][\w.]*|", "a version")]
+    read_off: Text
+    """Command that prints it."""
+
+
 class Patch(Noun):
     """A change to a source, applied without fuzz."""
 
@@ -100,6 +109,7 @@ class Source(Noun):
     parts: dict[str, Tarball] = Field(default_factory=dict)
     """Folder in its tree -> what the archive leaves out or its build would clone."""
     patches: tuple[Patch, ...] = ()
+    requires: dict[Word, Requirement] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _one_origin(self) -> Source:
@@ -161,6 +171,7 @@ def read(root: Path) -> Pins:
 
 def _check_sources(document: Document[Pins], pins: Pins, root: Path) -> None:
     """Each architecture is built for by each source, or the source says why not; each patch is the pinned one."""
+    built = (root / BUILD_FILE).read_text(encoding="utf-8", errors="replace") if (root / BUILD_FILE).is_file() else ""
     for name, source in pins.sources.items():
         loc: Loc = ("sources", name, "archs")
         for arch in pins.archs:
@@ -169,6 +180,10 @@ def _check_sources(document: Document[Pins], pins: Pins, root: Path) -> None:
                 document.blame(loc, f"{arch} {what} in `without`")
         for arch in sorted({*source.archs, *source.without} - set(pins.archs)):
             document.blame(loc, f"{arch} is not in archs")
+        for package, asked in source.requires.items():
+            if asked.version and f"\n{package}=={asked.version} " not in f"\n{built}":
+                what = f"{BUILD_FILE} has another {package}; write {package}=={asked.version} into docker/build.in"
+                document.blame(("sources", name, "requires", package, "version"), f"{what} and run docker/lock.sh")
         for index, patch in enumerate(source.patches):
             path = root / patch.file
             found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
@@ -250,11 +265,12 @@ def bake_variables(
         found |= {f"{prefix}_BASE_NAME": base.reference, f"{prefix}_BASE_DIGEST": base.digest}
     for name, prefix in WHEELS.items():
         found[f"{prefix}_KEY"] = keys[name]
-        found |= {f"{prefix}_{key}": value for key, value in _source(pins.sources[name]).items()}
+        found |= source_variables(prefix, pins.sources[name])
     return found
 
 
-def _source(source: Source) -> dict[str, str]:
+def source_variables(prefix: str, source: Source) -> dict[str, str]:
+    """The variables of docker-bake.hcl about one source."""
     patches = " ".join(patch.file for patch in source.patches)
     found = {"VERSION": source.version, "ARCHS": " ".join(source.archs), "PATCHES": patches}
     if source.sdist is not None:
@@ -263,4 +279,4 @@ def _source(source: Source) -> dict[str, str]:
     parts |= {f"{PARTS[folder]}_": part for folder, part in source.parts.items()}
     for infix, part in parts.items():
         found |= {f"{infix}URL": part.url, f"{infix}SHA256": part.sha256}
-    return found
+    return {f"{prefix}_{key}": value for key, value in found.items()}

@@ -76,22 +76,23 @@ def read_code_object(code: bytes) -> CodeObject:
     Raises:
         UnreadableCodeObjectError: Not an ELF file, no metadata note, not exactly one kernel, or a figure is missing.
     """
-    metadata = _metadata(code)
-    kernels = metadata.get("amdhsa.kernels", [])
+    note = metadata(code)
+    kernels = note.get("amdhsa.kernels", [])
     if len(kernels) != 1:
         raise UnreadableCodeObjectError(f"expected one kernel in the code object, found {len(kernels)}")
     kernel = kernels[0]
     missing = [key for key in (".name", *_FIELDS.values()) if key not in kernel]
     if missing:
         raise UnreadableCodeObjectError(f"the code object's note lacks {', '.join(missing)}")
-    target = str(metadata.get("amdhsa.target", ""))
+    target = str(note.get("amdhsa.target", ""))
     if "--" not in target:
         raise UnreadableCodeObjectError(f"the code object's note names no gfx target (got {target!r})")
     figures = {name: int(kernel[key]) for name, key in _FIELDS.items()}
     return CodeObject(name=kernel[".name"], arch=target.rsplit("--", 1)[1].split(":", maxsplit=1)[0], **figures)
 
 
-def _metadata(code: bytes) -> dict[str, Any]:
+def metadata(code: bytes) -> dict[str, Any]:
+    """The metadata note of a code object, as it is; raises UnreadableCodeObjectError."""
     try:
         sections = ELFFile(io.BytesIO(code)).iter_sections()
         notes = [note for section in sections if isinstance(section, NoteSection) for note in section.iter_notes()]

@@ -54,6 +54,9 @@ class FakeEngine:
     def labels(self, image, content):
         return labels(image, read(self.root), content, "c" * 40) | self.spoiled.get("labels", {})
 
+    def size(self, _image, _content):
+        return self.spoiled.get("size", (5.5, 7))
+
     def run(self, _image, _content, words, mounts):
         self.runs.append((words, mounts))
         return self.spoiled.get("proof", (0, PROOF)) if words[0] == "cat" else self.spoiled.get("gate", (0, "ok"))
@@ -78,10 +81,10 @@ def test_a_first_build_and_a_second(job, root):
     first = build(job(), lambda _: engine)
     record = json.loads((job().out / "image.json").read_text())
     assert record == {"image": "cpu", "content": contents(root)["cpu"], "digest": DIGEST, "reused": False}
-    promises = ("built", "labels match the pins", "the image proved itself", "the gate passes inside")
+    promises = ("built", "labels match the pins", "size", "the image proved itself", "the gate passes inside")
     assert outcomes(first) == dict.fromkeys(promises, Outcome.PASS)
     collected = KINDS["findings"].collect(job().out, root)
-    assert (len(collected.checks), collected.problem) == (4, ""), "the findings are evidence that the runner reads"
+    assert (len(collected.checks), collected.problem) == (5, ""), "the findings are evidence that the runner reads"
 
     build(job(), lambda _: engine)
     assert json.loads((job().out / "image.json").read_text())["reused"] is True
@@ -106,6 +109,7 @@ def test_the_gate_inside_sees_the_checkout_read_only(job, root):
     [
         ("built", {"build": BuildFailedError("buildah ended with 1")}, "buildah ended with 1"),
         ("built", {"vanishes": True}, "no image under its content"),
+        ("size", {"size": (9.2, 7)}, "9.2 GB in 7 layers, at most 6.5 GB"),
         ("labels match the pins", {"labels": {"hilgate.pins.suite": "trixie"}}, "'trixie', the pins say 'bookworm'"),
         ("labels match the pins", {"labels": {"hilgate.content": "0"}}, "hilgate.content is '0'"),
         ("the image proved itself", {"proof": (0, '{"versions": {}, "problems": ["import vllm"]}')}, "import vllm"),
@@ -161,7 +165,7 @@ def test_an_empty_pin_stops_the_build_before_anything_else(job):
 
     with pytest.raises(DeclarationError) as refusal:
         build(job("rocm"), never)
-    assert "8 pin(s) of image 'rocm' are not read off yet" in str(refusal.value)
+    assert "7 pin(s) of image 'rocm' are not read off yet" in str(refusal.value)
     assert "sha256sum" in str(refusal.value)
 
 

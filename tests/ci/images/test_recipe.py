@@ -71,7 +71,7 @@ def test_a_recipe_is_pinned_and_fetches_nothing_by_name(image):
         ("ARG BASE\n", "ARG BASE=rocm/pytorch:latest\n", "has a default"),
         ("FROM ${BASE} AS base", "FROM rocm/pytorch:latest AS base", "no pinned base"),
         ("ADD --checksum=sha256:${AITER_SHA256} ", "ADD ", "has no checksum"),
-        ("RUN scripts/unpack.sh /src/vllm", "RUN git clone https://example/vllm && scripts/x", "RUN fetches"),
+        ("RUN scripts/unpack.sh /src/aiter.tar.gz", "RUN git clone https://example/vllm && scripts/x", "RUN fetches"),
         ("RUN python3 /opt", "RUN pip install torch && python3 /opt", "RUN resolves dependencies"),
         ("ENV HSA_NO", "ENV HIP_ARCHITECTURES=native HSA_NO", "ENV is not allowed"),
     ],

@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile the extensions of the ROCm image on a machine without ROCm: its own recipe over Debian's HIP tool chain.
+
+The stages of docker/rocm.Dockerfile that make a wheel are built as they are written, on the base of docker/hip. Objects
+are kept unit by unit in the scratch folder (docker/hip/hipcc), so an interrupted run goes on behind its last unit; a
+wheel is kept by its key. What came out is measured and compared with docker/extensions.json, the recorded run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from hilgate.declare.load import load_project
+from hilgate.errors import DeclarationError
+from hilgate.git import tracked_files
+from hilgate.images.build import check, locked, proven
+from hilgate.images.contents import content, copy_inputs, wheel_keys
+from hilgate.images.engines import Buildah, BuildFailedError, BuildRequest, pip_settings
+from hilgate.images.pins import WHEELS, read, source_variables
+from hilgate.model import Check, Image
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORD: Final = "docker/extensions.json"
+SOURCES: Final = ("causal-conv1d", "mamba-ssm")
+"""Those whose whole build needs nothing but pip, hipcc and torch's headers."""
+HIP: Final = Image(
+    recipe="docker/hip/Dockerfile",
+    inputs=(
+        *("/docker/hip/hipcc", "/docker/hip/torch_for_hip.py", "/docker/hip/lazy.pth"),
+        *("/requirements/torch.txt", "/requirements/triton-next.txt"),
+    ),
+)
+ROOTFS: Final = ("docker/hip/rootfs.sh", "docker/hip/debs.txt")
+ABSENT: Final = ("wheels-aiter", "wheels-vllm")
+"""Stages that need ROCm's own base, and hours of it."""
+SCRIPTS: Final = "/run/hilgate/hip"
+"""Where docker/hip is in a container; what is run there is in no image."""
+GIGABYTES: Final = 12
+"""What an image of a run may hold."""
+OBJECTS: Final = "/var/cache/hilgate-objects"
+SAMPLE: Final = ("causal-conv1d", "causal_conv1d_update", "gfx942")
+"""Source, unit and architecture that a sample compiles."""
+PATCHED: Final = (
+    *("gfx90a without=64 with=64", "gfx942 without=64 with=64"),
+    *("gfx950 without=guessed with=64", "gfx1250 without=guessed with=refused"),
+)
+"""Wave size that mamba-ssm's backward scan is compiled for, without its patch and with it."""
+
+
+@dataclass
+class Extensions:
+    """One run over a repository at `root`; wheels, objects and the store are below `scratch`, findings in `out`.
+
+    Raises:
+        CannotRunHereError: buildah or root are missing, the network or the disk ended, or another build has the store.
+        DeclarationError: A pin is wrong, or the record is no record.
+    """
+
+    root: Path
+    scratch: Path
+    out: Path
+    found: list[Check] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Compute the keys: of the base, and of each wheel on it."""
+        tag = _sha256(b"".join((self.root / name).read_bytes() for name in ROOTFS))[:16]
+        self.engine = Buildah(self.scratch / "store", f"hip-{tag}", self.root / ROOTFS[0])
+        self.pins, self.recipe = read(self.root), load_project(self.root).images["rocm"]
+        self.hip = _sha256(f"{tag} {content(HIP, tracked_files(self.root), self.root)}".encode())
+        wheels = wheel_keys(self.root, self.pins)
+        self.keys = {name: _sha256(f"{wheels[name]} {self.hip}".encode()) for name in SOURCES}
+        units = (self.root / "docker/hip/vllm-units.sh").read_text(encoding="utf-8")
+        self.keys["vllm"] = _sha256(f"{wheels['vllm']} {self.hip} {units}".encode())
+        self.compiler = _sha256(
+            " ".join([self.hip, content(self.recipe, tracked_files(self.root), self.root)]).encode()
+        )
+        self.objects = self.scratch / "objects"
+        try:
+            self.recorded: dict[str, Any] = json.loads((self.root / RECORD).read_text(encoding="utf-8"))["sources"]
+        except FileNotFoundError:
+            self.recorded = {}
+        except (ValueError, KeyError, TypeError) as error:
+            raise DeclarationError(
+                f"no record: {error!r}", where=RECORD, remedy="restore it, or record anew"
+            ) from error
+
+    def run(self, *, sample: bool, record: bool) -> tuple[Check, ...]:
+        """Build every wheel and compare it with the record, or write that; or compile the sample alone."""
+        for folder in (self.out, self.objects):
+            folder.mkdir(parents=True, exist_ok=True)
+        if not record:
+            self.found += [self._current(name) for name in self.keys]
+        with locked(self.scratch):
+            try:
+                self._image("hip", self.hip, HIP, "")
+                self._image("compiler", self.compiler, self.recipe, "compiler")
+                self._patched()
+                if sample:
+                    self._sample()
+                else:
+                    for name in (*SOURCES, "vllm"):
+                        made = self._vllm() if name == "vllm" else self._wheel(name)
+                        if record:
+                            self._write(name, made)
+                        else:
+                            self.found.append(self._compared(name, made["units"]))
+                    self._whole()
+            except BuildFailedError as error:
+                self.found.append(check("built", False, str(error)))
+        Check.write_all(self.out, self.found)
+        return tuple(self.found)
+
+    def _write(self, name: str, made: dict[str, Any]) -> None:
+        """Put one source into the record: what comes after it may take hours, or fail."""
+        today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+        self.recorded[name] = {"date": today} | made
+        text = json.dumps({"sources": self.recorded}, indent=1, sort_keys=True)
+        (self.root / RECORD).write_text(text + "\n", encoding="utf-8")
+
+    def _current(self, name: str) -> Check:
+        """The record is of these pins, scripts, patches and tool chain."""
+        key = self.recorded.get(name, {}).get("key", "nothing")
+        same = key == self.keys[name]
+        message = "" if same else f"it is of {key[:12]}, this is {self.keys[name][:12]}: make extensions ARGS=--record"
+        return check(f"{name}: {RECORD} is current", same, message)
+
+    def _image(
+        self,
+        name: str,
+        key: str,
+        image: Image,
+        stage: str,
+        variables: dict[str, str] | None = None,
+        pins: dict[str, Any] | None = None,
+    ) -> None:
+        """Build an image or find it; of a `stage`, from what of the recipe it needs. `pins` are those of this base."""
+        began = time.monotonic()
+        if not (reused := self.engine.find(name, key) is not None):
+            context = self.scratch / f"context-{name}"
+            copy_inputs("rocm", image, self.root, context)
+            if stage:
+                recipe = context / image.recipe
+                recipe.write_text(cut(recipe.read_text(encoding="utf-8"), stage, ABSENT), encoding="utf-8")
+            if pins:
+                (context / "pins.json").write_text(json.dumps(pins), encoding="utf-8")
+            asked = BuildRequest(
+                name, key, image.recipe, context, {}, {}, log=self.out / f"{name}.log", **pip_settings()
+            )
+            asked = replace(asked, mounts=asked.mounts | {str(self.objects.resolve()): f"{OBJECTS}:rw"})
+            base = {"BASE": self.engine.name("hip", self.hip)} if stage else {}
+            self.engine.bud(asked, base | (variables or {}))
+        how = "found by its content" if reused else "built"
+        gigabytes, layers = self.engine.size(name, key)
+        message = f"{how}: {gigabytes:.1f} GB in {layers} layers, at most {GIGABYTES} GB"
+        self.found.append(check(f"image {name}", gigabytes <= GIGABYTES, message, 0 if reused else began))
+
+    def _wheel(self, name: str) -> dict[str, Any]:
+        """Build one wheel or find it kept; its part of the record."""
+        began, key, prefix = time.monotonic(), self.keys[name], WHEELS[name]
+        folder, events = self.scratch / "wheels" / key, self.objects / "units.jsonl"
+        if not (reused := folder.exists()):
+            if self.engine.find(name, key) is None:
+                events.unlink(missing_ok=True)
+            units = self.recorded.get(name, {}).get("units", {})
+            with Progress(events, {unit: one["cpu_seconds"] for unit, one in units.items()}):
+                self._image(name, key, self.recipe, f"build-{prefix.lower()}", self._variables(name))
+            partial = folder.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            copy, mounts = ["sh", "-c", "cp /wheels/*.whl /out/"], {str(partial.resolve()): "/out:rw"}
+            status, printed = self.engine.run(name, key, copy, mounts)
+            if status or not events.exists():
+                raise BuildFailedError(f"no wheel: {printed[-300:]}", where=name, remedy="read the build's log")
+            events.rename(partial / events.name)
+            partial.rename(folder)
+        (wheel,) = folder.glob("*.whl")
+        units = self._measured([str(folder / events.name), str(self.objects)])
+        kernels = dict.fromkeys(self.pins.sources[name].archs, 0)
+        for unit in units.values():
+            for arch, counts in unit["archs"].items():
+                kernels[arch] = kernels.get(arch, 0) + sum(counts.values())
+        spent = sum(unit["cpu_seconds"] for unit in units.values())
+        listed = ", ".join(f"{arch} {count}" for arch, count in kernels.items())
+        how = "found by its key" if reused else "built"
+        message = f"{how}: {len(units)} units, kernels {listed}; compiling them took {spent / 60:,.0f} min of one core"
+        self.found.append(check(f"{name}: wheel", all(kernels.values()), message, 0 if reused else began))
+        size = {"wheel": wheel.name, "bytes": wheel.stat().st_size, "sha256": _sha256(wheel.read_bytes())}
+        return {"key": key, "base": self.engine.suite, "units": units, "kernels": kernels} | size
+
+    def _vllm(self) -> dict[str, Any]:
+        """Compile the attention and cache kernels of vLLM (docker/hip/vllm-units.sh); its part of the record."""
+        events, began = self.objects / "units.jsonl", time.monotonic()
+        events.unlink(missing_ok=True)
+        script = f"{SCRIPTS}/vllm-units.sh /src/vllm/source.tar.gz {SAMPLE[2]}"
+        status, printed = self._inside("vllm", "", script, [])
+        if status:
+            raise BuildFailedError(
+                f"vLLM's kernels do not compile: {printed[-1500:]}", where="docker/hip/vllm-units.sh"
+            )
+        units = self._measured([str(events), str(self.objects)])
+        kernels = sum(count for unit in units.values() for count in unit["archs"][SAMPLE[2]].values())
+        self.found.append(
+            check("vllm: its units", True, f"{', '.join(units)}: {kernels} kernels for {SAMPLE[2]}", began)
+        )
+        return {"key": self.keys["vllm"], "base": self.engine.suite, "units": units, "kernels": {SAMPLE[2]: kernels}}
+
+    def _whole(self) -> None:
+        """The last stages of the recipe, with the wheels that are made here: what they prove of themselves."""
+        hip = {"rocm": _version(self.root), "python": "3.11"}
+        pins = self.pins.model_dump(mode="json", include={"archs", "rocm", "sources"})
+        pins = {
+            "archs": pins["archs"],
+            "rocm": pins["rocm"] | hip,
+            "sources": {name: pins["sources"][name] for name in SOURCES},
+        }
+        variables = {key: value for name in SOURCES for key, value in self._variables(name).items()}
+        key = _sha256(" ".join([self.compiler, *self.keys.values()]).encode())
+        self._image("whole", key, self.recipe, "rocm", variables, pins)
+        self.found.append(proven(*self.engine.run("whole", key, ["cat", "/opt/image/proof.json"], {})))
+
+    def _variables(self, name: str) -> dict[str, str]:
+        return source_variables(WHEELS[name], self.pins.sources[name])
+
+    def _compared(self, name: str, units: dict[str, Any], arch: str = "") -> Check:
+        recorded = self.recorded.get(name, {}).get("units", {})
+        words = [sys.executable, str(self.root / "docker/extensions.py"), "compare", *([arch] if arch else [])]
+        text = json.dumps([recorded, units])
+        done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+        problems = done.stdout.splitlines() + done.stderr.splitlines()[-3:]
+        return check(
+            f"{name}: as recorded", not problems, "; ".join(problems) or f"{len(units)} units, {arch or 'all'}"
+        )
+
+    def _measured(self, arguments: list[str]) -> dict[str, Any]:
+        words = [sys.executable, str(self.root / "docker/extensions.py"), "measure", *arguments]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            what = f"the objects cannot be measured: {done.stderr.strip()[-500:]}"
+            remedy = "remove the folder; the next run compiles what is not kept whole"
+            raise BuildFailedError(what, where=str(self.scratch / "wheels"), remedy=remedy)
+        return dict(json.loads(done.stdout))
+
+    def _patched(self) -> None:
+        """What the patches of mamba-ssm change is what they are there for (docker/hip/prove-patch.sh)."""
+        source = self.pins.sources["mamba-ssm"]
+        for patch in source.patches:
+            began = time.monotonic()
+            script = f"{SCRIPTS}/prove-patch.sh /src/mamba-ssm/source.tar.gz {patch.file}"
+            status, printed = self._inside("mamba-ssm", "", script, [])
+            told = [line for line in printed.splitlines() if line.startswith("gfx")]
+            holds = status == 0 and tuple(told) == PATCHED
+            message = "; ".join(told) if holds else f"{printed[-600:]}\nexpected {'; '.join(PATCHED)}"
+            self.found.append(check("mamba-ssm: its patch is needed", holds, message, began))
+
+    def _sample(self) -> None:
+        """Compile one unit for one architecture with its recorded flags, in the stage that compiles the wheels."""
+        source, unit, arch = SAMPLE
+        wanted = self.recorded.get(source, {}).get("units", {})
+        if unit not in wanted:
+            self.found.append(check("sample", False, f"{unit} is not in {RECORD}: make extensions ARGS=--record"))
+            return
+        flags = [word for word in wanted[unit]["flags"] if not word.startswith("--offload-arch=")]
+        script = f"""export CAUSAL_CONV1D_FORCE_BUILD=TRUE HIP_ARCHITECTURES={arch}; cd /src/conv1d/tree
+            python3 setup.py --version > /dev/null; exec hipcc "$@" -o /tmp/unit.o"""
+        events, began = self.objects / "units.jsonl", time.monotonic()
+        events.unlink(missing_ok=True)
+        status, printed = self._inside(source, "conv1d", script, [*flags, f"--offload-arch={arch}"])
+        if status:
+            raise BuildFailedError(f"the sample does not compile: {printed[-1500:]}", where=unit)
+        self.found.append(check("sample", True, f"{unit} for {arch}", began))
+        self.found.append(self._compared(source, self._measured([str(events), str(self.objects)]), arch))
+
+    def _inside(self, source: str, tree: str, script: str, words: list[str]) -> tuple[int, str]:
+        """Run a script in the stage that compiles, beside a fetched source, which `tree` has unpacked and patched."""
+        pin, settings, pip_conf = self.pins.sources[source], pip_settings(), self.scratch / "pip.conf"
+        pip_conf.write_text(settings["pip_conf"], encoding="utf-8")
+        mounts = settings["mounts"] | {str(self.root / "docker/hip"): SCRIPTS}
+        mounts |= {
+            str(pip_conf.resolve()): "/etc/pip.conf",
+            str(self.objects.resolve()): f"{OBJECTS}:rw",
+        }
+        folder = f"/src/{tree or source}"
+        begin = f"set -eu; cd /opt/image; scripts/fetch.sh {source} {pin.version} {pin.sdist} {folder}; "
+        if tree:
+            patches = " ".join(patch.file for patch in pin.patches)
+            begin += f"scripts/unpack.sh {folder}/source.tar.gz {folder}/tree {patches}; "
+        return self.engine.run("compiler", self.compiler, ["bash", "-c", begin + script, "inside", *words], mounts)
+
+
+def cut(recipe: str, stage: str, absent: tuple[str, ...] = ()) -> str:
+    """The part of a Dockerfile that one stage needs: what is before the first FROM, and the stages it is made from.
+
+    Nothing is copied from those that are `absent`.
+    """
+    recipe = "".join(
+        line
+        for line in recipe.splitlines(keepends=True)
+        if not line.startswith(tuple(f"COPY --from={one} " for one in absent))
+    )
+    head, *parts = re.split(r"(?m)^(?=FROM )", recipe)
+    stages = {part.partition(" AS ")[2].split()[0]: part for part in parts}
+    needed = {stage}
+    for name in reversed(stages):
+        if name in needed:
+            needed |= set(re.findall(r"(?:^FROM |--from=)(\S+)", stages[name]))
+    return head + "".join(part for name, part in stages.items() if name in needed)
+
+
+class Progress:
+    """Says on standard error which units are done, and when the others will be, from what they took when recorded."""
+
+    def __init__(self, events: Path, recorded: dict[str, float]) -> None:
+        """`recorded` has the processor seconds of each unit."""
+        self.events, self.recorded, self.done = events, recorded, threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> None:
+        """Begin to watch."""
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self.done.set()
+        self.thread.join()
+
+    def _watch(self) -> None:
+        said, began = 0, time.monotonic()
+        while not self.done.wait(2):
+            lines = self.events.read_text(encoding="utf-8").splitlines() if self.events.exists() else []
+            for number in range(said + 1, len(lines) + 1):
+                facts = [json.loads(line) for line in lines[:number]]
+                sys.stderr.write(forecast(facts, self.recorded, time.monotonic() - began) + "\n")
+            said = len(lines)
+
+
+def forecast(facts: list[dict[str, Any]], recorded: dict[str, float], elapsed: float) -> str:
+    """One line about the unit finished last: `facts` are those of all that are, `elapsed` seconds since the start."""
+    last = facts[-1]
+    how = "kept" if last["reused"] else f"compiled in {last['seconds']:,.0f} s ({last['cpu_seconds']:,.0f} s of a core)"
+    left = {unit: seconds for unit, seconds in recorded.items() if unit not in {one["unit"] for one in facts}}
+    compiled = sum(one["cpu_seconds"] for one in facts if not one["reused"])
+    minutes = sum(left.values()) * (elapsed / compiled if compiled else 1) / 60
+    rest = f"{len(facts)} of {len(facts) + len(left)} units, about {minutes:,.0f} min left"
+    return f"{last['unit']}: {how}; {rest if recorded else f'{len(facts)} units, no record to forecast from'}"
+
+
+def _version(root: Path) -> str:
+    """ROCm version of the tool chain, as rootfs.sh reads it."""
+    (found,) = re.findall(r"/libamdhip64-dev_([0-9.]+)", (root / ROOTFS[1]).read_text(encoding="utf-8"))
+    return str(found)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
