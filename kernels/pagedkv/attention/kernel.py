@@ -385,7 +385,7 @@ def attention_kernel(
     ALIKE: tl.constexpr,  # whether blocks and tokens of K and of V are equally far apart
     DEPENDENT: tl.constexpr,  # see merge.follow
     PAIRS: tl.constexpr,  # whether codes are read in pairs; see attend_pairs
-    MFMA: tl.constexpr,  # whether products are those of CDNA; see matched_token
+    MFMA: tl.constexpr,  # whether this is decode on CDNA; see matched_token
 ):
     """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, SPLITS]."""
     follow(DEPENDENT)

@@ -209,7 +209,7 @@ def paged_attention(
             num_stages=launch.stages,
             DEPENDENT=dependent,
             PAIRS=pairs,
-            MFMA=arch.operand_from_lds_rows == NEVER,
+            MFMA=decode and arch.operand_from_lds_rows == NEVER,
             **options(arch, launch, decode=decode, head_size=head_size, element_bytes=query.element_size()),
             **follows,
         )
