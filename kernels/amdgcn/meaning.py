@@ -161,6 +161,7 @@ SCALAR_64 = {
     "s_lshl_b64": ("Q", "a << (b & U(63)).astype(Q)"),
     "s_lshr_b64": ("Q", "a >> (b & U(63)).astype(Q)"),
     "s_ashr_i64": ("L", "a >> (b & U(63)).astype(L)"),
+    "s_bfe_i64": ("L", "field_signed_64(a, b)"),
 }
 SCALAR_COMPARE = {"eq": "==", "lg": "!=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
@@ -190,6 +191,7 @@ ds_read2st64_b32 ds_read2st64_b64 ds_write_b8 ds_write_b8_d16_hi ds_write_b16 ds
 ds_write_b64 ds_write_b96 ds_write_b128 ds_write2_b32 ds_write2_b64 ds_write2st64_b32 ds_write2st64_b64
 global_load_ubyte global_load_sbyte global_load_ushort global_load_sshort global_load_short_d16
 global_load_short_d16_hi global_load_dword global_load_dwordx2 global_load_dwordx3 global_load_dwordx4
+global_load_lds_dword global_load_lds_dwordx4
 global_store_byte global_store_byte_d16_hi global_store_short global_store_short_d16_hi global_store_dword
 global_store_dwordx2 global_store_dwordx3 global_store_dwordx4
 buffer_load_ubyte buffer_load_ushort buffer_load_dword buffer_load_dwordx2 buffer_load_dwordx3 buffer_load_dwordx4

@@ -153,6 +153,8 @@ class _Writer:
             raise UnknownInstructionError(one.text)
         if name in _NOTHING or name.startswith("s_cbranch_"):
             return []
+        if not name.startswith("v_") and any(each.negated or each.absolute for each in one.operands):
+            raise UnknownInstructionError(one.text, "a sign modifier")
         try:
             if name == "s_waitcnt":
                 return [f"g.wait({one.modifiers.get('vmcnt')}, {one.modifiers.get('lgkmcnt')})"]
@@ -383,8 +385,7 @@ class _Writer:
     def _global(self, one: Instruction) -> list[str]:
         operands, offset = one.operands, one.number("offset")
         found = re.fullmatch(r"(global|buffer)_(load|store)_(?:lds_)?([a-z]+(?:x\d)?)(_d16)?(_hi)?", one.mnemonic)
-        to_lds = one.flag("lds") or "_lds_" in one.mnemonic
-        if to_lds:  # no register takes the words
+        if one.to_lds:  # no register takes the words
             operands = (Operand("off"), *operands)
         if not found or found[3] not in WIDTHS:
             raise UnknownInstructionError(one.text)
@@ -408,7 +409,7 @@ class _Writer:
             values = ", ".join(f"V[{data.register + k}]{shift}" for k in range(registers))
             return [*lines, f"g.store({one.index}, A, E, {size}, [{values}], {beyond})"]
         lines.append(f"r = g.load({one.index}, A, E, {size}, {signed}, {beyond})")
-        if to_lds:
+        if one.to_lds:
             if size not in {4, 12, 16} or found[4]:
                 raise UnknownInstructionError(one.text, "its place in LDS is not known")
             return [*lines, f"g.load_to_lds({one.index}, {size}, {offset}, r, E)"]

@@ -4,8 +4,13 @@
 Rules and figures: CDNA3 ISA, section 4.5 "Manually inserted wait states", and what LLVM's hazard recogniser adds for
 gfx950 (one more after a matrix instruction of four passes or more). gfx90a (CDNA2 ISA, 4.5) has fewer rules: it waits
 for scalars, transcendentals and parts of registers itself, and its matrix instructions take 8 and 16 passes. Every
-instruction is one wait state, `s_nop N` is
-N + 1. A forward dataflow keeps, for each register and kind of writer, the fewest wait states since it was written.
+instruction is one wait state, `s_nop N` is N + 1. A forward dataflow keeps, for each register and kind of writer, the
+fewest wait states since it was written.
+
+Where LLVM's code and these rules differ, the rules are the same and LLVM's count is not: its recogniser walks back over
+a whole block, so on the path of a taken branch it counts the `s_branch` behind it too, which does not run there. Such
+a path is one wait state short. Whether a taken branch costs so much that it does not matter, only a GPU can say, so
+the check stays strict.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.machine_code import ROOT, table
 from support.wave import program
 
 from amdgcn.effects import effects
@@ -65,6 +66,7 @@ def test_operands():
     assert one.operands[1] == replace(one.operands[1], kind="v", register=4, negated=True, absolute=True)
     assert one.operands[2].registers() == [("v", 261), ("v", 262)]
     assert one.operands[3].value == 0.5
+    assert program("v_fma_mix_f32 v0, v1, s2, neg(0)").instructions[0].operands[3].negated
     assert two.operands[1].extended
     assert ("v", 1) in effects(two).reads, "the half that stays is read"
     assert effects(three).writes == {("s", k) for k in (4, 5, 6, 7)}
@@ -202,6 +204,25 @@ def test_wait_states_are_counted_along_the_shorter_path():
     loop = "s_nop 7\n.LBB0_1:\nv_add_f32_e32 v8, v1, v1\n" + MFMA + "\ns_cbranch_scc1 .LBB0_1"
     [hazard] = check_wait_states(program(loop))
     assert hazard.instruction.mnemonic == "v_add_f32"
+
+
+@pytest.mark.parametrize(("nops", "short"), [(5, False), (4, True)])
+def test_a_branch_that_does_not_run_is_no_wait_state(nops, short):
+    """LLVM counts the `s_branch` on both ways out of the block, this check on neither: it is a way of its own."""
+    lines = [
+        MFMA,
+        "s_cbranch_scc1 .LBB0_1",
+        "s_branch .LBB0_2",
+        ".LBB0_1:",
+        f"s_nop {nops}",
+        "v_add_f32_e32 v8, v1, v1",
+    ]
+    assert bool(check_wait_states(program("\n".join([*lines, ".LBB0_2:", "s_nop 0"])))) == short
+
+
+def test_the_table_of_device_tests_is_complete():
+    """As `python -m support.machine_code` prints it."""
+    assert "\n".join(table()) in (ROOT / "kernels/amdgcn/README.md").read_text()
 
 
 def test_passes_follow_the_flops():
