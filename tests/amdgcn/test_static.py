@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.machine_code import ROOT, table
-from support.wave import program
+from support.wave import program, run
 
 from amdgcn.effects import effects
 from amdgcn.errors import LaunchError, UnknownInstructionError, UnreadableTextError
 from amdgcn.figures import bank_conflicts
 from amdgcn.known import machine_code
+from amdgcn.memory import Memory
 from amdgcn.text import parse
 from amdgcn.wait_states import check_wait_states, passes
 from amdgcn.waits import check_waits
@@ -123,6 +124,19 @@ def test_a_wait_for_one_operation_less_is_found(number):
 def test_a_register_that_is_loaded_in_order_again_needs_no_wait():
     assert check_waits(program("global_load_dword v2, v1, s[2:3]\nglobal_load_dword v2, v1, s[2:3] offset:4")) == []
     assert check_waits(program("global_load_dword v2, v1, s[2:3]\nds_read_b32 v2, v1")), "two counters have no order"
+
+
+@pytest.mark.parametrize(("load", "holds"), [("global_load_dword v{}, v1, s[4:5]", 63), ("ds_read_b32 v{}, v1", 15)])
+def test_a_counter_that_is_full_is_a_wait(load, holds):
+    """The loads that it cannot count besides were issued, so the first has arrived; here and when it runs."""
+    for newer in (holds, holds - 1):
+        loads = (load.format(20 + k) for k in range(newer + 1))
+        lines = "\n".join(["ds_write_b32 v1, v1", "s_waitcnt lgkmcnt(0)", *loads, "v_mov_b32_e32 v2, v20"])
+        assert bool(check_waits(program(lines))) == (newer < holds)
+        memory, words = Memory(), np.zeros(64, np.uint32)
+        base = memory.add("words", words.view(np.uint8))
+        group = run(lines, {1: np.zeros((1, 64))}, {4: base & 0xFFFFFFFF, 5: base >> 32}, memory=memory)
+        assert (group.V[2] == group.junk).all() == (newer < holds)
 
 
 MFMA = "v_mfma_f32_16x16x16_f16 v[0:3], v[4:5], v[6:7], v[0:3]"
