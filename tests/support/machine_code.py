@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,13 +33,7 @@ OUTPUTS = {
 }
 """What each kernel may write; a write to any other argument is a fault."""
 
-DECLARED: dict[tuple[str, str, str], str] = {
-    (
-        "gfx950",
-        "3.6.0",
-        r"tests/kernels/test_int64\.py::test_a_block_far_away\[native-interleaved-\]$",
-    ): "LLVM leaves 7 wait states of 8 behind a product, over a taken branch",
-}
+DECLARED: dict[tuple[str, str, str], str] = {}
 """(arch, Triton, regular expression found in a test's id) -> why the machine code is known to be wrong."""
 NOT_RUN = {
     "tests/kernels/attention/test_paged.py::test_paged_attention_in_a_captured_graph": "needs a CUDA graph",
@@ -92,15 +85,12 @@ class MachineCode:
     def pytest_collection_modifyitems(self, config, items):
         import triton
 
-        from amdgcn.errors import ProgramFault
-
         without = [item for item in items if item.nodeid.startswith(tuple(NOT_RUN))]
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if item not in without]
         for item in items:
             if why := declared(self.arch, triton.__version__, item.nodeid):
-                wrong = (AssertionError, ProgramFault)
-                item.add_marker(pytest.mark.xfail(reason=f"declared: {why}", raises=wrong, strict=True))
+                item.add_marker(pytest.mark.xfail(reason=f"declared: {why}", raises=AssertionError, strict=True))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item):
@@ -128,9 +118,9 @@ def table() -> list[str]:
     from amdgcn.launch import ARCHES
 
     files = [path.relative_to(ROOT).as_posix() for path in sorted(TESTS.rglob("test_*.py"))]
-    folders = Counter(name.rpartition("/")[0] for name in files if "mark.device" in (ROOT / name).read_text())
+    folders = {name.rpartition("/")[0] for name in files if "mark.device" in (ROOT / name).read_text()}
     lines = [f"| device tests in | {' | '.join(ARCHES)} | but for |", "|---" * (len(ARCHES) + 2) + "|"]
-    for folder, count in sorted(folders.items()):
+    for folder in sorted(folders):
         but = [f"`{test.split('::')[1]}`, {why}" for test, why in NOT_RUN.items() if test.rpartition("/")[0] == folder]
         for (arch, triton, pattern), why in DECLARED.items():
             if pattern.startswith(f"{folder}/"):
@@ -138,7 +128,7 @@ def table() -> list[str]:
                 but.append(f"`{test}`, which {arch} of Triton {triton} fails: {why}")
         run = "no" if folder in NO_COVER else "all"
         but = [NO_COVER[folder]] if folder in NO_COVER else but
-        lines.append(f"| {folder}, {count} files | {' | '.join(run for _ in ARCHES)} | {'; '.join(but)} |")
+        lines.append(f"| {folder} | {' | '.join(run for _ in ARCHES)} | {'; '.join(but)} |")
     return lines
 
 
