@@ -97,6 +97,12 @@ def field_signed(a: Array, start: Array, count: Array) -> Array:
     return np.where(count == 0, U(0), extended)
 
 
+def field_signed_64(a: Array, packed: Array) -> Array:
+    """int64 of a field of int64: its start is in bits 0 .. 5 of `packed`, how many bits in 16 .. 22."""
+    shift = (U(64) - np.minimum((packed >> U(16)) & U(127), U(64))).astype(L)
+    return ((a >> (packed & U(63)).astype(L)) << shift) >> shift
+
+
 def reverse_bits(a: Array) -> Array:
     """Bit 0 becomes bit 31."""
     a = ((a >> U(1)) & U(0x55555555)) | ((a & U(0x55555555)) << U(1))

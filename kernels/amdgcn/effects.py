@@ -60,7 +60,7 @@ def effects(instruction: Instruction) -> Effects:
         instruction.mnemonic,
         instruction.operands,
         instruction.modifiers.get("dst_unused") == "UNUSED_PRESERVE" or "row_mask" in instruction.modifiers,
-        instruction.flag("lds"),
+        instruction.to_lds,
     )
 
 

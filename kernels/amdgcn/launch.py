@@ -149,7 +149,7 @@ class Driver(DriverBase):
 
     def _translated(self, metadata: Any, program: Program) -> Translated:
         if metadata.hash not in self.translated:
-            hazards = [*check_waits(program), *check_wait_states(program)]
+            hazards = [*check_waits(program), *check_wait_states(program, as_llvm=True)]
             if hazards:
                 raise ProgramFault(f"{metadata.name}: {len(hazards)} hazards; {hazards[0]}")
             self.translated[metadata.hash] = translate(program)

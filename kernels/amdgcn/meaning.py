@@ -127,6 +127,11 @@ LOGIC = {
 
 _OVERFLOW_ADD, _OVERFLOW_SUB = "((a ^ r) & (b ^ r)) < 0", "((a ^ b) & (a ^ r)) < 0"
 SCALAR: dict[str, tuple[str, str, str]] = {
+    "s_mov_b32": ("u", "a", ""),
+    "s_movk_i32": ("i", "b", ""),
+    "s_cselect_b32": ("u", "np.where(scc, a, b)", ""),
+    "s_addc_u32": ("u", "a + b + scc", "(a.astype(Q) + b + scc) >> Q(32) != 0"),
+    "s_subb_u32": ("u", "a - b - scc", "a < b.astype(Q) + scc"),
     "s_add_u32": ("u", "a + b", "r < a"),
     "s_sub_u32": ("u", "a - b", "a < b"),
     "s_add_i32": ("i", "a + b", _OVERFLOW_ADD),
@@ -152,18 +157,20 @@ SCALAR: dict[str, tuple[str, str, str]] = {
     "s_abs_i32": ("u", "np.abs(a.view(I)).view(U)", "r != 0"),
     "s_sext_i32_i16": ("u", "sign_extend(a, 16).view(U)", ""),
     "s_sext_i32_i8": ("u", "sign_extend(a, 8).view(U)", ""),
+    "s_mov_b64": ("Q", "a", ""),
+    "s_not_b64": ("Q", "~a", "r != 0"),
+    "s_cselect_b64": ("Q", "np.where(scc, a, b)", ""),
+    "s_lshl_b64": ("Qu", "a << (b & U(63)).astype(Q)", "r != 0"),
+    "s_lshr_b64": ("Qu", "a >> (b & U(63)).astype(Q)", "r != 0"),
+    "s_ashr_i64": ("Lu", "a >> (b & U(63)).astype(L)", "r != 0"),
+    "s_bfe_i64": ("Lu", "field_signed_64(a, b)", "r != 0"),
 }
-"""Mnemonic -> type, expression, and what SCC becomes, nothing where it stays."""
+"""Mnemonic -> type of the result and of a (and of b if another), expression, what SCC becomes (nothing: it stays)."""
 SCALAR |= {
     f"s_lshl{k}_add_u32": ("u", f"(a << U({k})) + b", f"((a.astype(Q) << Q({k})) + b) >> Q(32) != 0")
     for k in (1, 2, 3, 4)
 }
 
-SCALAR_64 = {
-    "s_lshl_b64": ("Q", "a << (b & U(63)).astype(Q)"),
-    "s_lshr_b64": ("Q", "a >> (b & U(63)).astype(Q)"),
-    "s_ashr_i64": ("L", "a >> (b & U(63)).astype(L)"),
-}
 SCALAR_COMPARE = {"eq": "==", "lg": "!=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 WIDTHS = {
@@ -176,8 +183,7 @@ _INTEGERS, _ORDERS = ("i32", "u32", "i64", "u64", "u16", "i16"), ("lt", "eq", "l
 _OTHERS = """
 s_nop s_endpgm s_barrier s_branch s_setprio s_sleep s_waitcnt s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz
 s_cbranch_vccnz s_cbranch_execz s_cbranch_execnz s_load_dword s_load_dwordx2 s_load_dwordx4 s_load_dwordx8
-s_load_dwordx16 s_mov_b32 s_mov_b64 s_movk_i32 s_not_b64 s_cselect_b32 s_cselect_b64 s_addc_u32 s_subb_u32
-s_bitcmp0_b32 s_bitcmp1_b32 s_and_saveexec_b64 s_or_saveexec_b64 s_andn2_saveexec_b64
+s_load_dwordx16 s_bitcmp0_b32 s_bitcmp1_b32 s_and_saveexec_b64 s_or_saveexec_b64 s_andn2_saveexec_b64
 v_cndmask_b32 v_fmac_f32 v_div_scale_f32 v_div_fmas_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 v_fma_mix_f32
 v_add_co_u32 v_sub_co_u32 v_subrev_co_u32 v_addc_co_u32 v_subb_co_u32 v_subbrev_co_u32 v_mad_u64_u32 v_mad_i64_i32
 v_pk_add_f32 v_pk_mul_f32 v_pk_fma_f32 v_pk_mov_b32 v_bitop3_b16 v_bitop3_b32
@@ -192,6 +198,7 @@ ds_read2st64_b32 ds_read2st64_b64 ds_write_b8 ds_write_b8_d16_hi ds_write_b16 ds
 ds_write_b64 ds_write_b96 ds_write_b128 ds_write2_b32 ds_write2_b64 ds_write2st64_b32 ds_write2st64_b64
 global_load_ubyte global_load_sbyte global_load_ushort global_load_sshort global_load_short_d16
 global_load_short_d16_hi global_load_dword global_load_dwordx2 global_load_dwordx3 global_load_dwordx4
+global_load_lds_dword global_load_lds_dwordx4
 global_store_byte global_store_byte_d16_hi global_store_short global_store_short_d16_hi global_store_dword
 global_store_dwordx2 global_store_dwordx3 global_store_dwordx4
 buffer_load_ubyte buffer_load_ushort buffer_load_dword buffer_load_dwordx2 buffer_load_dwordx3 buffer_load_dwordx4
@@ -202,7 +209,7 @@ scratch_store_dwordx4
 
 MNEMONICS = frozenset(
     [
-        *VECTOR, *SCALAR, *SCALAR_64, *_OTHERS.split(), *(f"v_pk_{name}" for name in PACKED),
+        *VECTOR, *SCALAR, *_OTHERS.split(), *(f"v_pk_{name}" for name in PACKED),
         *(f"v_cmp_{order}_{kind}" for order in _ORDERS for kind in _INTEGERS),
         *(f"v_cmp_{order}_{kind}" for order in COMPARE if order != "ne" for kind in ("f32", "f16")),
         *(f"s_{name}_b{bits}" for name in LOGIC for bits in (32, 64)),

@@ -58,6 +58,11 @@ class Instruction:
     def __str__(self) -> str:
         return f"{' '.join(self.text.split())}  ({self.source})"
 
+    @property
+    def to_lds(self) -> bool:
+        """Whether it is a load whose words go to LDS and not to registers."""
+        return "lds" in self.modifiers or "_load_lds_" in self.mnemonic
+
     def flag(self, name: str) -> bool:
         """Whether a modifier without a value is there."""
         return name in self.modifiers
@@ -126,7 +131,7 @@ _VALUED = re.compile(
     r"(offset[01]?|op_sel(?:_hi)?|neg_(?:lo|hi)|row_(?:shl|shr|ror|bcast|mask|newbcast)|quad_perm|bank_mask|bound_ctrl"
     r"|dst_sel|src[01]_sel|dst_unused|bitop3):(.+)"
 )
-_FLAGS = {"offen", "lds", "sc0", "sc1", "nt", "clamp", "row_mirror", "row_half_mirror"}
+_FLAGS = {"offen", "lds", "sc0", "sc1", "nt", "glc", "slc", "clamp", "row_mirror", "row_half_mirror"}
 _COUNTERS = re.compile(r"\s*(?:&\s*)?(vmcnt|lgkmcnt|expcnt)\((\d+)\)")
 _ENDS_BLOCK = ("s_branch", "s_cbranch", "s_endpgm", "s_barrier")
 _LABEL = re.compile(r"(\.LBB\d+_\d+):")
@@ -238,6 +243,8 @@ def _operand(word: str) -> Operand:
         return dataclasses.replace(_operand(word[5:-1]), extended=True)
     if word.startswith("-") and not (_INTEGER.fullmatch(word) or _FLOAT.fullmatch(word)):
         return dataclasses.replace(_operand(word[1:]), negated=True)
+    if word.startswith("neg("):
+        return dataclasses.replace(_operand(word[4:-1]), negated=True)
     if word.startswith("|"):
         return dataclasses.replace(_operand(word.strip("|")), absolute=True)
     if found := _REGISTER.fullmatch(word):

@@ -17,7 +17,7 @@ import numpy as np
 from . import arithmetic, matrix, permute, waves
 from .effects import effects
 from .errors import UnknownInstructionError
-from .meaning import COMPARE, COMPARED, LOGIC, MNEMONICS, PACKED, SCALAR, SCALAR_64, SCALAR_COMPARE, VECTOR, WIDTHS
+from .meaning import COMPARE, COMPARED, LOGIC, MNEMONICS, PACKED, SCALAR, SCALAR_COMPARE, VECTOR, WIDTHS
 from .text import EXEC, M0, VCC, Operand
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ class _Writer:
             raise UnknownInstructionError(one.text)
         if name in _NOTHING or name.startswith("s_cbranch_"):
             return []
+        if not name.startswith("v_") and any(each.negated or each.absolute for each in one.operands):
+            raise UnknownInstructionError(one.text, "a sign modifier")
         try:
             if name == "s_waitcnt":
                 return [f"g.wait({one.modifiers.get('vmcnt')}, {one.modifiers.get('lgkmcnt')})"]
@@ -182,6 +184,8 @@ class _Writer:
     @staticmethod
     def _literal(value: Any, kind: str) -> str:
         if isinstance(value, float):
+            if kind in "QL":
+                raise ValueError("a float in 64 bits")
             if kind in "fh":
                 return f"{'F' if kind == 'f' else 'H'}({value!r})"
             value = int(np.float32(value).view(np.uint32))
@@ -323,11 +327,6 @@ class _Writer:
                 f"r = g.scalar_load({one.index}, {base}, {operands[2].value}, {count})",
                 f"g.issue('sm', {targets}, r, None)",
             ]
-        if name in {"s_mov_b32", "s_movk_i32"}:
-            return [f"{put} = np.broadcast_to({self._scalar_read(operands[1])}, n)"]
-        if name == "s_mov_b64":
-            halves = (f"np.broadcast_to({self._half(operands[1], k)}, n)" for k in (0, 1))
-            return [f"{put}, {put_next} = {', '.join(halves)}"]
         if found := re.fullmatch(r"s_(\w+)_saveexec_b64", name):
             new = ", ".join(self._logic(found[1], self._half(operands[1], k), f"S[{EXEC + k}]") for k in (0, 1))
             return [f"p, r = {new}", f"{put}, {put_next} = S[{EXEC}], S[{EXEC + 1}]",
@@ -340,9 +339,6 @@ class _Writer:
             if len(words) == 1:
                 return [f"{put} = {words[0]}", f"scc = {put} != 0"]
             return [f"{put}, {put_next} = {', '.join(words)}", f"scc = ({put} | {put_next}) != 0"]
-        if name == "s_not_b64":
-            halves = (f"~np.broadcast_to({self._half(operands[1], k)}, n)" for k in (0, 1))
-            return [f"{put}, {put_next} = {', '.join(halves)}", f"scc = ({put} | {put_next}) != 0"]
         if found := re.fullmatch(r"s_cmpk?_(\w+)_([iu])(32|64)", name):
             kind = {"i32": "i", "u32": "u", "u64": "Q"}[found[2] + found[3]]
             a, b = (self._scalar_read(each, kind) for each in operands)
@@ -350,29 +346,17 @@ class _Writer:
         if found := re.fullmatch(r"s_bitcmp([01])_b32", name):
             a, b = map(self._scalar_read, operands)
             return [f"scc = np.broadcast_to((({a} >> ({b} & U(31))) & U(1)) == {found[1]}, n)"]
-        if name == "s_cselect_b32":
-            return [f"{put} = np.where(scc, {self._scalar_read(operands[1])}, {self._scalar_read(operands[2])})"]
-        if name == "s_cselect_b64":
-            halves = (f"np.where(scc, {self._half(operands[1], k)}, {self._half(operands[2], k)})" for k in (0, 1))
-            return [f"{put}, {put_next} = {', '.join(halves)}"]
-        if name in {"s_addc_u32", "s_subb_u32"}:
-            sign = "+" if name == "s_addc_u32" else "-"
-            a, b = (f"np.broadcast_to({self._scalar_read(each)}, n)" for each in operands[1:])
-            return [f"r = {a}.astype(Q) {sign} {b} {sign} scc", f"{put} = low(r); scc = high(r) != 0"]
-        if name in SCALAR_64:
-            kind, text = SCALAR_64[name]
-            a, b = self._scalar_read(operands[1], kind), self._scalar_read(operands[2])
-            return [f"a = {a}; b = {b}; r = np.broadcast_to({text}, n).view(Q)",
-                    f"{put} = low(r); {put_next} = high(r); scc = r != 0"]  # fmt: skip
         if name not in SCALAR:
             raise UnknownInstructionError(one.text)
-        kind, text, scc = SCALAR[name]
+        kinds, text, scc = SCALAR[name]
         sources = operands if name.endswith("k_i32") else operands[1:]
-        read = "; ".join(
-            f"{'ab'[k]} = np.broadcast_to({self._scalar_read(each, kind)}, n)" for k, each in enumerate(sources)
+        read = (
+            f"{'ab'[k]} = np.broadcast_to({self._scalar_read(each, kinds[k % len(kinds)])}, n)"
+            for k, each in enumerate(sources)
         )
-        lines = [f"{read}; r = {text}", f"{put} = r.view(U)"]
-        return [*lines, f"scc = {scc}"] if scc else lines
+        lines = [f"{'; '.join(read)}; r = {text}"]
+        wide = f"r = r.view(Q); {put} = low(r); {put_next} = high(r)"
+        return [*lines, wide if kinds[0] in "QL" else f"{put} = r.view(U)", *([f"scc = {scc}"] if scc else [])]
 
     @staticmethod
     def _logic(operation: str, a: str, b: str) -> str:
@@ -383,8 +367,7 @@ class _Writer:
     def _global(self, one: Instruction) -> list[str]:
         operands, offset = one.operands, one.number("offset")
         found = re.fullmatch(r"(global|buffer)_(load|store)_(?:lds_)?([a-z]+(?:x\d)?)(_d16)?(_hi)?", one.mnemonic)
-        to_lds = one.flag("lds") or "_lds_" in one.mnemonic
-        if to_lds:  # no register takes the words
+        if one.to_lds:  # no register takes the words
             operands = (Operand("off"), *operands)
         if not found or found[3] not in WIDTHS:
             raise UnknownInstructionError(one.text)
@@ -408,7 +391,7 @@ class _Writer:
             values = ", ".join(f"V[{data.register + k}]{shift}" for k in range(registers))
             return [*lines, f"g.store({one.index}, A, E, {size}, [{values}], {beyond})"]
         lines.append(f"r = g.load({one.index}, A, E, {size}, {signed}, {beyond})")
-        if to_lds:
+        if one.to_lds:
             if size not in {4, 12, 16} or found[4]:
                 raise UnknownInstructionError(one.text, "its place in LDS is not known")
             return [*lines, f"g.load_to_lds({one.index}, {size}, {offset}, r, E)"]

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
     from .text import Instruction, Program
 
+HOLDS = {"vm": 63, "ds": 15}
+"""How many operations a counter counts, of 6 and 4 bits; the next one is not issued before one of them is done. So a
+load with as many newer ones has arrived, and LLVM writes no wait for it."""
 _MANY = 64
-"""More than any counter can count (6 bits of vmcnt)."""
 _State = dict[tuple[str, Register], int]
 """(counter, register) -> newer operations of that counter."""
 
@@ -76,6 +78,8 @@ def _after(state: _State, instruction: Instruction, report: Callable[[Instructio
             if not in_order:  # a newer load of the same counter arrives later in any case
                 report(instruction, f"{register[0]}{register[1]} may still be loading")
     if effect.counter:
-        state = {key: min(newer + (key[0] == effect.counter), _MANY - 1) for key, newer in state.items()}
+        newest = effect.counter if effect.counter in HOLDS else ""
+        counted = ((key, newer + (key[0] == newest)) for key, newer in state.items())
+        state = {key: newer for key, newer in counted if newer < HOLDS.get(key[0], _MANY)}
         state |= {(effect.counter, register): 0 for register in effect.writes}
     return state

@@ -12,7 +12,7 @@ LDS in order, scalar memory only at lgkmcnt(0)).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +23,10 @@ from .errors import ProgramFault
 from .figures import bank_conflicts
 from .lds import JUNK, offsets
 from .text import EXEC, M0
+from .waits import HOLDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .machine import Machine
     from .memory import Region
@@ -103,27 +104,8 @@ class Waves:
 
     def take(self, rows: Array) -> Waves:
         """A group of some of the rows."""
-        other = Waves(self.machine, len(rows))
-        other.V = [None if v is None else v[rows] for v in self.V]
-        other.S = [None if s is None else s[rows] for s in self.S]
-        other.scc, other.E = self.scc[rows], None if self.E is None else unless_full(self.E[rows])
-        other.block, other.waiting = self.block, self.waiting
-        other.twin, other.wave, other.workgroup, other.row = (
-            each[rows] for each in (self.twin, self.wave, self.workgroup, self.row)
-        )
-        other.outstanding = [
-            Outstanding(
-                each.counter,
-                each.targets,
-                tuple(value[rows] for value in each.values),
-                None if each.enabled is None else each.enabled[rows],
-                tuple((size, at[rows], writes) for size, at, writes in each.accesses),
-                each.into_lds,
-            )
-            for each in self.outstanding
-        ]
-        other.scratch = {at: value[rows] for at, value in self.scratch.items()}
-        other.refresh()
+        other = _regrouped([self], len(rows), lambda arrays: arrays[0][rows])
+        other.E = None if other.E is None else unless_full(other.E)
         return other
 
     def signature(self) -> tuple[object, ...]:
@@ -134,44 +116,11 @@ class Waves:
         """Both groups as one."""
         a, b = self.real, other.real
 
-        def rows(x: Array, y: Array) -> Array:
+        def rows(arrays: Sequence[Array]) -> Array:
+            x, y = arrays
             return np.concatenate([x[:a], y[:b], x[a:], y[b:]])
 
-        def maybe(x: Array | None, y: Array | None) -> Array | None:
-            return None if x is None or y is None else rows(x, y)
-
-        def mask(x: Array | None, y: Array | None) -> Array | None:
-            if x is None and y is None:
-                return None
-            return rows(
-                np.ones((self.n, LANES), bool) if x is None else x, np.ones((other.n, LANES), bool) if y is None else y
-            )
-
-        joined = Waves(self.machine, self.n + other.n)
-        joined.V = [maybe(x, y) for x, y in zip(self.V, other.V, strict=True)]
-        joined.S = [maybe(x, y) for x, y in zip(self.S, other.S, strict=True)]
-        joined.scc, joined.E = rows(self.scc, other.scc), mask(self.E, other.E)
-        joined.block, joined.waiting = self.block, self.waiting
-        joined.twin, joined.wave = rows(self.twin, other.twin), rows(self.wave, other.wave)
-        joined.workgroup, joined.row = rows(self.workgroup, other.workgroup), rows(self.row, other.row)
-        joined.outstanding = [
-            Outstanding(
-                x.counter,
-                x.targets,
-                tuple(rows(p, q) for p, q in zip(x.values, y.values, strict=True)),
-                mask(x.enabled, y.enabled),
-                tuple(
-                    (size, rows(p, q), writes)
-                    for (size, p, writes), (_, q, _) in zip(x.accesses, y.accesses, strict=True)
-                ),
-                x.into_lds,
-            )
-            for x, y in zip(self.outstanding, other.outstanding, strict=True)
-        ]
-        for at in self.scratch.keys() | other.scratch.keys():
-            joined.scratch[at] = rows(self.scratch.get(at, self.junk), other.scratch.get(at, other.junk))
-        joined.refresh()
-        return joined
+        return _regrouped([self, other], self.n + other.n, rows)
 
     def fault(self, what: str, row: int, lane: int | None, index: int, buffer: str = "") -> ProgramFault:
         """A fault at a place: wave, lane, instruction, Python line."""
@@ -243,6 +192,8 @@ class Waves:
                 self.S[register] = self.scalar_junk
         accesses, self._accesses = tuple(self._accesses), []
         self.outstanding.append(Outstanding(counter, tuple(targets), tuple(values), enabled, accesses))
+        if len(self.outstanding) > HOLDS["ds"]:
+            self.wait(HOLDS["vm"], HOLDS["ds"])
 
     def wait(self, vector: int | None, rest: int | None) -> None:
         """`s_waitcnt`: deliver what these counts guarantee; None waits for nothing."""
@@ -517,6 +468,38 @@ class Waves:
         at = np.where(exists, source, 0)
         valid = np.broadcast_to(exists, x.shape) if enabled is None else exists & enabled[:, at]
         return np.where(valid, x[:, at], U(0)), None if bounded else valid
+
+
+def _regrouped(groups: Sequence[Waves], count: int, rows: Callable[[Sequence[Array]], Array]) -> Waves:
+    """A group of `count` waves of groups that may run as one; `rows` picks its rows from an array of each of them."""
+    first, new = groups[0], Waves(groups[0].machine, count)
+
+    def mask(masks: Sequence[Array | None]) -> Array | None:
+        if all(each is None for each in masks):
+            return None
+        return rows(
+            [np.ones((g.n, LANES), bool) if each is None else each for g, each in zip(groups, masks, strict=True)]
+        )
+
+    for name in ("V", "S"):
+        registers = zip(*(getattr(group, name) for group in groups), strict=True)
+        setattr(new, name, [None if any(each is None for each in same) else rows(same) for same in registers])
+    for name in ("scc", "twin", "wave", "workgroup", "row"):
+        setattr(new, name, rows([getattr(group, name) for group in groups]))
+    new.E = mask([group.E for group in groups])
+    new.block, new.waiting = first.block, first.waiting
+    for same in zip(*(group.outstanding for group in groups), strict=True):
+        values = tuple(rows(each) for each in zip(*(one.values for one in same), strict=True))
+        accesses = tuple(
+            (each[0][0], rows([at for _, at, _ in each]), each[0][2])
+            for each in zip(*(one.accesses for one in same), strict=True)
+        )
+        enabled = mask([one.enabled for one in same])
+        new.outstanding.append(replace(same[0], values=values, enabled=enabled, accesses=accesses))
+    for at in set().union(*(group.scratch for group in groups)):
+        new.scratch[at] = rows([group.scratch.get(at, group.junk) for group in groups])
+    new.refresh()
+    return new
 
 
 def _read(views: dict[int, Array], at: Array, size: int, signed: bool) -> list[Array]:

@@ -45,7 +45,7 @@ LISTS = [each.ravel().tolist() for each in (A, B, C)]
 
 def signed(x, bits=32):
     x &= (1 << bits) - 1
-    return x - (1 << bits) if x >> (bits - 1) else x
+    return x - (1 << bits) if bits and x >> (bits - 1) else x
 
 
 def f32(bits):
@@ -512,6 +512,7 @@ def test_scalar_64_bits():
     cases["s_lshl_b64 s[10:11], s[2:3], s4"] = lambda a, b: a << (b & 63)
     cases["s_lshr_b64 s[10:11], s[2:3], s4"] = lambda a, b: a >> (b & 63)
     cases["s_ashr_i64 s[10:11], s[2:3], s4"] = lambda a, b: signed(a, 64) >> (b & 63)
+    cases["s_bfe_i64 s[10:11], s[2:3], s4"] = lambda a, b: signed(signed(a, 64) >> (b & 63), b >> 16 & 127)
     for line, function in cases.items():
         covers([line.split()[0]])
         low, high, scc = scalar(line)
@@ -648,6 +649,8 @@ def test_mixed_precision():
             kept, new = (g >> 16, g & 0xFFFF) if name == "mixlo_f16" else (g & 0xFFFF, g >> 16)
             assert kept == (0xDEAD if name == "mixlo_f16" else 0xBEEF)
             assert same_floats(new, bits16(f32(want)), 16)
+    zero = run("v_fma_mix_f32 v4, v1, -1.0, neg(0)", {1: np.zeros_like(A), 4: A}).V[4]
+    assert (zero == 1 << 31).all(), "-0 and -0 are -0"
 
 
 @pytest.mark.parametrize("table", [0x00, 0x01, 0x6C, 0x96, 0xE8, 0xFF, 0x54])
@@ -902,6 +905,18 @@ def test_lds_parts_written(name, size, shift):
     words = memory.reshape(WAVES, -1)[:, :512].copy().view(np.uint32)[:, ::2].ravel().tolist()
     mask = (1 << 8 * size) - 1 << 16
     assert words == [c & ~mask | (b >> shift) << 16 & mask for b, c in zip(LISTS[1], LISTS[2], strict=True)]
+
+
+@pytest.mark.parametrize("suffix", ["", "x4"])
+def test_loads_into_lds_lie_side_by_side(suffix):
+    """From M0 and the offset on, whatever the lanes read."""
+    [name] = covers([f"global_load_lds_dword{suffix}"])
+    count, at = (4 if suffix else 1), PLACE[:1] * np.uint32(16)
+    for load in (f"{name} v1, s[4:5]", f"buffer_load_dword{suffix} v1, s[8:11], 0 offen lds"):
+        lines = f"s_mov_b32 m0, 0x100\n{load} offset:32\ns_waitcnt vmcnt(0)"
+        group, words = in_memory(lines, {1: at})
+        stored = group.machine.lds.bytes[0x120:][: 256 * count].view(np.uint32).reshape(64, count).tolist()
+        assert stored == [words[8 + 4 * int(k) :][:count].tolist() for k in PLACE[0]], load
 
 
 @pytest.mark.parametrize("bits", [8, 16])

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.wave import program
+from support.machine_code import ROOT, table
+from support.wave import program, run
 
 from amdgcn.effects import effects
 from amdgcn.errors import LaunchError, UnknownInstructionError, UnreadableTextError
 from amdgcn.figures import bank_conflicts
 from amdgcn.known import machine_code
+from amdgcn.memory import Memory
 from amdgcn.text import parse
 from amdgcn.wait_states import check_wait_states, passes
 from amdgcn.waits import check_waits
@@ -65,6 +67,7 @@ def test_operands():
     assert one.operands[1] == replace(one.operands[1], kind="v", register=4, negated=True, absolute=True)
     assert one.operands[2].registers() == [("v", 261), ("v", 262)]
     assert one.operands[3].value == 0.5
+    assert program("v_fma_mix_f32 v0, v1, s2, neg(0)").instructions[0].operands[3].negated
     assert two.operands[1].extended
     assert ("v", 1) in effects(two).reads, "the half that stays is read"
     assert effects(three).writes == {("s", k) for k in (4, 5, 6, 7)}
@@ -121,6 +124,19 @@ def test_a_wait_for_one_operation_less_is_found(number):
 def test_a_register_that_is_loaded_in_order_again_needs_no_wait():
     assert check_waits(program("global_load_dword v2, v1, s[2:3]\nglobal_load_dword v2, v1, s[2:3] offset:4")) == []
     assert check_waits(program("global_load_dword v2, v1, s[2:3]\nds_read_b32 v2, v1")), "two counters have no order"
+
+
+@pytest.mark.parametrize(("load", "holds"), [("global_load_dword v{}, v1, s[4:5]", 63), ("ds_read_b32 v{}, v1", 15)])
+def test_a_counter_that_is_full_is_a_wait(load, holds):
+    """The loads that it cannot count besides were issued, so the first has arrived; here and when it runs."""
+    for newer in (holds, holds - 1):
+        loads = (load.format(20 + k) for k in range(newer + 1))
+        lines = "\n".join(["ds_write_b32 v1, v1", "s_waitcnt lgkmcnt(0)", *loads, "v_mov_b32_e32 v2, v20"])
+        assert bool(check_waits(program(lines))) == (newer < holds)
+        memory, words = Memory(), np.zeros(64, np.uint32)
+        base = memory.add("words", words.view(np.uint8))
+        group = run(lines, {1: np.zeros((1, 64))}, {4: base & 0xFFFFFFFF, 5: base >> 32}, memory=memory)
+        assert (group.V[2] == group.junk).all() == (newer < holds)
 
 
 MFMA = "v_mfma_f32_16x16x16_f16 v[0:3], v[4:5], v[6:7], v[0:3]"
@@ -202,6 +218,20 @@ def test_wait_states_are_counted_along_the_shorter_path():
     loop = "s_nop 7\n.LBB0_1:\nv_add_f32_e32 v8, v1, v1\n" + MFMA + "\ns_cbranch_scc1 .LBB0_1"
     [hazard] = check_wait_states(program(loop))
     assert hazard.instruction.mnemonic == "v_add_f32"
+
+
+@pytest.mark.parametrize(("nops", "short"), [(5, False), (4, True)])
+def test_a_branch_that_does_not_run_is_no_wait_state(nops, short):
+    """LLVM counts the `s_branch` on both ways out of the block."""
+    ways = f"s_cbranch_scc1 .LBB0_1\ns_branch .LBB0_2\n.LBB0_1:\ns_nop {nops}\nv_add_f32_e32 v8, v1, v1\n.LBB0_2:"
+    text = f"{MFMA}\n{ways}\ns_nop 0"
+    assert bool(check_wait_states(program(text))) == short
+    assert not check_wait_states(program(text), as_llvm=True)
+
+
+def test_the_table_of_device_tests_is_complete():
+    """As `python -m support.machine_code` prints it."""
+    assert "\n".join(table()) in (ROOT / "kernels/amdgcn/README.md").read_text()
 
 
 def test_passes_follow_the_flops():

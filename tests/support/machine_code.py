@@ -2,7 +2,8 @@
 """`pytest --amdgcn ARCH`: the device tests of the kernels, unchanged, on AMD machine code (kernels/amdgcn).
 
 A test that the machine code of some arch and Triton fails is declared in `DECLARED`, and then must fail: when the
-compiler is repaired, the declaration is out of date, and the test is red until it goes.
+compiler is repaired, the declaration is out of date, and the test is red until it goes. What cannot run so is in
+`NOT_RUN`. `python -m support.machine_code` prints which device tests run on which arch (kernels/amdgcn/README.md).
 """
 
 from __future__ import annotations
@@ -42,8 +43,23 @@ OUTPUTS = {
 
 DECLARED: dict[tuple[str, str, str], str] = {}
 """(arch, Triton, regular expression found in a test's id) -> why the machine code is known to be wrong."""
+NOT_RUN = {
+    "tests/kernels/attention/test_paged.py::test_paged_attention_in_a_captured_graph": "needs a CUDA graph",
+    "tests/kernels/mla/test_decode.py::test_mla_decode_in_a_captured_graph": "needs a CUDA graph",
+    "tests/kernels/test_selfcheck.py::test_the_command_prints_a_line_for_each_gpu": "asks this machine for its GPUs",
+}
+"""Beginning of a test's id -> why no arch's machine code runs it."""
+NO_COVER = {
+    "tests/benchmarks": "the same kernels, in shapes of measurements",
+    "tests/families": "starts an engine; the pocket hybrid's prompt is tests/models/test_machine_code.py",
+    "tests/mamba": "vLLM's kernels; run by hand, gfx942: 96 of 113 agree",
+    "tests/models": "starts an engine; the pocket hybrid's prompt is tests/models/test_machine_code.py",
+}
+"""Folder of device tests that area cover leaves out -> why."""
 
-KNOWN = Path(__file__).parents[2] / ".triton/.launches"
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
+KNOWN = ROOT / ".triton/.launches"
 """Launches of earlier runs at a desk, by content."""
 SESSION = pytest.StashKey()
 """The `amdgcn.launch.Session` of a test."""
@@ -74,9 +90,12 @@ class MachineCode:
             raise pytest.UsageError(f"--amdgcn {arch}: expected one of {', '.join(ARCHES)}")
         self.arch = arch
 
-    def pytest_collection_modifyitems(self, items):
+    def pytest_collection_modifyitems(self, config, items):
         import triton
 
+        without = [item for item in items if item.nodeid.startswith(tuple(NOT_RUN))]
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if item not in without]
         for item in items:
             if why := declared(self.arch, triton.__version__, item.nodeid):
                 item.add_marker(pytest.mark.xfail(reason=f"declared: {why}", raises=AssertionError, strict=True))
@@ -100,3 +119,26 @@ class MachineCode:
                 item.user_properties.append(("launches_executed", sum(launch.executed for launch in done)))
                 if done:
                     item.user_properties.append(("wave_instructions", sum(each.wave_instructions for each in done)))
+
+
+def table() -> list[str]:
+    """Lines of a Markdown table: folders of device tests, and which run on the machine code of each arch."""
+    from amdgcn.launch import ARCHES
+
+    files = [path.relative_to(ROOT).as_posix() for path in sorted(TESTS.rglob("test_*.py"))]
+    folders = {name.rpartition("/")[0] for name in files if "mark.device" in (ROOT / name).read_text()}
+    lines = [f"| device tests in | {' | '.join(ARCHES)} | but for |", "|---" * (len(ARCHES) + 2) + "|"]
+    for folder in sorted(folders):
+        but = [f"`{test.split('::')[1]}`, {why}" for test, why in NOT_RUN.items() if test.rpartition("/")[0] == folder]
+        for (arch, triton, pattern), why in DECLARED.items():
+            if pattern.startswith(f"{folder}/"):
+                test = pattern.partition("::")[2].replace("\\", "").rstrip("$")
+                but.append(f"`{test}`, which {arch} of Triton {triton} fails: {why}")
+        run = "no" if folder in NO_COVER else "all"
+        but = [NO_COVER[folder]] if folder in NO_COVER else but
+        lines.append(f"| {folder} | {' | '.join(run for _ in ARCHES)} | {'; '.join(but)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))  # noqa: T201

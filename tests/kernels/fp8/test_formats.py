@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pagedkv.device import INTERPRETED
 from pagedkv.fp8 import reference
 from pagedkv.fp8.formats import FORMATS, decode, encode
 
@@ -30,7 +31,7 @@ def _encode_kernel(numbers, out, count, FORMAT: tl.constexpr, SIZE: tl.constexpr
 
 def encoded(numbers: torch.Tensor, name: str, device: str) -> torch.Tensor:
     """Codes of `[n]` fp32 numbers by the kernel function, on the CPU."""
-    size = 1 << 18 if device == "cpu" else 1024
+    size = 1 << 18 if INTERPRETED else 1024  # few programs, or few elements for each lane
     out = torch.full(numbers.shape, 0x55, dtype=torch.uint8, device=device)
     count = numbers.numel()
     _encode_kernel[(triton.cdiv(count, size),)](numbers.to(device), out, count, FORMAT=name, SIZE=size)

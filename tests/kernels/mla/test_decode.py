@@ -73,14 +73,18 @@ def test_mla_decode_with_any_number_of_programs(programs, device, record_propert
     check(decode(data, programs=programs, debug=True), expected(data), record_property)
 
 
+HEADS = range(1, 129) if INTERPRETED else (*range(1, 18), 31, 32, 33, 47, 48, 49, 63, 64, 65, 96, 127, 128)
+"""A kernel for each count: compiled, those of every remainder of a tile of 16 rows and around the tiles."""
+
+
 def test_mla_decode_of_1_to_128_heads(device):
     """n heads give what the first n of 128 give; the rows that pad them reach neither output nor lse."""
     data = step(device, 128, [20], [2], latent=32)
     golden, golden_lse = expected(data)
     everything = data.query
-    for heads in range(1, 129):
+    for heads in HEADS:
         data.query = everything[:, :heads]
-        check(decode(data), (golden[:, :heads], golden_lse[:, :heads]), lambda *_: None)
+        check(decode(data, programs=4), (golden[:, :heads], golden_lse[:, :heads]), lambda *_: None)
 
 
 @pytest.mark.parametrize(("latent", "rope"), [(32, 16), (40, 24), (256, 64), (384, 72), (512, 128)])
