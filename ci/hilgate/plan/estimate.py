@@ -11,6 +11,7 @@ import statistics
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, ValidationError
@@ -104,6 +105,7 @@ def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
             Passes(passes=tuple(one for of_step in kept.values() for one in of_step[-RECENT_PASSES:])).save(path)
 
 
+@cache
 def slowness(seconds: float = UNIT_SECONDS) -> float:
     """How many times longer than on the machine of the declared minutes a fixed piece of Python takes here and now."""
     began = time.perf_counter()
