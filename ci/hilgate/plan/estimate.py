@@ -82,12 +82,7 @@ def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
 
     Only forecasts read it, so no trouble with it stops a gate.
     """
-    declared = {
-        step.key: step.step.minutes
-        for step in plan.steps
-        if plan.profile == "smoke"
-        or (plan.profile == "gate" and step.arguments in {"", step.step.smoke.arguments if step.step.smoke else ""})
-    }
+    declared = {step.key: step.step.minutes for step in plan.steps if plan.desk and step.as_declared}
     known = {(one.key, one.command, one.ended): one for one in Passes.read(root).passes}
     for record in records:
         ended, here = record.started.timestamp() + record.seconds, record.environment
