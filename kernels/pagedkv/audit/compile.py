@@ -43,6 +43,9 @@ from .machine import LDS_GRANULES, VGPRS, register_waves, waves_per_simd
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+_parse_once = cache(JITCallable.parse)
+"""Triton parses a helper at each of its specialisations; nothing that walks the tree changes it."""
+
 
 class LdsExceededError(CommandError):
     """A kernel wants more LDS than a workgroup may have; raised before the expensive half of the compilation.
@@ -204,10 +207,6 @@ def specialisations(arch: str, launch: Callable[[], object]) -> list[Specialisat
     with mock.patch.object(knobs.runtime, "jit_cache_hook", note), offline(arch):
         launch()
     return list(found.values())
-
-
-_parse_once = cache(JITCallable.parse)
-"""Triton parses a helper at each of its specialisations; nothing that walks the tree changes it."""
 
 
 def compile_kernel(wanted: Specialisation) -> MachineCode:
