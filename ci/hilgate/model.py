@@ -503,6 +503,11 @@ class PlannedStep(Noun):
     arguments: str = ""
     """What a person or its smoke slice added to its command, to run a part of it."""
 
+    @property
+    def as_declared(self) -> bool:
+        """Whether it is whole, or its smoke slice: nothing that a person narrowed."""
+        return self.arguments in {"", self.step.smoke.arguments if self.step.smoke else ""}
+
     def part(self, arguments: str, minimum: int = 1) -> PlannedStep:
         """A part of it: these arguments behind its command, and by default one check is enough."""
         command = f"{self.step.command} {arguments}".rstrip()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import io
 import json
 import os
@@ -16,6 +17,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
+
+import typer.main
 
 from hilgate.cli.app import main
 from hilgate.model import Environment, Omission, Plan, PlannedStep
@@ -202,6 +205,10 @@ def write_repository(root: Path, commands: dict[str, str], **changes: object) ->
     return root
 
 
+_command = functools.cache(typer.main.get_command)
+"""What typer makes of the program's functions: once for all commands of a session."""
+
+
 def hilgate(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a small repository, in this process: another one costs more than most tests."""
     out, errors = io.StringIO(), io.StringIO()
@@ -209,6 +216,7 @@ def hilgate(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProc
     with (
         contextlib.chdir(root),
         mock.patch.dict(os.environ, environ(**env), clear=True),
+        mock.patch.object(typer.main, "get_command", _command),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors),
     ):

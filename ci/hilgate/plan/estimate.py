@@ -11,6 +11,7 @@ import statistics
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, ValidationError
@@ -81,12 +82,7 @@ def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
 
     Only forecasts read it, so no trouble with it stops a gate.
     """
-    declared = {
-        step.key: step.step.minutes
-        for step in plan.steps
-        if plan.profile == "smoke"
-        or (plan.profile == "gate" and step.arguments in {"", step.step.smoke.arguments if step.step.smoke else ""})
-    }
+    declared = {step.key: step.step.minutes for step in plan.steps if plan.desk and step.as_declared}
     known = {(one.key, one.command, one.ended): one for one in Passes.read(root).passes}
     for record in records:
         ended, here = record.started.timestamp() + record.seconds, record.environment
@@ -104,6 +100,7 @@ def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
             Passes(passes=tuple(one for of_step in kept.values() for one in of_step[-RECENT_PASSES:])).save(path)
 
 
+@cache
 def slowness(seconds: float = UNIT_SECONDS) -> float:
     """How many times longer than on the machine of the declared minutes a fixed piece of Python takes here and now."""
     began = time.perf_counter()

@@ -7,6 +7,7 @@ asked of nvidia-smi. Which of them a process sees follows the vendors' environme
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -14,8 +15,10 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,15 +108,16 @@ def environment(machine: Machine) -> Environment:
 
 def installed(names: Iterable[str]) -> dict[str, str]:
     """Versions of those distributions that are installed, under the name asked for."""
-    found: dict[str, str] = {}
-    for name in dict.fromkeys(names):
-        for candidate in (name, *ALSO_PROVIDED_BY.get(name, ())):
-            try:
-                found[name] = importlib.metadata.version(candidate)
-                break
-            except importlib.metadata.PackageNotFoundError:
-                continue
-    return found
+    found = {name: _version(name, tuple(sys.path)) for name in names}
+    return {name: version for name, version in found.items() if version}
+
+
+@cache
+def _version(name: str, path: tuple[str, ...]) -> str:  # noqa: ARG001 - another path, another answer
+    for candidate in (name, *ALSO_PROVIDED_BY.get(name, ())):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(candidate)
+    return ""
 
 
 def _processor() -> str:

@@ -183,12 +183,8 @@ class JunitEvidence(EvidenceKind):
 
     def reaches(self, command: str, check: str) -> bool:
         """Whether a pytest command names the file of this node id, or a folder above it, and does not ignore it."""
-        words, places = _pytest_words(command)
-        named = [words[place].partition("::")[0] for place in places] or ["."] * bool(words)
-        ignored = [word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")]
         file, colons, _ = check.partition("::")
-        reached = any(_is_in(file, one) for one in named) and not any(_is_in(file, one) for one in ignored)
-        return reached or not (file.endswith(".py") and colons)
+        return not (file.endswith(".py") and colons) or _pytest_reaches(command, file)
 
     def narrow(self, command: str, ids: tuple[str, ...], root: Path) -> str:
         """A pytest command with its test paths replaced by these ids and its options kept.
@@ -272,8 +268,16 @@ def collect_image(step: PlannedStep, plan: Plan, folder: Path) -> tuple[ImageRec
     return record, ""
 
 
+@functools.lru_cache(1 << 16)
+def _pytest_reaches(command: str, file: str) -> bool:
+    words, places = _pytest_words(command)
+    named = [words[place].partition("::")[0] for place in places] or ["."] * bool(words)
+    ignored = [word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")]
+    return any(_is_in(file, one) for one in named) and not any(_is_in(file, one) for one in ignored)
+
+
 def _is_in(file: str, named: str) -> bool:
-    """Whether a file is the named one or lies below it; as text, for a verdict asks this of every check and step."""
+    """Whether a file is the named one or lies below it; as text."""
     folder = named.removeprefix("./").rstrip("/")
     return not file.startswith("/") if folder in ("", ".") else f"{file}/".startswith(f"{folder}/")
 

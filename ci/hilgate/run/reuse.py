@@ -305,9 +305,8 @@ class Store:
 
 def reusable(step: PlannedStep) -> bool:
     """Whether a pass of it may ever stand for another: it is whole, and rests on nothing that no key can hold."""
-    thin = step.step.smoke.arguments if step.step.smoke and step.step.smoke.on_change else ""
-    part = step.arguments not in {"", thin}  # what a person narrowed
-    return not (part or step.step.network or step.step.secrets or step.step.provides) and step.step.reuse
+    unsure = step.step.network or step.step.secrets or step.step.provides
+    return step.as_declared and not unsure and step.step.reuse
 
 
 def packed(found: Evidence, key: bytes) -> bytes:

@@ -135,6 +135,7 @@ class Runner:
         sorter.prepare()
         order = in_order(tuple(steps.values()))
         waiting: list[str] = []
+        pause = POLL_SECONDS / 16
         while (sorter.is_active() or self._again) and not self._interrupts.number:
             waiting = sorted({*waiting, *sorter.get_ready()}, key=order.index)
             settled = self._start_ready(steps, waiting)
@@ -142,9 +143,12 @@ class Runner:
             self._reap_reruns()
             for key in settled:
                 sorter.done(key)
-            if not settled:
+            if settled:
+                pause = POLL_SECONDS / 16  # what follows may end at once
+            else:
                 self.progress.tick()
-                time.sleep(POLL_SECONDS)
+                time.sleep(pause)
+                pause = min(2 * pause, POLL_SECONDS)
 
     def _start_ready(self, steps: dict[str, PlannedStep], waiting: list[str]) -> list[str]:
         """Start what fits, in the order of `in_order`; returns the keys that were settled without running."""

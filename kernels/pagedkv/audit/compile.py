@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -32,6 +32,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler import ASTSource
 from triton.runtime import driver as active_driver
+from triton.runtime.jit import JITCallable
 
 from pagedkv.arch import Arch, limits
 from pagedkv.errors import CannotRunHereError, CommandError
@@ -41,6 +42,9 @@ from .machine import LDS_GRANULES, VGPRS, register_waves, waves_per_simd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+_parse_once = cache(JITCallable.parse)
+"""Triton parses a helper at each of its specialisations; nothing that walks the tree changes it."""
 
 
 class LdsExceededError(CommandError):
@@ -216,11 +220,12 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
     started = time.perf_counter()
     choices: list[str] = []
     target = GPUTarget("hip", wanted.arch, limits(wanted.arch).lanes)
-    with tempfile.TemporaryDirectory(prefix="audit-") as cache, knobs.cache.scope(), knobs.compilation.scope():
-        knobs.cache.dir = cache
+    with tempfile.TemporaryDirectory(prefix="audit-") as folder, knobs.cache.scope(), knobs.compilation.scope():
+        knobs.cache.dir = folder
         knobs.compilation.always_compile = True
         with (
             mock.patch.object(knobs.runtime, "add_stages_inspection_hook", partial(_look_first, choices)),
+            mock.patch.object(JITCallable, "parse", _parse_once),
             offline(wanted.arch),
         ):
             compiled = triton.compile(wanted.source, target=target, options=dict(wanted.options))

@@ -232,12 +232,14 @@ if not mark.exists():
 
 
 def test_two_gates_in_one_folder_refuse(tmp_path):
-    root = write_repository(tmp_path, {"slow": writes_findings(passing(), then="import time; time.sleep(3)")})
+    waits = "import time; [time.sleep(0.02) for _ in iter(pathlib.Path('results/go').exists, True)]"
+    root = write_repository(tmp_path, {"slow": writes_findings(passing(), then=waits)})
     first = subprocess.Popen([sys.executable, "-m", "hilgate", "gate"], cwd=root, env=environ(), stderr=subprocess.PIPE)
     wait_for((root / "results" / "steps").exists)
     second = hilgate(root, "gate")
     assert second.returncode == Exit.MISUSE
     assert "another hilgate run" in second.stderr
+    (root / "results" / "go").touch()
     first.communicate(timeout=20)
     assert first.returncode == Exit.PASS
 

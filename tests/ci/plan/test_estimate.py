@@ -184,7 +184,7 @@ def test_passes_are_kept_once_and_the_last_few_only_whatever_was_there(tmp_path,
         ({}, "gate", 1),
         ({"arguments": "-k y"}, "gate", 0),
         ({"arguments": "-k y", "smoke": Smoke(arguments="-k y", minimum=1, minutes=1)}, "gate", 1),
-        ({"arguments": "-k y"}, "smoke", 1),
+        ({"arguments": "-k y", "smoke": Smoke(arguments="-k y", minimum=1, minutes=1)}, "smoke", 1),
         ({}, "pr", 0),
     ],
 )

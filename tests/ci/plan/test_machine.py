@@ -5,6 +5,7 @@ import importlib.metadata
 
 import pytest
 
+from hilgate.plan import machine as detecting
 from hilgate.plan.machine import DetectedGpu, amd_gpus, detect, environment, gfx_name, installed, parse_nvidia, visible
 
 MI300X = {"simd_count": 1216, "gfx_target_version": 90402, "device_id": 0x74A1, "unique_id": 0xABC0}
@@ -150,4 +151,5 @@ def test_builds_under_another_name_count(monkeypatch):
         return "1.0"
 
     monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(detecting, "_version", detecting._version.__wrapped__)
     assert installed(["vllm", "torch"]) == {"vllm": "1.0"}

@@ -191,6 +191,6 @@ def test_steps_that_end_together_on_a_full_disk_are_one_error(tmp_path, monkeypa
         raise RecordsError("the results could not be written")
 
     monkeypatch.setattr(results, "write", full)
-    monkeypatch.setattr(run_plan, "POLL_SECONDS", 0.5)
+    monkeypatch.setattr(run_plan, "POLL_SECONDS", 8)
     with pytest.raises(RecordsError, match="could not be written"):
         results_of(plan(step("a", python("pass")), step("b", python("pass"))), tmp_path)
