@@ -376,6 +376,7 @@ class Buildah:
             raise BuildFailedError(what, where=error.where, remedy=error.remedy) from error
         finally:
             pip_conf.unlink(missing_ok=True)
+            output([*self.words, "rm", "--all"])  # an interrupted build leaves containers as large as what it was at
 
     def _last_step(self, log: str, request: BuildRequest) -> str:
         """The step that a log ends in, its line in the recipe, and the command that enters the layer before it."""
