@@ -78,9 +78,7 @@ def beside(name: str, tensor: torch.Tensor, cache: PagedCache) -> None:
         dtype(name, tensor, DTYPES, "Codes are made from and turned into floating-point numbers.")
 
 
-def step(
-    key: torch.Tensor, value: torch.Tensor, cache: PagedCache, slot_mapping: torch.Tensor, *, debug: bool
-) -> None:
+def step(key: torch.Tensor, value: torch.Tensor, cache: PagedCache, slot_mapping: torch.Tensor, *, debug: bool) -> None:
     """Check K and V of a step, `[num_tokens, num_kv_heads, head_size]`, the cache that takes them, and their slots.
 
     Raises:

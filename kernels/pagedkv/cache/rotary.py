@@ -45,10 +45,7 @@ def _turn(rows, channel, mask, cos, sin, ROTARY: tl.constexpr, NEOX: tl.constexp
     """
     x = tl.load(rows, mask=mask, other=0.0)
     HALF: tl.constexpr = ROTARY // 2
-    if NEOX:
-        other = tl.where(channel < HALF, channel + HALF, channel - HALF)
-    else:
-        other = channel ^ 1
+    other = tl.where(channel < HALF, channel + HALF, channel - HALF) if NEOX else channel ^ 1
     turns = channel < ROTARY
     other = tl.broadcast_to(tl.where(turns, other, channel)[None, :], x.shape)
     wide_x = x.to(tl.float32)
@@ -161,8 +158,8 @@ def rotate_and_write(
 ) -> None:
     """Turn all tokens of Q and K in place, and copy the turned K and V of the first n to their slots.
 
-    A token whose slot is negative, or that has none, is turned and not written. Any strides with a dense last dimension,
-    for each of the tensors on its own.
+    A token whose slot is negative, or that has none, is turned and not written. Any strides with a dense last
+    dimension, for each of the tensors on its own.
 
     Args:
         query: Q of this step, in the dtype of K.
