@@ -12,6 +12,7 @@ from support.pools import assert_same_bits
 
 pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.v1.attention.backend import AttentionType, MultipleOf
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -301,6 +302,28 @@ def test_write_leaves_padding_rows_out(calls):
     assert paged.key.shape == paged.value.shape == (BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_SIZE)
     assert slots.tolist() == [9, -1, 50]
     assert (layer.writes, layer.attentions) == (1, 0)
+
+
+@pytest.mark.parametrize("neox", [True, False])
+def test_rotation_and_write_are_one_call(neox):
+    """Against vLLM's rotation of the whole step, padding rows too, and our write; half of a head turns."""
+    layer = make_impl()
+    assert layer.fused_rope_kvcache_supported()
+    assert not make_impl(attn_type=AttentionType.ENCODER_DECODER).fused_rope_kvcache_supported()
+    query, key, value = torch.randn(8, HEADS + 2 * KV_HEADS, HEAD_SIZE).split([HEADS, KV_HEADS, KV_HEADS], 1)
+    positions, slots = torch.randint(0, 40, (8,)), torch.tensor([9, -1, 50])
+    cos_sin = torch.randn(40, HEAD_SIZE // 2)
+    turned = RotaryEmbedding.forward_static(
+        positions, query.flatten(1), key.flatten(1), HEAD_SIZE, HEAD_SIZE // 2, cos_sin, neox
+    )
+    want, got = packed_cache(), packed_cache()
+    layer.do_kv_cache_update(None, turned[1].view(key.shape), value, want, slots)
+
+    layer.do_rope_and_kv_cache_update(None, query, key, value, positions, cos_sin, neox, got, slots)
+    for mine, theirs in ((query.flatten(1), turned[0]), (key.flatten(1), turned[1]), (got, want)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+    assert (got != packed_cache()).any(-1).sum() == 2 * KV_HEADS
+    assert layer.writes == 2
 
 
 def test_memory_profiling_gives_zeros_and_counts_nothing(calls):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 OUTPUTS = {
     "_write_kernel": ("key_cache", "value_cache", "key_scale", "value_scale"),
     "packed_write_kernel": ("key_cache", "value_cache", "key_scale", "value_scale"),
+    "rotated_write_kernel": ("query", "key", "key_cache", "value_cache", "key_scale", "value_scale"),
     "_gather_kernel": ("key", "value"),
     "packed_gather_kernel": ("key", "value"),
     "attention_kernel": ("out", "lse"),

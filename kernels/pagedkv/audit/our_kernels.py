@@ -11,6 +11,7 @@ import torch
 from pagedkv.attention.cascade import merge_attention
 from pagedkv.attention.paged import paged_attention
 from pagedkv.cache.gather import gather_kv_cache
+from pagedkv.cache.rotary import rotate_and_write
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.configurations import CONFIGURATIONS, Configuration
 from pagedkv.layout import packing_of
@@ -23,7 +24,9 @@ from .tensors import Batch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pagedkv.configurations import Scales
     from pagedkv.fp8.formats import FormatName
+    from pagedkv.layout import Name
 
 _QUERY_LEN = {"copy": 512, "decode": 1, "extend": 512, "prefill": 512}
 """Tokens of a sequence in one step of each phase. Extend and prefill differ in context alone: they compile alike."""
@@ -34,10 +37,10 @@ MLA_LATENT, MLA_ROPE = 512, 64
 
 
 def cases() -> list[Case]:
-    """What is promised, the shapes of vLLM's cases, one cache below 2 GiB, MLA decode, and scans of Mamba-2."""
+    """What is promised, the shapes of vLLM's cases, one cache below 2 GiB, rotated writes, MLA decode, and scans."""
     promised = {case.name: case for case in map(_case, (*CONFIGURATIONS, *_beside_vllm()))}
     small = _case(Configuration("attention", "decode", "bfloat16", 32, 8, 128, 544, "nhd"), big=False)
-    return [*promised.values(), small, *_mla_cases(), *_scan_cases()]
+    return [*promised.values(), small, *_rotated_cases(), *_mla_cases(), *_scan_cases()]
 
 
 def _case(configuration: Configuration, *, big: bool = True) -> Case:
@@ -129,6 +132,47 @@ def _merge(configuration: Configuration, batch: Batch) -> Callable[[], object]:
 def _write(configuration: Configuration, batch: Batch) -> Callable[[], object]:
     cache = batch.paged_cache(configuration.layout, configuration.quantised, configuration.scales)
     return partial(write_kv_cache, batch.rows(), batch.rows(), cache, torch.zeros(batch.num_tokens, dtype=torch.int64))
+
+
+def _rotated_cases() -> list[Case]:
+    """Decode steps: both styles, whole heads, half and quarter ones (Bamba, Qwen3-Next), each packing, FP8 codes."""
+    return [
+        _rotated(128, 16, "nhd", 128),
+        _rotated(128, 784, "interleaved", 64),
+        _rotated(256, 544, "interleaved", 64, dtype=torch.float16),
+        _rotated(128, 16, "native", 128, neox=False),
+        _rotated(128, 16, "shuffle", 128, quantised="e4m3fnuz"),
+        _rotated(128, 784, "packed", 128, neox=False, quantised="e4m3fn", scales="token"),
+    ]
+
+
+def _rotated(
+    head_size: int,
+    block_size: int,
+    layout: Name,
+    rotary_dim: int,
+    *,
+    neox: bool = True,
+    dtype: torch.dtype = torch.bfloat16,
+    quantised: FormatName | None = None,
+    scales: Scales = "head",
+) -> Case:
+    batch = Batch(dtype, head_size, num_heads=32, num_kv_heads=8, block_size=block_size)
+    launch = partial(
+        rotate_and_write,
+        batch.query(),
+        batch.rows(),
+        batch.rows(),
+        batch.paged_cache(layout, quantised, scales),
+        torch.zeros(batch.num_tokens, dtype=torch.int64),
+        torch.empty(8192, rotary_dim, dtype=dtype),
+        torch.zeros(batch.num_tokens, dtype=torch.int64),
+        neox=neox,
+    )
+    special = f"-{quantised}-{scales}" if quantised else ""
+    style = f"{'neox' if neox else 'gptj'}{rotary_dim}"
+    name = f"rotated-{batch.dtype_name}-q32kv8-d{head_size}-bs{block_size}-{layout}-{style}{special}"
+    return Case("ours", name, ("rotated_write_kernel",), launch, batch.labels("rotated-write", layout))
 
 
 def _gather(configuration: Configuration, batch: Batch) -> Callable[[], object]:

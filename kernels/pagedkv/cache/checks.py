@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pagedkv.checks import DTYPES, dense, device, dtype, shape
+from pagedkv.checks import DTYPES, at_most, dense, device, dtype, shape, slots_exist
 from pagedkv.errors import ArgumentError
 from pagedkv.fp8.formats import FORMATS
 from pagedkv.layout import KEY_AXES, VALUE_AXES
@@ -76,6 +76,27 @@ def beside(name: str, tensor: torch.Tensor, cache: PagedCache) -> None:
         dtype(name, tensor, (cache.key.dtype,), "Only a quantised cache converts; take the dtype of the cache.")
     else:
         dtype(name, tensor, DTYPES, "Codes are made from and turned into floating-point numbers.")
+
+
+def step(key: torch.Tensor, value: torch.Tensor, cache: PagedCache, slot_mapping: torch.Tensor, *, debug: bool) -> None:
+    """Check K and V of a step, `[num_tokens, num_kv_heads, head_size]`, the cache that takes them, and their slots.
+
+    Raises:
+        ArgumentError: one is wrong; with `debug` also for a slot outside of the pool or named twice.
+    """
+    whole(cache)
+    axes = "[num_tokens, num_kv_heads, head_size]"
+    shape("key", key, (None, cache.num_kv_heads, cache.head_size), axes)
+    shape("value", value, tuple(key.shape), axes)
+    shape("slot_mapping", slot_mapping, (None,), "[n], one slot per token")
+    at_most("slot_mapping", slot_mapping.shape[0], key.shape[0], "num_tokens of key")
+    for name, tensor in (("key", key), ("value", value)):
+        beside(name, tensor, cache)
+        dense(name, tensor)
+    dtype("slot_mapping", slot_mapping, (torch.int64,), "Slots of a large pool exceed 32 bits.")
+    device(("cache.key", cache.key), {"key": key, "value": value, "slot_mapping": slot_mapping})
+    if debug:
+        slots_exist(slot_mapping, cache.num_blocks * cache.block_size)
 
 
 def _spelled(axes: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle of reading a paged cache: plain torch loops over tokens, importing nothing of ours.
+"""The oracle of reading a paged cache, and of rotating its keys: plain torch loops, importing nothing of ours.
 
 Caches are the logical `[num_blocks, block_size, num_kv_heads, head_size]` values whatever their packing, indexed by
 block and by token in the block. What a write stores is this read backwards.
@@ -33,3 +33,18 @@ def gather(
         position = n - int(cu_seq_lens[seq]) + int(seq_starts[seq])
         key[n] = context(key_cache, block_table[seq], position, position + 1)[0]
         value[n] = context(value_cache, block_table[seq], position, position + 1)[0]
+
+
+def rotate(rows: Tensor, positions: Tensor, cos_sin: Tensor, *, neox: bool) -> Tensor:
+    """Return `rows` `[num_tokens, heads, head_size]` in float64, turned by the angles of their positions.
+
+    `cos_sin` `[max_position, rotary_dim]` holds cosines, then sines; pairs are halves (`neox`) or neighbours.
+    """
+    rows, half = rows.double(), cos_sin.shape[1] // 2
+    out = rows.clone()
+    for i in range(half):
+        a, b = (i, i + half) if neox else (2 * i, 2 * i + 1)
+        pair = torch.complex(rows[..., a], rows[..., b])
+        angle = torch.complex(cos_sin[positions, i].double(), cos_sin[positions, half + i].double())
+        out[..., a], out[..., b] = torch.view_as_real(pair * angle[:, None]).unbind(-1)
+    return out

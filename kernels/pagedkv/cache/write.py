@@ -19,11 +19,9 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
-from pagedkv import checks
 from pagedkv.arch import next_power_of_two
 from pagedkv.cache import checks as cache_checks
 from pagedkv.device import current, on
@@ -119,20 +117,8 @@ def write_kv_cache(
     Raises:
         ArgumentError: an argument is wrong (`pagedkv.errors`).
     """
-    cache_checks.whole(cache)
+    cache_checks.step(key, value, cache, slot_mapping, debug=debug)
     num_kv_heads, head_size = cache.num_kv_heads, cache.head_size
-    axes = "[num_tokens, num_kv_heads, head_size]"
-    checks.shape("key", key, (None, num_kv_heads, head_size), axes)
-    checks.shape("value", value, tuple(key.shape), axes)
-    checks.shape("slot_mapping", slot_mapping, (None,), "[n], one slot per token")
-    checks.at_most("slot_mapping", slot_mapping.shape[0], key.shape[0], "num_tokens of key")
-    for name, tensor in (("key", key), ("value", value)):
-        cache_checks.beside(name, tensor, cache)
-        checks.dense(name, tensor)
-    checks.dtype("slot_mapping", slot_mapping, (torch.int64,), "Slots of a large pool exceed 32 bits.")
-    checks.device(("cache.key", cache.key), {"key": key, "value": value, "slot_mapping": slot_mapping})
-    if debug:
-        checks.slots_exist(slot_mapping, cache.num_blocks * cache.block_size)
     num_slots = slot_mapping.shape[0]
     if num_slots == 0:
         return

@@ -9,6 +9,7 @@ import torch
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from pagedkv.attention.paged import paged_attention
+from pagedkv.cache.rotary import rotate_and_write
 from pagedkv.cache.write import write_kv_cache
 from pagedkv.vllm_plugin import routes
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError, refuse
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
-    """Runs one layer with `pagedkv.cache.write` and `pagedkv.paged_attention`.
+    """Runs one layer with `pagedkv.cache.write` or `rotary`, and `pagedkv.paged_attention`.
 
     Attributes:
         route: The kernels that serve the layer, and the layout of its cache.
@@ -146,6 +147,39 @@ class PagedKVImpl(AttentionImpl["PagedKVMetadata"]):
         """
         tokens = slot_mapping.shape[0]
         write_kv_cache(key[:tokens], value[:tokens], self._cache(layer, kv_cache), slot_mapping)
+        self.writes += 1
+
+    def fused_rope_kvcache_supported(self) -> bool:
+        """Whether vLLM may rotate and write in one call: in self-attention, for cross attention does not rotate."""
+        return self.route.request.attn_type == AttentionType.DECODER.value
+
+    def do_rope_and_kv_cache_update(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin_cache: torch.Tensor,
+        is_neox: bool,
+        kv_cache: torch.Tensor,
+        layer_slot_mapping: torch.Tensor,
+    ) -> None:
+        """Rotate queries and keys of one step in place, padding rows too, and write the keys with their values.
+
+        Args:
+            layer: The vLLM layer; holds the scales of a quantised cache.
+            query: [T, num_heads, head_size]; T may include padding rows.
+            key: [T, num_kv_heads, head_size].
+            value: Like key.
+            positions: [T] int64.
+            cos_sin_cache: [max_position, rotary_dim], cosines before sines.
+            is_neox: Whether pairs are halves of the rotary channels, else neighbours.
+            kv_cache: [B, H, N, C], see `pages`.
+            layer_slot_mapping: [N] int64 with N <= T; -1 writes nothing.
+        """
+        cache = self._cache(layer, kv_cache)
+        rotate_and_write(query, key, value, cache, positions, cos_sin_cache, layer_slot_mapping, neox=is_neox)
         self.writes += 1
 
     def forward(

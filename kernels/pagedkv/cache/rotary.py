@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary embedding (RoPE) of Q and K in place, and the write of K and V into the paged cache, in one launch.
+
+A pair (a, b) of channels of a row at position p turns by the angle of the pair (Su et al., arXiv 2104.09864, eq. 34):
+
+    a' = a cos[p, i] - b sin[p, i]        b' = b cos[p, i] + a sin[p, i]        i < rotary_dim / 2
+
+Pair i is (i, i + rotary_dim / 2) in the style of GPT-NeoX and (2 i, 2 i + 1) in that of GPT-J; channels from
+`rotary_dim` on stay as they are. Products are in fp32, and the result is rounded to the dtype of Q and K before it is
+stored or quantised: a cache has the same bits as if the turned K had been given to `cache.write`.
+
+A program takes TOKENS rows of one head: of Q, which it turns, or of K, which it also writes together with V.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from pagedkv import checks
+from pagedkv.arch import next_power_of_two
+from pagedkv.cache import checks as cache_checks
+from pagedkv.device import current, on
+from pagedkv.errors import ArgumentError
+from pagedkv.fp8.scales import kernel_scales, stored
+from pagedkv.launch import tuning
+from pagedkv.layout import PACKINGS
+from pagedkv.strides import alignment, key_channels, value_channels, value_tokens, wide
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagedkv.cache.cache import PagedCache
+
+
+@triton.jit
+def _turn(rows, channel, mask, cos, sin, ROTARY: tl.constexpr, NEOX: tl.constexpr):
+    """Turn the rows [TOKENS, PADDED] that `rows` points at, in place, and return them.
+
+    The partner of a channel comes from registers: what another lane reads here this one may have stored already.
+    """
+    x = tl.load(rows, mask=mask, other=0.0)
+    HALF: tl.constexpr = ROTARY // 2
+    other = tl.where(channel < HALF, channel + HALF, channel - HALF) if NEOX else channel ^ 1
+    turns = channel < ROTARY
+    other = tl.broadcast_to(tl.where(turns, other, channel)[None, :], x.shape)
+    wide_x = x.to(tl.float32)
+    turned = wide_x * cos + tl.gather(wide_x, other, axis=1) * sin
+    x = tl.where(turns[None, :], turned.to(x.dtype), x)
+    tl.store(rows, x, mask=mask & turns[None, :])
+    return x
+
+
+@triton.jit
+def rotated_write_kernel(
+    query,  # [num_tokens, num_q_heads, head_size]
+    key,  # [num_tokens, num_kv_heads, head_size]
+    value,
+    key_cache,  # axes of PACKING
+    value_cache,
+    positions,  # [num_tokens] int64
+    cos_sin,  # [max_position, ROTARY]: cosines, then sines
+    slot_mapping,  # [num_slots] int64
+    key_scale,  # fp32; see scales.KernelScales
+    value_scale,
+    num_tokens,
+    num_slots,
+    query_strides,  # token, head
+    key_strides,
+    value_strides,
+    key_cache_strides,  # block, token, head, group of X channels
+    value_cache_strides,  # block, token (of PACKING 2: group of X tokens), head, channel
+    index_strides,  # of positions, cos_sin and slot_mapping
+    key_scale_strides,  # block, token, head
+    value_scale_strides,
+    NUM_Q_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    ROTARY: tl.constexpr,
+    NEOX: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,  # a power of two
+    PACKING: tl.constexpr,
+    X: tl.constexpr,
+    SCALES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    LARGEST: tl.constexpr,
+    ALIGN: tl.constexpr,  # see strides.alignment
+):
+    """Turn TOKENS rows of one head, and write those of K with V; grid [ceil(num_tokens / TOKENS), heads of Q and K]."""
+    stride_query_token, stride_query_head = wide(query_strides, ALIGN)
+    stride_key_token, stride_key_head = wide(key_strides, ALIGN)
+    stride_value_token, stride_value_head = wide(value_strides, ALIGN)
+    stride_kc_block, stride_kc_token, stride_kc_head, stride_kc_group = wide(key_cache_strides, ALIGN)
+    stride_vc_block, stride_vc_token, stride_vc_head, stride_vc_channel = wide(value_cache_strides, ALIGN)
+    stride_position, stride_cos_sin, stride_slot = wide(index_strides)
+    stride_ks_block, stride_ks_token, stride_ks_head = wide(key_scale_strides)
+    stride_vs_block, stride_vs_token, stride_vs_head = wide(value_scale_strides)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    head = tl.program_id(1).to(tl.int64)
+    channel = tl.arange(0, PADDED)
+    inside = token < num_tokens
+    mask = inside[:, None] & (channel < HEAD_SIZE)[None, :]
+
+    HALF: tl.constexpr = ROTARY // 2
+    angle = channel % HALF if NEOX else channel // 2
+    position = tl.load(positions + token * stride_position, mask=inside, other=0)
+    angles = cos_sin + (position * stride_cos_sin)[:, None] + angle[None, :]
+    turned = inside[:, None] & (channel < ROTARY)[None, :]
+    cos = tl.load(angles, mask=turned, other=0.0).to(tl.float32)
+    sin = tl.load(angles + HALF, mask=turned, other=0.0).to(tl.float32)
+    first = channel < HALF if NEOX else channel % 2 == 0
+    sin = tl.where(first[None, :], -sin, sin)
+
+    if head < NUM_Q_HEADS:
+        source = token * stride_query_token + head * stride_query_head
+        _turn(query + source[:, None] + channel[None, :], channel, mask, cos, sin, ROTARY, NEOX)
+    else:
+        head -= NUM_Q_HEADS
+        slot = tl.load(slot_mapping + token * stride_slot, mask=token < num_slots, other=-1)
+        written = slot >= 0
+        block = slot // BLOCK_SIZE
+        offset = slot % BLOCK_SIZE
+
+        source = token * stride_key_token + head * stride_key_head
+        k = _turn(key + source[:, None] + channel[None, :], channel, mask, cos, sin, ROTARY, NEOX)
+        scale = key_scale + block * stride_ks_block + offset * stride_ks_token + head * stride_ks_head
+        k = stored(k, scale, written, SCALES, FORMAT, LARGEST)
+        target = block * stride_kc_block + offset * stride_kc_token + head * stride_kc_head
+        place = channel if PACKING == 0 else key_channels(channel, stride_kc_group, X)
+        tl.store(key_cache + target[:, None] + place[None, :], k, mask=mask & written[:, None])
+
+        source = token * stride_value_token + head * stride_value_head
+        v = tl.load(value + source[:, None] + channel[None, :], mask=mask & written[:, None], other=0.0)
+        scale = value_scale + block * stride_vs_block + offset * stride_vs_token + head * stride_vs_head
+        v = stored(v, scale, written, SCALES, FORMAT, LARGEST)
+        target = block * stride_vc_block + value_tokens(offset, stride_vc_token, PACKING, X, BLOCK_SIZE)
+        target += head * stride_vc_head
+        place = value_channels(channel, stride_vc_channel, PACKING)
+        tl.store(value_cache + target[:, None] + place[None, :], v, mask=mask & written[:, None])
+
+
+def rotate_and_write(
+    query: Tensor,  # [num_tokens, num_q_heads, head_size]
+    key: Tensor,  # [num_tokens, num_kv_heads, head_size]
+    value: Tensor,  # [num_tokens, num_kv_heads, head_size]
+    cache: PagedCache,
+    positions: Tensor,  # [num_tokens] int64
+    cos_sin: Tensor,  # [max_position, rotary_dim]
+    slot_mapping: Tensor,  # [n <= num_tokens] int64
+    *,
+    neox: bool,
+    debug: bool = False,
+) -> None:
+    """Turn all tokens of Q and K in place, and copy the turned K and V of the first n to their slots.
+
+    A token whose slot is negative, or that has none, is turned and not written. Any strides with a dense last
+    dimension, for each of the tensors on its own.
+
+    Args:
+        query: Q of this step, in the dtype of K.
+        key: K of this step; as `cache.write` takes it.
+        value: V of this step, likewise.
+        cache: As `cache.write` takes it.
+        positions: Of each token in its sequence.
+        cos_sin: Of each position the cosines, then the sines of `rotary_dim / 2` angles; fp32, fp16 or bf16.
+        slot_mapping: As `cache.write` takes it.
+        neox: Whether pairs are halves of the rotary channels (GPT-NeoX), else neighbours (GPT-J).
+        debug: Also check positions and slots (synchronises with the device).
+
+    Raises:
+        ArgumentError: an argument is wrong (`pagedkv.errors`).
+    """
+    cache_checks.step(key, value, cache, slot_mapping, debug=debug)
+    num_tokens, num_kv_heads, head_size = key.shape
+    checks.shape("query", query, (num_tokens, None, head_size), "[num_tokens, num_q_heads, head_size]")
+    checks.shape("positions", positions, (num_tokens,), "[num_tokens]")
+    checks.shape("cos_sin", cos_sin, (None, None), "[max_position, rotary_dim]")
+    checks.dtype("query", query, (key.dtype,), "Q and K are slices of one projection.")
+    checks.dtype("positions", positions, (torch.int64,), "Cast with .to(torch.int64).")
+    checks.dtype("cos_sin", cos_sin, checks.DTYPES, "Angles are no integers.")
+    checks.computable("query", query)
+    checks.computable("cos_sin", cos_sin)
+    others = {"query": query, "positions": positions, "cos_sin": cos_sin}
+    for name in ("query", "cos_sin"):
+        checks.dense(name, others[name])
+    max_position, rotary_dim = cos_sin.shape
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_size:
+        raise ArgumentError(
+            "shape",
+            "cos_sin",
+            got=f"rotary_dim {rotary_dim}",
+            expected=f"an even number in 2 .. {head_size}, the head size",
+            remedy="Give the cosines and sines of half as many angles as channels turn.",
+        )
+    checks.device(("cache.key", cache.key), others)
+    if debug:
+        checks.within("positions", positions, max_position, "max_position of cos_sin")
+    if num_tokens == 0:
+        return
+    launch = tuning(current().name).write
+    scales = kernel_scales(cache)
+    strides = (query.stride()[:2], key.stride()[:2], value.stride()[:2], cache.key_strides, cache.value_strides)
+    # Not fewer than lanes: a row that two waves hold would be read by one after the other had stored it.
+    tokens = min(launch.rows, max(16, next_power_of_two(num_tokens)))
+    with on(cache.key):
+        rotated_write_kernel[-(-num_tokens // tokens), query.shape[1] + num_kv_heads](
+            query,
+            key,
+            value,
+            cache.key,
+            cache.value,
+            positions,
+            cos_sin,
+            slot_mapping,
+            scales.key,
+            scales.value,
+            num_tokens,
+            slot_mapping.shape[0],
+            *strides,
+            (positions.stride(0), cos_sin.stride(0), slot_mapping.stride(0)),
+            *scales.strides,
+            NUM_Q_HEADS=query.shape[1],
+            HEAD_SIZE=head_size,
+            PADDED=max(16, next_power_of_two(head_size)),
+            ROTARY=rotary_dim,
+            NEOX=neox,
+            BLOCK_SIZE=cache.block_size,
+            TOKENS=tokens,
+            PACKING=PACKINGS.index(cache.packing),
+            X=cache.x,
+            SCALES=scales.kind,
+            FORMAT=scales.format,
+            LARGEST=scales.largest,
+            ALIGN=alignment(*itertools.chain(*strides)),
+            num_warps=launch.waves,
+        )
