@@ -78,15 +78,15 @@ class Extensions:
         tag = _sha256(b"".join((self.root / name).read_bytes() for name in ROOTFS))[:16]
         self.engine = Buildah(self.scratch / "store", f"hip-{tag}", self.root / ROOTFS[0])
         self.pins, self.recipe = read(self.root), load_project(self.root).images["rocm"]
-        self.hip = _sha256(f"{tag} {content(HIP, tracked_files(self.root), self.root)}".encode())
+        names = tracked_files(self.root)
+        self.hip = _sha256(f"{tag} {content(HIP, names, self.root)}".encode())
         wheels = wheel_keys(self.root, self.pins)
         self.keys = {name: _sha256(f"{wheels[name]} {self.hip}".encode()) for name in SOURCES}
         units = (self.root / "docker/hip/vllm-units.sh").read_text(encoding="utf-8")
         self.keys["vllm"] = _sha256(f"{wheels['vllm']} {self.hip} {units}".encode())
-        self.compiler = _sha256(
-            " ".join([self.hip, content(self.recipe, tracked_files(self.root), self.root)]).encode()
-        )
+        self.compiler = _sha256(f"{self.hip} {content(self.recipe, names, self.root)}".encode())
         self.objects = self.scratch / "objects"
+        self.events = self.objects / "units.jsonl"
         try:
             self.recorded: dict[str, Any] = json.loads((self.root / RECORD).read_text(encoding="utf-8"))["sources"]
         except FileNotFoundError:
@@ -169,24 +169,24 @@ class Extensions:
     def _wheel(self, name: str) -> dict[str, Any]:
         """Build one wheel or find it kept; its part of the record."""
         began, key, prefix = time.monotonic(), self.keys[name], WHEELS[name]
-        folder, events = self.scratch / "wheels" / key, self.objects / "units.jsonl"
+        folder = self.scratch / "wheels" / key
         if not (reused := folder.exists()):
             if self.engine.find(name, key) is None:
-                events.unlink(missing_ok=True)
+                self.events.unlink(missing_ok=True)
             units = self.recorded.get(name, {}).get("units", {})
-            with Progress(events, {unit: one["cpu_seconds"] for unit, one in units.items()}):
+            with Progress(self.events, {unit: one["cpu_seconds"] for unit, one in units.items()}):
                 self._image(name, key, self.recipe, f"build-{prefix.lower()}", self._variables(name))
             partial = folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             copy, mounts = ["sh", "-c", "cp /wheels/*.whl /out/"], {str(partial.resolve()): "/out:rw"}
             status, printed = self.engine.run(name, key, copy, mounts)
-            if status or not events.exists():
+            if status or not self.events.exists():
                 raise BuildFailedError(f"no wheel: {printed[-300:]}", where=name, remedy="read the build's log")
-            events.rename(partial / events.name)
+            self.events.rename(partial / self.events.name)
             partial.rename(folder)
         (wheel,) = folder.glob("*.whl")
-        units = self._measured([str(folder / events.name), str(self.objects)])
+        units = self._measured(folder / self.events.name)
         kernels = dict.fromkeys(self.pins.sources[name].archs, 0)
         for unit in units.values():
             for arch, counts in unit["archs"].items():
@@ -201,15 +201,15 @@ class Extensions:
 
     def _vllm(self) -> dict[str, Any]:
         """Compile the attention and cache kernels of vLLM (docker/hip/vllm-units.sh); its part of the record."""
-        events, began = self.objects / "units.jsonl", time.monotonic()
-        events.unlink(missing_ok=True)
+        began = time.monotonic()
+        self.events.unlink(missing_ok=True)
         script = f"{SCRIPTS}/vllm-units.sh /src/vllm/source.tar.gz {SAMPLE[2]}"
         status, printed = self._inside("vllm", "", script, [])
         if status:
             raise BuildFailedError(
                 f"vLLM's kernels do not compile: {printed[-1500:]}", where="docker/hip/vllm-units.sh"
             )
-        units = self._measured([str(events), str(self.objects)])
+        units = self._measured(self.events)
         kernels = sum(count for unit in units.values() for count in unit["archs"][SAMPLE[2]].values())
         self.found.append(
             check("vllm: its units", True, f"{', '.join(units)}: {kernels} kernels for {SAMPLE[2]}", began)
@@ -243,8 +243,8 @@ class Extensions:
             f"{name}: as recorded", not problems, "; ".join(problems) or f"{len(units)} units, {arch or 'all'}"
         )
 
-    def _measured(self, arguments: list[str]) -> dict[str, Any]:
-        words = [sys.executable, str(self.root / "docker/extensions.py"), "measure", *arguments]
+    def _measured(self, events: Path) -> dict[str, Any]:
+        words = [sys.executable, str(self.root / "docker/extensions.py"), "measure", str(events), str(self.objects)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
             what = f"the objects cannot be measured: {done.stderr.strip()[-500:]}"
@@ -272,15 +272,16 @@ class Extensions:
             self.found.append(check("sample", False, f"{unit} is not in {RECORD}: make extensions ARGS=--record"))
             return
         flags = [word for word in wanted[unit]["flags"] if not word.startswith("--offload-arch=")]
+        # The object's name is the unit's, by which it is compared.
         script = f"""export CAUSAL_CONV1D_FORCE_BUILD=TRUE HIP_ARCHITECTURES={arch}; cd /src/conv1d/tree
-            python3 setup.py --version > /dev/null; exec hipcc "$@" -o /tmp/unit.o"""
-        events, began = self.objects / "units.jsonl", time.monotonic()
-        events.unlink(missing_ok=True)
+            python3 setup.py --version > /dev/null; exec hipcc "$@" -o {unit}.o"""
+        began = time.monotonic()
+        self.events.unlink(missing_ok=True)
         status, printed = self._inside(source, "conv1d", script, [*flags, f"--offload-arch={arch}"])
         if status:
             raise BuildFailedError(f"the sample does not compile: {printed[-1500:]}", where=unit)
         self.found.append(check("sample", True, f"{unit} for {arch}", began))
-        self.found.append(self._compared(source, self._measured([str(events), str(self.objects)]), arch))
+        self.found.append(self._compared(source, self._measured(self.events), arch))
 
     def _inside(self, source: str, tree: str, script: str, words: list[str]) -> tuple[int, str]:
         """Run a script in the stage that compiles, beside a fetched source, which `tree` has unpacked and patched."""

@@ -250,6 +250,19 @@ def test_a_patch_is_there_for_what_it_changes(run, status, told, outcome):
     assert checks["sample"] == "fail"  # nothing is recorded
 
 
+def test_the_sample_is_compared_by_the_name_of_its_unit(run, monkeypatch):
+    """hipcc of the base names a unit by the object that it is asked for."""
+    source, unit, arch = extensions.SAMPLE
+    flags = ["-c", "unit.hip", "--offload-arch=gfx90a", f"--offload-arch={arch}"]
+    run.recorded = {source: {"units": {unit: {"flags": flags}}}}
+    asked = []
+    monkeypatch.setattr(run.engine, "run", lambda *words: asked.append(words[2]) or (0, ""))
+    monkeypatch.setattr(run, "_measured", lambda _: {})
+    assert outcomes(run.run(sample=True, record=False))["sample"] == "pass"
+    assert asked[-1][2].endswith(f'exec hipcc "$@" -o {unit}.o')
+    assert asked[-1][-3:] == ["-c", "unit.hip", f"--offload-arch={arch}"]
+
+
 def test_a_record_of_another_key_is_not_current(run):
     run.recorded = {name: {"key": key} for name, key in run.keys.items()}
     assert all(run._current(name).outcome.value == "pass" for name in SOURCES)
