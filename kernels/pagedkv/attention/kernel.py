@@ -28,7 +28,7 @@ from pagedkv.attention.batching import highest, lengths_of, lowest, sequence_of,
 from pagedkv.attention.launch import FIXED_SPLITS
 from pagedkv.attention.merge import follow
 from pagedkv.attention.softmax import LN2, LOG2E, WEIGHT_SHIFT, log_sum, online_softmax
-from pagedkv.fp8.scales import half_of, operand
+from pagedkv.fp8.scales import half_of, operand, row_unit
 from pagedkv.strides import in_groups, locate, sequence_of_tile, tile_base, value_channels, value_tokens, wide
 
 MOST_FIXED_SPLITS = tl.constexpr(FIXED_SPLITS)
@@ -499,10 +499,8 @@ def attention_kernel(
     acc = tl.full([ROWS, CHANNELS], 0.0, tl.float32)
     largest = tl.full([], 1e-30 if SCALES == 2 else 1.0, tl.float32)
     if PAIRS:
-        # In fp16, relative to the power of two of each row's largest element.
         q = q.to(tl.float32)
-        unit = (tl.max(tl.abs(q), axis=1).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-        unit = tl.maximum(unit, 1e-30)
+        unit = row_unit(tl.max(tl.abs(q), axis=1))
         scale *= unit
         q = tl.split(tl.reshape((q / unit[:, None]).to(tl.float16), [ROWS, CHANNELS, 2]))
         total = tl.zeros([ROWS, 16], tl.float32) + total[:, None]

@@ -84,6 +84,13 @@ def operand(stored, SCALES: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.const
 
 
 @triton.jit
+def row_unit(largest):
+    """Return the power of two of each row's `largest` element [ROWS], relative to which a query holds in fp16."""
+    bits = largest.to(tl.float32).to(tl.int32, bitcast=True)
+    return tl.maximum((bits & 0x7F800000).to(tl.float32, bitcast=True), 1e-30)
+
+
+@triton.jit
 def half_of(pair, HIGH: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr):
     """Return in fp16 the values of the low or HIGH codes of int16 pairs, by `decoded` or in CUDA's instructions."""
     if NATIVE:

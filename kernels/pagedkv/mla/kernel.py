@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from pagedkv.attention.softmax import LN2, WEIGHT_SHIFT, log_sum, merge_parts, online_softmax
-from pagedkv.fp8.scales import decoded, half_of
+from pagedkv.fp8.scales import decoded, half_of, row_unit
 from pagedkv.strides import locate, tile_base, wide
 
 
@@ -126,11 +126,8 @@ def mla_decode_kernel(
         q_rope = tl.where(negative, -q_rope, q_rope)
         row_factor = factor
         if PAIRS:
-            # In fp16, relative to the power of two of each row's largest element.
             largest = tl.maximum(tl.max(tl.abs(q_low), axis=1), tl.max(tl.abs(q_high), axis=1))
-            largest = tl.maximum(largest, tl.max(tl.abs(q_rope), axis=1)).to(tl.float32)
-            unit = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-            unit = tl.maximum(unit, 1e-30)
+            unit = row_unit(tl.maximum(largest, tl.max(tl.abs(q_rope), axis=1)))
             row_factor *= unit
             q_low = (q_low / unit[:, None]).to(tl.float16)
             q_high = (q_high / unit[:, None]).to(tl.float16)
