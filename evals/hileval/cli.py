@@ -103,9 +103,7 @@ def run_gate(
         name, gate = read_foreign(Path(name))
     else:
         gate = find_gate(name, declared)
-    rule = shared(declared.rule(gate, when or occasion(os.environ)), of)
-    path = gate.path(gate.baseline)
-    baseline = Baseline.read(path) if path.exists() or gate.weights != "hub" else None
+    rule, baseline = premises(declared, gate, when, of)
     try:
         asked, served = measure(name, gate, rule, baseline, engine or gate.engine, limit)
         checks = judge(name, gate, rule, asked, baseline, served)
@@ -120,6 +118,13 @@ def run_gate(
         (out / "flips.md").write_text(side_by_side(diff_answers(asked, baseline, gate.filter), 10**6), encoding="utf-8")
     show(checks, out)
     raise typer.Exit(exit_status(checks))
+
+
+def premises(declared: Gates, gate: Gate, when: Occasion | None, of: int) -> tuple[Rule, Baseline | None]:
+    """The rule that applies, and the stored runs; a hub gate may have none yet, and any other raises BaselineError."""
+    path = gate.path(gate.baseline)
+    rule = shared(declared.rule(gate, when or occasion(os.environ)), of)
+    return rule, Baseline.read(path) if path.exists() or gate.weights != "hub" else None
 
 
 def measure(
@@ -173,9 +178,7 @@ def judge_again(
         checks = judge_sides(name, declared.drifts[name], folder)
     else:
         gate = find_gate(name, declared)
-        rule = shared(declared.rule(gate, when or occasion(os.environ)), of)
-        path = gate.path(gate.baseline)
-        baseline = Baseline.read(path) if path.exists() or gate.weights != "hub" else None
+        rule, baseline = premises(declared, gate, when, of)
         asked, served = read_evaluation(folder, gate, rule, baseline, limit)
         checks = judge(name, gate, rule, asked, baseline, served)
     show(checks, folder)

@@ -70,7 +70,9 @@ def pytest_collection_modifyitems(config, items):
     crashes = CRASHES.get((arch, triton.__version__))
     for item in items:
         if crashes and crashes in item.name:
-            item.add_marker(pytest.mark.xfail(reason="declared", raises=RuntimeError, strict=True))
+            item.add_marker(
+                pytest.mark.xfail(reason="the compiler crashes: declared.toml", raises=RuntimeError, strict=True)
+            )
 
 
 @contextlib.contextmanager
