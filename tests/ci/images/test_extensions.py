@@ -185,6 +185,7 @@ def test_a_stage_is_built_from_what_it_needs_and_nothing_else():
 def test_a_failed_step_is_named_with_its_line_and_the_way_in(tmp_path, monkeypatch):
     monkeypatch.setattr(engines.shutil, "which", lambda name: name)
     monkeypatch.setattr(engines.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(engines, "FREE", 0)
     engine = engines.Buildah(tmp_path / "store", "hip", Path("rootfs.sh"))
     (tmp_path / "Dockerfile").write_text("FROM base AS base\n# why\nRUN one \\\n    && two\n")
     asked = BuildRequest("x", "1", "Dockerfile", tmp_path, {}, {}, "", {}, tmp_path / "log")
