@@ -281,6 +281,7 @@ def test_each_source_is_recorded_before_the_next_is_built(run, monkeypatch):
     """What fails later, hours after it, takes nothing of the record."""
     path = run.scratch.with_name("record.json")
     monkeypatch.setattr(extensions, "RECORD", str(path))
+    run.recorded = {}
     monkeypatch.setattr(run, "_wheel", lambda name: {"key": run.keys[name], "units": UNITS})
 
     def fails():
