@@ -19,6 +19,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -32,6 +33,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler import ASTSource
 from triton.runtime import driver as active_driver
+from triton.runtime.cache import FileCacheManager
 from triton.runtime.jit import JITCallable
 
 from pagedkv.arch import Arch, limits
@@ -221,7 +223,7 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
     choices: list[str] = []
     target = GPUTarget("hip", wanted.arch, limits(wanted.arch).lanes)
     with tempfile.TemporaryDirectory(prefix="audit-") as folder, knobs.cache.scope(), knobs.compilation.scope():
-        knobs.cache.dir = folder
+        knobs.cache.dir, knobs.cache.manager_class = folder, _Files
         knobs.compilation.always_compile = True
         with (
             mock.patch.object(knobs.runtime, "add_stages_inspection_hook", partial(_look_first, choices)),
@@ -239,6 +241,15 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
         pointer_choices=choices,
         waves_per_eu=compiled.metadata.waves_per_eu,
     )
+
+
+class _Files(FileCacheManager):  # type: ignore[misc]
+    """Files of one compilation: nobody else reads them, so none is made in a folder of its own and then moved."""
+
+    def put(self, data: Any, filename: str, binary: bool = True) -> str:
+        path = Path(self._make_path(filename))
+        path.write_bytes(data if isinstance(data, bytes) else str(data).encode())
+        return str(path)
 
 
 def read_figures(arch: str, compiled: MachineCode, *, kept: bool = False) -> Figures:
