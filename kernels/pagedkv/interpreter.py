@@ -139,9 +139,8 @@ def _promote_and_spread_what_differs() -> None:
 
     def fits(number: Any, kind: Any) -> bool:
         low, high = ranges.get(kind.name, (1, 0))
-        return (type(number) is int and low <= number <= high) or (
-            type(number) is float and kind.is_standard_floating()
-        )
+        real = type(number) is float and kind.is_standard_floating()
+        return real or (type(number) is int and low <= number <= high)
 
     def promote_what_differs(self: Any, lhs: Any, rhs: Any, *allowed: bool) -> Any:
         # Triton hands on by place what a division demands, third and fourth: one of halves is one of singles.

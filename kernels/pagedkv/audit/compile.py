@@ -246,7 +246,7 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
 class _Files(FileCacheManager):  # type: ignore[misc]
     """Files of one compilation: nobody else reads them, so none is made in a folder of its own and then moved."""
 
-    def put(self, data: Any, filename: str, binary: bool = True) -> str:
+    def put(self, data: Any, filename: str, **_: Any) -> str:
         path = Path(self._make_path(filename))
         path.write_bytes(data if isinstance(data, bytes) else str(data).encode())
         return str(path)

@@ -129,9 +129,7 @@ def _serve(
     for end in inherited:
         end.close()  # so that a dead parent reads as end of file
     gc.freeze()
-    gc.set_threshold(
-        100_000
-    )  # a call makes many objects and little garbage: by default a twentieth of it is collecting
+    gc.set_threshold(100_000)  # a compilation makes many objects and little garbage, and takes a twentieth less so
     faulthandler.disable()  # a Python stack of the fork would push the compiler's words out of the tail
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
