@@ -114,11 +114,11 @@ def promote_kernel(
     out_ptr,  # [4, 4], float32
     a_ptr,  # [4]
     b_ptr,  # [4]
-    NUMBER: tl.constexpr,
+    number: tl.constexpr,
 ):
     """Add, multiply, divide and compare operands of two types and shapes, and a number."""
     row = tl.arange(0, 4)
     a, b = tl.load(a_ptr + row), tl.load(b_ptr + row)
     both = a[:, None] * b[None, :] + tl.where(a[:, None] < b, a[:, None] - b, (b / (a + 1)).to(b.dtype))
-    out = (both + (a * NUMBER)[:, None] + (NUMBER - b) + (a / NUMBER) + (row % 3)).to(tl.float32)
+    out = (both + (a * number)[:, None] + (number - b) + (a / number) + (row % 3)).to(tl.float32)
     tl.store(out_ptr + row[:, None] * 4 + row, out)

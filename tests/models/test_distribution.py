@@ -34,11 +34,11 @@ def main(model, prompts, result):
     from vllm.platforms import current_platform
     from vllm.plugins import load_plugins_by_group
 
-    # The worker is a process that finds the plugin by itself; another for the core would import all once more.
+    # The engine's core is a process that finds the plugin by itself; a worker apart from it would import all once more.
     backend = {} if current_platform.is_cpu() else {"attention_backend": "CUSTOM"}
     llm = LLM(model, dtype="float32", enforce_eager=True, block_size=16, max_model_len=160, max_num_seqs=4, seed=0,
               enable_prefix_caching=False, mamba_ssm_cache_dtype="float32", num_gpu_blocks_override=64,
-              gpu_memory_utilization=0.2, distributed_executor_backend="mp",
+              gpu_memory_utilization=0.2, distributed_executor_backend="uni",
               worker_extension_cls="pagedkv.vllm_plugin.inspect.WorkerReport", **backend)
     params = SamplingParams(temperature=0.0, max_tokens=32, stop=["Question:"])
     answers = [output.outputs[0].text for output in llm.generate(json.loads(prompts), params, use_tqdm=False)]
@@ -46,7 +46,7 @@ def main(model, prompts, result):
         "plugins": {name: found.__module__ for name, found in load_plugins_by_group("vllm.general_plugins").items()},
         "file": importlib.util.find_spec("pagedkv").origin,
         "layers": llm.collective_rpc("pagedkv_report")[0],
-        "workers": len(multiprocessing.active_children()),
+        "processes": len(multiprocessing.active_children()),
         "answers": answers,
     }))
 
@@ -115,13 +115,13 @@ def test_vllm_finds_it_where_nothing_else_of_ours_is_installed_and_it_answers_as
     (fresh / "serve.py").write_text(SERVE)
     quiet = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     quiet |= {} if GPU else {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    quiet |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | ({} if GPU else {"TRITON_INTERPRET": "1"})
+    quiet |= {} if GPU else {"TRITON_INTERPRET": "1"}
     python(fresh, "serve.py", str(evals / "pocket/hybrid"), prompts, "result.json", **quiet)
     result = json.loads((fresh / "result.json").read_text())
 
     assert result["plugins"]["pagedkv"] == "pagedkv.vllm_plugin"
     assert Path(result["file"]) == site / "pagedkv" / "__init__.py"
-    assert result["workers"] == 1
+    assert result["processes"] == 1
     assert len(result["layers"]) == 2
     for layer in result["layers"]:
         assert layer["backend"] == "pagedkv.vllm_plugin.backend.PagedKVBackend"
