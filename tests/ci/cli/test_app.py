@@ -13,6 +13,7 @@ import pytest
 from support.plans import environ, git, hilgate, passing, write_repository, writes_findings
 
 from hilgate.errors import Exit, MisuseError, of_system
+from hilgate.model import Plan
 from hilgate.report import html
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -61,14 +62,19 @@ def test_trouble_of_the_machine_is_no_bug_and_says_what_where_and_what_to_do(rep
         assert "to do: " in done.stderr
 
 
-def test_a_full_disk_is_named_by_the_file_that_found_no_room(repository, tmp_path):
+def test_a_full_disk_is_named_by_the_file_that_found_no_room(repository, tmp_path, monkeypatch):
     """A limit on the size of files is a full disk that needs no file system of its own."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
-    try:
-        done = hilgate(repository, "plan", "--write", str(tmp_path / "plan.json"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    save, before = Plan.save, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def full(plan, path):  # here alone: what watches this process for a reuse of its pass writes files too
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+        try:
+            save(plan, path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    monkeypatch.setattr(Plan, "save", full)
+    done = hilgate(repository, "plan", "--write", str(tmp_path / "plan.json"))
     assert done.returncode == Exit.CANNOT_RUN_HERE
     where = tmp_path / "plan.json"
     assert f"there is no room: File too large\n  where: {where}\n  to do: free disk space" in done.stderr
