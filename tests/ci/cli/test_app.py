@@ -89,9 +89,21 @@ def test_results_that_are_a_file_or_a_folder_of_the_repository_are_misuse(reposi
     assert git(repository, "status", "--porcelain") == ""
 
 
+FEW_FILES = """
+import resource, subprocess
+begin, before = subprocess.Popen.__init__, resource.getrlimit(resource.RLIMIT_NOFILE)
+def begin_with_few(*words, **named):  # here alone: what watches this process opens files too
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        begin(*words, **named)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+subprocess.Popen.__init__ = begin_with_few
+"""
+
+
 def test_too_many_open_files_and_no_place_for_temporary_ones_or_to_stand_in(repository, tmp_path):
-    code = "import resource, hilgate.__main__, hilgate.cli.app; resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))"
-    done = start(repository, "plan", code=code)
+    done = start(repository, "plan", code=FEW_FILES)
     assert (done.returncode, b"raise the limit (ulimit -n)" in done.stderr) == (Exit.CANNOT_RUN_HERE, True), done.stderr
     gone = tmp_path / "gone"
     gone.mkdir()
