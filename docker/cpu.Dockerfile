@@ -15,8 +15,14 @@ RUN /opt/image/apt.sh ${PACKAGES}
 WORKDIR /hilgate
 COPY requirements requirements
 # The secret is this machine's pip configuration (index, certificates): it is mounted, never in a layer.
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    PIP_NO_CACHE_DIR=1 requirements/install.sh /opt/venv python3
+# A layer for each part: while buildah makes one, what it holds is on disk three times.
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf PIP_NO_CACHE_DIR=1 requirements/install.sh /opt/venv python3 torch
+# hadolint ignore=DL3059
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf PIP_NO_CACHE_DIR=1 requirements/install.sh /opt/venv python3 packages
+# hadolint ignore=DL3059
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf PIP_NO_CACHE_DIR=1 requirements/install.sh /opt/venv python3 serving
+# hadolint ignore=DL3059
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf PIP_NO_CACHE_DIR=1 requirements/install.sh /opt/venv python3 second
 
 # Our own sources are in no image: a job's workspace has them. What vLLM finds the plugin by is here.
 COPY kernels/pyproject.toml docker/scripts/entry-points.sh pins.json docker/prove.py /opt/image/

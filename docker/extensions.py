@@ -3,6 +3,7 @@
 
     extensions.py measure UNITS OBJECTS   the units of a build, measured, as JSON
     extensions.py compare [ARCH]          what differs between two of these, a record and a build, on standard input
+    extensions.py table RECORD            a record for people to read
 
 UNITS has a line of docker/hip/hipcc for each unit, OBJECTS the objects by key. With an ARCH the build is a sample: its
 units for this architecture. The figures are those that the audit of the Triton kernels reads, from the same note; a
@@ -34,6 +35,9 @@ def main(command: str, *words: str) -> int:
     if command == "measure":
         lines = [json.loads(line) for line in Path(words[0]).read_text().splitlines()]
         sys.stdout.write(json.dumps(measure(lines, Path(words[1]))) + "\n")
+        return 0
+    if command == "table":
+        sys.stdout.writelines(f"{row}\n" for row in table(json.loads(Path(words[0]).read_text())["sources"]))
         return 0
     problems = complaints(*json.load(sys.stdin), *words)
     sys.stdout.writelines(f"{problem}\n" for problem in problems)
@@ -77,6 +81,21 @@ def complaints(recorded: dict[str, Any], found: dict[str, Any], only: str = "") 
                 lost, new = (" and ".join(sorted(part)[:2]) for part in (before - after, after - before))
                 problems.append(f"{unit} for {arch} has kernels of {new}, recorded were {lost} ({' '.join(FIGURES)})")
     return problems
+
+
+def table(sources: dict[str, Any]) -> list[str]:
+    """A row of each unit: its kernels of each architecture, how many spill, and the most that one of all has."""
+    head = ("unit", "kernels", "spill VGPRs", "spill SGPRs", "VGPRs", "AGPRs", "scratch, B", "LDS, B", "a core, s")
+    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for unit, one in sorted(unit for made in sources.values() for unit in made["units"].items()):
+        kernels = [Counter(one["archs"][arch]).elements() for arch in sorted(one["archs"])]
+        figures = [zip(*(map(int, kernel.split()) for kernel in each), strict=True) for each in kernels]
+        of = dict(zip(FIGURES, zip(*figures, strict=True), strict=True))
+        cells = [unit, ", ".join(str(len(each)) for each in of["vgpr"])]
+        cells += [", ".join(str(sum(map(bool, each))) for each in of[name]) for name in ("vgpr_spills", "sgpr_spills")]
+        cells += [f"{max(map(max, of[name])):,}" for name in ("vgpr", "agpr", "scratch", "lds")]
+        rows.append(f"| {' | '.join([*cells, format(one['cpu_seconds'], '.0f')])} |")
+    return rows
 
 
 def spills(counts: Counter[str]) -> int:

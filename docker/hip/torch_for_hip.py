@@ -4,8 +4,8 @@
     torch_for_hip.py ROCM_VERSION
 
 Its wheel carries the headers of ATen/cuda and c10/cuda. torch's own hipify translates them, as a build of torch for
-ROCm does; what its CMake would generate is written here, and libc10_hip and libtorch_hip are empty. Nothing runs on a
-GPU with it.
+ROCm does; what its CMake would generate is written here. libc10_hip and libtorch_hip hold nothing but the data that a
+loader wants at once, for functions it looks up when they are called. Nothing runs on a GPU with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ GENERATED = {
         for name, value in (("CUDNN", 0), ("CUSPARSELT", 0), ("ROCM", 1), ("MAGMA", 0))
     ) + '#define NVCC_FLAGS_EXTRA ""\n',
 }  # fmt: skip
-EMPTY = ("c10_hip", "torch_hip")
+LIBRARIES = {
+    "c10_hip": "void *_ZN3c104cuda20CUDACachingAllocator9allocatorE;",  # a std::atomic of a pointer
+    "torch_hip": "",
+}
 APART = ("c10/cuda", "ATen/cuda")
 IN_PLACE = ("torch/csrc/inductor/aoti_torch/c", "torch/csrc/stable/c")
 
@@ -54,11 +57,11 @@ def main(rocm: str) -> None:
             out_of_place_only=apart,
             show_progress=False,
         )
-    for name in EMPTY:
+    for name, text in LIBRARIES.items():
         library = torch / "lib" / f"lib{name}.so"
-        words = ["g++", "-shared", f"-Wl,-soname,{library.name}", "-o", library, "-x", "c", "/dev/null"]
-        subprocess.run(words, check=True)
-    sys.stdout.write(f"torch_for_hip: {len(done)} headers hipified, {len(EMPTY)} empty libraries\n")
+        words = ["g++", "-shared", f"-Wl,-soname,{library.name}", "-o", library, "-fPIC", "-x", "c", "-"]
+        subprocess.run(words, check=True, input=text, text=True)
+    sys.stdout.write(f"torch_for_hip: {len(done)} headers hipified, {len(LIBRARIES)} libraries\n")
 
 
 def replace(path: Path, old: str, new: str) -> None:

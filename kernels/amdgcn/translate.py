@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from .text import EXEC, M0, VCC, Operand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType
 
     from .arithmetic import Array
     from .text import Instruction, Program
@@ -87,9 +89,9 @@ def translate(program: Program, probe: Probe | None = None) -> Translated:
         UnknownInstructionError: An instruction, or a form of it, whose meaning is not written down.
     """
     writer = _Writer(program)
-    lines = []
+    sources = []
     for index, block in enumerate(program.blocks):
-        lines += [f"def block{index}(g):", "    V, S, E, n, scc = g.V, g.S, g.E, g.n, g.scc"]
+        lines = [f"def block{index}(g):", "    V, S, E, n, scc = g.V, g.S, g.E, g.n, g.scc"]
         for instruction in block.instructions:
             effects(instruction)
             text = writer.instruction(instruction)
@@ -100,14 +102,21 @@ def translate(program: Program, probe: Probe | None = None) -> Translated:
                         *text, f"probe.note({state}, after)"]  # fmt: skip
             lines += [f"    {line}" for line in text]
         lines += ["    g.E, g.scc = E, scc", f"    {_leave(program, index)}"]
-    source = "\n".join(lines) + "\n"
+        sources.append("\n".join(lines) + "\n")
     names = _NAMES | writer.constants | {"probe": probe}
-    exec(compile(source, f"<{program.name}>", "exec"), names)  # noqa: S102 - our own text, from instructions we know
+    for function in sources:
+        exec(_compiled(function, program.name), names)  # noqa: S102 - our own text, from instructions we know
     vectors, scalars = _used(program)
     sizes = {8 * size: size for size in (1, 2, 4)}
     smallest = min((sizes[int(bits)] for bits in _lds_bits(program)), default=4)
     functions = [names[f"block{index}"] for index in range(len(program.blocks))]
-    return Translated(program, vectors, scalars, smallest, functions, source)
+    return Translated(program, vectors, scalars, smallest, functions, "".join(sources))
+
+
+@lru_cache(512)
+def _compiled(text: str, name: str) -> CodeType:
+    """A block's code: of a program with a planted fault, all but one are those of the program without."""
+    return compile(text, f"<{name}>", "exec")
 
 
 def _lds_bits(program: Program) -> list[str]:

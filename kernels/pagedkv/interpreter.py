@@ -27,6 +27,7 @@ def hasten() -> None:
     _patch_language_once_a_launch()
     _drop_unread_overflow_checks()
     _make_types_once()
+    _promote_and_spread_what_differs()
     _look_up_numpy_types()
 
 
@@ -82,12 +83,12 @@ def _drop_unread_overflow_checks() -> None:
 
 
 def _make_types_once() -> None:
-    """Make the shape of a block, a part of each value, once; and the name of a type where somebody asks for it."""
+    """Make the shape of a block, a part of each value, and its types once; and a type's name where somebody asks."""
 
     @functools.cache
-    def shape(*sizes: int) -> tuple[Any, int, Any, Any]:
-        numel = core.validate_block_shape(sizes)
-        return core.tuple(sizes), numel, core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(numel)
+    def shape(*sizes: int) -> tuple[Any, int, Any, Any, dict[Any, Any]]:
+        numel, each = core.validate_block_shape(sizes), core.tuple([core.constexpr(size) for size in sizes])
+        return core.tuple(sizes), numel, each, core.constexpr(numel), {}
 
     nothing, one = core.tuple([]), core.constexpr(1)
 
@@ -97,12 +98,18 @@ def _make_types_once() -> None:
             raise TypeError("0d block_type is forbidden")
         self.shape, self.numel, *_ = self._made
 
+    def of_this_shape(self: Any, scalar: Any) -> Any:
+        types, key = self._made[4], (scalar.name, getattr(scalar, "address_space", 0))
+        if key not in types:
+            types[key] = core.block_type(scalar, self.shape)
+        return types[key]
+
     def make_tuple(self: Any, types: Sequence[Any], fields: Sequence[str] | None = None) -> None:
         self.types, self.fields = types, fields or [""] * len(types)
 
     def make_tensor(self: Any, handle: Any, kind: Any) -> None:
         self.handle, self.type, self.dtype = handle, kind, kind.scalar
-        self.shape, self.numel = kind._made[2:] if kind.is_block() else (nothing, one)
+        self.shape, self.numel = kind._made[2:4] if kind.is_block() else (nothing, one)
 
     unwrap: Callable[[Any], Any] = core._unwrap_if_constexpr
     wrapping = (list, tuple, core.tuple, core.constexpr)
@@ -112,8 +119,41 @@ def _make_types_once() -> None:
 
     core.block_type.__init__, core.tuple_type.__init__, core.tensor.__init__ = make_block, make_tuple, make_tensor
     core._unwrap_if_constexpr = lambda value: unwrap(value) if isinstance(value, wrapping) else value
+    core.block_type.with_element_ty = of_this_shape
+    core.block_type.to_ir = lambda self, builder: of_this_shape(self, self.element_ty.to_ir(builder))
     core.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
     core.tuple_type.name = property(name_of_tuple)
+
+
+def _promote_and_spread_what_differs() -> None:
+    """Leave operands as they are where both have the same type, or the same shape; a number takes a tensor's type."""
+    ranges = dict.fromkeys(core.dtype.STANDARD_FP_TYPES, (-(2.0**31), 2.0**31))
+    kinds = [getattr(core, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    ranges |= {kind.name: (kind.get_int_min_value(), kind.get_int_max_value()) for kind in kinds}
+    semantic = interpreter.TritonSemantic
+    promote, spread, equal = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value, core.dtype.__eq__
+
+    def spread_what_differs(self: Any, lhs: Any, rhs: Any) -> Any:
+        same = lhs.type.is_block() and rhs.type.is_block() and lhs.type._made is rhs.type._made
+        return (lhs, rhs) if same else spread(self, lhs, rhs)
+
+    def fits(number: Any, kind: Any) -> bool:
+        low, high = ranges.get(kind.name, (1, 0))
+        real = type(number) is float and kind.is_standard_floating()
+        return real or (type(number) is int and low <= number <= high)
+
+    def promote_what_differs(self: Any, lhs: Any, rhs: Any, *allowed: bool) -> Any:
+        # Triton hands on by place what a division demands, third and fourth: one of halves is one of singles.
+        if type(lhs) is core.tensor and len(allowed) < 3:
+            if type(rhs) is not core.tensor:
+                if fits(rhs, lhs.dtype):
+                    return spread_what_differs(self, lhs, self.scalar_constant(rhs, lhs.dtype))
+            elif lhs.dtype is rhs.dtype and not lhs.dtype.is_ptr():
+                return spread_what_differs(self, lhs, rhs)
+        return promote(self, lhs, rhs, *allowed)
+
+    semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value = promote_what_differs, spread_what_differs
+    core.dtype.__eq__ = lambda self, other: self is other or equal(self, other)
 
 
 def _look_up_numpy_types() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from typing import TYPE_CHECKING
@@ -36,8 +37,30 @@ IDENTITY = Identity(
 )
 
 
+@functools.cache
 def sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def sample(i: int, text: str, right: bool, bad: int) -> Sample:
+    """An answer to question `i`."""
+    return Sample(
+        doc_id=i,
+        doc_hash=sha(f"doc {i}"),
+        prompt_hash=sha(f"prompt {i}"),
+        question=f"question {i}",
+        target="16",
+        text=text,
+        finish_reason="stop",
+        n_tokens=17,
+        non_finite=bad,
+        strict="16" if right else "15",
+        flexible="16" if right else "15",
+        strict_correct=right,
+        flexible_correct=right,
+        flags=flags_of(text, finish_reason="stop", non_finite=bad),
+    )
 
 
 class Plant:
@@ -56,25 +79,7 @@ class Plant:
         samples = []
         for i, right in enumerate(correct):
             text = (texts or {}).get(i, f" Bob has 9. 9 + 7 = {16 if right else 15}\n#### {16 if right else 15}")
-            bad = int(i in non_finite)
-            samples.append(
-                Sample(
-                    doc_id=i,
-                    doc_hash=sha(f"doc {i}"),
-                    prompt_hash=sha(f"prompt {i}"),
-                    question=f"question {i}",
-                    target="16",
-                    text=text,
-                    finish_reason="stop",
-                    n_tokens=17,
-                    non_finite=bad,
-                    strict="16" if right else "15",
-                    flexible="16" if right else "15",
-                    strict_correct=right,
-                    flexible_correct=right,
-                    flags=flags_of(text, finish_reason="stop", non_finite=bad),
-                )
-            )
+            samples.append(sample(i, text, bool(right), int(i in non_finite)))
         return Run(identity=IDENTITY.model_copy(update={"weights": weights}), samples=tuple(samples), seconds=1.5)
 
     @classmethod

@@ -26,7 +26,7 @@ OURS = ("_editable_impl_", "families", "hileval", "hilgate", "pagedkv")
 """How what this repository installs begins."""
 
 SERVE = """
-import importlib.util, json, sys
+import importlib.util, json, multiprocessing, sys
 from pathlib import Path
 
 def main(model, prompts, result):
@@ -34,16 +34,19 @@ def main(model, prompts, result):
     from vllm.platforms import current_platform
     from vllm.plugins import load_plugins_by_group
 
+    # The engine's core is a process that finds the plugin by itself; a worker apart from it would import all once more.
     backend = {} if current_platform.is_cpu() else {"attention_backend": "CUSTOM"}
     llm = LLM(model, dtype="float32", enforce_eager=True, block_size=16, max_model_len=160, max_num_seqs=4, seed=0,
               enable_prefix_caching=False, mamba_ssm_cache_dtype="float32", num_gpu_blocks_override=64,
-              gpu_memory_utilization=0.2, worker_extension_cls="pagedkv.vllm_plugin.inspect.WorkerReport", **backend)
+              gpu_memory_utilization=0.2, distributed_executor_backend="uni",
+              worker_extension_cls="pagedkv.vllm_plugin.inspect.WorkerReport", **backend)
     params = SamplingParams(temperature=0.0, max_tokens=32, stop=["Question:"])
     answers = [output.outputs[0].text for output in llm.generate(json.loads(prompts), params, use_tqdm=False)]
     Path(result).write_text(json.dumps({
         "plugins": {name: found.__module__ for name, found in load_plugins_by_group("vllm.general_plugins").items()},
         "file": importlib.util.find_spec("pagedkv").origin,
         "layers": llm.collective_rpc("pagedkv_report")[0],
+        "processes": len(multiprocessing.active_children()),
         "answers": answers,
     }))
 
@@ -118,6 +121,7 @@ def test_vllm_finds_it_where_nothing_else_of_ours_is_installed_and_it_answers_as
 
     assert result["plugins"]["pagedkv"] == "pagedkv.vllm_plugin"
     assert Path(result["file"]) == site / "pagedkv" / "__init__.py"
+    assert result["processes"] == 1
     assert len(result["layers"]) == 2
     for layer in result["layers"]:
         assert layer["backend"] == "pagedkv.vllm_plugin.backend.PagedKVBackend"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -62,12 +63,18 @@ class Pool:
         self.storage[self._elements(side)[block, token]] = data.to(self.storage.dtype)
 
     def _elements(self, side: str) -> torch.Tensor:
-        axes = torch.meshgrid(*(torch.arange(n, device=self.storage.device) for n in self.plan.shape), indexing="ij")
-        return getattr(self.plan, side).element(*axes)
+        return _elements(getattr(self.plan, side), self.plan.shape, self.storage.device)
 
     def _scales(self, side: str) -> torch.Tensor:
         scale = getattr(self.quantisation, f"{side}_scale").double()
         return scale[..., None] if scale.dim() else scale
+
+
+@functools.lru_cache(4)
+def _elements(view: layout.View, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    # Each axis alone, and the sum over them spreads: the elements of a large pool are added once, not for each axis.
+    axes = (torch.arange(n, device=device) for n in shape)
+    return view.element(*(axis.reshape(-1, *(1 for _ in shape[place:])) for place, axis in enumerate(axes, start=1)))
 
 
 def pool(

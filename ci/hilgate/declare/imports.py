@@ -44,9 +44,10 @@ class Packages:
 
     def any_module(self, path: PurePath) -> str | None:
         """Like `module_of`, conftest files included."""
-        for package, folder in self.folders.items():
-            if path.suffix == ".py" and path.is_relative_to(folder):
-                parts = (package, *path.relative_to(folder).with_suffix("").parts)
+        name = path.as_posix()
+        for package, folder in self.folders.items() if path.suffix == ".py" else ():
+            if name.startswith(f"{folder}/"):
+                parts = (package, *name.removeprefix(f"{folder}/").removesuffix(".py").split("/"))
                 return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         return None
 

@@ -6,6 +6,7 @@ All mistakes of a load are reported at once: an author who has made three should
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -86,7 +87,11 @@ class Declarations:
 
     def provider(self, image: Key) -> Step | None:
         """The step that builds an image."""
-        return next((step for _, step in self.steps() if step.provides == image), None)
+        return self._providers.get(image)
+
+    @functools.cached_property
+    def _providers(self) -> dict[str | None, Step]:
+        return {step.provides: step for _, step in reversed([*self.steps()])}
 
     def models(self) -> dict[Key, tuple[Step, ...]]:
         """Model -> the steps that run it, in declared order."""

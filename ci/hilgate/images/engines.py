@@ -38,6 +38,8 @@ PIP_LEFT_OUT: Final = frozenset(
 """Settings about where pip installs here, which are wrong in an image."""
 
 BUILDAH: Final = ("buildah", "debootstrap")
+FREE: Final = 12
+"""Gigabytes that a build from nothing takes at its peak: measured, with the copies of the layer that is being made."""
 
 
 class BuildFailedError(HilgateError):
@@ -331,7 +333,7 @@ class Buildah:
                 remedy="run it as root, or where docker buildx is installed",
             )
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.suite, self.script = folder, suite, script
+        self.folder, self.suite, self.script, self.spool = folder, suite, script, folder / "spool"
         self.words = ["buildah", "--root", str(folder / "storage"), "--runroot", str(folder / "run")]
 
     def with_base(self, labels: dict[str, str]) -> dict[str, str]:
@@ -341,9 +343,12 @@ class Buildah:
 
     def find(self, image: str, content: str) -> str | None:
         """Digest of an image in the store."""
+        return self._listed().get(self.name(image, content))
+
+    def _listed(self) -> dict[str, str]:
+        """Digest of each image in the store, by its name."""
         listed: list[dict[str, Any]] = json.loads(answer([*self.words, "images", "--json"]) or "[]") or []
-        name = self.name(image, content)
-        return next((str(one["digest"]) for one in listed if name in (one.get("names") or [])), None)
+        return {name: str(one["digest"]) for one in listed for name in one.get("names") or []}
 
     def build(self, request: BuildRequest) -> None:
         """Build on the base of the suite, layer by layer: an interrupted build goes on from its last layer."""
@@ -352,9 +357,11 @@ class Buildah:
     def bud(self, request: BuildRequest, arguments: dict[str, str]) -> None:
         """Build a recipe with these arguments; a failure names the step, its line, and how to enter what is before it.
 
-        BASE is the base of the suite where it is not among them.
+        BASE is the base of the suite where it is not among them. What the store had of this image goes when the new one
+        is built: one of each is kept.
         """
         request.log.unlink(missing_ok=True)
+        self._room()
         if "BASE" not in arguments:
             self._make_base(request.log)
             arguments = arguments | {"BASE": self.name("base", self.suite)}
@@ -369,7 +376,7 @@ class Buildah:
             *(f"--label={name}={value}" for name, value in self.with_base(request.labels).items()),
         ]
         try:
-            build([*command, "."], request.log, request.context)
+            build([*command, "."], request.log, request.context, {"TMPDIR": str(self.spool)})
         except BuildFailedError as error:
             text = request.log.read_text(encoding="utf-8", errors="replace")
             what = f"{error.what} {self._last_step(text, request)}"
@@ -377,6 +384,21 @@ class Buildah:
         finally:
             pip_conf.unlink(missing_ok=True)
             output([*self.words, "rm", "--all"])  # an interrupted build leaves containers as large as what it was at
+        kept, tags = self.name(request.image, request.content), self.name(request.image, "")
+        if old := [name for name in self._listed() if name.startswith(tags) and name != kept]:
+            output([*self.words, "rmi", *old])
+
+    def _room(self) -> None:
+        """Remove what an interrupted build left; raise CannotRunHereError where the disk is too full."""
+        shutil.rmtree(self.spool, ignore_errors=True)
+        self.spool.mkdir()
+        free = shutil.disk_usage(self.spool).free / 1e9
+        if free < FREE:
+            raise CannotRunHereError(
+                f"{free:.1f} GB of the disk are free, and a build takes {FREE} GB at its peak",
+                where=str(self.folder),
+                remedy="free some; what is built already is kept",
+            )
 
     def _last_step(self, log: str, request: BuildRequest) -> str:
         """The step that a log ends in, its line in the recipe, and the command that enters the layer before it."""

@@ -350,11 +350,12 @@ def collect(notes: Iterable[str], here: Here, started: dt.datetime) -> tuple[See
             found[kind].add(words)
             continue
         times, _, name = words.partition(" ") if kind == "r" else ("", "", words)
-        below = os.path.relpath(name, here.root) if f"{name}/".startswith(f"{here.root}/") else ""
-        below = below.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        # `run.watch` gives absolute names without dots; there are a hundred thousand of them in a gate.
+        below = name[len(here.root) + 1 :] or "." if f"{name}/".startswith(f"{here.root}/") else ""
+        below = below if below.isascii() else below.encode(errors="surrogateescape").decode(errors="backslashreplace")
         size, _, rest = times.partition(":")
         changed, _, ctime = rest.partition(":")
-        cached = not CACHES.isdisjoint(PurePosixPath(name).parts)
+        cached = not CACHES.isdisjoint(name.split("/"))
         foreign = cached or name.startswith(f"{sys.prefix}/")
         if kind != "r":
             found[kind] |= set() if foreign else {below}

@@ -12,13 +12,16 @@ end takes minutes, so such a kernel is stopped there with its figure.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import re
 import sys
 import tempfile
 import time
+import warnings
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -27,11 +30,12 @@ import torch
 import triton
 import triton.language as tl
 from triton import knobs
-from triton._C.libtriton import amd, ir, passes
+from triton._C.libtriton import amd, ir, llvm, passes
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, code_generator
 from triton.runtime import driver as active_driver
+from triton.runtime.cache import FileCacheManager
 from triton.runtime.jit import JITCallable
 
 from pagedkv.arch import Arch, limits
@@ -45,6 +49,24 @@ if TYPE_CHECKING:
 
 _parse_once = cache(JITCallable.parse)
 """Triton parses a helper at each of its specialisations; nothing that walks the tree changes it."""
+
+_signature = cache(inspect.signature)
+
+_FRONTEND = {
+    "inspect": SimpleNamespace(
+        signature=lambda function: _signature(getattr(function, "__func__", function)), getcallargs=inspect.getcallargs
+    ),
+    "warnings": SimpleNamespace(
+        catch_warnings=contextlib.nullcontext,
+        simplefilter=lambda *_: None,
+        warn=warnings.warn,
+        warn_explicit=warnings.warn_explicit,
+    ),
+}
+"""What Triton's frontend calls at each node: signatures, once a function, and filters of warnings, not at all."""
+
+_UNREAD = {"translate_to_mir": lambda *_: "", "dump_sched_dag": lambda *_: None}
+"""What the AMD backend reads a kernel for twice more, and drops unless it is asked to dump."""
 
 
 class LdsExceededError(CommandError):
@@ -221,11 +243,13 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
     choices: list[str] = []
     target = GPUTarget("hip", wanted.arch, limits(wanted.arch).lanes)
     with tempfile.TemporaryDirectory(prefix="audit-") as folder, knobs.cache.scope(), knobs.compilation.scope():
-        knobs.cache.dir = folder
+        knobs.cache.dir, knobs.cache.manager_class = folder, _Files
         knobs.compilation.always_compile = True
         with (
             mock.patch.object(knobs.runtime, "add_stages_inspection_hook", partial(_look_first, choices)),
             mock.patch.object(JITCallable, "parse", _parse_once),
+            mock.patch.multiple(code_generator, **_FRONTEND),
+            mock.patch.multiple(llvm, **_UNREAD),
             offline(wanted.arch),
         ):
             compiled = triton.compile(wanted.source, target=target, options=dict(wanted.options))
@@ -239,6 +263,15 @@ def compile_kernel(wanted: Specialisation) -> MachineCode:
         pointer_choices=choices,
         waves_per_eu=compiled.metadata.waves_per_eu,
     )
+
+
+class _Files(FileCacheManager):  # type: ignore[misc]
+    """Files of one compilation: nobody else reads them, so none is made in a folder of its own and then moved."""
+
+    def put(self, data: Any, filename: str, **_: Any) -> str:
+        path = Path(self._make_path(filename))
+        path.write_bytes(data if isinstance(data, bytes) else str(data).encode())
+        return str(path)
 
 
 def read_figures(arch: str, compiled: MachineCode, *, kept: bool = False) -> Figures:

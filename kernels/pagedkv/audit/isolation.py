@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import os
 import re
@@ -127,6 +128,8 @@ def _serve(
 ) -> None:
     for end in inherited:
         end.close()  # so that a dead parent reads as end of file
+    gc.freeze()
+    gc.set_threshold(100_000)  # a compilation makes many objects and little garbage, and takes a twentieth less so
     faulthandler.disable()  # a Python stack of the fork would push the compiler's words out of the tail
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)

@@ -8,6 +8,7 @@ midpoints: neither torch's float8 dtypes nor any bit of an fp32 is involved.
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -32,7 +33,12 @@ def _value(code: int, name: str) -> float:
 
 def values(name: str) -> Tensor:
     """Return the value of each of the 256 codes of the format `name`: `[256]` float64."""
-    return torch.tensor([_value(code, name) for code in range(256)], dtype=torch.float64)
+    return torch.tensor(_values(name), dtype=torch.float64)
+
+
+@cache
+def _values(name: str) -> list[float]:
+    return [_value(code, name) for code in range(256)]
 
 
 def largest(name: str) -> float:

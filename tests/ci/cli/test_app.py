@@ -13,6 +13,7 @@ import pytest
 from support.plans import environ, git, hilgate, passing, write_repository, writes_findings
 
 from hilgate.errors import Exit, MisuseError, of_system
+from hilgate.model import Plan
 from hilgate.report import html
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -61,14 +62,19 @@ def test_trouble_of_the_machine_is_no_bug_and_says_what_where_and_what_to_do(rep
         assert "to do: " in done.stderr
 
 
-def test_a_full_disk_is_named_by_the_file_that_found_no_room(repository, tmp_path):
+def test_a_full_disk_is_named_by_the_file_that_found_no_room(repository, tmp_path, monkeypatch):
     """A limit on the size of files is a full disk that needs no file system of its own."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
-    try:
-        done = hilgate(repository, "plan", "--write", str(tmp_path / "plan.json"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    save, before = Plan.save, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def full(plan, path):  # here alone: what watches this process for a reuse of its pass writes files too
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+        try:
+            save(plan, path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    monkeypatch.setattr(Plan, "save", full)
+    done = hilgate(repository, "plan", "--write", str(tmp_path / "plan.json"))
     assert done.returncode == Exit.CANNOT_RUN_HERE
     where = tmp_path / "plan.json"
     assert f"there is no room: File too large\n  where: {where}\n  to do: free disk space" in done.stderr
@@ -83,9 +89,21 @@ def test_results_that_are_a_file_or_a_folder_of_the_repository_are_misuse(reposi
     assert git(repository, "status", "--porcelain") == ""
 
 
+FEW_FILES = """
+import resource, subprocess
+begin, before = subprocess.Popen.__init__, resource.getrlimit(resource.RLIMIT_NOFILE)
+def begin_with_few(*words, **named):  # here alone: what watches this process opens files too
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        begin(*words, **named)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+subprocess.Popen.__init__ = begin_with_few
+"""
+
+
 def test_too_many_open_files_and_no_place_for_temporary_ones_or_to_stand_in(repository, tmp_path):
-    code = "import resource, hilgate.__main__, hilgate.cli.app; resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))"
-    done = start(repository, "plan", code=code)
+    done = start(repository, "plan", code=FEW_FILES)
     assert (done.returncode, b"raise the limit (ulimit -n)" in done.stderr) == (Exit.CANNOT_RUN_HERE, True), done.stderr
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -147,6 +148,7 @@ def store(tmp_path, monkeypatch, root, built):
         return "container\n"
 
     monkeypatch.setattr(engines, "answer", ask)
+    monkeypatch.setattr(engines, "FREE", 0)
     return Buildah(tmp_path / "store", "bookworm", root / "docker/scripts/debootstrap.sh"), built, names
 
 
@@ -178,6 +180,27 @@ def test_buildah_finds_by_name_and_makes_a_base_once(store, order):
     names.append("localhost/hilgate/base:bookworm")
     engine.build(order("cpu"))
     assert len(built) == 2
+
+
+def test_buildah_keeps_the_newest_build_of_an_image_and_nothing_of_an_interrupted_one(store, order, outputs):
+    engine, _, names = store
+    wanted = order("cpu")
+    names += ["localhost/hilgate/base:bookworm", "localhost/hilgate/cpu:1", "localhost/hilgate/other:1"]
+    names.append(f"localhost/hilgate/cpu:{wanted.content}")
+    engine.spool.mkdir()
+    (engine.spool / "half-a-layer").touch()
+    engine.build(wanted)
+    assert [words[-1] for words in outputs[0] if "rmi" in words] == ["localhost/hilgate/cpu:1"]
+    assert list(engine.spool.iterdir()) == []
+
+
+def test_a_disk_with_too_little_room_is_said_before_anything_is_built(store, order, monkeypatch):
+    engine, built, _ = store
+    monkeypatch.setattr(engines.shutil, "disk_usage", lambda _: SimpleNamespace(free=3e9))
+    monkeypatch.setattr(engines, "FREE", 12)
+    with pytest.raises(CannotRunHereError, match=r"3\.0 GB of the disk are free, and a build takes 12 GB"):
+        engine.build(order("cpu"))
+    assert built == []
 
 
 @pytest.mark.parametrize(

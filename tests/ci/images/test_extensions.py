@@ -84,6 +84,12 @@ def test_a_sample_is_one_unit_for_one_architecture(measured):
     assert measured.complaints(UNITS, found, "gfx950") == ["scan_fwd holds no kernel for gfx950"]
 
 
+def test_the_readme_has_the_record_as_it_is(measured):
+    rows = measured.table(json.loads((ROOT / extensions.RECORD).read_text())["sources"])
+    assert len(rows) == 2 + 3 + 9 + 4
+    assert "\n".join(rows) in (ROOT / "docker/README.md").read_text()
+
+
 HIPCC = """#!/bin/sh
 echo "$*" >> calls
 case "$*" in *-E*) mode=preprocess ;; *) mode=object ;; esac
@@ -185,6 +191,7 @@ def test_a_stage_is_built_from_what_it_needs_and_nothing_else():
 def test_a_failed_step_is_named_with_its_line_and_the_way_in(tmp_path, monkeypatch):
     monkeypatch.setattr(engines.shutil, "which", lambda name: name)
     monkeypatch.setattr(engines.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(engines, "FREE", 0)
     engine = engines.Buildah(tmp_path / "store", "hip", Path("rootfs.sh"))
     (tmp_path / "Dockerfile").write_text("FROM base AS base\n# why\nRUN one \\\n    && two\n")
     asked = BuildRequest("x", "1", "Dockerfile", tmp_path, {}, {}, "", {}, tmp_path / "log")
@@ -274,6 +281,7 @@ def test_each_source_is_recorded_before_the_next_is_built(run, monkeypatch):
     """What fails later, hours after it, takes nothing of the record."""
     path = run.scratch.with_name("record.json")
     monkeypatch.setattr(extensions, "RECORD", str(path))
+    run.recorded = {}
     monkeypatch.setattr(run, "_wheel", lambda name: {"key": run.keys[name], "units": UNITS})
 
     def fails():

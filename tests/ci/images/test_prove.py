@@ -124,6 +124,15 @@ def test_a_module_that_raises_anything_is_a_problem(prove, tmp_path, monkeypatch
     assert [one.split(":")[0] for one in prove.imports("cpu")] == ["import breaks_at_import", "import not_there_at_all"]
 
 
+def test_packages_that_ask_a_gpu_at_import_are_answered_on_a_builder(prove, tmp_path, monkeypatch):
+    text = "import os, torch\nassert torch.cuda.get_device_properties(0).gcnArchName == os.environ['GPU_ARCHS'][:6]\n"
+    (tmp_path / "asks_the_first_gpu.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(prove.IMPORTS, "cpu", ("asks_the_first_gpu",))
+    assert len(prove.imports("cpu")) == 1
+    assert prove.imports("cpu", archs=["gfx942", "gfx950"]) == []
+
+
 def test_every_pinned_source_has_modules_that_must_import(prove, pins):
     assert set(pins.sources) <= set(prove.IMPORTS)
     assert "amdsmi" in prove.IMPORTS["vllm"]  # without it vLLM finds no platform, and says so on a GPU only
@@ -145,14 +154,12 @@ def test_the_rocm_proof_reads_pins_and_base(prove, tmp_path, monkeypatch):
     monkeypatch.setattr(prove, "code", lambda _pins, _folder: (["module_a.so: gfx942 3"], []))
     monkeypatch.setattr(prove, "site_packages", lambda: tmp_path)
     asked = []
-    monkeypatch.setattr(prove, "imports", lambda *parts: asked.extend(parts) or [])
-    monkeypatch.delenv("GPU_ARCHS", raising=False)
+    monkeypatch.setattr(prove, "imports", lambda *parts, archs: asked.extend([*parts, *archs]) or [])
     paths = [str(tmp_path / name) for name in ("pins.json", "base.json", "proof.json")]
     assert prove.main(["record", paths[1]]) == 0
     (tmp_path / "pins.json").write_text(json.dumps(PINS))
     assert prove.main(["rocm", *paths]) == 0
-    assert asked == ["rocm", "aiter"]  # of a base without the others nothing of them is asked
+    assert asked == ["rocm", "aiter", "gfx942", "gfx950"]  # of a base without the others nothing of them is asked
     assert json.loads((tmp_path / "proof.json").read_text())["versions"]["bill"]
     (tmp_path / "pins.json").write_text(json.dumps(PINS | {"rocm": PINS["rocm"] | {"triton": "3.7.0"}}))
     assert prove.main(["rocm", *paths]) == 1
-    monkeypatch.delenv("GPU_ARCHS")

@@ -329,8 +329,12 @@ def test_a_step_in_a_step_is_watched_once_by_each(repository, tmp_path):
 
 def test_a_note_that_cannot_be_written_stops_no_step_and_its_pass_is_not_kept(repository):
     area = json.loads((repository / "ci/areas/samples.yaml").read_text())
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300)); import decimal, fractions"
-    area["steps"][0]["command"] = writes_findings(passing(), then=limit)
+    # Its own folder alone: whoever watches the test that is this step loses nothing.
+    gone = (
+        "import os; notes = os.environ['PYTHONPATH'].partition(':')[0] + '/lists'; os.rename(notes, notes + '-gone'); "
+        "import decimal, fractions; os.rename(notes + '-gone', notes)"
+    )
+    area["steps"][0]["command"] = writes_findings(passing(), then=gone)
     (repository / "ci/areas/samples.yaml").write_text(json.dumps(area))
     ran, said = gate(repository)
     assert ran
