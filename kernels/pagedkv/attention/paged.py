@@ -12,7 +12,7 @@ from pagedkv import checks as tensor_checks
 from pagedkv.arch import NEVER, next_power_of_two
 from pagedkv.attention import checks
 from pagedkv.attention.kernel import attention_kernel
-from pagedkv.attention.launch import choose, options, query_tiles
+from pagedkv.attention.launch import choose, options, query_stays, query_tiles
 from pagedkv.attention.merge import reduce_kernel
 from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales
@@ -131,7 +131,8 @@ def paged_attention(
             max_kv_len=max_seq_len if sliding_window is None else min(max_seq_len, sliding_window + max_query_len),
             num_splits=num_splits,
             cache_bytes=cache.key.element_size(),
-            packed=cache.packing != "rows",
+            packing=cache.packing,
+            block_size=cache.block_size,
             windowed=sliding_window is not None,
             batch_invariant=batch_invariant,
         )
@@ -204,6 +205,7 @@ def paged_attention(
             DEPENDENT=dependent,
             PAIRS=pairs,
             MFMA=decode and arch.operand_from_lds_rows == NEVER,
+            KEPT=query_stays(arch, launch.rows) and scales.kind == 0 and scale >= 0,
             **options(arch, launch, decode=decode, head_size=head_size, element_bytes=query.element_size()),
             **follows,
         )

@@ -132,6 +132,8 @@ def mla_decode(
             ALIGN=alignment(*query.stride()[:2], *cache.stride()[:2]),
             AHEAD=arch.async_copies,
             PAIRS=launch.pairs and not any(number % 2 for number in even),
+            # In LDS, from where wgmma takes it: what is computed of it would be in registers, 36 loads a tile.
+            KEPT=launch.rows >= arch.operand_from_lds_rows and cache_format is None and scale >= 0,
             num_warps=launch.waves,
             num_stages=launch.stages,
             **options(arch, launch),
