@@ -139,8 +139,8 @@ class ChunkScan:
     kpack: int
     """As in `Mla`."""
     long_tile: int = 0
-    """`tile` where the state is larger than the channels of a program and its loads take the registers; 0 is no other
-    number."""
+    """`tile` of a head that does not fill a program and has fewer channels than state: there a larger one costs one of
+    four programs a compute unit (H200). 0 is no other number."""
 
     def of(self, head_size: int, state: int, chunk_size: int = LARGEST_CHUNK) -> ChunkScan:
         """What a layer is launched with: nothing larger than it has."""
@@ -149,7 +149,7 @@ class ChunkScan:
         return replace(
             self,
             rows=rows,
-            tile=min((state > channels and self.long_tile) or self.tile, rows),
+            tile=min((state > channels < self.channels and self.long_tile) or self.tile, rows),
             channels=channels,
             state_tile=min(self.state_tile, max(16, next_power_of_two(state))),
         )

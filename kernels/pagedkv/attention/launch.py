@@ -74,8 +74,8 @@ def tile_tokens(
 
     * LDS: first the query, changing its register layout: `rows * d * e` for elements of `e` bytes. Then K and V for
       each pipeline stage but the one in flight, and the weights on their way to the second product:
-      `(stages - 1) * 2 * t * d * e + rows * t * e`. (What Triton 3.6 allocates on CDNA.) With wgmma the query stays, and
-      every stage counts.
+      `(stages - 1) * 2 * t * d * e + rows * t * e`. (What Triton 3.6 allocates on CDNA.) With wgmma the query stays
+      and every stage counts.
     * Registers: accumulator `4 * rows * d`, query `e * rows * d` unless it stays in LDS, scores and weights `8 * rows *
       t` (wgmma: `(4 + e) * rows * t`), K and V in flight `2 * t * d * e` unless loads reach LDS past the registers, and
       one of them as operand of the matrix instruction unless that reads LDS: `t * d * e`, in each wave anew where waves
