@@ -100,10 +100,14 @@ class Mla:
     """Programs that shall fit one compute unit; the grid has as many."""
     split_tokens: int
     """Fewest KV tokens worth a program of their own."""
-    fixed_tokens: int
-    """What a work item costs whatever its length, as the KV tokens that take as long."""
     kpack: int
     """AMD: how many operands of MFMA are read from LDS at once, 2 before gfx950 and 1 there. Elsewhere unused."""
+    fixed_tokens: int = 0
+    """What a work item costs whatever its length, as the KV tokens that take as long."""
+    quantised_tokens: int = 0
+    """`tokens` where the cache is quantised; 0 is no other number."""
+    quantised_stages: int = 0
+    """Likewise."""
 
 
 @dataclass(frozen=True)
@@ -134,15 +138,19 @@ class ChunkScan:
     stages: int
     kpack: int
     """As in `Mla`."""
+    long_tile: int = 0
+    """`tile` of a head that does not fill a program and has fewer channels than state: there a larger one costs one of
+    four programs a compute unit (H200). 0 is no other number."""
 
     def of(self, head_size: int, state: int, chunk_size: int = LARGEST_CHUNK) -> ChunkScan:
         """What a layer is launched with: nothing larger than it has."""
         rows = min(self.rows, chunk_size)
+        channels = min(self.channels, max(16, next_power_of_two(head_size)))
         return replace(
             self,
             rows=rows,
-            tile=min(self.tile, rows),
-            channels=min(self.channels, max(16, next_power_of_two(head_size))),
+            tile=min((state > channels < self.channels and self.long_tile) or self.tile, rows),
+            channels=channels,
             state_tile=min(self.state_tile, max(16, next_power_of_two(state))),
         )
 
@@ -155,7 +163,11 @@ class Tuning:
     gather: Gather
     reduce: Reduce
     decode: Attention
+    decode_native: Attention
+    """Where blocks of packing `native` hold at least a tile of it; what a file does not say is as in `decode`."""
     prefill: Attention
+    prefill_large: Attention
+    """Likewise, where blocks of packing `rows` do and queries fill its rows; as `prefill`."""
     mla: Mla
     mla_narrow: Mla
     """Where one token has at most 16 heads."""
@@ -171,6 +183,9 @@ def parse(text: str, where: str) -> Tuning:
     """
     kinds = get_type_hints(Tuning)
     data = toml.parse(where, text, kinds, every=True)
+    for name, base in (("decode_native", data["decode"]), ("prefill_large", data["prefill"])):
+        if isinstance(base, dict) and isinstance(data[name], dict):
+            data[name] = base | data[name]
     return Tuning(**{name: toml.entry(f"{where} [{name}]", data[name], kind, least=1) for name, kind in kinds.items()})
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interpreted kernels as GPUs launch them too (`--launch`), with NaN (integers: 90) in scratch that nobody wrote."""
+"""Interpreted kernels as GPUs launch them too (`--launch`), with NaN (integers: 90) in scratch that nobody wrote.
+
+No test finds calls that another one prepared.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,13 @@ import uuid
 
 import pytest
 import torch
+
+
+@pytest.fixture(autouse=True)
+def _nothing_prepared(monkeypatch):
+    from pagedkv import prepared
+
+    monkeypatch.setattr(prepared, "_runs", {})
 
 
 @pytest.fixture(autouse=True)

@@ -386,6 +386,7 @@ def attention_kernel(
     DEPENDENT: tl.constexpr,  # see merge.follow
     PAIRS: tl.constexpr,  # whether codes are read in pairs; see attend_pairs
     MFMA: tl.constexpr,  # whether this is decode on CDNA; see matched_token
+    KEPT: tl.constexpr,  # whether the query stays as it was loaded, which takes that no scale is negative
 ):
     """Attend ROWS query rows to one partition of their KV; grid [query tiles * HEAD_PROGRAMS, SPLITS]."""
     follow(DEPENDENT)
@@ -431,8 +432,10 @@ def attention_kernel(
         if first_seq >= num_seqs:
             return
         query_start = tl.load(query_start_loc + first_seq)
-        first_token = (query_tile - query_start // TOKENS - first_seq) * TOKENS
-        if (first_token < 0) | (first_token >= tl.load(query_start_loc + first_seq + 1) - query_start):
+        # The last tokens of a sequence first: they see most, and what starts last should be short (3 % at 4 x 4k).
+        last_token = tl.load(query_start_loc + first_seq + 1) - query_start - 1
+        first_token = (last_token // TOKENS - (query_tile - query_start // TOKENS - first_seq)) * TOKENS
+        if (first_token < 0) | (first_token > last_token):
             return
     TOKEN_ROWS: tl.constexpr = GROUP * HEADS
     row = tl.arange(0, ROWS)
@@ -481,8 +484,9 @@ def attention_kernel(
         q = tl.reshape(q, [ROWS, PADDED // (4 * X), 4, X // 8, 8])
         q = tl.reshape(tl.permute(q, (0, 1, 3, 2, 4)), [ROWS, PADDED])
     # The largest score is the largest product times the scale, so that must be positive; 0 * -inf would be NaN.
-    negative = scale[:, None] < 0 if SCALES == 1 else scale < 0
-    q = tl.where(negative, -q, q)
+    if not KEPT:
+        negative = scale[:, None] < 0 if SCALES == 1 else scale < 0
+        q = tl.where(negative, -q, q)
     scale = tl.maximum(tl.abs(scale), 1e-30)
     slope = tl.load(slopes + row_head, mask=row_live, other=0.0) * LOG2E if ALIBI else 0.0
 

@@ -74,10 +74,12 @@ def tile_tokens(
 
     * LDS: first the query, changing its register layout: `rows * d * e` for elements of `e` bytes. Then K and V for
       each pipeline stage but the one in flight, and the weights on their way to the second product:
-      `(stages - 1) * 2 * t * d * e + rows * t * e`. (What Triton 3.6 allocates on CDNA.)
-    * Registers: accumulator `4 * rows * d`, query `e * rows * d`, scores and weights `8 * rows * t`, K and V in flight
-      `2 * t * d * e`, and one of them as operand of the matrix instruction: `t * d * e`, in each wave anew where waves
-      take different rows. Neither counts where the instruction reads LDS and loads reach it past the registers.
+      `(stages - 1) * 2 * t * d * e + rows * t * e`. (What Triton 3.6 allocates on CDNA.) With wgmma the query stays
+      and every stage counts.
+    * Registers: accumulator `4 * rows * d`, query `e * rows * d` unless it stays in LDS, scores and weights `8 * rows *
+      t` (wgmma: `(4 + e) * rows * t`), K and V in flight `2 * t * d * e` unless loads reach LDS past the registers, and
+      one of them as operand of the matrix instruction unless that reads LDS: `t * d * e`, in each wave anew where waves
+      take different rows.
       Where K and V are packed, what is said of them counts twice on CDNA: they change their register layout on the way
       (with less, Triton 3.6 spilled 69 VGPRs on gfx950 at 256 channels).
 
@@ -97,18 +99,30 @@ def tile_tokens(
     channels = next_power_of_two(head_size)
     query = rows * channels * element_bytes
     column = columns * channels * (staged_bytes or element_bytes)  # of K or of V, for each token
-    copies = 0 if rows >= arch.operand_from_lds_rows else min(waves, rows // 16)
-    in_flight = 0 if arch.async_copies and stages > 1 and not copies else 2
+    wgmma = rows >= arch.operand_from_lds_rows
+    copies = 0 if wgmma else min(waves, rows // 16)
+    in_flight = 0 if arch.async_copies and stages > 1 else 2
     sides = (in_flight + copies) * (2 if packed and arch.operand_from_lds_rows == NEVER else 1)
 
     def lds(tokens: int) -> tuple[int, ...]:
+        if wgmma:
+            return query, stages * 2 * tokens * column
         staged = max(1, stages - 1) * 2 * tokens * column
         return (max(query, staged + rows * tokens * columns * element_bytes),)
 
     def registers(tokens: int) -> tuple[int, ...]:
-        return 4 * rows * channels, query, 8 * rows * tokens * columns, sides * tokens * column
+        scores = (4 + (element_bytes if wgmma else 4)) * rows * tokens * columns
+        return 4 * rows * channels, 0 if query_stays(arch, rows) else query, scores, sides * tokens * column
 
     return largest_tile(arch, lds=lds, registers=registers, spare=64, waves=waves, occupancy=occupancy, most=most)
+
+
+def query_stays(arch: Arch, rows: int) -> bool:
+    """Whether a program leaves its query in LDS as it was loaded (wgmma; H200, 128 rows: 420 TFLOP/s instead of 389).
+
+    64 rows are those of one warpgroup, which holds them in registers: 450 TFLOP/s at 16k tokens instead of 439.
+    """
+    return rows > arch.operand_from_lds_rows
 
 
 def power_of_two_divisor(n: int, most: int) -> int:
@@ -154,24 +168,33 @@ def choose(
     max_kv_len: int,
     num_splits: int | None,
     cache_bytes: int | None = None,
-    packed: bool = False,
+    packing: str = "rows",
+    block_size: int = 1,
     windowed: bool = False,
     batch_invariant: bool = False,
 ) -> AttentionLaunch:
     """Return the launch of one paged-attention call; a pure function of shapes and of `tuning/<arch>.toml`.
 
     `element_bytes` is that of the operands of the products, `cache_bytes` that of what is read, if another;
-    `packed` says that the packing of the cache is not `rows`.
-    With `batch_invariant` heads, dtypes and phase (whether `max_query_len` is 1) decide everything but how many
-    partitions of a fixed length there are, which is for `max_kv_len` to say.
+    With `batch_invariant` the cache, heads, dtypes and phase (whether `max_query_len` is 1) decide everything but how
+    many partitions of a fixed length there are, which is for `max_kv_len` to say.
 
     Raises:
         InvalidFileError: if the data ask for more registers or LDS than the arch has.
     """
     decode = max_query_len == 1
-    data = tuning(arch.name).decode if decode else tuning(arch.name).prefill
+    table = tuning(arch.name)
+    data, large = (table.decode, table.decode_native) if decode else (table.prefill, table.prefill_large)
     read = cache_bytes or element_bytes
-    quantised = read < element_bytes
+    packed, quantised = packing != "rows", read < element_bytes
+    filled = decode or batch_invariant or max_query_len * (num_q_heads // num_kv_heads) >= large.rows
+    if packing == ("native" if decode else "rows") and not quantised and block_size >= large.tokens and filled:
+        rows = max(16, next_power_of_two(num_q_heads // num_kv_heads)) if decode else large.rows
+        stages = large.packed_stages if packed else large.stages
+        shape = {"head_size": head_size, "element_bytes": element_bytes, "packed": packed, "rows": rows}
+        bounds = {"waves": large.waves, "occupancy": large.occupancy, "most": large.tokens}
+        if tile_tokens(arch, **shape, stages=stages, **bounds) == large.tokens:
+            data = large
     pairs = arch.code_pairs and quantised and decode and not packed and element_bytes == 2
     wanted = data.quantised_waves if quantised else data.waves
     most_rows = (quantised and data.quantised_rows) or data.rows

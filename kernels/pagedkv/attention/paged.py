@@ -12,18 +12,20 @@ from pagedkv import checks as tensor_checks
 from pagedkv.arch import NEVER, next_power_of_two
 from pagedkv.attention import checks
 from pagedkv.attention.kernel import attention_kernel
-from pagedkv.attention.launch import choose, options, query_tiles
+from pagedkv.attention.launch import choose, options, query_stays, query_tiles
 from pagedkv.attention.merge import reduce_kernel
 from pagedkv.device import current, on
 from pagedkv.fp8.scales import kernel_scales
 from pagedkv.launch import tuning
 from pagedkv.layout import PACKINGS
+from pagedkv.prepared import Launch, call, look
 from pagedkv.strides import alignment
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pagedkv.cache.cache import PagedCache
+    from pagedkv.prepared import Prepared
 
 
 def paged_attention(
@@ -86,87 +88,76 @@ def paged_attention(
         ArgumentError: an argument is wrong (`pagedkv.errors`).
     """
     index = {"block_table": block_table, "seq_lens": seq_lens, "query_start_loc": query_start_loc}
-    checks.tensors(query, cache, out, lse, index)
-    checks.options(
-        query,
-        max_query_len,
-        max_seq_len,
-        causal=causal,
-        sliding_window=sliding_window,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        num_splits=num_splits,
-        batch_invariant=batch_invariant,
-    )
-    if debug:
-        tensor_checks.within("seq_lens", seq_lens, max_seq_len + 1, "max_seq_len + 1")
-        tensor_checks.lengths(
-            **index,
-            num_tokens=query.shape[0],
-            max_query_len=max_query_len,
-            num_blocks=cache.num_blocks,
-            block_size=cache.block_size,
-            sliding_window=sliding_window,
-        )
-    num_tokens, num_q_heads, head_size = query.shape
-    num_seqs, num_kv_heads = block_table.shape[0], cache.num_kv_heads
-    if num_tokens == 0 or num_seqs == 0:
-        return
-    arch = current()
-    launch = choose(
-        arch,
-        head_size=head_size,
-        element_bytes=query.element_size(),
-        num_q_heads=num_q_heads,
-        num_kv_heads=num_kv_heads,
-        num_tokens=num_tokens,
-        num_seqs=num_seqs,
-        max_query_len=max_query_len,
-        max_kv_len=max_seq_len if sliding_window is None else min(max_seq_len, sliding_window + max_query_len),
-        num_splits=num_splits,
-        cache_bytes=cache.key.element_size(),
-        packed=cache.packing != "rows",
-        windowed=sliding_window is not None,
-        batch_invariant=batch_invariant,
-    )
-    decode = max_query_len == 1
-    splits = launch.splits
-    scales = kernel_scales(cache)
-    out_lse_strides = (0, 0) if lse is None else lse.stride()
-    if splits > 1:
-        target = query.new_empty((num_tokens, num_q_heads, splits, head_size), dtype=torch.float32)
-        sums = query.new_empty((num_tokens, num_q_heads, splits), dtype=torch.float32)
-        target_strides, sums_strides = target.stride()[:3], sums.stride()[:2]
-    else:
-        target, sums = out, seq_lens if lse is None else lse
-        target_strides, sums_strides = (*out.stride()[:2], 0), out_lse_strides
-    tiles = query_tiles(num_tokens, num_seqs, launch.tokens, launch.seqs, decode=decode)
-    dependent = decode and arch.dependent_launches
-    # Two bytes at a time, so at even addresses.
-    pairs = launch.pairs and all(
-        side.data_ptr() % 2 == 0 and not any(stride % 2 for stride in strides[:3])
-        for side, strides in ((cache.key, cache.key_strides), (cache.value, cache.value_strides))
-    )
-    follows = {"launch_pdl": True} if dependent else {}
-    head_programs = num_kv_heads // launch.heads * launch.parts
-    padded = next_power_of_two(head_size)
-    # tanh(x) is computed from exp2(2 log2(e) x), so that factor and the cap's go into the one multiplication.
-    log2e = math.log2(math.e)
-    with on(query):
-        attention_kernel[(tiles * head_programs, splits)](
+    given = (max_query_len, max_seq_len, scale, causal, sliding_window, softcap, num_splits, batch_invariant)
+
+    def prepare() -> Prepared | None:
+        checks.tensors(query, cache, out, lse, index)
+        checks.options(
             query,
-            cache.key,
-            cache.value,
-            target,
-            sums,
-            block_table,
-            seq_lens,
-            query_start_loc,
-            scales.key,
-            scales.value,
-            seq_lens if alibi_slopes is None else alibi_slopes,
-            seq_lens if sinks is None else sinks,
+            max_query_len,
+            max_seq_len,
+            causal=causal,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            num_splits=num_splits,
+            batch_invariant=batch_invariant,
+        )
+        if debug:
+            tensor_checks.within("seq_lens", seq_lens, max_seq_len + 1, "max_seq_len + 1")
+            tensor_checks.lengths(
+                **index,
+                num_tokens=query.shape[0],
+                max_query_len=max_query_len,
+                num_blocks=cache.num_blocks,
+                block_size=cache.block_size,
+                sliding_window=sliding_window,
+            )
+        num_tokens, num_q_heads, head_size = query.shape
+        num_seqs, num_kv_heads = block_table.shape[0], cache.num_kv_heads
+        if num_tokens == 0 or num_seqs == 0:
+            return None
+        arch = current()
+        launch = choose(
+            arch,
+            head_size=head_size,
+            element_bytes=query.element_size(),
+            num_q_heads=num_q_heads,
+            num_kv_heads=num_kv_heads,
+            num_tokens=num_tokens,
+            num_seqs=num_seqs,
+            max_query_len=max_query_len,
+            max_kv_len=max_seq_len if sliding_window is None else min(max_seq_len, sliding_window + max_query_len),
+            num_splits=num_splits,
+            cache_bytes=cache.key.element_size(),
+            packing=cache.packing,
+            block_size=cache.block_size,
+            windowed=sliding_window is not None,
+            batch_invariant=batch_invariant,
+        )
+        decode = max_query_len == 1
+        splits = launch.splits
+        scales = kernel_scales(cache)
+        lse_strides = (0, 0) if lse is None else lse.stride()
+        partial, partial_strides = (num_tokens, num_q_heads, splits), (num_q_heads * splits, splits)
+        if splits > 1:
+            target_strides = (*(stride * head_size for stride in partial_strides), head_size)
+        else:
+            target_strides, partial_strides = (*out.stride()[:2], 0), lse_strides
+        tiles = query_tiles(num_tokens, num_seqs, launch.tokens, launch.seqs, decode=decode)
+        dependent = decode and arch.dependent_launches
+        # Two bytes at a time, so at even addresses.
+        pairs = launch.pairs and all(
+            side.data_ptr() % 2 == 0 and not any(stride % 2 for stride in strides[:3])
+            for side, strides in ((cache.key, cache.key_strides), (cache.value, cache.value_strides))
+        )
+        follows = {"launch_pdl": True} if dependent else {}
+        head_programs = num_kv_heads // launch.heads * launch.parts
+        padded = next_power_of_two(head_size)
+        # tanh(x) is computed from exp2(2 log2(e) x), so that factor and the cap's go into the one multiplication.
+        log2e = math.log2(math.e)
+        numbers = (
             num_seqs,
             scale * log2e * (2 / softcap if softcap else 1),
             (softcap or 0.0) * log2e,
@@ -175,9 +166,13 @@ def paged_attention(
             cache.key_strides,
             cache.value_strides,
             target_strides,
-            sums_strides,
+            partial_strides,
             block_table.stride()[:1],
             *scales.strides,
+        )
+        attend = Launch(
+            attention_kernel,
+            (tiles * head_programs, splits),
             HEAD_SIZE=head_size,
             PADDED=padded,
             BLOCK_SIZE=cache.block_size,
@@ -210,29 +205,62 @@ def paged_attention(
             DEPENDENT=dependent,
             PAIRS=pairs,
             MFMA=decode and arch.operand_from_lds_rows == NEVER,
+            KEPT=query_stays(arch, launch.rows) and scales.kind == 0 and scale >= 0,
             **options(arch, launch, decode=decode, head_size=head_size, element_bytes=query.element_size()),
             **follows,
         )
-        if splits > 1:
-            reduce = tuning(arch.name).reduce
-            reduce_kernel[(-(-num_tokens * num_q_heads // reduce.rows),)](
-                target,
-                sums,
-                out,
-                sums if lse is None else lse,
-                query_start_loc,
-                num_seqs,
-                num_tokens * num_q_heads,
-                out.stride()[:2],
-                out_lse_strides,
-                NUM_HEADS=num_q_heads,
-                HEAD_SIZE=head_size,
-                PADDED=padded,
-                SPLITS=splits,
-                ROWS=reduce.rows,
-                CHUNK=reduce.chunk if batch_invariant else min(reduce.chunk, next_power_of_two(splits)),
-                LSE=lse is not None,
-                DEPENDENT=dependent,
-                num_warps=reduce.waves,
-                **follows,
-            )
+        data = tuning(arch.name).reduce
+        merge_numbers = (num_seqs, num_tokens * num_q_heads, out.stride()[:2], lse_strides)
+        merge = Launch(
+            reduce_kernel,
+            (-(-num_tokens * num_q_heads // data.rows),),
+            NUM_HEADS=num_q_heads,
+            HEAD_SIZE=head_size,
+            PADDED=padded,
+            SPLITS=splits,
+            ROWS=data.rows,
+            CHUNK=data.chunk if batch_invariant else min(data.chunk, next_power_of_two(splits)),
+            LSE=lse is not None,
+            DEPENDENT=dependent,
+            num_warps=data.waves,
+            **follows,
+        )
+
+        def run(
+            cache: PagedCache,
+            query: Tensor,
+            out: Tensor,
+            block_table: Tensor,
+            seq_lens: Tensor,
+            query_start_loc: Tensor,
+            lse: Tensor | None,
+            slopes: Tensor | None,
+            sinks: Tensor | None,
+        ) -> None:
+            target, sums = out, seq_lens if lse is None else lse
+            if splits > 1:
+                target = query.new_empty((*partial, head_size), dtype=torch.float32)
+                sums = query.new_empty(partial, dtype=torch.float32)
+            with on(query):
+                attend(
+                    query,
+                    cache.key,
+                    cache.value,
+                    target,
+                    sums,
+                    block_table,
+                    seq_lens,
+                    query_start_loc,
+                    *cache.scales,
+                    seq_lens if slopes is None else slopes,
+                    seq_lens if sinks is None else sinks,
+                    *numbers,
+                )
+                if splits > 1:
+                    merge(target, sums, out, sums if lse is None else lse, query_start_loc, *merge_numbers)
+
+        return run, (attend, merge) if splits > 1 else (attend,)
+
+    tensors = (query, out, *index.values(), lse, alibi_slopes, sinks)
+    looks = None if debug else ("attention", cache.look, *map(look, tensors), *given)
+    call(looks, prepare, cache, *tensors)

@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING
 
 from pagedkv.errors import ArgumentError
 from pagedkv.layout import KEY_AXES, PACKINGS, VALUE_AXES, Packing, vector_elements
+from pagedkv.prepared import look
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch import Tensor
 
     from pagedkv.fp8.formats import FormatName
@@ -88,6 +91,19 @@ class PagedCache:
     def has_native_kv_cache_layout(self) -> bool:
         """Whether the blocks of each side follow each other without a gap (see `pagedkv.layout.Layout`)."""
         return all(side.stride(0) == math.prod(side.shape[1:]) for side in (self.key, self.value))
+
+    @property
+    def scales(self) -> tuple[Tensor, Tensor]:
+        """Scales of K and V as kernels take them: any tensors where it is not quantised."""
+        scaled = self.quantisation
+        return (self.key, self.value) if scaled is None else (scaled.key_scale, scaled.value_scale)
+
+    @cached_property
+    def look(self) -> Hashable:
+        """What `pagedkv.prepared.look` says of its tensors, and how it is packed and quantised."""
+        scaled = self.quantisation
+        scales = scaled and (scaled.format, look(scaled.key_scale), look(scaled.value_scale))
+        return self.packing, look(self.key), look(self.value), scales
 
     @cached_property
     def key_strides(self) -> tuple[int, int, int, int]:

@@ -28,12 +28,14 @@ from pagedkv.device import current, on
 from pagedkv.fp8.scales import PER_TOKEN, kernel_scales, stored
 from pagedkv.launch import tuning
 from pagedkv.layout import PACKINGS
+from pagedkv.prepared import Launch, call, look
 from pagedkv.strides import alignment, key_channels, value_channels, value_tokens, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pagedkv.cache.cache import PagedCache
+    from pagedkv.prepared import Prepared
 
 
 @triton.jit
@@ -117,38 +119,31 @@ def write_kv_cache(
     Raises:
         ArgumentError: an argument is wrong (`pagedkv.errors`).
     """
-    cache_checks.step(key, value, cache, slot_mapping, debug=debug)
-    num_kv_heads, head_size = cache.num_kv_heads, cache.head_size
-    num_slots = slot_mapping.shape[0]
-    if num_slots == 0:
-        return
-    launch = tuning(current().name).write
-    scales = kernel_scales(cache)
-    strides = (key.stride()[:2], value.stride()[:2], cache.key_strides, cache.value_strides)
-    padded = next_power_of_two(head_size)
-    if cache.packing == "rows":
-        kernel, count = _write_kernel, num_slots * num_kv_heads
-        rows = min(launch.rows, next_power_of_two(count))
-        grid, sizes = (-(-count // rows),), {"PADDED": padded, "ROWS": rows}
-    else:
-        kernel, count = packed_write_kernel, num_slots
-        width = padded if scales.kind == PER_TOKEN else min(launch.slice, padded)
-        tokens = min(launch.rows * padded // width, next_power_of_two(count))
-        grid = (-(-count // tokens), num_kv_heads * -(-head_size // width))
-        sizes = {"TOKENS": tokens, "SLICE": width, "PACKING": PACKINGS.index(cache.packing), "X": cache.x}
-    with on(cache.key):
-        kernel[grid](
-            key,
-            value,
-            cache.key,
-            cache.value,
-            slot_mapping,
-            scales.key,
-            scales.value,
-            count,
-            *strides,
-            slot_mapping.stride(),
-            *scales.strides,
+
+    def prepare() -> Prepared | None:
+        cache_checks.step(key, value, cache, slot_mapping, debug=debug)
+        num_kv_heads, head_size = cache.num_kv_heads, cache.head_size
+        num_slots = slot_mapping.shape[0]
+        if num_slots == 0:
+            return None
+        data = tuning(current().name).write
+        scales = kernel_scales(cache)
+        strides = (key.stride()[:2], value.stride()[:2], cache.key_strides, cache.value_strides)
+        padded = next_power_of_two(head_size)
+        if cache.packing == "rows":
+            kernel, count = _write_kernel, num_slots * num_kv_heads
+            rows = min(data.rows, next_power_of_two(count))
+            grid: tuple[int, ...] = (-(-count // rows),)
+            sizes = {"PADDED": padded, "ROWS": rows}
+        else:
+            kernel, count = packed_write_kernel, num_slots
+            width = padded if scales.kind == PER_TOKEN else min(data.slice, padded)
+            tokens = min(data.rows * padded // width, next_power_of_two(count))
+            grid = (-(-count // tokens), num_kv_heads * -(-head_size // width))
+            sizes = {"TOKENS": tokens, "SLICE": width, "PACKING": PACKINGS.index(cache.packing), "X": cache.x}
+        write = Launch(
+            kernel,
+            grid,
             NUM_HEADS=num_kv_heads,
             HEAD_SIZE=head_size,
             BLOCK_SIZE=cache.block_size,
@@ -156,9 +151,19 @@ def write_kv_cache(
             FORMAT=scales.format,
             LARGEST=scales.largest,
             ALIGN=alignment(*itertools.chain(*strides)),
-            num_warps=launch.waves,
+            num_warps=data.waves,
             **sizes,
         )
+        numbers = (count, *strides, slot_mapping.stride(), *scales.strides)
+
+        def run(cache: PagedCache, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+            with on(key):
+                write(key, value, cache.key, cache.value, slot_mapping, *cache.scales, *numbers)
+
+        return run, (write,)
+
+    tensors = (key, value, slot_mapping)
+    call(None if debug else ("write", cache.look, *map(look, tensors)), prepare, cache, *tensors)
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from pagedkv.mla.kernel import mla_decode_kernel, mla_reduce_kernel
 from pagedkv.mla.launch import MlaShape, choose, options
 from pagedkv.mla.schedule import check, sizes
 from pagedkv.mla.tables import allocate, fill
+from pagedkv.prepared import Launch, call, look
 from pagedkv.strides import alignment
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from pagedkv.fp8.formats import FormatName
     from pagedkv.mla.tables import Tables
+    from pagedkv.prepared import Prepared
 
 
 def mla_decode(
@@ -73,70 +75,48 @@ def mla_decode(
         ArgumentError: an argument is wrong (`pagedkv.errors`).
         ScheduleError: with debug, tables that do not cover the step (`pagedkv.mla.schedule`).
     """
-    num_seqs = checks.tensors(query, cache, out, block_table, seq_lens, query_start_loc, lse)
-    checks.codes(query, cache, cache_format, cache_scale)
-    if max_query_len < 1:
-        raise ArgumentError(
-            "length", "max_query_len", got=max_query_len, expected=">= 1", remedy="Pass the bound of the step."
+
+    def prepare() -> Prepared | None:
+        num_seqs = checks.tensors(query, cache, out, block_table, seq_lens, query_start_loc, lse)
+        checks.codes(query, cache, cache_format, cache_scale)
+        if max_query_len < 1:
+            raise ArgumentError(
+                "length", "max_query_len", got=max_query_len, expected=">= 1", remedy="Pass the bound of the step."
+            )
+        if programs is not None and programs < 1:
+            raise ArgumentError(
+                "split", "programs", got=programs, expected="None or >= 1", remedy="Pass None to let tuning decide."
+            )
+        num_tokens, num_heads, width = query.shape
+        latent_size = out.shape[-1]
+        if num_tokens == 0 or num_seqs == 0:
+            return None
+        shape = MlaShape(
+            latent_size=latent_size,
+            rope_size=width - latent_size,
+            element_bytes=query.element_size(),
+            num_heads=num_heads,
+            max_query_len=max_query_len,
+            quantised=cache_format is not None,
+            programs=programs,
         )
-    if programs is not None and programs < 1:
-        raise ArgumentError(
-            "split", "programs", got=programs, expected="None or >= 1", remedy="Pass None to let tuning decide."
-        )
-    num_tokens, num_heads, width = query.shape
-    latent_size = out.shape[-1]
-    if num_tokens == 0 or num_seqs == 0:
-        return
-    shape = MlaShape(
-        latent_size=latent_size,
-        rope_size=width - latent_size,
-        element_bytes=query.element_size(),
-        num_heads=num_heads,
-        max_query_len=max_query_len,
-        quantised=cache_format is not None,
-        programs=programs,
-    )
-    arch = current()
-    if tables is None:
-        tables = allocate(query, shape, num_seqs)
-        fill(tables, seq_lens, query_start_loc)
-    else:
-        checks.same_step(tables, choose(arch, shape), num_seqs)
-    if debug:
-        num_blocks, block_size, _ = cache.shape
-        bounds = {"num_tokens": num_tokens, "max_query_len": max_query_len}
-        lengths(block_table, seq_lens, query_start_loc, **bounds, num_blocks=num_blocks, block_size=block_size)
-        query_lens = query_start_loc.diff().tolist()
-        check(tables.schedule(), seq_lens.tolist(), query_lens, granularity=tables.launch.tile)
-    launch = tables.launch
-    partials = sizes(num_seqs, launch.groups).partials
-    partial = query.new_empty((partials, launch.tiles * launch.rows, latent_size), dtype=torch.float32)
-    partial_lse = query.new_empty((partials, launch.tiles * launch.rows), dtype=torch.float32)
-    lse_strides = (0, 0) if lse is None else lse.stride()
-    # Two codes at a time, so at even addresses.
-    even = (latent_size, width, cache.data_ptr(), *cache.stride()[:2])
-    pairs = launch.pairs and not any(number % 2 for number in even)
-    constants = {"NUM_HEADS": num_heads, "LATENT": latent_size, "HAS_LSE": lse is not None}
-    with on(query):
-        mla_decode_kernel[(launch.groups * launch.tiles,)](
-            query,
-            cache,
-            cache_scale,
-            out,
-            lse,
-            partial,
-            partial_lse,
-            tables.works,
-            tables.work_indptr,
-            block_table,
-            seq_lens,
-            query_start_loc,
-            scale * math.log2(math.e),
-            query.stride()[:2],
-            cache.stride()[:2],
-            out.stride()[:2],
-            lse_strides,
-            block_table.stride()[:1],
+        arch = current()
+        launch = choose(arch, shape)
+        if tables is not None:
+            checks.same_step(tables, launch, num_seqs)
+        if debug:
+            num_blocks, block_size, _ = cache.shape
+            bounds = {"num_tokens": num_tokens, "max_query_len": max_query_len}
+            lengths(block_table, seq_lens, query_start_loc, **bounds, num_blocks=num_blocks, block_size=block_size)
+        partials = sizes(num_seqs, launch.groups).partials
+        parts = (partials, launch.tiles * launch.rows)
+        lse_strides = (0, 0) if lse is None else lse.stride()
+        # Two codes at a time, so at even addresses.
+        even = (latent_size, width, cache.data_ptr(), *cache.stride()[:2])
+        constants = {"NUM_HEADS": num_heads, "LATENT": latent_size, "HAS_LSE": lse is not None}
+        attend = Launch(
+            mla_decode_kernel,
+            (launch.groups * launch.tiles,),
             **constants,
             ROPE=width - latent_size,
             # Triton 3.6.0 for gfx942 halves the accumulator that comes into a product of 16 channels.
@@ -151,27 +131,62 @@ def mla_decode(
             NATIVE=cache_format == arch.native_fp8,
             ALIGN=alignment(*query.stride()[:2], *cache.stride()[:2]),
             AHEAD=arch.async_copies,
-            PAIRS=pairs,
+            PAIRS=launch.pairs and not any(number % 2 for number in even),
+            # In LDS, from where wgmma takes it: what is computed of it would be in registers, 36 loads a tile.
+            KEPT=launch.rows >= arch.operand_from_lds_rows and cache_format is None and scale >= 0,
             num_warps=launch.waves,
             num_stages=launch.stages,
             **options(arch, launch),
         )
-        reduce = tuning(arch.name).mla_reduce
-        rows = -(-max_query_len * num_heads // reduce.rows)
-        mla_reduce_kernel[(num_seqs, rows, -(-latent_size // reduce.channels))](
-            partial,
-            partial_lse,
-            out,
-            lse,
-            tables.reduce_indptr,
-            seq_lens,
-            query_start_loc,
-            out.stride()[:2],
-            lse_strides,
+        data = tuning(arch.name).mla_reduce
+        rows = -(-max_query_len * num_heads // data.rows)
+        merge = Launch(
+            mla_reduce_kernel,
+            (num_seqs, rows, -(-latent_size // data.channels)),
             **constants,
             TILE_ROWS=launch.tiles * launch.rows,
-            ROWS=reduce.rows,
-            CHANNELS=reduce.channels,
-            CHUNK=reduce.chunk,
-            num_warps=reduce.waves,
+            ROWS=data.rows,
+            CHANNELS=data.channels,
+            CHUNK=data.chunk,
+            num_warps=data.waves,
         )
+        numbers = (
+            scale * math.log2(math.e),
+            query.stride()[:2],
+            cache.stride()[:2],
+            out.stride()[:2],
+            lse_strides,
+            block_table.stride()[:1],
+        )
+        merge_numbers = (out.stride()[:2], lse_strides)
+
+        def run(
+            tables: Tables | None,
+            query: Tensor,
+            cache: Tensor,
+            out: Tensor,
+            block_table: Tensor,
+            seq_lens: Tensor,
+            query_start_loc: Tensor,
+            lse: Tensor | None,
+            cache_scale: Tensor | None,
+        ) -> None:
+            if tables is None:
+                tables = allocate(query, shape, num_seqs)
+                fill(tables, seq_lens, query_start_loc)
+            if debug:
+                query_lens = query_start_loc.diff().tolist()
+                check(tables.schedule(), seq_lens.tolist(), query_lens, granularity=launch.tile)
+            partial = query.new_empty((*parts, latent_size), dtype=torch.float32)
+            sums = query.new_empty(parts, dtype=torch.float32)
+            step = (seq_lens, query_start_loc)
+            with on(query):
+                works = (tables.works, tables.work_indptr, block_table)
+                attend(query, cache, cache_scale, out, lse, partial, sums, *works, *step, *numbers)
+                merge(partial, sums, out, lse, tables.reduce_indptr, *step, *merge_numbers)
+
+        return run, (attend, merge)
+
+    tensors = (query, cache, out, block_table, seq_lens, query_start_loc, lse, cache_scale)
+    given = (tables and tables.look, max_query_len, scale, cache_format, programs)
+    call(None if debug else ("mla", *map(look, tensors), *given), prepare, tables, *tensors)

@@ -73,6 +73,7 @@ def mla_decode_kernel(
     ALIGN: tl.constexpr,  # see strides.alignment
     AHEAD: tl.constexpr,  # whether blocks are looked up a tile ahead, which takes registers and saves a wait
     PAIRS: tl.constexpr,  # whether codes are read in pairs; see attention.kernel.attend_pairs
+    KEPT: tl.constexpr,  # see attention.kernel
 ):
     """Attend ROWS rows to the tokens of each work item of a group; grid [groups * TILES]."""
     stride_query_token, stride_query_head = wide(query_strides, ALIGN)
@@ -121,9 +122,10 @@ def mla_decode_kernel(
         q_high = tl.load(query_at + high[None, :], mask=live & (high < LATENT)[None, :], other=0.0)
         q_rope = tl.load(query_at + LATENT + rope[None, :], mask=live & (rope < ROPE)[None, :], other=0.0)
         # The largest score is the largest product times the scale, so that must be positive; 0 * -inf would be NaN.
-        negative = scale_log2e < 0
-        q_low, q_high = tl.where(negative, -q_low, q_low), tl.where(negative, -q_high, q_high)
-        q_rope = tl.where(negative, -q_rope, q_rope)
+        if not KEPT:
+            negative = scale_log2e < 0
+            q_low, q_high = tl.where(negative, -q_low, q_low), tl.where(negative, -q_high, q_high)
+            q_rope = tl.where(negative, -q_rope, q_rope)
         row_factor = factor
         if PAIRS:
             largest = tl.maximum(tl.max(tl.abs(q_low), axis=1), tl.max(tl.abs(q_high), axis=1))

@@ -136,11 +136,13 @@ def choose(arch: Arch, shape: MlaShape) -> MlaLaunch:
     longest = shape.num_heads * shape.max_query_len
     rows = max(16, next_power_of_two(longest))
     data = tuning(arch.name).mla if rows > 16 else tuning(arch.name).mla_narrow
+    most = (shape.quantised and data.quantised_tokens) or data.tokens
+    most_stages = (shape.quantised and data.quantised_stages) or data.stages
     rows = min(data.rows, rows)
     while rows >= 16:
-        for stages, occupancy in product(range(data.stages, 0, -1), range(data.programs_per_unit, 0, -1)):
+        for stages, occupancy in product(range(most_stages, 0, -1), range(data.programs_per_unit, 0, -1)):
             bounds = {"rows": rows, "waves": data.waves, "stages": stages, "occupancy": occupancy}
-            if tile := tile_tokens(arch, shape, **bounds, most=data.tokens):
+            if tile := tile_tokens(arch, shape, **bounds, most=most):
                 tiles = -(-longest // rows)  # folded before they are padded: 2 tokens of 24 heads are 3 tiles of 16
                 slots = arch.compute_units * occupancy if shape.programs is None else shape.programs
                 return MlaLaunch(

@@ -9,6 +9,7 @@ overwrites the same tables.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,8 +19,11 @@ import triton.language as tl
 from pagedkv.device import current, on
 from pagedkv.mla.launch import MlaLaunch, MlaShape, choose
 from pagedkv.mla.schedule import Schedule, Work, sizes
+from pagedkv.prepared import look
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch import Tensor
 
 SEQS = 256
@@ -37,6 +41,11 @@ class Tables:
     """[groups + 1]."""
     reduce_indptr: Tensor
     """[num_seqs + 1]."""
+
+    @cached_property
+    def look(self) -> Hashable:
+        """What `pagedkv.prepared.look` says of its tensors, and the launch."""
+        return self.launch, look(self.works), look(self.work_indptr), look(self.reduce_indptr)
 
     def of(self, num_seqs: int) -> Tables:
         """Return the same memory as tables of a step of at most as many sequences."""

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 from pagedkv.arch import NEVER
 from pagedkv.device import current, on
 from pagedkv.launch import tuning
+from pagedkv.prepared import Launch, call, look
 from pagedkv.ssd import checks
 from pagedkv.ssd.kernel import chunk_scan_kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from pagedkv.prepared import Prepared
 
 
 def chunk_scan(
@@ -59,43 +62,24 @@ def chunk_scan(
     Raises:
         ArgumentError: an argument is wrong (`pagedkv.errors`).
     """
-    checks.tensors(products, x, dt, sums, C, states, out, chunk_starts, sequences, D, z, initial_states)
-    chunks, groups, chunk_size, _ = products.shape
-    _, heads, head_size = x.shape
-    if chunks == 0 or x.shape[0] == 0:
-        return
-    if debug:
-        checks.chunks(chunk_starts, sequences, x.shape[0], chunk_size, initial_states)
-    arch = current()
-    data = tuning(arch.name).scan.of(head_size, C.shape[2], chunk_size)
-    options: dict[str, int] = {}
-    if arch.operand_from_lds_rows == NEVER:
-        # With kpack 2 Triton 3.6 halves the accumulator of a chain of products of which one has 16 terms.
-        options = {"matrix_instr_nonkdim": 16, "kpack": 1 if min(data.tile, data.state_tile) < 32 else data.kpack}
-    with on(x):
-        chunk_scan_kernel[(heads * -(-head_size // data.channels), chunk_size // data.rows, chunks)](
-            products,
-            x,
-            z,
-            out,
-            dt,
-            sums,
-            C,
-            states,
-            initial_states,
-            D,
-            chunk_starts,
-            sequences,
-            products.stride()[:3],
-            x.stride()[:2],
-            (0, 0) if z is None else z.stride()[:2],
-            out.stride()[:2],
-            dt.stride()[:2],
-            sums.stride()[:2],
-            C.stride()[:2],
-            states.stride()[:3],
-            (0, 0, 0) if initial_states is None else initial_states.stride()[:3],
-            (0,) if D is None else D.stride()[:1],
+
+    def prepare() -> Prepared | None:
+        checks.tensors(products, x, dt, sums, C, states, out, chunk_starts, sequences, D, z, initial_states)
+        chunks, groups, chunk_size, _ = products.shape
+        _, heads, head_size = x.shape
+        if chunks == 0 or x.shape[0] == 0:
+            return None
+        if debug:
+            checks.chunks(chunk_starts, sequences, x.shape[0], chunk_size, initial_states)
+        arch = current()
+        data = tuning(arch.name).scan.of(head_size, C.shape[2], chunk_size)
+        options: dict[str, int] = {}
+        if arch.operand_from_lds_rows == NEVER:
+            # With kpack 2 Triton 3.6 halves the accumulator of a chain of products of which one has 16 terms.
+            options = {"matrix_instr_nonkdim": 16, "kpack": 1 if min(data.tile, data.state_tile) < 32 else data.kpack}
+        scan = Launch(
+            chunk_scan_kernel,
+            (heads * -(-head_size // data.channels), chunk_size // data.rows, chunks),
             HEADS_OF_GROUP=heads // groups,
             HEAD_SIZE=head_size,
             STATE=C.shape[2],
@@ -112,3 +96,24 @@ def chunk_scan(
             num_stages=data.stages,
             **options,
         )
+        strides = (
+            products.stride()[:3],
+            x.stride()[:2],
+            (0, 0) if z is None else z.stride()[:2],
+            out.stride()[:2],
+            dt.stride()[:2],
+            sums.stride()[:2],
+            C.stride()[:2],
+            states.stride()[:3],
+            (0, 0, 0) if initial_states is None else initial_states.stride()[:3],
+            (0,) if D is None else D.stride()[:1],
+        )
+
+        def run(products: Tensor, *others: Tensor | None) -> None:
+            with on(products):
+                scan(products, *others, *strides)
+
+        return run, (scan,)
+
+    tensors = (products, x, z, out, dt, sums, C, states, initial_states, D, chunk_starts, sequences)
+    call(None if debug else ("scan", *map(look, tensors)), prepare, *tensors)

@@ -96,7 +96,7 @@ def test_any_number_of_query_heads_has_a_launch(arch, head_size, element_bytes, 
             head_size=head_size,
             element_bytes=element_bytes,
             cache_bytes=cache_bytes,
-            packed=packed,
+            packing="native" if packed else "rows",
             num_q_heads=2 * group,
             num_kv_heads=2,
             num_tokens=80,
@@ -107,6 +107,29 @@ def test_any_number_of_query_heads_has_a_launch(arch, head_size, element_bytes, 
         )
         assert group % chosen.parts == 0
         assert chosen.rows >= chosen.tokens * group // chosen.parts
+
+
+@pytest.mark.parametrize(
+    ("changes", "tile", "rows"),
+    [
+        ({}, 128, 128),
+        ({"block_size": 16}, 64, 64),
+        ({"packing": "shuffle"}, 64, 64),
+        ({"cache_bytes": 1}, 64, 64),
+        ({"max_query_len": 31}, 64, 64),  # 124 rows do not fill 128
+        ({"max_query_len": 31, "batch_invariant": True}, 128, 128),  # what a sequence gets may not follow from a bound
+        ({"head_size": 256}, 32, 32),
+        ({"max_query_len": 1}, 32, 16),
+        ({"max_query_len": 1, "packing": "native"}, 128, 16),
+        ({"max_query_len": 1, "packing": "native", "block_size": 16}, 32, 16),
+    ],
+    ids=str,
+)
+def test_large_blocks_have_a_launch_of_their_own(changes, tile, rows):
+    shape = {"head_size": 128, "element_bytes": 2, "block_size": 784, "max_query_len": 4096, "max_kv_len": 16384}
+    heads = {"num_q_heads": 32, "num_kv_heads": 8, "num_tokens": 4096, "num_seqs": 4, "num_splits": None}
+    chosen = launch.choose(limits("sm_90"), **(heads | shape | changes))
+    assert (chosen.tile, chosen.rows) == (tile, rows)
 
 
 @pytest.mark.parametrize("units", [38, 80])
@@ -159,7 +182,8 @@ def test_an_arch_without_data():
         tuning("gfx1100")
 
 
-TABLES = "[gather]\n[reduce]\n[decode]\n[prefill]\n[mla]\n[mla_narrow]\n[mla_reduce]\n[scan]\n"
+REST = "gather reduce decode decode_native prefill prefill_large mla mla_narrow mla_reduce scan"
+TABLES = "".join(f"[{table}]\n" for table in REST.split())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that look like an earlier one: their checks, their launch and Triton's look at each argument are done already.
+
+What a launcher checks and chooses, and which machine code Triton takes, follows from dtypes, extents, strides, devices
+and addresses modulo 16 of its tensors and from the values of everything else. So a call of which all this has occurred
+before does what the earlier one did. Under Triton's interpreter, and where the audit compiles for devices that are not
+there, nothing is kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from torch import Tensor
+
+    Prepared = tuple[Callable[..., None], Sequence["Launch"]]
+    """What runs a call, without holding a tensor, and the launches in that."""
+
+MOST = 4096
+"""Calls that are kept; a service sees as many as it has batch sizes and lengths, times kinds of layers."""
+TWO_GIB = 1 << 31
+"""Bytes of a tensor's storage above which Triton for AMD addresses it otherwise (buffer operations have 32 bits)."""
+
+_runs: dict[Hashable, Callable[..., None]] = {}
+
+
+def look(tensor: Tensor | None) -> Hashable:
+    """Return all that checks and Triton see of a tensor, but for what it holds."""
+    if tensor is None:
+        return None
+    far = tensor.untyped_storage().nbytes() >= TWO_GIB
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device(), tensor.data_ptr() % 16, far
+
+
+class Launch:
+    """A kernel with its grid and its constants, whose arguments look the same each time."""
+
+    def __init__(self, kernel: Any, grid: tuple[int, ...], **constants: Any) -> None:
+        """Take what `kernel[grid](..., **constants)` would."""
+        self._kernel, self._grid, self._constants = kernel, grid, constants
+        self._rest: tuple[None, ...] = ()
+        self._compiled: Callable[..., None] | None = None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it has run as machine code."""
+        return self._compiled is not None
+
+    def __call__(self, *arguments: Any) -> None:
+        """Launch; `arguments` are those of the kernel before its constants."""
+        if self._compiled is not None:
+            self._compiled(*arguments, *self._rest)
+            return
+        compiled = self._kernel[self._grid](*arguments, **self._constants)
+        if compiled is not None:
+            # Constants are in the machine code; what is passed in their place is not looked at.
+            self._rest = (None,) * (len(self._kernel.arg_names) - len(arguments))
+            self._compiled = compiled[(*self._grid, 1, 1)[:3]]
+
+
+def call(looks: Hashable, prepare: Callable[[], Prepared | None], *arguments: Any) -> None:
+    """Run what an earlier call with the same looks prepared, else what `prepare` returns.
+
+    Args:
+        looks: All that `prepare` may use, or None to keep nothing.
+        prepare: Checks the call; None if there is nothing to do.
+        arguments: Of what runs the call.
+    """
+    run = _runs.get(looks)
+    if run is not None:
+        run(*arguments)
+        return
+    prepared = prepare()
+    if prepared is None:
+        return
+    run, launches = prepared
+    run(*arguments)
+    if looks is not None and all(launch.compiled for launch in launches):
+        if len(_runs) >= MOST:
+            _runs.clear()
+        _runs[looks] = run
