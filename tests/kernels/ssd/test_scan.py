@@ -11,6 +11,7 @@ from support.mistakes import refused
 from support.tolerances import ROW_RELATIVE
 
 from pagedkv.device import INTERPRETED
+from pagedkv.launch import tuning
 from pagedkv.ssd import reference
 from pagedkv.ssd.scan import chunk_scan
 from pagedkv.ssd.steps import chunked, steps
@@ -31,6 +32,13 @@ SHAPES = {  # heads, groups, head_size, state, chunk_size
     "zamba2": (4, 2, 64, 64, 64),
     "odd": (3, 3, 80, 24, 16),
 }
+
+
+def test_the_tile_of_a_launch_follows_from_channels_and_state():
+    scan = tuning("sm_90").scan
+    shapes = {(64, 64): 64, (64, 128): 32, (128, 256): 64}
+    assert {shape: scan.of(*shape).tile for shape in shapes} == shapes
+    assert scan.of(64, 64, chunk_size=16).tile == 16
 
 
 def spread(tensor: torch.Tensor, dtype: torch.dtype, device: str) -> torch.Tensor:
