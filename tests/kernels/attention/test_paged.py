@@ -149,8 +149,8 @@ def test_paged_attention_with_strides_of_its_own_for_v(query_len, device, record
 def test_paged_attention_of_a_mixed_batch_in_two_calls(decodes, splits, device, record_property):
     """Decode sequences first, then the others with starts that do not begin at 0: each call writes its own rows.
 
-    130 decodes are more tokens than a query tile has: tiles of none of the others must not reach back into them. Their part
-    runs last, so that it would overwrite what decode has written.
+    130 decodes are more tokens than a query tile has: tiles of none of the others must not reach back into them. The
+    others run last, so that they would overwrite what decode has written.
     """
     data = small(device, [1] * decodes + [7, 4], [40, 9] * (decodes // 2) + [30, 4])
     out = torch.full_like(data.query, float("nan"))
