@@ -38,7 +38,7 @@ EXIT_MEANINGS: dict[Exit, str] = {
     Exit.INCONCLUSIVE: "inconclusive",
     Exit.BUG: "a bug in hilgate",
     Exit.SICK_NODE: "this node is unfit: another may do (EX_TEMPFAIL of sysexits.h)",
-    Exit.INTERRUPTED: "interrupted (finished results are kept; continue with --resume)",
+    Exit.INTERRUPTED: "interrupted (`hilgate gate --resume` goes on with what finished)",
 }
 """One line per status, in the words of the design."""
 

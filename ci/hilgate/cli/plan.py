@@ -42,7 +42,7 @@ def plan(
     select: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME]...", autocompletion=declared("areas", "steps"), help="Areas or steps; else by change."
+            metavar="NAME", autocompletion=declared("areas", "steps"), help="Areas or steps; else by change."
         ),
     ] = None,
     base: Base = None,
@@ -87,7 +87,10 @@ def plan(
 
 @program.command()
 def init(ctx: typer.Context) -> None:
-    """Write what another repository needs; overwrites nothing."""
+    """Write declarations for another repository.
+
+    What is there is kept. ci/ADOPTING.md of hilgate explains each file.
+    """
     from hilgate.declare.init import init as write_all
 
     settings: Settings = ctx.obj
@@ -159,7 +162,7 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
 
 @program.command()
 def schema(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A file or listing; without it, which there are.")] = "",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A file or listing; without it, which there are.")] = "",
 ) -> None:
     """Print the JSON schema of a file of hilgate."""
     from pydantic import TypeAdapter

@@ -152,7 +152,7 @@ def run(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="STEP...", autocompletion=declared("areas", "steps"), help="Steps or areas; with --plan its keys."
+            metavar="STEP", autocompletion=declared("areas", "steps"), help="Steps or areas; with --plan its keys."
         ),
     ],
     plan_file: Annotated[
@@ -256,7 +256,7 @@ def selftest(
     ctx: typer.Context,
     bugs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[BUG]...", autocompletion=declared("bugs"), help="Planted bugs; by default all."),
+        typer.Argument(metavar="BUG", autocompletion=declared("bugs"), help="Planted bugs; by default all."),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the bugs and stop.")] = False,
     as_json: Json = False,

@@ -114,7 +114,7 @@ def find_root(start: Path) -> Path:
     raise MisuseError(
         "not inside a repository that hilgate can plan",
         where=str(start),
-        remedy="change to a folder below one that has ci/agents.yaml, or pass --root",
+        remedy="change to a folder below one that has ci/agents.yaml, pass --root, or write one: `hilgate init`",
     )
 
 

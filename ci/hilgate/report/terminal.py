@@ -93,7 +93,7 @@ def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = 
         (step.key, step.device if here else step.queue, f"{minutes[step.key]:.2g}", step.reason) for step in plan.steps
     ]
     table = table_of(("step", "device" if here else "queue", "min", "because"), rows)
-    table.columns[2].justify = "right"
+    table.columns[0].no_wrap, table.columns[2].justify = True, "right"  # a key is there to be copied
     console.print(table)
     gpu = f", {_about(size.on_gpus)} of them on GPUs" if size.on_gpus else ""
     gpu += f" ({size.gpu_minutes:.3g} GPU-minutes)" if size.gpu_minutes != size.on_gpus else ""
