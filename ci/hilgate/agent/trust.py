@@ -175,9 +175,7 @@ def check_secrets(names: Iterable[str]) -> tuple[str, ...]:
 def stays_inside(path: str, may_change: Iterable[str]) -> bool:
     """Whether a host only copies a file into a container, reads it as data or does not read it; else it executes it.
 
-    Args:
-        path: Below the root.
-        may_change: The project's `forks_may_change`: folders with a closing slash, and files.
+    `may_change` is the project's `forks_may_change`: folders with a closing slash, and files.
     """
     if READ_AS_DATA.fullmatch(path):
         return True

@@ -349,9 +349,7 @@ ROUTING = "pagedkv.routing"
 
 
 # Options, --help among them, are those of the command that is started.
-@program.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
+@program.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def explain_kernel(ctx: typer.Context) -> None:
     """Which kernel serves each attention layer of a model.
 

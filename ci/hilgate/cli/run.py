@@ -41,8 +41,7 @@ def _told_to_steps(fresh: bool) -> bool:
 
 
 Fresh = Annotated[
-    bool,
-    typer.Option("--fresh", callback=_told_to_steps, help="Run every step: reuse no pass of an earlier run."),
+    bool, typer.Option("--fresh", callback=_told_to_steps, help="Run every step: reuse no pass of an earlier run.")
 ]
 Against = Annotated[
     Path | None, typer.Option("--against", metavar="DIR", help="Results of the merge base; by default the history.")

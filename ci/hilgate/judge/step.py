@@ -327,14 +327,7 @@ JUDGEMENTS = (
 
 
 def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entries) -> StepVerdict:
-    """Decide on a step.
-
-    Args:
-        step: A step of the plan.
-        plan: Says for whom the results are: a desk has no hooks and no images.
-        recorded: What arrived.
-        entries: The quarantine that counts.
-    """
+    """Decide on a step."""
     s = StepResult(step, plan, recorded, entries)
     found = next(one for one in JUDGEMENTS if one.when(s))
     why = found.why(s)

@@ -279,9 +279,7 @@ def longest_chains(
 ) -> dict[Key, tuple[float, tuple[Key, ...]]]:
     """Minutes and keys of the longest chain of dependants that begins with each step, itself included.
 
-    Args:
-        steps: What is to run; each stands behind what it depends on, as in a plan.
-        minutes: Planned key -> minutes.
+    Each step stands behind what it depends on, as in a plan; `minutes` are by planned key.
     """
     chains: dict[Key, tuple[float, tuple[Key, ...]]] = {}
     after: dict[Key, tuple[float, tuple[Key, ...]]] = defaultdict(lambda: (0.0, ()))

@@ -59,10 +59,7 @@ def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --
     Everything runs wherever less could leave something unseen: without a default branch to compare with, and under CI
     (the variable that CI services set), where a green smoke run could be taken for a gate.
 
-    Args:
-        root: The repository.
-        base: What to compare with; None finds the default branch.
-        whole: The command that runs everything.
+    `base` is what to compare with (None finds the default branch), `whole` the command that runs everything.
 
     Raises:
         MisuseError: `base` cannot be compared with.

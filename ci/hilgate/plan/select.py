@@ -38,10 +38,7 @@ _Cause = tuple[str, str]
 
 
 def select(
-    areas: Sequence[Area],
-    changed: Iterable[str] | None,
-    imports: Imports | None = None,
-    appeared: Collection[str] = (),
+    areas: Sequence[Area], changed: Iterable[str] | None, imports: Imports | None = None, appeared: Collection[str] = ()
 ) -> Selection:
     """Select steps for the changed files (paths relative to the root, `/` between parts); None selects all.
 

@@ -234,11 +234,7 @@ def make_sbom(
 
 
 def _component(
-    found: dict[str, Component],
-    name: str,
-    version: str,
-    purl: PackageURL,
-    kind: ComponentType = ComponentType.LIBRARY,
+    found: dict[str, Component], name: str, version: str, purl: PackageURL, kind: ComponentType = ComponentType.LIBRARY
 ) -> Component:
     """The one of this reference: what two files name is one component."""
     reference = purl.to_string()

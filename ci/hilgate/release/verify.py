@@ -73,9 +73,7 @@ class Answer:
 def verify(file: Path, *, demanded: Mapping[str, str] | None = None) -> Answer:
     """Run every check on a bundle.
 
-    Args:
-        file: The tar.
-        demanded: What its manifest must say, e.g. `{"profile": "release"}`.
+    `demanded` is what its manifest must say, e.g. `{"profile": "release"}`.
 
     Raises:
         RecordsError: There is no such file.

@@ -41,12 +41,7 @@ def render(
 ) -> str:
     """The report as HTML, below `LIMIT_BYTES`.
 
-    Args:
-        plan: What was expected.
-        recorded: What arrived.
-        verdict: What was decided.
-        logs: Step key -> address of its log, relative to the report.
-        facts: What is known of the merge base.
+    `logs` has the address of a step's log, relative to the report.
     """
     template = environment().get_template("report.html.j2")
     bars, ticks = timeline(plan, recorded, verdict)
@@ -55,7 +50,7 @@ def render(
         return template.render(
             plan=plan,
             verdict=verdict,
-            headline=problems.headline(verdict, recorded),
+            headline=problems.headline(plan, verdict, recorded),
             step_counts=problems.step_counts(verdict),
             problems=problems.problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts),
             rulings=problems.RULINGS,

@@ -59,10 +59,7 @@ NO_BASE = "the plan names no merge base"
 def find(plan: Plan, *, history: Path | None = None, against: Path | None = None) -> MergeBase:
     """What is known from a results folder if one is named, else from the history.
 
-    Args:
-        plan: Of the build that is reported.
-        history: Folder of the history.
-        against: Results folder of the merge base (`hilgate gate` there), or of agents with `jobs/` in it.
+    `against` is a results folder of the merge base (`hilgate gate` there), or of agents with `jobs/` in it.
     """
     recent = MergeBase()
     try:

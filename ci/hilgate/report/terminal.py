@@ -74,11 +74,7 @@ def table_of(names: Sequence[str], rows: Iterable[Sequence[object]], *, header: 
 def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = False) -> None:
     """Steps with place, minutes and reason, what is omitted and why, and the size of it all.
 
-    Args:
-        console: `stdout()`, or `stderr()` before it is run.
-        plan: What would run.
-        size: Its estimate (`plan.estimate.size_of`).
-        omitted: List every omission with its reason; else they are counted by cause.
+    With `omitted` every omission is listed with its reason; else they are counted by cause.
     """
     here = plan.desk
     against = f"against {plan.base}, {count(len(plan.changed_files), 'file')} changed" if plan.base else "everything"
@@ -134,9 +130,7 @@ def print_slowest(recorded: Recorded, number: int) -> None:
 def print_verdict(judged: Judged, *, every: bool = False) -> None:
     """The outcomes, what broke in each step that is not green, where the report is, and tables.
 
-    Args:
-        judged: From `report.write.decide`.
-        every: Print every table of tests whole; else those of steps that are not green, and a line for each other one.
+    With `every` all tables are printed whole; else those of steps that are not green, and a line for each other one.
     """
     recorded, verdict = judged.recorded, judged.verdict
     console = stdout()
@@ -161,7 +155,7 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
     for one in named(verdict):
         console.print()
         say(console, f"{one.kind} in {one.step}: {', '.join(one.ids)}")
-    console.print("", mark_of(verdict.outcome) + cell(f": {headline(verdict, recorded)}"), sep="\n")
+    console.print("", mark_of(verdict.outcome) + cell(f": {headline(judged.plan, verdict, recorded)}"), sep="\n")
     say(console, step_counts(verdict), "dim")
     if approved := approval(verdict):
         say(console, f"changes its own gate: {approved}", "bold")

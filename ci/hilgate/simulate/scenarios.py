@@ -126,11 +126,7 @@ class Fault:
 def draw(rng: random.Random, plan: Plan, rate: float, kinds: frozenset[Kind] = frozenset(Kind)) -> tuple[Fault, ...]:
     """Draw the faults of a build.
 
-    Args:
-        rng: Seeded; the same numbers are drawn whatever the rate.
-        plan: Offers the steps to strike.
-        rate: Probability of each kind, 0 to 1.
-        kinds: Kinds that may strike.
+    The same numbers are drawn whatever the `rate`, the probability of each kind.
     """
     drawn = []
     for kind in Kind:
