@@ -69,7 +69,7 @@ LINTERS = (
     Linter(
         "buildkite-schema",
         "check-jsonschema --builtin-schema vendor.buildkite",
-        tuple(f".buildkite/{name}.yml" for name in ("pipeline", "rerun", "release", "approve")),
+        tuple(f".buildkite/{name}" for name in FLOWS),
     ),
     Linter("shellcheck", "shellcheck", SCRIPTS),
     Linter("hadolint", "hadolint", ("Dockerfile",)),
