@@ -114,7 +114,7 @@ def explain(
     from hilgate.declare import imports
     from hilgate.declare.load import load
     from hilgate.plan.estimate import measured
-    from hilgate.plan.expand import explanation
+    from hilgate.plan.expand import Explanation
     from hilgate.plan.select import select
     from hilgate.report.terminal import print_step
     from hilgate.text import suggest
@@ -136,7 +136,9 @@ def explain(
         key = found[1].key
         rule = selection.reasons.get(key) or selection.omitted[key]
     if as_json:
-        answer = explanation(declarations, *found, rule)
+        (area, declared_step), queue_for = found, declarations.queue_for
+        queues = {device: queue_for(declared_step, device) for device in declared_step.devices}
+        answer = Explanation(area=area.area, paths=area.paths, step=declared_step, queues=queues, reason=rule)
         sys.stdout.write(answer.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
         print_step(declarations, *found, rule=rule, history=measured(root, history))

@@ -24,6 +24,7 @@ from hilgate.judge.verdict import judge, read_verdict
 from hilgate.model import PLAN_FILE, VERDICT_FILE, Noun
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.release import bundle
+from hilgate.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -130,7 +131,7 @@ def _check(file: Path, folder: Path, demanded: Mapping[str, str]) -> Iterator[st
         len(trees) == 1 or plan.profile != "release", f"its jobs ran over {len(trees)} different states of the files"
     )
     attempts = sum(len(found) for found in recorded.attempts.values())
-    yield f"{attempts} step records of {len(recorded.builds)} jobs answer this plan and this commit"
+    yield f"{count(attempts, 'step record')} of {count(len(recorded.builds), 'job')} answer this plan and this commit"
 
     yield _check_images(manifest, plan, recorded)
 

@@ -103,7 +103,7 @@ FIRST_ATTEMPT_ONLY = frozenset({Kind.AGENT_LOST, Kind.AGENT_STOPPED, Kind.SICK_N
 """Faults that Buildkite answers with another attempt, which then goes well; every other kind strikes each attempt."""
 
 DEFAULT_RATE = 0.03
-"""Probability of each kind in a build: 61 kinds make 1.8 faults a build on average, and one build in five has none."""
+"""Probability of each kind in a build: 61 kinds make 1.8 faults a build on average, and one build in six has none."""
 
 
 @dataclass(frozen=True)
