@@ -437,10 +437,7 @@ def missing(health: Sequence[Health]) -> str:
 def trouble(health: Sequence[Health], host: str, gpus: int) -> tuple[str, ...]:
     """What the hooks saw that makes a result worthless; empty on a node that was fit throughout.
 
-    Args:
-        health: The records of one job.
-        host: Node that the results name; empty when there are none.
-        gpus: GPUs the step needs.
+    `host` is the node that the results name; empty when there are none.
     """
     found: list[str] = []
     for one in health:

@@ -352,9 +352,7 @@ def health_file(moment: str) -> str:
 def read_health(folder: Path, key: str) -> tuple[tuple[Health, ...], str]:
     """The health files of a job, and what is wrong with them (empty: nothing; a missing file is not wrong here).
 
-    Args:
-        folder: The job's folder.
-        key: The planned step they must be of; empty for a rerun, whose job is called otherwise.
+    `key` is the planned step they must be of; empty for a rerun, whose job is called otherwise.
     """
     found, problems = [], []
     for moment in MOMENTS:
