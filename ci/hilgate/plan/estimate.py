@@ -239,8 +239,9 @@ def size_of(
     here = detect().cores
     minutes, known = expected(plan, root, history, here)
     running = [step for step in plan.steps if keys is None or step.key in keys]
-    size = estimate(plan, minutes)
-    return replace(size, measured=known, wall=forecast(running, minutes, cores or here), cores=cores or here)
+    size = estimate(plan.model_copy(update={"steps": tuple(running)}), minutes)
+    wall = forecast(running, minutes, cores or here)
+    return replace(size, measured=known, each=minutes, wall=wall, cores=cores or here)
 
 
 def budget_of(plan: Plan, declarations: Declarations) -> float | None:

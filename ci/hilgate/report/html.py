@@ -124,7 +124,9 @@ def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[list[Bar
     ]
     step = next((seconds for seconds in TICK_SECONDS if whole / seconds <= MOST_TICKS), whole)
     times = [n * step for n in range(int(whole / step) + 1)]
-    return bars, [(100 * at / whole, f"{at:g} s" if at < 60 else f"{at / 60:g} min") for at in times]
+    return bars, [
+        (100 * at / whole, f"{at:g} s" if at < 60 else text.duration(at).removesuffix(" 00 s")) for at in times
+    ]
 
 
 @functools.cache
