@@ -383,12 +383,14 @@ def by_name(declarations: Declarations, names: tuple[str, ...]) -> dict[Key, Wan
         MisuseError: A name is none of them; with a did-you-mean.
     """
     wanted: dict[Key, Wanted] = {}
-    known = {area.area for area in declarations.areas}
+    areas = {area.area for area in declarations.areas}
+    known = set(areas)
     for _, step in declarations.steps():
         known.update((step.key, *(planned_key(step, device) for device in step.devices)))
     for name in names:
         if name not in known:
-            raise MisuseError(f"no area or step is called {name!r}", where="ci/areas", remedy=suggest(name, known))
+            remedy = suggest(name, known, areas)
+            raise MisuseError(f"no area or step is called {name!r}", where="ci/areas", remedy=remedy)
         reason = f"asked for: {name}"
         for area, step in declarations.steps():
             if name in (area.area, step.key):

@@ -121,7 +121,7 @@ def _check(file: Path, folder: Path, demanded: Mapping[str, str]) -> Iterator[st
         require(claimed == real, f"another plan: its {what} is {real[:40]}, the manifest says {claimed[:40]}")
     for name, value in demanded.items():
         require(getattr(manifest, name) == value, f"its {name} is {getattr(manifest, name)}, and {value} was asked for")
-    yield f"plan {digest[:12]} of commit {plan.commit[:12]}, profile {plan.profile}, {len(plan.steps)} steps"
+    yield f"plan {digest[:12]} of commit {plan.commit[:12]}, profile {plan.profile}, {count(len(plan.steps), 'step')}"
 
     recorded = bundle.read_records(folder / bundle.TOP / "results", plan)
     require(not recorded.damaged, "; ".join(f"{key}: {why}" for key, why in sorted(recorded.damaged.items())))
