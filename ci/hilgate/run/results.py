@@ -146,12 +146,8 @@ def with_digest(lines: bytes) -> bytes:
 def read(path: Path, plan: Plan, digest: str, key: str, *, elsewhere: bool = False) -> StepFile:
     """Read the file of a step whole.
 
-    Args:
-        path: A `results.jsonl`.
-        plan: The plan it should answer.
-        digest: `plan_digest(plan)`.
-        key: The planned step that it should be of.
-        elsewhere: Whether it should hold reruns on another node, and nothing else.
+    `key` is the planned step that it should be of; with `elsewhere` it should hold reruns on another node, and nothing
+    else.
 
     Raises:
         RecordsError: Why nothing of it can be believed.
