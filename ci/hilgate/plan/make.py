@@ -354,8 +354,8 @@ def _images(steps: Sequence[PlannedStep], facts: ChangeFacts) -> dict[Key, str]:
     if unknown := [name for name in names if name not in facts.images]:
         raise DeclarationError(
             f"nothing says what the image {unknown[0]!r} is built from",
-            where="ci/agents.yaml",
-            remedy="add its recipe to docker/, or take the image from its queues",
+            where="images in ci/project.yaml",
+            remedy="declare it there, take it from the queues of ci/agents.yaml, or plan a commit of a git checkout",
         )
     return {name: facts.images[name] for name in names}
 
