@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import enum
 import errno
+import functools
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -38,7 +40,7 @@ EXIT_MEANINGS: dict[Exit, str] = {
     Exit.INCONCLUSIVE: "inconclusive",
     Exit.BUG: "a bug in hilgate",
     Exit.SICK_NODE: "this node is unfit: another may do (EX_TEMPFAIL of sysexits.h)",
-    Exit.INTERRUPTED: "interrupted (finished results are kept; continue with --resume)",
+    Exit.INTERRUPTED: "interrupted (`hilgate gate --resume` goes on with what finished)",
 }
 """One line per status, in the words of the design."""
 
@@ -67,6 +69,20 @@ class HilgateError(Exception):
         if self.remedy:
             parts.append(f"  to do: {self.remedy}")
         return "\n".join(parts)
+
+
+def ending(main: Callable[..., int]) -> Callable[..., int]:
+    """Let a program end with the message and the status of its error, as `hilgate` does, and with no traceback."""
+
+    @functools.wraps(main)
+    def run(*arguments: object) -> int:
+        try:
+            return int(main(*arguments))
+        except HilgateError as error:
+            sys.stderr.write(f"error: {error}\n")
+            return int(error.exit_status)
+
+    return run
 
 
 class MisuseError(HilgateError):

@@ -116,12 +116,13 @@ LISTED = 12
 """Names listed in full when none is close; more would bury the message."""
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """A remedy for an unknown `name`: the closest known names, or what there is to choose from."""
+def suggest(name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
+    """A remedy for an unknown `name`: the closest known names, or what there is to choose from (`listed`, else all)."""
     names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if close:
         return "did you mean " + " or ".join(repr(one) for one in close) + "?"
+    names = sorted(listed) or names
     if not names:
         return "nothing of this kind is declared"
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `gates`, `import`, `gate`, `judge`, `compare`, `view`, `trend`, `power`, `control`, `baseline`.
+"""Judge the accuracy of models: run gates against stored baselines, compare stored runs, record baselines.
 
 `gate` leaves `findings.jsonl` (one check per line) and `samples.jsonl` (one answer per line) in the output folder and
 exits with the status that the worst check has.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hilgate.agent import container, host
 from hilgate.agent.health import RECHECK_SUFFIX
-from hilgate.errors import Exit, HilgateError, RecordsError
+from hilgate.errors import Exit, RecordsError, ending
 
 RECHECK_KEY_SUFFIX = "-recheck"
 AT_ONCE = 8
@@ -58,16 +58,13 @@ def fetch(plan: Path, checkout: Path) -> list[str]:
         return [problem for problem in pool.map(lambda one: download(one[0], one[1], checkout), wanted) if problem]
 
 
+@ending
 def main(words: list[str] | None = None) -> int:
     """Download, and say what went wrong; 0 also then, because what is missing is the verdict's to tell."""
     parser = argparse.ArgumentParser(prog="hilgate fetch", description="Download the results of a plan's jobs.")
     parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
-    try:
-        for problem in fetch(parser.parse_args(words).plan, Path.cwd()):
-            sys.stderr.write(f"did not arrive: {problem}\n")
-    except HilgateError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return int(error.exit_status)
+    for problem in fetch(parser.parse_args(words).plan, Path.cwd()):
+        sys.stderr.write(f"did not arrive: {problem}\n")
     return int(Exit.PASS)
 
 

@@ -351,9 +351,7 @@ def selfcheck(env: Mapping[str, str]) -> str:
     return env.get(SELFCHECK) or next(iter(declared.words(own, "selfcheck")), "")
 
 
-def selfcheck_problems(
-    env: Mapping[str, str], gpus: int, *, elements: int = ELEMENTS, seconds: float = SELFCHECK_SECONDS
-) -> list[str]:
+def selfcheck_problems(env: Mapping[str, str], gpus: int, *, elements: int = ELEMENTS) -> list[str]:
     """Run a tiny kernel on the agent's GPUs; a sentence for each that did not compute what it should.
 
     The seed is new each time, so no answer can be stored. `pagedkv.selfcheck` says what is computed and why a broken
@@ -369,7 +367,7 @@ def selfcheck_problems(
         own = declared.repository(env)
         path = declared.words(declared.read(own, declared.PROJECT_FILE), "python_path") or (".",)
         inside["PYTHONPATH"] = os.pathsep.join(str(own / entry) for entry in path)
-    ran = host.run([*words, f"--seed={seed}", f"--elements={elements}"], seconds, env=inside)
+    ran = host.run([*words, f"--seed={seed}", f"--elements={elements}"], SELFCHECK_SECONDS, env=inside)
     if ran.failure:
         return [f"the tiny kernel: {ran.failure}"]
     try:
@@ -389,7 +387,7 @@ def selfcheck_problems(
     return found
 
 
-def expected_checksums(seed: int, elements: int = ELEMENTS) -> tuple[int, int]:
+def expected_checksums(seed: int, elements: int) -> tuple[int, int]:
     """The checksums of the words and of the product; see `pagedkv.selfcheck`."""
     words = sum(_mixed(index ^ seed) * (index % WEIGHTS + 1) for index in range(elements))
     left, right = (

@@ -143,10 +143,7 @@ def job_folder(env: Mapping[str, str], checkout: Path) -> tuple[Path | None, str
 def lasting_problems(gpus: Sequence[GpuStatus], promise: QueuePromise, own: frozenset[str]) -> list[str]:
     """What does not pass: other GPUs than the queue promises, and uncorrectable errors of their memory.
 
-    Args:
-        gpus: All that amd-smi lists.
-        promise: Of the agent's queue.
-        own: PCI addresses of this agent's GPUs; empty for the whole machine.
+    Of all GPUs that amd-smi lists, `own` (PCI addresses) are this agent's; empty is the whole machine.
     """
     problems = [
         f"GPU {bdf} of this agent is not among those that amd-smi lists" for bdf in sorted(own - {g.bdf for g in gpus})

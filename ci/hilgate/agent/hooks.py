@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.agent import declared, gpus, health, host, kernel_log
-from hilgate.errors import DeclarationError, Exit, HilgateError
+from hilgate.errors import DeclarationError, Exit, HilgateError, ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -197,6 +197,7 @@ def _pause(problems: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
     return ("pause", "--note", note, "--timeout-in-minutes", str(minutes))
 
 
+@ending
 def main(words: list[str] | None = None) -> int:
     """Run a hook; returns the exit status."""
     parser = argparse.ArgumentParser(prog="hilgate.agent.hooks", description="Look at this node around a job.")
@@ -209,13 +210,7 @@ def main(words: list[str] | None = None) -> int:
     env = {**os.environ, health.QUEUE: arguments.queue} if arguments.queue else dict(os.environ)
     cancelled = env.get("BUILDKITE_JOB_CANCELLED") == "true"
     node = NodeContext(env, arguments.checkout, settle_seconds=0.0 if cancelled else SETTLE_SECONDS)
-    try:
-        if arguments.hook == "postflight":
-            return postflight(node)
-        return preflight(node, by_hand=bool(arguments.queue))
-    except HilgateError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return int(error.exit_status)
+    return postflight(node) if arguments.hook == "postflight" else preflight(node, by_hand=bool(arguments.queue))
 
 
 if __name__ == "__main__":

@@ -240,27 +240,27 @@ def grace(env: Mapping[str, str]) -> float:
     return CANCELLED_GRACE_SECONDS if env.get("BUILDKITE_JOB_CANCELLED") == "true" else GRACE_SECONDS
 
 
-def end_job(job: str, *, grace_seconds: float = GRACE_SECONDS, proc: Path = PROC) -> Cleanup:
+def end_job(job: str, *, grace_seconds: float = GRACE_SECONDS) -> Cleanup:
     """End the containers and processes of a job. An empty job has none."""
     result = Cleanup()
     if not job:
         return result
     _end_containers(job, grace_seconds, result)
     for _ in range(ROUNDS):
-        found = left_by(job, proc)
+        found = left_by(job)
         if not found:
             break
-        _end(found, grace_seconds, proc)
-        result.ended += [str(process) for process in found if not _lives(process, proc)]
-    result.problems += [f"process {process} of job {job} does not end" for process in left_by(job, proc)]
+        _end(found, grace_seconds)
+        result.ended += [str(process) for process in found if not _lives(process)]
+    result.problems += [f"process {process} of job {job} does not end" for process in left_by(job)]
     return result
 
 
-def left_by(job: str, proc: Path = PROC) -> list[Process]:
+def left_by(job: str) -> list[Process]:
     """The live processes that a job left, oldest first."""
-    known = processes(proc)
+    known = processes(PROC)
     spared = untouchable(known)
-    jobs = {pid: job_of(proc, pid) for pid in known if pid not in spared}
+    jobs = {pid: job_of(PROC, pid) for pid in known if pid not in spared}
     of_job = {pid for pid, name in jobs.items() if name == job}
     unnamed = {pid for pid, name in jobs.items() if not name}
     size = -1
@@ -271,29 +271,29 @@ def left_by(job: str, proc: Path = PROC) -> list[Process]:
     return sorted(found, key=lambda process: (process.started, process.pid))
 
 
-def _end(found: list[Process], grace_seconds: float, proc: Path) -> None:
+def _end(found: list[Process], grace_seconds: float) -> None:
     for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, REAP_SECONDS)):
-        alive = [process for process in found if _lives(process, proc)]
+        alive = [process for process in found if _lives(process)]
         for process in alive:
-            _send(process, number, proc)
+            _send(process, number)
         until = time.monotonic() + seconds
-        while any(_lives(process, proc) for process in alive) and time.monotonic() < until:
+        while any(_lives(process) for process in alive) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
 
 
-def _send(process: Process, number: signal.Signals, proc: Path) -> None:
+def _send(process: Process, number: signal.Signals) -> None:
     """Signal exactly this process: the descriptor is taken first, so the number cannot pass to another meanwhile."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         descriptor = os.pidfd_open(process.pid)
         try:
-            if _lives(process, proc):
+            if _lives(process):
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
 
 
-def _lives(process: Process, proc: Path) -> bool:
-    now = read_process(proc, process.pid)
+def _lives(process: Process) -> bool:
+    now = read_process(PROC, process.pid)
     return now is not None and now.started == process.started and now.state not in {ZOMBIE, "X"}
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.agent import container, host, trust
-from hilgate.errors import CannotRunHereError, Exit, HilgateError, MisuseError, RecordsError
+from hilgate.errors import CannotRunHereError, Exit, MisuseError, RecordsError, ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -303,6 +303,7 @@ class Arguments:
         return ["run", self.key, "--plan", plan, "--results", results]
 
 
+@ending
 def main(words: list[str] | None = None) -> int:
     """Run it; returns the exit status."""
     parser = argparse.ArgumentParser(prog="hilgate job", description="Run one step of a plan.")
@@ -315,9 +316,6 @@ def main(words: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.INTERRUPTED))
     try:
         return run(arguments, Path.cwd(), os.environ)
-    except HilgateError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return int(error.exit_status)
     except OSError as error:  # a full disk, a file system that went away: this node, whatever the change is
         sys.stderr.write(f"error: {error}\n  to do: see this node; another may do\n")
         return int(Exit.SICK_NODE)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.agent import host
-from hilgate.errors import Exit, HilgateError
+from hilgate.errors import Exit, ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -187,17 +187,14 @@ class Position:
             part.replace(self.path)
 
 
+@ending
 def main(words: list[str] | None = None) -> int:
     """Show the trouble that counts for this agent; with --accept it no longer does. 0 without any, else 75."""
     parser = argparse.ArgumentParser(prog="hilgate.agent.kernel_log", description="GPU trouble in the kernel's log.")
     parser.add_argument("--accept", action="store_true", help="the node was repaired: none of this counts any more")
     arguments = parser.parse_args(words)
     position = Position(os.environ, host.PROC / BOOT_ID)
-    try:
-        log = read(os.environ)
-    except HilgateError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return int(error.exit_status)
+    log = read(os.environ)
     counting = log.since(*position.load())
     for line in counting:
         sys.stdout.write(f"{line.severity.value:<7} {line}\n")

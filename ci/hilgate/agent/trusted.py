@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hilgate.agent import declared, host
-from hilgate.errors import CannotRunHereError, Exit, HilgateError, MisuseError
+from hilgate.errors import CannotRunHereError, Exit, MisuseError, ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -136,16 +136,13 @@ def command(words: Sequence[str], checkout: Path, env: Mapping[str, str]) -> lis
     return [*isolated, str(package / "__main__.py"), *words, *options]
 
 
+@ending
 def main(words: list[str] | None = None) -> int:
     """Become what is asked for, or print the flow; the exit status is its own, or that of the refusal."""
     words, checkout = sys.argv[1:] if words is None else words, Path.cwd()
-    try:
-        if words[:1] != ["flow"]:
-            _become(command(words, checkout, os.environ))
-        sys.stdout.write(flow(checkout, merge_base(checkout, os.environ), os.environ, *words[1:2]))
-    except HilgateError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return int(error.exit_status)
+    if words[:1] != ["flow"]:
+        _become(command(words, checkout, os.environ))
+    sys.stdout.write(flow(checkout, merge_base(checkout, os.environ), os.environ, *words[1:2]))
     return int(Exit.PASS)
 
 

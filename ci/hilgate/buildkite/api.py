@@ -333,9 +333,7 @@ def request(build: RemoteBuild, models: Sequence[str], *, profile: str) -> dict[
 def shortfall(required: Plan, plan: Plan) -> tuple[str, ...]:
     """Why a rerun does not answer for the whole change, a sentence each; empty when it does.
 
-    Args:
-        required: The `pr` plan of the change, made in the same build.
-        plan: What the rerun ran.
+    `required` is the `pr` plan of the change, made in the same build; `plan` is what the rerun ran.
     """
     found = [
         f"the {name} is another"
@@ -372,12 +370,7 @@ def alarms(
 ) -> list[str]:
     """What somebody should know, a sentence each; empty when all is well.
 
-    Args:
-        agents: All that are connected.
-        unfinished: Builds with their jobs.
-        finished: Ended builds of the default branch, newest first.
-        queues: As declared.
-        now: With its time zone.
+    `unfinished` builds have their jobs; `finished` ones are of the default branch, newest first.
     """
     found = [
         f"{agent.name} ({of}) is paused: {line(agent.paused_note or 'nobody says why')}"

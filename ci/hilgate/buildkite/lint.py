@@ -63,11 +63,9 @@ _LONE_DOLLAR = re.compile(r"(?<!\$)(?:\$\$)*\$(?!\$)")
 def lint(text: str, *, secrets: bool = True, rechecks: bool = False, posts: str = "") -> list[str]:
     """Problems of a generated pipeline.
 
-    Args:
-        text: YAML, uploaded without interpolation.
-        secrets: Whether its steps may be given any (not in a build of a fork).
-        rechecks: Whether it holds reruns of failing checks, whose keys end in `RECHECK_KEY_SUFFIX`, and no others.
-        posts: Key of the one step that may post a status; its key may then be one of `STATIC_KEYS`.
+    `text` is uploaded without interpolation. A build of a fork has no `secrets`; with `rechecks` all steps are reruns
+    of failing checks, whose keys end in `RECHECK_KEY_SUFFIX`; `posts` is the key of the one step that may post a
+    status, which may then be one of `STATIC_KEYS`.
     """
     pipeline: Step = _load(text)
     problems = [f"it sets {word!r} for the whole build" for word in pipeline if word not in ("env", "steps")]

@@ -86,10 +86,7 @@ class InvalidPipelineError(DeclarationError):
 def pipeline_yaml(plan: Plan, declarations: Declarations, *, branch: str = "") -> str:
     """The steps of a plan for the agents as YAML text, linted and valid by Buildkite's schema.
 
-    Args:
-        plan: Of any profile that is not for a desk.
-        declarations: For the titles of areas.
-        branch: The branch that is built; those of the merge queue go first.
+    Of `branch`, the one that is built, those of the merge queue go first.
 
     Raises:
         InvalidPipelineError: It breaks an invariant; says which and where.
@@ -150,11 +147,7 @@ def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> Comm
 
 
 def emit(
-    steps: Sequence[GroupStep | CommandStep],
-    *,
-    secrets: bool = True,
-    rechecks: bool = False,
-    posts: str = "",
+    steps: Sequence[GroupStep | CommandStep], *, secrets: bool = True, rechecks: bool = False, posts: str = ""
 ) -> str:
     """Emit, lint and validate. `hilgate` on hosts is that of the merge base (`hilgate.agent.trusted`).
 
@@ -191,10 +184,7 @@ REQUIRED_KEY = "required"
 def recheck_yaml(plan: Plan, pending: Mapping[str, Sequence[str]], *, branch: str = "") -> str:
     """The steps that run failing checks once more, each on another node of the same queue; empty when nothing failed.
 
-    Args:
-        plan: The plan they failed in.
-        pending: Planned key -> ids of its checks that need it.
-        branch: As for `pipeline_yaml`.
+    `pending` has the ids of its checks that need it by planned key.
 
     Raises:
         InvalidPipelineError: A key is not in the plan, or what it leads to breaks an invariant.

@@ -27,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from hilgate.buildkite.lint import FLOWS, lint_files
 from hilgate.declare.load import find_root, load
 from hilgate.declare.yaml import parse
-from hilgate.errors import DeclarationError, Exit, HilgateError, NothingSelectedError
+from hilgate.errors import DeclarationError, Exit, NothingSelectedError, ending
 from hilgate.git import tracked_files
 from hilgate.model import FINDINGS_FILE, Area, Check, Noun, Outcome
 from hilgate.run.evidence import KINDS
@@ -69,7 +69,7 @@ LINTERS = (
     Linter(
         "buildkite-schema",
         "check-jsonschema --builtin-schema vendor.buildkite",
-        tuple(f".buildkite/{name}.yml" for name in ("pipeline", "rerun", "release", "approve")),
+        tuple(f".buildkite/{name}" for name in FLOWS),
     ),
     Linter("shellcheck", "shellcheck", SCRIPTS),
     Linter("hadolint", "hadolint", ("Dockerfile",)),
@@ -239,22 +239,18 @@ def _spent(folder: str, budget: Budget, texts: Mapping[str, str]) -> Check:
     )
 
 
+@ending
 def main() -> int:
     """Check the repository around the current folder; exit status 0, 1 (findings) or 5 (a tool is missing)."""
-    try:
-        root = find_root(Path.cwd())
-        out = Path(os.environ["HILGATE_OUT"]) / FINDINGS_FILE if "HILGATE_OUT" in os.environ else None
-        outcomes = set()
-        for check in checks(root):
-            outcomes.add(check.outcome)
-            sys.stdout.write(f"{check.outcome.value:<12} {check.id:<18} {check.seconds:5.1f} s  {check.message}\n")
-            sys.stdout.flush()
-            if out:
-                with out.open("a", encoding="utf-8") as file:
-                    file.write(check.model_dump_json() + "\n")
-    except HilgateError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_status
+    out = Path(os.environ["HILGATE_OUT"]) / FINDINGS_FILE if "HILGATE_OUT" in os.environ else None
+    outcomes = set()
+    for check in checks(find_root(Path.cwd())):
+        outcomes.add(check.outcome)
+        sys.stdout.write(f"{check.outcome.value:<12} {check.id:<18} {check.seconds:5.1f} s  {check.message}\n")
+        sys.stdout.flush()
+        if out:
+            with out.open("a", encoding="utf-8") as file:
+                file.write(check.model_dump_json() + "\n")
     if Outcome.FAIL in outcomes:
         return Exit.FAIL
     return Exit.CANNOT_RUN_HERE if Outcome.DID_NOT_RUN in outcomes else Exit.PASS

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import TypeAdapter
 
 from hilgate.declare.load import find_root, load
-from hilgate.errors import CannotRunHereError, Exit, HilgateError, RecordsError
+from hilgate.errors import CannotRunHereError, Exit, RecordsError, ending
 from hilgate.git import tracked_files
 from hilgate.model import Outcome
 from hilgate.plan.machine import detect
@@ -34,26 +34,23 @@ READS_FILE: Final = "ci/reads.json"
 _READS = TypeAdapter(dict[str, tuple[str, ...]])
 
 
+@ending
 def main(arguments: list[str] | None = None) -> int:
     """Record the named steps, by default all that are not selected by every change."""
     parser = argparse.ArgumentParser(prog="python -m hilgate.checks.reads", description=__doc__)
     parser.add_argument("steps", nargs="*", metavar="STEP", help="declared steps; the others keep what is recorded")
     options = parser.parse_args(arguments)
-    try:
-        root = find_root(Path.cwd())
-        declarations = load(root)
-        always = {step.key for area, step in declarations.steps() if area.always}
-        declared = [step.key for _, step in declarations.steps()]
-        chosen = options.steps or [key for key in declared if key not in always]
-        path = root / READS_FILE
-        known = {key: files for key, files in read(path).items() if key in declared} if path.exists() else {}
-        for key in chosen:
-            known[key] = record(root, key)
-            path.write_text(text_of(known), encoding="utf-8")
-            sys.stdout.write(f"{key}: {len(known[key])} files\n")
-    except HilgateError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_status
+    root = find_root(Path.cwd())
+    declarations = load(root)
+    always = {step.key for area, step in declarations.steps() if area.always}
+    declared = [step.key for _, step in declarations.steps()]
+    chosen = options.steps or [key for key in declared if key not in always]
+    path = root / READS_FILE
+    known = {key: files for key, files in read(path).items() if key in declared} if path.exists() else {}
+    for key in chosen:
+        known[key] = record(root, key)
+        path.write_text(text_of(known), encoding="utf-8")
+        sys.stdout.write(f"{key}: {len(known[key])} files\n")
     return Exit.PASS
 
 

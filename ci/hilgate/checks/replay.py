@@ -135,13 +135,7 @@ def replay_changes(
 ) -> Replay:
     """Plan each change as the agents would, against today's declarations and import graph, and everything once.
 
-    Args:
-        changes: From `parse`.
-        declarations: What is declared today.
-        graph: What imports what today.
-        reads: Declared step -> the files that it was seen to read.
-        history: Planned key -> measured minutes.
-        profile: Whose plans.
+    `reads` has the files that a declared step was seen to read, `history` measured minutes by planned key.
     """
 
     def plan_of(files: tuple[str, ...] | None) -> Plan:

@@ -42,7 +42,7 @@ def _is_pattern(text: str) -> str:
 
 
 class Bug(Noun):
-    """`tests/bugs/<id>/bug.yaml`: a defect that happened, and how it must be caught."""
+    """`tests/bugs/<id>/bug.yaml`: a defect that happened, and how it must be caught; `bug.patch` beside it makes it."""
 
     id: Key
     """The name of its folder."""
@@ -58,8 +58,6 @@ class Bug(Noun):
     """Added to that step's command, to keep the run small."""
     expect: Annotated[str, AfterValidator(_is_pattern)] = Field(min_length=1)
     """A regular expression that the id or the message of a failing check must match."""
-    patch: str = "bug.patch"
-    """A unified diff against the repository root, touching kernels/ only."""
 
 
 def load_bugs(root: Path, names: tuple[str, ...] = ()) -> tuple[Bug, ...]:
@@ -138,7 +136,7 @@ def _planted(root: Path, bug: Bug, folder: Path, control: Check) -> tuple[Outcom
     if control.outcome is not Outcome.PASS:
         return Outcome.DID_NOT_RUN, f"its control did not pass: {control.message}"
     copy = _copy(root, folder)
-    if problem := _apply(root / ZOO / bug.id / bug.patch, root / UNDER_TEST, copy):
+    if problem := _apply(root / ZOO / bug.id / "bug.patch", root / UNDER_TEST, copy):
         return Outcome.FAIL, problem
     verdict, failures = _run(root, bug, folder)
     step = verdict.steps[0]

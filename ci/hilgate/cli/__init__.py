@@ -59,13 +59,15 @@ Base = Annotated[
     typer.Option(
         metavar="REF",
         envvar="HILGATE_BASE",
-        help="Of what differs from the merge base with it; at a desk by default the default branch.",
+        help="What differs from the merge base with this branch or commit; at a desk by default the default branch.",
     ),
 ]
 Everything = Annotated[bool, typer.Option("--all", help="Everything, whatever changed.")]
 History = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", envvar="HILGATE_HISTORY", file_okay=False, help="By default results/history/."),
+    typer.Option(
+        metavar="DIR", envvar="HILGATE_HISTORY", file_okay=False, help="Judged builds; by default results/history/."
+    ),
 ]
 JobsFolder = Annotated[
     Path | None, typer.Option("--jobs", metavar="DIR", help="Results of agents, one folder per job, instead.")
@@ -85,7 +87,8 @@ def _of_ours(results: Path | None) -> Path | None:
 
 
 Results = Annotated[
-    Path | None, typer.Option("--results", metavar="DIR", callback=_of_ours, help="By default results/.")
+    Path | None,
+    typer.Option("--results", metavar="DIR", callback=_of_ours, help="Folder of results; by default in results/."),
 ]
 
 

@@ -35,7 +35,7 @@ def options(
     ctx: typer.Context,
     root: Annotated[
         Path | None,
-        typer.Option(help="Repository to work on.", envvar="HILGATE_ROOT", file_okay=False, exists=True),
+        typer.Option(metavar="DIR", help="Repository to work on.", envvar="HILGATE_ROOT", file_okay=False, exists=True),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", envvar="HILGATE_DEBUG")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="As NO_COLOR=1.")] = False,

@@ -26,14 +26,18 @@ def pipeline(
     ctx: typer.Context,
     *,
     base: Base = None,
-    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Of this plan instead.")] = None,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="Steps of this plan, instead of a new one.")
+    ] = None,
     recheck: Annotated[
         bool, typer.Option("--recheck", help="Print reruns of the checks that failed; nothing when none did.")
     ] = False,
     jobs: Annotated[Path | None, typer.Option(metavar="DIR", help="With --recheck: results, a folder per job.")] = None,
     required: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Print the posting verdict if the plan covers this one; else nothing."),
+        typer.Option(
+            metavar="FILE", help="Print the step that posts the verdict, if --plan holds all of this one; else nothing."
+        ),
     ] = None,
 ) -> None:
     """Print Buildkite steps (YAML) of a change or of a plan."""
@@ -120,7 +124,7 @@ def rerun(
     ctx: typer.Context,
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", autocompletion=declared("models"), help="Models that steps run, or: all."),
+        typer.Argument(metavar="MODEL", autocompletion=declared("models"), help="Models that steps run, or: all."),
     ],
     *,
     pull_request: Annotated[int, typer.Option("--pr", min=1, metavar="N", help="The pull request.")],
@@ -184,12 +188,14 @@ _MEANINGS = {
 @program.command()
 def simulate(
     ctx: typer.Context,
-    builds: Annotated[int, typer.Option(min=1, help="How many builds.")] = 1000,
-    seed: Annotated[str, typer.Option(help="Seed of the series; S:17 is build 17 of series S.")] = "1",
+    builds: Annotated[int, typer.Option(min=1, metavar="N", help="How many builds.")] = 1000,
+    seed: Annotated[str, typer.Option(metavar="S", help="Seed of the series; S:17 is build 17 of series S.")] = "1",
     rate: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Probability of each kind of fault in a build.")
+        float | None, typer.Option(min=0.0, max=1.0, metavar="P", help="Probability of each kind of fault in a build.")
     ] = None,
-    keep: Annotated[Path | None, typer.Option(help="Keep every build's files here.", file_okay=False)] = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep every build's files here.", file_okay=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Replay whole builds with faults.
@@ -243,7 +249,8 @@ def _print(tally: Tally) -> None:
     console.print("", Columns(listed, column_first=True), sep="\n")
     for title, counts in (("deserved", tally.deserved), ("verdicts", tally.verdicts), ("rulings", tally.rulings)):
         words = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-        console.print(f"\n{title}: {words}")
+        console.print()
+        say(console, f"{title}: {words}")
     figures = tally.as_json()
     bad = {name for name in ("false_passes", "lost_results") if figures[name]}
     rows = [

@@ -49,7 +49,9 @@ def add(
     ctx: typer.Context,
     results: Results = None,
     jobs: JobsFolder = None,
-    branch: Annotated[str, typer.Option("--branch", envvar="BUILDKITE_BRANCH", help="Noted with the build.")] = "",
+    branch: Annotated[
+        str, typer.Option("--branch", metavar="NAME", envvar="BUILDKITE_BRANCH", help="Noted with the build.")
+    ] = "",
     history: History = None,
 ) -> None:
     """Add one judged build to the history. Adding it again changes nothing."""
@@ -109,13 +111,13 @@ def show(
 def report(
     ctx: typer.Context,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="By default history.html beside it.")
+        Path | None, typer.Option("--out", metavar="FILE", help="By default history.html beside the history.")
     ] = None,
     step: Step = "",
     since: Since = None,
     history: History = None,
 ) -> None:
-    """One HTML page with small plots, which opens anywhere; prints its path."""
+    """Write one HTML page with small plots."""
     from hilgate.history import queries, store
     from hilgate.report.html import render_history
 
@@ -279,10 +281,12 @@ def bundle(
 
 @program.command()
 def verify_bundle(
-    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `hilgate bundle` wrote.")],
     *,
     as_json: Json = False,
-    profile: Annotated[str | None, typer.Option("--profile", help="Demand this profile, e.g. release.")] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="NAME", help="Demand this profile, e.g. release.")
+    ] = None,
     commit: Annotated[str | None, typer.Option("--commit", metavar="SHA", help="Demand this commit.")] = None,
 ) -> None:
     """Check a bundle and derive its verdict again. Exit status: 3 when it is not sound, else that of its verdict."""

@@ -42,7 +42,7 @@ def plan(
     select: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME]...", autocompletion=declared("areas", "steps"), help="Areas or steps; else by change."
+            metavar="NAME", autocompletion=declared("areas", "steps"), help="Areas or steps; else by change."
         ),
     ] = None,
     base: Base = None,
@@ -87,7 +87,10 @@ def plan(
 
 @program.command()
 def init(ctx: typer.Context) -> None:
-    """Write what another repository needs; overwrites nothing."""
+    """Write declarations for another repository.
+
+    What is there is kept. ci/ADOPTING.md of hilgate explains each file.
+    """
     from hilgate.declare.init import init as write_all
 
     settings: Settings = ctx.obj
@@ -111,7 +114,7 @@ def explain(
     from hilgate.declare import imports
     from hilgate.declare.load import load
     from hilgate.plan.estimate import measured
-    from hilgate.plan.expand import explanation
+    from hilgate.plan.expand import Explanation
     from hilgate.plan.select import select
     from hilgate.report.terminal import print_step
     from hilgate.text import suggest
@@ -133,7 +136,9 @@ def explain(
         key = found[1].key
         rule = selection.reasons.get(key) or selection.omitted[key]
     if as_json:
-        answer = explanation(declarations, *found, rule)
+        (area, declared_step), queue_for = found, declarations.queue_for
+        queues = {device: queue_for(declared_step, device) for device in declared_step.devices}
+        answer = Explanation(area=area.area, paths=area.paths, step=declared_step, queues=queues, reason=rule)
         sys.stdout.write(answer.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
         print_step(declarations, *found, rule=rule, history=measured(root, history))
@@ -159,7 +164,7 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
 
 @program.command()
 def schema(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A file or listing; without it, which there are.")] = "",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A file or listing; without it, which there are.")] = "",
 ) -> None:
     """Print the JSON schema of a file of hilgate."""
     from pydantic import TypeAdapter
@@ -346,9 +351,7 @@ ROUTING = "pagedkv.routing"
 
 
 # Options, --help among them, are those of the command that is started.
-@program.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
+@program.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def explain_kernel(ctx: typer.Context) -> None:
     """Which kernel serves each attention layer of a model.
 

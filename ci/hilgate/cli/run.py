@@ -41,8 +41,7 @@ def _told_to_steps(fresh: bool) -> bool:
 
 
 Fresh = Annotated[
-    bool,
-    typer.Option("--fresh", callback=_told_to_steps, help="Run every step: reuse no pass of an earlier run."),
+    bool, typer.Option("--fresh", callback=_told_to_steps, help="Run every step: reuse no pass of an earlier run.")
 ]
 Against = Annotated[
     Path | None, typer.Option("--against", metavar="DIR", help="Results of the merge base; by default the history.")
@@ -152,7 +151,7 @@ def run(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="STEP...", autocompletion=declared("areas", "steps"), help="Steps or areas; with --plan its keys."
+            metavar="STEP", autocompletion=declared("areas", "steps"), help="Steps or areas; with --plan its keys."
         ),
     ],
     plan_file: Annotated[
@@ -256,7 +255,7 @@ def selftest(
     ctx: typer.Context,
     bugs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[BUG]...", autocompletion=declared("bugs"), help="Planted bugs; by default all."),
+        typer.Argument(metavar="BUG", autocompletion=declared("bugs"), help="Planted bugs; by default all."),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the bugs and stop.")] = False,
     as_json: Json = False,

@@ -114,7 +114,7 @@ def find_root(start: Path) -> Path:
     raise MisuseError(
         "not inside a repository that hilgate can plan",
         where=str(start),
-        remedy="change to a folder below one that has ci/agents.yaml, or pass --root",
+        remedy="change to a folder below one that has ci/agents.yaml, pass --root, or write one: `hilgate init`",
     )
 
 
@@ -145,10 +145,7 @@ def as_permitted(declared: Declarations, root: Path, commit: str) -> Declaration
     Network, secrets, time, queue, GPUs and images are those of the step of the same name; a step that the fork adds has
     neither network nor secrets, builds no image, and runs on the smallest queue of its devices.
 
-    Args:
-        declared: Of the fork.
-        root: A checkout that has the merge base.
-        commit: Full sha of the merge base.
+    `root` is a checkout that has the merge base, `commit`.
 
     Raises:
         CannotRunHereError: It is not in this checkout.

@@ -70,10 +70,7 @@ def load_quarantine(root: Path, declarations: Declarations) -> Quarantine:
 def effective(root: Path, merge_base: str, here: Quarantine) -> Quarantine:
     """The quarantine that counts for a change: entries of the merge base that it has not taken out.
 
-    Args:
-        root: A checkout that has the merge base.
-        merge_base: Full sha; empty where nothing is compared, and then the working tree's own entries count.
-        here: The quarantine of the working tree.
+    `here` is the quarantine of the working tree, which counts where nothing is compared (`merge_base` is empty).
 
     Raises:
         CannotRunHereError: The merge base is not in this checkout.

@@ -152,11 +152,7 @@ def ask(
 ) -> dict[Metric, list[Row]]:
     """The rows of each metric.
 
-    Args:
-        history: The folder of builds.
-        metrics: What is asked.
-        step: A planned key, or the key of a declared step on all its devices; empty takes all.
-        since: Only builds that began then or later, in UTC.
+    `step` is a planned key, or the key of a declared step on all its devices; empty takes all. `since` is in UTC.
 
     Raises:
         NothingSelectedError: There is no build in the history.

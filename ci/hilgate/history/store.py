@@ -85,13 +85,6 @@ def images(history: Path, contents: Iterable[str]) -> dict[str, str]:
 def add(history: Path, plan: Plan, recorded: Recorded, verdict: Verdict, *, branch: str = "") -> tuple[Path, bool]:
     """Add a judged build unless it is there, however often it was judged.
 
-    Args:
-        history: The folder of builds; made where there is none.
-        plan: What was expected.
-        recorded: What arrived.
-        verdict: What was decided on it.
-        branch: Where the change is going from; empty where nobody says.
-
     Returns:
         The folder of the build, and whether it was added.
 

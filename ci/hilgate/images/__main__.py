@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.declare.load import find_root, load_project
-from hilgate.errors import CannotRunHereError, Exit, HilgateError, MisuseError
+from hilgate.errors import CannotRunHereError, Exit, MisuseError, ending
 from hilgate.git import inspect
 from hilgate.images.build import ImageBuild, build
 from hilgate.images.contents import contents, fill, unfilled, wheel_keys
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hilgate.model import Check
 
 
+@ending
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit status is one of `hilgate.errors.Exit`."""
     parser = argparse.ArgumentParser(prog="python -m hilgate.images", description=__doc__)
@@ -53,9 +54,6 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "pins":
             return _pins(root, filling=options.fill)
         _keys(root, as_json=options.json)
-    except HilgateError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_status
     except KeyboardInterrupt:
         sys.stderr.write("interrupted: the next build goes on from the last finished layer\n")
         return Exit.INTERRUPTED

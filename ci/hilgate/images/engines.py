@@ -19,7 +19,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 from hilgate.errors import CannotRunHereError, Exit, HilgateError
 from hilgate.images.pins import WHEELS
@@ -67,35 +67,6 @@ class BuildRequest:
     mounts: dict[str, str]
     """Path here -> path inside, for that configuration."""
     log: Path
-
-
-class Engine(Protocol):
-    """A program that builds images and finds them by their content."""
-
-    @property
-    def store(self) -> str:
-        """Prefix of the names it gives."""
-
-    def with_base(self, labels: dict[str, str]) -> dict[str, str]:
-        """The labels, about the base that this program really builds on."""
-
-    def find(self, image: str, content: str) -> str | None:
-        """Digest of the image with this content, where it is already built."""
-
-    def build(self, request: BuildRequest) -> None:
-        """Build it and name it by its content."""
-
-    def labels(self, image: str, content: str) -> dict[str, str]:
-        """Labels of a built image."""
-
-    def size(self, image: str, content: str) -> tuple[float, int]:
-        """Gigabytes and number of layers of a built image; in a registry they are compressed."""
-
-    def run(self, image: str, content: str, words: list[str], mounts: dict[str, str]) -> tuple[int, str]:
-        """Exit status and output of a command in a container that is removed afterwards.
-
-        `mounts` has a path here -> a path inside, with `:rw` where the command may write.
-        """
 
 
 def build(words: list[str], log: Path, cwd: Path, env: dict[str, str] | None = None) -> None:
@@ -306,7 +277,10 @@ class Docker:
         return int(total) / 1e9, int(layers)
 
     def run(self, image: str, content: str, words: list[str], mounts: dict[str, str]) -> tuple[int, str]:
-        """Run without network, capabilities or devices."""
+        """Exit status and output of a command in a container without network, capabilities or devices.
+
+        `mounts` has a path here -> a path inside, with `:rw` where the command may write.
+        """
         command = ["docker", "run", "--rm", "--network", "none", "--cap-drop", "ALL"]
         command += ["--security-opt", "no-new-privileges", *_volumes(mounts)]
         return output([*command, self._find(image, content)[0], *words])
@@ -450,3 +424,6 @@ class Buildah:
         finally:
             answer([*self.words, "rm", container])
         shutil.rmtree(folder)
+
+
+Engine = Docker | Buildah

@@ -288,10 +288,7 @@ class Extensions:
         pin, settings, pip_conf = self.pins.sources[source], pip_settings(), self.scratch / "pip.conf"
         pip_conf.write_text(settings["pip_conf"], encoding="utf-8")
         mounts = settings["mounts"] | {str(self.root / "docker/hip"): SCRIPTS}
-        mounts |= {
-            str(pip_conf.resolve()): "/etc/pip.conf",
-            str(self.objects.resolve()): f"{OBJECTS}:rw",
-        }
+        mounts |= {str(pip_conf.resolve()): "/etc/pip.conf", str(self.objects.resolve()): f"{OBJECTS}:rw"}
         folder = f"/src/{tree or source}"
         begin = f"set -eu; cd /opt/image; scripts/fetch.sh {source} {pin.version} {pin.sdist} {folder}; "
         if tree:

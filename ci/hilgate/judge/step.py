@@ -327,14 +327,7 @@ JUDGEMENTS = (
 
 
 def judge_step(step: PlannedStep, plan: Plan, recorded: Recorded, entries: Entries) -> StepVerdict:
-    """Decide on a step.
-
-    Args:
-        step: A step of the plan.
-        plan: Says for whom the results are: a desk has no hooks and no images.
-        recorded: What arrived.
-        entries: The quarantine that counts.
-    """
+    """Decide on a step."""
     s = StepResult(step, plan, recorded, entries)
     found = next(one for one in JUDGEMENTS if one.when(s))
     why = found.why(s)
@@ -444,10 +437,7 @@ def missing(health: Sequence[Health]) -> str:
 def trouble(health: Sequence[Health], host: str, gpus: int) -> tuple[str, ...]:
     """What the hooks saw that makes a result worthless; empty on a node that was fit throughout.
 
-    Args:
-        health: The records of one job.
-        host: Node that the results name; empty when there are none.
-        gpus: GPUs the step needs.
+    `host` is the node that the results name; empty when there are none.
     """
     found: list[str] = []
     for one in health:

@@ -35,13 +35,7 @@ def judge(
 ) -> Verdict:
     """Decide on every planned step, and on the whole.
 
-    Args:
-        plan: What was expected.
-        recorded: What arrived (`results.read_all`).
-        digest: `plan_digest(plan)`.
-        decided: The time to write into the verdict; entries of the quarantine expire by its day (UTC).
-        quarantine: As the merge base has it (`quarantine.effective`).
-        approved_by: Who approved what the change loosens; empty for nobody.
+    Entries of the quarantine, which is the merge base's (`quarantine.effective`), expire by the day of `decided` (UTC).
     """
     entries = Entries(quarantine.tests, decided.date())
     steps = tuple(judge_step(step, plan, recorded, entries) for step in plan.steps)

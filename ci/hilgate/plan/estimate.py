@@ -101,12 +101,12 @@ def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
 
 
 @cache
-def slowness(seconds: float = UNIT_SECONDS) -> float:
+def slowness() -> float:
     """How many times longer than on the machine of the declared minutes a fixed piece of Python takes here and now."""
     began = time.perf_counter()
     for _ in range(40):
         sorted({number: str(number * number % 65537) for number in range(8000)}.items(), key=lambda item: item[1])
-    return (time.perf_counter() - began) / seconds
+    return (time.perf_counter() - began) / UNIT_SECONDS
 
 
 def expected(
@@ -226,12 +226,8 @@ def size_of(
 ) -> Estimate:
     """The estimate of a plan; of one for a desk by what this machine measured, with the time until all has ended.
 
-    Args:
-        plan: What would run.
-        root: The repository, whose results folder has what was measured.
-        given: Another history than the default.
-        keys: What is to run of it; None is all.
-        cores: How many it may fill; None takes the machine's.
+    `given` is another history than the default. `keys` are what is to run (None is all), on at most `cores` (None is
+    the machine's).
 
     Raises:
         MisuseError: A history was given and is not there.
@@ -243,8 +239,9 @@ def size_of(
     here = detect().cores
     minutes, known = expected(plan, root, history, here)
     running = [step for step in plan.steps if keys is None or step.key in keys]
-    size = estimate(plan, minutes)
-    return replace(size, measured=known, wall=forecast(running, minutes, cores or here), cores=cores or here)
+    size = estimate(plan.model_copy(update={"steps": tuple(running)}), minutes)
+    wall = forecast(running, minutes, cores or here)
+    return replace(size, measured=known, each=minutes, wall=wall, cores=cores or here)
 
 
 def budget_of(plan: Plan, declarations: Declarations) -> float | None:
@@ -279,9 +276,7 @@ def longest_chains(
 ) -> dict[Key, tuple[float, tuple[Key, ...]]]:
     """Minutes and keys of the longest chain of dependants that begins with each step, itself included.
 
-    Args:
-        steps: What is to run; each stands behind what it depends on, as in a plan.
-        minutes: Planned key -> minutes.
+    Each step stands behind what it depends on, as in a plan; `minutes` are by planned key.
     """
     chains: dict[Key, tuple[float, tuple[Key, ...]]] = {}
     after: dict[Key, tuple[float, tuple[Key, ...]]] = defaultdict(lambda: (0.0, ()))

@@ -255,12 +255,6 @@ class Explanation(Noun):
     """Why the change selects it or does not; empty where none was named."""
 
 
-def explanation(declarations: Declarations, area: Area, step: Step, reason: str) -> Explanation:
-    """What is declared about a step; `reason` says whether a change selects it."""
-    queues = {device: declarations.queue_for(step, device) for device in step.devices}
-    return Explanation(area=area.area, paths=area.paths, step=step, queues=queues, reason=reason)
-
-
 def readiness(declarations: Declarations, target: Target) -> list[Readiness]:
     """One entry per area, in declared order."""
     found = []

@@ -59,10 +59,7 @@ def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --
     Everything runs wherever less could leave something unseen: without a default branch to compare with, and under CI
     (the variable that CI services set), where a green smoke run could be taken for a gate.
 
-    Args:
-        root: The repository.
-        base: What to compare with; None finds the default branch.
-        whole: The command that runs everything.
+    `base` is what to compare with (None finds the default branch), `whole` the command that runs everything.
 
     Raises:
         MisuseError: `base` cannot be compared with.
@@ -357,8 +354,8 @@ def _images(steps: Sequence[PlannedStep], facts: ChangeFacts) -> dict[Key, str]:
     if unknown := [name for name in names if name not in facts.images]:
         raise DeclarationError(
             f"nothing says what the image {unknown[0]!r} is built from",
-            where="ci/agents.yaml",
-            remedy="add its recipe to docker/, or take the image from its queues",
+            where="images in ci/project.yaml",
+            remedy="declare it there, take it from the queues of ci/agents.yaml, or plan a commit of a git checkout",
         )
     return {name: facts.images[name] for name in names}
 
@@ -386,12 +383,14 @@ def by_name(declarations: Declarations, names: tuple[str, ...]) -> dict[Key, Wan
         MisuseError: A name is none of them; with a did-you-mean.
     """
     wanted: dict[Key, Wanted] = {}
-    known = {area.area for area in declarations.areas}
+    areas = {area.area for area in declarations.areas}
+    known = set(areas)
     for _, step in declarations.steps():
         known.update((step.key, *(planned_key(step, device) for device in step.devices)))
     for name in names:
         if name not in known:
-            raise MisuseError(f"no area or step is called {name!r}", where="ci/areas", remedy=suggest(name, known))
+            remedy = suggest(name, known, areas)
+            raise MisuseError(f"no area or step is called {name!r}", where="ci/areas", remedy=remedy)
         reason = f"asked for: {name}"
         for area, step in declarations.steps():
             if name in (area.area, step.key):

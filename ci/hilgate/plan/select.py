@@ -38,10 +38,7 @@ _Cause = tuple[str, str]
 
 
 def select(
-    areas: Sequence[Area],
-    changed: Iterable[str] | None,
-    imports: Imports | None = None,
-    appeared: Collection[str] = (),
+    areas: Sequence[Area], changed: Iterable[str] | None, imports: Imports | None = None, appeared: Collection[str] = ()
 ) -> Selection:
     """Select steps for the changed files (paths relative to the root, `/` between parts); None selects all.
 
@@ -50,11 +47,8 @@ def select(
     the graph is not known, a module selects every step with `imports`. Any other file selects by the area's globs. The
     reason names the most telling cause: a changed file of the step, else an unclaimed file, else `always`.
 
-    Args:
-        areas: What is declared.
-        changed: The files that differ.
-        imports: The import graph of the files as they are now; None selects by globs alone.
-        appeared: Those changed files that are new: what they hide or complete is not in the graph of what was.
+    `imports` is the graph of the files as they are now; None selects by globs alone. What the new files among those
+    that changed, `appeared`, hide or complete is not in the graph of what was.
     """
     if changed is None:
         return Selection({step.key: EVERYTHING for area in areas for step in area.steps}, {})

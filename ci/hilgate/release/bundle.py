@@ -70,11 +70,8 @@ class Manifest(Noun):
 def write_bundle(root: Path, folder: Path, out: Path, *, committed: int) -> Manifest:
     """Write the evidence in a judged results folder to one file; an interrupted write leaves no file of that name.
 
-    Args:
-        root: The repository at the commit of the plan: lock files and pins are taken from there.
-        folder: A results folder with `plan.json`, `verdict.json` and `report.html`.
-        out: The file to write.
-        committed: Time of the plan's commit, seconds since 1970 (UTC).
+    `root` is at the commit of the plan, since lock files and pins are taken from there; `committed` is the time of that
+    commit, seconds since 1970 (UTC).
 
     Raises:
         RecordsError: Something is missing, unreadable, a link, or of another plan.
@@ -234,11 +231,7 @@ def make_sbom(
 
 
 def _component(
-    found: dict[str, Component],
-    name: str,
-    version: str,
-    purl: PackageURL,
-    kind: ComponentType = ComponentType.LIBRARY,
+    found: dict[str, Component], name: str, version: str, purl: PackageURL, kind: ComponentType = ComponentType.LIBRARY
 ) -> Component:
     """The one of this reference: what two files name is one component."""
     reference = purl.to_string()

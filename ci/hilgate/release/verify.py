@@ -24,6 +24,7 @@ from hilgate.judge.verdict import judge, read_verdict
 from hilgate.model import PLAN_FILE, VERDICT_FILE, Noun
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.release import bundle
+from hilgate.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -73,9 +74,7 @@ class Answer:
 def verify(file: Path, *, demanded: Mapping[str, str] | None = None) -> Answer:
     """Run every check on a bundle.
 
-    Args:
-        file: The tar.
-        demanded: What its manifest must say, e.g. `{"profile": "release"}`.
+    `demanded` is what its manifest must say, e.g. `{"profile": "release"}`.
 
     Raises:
         RecordsError: There is no such file.
@@ -122,7 +121,7 @@ def _check(file: Path, folder: Path, demanded: Mapping[str, str]) -> Iterator[st
         require(claimed == real, f"another plan: its {what} is {real[:40]}, the manifest says {claimed[:40]}")
     for name, value in demanded.items():
         require(getattr(manifest, name) == value, f"its {name} is {getattr(manifest, name)}, and {value} was asked for")
-    yield f"plan {digest[:12]} of commit {plan.commit[:12]}, profile {plan.profile}, {len(plan.steps)} steps"
+    yield f"plan {digest[:12]} of commit {plan.commit[:12]}, profile {plan.profile}, {count(len(plan.steps), 'step')}"
 
     recorded = bundle.read_records(folder / bundle.TOP / "results", plan)
     require(not recorded.damaged, "; ".join(f"{key}: {why}" for key, why in sorted(recorded.damaged.items())))
@@ -132,7 +131,7 @@ def _check(file: Path, folder: Path, demanded: Mapping[str, str]) -> Iterator[st
         len(trees) == 1 or plan.profile != "release", f"its jobs ran over {len(trees)} different states of the files"
     )
     attempts = sum(len(found) for found in recorded.attempts.values())
-    yield f"{attempts} step records of {len(recorded.builds)} jobs answer this plan and this commit"
+    yield f"{count(attempts, 'step record')} of {count(len(recorded.builds), 'job')} answer this plan and this commit"
 
     yield _check_images(manifest, plan, recorded)
 

@@ -6,25 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hilgate.model import Outcome
-from hilgate.report import tables
+from hilgate.report import problems, tables
 from hilgate.report.merge_base import NOTHING, MergeBase
-from hilgate.report.problems import (
-    EVIDENCE_LINES,
-    NAMED_IDS,
-    RULINGS,
-    Detail,
-    Finding,
-    StepProblem,
-    approval,
-    at_most,
-    fit,
-    headline,
-    named,
-    problems,
-    ruled,
-    step_counts,
-    time_of,
-)
 from hilgate.text import MARKS, fenced, markdown, marked, shorten, xml
 
 if TYPE_CHECKING:
@@ -34,6 +17,7 @@ if TYPE_CHECKING:
     from junitparser import TestCase
 
     from hilgate.model import Check, Plan, Verdict
+    from hilgate.report.problems import Detail, Finding, StepProblem
     from hilgate.run.results import Recorded
 
 ANNOTATION_FILE = "annotation.md"
@@ -42,7 +26,7 @@ JUNIT_FILE = "junit.xml"
 
 def render(plan: Plan, recorded: Recorded, verdict: Verdict, *, facts: MergeBase = NOTHING) -> str:
     """The first screen as CommonMark, below Buildkite's limit of 1 MiB."""
-    return fit(lambda detail: _render(plan, recorded, verdict, detail, facts))
+    return problems.fit(lambda detail: _render(plan, recorded, verdict, detail, facts))
 
 
 def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, facts: MergeBase) -> str:
@@ -52,19 +36,19 @@ def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, fa
     dirty = " with uncommitted changes" if plan.dirty else ""
     against = f" against {markdown(plan.base)}" if plan.base else ", compared with nothing"
     parts = [
-        f"## {marked(verdict.outcome)}: {markdown(headline(verdict, recorded))}",
-        f"{markdown(step_counts(verdict))}; {commit}{dirty}{against}{': ' + files + more if files else ''}",
+        f"## {marked(verdict.outcome)}: {markdown(problems.headline(plan, verdict, recorded))}",
+        f"{markdown(problems.step_counts(verdict))}; {commit}{dirty}{against}{': ' + files + more if files else ''}",
         *_loosened(verdict, detail),
     ]
-    for problem in problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts):
+    for problem in problems.problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts):
         parts += _problem(problem, detail)
     parts += [line for table in tables.tables(plan, recorded, verdict) if (line := _first_failing_cell(table))]
-    for one in named(verdict):
+    for one in problems.named(verdict):
         title = f"**{one.kind}** in {markdown(one.step)} ({markdown(one.what)})"
-        parts.append(f"{title}\n\n{_bullets(at_most(one.ids, NAMED_IDS), 300)}")
+        parts.append(f"{title}\n\n{_bullets(problems.at_most(one.ids, problems.NAMED_IDS), 300)}")
     passed = [step for step in verdict.steps if step.outcome is Outcome.PASS]
     if passed:
-        rows = [f"| {markdown(s.key)} | {s.counts.passed} | {time_of(s)} |" for s in passed]
+        rows = [f"| {markdown(s.key)} | {s.counts.passed} | {problems.time_of(s)} |" for s in passed]
         parts.append("\n".join(["| passed | checks | time |", "|---|---:|---:|", *rows]))
     if verdict.omissions:
         parts.append("\n".join(f"- not selected: {markdown(o.key)}: {markdown(o.reason)}" for o in verdict.omissions))
@@ -85,7 +69,7 @@ def _bullets(lines: Iterable[str], limit: int) -> str:
 
 
 def _loosened(verdict: Verdict, detail: Detail) -> list[str]:
-    approved = approval(verdict)
+    approved = problems.approval(verdict)
     if not approved:
         return []
     changes = [
@@ -93,14 +77,14 @@ def _loosened(verdict: Verdict, detail: Detail) -> list[str]:
         + (f"\n\n{fenced(shorten(one.hunk, detail.message_characters))}" if one.hunk else "")
         for one in verdict.loosened
     ]
-    return [f"**Changes its own gate: {markdown(approved)}**", *at_most(changes, NAMED_IDS)]
+    return [f"**Changes its own gate: {markdown(approved)}**", *problems.at_most(changes, problems.NAMED_IDS)]
 
 
 def _problem(problem: StepProblem, detail: Detail) -> list[str]:
     step = problem.step
     parts = [
-        f"### {ruled(step)}: {markdown(step.key)}, {markdown(step.label)}",
-        markdown(RULINGS[step.ruling]),
+        f"### {problems.ruled(step)}: {markdown(step.key)}, {markdown(step.label)}",
+        markdown(problems.RULINGS[step.ruling]),
     ]
     about = _about(problem)
     for finding in problem.findings:
@@ -117,7 +101,7 @@ def _problem(problem: StepProblem, detail: Detail) -> list[str]:
 
 def _about(problem: StepProblem) -> list[str]:
     step = problem.step
-    lines = [*([f"node {step.node}"] if step.node else []), *at_most(step.evidence, EVIDENCE_LINES)]
+    lines = [*([f"node {step.node}"] if step.node else []), *problems.at_most(step.evidence, problems.EVIDENCE_LINES)]
     again = [step.reproduce, *([problem.container] if problem.container else [])]
     return [*([_bullets(lines, 300)] if lines else []), "reproduce:\n" + fenced("\n".join(again))]
 

@@ -41,12 +41,7 @@ def render(
 ) -> str:
     """The report as HTML, below `LIMIT_BYTES`.
 
-    Args:
-        plan: What was expected.
-        recorded: What arrived.
-        verdict: What was decided.
-        logs: Step key -> address of its log, relative to the report.
-        facts: What is known of the merge base.
+    `logs` has the address of a step's log, relative to the report.
     """
     template = environment().get_template("report.html.j2")
     bars, ticks = timeline(plan, recorded, verdict)
@@ -55,7 +50,7 @@ def render(
         return template.render(
             plan=plan,
             verdict=verdict,
-            headline=problems.headline(verdict, recorded),
+            headline=problems.headline(plan, verdict, recorded),
             step_counts=problems.step_counts(verdict),
             problems=problems.problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts),
             rulings=problems.RULINGS,
@@ -129,7 +124,9 @@ def timeline(plan: Plan, recorded: Recorded, verdict: Verdict) -> tuple[list[Bar
     ]
     step = next((seconds for seconds in TICK_SECONDS if whole / seconds <= MOST_TICKS), whole)
     times = [n * step for n in range(int(whole / step) + 1)]
-    return bars, [(100 * at / whole, f"{at:g} s" if at < 60 else f"{at / 60:g} min") for at in times]
+    return bars, [
+        (100 * at / whole, f"{at:g} s" if at < 60 else text.duration(at).removesuffix(" 00 s")) for at in times
+    ]
 
 
 @functools.cache

@@ -59,10 +59,7 @@ NO_BASE = "the plan names no merge base"
 def find(plan: Plan, *, history: Path | None = None, against: Path | None = None) -> MergeBase:
     """What is known from a results folder if one is named, else from the history.
 
-    Args:
-        plan: Of the build that is reported.
-        history: Folder of the history.
-        against: Results folder of the merge base (`hilgate gate` there), or of agents with `jobs/` in it.
+    `against` is a results folder of the merge base (`hilgate gate` there), or of agents with `jobs/` in it.
     """
     recent = MergeBase()
     try:
@@ -90,11 +87,7 @@ def find(plan: Plan, *, history: Path | None = None, against: Path | None = None
 def on_merge_base(facts: MergeBase, step: str, check: str = "", *, desk: bool = False) -> str:
     """What happened to a check there, in words; without a check, to the whole step.
 
-    Args:
-        facts: From `find`.
-        step: A planned key.
-        check: Id of a check; empty for the step itself.
-        desk: Say nothing where nobody asked: without a history, a build in it or a merge base.
+    At a `desk` nothing is said where nobody asked: without a history, a build in it or a merge base.
     """
     runs, times = facts.runs[step], facts.failures[step, check]
     recently = f"; failed in {times or 'none'} of the last {count(runs, 'build')}" if check and runs else ""

@@ -173,10 +173,7 @@ _SCORE = ("exact_match", "ci_low", "ci_high", "n")
 def finding(check: Check, device: str, merge_base: str = "") -> Finding:
     """What is asked of one check.
 
-    Args:
-        check: As recorded.
-        device: Where it ran (`PlannedStep.device`); the arch of a check that names none.
-        merge_base: What it did there.
+    `device` is where it ran: the arch of a check that names none.
     """
     assertion = outcome.first_line(check.message)
     return Finding(check, assertion, place(check), error(check), case(check, device), merge_base)
@@ -268,15 +265,14 @@ RULINGS: dict[Ruling, str] = {
 """What each ruling tells the author of a change."""
 
 
-def headline(verdict: Verdict, recorded: Recorded) -> str:
+def headline(plan: Plan, verdict: Verdict, recorded: Recorded) -> str:
     """`41 passed, 0 failed, 12 not run (no gfx950 here)`: the checks of all steps, with the first reason.
 
     Of a run of slices that passed how little of the whole it was, and how to run that.
     """
-    smoke = verdict.profile == "smoke"
-    if verdict.outcome is Outcome.PASS and not verdict.why.startswith("all "):
+    if verdict.outcome is Outcome.PASS and plan.promised:
         return f"{verdict.why}; `{gate_command('--all')}` runs everything"
-    return f"{'smoke: ' if smoke else ''}{_counted(verdict, recorded)}"
+    return f"{'smoke: ' if plan.profile == 'smoke' else ''}{_counted(verdict, recorded)}"
 
 
 def gate_command(options: str) -> str:

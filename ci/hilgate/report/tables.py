@@ -274,12 +274,8 @@ _OPENING = '{{\n "table": "{name}"'
 def write(folder: Path, plan: Plan, digest: str, recorded: Recorded, found: Iterable[Table]) -> None:
     """Write the checks of each table into the file that its step names, and remove the files of other plans.
 
-    Args:
-        folder: A results folder.
-        plan: What was expected.
-        digest: `plan_digest(plan)`, of the whole plan where only a part of it is reported.
-        recorded: What arrived.
-        found: From `tables`; those of one file are the same declared step on several devices.
+    `digest` is `plan_digest` of the whole plan where only a part of it is reported. Tables of one file are the same
+    declared step on several devices.
     """
     clear(folder)
     files: dict[str, tuple[list[TableStep], list[TableCheck]]] = {}

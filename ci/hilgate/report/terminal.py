@@ -74,11 +74,7 @@ def table_of(names: Sequence[str], rows: Iterable[Sequence[object]], *, header: 
 def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = False) -> None:
     """Steps with place, minutes and reason, what is omitted and why, and the size of it all.
 
-    Args:
-        console: `stdout()`, or `stderr()` before it is run.
-        plan: What would run.
-        size: Its estimate (`plan.estimate.size_of`).
-        omitted: List every omission with its reason; else they are counted by cause.
+    With `omitted` every omission is listed with its reason; else they are counted by cause.
     """
     here = plan.desk
     against = f"against {plan.base}, {count(len(plan.changed_files), 'file')} changed" if plan.base else "everything"
@@ -93,7 +89,7 @@ def print_plan(console: Console, plan: Plan, size: Estimate, *, omitted: bool = 
         (step.key, step.device if here else step.queue, f"{minutes[step.key]:.2g}", step.reason) for step in plan.steps
     ]
     table = table_of(("step", "device" if here else "queue", "min", "because"), rows)
-    table.columns[2].justify = "right"
+    table.columns[0].no_wrap, table.columns[2].justify = True, "right"  # a key is there to be copied
     console.print(table)
     gpu = f", {_about(size.on_gpus)} of them on GPUs" if size.on_gpus else ""
     gpu += f" ({size.gpu_minutes:.3g} GPU-minutes)" if size.gpu_minutes != size.on_gpus else ""
@@ -134,9 +130,7 @@ def print_slowest(recorded: Recorded, number: int) -> None:
 def print_verdict(judged: Judged, *, every: bool = False) -> None:
     """The outcomes, what broke in each step that is not green, where the report is, and tables.
 
-    Args:
-        judged: From `report.write.decide`.
-        every: Print every table of tests whole; else those of steps that are not green, and a line for each other one.
+    With `every` all tables are printed whole; else those of steps that are not green, and a line for each other one.
     """
     recorded, verdict = judged.recorded, judged.verdict
     console = stdout()
@@ -161,7 +155,7 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
     for one in named(verdict):
         console.print()
         say(console, f"{one.kind} in {one.step}: {', '.join(one.ids)}")
-    console.print("", mark_of(verdict.outcome) + cell(f": {headline(verdict, recorded)}"), sep="\n")
+    console.print("", mark_of(verdict.outcome) + cell(f": {headline(judged.plan, verdict, recorded)}"), sep="\n")
     say(console, step_counts(verdict), "dim")
     if approved := approval(verdict):
         say(console, f"changes its own gate: {approved}", "bold")

@@ -331,12 +331,7 @@ def _check_of_case(case: TestCase, root: Path) -> Check:
             numbers[name] = number
     seconds = case.time if case.time is not None and math.isfinite(case.time) else 0.0
     return Check(
-        id=node_id,
-        outcome=outcome,
-        seconds=max(0.0, seconds),
-        message=message,
-        labels=labels,
-        numbers=numbers,
+        id=node_id, outcome=outcome, seconds=max(0.0, seconds), message=message, labels=labels, numbers=numbers
     )
 
 

@@ -231,12 +231,12 @@ class Child:
         self._kill_at = time.monotonic() + GRACE_SECONDS
         self._signal_group(signal.SIGTERM)
 
-    def last_line(self, *, tail_bytes: int = 4096) -> str:
+    def last_line(self) -> str:
         """The last line with words of what it printed so far, without pytest's dots; empty when there is none."""
         try:
             with self.log.open("rb") as file:
                 file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - tail_bytes))
+                file.seek(max(0, file.tell() - 4096))
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
@@ -299,13 +299,8 @@ def start(
 ) -> Child:
     """Start a command of a step.
 
-    Args:
-        step: Gives the environment and says what evidence is wanted.
-        command: Its own, or a part of it.
-        folder: Emptied but for results of an earlier run, then `$HILGATE_OUT` and the place of the log.
-        context: Where it runs.
-        seconds: After which it is ended.
-        ahead: A folder that it imports from before all others.
+    `folder` is emptied but for results of an earlier run, then `$HILGATE_OUT` and the place of the log; `ahead` is a
+    folder that it imports from before all others.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -323,10 +318,7 @@ def start(
 def inner_timeout(step_seconds: float, environment: Mapping[str, str], now: float) -> float:
     """Seconds that a step may take from now on; 0 when the job has no time left for it.
 
-    Args:
-        step_seconds: The step's own timeout.
-        environment: The job's environment variables.
-        now: Epoch seconds.
+    `environment` is the job's, `now` in epoch seconds.
 
     Raises:
         CannotRunHereError: The job has a timeout, and when it started is not known or not a number.

@@ -92,12 +92,7 @@ def start(
 ) -> Rerun | None:
     """Start failing tests once more; None where there is nothing to run, no way to run it alone, or no time left.
 
-    Args:
-        step: Whose tests they are.
-        ids: Of checks that failed.
-        folder: For the log and the evidence.
-        context: Where they run.
-        seconds: After which they are ended.
+    `ids` are of checks that failed; what still runs after `seconds` is ended.
     """
     command = kind_of(step).narrow(step.step.command, ids, context.root)
     if not command or seconds <= 0:

@@ -146,12 +146,8 @@ def with_digest(lines: bytes) -> bytes:
 def read(path: Path, plan: Plan, digest: str, key: str, *, elsewhere: bool = False) -> StepFile:
     """Read the file of a step whole.
 
-    Args:
-        path: A `results.jsonl`.
-        plan: The plan it should answer.
-        digest: `plan_digest(plan)`.
-        key: The planned step that it should be of.
-        elsewhere: Whether it should hold reruns on another node, and nothing else.
+    `key` is the planned step that it should be of; with `elsewhere` it should hold reruns on another node, and nothing
+    else.
 
     Raises:
         RecordsError: Why nothing of it can be believed.
@@ -352,9 +348,7 @@ def health_file(moment: str) -> str:
 def read_health(folder: Path, key: str) -> tuple[tuple[Health, ...], str]:
     """The health files of a job, and what is wrong with them (empty: nothing; a missing file is not wrong here).
 
-    Args:
-        folder: The job's folder.
-        key: The planned step they must be of; empty for a rerun, whose job is called otherwise.
+    `key` is the planned step they must be of; empty for a rerun, whose job is called otherwise.
     """
     found, problems = [], []
     for moment in MOMENTS:

@@ -157,12 +157,7 @@ def why_not(found: Evidence, key: Key, of: str, variables: str, here: Here) -> s
 def touched(seen: Seen, then: Mapping[str, str], commit: str, key: Key, here: Here) -> str:
     """Which change of the files since a pass concerns it; empty for none.
 
-    Args:
-        seen: What the pass rests on.
-        then: The files when it ran.
-        commit: What was checked out then.
-        key: The declared step.
-        here: The files now.
+    `seen` is what the pass rests on, `then` the files and `commit` what was checked out when it ran.
     """
     return next(_touching(seen, then, commit, key, here), "")
 
@@ -334,10 +329,7 @@ def collect(notes: Iterable[str], here: Here, started: dt.datetime) -> tuple[See
     A file outside the tree that came or changed after the step began is taken for its own work, and one that changed
     after it was read leaves nobody who knows what was read.
 
-    Args:
-        notes: Of all processes of a step.
-        here: The tree as it was before the step began.
-        started: When that was.
+    `notes` are of all processes of a step, `here` is the tree as it was before the step began.
     """
     slack = 20_000_000  # the kernel stamps files with a clock that ticks up to 10 ms late
     began, tree_of = (int(moment.timestamp() * 1e9) - slack for moment in (started, here.now))

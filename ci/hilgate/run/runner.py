@@ -30,6 +30,7 @@ from hilgate.run.outcome import NOT_STARTED, TIMED_OUT, Decision, Facts, decide,
 from hilgate.run.process import LOG_FILE, SECONDS_PER_MINUTE, inner_timeout
 from hilgate.run.progress import Lines
 from hilgate.run.results import Recorded, step_folder
+from hilgate.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -125,9 +126,9 @@ class Runner:
                 self._end_all()
         if self._interrupts.number:
             raise RunInterruptedError(
-                f"interrupted by {self._interrupts.name}; {len(self._outcomes)} finished steps are kept",
+                f"interrupted by {self._interrupts.name}; {count(len(self._outcomes), 'finished step')} kept",
                 where=str(self.results_folder),
-                remedy="continue with --resume",
+                remedy="`hilgate gate` goes on with --resume; give any other command again",
             )
 
     def _run(self, steps: dict[str, PlannedStep]) -> None:

@@ -68,11 +68,7 @@ class Finished:
 def run_build(scenario: Scenario, name: str, faults: tuple[Fault, ...], folder: Path) -> Finished:
     """Run one build.
 
-    Args:
-        scenario: Plan and pipeline.
-        name: Seed of all that is drawn while it runs.
-        faults: What goes wrong.
-        folder: Empty; receives the attempts' folders and what each step of the flow downloads.
+    `name` seeds all that is drawn. `folder` is empty, and gets the attempts' folders and what the flow downloads.
     """
     loosened = {fault.kind for fault in faults} & {Kind.LOOSENED, Kind.LOOSENED_APPROVED}
     plan = scenario.plan.model_copy(

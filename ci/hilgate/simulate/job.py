@@ -574,14 +574,7 @@ def other(digest: str) -> str:
 
 
 def write_health(
-    folder: Path,
-    step: PlannedStep,
-    host: str,
-    moment: Moment,
-    taken: dt.datetime,
-    *,
-    trouble: str = "",
-    lost: int = 0,
+    folder: Path, step: PlannedStep, host: str, moment: Moment, taken: dt.datetime, *, trouble: str = "", lost: int = 0
 ) -> None:
     """Write a health file; `trouble` makes the node unfit and says why, `lost` is how many of its GPUs are gone."""
     gpus = range((step.gpus or 1) - lost) if step.device != CPU else ()

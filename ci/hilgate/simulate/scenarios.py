@@ -103,7 +103,7 @@ FIRST_ATTEMPT_ONLY = frozenset({Kind.AGENT_LOST, Kind.AGENT_STOPPED, Kind.SICK_N
 """Faults that Buildkite answers with another attempt, which then goes well; every other kind strikes each attempt."""
 
 DEFAULT_RATE = 0.03
-"""Probability of each kind in a build: 61 kinds make 1.8 faults a build on average, and one build in five has none."""
+"""Probability of each kind in a build: 61 kinds make 1.8 faults a build on average, and one build in six has none."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,7 @@ class Fault:
 def draw(rng: random.Random, plan: Plan, rate: float, kinds: frozenset[Kind] = frozenset(Kind)) -> tuple[Fault, ...]:
     """Draw the faults of a build.
 
-    Args:
-        rng: Seeded; the same numbers are drawn whatever the rate.
-        plan: Offers the steps to strike.
-        rate: Probability of each kind, 0 to 1.
-        kinds: Kinds that may strike.
+    The same numbers are drawn whatever the `rate`, the probability of each kind.
     """
     drawn = []
     for kind in Kind:

@@ -170,7 +170,7 @@ def test_a_process_of_the_same_number_started_later_is_another(machine: Host) ->
     process = host.read_process(host.PROC, server.pid)
     assert process is not None
     earlier = host.Process(process.pid, process.parent, process.session, "S", process.started - 1, process.name)
-    host._send(earlier, signal.SIGKILL, host.PROC)
+    host._send(earlier, signal.SIGKILL)
     time.sleep(0.05)
     assert machine.alive(server.pid)
 

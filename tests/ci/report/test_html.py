@@ -91,7 +91,7 @@ def test_the_timeline_places_bars_in_the_whole_time():
         ("a-cpu", 0.0, 97.8),
         ("b-cpu", 1.1, 98.9),
     ]
-    assert [words for _, words in ticks] == ["0 s", "15 s", "30 s", "45 s", "1 min", "1.25 min", "1.5 min"]
+    assert [words for _, words in ticks] == ["0 s", "15 s", "30 s", "45 s", "1 min", "1 min 15 s", "1 min 30 s"]
 
 
 @pytest.mark.parametrize(
