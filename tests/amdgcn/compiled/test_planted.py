@@ -135,6 +135,8 @@ def test_a_launch_of_the_same_code_and_bytes_is_not_executed_again(arch, tmp_pat
 class OfSixteenChannels:
     """The kernel as it was launched before: with halves of 16 channels."""
 
+    arg_names = mla_decode_kernel.arg_names
+
     def __getitem__(self, grid):
         return lambda *arguments, **constants: mla_decode_kernel[grid](*arguments, **(constants | {"HALF": 16}))
 
