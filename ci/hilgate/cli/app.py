@@ -85,6 +85,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _end(RunInterruptedError("interrupted"), settings)
     except Exception as error:  # noqa: BLE001 - the last resort: one line, a log, and status 70
         trouble = of_system(error) if isinstance(error, OSError) else None
+        if _interrupts:
+            trouble = RunInterruptedError("interrupted")  # what an interrupt breaks is no bug, and leaves no log
         if isinstance(error, BrokenPipeError):
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

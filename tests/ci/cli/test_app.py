@@ -7,6 +7,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,11 @@ def start(root, *words, code="", shell="", **env):
         (errno.ENOENT, Exit.BUG),  # whoever expects that a file may be missing says so
     ],
 )
-def test_trouble_of_the_machine_is_no_bug_and_says_what_where_and_what_to_do(repository, monkeypatch, number, status):
+def test_trouble_of_the_machine_is_no_bug_and_says_what_where_and_what_to_do(
+    repository, monkeypatch, tmp_path_factory, number, status
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("logs")))
+
     def full(*_, **__):
         raise OSError(number, os.strerror(number), "planted.html")
 
@@ -182,11 +187,12 @@ load.find_root = native
         SWALLOWED.format(ending="raise SystemExit(0)"),
     ],
 )
-def test_ctrl_c_is_one_line_and_130_at_any_moment(repository, code):
+def test_ctrl_c_is_one_line_and_130_at_any_moment(repository, code, tmp_path):
     # A suite in the background ignores SIGINT, and its children inherit that.
     code = f"import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n{code}"
-    done = start(repository, "plan", code=code)
+    done = start(repository, "plan", code=code, TMPDIR=str(tmp_path))
     assert (done.returncode, done.stderr, done.stdout) == (Exit.INTERRUPTED, b"error: interrupted\n", b"")
+    assert not list(tmp_path.glob("hilgate-*.log"))
 
 
 @pytest.mark.parametrize(
