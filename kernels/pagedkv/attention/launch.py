@@ -187,9 +187,10 @@ def choose(
     data, large = (table.decode, table.decode_native) if decode else (table.prefill, table.prefill_large)
     read = cache_bytes or element_bytes
     packed, quantised = packing != "rows", read < element_bytes
-    filled = decode or batch_invariant or max_query_len * (num_q_heads // num_kv_heads) >= large.rows
+    group, parts = num_q_heads // num_kv_heads, 1
+    filled = decode or batch_invariant or max_query_len * group >= large.rows
     if packing == ("native" if decode else "rows") and not quantised and block_size >= large.tokens and filled:
-        rows = max(16, next_power_of_two(num_q_heads // num_kv_heads)) if decode else large.rows
+        rows = max(16, next_power_of_two(group)) if decode else large.rows
         stages = large.packed_stages if packed else large.stages
         shape = {"head_size": head_size, "element_bytes": element_bytes, "packed": packed, "rows": rows}
         bounds = {"waves": large.waves, "occupancy": large.occupancy, "most": large.tokens}
@@ -198,7 +199,6 @@ def choose(
     pairs = arch.code_pairs and quantised and decode and not packed and element_bytes == 2
     wanted = data.quantised_waves if quantised else data.waves
     most_rows = (quantised and data.quantised_rows) or data.rows
-    group, parts = num_q_heads // num_kv_heads, 1
     heads = power_of_two_divisor(num_kv_heads, data.heads)
     seqs = 1 if batch_invariant or not decode else min(data.seqs, next_power_of_two(num_seqs))
     tokens, most = 1 if decode else max(1, most_rows // (group * heads)), data.pair_tokens if pairs else data.tokens

@@ -23,7 +23,7 @@ UNSCALED, PER_HEAD, PER_TOKEN = range(3)
 
 @dataclass(frozen=True)
 class KernelScales:
-    """Arguments that stand for a cache's `Quantisation`."""
+    """Arguments that stand for a cache's `Quantisation`, beside `PagedCache.scales`."""
 
     kind: int
     """UNSCALED, PER_HEAD or PER_TOKEN."""
@@ -31,9 +31,6 @@ class KernelScales:
     """Of `fp8.formats.FORMATS`; "" if UNSCALED."""
     largest: float
     """Largest finite value of the format."""
-    key: Tensor
-    """Where the scales are; any tensor if UNSCALED."""
-    value: Tensor
     strides: tuple[tuple[int, int, int], tuple[int, int, int]]
     """Of block, token and head, in elements, of K and of V; 0 where a scale does not depend on the axis."""
 
@@ -45,14 +42,12 @@ class KernelScales:
 def kernel_scales(cache: PagedCache) -> KernelScales:
     """Return the kernel arguments of a cache that `cache.checks.whole` has accepted."""
     if cache.quantisation is None:
-        return KernelScales(UNSCALED, "", 0.0, cache.key, cache.value, ((0, 0, 0), (0, 0, 0)))
+        return KernelScales(UNSCALED, "", 0.0, ((0, 0, 0), (0, 0, 0)))
     quantisation = cache.quantisation
     return KernelScales(
         PER_TOKEN if quantisation.per_token else PER_HEAD,
         quantisation.format,
         FORMATS[quantisation.format].max,
-        quantisation.key_scale,
-        quantisation.value_scale,
         (_strides(quantisation.key_scale), _strides(quantisation.value_scale)),
     )
 
