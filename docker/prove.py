@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     problems: list[str] = []
     if command == "cpu":
         found |= versions(LAPTOP)
-        problems = imports("cpu")
+        problems = imports("cpu") or operators()
     elif command == "rocm":
         pins, base = (json.loads(path.read_text()) for path in paths[:2])
         archs = pins["sources"].get("aiter", pins)["archs"]
@@ -122,6 +122,30 @@ def imports(*parts: str, archs: list[str] | None = None) -> list[str]:
             except Exception as error:  # noqa: BLE001 - whatever a package raises, the image is not good
                 failed.append(f"import {name}: {type(error).__name__}: {error}")
     return failed
+
+
+def operators() -> list[str]:
+    """Why vLLM's operators for this CPU do not load; vLLM itself only warns, and its first engine then fails."""
+    import ctypes
+
+    import torch
+    import vllm
+
+    torch_cpu = torch.cpu
+    if not torch_cpu._is_avx512_supported():  # noqa: SLF001 - what vLLM's CPU platform asks
+        name = "_C_AVX2"
+    elif torch_cpu._is_avx512_bf16_supported():  # noqa: SLF001
+        name = "_C"
+    else:
+        name = "_C_AVX512"
+    found = sorted(Path(vllm.__file__).parent.glob(f"{name}.*so"))
+    if not found:
+        return [f"vLLM has no {name}, its operators for this CPU"]
+    try:
+        ctypes.CDLL(str(found[0]))
+    except OSError as error:
+        return [f"vLLM's {found[0].name} does not load: {error}"]
+    return []
 
 
 def site_packages() -> Path:

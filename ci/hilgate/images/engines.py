@@ -10,7 +10,6 @@ debootstrap makes one, once per suite. What is started stays in this process's g
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from typing import Any, ClassVar, Final
 
 from hilgate.errors import CannotRunHereError, Exit, HilgateError
 from hilgate.images.pins import WHEELS
+from hilgate.images.pip_conf import pip_configuration
 
 NETWORK: Final = (
     *("could not resolve", "temporary failure in name resolution", "temporary failure resolving"),
@@ -32,11 +32,6 @@ NETWORK: Final = (
 """What a build prints in the end when the machine is to blame and not the change."""
 
 INSPECT: Final = ("docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}")
-PIP_LEFT_OUT: Final = frozenset(
-    {"cache-dir", "disable-pip-version-check", "user", "target", "prefix", "root", "break-system-packages"}
-)
-"""Settings about where pip installs here, which are wrong in an image."""
-
 BUILDAH: Final = ("buildah", "debootstrap")
 FREE: Final = 12
 """Gigabytes that a build from nothing takes at its peak: measured, with the copies of the layer that is being made."""
@@ -144,35 +139,6 @@ def _start(
 def _volumes(mounts: dict[str, str]) -> list[str]:
     pairs = [f"{here}:{inside}" + ("" if inside.endswith(":rw") else ":ro") for here, inside in mounts.items()]
     return [word for pair in pairs for word in ("--volume", pair)]
-
-
-def pip_configuration(listing: str) -> tuple[str, dict[str, str]]:
-    """A `pip.conf` for a build from what `pip config list` prints, and its mounts: path here -> path inside.
-
-    Where packages come from belongs to the machine, not to the recipe: the build gets the merged configuration as one
-    file, mounted as a secret. What it names on this machine (folders of wheels, a certificate bundle) is mounted below
-    `/run/hilgate`, so no path of the machine reaches a layer.
-    """
-    mounts: dict[str, str] = {}
-
-    def inside(word: str) -> str:
-        """A word with its path replaced; of an index, the folder above `simple` is mounted."""
-        match = re.fullmatch(r"(file://)?(/.*?)(/simple/?)?", word)
-        if not match:
-            return word
-        return f"{match[1] or ''}{mounts.setdefault(match[2], f'/run/hilgate/pip-{len(mounts)}')}{match[3] or ''}"
-
-    settings: dict[str, str] = {}
-    for line in listing.splitlines():
-        section, _, value = line.partition("=")
-        name = section.rpartition(".")[2]
-        if section.startswith(("global.", ":env:.")) and value and name not in PIP_LEFT_OUT:
-            settings[name] = str(ast.literal_eval(value))
-    lines = [
-        f"{name.removeprefix('default-')} = " + "\n    ".join(inside(word) for word in value.split())
-        for name, value in sorted(settings.items())
-    ]
-    return "\n".join(["[global]", *lines, ""]), mounts
 
 
 def pip_settings() -> dict[str, Any]:

@@ -14,7 +14,8 @@ import pytest
 from hilgate.errors import CannotRunHereError
 from hilgate.images import __main__ as command
 from hilgate.images import engines
-from hilgate.images.engines import Buildah, BuildRequest, Docker, pip_configuration
+from hilgate.images.engines import Buildah, BuildRequest, Docker
+from hilgate.images.pip_conf import pip_configuration
 from hilgate.images.pins import labels
 
 DIGEST = "sha256:" + "ab" * 32
