@@ -187,7 +187,8 @@ class Installation:
             os.path.exists(os.path.join(self.venv, name)) for name in (STATE, INSTALLING, ".ready")
         ):
             raise InstallError(
-                "{} is there, and hilgate did not make it".format(self.venv), "name another folder: make gate VENV=FOLDER"
+                "{} is there, and hilgate did not make it".format(self.venv),
+                "name another folder: make gate VENV=FOLDER",
             )
         folder = self.venv
         while not os.path.exists(folder):
@@ -245,7 +246,9 @@ class Installation:
         with open(os.devnull, "w") as nothing:
             done = subprocess.run(command, stdout=nothing, stderr=subprocess.PIPE, universal_newlines=True)
         if done.returncode:
-            raise InstallError("{} failed: {}".format(" ".join(command), done.stderr.strip()[-300:]), "read the line above")
+            raise InstallError(
+                "{} failed: {}".format(" ".join(command), done.stderr.strip()[-300:]), "read the line above"
+            )
 
     def install(self, *words):
         """pip install, whatever this user's configuration says about where to; all it prints goes to the log.
@@ -307,9 +310,7 @@ class Installation:
             raise failure(asked.stderr.splitlines(), words, "what pip printed")
         names = [one["metadata"]["name"] for one in json.loads(asked.stdout)["install"]]
         if any(name.startswith("nvidia-") for name in names):
-            how = (
-                "make gate TORCH_INDEX=URL, with the index that PyTorch's page 'Start Locally' names for Linux, Pip, CPU"
-            )
+            how = "make gate TORCH_INDEX=URL, with the index that PyTorch's page 'Start Locally' names for Linux, Pip, CPU"
             say(
                 "    pip's configuration gives torch's CUDA build: {} packages of CUDA, 3 GB".format(len(names)),
                 "    that nothing here uses, {} GB of disk in all. For the CPU build:".format(CUDA_GIGABYTES - 1),
@@ -335,7 +336,9 @@ class Installation:
         check = "from importlib.metadata import version as v; v('mamba-ssm'), v('causal-conv1d')"
         if subprocess.run([self.python, "-c", check], stderr=subprocess.DEVNULL).returncode:
             # Never half of mamba-ssm here: transformers uses what is installed, extensions and all.
-            say("    mamba-ssm and causal-conv1d are not both installed, so their tests will not run: build them for this GPU")
+            say(
+                "    mamba-ssm and causal-conv1d are not both installed, so their tests will not run: build them for this GPU"
+            )
         return None
 
     def serving(self):

@@ -8,6 +8,8 @@ shift 2
 mkdir -p "$folder"
 tar --extract --gzip --file "$tarball" --directory "$folder" --strip-components=1 --no-same-owner
 for patch in "$@"; do
+  patch=$(realpath "$patch")
   echo "unpack.sh: $patch"
-  patch --directory "$folder" --strip=1 --fuzz=0 --batch --forward --no-backup-if-mismatch < "$patch"
+  # git takes no fuzz, and in a checkout it would look for the files at the top of that.
+  (cd "$folder" && GIT_CEILING_DIRECTORIES=$(dirname "$PWD") git apply "$patch")
 done

@@ -87,9 +87,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         trouble = of_system(error) if isinstance(error, OSError) else None
         if _interrupts:
             trouble = RunInterruptedError("interrupted")  # what an interrupt breaks is no bug, and leaves no log
-        if isinstance(error, BrokenPipeError):
-            with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, OSError):
+            _drop_what_cannot_be_written()
         what = (str(error).splitlines() or [""])[0]
         _end(
             trouble
@@ -101,6 +100,15 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             settings,
         )
     sys.exit(Exit.PASS)
+
+
+def _drop_what_cannot_be_written() -> None:
+    """Let what stdout still holds go nowhere where its file takes no more, or Python's last flush ends with status 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _prepare_streams() -> None:

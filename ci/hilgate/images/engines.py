@@ -10,6 +10,7 @@ debootstrap makes one, once per suite. What is started stays in this process's g
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -323,7 +324,8 @@ class Buildah:
             raise BuildFailedError(what, where=error.where, remedy=error.remedy) from error
         finally:
             pip_conf.unlink(missing_ok=True)
-            output([*self.words, "rm", "--all"])  # an interrupted build leaves containers as large as what it was at
+            with contextlib.suppress(HilgateError):  # what ended the build is what is to be said
+                output([*self.words, "rm", "--all"])  # an interrupted build leaves containers as large as what it was at
         kept, tags = self.name(request.image, request.content), self.name(request.image, "")
         if old := [name for name in self._listed() if name.startswith(tags) and name != kept]:
             output([*self.words, "rmi", *old])

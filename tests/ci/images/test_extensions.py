@@ -200,7 +200,12 @@ def test_a_failed_step_is_named_with_its_line_and_the_way_in(tmp_path, monkeypat
         log.write_text("STEP 1/2: FROM base AS base\n--> 0123456789ab\nSTEP 2/2: RUN one     && two\nno such thing\n")
         raise BuildFailedError("buildah ended with 2", where="log")
 
+    def missing(*_):
+        raise CannotRunHereError("buildah is not installed")
+
     monkeypatch.setattr(engines, "build", fails)
+    monkeypatch.setattr(engines, "answer", lambda _words: "[]")
+    monkeypatch.setattr(engines, "output", missing)  # what tidies up behind a failed build must not hide why it failed
     with pytest.raises(BuildFailedError) as failure:
         engine.bud(asked, {"BASE": "b"})
     for part in ("at Dockerfile:3 RUN one", f"--root {tmp_path}/store/storage", "from 0123456789ab) -- bash"):
