@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hide AMX and AVX-512 from every Python process of the bare machine, so that an ordinary CPU's paths are tested.
 
-torch and oneDNN read a variable each. vLLM asks functions of torch.cpu which operators to load and what MLA can do: they
-answer as a CPU with AVX2 does. `.ci/bare-machine` installs this file where Python looks for it at every start.
+torch and oneDNN read a variable each. vLLM asks functions of torch.cpu which operators to load and what MLA can do:
+they answer as a CPU with AVX2 does. `.ci/bare-machine` installs this file where Python looks for it at every start.
 """
 
 import importlib.abc

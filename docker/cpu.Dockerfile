@@ -16,7 +16,7 @@ WORKDIR /hilgate
 COPY requirements requirements
 # The secret is this machine's pip configuration (index, certificates): it is mounted, never in a layer.
 # A layer for each part: while buildah makes one, what it holds is on disk three times.
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf PIP_NO_CACHE_DIR=1 requirements/install.sh /opt/venv python3 torch
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf PIP_NO_CACHE_DIR=1 requirements/install.sh /opt/venv python3 pip torch
 # hadolint ignore=DL3059
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf PIP_NO_CACHE_DIR=1 requirements/install.sh /opt/venv python3 packages
 # hadolint ignore=DL3059

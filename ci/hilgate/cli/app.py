@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _drop_what_cannot_be_written() -> None:
-    """Let what stdout still holds go nowhere where its file takes no more, or Python's last flush ends with status 120."""
+    """Let what stdout holds go nowhere where its file takes no more: Python's last flush would end with status 120."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -146,19 +146,30 @@ def explain(
 
 @program.command()
 def doctor(ctx: typer.Context, as_json: Json = False) -> None:
-    """What this machine is and lacks. Exit status 5 when some step cannot run here."""
+    """What this machine is and lacks. Exit status 5 when something that must be here is missing."""
+    from hilgate.model import Outcome
     from hilgate.plan.expand import Diagnosis
+    from hilgate.plan.prerequisites import ask
     from hilgate.report.terminal import print_machine, print_readiness
 
     declarations, machine, areas = _here(ctx)
+    # What only agents have devices for is nobody's fault here.
+    steps = [step for _, step in declarations.steps() if machine.device in step.devices]
+    needed = sorted({name for step in steps for name in step.packages})
+    diagnosis = Diagnosis(
+        machine=machine,
+        prerequisites=ask(repository(ctx), declarations.project),
+        packages={name: machine.distributions.get(name, "") for name in needed},
+        areas=tuple(areas),
+    )
     if as_json:
-        sys.stdout.write(
-            Diagnosis(machine=machine, areas=tuple(areas)).model_dump_json(indent=1, ensure_ascii=True) + "\n"
-        )
+        sys.stdout.write(diagnosis.model_dump_json(indent=1, ensure_ascii=True) + "\n")
     else:
-        print_machine(machine, declarations)
+        print_machine(diagnosis, declarations)
         print_readiness(areas, every_obstacle=True)
-    if any(area.answer != "yes" for area in areas):
+    if not all(diagnosis.packages.values()) or any(
+        check.outcome is not Outcome.PASS for check in diagnosis.prerequisites
+    ):
         raise typer.Exit(Exit.CANNOT_RUN_HERE)
 
 

@@ -362,10 +362,13 @@ def run_plan(
     Raises:
         RunInterruptedError: Ctrl-C or SIGTERM.
         RecordsError: The files under test are not those of `recorded` or not of the plan's commit.
-        CannotRunHereError: What the change loosens cannot be put back to the merge base.
+        CannotRunHereError: This machine lacks what the repository needs, or what the change loosens cannot be put back
+            to the merge base.
     """
     from hilgate import git
+    from hilgate.declare.load import load_project
     from hilgate.declare.protected import to_put_back
+    from hilgate.plan import prerequisites
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
@@ -375,6 +378,8 @@ def run_plan(
     from hilgate.run.runner import Runner
 
     require_commit(plan, root)
+    if plan.desk:
+        prerequisites.demand(root, load_project(root))
     # An agent takes from the merge base what the change loosens and nobody approved; a desk keeps its own.
     foreign = () if plan.desk or approved_by else to_put_back(root, plan)
     for name in foreign:

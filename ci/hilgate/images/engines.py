@@ -325,7 +325,8 @@ class Buildah:
         finally:
             pip_conf.unlink(missing_ok=True)
             with contextlib.suppress(HilgateError):  # what ended the build is what is to be said
-                output([*self.words, "rm", "--all"])  # an interrupted build leaves containers as large as what it was at
+                # An interrupted build leaves containers as large as what it was at.
+                output([*self.words, "rm", "--all"])
         kept, tags = self.name(request.image, request.content), self.name(request.image, "")
         if old := [name for name in self._listed() if name.startswith(tags) and name != kept]:
             output([*self.words, "rmi", *old])

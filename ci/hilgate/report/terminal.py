@@ -21,7 +21,6 @@ from rich.text import Text
 
 from hilgate import text
 from hilgate.model import Counts, Outcome, planned_key
-from hilgate.plan.machine import TRACKED, Machine
 from hilgate.plan.make import WHEN
 from hilgate.report import tables
 from hilgate.report.merge_base import NOTHING
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from hilgate.declare.load import Declarations
     from hilgate.model import Area, Check, Key, Plan, Step
     from hilgate.plan.estimate import Estimate
-    from hilgate.plan.expand import Readiness
+    from hilgate.plan.expand import Diagnosis, Readiness
     from hilgate.report.problems import StepProblem
     from hilgate.report.write import Judged
     from hilgate.run.results import Recorded
@@ -266,17 +265,24 @@ def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str,
     out.print("", table_of(("device", "queue", "image", "median", "repeat it there with"), places), sep="\n")
 
 
-def print_machine(machine: Machine, declarations: Declarations) -> None:
-    """Hardware and versions, with what is missing."""
+def print_machine(diagnosis: Diagnosis, declarations: Declarations) -> None:
+    """Hardware, what a machine must have, and versions of what steps import, with what is missing."""
+    machine = diagnosis.machine
     known = machine.device in declarations.agents.devices
     rows: list[tuple[str, object]] = [
         ("GPU", f"{machine.gpus} x {machine.name}" if machine.gpus else "none: kernels run under Triton's interpreter"),
         ("device", machine.device + ("" if known else " (not in ci/agents.yaml, so no step uses it)")),
         ("cores", machine.cores),
         ("GPU memory" if machine.gpus else "memory", f"{machine.memory_gib:.1f} GiB"),
-        *((name, machine.distributions.get(name, Text("not installed", "dim"))) for name in TRACKED),
         *(("note", note) for note in machine.notes),
+        *(("missing", Text(one.message, "red")) for one in diagnosis.prerequisites if one.outcome is not Outcome.PASS),
+        *(
+            (name, Text(version) if version else Text("not installed", "red"))
+            for name, version in diagnosis.packages.items()
+        ),
     ]
+    if present := [one.id for one in diagnosis.prerequisites if one.outcome is Outcome.PASS]:
+        rows.append(("present", ", ".join(present)))
     stdout().print(table_of(("", ""), rows, header=False), "")
 
 

@@ -15,7 +15,6 @@ import json
 import math
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -24,11 +23,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from hilgate.errors import CannotRunHereError, DeclarationError
+from hilgate.errors import CannotRunHereError
+from hilgate.model import CPU
+from hilgate.plan.machine import CPU_BUILD, installed
 from hilgate.plan.make import place
 from hilgate.run.evidence import kind_of
 from hilgate.run.outcome import TIMED_OUT
 from hilgate.run.results import RESULTS_FILE
+from hilgate.text import argument_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +58,10 @@ TIMEOUT = "BUILDKITE_TIMEOUT"
 """The job's timeout in minutes, or `false` where it has none; set by Buildkite."""
 
 SECONDS_PER_MINUTE = 60.0
+
+HIDE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""Set to -1 where the environment has the CPU builds: torch's CUDA build would see the GPU that vLLM's CPU build does
+not, and tests would not interpret kernels."""
 
 
 _DOTS = re.compile(r"(?:^|(?<=\s))[.FEsxX]{2,}(?=\s|$)\s*|^\.$")
@@ -104,25 +110,6 @@ class Ended:
     reason: str
     seconds: float
     peak_memory_mib: float | None
-
-
-def argument_list(command: str) -> list[str]:
-    """Split a declared command; a leading `python` is the interpreter that runs hilgate.
-
-    Raises:
-        DeclarationError: The command is empty or its quotes do not close.
-    """
-    try:
-        arguments = shlex.split(command)
-    except ValueError as error:
-        raise DeclarationError(
-            f"the command cannot be split into words: {error}", where=command, remedy="close the quotes in its area"
-        ) from error
-    if not arguments:
-        raise DeclarationError("the command is empty", remedy="write the command in its area")
-    if arguments[0] == "python":
-        arguments[0] = sys.executable
-    return arguments
 
 
 _KILL = """
@@ -253,6 +240,8 @@ def variables(step: PlannedStep, plan: Plan, root: Path, cores: int) -> dict[str
     """The environment of a step: the tree's own packages come first, whatever else this Python has installed."""
     # Threads would otherwise be as many as the machine has cores, in every step at once.
     env = {"OMP_NUM_THREADS": str(min(step.step.cores, cores)), **os.environ, **step.env}
+    if plan.desk and step.device == CPU and installed([CPU_BUILD]):
+        env |= dict.fromkeys(HIDE_GPUS, "-1")
     own = [*plan.python_path, *filter(None, step.env.get("PYTHONPATH", "").split(os.pathsep))]
     path = [*(str(root.absolute() / folder) for folder in own), os.environ.get("PYTHONPATH", "")]
     return env | {"PYTHONPATH": os.pathsep.join(filter(None, path)), PROFILE_VARIABLE: plan.profile}

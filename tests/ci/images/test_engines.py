@@ -15,8 +15,8 @@ from hilgate.errors import CannotRunHereError
 from hilgate.images import __main__ as command
 from hilgate.images import engines
 from hilgate.images.engines import Buildah, BuildRequest, Docker
-from hilgate.images.pip_conf import pip_configuration
 from hilgate.images.pins import labels
+from hilgate.images.pip_conf import pip_configuration
 
 DIGEST = "sha256:" + "ab" * 32
 

@@ -25,6 +25,11 @@ def topology(root, *nodes, memory_gib=192):
     return root
 
 
+@pytest.fixture(autouse=True)
+def _no_cpu_build(monkeypatch):
+    monkeypatch.setattr(detecting, "CPU_BUILD", "no-such-build")
+
+
 @pytest.fixture
 def see(tmp_path):
     """Detects a machine of these nodes, whose device file can be opened."""
@@ -130,6 +135,13 @@ def test_nvidia_listing_of_another_shape_is_noted_and_no_gpu(listing, tmp_path, 
     machine = detect(kfd=tmp_path / "none", env={})
     assert machine.device == "cpu"
     assert "nvidia-smi" in machine.notes[0]
+
+
+def test_a_gpu_is_left_alone_where_vllm_is_the_cpu_build(see, monkeypatch):
+    monkeypatch.setattr(detecting, "CPU_BUILD", "pytest")  # as if it were installed
+    machine = see(MI300X)
+    assert (machine.device, machine.gpus) == ("cpu", 0)
+    assert machine.notes == ("1 x AMD MI300X is left alone: this environment has vLLM's CPU build",)
 
 
 def test_laptop(tmp_path, monkeypatch):
