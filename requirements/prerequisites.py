@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -126,6 +127,7 @@ def ask(folder: Path, gigabytes: float, *, cpu_build: bool = True) -> list[Findi
         Finding(f"{gigabytes:g} GB of disk", _disk(folder, gigabytes)),
         Finding(f"{MEMORY_GIB} GiB of memory", _memory()),
         Finding("a TMPDIR that runs programs", _temporary_folder()),
+        *([Finding("a path without spaces", _path(folder))] if cpu_build else []),
     ]
 
 
@@ -199,13 +201,22 @@ def _temporary_folder() -> str:
     return ""
 
 
+def _path(folder: Path) -> str:
+    if not re.search(r"[\s:]", str(folder.absolute())):
+        return ""
+    return (
+        f"the environment would be {str(folder.absolute())!r}, and torch.compile cannot link below a path with a space or "
+        "a colon: make gate VENV=FOLDER names another place"
+    )
+
+
 def main() -> int:
     """Print what is missing, or with --json every finding as a line; exit status 0 or 5."""
     parser = argparse.ArgumentParser(description="Ask what this machine must have.")
     parser.add_argument("--json", action="store_true", help="a check a line, also of what is here")
     parser.add_argument("--gigabytes", type=float, default=GIGABYTES, help="disk that must be free")
     given = parser.parse_args()
-    found = ask(Path(__file__).parents[1], given.gigabytes)
+    found = ask(Path(sys.prefix), given.gigabytes)
     missing = [one for one in found if one.message]
     if given.json:
         for one in found:

@@ -163,3 +163,10 @@ def test_another_python_is_refused_in_a_sentence(tmp_path, reply):
     assert (f"is {reply}" if reply else "does not run") in done.stderr
     assert "make gate PYTHON=python3.11" in done.stderr
     assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.parametrize("name", ["a place", "a:place"])
+def test_a_path_that_torch_cannot_link_below_is_refused(table, tmp_path, name):
+    (missing,) = [one for one in table.ask(tmp_path / name, 0) if one.message]
+    assert f"{name}', and torch.compile cannot link below a path with a space or a colon" in missing.message
+    assert "make gate VENV=FOLDER" in missing.message
