@@ -205,8 +205,8 @@ def _path(folder: Path) -> str:
     if not re.search(r"[\s:]", str(folder.absolute())):
         return ""
     return (
-        f"the environment would be {str(folder.absolute())!r}, and torch.compile cannot link below a path with a space or "
-        "a colon: make gate VENV=FOLDER names another place"
+        f"the environment would be {str(folder.absolute())!r}, and torch.compile cannot link below a path with a space "
+        "or a colon: make gate VENV=FOLDER names another place"
     )
 
 

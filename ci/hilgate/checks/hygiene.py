@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lint the repository (linters, house rules about files, a budget of lines): `python -m hilgate.checks.hygiene`.
+"""Lint the repository (linters, house rules about files): `python -m hilgate.checks.hygiene`.
 
 Linters know neither JUnit nor findings; here each becomes one check with its command, so a failure can be pasted back.
 Under the runner (`HILGATE_OUT` set) the checks are also written to `findings.jsonl`.
@@ -22,14 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
-
 from hilgate.buildkite.lint import FLOWS, lint_files
 from hilgate.declare.load import find_root, load
 from hilgate.declare.yaml import parse
-from hilgate.errors import DeclarationError, Exit, NothingSelectedError, ending
+from hilgate.errors import Exit, NothingSelectedError, ending
 from hilgate.git import tracked_files
-from hilgate.model import FINDINGS_FILE, Area, Check, Noun, Outcome
+from hilgate.model import FINDINGS_FILE, Area, Check, Outcome
 from hilgate.run.evidence import KINDS
 
 if TYPE_CHECKING:
@@ -81,8 +79,8 @@ ROOMS = ("kernels", "ci", "evals", "tests", "docker")
 PACKAGES = ("ci/hilgate/", "kernels/pagedkv/", "kernels/amdgcn/", "evals/hileval/")
 """Import packages, in each of which the name of a public class occurs once."""
 
-LONG_FILE = 400
-"""Lines of a Python file from which on the budget asks whether it is one concept."""
+SIZED = ("ci/hilgate", "kernels/pagedkv", "kernels/amdgcn", "evals/hileval", "evals/families", "benchmarks", "tests")
+"""Folders of Python whose sizes are printed."""
 
 FORBIDDEN = {
     "no-machine-path": (
@@ -186,57 +184,15 @@ RULES: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
 """Check id -> rule: text of each file to findings."""
 
 
-class Budget(Noun):
-    """`[tool.hilgate.budget]` of pyproject.toml: what the Python files of a folder may add up to."""
-
-    lines: int
-    files: int | None = None
-
-
-_BUDGETS = TypeAdapter(dict[str, Budget])
-
-
-def budget_checks(texts: Mapping[str, str]) -> Iterator[Check]:
-    """Lines and files of each folder against its budget; long files are a question and no failure.
-
-    Raises:
-        DeclarationError: pyproject.toml declares no budget, or not as numbers.
-    """
-    try:
-        data = tomllib.loads(texts["pyproject.toml"])["tool"]["hilgate"]["budget"]
-        budgets = _BUDGETS.validate_python(data)
-    except (KeyError, tomllib.TOMLDecodeError, ValidationError) as error:
-        raise DeclarationError(
-            f"no budget of lines: {str(error).splitlines()[0]}",
-            where="pyproject.toml [tool.hilgate.budget]",
-            remedy='write "folder" = {lines = 1000, files = 10}',
-        ) from error
-    for folder, budget in budgets.items():
-        yield _spent(folder, budget, texts)
-
-
-def _spent(folder: str, budget: Budget, texts: Mapping[str, str]) -> Check:
-    lines = {
-        PurePosixPath(name).relative_to(folder): sum(line != LICENSE for line in text.splitlines())
-        for name, text in texts.items()
-        if name.startswith(f"{folder}/") and name.endswith(".py")
-    }
-    rooms = defaultdict(list)
-    for path, number in lines.items():
-        rooms[path.parts[0] if len(path.parts) > 1 else "."].append(number)
-    spent = [f"{room} {sum(numbers)}/{len(numbers)}" for room, numbers in rooms.items()]
-    total, limit = sum(lines.values()), "" if budget.files is None else f" of {budget.files}"
-    above = total > budget.lines or len(lines) > (budget.files or len(lines))
-    questions = [
-        f"{path} has {number} lines: is it one concept?" for path, number in lines.items() if number > LONG_FILE
-    ]
-    parts = [f"{total} of {budget.lines} lines, {len(lines)}{limit} files; lines/files: {', '.join(spent)}", *questions]
-    return Check(
-        id=f"budget {folder}",
-        outcome=Outcome.FAIL if above or not lines else Outcome.PASS,
-        message="\n".join(parts),
-        numbers={"lines": total, "files": len(lines)},
-    )
+def sizes(texts: Mapping[str, str]) -> Iterator[str]:
+    """Lines of code of each folder of Python, without blank lines and comments, as a line of text; for information."""
+    for folder in SIZED:
+        lines = {
+            name: sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in text.splitlines())
+            for name, text in texts.items()
+            if name.startswith(f"{folder}/") and name.endswith(".py")
+        }
+        yield f"{folder}: {sum(lines.values())} lines of code in {len(lines)} files"
 
 
 @ending
@@ -251,16 +207,16 @@ def main() -> int:
         if out:
             with out.open("a", encoding="utf-8") as file:
                 file.write(check.model_dump_json() + "\n")
+    sys.stdout.write("".join(f"{line}\n" for line in sizes(_texts(find_root(Path.cwd())))))
     if Outcome.FAIL in outcomes:
         return Exit.FAIL
     return Exit.CANNOT_RUN_HERE if Outcome.DID_NOT_RUN in outcomes else Exit.PASS
 
 
 def checks(root: Path) -> Iterator[Check]:
-    """One check per linter that has work, per house rule and per budget, as they finish.
+    """One check per linter that has work and per house rule, as they finish.
 
     Raises:
-        DeclarationError: There is no budget.
         NothingSelectedError: git lists no file.
         CannotRunHereError: There is no git to list the files.
     """
@@ -271,7 +227,7 @@ def checks(root: Path) -> Iterator[Check]:
         work = [name for name in files if linter.suffixes and name.endswith(linter.suffixes)]
         if work or not linter.suffixes:
             yield lint(linter, work, root)
-    texts = {name: text for name in files if (text := _text(root / name)) is not None}
+    texts = _texts(root)
     for name, rule in RULES.items():
         began = time.monotonic()
         found = rule(texts)
@@ -282,7 +238,6 @@ def checks(root: Path) -> Iterator[Check]:
             message=_shortened(found) if found else f"{len(texts)} files",
             numbers={"findings": len(found)},
         )
-    yield from budget_checks(texts)
 
 
 def lint(linter: Linter, files: list[str], root: Path) -> Check:
@@ -323,6 +278,11 @@ def _program(words: list[str]) -> str:
         return "" if absent else sys.executable
     beside = Path(sys.executable).with_name(words[0])
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(words[0]) or ""
+
+
+def _texts(root: Path) -> dict[str, str]:
+    """Text of each tracked file that is text."""
+    return {name: text for name in tracked_files(root) if (text := _text(root / name)) is not None}
 
 
 def _text(path: Path) -> str | None:

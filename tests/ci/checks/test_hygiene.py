@@ -2,13 +2,12 @@
 """The house rules and the linter runner: each planted mistake is found, and a missing tool did not run."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from hilgate.checks import hygiene
 from hilgate.checks.hygiene import RULES, Linter, lint
-from hilgate.errors import DeclarationError, Exit
+from hilgate.errors import Exit
 from hilgate.model import Check, Outcome
 
 HOME = "/".join(("", "home", "someone", "project"))  # spelt so that this file keeps the rule it tests
@@ -88,44 +87,9 @@ def test_a_class_name_may_be_in_two_packages_and_not_in_two_files_of_one():
     assert found == "ci/hilgate/b.py: class A is in ci/hilgate/a.py as well; rename one of them"
 
 
-BUDGET = '[tool.hilgate.budget]\n"ci" = {lines = 5, files = 2}\n'
-
-
-@pytest.mark.parametrize(
-    ("files", "outcome", "message"),
-    [
-        ({"ci/a.py": 3, "ci/room/b.py": 2}, Outcome.PASS, "5 of 5 lines, 2 of 2 files; lines/files: . 3/1, room 2/1"),
-        ({"ci/a.py": 6}, Outcome.FAIL, "6 of 5 lines"),
-        ({"ci/a.py": 1, "ci/b.py": 1, "ci/c.py": 1}, Outcome.FAIL, "3 of 2 files"),
-        ({"ci/a.yaml": 9, "cities/a.py": 9}, Outcome.FAIL, "0 of 5 lines"),
-        ({"ci/a.py": 401}, Outcome.FAIL, "a.py has 401 lines: is it one concept?"),
-    ],
-)
-def test_budget(files, outcome, message):
-    texts = {name: "x\n" * lines for name, lines in files.items()}
-    (check,) = hygiene.budget_checks({"pyproject.toml": BUDGET, **texts})
-    assert (check.id, check.outcome) == ("budget ci", outcome)
-    assert message in check.message
-
-
-def test_a_long_file_is_a_question_and_no_failure():
-    (check,) = hygiene.budget_checks({"pyproject.toml": BUDGET.replace("5", "500"), "ci/a.py": "x\n" * 401})
-    assert check.outcome is Outcome.PASS
-    assert "is it one concept?" in check.message
-
-
-@pytest.mark.parametrize("text", [None, "", "[tool.hilgate.budget]\nci = {lines = 'many'}\n", "["])
-def test_no_budget_is_no_pass(text):
-    with pytest.raises(DeclarationError, match="no budget of lines"):
-        list(hygiene.budget_checks({} if text is None else {"pyproject.toml": text}))
-
-
-def test_this_repository_declares_a_budget_for_every_room_of_python():
-    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
-    assert {check.id for check in hygiene.budget_checks({"pyproject.toml": text})} == {
-        f"budget {folder}"
-        for folder in ("ci/hilgate", "kernels/pagedkv", "kernels/amdgcn", "evals", "benchmarks", "tests")
-    }
+def test_sizes_count_lines_of_code_alone():
+    texts = {"ci/hilgate/a.py": "import os\n\n# why\nx = 1\n", "ci/hilgate/b/c.py": "y = 2\n", "ci/other.py": "z\n"}
+    assert next(iter(hygiene.sizes(texts))) == "ci/hilgate: 3 lines of code in 2 files"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +122,6 @@ def repository(tmp_path, monkeypatch):
     (root / "ci").mkdir(parents=True)
     (root / "ci" / "agents.yaml").write_text("")
     (root / "ci" / "a.py").write_text("")
-    (root / "pyproject.toml").write_text(BUDGET)
     subprocess.run(["git", "init", "-q"], cwd=root, check=True)
     (tmp_path / "out").mkdir()
     monkeypatch.setenv("HILGATE_OUT", str(tmp_path / "out"))
@@ -183,7 +146,7 @@ def test_status_and_findings(tmp_path, monkeypatch, linter, status):
         Check.model_validate_json(line) for line in (tmp_path / "out" / "findings.jsonl").read_text().splitlines()
     ]
     expected = [linter.id] if not linter.suffixes else []
-    assert [check.id for check in checks] == [*expected, *RULES, "budget ci"]
+    assert [check.id for check in checks] == [*expected, *RULES]
 
 
 def test_house_rule_turns_the_status_red(repository, monkeypatch):
