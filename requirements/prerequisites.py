@@ -127,6 +127,7 @@ def ask(folder: Path, gigabytes: float, *, cpu_build: bool = True) -> list[Findi
         Finding(f"{gigabytes:g} GB of disk", _disk(folder, gigabytes)),
         Finding(f"{MEMORY_GIB} GiB of memory", _memory()),
         Finding("a TMPDIR that runs programs", _temporary_folder()),
+        Finding("a HOME that can be written", _home()),
         *([Finding("a path without spaces", _path(folder))] if cpu_build else []),
     ]
 
@@ -199,6 +200,12 @@ def _temporary_folder() -> str:
     except OSError as error:
         return f"no temporary folder can be written ({error.strerror}): set TMPDIR to one that can"
     return ""
+
+
+def _home() -> str:
+    """Data sets, vLLM and Triton keep caches there."""
+    home = Path("~").expanduser()
+    return "" if os.access(home, os.W_OK) else f"{home} cannot be written: set HOME to a folder that can"
 
 
 def _path(folder: Path) -> str:

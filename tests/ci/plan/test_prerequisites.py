@@ -111,6 +111,11 @@ def test_what_is_missing_is_named_with_its_packages(table, monkeypatch, tmp_path
     assert f"sudo dnf install {found.fedora}" in text
 
 
+def test_a_home_that_cannot_be_written_is_named(table, monkeypatch):
+    monkeypatch.setenv("HOME", "/no/such/home")
+    assert table._home() == "/no/such/home cannot be written: set HOME to a folder that can"
+
+
 def test_a_full_disk_and_a_noexec_temporary_folder_are_named(table, monkeypatch, tmp_path):
     messages = {one.name: one.message for one in table.ask(tmp_path / "not/yet", 10**9)}
     assert f"GB of disk are free in {tmp_path}" in messages["1e+09 GB of disk"]
