@@ -158,7 +158,9 @@ class Ruling(enum.StrEnum):
 
     PASS = "pass"  # noqa: S105 - a ruling, not a password
     REGRESSION = "regression"
-    """The step did its work and what it checks is wrong, or it no longer does its work."""
+    """The step did its work and what it checks is wrong."""
+    UNFINISHED = "unfinished"
+    """The step did not do its work, and nothing says that the machine is at fault: too few checks, a hang, a crash."""
     INFRA = "infra"
     """The node, the agent, the network or the image: nothing was learned about the change."""
     NOT_STARTED = "not started"

@@ -85,7 +85,7 @@ def gate(
     *,
     base: Base = None,
     everything: Everything = False,
-    smoke: Annotated[bool, typer.Option("--smoke", help="A thin slice of each area, whatever changed.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="A subset of each area, whatever changed.")] = False,
     steps: Annotated[
         list[str] | None,
         typer.Option(
@@ -366,6 +366,7 @@ def run_plan(
     """
     from hilgate import git
     from hilgate.declare.protected import to_put_back
+    from hilgate.plan.estimate import stretch
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
@@ -401,6 +402,7 @@ def run_plan(
             if store and fresh is not None and step.key not in {*fresh, *earlier.attempts}
             if (found := store.find(step, variables(step, plan, root, cores)))
         }
+        pace = stretch(plan, root, machine.cores)
         _tell(store)
         if reused:
             words = f"{len(reused)} of {count(len(keys), 'step')} passed before, and nothing they rest on has changed"
@@ -424,6 +426,7 @@ def run_plan(
                 only_ids=only_ids,
                 store=store,
                 reused=reused,
+                pace=pace,
             ).run()
         _tell(store)
         if git.fingerprint(root) != fingerprint:

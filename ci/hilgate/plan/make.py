@@ -23,7 +23,7 @@ from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, No
 from hilgate.images.contents import contents
 from hilgate.model import DESK, Plan, planned_key
 from hilgate.plan.expand import Target, Wanted, expand
-from hilgate.plan.machine import Machine, detect
+from hilgate.plan.machine import Machine, detect, on_ci
 from hilgate.plan.select import select as select_steps
 from hilgate.text import count, suggest
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
-    from hilgate.model import Key, Loosening, OmissionCause, PlannedStep, PlanProfile
+    from hilgate.model import Key, Loosening, OmissionCause, PlannedStep, PlanProfile, Smoke
 
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
 WHEN: dict[PlanProfile, str] = {
@@ -73,15 +73,11 @@ def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --
         words = f"{count(len(change.files), 'file')} changed against {change.base}"
         return Choice("gate", found, f"{words}: the steps that can notice (`{whole}` runs everything)")
     same = f"no change against {change.base}"
-    if _on_ci():
+    if on_ci():
         return Choice("gate", None, f"everything: {same}, and this is a CI machine (CI is set)")
     if not any(step.smoke for _, step in load(root).steps()):
         return Choice("gate", None, f"everything: {same}, and no step declares a smoke slice")
-    return Choice("smoke", None, f"{same}: smoke, a thin slice of each area (`{whole}` runs everything)")
-
-
-def _on_ci() -> bool:
-    return os.environ.get("CI", "").lower() not in {"", "0", "false"}
+    return Choice("smoke", None, f"{same}: smoke, a subset of each area (`{whole}` runs everything)")
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,7 @@ def gather_facts(root: Path, change: Changes, built: Built | None = None) -> Cha
         digests={name: known[content] for name, content in images.items() if content in known},
         loosened=loosened(root, change.merge_base, change.files or (), "" if change.dirty else change.commit),
         fork=of_build(os.environ).fork,
-        ci=_on_ci(),
+        ci=on_ci(),
     )
 
 
@@ -299,7 +295,12 @@ def _thin(step: PlannedStep) -> PlannedStep:
     """What a change runs of a step at a desk, where agents run all of it."""
     if step.step.smoke is None or not step.step.smoke.on_change:
         return step
-    return step.slice().model_copy(update={"reason": f"{step.reason}; a slice of it, {step.step.smoke.arguments}"})
+    return step.slice().model_copy(update={"reason": f"{step.reason}; {_of_it(step.step.smoke)}"})
+
+
+def _of_it(smoke: Smoke) -> str:
+    """What runs of a step, in a few words; the arguments that choose it are told by `hilgate explain`."""
+    return f"a subset (at least {count(smoke.minimum, 'check')})"
 
 
 def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...], models: tuple[str, ...]) -> None:
@@ -332,7 +333,7 @@ def _affected(
             otherwise[step.key] = ("other profiles", "runs " + " and ".join(WHEN[one] for one in step.profiles))
         elif profile == "smoke":
             if step.smoke:
-                wanted[step.key] = Wanted(f"smoke: {step.smoke.arguments or 'the whole step'}")
+                wanted[step.key] = Wanted(f"smoke: {_of_it(step.smoke) if step.smoke.arguments else 'the whole step'}")
             else:
                 otherwise[step.key] = ("not in smoke", "has no smoke slice; runs when a change can break it")
         elif profile in WHOLE:

@@ -79,10 +79,10 @@ def test_fail_fast_starts_nothing_after_the_first_red_step_and_resume_goes_on(tm
     assert (done.returncode, started) == (Exit.FAIL, ["one", "bad"]), "a quick step first, then the longest"
     assert "○ did not run: not started: 2 steps" in done.stdout
     assert "not started: bad-cpu failed before it (--fail-fast)" in done.stdout
-    assert "1 of 4 steps passed, 1 regression, 2 not started" in done.stdout
+    assert "1 of 4 steps passed, 1 step regressed, 2 steps not started" in done.stdout
     done = hilgate(root, "gate", "--resume", "--jobs", "1")
     assert (done.returncode, done.stderr.count(": started:")) == (Exit.FAIL, 3)
-    assert "3 of 4 steps passed, 1 regression" in done.stdout
+    assert "3 of 4 steps passed, 1 step regressed" in done.stdout
     assert "2 steps" in hilgate(root, "run", *steps, "--fail-fast", "--jobs", "1").stdout
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from hilgate.model import Check, Outcome
 from hilgate.run.evidence import KINDS
-from hilgate.run.outcome import RULES, Facts, decide
+from hilgate.run.outcome import RULES, Facts, decide, said, summary
 
 PASS = Check(id="p", outcome=Outcome.PASS)
 FAIL = Check(id="f", outcome=Outcome.FAIL, message="max_abs_err 0.5 > 0.001\nmore")
@@ -32,7 +32,7 @@ EXAMPLES = [
     (facts(5, (), evidence="junit"), Outcome.DID_NOT_RUN, "exit 5 (no tests were collected)"),
     (facts(-9), Outcome.DID_NOT_RUN, "killed by SIGKILL"),
     (facts(-200), Outcome.DID_NOT_RUN, "killed by signal 200"),
-    (facts(42, last_line="boom"), Outcome.DID_NOT_RUN, "exit 42; last line: boom"),
+    (facts(42, said="boom"), Outcome.DID_NOT_RUN, "exit 42; it said: boom"),
     (facts(problem="its junit.xml is empty"), Outcome.DID_NOT_RUN, "its junit.xml is empty"),
     (facts(checks=()), Outcome.DID_NOT_RUN, "it recorded no checks"),
     (facts(checks=[SKIP, SKIP]), Outcome.DID_NOT_RUN, "none of its 2 checks ran; the first: needs gfx950"),
@@ -53,3 +53,54 @@ def test_rules_by_example(given_facts, outcome, why):
 def test_every_rule_decides_an_example():
     deciding = {next(rule.name for rule in RULES if rule.when(example)) for example, _, _ in EXAMPLES}
     assert deciding == {rule.name for rule in RULES}
+
+
+ENGINE = """
+ERROR 11-23 05:00:12 [core.py:866] Traceback (most recent call last):
+(EngineCore pid=77) ERROR 11-23 05:00:12 [core.py:866] AttributeError: no attribute 'init_cpu_memory_env'
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+error: ours ended with status 1
+  where: pocket-hybrid
+  to do: read what it says above
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "quoted"),
+    [
+        ("one\nerror: no such gate\n  where: x\n  to do: name another\n", "error: no such gate"),
+        (ENGINE, "(EngineCore pid=77) ERROR 11-23 05:00:12 [core.py:866] AttributeError: no attribute "
+                 "'init_cpu_memory_env'"),
+        ("error: ours ended with status 1\n  to do: read what it says above", "error: ours ended with status 1"),
+        ("Traceback (most recent call last):\n  File x\na.b.BadError: it is off\n\n", "a.b.BadError: it is off"),
+        ("fatal: not a git repository\nleft\n", "fatal: not a git repository"),
+        ("ERROR: file or directory not found: t.py\n\nno tests ran in 0.00s", "ERROR: file or directory not found: t.py"),
+        ("the errors: none\nall is well\n\n", "all is well"),
+        ("", ""),
+    ],
+    ids=["ours", "engine", "no cause", "traceback", "git", "pytest", "no error", "nothing"],
+)  # fmt: skip
+def test_what_a_failed_program_said_is_its_error_and_not_its_remedy(printed, quoted):
+    assert said(printed.splitlines()) == quoted
+
+
+TORCH = "AssertionError: Tensor-likes are not close!\n\nMismatched elements: 12 / 640 (1.9%)\nGreatest absolute difference: "
+TORCH += "0.5 at index (3, 1) (up to 1e-05 allowed)\nGreatest relative difference: inf at index (3, 1) (up to 0.1 allowed)\nmore"
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (TORCH, "AssertionError: Tensor-likes are not close!; Mismatched elements: 12 / 640 (1.9%); Greatest absolute "
+                "difference: 0.5 at index (3, 1) (up to 1e-05 allowed); Greatest relative difference: inf at index "
+                "(3, 1) (up to 0.1 allowed)"),
+        ("AssertionError: \nNot equal to tolerance rtol=1e-07, atol=0\n\nMismatched elements: 1 / 3 (33.3%)\n"
+         "Max absolute difference among violations: 1.\n ACTUAL: array", "AssertionError:; Not equal to tolerance "
+         "rtol=1e-07, atol=0; Mismatched elements: 1 / 3 (33.3%); Max absolute difference among violations: 1."),
+        ("12 rows are off\nMismatched elements: 3", "12 rows are off"),
+        ("\n", ""),
+    ],
+    ids=["torch", "numpy", "ours", "empty"],
+)  # fmt: skip
+def test_a_comparison_that_failed_is_told_with_its_numbers(message, words):
+    assert summary(message) == words
