@@ -77,7 +77,7 @@ class Facts:
         return f"{check.id}: {summary(check.message)}" if check else ""
 
     def exit_in_words(self, text: str = "") -> str:
-        """An exit status that is no finding (or `text`), with what is wrong with the evidence and what the step said."""
+        """An exit status that is no finding (or `text`), what is wrong with the evidence, and what the step said."""
         text = text or self.evidence.exit_meaning(self.exit_status or 0)
         text += f"; {self.problem}" if self.problem else ""
         return text + (f"; it said: {self.said}" if self.said else "")
@@ -132,9 +132,11 @@ _BARE = "AssertionError:"
 """The first line of numpy's, which begins its message with an empty one."""
 _ASSERT_CLOSE = re.compile(r"are not (?:close|equal)!")
 _NUMBERS = re.compile(
-    r"Not equal to tolerance|Arrays are not|Mismatched elements:|(?:Greatest|Max) (?:absolute|relative) difference"
+    r"Not equal to tolerance|Arrays are not|Mismatched elements:|Expected .* but got |"
+    r"(?:(?:Greatest |Max )?(?:absolute|relative) difference)",
+    re.IGNORECASE,
 )
-"""Lines of torch 2.13 and numpy 2.3 with what was compared and by how much it is off."""
+"""Lines of torch and numpy with what was compared and by how much it is off."""
 
 
 _ERROR_LINE = re.compile(

@@ -100,7 +100,8 @@ def test_a_change_runs_a_slice_of_a_step_that_says_so_and_that_is_said(clone):
     assert done.returncode == Exit.PASS, done.stderr
     assert planned(clone) == ("gate", ["sliced", "whole"])
     assert "; a subset (at least 1 check)" in " ".join(done.stderr.split())
-    assert "✓ pass: a subset of sliced-cpu: 4 of at least 5 checks; `hilgate gate --all` runs" in " ".join(done.stdout.split())
+    said = " ".join(done.stdout.split())
+    assert "✓ pass: a subset of sliced-cpu: 4 of at least 5 checks; `hilgate gate --all` runs" in said
     assert "a run of a part of sliced-cpu decides about" in hilgate(clone, "bundle", "--out", "e.tar").stderr
     again = gate(clone)
     assert "started" not in again.stderr, "a slice that passed is reused"

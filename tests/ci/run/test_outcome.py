@@ -65,42 +65,52 @@ error: ours ended with status 1
 """
 
 
-@pytest.mark.parametrize(
-    ("printed", "quoted"),
-    [
-        ("one\nerror: no such gate\n  where: x\n  to do: name another\n", "error: no such gate"),
-        (ENGINE, "(EngineCore pid=77) ERROR 11-23 05:00:12 [core.py:866] AttributeError: no attribute "
-                 "'init_cpu_memory_env'"),
-        ("error: ours ended with status 1\n  to do: read what it says above", "error: ours ended with status 1"),
-        ("Traceback (most recent call last):\n  File x\na.b.BadError: it is off\n\n", "a.b.BadError: it is off"),
-        ("fatal: not a git repository\nleft\n", "fatal: not a git repository"),
-        ("ERROR: file or directory not found: t.py\n\nno tests ran in 0.00s", "ERROR: file or directory not found: t.py"),
-        ("the errors: none\nall is well\n\n", "all is well"),
-        ("", ""),
-    ],
-    ids=["ours", "engine", "no cause", "traceback", "git", "pytest", "no error", "nothing"],
-)  # fmt: skip
-def test_what_a_failed_program_said_is_its_error_and_not_its_remedy(printed, quoted):
+CAUSE = "(EngineCore pid=77) ERROR 11-23 05:00:12 [core.py:866] AttributeError: no attribute 'init_cpu_memory_env'"
+SAID = {
+    "ours": ("one\nerror: no such gate\n  where: x\n  to do: name another\n", "error: no such gate"),
+    "engine": (ENGINE, CAUSE),
+    "no cause": ("error: ours ended with status 1\n  to do: read what it says", "error: ours ended with status 1"),
+    "traceback": ("Traceback (most recent call last):\n  File x\na.b.BadError: it is off\n", "a.b.BadError: it is off"),
+    "git": ("fatal: not a git repository\nleft\n", "fatal: not a git repository"),
+    "pytest": ("ERROR: file not found: t.py\n\nno tests ran in 0.00s", "ERROR: file not found: t.py"),
+    "no error": ("the errors: none\nall is well\n\n", "all is well"),
+    "nothing": ("", ""),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_a_failed_program_said_is_its_error_and_not_its_remedy(name):
+    printed, quoted = SAID[name]
     assert said(printed.splitlines()) == quoted
 
 
-TORCH = "AssertionError: Tensor-likes are not close!\n\nMismatched elements: 12 / 640 (1.9%)\nGreatest absolute difference: "
-TORCH += "0.5 at index (3, 1) (up to 1e-05 allowed)\nGreatest relative difference: inf at index (3, 1) (up to 0.1 allowed)\nmore"
+TORCH = """AssertionError: Tensor-likes are not close!
+
+Mismatched elements: 12 / 640 (1.9%)
+Greatest absolute difference: 0.5 at index (3, 1) (up to 1e-05 allowed)
+Greatest relative difference: inf at index (3, 1) (up to 0.1 allowed)
+and more"""
+NUMPY = """AssertionError:
+Not equal to tolerance rtol=1e-07, atol=0
+
+Mismatched elements: 1 / 3 (33.3%)
+Max absolute difference among violations: 1.
+ ACTUAL: array([1.])"""
+SCALAR = """AssertionError: Scalars are not close!
+
+Expected 0.5 but got 0.0.
+Absolute difference: 0.5 (up to 1e-05 allowed)
+Relative difference: 1.0 (up to 1.3e-06 allowed)"""
+COMPARED = {
+    "torch": (TORCH, "; ".join(TORCH.replace("\n\n", "\n").splitlines()[:4])),
+    "numpy": (NUMPY, "; ".join(NUMPY.replace("\n\n", "\n").splitlines()[:4])),
+    "scalar": (SCALAR, "; ".join(SCALAR.replace("\n\n", "\n").splitlines())),
+    "ours": ("12 rows are off\nMismatched elements: 3", "12 rows are off"),
+    "empty": ("\n", ""),
+}
 
 
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
-        (TORCH, "AssertionError: Tensor-likes are not close!; Mismatched elements: 12 / 640 (1.9%); Greatest absolute "
-                "difference: 0.5 at index (3, 1) (up to 1e-05 allowed); Greatest relative difference: inf at index "
-                "(3, 1) (up to 0.1 allowed)"),
-        ("AssertionError: \nNot equal to tolerance rtol=1e-07, atol=0\n\nMismatched elements: 1 / 3 (33.3%)\n"
-         "Max absolute difference among violations: 1.\n ACTUAL: array", "AssertionError:; Not equal to tolerance "
-         "rtol=1e-07, atol=0; Mismatched elements: 1 / 3 (33.3%); Max absolute difference among violations: 1."),
-        ("12 rows are off\nMismatched elements: 3", "12 rows are off"),
-        ("\n", ""),
-    ],
-    ids=["torch", "numpy", "ours", "empty"],
-)  # fmt: skip
-def test_a_comparison_that_failed_is_told_with_its_numbers(message, words):
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_comparison_that_failed_is_told_with_its_numbers(name):
+    message, words = COMPARED[name]
     assert summary(message) == words
