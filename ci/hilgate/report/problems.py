@@ -284,6 +284,10 @@ def headline(plan: Plan, verdict: Verdict, recorded: Recorded) -> str:
     return f"{'smoke: ' if plan.profile == 'smoke' else ''}{_counted(verdict, recorded)}"
 
 
+HEADLINE = 200
+"""Characters of what decided; the paragraph of its step has the rest."""
+
+
 def gate_command(options: str) -> str:
     """How whoever reads this started the gate, with these options: `make gate` says so in HILGATE_GATE."""
     return f"{os.environ.get('HILGATE_GATE', 'hilgate gate ')}{options}"
@@ -291,7 +295,12 @@ def gate_command(options: str) -> str:
 
 def _counted(verdict: Verdict, recorded: Recorded) -> str:
     if verdict.outcome is not Outcome.PASS:
-        return f"{totals(verdict)}; {shorten(verdict.why, 300)}"
+        why = verdict.why
+        for step in verdict.steps:
+            attempt = recorded.last(step.key) if why.startswith(f"{step.key}: ") else None
+            if attempt and (check := outcome.first(attempt.checks, verdict.outcome)):
+                why = why.replace(f"{check.id}: ", "", 1)  # an id can be longer than all else; it stands below
+        return f"{totals(verdict)}; {why if len(why) <= HEADLINE else f'{why[:HEADLINE]}…'}"
     for step in verdict.steps:
         attempt = recorded.last(step.key)
         check = outcome.first(attempt.checks, Outcome.DID_NOT_RUN) if attempt else None

@@ -150,7 +150,13 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
     for one in named(verdict):
         console.print()
         say(console, f"{one.kind} in {one.step}: {', '.join(one.ids)}")
-    console.print("", mark_of(verdict.outcome) + cell(f": {headline(judged.plan, verdict, recorded)}"), sep="\n")
+    console.print()
+    mark = mark_of(verdict.outcome)
+    said = text.log(text.line(f"{mark.plain}: {headline(judged.plan, verdict, recorded)}"))
+    for number, part in enumerate(_wrapped(said, max(NARROWEST, console.width), "", "  ")):
+        line = Text(part)
+        line.stylize(mark.style, 0, len(mark.plain) if number == 0 else 0)
+        console.print(line, soft_wrap=True)
     say(console, step_counts(verdict), "dim")
     if approved := approval(verdict):
         say(console, f"changes its own gate: {approved}", "bold")
