@@ -362,6 +362,8 @@ class Step(Noun):
     """Distributions that must be installed, e.g. torch, triton, vllm."""
     tools: tuple[str, ...] = ()
     """Programs that must be on the path, e.g. buildah."""
+    checkout: bool = False
+    """Whether it asks git about the repository's files. Outside of a git checkout (a zip) it did not run."""
     imports: tuple[str, ...] = ()
     """Modules (dotted) and test files that it runs: a changed Python module selects it only when one of these imports
     it. Empty: every file of the area selects it."""

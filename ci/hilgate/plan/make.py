@@ -80,6 +80,17 @@ def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --
     return Choice("smoke", None, f"{same}: smoke, a subset of each area (`{whole}` runs everything)")
 
 
+def first_line(plan: Plan, root: Path, why: str) -> str:
+    """What is said before anything runs: why this is run, and which of its steps cannot run without a git checkout."""
+    missing, keys = git.no_checkout(root), [step.key for step in plan.steps if step.step.checkout]
+    if not missing or not keys:
+        return why
+    because = why if why.endswith(missing) else f"{why}; {missing}"
+    *others, last = keys
+    names = f"{', '.join(others)} and {last}" if others else last
+    return f"{because}, so {names} cannot run: {git.TO_MAKE_ONE}"
+
+
 @dataclass(frozen=True)
 class ChangeFacts:
     """What was found out about a change before it is planned."""
@@ -162,6 +173,7 @@ def make_plan(
         graph=imports.build(root, declarations.project.python_path) if by_change and python else None,
         facts=facts,
         absent=absent_tools(declarations),
+        no_checkout=git.no_checkout(root),
     )
     return plan.model_copy(update={"packages": own})
 
@@ -234,11 +246,12 @@ def assemble(
     graph: imports.Imports | None = None,
     facts: ChangeFacts | None = None,
     absent: frozenset[str] = frozenset(),
+    no_checkout: str = "",
 ) -> Plan:
     """Like `make_plan`, from facts already gathered: no git, no files, no hardware.
 
-    `absent` are the programs that are not on this machine's path. Without a `graph`, steps are selected by the globs of
-    their areas alone. Without `facts`, no image is recorded, and results of steps in images cannot pass.
+    `absent` are the programs that are not on this machine's path; `no_checkout` says why the tree is none. Without a
+    `graph`, steps are selected by the globs of their areas alone. Without `facts`, no image is recorded, and results of steps in images cannot pass.
     """
     known = facts or ChangeFacts()
     otherwise: dict[Key, tuple[OmissionCause, str]] = {
@@ -252,7 +265,7 @@ def assemble(
             wanted.pop(step.key, None)
             image = f"{step.provides} is {known.digests[step.provides or ''][:19]}"
             otherwise[step.key] = ("not affected", f"a build of the default branch built the same: {image}")
-    target = Target(machine, absent, known.fork, frozenset(known.digests))
+    target = Target(machine, absent, no_checkout, known.fork, frozenset(known.digests))
     steps, omissions = expand(declarations, wanted, target, otherwise=otherwise)
     promised = 0
     if profile == "smoke":

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from hilgate import git
 from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError, RunInterruptedError
 from hilgate.model import BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
 from hilgate.plan.estimate import fits, in_order
@@ -98,6 +99,7 @@ class Runner:
     _red: str = ""
     _interrupts: process.Interrupts = field(default_factory=process.Interrupts)
     _installed: frozenset[str] = frozenset()
+    _no_checkout: str = ""
     _context: process.RunContext = field(init=False)
     _imports: dict[frozenset[tuple[str, str]], dict[str, str]] = field(default_factory=dict)
 
@@ -111,6 +113,7 @@ class Runner:
         """
         require_own_hilgate(self.root, self.plan.packages)
         self._installed = frozenset(installed({name for step in self.plan.steps for name in step.step.packages}))
+        self._no_checkout = git.no_checkout(self.root)
         self._records |= {key: self.earlier.records(key) for key in self.earlier.attempts}
         self._outcomes |= dict.fromkeys(self.earlier.passed(), Outcome.PASS)
         steps = {
@@ -189,6 +192,8 @@ class Runner:
             outcome = self._outcomes.get(need, Outcome.PASS)
             if outcome is not Outcome.PASS:
                 return f"{NOT_STARTED}: it needs {need}, which {_ENDED[outcome]}"
+        if step.step.checkout and self._no_checkout:
+            return f"needs a git checkout, and {self._no_checkout}: {git.TO_MAKE_ONE}"
         missing = [name for name in step.step.packages if name not in self._installed]
         if missing:
             return f"needs {', '.join(missing)}, not installed here"
