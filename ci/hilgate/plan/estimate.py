@@ -78,7 +78,7 @@ class Passes(Noun):
 
 
 def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
-    """Keep what steps of a desk's plan took that passed, whole or as slices.
+    """Keep what steps of a desk's plan took that passed, whole or as subsets.
 
     Only forecasts read it, so no trouble with it stops a gate.
     """

@@ -76,7 +76,7 @@ def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --
     if on_ci():
         return Choice("gate", None, f"everything: {same}, and this is a CI machine (CI is set)")
     if not any(step.smoke for _, step in load(root).steps()):
-        return Choice("gate", None, f"everything: {same}, and no step declares a smoke slice")
+        return Choice("gate", None, f"everything: {same}, and no step declares a smoke subset")
     return Choice("smoke", None, f"{same}: smoke, a subset of each area (`{whole}` runs everything)")
 
 
@@ -102,7 +102,7 @@ class ChangeFacts:
     loosened: tuple[Loosening, ...] = ()
     fork: bool = False
     ci: bool = False
-    """Whether this is a CI machine, where a slice could be taken for the whole."""
+    """Whether this is a CI machine, where a subset could be taken for the whole."""
 
 
 Built = Callable[[Iterable[str]], Mapping[str, str]]
@@ -251,7 +251,8 @@ def assemble(
     """Like `make_plan`, from facts already gathered: no git, no files, no hardware.
 
     `absent` are the programs that are not on this machine's path; `no_checkout` says why the tree is none. Without a
-    `graph`, steps are selected by the globs of their areas alone. Without `facts`, no image is recorded, and results of steps in images cannot pass.
+    `graph`, steps are selected by the globs of their areas alone. Without `facts`, no image is recorded, and results of
+    steps in images cannot pass.
     """
     known = facts or ChangeFacts()
     otherwise: dict[Key, tuple[OmissionCause, str]] = {
@@ -297,7 +298,7 @@ def assemble(
     if not steps:
         placeless = {"no queue", "not here", "need omitted"}
         reasons = [f"{one.key}: {one.reason}" for one in omissions if one.cause in placeless]
-        none = "no step declares a smoke slice" if profile == "smoke" else "no declared step is affected"
+        none = "no step declares a smoke subset" if profile == "smoke" else "no declared step is affected"
         where = "; ".join(reasons[:5]) or none
         remedy = ELSEWHERE if reasons else "`hilgate gate --all` runs everything"
         raise NothingSelectedError("no step can be planned", where=where, remedy=remedy)
@@ -348,7 +349,7 @@ def _affected(
             if step.smoke:
                 wanted[step.key] = Wanted(f"smoke: {_of_it(step.smoke) if step.smoke.arguments else 'the whole step'}")
             else:
-                otherwise[step.key] = ("not in smoke", "has no smoke slice; runs when a change can break it")
+                otherwise[step.key] = ("not in smoke", "has no smoke subset; runs when a change can break it")
         elif profile in WHOLE:
             wanted[step.key] = Wanted(f"everything runs {WHEN[profile]}")
         elif step.key in selection.reasons:

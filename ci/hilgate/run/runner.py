@@ -113,7 +113,8 @@ class Runner:
         """
         require_own_hilgate(self.root, self.plan.packages)
         self._installed = frozenset(installed({name for step in self.plan.steps for name in step.step.packages}))
-        self._no_checkout = git.no_checkout(self.root)
+        if any(step.step.checkout for step in self.plan.steps):
+            self._no_checkout = git.no_checkout(self.root)
         self._records |= {key: self.earlier.records(key) for key in self.earlier.attempts}
         self._outcomes |= dict.fromkeys(self.earlier.passed(), Outcome.PASS)
         steps = {

@@ -54,7 +54,7 @@ def ssd() -> bool:
 
 
 def tried() -> str | None:
-    """Version of vLLM, as `0.34` (of an unversioned build `dev`), that shall count as tested: the environment variable PAGEDKV_VLLM.
+    """Version of vLLM that shall count as tested: the environment variable PAGEDKV_VLLM, as `0.34` or `dev`.
 
     Raises:
         SettingError: The variable is no such version.

@@ -144,10 +144,10 @@ def test_without_a_slice_in_any_area_a_clean_clone_gets_everything(tmp_path):
     write_repository(tmp_path / "origin", {"a": python(COUNTING)})
     git(tmp_path, "clone", "-q", "origin", "clone")
     done = gate(tmp_path / "clone")
-    assert "no step declares a smoke slice" in " ".join(done.stderr.split())
+    assert "no step declares a smoke subset" in " ".join(done.stderr.split())
     assert (done.returncode, planned(tmp_path / "clone")) == (Exit.PASS, ("gate", ["a"]))
     done = gate(tmp_path / "clone", "--smoke")
-    assert (done.returncode, "no step declares a smoke slice" in done.stderr) == (Exit.NOTHING_RAN, True)
+    assert (done.returncode, "no step declares a smoke subset" in done.stderr) == (Exit.NOTHING_RAN, True)
 
 
 def test_what_is_planned_is_what_a_gate_would_run(clone):
