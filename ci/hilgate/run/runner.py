@@ -22,7 +22,7 @@ from rich.console import Console
 from hilgate import git
 from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError, RunInterruptedError
 from hilgate.model import BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
-from hilgate.plan.estimate import fits, in_order
+from hilgate.plan.estimate import fits, in_order, stretch
 from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import process, recheck, results
@@ -364,5 +364,6 @@ def run_plan(plan: Plan, root: Path, folder: Path, store: Store | None = None) -
             cores=machine.cores,
             progress=progress,
             store=store,
+            pace=stretch(plan, root, machine.cores),
         ).run()
     return results.read_all(folder, None, plan, digest)

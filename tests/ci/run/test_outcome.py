@@ -66,6 +66,11 @@ error: ours ended with status 1
 
 
 CAUSE = "(EngineCore pid=77) ERROR 11-23 05:00:12 [core.py:866] AttributeError: no attribute 'init_cpu_memory_env'"
+COLLECTION = """E   ModuleNotFoundError: No module named 'x'
+=== short test summary info ===
+ERROR tests/t.py - ModuleNotFoundError: No module named 'x'
+!!! Interrupted: 1 error during collection !!!
+1 error in 2.00s"""
 SAID = {
     "ours": ("one\nerror: no such gate\n  where: x\n  to do: name another\n", "error: no such gate"),
     "engine": (ENGINE, CAUSE),
@@ -73,6 +78,8 @@ SAID = {
     "traceback": ("Traceback (most recent call last):\n  File x\na.b.BadError: it is off\n", "a.b.BadError: it is off"),
     "git": ("fatal: not a git repository\nleft\n", "fatal: not a git repository"),
     "pytest": ("ERROR: file not found: t.py\n\nno tests ran in 0.00s", "ERROR: file not found: t.py"),
+    "collection": (COLLECTION, "ERROR tests/t.py - ModuleNotFoundError: No module named 'x'"),
+    "one of pytest's": ("E   OSError: no room\n2 errors in 2.00s", "E   OSError: no room"),
     "no error": ("the errors: none\nall is well\n\n", "all is well"),
     "nothing": ("", ""),
 }

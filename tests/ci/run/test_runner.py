@@ -196,6 +196,16 @@ def test_steps_that_end_together_on_a_full_disk_are_one_error(tmp_path, monkeypa
         results_of(plan(step("a", python("pass")), step("b", python("pass"))), tmp_path)
 
 
+def test_a_planted_bug_gets_as_much_more_time_as_any_step_on_a_slow_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("CI", "")
+    monkeypatch.setattr("hilgate.plan.estimate.slowness", lambda: 2.0)
+    monkeypatch.setattr("hilgate.run.runner.SECONDS_PER_MINUTE", 1.0)
+    recorded = run_plan.run_plan(
+        plan(step("sample", python("import time; time.sleep(60)"))), tmp_path, tmp_path / "out"
+    )
+    assert recorded.last("sample-cpu").record.message == "timed out after 2 s"
+
+
 @pytest.mark.parametrize(
     ("pace", "why"),
     [
