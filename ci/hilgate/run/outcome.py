@@ -143,7 +143,7 @@ _ERROR_LINE = re.compile(
     r"(?:\([^)]*\) )?(?:ERROR [\d-]+ [\d:]+ \[[^]]*\] )?"  # how vLLM's processes begin a line of their log
     r"(?:(?:E +)?(?:[Ee]rror|ERROR|[Ff]atal|FATAL|[\w.]*(?:Error|Exception)): *\S|ERROR \S+ - )"
 )
-"""How a line begins in which a program says what is wrong: `error: ...`, `fatal: ...`, `ValueError: ...`, pytest's too."""
+"""How a line begins in which a program says what is wrong: `error: ...`, `fatal: ...`, `ValueError: ...`."""
 _POINTS_UP = re.compile(r"ended with status \d+|root cause above")
 """In an error that only says that another program failed, whose own error stands before it."""
 
