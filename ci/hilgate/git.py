@@ -83,17 +83,32 @@ def inspect(root: Path, base: str | None) -> Changes:
     )
 
 
+TO_MAKE_ONE = "clone the repository, or run `git init && git add --all` here"
+"""What makes a checkout where there is none."""
+
+
+def no_checkout(root: Path) -> str:
+    """Why git can say nothing about the files below `root`, as the end of a sentence; empty where it can."""
+    try:
+        if _is_checkout(root):
+            return ""
+    except CannotRunHereError:
+        return "git is not installed"
+    if not (root / ".git").exists():
+        return "this is no git checkout"
+    refused = subprocess.run(("git", "status"), cwd=root, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    said = refused.stderr.decode(errors="replace").splitlines()  # that it belongs to another user, say
+    return f"git does not take this for a checkout ({said[0] if said else 'its top folder is another one'})"
+
+
 def default_base(root: Path) -> tuple[str, str]:
     """The default branch that HEAD came from, as a full ref; where there is none, an empty one, and why.
 
     That of the remote `upstream`, else of `origin`, else of the only remote: what its HEAD names, else main or master.
     Without one the local main or master for another branch that is checked out: of itself nothing says what is new.
     """
-    try:
-        if not _is_checkout(root):
-            return "", "this is no git checkout"
-    except CannotRunHereError:
-        return "", "git is not installed"
+    if missing := no_checkout(root):
+        return "", missing
     if _git(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}") is None:
         return "", "nothing is committed yet"
     remotes, names = (_git(root, "remote") or "").split(), list[str]()
@@ -248,6 +263,8 @@ def _is_dirty(root: Path) -> bool:
 def _required(root: Path, *arguments: str, errors: str = "backslashreplace") -> str:
     out = _git(root, *arguments, errors=errors)
     if out is None:
+        if missing := no_checkout(root):
+            raise CannotRunHereError(missing, where=str(root), remedy=TO_MAKE_ONE)
         raise CannotRunHereError(
             f"git {arguments[0]} failed", where=str(root), remedy=f"run `git {' '.join(arguments)}` there to see why"
         )

@@ -95,7 +95,7 @@ Profile = Literal["gate", "pr", "nightly", "release"]
 """Who asks for a plan: this machine, a pull request, the night, a release."""
 
 PlanProfile = Literal["smoke"] | Profile
-"""What plans are made for: a profile, or the thin slice of `gate` that nothing but a desk is told about."""
+"""What plans are made for: a profile, or the subset of `gate` that no plan but a local one has."""
 
 DESK = frozenset({"gate", "smoke"})
 """Profiles of plans for one machine at hand; no other one reuses a pass."""
@@ -158,7 +158,9 @@ class Ruling(enum.StrEnum):
 
     PASS = "pass"  # noqa: S105 - a ruling, not a password
     REGRESSION = "regression"
-    """The step did its work and what it checks is wrong, or it no longer does its work."""
+    """The step did its work and what it checks is wrong."""
+    UNFINISHED = "unfinished"
+    """The step did not do its work, and nothing says that the machine is at fault: too few checks, a hang, a crash."""
     INFRA = "infra"
     """The node, the agent, the network or the image: nothing was learned about the change."""
     NOT_STARTED = "not started"
@@ -314,7 +316,7 @@ def _needs_no_shell(command: str) -> str:
 
 
 class Smoke(Noun):
-    """The thin real slice of a step that a desk runs when nothing has changed (`hilgate gate --smoke`)."""
+    """The subset of a step that a local machine runs when nothing has changed (`hilgate gate --smoke`)."""
 
     arguments: Annotated[str, AfterValidator(_needs_no_shell)] = ""
     """Added to the step's command, to run a part of it; empty runs it whole."""
@@ -363,6 +365,8 @@ class Step(Noun):
     """Distributions that must be installed, e.g. torch, triton, vllm."""
     tools: tuple[str, ...] = ()
     """Programs that must be on the path, e.g. buildah."""
+    checkout: bool = False
+    """Whether it asks git about the repository's files. Outside of a git checkout (a zip) it did not run."""
     imports: tuple[str, ...] = ()
     """Modules (dotted) and test files that it runs: a changed Python module selects it only when one of these imports
     it. Empty: every file of the area selects it."""
@@ -383,7 +387,7 @@ class Step(Noun):
     minutes: float = Field(default=1.0, gt=0)
     """What it usually takes on 2 cores; used for ordering and for the estimate in the plan."""
     smoke: Smoke | None = None
-    """Its slice in a smoke run; a step without one is not in it."""
+    """Its subset in a smoke run; a step without one is not in it."""
     columns: tuple[str, ...] = ()
     """Labels and numbers of its checks, and `check` for the id, that the report shows as a table; empty shows only what
     is not green."""
@@ -504,11 +508,11 @@ class PlannedStep(Noun):
     reason: str
     """Why it is in the plan."""
     arguments: str = ""
-    """What a person or its smoke slice added to its command, to run a part of it."""
+    """What a person or its smoke subset added to its command, to run a part of it."""
 
     @property
     def as_declared(self) -> bool:
-        """Whether it is whole, or its smoke slice: nothing that a person narrowed."""
+        """Whether it is whole, or its smoke subset: nothing that a person narrowed."""
         return self.arguments in {"", self.step.smoke.arguments if self.step.smoke else ""}
 
     def part(self, arguments: str, minimum: int = 1) -> PlannedStep:
@@ -517,7 +521,7 @@ class PlannedStep(Noun):
         return self.redeclared(command=command, minimum=minimum).model_copy(update={"arguments": arguments})
 
     def slice(self) -> PlannedStep:
-        """Its smoke slice; the step itself where it has none."""
+        """Its smoke subset; the step itself where it has none."""
         if self.step.smoke is None:
             return self
         return self.part(self.step.smoke.arguments, self.step.smoke.minimum).redeclared(minutes=self.step.smoke.minutes)
@@ -586,7 +590,7 @@ class Plan(Noun):
     """Full sha of the merge base of HEAD and `base`; its thresholds and its quarantine are the ones that count."""
     profile: PlanProfile
     promised: int = 0
-    """Of a smoke plan: the fewest checks that the whole gate's steps promise here; of one that runs slices of what a
+    """Of a smoke plan: the fewest checks that the whole gate's steps promise here; of one that runs subsets of what a
     change selects, those that its whole steps promise. Else 0."""
     fork: bool = False
     """Whether the change comes from a fork: no secrets, no caches written."""

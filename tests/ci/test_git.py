@@ -2,12 +2,13 @@
 """What git says about a change, in throw-away repositories."""
 
 import os
+import re
 
 import pytest
 from support.plans import git
 
 from hilgate.errors import CannotRunHereError, MisuseError
-from hilgate.git import Changes, default_base, file_at, fingerprint, inspect, tracked_files, tracks
+from hilgate.git import Changes, default_base, file_at, fingerprint, inspect, no_checkout, tracked_files, tracks
 
 
 def commit(root, **files):
@@ -238,3 +239,20 @@ def test_the_base_is_shown_as_people_write_it(clone):
 def test_without_git_nothing_is_compared(checkout, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert default_base(checkout) == ("", "git is not installed")
+
+
+def test_why_git_says_nothing_about_a_tree_is_told_in_its_own_words(clone, monkeypatch, tmp_path_factory):
+    assert no_checkout(clone) == ""
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert re.fullmatch(
+        r"git does not take this for a checkout \(fatal: detected dubious ownership .*\)", no_checkout(clone)
+    )
+    monkeypatch.delenv("GIT_TEST_ASSUME_DIFFERENT_OWNER")
+    (clone / ".git").rename(clone / "git")
+    assert no_checkout(clone) == "this is no git checkout"
+    unpacked = tmp_path_factory.mktemp("unpacked")
+    with pytest.raises(CannotRunHereError, match="this is no git checkout") as raised:
+        tracked_files(unpacked)
+    assert raised.value.remedy == "clone the repository, or run `git init && git add --all` here"
+    monkeypatch.setenv("PATH", str(unpacked))
+    assert no_checkout(clone) == "git is not installed"

@@ -26,6 +26,7 @@ from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 from vllm.v1.attention.selector import AttentionSelectorConfig
 from vllm.v1.kv_cache_interface import KVCacheSpecKind
 
+from pagedkv.device import INTERPRETED
 from pagedkv.layout import PACKINGS
 from pagedkv.vllm_plugin import TESTED, impl, metadata, mla_backend
 from pagedkv.vllm_plugin.backend import ALTERNATIVE, PagedKVBackend
@@ -127,7 +128,7 @@ def test_answers_are_those_of_the_table(part, name, ours, theirs):
         inherited = part != "backend" and row["test"].endswith("test_contract.py")
         assert getattr(ours[part], name).__module__.startswith("vllm" if inherited else "pagedkv")
         return
-    assert answer(ours[part], name, row) == row["ours"]
+    assert answer(ours[part], name, row) == (row.get("interpreted", row["ours"]) if INTERPRETED else row["ours"])
     if row.get("theirs") != "by machine":
         assert answer(theirs[part], name, row) == row.get("theirs", row["ours"])
 

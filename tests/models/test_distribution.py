@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -90,6 +91,12 @@ def test_it_holds_the_code_and_the_data_of_the_kernels_and_demands_no_package(wh
     assert {"pagedkv/py.typed", "pagedkv/tuning/gfx942.toml", "pagedkv/routing/candidates/pagedkv.toml"} <= names
     assert (metadata["Name"], metadata["Version"]) == ("pagedkv", pagedkv.__version__)
     assert metadata.get_all("Requires-Dist") is None
+
+
+def test_the_page_says_how_large_it_is(wheel):
+    page = (ROOT / "kernels" / "README.md").read_text()
+    (said,) = re.findall(r"pip wheel --no-deps \./kernels makes it: (\d+) KiB", page)
+    assert abs(wheel.stat().st_size / 1024 - int(said)) < 0.1 * int(said)
 
 
 @pytest.mark.engine

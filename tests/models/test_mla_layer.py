@@ -18,6 +18,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadat
 from vllm.v1.attention.backends.mla import cpu_mla
 
 from pagedkv.attention import reference
+from pagedkv.device import INTERPRETED
 from pagedkv.vllm_plugin import GPU_MLA_NAME, errors, mla_backend
 
 HEADS, LATENT, ROPE = 4, 256, 64  # vLLM's metadata knows latent rows of 320, 512 and 576 channels
@@ -184,11 +185,22 @@ def test_a_draft_on_the_device_fills_the_tables_anew(make, parallel):
 
 @pytest.mark.parametrize("where", IMPLS)
 def test_the_dtype_of_the_model_may_be_named(make, where):
+    torch.set_default_dtype(torch.float16)
+    try:
+        assert make(where, kv_cache_dtype="float16").cache_format is None
+        with pytest.raises(errors.UnsupportedFeatureError, match="KV cache dtype 'bfloat16' of a model in float16"):
+            make(where, kv_cache_dtype="bfloat16")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="compiled kernels compute bfloat16")
+@pytest.mark.parametrize("where", IMPLS)
+def test_bfloat16_under_the_interpreter_is_refused_while_the_layer_is_made(make, where):
     torch.set_default_dtype(torch.bfloat16)
     try:
-        assert make(where, kv_cache_dtype="bfloat16").cache_format is None
-        with pytest.raises(errors.UnsupportedFeatureError, match="KV cache dtype 'float16' of a model in bfloat16"):
-            make(where, kv_cache_dtype="float16")
+        with pytest.raises(errors.UnsupportedFeatureError, match=r"bfloat16 under .* --dtype float32"):
+            make(where)
     finally:
         torch.set_default_dtype(torch.float32)
 

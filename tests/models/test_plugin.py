@@ -70,10 +70,10 @@ def said(caplog):
 
 @pytest.fixture
 def load(monkeypatch):
-    """vLLM loads its plugins, as each of its processes does, on a GPU; of those installed, ours alone."""
+    """vLLM loads its plugins, as each of its processes does, on a GPU if not said; of those installed, ours alone."""
 
-    def load(**environment):
-        platform(monkeypatch, cpu=False)
+    def load(*, cpu=False, **environment):
+        platform(monkeypatch, cpu=cpu)
         monkeypatch.setattr(vllm.plugins, "plugins_loaded", False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
@@ -81,7 +81,7 @@ def load(monkeypatch):
 
     monkeypatch.setenv("VLLM_PLUGINS", "pagedkv")
     yield load
-    vllm_plugin._taken.clear()
+    vllm_plugin._refused.clear()
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.99.0", "0.3.20", "dev"])
@@ -135,10 +135,48 @@ def test_the_chunk_scan_is_ours_where_asked_and_takes_what_we_know(monkeypatch, 
     assert registry.CUSTOM.is_overridden(), "attention stays ours"
 
 
-def test_a_setting_that_means_nothing_claims_nothing(registry, said, load):
-    load(PAGEDKV_MLA="yes")
-    assert "PAGEDKV_MLA: got 'yes'; expected one of 0, 1" in said.text
-    assert not registry.CUSTOM.is_overridden()
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("PAGEDKV_MLA", "yes", "one of 0, 1"),
+        ("PAGEDKV_SSD", "2", "one of 0, 1"),
+        ("PAGEDKV_PACKING", "foo", "one of rows, native, shuffle"),
+        ("PAGEDKV_VLLM", "new", "the first two numbers of a version, such as 0.34"),
+        ("PAGEDKV_VLLM", "", "the first two numbers"),
+    ],
+)
+@pytest.mark.parametrize("cpu", [False, True])
+def test_a_setting_that_means_nothing_is_told_at_once_and_to_who_selects_us(
+    monkeypatch, registry, said, load, variable, value, expected, cpu
+):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    load(**{variable: value}, cpu=cpu)
+    message = f"{variable}: got {value!r}; expected {expected}"
+    assert f"pagedkv stops registering: {message}" in said.text
+    names = ["CUSTOM", *(["CPU_ATTN", "CPU_MLA", "AMX_MLA"] if cpu else [])]
+    names += ["TRITON_MLA"] if variable == "PAGEDKV_MLA" and not cpu else []
+    overridden = [
+        name for name in ("CUSTOM", "CPU_ATTN", "CPU_MLA", "AMX_MLA", "TRITON_MLA") if registry[name].is_overridden()
+    ]
+    assert overridden == names
+    for name in names:
+        with pytest.raises(errors.SettingError, match=message):
+            registry[name].get_class()
+
+
+def test_settings_without_effect_are_told(monkeypatch, registry, said, load):
+    monkeypatch.setattr("vllm.__version__", "0.32.0")
+    load(PAGEDKV_VLLM="0.31", PAGEDKV_PACKNG="native")
+    assert "PAGEDKV_VLLM=0.31 changes nothing, because this is vLLM 0.32.0" in said.text
+    assert "PAGEDKV_PACKNG is no setting of it; they are PAGEDKV_PACKING, PAGEDKV_MLA, PAGEDKV_SSD" in said.text
+    assert registry.CUSTOM.get_class() is backend.PagedKVBackend
+
+
+def test_settings_that_mean_something_are_not_mentioned(monkeypatch, registry, said, load):
+    monkeypatch.setattr("vllm.__version__", "0.32.0")
+    load(PAGEDKV_VLLM="0.32", PAGEDKV_PACKING="native", PAGEDKV_MLA="0", PAGEDKV_SSD="0")
+    assert not [record for record in said.records if record.levelname == "WARNING"]
+    assert registry.CUSTOM.is_overridden()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ pytest.importorskip("vllm", reason="the plugin is about vLLM")
 
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from pagedkv import arch
+from pagedkv import arch as arches
+from pagedkv import device
 from pagedkv.routing import candidates, router
 from pagedkv.vllm_plugin import errors, impl, metadata, routes
 
@@ -35,7 +36,7 @@ def make(monkeypatch, deployment):
 
 def on(monkeypatch, name, *, fnuz):
     """As on a device of this arch, where vLLM's platform computes with this kind of FP8."""
-    monkeypatch.setattr(routes, "current", lambda: arch.limits(name))
+    monkeypatch.setattr(routes, "current", lambda: arches.limits(name))
     monkeypatch.setattr(routes, "current_platform", SimpleNamespace(is_fp8_fnuz=lambda: fnuz))
 
 
@@ -146,8 +147,28 @@ def test_each_kind_of_layer_is_routed_and_logged_once(monkeypatch, make, builder
     )
     assert "decode pagedkv.paged_attention" in one
     assert "write pagedkv.write_kv_cache" in one
-    assert "measured" in one
     assert "window 8" in other
+    assert ("measured" in one) == (device.current().name == "sm_90")
+
+
+@pytest.mark.parametrize(("arch", "said"), [("sm_90", True), ("interpreter", False), ("gfx942", False)])
+def test_a_measurement_is_logged_on_the_arch_where_it_was_made(make, arch, said):
+    request = replace(make().route.request, arch=arch)
+    line = routes.log_line(router.route(request, routes.PROVIDERS))
+    assert ("measured: 1.1 to 5.2 times as fast" in line) == said
+    assert line.count("pagedkv.paged_attention") == 2
+
+
+@pytest.mark.skipif(not device.INTERPRETED, reason="compiled kernels compute bfloat16")
+def test_bfloat16_under_the_interpreter_is_refused_while_the_layer_is_made(make):
+    """At the first request it would end a server that has started."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with pytest.raises(errors.UnsupportedFeatureError, match=r"bfloat16 under .* --dtype float32") as raised:
+            make()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert "select another attention backend" in str(raised.value)
 
 
 def test_a_writer_of_another_packing_refuses_the_layer(monkeypatch, make):

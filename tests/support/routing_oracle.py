@@ -111,6 +111,8 @@ def _asked(request: dict, task: str) -> dict[str, object]:
     asked: dict[str, object] = {
         key: request[key] for key in ("arch", "head_size", "dtype", "block_size", "packing", "sides")
     }
+    if request["arch"] == "interpreter" and request["dtype"] == "bfloat16":
+        asked["dtype"] = "interpreted_bfloat16"
     asked |= {
         "kv_cache_dtype": "hardware_fp8" if dtype == hardware else dtype,
         "kv_scales": None if scales == "none" else scales,

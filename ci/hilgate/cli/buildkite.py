@@ -179,7 +179,7 @@ SHOWN_FAILURES = 10
 _MEANINGS = {
     "false_passes": "passed and must not",
     "lost_results": "arrived and are not in the verdict",
-    "false_blames": "infrastructure ruled a regression",
+    "false_blames": "infrastructure ruled a regression or unfinished",
     "needless_blocks": "deserved to pass and did not",
     "unseen_failures": "of attempts that were retried, in builds that passed",
 }

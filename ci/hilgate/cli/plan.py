@@ -239,13 +239,16 @@ def show_version() -> None:
 
 def _here(ctx: typer.Context) -> tuple[Declarations, Machine, list[Readiness]]:
     from hilgate.declare.load import load
+    from hilgate.git import no_checkout
     from hilgate.plan.expand import Target, readiness
     from hilgate.plan.machine import detect
     from hilgate.plan.make import absent_tools
 
-    declarations = load(repository(ctx))
+    root = repository(ctx)
+    declarations = load(root)
     machine = detect(package for _, step in declarations.steps() for package in step.packages)
-    return declarations, machine, readiness(declarations, Target(machine, absent_tools(declarations)))
+    target = Target(machine, absent_tools(declarations), no_checkout(root))
+    return declarations, machine, readiness(declarations, target)
 
 
 def _one_line(machine: Machine) -> str:

@@ -85,7 +85,7 @@ def gate(
     *,
     base: Base = None,
     everything: Everything = False,
-    smoke: Annotated[bool, typer.Option("--smoke", help="A thin slice of each area, whatever changed.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="A subset of each area, whatever changed.")] = False,
     steps: Annotated[
         list[str] | None,
         typer.Option(
@@ -112,7 +112,7 @@ def gate(
     from hilgate.declare.load import load
     from hilgate.model import PLAN_FILE
     from hilgate.plan.estimate import budget_of, remember, size_of
-    from hilgate.plan.make import make_plan
+    from hilgate.plan.make import first_line, make_plan
     from hilgate.report import terminal
     from hilgate.run.runner import locked
 
@@ -120,10 +120,10 @@ def gate(
     folder = results or root / "results"
     with locked(folder):
         choice = choice_of(ctx, root, base=base, everything=everything, smoke=smoke, named=tuple(steps or ()))
-        terminal.say(terminal.stderr(), choice.why)
         declarations = load(root)
         quarantine.load_quarantine(root, declarations)  # a mistake in it is told before anything runs
         plan = make_plan(root, base=choice.base, profile=choice.profile, select=tuple(steps or ()))
+        terminal.say(terminal.stderr(), first_line(plan, root, choice.why))
         earlier = _earlier(folder, plan) if resume else None
         if earlier is None:
             set_previous_aside(folder)
@@ -369,6 +369,7 @@ def run_plan(
     from hilgate.declare.load import load_project
     from hilgate.declare.protected import to_put_back
     from hilgate.plan import prerequisites
+    from hilgate.plan.estimate import stretch
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
@@ -389,7 +390,9 @@ def run_plan(
         builds = recorded.builds if recorded else ()
         if any(build.tree != fingerprint or not fingerprint for build in builds):
             raise RecordsError(
-                "the files under test changed since these results were recorded",
+                "the files under test changed since these results were recorded"
+                if fingerprint
+                else f"nobody can tell whether files changed since then: {git.no_checkout(root)}",
                 where=str(folder),
                 remedy="check out the plan's commit, without other changes"
                 if only_ids
@@ -406,6 +409,7 @@ def run_plan(
             if store and fresh is not None and step.key not in {*fresh, *earlier.attempts}
             if (found := store.find(step, variables(step, plan, root, cores)))
         }
+        pace = stretch(plan, root, machine.cores)
         _tell(store)
         if reused:
             words = f"{len(reused)} of {count(len(keys), 'step')} passed before, and nothing they rest on has changed"
@@ -429,6 +433,7 @@ def run_plan(
                 only_ids=only_ids,
                 store=store,
                 reused=reused,
+                pace=pace,
             ).run()
         _tell(store)
         if git.fingerprint(root) != fingerprint:

@@ -244,7 +244,7 @@ def _check_need(document: Document[Area], loc: Loc, step: Step, need: Step) -> N
             f"add a device to {need.key!r} or drop the need",
         )
     if step.smoke and not need.smoke:
-        document.blame(loc, f"step {need.key!r} has no smoke slice, and {step.key!r} has one", "give it one, or none")
+        document.blame(loc, f"step {need.key!r} has no smoke subset, and {step.key!r} has one", "give it one, or none")
     absent: list[Profile] = [profile for profile in step.profiles if profile not in need.profiles]
     if absent:
         document.blame(

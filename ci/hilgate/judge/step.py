@@ -21,6 +21,7 @@ from hilgate.run.evidence import kind_of
 from hilgate.run.outcome import (
     NOT_STARTED,
     SEVERITY,
+    SLOW_MACHINE,
     TIMED_OUT,
     Decision,
     Facts,
@@ -237,6 +238,12 @@ class StepResult:
         """Whether an earlier attempt ended so: only one that did not run is made good by a later one."""
         return any(decide_attempt(self.step, one, self.excusable).outcome in outcomes for one in self.earlier)
 
+    @property
+    def too_slow(self) -> bool:
+        """Whether it timed out on a machine that its runner found slow."""
+        message = self.attempt.record.message if self.attempt else ""
+        return self.status is None and message.startswith(TIMED_OUT) and SLOW_MACHINE in message
+
     @cached_property
     def expired(self) -> tuple[str, ...]:
         """A sentence for each entry of its quarantine that has expired."""
@@ -274,7 +281,7 @@ JUDGEMENTS = (
     Judgement("no record", lambda s: s.attempt is None, DID_NOT_RUN, Ruling.INFRA,
               lambda s: _joined("no record of it arrived", s.node_in_doubt, s.of_a_fork)),
     # Evidence of something else.
-    Judgement("another command", lambda s: s.other_command, DID_NOT_RUN, Ruling.REGRESSION,
+    Judgement("another command", lambda s: s.other_command, DID_NOT_RUN, Ruling.UNFINISHED,
               lambda s: f"another command was run: {s.other_command}"),
     Judgement("reused and must not be", lambda s: s.not_reusable, DID_NOT_RUN, Ruling.INFRA,
               lambda s: s.not_reusable),
@@ -295,9 +302,9 @@ JUDGEMENTS = (
               Ruling.FLAKY, _decided),
     Judgement("open before", lambda s: s.decision.outcome is PASS and s.had(INCONCLUSIVE), INCONCLUSIVE,
               Ruling.INCONCLUSIVE, _decided),
-    Judgement("image not built", lambda s: s.decision.outcome is PASS and s.unbuilt, DID_NOT_RUN, Ruling.REGRESSION,
+    Judgement("image not built", lambda s: s.decision.outcome is PASS and s.unbuilt, DID_NOT_RUN, Ruling.UNFINISHED,
               lambda s: s.unbuilt),
-    Judgement("another step's tests", lambda s: s.decision.outcome is PASS and s.stray, DID_NOT_RUN, Ruling.REGRESSION,
+    Judgement("another step's tests", lambda s: s.decision.outcome is PASS and s.stray, DID_NOT_RUN, Ruling.UNFINISHED,
               lambda s: s.stray),
     # An entry that has expired is red by itself, so that it cannot be forgotten.
     Judgement("quarantine expired", lambda s: s.decision.outcome is PASS and s.expired, FAIL, Ruling.QUARANTINED,
@@ -310,18 +317,19 @@ JUDGEMENTS = (
     Judgement("failed without a failing check", lambda s: s.decision.outcome is FAIL, FAIL, Ruling.REGRESSION,
               _decided),
     # Did not run: whose doing that is.
+    Judgement("hung on a slow machine", lambda s: s.plan.desk and s.too_slow, DID_NOT_RUN, Ruling.INFRA, _decided),
     Judgement("hung", lambda s: s.status is None and s.attempt and s.attempt.record.message.startswith(TIMED_OUT),
-              DID_NOT_RUN, Ruling.REGRESSION, _decided),
+              DID_NOT_RUN, Ruling.UNFINISHED, _decided),
     Judgement("not started", lambda s: s.attempt and s.attempt.record.message.startswith(NOT_STARTED),
               DID_NOT_RUN, Ruling.NOT_STARTED, _decided),
     Judgement("ended, or never started", lambda s: s.status is None, DID_NOT_RUN, Ruling.INFRA, _decided),
     # A crash on a node that was watched and is sound is the step's own, as a hang is.
     Judgement("crashed", lambda s: s.status is not None and -s.status in OWN_SIGNALS and s.health, DID_NOT_RUN,
-              Ruling.REGRESSION, _decided),
+              Ruling.UNFINISHED, _decided),
     Judgement("killed", lambda s: s.status is not None and s.status < 0, DID_NOT_RUN, Ruling.INFRA, _decided),
     Judgement("cannot run there", lambda s: kind_of(s.step).cannot_run_here(s.status) or s.status in OF_THE_NODE,
               DID_NOT_RUN, Ruling.INFRA, _decided),
-    Judgement("did not do its work", lambda _: True, DID_NOT_RUN, Ruling.REGRESSION, _decided),
+    Judgement("did not do its work", lambda _: True, DID_NOT_RUN, Ruling.UNFINISHED, _decided),
 )  # fmt: skip
 """Read from the top, the first that holds decides; the last holds always."""
 

@@ -81,8 +81,8 @@ def exit_status(verdict: Verdict, plan: Plan) -> Exit:
 
 def words_of_part(counts: Counts, plan: Plan) -> str:
     """`smoke: 412 of at least 4,210 checks`: what passed of what the whole steps promise on this machine."""
-    what = "smoke" if plan.profile == "smoke" else f"a slice of {', '.join(s.key for s in plan.steps if s.arguments)}"
-    # Whole steps have more checks than they promise, and may make up for the slices.
+    what = "smoke" if plan.profile == "smoke" else f"a subset of {', '.join(s.key for s in plan.steps if s.arguments)}"
+    # Whole steps have more checks than they promise, and may make up for the subsets.
     of = f" of at least {plan.promised:,}" if counts.passed < plan.promised else ""
     return f"{what}: {counts.passed:,}{of} checks"
 

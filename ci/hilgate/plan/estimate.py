@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from hilgate.errors import MisuseError, RecordsError
 from hilgate.model import CPU, Key, Noun, Outcome
-from hilgate.plan.machine import detect
+from hilgate.plan.machine import detect, on_ci
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -78,7 +78,7 @@ class Passes(Noun):
 
 
 def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
-    """Keep what steps of a desk's plan took that passed, whole or as slices.
+    """Keep what steps of a desk's plan took that passed, whole or as subsets.
 
     Only forecasts read it, so no trouble with it stops a gate.
     """
@@ -100,13 +100,35 @@ def remember(root: Path, plan: Plan, records: Iterable[StepRecord]) -> None:
             Passes(passes=tuple(one for of_step in kept.values() for one in of_step[-RECENT_PASSES:])).save(path)
 
 
+SAMPLES = 3
+"""How often `slowness` measures; the least counts, for what else the machine does for a moment only adds to a time."""
+
+
 @cache
 def slowness() -> float:
     """How many times longer than on the machine of the declared minutes a fixed piece of Python takes here and now."""
-    began = time.perf_counter()
-    for _ in range(40):
-        sorted({number: str(number * number % 65537) for number in range(8000)}.items(), key=lambda item: item[1])
-    return (time.perf_counter() - began) / UNIT_SECONDS
+    took = []
+    for _ in range(SAMPLES):
+        began = time.perf_counter()
+        for _ in range(40):
+            sorted({number: str(number * number % 65537) for number in range(8000)}.items(), key=lambda item: item[1])
+        took.append(time.perf_counter() - began)
+    return min(took) / UNIT_SECONDS
+
+
+def pace(root: Path, cores: int) -> float:
+    """How many times their declared minutes steps take here: as passes of this machine show, else `slowness`."""
+    passes = [one for one in Passes.read(root).passes if one.cores == cores]
+    return statistics.median(one.minutes / one.declared for one in passes) if passes else slowness()
+
+
+def stretch(plan: Plan, root: Path, cores: int) -> float:
+    """By how much the timeouts of a plan's steps are longer than declared: 1 for agents and on a CI machine.
+
+    On a machine at hand it is what the forecast is made of, or `slowness` where that is more now: a machine that was
+    quick last week may be busy today. Never below 1.
+    """
+    return round(max(1.0, pace(root, cores), slowness()), 1) if plan.desk and not on_ci() else 1.0
 
 
 def expected(
@@ -117,9 +139,8 @@ def expected(
     Measured on this machine, else in the history. What was never measured takes its declared minutes times what the
     others took of theirs on this machine; on its first run, times `slowness`.
     """
-    passes = [one for one in Passes.read(root).passes if one.cores == cores]
     times: dict[tuple[Key, str], list[float]] = defaultdict(list)
-    for one in passes:
+    for one in (one for one in Passes.read(root).passes if one.cores == cores):
         times[one.key, one.command].append(one.minutes)
     known = {step.key: times[step.key, step.step.command] for step in plan.steps}
     minutes = {key: statistics.median(found) for key, found in known.items() if found}
@@ -128,7 +149,7 @@ def expected(
         minutes = {key: history[key] for key in whole if key in history} | minutes
     seen, missing = frozenset(minutes), [step for step in plan.steps if step.key not in minutes]
     if missing:
-        scale = statistics.median(one.minutes / one.declared for one in passes) if passes else slowness()
+        scale = pace(root, cores)
         for step in missing:
             minutes[step.key] = step.step.minutes * scale * step.step.cores / min(step.step.cores, cores)
     return minutes, seen

@@ -38,6 +38,8 @@ class Target:
     """This machine; None for the agents."""
     absent_tools: frozenset[str] = frozenset()
     """Programs that steps need and that are not on this machine's path."""
+    no_checkout: str = ""
+    """Why this machine's tree is no git checkout (`git.no_checkout`); empty where it is one."""
     fork: bool = False
     """Whether the change comes from a fork, whose steps are given no secrets and run in images alone."""
     built: frozenset[Key] = frozenset()
@@ -209,9 +211,9 @@ def place(declarations: Declarations, step: Step, target: Target, only: frozense
             left_out[device] = f"runs on {chosen[0]} here, which is the stronger evidence"
         else:
             left_out[device] = f"needs {_gpus(step, device)}; {here}{agents}"
-    if candidates:  # a missing package leaves it planned, to end as did not run; a missing tool does not
+    if candidates:  # a missing package or checkout leaves it planned, to end as did not run; a missing tool does not
         missing = machine.missing(step.packages) + absent
-        obstacle = f"{', '.join(missing)} not installed" if missing else ""
+        obstacle = f"{', '.join(missing)} not installed" if missing else target.no_checkout if step.checkout else ""
     return Placement(chosen, left_out, obstacle)
 
 

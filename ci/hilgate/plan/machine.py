@@ -63,6 +63,11 @@ class Machine(Noun):
         return [package for package in packages if package not in self.distributions]
 
 
+def on_ci() -> bool:
+    """Whether this is a CI machine, by the variable that CI services set."""
+    return os.environ.get("CI", "").lower() not in {"", "0", "false"}
+
+
 def detect(
     packages: Iterable[str] = (),
     *,

@@ -23,7 +23,7 @@ from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, No
 from hilgate.images.contents import contents
 from hilgate.model import DESK, Plan, planned_key
 from hilgate.plan.expand import Target, Wanted, expand
-from hilgate.plan.machine import Machine, detect
+from hilgate.plan.machine import Machine, detect, on_ci
 from hilgate.plan.select import select as select_steps
 from hilgate.text import count, suggest
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from hilgate.declare.load import Declarations
     from hilgate.git import Changes
-    from hilgate.model import Key, Loosening, OmissionCause, PlannedStep, PlanProfile
+    from hilgate.model import Key, Loosening, OmissionCause, PlannedStep, PlanProfile, Smoke
 
 ELSEWHERE = "run it on a machine or queue that has the device; `hilgate plan` shows what this one can do"
 WHEN: dict[PlanProfile, str] = {
@@ -73,15 +73,22 @@ def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --
         words = f"{count(len(change.files), 'file')} changed against {change.base}"
         return Choice("gate", found, f"{words}: the steps that can notice (`{whole}` runs everything)")
     same = f"no change against {change.base}"
-    if _on_ci():
+    if on_ci():
         return Choice("gate", None, f"everything: {same}, and this is a CI machine (CI is set)")
     if not any(step.smoke for _, step in load(root).steps()):
-        return Choice("gate", None, f"everything: {same}, and no step declares a smoke slice")
-    return Choice("smoke", None, f"{same}: smoke, a thin slice of each area (`{whole}` runs everything)")
+        return Choice("gate", None, f"everything: {same}, and no step declares a smoke subset")
+    return Choice("smoke", None, f"{same}: smoke, a subset of each area (`{whole}` runs everything)")
 
 
-def _on_ci() -> bool:
-    return os.environ.get("CI", "").lower() not in {"", "0", "false"}
+def first_line(plan: Plan, root: Path, why: str) -> str:
+    """What is said before anything runs: why this is run, and which of its steps cannot run without a git checkout."""
+    missing, keys = git.no_checkout(root), [step.key for step in plan.steps if step.step.checkout]
+    if not missing or not keys:
+        return why
+    because = why if why.endswith(missing) else f"{why}; {missing}"
+    *others, last = keys
+    names = f"{', '.join(others)} and {last}" if others else last
+    return f"{because}, so {names} cannot run: {git.TO_MAKE_ONE}"
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ class ChangeFacts:
     loosened: tuple[Loosening, ...] = ()
     fork: bool = False
     ci: bool = False
-    """Whether this is a CI machine, where a slice could be taken for the whole."""
+    """Whether this is a CI machine, where a subset could be taken for the whole."""
 
 
 Built = Callable[[Iterable[str]], Mapping[str, str]]
@@ -116,7 +123,7 @@ def gather_facts(root: Path, change: Changes, built: Built | None = None) -> Cha
         digests={name: known[content] for name, content in images.items() if content in known},
         loosened=loosened(root, change.merge_base, change.files or (), "" if change.dirty else change.commit),
         fork=of_build(os.environ).fork,
-        ci=_on_ci(),
+        ci=on_ci(),
     )
 
 
@@ -166,6 +173,7 @@ def make_plan(
         graph=imports.build(root, declarations.project.python_path) if by_change and python else None,
         facts=facts,
         absent=absent_tools(declarations),
+        no_checkout=git.no_checkout(root),
     )
     return plan.model_copy(update={"packages": own})
 
@@ -238,11 +246,13 @@ def assemble(
     graph: imports.Imports | None = None,
     facts: ChangeFacts | None = None,
     absent: frozenset[str] = frozenset(),
+    no_checkout: str = "",
 ) -> Plan:
     """Like `make_plan`, from facts already gathered: no git, no files, no hardware.
 
-    `absent` are the programs that are not on this machine's path. Without a `graph`, steps are selected by the globs of
-    their areas alone. Without `facts`, no image is recorded, and results of steps in images cannot pass.
+    `absent` are the programs that are not on this machine's path; `no_checkout` says why the tree is none. Without a
+    `graph`, steps are selected by the globs of their areas alone. Without `facts`, no image is recorded, and results of
+    steps in images cannot pass.
     """
     known = facts or ChangeFacts()
     otherwise: dict[Key, tuple[OmissionCause, str]] = {
@@ -256,7 +266,7 @@ def assemble(
             wanted.pop(step.key, None)
             image = f"{step.provides} is {known.digests[step.provides or ''][:19]}"
             otherwise[step.key] = ("not affected", f"a build of the default branch built the same: {image}")
-    target = Target(machine, absent, known.fork, frozenset(known.digests))
+    target = Target(machine, absent, no_checkout, known.fork, frozenset(known.digests))
     steps, omissions = expand(declarations, wanted, target, otherwise=otherwise)
     promised = 0
     if profile == "smoke":
@@ -288,7 +298,7 @@ def assemble(
     if not steps:
         placeless = {"no queue", "not here", "need omitted"}
         reasons = [f"{one.key}: {one.reason}" for one in omissions if one.cause in placeless]
-        none = "no step declares a smoke slice" if profile == "smoke" else "no declared step is affected"
+        none = "no step declares a smoke subset" if profile == "smoke" else "no declared step is affected"
         where = "; ".join(reasons[:5]) or none
         remedy = ELSEWHERE if reasons else "`hilgate gate --all` runs everything"
         raise NothingSelectedError("no step can be planned", where=where, remedy=remedy)
@@ -299,7 +309,12 @@ def _thin(step: PlannedStep) -> PlannedStep:
     """What a change runs of a step at a desk, where agents run all of it."""
     if step.step.smoke is None or not step.step.smoke.on_change:
         return step
-    return step.slice().model_copy(update={"reason": f"{step.reason}; a slice of it, {step.step.smoke.arguments}"})
+    return step.slice().model_copy(update={"reason": f"{step.reason}; {_of_it(step.step.smoke)}"})
+
+
+def _of_it(smoke: Smoke) -> str:
+    """What runs of a step, in a few words; the arguments that choose it are told by `hilgate explain`."""
+    return f"a subset (at least {count(smoke.minimum, 'check')})"
 
 
 def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...], models: tuple[str, ...]) -> None:
@@ -332,9 +347,9 @@ def _affected(
             otherwise[step.key] = ("other profiles", "runs " + " and ".join(WHEN[one] for one in step.profiles))
         elif profile == "smoke":
             if step.smoke:
-                wanted[step.key] = Wanted(f"smoke: {step.smoke.arguments or 'the whole step'}")
+                wanted[step.key] = Wanted(f"smoke: {_of_it(step.smoke) if step.smoke.arguments else 'the whole step'}")
             else:
-                otherwise[step.key] = ("not in smoke", "has no smoke slice; runs when a change can break it")
+                otherwise[step.key] = ("not in smoke", "has no smoke subset; runs when a change can break it")
         elif profile in WHOLE:
             wanted[step.key] = Wanted(f"everything runs {WHEN[profile]}")
         elif step.key in selection.reasons:

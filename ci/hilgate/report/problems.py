@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hilgate.judge.verdict import totals
-from hilgate.model import Outcome, Ruling
+from hilgate.model import CPU, Outcome, Ruling
 from hilgate.report.merge_base import NOTHING, MergeBase, on_merge_base
 from hilgate.run import outcome
 from hilgate.text import count, duration, marked, shorten
@@ -67,7 +67,7 @@ class Finding:
     """One check that is not green: what an engineer asks first of it; empty where it was not recorded.
 
     Attributes:
-        assertion: The first failing assertion, on one line.
+        assertion: The first failing assertion, on one line, with its numbers.
         place: `file:line` of it.
         error: `max_abs_err 0.5, max_row_relative_err 0.031 (1.2e-07 allowed), 12 of 640 rows off`.
         case: `shape 160x4x64, dtype float16, layout interleaved, arch gfx942`.
@@ -173,9 +173,9 @@ _SCORE = ("exact_match", "ci_low", "ci_high", "n")
 def finding(check: Check, device: str, merge_base: str = "") -> Finding:
     """What is asked of one check.
 
-    `device` is where it ran: the arch of a check that names none.
+    `device` is where it ran: the arch of a check that names none, where it was a GPU.
     """
-    assertion = outcome.first_line(check.message)
+    assertion = outcome.summary(check.message)
     return Finding(check, assertion, place(check), error(check), case(check, device), merge_base)
 
 
@@ -216,8 +216,8 @@ def case(check: Check, device: str) -> str:
         known["dtype"] = found[0]
     if "arch" not in known:
         found = _ARCH.search(parameters)
-        known["arch"] = found[0] if found else device
-    return ", ".join(f"{name} {known[name]}" for name in _CASE if name in known)
+        known["arch"] = found[0] if found else "" if device == CPU else device  # the interpreter is no arch
+    return ", ".join(f"{name} {known[name]}" for name in _CASE if known.get(name))
 
 
 def shortest(number: float) -> str:
@@ -256,6 +256,7 @@ def container_line(verdict: StepVerdict, step: PlannedStep, python_path: tuple[s
 RULINGS: dict[Ruling, str] = {
     Ruling.PASS: "it did its work and found nothing wrong",
     Ruling.REGRESSION: "it did its work and what it checks is wrong",
+    Ruling.UNFINISHED: "it did not do its work, and nothing says that the machine is at fault",
     Ruling.INFRA: "the node, the agent, the network or the image; nothing was learned about the change",
     Ruling.NOT_STARTED: "another step stood in its way; nothing was learned about it",
     Ruling.FLAKY: "a check failed and then passed over the same files, which is not a pass",
@@ -264,15 +265,27 @@ RULINGS: dict[Ruling, str] = {
 }
 """What each ruling tells the author of a change."""
 
+COUNTED: dict[Ruling, str] = {
+    Ruling.REGRESSION: "regressed",
+    Ruling.INFRA: "stopped by the machine",
+    Ruling.QUARANTINED: "in quarantine",
+}
+"""How steps of a ruling are counted (`3 steps regressed`), where its own word is no such end of a sentence."""
+
 
 def headline(plan: Plan, verdict: Verdict, recorded: Recorded) -> str:
-    """`41 passed, 0 failed, 12 not run (no gfx950 here)`: the checks of all steps, with the first reason.
+    """`41 passed, 1 failed, 12 not run; units-cpu: timed out after 600 s`: the checks of all steps, and what decided.
 
-    Of a run of slices that passed how little of the whole it was, and how to run that.
+    Of a pass, why its first check was skipped; of a run of subsets that passed, how little of the whole it was, and how
+    to run that.
     """
     if verdict.outcome is Outcome.PASS and plan.promised:
         return f"{verdict.why}; `{gate_command('--all')}` runs everything"
     return f"{'smoke: ' if plan.profile == 'smoke' else ''}{_counted(verdict, recorded)}"
+
+
+HEADLINE = 200
+"""Characters of what decided; the paragraph of its step has the rest."""
 
 
 def gate_command(options: str) -> str:
@@ -281,6 +294,13 @@ def gate_command(options: str) -> str:
 
 
 def _counted(verdict: Verdict, recorded: Recorded) -> str:
+    if verdict.outcome is not Outcome.PASS:
+        why = verdict.why
+        for step in verdict.steps:
+            attempt = recorded.last(step.key) if why.startswith(f"{step.key}: ") else None
+            if attempt and (check := outcome.first(attempt.checks, verdict.outcome)):
+                why = why.replace(f"{check.id}: ", "", 1)  # an id can be longer than all else; it stands below
+        return f"{totals(verdict)}; {why if len(why) <= HEADLINE else f'{why[:HEADLINE]}…'}"
     for step in verdict.steps:
         attempt = recorded.last(step.key)
         check = outcome.first(attempt.checks, Outcome.DID_NOT_RUN) if attempt else None
@@ -290,11 +310,14 @@ def _counted(verdict: Verdict, recorded: Recorded) -> str:
 
 
 def step_counts(verdict: Verdict) -> str:
-    """`2 of 4 steps passed, 1 regression, 1 infra, 3 not selected`."""
+    """`2 of 4 steps passed, 2 steps regressed, 1 step stopped by the machine, 3 not selected`."""
     passed = sum(step.outcome is Outcome.PASS for step in verdict.steps)
     words = [f"{passed} of {count(len(verdict.steps), 'step')} passed"]
     rulings = [step.ruling for step in not_green(verdict)]
-    words += [f"{rulings.count(ruling)} {ruling.value}" for ruling in dict.fromkeys(rulings)]
+    words += [
+        f"{count(rulings.count(ruling), 'step')} {COUNTED.get(ruling, ruling.value)}"
+        for ruling in dict.fromkeys(rulings)
+    ]
     words += [f"{len(verdict.omissions)} not selected"] if verdict.omissions else []
     if reused := [step for step in verdict.steps if step.reused]:
         checks, of = (sum((one.counts.passed for one in steps), 0) for steps in (reused, verdict.steps))

@@ -140,12 +140,7 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
          time_of(step, at="%H:%M" if step.reused and step.reused > today else "%d %b"))
         for step in verdict.steps
     ]  # fmt: skip
-    table = table_of(("outcome", "step", "passed", "failed", "other", "time"), rows)
-    for column in table.columns:
-        column.justify, column.no_wrap, column.ratio = "right", True, None
-    for column in table.columns[:2]:
-        column.justify, column.max_width, column.overflow = "left", 34, "ellipsis"
-    console.print(table)
+    console.print(_table_of_steps(rows, console.width))
     alike: dict[str, list[StepProblem]] = {}
     for problem in problems(judged.plan, recorded, verdict, limit=1, facts=judged.facts or NOTHING):
         alike.setdefault(problem.step.key if problem.findings else problem.step.why, []).append(problem)
@@ -154,7 +149,13 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
     for one in named(verdict):
         console.print()
         say(console, f"{one.kind} in {one.step}: {', '.join(one.ids)}")
-    console.print("", mark_of(verdict.outcome) + cell(f": {headline(judged.plan, verdict, recorded)}"), sep="\n")
+    console.print()
+    mark = mark_of(verdict.outcome)
+    said = text.log(text.line(f"{mark.plain}: {headline(judged.plan, verdict, recorded)}"))
+    for number, part in enumerate(_wrapped(said, max(NARROWEST, console.width), "", "  ")):
+        line = Text(part)
+        line.stylize(mark.style, 0, len(mark.plain) if number == 0 else 0)
+        console.print(line, soft_wrap=True)
     say(console, step_counts(verdict), "dim")
     if approved := approval(verdict):
         say(console, f"changes its own gate: {approved}", "bold")
@@ -164,6 +165,43 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
         say(console, f"changes its own gate: {loosened.path}: {loosened.what}")
         for row in loosened.hunk.splitlines():
             console.print(Text(f"  {text.visible(row)}"), soft_wrap=True)
+
+
+STEP_COLUMNS = ("outcome", "step", "passed", "failed", "other", "time")
+GAP = 2
+"""Columns between two of a table."""
+
+
+def _table_of_steps(rows: Sequence[Sequence[object]], width: int) -> Table:
+    """Outcome, key, counts and time of each step, nothing of it cut.
+
+    Where the terminal is too narrow for all, the checks that neither passed nor failed are left out, which the total
+    and the step's own paragraph count too; then a long key goes on in a second line.
+    """
+    names, cells = list(STEP_COLUMNS), [[str(one) for one in row] for row in rows]
+
+    def widths() -> list[int]:
+        columns = zip(names, *cells, strict=True)
+        return [max(cell_len(text.line(one)) for one in column) for column in columns]
+
+    if sum(widths()) + GAP * (len(names) - 1) > width:
+        at = names.index("other")
+        names.pop(at)
+        cells = [row[:at] + row[at + 1 :] for row in cells]
+        rows = [[*row[:at], *row[at + 1 :]] for row in rows]
+    taken = sum(widths()) - widths()[1] + GAP * (len(names) - 1)
+    table = table_of(names, rows)
+    for column in table.columns:
+        column.justify, column.no_wrap, column.ratio = "right", True, None
+    for column in table.columns[:2]:
+        column.justify = "left"
+    key = table.columns[1]
+    key.no_wrap, key.overflow, key.max_width = False, "fold", max(SHORTEST_KEY, width - taken)
+    return table
+
+
+SHORTEST_KEY = 12
+"""Columns below which a key is not folded: a terminal that is still narrower wraps whole lines."""
 
 
 def say(console: Console, words: str, style: str = "", *, indent: str = "", whole: bool = False) -> None:
@@ -251,6 +289,7 @@ def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str,
         "needs": ", ".join(step.needs),
         "packages": ", ".join(step.packages),
         "tools": ", ".join(step.tools),
+        "git": "it needs a git checkout" if step.checkout else "",
         "secrets": ", ".join(step.secrets),
         "network": "its container may reach it" if step.network else "",
         "builds": f"the image {step.provides}" if step.provides else "",

@@ -6,6 +6,7 @@ The runner uses it to know whether dependants may start, the judge to decide. Bo
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from hilgate.errors import Exit
 from hilgate.model import Check, Counts, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hilgate.model import Plan
     from hilgate.run.evidence import EvidenceKind
@@ -30,6 +31,9 @@ SEVERITY: dict[Outcome, int] = {
 
 TIMED_OUT = "timed out"
 """How the reason begins when a step was ended at its timeout."""
+SLOW_MACHINE = "; this machine is slow: "
+"""How the reason goes on when the machine takes more than `SLOW` times as long as the one of the declared minutes."""
+SLOW = 3.0
 NOT_STARTED = "not started"
 """How it begins when another step stood in its way."""
 
@@ -41,7 +45,7 @@ class Facts:
     Attributes:
         exit_status: None when the step was not started or was ended by us; then `stopped` says why.
         problem: What is wrong with the evidence as a whole (missing, corrupt); empty when it could be read.
-        last_line: The last thing the step printed, to explain an exit without evidence.
+        said: The line in which the step itself says what went wrong, to explain an exit without evidence.
     """
 
     evidence: EvidenceKind
@@ -50,7 +54,7 @@ class Facts:
     checks: tuple[Check, ...]
     stopped: str = ""
     problem: str = ""
-    last_line: str = ""
+    said: str = ""
 
     @cached_property
     def counts(self) -> Counts:
@@ -65,18 +69,18 @@ class Facts:
     def reason(self, outcome: Outcome) -> str:
         """What the first check with this outcome says; empty where there is none."""
         check = first(self.checks, outcome)
-        return first_line(check.message) if check else ""
+        return summary(check.message) if check else ""
 
     def finding(self, outcome: Outcome) -> str:
         """The same, behind the id of the check."""
         check = first(self.checks, outcome)
-        return f"{check.id}: {first_line(check.message)}" if check else ""
+        return f"{check.id}: {summary(check.message)}" if check else ""
 
     def exit_in_words(self, text: str = "") -> str:
-        """An exit status that is no finding (or `text`), with what is wrong with the evidence and the last line."""
+        """An exit status that is no finding (or `text`), what is wrong with the evidence, and what the step said."""
         text = text or self.evidence.exit_meaning(self.exit_status or 0)
         text += f"; {self.problem}" if self.problem else ""
-        return text + (f"; last line: {self.last_line}" if self.last_line else "")
+        return text + (f"; it said: {self.said}" if self.said else "")
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,49 @@ def first(checks: Iterable[Check], outcome: Outcome) -> Check | None:
 def first_line(text: str) -> str:
     """The first line with text, which is where pytest and our own messages say what is wrong."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def summary(text: str) -> str:
+    """The first line with text; where `assert_close` of torch or numpy failed, also by how much.
+
+    Their first line is the same for every failure, and the numbers follow it.
+    """
+    first = first_line(text)
+    if not _ASSERT_CLOSE.search(first) and first != _BARE:
+        return first
+    lines = (line.strip() for line in text.splitlines())
+    return "; ".join(dict.fromkeys([first, *(line for line in lines if _NUMBERS.match(line))]))
+
+
+_BARE = "AssertionError:"
+"""The first line of numpy's, which begins its message with an empty one."""
+_ASSERT_CLOSE = re.compile(r"are not (?:close|equal)!")
+_NUMBERS = re.compile(
+    r"Not equal to tolerance|Arrays are not|Mismatched elements:|Expected .* but got |"
+    r"(?:(?:Greatest |Max )?(?:absolute|relative) difference)",
+    re.IGNORECASE,
+)
+"""Lines of torch and numpy with what was compared and by how much it is off."""
+
+
+_ERROR_LINE = re.compile(
+    r"(?:\([^)]*\) )?(?:ERROR [\d-]+ [\d:]+ \[[^]]*\] )?"  # how vLLM's processes begin a line of their log
+    r"(?:(?:E +)?(?:[Ee]rror|ERROR|[Ff]atal|FATAL|[\w.]*(?:Error|Exception)): *\S|ERROR \S+ - )"
+)
+"""How a line begins in which a program says what is wrong: `error: ...`, `fatal: ...`, `ValueError: ...`."""
+_POINTS_UP = re.compile(r"ended with status \d+|root cause above")
+"""In an error that only says that another program failed, whose own error stands before it."""
+
+
+def said(lines: Sequence[str]) -> str:
+    """Of what a program printed, the line that says what is wrong: its last error, else its last line with words.
+
+    What follows an error is where it happened and what to do, which is of no use without it.
+    """
+    worded = [line.strip() for line in lines if line.strip()]
+    errors = [line for line in worded if _ERROR_LINE.match(line)]
+    causes = [line for line in errors if not _POINTS_UP.search(line)]
+    return next((found[-1] for found in (causes, errors, worded) if found), "")
 
 
 def other_packages(plan: Plan, imported: Mapping[str, str]) -> str:

@@ -28,7 +28,7 @@ from hilgate.model import CPU
 from hilgate.plan.machine import CPU_BUILD, installed
 from hilgate.plan.make import place
 from hilgate.run.evidence import kind_of
-from hilgate.run.outcome import TIMED_OUT
+from hilgate.run.outcome import TIMED_OUT, said
 from hilgate.run.results import RESULTS_FILE
 from hilgate.text import argument_list
 
@@ -220,15 +220,22 @@ class Child:
 
     def last_line(self) -> str:
         """The last line with words of what it printed so far, without pytest's dots; empty when there is none."""
+        return next((line for line in reversed(self._lines(4096)) if line), "")
+
+    def said(self) -> str:
+        """The line in which it says what went wrong, for one that failed; empty when it printed nothing."""
+        return said(self._lines(1 << 16))
+
+    def _lines(self, size: int) -> list[str]:
+        """The lines of the last `size` bytes of its log, without pytest's dots."""
         try:
             with self.log.open("rb") as file:
                 file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - 4096))
+                file.seek(max(0, file.tell() - size))
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
-            return ""
-        words = (_DOTS.sub("", line).strip() for line in reversed(lines))
-        return next((line for line in words if line), "")
+            return []
+        return [_DOTS.sub("", line).strip() for line in lines]
 
     def _signal_group(self, number: signal.Signals) -> None:
         assert self._process is not None

@@ -152,7 +152,8 @@ class Lines:
         if time.monotonic() - self._printed_at >= HEARTBEAT_SECONDS and self._children:
             self._print(str(self._clock))
             for key, child in self._children.items():
-                self._print(f"{key}: running for {text.duration(child.seconds)}: {text.line(child.last_line())}")
+                said = text.line(child.last_line())
+                self._print(f"{key}: running for {text.duration(child.seconds)}{f': {said}' if said else ''}")
 
     def _print(self, line: str) -> None:
         self._printed_at = time.monotonic()

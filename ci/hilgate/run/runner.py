@@ -19,14 +19,24 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from hilgate import git
 from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError, RunInterruptedError
 from hilgate.model import BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
-from hilgate.plan.estimate import fits, in_order
+from hilgate.plan.estimate import fits, in_order, stretch
 from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import process, recheck, results
 from hilgate.run.evidence import Collected, collect_image, kind_of
-from hilgate.run.outcome import NOT_STARTED, TIMED_OUT, Decision, Facts, decide, other_packages
+from hilgate.run.outcome import (
+    NOT_STARTED,
+    SLOW,
+    SLOW_MACHINE,
+    TIMED_OUT,
+    Decision,
+    Facts,
+    decide,
+    other_packages,
+)
 from hilgate.run.process import LOG_FILE, SECONDS_PER_MINUTE, inner_timeout
 from hilgate.run.progress import Lines
 from hilgate.run.results import Recorded, step_folder
@@ -61,6 +71,7 @@ class Runner:
         only_ids: Failing tests of `job` that failed on another node; they alone are run, and recorded as reruns.
         store: Where passes are kept; None keeps none.
         reused: Planned key -> the pass that stands for running it.
+        pace: By how much timeouts are longer than declared, on a slow machine (`plan.estimate.stretch`).
     """
 
     plan: Plan
@@ -79,6 +90,7 @@ class Runner:
     only_ids: tuple[str, ...] = ()
     store: Store | None = None
     reused: Mapping[str, Attempt] = field(default_factory=dict)
+    pace: float = 1.0
     _began: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
     _records: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
     _running: dict[str, process.Child] = field(default_factory=dict)
@@ -87,6 +99,7 @@ class Runner:
     _red: str = ""
     _interrupts: process.Interrupts = field(default_factory=process.Interrupts)
     _installed: frozenset[str] = frozenset()
+    _no_checkout: str = ""
     _context: process.RunContext = field(init=False)
     _imports: dict[frozenset[tuple[str, str]], dict[str, str]] = field(default_factory=dict)
 
@@ -100,6 +113,8 @@ class Runner:
         """
         require_own_hilgate(self.root, self.plan.packages)
         self._installed = frozenset(installed({name for step in self.plan.steps for name in step.step.packages}))
+        if any(step.step.checkout for step in self.plan.steps):
+            self._no_checkout = git.no_checkout(self.root)
         self._records |= {key: self.earlier.records(key) for key in self.earlier.attempts}
         self._outcomes |= dict.fromkeys(self.earlier.passed(), Outcome.PASS)
         steps = {
@@ -178,6 +193,8 @@ class Runner:
             outcome = self._outcomes.get(need, Outcome.PASS)
             if outcome is not Outcome.PASS:
                 return f"{NOT_STARTED}: it needs {need}, which {_ENDED[outcome]}"
+        if step.step.checkout and self._no_checkout:
+            return f"needs a git checkout, and {self._no_checkout}: {git.TO_MAKE_ONE}"
         missing = [name for name in step.step.packages if name not in self._installed]
         if missing:
             return f"needs {', '.join(missing)}, not installed here"
@@ -206,7 +223,11 @@ class Runner:
 
     def _seconds_left(self, step: PlannedStep, used: float = 0.0) -> float:
         """What is left of a step's time after `used` seconds, or less where a job of Buildkite ends before that."""
-        return inner_timeout(step.step.timeout_minutes * SECONDS_PER_MINUTE - used, os.environ, time.time())
+        return inner_timeout(self._timeout(step) - used, os.environ, time.time())
+
+    def _timeout(self, step: PlannedStep) -> float:
+        """Seconds that a step may take on this machine."""
+        return step.step.timeout_minutes * SECONDS_PER_MINUTE * self.pace
 
     def _reap(self, steps: dict[str, PlannedStep]) -> list[str]:
         ended = [(key, child, end) for key, child in self._running.items() if (end := child.poll()) is not None]
@@ -214,11 +235,14 @@ class Runner:
             del self._running[key]
         for key, child, how in ended:
             step, end = steps[key], how
-            seconds = step.step.timeout_minutes * SECONDS_PER_MINUTE
+            seconds = self._timeout(step)
             if child.timeout_seconds < seconds and end.reason.startswith(TIMED_OUT):
                 # Its job left it less than its own time: that is no hang of the step.
                 why = f"its job had {child.timeout_seconds:g} s left for it, and its own time is {seconds:g} s"
                 end = replace(end, reason=why)
+            elif self.pace > SLOW and end.reason.startswith(TIMED_OUT):
+                slow = f"{SLOW_MACHINE}steps take {self.pace:.1f} times as long as usual"
+                end = replace(end, reason=end.reason + slow)
             checks = self._record(step, end, child)
             self._red = self._red or (key if self._outcomes[key] is not Outcome.PASS else "")
             if self.reruns and self._outcomes[key] is Outcome.FAIL:
@@ -250,7 +274,7 @@ class Runner:
                 checks=found.checks,
                 stopped=end.reason,
                 problem=found.problem,
-                last_line=child.last_line() if child else "",
+                said=child.said() if child else "",
             )
         )
         image, problem = collect_image(step, self.plan, folder) if decision.outcome is Outcome.PASS else (None, "")
@@ -340,5 +364,6 @@ def run_plan(plan: Plan, root: Path, folder: Path, store: Store | None = None) -
             cores=machine.cores,
             progress=progress,
             store=store,
+            pace=stretch(plan, root, machine.cores),
         ).run()
     return results.read_all(folder, None, plan, digest)

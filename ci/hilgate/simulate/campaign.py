@@ -455,7 +455,7 @@ def _unreported(step: PlannedStep, deed: Deed, judged: StepVerdict, ledger: Ledg
 
 
 def _blamed(finished: Finished, verdict: Verdict) -> list[str]:
-    """Steps ruled a regression of the change although only infrastructure went wrong.
+    """Steps ruled a regression or unfinished, which blames the change, although only infrastructure went wrong.
 
     No injustice where nobody could know better: its hooks saw a sick node as sound, and no run elsewhere passed.
     """
@@ -463,7 +463,7 @@ def _blamed(finished: Finished, verdict: Verdict) -> list[str]:
     found = []
     for judged in verdict.steps:
         deed = site.ledger.last(judged.key)
-        if judged.ruling is not Ruling.REGRESSION:
+        if judged.ruling not in {Ruling.REGRESSION, Ruling.UNFINISHED}:
             continue
         if deed is None:
             found.append(f"{judged.key} never ran: {judged.why}")

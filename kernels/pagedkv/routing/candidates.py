@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pagedkv import toml
+from pagedkv.arch import ARCHES
 from pagedkv.errors import InvalidFileError
 
 from .features import READERS, TASKS, Limit, Task, parse_limit, stated
@@ -65,6 +66,8 @@ class Preferred:
     basis: str
     """`measured` or `policy`."""
     why: str
+    arch: str
+    """Where it was measured, if we did that; empty for a policy and for a figure that we read."""
 
 
 @functools.cache
@@ -142,6 +145,12 @@ def _read_kernel(where: str, provider: str, entry: Mapping[str, object]) -> Kern
 
 
 def _read_preferred(where: str, entry: Mapping[str, object], kernels: Mapping[str, Kernel]) -> Preferred:
-    if set(entry) != {"kernel", "basis", "why"} or entry["basis"] not in {"measured", "policy"} or not entry["why"]:
+    keys, arch = set(entry) - {"arch"}, str(entry.get("arch", ""))
+    if keys != {"kernel", "basis", "why"} or entry["basis"] not in {"measured", "policy"} or not entry["why"]:
         raise InvalidFileError(f"{where}: got {dict(entry)}; expected kernel, basis (measured or policy) and why.")
-    return Preferred(kernels[str(entry["kernel"])], str(entry["basis"]), str(entry["why"]))
+    if arch and (entry["basis"] != "measured" or arch not in ARCHES):
+        raise InvalidFileError(
+            f"{where}: arch: got {arch!r} with basis {entry['basis']}; expected that of a measurement, one of "
+            f"{', '.join(ARCHES)}."
+        )
+    return Preferred(kernels[str(entry["kernel"])], str(entry["basis"]), str(entry["why"]), arch)

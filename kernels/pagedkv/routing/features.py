@@ -138,6 +138,20 @@ def _kv_cache_dtype(request: Request, _task: Task) -> str:
     return "hardware_fp8" if request.kv_cache_dtype == native else request.kv_cache_dtype
 
 
+INTERPRETED_BFLOAT16 = "interpreted_bfloat16"
+"""bfloat16 under Triton's interpreter, which computes it wrongly; compiled kernels take bfloat16."""
+
+
+def asked_dtype(dtype: str, arch: str) -> str:
+    """What a layer's dtype asks of kernels on an arch."""
+    return INTERPRETED_BFLOAT16 if (dtype, arch) == ("bfloat16", "interpreter") else dtype
+
+
+def _describe_dtype(request: Request) -> str:
+    under = " under Triton's interpreter" if asked_dtype(request.dtype, request.arch) != request.dtype else ""
+    return f"dtype {request.dtype}{under}"
+
+
 def _plain(key: str, tasks: tuple[Task, ...] = TASKS) -> Feature:
     def value(request: Request, _task: Task) -> object:
         return getattr(request, key) or None  # False is not asked for
@@ -149,7 +163,7 @@ FEATURES: tuple[Feature, ...] = (
     _plain("arch"),
     _plain("attn_type", READERS),
     _plain("head_size"),
-    _plain("dtype"),
+    Feature("dtype", lambda r, _: asked_dtype(r.dtype, r.arch), _describe_dtype),
     Feature("kv_cache_dtype", _kv_cache_dtype, lambda r: f"kv_cache_dtype {r.kv_cache_dtype} on {r.arch}"),
     Feature(
         "kv_scales",

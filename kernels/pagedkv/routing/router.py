@@ -95,6 +95,8 @@ class Choice:
     """Kernels that could serve it too, and come later in the order."""
     rejected: tuple[Rejection, ...] = ()
     """Kernels that do the task and cannot serve this layer, in the order of preference."""
+    arch: str = ""
+    """Where its place in the order was measured, if we did that."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,8 @@ def _choose(request: Request, providers: Collection[str], task: Task) -> Choice:
             f" It changes kernel above {change} sequences, which max_num_seqs {request.max_num_seqs} {crosses} reach; "
             "each of them serves this layer, so the batch size does not matter."
         )
-    return Choice(task, first.kernel.name, first.basis, why, tuple(p.kernel.name for p in others), tuple(rejected))
+    also = tuple(preferred.kernel.name for preferred in others)
+    return Choice(task, first.kernel.name, first.basis, why, also, tuple(rejected), first.arch)
 
 
 def _needs_gather(kernel: Kernel, request: Request) -> bool:

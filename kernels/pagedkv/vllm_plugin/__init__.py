@@ -11,7 +11,7 @@ import logging
 import os
 
 from pagedkv.vllm_plugin import settings
-from pagedkv.vllm_plugin.errors import BackendTakenError, PluginError, VersionError
+from pagedkv.vllm_plugin.errors import BackendTakenError, PluginError, SettingError, VersionError
 
 TESTED = ("0.32", "0.33")
 """Versions of vLLM in which names are claimed: those that the tests were run with, as the README says."""
@@ -29,6 +29,10 @@ and a spawned engine core unpickles its configuration before it has loaded any p
 CPU_MLA_BACKEND = "pagedkv.vllm_plugin.mla_backend.PagedKVMLABackend"
 """Class path of our MLA on vLLM's CPU platform."""
 
+CPU_NAME = "CPU_ATTN"
+CPU_MLA_NAMES = ("CPU_MLA", "AMX_MLA")
+"""Which one vLLM's CPU platform selects depends on the processor."""
+
 GPU_MLA_BACKEND = "pagedkv.vllm_plugin.mla_backend.PagedKVGPUMLABackend"
 """The same on ROCm and CUDA."""
 
@@ -44,8 +48,8 @@ log = logging.getLogger("vllm.pagedkv")
 warnings only; the backend therefore speaks up once more when it is built."""
 
 
-_taken: dict[str, str] = {}
-"""Members of vLLM's enum that somebody was asked to get from us, and whose they are."""
+_refused: dict[str, PluginError] = {}
+"""Members of vLLM's enum that somebody was asked to get from us and cannot, and why."""
 
 
 def register() -> None:
@@ -57,10 +61,14 @@ def register() -> None:
     the chunk_scan of Mamba-2 only with PAGEDKV_SSD=1. Calling it again changes nothing.
 
     Raises nothing, because vLLM calls it for users who have not asked for us too, and would end. Whatever stops it is a
-    warning in the log; CUSTOM then stays as it was, and vLLM refuses whoever selects it unregistered.
+    warning in the log; CUSTOM then stays as it was, and vLLM refuses whoever selects it unregistered. Who has set one
+    of our settings has asked for us: where it means nothing, selecting what would be ours is that error.
     """
     try:
         _register()
+    except SettingError as error:
+        log.warning("pagedkv stops registering: %s", error)
+        _refuse(error)
     except PluginError as error:
         log.warning("pagedkv stops registering: %s", error)
     except Exception as error:  # noqa: BLE001 - of an unknown vLLM
@@ -71,7 +79,15 @@ def _register() -> None:
     from vllm import __version__
     from vllm.platforms import current_platform
 
-    if ".".join(__version__.split(".")[:2]) not in (*TESTED, settings.tried()):
+    settings.check()
+    for name in settings.unknown():
+        log.warning("pagedkv: %s is no setting of it; they are %s", name, ", ".join(settings.SETTINGS))
+    version, tried = ".".join(__version__.split(".")[:2]), settings.tried()
+    if tried not in {None, version}:
+        log.warning(
+            "pagedkv: %s=%s changes nothing, because this is vLLM %s", settings.VLLM_VARIABLE, tried, __version__
+        )
+    if version not in (*TESTED, tried):
         raise VersionError.of_this_vllm("not tested")
     mla, ssd = settings.mla(), settings.ssd()
     _claim(BACKEND, NAME, asked=settings.PACKING_VARIABLE in os.environ)
@@ -79,8 +95,8 @@ def _register() -> None:
         if mla:
             _claim(GPU_MLA_BACKEND, GPU_MLA_NAME, asked=True)
     elif os.environ.get("TRITON_INTERPRET") == "1":
-        _claim(BACKEND, "CPU_ATTN")
-        _claim(CPU_MLA_BACKEND, "CPU_MLA", "AMX_MLA")  # the CPU platform chooses by what the processor has
+        _claim(BACKEND, CPU_NAME)
+        _claim(CPU_MLA_BACKEND, *CPU_MLA_NAMES)
     else:
         log.warning("pagedkv: CPU_ATTN stays vLLM's own, because TRITON_INTERPRET=1 is not set")
         return
@@ -103,19 +119,37 @@ def _claim(path: str, *names: str, asked: bool = False) -> None:
         if holder == path:
             register_backend(member, path)
             log.info("pagedkv: %s is now %s", member.name, path)
-        elif member.name not in _taken:
-            log.warning("%s", BackendTakenError(member.name, holder))
+        elif member.name not in _refused:
+            error = BackendTakenError(member.name, holder)
+            log.warning("%s", error)
             if asked:
-                _taken[member.name] = holder
+                _refused[member.name] = error
                 register_backend(member, f"{__name__}.{member.name}")
 
 
+def _refuse(error: SettingError) -> None:
+    """Make it an error to select a backend that would be ours if the settings meant something."""
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    names = [NAME]
+    if current_platform.is_cpu():
+        names += [CPU_NAME, *CPU_MLA_NAMES] if os.environ.get("TRITON_INTERPRET") == "1" else []
+    elif error.args[0] == settings.MLA_VARIABLE:
+        names.append(GPU_MLA_NAME)
+    for name in names:
+        if not AttentionBackendEnum[name].is_overridden():
+            _refused[name] = error
+            register_backend(AttentionBackendEnum[name], f"{__name__}.{name}")
+
+
 def __getattr__(name: str) -> object:
-    """Resolve a class path that `_claim` has put in the place of a taken one.
+    """Resolve a class path that stands for what cannot be had from us.
 
     Raises:
-        BackendTakenError: It has been selected.
+        BackendTakenError: It has been selected, and is another plugin's.
+        SettingError: It has been selected, and a setting of ours means nothing.
     """
-    if name in _taken:
-        raise BackendTakenError(name, _taken[name])
+    if name in _refused:
+        raise _refused[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

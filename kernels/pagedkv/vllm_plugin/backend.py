@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from pagedkv.device import INTERPRETED
+from pagedkv.routing.features import asked_dtype
 from pagedkv.routing.request import ELEMENT_BYTES
 from pagedkv.vllm_plugin import NAME
 from pagedkv.vllm_plugin.errors import VersionError
@@ -39,7 +41,9 @@ class PagedKVBackend(AttentionBackend):
 
     forward_includes_kv_cache_update: bool = False
     supported_dtypes: ClassVar[list[torch.dtype]] = [
-        getattr(torch, name) for name in ELEMENT_BYTES if routes.admits("dtype", name)
+        getattr(torch, name)
+        for name in ELEMENT_BYTES
+        if routes.admits("dtype", asked_dtype(name, "interpreter") if INTERPRETED else name)
     ]
     supported_kv_cache_dtypes: ClassVar[list[CacheDType]] = list(routes.CACHE_DTYPES)
 

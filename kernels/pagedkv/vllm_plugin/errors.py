@@ -31,9 +31,9 @@ class UnsupportedFeatureError(PluginError):
 
 
 class SettingError(PluginError):
-    """An environment variable of the plugin, with a value, which is none of some allowed ones."""
+    """An environment variable of the plugin, with a value, which is not what is expected."""
 
-    message = "{}: got {!r}; expected one of {}. To do: set it to one of these, or unset it, before Python starts."
+    message = "{}: got {!r}; expected {}. To do: set it to that, or unset it, before Python starts."
 
 
 class PageError(PluginError):

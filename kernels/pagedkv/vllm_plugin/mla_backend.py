@@ -30,7 +30,7 @@ try:
     from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
     from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
 
-    from pagedkv.vllm_plugin.routes import fp8_format
+    from pagedkv.vllm_plugin.routes import fp8_format, refuse_what_the_interpreter_gets_wrong
 except ImportError as error:  # see backend.py
     raise VersionError.of_this_vllm(str(error)) from error
 
@@ -166,6 +166,7 @@ class MLADecode:
             f"attention type {attn_type!r} in MLA": attn_type != AttentionType.DECODER,
         }
         refuse(refused)
+        refuse_what_the_interpreter_gets_wrong()
         features = {"alibi_slopes": None, "sliding_window": None, "logits_soft_cap": None, "attn_type": attn_type}
         super().__init__(**features, **constants)
         latent, rope = self.kv_lora_rank, self.qk_rope_head_dim

@@ -19,6 +19,7 @@ from vllm.v1.attention.backend import AttentionType, max_decode_query_len
 from pagedkv.device import current
 from pagedkv.routing import NoKernelError, Request, RequestError, route
 from pagedkv.routing.candidates import load
+from pagedkv.routing.features import INTERPRETED_BFLOAT16, asked_dtype
 from pagedkv.vllm_plugin.errors import UnsupportedFeatureError, refuse
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def describe(*, kv_cache_dtype: str, attn_type: str, **layer: Any) -> Request:
     mine = layer["packing"]
     to_do = f"KV connectors with PAGEDKV_PACKING={mine}: whoever takes a block reads rows (unset PAGEDKV_PACKING)"
     refuse({to_do: mine != "rows" and config.kv_transfer_config is not None})
+    refuse_what_the_interpreter_gets_wrong()
     try:
         return Request(
             arch=current().name,
@@ -116,6 +118,18 @@ def describe(*, kv_cache_dtype: str, attn_type: str, **layer: Any) -> Request:
         )
     except RequestError as error:
         raise UnsupportedFeatureError(_refused(error)) from error
+
+
+def refuse_what_the_interpreter_gets_wrong() -> None:
+    """Refuse a layer of a model in bfloat16 under Triton's interpreter, while vLLM makes it.
+
+    The kernels would refuse its tensors, at the first request: a server has then started and ends.
+
+    Raises:
+        UnsupportedFeatureError: It is one.
+    """
+    to_do = "bfloat16 under Triton's interpreter, which computes it wrongly (start vLLM with --dtype float32)"
+    refuse({to_do: asked_dtype(_model_dtype(), current().name) == INTERPRETED_BFLOAT16})
 
 
 @functools.cache
@@ -157,7 +171,7 @@ def summary(found: Route) -> dict[str, str | None]:
 
 
 def log_line(found: Route) -> str:
-    """The same for the log: kernels, packing and why."""
+    """The same for the log: kernels, packing and why; no measurement of another arch than this one."""
     asked = found.request
     options = [f"{key} {getattr(asked, key)}" for key in ("window", "softcap") if getattr(asked, key) is not None]
     options += [key for key in ("alibi", "sinks") if getattr(asked, key)]
@@ -165,7 +179,9 @@ def log_line(found: Route) -> str:
     options += [] if asked.kv_cache_dtype == "auto" else [f"cache {asked.kv_cache_dtype}"]
     heads = f"{asked.num_q_heads} heads on {asked.num_kv_heads}, head size {asked.head_size}"
     tasks = ", ".join(f"{choice.task} {choice.kernel}" for choice in found.choices if choice.kernel)
-    return f"{', '.join([heads, *options])} ({found.layout}): {tasks}; {found.decode.basis}: {found.decode.why}"
+    elsewhere = found.decode.arch not in {"", asked.arch}
+    why = "" if elsewhere else f"; {found.decode.basis}: {found.decode.why}"
+    return f"{', '.join([heads, *options])} ({found.layout}): {tasks}{why}"
 
 
 def _model_dtype() -> Dtype:

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import cast
+import re
+from typing import TYPE_CHECKING, cast
 
 from pagedkv.layout import PACKINGS, Packing
 from pagedkv.vllm_plugin.errors import SettingError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 PACKING_VARIABLE = "PAGEDKV_PACKING"
 MLA_VARIABLE = "PAGEDKV_MLA"
 SSD_VARIABLE = "PAGEDKV_SSD"
+VLLM_VARIABLE = "PAGEDKV_VLLM"
 
 
 @functools.cache
@@ -49,12 +54,43 @@ def ssd() -> bool:
 
 
 def tried() -> str | None:
-    """Version of vLLM, as `0.34`, that shall count as tested: the environment variable PAGEDKV_VLLM."""
-    return os.environ.get("PAGEDKV_VLLM")
+    """Version of vLLM that shall count as tested: the environment variable PAGEDKV_VLLM, as `0.34` or `dev`.
+
+    Raises:
+        SettingError: The variable is no such version.
+    """
+    value = os.environ.get(VLLM_VARIABLE)
+    if value is not None and not re.fullmatch(r"\d+\.\d+|dev", value):
+        raise SettingError(VLLM_VARIABLE, value, "the first two numbers of a version, such as 0.34")
+    return value
+
+
+SETTINGS: dict[str, Callable[[], object]] = {
+    PACKING_VARIABLE: lambda: _read(PACKING_VARIABLE, PACKINGS, "rows"),  # `packing` keeps what it has read
+    MLA_VARIABLE: mla,
+    SSD_VARIABLE: ssd,
+    VLLM_VARIABLE: tried,
+}
+"""Environment variable -> what reads and checks it."""
+
+
+def check() -> None:
+    """Read every setting, so that a wrong one is told when vLLM loads the plugin, before it makes a layer.
+
+    Raises:
+        SettingError: Of the first that means nothing.
+    """
+    for read in SETTINGS.values():
+        read()
+
+
+def unknown() -> tuple[str, ...]:
+    """Environment variables that look like settings of the plugin and are none: misspelt, or of another version."""
+    return tuple(sorted(name for name in os.environ if name.startswith("PAGEDKV_") and name not in SETTINGS))
 
 
 def _read(variable: str, allowed: tuple[str, ...], default: str) -> str:
     value = os.environ.get(variable, default)
     if value not in allowed:
-        raise SettingError(variable, value, ", ".join(allowed))
+        raise SettingError(variable, value, f"one of {', '.join(allowed)}")
     return value

@@ -141,7 +141,7 @@ def test_a_part_without_a_test_is_misuse_and_no_regression(repository):
     assert not (repository / "results" / "run" / "verdict.json").exists()
     (repository / "tests" / "conftest.py").unlink()
     write_repository(repository, COMMANDS | {"grid": COMMANDS["grid"] + " -k window"}, grid=GRID)  # as declared
-    assert "○ did not run: regression: grid-cpu" in hilgate(repository, "run", "grid").stdout
+    assert "○ did not run: unfinished: grid-cpu" in hilgate(repository, "run", "grid").stdout
 
 
 def test_of_several_parts_those_with_tests_are_judged(repository):

@@ -79,10 +79,10 @@ def test_fail_fast_starts_nothing_after_the_first_red_step_and_resume_goes_on(tm
     assert (done.returncode, started) == (Exit.FAIL, ["one", "bad"]), "a quick step first, then the longest"
     assert "○ did not run: not started: 2 steps" in done.stdout
     assert "not started: bad-cpu failed before it (--fail-fast)" in done.stdout
-    assert "1 of 4 steps passed, 1 regression, 2 not started" in done.stdout
+    assert "1 of 4 steps passed, 1 step regressed, 2 steps not started" in done.stdout
     done = hilgate(root, "gate", "--resume", "--jobs", "1")
     assert (done.returncode, done.stderr.count(": started:")) == (Exit.FAIL, 3)
-    assert "3 of 4 steps passed, 1 regression" in done.stdout
+    assert "3 of 4 steps passed, 1 step regressed" in done.stdout
     assert "2 steps" in hilgate(root, "run", *steps, "--fail-fast", "--jobs", "1").stdout
 
 
@@ -342,3 +342,61 @@ def test_a_tree_with_its_own_hilgate_is_not_served_by_another(first_tree):
     assert "the hilgate that runs is another tree's" in done.stderr
     assert "has its own: kernels/hilgate" in done.stderr
     assert f"PYTHONPATH={own / 'kernels'}" in done.stderr
+
+
+@pytest.fixture
+def unpacked(tmp_path):
+    """What `git archive | tar x` makes of a repository whose step `asks` needs git."""
+    steps = {"asks": writes_findings(passing("asked")), "plain": writes_findings(passing())}
+    root = write_repository(
+        tmp_path / "cloned", steps, asks={"checkout": True, "smoke": {"minimum": 1, "minutes": 0.1}}
+    )
+    folder = tmp_path / "unpacked"
+    folder.mkdir()
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=root, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "x"], cwd=folder, input=archive, check=True)
+    return folder
+
+
+WITHOUT_GIT = (
+    "this is no git checkout, so asks-cpu cannot run: clone the repository, or run `git init && git add --all` here"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ([], f"everything: {WITHOUT_GIT}"),
+        (["--all"], f"everything, as asked; {WITHOUT_GIT}"),
+        (["--smoke"], f"smoke, as asked; {WITHOUT_GIT}"),
+        (["--steps", "plain"], "plain, as asked"),
+    ],
+    ids=["alone", "all", "smoke", "another step"],
+)
+def test_without_git_the_first_line_names_the_steps_that_cannot_run(unpacked, options, line):
+    done = hilgate(unpacked, "gate", *options, CI="")
+    said = " ".join(done.stderr.split())
+    assert said.startswith(f"{line} Plan of no git"), "before anything runs"
+    assert "asks-cpu: started" not in done.stderr
+    if "asks" not in line:
+        assert done.returncode == Exit.PASS
+        return
+    assert done.returncode == Exit.NOTHING_RAN
+    told = " ".join(done.stdout.split())
+    assert "○ did not run: infra: asks-cpu needs a git checkout, and this is no git checkout: clone the" in told
+    assert "will not run here, this is no git checkout" in said
+
+
+def test_without_git_what_was_run_is_not_continued_and_nobody_blames_the_files(unpacked):
+    assert hilgate(unpacked, "gate", CI="").returncode == Exit.NOTHING_RAN
+    again = hilgate(unpacked, "gate", "--resume", CI="")
+    assert again.returncode == Exit.INVALID_DECLARATION
+    assert "nobody can tell whether files changed since then: this is no git checkout" in again.stderr
+
+
+def test_a_git_repository_made_of_it_is_enough(unpacked):
+    git(unpacked, "init", "-q")
+    git(unpacked, "add", "--all")
+    done = hilgate(unpacked, "gate", CI="")
+    assert done.returncode == Exit.PASS, done.stdout
+    assert done.stderr.startswith("everything: nothing is committed yet\n")

@@ -52,7 +52,7 @@ def test_a_clean_clone_gets_a_smoke_run_which_says_how_little_it_is(clone):
     assert planned(clone) == ("smoke", ["sliced"])
     branch = git(clone, "branch", "--show-current")
     said = " ".join(done.stderr.split())
-    assert said.startswith(f"no change against origin/{branch}: smoke, a thin slice of each area "
+    assert said.startswith(f"no change against origin/{branch}: smoke, a subset of each area "
                            "(`make gate ARGS=--all` runs everything)")  # fmt: skip
     assert "✓ pass: smoke: 1 of at least 5 checks; `make gate ARGS=--all` runs" in done.stdout
     assert re.search(r"about [\d mins]+ on \d+ cores? \(declared minutes, at this machine's", said)
@@ -99,12 +99,13 @@ def test_a_change_runs_a_slice_of_a_step_that_says_so_and_that_is_said(clone):
     done = gate(clone)
     assert done.returncode == Exit.PASS, done.stderr
     assert planned(clone) == ("gate", ["sliced", "whole"])
-    assert "a slice of it, --part" in " ".join(done.stderr.split())
-    assert "✓ pass: a slice of sliced-cpu: 4 of at least 5 checks; `hilgate gate --all` runs" in done.stdout
+    assert "; a subset (at least 1 check)" in " ".join(done.stderr.split())
+    said = " ".join(done.stdout.split())
+    assert "✓ pass: a subset of sliced-cpu: 4 of at least 5 checks; `hilgate gate --all` runs" in said
     assert "a run of a part of sliced-cpu decides about" in hilgate(clone, "bundle", "--out", "e.tar").stderr
     again = gate(clone)
     assert "started" not in again.stderr, "a slice that passed is reused"
-    assert "a slice of sliced-cpu: 4 of at least 5 checks" in again.stdout
+    assert "a subset of sliced-cpu: 4 of at least 5 checks" in again.stdout
     for options in (["--all"], ["--steps", "sliced"]):
         assert "of at least" not in gate(clone, *options).stdout
         steps = json.loads((clone / "results" / "plan.json").read_text())["steps"]
@@ -143,10 +144,10 @@ def test_without_a_slice_in_any_area_a_clean_clone_gets_everything(tmp_path):
     write_repository(tmp_path / "origin", {"a": python(COUNTING)})
     git(tmp_path, "clone", "-q", "origin", "clone")
     done = gate(tmp_path / "clone")
-    assert "no step declares a smoke slice" in " ".join(done.stderr.split())
+    assert "no step declares a smoke subset" in " ".join(done.stderr.split())
     assert (done.returncode, planned(tmp_path / "clone")) == (Exit.PASS, ("gate", ["a"]))
     done = gate(tmp_path / "clone", "--smoke")
-    assert (done.returncode, "no step declares a smoke slice" in done.stderr) == (Exit.NOTHING_RAN, True)
+    assert (done.returncode, "no step declares a smoke subset" in done.stderr) == (Exit.NOTHING_RAN, True)
 
 
 def test_what_is_planned_is_what_a_gate_would_run(clone):

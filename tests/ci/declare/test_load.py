@@ -210,7 +210,7 @@ DEPENDANT = STEP.replace("key: one", "key: two, needs: [one]")
         ),
         (
             [STEP, DEPENDANT.replace("label: l", "label: l, smoke: {minimum: 1, minutes: 1}")],
-            "step 'one' has no smoke slice, and 'two' has one; give it one, or none",
+            "step 'one' has no smoke subset, and 'two' has one; give it one, or none",
         ),
         (
             [STEP, STEP.replace("key: one", "key: one-cpu").replace("[cpu]", "[gfx942]")],

@@ -73,7 +73,7 @@ R = Ruling
 
 CASES = {
     "everything-is-sound": (lambda _: None, P, R.PASS, "2 passed"),
-    # Regressions: the step did its work and what it checks is wrong, or it no longer does its work.
+    # The change's doing: a regression where the step did its work, unfinished where it did not.
     "a-check-fails": (FAILS, F, R.REGRESSION, "max_abs_err 0.5"),
     "fails-again-on-the-same-node": (reruns(again("fail")), F, R.REGRESSION, "max_abs_err 0.5"),
     "fails-everywhere": (
@@ -83,14 +83,14 @@ CASES = {
         both(lambda jobs: jobs.job(GATHER.key, *finished(GATHER, failed(), failed(OTHER), status=1), again())),
         F, R.REGRESSION, "max_abs_err"),
     "exit-1-without-a-failing-check": (gathered(passed(), status=1), F, R.REGRESSION, "exit 1 and no failing check"),
-    "no-tests-collected": (gathered(status=5), D, R.REGRESSION, "exit 5 (no tests were collected)"),
-    "zero-tests": (gathered(), D, R.REGRESSION, "it recorded no checks"),
-    "everything-skipped": (gathered(skipped()), D, R.REGRESSION, "none of its 1 checks ran"),
-    "pytest-called-wrongly": (gathered(status=4), D, R.REGRESSION, "exit 4"),
-    "hung-on-a-healthy-node": (gathered(**HUNG), D, R.REGRESSION, "timed out"),
-    "crashed-on-a-healthy-node": (gathered(status=-11), D, R.REGRESSION, "SIGSEGV"),
+    "no-tests-collected": (gathered(status=5), D, R.UNFINISHED, "exit 5 (no tests were collected)"),
+    "zero-tests": (gathered(), D, R.UNFINISHED, "it recorded no checks"),
+    "everything-skipped": (gathered(skipped()), D, R.UNFINISHED, "none of its 1 checks ran"),
+    "pytest-called-wrongly": (gathered(status=4), D, R.UNFINISHED, "exit 4"),
+    "hung-on-a-healthy-node": (gathered(**HUNG), D, R.UNFINISHED, "timed out"),
+    "crashed-on-a-healthy-node": (gathered(status=-11), D, R.UNFINISHED, "SIGSEGV"),
     "claims-a-pass": (gathered(failed(), outcome=P, message="fine"), F, R.REGRESSION, "recorded as pass"),
-    "another-command": (gathered(passed(), command="true"), D, R.REGRESSION, "another command was run: true"),
+    "another-command": (gathered(passed(), command="true"), D, R.UNFINISHED, "another command was run: true"),
     # Infrastructure: nothing was learned about the change.
     "no-record": (without("results.jsonl"), D, R.INFRA, "no record of it arrived"),
     "job-left-nothing": (
@@ -146,7 +146,7 @@ CASES = {
     "on-another-device": (FAILS, F, R.REGRESSION, "max_abs_err", entry(devices=("gfx950",))),
     "on-this-device": (FAILS, P, R.QUARANTINED, "1 failed in quarantine", entry(devices=("gfx942",))),
     "of-another-step": (FAILS, F, R.REGRESSION, "max_abs_err", entry(step="scan")),
-    "another-status-is-not-excused": (gathered(failed(), passed(), status=3), D, R.REGRESSION, "exit 3", entry()),
+    "another-status-is-not-excused": (gathered(failed(), passed(), status=3), D, R.UNFINISHED, "exit 3", entry()),
     "nor-a-kill": (gathered(failed(), passed(), status=-9), D, R.INFRA, "SIGKILL", entry()),
     "nor-a-timeout": (gathered(failed(), passed(), **HUNG), D, R.INFRA, "it was ended before", entry()),
     "nor-lost-evidence": (
@@ -194,7 +194,7 @@ def test_a_cpu_step_of_an_agent_and_a_desk_need_no_health_and_no_image(tmp_path,
 def test_a_pass_that_holds_a_test_of_another_step_does_not_count(tmp_path):
     scan = gpu_step("scan").redeclared(command="python -m pytest tests/mamba --ignore=tests/mamba/slow")
     jobs = Jobs(tmp_path, agents_plan(GATHER, scan))
-    for name, ruling in [("tests/mamba/test_scan.py", Ruling.REGRESSION), ("tests/mamba/slow/test_x.py", Ruling.PASS),
+    for name, ruling in [("tests/mamba/test_scan.py", Ruling.UNFINISHED), ("tests/mamba/slow/test_x.py", Ruling.PASS),
                          ("tests/t.py", Ruling.PASS)]:  # fmt: skip
         jobs.job(GATHER.key, *finished(GATHER, passed(f"{name}::test_a")))
         ruled = jobs.ruled()
@@ -210,7 +210,7 @@ def test_a_step_that_builds_an_image_passes_only_with_its_record(tmp_path, conte
     lines = [image(content=content)] if content else []
     jobs.job(IMAGE_STEP.key, *lines, *finished(IMAGE_STEP, passed("built")))
     ruled = jobs.ruled(IMAGE_STEP.key)
-    assert (ruled.outcome, ruled.ruling) == (Outcome.DID_NOT_RUN, Ruling.REGRESSION)
+    assert (ruled.outcome, ruled.ruling) == (Outcome.DID_NOT_RUN, Ruling.UNFINISHED)
     assert why in ruled.why
 
 
@@ -334,3 +334,17 @@ def test_a_missing_health_file_is_missing_and_not_wrong(tmp_path):
     assert step.missing(()) == "before, after"
     (tmp_path / "health-before.json").symlink_to(tmp_path / "nowhere")
     assert "health-before.json: not a health record" in results.read_health(tmp_path, GATHER.key)[1]
+
+
+def test_what_did_not_run_is_never_called_a_regression():
+    assert not [one.name for one in step.JUDGEMENTS if (one.outcome, one.ruling) == (D, R.REGRESSION)]
+
+
+@pytest.mark.parametrize(("profile", "ruling"), [("gate", R.INFRA), ("pr", R.UNFINISHED)])
+def test_a_timeout_on_a_slow_machine_says_nothing_about_the_change(tmp_path, profile, ruling):
+    """Agents are never slow by their own word: what a job of theirs records is not believed so far."""
+    jobs = Jobs(tmp_path, agents_plan(PLAIN, profile=profile))
+    slow = "timed out after 1860 s; this machine is slow: steps take 3.1 times as long as usual"
+    jobs.job(PLAIN.key, *finished(PLAIN, status=None, stopped=slow, environment=environment(image="")))
+    ruled = jobs.ruled(PLAIN.key)
+    assert (ruled.outcome, ruled.ruling, ruled.why) == (D, ruling, slow)

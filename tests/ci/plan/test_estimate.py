@@ -200,3 +200,35 @@ def test_a_pace_is_measured_and_passes_without_a_results_folder_are_not_written(
     assert 0 < estimating.slowness() < 1000
     estimating.remember(tmp_path, plan(), [])
     assert not list(tmp_path.iterdir())
+
+
+def test_the_pace_is_the_least_of_three_samples(monkeypatch):
+    """What else runs for a moment makes a sample longer and none shorter."""
+    ticks = iter([0.0, 9.0, 10.0, 10.22, 20.0, 21.0])
+    monkeypatch.setattr(estimating.time, "perf_counter", lambda: next(ticks))
+    assert estimating.slowness.__wrapped__() == pytest.approx(2.0)
+    assert list(ticks) == []
+
+
+@pytest.mark.parametrize(
+    ("taken", "profile", "ci", "stretched"),
+    [
+        ((), "gate", "", 3.0),
+        ((2.0,), "gate", "", 3.0),  # quicker before than now
+        ((4.5, 4.0, 9.0), "smoke", "", 4.5),  # what passes show
+        ((), "gate", "true", 1.0),
+        ((4.5,), "pr", "", 1.0),
+        ((4.5,), "nightly", "", 1.0),
+    ],
+)
+@pytest.mark.usefixtures("desk")
+def test_timeouts_stretch_with_the_pace_and_never_in_ci(tmp_path, monkeypatch, taken, profile, ci, stretched):
+    monkeypatch.setenv("CI", ci)
+    passes(tmp_path, *taken)
+    assert estimating.stretch(plan(LONG[1], profile=profile), tmp_path, 2) == stretched
+
+
+def test_timeouts_never_shrink(tmp_path, monkeypatch):
+    monkeypatch.setenv("CI", "")
+    monkeypatch.setattr(estimating, "slowness", lambda: 0.2)
+    assert estimating.stretch(plan(LONG[1]), tmp_path, 2) == 1.0

@@ -30,8 +30,9 @@ MIXED = built(
 
 def test_the_verdict_comes_first_then_what_broke_then_the_change():
     text = " ".join(Outline(render(*MIXED)).text.split())
-    order = ["✗ fail 2 passed, 1 failed, 30 not run (needs gfx950)", "1 regression, 1 infra, 1 not selected",
-             "What broke", "✗ regression bad-cpu", "max_abs_err 0.5 > 0.001", "error max_abs_err 0.5", "case arch cpu",
+    order = ["✗ fail 2 passed, 1 failed, 30 not run; bad-cpu: max_abs_err 0.5 > 0.001",
+             "1 step regressed, 1 step stopped by the machine, 1 not selected", "What broke", "✗ regression bad-cpu",
+             "error max_abs_err 0.5",
              "reproduce hilgate run bad-cpu", "30 not run: needs gfx950",
              "○ infra lost-cpu", "no record of it arrived", "What changed", "samples/layout.py", "Every step",
              "When it ran", "65 536", "Not selected", "far-gfx950", "Where it ran"]  # fmt: skip
@@ -67,7 +68,7 @@ def test_the_report_and_the_annotation_stay_below_1_mib(number):
 
 def test_the_annotation_is_the_first_screen():
     text = annotation.render(*MIXED)
-    assert text.startswith("## ✗ fail: 2 passed, 1 failed, 30 not run (needs gfx950)\n")
+    assert text.startswith("## ✗ fail: 2 passed, 1 failed, 30 not run; bad-cpu: max\\_abs\\_err 0.5 &gt; 0.001\n")
     assert "```text\nhilgate run bad-cpu\n```" in text
     assert "| good-cpu | 1 | 1 min 30 s |" in text
     assert "not selected: far-gfx950: needs gfx950" in text
@@ -168,3 +169,14 @@ def test_every_plot_says_what_it_shows(history):
 
 def test_the_same_values_give_the_same_bytes(answers, history):
     assert render_history(answers, step="") == history
+
+
+def test_a_line_to_paste_breaks_between_its_words_only_and_a_phone_sees_every_column_that_counts():
+    html = render(*MIXED)
+    assert '<code class="paste"><span>hilgate</span> <span>run</span> <span>bad-cpu</span>' in html
+    assert ".paste span { display: inline-block; max-width: 100%; }" in html
+    narrow = html[html.index("(max-width: 40rem)") :]
+    assert ".steps td[data-name]::before { content: attr(data-name)" in narrow[: narrow.index("@media print")]
+    heads = re.findall(r"<th[^>]*>([^<]+)", html[html.index('<table class="steps">') :])[:8]
+    (row,) = re.findall(r"(?s)<tr>\n  <td class=\"nowrap\"><span class=\"outcome fail\">.*?</tr>", html)
+    assert re.findall(r'data-name="([^"]+)"', row) == heads[2:]

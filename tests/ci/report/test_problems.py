@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 from support.builds import Outline, built
-from support.jobs import failed, gpu_step, passed
+from support.jobs import failed, gpu_step, passed, skipped
 from support.plans import step
 
 from hilgate.model import Check, Loosening, Outcome, Ruling
@@ -56,9 +56,15 @@ def note(*parts):
     return annotation.render(*build, facts=facts)
 
 
+def below_the_headline(text):
+    """What follows the line that counts the steps."""
+    text = text.replace("\\", "")
+    return text[text.index("1 step regressed") :]
+
+
 @pytest.mark.parametrize("show", [page, note], ids=["report", "annotation"])
 def test_what_broke_is_said_in_the_order_in_which_it_is_asked(show):
-    text = show(*red()).replace("\\", "")
+    text = below_the_headline(show(*red()))
     order = ["regression", "bad-gfx942", TEST, "AssertionError: 2 of 80 rows are off",
              "max_abs_err 0.5, 2 of 80 rows off", "shape 5x16x64, dtype float16, arch gfx942",
              "passed at bbbbbbbbbbbb", "tests/kernels/test_x.py:67",
@@ -84,7 +90,7 @@ def test_green_steps_with_flaky_or_quarantined_checks_are_named(show):
 )
 def test_a_loosened_gate_is_said_before_what_broke(show, approved, words):
     loosened = (Loosening(path="tests/support/tolerances.py", what="changed", hunk="-A = 2 * U\n+A = 4 * U"),)
-    text = show(*red(loosened=loosened, approved_by=approved)).replace("&gt;", ">")
+    text = below_the_headline(show(*red(loosened=loosened, approved_by=approved)).replace("&gt;", ">"))
     assert text.index(words) < text.index("tests/support/tolerances.py") < text.index("bad-gfx942")
     assert "+A = 4 * U" in text
 
@@ -125,7 +131,7 @@ def test_the_terminal_says_it_too(capsys):
     out = capsys.readouterr().out
     order = ["✗ fail: regression: bad-gfx942", TEST, "error: max_abs_err 0.5", "case: shape", "merge base: passed at b",
              "node: mi300-07", "reproduce: hilgate run bad-gfx942", "○ did not run: infra: sick-cpu", "quarantined in",
-             "1 regression, 1 infra", "changes its own gate: needs"]  # fmt: skip
+             "1 step regressed, 1 step stopped by the machine", "changes its own gate: needs"]  # fmt: skip
     places = [out.index(words) for words in order]
     assert places == sorted(places)
     terminal.print_verdict(Judged(plan, recorded, verdict, Path("report.html")))  # a desk says nothing of what it is
@@ -202,16 +208,18 @@ def test_nan_comes_first_because_it_is_no_number():
     ("name", "labels", "words"),
     [
         ("t[decode-bfloat16-d64-gfx950]", {}, "dtype bfloat16, arch gfx950"),
-        ("t[fp8_e4m3-bs16]", {}, "dtype fp8_e4m3, arch cpu"),
-        ("t[bf16]", {"dtype": ""}, "dtype bf16, arch cpu"),
-        ("t[int32-block]", {}, "arch cpu"),
-        ("float16 in a name, not in parameters", {}, "arch cpu"),
+        ("t[fp8_e4m3-bs16]", {}, "dtype fp8_e4m3"),
+        ("t[bf16]", {"dtype": ""}, "dtype bf16"),
+        ("t[int32-block]", {}, ""),
+        ("float16 in a name, not in parameters", {}, ""),
         ("gfx942/x", {"arch": "gfx90a", "kernel": "reduce"}, "kernel reduce, arch gfx90a"),
     ],
     ids=["both", "fp8", "short", "no dtype", "no parameters", "labels win"],
 )
 def test_the_case_comes_from_labels_then_the_id_then_the_device(name, labels, words):
     assert problems.case(wrong_check(name, labels=labels), "cpu") == words
+    on_gpu = words if "arch" in words else ", ".join(filter(None, [words, "arch gfx942"]))
+    assert problems.case(wrong_check(name, labels=labels), "gfx942") == on_gpu
 
 
 def test_a_score_stands_beside_its_baseline():
@@ -228,3 +236,28 @@ def test_no_place_is_invented(message):
 
 def test_nothing_recorded_is_nothing_shown():
     assert problems.error(wrong_check(numbers={"seconds": 1.0}, labels={"error": "TimeoutError"})) == ""
+
+
+def test_the_headline_of_a_red_build_is_what_decided_and_not_its_commonest_skip():
+    skips = [skipped(f"s{number}", "captures no graphs") for number in range(5)]
+    plan, recorded, verdict = built(
+        (step("families", "x", minimum=3), [passed(), passed("p2"), *skips]), (step("units", "x"), [passed()])
+    )
+    found = problems.headline(plan, verdict, recorded)
+    assert found.startswith("3 passed, 0 failed, 5 not run; families-cpu: 2 checks ran where at least 3 must; 2 passed")
+    assert "graphs" not in found
+    green = built((step("units", "x"), [passed(), *skips]))
+    assert problems.headline(*green[::2], green[1]) == "1 passed, 0 failed, 5 not run (captures no graphs)"
+
+
+def test_steps_are_counted_in_a_sentence():
+    *_, verdict, _ = red()
+    steps = [
+        verdict.steps[0].model_copy(update={"ruling": ruling, "outcome": Outcome.FAIL})
+        for ruling in (*Ruling, Ruling.REGRESSION)
+        if ruling is not Ruling.PASS
+    ]
+    assert problems.step_counts(verdict.model_copy(update={"steps": tuple(steps), "omissions": ()})) == (
+        "0 of 8 steps passed, 2 steps regressed, 1 step unfinished, 1 step stopped by the machine, "
+        "1 step not started, 1 step flaky, 1 step in quarantine, 1 step inconclusive"
+    )

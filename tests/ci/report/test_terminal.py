@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from rich.cells import cell_len
+from support.builds import built
 from support.cell_tables import cell, grid, table
+from support.jobs import passed
+from support.plans import step
 
 from hilgate.model import Outcome
 from hilgate.report import terminal
-from hilgate.text import MARKS, STYLES
+from hilgate.report.write import Judged
+from hilgate.text import MARKS, STYLES, duration
 
 FRUITS = [f"granite-hybrid-{number}" for number in range(18)]
 TESTS = ["prefill", "chunked-prefill", "decode", "mixed-batch", "prefix-caching", "preemption", "state-reuse", "graphs",
@@ -68,3 +74,35 @@ def test_marks_carry_the_colours_of_outcomes_and_hostile_names_are_text():
     spans = [span for line in terminal.lines(table(cell(evil, "a", "fail")), 80) for span in line.spans]
     assert STYLES[Outcome.FAIL] in {str(span.style) for span in spans}
     assert "\x1b" not in "".join(text(cell(evil, evil, "fail", evil)))
+
+
+DRIFT = "accuracy-pocket-hybrid-drift-cpu"
+
+
+@pytest.mark.parametrize(
+    ("width", "header"),
+    [
+        (120, "outcome step passed failed other time"),
+        (80, "outcome step passed failed time"),
+        (60, "outcome step passed failed time"),
+    ],
+)
+@pytest.mark.parametrize("seconds", [323.0, 71.0, 36000.0])
+def test_the_table_of_steps_is_never_cut(monkeypatch, capsys, width, header, seconds):
+    monkeypatch.setenv("COLUMNS", str(width))
+    build = built((step(DRIFT.removesuffix("-cpu"), "x"), [passed()]), (step("codeobjects", "x"), None))
+    steps = [one.model_copy(update={"seconds": seconds}) for one in build[2].steps]
+    terminal.print_verdict(Judged(*build[:2], build[2].model_copy(update={"steps": tuple(steps)}), Path("report.html")))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == header.split()
+    (row,) = [line for line in lines if line.startswith("✓ pass")]
+    assert row.endswith(duration(seconds))
+    assert (DRIFT in row) == (width > 60)
+    assert max(cell_len(line) for line in lines[:4]) <= width
+
+
+def test_a_key_that_is_too_long_for_the_terminal_goes_on_in_the_next_line(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    terminal.print_verdict(Judged(*built((step(DRIFT.removesuffix("-cpu"), "x"), [passed()])), Path("report.html")))
+    first, second = capsys.readouterr().out.splitlines()[1:3]
+    assert first.split()[2] + second.strip() == DRIFT

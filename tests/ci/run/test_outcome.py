@@ -7,7 +7,7 @@ import pytest
 
 from hilgate.model import Check, Outcome
 from hilgate.run.evidence import KINDS
-from hilgate.run.outcome import RULES, Facts, decide
+from hilgate.run.outcome import RULES, Facts, decide, said, summary
 
 PASS = Check(id="p", outcome=Outcome.PASS)
 FAIL = Check(id="f", outcome=Outcome.FAIL, message="max_abs_err 0.5 > 0.001\nmore")
@@ -32,7 +32,7 @@ EXAMPLES = [
     (facts(5, (), evidence="junit"), Outcome.DID_NOT_RUN, "exit 5 (no tests were collected)"),
     (facts(-9), Outcome.DID_NOT_RUN, "killed by SIGKILL"),
     (facts(-200), Outcome.DID_NOT_RUN, "killed by signal 200"),
-    (facts(42, last_line="boom"), Outcome.DID_NOT_RUN, "exit 42; last line: boom"),
+    (facts(42, said="boom"), Outcome.DID_NOT_RUN, "exit 42; it said: boom"),
     (facts(problem="its junit.xml is empty"), Outcome.DID_NOT_RUN, "its junit.xml is empty"),
     (facts(checks=()), Outcome.DID_NOT_RUN, "it recorded no checks"),
     (facts(checks=[SKIP, SKIP]), Outcome.DID_NOT_RUN, "none of its 2 checks ran; the first: needs gfx950"),
@@ -53,3 +53,71 @@ def test_rules_by_example(given_facts, outcome, why):
 def test_every_rule_decides_an_example():
     deciding = {next(rule.name for rule in RULES if rule.when(example)) for example, _, _ in EXAMPLES}
     assert deciding == {rule.name for rule in RULES}
+
+
+ENGINE = """
+ERROR 11-23 05:00:12 [core.py:866] Traceback (most recent call last):
+(EngineCore pid=77) ERROR 11-23 05:00:12 [core.py:866] AttributeError: no attribute 'init_cpu_memory_env'
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+error: ours ended with status 1
+  where: pocket-hybrid
+  to do: read what it says above
+"""
+
+
+CAUSE = "(EngineCore pid=77) ERROR 11-23 05:00:12 [core.py:866] AttributeError: no attribute 'init_cpu_memory_env'"
+COLLECTION = """E   ModuleNotFoundError: No module named 'x'
+=== short test summary info ===
+ERROR tests/t.py - ModuleNotFoundError: No module named 'x'
+!!! Interrupted: 1 error during collection !!!
+1 error in 2.00s"""
+SAID = {
+    "ours": ("one\nerror: no such gate\n  where: x\n  to do: name another\n", "error: no such gate"),
+    "engine": (ENGINE, CAUSE),
+    "no cause": ("error: ours ended with status 1\n  to do: read what it says", "error: ours ended with status 1"),
+    "traceback": ("Traceback (most recent call last):\n  File x\na.b.BadError: it is off\n", "a.b.BadError: it is off"),
+    "git": ("fatal: not a git repository\nleft\n", "fatal: not a git repository"),
+    "pytest": ("ERROR: file not found: t.py\n\nno tests ran in 0.00s", "ERROR: file not found: t.py"),
+    "collection": (COLLECTION, "ERROR tests/t.py - ModuleNotFoundError: No module named 'x'"),
+    "one of pytest's": ("E   OSError: no room\n2 errors in 2.00s", "E   OSError: no room"),
+    "no error": ("the errors: none\nall is well\n\n", "all is well"),
+    "nothing": ("", ""),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_a_failed_program_said_is_its_error_and_not_its_remedy(name):
+    printed, quoted = SAID[name]
+    assert said(printed.splitlines()) == quoted
+
+
+TORCH = """AssertionError: Tensor-likes are not close!
+
+Mismatched elements: 12 / 640 (1.9%)
+Greatest absolute difference: 0.5 at index (3, 1) (up to 1e-05 allowed)
+Greatest relative difference: inf at index (3, 1) (up to 0.1 allowed)
+and more"""
+NUMPY = """AssertionError:
+Not equal to tolerance rtol=1e-07, atol=0
+
+Mismatched elements: 1 / 3 (33.3%)
+Max absolute difference among violations: 1.
+ ACTUAL: array([1.])"""
+SCALAR = """AssertionError: Scalars are not close!
+
+Expected 0.5 but got 0.0.
+Absolute difference: 0.5 (up to 1e-05 allowed)
+Relative difference: 1.0 (up to 1.3e-06 allowed)"""
+COMPARED = {
+    "torch": (TORCH, "; ".join(TORCH.replace("\n\n", "\n").splitlines()[:4])),
+    "numpy": (NUMPY, "; ".join(NUMPY.replace("\n\n", "\n").splitlines()[:4])),
+    "scalar": (SCALAR, "; ".join(SCALAR.replace("\n\n", "\n").splitlines())),
+    "ours": ("12 rows are off\nMismatched elements: 3", "12 rows are off"),
+    "empty": ("\n", ""),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_comparison_that_failed_is_told_with_its_numbers(name):
+    message, words = COMPARED[name]
+    assert summary(message) == words

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step ends before its job does, so that its results are still uploaded."""
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,4 +69,15 @@ def test_it_never_outlives_the_job_or_its_own_timeout(step, minutes, elapsed):
 )
 def test_the_last_line_is_one_with_words(tmp_path, log, line):
     (tmp_path / "log.txt").write_text(log)
-    assert Child.last_line(SimpleNamespace(log=tmp_path / "log.txt")) == line
+    child = Child.__new__(Child)
+    child.log = tmp_path / "log.txt"
+    assert child.last_line() == line
+
+
+def test_what_it_said_is_looked_for_above_the_last_line(tmp_path):
+    child = Child.__new__(Child)
+    child.log = tmp_path / "log.txt"
+    assert (child.said(), child.last_line()) == ("", "")
+    child.log.write_text("error: the engine is gone\n" + "  where: x\n" * 900 + "  to do: read what it says above\n")
+    assert child.said() == "error: the engine is gone"
+    assert child.last_line() == "to do: read what it says above"

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is said to be left of a run: the forecast, at the pace of what has ended."""
 
+import io
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 from support.plans import plan, step
 
 from hilgate.model import Outcome
@@ -34,3 +36,13 @@ def test_what_is_left_follows_the_pace_of_what_has_passed(monkeypatch, seconds, 
 
 def test_without_a_forecast_nothing_is_promised():
     assert str(progress.Clock(None)) == "0.0 s"
+
+
+@pytest.mark.parametrize(("said", "ending"), [("", ""), ("[ 40%]", ": [ 40%]")])
+def test_a_heartbeat_of_a_step_that_prints_nothing_ends_without_a_colon(monkeypatch, said, ending):
+    monkeypatch.setattr(progress, "HEARTBEAT_SECONDS", 0.0)
+    printed = io.StringIO()
+    lines = progress.Lines(Console(file=printed, width=80), buildkite=False)
+    lines.started(step("a", "x"), SimpleNamespace(seconds=61.0, last_line=lambda: said))
+    lines.tick()
+    assert printed.getvalue().splitlines()[-1] == f"a-cpu: running for 1 min 01 s{ending}"

@@ -32,7 +32,7 @@ ENDINGS = {
     "fails": (writes_findings(passing(), failing(), status=1), Outcome.FAIL, "it breaks: max_abs_err 0.5 > 0.001"),
     "fails-but-exits-0": (writes_findings(failing()), Outcome.FAIL, "it breaks"),
     "exits-1-with-good-evidence": (writes_findings(passing(), status=1), Outcome.FAIL, "exit 1 and no failing check"),
-    "exits-1-without-evidence": (python("raise SystemExit('boom')"), Outcome.FAIL, "last line: boom"),
+    "exits-1-without-evidence": (python("raise SystemExit('boom')"), Outcome.FAIL, "it said: boom"),
     "is-inconclusive": (writes_findings(undecided(), status=6), Outcome.INCONCLUSIVE, "n=50"),
     "cannot-run-here": (python("raise SystemExit(5)"), Outcome.DID_NOT_RUN, "exit 5 (this environment cannot"),
     "hangs": (writes_findings(passing(), then="import time; time.sleep(60)"), Outcome.DID_NOT_RUN, "timed out after"),
@@ -194,3 +194,30 @@ def test_steps_that_end_together_on_a_full_disk_are_one_error(tmp_path, monkeypa
     monkeypatch.setattr(run_plan, "POLL_SECONDS", 8)
     with pytest.raises(RecordsError, match="could not be written"):
         results_of(plan(step("a", python("pass")), step("b", python("pass"))), tmp_path)
+
+
+def test_a_planted_bug_gets_as_much_more_time_as_any_step_on_a_slow_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("CI", "")
+    monkeypatch.setattr("hilgate.plan.estimate.slowness", lambda: 2.0)
+    monkeypatch.setattr("hilgate.run.runner.SECONDS_PER_MINUTE", 1.0)
+    recorded = run_plan.run_plan(
+        plan(step("sample", python("import time; time.sleep(60)"))), tmp_path, tmp_path / "out"
+    )
+    assert recorded.last("sample-cpu").record.message == "timed out after 2 s"
+
+
+@pytest.mark.parametrize(
+    ("pace", "why"),
+    [
+        (1.0, "timed out after 1 s"),
+        (2.5, "timed out after 2.5 s"),
+        (3.5, "timed out after 3.5 s; this machine is slow: steps take 3.5 times as long as usual"),
+    ],
+)
+def test_a_slow_machine_gives_a_step_more_time_and_a_timeout_there_says_so(tmp_path, monkeypatch, pace, why):
+    monkeypatch.setattr("hilgate.run.runner.SECONDS_PER_MINUTE", 1.0)
+    a_plan = plan(step("sample", python("import time; time.sleep(60)")))
+    runner(a_plan, tmp_path, pace=pace).run()
+    record = read_all(tmp_path, None, a_plan, plan_digest(a_plan)).last("sample-cpu").record
+    assert (record.outcome, record.message) == (Outcome.DID_NOT_RUN, why)
+    assert pace <= record.seconds < pace + 10

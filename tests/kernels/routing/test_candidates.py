@@ -198,6 +198,8 @@ def test_data_with_something_missing_is_an_error(old, new, message):
     [
         ('[[write]]\nkernel = "pagedkv.write_kv_cache"', '[[write]]\nkernel = "vllm.reshape_and_cache"', "each of"),
         ('basis = "policy"', 'basis = "taste"', "measured or policy"),
+        ('arch = "sm_90"', 'arch = "sm_91"', "arch: got 'sm_91' with basis measured"),
+        ('basis = "policy"', 'basis = "policy"\narch = "sm_90"', "arch: got 'sm_90' with basis policy"),
         ("[[gather]]", "[[collect]]", "tables: got collect; known: decode, prefill, write, gather"),
     ],
 )

@@ -81,10 +81,11 @@ def test_kinds_of_layers(model):
 @pytest.mark.parametrize("model", [*KINDS, "pocket"])
 def test_every_layer_is_served_by_our_kernels_alone(model, arch):
     config = read_config(POCKET if model == "pocket" else CONFIGS / f"{model}.json")
-    hybrid = any(layer.kind.keeps == "state" for layer in explained_config(config, arch).layers)
+    dtype = "float32" if arch == "interpreter" else None  # which computes bfloat16 wrongly
+    hybrid = any(layer.kind.keeps == "state" for layer in explained_config(config, arch, dtype=dtype).layers)
     for kv_cache_dtype in ("auto", "fp8", "fp8_e5m2"):
         for packing in ("rows",) if model == "falcon-h1-0.5b" else ("rows", "native"):
-            answer = explained_config(config, arch, kv_cache_dtype=kv_cache_dtype, packing=packing)
+            answer = explained_config(config, arch, dtype=dtype, kv_cache_dtype=kv_cache_dtype, packing=packing)
             assert answer.served
             for layer in answer.layers:
                 if layer.answer:
