@@ -122,15 +122,25 @@ def floors(declarations: Declarations) -> Iterator[Floor]:
         device = declarations.agents.devices[CPU]
         own = [*path, *filter(None, step.env.get("PYTHONPATH", "").split(os.pathsep))]
         environment = {**device.env, **step.env, "PYTHONPATH": os.pathsep.join(own)}
-        for minimum, arguments in ((step.minimum, ""), *(((s.minimum, s.arguments),) if (s := step.smoke) else ())):
-            found = _parse(shlex.split(f"{step.command} {arguments}")[3:])
+        whole = replace(
+            _parse(shlex.split(step.command)[3:]),
+            step=step.key,
+            area=area.area,
+            minimum=step.minimum,
+            environment=tuple(sorted(environment.items())),
+        )
+        yield whole
+        if step.smoke:
+            part = _parse(shlex.split(f"{step.command} {step.smoke.arguments}")[3:])
             yield replace(
-                found,
-                step=step.key,
-                smoke=minimum is not step.minimum or bool(arguments),
-                area=area.area,
-                minimum=minimum,
-                environment=tuple(sorted(environment.items())),
+                whole,
+                smoke=True,
+                minimum=step.smoke.minimum,
+                options=part.options,
+                paths=part.paths,
+                ignored=part.ignored,
+                keyword=part.keyword,
+                mark=part.mark,
             )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hilgate.conditions import NEEDS
 from hilgate.errors import Exit
 from hilgate.model import Check, Counts, Outcome
+from hilgate.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -154,7 +155,7 @@ def needs_of(check: Check) -> list[str]:
 def _why_pass(facts: Facts) -> str:
     if not facts.cannot_run:
         return f"{facts.counts.passed} passed"
-    return f"{facts.counts.passed} checks passed, {_cannot_run(facts)}"
+    return f"{count(facts.counts.passed, 'check')} passed, {_cannot_run(facts)}"
 
 
 def _cannot_run(facts: Facts) -> str:
@@ -175,7 +176,7 @@ def _why_missing(facts: Facts) -> str:
         why = f"it needs {needed[0]}, which the step does not declare (may_lack)"
     else:
         why = "it names no condition that the step may lack (may_lack)"
-    many = f"{number} checks did not run that must; the first: " if number > 1 else ""
+    many = f"{number} checks that must run did not; the first: " if number > 1 else ""
     return f"{many}{check.id} did not run, and {why}: {first_line(check.message)}"
 
 
@@ -191,7 +192,7 @@ def _reported(facts: Facts) -> int:
 
 def _why_too_few(facts: Facts) -> str:
     cannot = f", {_cannot_run(facts)}" if facts.cannot_run else ""
-    return f"{facts.done} checks ran{cannot}; at least {facts.minimum} must be reported"
+    return f"{count(facts.done, 'check')} ran{cannot}; at least {facts.minimum} must be reported"
 
 
 RULES: tuple[Rule, ...] = (
