@@ -23,9 +23,12 @@ import os
 import pwd
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 NEEDS = "needs"
 """Label of a check, and property of a JUnit case: the conditions without which it cannot run, with blanks between."""
@@ -83,22 +86,7 @@ def holds(condition: str, here: Here) -> bool:
     if problem := problem_of(condition):
         raise ValueError(problem)
     kind, _, value = condition.partition(":")
-    match kind:
-        case "cpu":
-            return value in cpu_flags(here.cpuinfo)
-        case "package":
-            name, _, version = value.partition("!=")
-            return _has(name) and (not version or version_of(name).partition("+")[0] != version)
-        case "program":
-            return shutil.which(value, path=here.env.get("PATH", os.defpath)) is not None
-        case "variable":
-            return bool(here.env.get(value))
-        case "user":
-            return _user() == value
-        case "device":
-            return not {here.device, platform_of(here.device)}.isdisjoint(value.split(","))
-        case _:
-            return here.gpus >= int(value)
+    return _ASKED[kind](value, here)
 
 
 def of_the_device(condition: str) -> bool:
@@ -141,3 +129,20 @@ def _user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # a number without a name, as containers have
         return ""
+
+
+def _package(value: str, _: Here) -> bool:
+    name, _unequal, version = value.partition("!=")
+    return _has(name) and (not version or version_of(name).partition("+")[0] != version)
+
+
+_ASKED: Mapping[str, Callable[[str, Here], bool]] = {
+    "cpu": lambda value, here: value in cpu_flags(here.cpuinfo),
+    "package": _package,
+    "program": lambda value, here: shutil.which(value, path=here.env.get("PATH", os.defpath)) is not None,
+    "variable": lambda value, here: bool(here.env.get(value)),
+    "user": lambda value, _: _user() == value,
+    "device": lambda value, here: not {here.device, platform_of(here.device)}.isdisjoint(value.split(",")),
+    "gpus": lambda value, here: here.gpus >= int(value),
+}
+"""Kind of condition -> how it is asked."""

@@ -49,7 +49,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def lacks(record_property: Callable[[str, object], None]) -> Callable[[str, str], NoReturn]:
-    """lacks(condition, what): skip this test, because the machine lacks the condition and `what` needs it."""
+    """Skip this test, because the machine lacks a condition and something needs it: `lacks(condition, something)`."""
 
     def skip(condition: str, what: str) -> NoReturn:
         if problem := problem_of(condition):
@@ -61,9 +61,7 @@ def lacks(record_property: Callable[[str, object], None]) -> Callable[[str, str]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _tell_the_number(
-    request: pytest.FixtureRequest, record_testsuite_property: Callable[[str, object], None]
-) -> None:
+def _tell_the_number(request: pytest.FixtureRequest, record_testsuite_property: Callable[[str, object], None]) -> None:
     record_testsuite_property(COLLECTED, len(request.session.items))
 
 

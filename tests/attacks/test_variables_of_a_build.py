@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from support.executor import REAL_AGENT, offered
+from support.executor import offered
 from support.nodes import ROOT
 from support.rest import build
 

@@ -95,7 +95,9 @@ def finished(a_step: PlannedStep, *checks: Check, status: int | None = 0, **chan
     problem = changes.pop("problem", "")
     lacked = changes.get("lacked", ())
     may_lack = a_step.step.may_lack
-    facts = Facts(kind_of(a_step), a_step.step.minimum, status, checks, stopped, problem, "", may_lack, frozenset(lacked))
+    facts = Facts(
+        kind_of(a_step), a_step.step.minimum, status, checks, stopped, problem, "", may_lack, frozenset(lacked)
+    )
     decision = decide(facts)
     values: dict[str, Any] = {
         "key": a_step.key,

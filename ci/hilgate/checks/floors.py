@@ -176,7 +176,6 @@ def collect(root: Path, wanted: Iterable[Floor]) -> dict[str, int | str]:
         groups[floor.environment, floor.options].append(floor)
     found: dict[str, int | str] = {}
     waiting = list(groups.values())
-    _preload()
     while waiting:
         group = waiting.pop()
         counts, refused = _collect(root, group)
@@ -190,9 +189,10 @@ def collect(root: Path, wanted: Iterable[Floor]) -> dict[str, int | str]:
     return found
 
 
-def _preload() -> None:
-    """Import what most tests import, once for all processes."""
-    for name in PRELOADED:
+def _preload(declarations: Declarations) -> None:
+    """Import what most tests import, where steps declare it, once for all processes."""
+    declared = {package for _, step in declarations.steps() for package in step.packages}
+    for name in declared.intersection(PRELOADED):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
@@ -213,7 +213,9 @@ def _collect(root: Path, group: list[Floor]) -> tuple[Mapping[str, int | str], b
             return json.loads(answer.read_text(encoding="utf-8")), False
         lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     said = next((line for line in lines if line.startswith(("ERROR", "E "))), lines[-1] if lines else "no word")
-    return dict.fromkeys(names, f"pytest collects nothing, exit {child.exitcode}: {said}"), child.exitcode == USAGE_ERROR
+    return dict.fromkeys(
+        names, f"pytest collects nothing, exit {child.exitcode}: {said}"
+    ), child.exitcode == USAGE_ERROR
 
 
 USAGE_ERROR = 4
@@ -297,13 +299,17 @@ def _write(root: Path, wanted: list[Floor], found: Mapping[str, int | str]) -> N
 @ending
 def main(arguments: list[str] | None = None) -> int:
     """Check or write the numbers; exit status 0, 1 (a number does not fit) or 5 (something cannot be collected)."""
-    parser = argparse.ArgumentParser(prog="python -m hilgate.checks.floors", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m hilgate.checks.floors", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--write", action="store_true", help="write the numbers that do not fit into ci/areas")
     options = parser.parse_args(arguments)
     root, began = find_root(Path.cwd()), time.monotonic()
-    wanted = list(floors(load(root)))
+    declarations = load(root)
+    wanted = list(floors(declarations))
     if not wanted:
         raise NothingSelectedError("no step of pytest", where="ci/areas", remedy="none needed")
+    _preload(declarations)
     found = collect(root, wanted)
     if options.write:
         _write(root, wanted, found)

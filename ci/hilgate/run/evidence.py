@@ -302,9 +302,10 @@ def _pytest_words(command: str) -> tuple[list[str], list[int]]:
     return words, [n for n in later if not words[n].startswith("-") and words[n - 1] not in WITH_VALUE]
 
 
-def _collected(suite: JUnitSuite) -> int:
+def _collected(suite: JUnitSuite | JUnitXml) -> int:
     """How many tests pytest says that it collected (`hilgate.pytest_plugin`); 0 where it does not say."""
-    said = [one.value or "" for one in suite.properties() if one.name == COLLECTED]
+    properties = suite.properties()  # type: ignore[no-untyped-call]  # as of a case
+    said = [one.value or "" for one in properties if one.name == COLLECTED]
     return sum(int(number) for number in said if number.isdecimal())
 
 

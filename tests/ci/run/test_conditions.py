@@ -106,7 +106,9 @@ def run_pytest(folder, text, *arguments):
 def test_pytest_tells_what_a_test_needs(tmp_path):
     done, found = run_pytest(tmp_path, TESTS)
     assert (done.returncode, found.problem) == (0, ""), done.stdout
-    said = {one.id.partition("::")[2]: (one.outcome.value, one.labels.get("needs"), one.message) for one in found.checks}
+    said = {
+        one.id.partition("::")[2]: (one.outcome.value, one.labels.get("needs"), one.message) for one in found.checks
+    }
     assert said == {
         "test_here": ("pass", "program:sh", ""),
         "test_not_here": ("did not run", "program:sh program:no-such-thing", "needs program:no-such-thing"),
@@ -144,7 +146,10 @@ def test_an_empty_parameter_set_is_an_error(tmp_path):
     assert done.returncode == 2, done.stdout
 
 
-MAY_LACK = {"program:no-such-thing": "the second test needs no-such-thing", "variable:WORD_OF_A_TEST": "it needs a word"}
+MAY_LACK = {
+    "program:no-such-thing": "the second test needs no-such-thing",
+    "variable:WORD_OF_A_TEST": "it needs a word",
+}
 TWO = """
 import pytest
 def test_one(): ...
