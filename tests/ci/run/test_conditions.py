@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from support.plans import hilgate, plan, results_of, step, write_repository
 
 from hilgate.conditions import Here, cpu_flags, holds, problem_of
+from hilgate.declare.load import load
 from hilgate.errors import Exit
 from hilgate.model import Outcome, Step
 from hilgate.run.evidence import KINDS
@@ -190,6 +192,38 @@ def test_a_step_whose_test_runs_without_what_it_is_declared_to_need_is_red(tmp_p
     record = ended(tmp_path, text, may_lack=MAY_LACK)
     assert record.outcome is Outcome.FAIL
     assert "it is declared to need program:no-such-thing, which is not here: remove the declaration" in record.message
+
+
+FAMILIES = load(HERE).step("models-families")[1].may_lack
+CELLS = """
+import pytest
+@pytest.mark.parametrize("behaviour", ["prefill", "decode", "prefix"])
+def test_cell(behaviour, record_property):
+    if behaviour == "prefix":
+        record_property("needs", "cpu:amx_tile")
+        {prefix}
+"""
+OFF = "pytest.skip('did not run here: vLLM turns the prefix cache off here')"
+
+
+@pytest.mark.parametrize(
+    ("flags", "prefix", "outcome", "message"),
+    [
+        ("avx2", OFF, "pass", "2 checks passed, 1 cannot run here: the prefix cache of MLA needs AMX"),
+        ("avx2 amx_tile", "pass", "pass", "3 passed"),
+        ("avx2 amx_tile", OFF, "did not run", "it needs cpu:amx_tile, which is here"),
+        ("avx2", "pass", "fail", "it is declared to need cpu:amx_tile, which is not here"),
+        ("avx2", "assert False", "fail", "assert False"),
+    ],
+    ids=["off-without", "on-with", "off-with", "on-without", "wrong-without"],
+)
+def test_the_prefix_cache_of_mla(tmp_path, monkeypatch, flags, prefix, outcome, message):
+    """The cell that only a processor with AMX can run, as its step declares it, on either processor."""
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : fpu {flags}\n")
+    monkeypatch.setattr("hilgate.run.runner.Here", functools.partial(Here, cpuinfo=tmp_path / "cpuinfo"))
+    record = ended(tmp_path, CELLS.format(prefix=prefix), may_lack=FAMILIES, minimum=3)
+    assert record.outcome == outcome
+    assert message in record.message
 
 
 def test_a_condition_is_asked_in_the_environment_of_the_step(tmp_path):
