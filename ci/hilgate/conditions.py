@@ -51,7 +51,7 @@ _VALUES = {
 
 
 @dataclass(frozen=True)
-class Here:
+class Where:
     """Where a condition is asked for.
 
     Attributes:
@@ -77,7 +77,7 @@ def problem_of(condition: str) -> str:
     return ""
 
 
-def holds(condition: str, here: Here) -> bool:
+def holds(condition: str, here: Where) -> bool:
     """Whether this machine has what a condition names.
 
     Raises:
@@ -131,12 +131,12 @@ def _user() -> str:
         return ""
 
 
-def _package(value: str, _: Here) -> bool:
+def _package(value: str, _: Where) -> bool:
     name, _unequal, version = value.partition("!=")
     return _has(name) and (not version or version_of(name).partition("+")[0] != version)
 
 
-_ASKED: Mapping[str, Callable[[str, Here], bool]] = {
+_ASKED: Mapping[str, Callable[[str, Where], bool]] = {
     "cpu": lambda value, here: value in cpu_flags(here.cpuinfo),
     "package": _package,
     "program": lambda value, here: shutil.which(value, path=here.env.get("PATH", os.defpath)) is not None,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from hilgate.conditions import NEEDS, Here, holds, problem_of
+from hilgate.conditions import NEEDS, Where, holds, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Record what a test needs, and skip it where that is missing."""
     if conditions := _needs(item):
         item.user_properties.append((NEEDS, " ".join(conditions)))
-        if missing := [one for one in conditions if not holds(one, Here())]:
+        if missing := [one for one in conditions if not holds(one, Where())]:
             pytest.skip(f"needs {missing[0]}")
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hilgate.agent.health import RECHECK_SUFFIX
-from hilgate.conditions import Here, holds, of_the_device
+from hilgate.conditions import Where, holds, of_the_device
 from hilgate.errors import Exit
 from hilgate.model import CPU, DESK, Counts, Outcome, Ruling, StepVerdict
 from hilgate.run.evidence import kind_of
@@ -394,7 +394,7 @@ def decide_attempt(
 
 def not_lacking(step: PlannedStep) -> frozenset[str]:
     """Conditions that its device meets: whatever a record says, it does not lack them."""
-    here = Here(step.device)
+    here = Where(step.device)
     return frozenset(one for one in step.step.may_lack if of_the_device(one) and holds(one, here))
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from hilgate.conditions import Here, holds
+from hilgate.conditions import Where, holds
 from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError, RunInterruptedError
 from hilgate.model import CPU, BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
 from hilgate.plan.estimate import fits, in_order
@@ -288,7 +288,7 @@ class Runner:
     def _lacked(self, step: PlannedStep) -> tuple[str, ...]:
         """Which of the conditions that it may lack this machine lacks."""
         gpus = detect().gpus if step.step.may_lack and step.device != CPU else 0
-        here = Here(step.device, gpus, self._context.variables(step))
+        here = Where(step.device, gpus, self._context.variables(step))
         return tuple(condition for condition in step.step.may_lack if not holds(condition, here))
 
     def _write(self, key: str, *records: Record) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.plans import hilgate, plan, results_of, step, write_repository
 
-from hilgate.conditions import Here, cpu_flags, holds, problem_of
+from hilgate.conditions import Where, cpu_flags, holds, problem_of
 from hilgate.declare.load import load
 from hilgate.errors import Exit
 from hilgate.model import Outcome, Step
@@ -31,33 +31,33 @@ def cpuinfo(tmp_path):
 def test_a_flag_counts_that_every_processor_has(cpuinfo, tmp_path):
     assert cpu_flags(cpuinfo) == {"fpu", "avx2"}
     assert cpu_flags(tmp_path / "missing") == set()
-    assert holds("cpu:avx2", Here(cpuinfo=cpuinfo))
-    assert not holds("cpu:amx_tile", Here(cpuinfo=cpuinfo))
+    assert holds("cpu:avx2", Where(cpuinfo=cpuinfo))
+    assert not holds("cpu:amx_tile", Where(cpuinfo=cpuinfo))
     cpuinfo.write_text("flags : avx2 amx_tile amx_int8\n")
-    assert holds("cpu:amx_tile", Here(cpuinfo=cpuinfo))
+    assert holds("cpu:amx_tile", Where(cpuinfo=cpuinfo))
 
 
 @pytest.mark.parametrize(
     ("condition", "here", "answer"),
     [
-        ("package:pytest", Here(), True),
-        ("package:no-such-thing", Here(), False),
-        ("package:pytest!=0.0.1", Here(), True),
-        (f"package:pytest!={pytest.__version__}", Here(), False),
-        ("package:no-such-thing!=1", Here(), False),
-        ("program:sh", Here(), True),
-        ("program:sh", Here(env={"PATH": "/nowhere"}), False),
-        ("program:no-such-thing", Here(), False),
-        ("variable:WORD", Here(env={"WORD": "x"}), True),
-        ("variable:WORD", Here(env={"WORD": ""}), False),
-        ("variable:WORD", Here(env={}), False),
-        ("user:nobody-of-that-name", Here(), False),
-        ("device:cuda,rocm", Here("cpu"), False),
-        ("device:cuda,rocm", Here("gfx942"), True),
-        ("device:gfx950", Here("gfx942"), False),
-        ("device:cpu", Here("cpu"), True),
-        ("gpus:2", Here("cuda", 1), False),
-        ("gpus:2", Here("cuda", 2), True),
+        ("package:pytest", Where(), True),
+        ("package:no-such-thing", Where(), False),
+        ("package:pytest!=0.0.1", Where(), True),
+        (f"package:pytest!={pytest.__version__}", Where(), False),
+        ("package:no-such-thing!=1", Where(), False),
+        ("program:sh", Where(), True),
+        ("program:sh", Where(env={"PATH": "/nowhere"}), False),
+        ("program:no-such-thing", Where(), False),
+        ("variable:WORD", Where(env={"WORD": "x"}), True),
+        ("variable:WORD", Where(env={"WORD": ""}), False),
+        ("variable:WORD", Where(env={}), False),
+        ("user:nobody-of-that-name", Where(), False),
+        ("device:cuda,rocm", Where("cpu"), False),
+        ("device:cuda,rocm", Where("gfx942"), True),
+        ("device:gfx950", Where("gfx942"), False),
+        ("device:cpu", Where("cpu"), True),
+        ("gpus:2", Where("cuda", 1), False),
+        ("gpus:2", Where("cuda", 2), True),
     ],
 )
 def test_each_kind_is_asked(condition, here, answer):
@@ -69,7 +69,7 @@ def test_each_kind_is_asked(condition, here, answer):
 def test_what_is_no_condition_is_refused(text):
     assert "is no condition" in problem_of(text)
     with pytest.raises(ValueError, match="is no condition"):
-        holds(text, Here())
+        holds(text, Where())
     with pytest.raises(ValueError, match="is no condition"):
         Step.model_validate(step("a", "python -c pass").step.model_dump() | {"may_lack": {text: "what"}})
 
@@ -220,7 +220,7 @@ OFF = "pytest.skip('did not run here: vLLM turns the prefix cache off here')"
 def test_the_prefix_cache_of_mla(tmp_path, monkeypatch, flags, prefix, outcome, message):
     """The cell that only a processor with AMX can run, as its step declares it, on either processor."""
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : fpu {flags}\n")
-    monkeypatch.setattr("hilgate.run.runner.Here", functools.partial(Here, cpuinfo=tmp_path / "cpuinfo"))
+    monkeypatch.setattr("hilgate.run.runner.Where", functools.partial(Where, cpuinfo=tmp_path / "cpuinfo"))
     record = ended(tmp_path, CELLS.format(prefix=prefix), may_lack=FAMILIES, minimum=3)
     assert record.outcome == outcome
     assert message in record.message
