@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hilgate import pytest_plugin
+
 GPU_NODES = ("/dev/kfd", "/dev/nvidiactl")
 HERE = Path(__file__).parent
 INTERPRETING = (HERE / "kernels", HERE / "mamba", HERE / "test_tiny.py")
@@ -37,6 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.has_plugin(pytest_plugin.__name__):  # hilgate has loaded it where it runs a step
+        config.pluginmanager.register(pytest_plugin, pytest_plugin.__name__)
     if config.getoption("amdgcn"):
         os.environ["TRITON_INTERPRET"] = "0"  # before Triton is imported
         from support.machine_code import MachineCode

@@ -29,6 +29,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from hilgate.conditions import problem_of
 from hilgate.errors import MisuseError, RecordsError, writing
 
 if TYPE_CHECKING:
@@ -84,6 +85,15 @@ def _json_name(name: str) -> str:
         raise refused(f"{name!r} is a file of every build", "choose another name")
     return name
 
+
+def _condition(text: str) -> str:
+    if problem := problem_of(text):
+        raise refused(problem)
+    return text
+
+
+Condition = Annotated[str, AfterValidator(_condition)]
+"""What a machine may lack, e.g. `cpu:amx_tile` (`hilgate.conditions`)."""
 
 LabelName = Annotated[str, AfterValidator(_label_name)]
 """Name of a label of checks, usable as an option on the command line."""
@@ -321,7 +331,7 @@ class Smoke(Noun):
     arguments: Annotated[str, AfterValidator(_needs_no_shell)] = ""
     """Added to the step's command, to run a part of it; empty runs it whole."""
     minimum: int = Field(ge=1)
-    """Fewest checks that must have passed."""
+    """Fewest checks that it must report, as `Step.minimum`."""
     minutes: float = Field(gt=0)
     """What it usually takes on 2 cores."""
     on_change: bool = False
@@ -356,7 +366,12 @@ class Step(Noun):
     """device -> queue, where the smallest queue of that device is not the right one."""
     evidence: Evidence
     minimum: int = Field(default=1, ge=1)
-    """Fewest checks that must have passed: a step that ran fewer did not do its work."""
+    """Fewest checks that it must report: those that ran, and those that cannot run here (`may_lack`). It notices that
+    whole files of checks are gone; `python -m hilgate.checks.floors --write` writes it for steps of pytest."""
+    may_lack: dict[Condition, str] = Field(default_factory=dict)
+    """Conditions that a machine may lack -> the sentence that a verdict says where one is lacking, e.g.
+    {cpu:amx_tile: the prefix cache of MLA needs AMX}. A check that names such a condition, and is skipped where it is
+    lacking, is said and not red; any other check that did not run makes the step *did not run*."""
     timeout_minutes: int = Field(ge=1, le=180)
     env: dict[str, str] = Field(default_factory=dict)
     needs: tuple[Key, ...] = ()
@@ -578,7 +593,7 @@ class Loosening(Noun):
 class Plan(Noun):
     """`plan.json`: what will run and why, fixed before anything runs."""
 
-    schema_version: Literal[3, 4] = 4
+    schema_version: Literal[3, 4, 5] = 5
     created: dt.datetime
     commit: str
     """Full sha of HEAD; empty outside a git checkout."""
@@ -690,7 +705,7 @@ class BuildRecord(Noun):
     """First line of `results.jsonl`: which plan the following lines answer."""
 
     kind: Literal["build"] = "build"
-    schema_version: Literal[2] = 2
+    schema_version: Literal[2, 3] = 3
     started: dt.datetime
     plan_digest: str
     """sha256 of the canonical plan JSON; results of another plan are refused."""
@@ -736,6 +751,8 @@ class StepRecord(Noun):
     """Package of `Plan.packages` -> where Python finds it in the step's environment: below the root, or absolute."""
     peak_memory_mib: float | None = None
     environment: Environment
+    lacked: tuple[Condition, ...] = ()
+    """Those conditions of `Step.may_lack` that the machine lacked, asked where the step ran."""
     reused: Reused | None = None
     """Set where an earlier build's pass stands here; `started` and `seconds` are then of that."""
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from families.family import Limit
+
 Outcome = Literal["pass", "fail", "did not run"]
 
 
@@ -24,28 +26,36 @@ class Cell:
     numbers: dict[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     """Who served: backend, route, layout, packing; what stood in for a missing operator."""
+    needs: str = ""
+    """The condition without which it is declared not to run. A cell that did not run and names none has no excuse."""
 
 
-def settled(cell: Cell, known: str | None, *, measured: bool = True) -> Cell:
+def settled(cell: Cell, known: Limit | None, *, measured: bool = True) -> Cell:
     """Hold a cell against what is declared about it.
 
     Args:
         cell: As it came out.
-        known: Regular expression of the error that this platform is declared to give; None where it can do it.
+        known: What this platform is declared not to do; None where it can do it.
         measured: Whether that was measured on this model. Another of its family may escape the limit.
 
     Returns:
-        A failure that matches becomes *did not run*, with the error as its reason. A cell that passes although it is
-        declared not to run becomes a failure, so that declarations end with what they describe.
+        A failure that matches becomes *did not run*, with the error as its reason and the condition that it needs. A
+        cell that passes although it is declared not to run becomes a failure, so that declarations end with what they
+        describe; where only some machines have the limit it keeps its condition, and hilgate asks whether this one has.
     """
     if known is None:
         return cell
-    if cell.outcome == "fail" and re.search(known, cell.reason):
-        return Cell("did not run", f"vLLM here: {cell.reason}", cell.seconds)
-    if cell.outcome == "pass" and measured:
-        reason = f"declared not to run here ({known}), but it runs and is right: remove it from the declaration"
-        return Cell("fail", reason, cell.seconds, cell.numbers, cell.labels)
-    return cell
+    if cell.outcome != "pass":
+        if not re.search(known.error, cell.reason):
+            return cell
+        said = cell.reason if cell.outcome == "did not run" else f"vLLM here: {cell.reason}"
+        return Cell("did not run", said, cell.seconds, needs=known.needs)
+    if not measured:
+        return cell
+    if not known.everywhere:
+        return replace(cell, needs=known.needs)
+    reason = f"declared not to run here ({known.error}), but it runs and is right: remove it from the declaration"
+    return Cell("fail", reason, cell.seconds, cell.numbers, cell.labels)
 
 
 SEVERITY: tuple[Outcome, ...] = ("pass", "did not run", "fail")

@@ -24,7 +24,7 @@ from families import behaviours, faults, layers, mla_prefill, stand_ins
 from families.behaviours import Bench, NotDrivenError, NotHereError, require_codes
 from families.cell import Cell, settled, worse, write
 from families.engine import Engine, StuckError, end_with_parent
-from families.family import FAMILIES
+from families.family import FAMILIES, another_platform
 from families.fleet import SPENT
 from families.judge import WrongAnswerError
 from families.plans import not_here
@@ -91,8 +91,8 @@ class Run:
     planted: Callable[[Engine], AbstractContextManager[None]]
     """A fault to plant while they are driven."""
     fuzz: dict[str, int]
-    _hopeless: str = field(default="", init=False)
-    """Why no engine of this model starts here."""
+    _hopeless: Cell | None = field(default=None, init=False)
+    """What every cell is where no engine of this model starts here."""
 
     def cells(self) -> dict[str, Cell]:
         """Drive them; the next engine starts when the one before has ended."""
@@ -106,7 +106,7 @@ class Run:
         for plan in plans:
             chosen = tuple(name for name in plan.behaviours if name in self.behaviours and family.has(name))
             if chosen and self._hopeless:
-                made |= dict.fromkeys(chosen, Cell("did not run", self._hopeless))
+                made |= dict.fromkeys(chosen, replace(self._hopeless, seconds=0.0))
             elif chosen:
                 for name, cell in self._engine(plan, chosen, platform).items():
                     held = settled(cell, family.limit(platform, name), measured=self.served.measured)
@@ -116,7 +116,7 @@ class Run:
     def _engine(self, plan: EnginePlan, chosen: tuple[str, ...], platform: str) -> dict[str, Cell]:
         served = self.served
         if (reason := not_here(platform, served.family, chosen[0])) is not None:
-            return dict.fromkeys(chosen, Cell("did not run", reason))
+            return dict.fromkeys(chosen, Cell("did not run", reason, needs=another_platform(platform)))
         started = time.monotonic()
         try:
             arguments = served.arguments(platform, plan.arguments)
@@ -131,17 +131,17 @@ class Run:
         traceback.print_exception(error)
         failed = Cell("fail", _words(error), time.monotonic() - started)
         failed = settled(failed, self.served.family.limit(platform))
-        if lacks_package(error):
-            failed = replace(failed, outcome="did not run")
+        if package := lacking_package(error):
+            failed = replace(failed, outcome="did not run", needs=f"package:{package}")
         if failed.outcome == "did not run":
-            self._hopeless = failed.reason  # of every engine of the family
+            self._hopeless = failed  # of every engine of the family
         return failed
 
 
-def lacks_package(error: Exception) -> bool:
-    """Whether an engine did not start because this machine has not everything that vLLM imports for a model."""
-    ours = ("pagedkv", "families", "vllm")
-    return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in ours
+def lacking_package(error: Exception) -> str:
+    """The package without which an engine did not start, of those that vLLM imports for a model; empty for none."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return "" if name in {"pagedkv", "families", "vllm"} else name
 
 
 def run_cell(name: str, bench: Bench, labels: dict[str, str]) -> Cell:

@@ -40,6 +40,23 @@ class UnknownNameError(Exception):
 
 
 @dataclass(frozen=True)
+class Limit:
+    """What vLLM cannot do on a platform."""
+
+    error: str
+    """Regular expression of what it says."""
+    needs: str
+    """Condition without which it cannot, as hilgate asks for it (`hilgate.conditions`)."""
+    everywhere: bool = True
+    """Whether every machine of the platform has it; else those alone that lack the condition."""
+
+
+def another_platform(platform: str) -> str:
+    """The condition that a step runs on another platform than this one."""
+    return f"device:{','.join(one for one in PLATFORMS if one != platform)}"
+
+
+@dataclass(frozen=True)
 class Family:
     """One family; but for the name, every field is a key of `families.yaml`."""
 
@@ -64,8 +81,9 @@ class Family:
     engine_gpu: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments on CUDA and ROCm."""
     cannot: Mapping[str, Any] = field(default_factory=dict)
-    """Platform of PLATFORMS to a regular expression, what vLLM's error there says; or to one for each behaviour that
-    cannot be had. Each is held against the run: another error is a failure, and so is a limit that is none any more."""
+    """Platform of PLATFORMS to a limit, or to one for each behaviour that cannot be had. A limit is a regular
+    expression, what vLLM's error there says; or {error, needs} where only a machine without the condition `needs` has
+    it. Each is held against the run: another error is a failure, and so is a limit that is none any more."""
 
     @property
     def fp8_cache(self) -> bool:
@@ -89,15 +107,19 @@ class Family:
             raise KeyError(f"platform {platform!r}; one of {', '.join(PLATFORMS)}")
         return {**self.engine, **(self.engine_cpu if platform == "cpu" else self.engine_gpu)}
 
-    def limit(self, platform: str, behaviour: str | None = None) -> str | None:
-        """The error, as a regular expression, that vLLM is known to give; None where it is known to work.
+    def limit(self, platform: str, behaviour: str | None = None) -> Limit | None:
+        """What vLLM is known not to do; None where it is known to work.
 
         Args:
             platform: Of PLATFORMS. On ROCm nothing has been measured yet, so nothing that it might do is excused.
             behaviour: Of BEHAVIOURS; None for the start of any engine.
         """
         found = self.cannot.get(platform)
-        return found if isinstance(found, str) or found is None else found.get(behaviour)
+        if isinstance(found, dict):
+            found = found.get(behaviour)
+        if isinstance(found, dict):
+            return Limit(found["error"], found["needs"], everywhere=False)
+        return None if found is None else Limit(found, another_platform(platform))
 
     def has(self, behaviour: str) -> bool:
         """Whether a behaviour means anything for this family."""
@@ -152,18 +174,26 @@ def _family(name: str, declared: Any, where: str) -> Family:
     _require_of((made.chunk_scan,), ("", "pagedkv"), f"{where}.chunk_scan")
     _require_of(made.cannot, PLATFORMS, f"{where}.cannot")
     for platform, limit in made.cannot.items():
-        errors = limit if isinstance(limit, dict) else {"": limit}
-        _require_of(errors, ("", *BEHAVIOURS), f"{where}.cannot.{platform}")
-        for error in errors.values():
-            try:
-                re.compile(error)
-            except (re.error, TypeError) as problem:
-                raise DeclarationError(
-                    f"{where}.cannot.{platform}: {error!r} is no regular expression: {problem}"
-                ) from None
+        limits = limit if isinstance(limit, dict) else {"": limit}
+        _require_of(limits, ("", *BEHAVIOURS), f"{where}.cannot.{platform}")
+        for behaviour, one in limits.items():
+            _require_limit(one, ".".join(filter(None, (f"{where}.cannot.{platform}", behaviour))))
     if not made.attention and not made.states:
         raise DeclarationError(f"{where}: neither attention nor states: nothing of it would be served by a cache")
     return made
+
+
+def _require_limit(limit: Any, where: str) -> None:
+    error = limit
+    if isinstance(limit, dict):
+        _require_of(limit, ("error", "needs"), where)
+        if not {"error", "needs"} <= limit.keys() or not re.fullmatch(r"[a-z]+:\S+", str(limit["needs"])):
+            raise DeclarationError(f"{where}: got {limit!r}; expected {{error: what vLLM says, needs: a condition}}")
+        error = limit["error"]
+    try:
+        re.compile(error)
+    except (re.error, TypeError) as problem:
+        raise DeclarationError(f"{where}: {error!r} is no regular expression: {problem}") from None
 
 
 def _require_mapping(value: Any, keys: Sequence[str], where: str) -> None:

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from support.executor import REAL_AGENT, offered
+from support.executor import offered
 from support.nodes import ROOT
 from support.rest import build
 
@@ -50,7 +50,7 @@ def test_no_setting_of_a_host_comes_from_a_build(name: str) -> None:
     assert not taken(name)
 
 
-@pytest.mark.skipif(not REAL_AGENT, reason="did not run: HILGATE_REAL_AGENT names no buildkite-agent")
+@pytest.mark.needs("variable:HILGATE_REAL_AGENT")
 def test_the_real_agent_refuses_such_a_job_and_starts_the_others(tmp_path: Path) -> None:
     for name, reason in (
         ("HILGATE_SELFCHECK", "agent_refused"),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hilgate.conditions import NEEDS
+
 EX_TEMPFAIL = 75
 """Exit status that hilgate takes for the machine's or the network's fault (`ci/RUNNING.md`)."""
 
@@ -72,7 +74,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _of_families(metafunc: pytest.Metafunc) -> None:
     if find_spec("vllm") is None:
-        pytest.skip("families run in vLLM", allow_module_level=True)
+        pytest.skip("needs package:vllm", allow_module_level=True)
     from families.family import UnknownNameError, columns, rows
 
     families, behaviours = (_chosen(metafunc.config, option) for option in ("family", "behaviour"))
@@ -84,7 +86,7 @@ def _of_families(metafunc: pytest.Metafunc) -> None:
 
 
 def _of_checkpoints(metafunc: pytest.Metafunc) -> None:
-    pytest.importorskip("vllm", reason="checkpoints run in vLLM")
+    pytest.importorskip("vllm", reason="needs package:vllm")
     cells = [(row, behaviour) for row in metafunc.config.stash[ROWS] for behaviour in row.behaviours]
     metafunc.parametrize("published_cell", cells, ids=[f"{row.name}-{behaviour}" for row, behaviour in cells])
 
@@ -125,6 +127,8 @@ def passes(record_property):
         record_property("seconds", round(cell.seconds, 2))
         for name, value in {**cell.numbers, **cell.labels}.items():
             record_property(name, value)
+        if cell.needs:
+            record_property(NEEDS, cell.needs)
         if cell.outcome == "did not run":
             pytest.skip(f"did not run here: {cell.reason}")
         assert cell.outcome == "pass", cell.reason

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from families.family import FAMILIES, DeclarationError, load
+from families.family import BEHAVIOURS, FAMILIES, PLATFORMS, DeclarationError, Limit, another_platform, load
+from families.plans import not_here
+from hilgate.conditions import problem_of
+from hilgate.declare.load import load as load_declarations
 
 GOOD = """
 shared:
@@ -16,7 +21,7 @@ families:
     attention: paged
     config_class: SmallConfig
     config: {<<: *sizes, num_layers: 4}
-    cannot: {cpu: never, cuda: {spec: 'wrong|off by \\d'}}
+    cannot: {cpu: never, cuda: {spec: 'wrong|off by \\d'}, rocm: {prefix: {error: gone, needs: "cpu:amx_tile"}}}
 """
 
 
@@ -28,9 +33,28 @@ def read(tmp_path, text):
 def test_a_declaration_and_what_it_shares(tmp_path):
     small = read(tmp_path, GOOD)["small"]
     assert small.config == {"hidden_size": 64, "num_layers": 4}
-    assert (small.limit("cpu"), small.limit("cpu", "decode"), small.limit("rocm", "spec")) == ("never", "never", None)
+    never = Limit("never", "device:cuda,rocm")
+    assert (small.limit("cpu"), small.limit("cpu", "decode"), small.limit("rocm", "spec")) == (never, never, None)
     assert (small.limit("cuda"), small.limit("cuda", "decode")) == (None, None)
-    assert small.limit("cuda", "spec") == r"wrong|off by \d"
+    assert small.limit("cuda", "spec") == Limit(r"wrong|off by \d", "device:cpu,rocm")
+    assert small.limit("rocm", "prefix") == Limit("gone", "cpu:amx_tile", everywhere=False)
+
+
+def test_the_conditions_of_all_limits_are_those_that_the_steps_may_lack():
+    """What the families declare, hilgate can ask for; and the step declares no more than that."""
+    limits = [
+        (platform, limit)
+        for family in FAMILIES.values()
+        for platform in PLATFORMS
+        for behaviour in (None, *BEHAVIOURS)
+        if (limit := family.limit(platform, behaviour))
+    ]
+    assert [problem_of(limit.needs) for _, limit in limits if problem_of(limit.needs)] == []
+    assert {limit.needs for _, limit in limits if not limit.everywhere} == {"cpu:amx_tile"}
+    assert all(limit.needs == another_platform(platform) for platform, limit in limits if limit.everywhere)
+    assert not_here("cpu", FAMILIES["jamba"], "padded")
+    step = load_declarations(Path(__file__).parents[2]).step("models-families")[1]
+    assert set(step.may_lack) == {limit.needs for _, limit in limits}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +72,10 @@ def test_a_declaration_and_what_it_shares(tmp_path):
         ("spec: ", "specs: ", "families.small.cannot.cuda: got 'specs'; did you mean spec"),
         ("cpu: never", "cpu: '('", r"families.small.cannot.cpu: '\(' is no regular expression"),
         ("cpu: never", "cpu: 3", "families.small.cannot.cpu: 3 is no regular expression"),
+        ("error: gone, ", "", r"families.small.cannot.rocm.prefix: got .*; expected \{error: what vLLM says, needs: "),
+        ("cpu:amx_tile", "amx", "families.small.cannot.rocm.prefix: got .*; expected"),
+        ("error: gone", "error: '('", r"families.small.cannot.rocm.prefix: '\(' is no regular expression"),
+        ("error: ", "eror: ", "families.small.cannot.rocm.prefix: got 'eror'; did you mean error"),
         ("families:", "family:", "got 'family'; did you mean families"),
         ("*sizes", "*size", "found undefined alias"),
         (GOOD, "", "expected a mapping of shared, families"),

@@ -10,7 +10,7 @@ import torch
 
 from families import behaviours, cell, family, judge, plans, schedule
 from families.engine import Answer
-from families.family import FAMILIES
+from families.family import FAMILIES, Limit
 from families.faults import PLANTS
 from families.judge import Error, WrongAnswerError
 from families.schedule import Limits, Request
@@ -179,15 +179,31 @@ def test_declarations_end_with_what_they_describe():
     passed, failed = cell.Cell("pass"), cell.Cell("fail", "IndexError: index 3 is out of bounds")
     assert cell.settled(passed, None) is passed
     assert cell.settled(failed, None) is failed
-    excused = cell.settled(failed, r"index \d+ is out")
+    index = Limit(r"index \d+ is out", "device:cuda,rocm")
+    excused = cell.settled(failed, index)
     assert (excused.outcome, excused.reason) == ("did not run", f"vLLM here: {failed.reason}")
-    assert cell.settled(failed, "another error").outcome == "fail"
-    stale = cell.settled(passed, "index")
+    assert excused.needs == "device:cuda,rocm"
+    assert cell.settled(failed, Limit("another error", "device:cuda,rocm")).outcome == "fail"
+    stale = cell.settled(passed, index)
     assert stale.outcome == "fail"
     assert "remove it from the declaration" in stale.reason
     # Of another model than it was measured on, a declaration excuses and demands nothing.
-    assert cell.settled(passed, "index", measured=False) is passed
-    assert cell.settled(failed, "index", measured=False).outcome == "did not run"
+    assert cell.settled(passed, index, measured=False) is passed
+    assert cell.settled(failed, index, measured=False).outcome == "did not run"
+
+
+def test_a_cell_names_the_condition_that_excuses_it_and_none_that_nobody_declared():
+    """The prefix cache of MLA on the CPU: hilgate asks for AMX, here it is only named, whatever became of the cell."""
+    known = FAMILIES["deepseek-v3"].limit("cpu", "prefix")
+    assert (known.needs, known.everywhere) == ("cpu:amx_tile", False)
+    off = cell.Cell("did not run", "vLLM turns the prefix cache off here")
+    assert cell.settled(off, known) == cell.Cell("did not run", off.reason, needs="cpu:amx_tile")
+    assert cell.settled(cell.Cell("pass", numbers={"n": 1}), known) == cell.Cell(
+        "pass", numbers={"n": 1}, needs="cpu:amx_tile"
+    )
+    assert cell.settled(off, None).needs == "", "not declared: its step did not run"
+    other = cell.Cell("did not run", "vLLM keeps states in float32 here")
+    assert cell.settled(other, known).needs == "", "another reason than the declared one"
 
 
 def test_of_several_engines_the_worst_counts():

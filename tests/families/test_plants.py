@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("vllm", reason="families run in vLLM")
+pytest.importorskip("vllm", reason="needs package:vllm")
 
 from families.faults import PLANTS
 from families.fleet import Fleet

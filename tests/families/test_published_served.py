@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("vllm", reason="checkpoints run in vLLM")
+pytest.importorskip("vllm", reason="needs package:vllm")
 
 import torch
 from safetensors.torch import load_file, save_file

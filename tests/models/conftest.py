@@ -12,8 +12,9 @@ import torch
 @pytest.fixture
 def deployment(monkeypatch):
     """The configuration as an object to change."""
-    routes = pytest.importorskip("pagedkv.vllm_plugin.routes", reason="the plugin is about vLLM")
     from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    from pagedkv.vllm_plugin import routes
 
     config = SimpleNamespace(
         kv_transfer_config=None,

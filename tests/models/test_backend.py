@@ -10,7 +10,7 @@ import torch
 from models.batches import common_metadata
 from support.pools import assert_same_bits
 
-pytest.importorskip("vllm", reason="the plugin is about vLLM")
+pytest.importorskip("vllm", reason="needs package:vllm")
 
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.v1.attention.backend import AttentionType, MultipleOf

@@ -9,7 +9,7 @@ import pytest
 import torch
 from models.batches import common_metadata
 
-pytest.importorskip("vllm", reason="the plugin is about vLLM")
+pytest.importorskip("vllm", reason="needs package:vllm")
 
 from support.tolerances import ROW_RELATIVE
 from vllm.v1.attention.backend import AttentionCGSupport

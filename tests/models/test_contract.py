@@ -16,7 +16,7 @@ import torch
 from models import interface
 from models.batches import common_metadata
 
-pytest.importorskip("vllm", reason="the plugin is about vLLM")
+pytest.importorskip("vllm", reason="needs package:vllm")
 
 import vllm
 from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym

@@ -20,7 +20,7 @@ import pagedkv
 from families.fleet import GPU
 
 if find_spec("vllm") is None:  # imported where it is served; once more here would take seconds
-    pytest.skip("the wheel is a plugin of vLLM", allow_module_level=True)
+    pytest.skip("needs package:vllm", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
 OURS = ("_editable_impl_", "families", "hileval", "hilgate", "pagedkv")

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="the plugin is about vLLM")
+pytest.importorskip("vllm", reason="needs package:vllm")
 
 from models import matrix
 

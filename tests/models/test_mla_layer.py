@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="the plugin is about vLLM")
+pytest.importorskip("vllm", reason="needs package:vllm")
 
 from support.mla_steps import step
 from support.tolerances import LSE_ABSOLUTE, ROW_RELATIVE

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="the plugin is about vLLM")
+pytest.importorskip("vllm", reason="needs package:vllm")
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import derive_canonical_mappings
 from vllm.v1.kv_cache_interface import (

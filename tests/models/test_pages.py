@@ -14,7 +14,7 @@ import pytest
 import torch
 from models.batches import common_metadata
 
-pytest.importorskip("vllm", reason="the plugin is about vLLM")
+pytest.importorskip("vllm", reason="needs package:vllm")
 
 from support.pools import assert_same_bits
 from support.tolerances import ROW_RELATIVE

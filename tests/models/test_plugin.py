@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="the plugin is about vLLM")
+pytest.importorskip("vllm", reason="needs package:vllm")
 
 import vllm.plugins
 from vllm.config.attention import AttentionConfig

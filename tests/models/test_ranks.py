@@ -13,7 +13,7 @@ import pytest
 import torch
 from models import engine, matrix
 
-pytest.importorskip("vllm", reason="the plugin is about vLLM")
+pytest.importorskip("vllm", reason="needs package:vllm")
 
 from families import checkpoints, judge
 from families.fleet import GPU, IN_PROCESS
@@ -74,7 +74,7 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runs(folders, tmp_path_factory):
+def started_runs(folders, tmp_path_factory):
     started = engines(folders, tmp_path_factory.mktemp("store"))
     if GPU and torch.cuda.device_count() < 2:
         started = {name: spec for name, spec in started.items() if not name.endswith("two ranks")}
@@ -88,9 +88,18 @@ def oracle(folders):
     return cache(lambda model: matrix.oracle(model, folders[model]))
 
 
+@pytest.fixture
+def runs(started_runs, lacks):
+    """What every run answered, by name; asking for one that two GPUs are too few for skips the test."""
+
+    class Runs(dict):
+        def __missing__(self, run):
+            lacks("gpus:2", f"{run!r}")
+
+    return Runs(started_runs)
+
+
 def answers(runs, run):
-    if run not in runs:
-        pytest.skip("did not run here: two ranks need two GPUs")
     assert runs[run]["refusal"] == "", "every layer of every rank was ours"
     return runs[run]["batches"]["only"]["answers"]
 

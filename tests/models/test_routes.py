@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="the plugin is about vLLM")
+pytest.importorskip("vllm", reason="needs package:vllm")
 
 from vllm.v1.kv_cache_layout import KVCacheLayout
 

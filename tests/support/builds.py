@@ -20,7 +20,7 @@ NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 
 
 def built(*steps_and_checks, **changes):
-    """(plan, recorded, verdict) of steps that recorded these checks."""
+    """(plan, recorded, verdict) of steps that recorded these checks, on a machine without what they may lack."""
     a_plan = plan(*[one for one, _ in steps_and_checks], **changes)
     digest = plan_digest(a_plan)
     attempts = {}
@@ -31,7 +31,7 @@ def built(*steps_and_checks, **changes):
         record = StepRecord(
             key=one.key, started=NOW + dt.timedelta(seconds=number), seconds=90.0 + number, exit_status=int(red),
             outcome=Outcome.FAIL if red else Outcome.PASS, message="", checks=len(checks), command=one.step.command,
-            peak_memory_mib=100.0, environment=ENVIRONMENT,
+            peak_memory_mib=100.0, environment=ENVIRONMENT, lacked=tuple(one.step.may_lack),
         )  # fmt: skip
         attempts[one.key] = (results.Attempt(record, tuple(checks)),)
     build = BuildRecord(started=NOW, plan_digest=digest, commit=a_plan.commit, environment=ENVIRONMENT)

@@ -10,7 +10,7 @@ from hilgate.model import Check, Matrix, Outcome
 from hilgate.report import tables
 
 SPEC = Matrix(rows="fruit", columns="test", file="cells.json")
-STEP = step("grid", "x", matrix=SPEC)
+STEP = step("grid", "x", matrix=SPEC, may_lack={"variable:ORCHARD": "who picks needs an orchard"})
 WORDS = {"fail": "max_abs_err 0.5 > 0.001\nat line 2", "did not run": "did not run here: no orchard",
          "inconclusive": "too few"}  # fmt: skip
 
@@ -18,6 +18,7 @@ WORDS = {"fail": "max_abs_err 0.5 > 0.001\nat line 2", "did not run": "did not r
 def cell(row, column, outcome="pass", message=None, **more):
     """A check of one cell; an empty name leaves its label out."""
     labels = {name: value for name, value in ((SPEC.rows, row), (SPEC.columns, column)) if value}
+    labels |= {"needs": "variable:ORCHARD"} if outcome == "did not run" else {}
     words = WORDS.get(outcome, "") if message is None else message
     name = more.pop("id", f"t.py::test_cell[{row}-{column}]")
     return Check(id=name, outcome=Outcome(outcome), message=words, labels=labels | more.pop("labels", {}), **more)

@@ -93,7 +93,12 @@ def finished(a_step: PlannedStep, *checks: Check, status: int | None = 0, **chan
     """Records of an attempt; its outcome is what the runner's own rules say unless `outcome` is given."""
     stopped = changes.pop("stopped", "")
     problem = changes.pop("problem", "")
-    decision = decide(Facts(kind_of(a_step), a_step.step.minimum, status, checks, stopped, problem))
+    lacked = changes.get("lacked", ())
+    may_lack = a_step.step.may_lack
+    facts = Facts(
+        kind_of(a_step), a_step.step.minimum, status, checks, stopped, problem, "", may_lack, frozenset(lacked)
+    )
+    decision = decide(facts)
     values: dict[str, Any] = {
         "key": a_step.key,
         "started": NOW,

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hilgate.conditions import NEEDS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -99,6 +101,7 @@ class MachineCode:
         items[:] = [item for item in items if item not in without]
         for item in items:
             if why := declared(self.arch, triton.__version__, item.nodeid):
+                item.user_properties.append((NEEDS, f"package:triton!={triton.__version__}"))
                 item.add_marker(pytest.mark.xfail(reason=f"declared: {why}", raises=AssertionError, strict=True))
 
     @pytest.hookimpl(wrapper=True)

@@ -67,7 +67,11 @@ def failing(name: str = "it breaks") -> dict[str, object]:
 
 
 def skipped(name: str = "it waits") -> dict[str, object]:
-    return {"id": name, "outcome": "did not run", "message": "needs gfx950"}
+    """A check that a cpu cannot run, for steps with MAY_LACK."""
+    return {"id": name, "outcome": "did not run", "message": "needs gfx950", "labels": {"needs": "device:gfx950"}}
+
+
+MAY_LACK = {"may_lack": {"device:gfx950": "who waits needs gfx950"}}
 
 
 def undecided(name: str = "it depends") -> dict[str, object]:

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hilgate.agent.health import RECHECK_SUFFIX
+from hilgate.conditions import Where, holds, of_the_device
 from hilgate.errors import Exit
 from hilgate.model import CPU, DESK, Counts, Outcome, Ruling, StepVerdict
 from hilgate.run.evidence import kind_of
@@ -376,7 +377,15 @@ def decide_attempt(
     1 says that checks failed: it goes with them, and no other status does.
     """
     record = attempt.record
-    facts = Facts(kind_of(step), step.step.minimum, record.exit_status, attempt.checks, stopped=record.message)
+    facts = Facts(
+        kind_of(step),
+        step.step.minimum,
+        record.exit_status,
+        attempt.checks,
+        stopped=record.message,
+        may_lack=step.step.may_lack,
+        lacked=frozenset(record.lacked) - not_lacking(step),
+    )
     left = tuple(
         check.model_copy(update={"outcome": INCONCLUSIVE}) if check.outcome is FAIL and check.id in flaky else check
         for check in attempt.checks
@@ -389,6 +398,12 @@ def decide_attempt(
     if SEVERITY[derived.outcome] > SEVERITY[record.outcome]:
         return Decision(derived.outcome, f"{derived.why} (recorded as {record.outcome.value})")
     return Decision(record.outcome, record.message or derived.why)
+
+
+def not_lacking(step: PlannedStep) -> frozenset[str]:
+    """Conditions that its device meets: whatever a record says, it does not lack them."""
+    here = Where(step.device)
+    return frozenset(one for one in step.step.may_lack if of_the_device(one) and holds(one, here))
 
 
 LONGEST_SELECTOR = 1000

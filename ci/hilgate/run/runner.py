@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from hilgate import git
+from hilgate.conditions import Where, holds
 from hilgate.errors import CannotRunHereError, MisuseError, NothingSelectedError, RunInterruptedError
-from hilgate.model import BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
+from hilgate.model import CPU, BuildRecord, Environment, Outcome, Plan, PlannedStep, StepRecord
 from hilgate.plan.estimate import fits, in_order, stretch
 from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
@@ -176,7 +177,7 @@ class Runner:
                 waiting.remove(key)
                 self._record(step, process.Ended(None, obstacle, 0.0, None))
                 settled.append(key)
-            elif key in self.reused:
+            elif key in self.reused and self.reused[key].record.lacked == self._lacked(step):
                 waiting.remove(key)
                 self._reuse(step, self.reused[key])
                 settled.append(key)
@@ -266,6 +267,7 @@ class Runner:
         """Write what a step left, or that it was not started; returns its checks."""
         folder = step_folder(self.results_folder, step.key)
         found = kind_of(step).collect(folder, self.root).with_problem_as_failure() if child else Collected(())
+        lacked = self._lacked(step) if child else ()
         decision = decide(
             Facts(
                 evidence=kind_of(step),
@@ -275,6 +277,8 @@ class Runner:
                 stopped=end.reason,
                 problem=found.problem,
                 said=child.said() if child else "",
+                may_lack=step.step.may_lack,
+                lacked=frozenset(lacked),
             )
         )
         image, problem = collect_image(step, self.plan, folder) if decision.outcome is Outcome.PASS else (None, "")
@@ -292,6 +296,7 @@ class Runner:
             imported=self._imported(step),
             peak_memory_mib=end.peak_memory_mib,
             environment=self.environment,
+            lacked=lacked,
         )
         attempt = results.Attempt(record, found.checks)
         if self.store and child:
@@ -303,6 +308,12 @@ class Runner:
         self._outcomes[step.key] = decision.outcome
         self.progress.finished(step, attempt, folder / LOG_FILE)
         return found.checks
+
+    def _lacked(self, step: PlannedStep) -> tuple[str, ...]:
+        """Which of the conditions that it may lack this machine lacks."""
+        gpus = detect().gpus if step.step.may_lack and step.device != CPU else 0
+        here = Where(step.device, gpus, self._context.variables(step))
+        return tuple(condition for condition in step.step.may_lack if not holds(condition, here))
 
     def _write(self, key: str, *records: Record) -> None:
         """Write the file of a step anew, with these records at its end."""

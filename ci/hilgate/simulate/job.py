@@ -15,6 +15,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from hilgate.conditions import NEEDS
 from hilgate.errors import Exit
 from hilgate.model import (
     CPU,
@@ -36,11 +37,11 @@ from hilgate.plan.select import Selection
 from hilgate.run import outcome, results, reuse
 from hilgate.run.evidence import kind_of
 from hilgate.simulate.buildkite import LOST, Host, JobEnd, State, Upload
-from hilgate.simulate.scenarios import FIRST_ATTEMPT_ONLY, Fault, Kind
-from hilgate.simulate.truth import FAILED, PASSED, SKIPPED, Deed, Excuse, Ledger
+from hilgate.simulate.scenarios import FIRST_ATTEMPT_ONLY, Fault, Kind, lackable
+from hilgate.simulate.truth import CANNOT_RUN, FAILED, PASSED, SKIPPED, Deed, Excuse, Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from hilgate.model import Plan, PlannedStep, Record
@@ -64,8 +65,20 @@ KILLED = 137
 SIGKILLED = -9
 """Exit status of a child that the kernel ended for want of memory (`subprocess`: minus SIGKILL)."""
 
-OUTCOMES = {PASSED: Outcome.PASS, FAILED: Outcome.FAIL, SKIPPED: Outcome.DID_NOT_RUN}
-MESSAGES = {PASSED: "", FAILED: "max_abs_err 0.5 > 0.001", SKIPPED: "needs another device"}
+OUTCOMES = {
+    PASSED: Outcome.PASS,
+    FAILED: Outcome.FAIL,
+    SKIPPED: Outcome.DID_NOT_RUN,
+    CANNOT_RUN: Outcome.DID_NOT_RUN,
+}
+MESSAGES = {
+    PASSED: "",
+    FAILED: "max_abs_err 0.5 > 0.001",
+    SKIPPED: "needs another device",
+    CANNOT_RUN: "needs another processor",
+}
+NOBODYS = "variable:NOBODY_DECLARES_THIS"
+"""A condition that no step may lack."""
 
 _EXITS = {Outcome.PASS: 0, Outcome.FAIL: 1, Outcome.INCONCLUSIVE: 6, Outcome.DID_NOT_RUN: 4}
 _EVIDENCE = frozenset(
@@ -99,6 +112,7 @@ _WORTHLESS = {
 }
 _AUTHORS = _EVIDENCE | frozenset(
     {Kind.REGRESSION, Kind.FLAKY, Kind.NO_EVIDENCE, Kind.ZERO_TESTS, Kind.ALL_SKIPPED, Kind.BELOW_MINIMUM,
+     Kind.SKIPPED_TEST, Kind.RAN_WITHOUT,
      Kind.FALSE_CLAIM, Kind.QUARANTINED_FAILURE, Kind.QUARANTINED_ELSEWHERE, Kind.HANG, Kind.HANG_HARD,
      Kind.OUT_OF_MEMORY, Kind.OUT_OF_MEMORY_HARD, Kind.OTHER_COMMAND, Kind.IMAGE_OTHER_CONTENT,
      Kind.IMAGE_NOT_RECORDED, Kind.SOFT_FAILED, Kind.REUSED_BY_AGENT}
@@ -407,7 +421,10 @@ class _Job:
             return replace(facts, exit_status=deed.ended, problem="its evidence holds no tests")
         if claim == 3:
             deed.ended = None
-        checks = tuple(_check(test, end) for test, end in deed.tests.items() if claim != 2)
+        needs, lacked = self._conditions()
+        checks = tuple(_check(test, end, needs.get(test, "")) for test, end in deed.tests.items() if claim != 2)
+        # Whoever forges an excuse believes it, so that the record says what he would have it say.
+        facts = replace(facts, may_lack=step.may_lack | dict.fromkeys(lacked, "forged"), lacked=lacked)
         if Kind.REUSED_BY_AGENT in struck or any(offered(self, kind) for kind in _EVIDENCE & struck.keys()):
             return replace(facts, exit_status=0, checks=tuple(_check(test, PASSED) for test in deed.tests))
         return replace(facts, exit_status=deed.ended, checks=checks)
@@ -418,9 +435,36 @@ class _Job:
             return {}
         if Kind.ALL_SKIPPED in self.struck:
             return dict.fromkeys(tests, SKIPPED)
+        for kind, end in ((Kind.CANNOT_RUN, CANNOT_RUN), (Kind.SKIPPED_TEST, SKIPPED)):
+            if test := self._picked(kind, tests):
+                tests[test] = end
         if Kind.BELOW_MINIMUM in self.struck:
-            return tests | dict.fromkeys(list(tests)[self.step.step.minimum - 1 :], SKIPPED)
+            return dict(list(tests.items())[: max(1, self.step.step.minimum - 1)])
         return tests
+
+    def _picked(self, kind: Kind, tests: Mapping[str, str]) -> str:
+        """The test that a fault strikes; empty where it has struck none, or the test does not pass anyway."""
+        test = next(iter(self.site.chosen(self.step, {kind})), "") if kind in self.struck else ""
+        return test if tests.get(test) in {PASSED, CANNOT_RUN, SKIPPED} else ""
+
+    def _conditions(self) -> tuple[dict[str, str], frozenset[str]]:
+        """What tests say that they need, and what the record says that the machine lacked."""
+        needs: dict[str, str] = {}
+        lacked: set[str] = set()
+        if test := self._picked(Kind.CANNOT_RUN, self.deed.tests):
+            needs[test] = lackable(self.step)
+            lacked.add(needs[test])
+        if test := self._picked(Kind.RAN_WITHOUT, self.deed.tests):
+            needs[test] = lackable(self.step)
+            lacked.add(needs[test])
+            if self.deed.tests[test] == PASSED:
+                self.deed.wrong.append(f"{test} ran without what it is declared to need")
+        if test := self._picked(Kind.SKIPPED_TEST, self.deed.tests):
+            # None; one that nobody declared; one that the device has; one that its machine has.
+            which = self.struck[Kind.SKIPPED_TEST] % 4
+            needs[test] = ("", NOBODYS, f"device:{self.step.device}", "program:sh")[which]
+            lacked |= {needs[test]} - {"", "program:sh"}
+        return needs, frozenset(lacked)
 
     def _write(self, facts: outcome.Facts, image: str) -> int:
         """Write the records of the attempt; returns the exit status of the job's command."""
@@ -441,6 +485,7 @@ class _Job:
             command=command,
             imported={name: folder + place for name, place in site.plan.packages.items()},
             environment=build.environment,
+            lacked=tuple(sorted(facts.lacked)),
         )
         if Kind.REUSED_BY_AGENT in self.struck:
             mark = Reused(of=reuse.identity(step, site.plan), commit=build.commit, tree=build.tree)
@@ -519,8 +564,9 @@ class _Job:
         return self.folder / results.health_file("before" if number % 2 else "after")
 
 
-def _check(test: str, end: str) -> Check:
-    return Check(id=test, outcome=OUTCOMES[end], seconds=0.5, message=MESSAGES[end])
+def _check(test: str, end: str, needs: str = "") -> Check:
+    labels = {NEEDS: needs} if needs else {}
+    return Check(id=test, outcome=OUTCOMES[end], seconds=0.5, message=MESSAGES[end], labels=labels)
 
 
 _KEY = b"k" * 32

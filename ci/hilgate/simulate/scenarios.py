@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hilgate import git
 from hilgate.buildkite.steps import pipeline_yaml, recheck_yaml
+from hilgate.conditions import of_the_device
 from hilgate.declare.load import Declarations, load
 from hilgate.errors import MisuseError, NothingSelectedError
 from hilgate.images.contents import contents
@@ -61,6 +62,9 @@ class Kind(enum.StrEnum):
     ZERO_TESTS = "zero tests"
     ALL_SKIPPED = "everything skipped"
     BELOW_MINIMUM = "fewer than the minimum"
+    CANNOT_RUN = "test that its machine cannot run"
+    SKIPPED_TEST = "test skipped without a true excuse"
+    RAN_WITHOUT = "test ran without what it needs"
     SOFT_FAILED = "soft-failed job"
     SKIPPED = "unplanned skip"
     CANCELLED = "cancelled by a person"
@@ -103,7 +107,7 @@ FIRST_ATTEMPT_ONLY = frozenset({Kind.AGENT_LOST, Kind.AGENT_STOPPED, Kind.SICK_N
 """Faults that Buildkite answers with another attempt, which then goes well; every other kind strikes each attempt."""
 
 DEFAULT_RATE = 0.03
-"""Probability of each kind in a build: 61 kinds make 1.8 faults a build on average, and one build in six has none."""
+"""Probability of each kind in a build: 64 kinds make 1.9 faults a build on average, and one build in six has none."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +153,16 @@ def _fits(kind: Kind, step: PlannedStep) -> bool:
         return step.image is not None
     if kind in {Kind.SICK_AFTERWARDS, Kind.PREFLIGHT_IGNORED, Kind.GPU_LOST, Kind.HEALTH_OF_OTHER_NODE}:
         return step.device != CPU
+    if kind in {Kind.CANNOT_RUN, Kind.RAN_WITHOUT}:
+        return bool(lackable(step))
     if kind is Kind.RECHECK_SAME_NODE:
         return bool(kind_of(step).selector(f"tests/{step.step.key}.py::test_0"))
     return True
+
+
+def lackable(step: PlannedStep) -> str:
+    """A condition that its machine may really lack, whatever its device; empty where it declares none."""
+    return next((one for one in step.step.may_lack if not of_the_device(one)), "")
 
 
 SMALL, REALS = 20, 4
@@ -279,6 +290,7 @@ def _step(
         devices=(offered.device,),
         evidence="findings" if provides else rng.choice(["junit", "junit", "findings"]),
         minimum=rng.randint(1, 4),
+        may_lack={"cpu:amx_tile": "a sample needs AMX", f"device:{offered.device}": "another needs this device"},
         timeout_minutes=int(minutes * 2) + 1,
         gpus=max(1, offered.gpus),
         provides=provides,

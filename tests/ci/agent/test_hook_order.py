@@ -71,7 +71,7 @@ def test_a_cancelled_container_stops_within_the_agents_time_and_the_agent_within
     assert "/opt/hilgate" in UNIT["Service"]["ReadOnlyPaths"]
 
 
-REAL = pytest.mark.skipif(not REAL_AGENT, reason="did not run: HILGATE_REAL_AGENT names no buildkite-agent")
+REAL = pytest.mark.needs("variable:HILGATE_REAL_AGENT")
 
 
 @REAL

@@ -29,7 +29,7 @@ def test_file_is_valid_by_both_copies_of_the_schema(name, schema):
     assert schema_problems(FILES[name], schema) == []
 
 
-@pytest.mark.skipif(not REAL_AGENT, reason="did not run: HILGATE_REAL_AGENT names no buildkite-agent")
+@pytest.mark.needs("variable:HILGATE_REAL_AGENT")
 def test_the_real_uploader_takes_each_file_and_leaves_the_shells_own_dollars():
     for name in FILES:
         words = [REAL_AGENT, "pipeline", "upload", "--dry-run", "--reject-parse-warnings", str(FOLDER / name)]

@@ -20,6 +20,7 @@ def test_cell(fruit, way, record_property):
     record_property("way", way)
     record_property("max_abs_err", 0.25)
     if (fruit, way) == ("kiwi", "peel"):
+        record_property("needs", "program:no-peeler")
         pytest.skip("did not run here: no peeler")
     assert (fruit, way) != ("fig", "cut") or not os.path.exists("rotten"), "rotten"
 """
@@ -32,6 +33,7 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [i for i in items if all(not v or i.callspec.params[n] in v for n, v in asked.items())]
 """
 GRID = {"evidence": "junit", "env": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        "may_lack": {"program:no-peeler": "whoever peels needs a peeler"},
         "matrix": {"rows": "fruit", "columns": "way", "file": "cells.json"}}  # fmt: skip
 STEP = "steps/grid-cpu"
 LISTINGS = (("doctor",), ("explain", "grid"))

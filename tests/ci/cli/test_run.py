@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.plans import (
+    MAY_LACK,
     alive,
     environ,
     failing,
@@ -36,7 +37,7 @@ GREEN = {"a": writes_findings(passing(), skipped()), "b": writes_findings(passin
 
 @pytest.fixture
 def green(tmp_path):
-    return write_repository(tmp_path, GREEN)
+    return write_repository(tmp_path, GREEN, a=MAY_LACK)
 
 
 def test_a_green_gate_says_so_and_leaves_everything_under_results(green):

@@ -348,3 +348,38 @@ def test_a_timeout_on_a_slow_machine_says_nothing_about_the_change(tmp_path, pro
     jobs.job(PLAIN.key, *finished(PLAIN, status=None, stopped=slow, environment=environment(image="")))
     ruled = jobs.ruled(PLAIN.key)
     assert (ruled.outcome, ruled.ruling, ruled.why) == (D, ruling, slow)
+
+
+MAY_LACK = {"cpu:amx_tile": "the prefix cache of MLA needs AMX", "device:gfx942,gfx950": "it needs a GPU that has FP8"}
+
+
+@pytest.mark.parametrize(
+    ("needs", "lacked", "outcome", "why"),
+    [
+        ("cpu:amx_tile", ("cpu:amx_tile",), P, "1 check passed, 1 cannot run here: the prefix cache of MLA needs AMX"),
+        ("cpu:amx_tile", (), D, "it needs cpu:amx_tile, which is here"),
+        ("", ("cpu:amx_tile",), D, "it names no condition that the step may lack"),
+        ("variable:WORD", ("variable:WORD",), D, "it needs variable:WORD, which the step does not declare"),
+        # Its device is gfx942, whatever the record says.
+        ("device:gfx942,gfx950", ("device:gfx942,gfx950",), D, "it needs device:gfx942,gfx950, which is here"),
+    ],
+    ids=["lacking", "here", "no-condition", "not-declared", "of-the-device"],
+)
+def test_a_record_excuses_no_more_than_the_plan_declares(needs, lacked, outcome, why):
+    """Whatever its runner believed: the record says that the step passed."""
+    a_step = GATHER.redeclared(may_lack=MAY_LACK)
+    waits = skipped().model_copy(update={"labels": {"needs": needs}})
+    *lines, record = finished(a_step, passed(), waits, lacked=lacked, outcome=P, message="")
+    attempt = results.Attempt(record, tuple(line.check for line in lines))
+    decision = step.decide_attempt(a_step, attempt, frozenset())
+    assert decision.outcome is outcome
+    assert why in decision.why
+
+
+def test_a_record_of_a_check_that_ran_without_what_it_needs_is_red():
+    a_step = GATHER.redeclared(may_lack=MAY_LACK)
+    ran = passed().model_copy(update={"labels": {"needs": "cpu:amx_tile"}})
+    *lines, record = finished(a_step, ran, lacked=("cpu:amx_tile",), outcome=P)
+    decision = step.decide_attempt(a_step, results.Attempt(record, tuple(line.check for line in lines)), frozenset())
+    assert decision.outcome is F
+    assert "remove the declaration" in decision.why

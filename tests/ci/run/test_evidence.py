@@ -193,7 +193,7 @@ class TapEvidence(EvidenceKind):
     file = "checks.tap"
     exits: ClassVar = {5: "no test points"}
 
-    def arguments(self, folder):
+    def arguments(self, command, folder):  # noqa: ARG002
         return [f"--tap={folder / self.file}"]
 
     def read(self, path, root):  # noqa: ARG002

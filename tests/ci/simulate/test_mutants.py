@@ -190,6 +190,30 @@ def test_a_table_without_the_minimum_is_seen(monkeypatch):
     assert false_passes({Kind.BELOW_MINIMUM}) > 0
 
 
+WITHOUT_A_RULE = {
+    "a check did not run, without a true excuse": Kind.SKIPPED_TEST,
+    "a check ran without what it is declared to need": Kind.RAN_WITHOUT,
+}
+
+
+@pytest.mark.parametrize("rule", WITHOUT_A_RULE)
+def test_a_table_that_takes_every_excuse_is_seen(rule, monkeypatch):
+    kinds = {WITHOUT_A_RULE[rule]}
+    assert false_passes(kinds) == 0
+    monkeypatch.setattr(outcome, "RULES", tuple(one for one in outcome.RULES if one.name != rule))
+    assert false_passes(kinds) > 0
+
+
+def test_a_judge_who_believes_a_record_about_its_device_is_seen(monkeypatch):
+    monkeypatch.setattr(judge_step, "not_lacking", lambda _: frozenset())
+    assert false_passes({Kind.SKIPPED_TEST}) > 0
+
+
+def test_what_a_machine_cannot_run_holds_nothing_up():
+    campaign = Campaign(ROOT, 16, "tests", rate=1.0, kinds=frozenset({Kind.CANNOT_RUN})).run()
+    assert not any(campaign.problems.values())
+
+
 def test_a_flow_that_waits_for_nobody_is_seen(monkeypatch):
     assert false_passes({Kind.LATE}) == 0
     monkeypatch.setattr(Build, "download", lambda build, _: download(build, NEVER))

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine may lack: how it is asked, how pytest tells what a test needs, and what becomes of the step."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.plans import hilgate, plan, results_of, step, write_repository
+
+from hilgate.conditions import Where, cpu_flags, holds, problem_of
+from hilgate.declare.load import load
+from hilgate.errors import Exit
+from hilgate.model import Outcome, Step
+from hilgate.run.evidence import KINDS
+
+NO_AMX = "processor : 0\nflags\t\t: fpu avx2 avx512f\n\nprocessor : 1\nflags\t\t: fpu avx2\n"
+HERE = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def cpuinfo(tmp_path):
+    (tmp_path / "cpuinfo").write_text(NO_AMX)
+    return tmp_path / "cpuinfo"
+
+
+def test_a_flag_counts_that_every_processor_has(cpuinfo, tmp_path):
+    assert cpu_flags(cpuinfo) == {"fpu", "avx2"}
+    assert cpu_flags(tmp_path / "missing") == set()
+    assert holds("cpu:avx2", Where(cpuinfo=cpuinfo))
+    assert not holds("cpu:amx_tile", Where(cpuinfo=cpuinfo))
+    cpuinfo.write_text("flags : avx2 amx_tile amx_int8\n")
+    assert holds("cpu:amx_tile", Where(cpuinfo=cpuinfo))
+
+
+@pytest.mark.parametrize(
+    ("condition", "here", "answer"),
+    [
+        ("package:pytest", Where(), True),
+        ("package:no-such-thing", Where(), False),
+        ("package:pytest!=0.0.1", Where(), True),
+        (f"package:pytest!={pytest.__version__}", Where(), False),
+        ("package:no-such-thing!=1", Where(), False),
+        ("program:sh", Where(), True),
+        ("program:sh", Where(env={"PATH": "/nowhere"}), False),
+        ("program:no-such-thing", Where(), False),
+        ("variable:WORD", Where(env={"WORD": "x"}), True),
+        ("variable:WORD", Where(env={"WORD": ""}), False),
+        ("variable:WORD", Where(env={}), False),
+        ("user:nobody-of-that-name", Where(), False),
+        ("device:cuda,rocm", Where("cpu"), False),
+        ("device:cuda,rocm", Where("gfx942"), True),
+        ("device:gfx950", Where("gfx942"), False),
+        ("device:cpu", Where("cpu"), True),
+        ("gpus:2", Where("cuda", 1), False),
+        ("gpus:2", Where("cuda", 2), True),
+    ],
+)
+def test_each_kind_is_asked(condition, here, answer):
+    assert problem_of(condition) == ""
+    assert holds(condition, here) is answer
+
+
+@pytest.mark.parametrize("text", ["amx", "amx:tile", "gpus:0", "gpus:two", "cpu:", "program:a b", "package:vllm==1"])
+def test_what_is_no_condition_is_refused(text):
+    assert "is no condition" in problem_of(text)
+    with pytest.raises(ValueError, match="is no condition"):
+        holds(text, Where())
+    with pytest.raises(ValueError, match="is no condition"):
+        Step.model_validate(step("a", "python -c pass").step.model_dump() | {"may_lack": {text: "what"}})
+
+
+TESTS = """
+import pytest
+
+@pytest.mark.needs("program:sh")
+def test_here(): ...
+
+@pytest.mark.needs("program:sh", "program:no-such-thing")
+def test_not_here(): assert False
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_found_out(ranks, lacks):
+    if ranks == 2:
+        lacks("gpus:2", "a second rank")
+
+@pytest.mark.skip(reason="no time")
+def test_without(): ...
+"""
+
+
+def run_pytest(folder, text, *arguments):
+    """Run a file of tests as a step of hilgate does, and collect what it left."""
+    (folder / "test_sample.py").write_text(text)
+    kind = KINDS["junit"]
+    words = kind.arguments("python -m pytest test_sample.py", folder)
+    options = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(folder), *arguments]
+    env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(HERE / "ci")}
+    command = [sys.executable, "-m", "pytest", "test_sample.py", *options, *words]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    return done, kind.collect(folder, folder)
+
+
+def test_pytest_tells_what_a_test_needs(tmp_path):
+    done, found = run_pytest(tmp_path, TESTS)
+    assert (done.returncode, found.problem) == (0, ""), done.stdout
+    said = {
+        one.id.partition("::")[2]: (one.outcome.value, one.labels.get("needs"), one.message) for one in found.checks
+    }
+    assert said == {
+        "test_here": ("pass", "program:sh", ""),
+        "test_not_here": ("did not run", "program:sh program:no-such-thing", "needs program:no-such-thing"),
+        "test_found_out[1]": ("pass", None, ""),
+        "test_found_out[2]": ("did not run", "gpus:2", "a second rank needs gpus:2"),
+        "test_without": ("did not run", None, "no time"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("condition", "what"), [("amx", "is no condition"), ("gpus:2", "use the fixture `lacks`")], ids=["unknown", "gpus"]
+)
+def test_a_marker_that_cannot_be_asked_is_a_usage_error(tmp_path, condition, what):
+    done, found = run_pytest(tmp_path, TESTS.replace("program:sh", condition))
+    assert done.returncode == 4
+    assert what in done.stderr
+    assert found.checks == ()
+
+
+def test_a_test_that_was_collected_and_is_not_reported_is_missed(tmp_path):
+    """pytest ends with 0 here, and its report names four tests of five."""
+    bodies = ["...", "...", "...", "pytest.exit(returncode=0)", "..."]
+    left = "import pytest\n" + "".join(f"def test_{number}(): {body}\n" for number, body in enumerate(bodies))
+    done, found = run_pytest(tmp_path, left)
+    assert done.returncode == 0, done.stdout
+    assert found.problem == "pytest collected 5 tests, and its junit.xml reports 4"
+
+
+def test_an_empty_parameter_set_is_an_error(tmp_path):
+    """The setting of this repository: a folder of cases that was renamed leaves no green test behind."""
+    settings = (HERE / "pyproject.toml").read_text()
+    assert 'empty_parameter_set_mark = "fail_at_collect"\n' in settings
+    text = "import pytest\n@pytest.mark.parametrize('case', [])\ndef test_case(case): ...\ndef test_other(): ...\n"
+    done, _ = run_pytest(tmp_path, text, "-o", "empty_parameter_set_mark=fail_at_collect")
+    assert done.returncode == 2, done.stdout
+
+
+MAY_LACK = {
+    "program:no-such-thing": "the second test needs no-such-thing",
+    "variable:WORD_OF_A_TEST": "it needs a word",
+}
+TWO = """
+import pytest
+def test_one(): ...
+@pytest.mark.needs("{condition}")
+def test_two(): ...
+"""
+
+
+def ended(tmp_path, text, **declared):
+    (tmp_path / "test_two.py").write_text(text)
+    env = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(HERE / "ci")}
+    settings = {"evidence": "junit", "minimum": 2, "env": env, **declared}
+    a_plan = plan(step("a", "python -m pytest test_two.py -c /dev/null -p no:cacheprovider", **settings))
+    return results_of(a_plan, tmp_path / "out", root=tmp_path).last("a-cpu").record
+
+
+def test_a_step_says_what_cannot_run_here_and_passes(tmp_path):
+    record = ended(tmp_path, TWO.format(condition="program:no-such-thing"), may_lack=MAY_LACK)
+    assert record.outcome is Outcome.PASS
+    assert record.message == "1 check passed, 1 cannot run here: the second test needs no-such-thing"
+    assert record.lacked == tuple(MAY_LACK)
+
+
+def test_a_step_whose_test_has_no_declared_excuse_did_not_run(tmp_path):
+    record = ended(tmp_path, TWO.format(condition="program:no-such-thing"))
+    assert record.outcome is Outcome.DID_NOT_RUN
+    assert "needs program:no-such-thing, which the step does not declare" in record.message
+
+
+def test_a_step_whose_test_is_skipped_although_nothing_is_lacking_did_not_run(tmp_path):
+    text = TWO.replace("@pytest.mark", "@pytest.mark.skip(reason='no time')\n@pytest.mark")
+    record = ended(tmp_path, text.format(condition="program:sh"), may_lack={"program:sh": "it needs a shell"})
+    assert record.outcome is Outcome.DID_NOT_RUN, record.message
+
+
+def test_a_step_whose_test_runs_without_what_it_is_declared_to_need_is_red(tmp_path):
+    text = "def test_two(record_property): record_property('needs', 'program:no-such-thing')\ndef test_one(): ...\n"
+    record = ended(tmp_path, text, may_lack=MAY_LACK)
+    assert record.outcome is Outcome.FAIL
+    assert "it is declared to need program:no-such-thing, which is not here: remove the declaration" in record.message
+
+
+FAMILIES = load(HERE).step("models-families")[1].may_lack
+CELLS = """
+import pytest
+@pytest.mark.parametrize("behaviour", ["prefill", "decode", "prefix"])
+def test_cell(behaviour, record_property):
+    if behaviour == "prefix":
+        record_property("needs", "cpu:amx_tile")
+        {prefix}
+"""
+OFF = "pytest.skip('did not run here: vLLM turns the prefix cache off here')"
+
+
+@pytest.mark.parametrize(
+    ("flags", "prefix", "outcome", "message"),
+    [
+        ("avx2", OFF, "pass", "2 checks passed, 1 cannot run here: the prefix cache of MLA needs AMX"),
+        ("avx2 amx_tile", "pass", "pass", "3 passed"),
+        ("avx2 amx_tile", OFF, "did not run", "it needs cpu:amx_tile, which is here"),
+        ("avx2", "pass", "fail", "it is declared to need cpu:amx_tile, which is not here"),
+        ("avx2", "assert False", "fail", "assert False"),
+    ],
+    ids=["off-without", "on-with", "off-with", "on-without", "wrong-without"],
+)
+def test_the_prefix_cache_of_mla(tmp_path, monkeypatch, flags, prefix, outcome, message):
+    """The cell that only a processor with AMX can run, as its step declares it, on either processor."""
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : fpu {flags}\n")
+    monkeypatch.setattr("hilgate.run.runner.Where", functools.partial(Where, cpuinfo=tmp_path / "cpuinfo"))
+    record = ended(tmp_path, CELLS.format(prefix=prefix), may_lack=FAMILIES, minimum=3)
+    assert record.outcome == outcome
+    assert message in record.message
+
+
+def test_a_condition_is_asked_in_the_environment_of_the_step(tmp_path):
+    text = TWO.format(condition="variable:WORD_OF_A_TEST")
+    assert ended(tmp_path, text, may_lack=MAY_LACK).outcome is Outcome.PASS
+    env = {"WORD_OF_A_TEST": "x", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(HERE / "ci")}
+    record = ended(tmp_path, text, may_lack=MAY_LACK, env=env)
+    assert (record.lacked, record.message) == (("program:no-such-thing",), "2 passed")
+
+
+def test_a_wrong_condition_of_a_declaration_is_said_with_its_place(tmp_path):
+    root = write_repository(tmp_path, {"a": "python -c pass"}, a={"may_lack": {"amx": "what"}})
+    done = hilgate(root, "plan")
+    assert done.returncode == Exit.INVALID_DECLARATION
+    assert "'amx' is no condition" in done.stderr

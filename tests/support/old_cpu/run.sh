@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Run a command, and all that it starts, as on a processor that has AVX2 and neither AVX-512 nor AMX:
+#
+#   tests/support/old_cpu/run.sh make gate
+#
+# Whoever asks /proc/cpuinfo (hilgate, Inductor) finds none of their flags: another file is mounted there, for this
+# command alone, as root or in a user namespace. torch asks the processor itself; sitecustomize.py beside this file has
+# it agree with /proc/cpuinfo, in every Python of the tree, so that vLLM loads its AVX2 library. The libraries below
+# take a variable each.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+# The second half: already where mounts are our own.
+if [[ ${1:-} == --hidden ]]; then
+    owner=$2 group=$3 cpuinfo=$4
+    shift 4
+    mount --bind "$cpuinfo" /proc/cpuinfo
+    rm -f "$cpuinfo"
+    [[ $owner == 0 ]] && exec "$@"
+    exec unshare --user --map-user="$owner" --map-group="$group" "$@"
+fi
+
+(($# > 0)) || { echo "usage: $0 COMMAND [ARGUMENT ...]" >&2; exit 2; }
+cpuinfo=$(mktemp)
+sed -E '/^flags/s/ (avx512|avx10|avx_vnni|amx)[a-z0-9_]*//g' /proc/cpuinfo >"$cpuinfo"
+export ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
+export NPY_DISABLE_CPU_FEATURES="AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR"
+export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
+user=(--user --map-root-user)
+[[ $(id -u) == 0 ]] && user=()
+exec unshare "${user[@]}" --mount "${BASH_SOURCE[0]}" --hidden "$(id -u)" "$(id -g)" "$cpuinfo" "$@"
