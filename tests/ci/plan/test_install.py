@@ -252,7 +252,10 @@ def test_two_installations_at_once_and_another_users_clone_are_refused(clone, mo
     install = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(install)
     monkeypatch.setenv("HILGATE_DEVICE", "cpu")
-    monkeypatch.setattr(install.os, "access", lambda _path, mode: mode != os.W_OK)
+    granted = os.access
+    monkeypatch.setattr(
+        install.os, "access", lambda path, mode: granted(path, mode) and not str(path).startswith(str(clone.folder))
+    )
     with pytest.raises(install.InstallError, match=r"belongs to .*, and you cannot write there"):
         install.Installation(clone.venv, ()).make()
     sys.modules.pop("prerequisites", None)

@@ -450,7 +450,8 @@ def test_make_test_runs_every_step_that_is_tests_without_engines_and_compilers_a
             assert bool({area.area, one.key} & named) is wanted, one.key
         else:
             assert area.area not in named, f"{one.key} is no step of a desk, and a named area runs whole"
-    assert "make test\nmake gate ARGS=--all\nmake test ARGS=tests/bugs\n" in ci
+    # As a newcomer types them, and then what neither of the two runs.
+    assert "'make gate && make test && make gate ARGS=--all && make test ARGS=tests/bugs'\n" in ci
 
 
 def test_packages_are_found_where_python_would_find_them(tmp_path):

@@ -22,10 +22,11 @@ if [[ ${1:-} == --hidden ]]; then
 fi
 
 (($# > 0)) || { echo "usage: $0 COMMAND [ARGUMENT ...]" >&2; exit 2; }
+# shellcheck source=tests/support/old_cpu/variables.sh
+source "$here/variables.sh"
 cpuinfo=$(mktemp)
-sed -E '/^flags/s/ (avx512|avx10|avx_vnni|amx)[a-z0-9_]*//g' /proc/cpuinfo >"$cpuinfo"
-export ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
-export NPY_DISABLE_CPU_FEATURES="AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR"
+old_cpuinfo >"$cpuinfo"
+export "${OLD_CPU[@]}"
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 user=(--user --map-root-user)
 [[ $(id -u) == 0 ]] && user=()
