@@ -112,10 +112,11 @@ def test_a_merge_queue_decides_on_its_own_change_and_not_on_those_before_it(host
     before = change(host, "src/limits.py", "FLOOR = 0.95  # a change that is ahead in the queue\n")
     (clone(host) / "tests/test_a.py").write_text(f"{TEST}    assert limits.FLOOR < 1\n")
     git(clone(host), "commit", "-qam", "behind it")
-    git(clone(host), "push", "-qf", "origin", f"{before}:refs/heads/queued")
+    branch = "gh-readonly-queue/main/pr"
+    git(clone(host), "push", "-qf", "origin", f"{before}:refs/heads/{branch}-7", f"HEAD:refs/heads/{branch}-8")
     queue = {"MERGE_QUEUE_BASE_BRANCH": "main", "MERGE_QUEUE_BASE_COMMIT": before, "PULL_REQUEST": "false"}
     commit = git(clone(host), "rev-parse", "HEAD")
-    found = host.build(clone(host), commit, BRANCH="gh-readonly-queue/main/pr-8", **queue)
+    found = host.build(clone(host), commit, BRANCH=f"{branch}-8", **queue)
     assert (set(found.statuses.values()), found.posted) == ({0}, 0), "\n".join(found.logs.values())
     plan = json.loads(found.artifact("plan", "results/plan.json"))
     assert (plan["merge_base"], plan["changed_files"], plan["fork"]) == (before, ["tests/test_a.py"], False)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from support.nodes import ROOT
 from support.plans import git
+from support.store import LAND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +38,7 @@ exit $status
 
 AGENT = """#!{python} -I
 import glob, os, pathlib, shutil, sys
+{land}
 store, words, key = pathlib.Path({store!r}), sys.argv[1:], os.environ["BUILDKITE_STEP_KEY"]
 if words[:2] == ["artifact", "upload"]:
     for name in [one for part in words[2].split(";") for one in glob.glob(part, recursive=True) if os.path.isfile(one)]:
@@ -47,7 +49,7 @@ elif words[:2] == ["artifact", "download"]:
     source = store / "artifacts" / words[words.index("--step") + 1]
     found = [one for one in glob.glob(words[2], root_dir=source, recursive=True) if (source / one).is_file()]
     for name in found:
-        target = pathlib.Path(words[3]) / name
+        target = pathlib.Path(words[3]) / land(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / name, target)
     sys.exit(None if found else "fatal: Failed to download artifacts: No artifacts found for downloading")
@@ -135,7 +137,7 @@ class Machine:
         for name, text in (("buildkite-agent", AGENT), ("docker", DOCKER)):
             program = place / "bin" / name
             program.parent.mkdir(exist_ok=True)
-            values = {"python": sys.executable, "store": str(place), "calls": str(place / "docker")}
+            values = {"land": LAND, "python": sys.executable, "store": str(place), "calls": str(place / "docker")}
             program.write_text(text.format(hilgate=f":{ROOT / 'ci'}", **values))
             program.chmod(0o755)
         env = {f"BUILDKITE_{name}": value for name, value in facts.items()}
