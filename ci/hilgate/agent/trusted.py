@@ -4,6 +4,7 @@
     hilgate plan | pipeline | judge | ... ARGUMENTS   on agents, `hilgate` is ci/bin/hilgate of the agent's own clone
     hilgate job KEY ...                               `hilgate.agent.job`: a step of the plan
     hilgate fetch --plan FILE                         `hilgate.agent.fetch`: what the jobs of a plan left
+    hilgate approver                                  `hilgate.agent.approver`: who approved the change
     hilgate flow [approve]                            prints the pipeline file that the build runs
 
 The code is copied out of git into a folder that is no checkout, and started isolated (`python -I`): no file of the
@@ -73,8 +74,9 @@ def command(words: Sequence[str], checkout: Path, env: Mapping[str, str]) -> lis
     commit = base.merge_base(place, env)
     package = copy_code(place, commit, folder)
     isolated = [sys.executable, "-I"]
-    if words[:1] in (["job"], ["fetch"]):
-        return [*isolated, str(package / "agent/__main__.py"), *words]
+    if words[:1] in (["job"], ["fetch"], ["approver"]):
+        asked = ["--repository", str(place), "--base", commit] if words[0] == "approver" else []
+        return [*isolated, str(package / "agent/__main__.py"), *words, *asked]
     base.fill(place)
     whole = base.compared(env).kind == "default branch"
     options = ["--base", commit] if words[:1] == ["plan"] and not whole else []

@@ -15,7 +15,7 @@ from hilgate.declare import imports
 from hilgate.declare.check import check, check_project, check_queues
 from hilgate.declare.yaml import Document, Mistake, parse, read
 from hilgate.errors import DeclarationError, MisuseError
-from hilgate.git import file_at, names_at
+from hilgate.git import files_at, names_at
 from hilgate.model import CPU, Agents, Area, Key, Project, Step, planned_key
 
 if TYPE_CHECKING:
@@ -151,12 +151,10 @@ def as_permitted(declared: Declarations, root: Path, commit: str) -> Declaration
         CannotRunHereError: It is not in this checkout.
         InvalidDeclarationsError: Its queues cannot be read.
     """
-    areas = [
-        parse(file_at(root, commit, name) or b"", name, Area).noun
-        for name in names_at(root, commit, "ci/areas")
-        if name.endswith(".yaml")
-    ]
-    agents = parse(file_at(root, commit, AGENTS_FILE) or b"", AGENTS_FILE, Agents)
+    names = [name for name in names_at(root, commit, "ci/areas") if name.endswith(".yaml")]
+    texts = files_at(root, commit, [*names, AGENTS_FILE])
+    areas = [parse(texts[name] or b"", name, Area).noun for name in names]
+    agents = parse(texts[AGENTS_FILE] or b"", AGENTS_FILE, Agents)
     if agents.noun is None:
         raise InvalidDeclarationsError(agents.mistakes)
     known = {step.key: step for area in areas if area for step in area.steps}

@@ -151,6 +151,12 @@ def make_plan(
             where=", ".join(change.links[:5]),
             remedy="put the file itself there",
         )
+    if change.unreadable and profile != "gate":
+        raise DeclarationError(
+            "the change has a file whose name is not UTF-8, which nobody can be shown as it is",
+            where=", ".join(change.unreadable[:5]),
+            remedy="give it another name",
+        )
     facts = gather_facts(root, change, built if profile not in DESK else None)
     if facts.fork and change.merge_base:
         declarations = as_permitted(declarations, root, change.merge_base)
