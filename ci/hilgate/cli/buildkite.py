@@ -101,12 +101,17 @@ def watch(
     ] = "main",
     organization: Organization = "",
     pipeline_slug: PipelineSlug = "",
+    forge: Annotated[
+        str,
+        typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
+    ] = "",
 ) -> None:
-    """Name paused nodes, a red main or night, long queues.
+    """Name paused nodes, a red main or night, long queues, and settings of GitHub that are not as declared.
 
-    Exit status 1 when there is anything to say. BUILDKITE_API_TOKEN has the scopes read_agents and read_builds.
+    Exit status 1 when there is anything to say. BUILDKITE_API_TOKEN has the scopes read_agents and read_builds,
+    HILGATE_GITHUB_TOKEN the permission Metadata: read (a public repository needs none).
     """
-    from hilgate.buildkite import api
+    from hilgate.buildkite import api, github
     from hilgate.declare.load import load
 
     queues = load(repository(ctx)).agents.queues
@@ -115,6 +120,13 @@ def watch(
     unfinished = list(client.builds(**{"state[]": api.UNFINISHED, "exclude_jobs": "false"}))
     ended = list(client.builds(branch=branch, state="finished"))
     found = api.alarms(client.agents(), unfinished, ended, queues, dt.datetime.now(dt.UTC))
+    if rulesets := github.load(repository(ctx)):
+        asking = github.Client(github.repository_url(forge), os.environ.get(github.TOKEN_VARIABLE, ""))
+        settings = github.compare(rulesets, asking, branch)
+        found += settings.differs
+        sys.stderr.write("".join(f"not seen: {sentence}\n" for sentence in settings.unseen))
+    else:
+        sys.stderr.write(f"settings of the forge are not watched: there is no {github.FOLDER}\n")
     sys.stdout.write("".join(f"{sentence}\n" for sentence in found) or "nodes, main, the night and queues are well\n")
     raise typer.Exit(Exit.FAIL if found else Exit.PASS)
 
