@@ -32,6 +32,7 @@ from hilgate.plan.make import make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
     from hilgate.model import PlanProfile
     from hilgate.plan.make import Built
 
