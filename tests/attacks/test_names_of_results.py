@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.executor import REAL_AGENT
+from support.flow import FILES, OURS, THEIRS, machine
+from support.forks import project
 from support.nodes import ROOT
+from support.plans import git
 from support.store import Upload, serving
 
 from hilgate.agent import collect, fetch
@@ -206,3 +209,37 @@ def test_only_what_the_flow_itself_has_made_is_downloaded_into_a_checkout() -> N
     asked = re.findall(r"artifact download (.*?)(?: \|\||$)", text, re.MULTILINE)
     assert len(asked) > 10
     assert [line for line in asked if line.split()[0] not in OWN or line.split()[-1] not in {"plan", "verdict"}] == []
+
+
+FORGES = """\
+import os, pathlib
+
+RUN = "touch {mark}; git-upload-pack"
+CONFIG = f'[core]\\n\\trepositoryformatversion = 0\\n[remote "{ours}"]\\n\\tuploadpack = {{RUN}}\\n'
+
+
+def test_it():
+    out = pathlib.Path(os.environ["HILGATE_OUT"])
+    while out.name != "results":
+        out = out.parent
+    for n in range(1, 9):
+        for up in range(1, 6):
+            for name, text in ((".git\\\\config", CONFIG), ("plan.json", "{{}}"), ("one-cpu\\\\verdict.json", "{{}}")):
+                (out / ("x\\\\" * n + "..\\\\" * (n + up) + name)).write_text(text)
+    assert True
+"""
+
+
+def test_a_fork_that_forges_by_names_gets_the_verdict_that_it_deserves(tmp_path: Path) -> None:
+    """A whole build; the agent of this test reads names as the real one does."""
+    change, mark = project(tmp_path, **FILES), tmp_path / "executed"
+    host = machine(tmp_path, change.ours, change.theirs)
+    main = host.build(host.ours, git(host.ours, "rev-parse", "main"), BRANCH="main", PULL_REQUEST="false")
+    assert main.posted == 0, "\n".join(main.logs.values())
+    change.write("src/limits.py", "FLOOR = 0.5\n")
+    change.write("tests/test_forges.py", FORGES.format(mark=mark, ours=OURS))
+    facts = {"BRANCH": "theirs", "PULL_REQUEST": "7", "PULL_REQUEST_BASE_BRANCH": "main", "PULL_REQUEST_REPO": THEIRS}
+    found = host.build(change.theirs, change.commit(), **facts)
+    assert "left behind" in found.logs["one-cpu"]
+    assert not mark.exists()
+    assert (found.statuses["one-cpu"], found.posted) == (1, 1), "\n".join(found.logs.values())

@@ -32,7 +32,7 @@ PR = ("plan", "--profile", "pr", "--base", "main")
 @pytest.mark.timeout(60)
 def test_a_glob_of_many_stars_and_a_name_that_nearly_matches(change: Project) -> None:
     glob = "tests/" + "*a" * 24 + "*b"
-    change.write("ci/areas/a.yaml", AREA.replace("paths: [", f'paths: ["{glob}", '))
+    change.write("ci/areas/a.yaml", AREA.replace("ci/]", f'ci/, "{glob}"]'))
     change.write("tests/" + "a" * 120, "")
     change.commit()
     assert hilgate(change.theirs, *PR).returncode == 0

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from support.forks import AREA
 from support.nodes import ROOT
 from support.plans import git
 from support.store import LAND
@@ -208,3 +209,41 @@ def machine(folder: Path, ours: Path, theirs: Path) -> Machine:
     lines = [f'[url "{path}"]\n  insteadOf = {url}\n' for path, url in ((ours, OURS), (theirs, THEIRS))]
     (folder / "home/.gitconfig").write_text("".join(lines) + "[safe]\n  directory = *\n")
     return Machine(folder, ours, folder / "history")
+
+
+# A project of one step in an image that another one builds; agents are told from those that decide.
+AGENTS = """\
+devices:
+  cpu: {}
+queues:
+  amd-gate: {device: cpu, gpus: 0, memory_gib: 4, gate: true}
+  cpus: {device: cpu, gpus: 0, memory_gib: 8, image: cpu}
+"""
+IMAGE = """\
+  - {key: image, label: image, command: python build.py, devices: [cpu], evidence: findings, timeout_minutes: 9,
+     provides: cpu}
+"""
+DIGEST = "sha256:" + "ab" * 32
+BUILDS_IMAGE = f"""\
+import json, os, pathlib, sys
+sys.path.insert(0, {str(ROOT / "ci")!r})
+from hilgate.images.contents import contents
+out = pathlib.Path(os.environ["HILGATE_OUT"])
+(out / "findings.jsonl").write_text(json.dumps({{"id": "built", "outcome": "pass"}}) + "\\n")
+content = contents(pathlib.Path.cwd())["cpu"]
+(out / "image.json").write_text(json.dumps({{"image": "cpu", "content": content, "digest": "{DIGEST}"}}))
+"""
+TEST = "import limits\n\n\ndef test_it():\n    assert limits.FLOOR == 0.95\n"
+FILES = {
+    "ci/agents.yaml": AGENTS,
+    "ci/areas/a.yaml": AREA.replace("steps:\n", f"steps:\n{IMAGE}"),
+    "ci/project.yaml": "python_path: [src]\nforks_may_change: [src/, tests/]\nimages:\n  cpu: {recipe: Dockerfile}\n"
+    "approvers: gate-owners\n",
+    "ci/protected.yaml": 'files:\n  - {paths: ["src/**", "tests/test_*.py"], flag: nothing}\n',
+    "Dockerfile": "FROM scratch\n",
+    "build.py": BUILDS_IMAGE,
+    ".gitignore": "results/\nupload.yml\n__pycache__/\n.pytest_cache/\n",
+    "src/limits.py": "FLOOR = 0.95\n",
+    "tests/test_a.py": TEST,
+    **{f".buildkite/{path.name}": path.read_text() for path in (ROOT / ".buildkite").glob("*.yml")},
+}
