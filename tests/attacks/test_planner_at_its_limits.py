@@ -98,7 +98,7 @@ def test_a_planner_that_does_not_end_is_ended_with_all_that_it_started(
     monkeypatch.setattr(limits, "make_plan", hangs)
     monkeypatch.setattr(limits, "SECONDS", 1.0)
     began = time.monotonic()
-    done = hilgate(change.theirs, *PR)
+    done = hilgate(change.theirs, *PR, limited=True)
     assert (done.returncode, "planning took more than 1 s" in done.stderr) == (3, True)
     assert time.monotonic() - began < 30
     for pid in (tmp_path / "pids").read_text().split():
@@ -136,7 +136,7 @@ def test_what_ends_the_planner_is_no_plan(
 ) -> None:
     monkeypatch.setattr(limits, "make_plan", work)
     monkeypatch.setattr(limits, "MEMORY_BYTES", 2**28)
-    done = hilgate(change.theirs, *PR, "--write", "plan.json")
+    done = hilgate(change.theirs, *PR, "--write", "plan.json", limited=True)
     assert (done.returncode, words in done.stderr) == (status, True), done.stderr
     assert not (change.theirs / "plan.json").exists()
 

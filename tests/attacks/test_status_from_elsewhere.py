@@ -38,7 +38,7 @@ def forge() -> Iterator[GitHub]:
 
 def compare(forge: GitHub, token: str = "") -> github.Findings:
     forge.token = token
-    return github.compare(FILES, github.Client(f"{forge.address}/repos/acme/rocm", token), "main")
+    return github.compare(FILES, github.Forge(f"{forge.address}/repos/acme/rocm", token), "main")
 
 
 def rule(ruleset: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def test_rules_of_an_organization_and_of_a_second_page_count(forge: GitHub) -> N
 
 def test_ids_that_nobody_has_filled_in_are_said(forge: GitHub) -> None:
     forge.token = "admin"
-    client = github.Client(f"{forge.address}/repos/acme/rocm", "admin")
+    client = github.Forge(f"{forge.address}/repos/acme/rocm", "admin")
     differs = github.compare(github.load(ROOT), client, "main").differs
     assert any("may be posted by anybody" in sentence for sentence in differs)
     assert any("actor_id" in sentence for sentence in differs)
@@ -141,13 +141,13 @@ def test_ids_that_nobody_has_filled_in_are_said(forge: GitHub) -> None:
 
 def test_what_github_does_not_say_is_no_agreement(forge: GitHub, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RemoteError, match="refuses"):
-        github.compare(FILES, github.Client(f"{forge.address}/repos/acme/other"), "main")
+        github.compare(FILES, github.Forge(f"{forge.address}/repos/acme/other"), "main")
     monkeypatch.setattr(forge, "rules", lambda _: [{"kind": "x"}] * 3)
     with pytest.raises(RemoteError, match="not what it documents"):
         compare(forge)
     forge.server_close()
     with pytest.raises(RemoteError, match="no answer"):
-        github.compare(FILES, github.Client("http://127.0.0.1:9/repos/acme/rocm"), "main")
+        github.compare(FILES, github.Forge("http://127.0.0.1:9/repos/acme/rocm"), "main")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"name": "x"}', '{"rules": 1}'])

@@ -200,6 +200,7 @@ def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
     decided = of_build(env)
     if not decided.fork:
         return f"trusted: {decided.why}"
+    base.compared(env)
     with tempfile.TemporaryDirectory(prefix="hilgate-guard-") as folder:
         place = base.own_repository(Path(checkout), Path(folder))
         commit = base.merge_base(place, env)

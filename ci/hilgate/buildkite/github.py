@@ -58,7 +58,7 @@ class Conditions(BaseModel, frozen=True):
     ref_name: Names
 
 
-class Rule(BaseModel, frozen=True):
+class BranchRule(BaseModel, frozen=True):
     """One rule; GitHub names the ruleset of those that it lists for a branch."""
 
     type: str
@@ -74,7 +74,7 @@ class Declared(BaseModel, frozen=True, extra="forbid"):
     enforcement: str
     bypass_actors: tuple[Actor, ...]
     conditions: Conditions
-    rules: tuple[Rule, ...]
+    rules: tuple[BranchRule, ...]
 
 
 class Ruleset(BaseModel, frozen=True):
@@ -84,7 +84,7 @@ class Ruleset(BaseModel, frozen=True):
     bypass_actors: tuple[Actor, ...] | None = None
 
 
-_RULES: TypeAdapter[list[Rule]] = TypeAdapter(list[Rule])
+_RULES: TypeAdapter[list[BranchRule]] = TypeAdapter(list[BranchRule])
 _RULESET: TypeAdapter[Ruleset] = TypeAdapter(Ruleset)
 
 
@@ -116,7 +116,7 @@ def load(root: Path) -> dict[str, Declared]:
 
 
 @dataclass
-class Client:
+class Forge:
     """Questions about one repository.
 
     Attributes:
@@ -127,9 +127,9 @@ class Client:
     url: str
     token: str = field(default="", repr=False)
 
-    def rules(self, branch: str) -> list[Rule]:
+    def rules(self, branch: str) -> list[BranchRule]:
         """The rules that hold for a branch, whoever made them; it need not exist."""
-        found: list[Rule] = []
+        found: list[BranchRule] = []
         while len(found) % PER_PAGE == 0:
             page = len(found) // PER_PAGE + 1
             query = {"per_page": PER_PAGE, "page": page}
@@ -186,7 +186,7 @@ def repository_url(address: str, *, api: str = "") -> str:
     return f"{api or (API if host == 'github.com' else f'https://{host}/api/v3')}/repos/{name}"
 
 
-def compare(declared: Mapping[str, Declared], client: Client, default: str) -> Findings:
+def compare(declared: Mapping[str, Declared], client: Forge, default: str) -> Findings:
     """What of the declared rulesets GitHub does not hold the repository to.
 
     Args:
@@ -209,7 +209,7 @@ def compare(declared: Mapping[str, Declared], client: Client, default: str) -> F
 
 
 def _compare_rule(
-    wanted: Rule, ruleset: Declared, there: Iterable[Rule], branch: str, client: Client, found: Findings
+    wanted: BranchRule, ruleset: Declared, there: Iterable[BranchRule], branch: str, client: Forge, found: Findings
 ) -> None:
     """Add what is wrong about one rule of a branch, unless one of those that are there is as declared."""
     problems: list[str] = []

@@ -107,10 +107,11 @@ def watch(
         typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
     ] = "",
 ) -> None:
-    """Name paused nodes, a red main or night, long queues, and settings of GitHub that are not as declared.
+    """Name paused nodes, a red main or night, long queues.
 
-    Exit status 1 when there is anything to say. BUILDKITE_API_TOKEN has the scopes read_agents and read_builds,
-    HILGATE_GITHUB_TOKEN the permission Metadata: read (a public repository needs none).
+    And what of GitHub's settings is not as ci/agent/github declares it. Exit status 1 when there is anything to say.
+    BUILDKITE_API_TOKEN has the scopes read_agents and read_builds, HILGATE_GITHUB_TOKEN the permission Metadata: read
+    (a public repository needs none).
     """
     from hilgate.buildkite import api, github
     from hilgate.declare.load import load
@@ -122,7 +123,7 @@ def watch(
     ended = list(client.builds(branch=branch, state="finished"))
     found = api.alarms(client.agents(), unfinished, ended, queues, dt.datetime.now(dt.UTC))
     if rulesets := github.load(repository(ctx)):
-        asking = github.Client(github.repository_url(forge), os.environ.get(github.TOKEN_VARIABLE, ""))
+        asking = github.Forge(github.repository_url(forge), os.environ.get(github.TOKEN_VARIABLE, ""))
         settings = github.compare(rulesets, asking, branch)
         found += settings.differs
         sys.stderr.write("".join(f"not seen: {sentence}\n" for sentence in settings.unseen))
