@@ -122,7 +122,14 @@ def merge_base(place: Path, env: Mapping[str, str]) -> str:
             where=str(place),
             remedy="build it as a pull request, or under the name of its own branch",
         )
-    oldest = declared.oldest_base(declared.repository(env))
+    clone = declared.repository(env)
+    oldest = declared.oldest_base(clone)
+    if oldest and not _has(place, oldest):
+        raise CannotRunHereError(
+            f"no change may begin before {oldest[:12]}, and this repository has no such commit",
+            where=str(clone / declared.OLDEST_BASE_FILE),
+            remedy=f"see {declared.REPOSITORY} of this agent, which names the clone of the repository that it serves",
+        )
     if oldest and not _contains(place, found, oldest):
         raise CannotRunHereError(
             f"the change begins at {found[:12]}, which is older than {oldest[:12]}: what decided then is not safe now",
@@ -136,10 +143,14 @@ def _fetch(place: Path, env: Mapping[str, str], what: str) -> None:
     host.git(place, "fetch", "--quiet", "--no-tags", env.get("BUILDKITE_REPO", ""), what)
 
 
+def _has(place: Path, commit: str) -> bool:
+    """Whether a repository knows a commit, a full sha."""
+    return not host.run(("git", "cat-file", "-e", f"{commit}^{{commit}}"), host.GIT_SECONDS, cwd=place).failure
+
+
 def _contains(place: Path, commit: str, other: str) -> bool:
     """Whether the history of `commit` has `other`, a full sha; not when this repository does not know it."""
-    known = host.run(("git", "cat-file", "-e", f"{other}^{{commit}}"), host.GIT_SECONDS, cwd=place)
-    return not known.failure and not host.git(place, "rev-list", "--max-count=1", other, f"^{commit}").strip()
+    return _has(place, other) and not host.git(place, "rev-list", "--max-count=1", other, f"^{commit}").strip()
 
 
 def _no_merge_queue(place: Path, env: Mapping[str, str], base: str, head: str) -> str:

@@ -3,6 +3,9 @@
 
 What is planned was written by whoever sent the change: globs, YAML, and Python that is parsed for its imports. Some of
 that is read by compiled code, which no timer inside the process interrupts.
+
+The process is a fork, so the one that calls this has no threads: a fork lacks them, and would wait for them until it is
+ended (status 3, never a plan).
 """
 
 from __future__ import annotations
