@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hilgate.errors import CannotRunHereError, MisuseError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Changes:
     """Full sha of the merge base of HEAD and `base`; empty without a base."""
     links: tuple[str, ...] = ()
     """Those of `files` that the change makes a link or a submodule: what is read there is not the change's."""
+    unreadable: tuple[str, ...] = ()
+    """Those of `files` whose names are not UTF-8, sorted."""
 
 
 def inspect(root: Path, base: str | None) -> Changes:
@@ -68,18 +70,19 @@ def inspect(root: Path, base: str | None) -> Changes:
             where=str(root),
             remedy="in a shallow clone run git fetch --unshallow; else leave out --base",
         )
-    differing = _required(root, "diff", "--raw", "-z", "--find-renames", "--no-ext-diff", fork, "--")
-    untracked = _required(root, "ls-files", "--others", "--exclude-standard", "-z")
-    changed, appeared, links = _names(differing)
-    new = {name for name in untracked.split("\0") if name}
+    raw = ("diff", "--raw", "-z", "--find-renames", "--no-ext-diff", fork, "--")
+    changed, appeared, links = _names(_required(root, *raw, errors="surrogateescape"))
+    others = ("ls-files", "--others", "--exclude-standard", "-z")
+    new = {name for name in _required(root, *others, errors="surrogateescape").split("\0") if name}
     return Changes(
         commit,
         _is_dirty(root),
         short(base),
-        files=tuple(sorted(changed | new)),
-        appeared=tuple(sorted(appeared | new)),
+        files=_for_records(changed | new),
+        appeared=_for_records(appeared | new),
         merge_base=fork,
-        links=tuple(sorted(links)),
+        links=_for_records(links),
+        unreadable=_for_records(name for name in changed | new if not _is_utf8(name)),
     )
 
 
@@ -99,6 +102,15 @@ def no_checkout(root: Path) -> str:
     refused = subprocess.run(("git", "status"), cwd=root, capture_output=True, check=False, stdin=subprocess.DEVNULL)
     said = refused.stderr.decode(errors="replace").splitlines()  # that it belongs to another user, say
     return f"git does not take this for a checkout ({said[0] if said else 'its top folder is another one'})"
+
+
+def _for_records(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in names))
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether a name that was read with surrogates for odd bytes has none."""
+    return not any("\udc80" <= char <= "\udcff" for char in name)
 
 
 def default_base(root: Path) -> tuple[str, str]:
@@ -174,15 +186,22 @@ def file_at(root: Path, commit: str, path: str) -> bytes | None:
     Raises:
         CannotRunHereError: git is not installed, or knows no such commit here.
     """
+    return _bytes(root, "cat-file", "blob", f"{known(root, commit)}:{path}")
+
+
+def known(root: Path, commit: str) -> str:
+    """A full sha that this checkout has.
+
+    Raises:
+        CannotRunHereError: git is not installed, or knows no such commit here.
+    """
     if not re.fullmatch(r"[0-9a-f]{40,64}", commit) or _git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
         raise CannotRunHereError(
             f"commit {commit[:12] or '(none)'} is not in this checkout",
             where=str(root),
             remedy="fetch it; in a shallow clone run git fetch --unshallow",
         )
-    command = ("git", "-c", "core.fsmonitor=false", "cat-file", "blob", f"{commit}:{path}")
-    done = subprocess.run(command, cwd=root, capture_output=True, check=False, stdin=subprocess.DEVNULL)
-    return done.stdout if done.returncode == 0 else None
+    return commit
 
 
 def names_at(root: Path, commit: str, folder: str) -> tuple[str, ...]:
@@ -196,15 +215,74 @@ def names_at(root: Path, commit: str, folder: str) -> tuple[str, ...]:
     return tuple(sorted(name for facts, _, name in entries if facts.startswith("100")))
 
 
-def diff(root: Path, commit: str, path: str) -> str:
-    """How a file of the working tree differs from a commit: the hunks of a unified diff without context.
+def tree(root: Path, commit: str) -> dict[str, str]:
+    r"""Path of each file of a commit -> its mode and the name of its content, as `100644 <sha>`. One process for all.
+
+    Bytes of a path that are not UTF-8 stand as `\xff`, as in `Changes.files`.
 
     Raises:
         CannotRunHereError: git is not installed, or knows no such commit here.
     """
-    options = ("--no-color", "--no-ext-diff", "--no-textconv", "--unified=0")
-    text = _required(root, "diff", *options, "--end-of-options", commit, "--", f":(literal){path}")
-    return text[text.find("@@") :] if "@@" in text else ""
+    listed = _required(root, "ls-tree", "-r", "-z", "--full-tree", "--end-of-options", known(root, commit))
+    entries = [entry.partition("\t") for entry in listed.split("\0") if entry]
+    return {path: f"{facts.split()[0]} {facts.split()[2]}" for facts, _, path in entries}
+
+
+def blob_name(content: bytes, like: Iterable[str]) -> str:
+    """The name that git gives to a content, of the same kind (SHA-1 or SHA-256) as in these entries of a tree."""
+    longest = max((len(entry.rpartition(" ")[2]) for entry in like), default=40)
+    kind = hashlib.sha256 if longest == 64 else hashlib.sha1
+    return kind(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def files_at(root: Path, commit: str, paths: Iterable[str]) -> dict[str, bytes | None]:
+    """Files as they are in a commit, None for each that is not in it. One process for all.
+
+    Raises:
+        CannotRunHereError: git is not installed, or knows no such commit here.
+    """
+    names = {path: entry.partition(" ")[2] for path, entry in tree(root, commit).items() if entry[:3] != "160"}
+    wanted = sorted({names[path] for path in paths if path in names})
+    found = _bytes(root, "cat-file", "--batch", given="".join(f"{name}\n" for name in wanted).encode()) or b""
+    blobs: dict[str, bytes] = {}
+    at = 0
+    for name in wanted:  # "<sha> blob <size>", a line break, the content, a line break
+        head, _, _ = found[at : at + 200].partition(b"\n")
+        size = int(head.split()[2])
+        at += len(head) + 1
+        blobs[name] = found[at : at + size]
+        at += size + 1
+    return {path: blobs.get(names.get(path, "")) for path in paths}
+
+
+PATHS_AT_ONCE = 200
+"""In one command line."""
+
+
+def hunks(root: Path, before: str, after: str, paths: Sequence[str]) -> dict[str, str]:
+    """How files differ between two commits: path -> the hunks of a unified diff without context.
+
+    `after` is empty for the working tree. Every file counts as text, whatever attributes the change gives it: a file
+    that is called binary would be shown to nobody.
+
+    Raises:
+        CannotRunHereError: git is not installed, or knows no such commit here.
+    """
+    plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames")
+    sides = [known(root, before), *([known(root, after)] if after else [])]
+    found: dict[str, str] = {}
+    for start in range(0, len(paths), PATHS_AT_ONCE):
+        some = [f":(literal){path}" for path in paths[start : start + PATHS_AT_ONCE]]
+        names = _required(root, "diff", *plain, "--name-only", "-z", "--end-of-options", *sides, "--", *some)
+        text = _required(root, "diff", *plain, "--text", "--unified=0", "--end-of-options", *sides, "--", *some)
+        # Lines of a file begin with a sign, so no line of a file can look like the head of the next one.
+        of_each = re.split(r"^diff --git .*\n", text, flags=re.MULTILINE)[1:]
+        listed = names.split("\0")[:-1]
+        if len(listed) != len(of_each):
+            what = f"git lists {len(listed)} changed files and shows {len(of_each)}"
+            raise CannotRunHereError(what, where=str(root), remedy="run the same again; the checkout changed meanwhile")
+        found |= {path: one[one.find("@@") :] if "@@" in one else "" for path, one in zip(listed, of_each, strict=True)}
+    return found
 
 
 LINK_MODES = frozenset({"120000", "160000"})
@@ -273,14 +351,20 @@ def _required(root: Path, *arguments: str, errors: str = "backslashreplace") -> 
 
 def _git(root: Path, *arguments: str, errors: str = "backslashreplace") -> str | None:
     """Standard output of a git command, as UTF-8; None when it failed."""
+    out = _bytes(root, *arguments)
+    return None if out is None else out.decode("utf-8", errors=errors)
+
+
+def _bytes(root: Path, *arguments: str, given: bytes = b"") -> bytes | None:
+    """Standard output of a git command, which reads `given`; None when it failed."""
     command = ("git", "-c", "core.fsmonitor=false", "-c", "status.showUntrackedFiles=all", *arguments)
     try:
-        done = subprocess.run(command, cwd=root, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, cwd=root, capture_output=True, check=False, input=given)
     except FileNotFoundError as error:
         raise CannotRunHereError(
             "git is not installed", where=str(root), remedy="install git, or leave out --base to plan everything"
         ) from error
-    return done.stdout.decode("utf-8", errors=errors) if done.returncode == 0 else None
+    return done.stdout if done.returncode == 0 else None
 
 
 def commit_time(root: Path, commit: str) -> int:

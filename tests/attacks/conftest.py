@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support.agent import agent  # noqa: F401 - a fixture
 from support.forks import Project, project
 
 if TYPE_CHECKING:

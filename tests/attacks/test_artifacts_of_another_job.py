@@ -15,7 +15,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from hilgate.agent import fetch, job
+from hilgate.agent import collect, fetch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ import pathlib, sys
 words = sys.argv[1:]
 assert words[:2] == ["artifact", "download"]
 step = words[words.index("--step") + 1] if "--step" in words else None
-folder = words[2].removesuffix("/**/*")
+folder, target = words[2].removesuffix("/**/*"), pathlib.Path(words[3])
 uploads = [
     ("evil-cpu", "results/jobs/one-cpu/results.jsonl", "forged"),
     ("one-cpu", "results/jobs/one-cpu/results.jsonl", "honest"),
@@ -40,7 +40,7 @@ found = {name: text for key, name, text in uploads if name.startswith(folder + "
 if not found:
     sys.exit("fatal: Failed to download artifacts: No artifacts found for downloading")
 for name, text in found.items():
-    path = pathlib.Path(name)
+    path = target / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 """
@@ -68,6 +68,6 @@ def test_a_link_and_a_second_name_of_a_file_stay_behind(tmp_path: Path) -> None:
     (tmp_path / "made/more").symlink_to("/etc")
     (tmp_path / "secret").write_text("token")
     (tmp_path / "made/hard").hardlink_to(tmp_path / "secret")
-    refused = job.collect(tmp_path / "made", tmp_path / "uploaded")
+    refused = collect.collect(tmp_path / "made", tmp_path / "uploaded")
     assert sorted(refused) == ["hard: a second name of another file", "log.txt: a link", "more: a link"]
     assert [path.name for path in (tmp_path / "uploaded").iterdir()] == ["results.jsonl"]

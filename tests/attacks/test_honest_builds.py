@@ -13,50 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from support import forks
-from support.flow import OURS, THEIRS, Build, Machine, machine
+from support.flow import DIGEST, FILES, OURS, TEST, THEIRS, Build, Machine, machine
 from support.forks import project
-from support.nodes import ROOT
 from support.plans import git
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-AGENTS = """\
-devices:
-  cpu: {}
-queues:
-  amd-gate: {device: cpu, gpus: 0, memory_gib: 4, gate: true}
-  cpus: {device: cpu, gpus: 0, memory_gib: 8, image: cpu}
-"""
-IMAGE = """\
-  - {key: image, label: image, command: python build.py, devices: [cpu], evidence: findings, timeout_minutes: 9,
-     provides: cpu}
-"""
-DIGEST = "sha256:" + "ab" * 32
-BUILDS_IMAGE = f"""\
-import json, os, pathlib, sys
-sys.path.insert(0, {str(ROOT / "ci")!r})
-from hilgate.images.contents import contents
-out = pathlib.Path(os.environ["HILGATE_OUT"])
-(out / "findings.jsonl").write_text(json.dumps({{"id": "built", "outcome": "pass"}}) + "\\n")
-content = contents(pathlib.Path.cwd())["cpu"]
-(out / "image.json").write_text(json.dumps({{"image": "cpu", "content": content, "digest": "{DIGEST}"}}))
-"""
-TEST = "import limits\n\n\ndef test_it():\n    assert limits.FLOOR == 0.95\n"
-FILES = {
-    "ci/agents.yaml": AGENTS,
-    "ci/areas/a.yaml": forks.AREA.replace("steps:\n", f"steps:\n{IMAGE}"),
-    "ci/project.yaml": "python_path: [src]\nforks_may_change: [src/, tests/]\nimages:\n  cpu: {recipe: Dockerfile}\n"
-    "approvers: gate-owners\n",
-    "ci/protected.yaml": 'files:\n  - {paths: ["src/**", "tests/test_*.py"], flag: nothing}\n',
-    "Dockerfile": "FROM scratch\n",
-    "build.py": BUILDS_IMAGE,
-    ".gitignore": "results/\nupload.yml\n__pycache__/\n.pytest_cache/\n",
-    "src/limits.py": "FLOOR = 0.95\n",
-    "tests/test_a.py": TEST,
-    **{f".buildkite/{path.name}": path.read_text() for path in (ROOT / ".buildkite").glob("*.yml")},
-}
 BRANCH = {"BRANCH": "theirs", "PULL_REQUEST": "7", "PULL_REQUEST_BASE_BRANCH": "main", "PULL_REQUEST_REPO": OURS}
 FORK = {**BRANCH, "PULL_REQUEST_REPO": THEIRS}
 
@@ -112,10 +75,11 @@ def test_a_merge_queue_decides_on_its_own_change_and_not_on_those_before_it(host
     before = change(host, "src/limits.py", "FLOOR = 0.95  # a change that is ahead in the queue\n")
     (clone(host) / "tests/test_a.py").write_text(f"{TEST}    assert limits.FLOOR < 1\n")
     git(clone(host), "commit", "-qam", "behind it")
-    git(clone(host), "push", "-qf", "origin", f"{before}:refs/heads/queued")
+    branch = "gh-readonly-queue/main/pr"
+    git(clone(host), "push", "-qf", "origin", f"{before}:refs/heads/{branch}-7", f"HEAD:refs/heads/{branch}-8")
     queue = {"MERGE_QUEUE_BASE_BRANCH": "main", "MERGE_QUEUE_BASE_COMMIT": before, "PULL_REQUEST": "false"}
     commit = git(clone(host), "rev-parse", "HEAD")
-    found = host.build(clone(host), commit, BRANCH="gh-readonly-queue/main/pr-8", **queue)
+    found = host.build(clone(host), commit, BRANCH=f"{branch}-8", **queue)
     assert (set(found.statuses.values()), found.posted) == ({0}, 0), "\n".join(found.logs.values())
     plan = json.loads(found.artifact("plan", "results/plan.json"))
     assert (plan["merge_base"], plan["changed_files"], plan["fork"]) == (before, ["tests/test_a.py"], False)

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from support.nodes import write_gpu
 
-from hilgate.agent import host, job
+from hilgate.agent import container, host, job
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
-
-    import pytest
 
 DIGEST = "sha256:" + "ab" * 32
 CONTENT = "c" * 64
@@ -132,6 +133,17 @@ class Agent:
     @property
     def results(self) -> Path:
         return self.checkout / "results" / "jobs" / KEY
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    """A host with a checkout, a plan, a docker and a buildkite-agent; a job may leave nothing behind on it."""
+    monkeypatch.setattr(container, "STOP_SECONDS", 1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    yield Agent(tmp_path)
+    signal.signal(signal.SIGTERM, before)
+    assert list(tmp_path.glob("hilgate-*")) == []  # nothing is left, however it ended
 
 
 def planned(key: str, image: str | None = None, **declared: object) -> dict[str, object]:

@@ -17,8 +17,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from support.forks import AREA
 from support.nodes import ROOT
 from support.plans import git
+from support.store import LAND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +39,7 @@ exit $status
 
 AGENT = """#!{python} -I
 import glob, os, pathlib, shutil, sys
+{land}
 store, words, key = pathlib.Path({store!r}), sys.argv[1:], os.environ["BUILDKITE_STEP_KEY"]
 if words[:2] == ["artifact", "upload"]:
     for name in [one for part in words[2].split(";") for one in glob.glob(part, recursive=True) if os.path.isfile(one)]:
@@ -47,7 +50,7 @@ elif words[:2] == ["artifact", "download"]:
     source = store / "artifacts" / words[words.index("--step") + 1]
     found = [one for one in glob.glob(words[2], root_dir=source, recursive=True) if (source / one).is_file()]
     for name in found:
-        target = pathlib.Path(words[3]) / name
+        target = pathlib.Path(words[3]) / land(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / name, target)
     sys.exit(None if found else "fatal: Failed to download artifacts: No artifacts found for downloading")
@@ -135,7 +138,7 @@ class Machine:
         for name, text in (("buildkite-agent", AGENT), ("docker", DOCKER)):
             program = place / "bin" / name
             program.parent.mkdir(exist_ok=True)
-            values = {"python": sys.executable, "store": str(place), "calls": str(place / "docker")}
+            values = {"land": LAND, "python": sys.executable, "store": str(place), "calls": str(place / "docker")}
             program.write_text(text.format(hilgate=f":{ROOT / 'ci'}", **values))
             program.chmod(0o755)
         env = {f"BUILDKITE_{name}": value for name, value in facts.items()}
@@ -206,3 +209,41 @@ def machine(folder: Path, ours: Path, theirs: Path) -> Machine:
     lines = [f'[url "{path}"]\n  insteadOf = {url}\n' for path, url in ((ours, OURS), (theirs, THEIRS))]
     (folder / "home/.gitconfig").write_text("".join(lines) + "[safe]\n  directory = *\n")
     return Machine(folder, ours, folder / "history")
+
+
+# A project of one step in an image that another one builds; agents are told from those that decide.
+AGENTS = """\
+devices:
+  cpu: {}
+queues:
+  amd-gate: {device: cpu, gpus: 0, memory_gib: 4, gate: true}
+  cpus: {device: cpu, gpus: 0, memory_gib: 8, image: cpu}
+"""
+IMAGE = """\
+  - {key: image, label: image, command: python build.py, devices: [cpu], evidence: findings, timeout_minutes: 9,
+     provides: cpu}
+"""
+DIGEST = "sha256:" + "ab" * 32
+BUILDS_IMAGE = f"""\
+import json, os, pathlib, sys
+sys.path.insert(0, {str(ROOT / "ci")!r})
+from hilgate.images.contents import contents
+out = pathlib.Path(os.environ["HILGATE_OUT"])
+(out / "findings.jsonl").write_text(json.dumps({{"id": "built", "outcome": "pass"}}) + "\\n")
+content = contents(pathlib.Path.cwd())["cpu"]
+(out / "image.json").write_text(json.dumps({{"image": "cpu", "content": content, "digest": "{DIGEST}"}}))
+"""
+TEST = "import limits\n\n\ndef test_it():\n    assert limits.FLOOR == 0.95\n"
+FILES = {
+    "ci/agents.yaml": AGENTS,
+    "ci/areas/a.yaml": AREA.replace("steps:\n", f"steps:\n{IMAGE}"),
+    "ci/project.yaml": "python_path: [src]\nforks_may_change: [src/, tests/]\nimages:\n  cpu: {recipe: Dockerfile}\n"
+    "approvers: gate-owners\n",
+    "ci/protected.yaml": 'files:\n  - {paths: ["src/**", "tests/test_*.py"], flag: nothing}\n',
+    "Dockerfile": "FROM scratch\n",
+    "build.py": BUILDS_IMAGE,
+    ".gitignore": "results/\nupload.yml\n__pycache__/\n.pytest_cache/\n",
+    "src/limits.py": "FLOOR = 0.95\n",
+    "tests/test_a.py": TEST,
+    **{f".buildkite/{path.name}": path.read_text() for path in (ROOT / ".buildkite").glob("*.yml")},
+}

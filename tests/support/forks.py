@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from support.plans import git
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from hilgate.agent import base
 
 AREA = """\
 area: a
@@ -61,8 +61,15 @@ class Project:
             "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main",
             "BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main",
             "BUILDKITE_BRANCH": "theirs",
+            "HILGATE_REPOSITORY": str(self.ours),
             **more,
         }
+
+
+def merge_base(checkout: Path, env: dict[str, str]) -> str:
+    """What a host compares a build of a checkout with, as the start of `hilgate` on agents asks for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        return base.merge_base(base.own_repository(checkout, Path(folder)), env)
 
 
 def project(folder: Path, **files: str) -> Project:

@@ -22,7 +22,8 @@ import typer.main
 
 from hilgate.cli.app import main
 from hilgate.model import Environment, Omission, Plan, PlannedStep
-from hilgate.plan.make import plan_digest
+from hilgate.plan import limits
+from hilgate.plan.make import make_plan, plan_digest
 from hilgate.run import results
 from hilgate.run.runner import Runner
 
@@ -213,14 +214,19 @@ _command = functools.cache(typer.main.get_command)
 """What typer makes of the program's functions: once for all commands of a session."""
 
 
-def hilgate(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a small repository, in this process: another one costs more than most tests."""
+def hilgate(root: Path, *arguments: str, limited: bool = False, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a small repository, in this process: another one costs more than most tests.
+
+    Planning forks, and a fork of this process lacks the threads that an import graph needs and an earlier test has
+    started. So it is done here, unless it shall be `limited`; programs that are started (`support.flow`) always are.
+    """
     out, errors = io.StringIO(), io.StringIO()
     status = None
     with (
         contextlib.chdir(root),
         mock.patch.dict(os.environ, environ(**env), clear=True),
         mock.patch.object(typer.main, "get_command", _command),
+        contextlib.nullcontext() if limited else mock.patch.object(limits, "plan_within_limits", make_plan),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors),
     ):

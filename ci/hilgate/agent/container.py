@@ -21,6 +21,7 @@ import contextlib
 import os
 import posixpath
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -305,12 +306,19 @@ def obtain(image: str) -> None:
         raise host.SickNodeError(f"the image {what}: {failure}", where=image, remedy="see the registry and this node")
 
 
-def attend(command: list[str], *, env: dict[str, str], container: str | None, seconds: float) -> int:
-    """Run a command to its end, or end it (and its `container` by name): on SIGTERM, SIGINT, SIGHUP or after `seconds`.
+LEAST_FREE_BYTES = 2**30
+"""Of the file system that a job writes to. Without any, the agent itself cannot write the scripts that run its hooks,
+and every later job fails before a line of ours could pause the agent."""
+
+
+def attend(command: list[str], *, env: dict[str, str], container: str | None, seconds: float, writes: Path) -> int:
+    """Run a command to its end, or end it (and its `container` by name).
+
+    That is on SIGTERM, SIGINT or SIGHUP, after `seconds`, and when the file system of `writes` is nearly full.
 
     Returns:
         Its exit status as a shell gives it (128 and the signal's number for a signal); 130 when interrupted, 75 when it
-        outlived `seconds`; of Docker's own statuses 75 for 125 and 5 for 126 and 127.
+        outlived `seconds` or there was no room; of Docker's own statuses 75 for 125 and 5 for 126 and 127.
     """
     with _stop_signals() as received:
         try:
@@ -318,15 +326,20 @@ def attend(command: list[str], *, env: dict[str, str], container: str | None, se
         except OSError as error:
             raise CannotRunHereError(f"{command[0]} cannot be started: {error.strerror}") from error
         deadline = time.monotonic() + seconds
+        full = False
         try:
-            while child.poll() is None and not received and time.monotonic() < deadline:
+            while child.poll() is None and not received and not full and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
+                full = shutil.disk_usage(writes).free < LEAST_FREE_BYTES
             late = child.poll() is None
         finally:
-            _end(child, container)
+            _end(child, container, at_once=full)
     if received:
         sys.stderr.write(f"ended: {signal.Signals(received[0]).name}\n")
         return int(Exit.INTERRUPTED)
+    if late and full:
+        sys.stderr.write(f"ended: less than {LEAST_FREE_BYTES / 2**30:g} GiB are free where the job writes, {writes}\n")
+        return int(Exit.SICK_NODE)
     if late:
         sys.stderr.write(f"ended after {seconds:.0f} s: what runs inside ends sooner, so it or this node hangs\n")
         return int(Exit.SICK_NODE)
@@ -341,9 +354,11 @@ def attend(command: list[str], *, env: dict[str, str], container: str | None, se
     return status
 
 
-def _end(child: subprocess.Popen[bytes], container: str | None) -> None:
+def _end(child: subprocess.Popen[bytes], container: str | None, *, at_once: bool) -> None:
     """Nothing of it is left: the container by its name, which is this job's alone, and the process group."""
-    if child.poll() is None and container is not None:
+    if at_once:  # while it is asked to stop it would go on writing
+        pass
+    elif child.poll() is None and container is not None:
         _docker("stop", f"--time={STOP_SECONDS}", container, seconds=STOP_SECONDS + ANSWER_SECONDS)
     elif child.poll() is None:
         _signal_group(child, signal.SIGTERM)

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
 AGENTS_FILE, PROJECT_FILE = "ci/agents.yaml", "ci/project.yaml"
 
+OLDEST_BASE_FILE = "ci/agent/oldest_base"
+"""Full sha of the oldest commit of the default branch that a change may begin at."""
+
 REPOSITORY = "HILGATE_REPOSITORY"
 """Of the agent: its own clone of the repository that it serves, which no job writes to. Without it, the one that these
 modules lie in."""
 
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _ENTRY = re.compile(r"([\w.-]+):\s*\{([^{}]*)\}")
 _PAIR = re.compile(r"(\w+):\s*([\w.-]+)")
 
@@ -60,6 +64,21 @@ def read(folder: Path, name: str) -> str:
         raise DeclarationError(
             f"cannot be read: {error}", where=str(folder / name), remedy=f"see the clone that {REPOSITORY} names"
         ) from error
+
+
+def oldest_base(folder: Path) -> str:
+    """Full sha of the oldest commit that a change may begin at, by the agent's own clone; empty where it names none.
+
+    Raises:
+        DeclarationError: The file has something else in it.
+    """
+    text = read(folder, OLDEST_BASE_FILE)
+    lines = [bare for line in text.splitlines() if (bare := line.partition("#")[0].strip())]
+    if text and not (len(lines) == 1 and _COMMIT.fullmatch(lines[0])):
+        raise DeclarationError(
+            "names no commit", where=str(folder / OLDEST_BASE_FILE), remedy="write one full sha, and comments after '#'"
+        )
+    return lines[0] if lines else ""
 
 
 def queues(text: str) -> dict[str, QueuePromise]:

@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Download what the jobs of a plan left, each folder from its own step: `hilgate fetch --plan results/plan.json`.
+r"""Download what the jobs of a plan left, each folder from its own step: `hilgate fetch --plan results/plan.json`.
 
 Without naming the step, Buildkite gives the newest artifact of a name, whichever job has uploaded it: a job could leave
-results of another one. What is not there is missing, and the verdict says so; nothing here fails for it.
+results of another one. And a name is no more than what the uploader says: buildkite-agent reads a `\` in it as `/` and
+follows each `..`. So each step is downloaded into an empty folder outside of any checkout, of which the folder of that
+one job is taken. What is not there is missing, and the verdict says so; nothing here fails for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import itertools
 import json
 import re
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from hilgate.agent import container, host
+from hilgate.agent import collect, container, host
 from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.errors import Exit, RecordsError, ending
 
@@ -34,11 +39,29 @@ def recheck_key(key: str) -> str:
     return key + RECHECK_KEY_SUFFIX
 
 
-def download(folder: str, step: str, checkout: Path) -> str:
-    """Download a job's folder from the step that it belongs to; why that failed, empty when it did not."""
-    words = ("buildkite-agent", "artifact", "download", f"{folder}/**/*", ".", "--step", step)
-    failure = host.run(words, SECONDS, cwd=checkout).failure
-    return "" if not failure or _NOTHING.search(failure) else f"{folder}: {failure}"
+def download(folder: str, step: str, checkout: Path) -> list[str]:
+    """Download a job's folder from the step that it belongs to; returns what did not arrive, and why."""
+    place = Path(tempfile.mkdtemp(prefix="hilgate-fetch-")).resolve()
+    try:
+        words = ("buildkite-agent", "artifact", "download", f"{folder}/**/*", f"{place}/", "--step", step)
+        failure = host.run(words, SECONDS, cwd=place).failure
+        problems = [failure] if failure and not _NOTHING.search(failure) else []
+        # The agent's hooks write to the folder after what a container left was collected: their files belong here.
+        problems += collect.collect(place / folder, checkout / folder, reserved=frozenset())
+        problems += ["something lies outside of it, as if it were of another job"] if _others(place, folder) else []
+        return [f"{folder}: {problem}" for problem in problems]
+    finally:
+        collect.discard(place)
+
+
+def _others(place: Path, folder: str) -> bool:
+    """Whether anything but one folder, and those that it lies in, was downloaded."""
+    for inner in PurePosixPath(folder).parents:
+        expected = PurePosixPath(folder).relative_to(inner).parts[:1]
+        with contextlib.suppress(FileNotFoundError):
+            if {path.name for path in (place / inner).iterdir()} - {*expected}:
+                return True
+    return False
 
 
 def fetch(plan: Path, checkout: Path) -> list[str]:
@@ -55,7 +78,8 @@ def fetch(plan: Path, checkout: Path) -> list[str]:
     wanted = [(f"results/jobs/{key}", key) for key in keys]
     wanted += [(f"results/jobs/{key}{RECHECK_SUFFIX}", recheck_key(key)) for key in keys]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return [problem for problem in pool.map(lambda one: download(one[0], one[1], checkout), wanted) if problem]
+        found = pool.map(lambda one: download(one[0], one[1], checkout), wanted)
+        return [*itertools.chain.from_iterable(found)]
 
 
 @ending

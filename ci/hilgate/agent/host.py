@@ -147,7 +147,8 @@ def git(folder: str | Path, *arguments: str) -> str:
     Raises:
         CannotRunHereError: It failed.
     """
-    words = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *arguments)
+    safe = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "protocol.ext.allow=never")
+    words = ("git", *(word for setting in safe for word in ("-c", setting)), *arguments)
     ran = run(words, GIT_SECONDS, cwd=Path(folder), env={**os.environ, "GIT_TERMINAL_PROMPT": "0"})
     if ran.failure:
         raise CannotRunHereError(

@@ -15,14 +15,12 @@ used is checked here.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
 import shutil
 import signal
 import socket
-import stat
 import sys
 import tempfile
 import uuid
@@ -30,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import container, host, trust
+from hilgate.agent import collect, container, host, trust
 from hilgate.errors import CannotRunHereError, Exit, MisuseError, RecordsError, ending
 
 if TYPE_CHECKING:
@@ -48,9 +46,6 @@ DISPOSABLE = "HILGATE_DISPOSABLE"
 
 FROM_BUILD = "HILGATE_IMAGE_FROM_BUILD"
 """Of a rerun: the build whose images are used, where this one builds none."""
-
-HOOKS_OWN = ("health-before.json", "health-after.json")
-"""Written by the agent's hooks beside the results; a step that leaves files of these names is not believed."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -200,6 +195,20 @@ def results_of(key: str, env: Mapping[str, str], folder: Path, *, local: Path, b
     return folder / name
 
 
+def bring_earlier(key: str, env: Mapping[str, str], folder: Path, jobs: Path, *, local: Path) -> None:
+    """Put the records that a recheck reads into `jobs`, a folder of job folders; `folder` and `local` as above.
+
+    Raises:
+        CannotRunHereError: The agent could not download them.
+        RecordsError: There are none.
+    """
+    earlier = results_of(key, env, folder, local=local)
+    if not earlier.is_file():
+        raise RecordsError("no results to run again", where=str(earlier), remedy="run the step first")
+    (jobs / key).mkdir(parents=True)
+    shutil.copyfile(earlier, jobs / key / "results.jsonl")
+
+
 def user() -> tuple[int, int]:
     """(uid, gid) of the container: the agent's own, or where that is root, of `nobody` (Debian, Ubuntu, Fedora)."""
     return (os.getuid(), os.getgid()) if os.getuid() else (65534, 65534)
@@ -229,62 +238,6 @@ def hand_over(folder: Path) -> None:
     for place, _, names in os.walk(folder):
         for name in (".", *names):
             os.chown(Path(place, name), uid, gid, follow_symlinks=False)
-
-
-def collect(source: Path, target: Path) -> list[str]:
-    """Copy plain files of a finished container into the job's folder; returns what was left behind, and why.
-
-    Nobody writes to `source` any more, so what is looked at is what is copied.
-    """
-    refused: list[str] = []
-    unreadable: list[OSError] = []
-    target.mkdir(parents=True, exist_ok=True)
-    for place, folders, names in os.walk(source, onerror=unreadable.append):
-        inner = Path(place).relative_to(source)
-        refused += [f"{inner / name}: a link" for name in sorted(folders) if Path(place, name).is_symlink()]
-        for name in sorted(names):
-            why = _copy_file(Path(place, name), target, inner / name)
-            refused += [f"{inner / name}: {why}"] if why else []
-    return refused + [f"{error.filename}: {error.strerror}" for error in unreadable]
-
-
-def leave(source: Path, target: Path) -> None:
-    """Collect, and say in the log what was left behind."""
-    for refused in collect(source, target):
-        sys.stderr.write(f"left behind: {host.printable(refused)}\n")
-
-
-def _copy_file(path: Path, target: Path, inner: Path) -> str:
-    """Copy one file; returns why it was not."""
-    if str(inner) in HOOKS_OWN:
-        return "a name of the agent's hooks"
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        return "a link" if path.is_symlink() else f"cannot be read ({error.strerror})"
-    with os.fdopen(descriptor, "rb") as file:
-        state = os.fstat(descriptor)
-        if not stat.S_ISREG(state.st_mode):
-            return "no plain file"
-        if state.st_nlink != 1:
-            return "a second name of another file"
-        destination = target / inner
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        fresh = destination.with_name(f".{destination.name[:200]}.new")
-        with fresh.open("wb") as out:
-            shutil.copyfileobj(file, out)
-        fresh.replace(destination)
-    return ""
-
-
-def discard(folder: Path) -> None:
-    """Remove a folder that a container wrote to, also where it took away the right to."""
-    for place, folders, _ in os.walk(folder):
-        for path in (Path(place, name) for name in folders):
-            if not path.is_symlink():
-                with contextlib.suppress(OSError):  # what cannot be removed stays, and rmtree says nothing either
-                    path.chmod(0o700)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -347,7 +300,7 @@ def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
     ignored = checkout / results.relative_to(checkout.resolve()).parts[0] / ".gitignore"
     ignored.parent.mkdir(exist_ok=True)
     ignored.write_text("*\n", encoding="utf-8")  # results are no change of the repository that is tested
-    found = [path.name for path in results.iterdir() if path.name not in HOOKS_OWN] if results.is_dir() else []
+    found = [path.name for path in results.iterdir() if path.name not in collect.HOOKS_OWN] if results.is_dir() else []
     if found:
         raise RecordsError(
             f"there are results already: {', '.join(sorted(found)[:5])}",
@@ -372,17 +325,24 @@ def _on_host(planned: PlannedJob, arguments: Arguments, env: Mapping[str, str], 
             f" give its queue an image, or set {DISPOSABLE}=1 where the machine is thrown away after each job",
         )
     program = [sys.executable, "-I", str(Path(__file__).resolve().parents[1] / "__main__.py")]
-    with tempfile.TemporaryDirectory(prefix="hilgate-home-") as home:
-        made = Path(home).resolve() / "results"
+    home = Path(tempfile.mkdtemp(prefix="hilgate-home-")).resolve()
+    try:
+        made, jobs = home / "results", home / "jobs"
         made.mkdir()
+        if arguments.recheck:
+            bring_earlier(planned.key, env, home / "earlier", jobs, local=arguments.results.parent)
         inside = trust.environment(env, decided, planned.secrets)
         if decided.fork:
-            inside["HOME"] = home  # the agent's own holds its credentials
-        words = arguments.words(str(arguments.plan), str(made), str(arguments.results.parent))
+            inside["HOME"] = str(home)  # the agent's own holds its credentials
+        words = arguments.words(str(arguments.plan), str(made), str(jobs))
         try:
-            return container.attend([*program, *words], env=inside, container=None, seconds=planned.seconds)
+            return container.attend(
+                [*program, *words], env=inside, container=None, seconds=planned.seconds, writes=home
+            )
         finally:
-            leave(made, arguments.results)
+            collect.leave(made, arguments.results)
+    finally:
+        collect.discard(home)
 
 
 def _in_container(
@@ -399,11 +359,7 @@ def _in_container(
         shutil.copyfile(arguments.plan, scratch / "plan.json")
         (scratch / "results").mkdir()
         if arguments.recheck:
-            earlier = results_of(planned.key, env, scratch / "earlier", local=arguments.results.parent)
-            if not earlier.is_file():
-                raise RecordsError("no results to run again", where=str(earlier), remedy="run the step first")
-            (scratch / "jobs" / planned.key).mkdir(parents=True)
-            shutil.copyfile(earlier, scratch / "jobs" / planned.key / "results.jsonl")
+            bring_earlier(planned.key, env, scratch / "earlier", scratch / "jobs", local=arguments.results.parent)
         hand_over(scratch)
         scratch.chmod(0o711)
         uid, gid = user()
@@ -428,11 +384,12 @@ def _in_container(
         )
         command, name = container.command(made), container.name(made.job)
         try:
-            return container.attend(command, env=dict(env), container=name, seconds=planned.seconds)
+            return container.attend(command, env=dict(env), container=name, seconds=planned.seconds, writes=scratch)
         finally:
-            leave(scratch / "results", arguments.results)
+            collect.discard(scratch / "workspace")  # first, so that there is room where a step has filled the disk
+            collect.leave(scratch / "results", arguments.results)
     finally:
-        discard(scratch)
+        collect.discard(scratch)
 
 
 def memory_gib(gpus: int, on_host: int) -> int:

@@ -7,8 +7,8 @@
 A build of a fork runs code that nobody here has read. It gets no secrets, writes no cache, pushes nothing, and its
 kernel steps have no network. Whatever cannot be decided counts as a fork. The agent's own post-checkout hook runs
 before anything of the checkout does, so a fork that passes the guard has the planner, the hooks and the container's
-command line of the branch that it wants to be merged into. Which code decides this is said in SECURITY.md: on agents
-that build forks it is a copy outside of the checkout.
+command line of the default branch. Which code decides this is said in SECURITY.md: on agents that build forks it is a
+copy outside of the checkout.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import argparse
 import os
 import re
 import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import declared, host
+from hilgate.agent import base, declared, host
 from hilgate.errors import CannotRunHereError, DeclarationError, Exit, ending
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ READ_AS_DATA = re.compile(
 
 LINKS = frozenset({"120000", "160000"})
 """Modes of a symbolic link and of a submodule in git's trees."""
+
+REPLACEMENT = "\ufffd"
+"""What `host.git` puts for bytes that are not UTF-8."""
 
 NEVER_INSIDE = sys.stdlib_module_names | {"", "ci", "hilgate", "sitecustomize", "usercustomize"}
 """First part of a path, without what follows a '.', that no `forks_may_change` reaches: hooks, declarations, and what a
@@ -187,30 +192,32 @@ def stays_inside(path: str, may_change: Iterable[str]) -> bool:
 def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
     """Refuse a build of a fork that changes what its agents' hosts execute; returns what was decided, in words.
 
+    It is compared with the default branch, whatever branch it wants to be merged into: which one its author chooses.
+
     Raises:
         CannotRunHereError: A fork changes what runs on the host, or what it changes is not known.
     """
     decided = of_build(env)
     if not decided.fork:
         return f"trusted: {decided.why}"
-    branch = env.get("BUILDKITE_PULL_REQUEST_BASE_BRANCH", "")
-    if not branch or branch.startswith("-"):
-        raise CannotRunHereError(
-            f"a fork's build ({decided.why}) without a base branch: what it changes is not known",
-            where=f"BUILDKITE_PULL_REQUEST_BASE_BRANCH={branch!r}",
-            remedy="build it as a pull request",
-        )
-    base = "refs/hilgate/base"
-    host.git(checkout, "fetch", "--quiet", "--no-tags", env["BUILDKITE_REPO"], f"+refs/heads/{branch}:{base}")
-    declares = host.git(checkout, "ls-tree", "--name-only", base, "--", declared.PROJECT_FILE).strip()
-    text = host.git(checkout, "show", f"{base}:{declared.PROJECT_FILE}") if declares else ""
-    inside = declared.words(text, "forks_may_change")
-    # Without rename detection a file that moves is one that vanishes and one that appears; both names count.
-    listing = host.git(checkout, "diff", "--raw", "-z", "--no-renames", "--no-ext-diff", f"{base}...HEAD", "--")
+    base.compared(env)
+    with tempfile.TemporaryDirectory(prefix="hilgate-guard-") as folder:
+        place = base.own_repository(Path(checkout), Path(folder))
+        commit = base.merge_base(place, env)
+        declares = host.git(place, "ls-tree", "--name-only", commit, "--", declared.PROJECT_FILE).strip()
+        text = host.git(place, "show", f"{commit}:{declared.PROJECT_FILE}") if declares else ""
+        inside = declared.words(text, "forks_may_change")
+        # Without rename detection a file that moves is one that vanishes and one that appears; both names count.
+        listing = host.git(place, "diff", "--raw", "-z", "--no-renames", "--no-ext-diff", commit, "HEAD", "--")
     words = listing.split("\0")
     changed = dict(zip(words[1::2], words[::2], strict=False))
-    # What a host reads as data it must not read through a link, nor fetch from where a submodule comes from.
-    executed = [name for name, raw in changed.items() if raw.split()[1] in LINKS or not stays_inside(name, inside)]
+    # What a host reads as data it must not read through a link, nor fetch from where a submodule comes from. A name
+    # that is not UTF-8 arrives as another one, which nobody could look at.
+    executed = [
+        name
+        for name, raw in changed.items()
+        if raw.split()[1] in LINKS or not stays_inside(name, inside) or REPLACEMENT in name
+    ]
     if executed:
         names = ", ".join(repr(name) for name in executed[:5])
         more = f" and {len(executed) - 5} more" if len(executed) > 5 else ""
@@ -218,7 +225,7 @@ def refuse_changed_hosts(checkout: str, env: Mapping[str, str]) -> str:
             f"this fork ({decided.why}) changes what runs on the agents' hosts: {names}{more}",
             where=checkout,
             remedy=f"a maintainer reads it and pushes it to a branch of this repository; what forks may change is said "
-            f"by forks_may_change in {declared.PROJECT_FILE} of {branch}",
+            f"by forks_may_change in {declared.PROJECT_FILE} of the default branch",
         )
     return f"fork ({decided.why}); none of its {len(changed)} changed files runs on the host"
 

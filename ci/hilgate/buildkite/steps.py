@@ -122,7 +122,6 @@ def _job(step: PlannedStep, plan: Plan, branch: str, *, failed: int = 0) -> Comm
     command = [f"buildkite-agent artifact download results/{PLAN_FILE} . --step plan"]
     lock, flag = None, ""
     if failed:
-        command.append(f"buildkite-agent artifact download '{folder}/**/*' . --step {key}")
         key, folder, flag = recheck_key(key), folder + RECHECK_SUFFIX, " --recheck"
         label += f": {failed} failing {'check' if failed == 1 else 'checks'} on another node"
     elif step.step.provides in plan.images:

@@ -43,14 +43,15 @@ def pipeline(
     """Print Buildkite steps (YAML) of a change or of a plan."""
     from hilgate.buildkite.steps import pipeline_yaml
     from hilgate.declare.load import load
-    from hilgate.plan.make import make_plan, read_plan
+    from hilgate.plan.limits import plan_within_limits
+    from hilgate.plan.make import read_plan
 
     root = repository(ctx)
     branch = os.environ.get("BUILDKITE_BRANCH", "")
     if plan_file is None:
         if recheck or required or jobs:
             raise MisuseError("--recheck, --jobs and --required are about a plan that was run", remedy="give --plan")
-        plan = make_plan(root, base=base, profile="pr")
+        plan = plan_within_limits(root, base=base, profile="pr")
         sys.stdout.write(pipeline_yaml(plan, load(root), branch=branch))
         return
     if base or (recheck and required) or bool(jobs) is not recheck:
@@ -101,12 +102,18 @@ def watch(
     ] = "main",
     organization: Organization = "",
     pipeline_slug: PipelineSlug = "",
+    forge: Annotated[
+        str,
+        typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
+    ] = "",
 ) -> None:
     """Name paused nodes, a red main or night, long queues.
 
-    Exit status 1 when there is anything to say. BUILDKITE_API_TOKEN has the scopes read_agents and read_builds.
+    And what of GitHub's settings is not as ci/agent/github declares it. Exit status 1 when there is anything to say.
+    BUILDKITE_API_TOKEN has the scopes read_agents and read_builds, HILGATE_GITHUB_TOKEN the permission Metadata: read
+    (a public repository needs none).
     """
-    from hilgate.buildkite import api
+    from hilgate.buildkite import api, github
     from hilgate.declare.load import load
 
     queues = load(repository(ctx)).agents.queues
@@ -115,6 +122,13 @@ def watch(
     unfinished = list(client.builds(**{"state[]": api.UNFINISHED, "exclude_jobs": "false"}))
     ended = list(client.builds(branch=branch, state="finished"))
     found = api.alarms(client.agents(), unfinished, ended, queues, dt.datetime.now(dt.UTC))
+    if rulesets := github.load(repository(ctx)):
+        asking = github.Forge(github.repository_url(forge), os.environ.get(github.TOKEN_VARIABLE, ""))
+        settings = github.compare(rulesets, asking, branch)
+        found += settings.differs
+        sys.stderr.write("".join(f"not seen: {sentence}\n" for sentence in settings.unseen))
+    else:
+        sys.stderr.write(f"settings of the forge are not watched: there is no {github.FOLDER}\n")
     sys.stdout.write("".join(f"{sentence}\n" for sentence in found) or "nodes, main, the night and queues are well\n")
     raise typer.Exit(Exit.FAIL if found else Exit.PASS)
 

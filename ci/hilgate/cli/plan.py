@@ -65,7 +65,8 @@ def plan(
     """Show what would run, where and why; runs nothing."""
     from hilgate.history.store import images
     from hilgate.plan.estimate import size_of
-    from hilgate.plan.make import Choice, make_plan
+    from hilgate.plan.limits import plan_within_limits
+    from hilgate.plan.make import Choice
     from hilgate.report import terminal
 
     root = repository(ctx)
@@ -76,7 +77,7 @@ def plan(
     names, served = tuple(select or ()), tuple(models or ())
     # Never the history of a checkout, which a change could bring with it.
     built = partial(images, history) if history else None
-    made = make_plan(root, base=choice.base, profile=choice.profile, select=names, models=served, built=built)
+    made = plan_within_limits(root, base=choice.base, profile=choice.profile, select=names, models=served, built=built)
     if write:
         made.save(write)
     if as_json:

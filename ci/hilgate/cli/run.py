@@ -112,7 +112,8 @@ def gate(
     from hilgate.declare.load import load
     from hilgate.model import PLAN_FILE
     from hilgate.plan.estimate import budget_of, remember, size_of
-    from hilgate.plan.make import first_line, make_plan
+    from hilgate.plan.limits import plan_within_limits
+    from hilgate.plan.make import first_line
     from hilgate.report import terminal
     from hilgate.run.runner import locked
 
@@ -122,7 +123,7 @@ def gate(
         choice = choice_of(ctx, root, base=base, everything=everything, smoke=smoke, named=tuple(steps or ()))
         declarations = load(root)
         quarantine.load_quarantine(root, declarations)  # a mistake in it is told before anything runs
-        plan = make_plan(root, base=choice.base, profile=choice.profile, select=tuple(steps or ()))
+        plan = plan_within_limits(root, base=choice.base, profile=choice.profile, select=tuple(steps or ()))
         terminal.say(terminal.stderr(), first_line(plan, root, choice.why))
         earlier = _earlier(folder, plan) if resume else None
         if earlier is None:
@@ -171,7 +172,8 @@ def run(
     """
     from hilgate.model import PLAN_FILE
     from hilgate.plan.estimate import remember
-    from hilgate.plan.make import make_plan, read_plan
+    from hilgate.plan.limits import plan_within_limits
+    from hilgate.plan.make import read_plan
     from hilgate.report.terminal import print_slowest, print_verdict
     from hilgate.run.runner import locked
 
@@ -191,7 +193,7 @@ def run(
         require_known(chosen, frozenset(step.key for step in plan.steps), str(plan_file))
         only = frozenset(chosen)
     else:
-        plan = make_plan(root, base=None, profile="gate", select=chosen)
+        plan = plan_within_limits(root, base=None, profile="gate", select=chosen)
         plan = narrowed(plan, chosen, arguments)
     with locked(folder):
         set_previous_aside(folder)

@@ -11,9 +11,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pathspec
-
 from hilgate.agent import declared, trust
+from hilgate.declare import globs
 from hilgate.errors import DeclarationError
 from hilgate.model import BUILDKITE_KEY, CPU, RESERVED_KEYS, Project, planned_key
 from hilgate.text import suggest
@@ -124,7 +123,7 @@ def _check_places(document: Document[Area], at: Loc, step: Step, agents: Agents)
 def _check_globs(document: Document[Area]) -> None:
     for index, glob in enumerate(document.noun.paths if document.noun else ()):
         try:
-            pathspec.PathSpec.from_lines("gitignore", [glob])
+            globs.parse(glob)
         except ValueError as error:
             document.blame(("paths", index), f"not a glob: {error}", "write it as in .gitignore")
 

@@ -15,12 +15,14 @@ from hilgate.declare import imports
 from hilgate.declare.check import check, check_project, check_queues
 from hilgate.declare.yaml import Document, Mistake, parse, read
 from hilgate.errors import DeclarationError, MisuseError
-from hilgate.git import file_at, names_at
+from hilgate.git import files_at, names_at
 from hilgate.model import CPU, Agents, Area, Key, Project, Step, planned_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+    from hilgate.model import PlannedStep
 
 
 class InvalidDeclarationsError(DeclarationError):
@@ -138,9 +140,17 @@ def load_project(root: Path) -> Project:
 FORKS_MINUTES = 30
 """At most, for a step that a fork adds."""
 
+FORKS_STEPS, FORKS_GPU_MINUTES = 20, 240
+"""At most, for all planned steps that the merge base does not declare: how many, and minutes as declared times GPUs."""
 
-def as_permitted(declared: Declarations, root: Path, commit: str) -> Declarations:
+MOST_AREAS = 100
+"""Files in ci/areas."""
+
+
+def as_permitted(declared: Declarations, root: Path, commit: str) -> tuple[Declarations, frozenset[Key]]:
     """What a fork declares, with the permissions that the merge base gives: it can give itself none.
+
+    With it the planned keys that the merge base declares itself; what comes on top is held by `require_modest`.
 
     Network, secrets, time, queue, GPUs and images are those of the step of the same name; a step that the fork adds has
     neither network nor secrets, builds no image, and runs on the smallest queue of its devices.
@@ -151,12 +161,10 @@ def as_permitted(declared: Declarations, root: Path, commit: str) -> Declaration
         CannotRunHereError: It is not in this checkout.
         InvalidDeclarationsError: Its queues cannot be read.
     """
-    areas = [
-        parse(file_at(root, commit, name) or b"", name, Area).noun
-        for name in names_at(root, commit, "ci/areas")
-        if name.endswith(".yaml")
-    ]
-    agents = parse(file_at(root, commit, AGENTS_FILE) or b"", AGENTS_FILE, Agents)
+    names = [name for name in names_at(root, commit, "ci/areas") if name.endswith(".yaml")]
+    texts = files_at(root, commit, [*names, AGENTS_FILE])
+    areas = [parse(texts[name] or b"", name, Area).noun for name in names]
+    agents = parse(texts[AGENTS_FILE] or b"", AGENTS_FILE, Agents)
     if agents.noun is None:
         raise InvalidDeclarationsError(agents.mistakes)
     known = {step.key: step for area in areas if area for step in area.steps}
@@ -169,7 +177,25 @@ def as_permitted(declared: Declarations, root: Path, commit: str) -> Declaration
         return step.model_copy(update={name: getattr(own, name) for name in (*none, "timeout_minutes")})
 
     shown = tuple(area.model_copy(update={"steps": tuple(map(permitted, area.steps))}) for area in declared.areas)
-    return replace(declared, areas=shown, agents=agents.noun)
+    own_keys = frozenset(planned_key(step, device) for step in known.values() for device in step.devices)
+    return replace(declared, areas=shown, agents=agents.noun), own_keys
+
+
+def require_modest(steps: Iterable[PlannedStep], known: frozenset[Key]) -> None:
+    """Refuse a fork that asks for more machines than anybody would give it unasked.
+
+    Raises:
+        DeclarationError: The steps beside those that are `known` are too many, or take too many GPU-minutes.
+    """
+    added = [step for step in steps if step.key not in known]
+    minutes = sum(step.step.timeout_minutes * step.step.gpus for step in added if step.device != CPU)
+    if len(added) > FORKS_STEPS or minutes > FORKS_GPU_MINUTES:
+        raise DeclarationError(
+            f"this fork adds {len(added)} steps and {minutes} GPU-minutes; it may add {FORKS_STEPS} and "
+            f"{FORKS_GPU_MINUTES}",
+            where=", ".join(step.key for step in added[:5]),
+            remedy="declare fewer, or a maintainer reads them and pushes the change to a branch of this repository",
+        )
 
 
 def load(root: Path) -> Declarations:
@@ -180,7 +206,9 @@ def load(root: Path) -> Declarations:
     """
     agents, project = read(root / AGENTS_FILE, root, Agents), _project(root)
     files = sorted((root / "ci" / "areas").glob("*.yaml"))
-    areas = [read(path, root, Area) for path in files]
+    areas = [read(path, root, Area) for path in files[:MOST_AREAS]]
+    if len(files) > MOST_AREAS:
+        agents.mistakes.append(Mistake("ci/areas", f"has {len(files)} files", f"put the steps into {MOST_AREAS}"))
     if not files:
         agents.mistakes.append(Mistake("ci/areas", "no area is declared", "add a file ci/areas/<area>.yaml"))
     packages = imports.find(root, (project.noun or Project()).python_path)

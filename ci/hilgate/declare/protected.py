@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-import pathspec
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from hilgate import git
-from hilgate.declare import yaml
+from hilgate.declare import globs, yaml
 from hilgate.declare.load import InvalidDeclarationsError
 from hilgate.errors import CannotRunHereError
-from hilgate.model import Loosening, Noun
+from hilgate.model import Loosening, Noun, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from hilgate.model import Plan
@@ -35,13 +34,24 @@ class Protected(Noun):
     """Files that are protected alike."""
 
     paths: tuple[str, ...] = Field(min_length=1)
-    """gitignore-style globs."""
+    """gitignore-style globs from the root. What lies in a folder that one names belongs to it where `flag` is any
+    change; else the glob says so itself (`docs/**`)."""
     flag: Literal["any change", "change or deletion", "deletion", "nothing"] = "any change"
     """What needs an approval. Not a new file where it decides nothing by itself, an edit that reviewers read, or a file
     that no verdict rests on."""
     put_back: bool = False
     """Whether an agent runs with the merge base's file while the change to it is not approved. Not for what is already
     in the plan, nor for code."""
+
+    @field_validator("paths")
+    @classmethod
+    def _are_globs(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for path in paths:
+            try:
+                globs.parse(f"/{path}")
+            except ValueError as error:
+                raise refused(f"{path!r} is not a glob: {error}", "write it as in .gitignore") from None
+        return paths
 
 
 class ProtectedList(Noun):
@@ -78,7 +88,11 @@ def entry_for(entries: Iterable[Protected], path: str) -> Protected | None:
 
 
 def _matches(entry: Protected, path: str) -> bool:
-    return pathspec.GitIgnoreSpec.from_lines(f"/{glob}" for glob in entry.paths).match_file(path)
+    """Whether an entry is about a path: about what lies in a folder of that name too, where it protects that most.
+
+    An entry that takes files out, or asks for less, is about the files that it names: `*.md` is no folder.
+    """
+    return globs.matches([f"/{glob}" for glob in entry.paths], path, below=entry.flag == "any change")
 
 
 def loosened(root: Path, merge_base: str, changed_files: Iterable[str], commit: str = "") -> tuple[Loosening, ...]:
@@ -97,29 +111,48 @@ def loosened(root: Path, merge_base: str, changed_files: Iterable[str], commit: 
     if not merge_base:
         return ()
     entries = load(root, merge_base)
-    return tuple(
-        found
-        for path in sorted(set(changed_files))
-        if (entry := entry_for(entries, path)) and (found := _flagged(root, merge_base, path, entry, commit))
-    )
+    touched = {path: entry for path in sorted(set(changed_files)) if (entry := entry_for(entries, path))}
+    before = git.tree(root, merge_base)
+    after = git.tree(root, commit) if commit else _working_tree(root, touched, before)
+    flagged = {
+        path: what for path, entry in touched.items() if (what := _what(entry, before.get(path), after.get(path)))
+    }
+    hunks = git.hunks(root, merge_base, commit, [path for path, what in flagged.items() if what == CHANGED])
+    return tuple(_shown(path, what, hunks.get(path, "")) for path, what in flagged.items())
 
 
-def _flagged(root: Path, merge_base: str, path: str, entry: Protected, commit: str) -> Loosening | None:
-    before = git.file_at(root, merge_base, path)
-    if commit:
-        after = git.file_at(root, commit, path)
-    else:  # never through a link: what it leads to is this machine's, and would stand in the plan
-        plain = (root / path).is_file() and (root / path).resolve() == root.resolve() / path
-        after = (root / path).read_bytes() if plain else None
+CHANGED = "changed"
+UNREADABLE = "a link, or a name that is not UTF-8: nobody can be shown what it is"
+
+
+def _working_tree(root: Path, paths: Iterable[str], before: Mapping[str, str]) -> dict[str, str]:
+    """Files of the working tree in the words of `git.tree`; none through a link, which leads to this machine's own."""
+    found = {}
+    for path in paths:
+        place = root / path
+        if place.is_file() and place.resolve() == root.resolve() / path:
+            same_mode = before.get(path, "").partition(" ")[0] or "100644"
+            found[path] = f"{same_mode} {git.blob_name(place.read_bytes(), before.values())}"
+    return found
+
+
+def _what(entry: Protected, before: str | None, after: str | None) -> str:
+    """What is told of a file, in a few words; empty for nothing."""
+    if before is None and after is None:  # it is among the changed files, and on no side
+        return UNREADABLE
     if before == after:
-        return None
+        return ""
     if after is None:
-        return Loosening(path=path, what="deleted")
+        return "deleted"
     if entry.flag == "deletion" or (before is None and entry.flag == "change or deletion"):
-        return None
-    if before is None:
-        return Loosening(path=path, what="new file")
-    lines = [line[:HUNK_WIDTH] for line in git.diff(root, merge_base, path).splitlines()]
+        return ""
+    return "new file" if before is None else CHANGED
+
+
+def _shown(path: str, what: str, hunk: str) -> Loosening:
+    if what != CHANGED:
+        return Loosening(path=path, what=what)
+    lines = [line[:HUNK_WIDTH] for line in hunk.splitlines()]
     signs = [line[:1] for line in lines]
     what = f"changed: {signs.count('+')} lines added, {signs.count('-')} removed"
     return Loosening(path=path, what=what, hunk="\n".join(lines[:HUNK_LINES]))

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 NounT = TypeVar("NounT", bound=Noun)
 Loc = tuple[str | int, ...]
 
+MOST_BYTES = 256 * 1024
+"""Of a file; ours have 20 KiB. Comments cost time too."""
+
 MOST_VALUES = 50_000
 """In a file: a few lines of aliases of aliases would be gigabytes."""
 
@@ -67,7 +70,8 @@ def read(path: Path, root: Path, model: type[NounT]) -> Document[NounT]:
     if path.resolve() != root.resolve() / name:
         return Document(name, mistakes=[Mistake(name, "is a link, or lies behind one", "put the file itself there")])
     try:
-        return parse(path.read_bytes(), name, model)
+        with path.open("rb") as file:  # never more of it than is parsed
+            return parse(file.read(MOST_BYTES + 1), name, model)
     except OSError as error:
         return Document(name, mistakes=[Mistake(name, f"cannot be read: {error}", "restore the file")])
 
@@ -75,6 +79,9 @@ def read(path: Path, root: Path, model: type[NounT]) -> Document[NounT]:
 def parse(text: bytes, name: str, model: type[NounT]) -> Document[NounT]:
     """Parse YAML and validate it as `model`; mistakes are collected in the document, never raised."""
     document: Document[NounT] = Document(name)
+    if len(text) > MOST_BYTES:
+        document.blame((), f"has more than {MOST_BYTES // 1024} KiB", "split it, or say less")
+        return document
     try:
         node = yaml.compose(text.decode(), Loader=yaml.SafeLoader)
         data = _plain(node, (), document, ()) if node else None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from hilgate import git
 from hilgate.agent.trust import of_build
 from hilgate.declare import imports
-from hilgate.declare.load import as_permitted, load
+from hilgate.declare.load import as_permitted, load, require_modest
 from hilgate.declare.protected import loosened
 from hilgate.errors import CannotRunHereError, DeclarationError, MisuseError, NothingSelectedError
 from hilgate.images.contents import contents
@@ -158,9 +158,16 @@ def make_plan(
             where=", ".join(change.links[:5]),
             remedy="put the file itself there",
         )
+    if change.unreadable and profile != "gate":
+        raise DeclarationError(
+            "the change has a file whose name is not UTF-8, which nobody can be shown as it is",
+            where=", ".join(change.unreadable[:5]),
+            remedy="give it another name",
+        )
     facts = gather_facts(root, change, built if profile not in DESK else None)
+    known: frozenset[str] | None = None
     if facts.fork and change.merge_base:
-        declarations = as_permitted(declarations, root, change.merge_base)
+        declarations, known = as_permitted(declarations, root, change.merge_base)
     by_change = not select and not models and profile not in WHOLE
     python = any(name.endswith(".py") for name in change.files or ())
     plan = assemble(
@@ -175,6 +182,8 @@ def make_plan(
         absent=absent_tools(declarations),
         no_checkout=git.no_checkout(root),
     )
+    if known is not None:
+        require_modest(plan.steps, known)
     return plan.model_copy(update={"packages": own})
 
 

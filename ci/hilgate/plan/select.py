@@ -6,11 +6,10 @@ Selection only ever adds, file by file: one more changed file can select more st
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pathspec
+from hilgate.declare import globs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -74,13 +73,7 @@ def select(
 
 def claimed_by(area: Area, files: Iterable[str]) -> list[str]:
     """The files that match the area's globs, in the given order."""
-    spec = _globs(area.paths)
-    return [name for name in files if spec.match_file(name)]
-
-
-@functools.lru_cache(maxsize=256)
-def _globs(paths: tuple[str, ...]) -> pathspec.PathSpec[Any]:
-    return pathspec.PathSpec.from_lines("gitignore", paths)
+    return [name for name in files if globs.matches(area.paths, name)]
 
 
 def _cause(step: Step, name: str, claimed: bool, imports: Imports | None, appeared: Collection[str]) -> _Cause | None:

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from hilgate.agent.health import RECHECK_SUFFIX
 from hilgate.errors import CannotRunHereError, RecordsError
-from hilgate.git import file_at
+from hilgate.git import files_at
 from hilgate.model import (
     BuildRecord,
     Check,
@@ -309,7 +309,7 @@ def put_back(root: Path, merge_base: str, files: tuple[str, ...], folder: Path) 
     if not files:
         yield
         return
-    old = {name: file_at(root, merge_base, name) for name in files}
+    old = files_at(root, merge_base, files)
     new = {name: (root / name).read_bytes() if (root / name).is_file() else None for name in files}
     note = json.dumps({"merge_base": merge_base, "files": sorted(files)}, indent=1)
     (folder / NOTE).write_text(note + "\n", encoding="utf-8")

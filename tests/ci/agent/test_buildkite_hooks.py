@@ -148,7 +148,7 @@ def test_a_fork_whose_changes_cannot_be_told_is_refused_after_checkout(node: Fak
     assert run(node, "post-checkout").returncode == 0
     done = run(node, "post-checkout", **FORK)
     assert done.returncode == 5
-    assert "without a base branch" in done.stderr
+    assert "does not say what it is compared with" in done.stderr
     assert "after:" not in done.stdout
 
 

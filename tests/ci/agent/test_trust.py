@@ -144,7 +144,8 @@ def fork(tmp_path):
     git(ours, "commit", "-qm", "ours")
     git(tmp_path, "clone", "-q", str(ours), "theirs")
     env = {**BUILD, "BUILDKITE_REPO": str(ours), "BUILDKITE_PULL_REQUEST_REPO": str(tmp_path / "theirs"),
-           "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main"}  # fmt: skip
+           "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main", "BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main",
+           "HILGATE_REPOSITORY": str(ours)}  # fmt: skip
     return tmp_path / "theirs", env
 
 
@@ -158,10 +159,9 @@ def change(checkout, path, move=None):
     git(checkout, "commit", "-qm", "theirs")
 
 
-@pytest.mark.parametrize("path", ["kernels/pagedkv/mla.py", "tests/\udcff.py"], ids=["kernel", "odd name"])
-def test_a_fork_that_changes_kernels_and_tests_is_built(fork, path):
+def test_a_fork_that_changes_kernels_and_tests_is_built(fork):
     checkout, env = fork
-    change(checkout, path)
+    change(checkout, "kernels/pagedkv/mla.py")
     assert "none of its 1 changed files" in trust.refuse_changed_hosts(str(checkout), env)
 
 
@@ -171,17 +171,18 @@ def test_a_fork_that_changes_kernels_and_tests_is_built(fork, path):
         ("ci/hooks/environment", None, "main", "changes what runs on the agents' hosts"),
         ("hilgate/agent/trust.py", None, "main", "changes what runs on the agents' hosts"),
         ("moved.yml", ".buildkite/pipeline.yml", "main", "changes what runs on the agents' hosts"),
-        ("README.md", None, "", "without a base branch"),
+        ("tests/\udcff.py", None, "main", "changes what runs on the agents' hosts"),
+        ("README.md", None, "", "does not say what it is compared with"),
         ("README.md", None, "gone", "git fetch failed"),
-        ("README.md", None, "--upload-pack=x", "without a base branch"),
+        ("README.md", None, "--upload-pack=x", "does not say what it is compared with"),
     ],
-    ids=["hook", "shadow", "moved away", "no branch", "branch is gone", "branch is an option"],
+    ids=["hook", "shadow", "moved away", "no UTF-8", "no branch", "branch is gone", "branch is an option"],
 )
 def test_a_fork_that_changes_what_hosts_execute_or_cannot_be_compared_is_refused(fork, path, move, branch, words):
     checkout, env = fork
     change(checkout, path, move)
     with pytest.raises(CannotRunHereError, match=words):
-        trust.refuse_changed_hosts(str(checkout), {**env, "BUILDKITE_PULL_REQUEST_BASE_BRANCH": branch})
+        trust.refuse_changed_hosts(str(checkout), {**env, "BUILDKITE_PIPELINE_DEFAULT_BRANCH": branch})
 
 
 def test_the_guard_ends_with_the_status_of_its_refusal(fork, monkeypatch, capsys):

@@ -159,6 +159,8 @@ def test_a_fork_of_its_sources_is_planned_and_one_of_its_hosts_is_refused(adopte
         "BUILDKITE_PULL_REQUEST": "7",
         "BUILDKITE_PULL_REQUEST_REPO": str(theirs),
         "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main",
+        "BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main",
+        "HILGATE_REPOSITORY": str(adopted),
     }
     if refused:
         with pytest.raises(CannotRunHereError, match="changes what runs on the agents' hosts"):

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan a change in a process of its own, which is ended when it takes too long or too much memory.
+
+What is planned was written by whoever sent the change: globs, YAML, and Python that is parsed for its imports. Some of
+that is read by compiled code, which no timer inside the process interrupts.
+
+The process is a fork, so the one that calls this has no threads: a fork lacks them, and would wait for them until it is
+ended (status 3, never a plan).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from hilgate.errors import (
+    CannotRunHereError,
+    DeclarationError,
+    HilgateError,
+    MisuseError,
+    NothingSelectedError,
+    of_system,
+)
+from hilgate.model import Plan
+from hilgate.plan.make import make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hilgate.model import PlanProfile
+    from hilgate.plan.make import Built
+
+SECONDS = 60.0
+"""An honest change takes 2 to 5 on an idle machine."""
+
+MEMORY_BYTES = 4 * 2**30
+"""Beyond what this process has; an honest change takes a tenth of it."""
+
+LIMIT_REMEDY = "look at the globs in ci/areas, at large declarations and at deeply nested Python files of the change"
+
+
+class PlanLimitError(DeclarationError):
+    """A change cannot be planned with the time and the memory that any change gets."""
+
+
+_KINDS = {kind.exit_status: kind for kind in (MisuseError, DeclarationError, NothingSelectedError, CannotRunHereError)}
+"""Exit status -> the error that the first process raises for it."""
+
+
+def plan_within_limits(
+    root: Path,
+    *,
+    base: str | None,
+    profile: PlanProfile,
+    select: tuple[str, ...] = (),
+    models: tuple[str, ...] = (),
+    built: Built | None = None,
+) -> Plan:
+    """`make_plan` within SECONDS and MEMORY_BYTES; the arguments are the same.
+
+    Raises:
+        PlanLimitError: It took more.
+        HilgateError: What `make_plan` raised, by its text and its exit status.
+        CannotRunHereError: This machine cannot start another process.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reading, writing = os.pipe()
+    try:
+        child = os.fork()
+    except OSError as error:
+        os.close(reading)
+        os.close(writing)
+        raise CannotRunHereError(
+            f"no other process can be started: {error.strerror}", remedy="end other programs or raise the limit"
+        ) from error
+    if child == 0:
+        os.close(reading)
+        _work(writing, lambda: make_plan(root, base=base, profile=profile, select=select, models=models, built=built))
+    os.close(writing)
+    with contextlib.suppress(OSError):  # here too: either process may be first
+        os.setpgid(child, child)
+    status = None
+    try:
+        answer = _read(reading, time.monotonic() + SECONDS)
+        if answer is not None:
+            status = os.waitpid(child, 0)[1]
+    finally:
+        os.close(reading)
+        if status is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child, signal.SIGKILL)  # what it has started too: git
+            os.waitpid(child, 0)
+    if answer is None:
+        raise PlanLimitError(f"planning took more than {SECONDS:g} s", where=str(root), remedy=LIMIT_REMEDY)
+    return _plan(answer, os.waitstatus_to_exitcode(status or 0), root)
+
+
+def _read(descriptor: int, deadline: float) -> bytes | None:
+    """All that the other process writes; None when it has not ended by then."""
+    parts: list[bytes] = []
+    while (left := deadline - time.monotonic()) > 0:
+        if select.select([descriptor], [], [], left)[0]:
+            part = os.read(descriptor, 2**20)
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
+    return None
+
+
+def _plan(answer: bytes, status: int, root: Path) -> Plan:
+    """The plan in an answer.
+
+    Raises:
+        PlanLimitError: There is no whole answer.
+        HilgateError: It is an error.
+    """
+    kind, _, text = answer.partition(b"\n")
+    if kind == b"plan" and status == 0:
+        return Plan.model_validate_json(text)
+    if kind == b"error" and status == 0:
+        told = json.loads(text)
+        kind_of = _KINDS.get(told.pop("status"), HilgateError)
+        raise kind_of(**told)
+    if kind == b"bug" and status == 0:
+        raise RuntimeError(text.decode())
+    gibibytes = MEMORY_BYTES / 2**30
+    why = f"it was ended by signal {-status}" if status < 0 else f"it ended with status {status}"
+    what = f"more than {gibibytes:g} GiB" if kind == b"memory" or not answer else "an answer that is cut off"
+    raise PlanLimitError(f"planning took {what}: {why}", where=str(root), remedy=LIMIT_REMEDY)
+
+
+def _work(descriptor: int, work: Callable[[], Plan]) -> NoReturn:
+    """In the other process: do it, write the answer, and end without what this program does at its end."""
+    answer = b"memory\n"
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears of it, and ends this one
+        used = _data_bytes()
+        _lower(resource.RLIMIT_DATA, used + MEMORY_BYTES)
+        _lower(resource.RLIMIT_CPU, int(resource.getrusage(resource.RUSAGE_SELF).ru_utime + 4 * SECONDS))
+        answer = b"plan\n" + work().model_dump_json().encode()
+    except MemoryError:
+        pass
+    except HilgateError as error:
+        answer = _told(error)
+    except OSError as error:
+        trouble = of_system(error)
+        answer = _told(trouble) if trouble else b"bug\n" + traceback.format_exc().encode(errors="replace")
+    except BaseException:  # noqa: BLE001 - this process ends here, and the first one must hear of it
+        answer = b"bug\n" + traceback.format_exc().encode(errors="replace")
+    with contextlib.suppress(OSError), open(descriptor, "wb") as out:
+        out.write(answer)
+    os._exit(0)
+
+
+def _told(error: HilgateError) -> bytes:
+    facts = {"status": int(error.exit_status), "what": error.what, "where": error.where, "remedy": error.remedy}
+    return b"error\n" + json.dumps(facts).encode()
+
+
+def _lower(kind: int, soft: int) -> None:
+    """Set a limit, where it is lower than the one there is."""
+    now, hard = resource.getrlimit(kind)
+    if now == resource.RLIM_INFINITY or soft < now:
+        resource.setrlimit(kind, (soft, hard))
+
+
+def _data_bytes() -> int:
+    """What Linux counts against RLIMIT_DATA of this process."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        line = next(line for line in lines if line.startswith("VmData:"))
+        return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who: a fork. What: a change that keeps the planner busy for hours, fills its memory, or asks for thousands of hours
+of GPUs.
+
+What must happen: a glob takes no longer than it is long; a declaration has a size; planning has a minute and 4 GiB,
+after which it is a mistake in the change (3) and its processes are gone; a fork adds few steps of its own. An honest
+change is planned as before, and what a plan or an error says is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.forks import AREA, project
+from support.plans import git, hilgate
+
+from hilgate.declare import protected
+from hilgate.plan import limits, make
+
+if TYPE_CHECKING:
+    from support.forks import Project
+
+PR = ("plan", "--profile", "pr", "--base", "main")
+
+
+@pytest.mark.timeout(60)
+def test_a_glob_of_many_stars_and_a_name_that_nearly_matches(change: Project) -> None:
+    glob = "tests/" + "*a" * 24 + "*b"
+    change.write("ci/areas/a.yaml", AREA.replace("ci/]", f'ci/, "{glob}"]'))
+    change.write("tests/" + "a" * 120, "")
+    change.commit()
+    assert hilgate(change.theirs, *PR).returncode == 0
+
+
+SIZES = {
+    "comments": ("ci/areas/a.yaml", f"{AREA}{'# a comment' * 50_000}\n", "has more than 256 KiB"),
+    "values": ("ci/areas/a.yaml", f"{AREA}more: [{'a,' * 120_000}]\n", "values"),
+    "a glob": ("ci/areas/a.yaml", AREA.replace("paths: [", f"paths: [{'x' * 501}, "), "at most 500 characters"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_declaration_has_a_size(change: Project, size: str) -> None:
+    name, text, words = SIZES[size]
+    change.write(name, text)
+    change.commit()
+    done = hilgate(change.theirs, *PR)
+    assert (done.returncode, words in done.stderr) == (3, True), done.stderr
+
+
+@pytest.mark.timeout(60)
+def test_there_are_not_thousands_of_declarations(change: Project) -> None:
+    for number in range(150):
+        text = AREA.replace("area: a", f"area: x{number}").replace("key: one", f"key: x{number}")
+        change.write(f"ci/areas/x{number}.yaml", text)
+    change.commit()
+    done = hilgate(change.theirs, *PR)
+    assert (done.returncode, "has 151 files" in done.stderr) == (3, True), done.stderr
+
+
+@pytest.mark.timeout(120)
+def test_thousands_of_protected_files_are_told_by_a_few_processes(
+    change: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"src/file-{number}.toml" for number in range(1500)]
+    for name in names:
+        change.write(name, "floor = 0.01\n")
+    commit = change.commit()
+    started: list[object] = []
+    run = protected.git.subprocess.run
+    monkeypatch.setattr("subprocess.run", lambda words, **more: started.append(words) or run(words, **more))
+    base = git(change.ours, "rev-parse", "main")
+    started.clear()
+    found = protected.loosened(change.theirs, base, names, commit)
+    assert [one.path for one in found] == sorted(names)
+    assert len(started) < 12
+
+
+def test_a_planner_that_does_not_end_is_ended_with_all_that_it_started(
+    change: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def hangs(*_: object, **__: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = os.fork()
+        if child == 0:
+            time.sleep(300)
+            os._exit(0)
+        (tmp_path / "pids").write_text(f"{os.getpid()} {child}")
+        time.sleep(300)
+
+    monkeypatch.setattr(limits, "make_plan", hangs)
+    monkeypatch.setattr(limits, "SECONDS", 1.0)
+    began = time.monotonic()
+    done = hilgate(change.theirs, *PR, limited=True)
+    assert (done.returncode, "planning took more than 1 s" in done.stderr) == (3, True)
+    assert time.monotonic() - began < 30
+    for pid in (tmp_path / "pids").read_text().split():
+        assert not alive(int(pid))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def grows(*_: object, **__: object) -> None:
+    everything = []
+    while True:
+        everything.append(bytearray(2**24))
+
+
+def dies(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def breaks(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("of ours")
+
+
+@pytest.mark.parametrize(
+    ("work", "status", "words"),
+    [(grows, 3, "planning took more than"), (dies, 3, "ended by signal 11"), (breaks, 70, "a bug in hilgate")],
+)
+def test_what_ends_the_planner_is_no_plan(
+    change: Project, monkeypatch: pytest.MonkeyPatch, work: object, status: int, words: str
+) -> None:
+    monkeypatch.setattr(limits, "make_plan", work)
+    monkeypatch.setattr(limits, "MEMORY_BYTES", 2**28)
+    done = hilgate(change.theirs, *PR, "--write", "plan.json", limited=True)
+    assert (done.returncode, words in done.stderr) == (status, True), done.stderr
+    assert not (change.theirs / "plan.json").exists()
+
+
+def test_the_same_plan_and_the_same_words_as_without_limits(change: Project) -> None:
+    change.write("src/limits.toml", "floor = 0.9\n")
+    change.commit()
+    asked = {"base": "main", "profile": "pr"}
+    within = limits.plan_within_limits(change.theirs, **asked)
+    assert make.plan_digest(within) == make.plan_digest(make.make_plan(change.theirs, **asked))
+    for wrong in ({"base": "nowhere"}, {"select": ("nothing",)}, {"models": ("none",)}):
+        with pytest.raises(make.MisuseError) as plain:
+            make.make_plan(change.theirs, **{**asked, **wrong})
+        with pytest.raises(make.MisuseError) as told:
+            limits.plan_within_limits(change.theirs, **{**asked, **wrong})
+        assert str(told.value) == str(plain.value)
+
+
+AGENTS = """\
+devices: {cpu: {}, gfx942: {}, gfx950: {}}
+queues:
+  cpus: {device: cpu, gpus: 0, memory_gib: 8}
+  one: {device: gfx942, gpus: 1, memory_gib: 192}
+  two: {device: gfx950, gpus: 8, memory_gib: 192}
+"""
+
+
+def asks(folder: Path, steps: int, *, fork: bool, devices: str = "[gfx942, gfx950]", known: str = "[cpu]") -> int:
+    """Status of planning a change that adds so many steps, and lets ours run on more devices."""
+    base = {"ci/agents.yaml": AGENTS, "ci/areas/a.yaml": AREA.replace("timeout_minutes: 9", "timeout_minutes: 180")}
+    change = project(folder, **base)
+    change.write("ci/areas/a.yaml", base["ci/areas/a.yaml"].replace("[cpu]", known).replace("title: A", "title: B"))
+    head, _, step = AREA.replace("area: a", "area: x").replace("[cpu]", devices).partition("  - ")
+    more = "".join(f"  - {step.replace('key: one', f'key: x{number}')}" for number in range(steps))
+    if steps:
+        change.write("ci/areas/x.yaml", head + more.replace("timeout_minutes: 9", "timeout_minutes: 30"))
+    change.commit()
+    done = hilgate(change.theirs, *PR, "--json", **({"HILGATE_FORK": "1"} if fork else {}))
+    assert done.returncode == 0 or "GPU-minutes" in done.stderr
+    assert done.returncode or json.loads(done.stdout)["steps"]
+    return done.returncode
+
+
+def test_a_fork_adds_few_steps_and_few_gpu_minutes(tmp_path: Path) -> None:
+    folders = iter(range(9))
+
+    def status(steps: int, **more: object) -> int:
+        folder = tmp_path / str(next(folders))
+        folder.mkdir()
+        return asks(folder, steps, **more)
+
+    assert status(4, fork=True) == 0, "4 steps on two devices, 30 minutes each"
+    assert status(5, fork=True) == 3
+    assert status(20, fork=True, devices="[cpu]") == 0
+    assert status(21, fork=True, devices="[cpu]") == 3
+    assert status(0, fork=True, known="[cpu, gfx942]") == 0
+    assert status(0, fork=True, known="[cpu, gfx942, gfx950]") == 3, "a step of ours on devices of its choice"
+    assert status(21, fork=False) == 0, "a branch's plan says what it takes, and its members are trusted with it"

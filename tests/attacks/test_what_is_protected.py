@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who: a branch, a fork. What: a file that decides, brought so that nobody is told: under a name that is not UTF-8, in
+a folder that is called like a page, or called binary by an attribute, so that its diff is empty.
+
+What must happen: agents plan no change with such a name, and a desk tells of it; a folder called `x.md` is no page; the
+diff is shown whatever attributes the change gives, and the attributes themselves need a name.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from support.nodes import ROOT
+from support.plans import git, hilgate
+
+from hilgate.declare import protected
+from hilgate.declare.yaml import parse
+
+if TYPE_CHECKING:
+    from support.forks import Project
+
+LISTED = parse((ROOT / protected.PROTECTED_FILE).read_bytes(), "list", protected.ProtectedList).noun
+assert LISTED is not None
+ENTRIES = (*LISTED.files, protected.Protected(paths=("**",)))
+
+ODD = os.fsdecode(b"tests/report/\xff/conftest.py")
+
+
+@pytest.mark.parametrize("name", [ODD, os.fsdecode(b"src/\xc3\x28.py"), os.fsdecode(b"\xff.md")])
+def test_a_name_that_is_not_utf8_is_planned_for_no_agent_and_told_at_a_desk(change: Project, name: str) -> None:
+    change.write(name, "import pytest\n")
+    change.commit()
+    made = hilgate(change.theirs, "plan", "--profile", "pr", "--base", "main")
+    assert (made.returncode, "not UTF-8" in made.stderr) == (3, True)
+    base = git(change.ours, "rev-parse", "main")
+    shown = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    for commit in ("", git(change.theirs, "rev-parse", "HEAD")):
+        assert [one.path for one in protected.loosened(change.theirs, base, [shown], commit)] == [shown]
+
+
+def test_a_name_of_the_changed_files_that_is_nowhere_is_told(change: Project) -> None:
+    base = git(change.ours, "rev-parse", "main")
+    (found,) = protected.loosened(change.theirs, base, ["src/what/nobody/has"])
+    assert found.what == protected.UNREADABLE
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["docker/LICENSE/apt.sh", "evals/hileval.md/rule.py", ".github/workflows/x.md/y.yml", "ci/x.png/hook",
+     "tests/test_a.py/helper.py", "kernels/pagedkv/reference.py/x", "kernels/pagedkv/.gitattributes",
+     "benchmarks/.gitattributes", ".gitmodules"],
+)  # fmt: skip
+def test_a_folder_that_looks_like_a_page_or_a_test_is_protected_like_any_other(path: str) -> None:
+    entry = protected.entry_for(ENTRIES, path)
+    assert entry is not None
+    assert entry.flag == "any change"
+
+
+@pytest.mark.parametrize("attribute", ["-diff", "binary", "diff=evil", "-text -diff", "working-tree-encoding=UTF-16"])
+@pytest.mark.parametrize("committed", [True, False])
+def test_no_attribute_hides_what_is_loosened(change: Project, attribute: str, committed: bool) -> None:
+    for place in (".gitattributes", "src/.gitattributes"):
+        change.write(place, f"*.toml {attribute}\n")
+    change.write("src/limits.toml", "floor = 0.01\n")
+    base = git(change.ours, "rev-parse", "main")
+    commit = change.commit() if committed and "encoding" not in attribute else ""
+    names = [".gitattributes", "src/.gitattributes", "src/limits.toml"]
+    found = {one.path: one for one in protected.loosened(change.theirs, base, names, commit)}
+    assert list(found) == names
+    if "encoding" not in attribute or commit:
+        assert found["src/limits.toml"].what == "changed: 1 lines added, 1 removed"
+        assert "+floor = 0.01" in found["src/limits.toml"].hunk
+    else:
+        assert found["src/limits.toml"].hunk
+
+
+def test_a_file_whose_lines_look_like_the_head_of_a_diff_shows_its_own(change: Project) -> None:
+    base = git(change.ours, "rev-parse", "main")
+    change.write("src/limits.toml", "diff --git a/x b/x\n--- a\n+++ b\n@@ -1 +1 @@\n")
+    change.write("ci/agents.yaml", "evil\n")
+    change.write("tests/test_a.py", "")
+    commit = change.commit()
+    found = protected.loosened(change.theirs, base, ["ci/agents.yaml", "src/limits.toml", "tests/test_a.py"], commit)
+    assert [one.path for one in found] == ["ci/agents.yaml", "src/limits.toml"]
+    assert "+evil" in found[0].hunk
+    assert "+diff --git a/x b/x" in found[1].hunk
+    assert "evil" not in found[1].hunk
