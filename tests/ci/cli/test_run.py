@@ -118,8 +118,8 @@ def test_brackets_in_names_ids_files_and_arguments_are_text_in_every_command(tmp
 
 def test_colour_only_where_asked_for(green):
     assert "\x1b[" not in hilgate(green, "gate", "--steps", "b").stdout
-    assert "\x1b[" in hilgate(green, "judge", FORCE_COLOR="1").stdout
-    assert "\x1b[3" not in hilgate(green, "--no-color", "judge", FORCE_COLOR="1").stdout
+    assert "\x1b[" in hilgate(green, "judge", FORCE_COLOR="1", TERM="xterm").stdout
+    assert "\x1b[3" not in hilgate(green, "--no-color", "judge", FORCE_COLOR="1", TERM="xterm").stdout
 
 
 def test_an_agents_job_runs_one_step_of_the_plan_and_judge_decides_on_all(green):
