@@ -55,9 +55,9 @@ def test_repository_declares_every_queue_of_the_fleet():
     assert all(queue.device == "cpu" or queue.gpus == int(name[-1]) for name, queue in queues.items())
 
 
-def test_gate_at_a_desk_stays_under_twenty_six_cpu_minutes():
+def test_gate_at_a_desk_stays_under_thirty_cpu_minutes():
     at_a_desk = [step for _, step in load(REPOSITORY).steps() if "cpu" in step.devices and "gate" in step.profiles]
-    assert sum(step.minutes for step in at_a_desk) < 26
+    assert sum(step.minutes for step in at_a_desk) < 30
 
 
 def test_queue_is_the_smallest_with_the_gpus_unless_the_step_names_one(tmp_path):
