@@ -19,7 +19,6 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.agent import host
@@ -27,12 +26,10 @@ from hilgate.errors import Exit, ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 COMMAND = "HILGATE_KERNEL_LOG"
 """Of the agent: the command that prints the log, e.g. `sudo -n dmesg` where kernel.dmesg_restrict is 1."""
-
-STATE = "HILGATE_STATE"
-"""Of the agent: a folder that outlives jobs."""
 
 BOOT_ID = "sys/kernel/random/boot_id"
 """In /proc; another one after each start of the machine."""
@@ -64,7 +61,7 @@ PATTERNS = tuple(
         # amdgpu_ras.c, umc_v*.c, ras/rascore: errors that ECC could not mend. A count of zero is an all-clear.
         (
             Severity.BROKEN,
-            r"(?:\{[0-9]+\} ?)?(?:socket: [0-9]+, die: [0-9]+,? )?[1-9][0-9]* (?:new )?uncorrectable hardware errors detec",
+            r"(?:\{[0-9]+\} ?)?(?:socket: [0-9]+, die: [0-9]+,? )?[1-9][0-9]* (?:new )?uncorrectable hardware errors",
         ),
         # amdgpu_ras_eeprom.c: too many bad pages.
         (Severity.BROKEN, r"RAS records:\s*[0-9]+ exceed threshold"),
@@ -179,9 +176,7 @@ class Position:
     """How far an agent has read the log of this boot. Lost, it is the beginning: that finds more, not less."""
 
     def __init__(self, env: Mapping[str, str], boot: Path) -> None:
-        folder = env.get(STATE) or str(Path(env.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "hilgate")
-        agent = re.sub(r"[^A-Za-z0-9-]", "-", env.get("BUILDKITE_AGENT_NAME", "") or "desk")
-        self.path = Path(folder) / f"kernel-log-{agent}.json"
+        self.path = host.state_file(env, "kernel-log")
         try:
             self.boot = boot.read_text(encoding="ascii").strip()
         except OSError:
@@ -200,11 +195,8 @@ class Position:
     def save(self, seen: float, *, accepted: bool = False) -> None:
         """Note that everything up to `seen` was read. A folder that cannot be written leaves the old note."""
         known = {"boot": self.boot, "seen": seen, "accepted": seen if accepted else self.load()[1]}
-        part = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(known), encoding="utf-8")
-            part.replace(self.path)
+            host.write_whole(self.path, json.dumps(known))
 
 
 @ending
