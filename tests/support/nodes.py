@@ -80,11 +80,12 @@ class FakeNode:
             "HILGATE_STATE": str(self.folder / "state"),
             "HILGATE_MIN_DISK_GIB": "0",
             "PATH": str(self.bin),
+            "HILGATE_PATIENCE_SECONDS": "0",
             "TMPDIR": str(self.temporary),
         }
 
     def node(self, **changes: Any) -> hooks.NodeContext:
-        quick = {"settle_seconds": 0.0, "elements": 2000, "patience": 0.0, "temporary": self.temporary} | changes
+        quick = {"settle_seconds": 0.0, "elements": 2000, "temporary": self.temporary} | changes
         return hooks.NodeContext(self.env, self.checkout, self.proc, self.kfd, **quick)
 
     def preflight(self, *, by_hand: bool = False, **changes: Any) -> int:

@@ -158,7 +158,7 @@ def note_inside(env: Mapping[str, str]) -> None:
             save(env, known)
 
 
-def admit(env: Mapping[str, str], temporary: Path, *, least_mib: int = health.MIN_ROOM_MIB) -> int:
+def admit(env: Mapping[str, str], temporary: Path) -> int:
     """Let a job in, or refuse it before anything of it runs: 0, or 75 after the agent was paused.
 
     The agent gives this hook few variables, and the job's in a file.
@@ -169,10 +169,11 @@ def admit(env: Mapping[str, str], temporary: Path, *, least_mib: int = health.MI
     # With the folder of the checkout, of which pre-bootstrap knows no more than where all of them lie.
     builds = Path(env.get("BUILDKITE_BUILD_PATH") or BUILDS)
     state = path(env).parent
+    least = health.whole_number(env, health.MIN_ROOM, health.MIN_ROOM_MIB)
     folders = {"the job's own files": temporary, "checkouts": builds, "what outlives jobs": state}
     with contextlib.suppress(OSError):
         state.mkdir(parents=True, exist_ok=True)
-    problems = health.room_problems({what: where for what, where in folders.items() if where.is_dir()}, least_mib)
+    problems = health.room_problems({what: where for what, where in folders.items() if where.is_dir()}, least)
     minutes = pause.usual_minutes(env)
     if not problems and known.black_hole:
         problems, minutes = [known.black_hole], PAUSE_MINUTES

@@ -46,6 +46,7 @@ MIN_DISK_GIB = 20
 DOCKER_ROOT = Path("/var/lib/docker")
 """Where Docker keeps images, unless its `data-root` says another place."""
 
+MIN_ROOM = "HILGATE_MIN_ROOM_MIB"
 MIN_ROOM_MIB = 1024
 """Free wherever a job writes before its checkout: its environment, the agent's own hook scripts, what is remembered."""
 

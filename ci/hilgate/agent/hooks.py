@@ -59,7 +59,6 @@ class NodeContext:
     smi_seconds: float = gpus.SMI_SECONDS
     elements: int = gpus.ELEMENTS
     """Words that the tiny kernel mixes."""
-    patience: float = services.PATIENCE_SECONDS
     temporary: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     """Where jobs have their folders."""
 
@@ -89,7 +88,7 @@ def preflight(node: NodeContext, *, by_hand: bool = False) -> int:
         _end_dead_jobs(node)
     own = _own_problems(node, promise, record, by_hand=by_hand)
     if not own:
-        record.problems += services.shared_problems(env, checkout, promise.image, patience=node.patience)
+        record.problems += services.shared_problems(env, checkout, promise.image, patience=_patience(node.env))
     path = record.write(folder_of_job) if folder_of_job is not None else None
     if not by_hand:
         _remember(env, promise.queue, record.problems)
@@ -118,13 +117,17 @@ def _end_dead_jobs(node: NodeContext) -> None:
     sys.stdout.write("".join(f"note: {host.printable(line)}\n" for line in left.problems))
 
 
+def _patience(env: Mapping[str, str]) -> float:
+    return float(health.whole_number(env, services.PATIENCE, services.PATIENCE_SECONDS))
+
+
 def _own_problems(node: NodeContext, promise: QueuePromise, record: health.HealthRecord, *, by_hand: bool) -> bool:
     """Look at what is this node's own: disks, Docker, GPUs. Whether it is unfit; the record says why."""
     least = health.whole_number(node.env, health.MIN_DISK, health.MIN_DISK_GIB)
     for folder in (node.checkout, node.temporary, *([health.DOCKER_ROOT] if promise.image else ())):
         if folder.is_dir():
             record.problems += health.disk_problems(folder, least)
-    record.problems += services.own_problems(promise.image, patience=node.patience)
+    record.problems += services.own_problems(promise.image, patience=_patience(node.env))
     if promise.gpus:
         end = _look(node, promise, record, idle=True)
         if not record.problems:  # last, and only on GPUs that nothing else speaks against

@@ -54,10 +54,6 @@ JOB_LABEL = "hilgate.job"
 STATE = "HILGATE_STATE"
 """Of the agent: a folder that outlives jobs."""
 
-LEFT_PREFIXES = ("hilgate-job-", "hilgate-home-", "hilgate-trusted-")
-"""Folders of a job below TMPDIR, each followed by the job's id: what its container works in, the home of a step on
-the host, the copy of the code that decides."""
-
 LOCK_SECONDS = 10.0
 """Git holds the lock of a reference for milliseconds; one that is older was left by a git that was killed."""
 
@@ -379,19 +375,22 @@ def left_by(job: str) -> list[Process]:
 
 
 def left_folders(temporary: Path, job: str) -> list[Path]:
-    """The folders of a job below TMPDIR."""
-    found = [path for prefix in LEFT_PREFIXES for path in temporary.glob(f"{prefix}*")]
-    return sorted(path for path in found if job_of_folder(path.name) == job)
+    """What a job has below TMPDIR."""
+    return sorted(path for path in temporary.iterdir() if job_of_folder(path.name) == job)
 
 
-_MADE = re.compile(r"hilgate-(?:job|home|trusted)-(?P<job>.+)-[a-z0-9_]{8}")
-"""A name as `tempfile.mkdtemp` makes it."""
+_MADE = re.compile(
+    r"hilgate-(?:job|home|trusted)-(?P<job>.+)-[a-z0-9_]{8}|"
+    r"job-env(?:-json)?-(?P<uuid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}).*"
+)
+"""Names below TMPDIR that say whose they are: what the container of a job works in, the home of a step on the host, the
+copy of the code that decides, as `tempfile.mkdtemp` names them; and the job's variables, a file of buildkite-agent."""
 
 
 def job_of_folder(name: str) -> str:
-    """The job that a folder below TMPDIR was made for; empty when its name says none."""
+    """The job that something below TMPDIR was made for; empty when its name says none."""
     match = _MADE.fullmatch(name)
-    return match["job"] if match else ""
+    return (match["job"] or match["uuid"]) if match else ""
 
 
 def _end(found: list[Process], grace_seconds: float) -> None:

@@ -43,7 +43,7 @@ IN_USE_SECONDS = 3600.0
 """An image that a job has asked for so lately may be about to be started."""
 
 OF_THE_AGENT = ("job-env-*", "buildkite-agent-*", "hook-before-env*", "hook-after-env*", "hook-script-wrapper*")
-"""What buildkite-agent leaves in TMPDIR when it is killed; the first holds a job's variables."""
+"""What buildkite-agent leaves in TMPDIR when it is killed; the first holds a job's variables and names the job."""
 
 ASIDE = ".hilgate-reaped-"
 """What is removed gets such a name first, so that nobody finds half of it."""
@@ -72,7 +72,7 @@ class Reaped:
 
 def end_dead_jobs(places: Places, done: Reaped, *, spare: str = "") -> None:
     """End the containers, processes and folders of every job that no agent of this machine runs, but for `spare`."""
-    known = {job for path in places.temporary.glob("hilgate-*") if (job := host.job_of_folder(path.name))}
+    known = {job for path in places.temporary.iterdir() if (job := host.job_of_folder(path.name))}
     listing = (
         "docker",
         "ps",
@@ -100,11 +100,8 @@ def end_dead_jobs(places: Places, done: Reaped, *, spare: str = "") -> None:
 def remove_forgotten(places: Places, done: Reaped, now: float) -> None:
     """Remove what names no job and is a day old: of older versions, of a killed agent, of a reaper that was killed."""
     patterns = ("hilgate-job-*", "hilgate-home-*", "hilgate-trusted-*", *OF_THE_AGENT)
-    forgotten = [
-        path for pattern in patterns for path in places.temporary.glob(pattern) if not host.job_of_folder(path.name)
-    ]
-    for path in forgotten:
-        if now - _used(path) > FORGOTTEN_SECONDS:
+    for path in [path for pattern in patterns for path in places.temporary.glob(pattern)]:
+        if not host.job_of_folder(path.name) and now - _used(path) > FORGOTTEN_SECONDS:
             _remove(path, done)
     for path in (*places.temporary.glob(f"{ASIDE}*"), *places.builds.glob(f"*/*/{ASIDE}*")):
         _remove(path, done)

@@ -24,7 +24,8 @@ REGISTRY = "HILGATE_REGISTRY"
 """Of the agent: where images are pulled from, each below it by its name. Without it an image is taken from this host's
 own store."""
 
-PATIENCE_SECONDS = 30.0
+PATIENCE = "HILGATE_PATIENCE_SECONDS"
+PATIENCE_SECONDS = 30
 """For a service that does not answer: a daemon that is being restarted, a lost packet."""
 
 ANSWER_SECONDS = 20.0

@@ -8,14 +8,15 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from hilgate.agent import host, pause
+from hilgate.agent import health, host, pause
 from hilgate.errors import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-MOST_SECONDS = 600.0
+SECONDS = "HILGATE_UPLOAD_SECONDS"
+MOST_SECONDS = 600
 """Where the job has that much time left."""
 
 LEAST_SECONDS = 45.0
@@ -48,7 +49,8 @@ def upload(env: Mapping[str, str], checkout: Path, *, between: float = BETWEEN_S
 
 def _patience(env: Mapping[str, str]) -> float:
     """Patience: what Buildkite's timeout leaves, less the time that the last hooks need."""
+    most = float(health.whole_number(env, SECONDS, MOST_SECONDS))
     with contextlib.suppress(ValueError):
         end = float(env.get("HILGATE_JOB_STARTED", "")) + 60 * float(env.get("BUILDKITE_TIMEOUT", ""))
-        return max(LEAST_SECONDS, min(MOST_SECONDS, end - time.time() - 60))
-    return MOST_SECONDS
+        return min(most, max(LEAST_SECONDS, end - time.time() - 60))
+    return most

@@ -101,21 +101,39 @@ def watch(
     ] = "main",
     organization: Organization = "",
     pipeline_slug: PipelineSlug = "",
+    heartbeat: Annotated[
+        str,
+        typer.Option(metavar="URL", envvar="HILGATE_HEARTBEAT_URL", help="Call it at the end: silence is an alarm."),
+    ] = "",
 ) -> None:
-    """Name paused nodes, a red main or night, long queues.
+    """Name paused and missing nodes, a red main or night, long queues.
 
     Exit status 1 when there is anything to say. BUILDKITE_API_TOKEN has the scopes read_agents and read_builds.
+    With HILGATE_TEXTFILE, a folder of Prometheus' node exporter, the queues' numbers are written there.
     """
+    from hilgate.agent import facts
     from hilgate.buildkite import api
     from hilgate.declare.load import load
 
     queues = load(repository(ctx)).agents.queues
     url = api.builds_url(organization, pipeline_slug, api=api.API)
     client = api.Client(url, os.environ.get(api.TOKEN_VARIABLE, ""))
+    now = dt.datetime.now(dt.UTC)
     unfinished = list(client.builds(**{"state[]": api.UNFINISHED, "exclude_jobs": "false"}))
-    ended = list(client.builds(branch=branch, state="finished"))
-    found = api.alarms(client.agents(), unfinished, ended, queues, dt.datetime.now(dt.UTC))
+    since = (now - dt.timedelta(days=api.FINISHED_DAYS)).isoformat(timespec="seconds")
+    ended = client.builds(branch=branch, state="finished", created_from=since)
+    agents = client.agents()
+    found = api.alarms(agents, unfinished, ended, queues, now)
+    samples = api.queue_facts(agents, unfinished, queues, now)
+    # The address hears that somebody has looked, whatever there was to see: what was seen is told by this build.
+    if heartbeat and (unheard := api.beat(heartbeat)):
+        found.append(f"{unheard} [gate-down]")
+    samples.append(("hilgate_watch_alarms", {}, float(len(found))))
+    samples.append(("hilgate_watch_timestamp_seconds", {}, now.timestamp()))
+    facts.write(os.environ, "watch", samples)
     sys.stdout.write("".join(f"{sentence}\n" for sentence in found) or "nodes, main, the night and queues are well\n")
+    if found:
+        sys.stdout.write(f"what to do: {api.RUNBOOKS}, by the word in brackets\n")
     raise typer.Exit(Exit.FAIL if found else Exit.PASS)
 
 
