@@ -60,7 +60,8 @@ if words[0] == "run":
     (mount,) = [word for word in words if word.startswith("--mount=") and word.endswith("target=/hilgate/results")]
     results = mount.partition("source=")[2].partition(",")[0]
     command = "echo records > results.jsonl; " + (here / "inside").read_text()
-    child = subprocess.Popen(["/bin/sh", "-c", command], cwd=results, start_new_session=True)
+    child = subprocess.Popen(["/bin/sh", "-c", command], cwd=results, start_new_session=True,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     (here / "containers" / value["--name"]).write_text(json.dumps({{"pid": child.pid, "job": job}}))
     status = child.wait()
     sys.exit(status if status >= 0 else 128 - status)

@@ -86,9 +86,9 @@ class Executor:
             self.env["BUILDKITE_COMMAND_EXIT_STATUS"] = str(status)
             status = self.hook("post-command") or status
         if paths := self.env.get("BUILDKITE_ARTIFACT_PATHS"):
-            status = status or int(self.shell(f"buildkite-agent artifact upload '{paths}'") != 0)
-        self.hook("pre-exit")
-        return status
+            uploaded = self.shell(f"buildkite-agent artifact upload '{paths}'")
+            status = status or int(uploaded != 0)
+        return self.hook("pre-exit") or status
 
 
 class Agent:

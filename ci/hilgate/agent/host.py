@@ -449,6 +449,8 @@ def main(words: list[str] | None = None) -> int:
     job = parser.parse_args(words).job
     done = end_job(job, grace_seconds=grace(os.environ))
     for folder in left_folders(Path(tempfile.gettempdir()), job) if job else ():
+        if folder.name.startswith("job-env"):  # the agent still needs it, and removes it itself
+            continue
         if failure := remove(folder):
             done.problems.append(f"{folder} cannot be removed: {failure}")
     sys.stdout.write("".join(f"ended {line}\n" for line in done.ended))
