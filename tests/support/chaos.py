@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host with an agent that takes jobs from a Buildkite on the loopback: for what goes wrong in a night.
 
-The agent is the real one that `HILGATE_REAL_AGENT` names, else `support/fake_agent.py`, which does what the tests need of
-it in the same order. Docker is a program whose containers outlive their client, as dockerd's do.
+The agent is the real one that `HILGATE_REAL_AGENT` names, else `support/fake_agent.py`, which does what the tests need
+of it in the same order. Docker is a program whose containers outlive their client, as dockerd's do.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 CONTENT, DIGEST = "c" * 64, "sha256:" + "ab" * 32
 KEY = "units-cpu"
-RUN = f"mkdir -p results && cp {{plan}} results/plan.json && hilgate job {KEY} --plan results/plan.json " + (
-    f"--results results/jobs/{KEY}"
+RUN = (
+    "mkdir -p results && cp {plan} results/plan.json && "
+    f"hilgate job {KEY} --plan results/plan.json --results results/jobs/{KEY}"
 )
 
 DOCKER = """#!{python}
@@ -118,7 +119,7 @@ class Buildkite:
         self.address = f"http://127.0.0.1:{self.server.server_port}/"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:  # noqa: C901 - a call after the other
         self.asked.append(f"{method} {path}")
         if self.refused and self.refused in path:
             return 422, {"message": "refused"}

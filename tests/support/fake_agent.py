@@ -124,16 +124,12 @@ class Agent:
 
     def job(self, job):
         path = f"jobs/{job['id']}"
-        files = [
-            tempfile.NamedTemporaryFile("w", prefix=f"job-env{kind}-{job['id']}", delete=False)
-            for kind in ("", "-json")
-        ]
+        files = [Path(tempfile.mkstemp(prefix=f"job-env{kind}-{job['id']}")[1]) for kind in ("", "-json")]
         for file in files:
-            file.write(json.dumps(job["env"]))
-            file.close()
+            file.write_text(json.dumps(job["env"]))
         own = {"BUILDKITE_AGENT_ENDPOINT": self.endpoint, "BUILDKITE_AGENT_ACCESS_TOKEN": "of-the-agent"}
         hook = Path(self.settings["hooks-path"], "pre-bootstrap")
-        first = {**os.environ, **own, "BUILDKITE_JOB_ID": job["id"], "BUILDKITE_ENV_JSON_FILE": files[1].name}
+        first = {**os.environ, **own, "BUILDKITE_JOB_ID": job["id"], "BUILDKITE_ENV_JSON_FILE": str(files[1])}
         admitted = not hook.exists() or subprocess.run([str(hook)], env=first, check=False).returncode == 0
         call("PUT", f"{path}/start", endpoint=self.endpoint)
         status, self.reason = -1, "" if admitted else "agent_refused"
@@ -150,7 +146,7 @@ class Agent:
         ended = {"exit_status": str(status)} | ({"signal_reason": self.reason} if self.reason else {})
         call("PUT", f"{path}/finish", ended, self.endpoint)
         for file in files:
-            Path(file.name).unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
 
     def watch(self, job, child):
         while child.poll() is None:
