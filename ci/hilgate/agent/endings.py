@@ -47,7 +47,6 @@ class Endings:
     Attributes:
         job: The last job that began here; empty once its end was noted.
         began: When, in seconds since the epoch.
-        inside: Whether the container of that job, or its command on the host, came to an end of its own.
         told: Whether the agent was taken out during that job already, for another reason.
         row: Fast endings without a verdict since the last job with one.
         why: What each of them ended with, the newest last.
@@ -58,7 +57,6 @@ class Endings:
 
     job: str = ""
     began: float = 0.0
-    inside: bool = False
     told: bool = False
     row: int = 0
     why: list[str] = field(default_factory=list)
@@ -78,17 +76,20 @@ class Endings:
         """A job begins. The one before it, if no hook has seen its end, ended without a verdict."""
         if self.job and self.job != job:
             self._count("without a verdict", now, "was killed, or ended before any hook could run")
-        self.job, self.began, self.inside, self.told = job, now, False, False
+        self.job, self.began, self.told = job, now, False
 
-    def end(self, env: Mapping[str, str], now: float) -> None:
-        """The last hook of a job runs; the variables are Buildkite's of that job."""
+    def end(self, env: Mapping[str, str], now: float, *, inside: bool = False) -> None:
+        """The last hook of a job runs; the variables are Buildkite's of that job.
+
+        `inside`: its container, or its command on the host, came to an end of its own.
+        """
         if not self.job or self.job != env.get("BUILDKITE_JOB_ID", ""):
             return
         self.retries += env.get("BUILDKITE_RETRY_COUNT", "0") not in {"", "0"}
         status, where = status_of(env)
         if env.get("BUILDKITE_JOB_CANCELLED") == "true":
             self._count("cancelled", now)
-        elif self.inside or (where == "command" and status in ANSWERS):
+        elif inside or (where == "command" and status in ANSWERS):
             self._count("answered", now)
             self.row, self.why = 0, []
         elif trust.of_build(env).fork and status != Exit.SICK_NODE:
@@ -150,12 +151,19 @@ def save(env: Mapping[str, str], known: Endings) -> None:
 
 
 def note_inside(env: Mapping[str, str]) -> None:
-    """What runs inside has come to an end of its own: whatever it says, this host has done its part."""
-    known = load(env)
-    if known.job and known.job == env.get("BUILDKITE_JOB_ID", ""):
-        known.inside = True
-        with contextlib.suppress(OSError):
-            save(env, known)
+    """What runs inside has come to an end of its own: whatever it says, this host has done its part.
+
+    A file of its own, because jobs run the code of their merge base, which may be older or newer than the hooks.
+    """
+    with contextlib.suppress(OSError):
+        host.write_whole(host.state_file(env, "inside"), json.dumps(env.get("BUILDKITE_JOB_ID", "")))
+
+
+def _was_inside(env: Mapping[str, str]) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        job = json.loads(host.state_file(env, "inside").read_text(encoding="utf-8"))
+        return bool(job) and job == env.get("BUILDKITE_JOB_ID", "")
+    return False
 
 
 def admit(env: Mapping[str, str], temporary: Path) -> int:
@@ -206,7 +214,7 @@ def _variables_of_job(env: Mapping[str, str]) -> dict[str, str]:
 def ended(env: Mapping[str, str]) -> int:
     """Note how a job ended; the third fast ending without a verdict in a row pauses the agent."""
     known = load(env)
-    known.end(env, time.time())
+    known.end(env, time.time(), inside=_was_inside(env))
     why = known.black_hole
     if why:
         known.forgive_one()

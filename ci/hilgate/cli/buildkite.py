@@ -106,7 +106,7 @@ def watch(
         typer.Option(metavar="URL", envvar="HILGATE_HEARTBEAT_URL", help="Call it at the end: silence is an alarm."),
     ] = "",
 ) -> None:
-    """Name paused and missing nodes, a red main or night, long queues.
+    """Name paused or lost nodes, red builds, long queues.
 
     Exit status 1 when there is anything to say. BUILDKITE_API_TOKEN has the scopes read_agents and read_builds.
     With HILGATE_TEXTFILE, a folder of Prometheus' node exporter, the queues' numbers are written there.

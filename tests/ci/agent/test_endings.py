@@ -26,9 +26,8 @@ def after(*statuses: str, seconds: float = 1.0, inside: bool = False, **more: st
     known = Endings()
     for number, status in enumerate(statuses):
         known.begin(f"j{number}", 1000.0 * number)
-        known.inside = inside
         env = {**OURS, "BUILDKITE_JOB_ID": f"j{number}", "BUILDKITE_COMMAND_EXIT_STATUS": status, **more}
-        known.end(env, 1000.0 * number + seconds)
+        known.end(env, 1000.0 * number + seconds, inside=inside)
     return known
 
 
@@ -90,6 +89,16 @@ def test_an_agent_that_its_preflight_took_out_is_not_taken_out_twice() -> None:
 )
 def test_what_ended_a_job(env: dict[str, str], found: tuple[int, str]) -> None:
     assert endings.status_of(env) == found
+
+
+def test_what_ran_inside_is_noted_for_its_own_job_alone(node: FakeNode) -> None:
+    node.env |= {"BUILDKITE_COMMAND_EXIT_STATUS": "75"}
+    endings.note_inside(node.env)
+    for job, kind in ((node.env["BUILDKITE_JOB_ID"], "answered"), ("another", "without a verdict")):
+        node.env["BUILDKITE_JOB_ID"] = job
+        endings.save(node.env, Endings(job=job))
+        endings.ended(node.env)
+        assert endings.load(node.env).jobs == {kind: 1}
 
 
 DAMAGE = ["", "{", "[]", "null", '{"job": 1}', json.dumps({**vars(Endings()), "why": [1]}),
