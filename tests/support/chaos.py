@@ -233,6 +233,7 @@ class Night:
         """Start the agent, as its service does."""
         words = [str(self.bin / "buildkite-agent"), "start", "--config", str(self.folder / "agent.cfg")]
         words += ["--name", "host-1", "--queue", "amd-cpu", "--token", "x", "--endpoint", self.buildkite.address]
+        words += ["--job-context-dir", self.home]
         log = (self.folder / "agent.log").open("ab")
         self.agent = subprocess.Popen(words, env=self.env, stdout=log, stderr=log, start_new_session=True)
         log.close()

@@ -100,6 +100,7 @@ class Agent:
             re.fullmatch(r'([a-z-]+)="?([^"]*)"?', line).groups() for line in lines if re.match("[a-z]", line)
         )
         self.endpoint, self.token = option(words, "--endpoint"), option(words, "--token")
+        self.context = option(words, "--job-context-dir")
         self.stopping, self.child, self.reason = False, None, ""
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
         signal.signal(signal.SIGQUIT, self.quit)
@@ -124,7 +125,9 @@ class Agent:
 
     def job(self, job):
         path = f"jobs/{job['id']}"
-        files = [Path(tempfile.mkstemp(prefix=f"job-env{kind}-{job['id']}")[1]) for kind in ("", "-json")]
+        files = [
+            Path(tempfile.mkstemp(prefix=f"job-env{kind}-{job['id']}", dir=self.context)[1]) for kind in ("", "-json")
+        ]
         for file in files:
             file.write_text(json.dumps(job["env"]))
         own = {"BUILDKITE_AGENT_ENDPOINT": self.endpoint, "BUILDKITE_AGENT_ACCESS_TOKEN": "of-the-agent"}

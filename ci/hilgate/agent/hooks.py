@@ -28,7 +28,6 @@ import argparse
 import contextlib
 import os
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +58,7 @@ class NodeContext:
     smi_seconds: float = gpus.SMI_SECONDS
     elements: int = gpus.ELEMENTS
     """Words that the tiny kernel mixes."""
-    temporary: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
+    temporary: Path = field(default_factory=lambda: host.temporary(os.environ))
     """Where jobs have their folders."""
 
     def position(self) -> kernel_log.Position:
@@ -257,7 +256,7 @@ def main(words: list[str] | None = None) -> int:
         sys.stdout.write(f"{started(arguments.process)}\n")
         return int(Exit.PASS)
     if arguments.hook == "admit":
-        return endings.admit(env, Path(tempfile.gettempdir()))
+        return endings.admit(env, host.temporary(env))
     if arguments.hook == "upload":
         return upload.upload(env, arguments.checkout)
     if arguments.hook == "ended":

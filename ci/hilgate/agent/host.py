@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,7 +117,7 @@ def run(
     Its output goes to files: a pipe could be held open by a grandchild.
     """
     program = words[0]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with _sink() as out, _sink() as err:
         try:
             process = subprocess.Popen(
                 list(words), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd, start_new_session=True
@@ -141,6 +142,19 @@ def run(
             # Half an answer could be the half without the bad news.
             status, problem = None, f"{program} printed more than {MAX_OUTPUT_BYTES} bytes"
         return CommandResult(program, status, _text(out), _text(err), problem)
+
+
+def _sink() -> IO[bytes]:
+    """A file for what a program prints; in memory where TMPDIR is full: that must still be said."""
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(temporary(os.environ)).free > 4 * MAX_OUTPUT_BYTES:
+            return tempfile.TemporaryFile()
+    return os.fdopen(os.memfd_create("output"), "w+b")
+
+
+def temporary(env: Mapping[str, str]) -> Path:
+    """Where jobs have their folders. Not `tempfile`'s answer, which is another folder where this one is full."""
+    return Path(env.get("TMPDIR") or tempfile.gettempdir())
 
 
 def _text(stream: IO[bytes]) -> str:
@@ -448,7 +462,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--job", default=os.environ.get("BUILDKITE_JOB_ID", ""), help="id of the job (this one)")
     job = parser.parse_args(words).job
     done = end_job(job, grace_seconds=grace(os.environ))
-    for folder in left_folders(Path(tempfile.gettempdir()), job) if job else ():
+    for folder in left_folders(temporary(os.environ), job) if job else ():
         if folder.name.startswith("job-env"):  # the agent still needs it, and removes it itself
             continue
         if failure := remove(folder):

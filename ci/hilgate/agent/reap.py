@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -233,7 +232,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument(
         "--builds", type=Path, default=endings.BUILDS, metavar="DIR", help=f"the agents' build-path ({endings.BUILDS})"
     )
-    places = Places(Path(tempfile.gettempdir()), parser.parse_args(words).builds)
+    places = Places(host.temporary(os.environ), parser.parse_args(words).builds)
     done = reap(places, os.environ)
     for verb, lines in (("ended", done.ended), ("removed", done.removed)):
         sys.stdout.write("".join(f"{verb} {host.printable(line)}\n" for line in lines))

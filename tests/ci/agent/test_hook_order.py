@@ -82,6 +82,8 @@ def test_the_service_stops_its_job_at_once_reaps_before_it_starts_and_keeps_its_
     assert UNIT["Service"]["LoadCredential"] == "token:/etc/buildkite-agent/token"
     assert "--token file://${CREDENTIALS_DIRECTORY}/token" in UNIT["Service"]["ExecStart"]
     assert "BUILDKITE_AGENT_TOKEN" not in service
+    assert "--job-context-dir ${RUNTIME_DIRECTORY}" in UNIT["Service"]["ExecStart"], "hooks run where TMPDIR is full"
+    assert UNIT["Service"]["RuntimeDirectory"].endswith("%i")
     assert "%i" in UNIT["Service"]["ExecStart"].partition("--name ")[2].split()[0], "two queues of a host, two names"
     assert "name" not in SETTINGS
 
@@ -103,7 +105,9 @@ REAL = pytest.mark.skipif(not REAL_AGENT, reason="did not run: HILGATE_REAL_AGEN
 @REAL
 def test_the_real_agent_knows_every_setting() -> None:
     known = subprocess.run([REAL_AGENT, "start", "--help"], capture_output=True, text=True, check=True).stdout
-    assert {name for name in SETTINGS if f"--{name} " not in known} == set()
+    options = re.findall(r"--([a-z-]+) ", UNIT["Service"]["ExecStart"])
+    assert len(options) == 5
+    assert {name for name in [*SETTINGS, *options] if f"--{name} " not in known} == set()
 
 
 @REAL

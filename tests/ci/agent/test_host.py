@@ -252,3 +252,12 @@ def test_a_lock_outside_of_the_repository_is_left_alone(tmp_path: Path) -> None:
     os.utime(outer, (1, 1))
     host._break_lock(repository(tmp_path / "inner"), outer)
     assert outer.exists()
+
+
+def test_a_program_can_be_asked_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk an agent must still be able to say that it is full."""
+    for folder in (tmp_path / "missing", Path("/proc")):
+        monkeypatch.setenv("TMPDIR", str(folder))
+        monkeypatch.setattr("tempfile.tempdir", str(folder))
+        done = host.run(("sh", "-c", "echo out; echo err >&2; exit 3"), 20.0)
+        assert (done.status, done.out, done.err) == (3, "out\n", "err\n")

@@ -205,7 +205,7 @@ def test_by_hand_it_says_what_it_did_and_what_it_could_not(
     node: FakeNode, places: Places, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     left(places.temporary, DEAD)
-    monkeypatch.setattr("tempfile.tempdir", str(places.temporary))
+    monkeypatch.setenv("TMPDIR", str(places.temporary))
     monkeypatch.setattr(host, "PROC", node.proc)
     monkeypatch.setenv("HILGATE_KEEP_FREE_GIB", "0")
     monkeypatch.setenv("HILGATE_TEXTFILE", str(node.folder))

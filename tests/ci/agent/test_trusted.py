@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def test_the_last_hook_removes_the_copies_of_its_own_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("rm", "chmod"):
