@@ -390,7 +390,7 @@ def left_by(job: str) -> list[Process]:
 
 def left_folders(temporary: Path, job: str) -> list[Path]:
     """What a job has below TMPDIR."""
-    return sorted(path for path in temporary.iterdir() if job_of_folder(path.name) == job)
+    return sorted(path for path in temporary.glob("*") if job_of_folder(path.name) == job)
 
 
 _MADE = re.compile(

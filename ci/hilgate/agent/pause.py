@@ -49,7 +49,7 @@ def _words(problems: Sequence[str], env: Mapping[str, str], minutes: int) -> tup
     The note stands in one line of a list of agents; all of it is in the job's health file.
     """
     text = host.printable("; ".join(problems))
-    end = f" (hilgate preflight, job {env.get('BUILDKITE_JOB_ID', '')})"
+    end = f" (hilgate, job {env.get('BUILDKITE_JOB_ID', '')})"
     room = 300 - len(end)
     note = (text if len(text) <= room else text[: room - 3] + "...") + end
     return ("pause", "--note", note, "--timeout-in-minutes", str(max(1, min(minutes, MAX_PAUSE_MINUTES))))
