@@ -215,6 +215,8 @@ class Queue(Noun):
     """The image that its jobs run in; None runs them on the host."""
     gate: bool = False
     """Whether it runs only what decides (plan, recheck, verdict), and no step of a change."""
+    agents: int = Field(default=0, ge=0)
+    """How many agents of it must be connected and not paused, before `hilgate watch` says so; 0 for no number."""
     wait_minutes: int = Field(default=120, gt=0)
     """How long a job may wait for an agent of it before `hilgate watch` says so."""
 

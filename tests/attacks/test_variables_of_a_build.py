@@ -37,7 +37,7 @@ ASKED = {
 }
 MORE = ("HILGATE_APPROVED_BY", "HILGATE_BASE", "HILGATE_ROOT", "HILGATE_JOB_STARTED", "LD_PRELOAD", "LD_LIBRARY_PATH",
         "PATH", "BASH_ENV", "PYTHONPATH", "PYTHONSTARTUP", "GIT_SSH_COMMAND", "DOCKER_HOST", "HOME", "TMPDIR",
-        "XHILGATE_FLOW", "HILGATE_FLOWS", "http_proxy")  # fmt: skip
+        "HILGATE_RESULTS_LOST", "XHILGATE_FLOW", "HILGATE_FLOWS", "http_proxy")  # fmt: skip
 
 
 def taken(name: str) -> bool:

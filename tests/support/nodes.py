@@ -54,6 +54,7 @@ class FakeNode:
     def __post_init__(self) -> None:
         self.bin, self.proc = self.folder / "bin", self.folder / "proc"
         self.kfd, self.checkout = self.folder / "kfd", self.folder / "checkout"
+        self.temporary = self.folder / "tmp"
         for folder in (self.bin, self.checkout, self.proc / "sys/kernel/random", self.kfd / "proc"):
             folder.mkdir(parents=True)
         (self.proc / "sys/kernel/random/boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
@@ -62,10 +63,14 @@ class FakeNode:
         self.log(QUIET)
         self.program("amd-smi", f"/bin/cat {self.folder}/$1.json")
         self.program("dmesg", f"/bin/cat {self.folder}/kernel.log")
+        self.program("docker", "exit 0")
+        self.program("git", "exit 0")
+        self.temporary.mkdir()
         self.program("buildkite-agent", f"printf '%s\\n' \"$*\" >> {self.folder}/agent-calls")
         self.computes()
         self.env |= {
             "BUILDKITE_JOB_ID": JOB,
+            "BUILDKITE_REPO": "https://github.com/rocm/hilgate",
             "BUILDKITE_PULL_REQUEST": "false",
             "BUILDKITE_STEP_KEY": "kernels-gfx942",
             "BUILDKITE_AGENT_NAME": "mi300-node7-1",
@@ -75,10 +80,12 @@ class FakeNode:
             "HILGATE_STATE": str(self.folder / "state"),
             "HILGATE_MIN_DISK_GIB": "0",
             "PATH": str(self.bin),
+            "HILGATE_PATIENCE_SECONDS": "0",
+            "TMPDIR": str(self.temporary),
         }
 
     def node(self, **changes: Any) -> hooks.NodeContext:
-        quick = {"settle_seconds": 0.0, "elements": 2000} | changes
+        quick = {"settle_seconds": 0.0, "elements": 2000, "temporary": self.temporary} | changes
         return hooks.NodeContext(self.env, self.checkout, self.proc, self.kfd, **quick)
 
     def preflight(self, *, by_hand: bool = False, **changes: Any) -> int:

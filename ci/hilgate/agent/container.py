@@ -317,8 +317,11 @@ def attend(command: list[str], *, env: dict[str, str], container: str | None, se
     That is on SIGTERM, SIGINT or SIGHUP, after `seconds`, and when the file system of `writes` is nearly full.
 
     Returns:
-        Its exit status as a shell gives it (128 and the signal's number for a signal); 130 when interrupted, 75 when it
-        outlived `seconds` or there was no room; of Docker's own statuses 75 for 125 and 5 for 126 and 127.
+        Its own exit status as a shell gives it (128 and the signal's number for a signal); 130 when interrupted.
+
+    Raises:
+        SickNodeError: It outlived `seconds`, there was no room, or Docker could not run the container (its status 125).
+        CannotRunHereError: It cannot be started, or the image has no such program (Docker's statuses 126 and 127).
     """
     with _stop_signals() as received:
         try:
@@ -338,19 +341,22 @@ def attend(command: list[str], *, env: dict[str, str], container: str | None, se
         sys.stderr.write(f"ended: {signal.Signals(received[0]).name}\n")
         return int(Exit.INTERRUPTED)
     if late and full:
-        sys.stderr.write(f"ended: less than {LEAST_FREE_BYTES / 2**30:g} GiB are free where the job writes, {writes}\n")
-        return int(Exit.SICK_NODE)
+        raise host.SickNodeError(
+            f"ended: less than {LEAST_FREE_BYTES / 2**30:g} GiB are free where the job writes",
+            where=str(writes),
+            remedy="free some on this node; another may do",
+        )
     if late:
-        sys.stderr.write(f"ended after {seconds:.0f} s: what runs inside ends sooner, so it or this node hangs\n")
-        return int(Exit.SICK_NODE)
+        raise host.SickNodeError(
+            f"ended after {seconds:.0f} s: what runs inside ends sooner, so it or this node hangs",
+            remedy="see this node; another may do",
+        )
     status = child.returncode if child.returncode >= 0 else 128 - child.returncode
     # 125 to 127 are of `docker run` itself (Docker reference, "Exit status"); `hilgate` uses none of them.
     if container is not None and status == 125:
-        sys.stderr.write("error: Docker could not run the container; its words are above\n")
-        return int(Exit.SICK_NODE)
+        raise host.SickNodeError("Docker could not run the container; its words are above", remedy="see this node")
     if container is not None and status in {126, 127}:
-        sys.stderr.write("error: the image has no python3 that can be run\n")
-        return int(Exit.CANNOT_RUN_HERE)
+        raise CannotRunHereError("the image has no python3 that can be run", remedy="see the recipe of the image")
     return status
 
 

@@ -43,6 +43,8 @@ class QueuePromise:
     arch: str
     """Its device: `cpu`, or a gfx arch."""
     memory_gib: int
+    image: str = ""
+    """What its jobs run in; empty on a queue whose jobs run on the host."""
 
 
 def repository(env: Mapping[str, str]) -> Path:
@@ -92,7 +94,7 @@ def queues(text: str) -> dict[str, QueuePromise]:
         facts = dict(_PAIR.findall(entry[2]))
         with contextlib.suppress(KeyError, ValueError):
             gpus, memory = int(facts["gpus"]), int(facts["memory_gib"])
-            found[entry[1]] = QueuePromise(entry[1], gpus, facts["device"], memory)
+            found[entry[1]] = QueuePromise(entry[1], gpus, facts["device"], memory, facts.get("image", ""))
             block = block.replace(entry[0], "", 1)
     if rest := block.strip("{}, "):
         raise DeclarationError(

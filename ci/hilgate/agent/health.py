@@ -14,6 +14,7 @@ import re
 import socket
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.agent import declared
@@ -21,7 +22,6 @@ from hilgate.errors import DeclarationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from hilgate.agent.declared import QueuePromise
     from hilgate.agent.gpus import GpuStatus
@@ -42,6 +42,13 @@ TEMPERATURE_LIMIT_C = 90.0
 MIN_DISK = "HILGATE_MIN_DISK_GIB"
 MIN_DISK_GIB = 20
 """Free, for the checkout, a build's results and Triton's cache."""
+
+DOCKER_ROOT = Path("/var/lib/docker")
+"""Where Docker keeps images, unless its `data-root` says another place."""
+
+MIN_ROOM = "HILGATE_MIN_ROOM_MIB"
+MIN_ROOM_MIB = 1024
+"""Free wherever a job writes before its checkout: its environment, the agent's own hook scripts, what is remembered."""
 
 RECHECK_SUFFIX = ".recheck"
 """What the folder of a rerun elsewhere adds to the planned key."""
@@ -186,3 +193,21 @@ def disk_problems(checkout: Path, least_gib: int) -> list[str]:
         return [f"the disk of {checkout} cannot be asked: {error.strerror}"]
     free = stat.f_bavail * stat.f_frsize / 2**30
     return [f"{free:.1f} GiB free on the disk of {checkout}; at least {least_gib}"] if free < least_gib else []
+
+
+def room_problems(folders: Mapping[str, Path], least_mib: int) -> list[str]:
+    """Whether a job's files can be written in each folder, by what it is for; a file is written to try."""
+    problems = []
+    for what, folder in folders.items():
+        try:
+            state = os.statvfs(folder)
+            free = state.f_bavail * state.f_frsize // 2**20
+            if free < least_mib:
+                problems.append(f"{free} MiB free for {what} in {folder}; at least {least_mib}")
+                continue
+            probe = folder / f".hilgate-probe-{os.getpid()}"
+            probe.write_bytes(b"x" * 4096)
+            probe.unlink()
+        except OSError as error:
+            problems.append(f"{what} cannot be written in {folder}: {error.strerror}")
+    return problems

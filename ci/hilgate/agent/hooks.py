@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hooks of an agent: is this node fit for a job, and how does the job leave it?
 
+    agent/__main__.py hooks admit         called by ci/hooks/pre-bootstrap, before anything of a job runs
+    agent/__main__.py hooks started       called by ci/hooks/pre-command: when the job began
     agent/__main__.py hooks preflight     called by ci/hooks/pre-command
     agent/__main__.py hooks postflight    called by ci/hooks/post-command
+    agent/__main__.py hooks upload        called by ci/hooks/post-command
+    agent/__main__.py hooks ended         called by ci/hooks/pre-exit
+
+Admit: 0 lets the job in. Anything else refuses it, so that Buildkite gives it to another agent: there is no room for
+the job's own files, or three jobs in a row ended fast without a verdict. The agent is paused with the reason.
 
 Preflight: fit is 0. Unfit is 75: the job's folder says why, the agent is paused with a note, and Buildkite gives the
 job to another one. Whatever cannot be looked at counts as unfit. A queue or a setting that makes no sense is 3 and
@@ -10,19 +17,23 @@ pauses nothing.
 
 Postflight ends what the job left and looks again. Its status is ignored, because a job keeps its own, and it pauses
 nothing: the next job's preflight looks again, and what passes by itself may have passed.
+
+Upload: the job's results, with more patience than the agent itself has. When they do not arrive, a job that passed
+ends with 75 and is run again: nobody could see that it passed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import declared, gpus, health, host, kernel_log
+from hilgate.agent import declared, endings, facts, gpus, health, host, kernel_log, pause, reap, services, upload
 from hilgate.errors import DeclarationError, Exit, HilgateError, ending
 
 if TYPE_CHECKING:
@@ -33,14 +44,6 @@ if TYPE_CHECKING:
 SETTLE_SECONDS = 15.0
 """For memory and processes of the job before to go: the driver frees VRAM after the process has ended. None after a
 cancelled job, whose hooks have little time."""
-
-PAUSE_MINUTES = "HILGATE_PAUSE_MINUTES"
-DEFAULT_PAUSE_MINUTES, MAX_PAUSE_MINUTES = 240, 10080
-"""Buildkite resumes a paused agent by itself, after the maximum at the latest (its documentation, "Pause and resume an
-agent"). Long enough to be seen, short enough that a forgotten node comes back to be looked at."""
-
-AGENT_SECONDS = 60.0
-"""For one call of buildkite-agent, which tries five times, a second apart."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class NodeContext:
     smi_seconds: float = gpus.SMI_SECONDS
     elements: int = gpus.ELEMENTS
     """Words that the tiny kernel mixes."""
+    temporary: Path = field(default_factory=lambda: host.temporary(os.environ))
+    """Where jobs have their folders."""
 
     def position(self) -> kernel_log.Position:
         """How far this agent has read the kernel's log."""
@@ -70,41 +75,89 @@ def preflight(node: NodeContext, *, by_hand: bool = False) -> int:
         DeclarationError: The queue is unknown, a setting of the agent makes no sense, or a GPU job has no folder.
     """
     env, checkout, promise = node.env, node.checkout, health.promised(node.env)
-    folder, step = (None, "") if by_hand else health.job_folder(env, checkout)
-    if promise.gpus and folder is None and not by_hand:
+    folder_of_job, step = (None, "") if by_hand else health.job_folder(env, checkout)
+    if promise.gpus and folder_of_job is None and not by_hand:
         raise DeclarationError(
             f"the job of {step or 'a step without a key'} uploads no results/jobs/<key>, where its health belongs",
             where="artifact_paths",
             remedy="send to GPU queues only what hilgate generates",
         )
     record = health.HealthRecord(step, "before", env.get("BUILDKITE_AGENT_NAME", ""))
-    record.problems += health.disk_problems(checkout, health.whole_number(env, health.MIN_DISK, health.MIN_DISK_GIB))
-    if promise.gpus:
-        end = _look(node, promise, record, idle=True)
-        if not record.problems:  # last, and only on GPUs that nothing else speaks against
-            record.problems += _compute(node, promise)
-        if not by_hand and not record.problems and end is not None:
-            node.position().save(end)
-    path = record.write(folder) if folder is not None else None
+    if not by_hand:
+        _end_dead_jobs(node)
+    own = _own_problems(node, promise, record, by_hand=by_hand)
+    if not own:
+        record.problems += services.shared_problems(env, checkout, promise.image, patience=_patience(node.env))
+    path = record.write(folder_of_job) if folder_of_job is not None else None
+    if not by_hand:
+        _remember(env, promise.queue, record.problems)
     if not record.problems:
         sys.stdout.write(f"~~~ fit for {promise.queue}\n{_table(record)}")
         return int(Exit.PASS)
     sys.stdout.write(f"+++ this node is unfit for {promise.queue}\n{_table(record)}")
     sys.stdout.write("".join(f"unfit: {problem}\n" for problem in record.problems))
     if not by_hand:
-        pause = _pause(record.problems, env)
-        told = f"`{env.get('BUILDKITE_AGENT_NAME', '')}` is paused: `{pause[2].replace('`', '')}`"
-        # Nobody looks at a list of agents: the build says which node went out.
-        shown = ("annotate", "--style", "warning", "--context", f"node-{env.get('BUILDKITE_JOB_ID', '')}", told)
-        calls = {"this agent could not be paused": pause, "nobody is told in the build": shown}
         if path is not None:  # the agent uploads artifacts after a failed pre-command hook too; this does not wait
             name = str(path.relative_to(checkout))
-            calls = {f"{name} could not be uploaded": ("artifact", "upload", name)} | calls
-        for problem, words in calls.items():
-            if failure := host.run(("buildkite-agent", *words), AGENT_SECONDS, cwd=checkout).failure:
-                sys.stdout.write(f"also: {problem}: {failure}\n")
+            words = ("buildkite-agent", "artifact", "upload", name)
+            if failure := host.run(words, pause.AGENT_SECONDS, cwd=checkout).failure:
+                sys.stdout.write(f"also: {name} could not be uploaded: {failure}\n")
+        usual = pause.usual_minutes(env)
+        pause.take_out(record.problems, env, usual if own else min(usual, pause.SHARED_MINUTES))
         sys.stdout.write("Nothing was learned about the change; another agent takes the job.\n")
     return int(Exit.SICK_NODE)
+
+
+def _end_dead_jobs(node: NodeContext) -> None:
+    """End what jobs that were killed have left: it would count against this node."""
+    left, job = reap.Reaped(), node.env.get("BUILDKITE_JOB_ID", "")
+    reap.end_dead_jobs(reap.Places(node.temporary, endings.BUILDS, node.proc), left, spare=job)
+    sys.stdout.write("".join(f"ended {host.printable(line)}\n" for line in left.ended))
+    sys.stdout.write("".join(f"note: {host.printable(line)}\n" for line in left.problems))
+
+
+def _patience(env: Mapping[str, str]) -> float:
+    return float(health.whole_number(env, services.PATIENCE, services.PATIENCE_SECONDS))
+
+
+def _own_problems(node: NodeContext, promise: QueuePromise, record: health.HealthRecord, *, by_hand: bool) -> bool:
+    """Look at what is this node's own: disks, Docker, GPUs. Whether it is unfit; the record says why."""
+    least = health.whole_number(node.env, health.MIN_DISK, health.MIN_DISK_GIB)
+    for folder in (node.checkout, node.temporary, *([health.DOCKER_ROOT] if promise.image else ())):
+        if folder.is_dir():
+            record.problems += health.disk_problems(folder, least)
+    record.problems += services.own_problems(promise.image, patience=_patience(node.env))
+    if promise.gpus:
+        end = _look(node, promise, record, idle=True)
+        if not record.problems:  # last, and only on GPUs that nothing else speaks against
+            record.problems += _compute(node, promise)
+        if not by_hand and not record.problems and end is not None:
+            node.position().save(end)
+    return bool(record.problems)
+
+
+def _remember(env: Mapping[str, str], queue: str, problems: Sequence[str]) -> None:
+    """Note what the look has found. An unfit agent is taken out for it, so how this job ends counts no more."""
+    known = endings.load(env)
+    known.unfit, known.told = list(problems), bool(problems)
+    with contextlib.suppress(OSError):
+        endings.save(env, known)
+    facts.write_agent(env, known, queue)
+
+
+def started(process: int) -> int:
+    """When a process began, in whole seconds since the epoch.
+
+    Raises:
+        SickNodeError: There is no such process.
+    """
+    found = host.read_process(host.PROC, process)
+    if found is None:
+        raise host.SickNodeError(
+            f"process {process} cannot be read", where=str(host.PROC), remedy="see this node's /proc"
+        )
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - found.started / os.sysconf("SC_CLK_TCK")
+    return int(time.time() - age)
 
 
 def _compute(node: NodeContext, promise: QueuePromise) -> list[str]:
@@ -184,30 +237,30 @@ def _table(record: health.HealthRecord) -> str:
     return table
 
 
-def _pause(problems: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
-    """Words that pause the agent that runs this job, with the first problems as its note.
-
-    The note stands in one line of a list of agents; all of it is in the job's health file.
-    """
-    text = host.printable("; ".join(problems))
-    end = f" (hilgate preflight, job {env.get('BUILDKITE_JOB_ID', '')})"
-    room = 300 - len(end)
-    note = (text if len(text) <= room else text[: room - 3] + "...") + end
-    minutes = max(1, min(health.whole_number(env, PAUSE_MINUTES, DEFAULT_PAUSE_MINUTES), MAX_PAUSE_MINUTES))
-    return ("pause", "--note", note, "--timeout-in-minutes", str(minutes))
+HOOKS = ("admit", "started", "preflight", "postflight", "upload", "ended")
 
 
 @ending
 def main(words: list[str] | None = None) -> int:
     """Run a hook; returns the exit status."""
     parser = argparse.ArgumentParser(prog="hilgate.agent.hooks", description="Look at this node around a job.")
-    parser.add_argument("hook", choices=["preflight", "postflight"])
+    parser.add_argument("hook", choices=HOOKS)
     parser.add_argument("--checkout", type=Path, default=Path.cwd(), help="the job's files (here)")
+    parser.add_argument("--process", type=int, default=os.getppid(), help="started: of which process (the caller)")
     parser.add_argument(
         "--queue", default="", help="preflight for this queue and not the agent's own: by hand, which pauses nothing"
     )
     arguments = parser.parse_args(words)
     env = {**os.environ, health.QUEUE: arguments.queue} if arguments.queue else dict(os.environ)
+    if arguments.hook == "started":
+        sys.stdout.write(f"{started(arguments.process)}\n")
+        return int(Exit.PASS)
+    if arguments.hook == "admit":
+        return endings.admit(env, host.temporary(env))
+    if arguments.hook == "upload":
+        return upload.upload(env, arguments.checkout)
+    if arguments.hook == "ended":
+        return endings.ended(env)
     cancelled = env.get("BUILDKITE_JOB_CANCELLED") == "true"
     node = NodeContext(env, arguments.checkout, settle_seconds=0.0 if cancelled else SETTLE_SECONDS)
     return postflight(node) if arguments.hook == "postflight" else preflight(node, by_hand=bool(arguments.queue))

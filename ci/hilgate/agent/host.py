@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,6 @@ from typing import TYPE_CHECKING
 from hilgate.errors import CannotRunHereError, Exit, HilgateError
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Mapping, Sequence
     from typing import IO
 
@@ -51,6 +51,14 @@ JOB_VARIABLES = ("HILGATE_JOB_ID", "BUILDKITE_JOB_ID")
 
 JOB_LABEL = "hilgate.job"
 """Of a job's containers (`hilgate.agent.container`)."""
+
+STATE = "HILGATE_STATE"
+"""Of the agent: a folder that outlives jobs."""
+
+LOCK_SECONDS = 10.0
+"""Git holds the lock of a reference for milliseconds; one that is older was left by a git that was killed."""
+
+_LOCK = re.compile(r"Unable to create '([^'\n]+\.lock)': File exists")
 
 ZOMBIE = "Z"
 GRACE_SECONDS, CANCELLED_GRACE_SECONDS = 5.0, 2.0
@@ -109,7 +117,7 @@ def run(
     Its output goes to files: a pipe could be held open by a grandchild.
     """
     program = words[0]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with _sink() as out, _sink() as err:
         try:
             process = subprocess.Popen(
                 list(words), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd, start_new_session=True
@@ -136,6 +144,19 @@ def run(
         return CommandResult(program, status, _text(out), _text(err), problem)
 
 
+def _sink() -> IO[bytes]:
+    """A file for what a program prints; in memory where TMPDIR is full: that must still be said."""
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(temporary(os.environ)).free > 4 * MAX_OUTPUT_BYTES:
+            return tempfile.TemporaryFile()
+    return os.fdopen(os.memfd_create("output"), "w+b")
+
+
+def temporary(env: Mapping[str, str]) -> Path:
+    """Where jobs have their folders. Not `tempfile`'s answer, which is another folder where this one is full."""
+    return Path(env.get("TMPDIR") or tempfile.gettempdir())
+
+
 def _text(stream: IO[bytes]) -> str:
     stream.seek(0)
     return stream.read(MAX_OUTPUT_BYTES).decode(errors="replace")
@@ -149,12 +170,69 @@ def git(folder: str | Path, *arguments: str) -> str:
     """
     safe = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "protocol.ext.allow=never")
     words = ("git", *(word for setting in safe for word in ("-c", setting)), *arguments)
-    ran = run(words, GIT_SECONDS, cwd=Path(folder), env={**os.environ, "GIT_TERMINAL_PROMPT": "0"})
+    env = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+    ran = run(words, GIT_SECONDS, cwd=Path(folder), env=env)
+    if ran.failure and (lock := _LOCK.search(ran.err)):
+        _break_lock(Path(folder), Path(folder, lock[1]))
+        ran = run(words, GIT_SECONDS, cwd=Path(folder), env=env)
     if ran.failure:
         raise CannotRunHereError(
             f"git {arguments[0]} failed: {ran.failure}", where=str(folder), remedy="see git on this agent"
         )
     return ran.out
+
+
+def _break_lock(folder: Path, lock: Path) -> None:
+    """Remove a lock of this repository that a killed git has left; one that is young is waited for first.
+
+    Raises:
+        SickNodeError: It cannot be removed.
+    """
+    inside = run(("git", "rev-parse", "--absolute-git-dir"), 20.0, cwd=folder).out.strip()
+    if not inside or not lock.resolve().is_relative_to(Path(inside).resolve()):
+        return
+    try:
+        age = time.time() - lock.stat().st_mtime
+        time.sleep(min(LOCK_SECONDS, max(0.0, LOCK_SECONDS - age)))
+        lock.unlink()
+    except FileNotFoundError:
+        return  # whoever held it is done
+    except OSError as error:
+        raise SickNodeError(
+            f"git left a lock that cannot be removed: {error.strerror}", where=str(lock), remedy="remove this checkout"
+        ) from error
+    sys.stderr.write(f"removed a lock that a killed git has left: {lock}\n")
+
+
+def state_file(env: Mapping[str, str], what: str) -> Path:
+    """Where an agent keeps something from one job to the next; each agent of a machine has a file of its own."""
+    folder = Path(env.get(STATE) or Path(env.get("XDG_STATE_HOME") or Path.home() / ".local/state", "hilgate"))
+    agent = re.sub(r"[^A-Za-z0-9-]", "-", env.get("BUILDKITE_AGENT_NAME", "") or "desk")
+    return folder / f"{what}-{agent}.json"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file in one step, so that no reader and no crash sees half of it; its folder is made.
+
+    Raises:
+        OSError: It cannot be written; what was there stays.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def remove(folder: Path) -> str:
+    """Remove a folder whatever a container made of it; why that failed, empty when it did not.
+
+    `rm` walks by descriptors, so no depth is too deep for it, and it follows no link.
+    """
+    run(("chmod", "-R", "u+rwX", "--", str(folder)), 600.0)
+    return run(("rm", "-rf", "--one-file-system", "--", str(folder)), 3600.0).failure
 
 
 def expect_text(value: object, what: str, pattern: re.Pattern[str]) -> str:
@@ -210,12 +288,51 @@ def processes(proc: Path) -> dict[int, Process]:
 def job_of(proc: Path, pid: int) -> str:
     """The job that a process was started for; empty when its environment names none or is another user's."""
     try:
-        data = (proc / str(pid) / "environ").read_bytes()
+        found = _environment(proc, pid)
     except OSError:
         return ""
-    found = dict(pair.partition(b"=")[::2] for pair in data.split(b"\0") if b"=" in pair)
-    jobs = (found.get(name.encode(), b"").decode(errors="replace") for name in JOB_VARIABLES)
-    return next((job for job in jobs if job), "")
+    return next((job for name in JOB_VARIABLES if (job := found.get(name, ""))), "")
+
+
+EXECUTOR = "buildkite-agent"
+"""Name of the process of an agent, and of its child that runs one job."""
+
+
+def live_jobs(proc: Path) -> dict[str, str]:
+    """The jobs that agents of this machine run now, and the name of the agent of each.
+
+    A job lives while its executor does, under an agent that lives. What a job has started does not count: it may
+    outlive both. Processes of containers do not either, whatever they call themselves.
+
+    Raises:
+        SickNodeError: An executor belongs to another user, so its job is not known.
+    """
+    known, found = processes(proc), {}
+    for process in known.values():
+        parent = known.get(process.parent)
+        if process.name != EXECUTOR or parent is None or parent.name != EXECUTOR or process.state == ZOMBIE:
+            continue
+        try:
+            if (proc / str(process.pid) / "ns/pid").readlink() != (proc / "self/ns/pid").readlink():
+                continue
+            values = _environment(proc, process.pid)
+        except FileNotFoundError:
+            continue  # it has just ended
+        except OSError as error:
+            raise SickNodeError(
+                f"process {process} runs a job that cannot be read: {error.strerror}",
+                where=str(proc / str(process.pid)),
+                remedy="run this as the user of the agents",
+            ) from error
+        if job := values.get("BUILDKITE_JOB_ID", ""):
+            found[job] = values.get("BUILDKITE_AGENT_NAME", "")
+    return found
+
+
+def _environment(proc: Path, pid: int) -> dict[str, str]:
+    data = (proc / str(pid) / "environ").read_bytes()
+    pairs = [pair.decode(errors="replace").partition("=") for pair in data.split(b"\0") if b"=" in pair]
+    return {name: value for name, _, value in pairs}
 
 
 def untouchable(known: Mapping[int, Process]) -> set[int]:
@@ -270,6 +387,25 @@ def left_by(job: str) -> list[Process]:
         of_job |= {pid for pid in unnamed if known[pid].parent in of_job or known[pid].session in of_job}
     found = [known[pid] for pid in of_job if known[pid].state != ZOMBIE]
     return sorted(found, key=lambda process: (process.started, process.pid))
+
+
+def left_folders(temporary: Path, job: str) -> list[Path]:
+    """What a job has below TMPDIR."""
+    return sorted(path for path in temporary.glob("*") if job_of_folder(path.name) == job)
+
+
+_MADE = re.compile(
+    r"hilgate-(?:job|home|trusted)-(?P<job>.+)-[a-z0-9_]{8}|"
+    r"job-env(?:-json)?-(?P<uuid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}).*"
+)
+"""Names below TMPDIR that say whose they are: what the container of a job works in, the home of a step on the host, the
+copy of the code that decides, as `tempfile.mkdtemp` names them; and the job's variables, a file of buildkite-agent."""
+
+
+def job_of_folder(name: str) -> str:
+    """The job that something below TMPDIR was made for; empty when its name says none."""
+    match = _MADE.fullmatch(name)
+    return (match["job"] or match["uuid"]) if match else ""
 
 
 def _end(found: list[Process], grace_seconds: float) -> None:
@@ -327,8 +463,11 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--job", default=os.environ.get("BUILDKITE_JOB_ID", ""), help="id of the job (this one)")
     job = parser.parse_args(words).job
     done = end_job(job, grace_seconds=grace(os.environ))
-    for copy in Path(tempfile.gettempdir()).glob(f"hilgate-trusted-{job}-*") if job else ():
-        shutil.rmtree(copy, ignore_errors=True)
+    for folder in left_folders(temporary(os.environ), job) if job else ():
+        if folder.name.startswith("job-env"):  # the agent still needs it, and removes it itself
+            continue
+        if failure := remove(folder):
+            done.problems.append(f"{folder} cannot be removed: {failure}")
     sys.stdout.write("".join(f"ended {line}\n" for line in done.ended))
     sys.stderr.write("".join(f"{line}\n" for line in done.problems))
     return int(Exit.SICK_NODE) if done.problems else 0

@@ -28,15 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hilgate.agent import collect, container, host, trust
+from hilgate.agent import collect, container, endings, host, reap, trust
+from hilgate.agent.services import REGISTRY
 from hilgate.errors import CannotRunHereError, Exit, MisuseError, RecordsError, ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-REGISTRY = "HILGATE_REGISTRY"
-"""Of the agent: where images are pulled from, each below it by its name. Without it an image is taken from this host's
-own store."""
 
 CACHE = "HILGATE_CACHE"
 """Of the agent: a folder of models that its jobs share."""
@@ -312,8 +309,17 @@ def run(arguments: Arguments, checkout: Path, env: Mapping[str, str]) -> int:
         decided = trust.Trust(fork=True, why="the plan says so")
     sys.stderr.write(f"{planned.key}: {'fork' if decided.fork else 'trusted'}: {decided.why}\n")
     if planned.image:
-        return _in_container(planned, arguments, checkout, env, decided)
-    return _on_host(planned, arguments, env, decided)
+        status = _in_container(planned, arguments, checkout, env, decided)
+    else:
+        status = _on_host(planned, arguments, env, decided)
+    if status != Exit.INTERRUPTED:
+        endings.note_inside(env)
+    return status
+
+
+def job_id(env: Mapping[str, str]) -> str:
+    """Buildkite's id of this job, by which what it leaves is found; one of its own at a desk."""
+    return env.get("BUILDKITE_JOB_ID") or str(uuid.uuid4())
 
 
 def _on_host(planned: PlannedJob, arguments: Arguments, env: Mapping[str, str], decided: trust.Trust) -> int:
@@ -325,7 +331,7 @@ def _on_host(planned: PlannedJob, arguments: Arguments, env: Mapping[str, str], 
             f" give its queue an image, or set {DISPOSABLE}=1 where the machine is thrown away after each job",
         )
     program = [sys.executable, "-I", str(Path(__file__).resolve().parents[1] / "__main__.py")]
-    home = Path(tempfile.mkdtemp(prefix="hilgate-home-")).resolve()
+    home = Path(tempfile.mkdtemp(prefix=f"hilgate-home-{job_id(env)}-")).resolve()
     try:
         made, jobs = home / "results", home / "jobs"
         made.mkdir()
@@ -350,11 +356,13 @@ def _in_container(
 ) -> int:
     container.require_docker()
     devices = container.gpu_devices(planned.gpus, env)
-    scratch = Path(tempfile.mkdtemp(prefix="hilgate-job-")).resolve()
+    job = job_id(env)
+    scratch = Path(tempfile.mkdtemp(prefix=f"hilgate-job-{job}-")).resolve()
     try:
         digest = image_digest(planned, env, scratch / "artifacts", local=arguments.results.parent)
         image = f"{env[REGISTRY].rstrip('/')}/{planned.image}@{digest}" if env.get(REGISTRY) else digest
         container.obtain(image)
+        reap.note_image(env, image)
         copy_checkout(checkout, planned.commit, scratch / "workspace")
         shutil.copyfile(arguments.plan, scratch / "plan.json")
         (scratch / "results").mkdir()
@@ -366,7 +374,7 @@ def _in_container(
         words = arguments.words(container.PLAN, container.RESULTS, container.JOBS)
         made = container.Container(
             image=image,
-            job=env.get("BUILDKITE_JOB_ID") or str(uuid.uuid4()),
+            job=job,
             step=planned.key,
             command=("python3", "-m", "hilgate", *words),
             hostname=socket.gethostname(),

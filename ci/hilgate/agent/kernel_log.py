@@ -3,7 +3,9 @@
 
     python3 -m hilgate.agent.kernel_log [--accept]
 
-The patterns are the message texts of Linux, drivers/gpu/drm/amd (6.8 to 7.2); the file is named beside each.
+The patterns are the message texts of Linux, drivers/gpu/drm/amd (6.8 to 7.2); the file is named beside each. A line
+counts only if it begins as the driver's own lines do and its message begins with one of these texts: the kernel also
+prints the names of processes and files (`HWS hang[2581]: segfault at 0 ...`), and any program chooses those.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hilgate.agent import host
@@ -25,12 +26,10 @@ from hilgate.errors import Exit, ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 COMMAND = "HILGATE_KERNEL_LOG"
 """Of the agent: the command that prints the log, e.g. `sudo -n dmesg` where kernel.dmesg_restrict is 1."""
-
-STATE = "HILGATE_STATE"
-"""Of the agent: a folder that outlives jobs."""
 
 BOOT_ID = "sys/kernel/random/boot_id"
 """In /proc; another one after each start of the machine."""
@@ -47,31 +46,49 @@ class Severity(enum.Enum):
     """A program reached for memory that is not its own: evidence against that program, not against the node."""
 
 
+PREFIX = (
+    # dev_err, drm_err: the driver's name and the device. pr_err: the module's name. DRM_ERROR: the function.
+    r"(?:(?:amdgpu|kfd) (?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|kfd): (?:amdgpu: )?"
+    # Short enough to be a process's name, which the kernel prints before `[pid]`; control characters are escaped here.
+    r"|(?!.{0,60}\[[0-9]+\])(?:amdgpu: |kfd: |(?=\[drm)))"
+    r"(?:\[drm(?::\w+(?: \[amdgpu\])?)?\] )?(?:\*ERROR\* )?"
+)
+"""How each line of the driver begins. A process cannot bring it about: its name has 15 bytes, and `[pid]` follows."""
+
 PATTERNS = tuple(
-    (severity, re.compile(pattern, re.IGNORECASE))
+    (severity, re.compile(PREFIX + f"(?:{pattern})", re.IGNORECASE))
     for severity, pattern in (
         # amdgpu_ras.c, umc_v*.c, ras/rascore: errors that ECC could not mend. A count of zero is an all-clear.
-        (Severity.BROKEN, r"\b[1-9][0-9]* (?:new )?uncorrectable hardware errors detected"),
+        (
+            Severity.BROKEN,
+            r"(?:\{[0-9]+\} ?)?(?:socket: [0-9]+, die: [0-9]+,? )?[1-9][0-9]* (?:new )?uncorrectable hardware errors",
+        ),
         # amdgpu_ras_eeprom.c: too many bad pages.
         (Severity.BROKEN, r"RAS records:\s*[0-9]+ exceed threshold"),
         # amdgpu_device.c, amdgpu_kms.c
         (Severity.BROKEN, r"GPU reset\([0-9]+\) failed|GPU Recovery Failed|GPU reset end with ret = -[0-9]+"),
-        (Severity.BROKEN, r"amdgpu.*\b(?:device lost from bus|Fatal error during GPU init)"),
+        (Severity.BROKEN, r"device lost from bus|Fatal error during GPU init"),
         # amdgpu_xgmi.c: the links between GPUs.
-        (Severity.BROKEN, r"\b(?:XGMI\w*|WAFL) PCS \w+Err\b.*detected"),
+        (Severity.BROKEN, r"(?:XGMI\w*|WAFL) PCS \w+Err\b.*detected"),
         # pcie/aer.c
-        (Severity.BROKEN, r"amdgpu.*PCIe Bus Error: severity=Uncorrect\w+ \(Fatal\)"),
+        (Severity.BROKEN, r"PCIe Bus Error: severity=Uncorrect\w+ \(Fatal\)"),
         # amdgpu_job.c
-        (Severity.HUNG, r"\bring \S+ timeout, (?:signaled seq|but soft recovered)"),
+        (Severity.HUNG, r"ring \S+ timeout, (?:signaled seq|but soft recovered)"),
         # amdgpu_device.c
         (Severity.HUNG, r"GPU reset begin!"),
         # mes_v11_0.c, mes_v12_0.c: "failed to response" up to Linux 6.8.
-        (Severity.HUNG, r"\bMES(?:\([0-9]\))? failed to respon(?:d|se)\b|MES might be in unrecoverable state"),
+        (Severity.HUNG, r"MES(?:\([0-9]\))? failed to respon(?:d|se)\b|MES might be in unrecoverable state"),
         # kfd_device_queue_manager.c
-        (Severity.HUNG, r"qcm fence wait loop timeout expired|cp might be in an unrecoverable state|HWS hang"),
+        (
+            Severity.HUNG,
+            r"qcm fence wait loop timeout expired|The cp might be in an unrecoverable state|HWS hang",
+        ),
         (Severity.HUNG, r"Failed to (?:evict|restore) (?:process )?queues?\b"),
         # gmc_v9_0.c, gmc_v11_0.c, gmc_v12_0.c
-        (Severity.FAULT, r"\[(?:gfx|mm)hub[0-9]*\] (?:retry |no-retry )?page fault|VM_L2_PROTECTION_FAULT_STATUS:0x"),
+        (
+            Severity.FAULT,
+            r"\[(?:gfx|mm)hub[0-9]*\] (?:retry |no-retry )?page fault|\w*VM_L2_PROTECTION_FAULT_STATUS:0x",
+        ),
     )
 )
 """The first that matches decides."""
@@ -119,7 +136,7 @@ class Log:
 
 def severity_of(text: str) -> Severity | None:
     """What a line of the log says about the node; None when it is no GPU trouble."""
-    return next((severity for severity, pattern in PATTERNS if pattern.search(text)), None)
+    return next((severity for severity, pattern in PATTERNS if pattern.match(text)), None)
 
 
 def read(env: Mapping[str, str]) -> Log:
@@ -159,9 +176,7 @@ class Position:
     """How far an agent has read the log of this boot. Lost, it is the beginning: that finds more, not less."""
 
     def __init__(self, env: Mapping[str, str], boot: Path) -> None:
-        folder = env.get(STATE) or str(Path(env.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "hilgate")
-        agent = re.sub(r"[^A-Za-z0-9-]", "-", env.get("BUILDKITE_AGENT_NAME", "") or "desk")
-        self.path = Path(folder) / f"kernel-log-{agent}.json"
+        self.path = host.state_file(env, "kernel-log")
         try:
             self.boot = boot.read_text(encoding="ascii").strip()
         except OSError:
@@ -180,11 +195,8 @@ class Position:
     def save(self, seen: float, *, accepted: bool = False) -> None:
         """Note that everything up to `seen` was read. A folder that cannot be written leaves the old note."""
         known = {"boot": self.boot, "seen": seen, "accepted": seen if accepted else self.load()[1]}
-        part = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(known), encoding="utf-8")
-            part.replace(self.path)
+            host.write_whole(self.path, json.dumps(known))
 
 
 @ending

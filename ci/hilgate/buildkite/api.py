@@ -8,6 +8,7 @@ not in files, not in what `--dry-run` prints.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import re
 import time
 from dataclasses import dataclass, field, replace
@@ -22,9 +23,11 @@ from hilgate.text import line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from hilgate.agent import facts
     from hilgate.model import Plan, Queue
 
 TOKEN_VARIABLE = "BUILDKITE_API_TOKEN"  # noqa: S105 - the name of a variable
+HEARTBEAT_VARIABLE = "HILGATE_HEARTBEAT_URL"
 TIMEOUT_SECONDS = 20.0
 ATTEMPTS = 5
 BACKOFF_SECONDS = 1.0
@@ -35,7 +38,13 @@ LONGEST_WAIT_SECONDS = 90.0
 
 PER_PAGE = 100
 PAGES = 5
-"""Pages of a list that are read."""
+"""Pages of builds among which one of a pull request is looked for."""
+
+MOST_PAGES = 500
+"""Of any other list: all of it is read. A list without end is an error, and never half an answer."""
+
+FINISHED_DAYS = 14
+"""How far back the newest builds of the default branch are looked for: a weekly one is there twice."""
 
 _NO_TOKEN = (
     "Buildkite does not accept the token",
@@ -80,14 +89,20 @@ class Client:
             )
 
     def builds(self, **query: str | Sequence[str]) -> Iterator[RemoteBuild]:
-        """Builds, newest first; a page is asked for when it is read."""
+        """All builds, newest first; a page is asked for when it is read.
+
+        Raises:
+            RemoteError: The list has no end.
+        """
         parameters = {"per_page": PER_PAGE, "exclude_jobs": "true", "exclude_pipeline": "true", **query}
-        return _pages(lambda page: self._ask("GET", _BUILDS, params={**parameters, "page": page}))
+        return _pages(lambda page: self._ask("GET", _BUILDS, params={**parameters, "page": page}), self.url)
 
     def agents(self) -> list[RemoteAgent]:
-        """The connected agents of the organization (scope read_agents)."""
-        ask = replace(self, url=f"{self.url.partition('/pipelines/')[0]}/agents")._ask  # noqa: SLF001 - its own
-        return list(_pages(lambda page: ask("GET", _AGENTS, params={"per_page": PER_PAGE, "page": page})))
+        """All connected agents of the organization (scope read_agents)."""
+        other = replace(self, url=f"{self.url.partition('/pipelines/')[0]}/agents")
+        parameters = {"per_page": PER_PAGE}
+        ask = other._ask  # noqa: SLF001 - its own
+        return list(_pages(lambda page: ask("GET", _AGENTS, params={**parameters, "page": page}), other.url))
 
     def find_pull_request(self, number: int, *, branch: str = "", commit: str = "") -> RemoteBuild:
         """The newest build of a pull request that is not itself a rerun.
@@ -96,7 +111,7 @@ class Client:
             MisuseError: There is none among the newest builds.
         """
         query = {name: value for name, value in (("branch", branch), ("commit", commit)) if value}
-        for build in self.builds(**query):
+        for build in itertools.islice(self.builds(**query), PAGES * PER_PAGE):
             pull = build.pull_request
             if pull and pull.id == str(number) and RERUN_KEY not in build.meta_data:
                 return build
@@ -172,13 +187,18 @@ class Client:
         return RemoteError(what, where=self.url, remedy="correct what it names; nothing was started")
 
 
-def _pages(ask: Callable[[int], list[_T]]) -> Iterator[_T]:
+def _pages(ask: Callable[[int], list[_T]], url: str) -> Iterator[_T]:
     """What the pages of a list hold, up to one that is not full; each is asked for when it is read."""
-    for page in range(1, PAGES + 1):
+    for page in range(1, MOST_PAGES + 1):
         found = ask(page)
         yield from found
         if len(found) < PER_PAGE:
             return
+    raise RemoteError(
+        f"the list has more than {MOST_PAGES} pages",
+        where=url,
+        remedy="see Buildkite; nothing was concluded from a part",
+    )
 
 
 def _asked_to_wait(answer: httpx.Response) -> float | None:
@@ -361,6 +381,10 @@ KINDS = {
 """Builds of the default branch that somebody must hear of, by the variables that they were started with."""
 
 
+RUNBOOKS = "ci/agent/RUNBOOKS.md"
+"""What to do about each sentence; a word in brackets at its end is the heading there."""
+
+
 def alarms(
     agents: Iterable[RemoteAgent],
     unfinished: Iterable[RemoteBuild],
@@ -370,34 +394,93 @@ def alarms(
 ) -> list[str]:
     """What somebody should know, a sentence each; empty when all is well.
 
-    `unfinished` builds have their jobs; `finished` ones are of the default branch, newest first.
+    `unfinished` builds have their jobs; `finished` ones are of the default branch, newest first, and are read up to
+    the last kind of build that is missing.
     """
-    found = [
-        f"{agent.name} ({of}) is paused: {line(agent.paused_note or 'nobody says why')}"
-        for agent in agents
-        if agent.paused and (of := _queue(agent.meta_data)) in queues
-    ]
+    agents = list(agents)
+    found = []
+    for agent in agents:
+        if agent.paused and (of := _queue(agent.meta_data)) in queues:
+            note = line(agent.paused_note or "nobody says why")
+            found.append(f"{agent.name} ({of}) is paused: {note} [{'black-hole' if 'in a row' in note else 'paused'}]")
     newest: dict[str, RemoteBuild] = {}
     for build in finished:
         asked = {name: value for name in ("HILGATE_PROFILE", "HILGATE_FLOW") if (value := build.env.get(name))}
         newest.setdefault(next((kind for kind, env in KINDS.items() if env == asked), ""), build)
+        if newest.keys() >= KINDS.keys():
+            break
     for kind in KINDS:
         ended = newest.get(kind)
         if ended is None or ended.state != "passed":
-            found.append(f"{kind} is {ended.state}: {ended.web_url}" if ended else f"{kind}: none has ended")
+            words = f"{kind} is {ended.state}: {ended.web_url}" if ended else f"{kind}: none has ended"
+            found.append(f"{words} [main-red]")
+    waiting = _waiting(unfinished, now)
+    for name, queue in queues.items():
+        book = "gate-down" if queue.gate else "paused"
+        up = [agent for agent in agents if _queue(agent.meta_data) == name]
+        working = [agent for agent in up if not agent.paused]
+        if len(working) < queue.agents:
+            few = f"{len(working)} of {queue.agents} agents work ({len(up)} are connected)"
+            found.append(f"{name}: {few} [{book}]")
+        late = [one for one in waiting.get(name, ()) if one[0] > queue.wait_minutes]
+        if late:
+            longest, url = max(late)
+            jobs = f"{len(late)} job{'s' if len(late) > 1 else ''}"
+            words = f"{name}: {jobs} waited over {queue.wait_minutes} minutes, the longest {longest:.0f}: {url}"
+            found.append(f"{words} [{book}]")
+    return found
+
+
+def _waiting(unfinished: Iterable[RemoteBuild], now: dt.datetime) -> dict[str, list[tuple[float, str]]]:
+    """Minutes that each job has waited for an agent, and its build, by queue."""
     waiting: dict[str, list[tuple[float, str]]] = {}
     for build in unfinished:
         for job in build.jobs:
             if job.state == "scheduled" and job.runnable_at:
                 minutes = (now - job.runnable_at).total_seconds() / 60
                 waiting.setdefault(_queue(job.agent_query_rules), []).append((minutes, build.web_url))
+    return waiting
+
+
+def queue_facts(
+    agents: Iterable[RemoteAgent], unfinished: Iterable[RemoteBuild], queues: Mapping[str, Queue], now: dt.datetime
+) -> list[facts.Sample]:
+    """Agents and waiting jobs of each queue, for Prometheus."""
+    waiting, agents, samples = _waiting(unfinished, now), list(agents), []
     for name, queue in queues.items():
-        late = [one for one in waiting.get(name, ()) if one[0] > queue.wait_minutes]
-        if late:
-            longest, url = max(late)
-            jobs = f"{len(late)} job{'s' if len(late) > 1 else ''}"
-            found.append(f"{name}: {jobs} waited over {queue.wait_minutes} minutes, the longest {longest:.0f}: {url}")
-    return found
+        up = [agent for agent in agents if _queue(agent.meta_data) == name]
+        counts = {"connected": len(up), "paused": sum(agent.paused for agent in up), "expected": queue.agents}
+        for state, count in counts.items():
+            samples.append(("hilgate_queue_agents", {"queue": name, "state": state}, float(count)))
+        minutes = [one[0] for one in waiting.get(name, ())]
+        samples.append(("hilgate_queue_waiting_jobs", {"queue": name}, float(len(minutes))))
+        samples.append(("hilgate_queue_wait_seconds_max", {"queue": name}, 60 * max(minutes, default=0.0)))
+    return samples
+
+
+def beat(url: str) -> str:
+    """Call a heartbeat's address; why it was not heard, empty when it was. The address itself is a secret.
+
+    Raises:
+        MisuseError: It is no address.
+    """
+    if not re.fullmatch(r"https?://[^\s]+", url):
+        raise MisuseError(
+            "the heartbeat's address is none", where=HEARTBEAT_VARIABLE, remedy="give one that begins with https://"
+        )
+    problem = ""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(BACKOFF_SECONDS * 2**attempt)
+        try:
+            answer = httpx.get(url, timeout=TIMEOUT_SECONDS, follow_redirects=False)
+        except httpx.HTTPError as error:
+            problem = f"no connection ({type(error).__name__})"
+            continue
+        if answer.is_success:
+            return ""
+        problem = f"it answers {answer.status_code}"
+    return f"the heartbeat was not heard: {problem}"
 
 
 def _queue(rules: Iterable[str] | None) -> str:

@@ -33,7 +33,10 @@ MAX_STEPS = 500
 STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle", "watch"}
 """Step keys of the files in `.buildkite`, which share a build with generated steps."""
 
-INFRASTRUCTURE_EXITS = frozenset({-1, int(Exit.CANNOT_RUN_HERE), int(Exit.SICK_NODE)})
+KILLED, LOST = 137, 255
+"""What a job ends with that was killed (128 + SIGKILL: the kernel ran out of memory), and one whose executor was."""
+
+INFRASTRUCTURE_EXITS = frozenset({-1, int(Exit.CANNOT_RUN_HERE), int(Exit.SICK_NODE), KILLED, LOST})
 INFRASTRUCTURE_REASONS = frozenset(
     {"agent_stop", "agent_refused", "agent_incompatible", "stack_error", "process_run_error"}
 )

@@ -29,7 +29,7 @@ from pydantic import BaseModel
 
 from hilgate.agent.fetch import recheck_key
 from hilgate.agent.health import RECHECK_SUFFIX
-from hilgate.buildkite.lint import lint, schema_problems, sdk_schema
+from hilgate.buildkite.lint import KILLED, LOST, lint, schema_problems, sdk_schema
 from hilgate.errors import DeclarationError, Exit, NothingSelectedError
 from hilgate.model import JOBS_FOLDER, PLAN_FILE, POSTED_BY
 
@@ -66,6 +66,8 @@ def infrastructure_retry(*, sick_limit: int) -> CommandStepRetry:
             AutomaticRetry(exit_status=-1, limit=2),  # the agent was lost
             AutomaticRetry(exit_status=int(Exit.CANNOT_RUN_HERE), limit=1),
             AutomaticRetry(exit_status=int(Exit.SICK_NODE), limit=sick_limit),  # the agent has paused itself
+            AutomaticRetry(exit_status=KILLED, limit=1),  # a step that needs too much memory needs it everywhere
+            AutomaticRetry(exit_status=LOST, limit=2),
             AutomaticRetry(signal_reason="agent_stop", limit=2),
             AutomaticRetry(signal_reason="agent_refused", limit=2),
             AutomaticRetry(signal_reason="stack_error", limit=1),

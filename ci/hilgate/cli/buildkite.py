@@ -106,22 +106,32 @@ def watch(
         str,
         typer.Option("--repository", metavar="OWNER/NAME", envvar="BUILDKITE_REPO", help="The repository on GitHub."),
     ] = "",
+    heartbeat: Annotated[
+        str,
+        typer.Option(metavar="URL", envvar="HILGATE_HEARTBEAT_URL", help="Call it at the end: silence is an alarm."),
+    ] = "",
 ) -> None:
-    """Name paused nodes, a red main or night, long queues.
+    """Name paused or lost nodes, red builds, long queues.
 
     And what of GitHub's settings is not as ci/agent/github declares it. Exit status 1 when there is anything to say.
     BUILDKITE_API_TOKEN has the scopes read_agents and read_builds, HILGATE_GITHUB_TOKEN the permission Metadata: read
-    (a public repository needs none).
+    (a public repository needs none). With HILGATE_TEXTFILE, a folder of Prometheus' node exporter, the queues' numbers
+    are written there.
     """
+    from hilgate.agent import facts
     from hilgate.buildkite import api, github
     from hilgate.declare.load import load
 
     queues = load(repository(ctx)).agents.queues
     url = api.builds_url(organization, pipeline_slug, api=api.API)
     client = api.Client(url, os.environ.get(api.TOKEN_VARIABLE, ""))
+    now = dt.datetime.now(dt.UTC)
     unfinished = list(client.builds(**{"state[]": api.UNFINISHED, "exclude_jobs": "false"}))
-    ended = list(client.builds(branch=branch, state="finished"))
-    found = api.alarms(client.agents(), unfinished, ended, queues, dt.datetime.now(dt.UTC))
+    since = (now - dt.timedelta(days=api.FINISHED_DAYS)).isoformat(timespec="seconds")
+    ended = client.builds(branch=branch, state="finished", created_from=since)
+    agents = client.agents()
+    found = api.alarms(agents, unfinished, ended, queues, now)
+    samples = api.queue_facts(agents, unfinished, queues, now)
     if rulesets := github.load(repository(ctx)):
         asking = github.Forge(github.repository_url(forge), os.environ.get(github.TOKEN_VARIABLE, ""))
         settings = github.compare(rulesets, asking, branch)
@@ -129,7 +139,15 @@ def watch(
         sys.stderr.write("".join(f"not seen: {sentence}\n" for sentence in settings.unseen))
     else:
         sys.stderr.write(f"settings of the forge are not watched: there is no {github.FOLDER}\n")
+    # The address hears that somebody has looked, whatever there was to see: what was seen is told by this build.
+    if heartbeat and (unheard := api.beat(heartbeat)):
+        found.append(f"{unheard} [gate-down]")
+    samples.append(("hilgate_watch_alarms", {}, float(len(found))))
+    samples.append(("hilgate_watch_timestamp_seconds", {}, now.timestamp()))
+    facts.write(os.environ, "watch", samples)
     sys.stdout.write("".join(f"{sentence}\n" for sentence in found) or "nodes, main, the night and queues are well\n")
+    if found:
+        sys.stdout.write(f"what to do: {api.RUNBOOKS}, by the word in brackets\n")
     raise typer.Exit(Exit.FAIL if found else Exit.PASS)
 
 

@@ -63,7 +63,7 @@ def check_queues(document: Document[Agents], root: Path) -> None:
         document.blame(("queues",), error.what, error.remedy)
         return
     for name, queue in document.noun.queues.items() if document.noun else ():
-        if seen.get(name) != declared.QueuePromise(name, queue.gpus, queue.device, queue.memory_gib):
+        if seen.get(name) != declared.QueuePromise(name, queue.gpus, queue.device, queue.memory_gib, queue.image or ""):
             document.blame(("queues", name), HOST_READS_ELSE, "write it in one line")
 
 

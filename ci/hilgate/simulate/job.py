@@ -59,8 +59,8 @@ LATE_MINUTES = 10_000.0
 PREFLIGHT_MINUTES = 0.5
 SHORT_MINUTES = 1.0
 
-KILLED = 137
-"""Exit status of a container whose main process got SIGKILL (128 + 9)."""
+KILLED, EXECUTOR_KILLED = 137, 255
+"""Exit status of a container whose main process got SIGKILL (128 + 9), and of a job whose executor did."""
 
 SIGKILLED = -9
 """Exit status of a child that the kernel ended for want of memory (`subprocess`: minus SIGKILL)."""
@@ -329,6 +329,9 @@ class _Job:
         if Kind.AGENT_LOST in struck:
             self.deed.wrong.append("the agent was lost")
             return JobEnd(LOST, half)
+        if Kind.EXECUTOR_KILLED in struck:
+            self.deed.wrong.append("what ran it was killed")
+            return JobEnd(EXECUTOR_KILLED, half)
         if struck.get(Kind.AGENT_STOPPED, 0) % 2:
             return self._ended(LOST, half, wrong="the agent was stopped", reason="agent_stop")
         self._health("before", self.minute, trouble="uncorrectable ECC: 3" if Kind.PREFLIGHT_IGNORED in struck else "")
@@ -388,6 +391,9 @@ class _Job:
         if self.struck.get(Kind.AGENT_STOPPED, 1) % 2 == 0:
             return self._ended(LOST, self.minutes, wrong="the agent was stopped", reason="agent_stop")
         status = int(Exit.BUG) if Kind.DISK_FULL in self.struck else status
+        if Kind.RESULTS_LOST in self.struck:  # ci/hooks/pre-exit: only a job that passed is run again for it
+            self.deed.wrong.append("its results were not uploaded")
+            return JobEnd(status or int(Exit.SICK_NODE), self.minutes)
         return self._ended(status, self.minutes, state=State.PASSED if Kind.SOFT_FAILED in self.struck else None)
 
     def _image(self) -> str:

@@ -40,7 +40,9 @@ class Kind(enum.StrEnum):
     SICK_NODE = "sick node, found by preflight"
     HIDDEN_SICK_NODE = "sick node, preflight passed, tests fail"
     SICK_AFTERWARDS = "node sick by the end, tests pass"
+    EXECUTOR_KILLED = "what runs the job killed"
     NETWORK_LOSS = "network lost at upload"
+    RESULTS_LOST = "results not uploaded, said by the hooks"
     LATE = "results later than the verdict"
     DISK_FULL = "disk full while writing"
     DUPLICATED = "results twice"
@@ -103,11 +105,13 @@ OF_THE_BUILD = frozenset(
 )  # fmt: skip
 """Faults that strike no single step."""
 
-FIRST_ATTEMPT_ONLY = frozenset({Kind.AGENT_LOST, Kind.AGENT_STOPPED, Kind.SICK_NODE})
+FIRST_ATTEMPT_ONLY = frozenset(
+    {Kind.AGENT_LOST, Kind.AGENT_STOPPED, Kind.EXECUTOR_KILLED, Kind.RESULTS_LOST, Kind.SICK_NODE}
+)
 """Faults that Buildkite answers with another attempt, which then goes well; every other kind strikes each attempt."""
 
 DEFAULT_RATE = 0.03
-"""Probability of each kind in a build: 64 kinds make 1.9 faults a build on average, and one build in six has none."""
+"""Probability of each kind in a build: 66 kinds make 1.9 faults a build on average, and one build in six has none."""
 
 
 @dataclass(frozen=True)

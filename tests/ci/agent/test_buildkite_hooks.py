@@ -47,6 +47,9 @@ def node(tmp_path: Path) -> FakeNode:
 
 
 def run(node: FakeNode, hook: str, **env: str) -> subprocess.CompletedProcess[str]:
+    own = node.proc / str(os.getpid())  # the hook's parent is this process
+    own.mkdir(exist_ok=True)
+    (own / "stat").write_text(Path("/proc/self/stat").read_text())
     wrapper = node.folder / "wrapper"
     wrapper.write_text(WRAPPER.format(hook=node.checkout / "ci/hooks" / hook))
     return subprocess.run(
@@ -73,6 +76,32 @@ def test_a_fit_node_runs_the_job_with_what_the_hook_exports(node: FakeNode) -> N
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     assert abs(int(started) - (time.time() - age)) <= 30
     assert node.record("before").healthy
+
+
+def test_without_the_agents_own_time_and_without_proc_the_node_is_unfit(node: FakeNode) -> None:
+    """And `ps` is not asked: a minimal host has none."""
+    assert not any("ps -" in path.read_text() for path in HOOKS.iterdir())
+    node.program("ps", f": > {node.folder}/asked")
+    assert run(node, "pre-command").returncode == 0
+    assert not (node.folder / "asked").exists()
+    hook = node.checkout / "ci/hooks/pre-command"
+    hook.write_text(hook.read_text().replace('"$PPID"', "999999999"))
+    assert run(node, "pre-command").returncode == 75
+
+
+def test_results_that_did_not_arrive_of_a_job_that_passed_end_it_with_75_at_the_very_last(node: FakeNode) -> None:
+    node.program("buildkite-agent", f'echo "$1 $2" >> {node.folder}/asked; [ $1 != artifact ]')
+    lost = node.env | {"HILGATE_UPLOAD_SECONDS": "0"}
+    seen = node.checkout / "ci/hooks/seen"
+    seen.write_text(f'. {node.checkout}/ci/hooks/post-command\necho "left: ${{BUILDKITE_ARTIFACT_PATHS-unset}}."\n'
+                    f". {node.checkout}/ci/hooks/pre-exit\n")  # fmt: skip
+    for status, ends, paths in (("0", 75, ""), ("1", 0, "results/jobs/kernels-gfx942/**/*")):
+        done = run(node, "seen", **lost, BUILDKITE_COMMAND_EXIT_STATUS=status)
+        assert f"left: {paths}.\n" in done.stdout
+        assert done.returncode == ends, done.stdout
+    (node.folder / "asked").unlink()
+    run(node, "seen", **lost, BUILDKITE_JOB_CANCELLED="true", BUILDKITE_COMMAND_EXIT_STATUS="-1")
+    assert not (node.folder / "asked").exists(), "a cancelled job has no time for patience"
 
 
 def test_the_environment_hook_takes_when_the_job_started_and_a_pipeline_has_no_say(node: FakeNode) -> None:
@@ -157,7 +186,7 @@ def test_without_the_guard_nothing_is_built(name: str, node: FakeNode) -> None:
     (node.checkout / f"ci/hilgate/agent/{name}.py").write_text("raise RuntimeError\n")
     assert run(node, "post-checkout").returncode not in {0, 75}
     # On a fit node too the job ends: what a fork must not see is not known.
-    assert run(node, "pre-command").returncode == {"trust": 3, "host": 75}[name]
+    assert run(node, "pre-command").returncode == 75
     shutil.rmtree(node.checkout / "ci/hilgate")
     assert run(node, "post-checkout").returncode != 0
 

@@ -20,7 +20,8 @@ from hilgate.buildkite.steps import RETRY
 if TYPE_CHECKING:
     from pathlib import Path
 
-OURS = {(AGENT, path.name) for path in (ROOT / "ci/hooks").iterdir() if path.suffix != ".md"}
+# `pre-bootstrap` is run by the agent itself, before there is a job to execute (test_chaos.py).
+OURS = {(AGENT, path.name) for path in (ROOT / "ci/hooks").iterdir() if path.name in PHASES}
 GUARD = (AGENT, "post-checkout")
 THEIRS = {(REPOSITORY, name) for name in ("post-checkout", "pre-command", "command", "post-command", "pre-exit")}
 BUILDS = {
@@ -71,13 +72,42 @@ def test_a_cancelled_container_stops_within_the_agents_time_and_the_agent_within
     assert "/opt/hilgate" in UNIT["Service"]["ReadOnlyPaths"]
 
 
+REAPER = "/usr/bin/python3 -I /opt/hilgate/ci/hilgate/agent/__main__.py reap"
+
+
+def test_the_service_stops_its_job_at_once_reaps_before_it_starts_and_keeps_its_token_out_of_the_environment() -> None:
+    service = (ROOT / "ci/agent/buildkite-agent@.service").read_text()
+    assert UNIT["Service"]["KillSignal"] == "SIGQUIT", "test_chaos.py shows what an agent does with it"
+    assert f"ExecStartPre=-{REAPER}\n" in service
+    assert UNIT["Service"]["LoadCredential"] == "token:/etc/buildkite-agent/token"
+    assert "--token file://${CREDENTIALS_DIRECTORY}/token" in UNIT["Service"]["ExecStart"]
+    assert "BUILDKITE_AGENT_TOKEN" not in service
+    assert "--job-context-dir ${RUNTIME_DIRECTORY}" in UNIT["Service"]["ExecStart"], "hooks run where TMPDIR is full"
+    assert UNIT["Service"]["RuntimeDirectory"].endswith("%i")
+    assert "%i" in UNIT["Service"]["ExecStart"].partition("--name ")[2].split()[0], "two queues of a host, two names"
+    assert "name" not in SETTINGS
+
+
+def test_the_timer_runs_the_reaper_as_the_user_and_in_the_folders_of_the_agents() -> None:
+    reaper = configparser.ConfigParser(strict=False, interpolation=None)
+    reaper.read([ROOT / "ci/agent/hilgate-reap.service", ROOT / "ci/agent/hilgate-reap.timer"])
+    assert reaper["Service"]["ExecStart"] == REAPER
+    assert reaper["Service"]["User"] == UNIT["Service"]["User"]
+    assert reaper["Service"]["EnvironmentFile"] == UNIT["Service"]["EnvironmentFile"]
+    assert "Environment=TMPDIR=/var/lib/buildkite-agent/tmp" in (ROOT / "ci/agent/buildkite-agent@.service").read_text()
+    assert reaper["Service"]["Environment"] == "TMPDIR=/var/lib/buildkite-agent/tmp"
+    assert reaper["Timer"]["OnUnitInactiveSec"] == "10min"
+
+
 REAL = pytest.mark.needs("variable:HILGATE_REAL_AGENT")
 
 
 @REAL
 def test_the_real_agent_knows_every_setting() -> None:
     known = subprocess.run([REAL_AGENT, "start", "--help"], capture_output=True, text=True, check=True).stdout
-    assert {name for name in SETTINGS if f"--{name} " not in known} == set()
+    options = re.findall(r"--([a-z-]+) ", UNIT["Service"]["ExecStart"])
+    assert len(options) == 5
+    assert {name for name in [*SETTINGS, *options] if f"--{name} " not in known} == set()
 
 
 @REAL
@@ -94,7 +124,7 @@ def test_the_table_is_what_the_real_agent_does(tmp_path: Path) -> None:
 
 @REAL
 @pytest.mark.parametrize("command", [0, 1, 75])
-def test_a_job_whose_upload_fails_is_not_green_and_not_retried_for_it(tmp_path: Path, command: int) -> None:
+def test_without_our_hooks_a_job_that_passed_is_failed_by_its_upload(tmp_path: Path, command: int) -> None:
     repository, hooks = tmp_path / "repository", tmp_path / "hooks"
     for place in (repository, hooks):
         place.mkdir()

@@ -116,7 +116,7 @@ def test_an_unfit_node_says_why_and_is_taken_out(name: str, node: FakeNode, caps
     assert told.startswith("annotate --style warning --context node-")
     assert upload == "artifact upload results/jobs/kernels-gfx942/health-before.json"
     assert pause.startswith("pause --note ")
-    assert pause.endswith(f"(hilgate preflight, job {JOB}) --timeout-in-minutes 240")
+    assert pause.endswith(f"(hilgate, job {JOB}) --timeout-in-minutes 240")
     assert record.problems[0][:60].replace("\n", " ") in pause
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,16 @@ if TYPE_CHECKING:
 
 
 def test_the_last_hook_removes_the_copies_of_its_own_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("rm", "chmod"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+    monkeypatch.setenv("PATH", str(programs))
     for job in ("one", "two"):
-        (tmp_path / f"{trusted.PREFIX}{job}-x" / "ci").mkdir(parents=True)
+        (tmp_path / f"{trusted.PREFIX}{job}-abcd_123" / "ci").mkdir(parents=True)
     assert host.main(["cleanup", "--job", "one"]) == 0
-    assert [path.name for path in tmp_path.iterdir()] == [f"{trusted.PREFIX}two-x"]
+    assert [path.name for path in tmp_path.glob("hilgate-*")] == [f"{trusted.PREFIX}two-abcd_123"]
 
 
 def test_a_merge_base_without_hilgate_is_served_by_the_agents_clone(tmp_path: Path) -> None:

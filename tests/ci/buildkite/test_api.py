@@ -3,18 +3,22 @@
 
 import datetime as dt
 import json
+import re
 from pathlib import Path
 
 import pytest
 from support import plans
 from support.rest import TOKEN, build, serving
 
+from hilgate.agent import facts
+from hilgate.buildkite import api
 from hilgate.buildkite.api import (
     ATTEMPTS,
     IMAGES_KEY,
     PAGES,
     PER_PAGE,
     RERUN_KEY,
+    RUNBOOKS,
     Client,
     RemoteAgent,
     RemoteBuild,
@@ -50,8 +54,10 @@ def client(server):
 BODY = {"commit": "c" * 40, "branch": "feature", "meta_data": {RERUN_KEY: "n1"}}
 
 
+ROOT = Path(__file__).parents[3]
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
-QUEUES = load(Path(__file__).parents[3]).agents.queues
+DECLARED = load(Path(__file__).parents[3]).agents.queues
+QUEUES = {name: queue.model_copy(update={"agents": 0}) for name, queue in DECLARED.items()}
 WELL = [
     RemoteBuild.model_validate(build(number, state="passed", branch="main", env=env))
     for number, env in ((9, {"HILGATE_FLOW": "watch"}), (8, {}), (7, {"HILGATE_PROFILE": "nightly"}),
@@ -99,6 +105,93 @@ def test_an_operator_hears_of_paused_nodes_red_builds_and_long_queues(agents, un
     found = alarms(agents, unfinished, finished, QUEUES, NOW)
     assert len(found) == len(told)
     assert all(one.startswith(words) and "\n" not in one for one, words in zip(found, told, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("up", "told"),
+    [
+        (0, ["amd-gate: 0 of 2 agents work (0 are connected) [gate-down]"]),
+        (1, ["amd-gate: 1 of 2 agents work (1 are connected) [gate-down]"]),
+        (2, []),
+    ],
+)
+def test_agents_that_are_expected_and_not_there_are_missed(up, told):
+    """A lost agent is in no list: only a number tells of it."""
+    queues = {**QUEUES, "amd-gate": DECLARED["amd-gate"]}
+    agents = [agent(f"gate-{number}", "amd-gate") for number in range(up)]
+    assert alarms(agents, [], WELL, queues, NOW) == told
+    assert all(queue.agents >= 1 for queue in DECLARED.values())
+
+
+def test_a_paused_agent_is_not_one_that_works_and_a_black_hole_has_its_own_runbook():
+    note = "3 jobs in a row ended within 120 s without a verdict: job 1: command ended with 75"
+    queues = {"amd-gate": DECLARED["amd-gate"]}
+    agents = [agent("gate-1", "amd-gate"), agent("gate-2", "amd-gate", paused=True, paused_note=note)]
+    assert alarms(agents, [], WELL, queues, NOW) == [
+        f"gate-2 (amd-gate) is paused: {note} [black-hole]",
+        "amd-gate: 1 of 2 agents work (2 are connected) [gate-down]",
+    ]
+
+
+def test_each_word_in_brackets_is_a_heading_of_the_runbooks():
+    headings = re.findall(r"^## ([a-z-]+):", (ROOT / RUNBOOKS).read_text(), re.MULTILINE)
+    assert headings == ["paused", "black-hole", "gate-down", "main-red", "token-leaked"]
+    waits = running(job(500, "amd-gate"), job(500))
+    black_hole = agent("node-8", paused=True, paused_note="3 jobs in a row ended")
+    found = alarms([PAUSED, black_hole], waits, [], DECLARED, NOW)
+    assert len(found) > 20
+    assert {sentence.rpartition("[")[2].rstrip("]") for sentence in found} == set(headings[:4])
+
+
+def test_the_newest_builds_are_read_up_to_the_last_kind_and_no_further():
+    def builds():
+        yield from WELL
+        raise AssertionError("another page")
+
+    assert alarms([], [], builds(), QUEUES, NOW) == []
+
+
+def test_numbers_of_the_queues_are_what_prometheus_reads():
+    queues = {"amd-gate": DECLARED["amd-gate"]}
+    agents = [agent("gate-1", "amd-gate"), agent("gate-2", "amd-gate", paused=True)]
+    text = facts.render(api.queue_facts(agents, running(job(11, "amd-gate"), job(3, "amd-gate")), queues, NOW))
+    assert [line for line in text.splitlines() if not line.startswith("#")] == [
+        'hilgate_queue_agents{queue="amd-gate",state="connected"} 2',
+        'hilgate_queue_agents{queue="amd-gate",state="paused"} 1',
+        'hilgate_queue_agents{queue="amd-gate",state="expected"} 2',
+        'hilgate_queue_waiting_jobs{queue="amd-gate"} 2',
+        'hilgate_queue_wait_seconds_max{queue="amd-gate"} 660',
+    ]
+
+
+def test_every_page_of_agents_and_unfinished_builds_is_read(server, client):
+    for number in range(7):  # 650 agents: more than five pages, the paused one on the last
+        count = PER_PAGE if number < 6 else 50
+        server.answer(200, [{"name": f"a{number}-{n}", "paused": number == 6 and n == 49} for n in range(count)])
+    found = client.agents()
+    assert (len(found), found[-1].paused) == (650, True)
+
+
+def test_a_list_without_end_is_an_error_and_not_half_an_answer(server, client, monkeypatch):
+    monkeypatch.setattr(api, "MOST_PAGES", 3)
+    server.answer(200, [{"name": "a"} for _ in range(PER_PAGE)])
+    with pytest.raises(RemoteError, match="more than 3 pages"):
+        client.agents()
+
+
+def test_a_heartbeat_is_heard_or_it_is_said(server, monkeypatch):
+    monkeypatch.setattr(api, "BACKOFF_SECONDS", 0.0)
+    secret = f"http://127.0.0.1:{server.server_address[1]}/ping/0c3f-secret"
+    server.answer(200, "ok")
+    assert api.beat(secret) == ""
+    assert [path for _, path, *_ in server.asked] == ["/ping/0c3f-secret"]
+    server.answers.clear()
+    server.answer(500, "no")
+    assert api.beat(secret) == "the heartbeat was not heard: it answers 500"
+    assert "secret" not in api.beat("http://127.0.0.1:9/secret")
+    with pytest.raises(MisuseError, match="the heartbeat's address is none") as raised:
+        api.beat("file:///etc/secret")
+    assert "secret" not in str(raised.value)
 
 
 def test_all_agents_of_the_organization_are_asked_for_page_by_page(server, client):

@@ -53,16 +53,23 @@ def test_rerun_starts_a_build_of_the_last_commit_and_says_what_it_means(root, bu
 def test_watch_is_red_when_there_is_something_to_say(root, buildkite, state):
     env = ({}, {"HILGATE_PROFILE": "nightly"}, {"HILGATE_FLOW": "release"})
     buildkite.answer(200, [build(1, state="running")])
-    buildkite.answer(200, [build(2 + n, state=state if n == 0 else "passed", env=one) for n, one in enumerate(env)])
     buildkite.answer(200, [])
-    done = plans.hilgate(root, "watch", *WHERE, BUILDKITE_API_TOKEN=TOKEN)
+    buildkite.answer(200, [build(2 + n, state=state if n == 0 else "passed", env=one) for n, one in enumerate(env)])
+    buildkite.answer(200, "heard")
+    heartbeat = f"{api.API}/heartbeat"
+    done = plans.hilgate(root, "watch", *WHERE, BUILDKITE_API_TOKEN=TOKEN, HILGATE_HEARTBEAT_URL=heartbeat,
+                         HILGATE_TEXTFILE=str(root))  # fmt: skip
     assert done.returncode == (Exit.FAIL if state == "failed" else Exit.PASS), done.stderr
     assert done.stdout.startswith("main is failed: https" if state == "failed" else "nodes, main, the night and queues")
     asked = [
         (path.rpartition("/")[2], query.get("state") or query.get("state[]"))
         for _, path, query, _, _ in buildkite.asked
     ]
-    assert asked == [("builds", ["scheduled", "running", "failing"]), ("builds", ["finished"]), ("agents", None)]
+    assert asked == [
+        ("builds", ["scheduled", "running", "failing"]), ("agents", None), ("builds", ["finished"]), ("heartbeat", None)
+    ]  # fmt: skip
+    alarms = int(state == "failed")
+    assert f"\nhilgate_watch_alarms {alarms}\n" in (root / "hilgate-watch.prom").read_text()
 
 
 def test_names_of_the_pipeline_come_from_the_environment(root, buildkite):

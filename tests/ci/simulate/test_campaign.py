@@ -26,6 +26,8 @@ _judge = verdict.judge
 RECOVERED = {
     Kind.AGENT_LOST,
     Kind.AGENT_STOPPED,
+    Kind.EXECUTOR_KILLED,
+    Kind.RESULTS_LOST,
     Kind.SICK_NODE,
     Kind.DUPLICATED,
     Kind.PLAN_AGENT_LOST,

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""update.sh: newer, back again, and what it does when the environment cannot be made."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from support.nodes import ROOT
+from support.plans import git
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Clone:
+    """A host's clone of a repository, with programs that note what they are asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ours, self.clone, self.bin, self.asked = (folder / name for name in ("ours", "clone", "bin", "asked"))
+        (self.ours / "ci/agent").mkdir(parents=True)
+        shutil.copy(ROOT / "ci/agent/update.sh", self.ours / "ci/agent")
+        (self.ours / "requirements").mkdir()
+        git(self.ours, "init", "-q", "-b", "main")
+        self.first = self.commit("requirements/hilgate.txt", "1")
+        subprocess.run(["git", "clone", "-q", str(self.ours), str(self.clone)], check=True)
+        self.bin.mkdir()
+        for name in ("make", "systemctl"):
+            self.program(name, "exit 0")
+
+    def program(self, name: str, body: str) -> None:
+        (self.bin / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {self.asked}\n{body}\n')
+        (self.bin / name).chmod(0o755)
+
+    def commit(self, name: str, text: str) -> str:
+        (self.ours / name).write_text(text)
+        git(self.ours, "add", "-A")
+        git(self.ours, "commit", "-qm", "more")
+        return git(self.ours, "rev-parse", "HEAD")
+
+    def update(self, *words: str) -> tuple[int, list[str], str]:
+        """Status, what was asked of make and systemctl, and the commit that is there then."""
+        self.asked.write_text("")
+        env = {**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}"}
+        done = subprocess.run([self.clone / "ci/agent/update.sh", *words], env=env, capture_output=True, check=False)
+        return done.returncode, self.asked.read_text().splitlines(), git(self.clone, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    return Clone(tmp_path)
+
+
+RESTART = ["systemctl daemon-reload", "systemctl restart buildkite-agent@*"]
+
+
+def test_a_host_without_an_environment_is_updated_and_goes_back(clone: Clone) -> None:
+    second = clone.commit("requirements/hilgate.txt", "2")
+    assert clone.update() == (0, RESTART, second)
+    assert clone.update(clone.first) == (0, RESTART, clone.first)
+    assert clone.update() == (0, RESTART, second)
+
+
+def test_the_environment_is_made_again_only_where_what_it_is_made_from_changed(clone: Clone) -> None:
+    (clone.clone / ".venv").mkdir()
+    second = clone.commit("other", "2")
+    assert clone.update() == (0, RESTART, second)
+    third = clone.commit("requirements/hilgate.txt", "3")
+    assert clone.update() == (0, [f"make -C {clone.clone} setup", *RESTART], third)
+
+
+def test_where_the_environment_cannot_be_made_the_host_keeps_what_it_had_and_nothing_restarts(clone: Clone) -> None:
+    (clone.clone / ".venv").mkdir()
+    clone.program("make", "exit 2")
+    clone.commit("requirements/hilgate.txt", "2")
+    assert clone.update() == (1, [f"make -C {clone.clone} setup"] * 2, clone.first)
+
+
+def test_the_page_names_every_file_and_answers_sixteen_questions() -> None:
+    page = (ROOT / "ci/agent/README.md").read_text()
+    files = {path.name for path in (ROOT / "ci/agent").iterdir()} - {"README.md"}
+    assert {name for name in files if f"`{name}`" not in page} == set()
+    assert re.findall(r"^(\d+)\. \*\*", page, re.MULTILINE) == [str(number) for number in range(1, 17)]
+
+
+def test_each_runbook_has_ten_lines() -> None:
+    text = (ROOT / "ci/agent/RUNBOOKS.md").read_text()
+    for book in text.split("\n## ")[1:]:
+        assert re.findall(r"^(\d+)\. ", book, re.MULTILINE) == [str(number) for number in range(1, 11)], book[:40]
+    assert text.count("\n## ") == 5
+
+
+def test_alerts_ask_for_numbers_that_are_written_and_name_a_runbook() -> None:
+    from hilgate.agent.facts import METRICS
+
+    rules = (ROOT / "ci/agent/alerts.rules.yml").read_text()
+    assert set(re.findall(r"hilgate_\w+", rules)) <= METRICS.keys()
+    headings = set(re.findall(r"^## ([a-z-]+):", (ROOT / "ci/agent/RUNBOOKS.md").read_text(), re.MULTILINE))
+    named = re.findall(r"RUNBOOKS\.md ([a-z-]+)", rules)
+    assert len(named) == rules.count("- alert:")
+    assert set(named) <= headings
