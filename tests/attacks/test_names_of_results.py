@@ -18,7 +18,6 @@ import stat
 from typing import TYPE_CHECKING
 
 import pytest
-from support.executor import REAL_AGENT
 from support.flow import FILES, OURS, THEIRS, machine
 from support.forks import project
 from support.nodes import ROOT
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 AGENTS = [
     "stand-in",
-    pytest.param("real", marks=pytest.mark.skipif(not REAL_AGENT, reason="HILGATE_REAL_AGENT names no agent")),
+    pytest.param("real", marks=pytest.mark.needs("variable:HILGATE_REAL_AGENT")),
 ]
 HONEST = [
     Upload("one-cpu", "results/jobs/one-cpu/results.jsonl", "honest"),

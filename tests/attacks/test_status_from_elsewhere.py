@@ -183,8 +183,8 @@ def test_watch_is_red_while_the_settings_differ(
         monkeypatch.setattr(api, "API", f"http://127.0.0.1:{buildkite.server_address[1]}")
         monkeypatch.setattr(github, "API", forge.address)
         buildkite.answer(200, [rest.build(1, state="running")])
-        buildkite.answer(200, [rest.build(2 + n, state="passed", env=env) for n, env in enumerate(kinds)])
         buildkite.answer(200, [])
+        buildkite.answer(200, [rest.build(2 + n, state="passed", env=env) for n, env in enumerate(kinds)])
         done = plans.hilgate(root, "watch", "--organization", "acme", "--pipeline", "rocm", "--repository", "acme/rocm",
                              BUILDKITE_API_TOKEN=rest.TOKEN, HILGATE_GITHUB_TOKEN="reader")  # fmt: skip
     assert done.returncode == (0 if pinned else 1), done.stderr

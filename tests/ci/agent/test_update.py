@@ -82,7 +82,7 @@ def test_where_the_environment_cannot_be_made_the_host_keeps_what_it_had_and_not
 
 def test_the_page_names_every_file_and_answers_sixteen_questions() -> None:
     page = (ROOT / "ci/agent/README.md").read_text()
-    files = {path.name for path in (ROOT / "ci/agent").iterdir()} - {"README.md"}
+    files = {path.name + "/" * path.is_dir() for path in (ROOT / "ci/agent").iterdir()} - {"README.md"}
     assert {name for name in files if f"`{name}`" not in page} == set()
     assert re.findall(r"^(\d+)\. \*\*", page, re.MULTILINE) == [str(number) for number in range(1, 17)]
 

@@ -453,7 +453,6 @@ def test_make_test_runs_every_step_that_is_tests_without_engines_and_compilers_a
     # As a newcomer types them, and then what neither of the two runs.
     rest = 'make gate ARGS=--all && make test ARGS="tests/bugs tests/ci/agent/test_chaos.py"'
     assert f"'make gate && make test && {rest}'\n" in ci
-    )
 
 
 def test_packages_are_found_where_python_would_find_them(tmp_path):
