@@ -867,7 +867,7 @@ class StepVerdict(Noun):
 class Verdict(Noun):
     """`verdict.json`: the one answer, and the answer for each planned step."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     decided: dt.datetime
     profile: PlanProfile | None
     """Of its plan; null where there was none. What a smoke run says is no answer about a change."""
@@ -880,5 +880,9 @@ class Verdict(Noun):
     loosened: tuple[Loosening, ...] = ()
     approved_by: str = ""
     """Who approved what the change loosens; empty when nothing is loosened or nobody has."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know besides: that nothing was compared with a merge base."""
+    doubts: tuple[str, ...] = ()
+    """What stands against the whole: files that changed since the steps ran. A pass with one is inconclusive."""
     steps: tuple[StepVerdict, ...]
     omissions: tuple[Omission, ...]

@@ -105,9 +105,12 @@ def choice_of(
 ) -> Choice:
     """What a desk runs: as its options say, else by what there is to decide.
 
+    Whatever it runs is compared with the default branch, or with `base`: a change excuses itself in none of them.
+
     Raises:
         MisuseError: Two options that contradict each other. HILGATE_BASE contradicts none.
     """
+    from hilgate.git import default_base
     from hilgate.plan.make import Choice, choose
     from hilgate.report.problems import gate_command
 
@@ -118,9 +121,10 @@ def choice_of(
     if (everything or smoke) and len(words) > 1:
         raise MisuseError(f"{' and '.join(words)} exclude each other", remedy=f"leave out {words[1]}")
     if named:
-        return Choice("gate", base, f"{', '.join(named)}, as asked")
+        return Choice("gate", base or default_base(root)[0] or None, f"{', '.join(named)}, as asked")
     if everything or smoke:
-        return Choice("smoke" if smoke else "gate", None, f"{'smoke' if smoke else 'everything'}, as asked")
+        words = f"{'smoke' if smoke else 'everything'}, as asked"
+        return Choice("smoke" if smoke else "gate", base or default_base(root)[0] or None, words, whole=everything)
     return choose(root, base=base, whole=gate_command("--all"))
 
 

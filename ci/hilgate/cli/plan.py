@@ -76,7 +76,15 @@ def plan(
     names, served = tuple(select or ()), tuple(models or ())
     # Never the history of a checkout, which a change could bring with it.
     built = partial(images, history) if history else None
-    made = make_plan(root, base=choice.base, profile=choice.profile, select=names, models=served, built=built)
+    made = make_plan(
+        root,
+        base=choice.base,
+        profile=choice.profile,
+        select=names,
+        models=served,
+        built=built,
+        whole=choice.whole,
+    )
     if write:
         made.save(write)
     if as_json:

@@ -123,7 +123,9 @@ def gate(
         terminal.say(terminal.stderr(), choice.why)
         declarations = load(root)
         quarantine.load_quarantine(root, declarations)  # a mistake in it is told before anything runs
-        plan = make_plan(root, base=choice.base, profile=choice.profile, select=tuple(steps or ()))
+        plan = make_plan(
+            root, base=choice.base, profile=choice.profile, select=tuple(steps or ()), whole=choice.whole
+        )
         earlier = _earlier(folder, plan) if resume else None
         if earlier is None:
             set_previous_aside(folder)
@@ -169,6 +171,7 @@ def run(
     A part of a table is run by its labels: hilgate run models-families -- --family jamba. What is named always runs;
     what it needs is reused where nothing has changed.
     """
+    from hilgate.git import default_base
     from hilgate.model import PLAN_FILE
     from hilgate.plan.estimate import remember
     from hilgate.plan.make import make_plan, read_plan
@@ -191,7 +194,7 @@ def run(
         require_known(chosen, frozenset(step.key for step in plan.steps), str(plan_file))
         only = frozenset(chosen)
     else:
-        plan = make_plan(root, base=None, profile="gate", select=chosen)
+        plan = make_plan(root, base=default_base(root)[0] or None, profile="gate", select=chosen)
         plan = narrowed(plan, chosen, arguments)
     with locked(folder):
         set_previous_aside(folder)

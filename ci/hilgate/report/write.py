@@ -78,9 +78,9 @@ def decide(
     judged = plan
     if only is not None:
         steps = tuple(step for step in plan.steps if step.key in only)
-        judged = plan.model_copy(
-            update={"steps": steps, "profile": plan.profile if plan.desk else "gate", "loosened": ()}
-        )
+        # An agent's job leaves approvals to the verdict of the build; at a desk there is no other one.
+        left_out = {} if plan.desk else {"profile": "gate", "loosened": ()}
+        judged = plan.model_copy(update={"steps": steps, **left_out})
     recorded = results.read_all(folder, jobs, plan, digest, job)
     excused, refused = Quarantine(), None
     try:

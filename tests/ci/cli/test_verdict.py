@@ -158,3 +158,35 @@ def test_a_quarantined_failure_at_a_desk_passes_and_is_named(tmp_path):
     entry |= {"added": "2020-01-01", "expires": "2020-01-10"}
     (root / "ci" / "quarantine.yaml").write_text(json.dumps({"tests": [entry]}))
     assert hilgate(root, "judge").returncode == Exit.FAIL
+
+
+EVERY_WAY = (("gate",), ("gate", "--all"), ("gate", "--steps", "a"), ("run", "a"), ("run", "a", "--", "-q"))
+"""Commands that decide on a change at a desk."""
+
+
+@pytest.mark.parametrize("command", EVERY_WAY, ids=" ".join)
+def test_no_way_to_run_a_change_takes_its_own_quarantine_or_tolerance(command, tmp_path):
+    root = write_repository(tmp_path, {"a": writes_findings(passing(), failing("x"), status=1)})
+    (root / "ci" / "protected.yaml").write_text("files:\n  - {paths: ['tests/**']}\n")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "the list")
+    git(root, "branch", "-M", "main")
+    git(root, "checkout", "-qb", "change")
+    entry = {"test": "x", "step": "a", "reason": "r", "owner": "o", "added": "2099-01-01", "expires": "2099-01-10"}
+    (root / "ci" / "quarantine.yaml").write_text(json.dumps({"tests": [entry]}))
+    done = hilgate(root, *command)
+    assert done.returncode == Exit.FAIL, done.stdout
+    area = root / "ci" / "areas" / "samples.yaml"
+    area.write_text(area.read_text().replace('\\"fail\\"', '\\"pass\\"').replace("sys.exit(1)", "sys.exit(0)"))
+    done = hilgate(root, *command)
+    assert done.returncode == Exit.INCONCLUSIVE, done.stdout
+    assert "changes its own gate: ci/areas/samples.yaml" in done.stdout
+    assert "compared with no merge base" not in done.stdout
+
+
+def test_a_verdict_that_was_compared_with_nothing_says_so(tmp_path):
+    root = write_repository(tmp_path, {"a": writes_findings(passing())})
+    for command in EVERY_WAY:
+        done = hilgate(root, *command)
+        assert done.returncode == Exit.PASS, done.stdout
+        assert "compared with no merge base: its own quarantine counts" in " ".join(done.stdout.split())
