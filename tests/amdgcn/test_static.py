@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.machine_code import ROOT, table
 from support.wave import program, run
 
 from amdgcn.effects import effects
@@ -227,11 +226,6 @@ def test_a_branch_that_does_not_run_is_no_wait_state(nops, short):
     text = f"{MFMA}\n{ways}\ns_nop 0"
     assert bool(check_wait_states(program(text))) == short
     assert not check_wait_states(program(text), as_llvm=True)
-
-
-def test_the_table_of_device_tests_is_complete():
-    """As `python -m support.machine_code` prints it."""
-    assert "\n".join(table()) in (ROOT / "kernels/amdgcn/README.md").read_text()
 
 
 def test_passes_follow_the_flops():
