@@ -387,8 +387,8 @@ class Step(Noun):
     matrix: Matrix | None = None
     """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
     reuse: bool = True
-    """Whether a desk may reuse a pass of it; false where its outcome rests on what no key holds: the date, a service.
-    One with `network` is never reused."""
+    """Whether a desk may reuse a pass of it; false where its outcome rests on what no key holds: the clock, a
+    service, refs of git, files outside the tree or ignored in it. One with `network` is never reused."""
 
     @field_validator("command")
     @classmethod
@@ -683,13 +683,15 @@ class BuildRecord(Noun):
     """First line of `results.jsonl`: which plan the following lines answer."""
 
     kind: Literal["build"] = "build"
-    schema_version: Literal[2] = 2
+    schema_version: Literal[2, 3] = 3
     started: dt.datetime
     plan_digest: str
     """sha256 of the canonical plan JSON; results of another plan are refused."""
     commit: str
     tree: str = ""
     """Fingerprint of the files under test (`hilgate.git`); empty outside a git checkout."""
+    surroundings: str = ""
+    """sha256 of machine, installed packages and variables (`hilgate.run.reuse`); empty where nothing is resumed."""
     environment: Environment
 
 
@@ -709,6 +711,14 @@ class Reused(Noun):
     commit: str
     tree: str
     """Fingerprint of the files that it ran over."""
+
+
+class FailedBefore(Noun):
+    """A failure of an earlier run, over the same files and in the same environment (`hilgate.run.reuse`)."""
+
+    when: dt.datetime
+    checks: tuple[str, ...] = ()
+    """Ids that failed; empty for a crash, a timeout or an exit status alone."""
 
 
 class StepRecord(Noun):
@@ -731,6 +741,8 @@ class StepRecord(Noun):
     environment: Environment
     reused: Reused | None = None
     """Set where an earlier build's pass stands here; `started` and `seconds` are then of that."""
+    failed_before: FailedBefore | None = None
+    """Set where it failed in an earlier run over the same files: a pass is then inconclusive."""
 
 
 class RerunRecord(Noun):

@@ -117,9 +117,9 @@ def choice_of(
     source = ctx.get_parameter_source("base")
     typed = source is not None and source.name == "COMMANDLINE"
     given = {"--all": everything, "--smoke": smoke, "--steps": bool(named), "--base": typed}
-    words = [name for name, is_given in given.items() if is_given]
-    if (everything or smoke) and len(words) > 1:
-        raise MisuseError(f"{' and '.join(words)} exclude each other", remedy=f"leave out {words[1]}")
+    options = [name for name, is_given in given.items() if is_given]
+    if (everything or smoke) and len(options) > 1:
+        raise MisuseError(f"{' and '.join(options)} exclude each other", remedy=f"leave out {options[1]}")
     if named:
         return Choice("gate", base or default_base(root)[0] or None, f"{', '.join(named)}, as asked")
     if everything or smoke:

@@ -123,9 +123,7 @@ def gate(
         terminal.say(terminal.stderr(), choice.why)
         declarations = load(root)
         quarantine.load_quarantine(root, declarations)  # a mistake in it is told before anything runs
-        plan = make_plan(
-            root, base=choice.base, profile=choice.profile, select=tuple(steps or ()), whole=choice.whole
-        )
+        plan = make_plan(root, base=choice.base, profile=choice.profile, select=tuple(steps or ()), whole=choice.whole)
         earlier = _earlier(folder, plan) if resume else None
         if earlier is None:
             set_previous_aside(folder)
@@ -395,13 +393,20 @@ def run_plan(
             )
         earlier = recorded if recorded and not only_ids else Recorded((), {})
         machine = detect()
+        store = None if only_ids else reuse.open_store(root, plan, machine)
+        around = store.surroundings() if store else ""
+        if not only_ids and any(build.surroundings != around for build in builds):
+            raise RecordsError(
+                "the environment changed since these results were recorded: packages, variables, limits or the machine",
+                where=str(folder),
+                remedy="start afresh without --resume; the old results go to previous/",
+            )
         keys = frozenset(step.key for step in plan.steps if only is None or step.key in only)
         cores = cores or machine.cores
-        store = reuse.open_store(root, plan, machine) if only is None and not only_ids else None
         reused = {
             step.key: found
             for step in plan.steps
-            if store and fresh is not None and step.key not in {*fresh, *earlier.attempts}
+            if store and only is None and fresh is not None and step.key not in {*fresh, *earlier.attempts}
             if (found := store.find(step, variables(step, plan, root, cores)))
         }
         _tell(store)
@@ -417,6 +422,7 @@ def run_plan(
                 results_folder=folder,
                 environment=environment(machine),
                 tree=fingerprint,
+                surroundings=around,
                 cores=cores,
                 progress=shown_progress,
                 only=only,

@@ -135,8 +135,8 @@ def make_plan(
 ) -> Plan:
     """Plan the change between `base` and the working tree (None: everything) for this machine or for the agents.
 
-    With `whole` every step is planned, and `base` says only what the change is compared with: what it loosens of its own
-    gate, and whose quarantine counts.
+    With `whole` every step is planned, and `base` says only what the change is compared with: what it loosens of its
+    own gate, and whose quarantine counts.
 
     `select` names areas, steps or planned steps, `models` names models: the steps of both and what they need are
     planned, whatever changed and whichever profiles they belong to. `built` knows images that need no build.

@@ -157,10 +157,8 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
         say(console, f"{one.kind} in {one.step}: {', '.join(one.ids)}")
     console.print("", mark_of(verdict.outcome) + cell(f": {headline(judged.plan, verdict, recorded)}"), sep="\n")
     say(console, step_counts(verdict), "dim")
-    for doubt in verdict.doubts:
-        say(console, doubt, "yellow")
-    for note in verdict.notes:
-        say(console, note, "dim")
+    for words in (*verdict.doubts, *verdict.notes):
+        say(console, words, "yellow" if words in verdict.doubts else "dim")
     if approved := approval(verdict):
         say(console, f"changes its own gate: {approved}", "bold")
     say(console, f"report: {short(judged.report)}", "dim", whole=True)

@@ -6,6 +6,7 @@ The runner uses it to know whether dependants may start, the judge to decide. Bo
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from hilgate.model import Check, Counts, Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from hilgate.model import Plan
+    from hilgate.model import Plan, StepRecord
     from hilgate.run.evidence import EvidenceKind
 
 SEVERITY: dict[Outcome, int] = {
@@ -26,6 +27,10 @@ SEVERITY: dict[Outcome, int] = {
     Outcome.FAIL: 3,
 }
 """The order in which outcomes win: fail over did not run over inconclusive over pass."""
+
+
+OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
+"""Signals that a process brings upon itself; the others come from outside (SIGKILL: out of memory)."""
 
 
 TIMED_OUT = "timed out"
@@ -118,6 +123,12 @@ def other_packages(plan: Plan, imported: Mapping[str, str]) -> str:
         if (found := imported.get(name, "(nobody knows where)")) != place:
             return f"it imports {name} from {found}, not from {place}: what it says is not about this tree"
     return ""
+
+
+def crashed(record: StepRecord) -> bool:
+    """Whether a step ended by its own signal or at its timeout: a finding, as a failing test is."""
+    own = record.exit_status is not None and -record.exit_status in OWN_SIGNALS
+    return own or record.message.startswith(TIMED_OUT)
 
 
 def _why_pass(facts: Facts) -> str:

@@ -294,13 +294,10 @@ print(json.dumps(places))
 """
 
 
-def start(
-    step: PlannedStep, command: str, folder: Path, context: RunContext, seconds: float, *, ahead: str = ""
-) -> Child:
+def start(step: PlannedStep, command: str, folder: Path, context: RunContext, seconds: float) -> Child:
     """Start a command of a step.
 
-    `folder` is emptied but for results of an earlier run, then `$HILGATE_OUT` and the place of the log; `ahead` is a
-    folder that it imports from before all others.
+    `folder` is emptied but for results of an earlier run, then `$HILGATE_OUT` and the place of the log.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -311,7 +308,6 @@ def start(
             stale.unlink()
     arguments = argument_list(command) + kind_of(step).arguments(folder)
     env = context.variables(step) | {OUT_VARIABLE: str(folder)}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (ahead, env["PYTHONPATH"])))
     return Child(arguments, context, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)
 
 

@@ -59,7 +59,7 @@ class Runner:
         reruns: Whether failing tests are run once more, in what is left of their step's time.
         fail_fast: Whether no other step starts once one has run and has not passed.
         only_ids: Failing tests of `job` that failed on another node; they alone are run, and recorded as reruns.
-        store: Where passes are kept; None keeps none.
+        store: Where passes are kept and failures remembered; None keeps none.
         reused: Planned key -> the pass that stands for running it.
     """
 
@@ -71,6 +71,7 @@ class Runner:
     tree: str
     cores: int
     progress: LiveTable | Lines
+    surroundings: str = ""
     only: frozenset[str] | None = None
     job: str = ""
     earlier: Recorded = field(default_factory=lambda: Recorded((), {}))
@@ -192,8 +193,7 @@ class Runner:
 
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key)
-        ahead = self.store.watched(step) if self.store else ""
-        child = process.start(step, step.step.command, folder, self._context, self._seconds_left(step), ahead=ahead)
+        child = process.start(step, step.step.command, folder, self._context, self._seconds_left(step))
         self._running[step.key] = child
         self.progress.started(step, child)
 
@@ -271,10 +271,11 @@ class Runner:
         )
         attempt = results.Attempt(record, found.checks)
         if self.store and child:
-            if decision.outcome is not Outcome.PASS:
-                self.store.drop(step)
-            elif step.key not in self.earlier.attempts:
-                self.store.keep(step, attempt, self._context.variables(step))
+            env = self._context.variables(step)
+            if decision.outcome is Outcome.PASS and (when := self.store.failed_before(step, env)):
+                attempt = replace(attempt, record=record.model_copy(update={"failed_before": when}))
+            if decision.outcome is not Outcome.PASS or step.key not in self.earlier.attempts:
+                self.store.settle(step, attempt, env)
         self._write(step.key, *results.records_of(attempt), *([image] if image else []))
         self._outcomes[step.key] = decision.outcome
         self.progress.finished(step, attempt, folder / LOG_FILE)
@@ -288,6 +289,7 @@ class Runner:
             plan_digest=self.digest,
             commit=self.plan.commit,
             tree=self.tree,
+            surroundings=self.surroundings,
             environment=self.environment,
         )
         folder = self.results_folder if self.job else step_folder(self.results_folder, key)
@@ -326,7 +328,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def run_plan(plan: Plan, root: Path, folder: Path, store: Store | None = None) -> Recorded:
+def run_plan(plan: Plan, root: Path, folder: Path) -> Recorded:
     """Run every step of a plan over `root`, outside of any gate, and return what it left in `folder`."""
     digest, machine = plan_digest(plan), detect()
     with Lines(Console(stderr=True), buildkite=False) as progress:
@@ -339,6 +341,5 @@ def run_plan(plan: Plan, root: Path, folder: Path, store: Store | None = None) -
             tree="",
             cores=machine.cores,
             progress=progress,
-            store=store,
         ).run()
     return results.read_all(folder, None, plan, digest)

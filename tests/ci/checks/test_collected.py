@@ -14,7 +14,8 @@ from hilgate.errors import DeclarationError
 from hilgate.model import Outcome
 
 TESTS = {
-    "tests/a/test_x.py": "import pytest\n@pytest.mark.parametrize('n', [1, 2])\ndef test_one(n): ...\ndef test_two(): ...\n",
+    "tests/a/test_x.py": "import pytest\n@pytest.mark.parametrize('n', [1, 2])\ndef test_one(n): ...\n"
+    "def test_two(): ...\n",
     "tests/b/test_one.py": "def test_one(): ...\n",
     "tests/b/test_two.py": "def test_one(): ...\n",
     "tests/b/support.py": "def test_one(): ...\n",
@@ -32,7 +33,8 @@ def repository(root, *commands, exempt=""):
     (root / "ci/agents.yaml").write_text(AGENTS)
     area = {"area": "s", "title": "S", "why": "w.", "paths": ["*"], "steps": steps}
     (root / "ci/areas/s.yaml").write_text(json.dumps(area))
-    (root / "pyproject.toml").write_text(f'[tool.hilgate.unreached]\n"{exempt}" = "it takes an hour"\n' if exempt else "")
+    table = f'[tool.hilgate.unreached]\n"{exempt}" = "it takes an hour"\n' if exempt else ""
+    (root / "pyproject.toml").write_text(table)
     git(root, "init", "-q")
     return root
 
