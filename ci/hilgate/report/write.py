@@ -160,7 +160,7 @@ def read_plan_or_say_so(path: Path, folder: Path, *, whole: bool = False) -> Pla
 
 def find_logs(folder: Path, jobs: Path | None, plan: Plan) -> dict[str, str]:
     """Step key -> its log, relative to the results folder, for the steps that have one there."""
-    from hilgate.run.process import LOG_FILE
+    from hilgate.run.evidence import LOG_FILE
     from hilgate.run.results import step_folder
 
     found = {}

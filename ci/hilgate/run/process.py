@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hilgate.errors import CannotRunHereError, DeclarationError
 from hilgate.plan.make import place
-from hilgate.run.evidence import kind_of
+from hilgate.run.evidence import LOG_FILE, kind_of
 from hilgate.run.outcome import TIMED_OUT
 from hilgate.run.results import RESULTS_FILE
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL: long enough for pytest to write its report, short against any step's timeout."""
 
-LOG_FILE = "log.txt"
 OUT_VARIABLE = "HILGATE_OUT"
 PROFILE_VARIABLE = "HILGATE_PROFILE"
 """What the plan is for, given to every step: gates are stricter before a release."""

@@ -25,9 +25,9 @@ from hilgate.plan.estimate import fits, in_order
 from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import process, recheck, results
-from hilgate.run.evidence import Collected, collect_image, kind_of
+from hilgate.run.evidence import LOG_FILE, Collected, collect_image, kind_of
 from hilgate.run.outcome import NOT_STARTED, TIMED_OUT, Decision, Facts, decide, other_packages
-from hilgate.run.process import LOG_FILE, SECONDS_PER_MINUTE, inner_timeout
+from hilgate.run.process import SECONDS_PER_MINUTE, inner_timeout
 from hilgate.run.progress import Lines
 from hilgate.run.results import Recorded, step_folder
 from hilgate.text import count
