@@ -370,7 +370,7 @@ def run_plan(
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
-    from hilgate.run import progress, reuse
+    from hilgate.run import bytecode, progress, reuse
     from hilgate.run.process import variables
     from hilgate.run.results import Recorded, put_back
     from hilgate.run.runner import Runner
@@ -382,6 +382,8 @@ def run_plan(
         terminal.say(terminal.stderr(), f"as at the merge base, because its change is not approved: {name}", whole=True)
     with put_back(root, plan.merge_base, foreign, folder):
         fingerprint = git.fingerprint(root)
+        if plan.commit:  # without git nobody knows which files are the tree's
+            bytecode.remove_stale(root, git.tracked_files(root))
         builds = recorded.builds if recorded else ()
         if any(build.tree != fingerprint or not fingerprint for build in builds):
             raise RecordsError(
@@ -435,9 +437,6 @@ def run_plan(
                 reused=reused,
             ).run()
         _tell(store)
-        if git.fingerprint(root) != fingerprint:
-            words = "note: files changed while it ran; the verdict may be of neither state"
-            terminal.say(terminal.stderr(), words, "yellow")
     return size
 
 
