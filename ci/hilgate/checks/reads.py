@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 READS_FILE: Final = "ci/reads.json"
 RECORD_IT: Final = "record it with `python -m hilgate.checks.reads {}`"
+EVERY: Final = "*"
+"""The glob of reads that decide nothing, for a step of which no read does."""
+
 SHOWN: Final = 5
 """Files that a message names."""
 
@@ -80,7 +83,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     root = find_root(Path.cwd())
     declarations = load(root)
-    chosen = options.steps or [step.key for area, step in declarations.steps() if is_recorded(area, step)]
+    exempt = declared_weightless(root).get(EVERY)
+    free = exempt.steps if exempt else ()
+    chosen = options.steps or [s.key for area, s in declarations.steps() if is_recorded(area, s) and s.key not in free]
     path = root / READS_FILE
     declared = {step.key for _, step in declarations.steps()}
     known = {key: files for key, files in read(path).items() if key in declared} if path.exists() else {}
@@ -164,7 +169,9 @@ def held(root: Path, declarations: Declarations, reads: Mapping[Key, Collection[
         ]
         new = _unseen(step, files, tests)
         problem = ""
-        if step.key not in reads:
+        if EVERY in light:
+            problem = ""
+        elif step.key not in reads:
             problem = f"nobody has recorded what it reads; {RECORD_IT.format(step.key)}"
         elif missed:
             problem = f"it reads {_some(missed)}, which does not select it; name it in the area's paths or in imports"
@@ -203,6 +210,19 @@ def declared_weightless(root: Path) -> dict[str, Weightless]:
         why = first_problem(error) if isinstance(error, ValidationError) else str(error)
         where = f"{path} [tool.hilgate.weightless_reads]"
         raise DeclarationError(why, where=where, remedy='write "glob" = {steps = [...], why = "..."}') from error
+
+
+def weighty(root: Path, reads: Mapping[Key, Iterable[str]]) -> dict[Key, tuple[str, ...]]:
+    """The recorded reads without those that are declared to decide nothing.
+
+    Raises:
+        DeclarationError: They are not declared as they should be.
+    """
+    globs = [(glob, step) for glob, one in declared_weightless(root).items() for step in one.steps]
+    return {
+        key: tuple(name for name in names if not any(s == key and fnmatch.fnmatchcase(name, g) for g, s in globs))
+        for key, names in reads.items()
+    }
 
 
 def _some(names: list[str]) -> str:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from support.declarations import declare, step
 
-from hilgate.checks.reads import READS_FILE, held, read
+from hilgate.checks.reads import READS_FILE, held, read, weighty
 from hilgate.checks.replay import PastChange, parse, replay_changes
 from hilgate.declare.imports import build
 from hilgate.declare.load import load
@@ -21,7 +21,7 @@ CHANGES = REPOSITORY / "ci" / "replay.txt"
 DECLARED = load(REPOSITORY)
 STEPS = [one.key for _, one in DECLARED.steps()]
 GRAPH = build(REPOSITORY, DECLARED.project.python_path)
-READS = read(REPOSITORY / READS_FILE)
+READS = weighty(REPOSITORY, read(REPOSITORY / READS_FILE))
 
 
 def test_lists_are_read_with_names_that_hold_spaces_and_steps_that_broke():
