@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
 READS_FILE: Final = "ci/reads.json"
 RECORD_IT: Final = "record it with `python -m hilgate.checks.reads {}`"
-EVERY: Final = "*"
-"""The glob of reads that decide nothing, for a step of which no read does."""
-
 SHOWN: Final = 5
 """Files that a message names."""
 
@@ -83,9 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     root = find_root(Path.cwd())
     declarations = load(root)
-    exempt = declared_weightless(root).get(EVERY)
-    free = exempt.steps if exempt else ()
-    chosen = options.steps or [s.key for area, s in declarations.steps() if is_recorded(area, s) and s.key not in free]
+    chosen = options.steps or [step.key for area, step in declarations.steps() if is_recorded(area, step)]
     path = root / READS_FILE
     declared = {step.key for _, step in declarations.steps()}
     known = {key: files for key, files in read(path).items() if key in declared} if path.exists() else {}
@@ -169,9 +164,7 @@ def held(root: Path, declarations: Declarations, reads: Mapping[Key, Collection[
         ]
         new = _unseen(step, files, tests)
         problem = ""
-        if EVERY in light:
-            problem = ""
-        elif step.key not in reads:
+        if step.key not in reads:
             problem = f"nobody has recorded what it reads; {RECORD_IT.format(step.key)}"
         elif missed:
             problem = f"it reads {_some(missed)}, which does not select it; name it in the area's paths or in imports"
