@@ -170,11 +170,11 @@ def _untracked(root: Path, errors: str = "backslashreplace") -> set[str]:
     hidden = listed("--others", "--exclude-per-directory=.gitignore") - new
     if hidden:
         folders = {name.partition("/")[0] for name in listed("--cached") if "/" in name}
-        new |= {
-            name
-            for name in hidden
-            if not _OF_TOOLS.search(name) and ("/" not in name or name.partition("/")[0] in folders)
-        }
+        for name in hidden:
+            top, slash, _ = name.partition("/")
+            of_a_folder = top in folders if slash else not (root / name).is_dir()  # a link to a folder is one
+            if of_a_folder and not _OF_TOOLS.search(name):
+                new.add(name)
     return new
 
 

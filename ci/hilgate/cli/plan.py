@@ -259,9 +259,9 @@ def replay(
     history: History = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the selection on changes that happened, and hold it against recorded reads.
+    """Measure the selection on changes that happened.
 
-    Exit status 1 when it misses a step.
+    It is held against recorded reads as well. Exit status 1 when it misses a step.
     """
     from hilgate.checks import reads
     from hilgate.checks.replay import parse, replay_changes

@@ -315,13 +315,13 @@ def importable(folder: Path, ours: Collection[str] = ()) -> dict[str, str]:
 
 def _distribution(folder: Path) -> str:
     """sha256 of a distribution: its RECORD, and size and time of each file that this lists."""
-    text, place = _text(f"{folder}/RECORD"), str(folder.parent)
+    text, place = _text(f"{folder}/RECORD"), os.fsencode(folder.parent)  # names as bytes: any locale can open them
     names = [line.rsplit(",", 2)[0].strip('"') for line in text.splitlines()]
-    stamps = "\n".join(stamp_of(f"{place}/{name}") for name in names if not name.endswith(".pyc"))
+    stamps = "\n".join(stamp_of(place + b"/" + name.encode()) for name in names if not name.endswith(".pyc"))
     return hashlib.sha256(f"{text}\n{stamps}\n{'' if text else stamp_of(folder)}".encode()).hexdigest()
 
 
-def stamp_of(path: Path | str) -> str:
+def stamp_of(path: Path | bytes) -> str:
     """Size and time of the last change of a file; `-` where there is none."""
     try:
         found = os.stat(path)  # noqa: PTH116 - there are 100,000 of them, and a Path for each takes a second
