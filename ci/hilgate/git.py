@@ -172,7 +172,8 @@ def _untracked(root: Path, errors: str = "backslashreplace") -> set[str]:
         folders = {name.partition("/")[0] for name in listed("--cached") if "/" in name}
         for name in hidden:
             top, slash, _ = name.partition("/")
-            of_a_folder = top in folders if slash else not (root / name).is_dir()  # a link to a folder is one
+            # At the top an agent links the compilers beside its workspace (hilgate.agent.job).
+            of_a_folder = top in folders if slash else not (name[0] == "." and (root / name).is_symlink())
             if of_a_folder and not _OF_TOOLS.search(name):
                 new.add(name)
     return new

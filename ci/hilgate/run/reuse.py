@@ -174,8 +174,8 @@ class Store:
         if after.tree != before.tree and after.digest(key) != before.digest(key):
             names = [n for n in before.tree.keys() | after.tree.keys() if before.tree.get(n) != after.tree.get(n)]
             return f"{min(names)} changed"
-        began = int(started.timestamp() * 1e9)
-        touched = (name for name in before.files(key) if _changed_at(before.root / name) >= began)
+        began, place = int(started.timestamp() * 1e9), os.fsencode(before.root) + b"/"
+        touched = (name for name in before.files(key) if _changed_at(place + name.encode()) >= began)
         return next((f"{name} was written" for name in touched), "")
 
     def key(self, step: PlannedStep, env: Mapping[str, str]) -> str:
@@ -330,10 +330,10 @@ def stamp_of(path: Path | bytes) -> str:
     return f"{found.st_size}:{found.st_mtime_ns}"
 
 
-def _changed_at(path: Path) -> int:
+def _changed_at(path: bytes) -> int:
     """When a file or what is known of it changed last, in ns; no program can set that time."""
     try:
-        return path.lstat().st_ctime_ns
+        return os.lstat(path).st_ctime_ns
     except OSError:
         return 0
 

@@ -250,6 +250,8 @@ def test_a_private_list_of_exclusions_hides_no_file_of_the_repository(tmp_path):
     for name in ("env/lib/a.py", "tests/.test_x.py.swp", "tests/__pycache__/a.pyc", "tests/test_x.py~"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("")
+    (root / ".git/info/exclude").write_text("\n".join((*hidden, ".triton")))
+    (root / ".triton").symlink_to("../.triton")
     assert "no change against main" in hilgate(root, "plan").stderr
     (root / "tests/conftest.py").write_text("raise SystemError")
     assert hilgate(root, "plan", "--write", "results/plan.json").returncode == 0
