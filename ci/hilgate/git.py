@@ -7,7 +7,9 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING
 from hilgate.errors import CannotRunHereError, MisuseError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ def inspect(root: Path, base: str | None) -> Changes:
             where=str(root),
             remedy="in a shallow clone run git fetch --unshallow; else leave out --base",
         )
-    raw = ("diff", "--raw", "-z", "--find-renames", "--no-ext-diff", fork, "--")
-    changed, appeared, links = _names(_required(root, *raw, errors="surrogateescape"))
-    others = ("ls-files", "--others", "--exclude-standard", "-z")
-    new = {name for name in _required(root, *others, errors="surrogateescape").split("\0") if name}
+    with _plain_index(root) as index:
+        raw = ("diff", "--raw", "-z", "--find-renames", "--no-ext-diff", fork, "--")
+        changed, appeared, links = _names(_required(root, *raw, errors="surrogateescape", index=index))
+    new = _untracked(root, errors="surrogateescape")
     return Changes(
         commit,
         _is_dirty(root),
@@ -168,8 +170,62 @@ def tracked_files(root: Path) -> tuple[str, ...]:
 
 
 def _listed(root: Path) -> list[str]:
-    listed = _required(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z", errors="surrogateescape")
-    return sorted({_for_opening(name) for name in listed.split("\0") if name})
+    listed = _required(root, "ls-files", "--cached", "-z", errors="surrogateescape").split("\0")
+    found = {*listed, *_untracked(root, errors="surrogateescape")}
+    return sorted({_for_opening(name) for name in found if name})
+
+
+_OF_TOOLS = re.compile(
+    r"(?:^|/)(?:__pycache__/.*|\.\w+_cache/.*|\.hypothesis/.*|[^/]*\.egg-info/.*"
+    r"|\.[^/]*\.sw[a-p]|[^/]*~|\.#[^/]*|#[^/]*#|\.DS_Store)$"
+)
+"""What editors and tools leave beside files for themselves."""
+
+
+def _untracked(root: Path, errors: str = "backslashreplace") -> set[str]:
+    """Files that git would track, and those that a private list of exclusions hides in folders of the repository.
+
+    What the repository's own .gitignore files name is ignored; `.git/info/exclude` and `core.excludesFile` are of this
+    clone alone, and a conftest.py that they hide runs all the same. They may hide folders at the top, such as an
+    environment, and what editors and tools leave.
+    """
+
+    def listed(*options: str) -> set[str]:
+        return {one for one in _required(root, "ls-files", "-z", *options, errors=errors).split("\0") if one}
+
+    new = listed("--others", "--exclude-standard")
+    hidden = listed("--others", "--exclude-per-directory=.gitignore") - new
+    if hidden:
+        folders = {name.partition("/")[0] for name in listed("--cached") if "/" in name}
+        for name in hidden:
+            top, slash, _ = name.partition("/")
+            # At the top an agent links the compilers beside its workspace (hilgate.agent.job).
+            of_a_folder = top in folders if slash else not (name[0] == "." and (root / name).is_symlink())
+            if of_a_folder and not _OF_TOOLS.search(name):
+                new.add(name)
+    return new
+
+
+@contextlib.contextmanager
+def _plain_index(root: Path) -> Iterator[str]:
+    """An index in which git overlooks no file (`--assume-unchanged`, `--skip-worktree`); empty for its own."""
+    flagged = [
+        entry[2:]
+        for entry in _required(root, "ls-files", "-v", "-z", errors="surrogateescape").split("\0")
+        if entry and (entry[0].islower() or entry[0] == "S")
+    ]
+    own = _git(root, "rev-parse", "--git-path", "index")
+    if not flagged or own is None:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="hilgate-index-") as folder:
+        index = Path(folder, "index")
+        shutil.copyfile(root / own.rstrip("\n"), index)
+        names = [os.fsencode(_for_opening(name)).decode(errors="surrogateescape") for name in flagged]
+        for flag in ("--no-assume-unchanged", "--no-skip-worktree"):
+            for start in range(0, len(names), 200):
+                _required(root, "update-index", flag, "--", *names[start : start + 200], index=str(index))
+        yield str(index)
 
 
 def tracks(folder: Path) -> bool:
@@ -335,11 +391,12 @@ def _for_opening(name: str) -> str:
 
 
 def _is_dirty(root: Path) -> bool:
-    return bool(_required(root, "status", "--porcelain", "-z"))
+    with _plain_index(root) as index:
+        return bool(_required(root, "status", "--porcelain", "-z", index=index)) or bool(_untracked(root))
 
 
-def _required(root: Path, *arguments: str, errors: str = "backslashreplace") -> str:
-    out = _git(root, *arguments, errors=errors)
+def _required(root: Path, *arguments: str, errors: str = "backslashreplace", index: str = "") -> str:
+    out = _git(root, *arguments, errors=errors, index=index)
     if out is None:
         if missing := no_checkout(root):
             raise CannotRunHereError(missing, where=str(root), remedy=TO_MAKE_ONE)
@@ -349,17 +406,28 @@ def _required(root: Path, *arguments: str, errors: str = "backslashreplace") -> 
     return out
 
 
-def _git(root: Path, *arguments: str, errors: str = "backslashreplace") -> str | None:
-    """Standard output of a git command, as UTF-8; None when it failed."""
-    out = _bytes(root, *arguments)
+_SETTINGS = (
+    "core.fsmonitor=false",
+    "status.showUntrackedFiles=all",
+    "core.fileMode=true",
+    "core.checkStat=default",
+    "core.trustctime=true",
+)
+"""Settings by which git sees every change of a file, whatever a clone's own say."""
+
+
+def _git(root: Path, *arguments: str, errors: str = "backslashreplace", index: str = "") -> str | None:
+    """Standard output of a git command, as UTF-8; None when it failed. `index` is a file to use in place of git's."""
+    out = _bytes(root, *arguments, index=index)
     return None if out is None else out.decode("utf-8", errors=errors)
 
 
-def _bytes(root: Path, *arguments: str, given: bytes = b"") -> bytes | None:
+def _bytes(root: Path, *arguments: str, given: bytes = b"", index: str = "") -> bytes | None:
     """Standard output of a git command, which reads `given`; None when it failed."""
-    command = ("git", "-c", "core.fsmonitor=false", "-c", "status.showUntrackedFiles=all", *arguments)
+    command = ("git", *(word for setting in _SETTINGS for word in ("-c", setting)), *arguments)
+    env = os.environ | ({"GIT_INDEX_FILE": index} if index else {})
     try:
-        done = subprocess.run(command, cwd=root, capture_output=True, check=False, input=given)
+        done = subprocess.run(command, cwd=root, env=env, capture_output=True, check=False, input=given)
     except FileNotFoundError as error:
         raise CannotRunHereError(
             "git is not installed", where=str(root), remedy="install git, or leave out --base to plan everything"

@@ -411,8 +411,8 @@ class Step(Noun):
     matrix: Matrix | None = None
     """The table that its checks fill, e.g. {rows: arch, columns: dtype, file: cells.json}."""
     reuse: bool = True
-    """Whether a desk may reuse a pass of it; false where its outcome rests on what no key holds: the date, a service.
-    One with `network` is never reused."""
+    """Whether a desk may reuse a pass of it; false where its outcome rests on what no key holds: the clock, a
+    service, refs of git, files outside the tree or ignored in it. One with `network` is never reused."""
 
     @field_validator("command")
     @classmethod
@@ -714,6 +714,8 @@ class BuildRecord(Noun):
     commit: str
     tree: str = ""
     """Fingerprint of the files under test (`hilgate.git`); empty outside a git checkout."""
+    surroundings: str = ""
+    """sha256 of machine, installed packages and variables (`hilgate.run.reuse`); empty where nothing is resumed."""
     environment: Environment
 
 
@@ -733,6 +735,14 @@ class Reused(Noun):
     commit: str
     tree: str
     """Fingerprint of the files that it ran over."""
+
+
+class FailedBefore(Noun):
+    """A failure of an earlier run, over the same files and in the same environment (`hilgate.run.reuse`)."""
+
+    when: dt.datetime
+    checks: tuple[str, ...] = ()
+    """Ids that failed; empty for a crash, a timeout or an exit status alone."""
 
 
 class StepRecord(Noun):
@@ -757,6 +767,8 @@ class StepRecord(Noun):
     """Those conditions of `Step.may_lack` that the machine lacked, asked where the step ran."""
     reused: Reused | None = None
     """Set where an earlier build's pass stands here; `started` and `seconds` are then of that."""
+    failed_before: FailedBefore | None = None
+    """Set where it failed in an earlier run over the same files: a pass is then inconclusive."""
 
 
 class RerunRecord(Noun):
@@ -893,7 +905,7 @@ class StepVerdict(Noun):
 class Verdict(Noun):
     """`verdict.json`: the one answer, and the answer for each planned step."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     decided: dt.datetime
     profile: PlanProfile | None
     """Of its plan; null where there was none. What a smoke run says is no answer about a change."""
@@ -906,5 +918,9 @@ class Verdict(Noun):
     loosened: tuple[Loosening, ...] = ()
     approved_by: str = ""
     """Who approved what the change loosens; empty when nothing is loosened or nobody has."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know besides: that nothing was compared with a merge base."""
+    doubts: tuple[str, ...] = ()
+    """What stands against the whole: files that changed since the steps ran. A pass with one is inconclusive."""
     steps: tuple[StepVerdict, ...]
     omissions: tuple[Omission, ...]

@@ -12,9 +12,9 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import os
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,10 @@ LIMIT = 1 << 28
 def _executor() -> bytes:
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources) + np.__version__.encode()).digest()
+
+
+def _digest(key: str, packed: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + packed).digest()
 
 
 def machine_code(program: Program) -> str:
@@ -61,32 +65,44 @@ class Known:
         return digest.hexdigest()
 
     def replay(self, key: str, memory: Memory) -> dict[str, Any] | None:
-        """Write what the launch wrote and return what was noted of it; None if it is not known."""
+        """Write what the launch wrote and return what was noted of it; None if it is not known.
+
+        A file that is not what was kept under this key is deleted.
+        """
+        path = self.folder / key
         try:
-            with np.load(self.folder / f"{key}.npz") as kept:
-                arrays = {name: kept[name] for name in kept.files}
-        except (OSError, ValueError, zipfile.BadZipFile):
+            data = path.read_bytes()
+            if data[:32] != _digest(key, data[32:]):
+                path.unlink()
+                return None
+            os.utime(path)  # so that what is used stays
+        except OSError:
             return None
-        with contextlib.suppress(OSError):
-            os.utime(self.folder / f"{key}.npz")  # so that what is used stays
+        with np.load(io.BytesIO(data[32:])) as kept:
+            arrays = {name: kept[name] for name in kept.files}
         about: dict[str, Any] = json.loads(arrays.pop("about").tobytes())
         for name, data in arrays.items():
             memory.regions[int(name)].views[1][:] = data
         return about
 
     def keep(self, key: str, memory: Memory, before: list[Array | None], about: dict[str, Any]) -> None:
-        """Keep what a launch wrote: the regions that are not as `before`."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Keep what a launch wrote: the regions that are not as `before`. A full disk costs an execution next time."""
         changed: dict[str, Any] = {
             str(number): region.views[1]
             for number, (region, old) in enumerate(zip(memory.regions, before, strict=True))
             if old is not None and not np.array_equal(old, region.views[1])
         }
-        unfinished = self.folder / f"{key}.{id(memory)}.tmp.npz"
-        np.savez_compressed(unfinished, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **changed)
-        unfinished.replace(self.folder / f"{key}.npz")
+        packed = io.BytesIO()
+        np.savez_compressed(packed, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **changed)
+        unfinished = self.folder / f".{key}.{os.getpid()}.{id(memory)}"
         size = 0
         with contextlib.suppress(OSError):  # another run may prune as well
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                unfinished.write_bytes(_digest(key, packed.getvalue()) + packed.getvalue())
+                unfinished.replace(self.folder / key)
+            finally:
+                unfinished.unlink(missing_ok=True)
             for path in sorted(self.folder.iterdir(), key=lambda each: each.stat().st_mtime, reverse=True):
                 size += path.stat().st_size
                 if size > LIMIT:

@@ -2,6 +2,7 @@
 """Code objects that an earlier run compiled: a key that sees whatever the code depends on, and files that are whole."""
 
 import os
+import shutil
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,19 @@ def test_the_key_sees_another_compiler_and_nothing_else(key, monkeypatch):
     assert key() != before
 
 
+@pytest.mark.parametrize("name", ["audit/compile.py", "audit/code_object.py", "audit/machine.py", "arch.py"])
+def test_the_key_sees_the_code_that_compiles_and_reads(name, key, monkeypatch, tmp_path):
+    """Kept figures of LDS survived a change of the code that writes them."""
+    package = tmp_path / "pagedkv"
+    shutil.copytree(Path(objects.__file__).parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
+    before = key()
+    monkeypatch.setattr(objects, "__file__", str(package / "audit/objects.py"))
+    monkeypatch.setattr(objects, "_makers", objects._makers.__wrapped__)
+    assert key() == before
+    (package / name).write_text((package / name).read_text() + "\n# another\n")
+    assert key() != before
+
+
 CODE = MachineCode("attend", 1024, 4, b"\x7fELF" * 99, "attend:\n\ts_endpgm\n" * 99, 0.5, 0)
 
 
@@ -122,6 +136,7 @@ def test_a_file_that_is_not_what_was_written_is_not_used(spoil, tmp_path):
     assert store.get("b") is None, "written under another key"
     (tmp_path / "a").write_bytes(spoil((tmp_path / "a").read_bytes()))
     assert store.get("a") is None
+    assert not (tmp_path / "a").exists(), "it is deleted"
     store.put("a", CODE)
     assert store.get("a") == CODE, "and the next run mends it"
 

@@ -12,7 +12,6 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ from hilgate.cli.app import main
 from hilgate.model import Environment, Omission, Plan, PlannedStep
 from hilgate.plan import limits
 from hilgate.plan.make import make_plan, plan_digest
-from hilgate.run import results
+from hilgate.run import results, reuse
 from hilgate.run.runner import Runner
 
 if TYPE_CHECKING:
@@ -210,6 +209,19 @@ def write_repository(root: Path, commands: dict[str, str], **changes: object) ->
     return root
 
 
+_distribution = reuse._distribution
+
+
+@functools.cache
+def _of_this_environment(folder: Path) -> str:
+    return _distribution(folder)
+
+
+def _known_distribution(folder: Path) -> str:
+    """What is installed here stays while tests run, and reading it takes longer than most of them."""
+    return (_of_this_environment if folder.is_relative_to(sys.prefix) else _distribution)(folder)
+
+
 _command = functools.cache(typer.main.get_command)
 """What typer makes of the program's functions: once for all commands of a session."""
 
@@ -227,6 +239,7 @@ def hilgate(root: Path, *arguments: str, limited: bool = False, **env: str) -> s
         mock.patch.dict(os.environ, environ(**env), clear=True),
         mock.patch.object(typer.main, "get_command", _command),
         contextlib.nullcontext() if limited else mock.patch.object(limits, "plan_within_limits", make_plan),
+        mock.patch.object(reuse, "_distribution", _known_distribution),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors),
     ):
@@ -239,12 +252,8 @@ def hilgate(root: Path, *arguments: str, limited: bool = False, **env: str) -> s
     return subprocess.CompletedProcess(command, status, out.getvalue(), errors.getvalue())
 
 
-STATE = tempfile.TemporaryDirectory(prefix="hilgate-state-")
-"""Where commands under test keep what is the user's: the key of the evidence."""
-
-
 def environ(**env: str) -> dict[str, str]:
     """This process's environment with import paths that hold in another folder, and no trace of an outer gate."""
     path = os.pathsep.join(str(Path(part).resolve()) for part in sys.path if part)
     outer = {name: value for name, value in os.environ.items() if not name.startswith(("HILGATE", "BUILDKITE"))}
-    return outer | {"PYTHONPATH": path, "COLUMNS": "80", "XDG_STATE_HOME": STATE.name} | env
+    return outer | {"PYTHONPATH": path, "COLUMNS": "80"} | env

@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -24,11 +23,9 @@ from typing import TYPE_CHECKING
 
 from hilgate.buildkite.lint import FLOWS, lint_files
 from hilgate.declare.load import find_root, load
-from hilgate.declare.yaml import parse
 from hilgate.errors import Exit, NothingSelectedError, ending
 from hilgate.git import tracked_files
-from hilgate.model import FINDINGS_FILE, Area, Check, Outcome
-from hilgate.run.evidence import KINDS
+from hilgate.model import FINDINGS_FILE, Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -98,8 +95,6 @@ FORBIDDEN = {
 """Check id -> what no line of any file may hold, and why."""
 
 _CLASS = re.compile(r"^class ([A-Za-z]\w*)", re.MULTILINE)
-_AREA = re.compile(r"ci/areas/[^/]+\.yaml")
-_TEST = re.compile(r"(?:.*/)?test_[^/]*\.py")
 
 
 def room_packages(texts: Mapping[str, str]) -> list[str]:
@@ -138,24 +133,6 @@ def pipelines(texts: Mapping[str, str]) -> list[str]:
     return lint_files(found, load(find_root(Path.cwd()))) if found else []
 
 
-def unreached(texts: Mapping[str, str]) -> list[str]:
-    """Test files in the folders of pytest steps that no step runs, and exemptions that are out of date."""
-    documents = [parse(text.encode(), name, Area) for name, text in texts.items() if _AREA.fullmatch(name)]
-    commands = [step.command for one in documents if one.noun for step in one.noun.steps if step.evidence == "junit"]
-    rooms = {word.split("/")[0] for command in commands for word in command.split() if "/" in word}
-    tests = [name for name in texts if _TEST.fullmatch(name) and name.split("/")[0] in rooms]
-    reaches = KINDS["junit"].reaches
-    lost = [name for name in tests if not any(reaches(command, f"{name}::test") for command in commands)]
-    try:
-        declared = tomllib.loads(texts.get("pyproject.toml", ""))["tool"]["hilgate"]["unreached"]
-    except (KeyError, tomllib.TOMLDecodeError):
-        declared = {}
-    return [
-        *(f"{name}: no step of ci/areas runs it; name it in one" for name in lost if not declared.get(name)),
-        *(f"pyproject.toml: {name} needs no exemption; remove it" for name in declared if name not in lost),
-    ]
-
-
 def forbidden(texts: Mapping[str, str], pattern: re.Pattern[str], why: str) -> list[str]:
     """Lines that match a pattern."""
     return [
@@ -178,7 +155,6 @@ RULES: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
     "licenses": licenses,
     "pipelines": pipelines,
     "no-local-hooks": local_hooks,
-    "tests-in-steps": unreached,
     **{name: functools.partial(forbidden, pattern=one, why=why) for name, (one, why) in FORBIDDEN.items()},
 }
 """Check id -> rule: text of each file to findings."""

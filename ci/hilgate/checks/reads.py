@@ -1,57 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record which files a step reads: `python -m hilgate.checks.reads [STEP...]` writes `ci/reads.json`.
+"""Record which files each step reads, and hold the selection against it: `python -m hilgate.checks.reads`.
 
 An independent check of the selection, which is declared: a step must be selected by every file that it was seen to
-read. Steps run with the hook of `hilgate.run.watch`; what other programs read (git, a compiler) is not seen.
+read. `ci/reads.json` has what was seen, and the step `selection` holds every name of it against the plan. The nightly
+step `reads` runs every step of a desk with the hook of `hilgate.checks.watch`, is red where one reads a file that does
+not select it, and leaves the new `reads.json`. What other programs read (git, a compiler) is not seen.
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
+import os
+import re
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
+from hilgate.declare import imports
 from hilgate.declare.load import find_root, load
-from hilgate.errors import CannotRunHereError, Exit, RecordsError, ending
+from hilgate.errors import CannotRunHereError, DeclarationError, Exit, HilgateError, RecordsError, ending
 from hilgate.git import tracked_files
-from hilgate.model import Outcome
-from hilgate.plan.machine import detect
+from hilgate.model import CPU, Check, Noun, Outcome, first_problem
 from hilgate.plan.make import plan_alone
-from hilgate.run.reuse import Store, here_of
+from hilgate.plan.select import select
+from hilgate.run.evidence import KINDS
 from hilgate.run.runner import run_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from hilgate.model import Key
+    from hilgate.declare.load import Declarations
+    from hilgate.model import Area, Key, Step
 
 READS_FILE: Final = "ci/reads.json"
+RECORD_IT: Final = "record it with `python -m hilgate.checks.reads {}`"
+SHOWN: Final = 5
+"""Files that a message names."""
+
 _READS = TypeAdapter(dict[str, tuple[str, ...]])
+_TEST_FILE = re.compile(r"(?:.*/)?test_[^/]*\.py")
+_SITE: Final = """{watch}
+
+watch({folder!r}, {root!r})
+# The next sitecustomize of the path, which this file stands before.
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+_spec = PathFinder.find_spec("sitecustomize", sys.path[sys.path.index({folder!r}) + 1 :])
+if _spec and _spec.loader:
+    _spec.loader.exec_module(module_from_spec(_spec))
+"""
+
+
+class Weightless(Noun):
+    """Reads that can break no step, with the reason."""
+
+    steps: tuple[str, ...] = Field(min_length=1)
+    """Declared steps that read them."""
+    why: str = Field(min_length=1)
+
+
+_WEIGHTLESS = TypeAdapter(dict[str, Weightless])
 
 
 @ending
 def main(arguments: list[str] | None = None) -> int:
-    """Record the named steps, by default all that are not selected by every change."""
+    """Record the named steps, by default all that a desk's gate runs on a cpu and that a change may leave out.
+
+    With `--check` the record goes to `$HILGATE_OUT`, and findings say what does not select its reader.
+    """
     parser = argparse.ArgumentParser(prog="python -m hilgate.checks.reads", description=__doc__)
     parser.add_argument("steps", nargs="*", metavar="STEP", help="declared steps; the others keep what is recorded")
+    parser.add_argument("--check", action="store_true", help="write findings and the record to $HILGATE_OUT")
     options = parser.parse_args(arguments)
     root = find_root(Path.cwd())
     declarations = load(root)
-    always = {step.key for area, step in declarations.steps() if area.always}
-    declared = [step.key for _, step in declarations.steps()]
-    chosen = options.steps or [key for key in declared if key not in always]
+    chosen = options.steps or [step.key for area, step in declarations.steps() if is_recorded(area, step)]
     path = root / READS_FILE
+    declared = {step.key for _, step in declarations.steps()}
     known = {key: files for key, files in read(path).items() if key in declared} if path.exists() else {}
+    folder = Path(os.environ.get("HILGATE_OUT", "results/reads")) if options.check else None
+    target = folder / path.name if folder else path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    failed: list[Check] = []
     for key in chosen:
-        known[key] = record(root, key)
-        path.write_text(text_of(known), encoding="utf-8")
+        try:
+            known[key] = record(root, key)
+        except HilgateError as error:
+            if not folder:
+                raise
+            failed.append(Check(id=f"reads of {key}", outcome=Outcome.DID_NOT_RUN, message=error.what))
+            known.pop(key, None)
+            continue
+        target.write_text(text_of(known), encoding="utf-8")
         sys.stdout.write(f"{key}: {len(known[key])} files\n")
-    return Exit.PASS
+        sys.stdout.flush()
+    if folder is None:
+        return Exit.PASS
+    lost = {check.id for check in failed}
+    found = [*failed, *(check for check in held(root, declarations, known) if check.id not in lost)]
+    Check.write_all(folder, found)
+    return Exit.FAIL if any(check.outcome is Outcome.FAIL for check in found) else Exit.PASS
+
+
+def is_recorded(area: Area, step: Step) -> bool:
+    """Whether a change may leave a step out of a desk's gate on a machine without a GPU, so that its reads count."""
+    return not area.always and "gate" in step.profiles and CPU in step.devices
 
 
 def record(root: Path, key: Key) -> tuple[str, ...]:
@@ -59,19 +118,108 @@ def record(root: Path, key: Key) -> tuple[str, ...]:
 
     Raises:
         MisuseError: There is no such step.
-        CannotRunHereError: It cannot run here, or did not pass: what it would have read afterwards is not known.
+        CannotRunHereError: It cannot run here, or did not pass, or a note was lost: not all that it reads is known.
     """
     with tempfile.TemporaryDirectory(prefix="hilgate-reads-") as name:
-        plan = plan_alone(root, key, Path(name, "path"))
-        store = Store(root, plan, here_of(root, plan, detect()))
-        last = run_plan(plan, root, Path(name), store).last(plan.steps[0].key)
+        site = Path(name).resolve() / "path"
+        (site / "lists").mkdir(parents=True)
+        (site / "whole").touch()
+        hook = Path(__file__).with_name("watch.py").read_text(encoding="utf-8")
+        text = _SITE.format(watch=hook, folder=str(site), root=os.path.realpath(root))
+        (site / "sitecustomize.py").write_text(text, encoding="utf-8")
+        plan = plan_alone(root, key, site)
+        last = run_plan(plan, root, Path(name, "results")).last(plan.steps[0].key)
         if last is None or last.record.outcome is not Outcome.PASS:
             raise CannotRunHereError(
                 f"step {key!r} did not pass, so it may not have read all that it reads",
                 remedy=f"see why with `hilgate run {key}`",
             )
-        seen, _ = store.seen(plan.steps[0], last.record.started)
-    return tuple(sorted(set(tracked_files(root)).intersection(seen.reads)))
+        if not (site / "whole").exists():
+            raise CannotRunHereError(f"not all that {key!r} reads could be noted", remedy="free disk space, try again")
+        notes = {os.fsdecode(note) for path in (site / "lists").iterdir() for note in path.read_bytes().split(b"\0")}
+    return tuple(sorted(set(tracked_files(root)).intersection(notes)))
+
+
+def held(root: Path, declarations: Declarations, reads: Mapping[Key, Collection[str]]) -> Iterator[Check]:
+    """One check per step: that each file it was seen to read selects it, and that it was seen at all, as it is now.
+
+    Raises:
+        DeclarationError: The reads that decide nothing are not declared as they should be.
+    """
+    tracked = set(tracked_files(root))
+    graph = imports.build(root, declarations.project.python_path)
+    names = sorted({name for files in reads.values() for name in files} & tracked)
+    selected = {name: select(declarations.areas, [name], graph).reasons for name in names}
+    weightless = declared_weightless(root)
+    tests = sorted(name for name in tracked if _TEST_FILE.fullmatch(name))
+    for area, step in declarations.steps():
+        if not is_recorded(area, step) and step.key not in reads:
+            continue
+        files = set(reads.get(step.key, ()))
+        light = [glob for glob, one in weightless.items() if step.key in one.steps]
+        missed = [
+            name
+            for name in sorted(files & tracked)
+            if step.key not in selected[name] and not any(fnmatch.fnmatchcase(name, glob) for glob in light)
+        ]
+        new = _unseen(step, files, tests)
+        problem = ""
+        if step.key not in reads:
+            problem = f"nobody has recorded what it reads; {RECORD_IT.format(step.key)}"
+        elif missed:
+            problem = f"it reads {_some(missed)}, which does not select it; name it in the area's paths or in imports"
+        elif new:
+            problem = f"its record is older than {_some(new)}; {RECORD_IT.format(step.key)}"
+        yield Check(
+            id=f"reads of {step.key}",
+            outcome=Outcome.FAIL if problem else Outcome.PASS,
+            message=problem or f"{len(files)} files",
+            numbers={"files": len(files), "missed": len(missed)},
+        )
+
+
+def _unseen(step: Step, files: Collection[str], tests: Iterable[str]) -> list[str]:
+    """Test files that a step's command runs and that its record does not have."""
+    if step.evidence != "junit":
+        return []
+    reaches = KINDS["junit"].reaches
+    ours = [name for name in tests if reaches(step.command, f"{name}::test")]
+    return [name for name in ours if name not in files]
+
+
+def declared_weightless(root: Path) -> dict[str, Weightless]:
+    """`[tool.hilgate.weightless_reads]` of pyproject.toml: glob -> which steps read it, and why that decides nothing.
+
+    Raises:
+        DeclarationError: It is something else.
+    """
+    path = root / "pyproject.toml"
+    if not path.exists():
+        return {}
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("hilgate", {})
+        return _WEIGHTLESS.validate_python(data.get("weightless_reads", {}))
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        why = first_problem(error) if isinstance(error, ValidationError) else str(error)
+        where = f"{path} [tool.hilgate.weightless_reads]"
+        raise DeclarationError(why, where=where, remedy='write "glob" = {steps = [...], why = "..."}') from error
+
+
+def weighty(root: Path, reads: Mapping[Key, Iterable[str]]) -> dict[Key, tuple[str, ...]]:
+    """The recorded reads without those that are declared to decide nothing.
+
+    Raises:
+        DeclarationError: They are not declared as they should be.
+    """
+    globs = [(glob, step) for glob, one in declared_weightless(root).items() for step in one.steps]
+    return {
+        key: tuple(name for name in names if not any(s == key and fnmatch.fnmatchcase(name, g) for g, s in globs))
+        for key, names in reads.items()
+    }
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def text_of(reads: Mapping[Key, Iterable[str]]) -> str:

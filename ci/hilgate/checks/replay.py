@@ -2,24 +2,20 @@
 """Replay past changes through the selection: what it saves against running everything, and what it misses.
 
 A step is missed when it is not selected although it is known to break, or although it was seen to read a changed file
-(`hilgate.checks.reads`), which the selection itself knows nothing of. A pass of such a step is stale when what it was
-seen to read does not, by itself, keep it from being reused (`hilgate.run.reuse`). Pure: declarations, lists and records
-in, numbers out.
+(`hilgate.checks.reads`), which the selection itself knows nothing of. Pure: declarations, lists and records in, numbers
+out.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hilgate.errors import MisuseError, NothingSelectedError
 from hilgate.git import Changes
 from hilgate.plan.estimate import estimate
 from hilgate.plan.make import assemble
-from hilgate.plan.select import Selection
-from hilgate.run.reuse import Here, collect, touched
 from hilgate.text import suggest
 
 if TYPE_CHECKING:
@@ -57,8 +53,6 @@ class Replayed:
     gpu_minutes: float
     missed: Mapping[Key, str]
     """Step that ought to have been selected -> why."""
-    stale: Mapping[Key, str]
-    """Step whose pass would be reused, the selection left aside -> why it must not be."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +82,6 @@ class Replay:
     def missed(self) -> int:
         """Steps missed, over all lines."""
         return sum(len(line.missed) for line in self.lines)
-
-    @property
-    def stale(self) -> int:
-        """Passes that would be reused and must not be, over all lines."""
-        return sum(len(line.stale) for line in self.lines)
 
 
 def parse(text: str, where: str, steps: Collection[Key]) -> tuple[PastChange, ...]:
@@ -160,18 +149,6 @@ def replay_changes(
             for step in readers.get(name, ()):
                 touched.setdefault(step, f"it reads {name}")
         missed = {step: why for step, why in touched.items() if step in known and step not in selected}
-        stale = {step: why for step, why in touched.items() if step in reads and _is_reused(step, reads, change.files)}
-        lines.append(Replayed(change, len(plan.steps), estimate(plan, history).gpu_minutes, missed, stale))
+        lines.append(Replayed(change, len(plan.steps), estimate(plan, history).gpu_minutes, missed))
     run_all = estimate(everything, history).gpu_minutes
     return Replay(profile, len(everything.steps), run_all, len(reads), tuple(lines))
-
-
-_ROOT, _NEVER = "/replayed", dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
-
-
-def _is_reused(step: Key, reads: Mapping[Key, Iterable[str]], changed: Collection[str]) -> bool:
-    """Whether a pass that read these files stands after this change, if nothing selects its step."""
-    before = dict.fromkeys((*reads[step], *changed), "before")
-    here = Here(_ROOT, "", "", before, _NEVER, lambda *_: Selection({}, dict.fromkeys(reads, "")))
-    seen, _ = collect((f"r 1:1:1 {_ROOT}/{name}" for name in reads[step]), here, _NEVER)
-    return not touched(seen, before, "", step, replace(here, tree=before | dict.fromkeys(changed, "after")))

@@ -105,22 +105,26 @@ def choice_of(
 ) -> Choice:
     """What a desk runs: as its options say, else by what there is to decide.
 
+    Whatever it runs is compared with the default branch, or with `base`: a change excuses itself in none of them.
+
     Raises:
         MisuseError: Two options that contradict each other. HILGATE_BASE contradicts none.
     """
+    from hilgate.git import default_base
     from hilgate.plan.make import Choice, choose
     from hilgate.report.problems import gate_command
 
     source = ctx.get_parameter_source("base")
     typed = source is not None and source.name == "COMMANDLINE"
     given = {"--all": everything, "--smoke": smoke, "--steps": bool(named), "--base": typed}
-    words = [name for name, is_given in given.items() if is_given]
-    if (everything or smoke) and len(words) > 1:
-        raise MisuseError(f"{' and '.join(words)} exclude each other", remedy=f"leave out {words[1]}")
+    options = [name for name, is_given in given.items() if is_given]
+    if (everything or smoke) and len(options) > 1:
+        raise MisuseError(f"{' and '.join(options)} exclude each other", remedy=f"leave out {options[1]}")
     if named:
-        return Choice("gate", base, f"{', '.join(named)}, as asked")
+        return Choice("gate", base or default_base(root)[0] or None, f"{', '.join(named)}, as asked")
     if everything or smoke:
-        return Choice("smoke" if smoke else "gate", None, f"{'smoke' if smoke else 'everything'}, as asked")
+        words = f"{'smoke' if smoke else 'everything'}, as asked"
+        return Choice("smoke" if smoke else "gate", base or default_base(root)[0] or None, words, whole=everything)
     return choose(root, base=base, whole=gate_command("--all"))
 
 

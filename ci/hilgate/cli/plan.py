@@ -77,7 +77,15 @@ def plan(
     names, served = tuple(select or ()), tuple(models or ())
     # Never the history of a checkout, which a change could bring with it.
     built = partial(images, history) if history else None
-    made = plan_within_limits(root, base=choice.base, profile=choice.profile, select=names, models=served, built=built)
+    made = plan_within_limits(
+        root,
+        base=choice.base,
+        profile=choice.profile,
+        select=names,
+        models=served,
+        built=built,
+        whole=choice.whole,
+    )
     if write:
         made.save(write)
     if as_json:
@@ -266,12 +274,15 @@ def replay(
     history: History = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the selection on changes that happened. Exit status 1 when it misses a step or a stale pass is reused."""
+    """Measure the selection on changes that happened.
+
+    It is held against recorded reads as well. Exit status 1 when it misses a step.
+    """
     from hilgate.checks import reads
     from hilgate.checks.replay import parse, replay_changes
     from hilgate.declare import imports
     from hilgate.declare.load import load
-    from hilgate.model import Check
+    from hilgate.model import Check, Outcome
     from hilgate.plan.estimate import measured
 
     root = repository(ctx)
@@ -284,14 +295,18 @@ def replay(
     recorded = root / reads.READS_FILE
     seen = reads.read(recorded) if recorded.exists() else {}
     graph = imports.build(root, declarations.project.python_path)
-    found = replay_changes(changes, declarations, graph, seen, measured(root, history), profile)
+    told = reads.weighty(root, seen)
+    found = replay_changes(changes, declarations, graph, told, measured(root, history), profile)
+    held = [*reads.held(root, declarations, seen)] if seen else []
     if out := os.environ.get("HILGATE_OUT"):  # set when the replay is itself a step of a gate
-        Check.write_all(Path(out), tuple(_check(line) for line in found.lines))
+        Check.write_all(Path(out), (*map(_check, found.lines), *held))
     if as_json:
         sys.stdout.write(json.dumps(_plain(found), indent=1) + "\n")
     else:
         _show(found)
-    if found.missed or found.stale:
+        wrong = [f"{check.id}: {check.message}" for check in held if check.outcome is not Outcome.PASS]
+        sys.stdout.write("".join(f"{line}\n" for line in wrong))
+    if found.missed or any(check.outcome is not Outcome.PASS for check in held):
         raise typer.Exit(Exit.FAIL)
 
 
@@ -299,7 +314,6 @@ def _check(line: Replayed) -> Check:
     from hilgate.model import Check, Outcome
 
     wrong = [f"{step} was not selected, and {why}" for step, why in line.missed.items()]
-    wrong += [f"a pass of {step} would be reused, and {why}" for step, why in line.stale.items()]
     return Check(
         id=f"line {line.change.line}: {line.change.title}",
         outcome=Outcome.FAIL if wrong else Outcome.PASS,
@@ -316,7 +330,6 @@ def _plain(found: Replay) -> dict[str, object]:
         "gpu_minutes": found.gpu_minutes,
         "gpu_minutes_saved": found.run_all_gpu_minutes - found.gpu_minutes,
         "missed": found.missed,
-        "stale": found.stale,
         "lines": [
             asdict(line.change)
             | {
@@ -324,7 +337,6 @@ def _plain(found: Replay) -> dict[str, object]:
                 "gpu_minutes": line.gpu_minutes,
                 "gpu_minutes_saved": found.run_all_minutes - line.gpu_minutes,
                 "missed": [{"step": step, "why": why} for step, why in line.missed.items()],
-                "stale": [{"step": step, "why": why} for step, why in line.stale.items()],
             }
             for line in found.lines
         ],
@@ -347,14 +359,12 @@ def _show(found: Replay) -> None:
     for line in found.lines:
         for step, why in line.missed.items():
             say(out, f"missed line {line.change.line}: {step}, and {why}", "red")
-        for step, why in line.stale.items():
-            say(out, f"stale line {line.change.line}: a pass of {step} would be reused, and {why}", "red")
     saved = found.run_all_gpu_minutes - found.gpu_minutes
     share = f" ({saved / found.run_all_gpu_minutes:.0%})" if found.run_all_gpu_minutes else ""
     average = sum(line.steps for line in found.lines) / len(found.lines)
     out.print(
         f"\n{count(len(found.lines), 'change')}, on average {average:.1f} of {found.of} steps, "
-        f"{count(found.missed, 'step')} missed, {count(found.stale, 'stale reuse')}\n"
+        f"{count(found.missed, 'step')} missed\n"
         f"{found.gpu_minutes:.0f} GPU-minutes instead of {found.run_all_gpu_minutes:.0f}: {saved:.0f} saved{share}"
     )
     if not found.readers:

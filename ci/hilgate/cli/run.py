@@ -123,7 +123,9 @@ def gate(
         choice = choice_of(ctx, root, base=base, everything=everything, smoke=smoke, named=tuple(steps or ()))
         declarations = load(root)
         quarantine.load_quarantine(root, declarations)  # a mistake in it is told before anything runs
-        plan = plan_within_limits(root, base=choice.base, profile=choice.profile, select=tuple(steps or ()))
+        plan = plan_within_limits(
+            root, base=choice.base, profile=choice.profile, select=tuple(steps or ()), whole=choice.whole
+        )
         terminal.say(terminal.stderr(), first_line(plan, root, choice.why))
         earlier = _earlier(folder, plan) if resume else None
         if earlier is None:
@@ -170,6 +172,7 @@ def run(
     A part of a table is run by its labels: hilgate run models-families -- --family jamba. What is named always runs;
     what it needs is reused where nothing has changed.
     """
+    from hilgate.git import default_base
     from hilgate.model import PLAN_FILE
     from hilgate.plan.estimate import remember
     from hilgate.plan.limits import plan_within_limits
@@ -193,7 +196,7 @@ def run(
         require_known(chosen, frozenset(step.key for step in plan.steps), str(plan_file))
         only = frozenset(chosen)
     else:
-        plan = plan_within_limits(root, base=None, profile="gate", select=chosen)
+        plan = plan_within_limits(root, base=default_base(root)[0] or None, profile="gate", select=chosen)
         plan = narrowed(plan, chosen, arguments)
     with locked(folder):
         set_previous_aside(folder)
@@ -375,7 +378,7 @@ def run_plan(
     from hilgate.plan.machine import detect, environment
     from hilgate.plan.make import plan_digest
     from hilgate.report import terminal
-    from hilgate.run import progress, reuse
+    from hilgate.run import bytecode, progress, reuse
     from hilgate.run.process import variables
     from hilgate.run.results import Recorded, put_back
     from hilgate.run.runner import Runner
@@ -389,6 +392,8 @@ def run_plan(
         terminal.say(terminal.stderr(), f"as at the merge base, because its change is not approved: {name}", whole=True)
     with put_back(root, plan.merge_base, foreign, folder):
         fingerprint = git.fingerprint(root)
+        if plan.commit:  # without git nobody knows which files are the tree's
+            bytecode.remove_stale(root, git.tracked_files(root))
         builds = recorded.builds if recorded else ()
         if any(build.tree != fingerprint or not fingerprint for build in builds):
             raise RecordsError(
@@ -402,13 +407,20 @@ def run_plan(
             )
         earlier = recorded if recorded and not only_ids else Recorded((), {})
         machine = detect()
+        store = None if only_ids else reuse.open_store(root, plan, machine)
+        around = store.surroundings() if store else ""
+        if not only_ids and any(build.surroundings != around for build in builds):
+            raise RecordsError(
+                "the environment changed since these results were recorded: packages, variables, limits or the machine",
+                where=str(folder),
+                remedy="start afresh without --resume; the old results go to previous/",
+            )
         keys = frozenset(step.key for step in plan.steps if only is None or step.key in only)
         cores = cores or machine.cores
-        store = reuse.open_store(root, plan, machine) if only is None and not only_ids else None
         reused = {
             step.key: found
             for step in plan.steps
-            if store and fresh is not None and step.key not in {*fresh, *earlier.attempts}
+            if store and only is None and fresh is not None and step.key not in {*fresh, *earlier.attempts}
             if (found := store.find(step, variables(step, plan, root, cores)))
         }
         pace = stretch(plan, root, machine.cores)
@@ -425,6 +437,7 @@ def run_plan(
                 results_folder=folder,
                 environment=environment(machine),
                 tree=fingerprint,
+                surroundings=around,
                 cores=cores,
                 progress=shown_progress,
                 only=only,
@@ -438,9 +451,6 @@ def run_plan(
                 pace=pace,
             ).run()
         _tell(store)
-        if git.fingerprint(root) != fingerprint:
-            words = "note: files changed while it ran; the verdict may be of neither state"
-            terminal.say(terminal.stderr(), words, "yellow")
     return size
 
 

@@ -114,6 +114,7 @@ class Imports:
     """Why there is no graph; every question is then answered with "not known"."""
     graph: Any = field(default=None, repr=False)
     _reached: dict[tuple[str, ...], dict[str, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _used: dict[tuple[str, ...], set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def knows(self, path: str) -> bool:
         """Whether the file is a module of the graph."""
@@ -131,6 +132,14 @@ class Imports:
                         found.setdefault(upstream, entry)
             self._reached[key] = found
         return self._reached[key]
+
+    def uses(self, declared: Iterable[str], package: str) -> bool:
+        """Whether one of `declared` reaches a module that lies in this package, at any depth."""
+        key = tuple(declared)
+        if key not in self._used:
+            parts = [module.split(".") for module in self.reached(key)]
+            self._used[key] = {".".join(names[:size]) for names in parts for size in range(1, len(names))}
+        return package in self._used[key]
 
     def _start(self, entry: str) -> Iterator[str]:
         """The modules that an entry stands for; conftest files below a folder among them."""

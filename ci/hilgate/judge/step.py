@@ -8,7 +8,6 @@ has an owner and a date: failures that the merge base has in quarantine.
 
 from __future__ import annotations
 
-import signal
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,11 +20,13 @@ from hilgate.model import CPU, DESK, Counts, Outcome, Ruling, StepVerdict
 from hilgate.run.evidence import kind_of
 from hilgate.run.outcome import (
     NOT_STARTED,
+    OWN_SIGNALS,
     SEVERITY,
     SLOW_MACHINE,
     TIMED_OUT,
     Decision,
     Facts,
+    crashed,
     decide,
     first,
     first_line,
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 
 OF_THE_NODE = frozenset({int(Exit.SICK_NODE)})
 """Exit statuses by which a step says that its node is at fault, whatever its evidence."""
-
-OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
-"""Signals that a process brings upon itself; the others come from outside (SIGKILL: out of memory)."""
 
 FAIL, DID_NOT_RUN, INCONCLUSIVE, PASS = Outcome.FAIL, Outcome.DID_NOT_RUN, Outcome.INCONCLUSIVE, Outcome.PASS
 
@@ -246,6 +244,19 @@ class StepResult:
         return self.status is None and message.startswith(TIMED_OUT) and SLOW_MACHINE in message
 
     @cached_property
+    def crashed(self) -> bool:
+        """Whether an earlier attempt crashed or hung: that is a finding as a failing test is."""
+        return any(crashed(one.record) for one in self.earlier)
+
+    @property
+    def failed_before(self) -> str:
+        """When it failed over the same files, in an earlier run; empty where it did not, or in quarantine alone."""
+        found = self.attempt.record.failed_before if self.attempt else None
+        if found is None or (found.checks and self.excusable.issuperset(found.checks)):
+            return ""
+        return f"{found.when.astimezone():%d %b %H:%M}"
+
+    @cached_property
     def expired(self) -> tuple[str, ...]:
         """A sentence for each entry of its quarantine that has expired."""
         return self.entries.expired(self.step)
@@ -299,8 +310,10 @@ JUDGEMENTS = (
     Judgement("flaky", lambda s: s.flaky and s.decision.outcome is INCONCLUSIVE, INCONCLUSIVE, Ruling.FLAKY,
               lambda s: f"{s.failed[0].id} failed and passed when run again: {first_line(s.failed[0].message)}"),
     # A pass, and what is against it.
-    Judgement("failed before", lambda s: s.decision.outcome is PASS and (s.had(FAIL) or s.passed_late), INCONCLUSIVE,
-              Ruling.FLAKY, _decided),
+    Judgement("failed before", lambda s: s.decision.outcome is PASS and (s.had(FAIL) or s.passed_late or s.crashed),
+              INCONCLUSIVE, Ruling.FLAKY, _decided),
+    Judgement("failed in an earlier run", lambda s: s.decision.outcome is PASS and s.failed_before, INCONCLUSIVE,
+              Ruling.FLAKY, lambda s: f"{s.decision.why}; it failed at {s.failed_before} over these files"),
     Judgement("open before", lambda s: s.decision.outcome is PASS and s.had(INCONCLUSIVE), INCONCLUSIVE,
               Ruling.INCONCLUSIVE, _decided),
     Judgement("image not built", lambda s: s.decision.outcome is PASS and s.unbuilt, DID_NOT_RUN, Ruling.UNFINISHED,

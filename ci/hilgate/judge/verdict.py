@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 NO_QUARANTINE = Quarantine()
 
+UNCOMPARED = "compared with no merge base: its own quarantine counts, and no change of the gate itself was looked for"
+"""Note of a verdict about files of which nothing says what is new."""
+
 
 def judge(
     plan: Plan,
@@ -32,10 +35,12 @@ def judge(
     decided: dt.datetime,
     quarantine: Quarantine = NO_QUARANTINE,
     approved_by: str = "",
+    doubts: tuple[str, ...] = (),
 ) -> Verdict:
     """Decide on every planned step, and on the whole.
 
     Entries of the quarantine, which is the merge base's (`quarantine.effective`), expire by the day of `decided` (UTC).
+    With `doubts` about the files that were judged, nothing is a pass.
     """
     entries = Entries(quarantine.tests, decided.date())
     steps = tuple(judge_step(step, plan, recorded, entries) for step in plan.steps)
@@ -50,6 +55,8 @@ def judge(
         outcome = Outcome.INCONCLUSIVE
         more = f" (and {len(loosened) - 1} more)" if len(loosened) > 1 else ""
         why = f"needs a named approval: {loosened[0].path}: {loosened[0].what}{more}"
+    if doubts and outcome is Outcome.PASS:
+        outcome, why = Outcome.INCONCLUSIVE, doubts[0]
     return Verdict(
         decided=decided,
         profile=plan.profile,
@@ -60,6 +67,8 @@ def judge(
         images=recorded.digests(plan),
         loosened=loosened,
         approved_by=approved_by if loosened else "",
+        notes=(UNCOMPARED,) if plan.desk and plan.commit and plan.base is None else (),
+        doubts=doubts,
         steps=steps,
         omissions=plan.omissions,
     )

@@ -64,6 +64,7 @@ def plan_within_limits(
     select: tuple[str, ...] = (),
     models: tuple[str, ...] = (),
     built: Built | None = None,
+    whole: bool = False,
 ) -> Plan:
     """`make_plan` within SECONDS and MEMORY_BYTES; the arguments are the same.
 
@@ -85,7 +86,10 @@ def plan_within_limits(
         ) from error
     if child == 0:
         os.close(reading)
-        _work(writing, lambda: make_plan(root, base=base, profile=profile, select=select, models=models, built=built))
+        _work(
+            writing,
+            lambda: make_plan(root, base=base, profile=profile, select=select, models=models, built=built, whole=whole),
+        )
     os.close(writing)
     with contextlib.suppress(OSError):  # here too: either process may be first
         os.setpgid(child, child)

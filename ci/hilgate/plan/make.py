@@ -50,7 +50,10 @@ class Choice:
 
     profile: PlanProfile
     base: str | None
+    """What to compare with; None where nothing is known."""
     why: str
+    whole: bool = False
+    """Whether everything runs, whatever changed. What the change loosens is compared all the same."""
 
 
 def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --all") -> Choice:
@@ -67,17 +70,17 @@ def choose(root: Path, *, base: str | None = None, whole: str = "hilgate gate --
     """
     found, unknown = (base, "") if base else git.default_base(root)
     if not found:
-        return Choice("gate", None, f"everything: {unknown}")
+        return Choice("gate", None, f"everything: {unknown}", whole=True)
     change = git.inspect(root, found)
     if change.files:
         words = f"{count(len(change.files), 'file')} changed against {change.base}"
         return Choice("gate", found, f"{words}: the steps that can notice (`{whole}` runs everything)")
     same = f"no change against {change.base}"
     if on_ci():
-        return Choice("gate", None, f"everything: {same}, and this is a CI machine (CI is set)")
+        return Choice("gate", found, f"everything: {same}, and this is a CI machine (CI is set)", whole=True)
     if not any(step.smoke for _, step in load(root).steps()):
-        return Choice("gate", None, f"everything: {same}, and no step declares a smoke subset")
-    return Choice("smoke", None, f"{same}: smoke, a subset of each area (`{whole}` runs everything)")
+        return Choice("gate", found, f"everything: {same}, and no step declares a smoke subset", whole=True)
+    return Choice("smoke", found, f"{same}: smoke, a subset of each area (`{whole}` runs everything)")
 
 
 def first_line(plan: Plan, root: Path, why: str) -> str:
@@ -135,8 +138,12 @@ def make_plan(
     select: tuple[str, ...] = (),
     models: tuple[str, ...] = (),
     built: Built | None = None,
+    whole: bool = False,
 ) -> Plan:
     """Plan the change between `base` and the working tree (None: everything) for this machine or for the agents.
+
+    With `whole` every step is planned, and `base` says only what the change is compared with: what it loosens of its
+    own gate, and whose quarantine counts.
 
     `select` names areas, steps or planned steps, `models` names models: the steps of both and what they need are
     planned, whatever changed and whichever profiles they belong to. `built` knows images that need no build.
@@ -168,7 +175,7 @@ def make_plan(
     known: frozenset[str] | None = None
     if facts.fork and change.merge_base:
         declarations, known = as_permitted(declarations, root, change.merge_base)
-    by_change = not select and not models and profile not in WHOLE
+    by_change = not whole and not select and not models and profile not in WHOLE
     python = any(name.endswith(".py") for name in change.files or ())
     plan = assemble(
         declarations,
@@ -181,6 +188,7 @@ def make_plan(
         facts=facts,
         absent=absent_tools(declarations),
         no_checkout=git.no_checkout(root),
+        whole=whole,
     )
     if known is not None:
         require_modest(plan.steps, known)
@@ -256,6 +264,7 @@ def assemble(
     facts: ChangeFacts | None = None,
     absent: frozenset[str] = frozenset(),
     no_checkout: str = "",
+    whole: bool = False,
 ) -> Plan:
     """Like `make_plan`, from facts already gathered: no git, no files, no hardware.
 
@@ -270,7 +279,7 @@ def assemble(
     if select or models:
         wanted = by_model(declarations, models) | by_name(declarations, select)
     else:
-        wanted = _affected(declarations, change, profile, graph, otherwise)
+        wanted = _affected(declarations, None if whole else change.files, change.appeared, profile, graph, otherwise)
         for step in [step for _, step in declarations.steps() if step.provides in known.digests]:
             wanted.pop(step.key, None)
             image = f"{step.provides} is {known.digests[step.provides or ''][:19]}"
@@ -282,7 +291,7 @@ def assemble(
         steps = tuple(step.slice() for step in steps)
         everything = {step.key: Wanted("") for _, step in declarations.steps() if "gate" in step.profiles}
         promised = sum(step.step.minimum for step in expand(declarations, everything, target, otherwise=otherwise)[0])
-    elif profile == "gate" and change.files is not None and not (select or models or known.ci):
+    elif profile == "gate" and change.files is not None and not (whole or select or models or known.ci):
         thin = tuple(_thin(step) for step in steps)
         promised = sum(step.step.minimum for step in steps) if thin != steps else 0
         steps = thin
@@ -343,13 +352,14 @@ def _require_each(plan: Plan, declarations: Declarations, select: tuple[str, ...
 
 def _affected(
     declarations: Declarations,
-    change: git.Changes,
+    changed: tuple[str, ...] | None,
+    appeared: tuple[str, ...],
     profile: PlanProfile,
     graph: imports.Imports | None,
     otherwise: dict[Key, tuple[OmissionCause, str]],
 ) -> dict[Key, Wanted]:
     """Steps of the profile that the change selects; cause and reason of every other one go to `otherwise`."""
-    selection = select_steps(declarations.areas, change.files, graph, change.appeared)
+    selection = select_steps(declarations.areas, changed, graph, appeared)
     wanted: dict[Key, Wanted] = {}
     for _, step in declarations.steps():
         if ("gate" if profile == "smoke" else profile) not in step.profiles:

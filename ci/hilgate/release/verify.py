@@ -141,7 +141,13 @@ def _check(file: Path, folder: Path, demanded: Mapping[str, str]) -> Iterator[st
     require((stored.plan_digest, stored.commit) == (digest, plan.commit), f"the verdict is of {where}")
     quarantine = read_used(folder / bundle.TOP)
     derived = judge(
-        plan, recorded, digest, decided=stored.decided, quarantine=quarantine, approved_by=stored.approved_by
+        plan,
+        recorded,
+        digest,
+        decided=stored.decided,
+        quarantine=quarantine,
+        approved_by=stored.approved_by,
+        doubts=stored.doubts,
     )
     require(
         derived.outcome is stored.outcome,

@@ -38,6 +38,7 @@ def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, fa
     parts = [
         f"## {marked(verdict.outcome)}: {markdown(problems.headline(plan, verdict, recorded))}",
         f"{markdown(problems.step_counts(verdict))}; {commit}{dirty}{against}{': ' + files + more if files else ''}",
+        *(markdown(words) for words in (*verdict.doubts, *verdict.notes)),
         *_loosened(verdict, detail),
     ]
     for problem in problems.problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts):

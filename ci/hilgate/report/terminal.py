@@ -157,6 +157,8 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
         line.stylize(mark.style, 0, len(mark.plain) if number == 0 else 0)
         console.print(line, soft_wrap=True)
     say(console, step_counts(verdict), "dim")
+    for words in (*verdict.doubts, *verdict.notes):
+        say(console, words, "yellow" if words in verdict.doubts else "dim")
     if approved := approval(verdict):
         say(console, f"changes its own gate: {approved}", "bold")
     say(console, f"report: {short(judged.report)}", "dim", whole=True)

@@ -78,9 +78,9 @@ def decide(
     judged = plan
     if only is not None:
         steps = tuple(step for step in plan.steps if step.key in only)
-        judged = plan.model_copy(
-            update={"steps": steps, "profile": plan.profile if plan.desk else "gate", "loosened": ()}
-        )
+        # An agent's job leaves approvals to the verdict of the build; at a desk there is no other one.
+        left_out = {} if plan.desk else {"profile": "gate", "loosened": ()}
+        judged = plan.model_copy(update={"steps": steps, **left_out})
     recorded = results.read_all(folder, jobs, plan, digest, job)
     excused, refused = Quarantine(), None
     try:
@@ -91,6 +91,7 @@ def decide(
             excused = effective(root, base, load_quarantine(root, load(root)))
     except HilgateError as error:
         refused = error
+    doubts = (OTHER_FILES,) if root and plan.desk and jobs is None and _moved(recorded, root) else ()
     verdict = judge(
         judged,
         recorded,
@@ -98,6 +99,7 @@ def decide(
         decided=decided or dt.datetime.now(dt.UTC),
         quarantine=excused,
         approved_by=approved_by,
+        doubts=doubts,
     )
     if refused:
         verdict = verdict.model_copy(update={"outcome": Outcome.FAIL, "why": f"the quarantine: {refused.what}"})
@@ -116,6 +118,17 @@ def decide(
         ):
             file.write_text(words, encoding="utf-8")
     return Judged(judged, recorded, verdict, path, facts, refused)
+
+
+OTHER_FILES = "the files are not those that its steps ran over: they changed since, or while they ran; run it again"
+
+
+def _moved(recorded: Recorded, root: Path) -> bool:
+    """Whether a step ran over other files than those that are here now."""
+    from hilgate import git
+
+    trees = {build.tree for build in recorded.builds if build.tree}
+    return bool(trees) and trees != {git.fingerprint(root)}
 
 
 def read_plan_or_say_so(path: Path, folder: Path, *, whole: bool = False) -> Plan:
@@ -160,7 +173,7 @@ def read_plan_or_say_so(path: Path, folder: Path, *, whole: bool = False) -> Pla
 
 def find_logs(folder: Path, jobs: Path | None, plan: Plan) -> dict[str, str]:
     """Step key -> its log, relative to the results folder, for the steps that have one there."""
-    from hilgate.run.process import LOG_FILE
+    from hilgate.run.evidence import LOG_FILE
     from hilgate.run.results import step_folder
 
     found = {}

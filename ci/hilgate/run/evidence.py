@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from hilgate.model import Plan, PlannedStep
 
 IMAGE_FILE = "image.json"
+LOG_FILE = "log.txt"
+"""What the step printed, beside its evidence."""
 EVIDENCE_CHECK = "(the evidence is whole)"
 """Id of the check that stands for lost evidence; no test can be called so."""
 
@@ -163,24 +165,22 @@ class JunitEvidence(EvidenceKind):
         except (ParseError, JUnitXmlError, ValueError, SyntaxError) as error:
             return Collected((), f"its {path.name} cannot be read: {error}")
         checks: dict[str, Check] = {}
-        announced = held = collected = 0
+        collected = 0
         for suite in document if isinstance(document, xunit2.JUnitXml) else [document]:
-            announced += suite.tests or 0
             collected += _collected(suite)
             for case in _cases(suite):
-                held += 1
                 check = _check_of_case(case, root)
                 # A test that fails and then fails in its teardown is written as two cases: the worse one counts.
                 seen = checks.get(check.id, check)
                 checks[check.id] = max(seen, check, key=lambda c: SEVERITY[c.outcome])
         if not checks:
             return Collected((), f"its {path.name} holds no tests")
-        if announced > held:
-            return Collected(tuple(checks.values()), f"its {path.name} announces {announced} tests and holds {held}")
-        if collected > len(checks):
-            what = f"pytest collected {collected} tests, and its {path.name} reports {len(checks)}"
-            return Collected(tuple(checks.values()), what)
-        return Collected(tuple(checks.values()))
+        problem = next(_contradictions(path), "") or _ended_early(path.with_name(LOG_FILE))
+        if not problem and collected > len(checks):
+            return Collected(
+                tuple(checks.values()), f"pytest collected {collected} tests, and its {path.name} reports {len(checks)}"
+            )
+        return Collected(tuple(checks.values()), f"its {path.name} {problem}" if problem else "")
 
     def failing_ids(self, checks: Iterable[Check]) -> tuple[str, ...]:
         """Node ids of failing tests that pytest can be given back."""
@@ -195,15 +195,20 @@ class JunitEvidence(EvidenceKind):
         return not (file.endswith(".py") and colons) or _pytest_reaches(command, file)
 
     def narrow(self, command: str, ids: tuple[str, ...], root: Path) -> str:
-        """A pytest command with its test paths replaced by these ids and its options kept.
+        """A pytest command with its test paths replaced by the files of these ids, and its options kept.
+
+        The whole file, because a test may fail only behind another one of it: alone it would pass, and be called flaky.
 
         Returns:
-            The command, or empty when it is not pytest's or names no test path, so that the ids would only add to it.
+            The command, or empty when it is not pytest's or names no test path, so that the files would only add to it.
         """
         words, places = _pytest_words(command)
         replaced = [place for place in places if (root / words[place].partition("::")[0]).exists()]
         kept = [word for place, word in enumerate(words) if place not in replaced]
-        return shlex.join([*kept, *ids]) if replaced and ids else ""
+        named = [words[place] for place in replaced if "::" in words[place]]
+        files = dict.fromkeys(name.partition("::")[0] for name in ids)
+        again = [word for file in files for word in ([one for one in named if one.startswith(f"{file}::")] or [file])]
+        return shlex.join([*kept, *again]) if replaced and ids else ""
 
     def selector(self, check: str) -> str:
         """Pytest's -k, where a word of the id can do it."""
@@ -227,6 +232,8 @@ class FindingsEvidence(EvidenceKind):
             except ValidationError as error:
                 problems.append(f"{path.name}:{number}: {first_problem(error)}")
                 continue
+            if twice := _repeated_key(line):
+                problems.append(f"{path.name}:{number}: the key {twice!r} appears twice")
             if check.id in checks:
                 problems.append(f"{path.name}:{number}: the check {check.id!r} appears twice")
                 check = max(checks[check.id], check, key=lambda c: SEVERITY[c.outcome])
@@ -310,6 +317,59 @@ def _collected(suite: object) -> int:
     properties = suite.properties()  # type: ignore[no-untyped-call]  # as of a case
     said = [one.value or "" for one in properties if one.name == COLLECTED]
     return sum(int(number) for number in said if number.isdecimal())
+
+
+_SUITE_HOLDS = frozenset({"testsuite", "testcase", "properties", "system-out", "system-err"})
+_CASE_HOLDS = frozenset({"failure", "error", "skipped", "properties", "system-out", "system-err"})
+_EXIT = re.compile(rb"^!+ _pytest\.outcomes\.Exit: (.*?) !+$", re.MULTILINE)
+"""What pytest prints where a test or a fixture ended the session (`pytest.exit`), whatever the exit status."""
+
+
+def _contradictions(path: Path) -> Iterator[str]:
+    """What a JUnit file announces and does not hold, and what it holds that is no result of a test."""
+    from xml.etree import ElementTree
+
+    def name(element: ElementTree.Element) -> str:
+        return element.tag.rpartition("}")[2]
+
+    for element in ElementTree.parse(path).iter():  # noqa: S314 - junitparser has read the same file with it
+        known = {"testsuites": _SUITE_HOLDS, "testsuite": _SUITE_HOLDS, "testcase": _CASE_HOLDS}.get(name(element))
+        if known is None:
+            continue
+        if strange := [name(inside) for inside in element if name(inside) not in known]:
+            yield f"has <{strange[0]}> in a {name(element)}, which is no result of a test"
+        if name(element) == "testcase":
+            continue
+        cases = [inside for inside in element.iter() if name(inside) == "testcase"]
+        failing = sum(any(name(one) in {"failure", "error"} for one in case) for case in cases)
+        announced = {word: element.get(word, "0") for word in ("tests", "failures", "errors")}
+        if wrong := [f"{word}={text}" for word, text in announced.items() if not text.isdecimal()]:
+            yield f"announces {wrong[0]}"
+            continue
+        tests, failures, errors = map(int, announced.values())
+        if tests > len(cases):
+            yield f"announces {tests} tests and holds {len(cases)}"
+        if failures + errors > failing:
+            yield f"announces {failures + errors} failures and holds {failing}"
+
+
+def _ended_early(log: Path) -> str:
+    """How a test ended the whole session, so that those behind it never ran; empty where none did."""
+    found = _EXIT.search(log.read_bytes()) if log.is_file() else None
+    return f"is of a session that a test ended (pytest.exit: {found[1].decode(errors='replace')})" if found else ""
+
+
+def _repeated_key(line: bytes) -> str:
+    """A key that stands twice in an object of a line of JSON, where the last one would win; empty for none."""
+    twice: list[str] = []
+
+    def pairs(found: list[tuple[str, object]]) -> dict[str, object]:
+        names = [name for name, _ in found]
+        twice.extend(name for name in names if names.count(name) > 1)
+        return dict(found)
+
+    json.loads(line, object_pairs_hook=pairs)
+    return twice[0] if twice else ""
 
 
 def _cases(suite: Iterable[object]) -> Iterator[TestCase]:

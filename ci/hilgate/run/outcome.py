@@ -7,6 +7,7 @@ The runner uses it to know whether dependants may start, the judge to decide. Bo
 from __future__ import annotations
 
 import re
+import signal
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +21,7 @@ from hilgate.text import count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from hilgate.model import Plan
+    from hilgate.model import Plan, StepRecord
     from hilgate.run.evidence import EvidenceKind
 
 SEVERITY: dict[Outcome, int] = {
@@ -30,6 +31,10 @@ SEVERITY: dict[Outcome, int] = {
     Outcome.FAIL: 3,
 }
 """The order in which outcomes win: fail over did not run over inconclusive over pass."""
+
+
+OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
+"""Signals that a process brings upon itself; the others come from outside (SIGKILL: out of memory)."""
 
 
 TIMED_OUT = "timed out"
@@ -197,6 +202,12 @@ def other_packages(plan: Plan, imported: Mapping[str, str]) -> str:
 def needs_of(check: Check) -> list[str]:
     """The conditions that a check says it needs."""
     return check.labels.get(NEEDS, "").split()
+
+
+def crashed(record: StepRecord) -> bool:
+    """Whether a step ended by its own signal or at its timeout: a finding, as a failing test is."""
+    own = record.exit_status is not None and -record.exit_status in OWN_SIGNALS
+    return own or record.message.startswith(TIMED_OUT)
 
 
 def _why_pass(facts: Facts) -> str:

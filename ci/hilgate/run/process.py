@@ -27,7 +27,7 @@ from hilgate.errors import CannotRunHereError
 from hilgate.model import CPU
 from hilgate.plan.machine import CPU_BUILD, installed
 from hilgate.plan.make import place
-from hilgate.run.evidence import kind_of
+from hilgate.run.evidence import LOG_FILE, kind_of
 from hilgate.run.outcome import TIMED_OUT, said
 from hilgate.run.results import RESULTS_FILE
 from hilgate.text import argument_list
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL: long enough for pytest to write its report, short against any step's timeout."""
 
-LOG_FILE = "log.txt"
 OUT_VARIABLE = "HILGATE_OUT"
 PROFILE_VARIABLE = "HILGATE_PROFILE"
 """What the plan is for, given to every step: gates are stricter before a release."""
@@ -290,13 +289,10 @@ print(json.dumps(places))
 """
 
 
-def start(
-    step: PlannedStep, command: str, folder: Path, context: RunContext, seconds: float, *, ahead: str = ""
-) -> Child:
+def start(step: PlannedStep, command: str, folder: Path, context: RunContext, seconds: float) -> Child:
     """Start a command of a step.
 
-    `folder` is emptied but for results of an earlier run, then `$HILGATE_OUT` and the place of the log; `ahead` is a
-    folder that it imports from before all others.
+    `folder` is emptied but for results of an earlier run, then `$HILGATE_OUT` and the place of the log.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -307,7 +303,6 @@ def start(
             stale.unlink()
     arguments = argument_list(command) + kind_of(step).arguments(command, folder)
     env = context.variables(step) | {OUT_VARIABLE: str(folder)}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (ahead, env["PYTHONPATH"])))
     return Child(arguments, context, env=env, log=folder / LOG_FILE, timeout_seconds=seconds)
 
 

@@ -1,117 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reuse a pass at a desk: what it rests on, the store in `results/evidence/`, and the hook that records what was read.
+"""Reuse a pass at a desk: it counts while nothing that selects its step has changed, in the same environment.
 
-A step runs with an audit hook in every Python process, which notes the files that it opens, the folders that it lists
-and the other programs that it starts. A pass is stored with that and the hash of every file of the tree, under a MAC
-whose key lies in the user's state folder. It counts again where the same step would run in the same environment, and
-of the files that changed since, the project's own selection sends none to this step and the pass read none.
-Everything else runs. Agents never reuse.
+The key of a pass is the content of the files that select the step (`plan.select.basis_of`, which the planner asks too),
+the step with its command and settings, and the environment: each installed distribution, what else can be imported, the
+interpreter, the machine, the limits and the variables. A step whose outcome rests on anything else (the clock, the
+network, git's refs, files outside the tree or ignored in it) says `reuse: false`. A run that does not pass takes the
+step's passes away, and a failure is remembered under its key: a later pass over it says so. Agents never reuse.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import functools
 import hashlib
-import hmac
 import json
 import os
 import platform
-import secrets
-import shlex
-import stat
+import resource
 import sys
 import tempfile
-from collections import defaultdict
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from hilgate import git
 from hilgate.declare import imports
 from hilgate.declare.load import load
-from hilgate.model import Check, Noun, Outcome, Reused, StepRecord
+from hilgate.model import Check, FailedBefore, Noun, Outcome, Reused, StepRecord
 from hilgate.plan.machine import environment
-from hilgate.plan.select import select
+from hilgate.plan.select import basis_of
+from hilgate.run.outcome import crashed
 from hilgate.run.results import Attempt
-from hilgate.run.watch import is_isolated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    import datetime as dt
+    from collections.abc import Collection, Mapping
 
-    from hilgate.model import Key, Plan, PlannedStep
+    from hilgate.model import Plan, PlannedStep
     from hilgate.plan.machine import Machine
-    from hilgate.plan.select import Selection
-
-LONGEST: Final = dt.timedelta(days=7)
-"""How long a pass counts: every test reads the clock a little."""
+    from hilgate.plan.select import Basis
 
 FOLDER: Final = "evidence"
 """Of the store, below `results/`."""
 
-CACHES: Final = frozenset(
-    {".codeobjects", ".launches", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pycache__"}
-)
-"""Folders that tools fill for themselves; what is in them makes nothing pass."""
+MOST: Final = 200
+"""Passes and failures that are kept, those that were used last."""
 
-PICKED_UP: Final = frozenset(
-    {"conftest.py", "__init__.py", "__main__.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini",
-     "tox.ini", "setup.cfg", "pyproject.toml"}
+MAY_DIFFER: Final = frozenset(
+    {"_", "COLORTERM", "COLUMNS", "DISPLAY", "HILGATE_FRESH", "HILGATE_GATE", "LINES", "LS_COLORS", "MAKEFLAGS",
+     "MAKELEVEL", "MAKE_TERMERR", "MAKE_TERMOUT", "MFLAGS", "OLDPWD", "PS1", "PWD", "SHLVL", "TERM", "TERM_PROGRAM",
+     "TERM_PROGRAM_VERSION", "TMUX", "TMUX_PANE", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "WINDOWID"}
 )  # fmt: skip
-"""Files that are looked for by name, without a listing or an opening that could be seen."""
+"""Variables of whoever typed the command; every other one counts."""
 
-OF_A_TERMINAL: Final = (
-    "COLUMNS", "DBUS_", "DISPLAY", "HILGATE_FRESH", "HILGATE_GATE", "LINES", "LS_COLORS", "MAKE", "MFLAGS", "OLDPWD",
-    "PS1", "PWD", "SHLVL", "SSH_", "TERM", "TMUX", "VIRTUAL_ENV", "WINDOWID", "XDG_SESSION",
-)  # fmt: skip
-"""Environment variables, or their beginnings, that tell of who typed the command and from where."""
+MAY_DIFFER_FROM: Final = ("DBUS_", "SSH_", "XDG_SESSION_")
+"""Beginnings of such variables."""
 
-
-_SITE = """{watch}
-
-watch({folder!r}, {root!r})
-# The next sitecustomize of the path, which this file stands before; never one before it, which would come back here.
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
-_spec = PathFinder.find_spec("sitecustomize", sys.path[sys.path.index({folder!r}) + 1 :])
-if _spec and _spec.loader:
-    _spec.loader.exec_module(module_from_spec(_spec))
-"""
+IMPORTABLE: Final = frozenset({".py", ".pyc", ".so", ".pth", ".zip", ".egg"})
+DRIVERS: Final = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
 
 
-class Seen(Noun):
-    """What a step was seen to rest on (`run.watch`)."""
+class Kept(Noun):
+    """A pass or a failure and what it holds for: a file of the store."""
 
-    reads: tuple[str, ...] = ()
-    """Files below the root that it opened, or looked for in vain."""
-    listed: tuple[str, ...] = ()
-    """Folders below the root that it listed; '.' for the root."""
-    searched: tuple[str, ...] = ()
-    """Folders below the root in which modules were looked for."""
-    elsewhere: dict[str, str] = Field(default_factory=dict)
-    """File outside the tree that it read -> its size and the time of its last change."""
-    unseen: str = ""
-    """A program that it started and whose reads are not known; empty for none."""
-
-
-class Evidence(Noun):
-    """A pass and what it rests on: a file of the store."""
-
-    schema_version: Literal[1] = 1
-    of: str
-    """`identity` of the step."""
-    variables: str
-    """sha256 of its environment variables."""
-    machine: str
-    """sha256 of the machine, the Python and what is installed."""
-    root: str
+    schema_version: Literal[2] = 2
+    key: str
+    """`key_of` the step, its files and its environment."""
     commit: str
-    tree: dict[str, str]
-    """The files when it ran (`git.snapshot`)."""
-    seen: Seen
+    tree: str
+    """Fingerprint of all files when it ran."""
     record: StepRecord
     checks: tuple[Check, ...]
 
@@ -123,179 +82,163 @@ def identity(step: PlannedStep, plan: Plan) -> str:
     return _digest(told)
 
 
+def key_of(of: str, files: str, surroundings: str) -> str:
+    """What a pass holds for: sha256 of the step's `identity`, of the files that select it, and of its environment."""
+    return _digest({"step": of, "files": files, "environment": surroundings})
+
+
+def files_digest(basis: Basis, tree: Mapping[str, str]) -> str:
+    """sha256 of the content of the files that select a step, and of the names that do by coming or going."""
+    contents = {name: tree[name] for name in basis.contents if name in tree}
+    return _digest({"contents": contents, "names": sorted(basis.names)})
+
+
 @dataclass(frozen=True)
 class Here:
-    """What evidence is held against: this machine, and the files as they are now."""
+    """The files of a checkout as they are now, with what of them selects each step.
 
-    root: str
-    machine: str
-    commit: str
-    tree: Mapping[str, str]
-    now: dt.datetime
-    selection: Callable[[frozenset[str], frozenset[str]], Selection]
-    """The project's selection for (changed files, those of them that are new)."""
-
-
-def why_not(found: Evidence, key: Key, of: str, variables: str, here: Here) -> str:
-    """Why a pass does not count now for the declared step `key`; empty when it does."""
-    for what, then, now in (
-        ("another command, device or setting", found.of, of),
-        ("other environment variables", found.variables, variables),
-        ("another machine, or other packages installed", found.machine, here.machine),
-        ("another folder", found.root, here.root),
-    ):
-        if then != now:
-            return what
-    if not here.now - LONGEST <= found.record.started <= here.now:
-        return f"it is not of the last {LONGEST.days} days"
-    for name, stamp in found.seen.elsewhere.items():
-        if stamp_of(name) != stamp:
-            return f"{name} changed, which it read"
-    return touched(found.seen, found.tree, found.commit, key, here)
-
-
-def touched(seen: Seen, then: Mapping[str, str], commit: str, key: Key, here: Here) -> str:
-    """Which change of the files since a pass concerns it; empty for none.
-
-    `seen` is what the pass rests on, `then` the files and `commit` what was checked out when it ran.
+    Attributes:
+        tree: File -> sha256 of its content (`git.snapshot`).
+        machine: `machine_digest` of this machine.
     """
-    return next(_touching(seen, then, commit, key, here), "")
 
+    root: Path
+    commit: str
+    machine: str
+    tree: Mapping[str, str]
 
-def _touching(seen: Seen, then: Mapping[str, str], commit: str, key: Key, here: Here) -> Iterator[str]:
-    now = here.tree
-    changed = frozenset(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
-    moved = then.keys() ^ now.keys()
-    if seen.unseen and (changed or commit != here.commit):
-        yield f"nobody saw what {seen.unseen} reads, and {min(changed, default='the commit')} changed"
-    if not changed:
-        return
-    selection = here.selection(changed, frozenset(now.keys() - then.keys()))
-    if key not in selection.omitted:
-        yield selection.reasons.get(key, "nothing says which files it rests on")
-    yield from (f"{name} changed, which it read" for name in sorted(changed.intersection(seen.reads)))
-    named = sorted(name for name in moved if PurePosixPath(name).name in PICKED_UP)
-    yield from (f"{name} came or went, and is found by its name" for name in named)
-    for folders, importable in ((seen.listed, False), (seen.searched, True)) if moved else ():
-        before, after = _entries(then, importable=importable), _entries(now, importable=importable)
-        changes = (folder for folder in folders if before.get(folder) != after.get(folder))
-        yield from (f"{folder} holds other files, and it looked there" for folder in changes)
+    def files(self, key: str) -> tuple[str, ...]:
+        """The files that select a declared step."""
+        return tuple(sorted(self._bases[key].contents))
 
+    def digest(self, key: str) -> str:
+        """`files_digest` of a declared step."""
+        return files_digest(self._bases[key], self.tree)
 
-def _entries(tree: Iterable[str], *, importable: bool) -> dict[str, set[str]]:
-    """Folder -> names in it; of files alone that can be imported, and the folders that lead to them."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for name in tree:
-        path = PurePosixPath(name)
-        if not importable or path.suffix in {".py", ".pyc", ".so", ".pth"}:
-            for inner, outer in zip((path, *path.parents), path.parents, strict=False):
-                found[str(outer)].add(inner.name)
-    return found
-
-
-def stamp_of(name: str) -> str:
-    """Size and time of the last change of a file; `-` where there is none."""
-    try:
-        found = Path(name).lstat()
-    except OSError:
-        return "-"
-    return f"{found.st_size}:{found.st_mtime_ns}"
+    @functools.cached_property
+    def _bases(self) -> Mapping[str, Basis]:
+        declarations = load(self.root)
+        graph = imports.build(self.root, declarations.project.python_path)
+        return basis_of(declarations.areas, self.tree, graph)
 
 
 class Store:
-    """The passes that this clone has kept. Without a key it keeps and finds none.
+    """The passes and failures that this clone has kept.
 
     Attributes:
-        notes: What a person should know: evidence that is damaged, passes that cannot be kept.
+        notes: What a person should know: files that are damaged, passes that cannot be kept.
     """
 
-    def __init__(self, root: Path, plan: Plan, here: Here, key: bytes = b"") -> None:
+    def __init__(self, plan: Plan, here: Here) -> None:
         self.notes: list[str] = []
-        self._root, self._plan, self._here, self._key = root, plan, here, key
-        self._folder = root / "results" / FOLDER
-        self._watching = tempfile.TemporaryDirectory(prefix="hilgate-reads-", ignore_cleanup_errors=True)
-
-    def path(self, step: PlannedStep) -> Path:
-        """Where the pass of a step lies."""
-        return self._folder / f"{step.key}-{identity(step, self._plan)[:12]}.json"
+        self._plan, self._here = plan, here
+        self._folder = here.root / "results" / FOLDER
+        self._folders: dict[Path, dict[str, str]] = {}
 
     def find(self, step: PlannedStep, env: Mapping[str, str]) -> Attempt | None:
-        """The pass of a step that still counts where it would run in this environment; None where it must run."""
-        try:
-            text = self.path(step).read_bytes() if self._key else b""
-        except OSError:
-            text = b""
-        if not text:
+        """The pass of a step that counts where it would run in this environment; None where it must run."""
+        if not reusable(step) or self.failed_before(step, env):
             return None
-        found = parse(text, self._key)
+        found = self._read(step, env, Outcome.PASS)
         if found is None:
-            why = "its evidence is not as hilgate wrote it here (changed, cut off or copied)"
-            self.notes.append(f"{step.key} runs: {why}: {self.path(step)}")
             return None
-        of = identity(step, self._plan)
-        if not reusable(step) or why_not(found, step.step.key, of, variables_of(env), self._here):
-            return None
-        mark = Reused(of=of, commit=found.commit, tree=git.fingerprint_of(found.tree))
+        mark = Reused(of=identity(step, self._plan), commit=found.commit, tree=found.tree)
         return Attempt(found.record.model_copy(update={"reused": mark}), found.checks)
 
-    def watched(self, step: PlannedStep) -> str:
-        """A folder that stands first on the import path of a step, so that its processes note what they read."""
-        folder = Path(self._watching.name, step.key)
-        (folder / "lists").mkdir(parents=True, exist_ok=True)
-        hook = Path(__file__).with_name("watch.py").read_text(encoding="utf-8")
-        text = _SITE.format(watch=hook, folder=str(folder), root=self._here.root)
-        (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
-        (folder / "whole").touch()
-        return str(folder)
+    def failed_before(self, step: PlannedStep, env: Mapping[str, str]) -> FailedBefore | None:
+        """How a step failed over these files in this environment, in an earlier run; None where it has not."""
+        found = self._read(step, env, Outcome.FAIL)
+        if found is None:
+            return None
+        failed = (check.id for check in found.checks if check.outcome is Outcome.FAIL)
+        return FailedBefore(when=found.record.started, checks=tuple(failed))
 
-    def seen(self, step: PlannedStep, started: dt.datetime) -> tuple[Seen, str]:
-        """What a step that has ended was seen to rest on, and why its pass cannot be kept (empty: it can)."""
-        notes = [note for path in Path(self._watching.name, step.key, "lists").glob("*")
-                 for note in path.read_bytes().split(b"\0") if note]  # fmt: skip
-        program, *words = shlex.split(step.step.command)
-        if program != "python" or is_isolated(words):  # what it reads itself is not seen
-            notes.append(b"p " + os.fsencode(program))
-        seen, problem = collect(map(os.fsdecode, notes), self._here, started)
-        return seen, problem or ("" if Path(self._watching.name, step.key, "whole").exists() else "a note was lost")
+    def settle(self, step: PlannedStep, attempt: Attempt, env: Mapping[str, str]) -> None:
+        """A step has run: keep its pass, or take its passes away and remember the failure; `notes` say why not."""
+        if attempt.record.outcome is not Outcome.PASS:
+            for path in self._folder.glob(f"{step.key}-*.{_NAMES[Outcome.PASS]}.json"):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            if attempt.record.outcome is Outcome.FAIL or crashed(attempt.record):
+                self._write(step, attempt, env, Outcome.FAIL)
+        elif attempt.record.failed_before is None and reusable(step):
+            if problem := self._changed(step, attempt.record.started):
+                self.notes.append(f"the pass of {step.key} is not kept for reuse: {problem} (while it ran)")
+            else:
+                self._write(step, attempt, env, Outcome.PASS)
 
-    def keep(self, step: PlannedStep, attempt: Attempt, env: Mapping[str, str]) -> None:
-        """Store a pass, whole or not at all; `notes` say why not."""
-        if not reusable(step) or not self._key:
-            return
-        before = self._here
-        seen, problem = self.seen(step, attempt.record.started)
-        found = Evidence(
-            of=identity(step, self._plan),
-            variables=variables_of(env),
-            machine=before.machine,
-            root=before.root,
-            commit=before.commit,
-            tree=dict(before.tree),
-            seen=seen,
-            record=attempt.record,
-            checks=attempt.checks,
-        )
-        after = replace(before, tree=git.snapshot(self._root))
-        if problem := problem or touched(seen, before.tree, before.commit, step.step.key, after):
-            self.notes.append(f"the pass of {step.key} is not kept for reuse: {problem} (while it ran)")
-            return
-        path = self.path(step)
+    def _changed(self, step: PlannedStep, started: dt.datetime) -> str:
+        """Which of the files that select a step changed since it was started; empty for none."""
+        before, key = self._here, step.step.key
+        after = replace(before, tree=git.snapshot(before.root))
+        if after.tree != before.tree and after.digest(key) != before.digest(key):
+            names = [n for n in before.tree.keys() | after.tree.keys() if before.tree.get(n) != after.tree.get(n)]
+            return f"{min(names)} changed"
+        began, place = int(started.timestamp() * 1e9), os.fsencode(before.root) + b"/"
+        touched = (name for name in before.files(key) if _changed_at(place + name.encode()) >= began)
+        return next((f"{name} was written" for name in touched), "")
+
+    def key(self, step: PlannedStep, env: Mapping[str, str]) -> str:
+        """What a pass or a failure of a step in this environment holds for."""
+        path = [Path(part) for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
+        installed = {str(folder): self._importable(folder) for folder in (*path, *_own_path())}
+        told = {"machine": self._here.machine, "installed": installed, "variables": variables_of(env)}
+        return key_of(identity(step, self._plan), self._here.digest(step.step.key), _digest(told))
+
+    def surroundings(self) -> str:
+        """sha256 of what the command itself runs in: the machine, what is installed, the variables."""
+        installed = {str(folder): self._importable(folder) for folder in _own_path()}
+        told = {"machine": self._here.machine, "installed": installed, "variables": variables_of(os.environ)}
+        return _digest(told)
+
+    def _importable(self, folder: Path) -> dict[str, str]:
+        """`importable`, asked once for each folder."""
+        if folder not in self._folders:
+            place = os.path.relpath(folder, self._here.root)
+            start = "" if place == "." else f"{place}/"
+            ours = {name[len(start) :].partition("/")[0] for name in self._here.tree if name.startswith(start)}
+            self._folders[folder] = importable(folder, ours)
+        return self._folders[folder]
+
+    def _path(self, step: PlannedStep, key: str, outcome: Outcome) -> Path:
+        return self._folder / f"{step.key}-{key[:16]}.{_NAMES[outcome]}.json"
+
+    def _read(self, step: PlannedStep, env: Mapping[str, str], outcome: Outcome) -> Kept | None:
+        key = self.key(step, env)
+        path = self._path(step, key, outcome)
+        try:
+            text = path.read_bytes()
+            os.utime(path)  # so that what is used stays
+        except OSError:
+            return None
+        found = parse(text, key)
+        if found is None:
+            self.notes.append(f"{step.key} runs: {path} is not as hilgate wrote it (changed or cut off); it is deleted")
+            with contextlib.suppress(OSError):
+                path.unlink()
+        return found
+
+    def _write(self, step: PlannedStep, attempt: Attempt, env: Mapping[str, str], outcome: Outcome) -> None:
+        key = self.key(step, env)
+        tree = git.fingerprint_of(self._here.tree)
+        kept = Kept(key=key, commit=self._here.commit, tree=tree, record=attempt.record, checks=attempt.checks)
+        path = self._path(step, key, outcome)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / ".gitignore").write_text("*\n", encoding="utf-8")  # no change of the repository
             with tempfile.TemporaryDirectory(dir=self._folder) as folder, Path(folder, path.name).open("wb") as file:
-                file.write(packed(found, self._key))
+                file.write(packed(kept))
                 file.flush()
                 os.fsync(file.fileno())
                 Path(file.name).replace(path)
+            for old in sorted(self._folder.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-MOST]:
+                old.unlink(missing_ok=True)
         except OSError as error:
-            self.notes.append(f"the pass of {step.key} is not kept for reuse: {error.strerror}: {self._folder}")
+            what = "pass" if outcome is Outcome.PASS else "failure"
+            self.notes.append(f"the {what} of {step.key} is not kept: {error.strerror}: {self._folder}")
 
-    def drop(self, step: PlannedStep) -> None:
-        """Forget each pass of a step: it has just run, and did not pass."""
-        for path in self._folder.glob(f"{step.key}-{'[0-9a-f]' * 12}.json"):
-            with contextlib.suppress(OSError):
-                path.unlink()
+
+_NAMES: Final = {Outcome.PASS: "pass", Outcome.FAIL: "fail"}
 
 
 def reusable(step: PlannedStep) -> bool:
@@ -304,147 +247,98 @@ def reusable(step: PlannedStep) -> bool:
     return step.as_declared and not unsure and step.step.reuse
 
 
-def packed(found: Evidence, key: bytes) -> bytes:
-    """A file of the store: the evidence as one line of JSON, and its MAC as another."""
-    body = found.model_dump_json().encode()
-    return body + b"\n" + hmac.new(key, body, hashlib.sha256).hexdigest().encode() + b"\n"
+def packed(kept: Kept) -> bytes:
+    """A file of the store: one line of JSON, and its sha256 as another. It guards against damage alone."""
+    body = kept.model_dump_json().encode()
+    return body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n"
 
 
-def parse(text: bytes, key: bytes) -> Evidence | None:
-    """What `packed` wrote with this key and this version; None for anything else."""
-    body, _, mac = text.partition(b"\n")
-    if not hmac.compare_digest(mac, hmac.new(key, body, hashlib.sha256).hexdigest().encode() + b"\n"):
+def parse(text: bytes, key: str) -> Kept | None:
+    """What `packed` wrote for this key; None for anything else."""
+    body, _, digest = text.partition(b"\n")
+    if digest != hashlib.sha256(body).hexdigest().encode() + b"\n":
         return None
     try:
-        found = Evidence.model_validate_json(body)
+        found = Kept.model_validate_json(body)
     except ValidationError:
         return None
-    right = found.record.outcome is Outcome.PASS and found.record.checks == len(found.checks)
-    return found if right else None
-
-
-def collect(notes: Iterable[str], here: Here, started: dt.datetime) -> tuple[Seen, str]:
-    """Sort what was noted; also, why a pass with these notes cannot be kept (empty: it can).
-
-    A file outside the tree that came or changed after the step began is taken for its own work, and one that changed
-    after it was read leaves nobody who knows what was read.
-
-    `notes` are of all processes of a step, `here` is the tree as it was before the step began.
-    """
-    slack = 20_000_000  # the kernel stamps files with a clock that ticks up to 10 ms late
-    began, tree_of = (int(moment.timestamp() * 1e9) - slack for moment in (started, here.now))
-    found: dict[str, set[str]] = defaultdict(set)
-    elsewhere: dict[str, str] = {}
-    problem = ""
-    for note in notes:
-        kind, _, words = note.partition(" ")
-        if kind in {"p", "n"}:
-            found[kind].add(words)
-            continue
-        times, _, name = words.partition(" ") if kind == "r" else ("", "", words)
-        # `run.watch` gives absolute names without dots; there are a hundred thousand of them in a gate.
-        below = name[len(here.root) + 1 :] or "." if f"{name}/".startswith(f"{here.root}/") else ""
-        below = below if below.isascii() else below.encode(errors="surrogateescape").decode(errors="backslashreplace")
-        size, _, rest = times.partition(":")
-        changed, _, ctime = rest.partition(":")
-        cached = not CACHES.isdisjoint(name.split("/"))
-        foreign = cached or name.startswith(f"{sys.prefix}/")
-        if kind != "r":
-            found[kind] |= set() if foreign else {below}
-        elif below in here.tree or (below and times == "-" and not foreign):
-            found["r"].add(below)
-            if times != "-" and int(ctime) >= tree_of:
-                problem = problem or f"{below} changed"
-        elif times == "-" or int(ctime) >= began or cached:
-            continue
-        elif f"{size}:{changed}" == stamp_of(name):
-            elsewhere[name.encode(errors="surrogateescape").decode(errors="backslashreplace")] = f"{size}:{changed}"
-        else:
-            problem = problem or f"{name} changed, which it had read"
-    if found["n"]:
-        problem = problem or f"it called {min(found['n'])}"
-    if not (found["r"] or elsewhere or found["p"]):
-        problem = "nobody saw what it reads"
-    reads, listed, searched = (tuple(sorted(found[kind])) for kind in "rlm")
-    unseen = ", ".join(sorted(found["p"]))
-    return Seen(reads=reads, listed=listed, searched=searched, elsewhere=elsewhere, unseen=unseen), problem
+    return found if found.key == key and found.record.checks == len(found.checks) else None
 
 
 def open_store(root: Path, plan: Plan, machine: Machine) -> Store | None:
     """The store of this clone for a plan; None on agents and outside a checkout."""
     if not plan.desk or os.environ.get("BUILDKITE") == "true":
         return None
-    here = here_of(root, plan, machine)
-    try:
-        return Store(root, plan, here, secret(root)) if here.tree else None
-    except (OSError, RuntimeError) as error:
-        found = Store(root, plan, here)
-        found.notes.append(f"passes are neither kept nor reused: {error}")
-        return found
-
-
-def here_of(root: Path, plan: Plan, machine: Machine) -> Here:
-    """This machine and the files of a checkout, with the selection that its areas declare."""
-    now = dt.datetime.now(dt.UTC)
-    declarations = functools.cache(lambda: load(root))  # read for changes alone
-    graph = functools.cache(lambda: imports.build(root, declarations().project.python_path))
-
-    @functools.cache
-    def selection(changed: frozenset[str], appeared: frozenset[str]) -> Selection:
-        python = any(name.endswith(".py") for name in changed)
-        return select(declarations().areas, changed, graph() if python else None, appeared)
-
-    return Here(os.path.realpath(root), machine_digest(machine), plan.commit, git.snapshot(root), now, selection)
-
-
-def secret(root: Path) -> bytes:
-    """The key of this user on this machine, made when there is none; it never lies in the repository.
-
-    Raises:
-        OSError: It cannot be made or read, or is open to others.
-        RuntimeError: Nobody knows where the user's home is.
-    """
-    state = os.environ.get("XDG_STATE_HOME", "")
-    path = (Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state") / "hilgate" / "evidence.key"
-    if path.resolve().is_relative_to(root.resolve()):
-        raise PermissionError(f"their key would lie in the repository: {path}")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not path.exists():
-        with tempfile.NamedTemporaryFile(dir=path.parent) as file:  # mode 600
-            file.write(secrets.token_bytes(32))
-            file.flush()
-            with contextlib.suppress(FileExistsError):
-                os.link(file.name, path)
-    with path.open("rb") as file:
-        found, key = os.fstat(file.fileno()), file.read()
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077 or len(key) != 32:
-        raise PermissionError(f"their key is not 32 bytes that this user alone can read; remove it: {path}")
-    return key
+    here = Here(root, plan.commit, machine_digest(machine), git.snapshot(root))
+    return Store(plan, here) if here.tree else None
 
 
 def machine_digest(machine: Machine) -> str:
-    """sha256 of what is no file of the tree: host, kernel, drivers, Python, installed packages, hilgate's runner."""
-    drivers = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
-    files = ("/etc/machine-id", *drivers, *Path(__file__).parent.glob("*.py"))
+    """sha256 of this machine and of the process: hardware, kernel, drivers, interpreter, limits, hilgate's runner."""
+    python = Path(os.path.realpath(sys.executable))
+    limits = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
     told = {
         "machine": environment(machine).model_dump(mode="json", exclude={"cores"}),
-        "platform": [platform.platform(), platform.version(), sys.version, sys.prefix],
-        "files": {str(name): _content(name) for name in sorted(map(str, files))},
-        "installed": sorted(_installed()),
+        "flags": sorted({one for one in _text("/proc/cpuinfo").splitlines() if one.startswith(("flags", "Features"))}),
+        "platform": [platform.platform(), platform.version(), sys.version, sys.prefix, str(python), stamp_of(python)],
+        "files": {name: _text(name) for name in (*DRIVERS, *sorted(map(str, Path(__file__).parent.glob("*.py"))))},
+        "limits": {name: list(limits[name]) for name in sorted(limits)},
+        "cores": len(os.sched_getaffinity(0)),
+        "umask": next((line for line in _text("/proc/self/status").splitlines() if line.startswith("Umask")), ""),
     }
     return _digest(told)
 
 
-def _installed() -> Iterator[str]:
-    """Each distribution and each .pth file on the import path, with the time at which it came."""
-    for folder in dict.fromkeys(sys.path):
-        with contextlib.suppress(OSError):
-            for path in Path(folder).iterdir():
-                if path.suffix in {".dist-info", ".egg-info", ".egg-link", ".pth"}:
-                    yield f"{path} {stamp_of(str(path))}"
+def _own_path() -> list[Path]:
+    """Where this interpreter imports from, without the folder that the command itself put first."""
+    return [Path(part) for part in sys.path[not sys.flags.safe_path :] if part]
 
 
-def _content(name: str) -> str:
+def importable(folder: Path, ours: Collection[str] = ()) -> dict[str, str]:
+    """What can be imported from a folder, but for names that are of the tree: distributions, other names at its top.
+
+    Of a distribution its RECORD counts, and size and time of each file that it lists; of another file its own.
+    """
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.name in ours:
+                continue
+            if path.suffix in {".dist-info", ".egg-info"}:
+                found[path.name] = _distribution(path)
+            elif path.suffix in IMPORTABLE and not path.is_dir():
+                found[path.name] = stamp_of(path)
+            elif path.name.isidentifier() and path.is_dir() and path.name != "__pycache__":
+                found[path.name] = ""
+    return found
+
+
+def _distribution(folder: Path) -> str:
+    """sha256 of a distribution: its RECORD, and size and time of each file that this lists."""
+    text, place = _text(f"{folder}/RECORD"), os.fsencode(folder.parent)  # names as bytes: any locale can open them
+    names = [line.rsplit(",", 2)[0].strip('"') for line in text.splitlines()]
+    stamps = "\n".join(stamp_of(place + b"/" + name.encode()) for name in names if not name.endswith(".pyc"))
+    return hashlib.sha256(f"{text}\n{stamps}\n{'' if text else stamp_of(folder)}".encode()).hexdigest()
+
+
+def stamp_of(path: Path | bytes) -> str:
+    """Size and time of the last change of a file; `-` where there is none."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - there are 100,000 of them, and a Path for each takes a second
+    except OSError:
+        return "-"
+    return f"{found.st_size}:{found.st_mtime_ns}"
+
+
+def _changed_at(path: bytes) -> int:
+    """When a file or what is known of it changed last, in ns; no program can set that time."""
+    try:
+        return os.lstat(path).st_ctime_ns
+    except OSError:
+        return 0
+
+
+def _text(name: str) -> str:
     try:
         return Path(name).read_text("utf-8", errors="replace")
     except OSError:
@@ -455,7 +349,8 @@ def variables_of(env: Mapping[str, str]) -> str:
     """sha256 of the environment variables of a step, without those of a terminal and this Python's place in PATH."""
     own = str(Path(sys.prefix, "bin"))
     path = os.pathsep.join(part for part in env.get("PATH", "").split(os.pathsep) if part != own)
-    kept = {name: value for name, value in env.items() if not name.startswith(OF_A_TERMINAL) and name != "_"}
+    kept = {name: value for name, value in env.items()
+            if name not in MAY_DIFFER and not name.startswith(MAY_DIFFER_FROM)}  # fmt: skip
     return _digest(kept | {"PATH": path})
 
 

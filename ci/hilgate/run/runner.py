@@ -27,7 +27,7 @@ from hilgate.plan.estimate import fits, in_order, stretch
 from hilgate.plan.machine import detect, environment, installed
 from hilgate.plan.make import plan_digest, require_own_hilgate
 from hilgate.run import process, recheck, results
-from hilgate.run.evidence import Collected, collect_image, kind_of
+from hilgate.run.evidence import LOG_FILE, Collected, collect_image, kind_of
 from hilgate.run.outcome import (
     NOT_STARTED,
     SLOW,
@@ -38,7 +38,7 @@ from hilgate.run.outcome import (
     decide,
     other_packages,
 )
-from hilgate.run.process import LOG_FILE, SECONDS_PER_MINUTE, inner_timeout
+from hilgate.run.process import SECONDS_PER_MINUTE, inner_timeout
 from hilgate.run.progress import Lines
 from hilgate.run.results import Recorded, step_folder
 from hilgate.text import count
@@ -70,7 +70,7 @@ class Runner:
         reruns: Whether failing tests are run once more, in what is left of their step's time.
         fail_fast: Whether no other step starts once one has run and has not passed.
         only_ids: Failing tests of `job` that failed on another node; they alone are run, and recorded as reruns.
-        store: Where passes are kept; None keeps none.
+        store: Where passes are kept and failures remembered; None keeps none.
         reused: Planned key -> the pass that stands for running it.
         pace: By how much timeouts are longer than declared, on a slow machine (`plan.estimate.stretch`).
     """
@@ -83,6 +83,7 @@ class Runner:
     tree: str
     cores: int
     progress: LiveTable | Lines
+    surroundings: str = ""
     only: frozenset[str] | None = None
     job: str = ""
     earlier: Recorded = field(default_factory=lambda: Recorded((), {}))
@@ -210,8 +211,7 @@ class Runner:
 
     def _start(self, step: PlannedStep) -> None:
         folder = step_folder(self.results_folder, step.key)
-        ahead = self.store.watched(step) if self.store else ""
-        child = process.start(step, step.step.command, folder, self._context, self._seconds_left(step), ahead=ahead)
+        child = process.start(step, step.step.command, folder, self._context, self._seconds_left(step))
         self._running[step.key] = child
         self.progress.started(step, child)
 
@@ -300,10 +300,11 @@ class Runner:
         )
         attempt = results.Attempt(record, found.checks)
         if self.store and child:
-            if decision.outcome is not Outcome.PASS:
-                self.store.drop(step)
-            elif step.key not in self.earlier.attempts:
-                self.store.keep(step, attempt, self._context.variables(step))
+            env = self._context.variables(step)
+            if decision.outcome is Outcome.PASS and (when := self.store.failed_before(step, env)):
+                attempt = replace(attempt, record=record.model_copy(update={"failed_before": when}))
+            if decision.outcome is not Outcome.PASS or step.key not in self.earlier.attempts:
+                self.store.settle(step, attempt, env)
         self._write(step.key, *results.records_of(attempt), *([image] if image else []))
         self._outcomes[step.key] = decision.outcome
         self.progress.finished(step, attempt, folder / LOG_FILE)
@@ -323,6 +324,7 @@ class Runner:
             plan_digest=self.digest,
             commit=self.plan.commit,
             tree=self.tree,
+            surroundings=self.surroundings,
             environment=self.environment,
         )
         folder = self.results_folder if self.job else step_folder(self.results_folder, key)
@@ -361,7 +363,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def run_plan(plan: Plan, root: Path, folder: Path, store: Store | None = None) -> Recorded:
+def run_plan(plan: Plan, root: Path, folder: Path) -> Recorded:
     """Run every step of a plan over `root`, outside of any gate, and return what it left in `folder`."""
     digest, machine = plan_digest(plan), detect()
     with Lines(Console(stderr=True), buildkite=False) as progress:
@@ -374,7 +376,6 @@ def run_plan(plan: Plan, root: Path, folder: Path, store: Store | None = None) -
             tree="",
             cores=machine.cores,
             progress=progress,
-            store=store,
             pace=stretch(plan, root, machine.cores),
         ).run()
     return results.read_all(folder, None, plan, digest)

@@ -15,7 +15,8 @@ import inspect
 import os
 import platform
 import zlib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -27,8 +28,6 @@ from triton.runtime.jit import DependenciesFinder, JITCallable
 from .compile import MachineCode, compile_kernel, read_figures
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .compile import Figures, Specialisation
 
 _FLAGS = ("AMDGCN_", "LLVM_", "MLIR_", "TRITON_")
@@ -57,8 +56,24 @@ def source_key(function: JITCallable) -> str:
     return hashlib.sha256(repr((reads.ret, *place, getattr(function, "noinline", None))).encode()).hexdigest()
 
 
+MAKERS = (
+    *("audit/compile.py", "audit/code_object.py", "audit/imports.py", "audit/machine.py", "audit/objects.py"),
+    "arch.py",
+)
+"""Files below `pagedkv` whose code makes what is kept, or reads it."""
+
+
+@functools.cache
+def _makers() -> str:
+    package = Path(__file__).parents[1]
+    return hashlib.sha256(b"".join((package / name).read_bytes() for name in MAKERS)).hexdigest()
+
+
 def object_key(wanted: Specialisation) -> str:
-    """Equal for two kernels only if the compiler is given the same: source, arguments, options, flags, version."""
+    """Equal for two kernels only if the compiler is given the same: source, arguments, options, flags, version.
+
+    And only if the code that asks it, and that reads its answer, is the same (`MAKERS`).
+    """
     source = wanted.source
     constants = {
         path: source_key(value) if isinstance(value, JITCallable) else (type(value), getattr(value, "value", value))
@@ -66,7 +81,7 @@ def object_key(wanted: Specialisation) -> str:
     }
     flags = {name: value for name, value in os.environ.items() if name.startswith(_FLAGS)}
     content = [
-        *(triton_key(), platform.python_version(), [field.name for field in fields(MachineCode)]),
+        *(triton_key(), platform.python_version(), _makers()),
         *(source_key(source.fn), source.signature, source.attrs, constants),
         *(wanted.arch, wanted.options, sorted((get_cache_invalidating_env_vars() | flags).items())),
     ]
@@ -82,7 +97,7 @@ class ObjectStore:
     """Bytes that are kept."""
 
     def get(self, key: str) -> MachineCode | None:
-        """What was kept; None where nothing was, and where the file is not what was written under this key."""
+        """What was kept; None where nothing was. A file that is not what was written under this key is deleted."""
         path = self.folder / key
         try:
             data = path.read_bytes()
@@ -91,6 +106,8 @@ class ObjectStore:
             return None
         digest, packed = data[:32], data[32:]
         if digest != _digest(key, packed):
+            with contextlib.suppress(OSError):
+                path.unlink()
             return None
         return MachineCode(**msgpack.unpackb(zlib.decompress(packed)))
 

@@ -50,36 +50,6 @@ def test_what_is_allowed_is_not_found(name, text):
     assert [rule({name: text}) for rule in RULES.values()] == [[]] * len(RULES)
 
 
-AREA = """
-area: samples
-title: Samples
-why: Samples work.
-paths: ["*"]
-steps:
-  - {key: a, label: a, command: python -m pytest tests/a tests/b/test_one.py --ignore=tests/a/slow, devices: [cpu],
-     evidence: junit, timeout_minutes: 1}
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "exempt", "finding"),
-    [
-        ("tests/a/test_x.py", "", ""),
-        ("tests/b/test_one.py", "", ""),
-        ("tests/b/test_two.py", "", "tests/b/test_two.py: no step of ci/areas runs it; name it in one"),
-        ("tests/a/slow/test_x.py", "", "tests/a/slow/test_x.py: no step of ci/areas runs it; name it in one"),
-        ("tests/b/test_two.py", "it takes an hour", ""),
-        ("tests/a/test_x.py", "it takes an hour", "pyproject.toml: tests/a/test_x.py needs no exemption; remove it"),
-        ("tests/b/support.py", "", ""),
-        ("tools/test_tube.py", "", ""),
-    ],
-)
-def test_a_test_file_that_no_step_runs_is_found(name, exempt, finding):
-    texts = {name: "", "ci/areas/samples.yaml": AREA}
-    texts["pyproject.toml"] = f'[tool.hilgate.unreached]\n"{name}" = "{exempt}"\n' if exempt else ""
-    assert RULES["tests-in-steps"](texts) == ([finding] if finding else [])
-
-
 def test_a_class_name_may_be_in_two_packages_and_not_in_two_files_of_one():
     one, two = {"ci/hilgate/a.py": "class A: ...\n"}, {"kernels/pagedkv/a.py": "class A: ...\n"}
     assert RULES["class-names"](one | two) == []

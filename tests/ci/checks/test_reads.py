@@ -2,12 +2,15 @@
 """What a step is seen to read, in a small repository: children and compiled modules included, what it writes not."""
 
 import contextlib
+import json
 
 import pytest
-from support.plans import git, python, write_repository
+from support.plans import AGENTS, git, python, write_repository
 
 from hilgate.checks import reads
-from hilgate.errors import CannotRunHereError, RecordsError
+from hilgate.declare.load import load
+from hilgate.errors import CannotRunHereError, DeclarationError, RecordsError
+from hilgate.model import Outcome
 
 CODE = """
 import os, pathlib, subprocess, sys
@@ -80,3 +83,74 @@ def test_damaged_file_is_refused(tmp_path, text):
 def test_written_file_is_sorted_and_read_back(tmp_path):
     (tmp_path / "reads.json").write_text(reads.text_of({"b": ["y"], "a": ["x", "z"]}))
     assert list(reads.read(tmp_path / "reads.json").items()) == [("a", ("x", "z")), ("b", ("y",))]
+
+
+@pytest.fixture
+def areas(tmp_path):
+    """One area that names its files, and one that claims all others."""
+    one = {"label": "s", "devices": ["cpu"], "timeout_minutes": 1}
+    steps = [
+        {"key": "tests", "command": "python -m pytest tests/a", "evidence": "junit", **one},
+        {"key": "nightly", "command": "python x.py", "evidence": "findings", "profiles": ["nightly"], **one},
+    ]
+    rest = [{"key": "rest", "command": "python x.py", "evidence": "findings", **one}]
+    (tmp_path / "ci/areas").mkdir(parents=True)
+    (tmp_path / "ci/agents.yaml").write_text(AGENTS)
+    for name, paths, of in (("s", ["tests/a/"], steps), ("r", ["*"], rest)):
+        area = {"area": name, "title": "S", "why": "w.", "paths": paths, "steps": of}
+        (tmp_path / f"ci/areas/{name}.yaml").write_text(json.dumps(area))
+    for name in ("tests/a/test_x.py", "tests/a/test_y.py", "data/d.json", "data/e.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    git(tmp_path, "init", "-q")
+    return tmp_path
+
+
+OWN = ("tests/a/test_x.py", "tests/a/test_y.py")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "problem"),
+    [
+        ({"tests": OWN, "rest": ()}, ""),
+        ({"tests": (*OWN, "gone.py"), "rest": ()}, ""),
+        ({"rest": ()}, "nobody has recorded what it reads; record it with `python -m hilgate.checks.reads tests`"),
+        ({"tests": (*OWN, "data/d.json"), "rest": ()}, "it reads data/d.json, which does not select it; name it in"),
+        ({"tests": OWN[:1], "rest": ()}, "its record is older than tests/a/test_y.py; record it with"),
+    ],
+)
+def test_every_recorded_read_is_held_against_the_plan(recorded, problem, areas):
+    found = {check.id: check for check in reads.held(areas, load(areas), recorded)}
+    assert found.keys() == {"reads of tests", "reads of rest"}
+    assert found["reads of rest"].outcome is Outcome.PASS
+    assert (found["reads of tests"].outcome is Outcome.FAIL) is bool(problem)
+    assert found["reads of tests"].message.startswith(problem or f"{len(recorded['tests'])} files")
+
+
+def test_a_read_that_decides_nothing_is_declared_with_its_reason(areas):
+    declared = areas / "pyproject.toml"
+    declared.write_text('[tool.hilgate.weightless_reads]\n"data/d.*" = {steps = ["tests"], why = "hashed alone"}\n')
+    for name, outcome in (("data/d.json", Outcome.PASS), ("data/e.json", Outcome.FAIL)):
+        found = reads.held(areas, load(areas), {"tests": (*OWN, name), "rest": ()})
+        assert [check.outcome for check in found if check.id == "reads of tests"] == [outcome]
+    declared.write_text('[tool.hilgate.weightless_reads]\n"*" = {steps = ["tests"], why = "it lists"}\n')
+    assert reads.weighty(areas, {"tests": OWN, "rest": OWN}) == {"tests": (), "rest": OWN}
+    for wrong in ('"data/d.*" = {steps = ["tests"]}', '"data/d.*" = "why"', "="):
+        declared.write_text(f"[tool.hilgate.weightless_reads]\n{wrong}\n")
+        with pytest.raises(DeclarationError):
+            reads.declared_weightless(areas)
+
+
+def test_the_nightly_check_leaves_the_new_record_and_names_what_was_not_recorded(repository, tmp_path, monkeypatch):
+    area = repository / "ci" / "areas" / "samples.yaml"
+    area.write_text(area.read_text().replace('"always": true', '"always": false'))
+    monkeypatch.setenv("HILGATE_OUT", str(tmp_path / "out"))
+    with contextlib.chdir(repository):
+        assert reads.main(["--check"]) == 0
+    found = {line["id"]: line for line in map(json.loads, (tmp_path / "out/findings.jsonl").read_text().splitlines())}
+    assert {name: one["outcome"] for name, one in found.items()} == {
+        "reads of good": "pass",
+        "reads of bad": "did not run",
+    }
+    assert reads.read(tmp_path / "out" / "reads.json") == {"good": READ}
+    assert not (repository / reads.READS_FILE).exists()

@@ -7,22 +7,20 @@ from pathlib import Path
 import pytest
 import yaml
 from support.declarations import declare, step
-from support.plans import hilgate
 
-from hilgate.checks import replay
-from hilgate.checks.reads import READS_FILE, read
+from hilgate.checks.reads import READS_FILE, held, read, weighty
 from hilgate.checks.replay import PastChange, parse, replay_changes
 from hilgate.declare.imports import build
 from hilgate.declare.load import load
 from hilgate.errors import MisuseError
-from hilgate.run.reuse import collect
+from hilgate.plan.select import select
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CHANGES = REPOSITORY / "ci" / "replay.txt"
 DECLARED = load(REPOSITORY)
 STEPS = [one.key for _, one in DECLARED.steps()]
 GRAPH = build(REPOSITORY, DECLARED.project.python_path)
-READS = read(REPOSITORY / READS_FILE)
+READS = weighty(REPOSITORY, read(REPOSITORY / READS_FILE))
 
 
 def test_lists_are_read_with_names_that_hold_spaces_and_steps_that_broke():
@@ -75,49 +73,39 @@ def test_step_that_broke_and_step_that_reads_are_missed_when_not_selected():
 
 def test_committed_changes_miss_no_step():
     found = replay_changes(parse(CHANGES.read_text(encoding="utf-8"), "f", STEPS), DECLARED, GRAPH, READS, {})
-    assert [(line.change.files, line.missed, line.stale) for line in found.lines if line.missed or line.stale] == []
+    assert [(line.change.files, line.missed) for line in found.lines if line.missed] == []
     assert len(found.lines) >= 150
     assert 0 < found.gpu_minutes < 0.7 * found.run_all_gpu_minutes
 
 
 def test_every_file_that_a_step_was_seen_to_read_selects_it():
-    files = sorted({name for names in READS.values() for name in names})
-    found = replay_changes((PastChange(n, (name,)) for n, name in enumerate(files)), DECLARED, GRAPH, READS, {})
-    assert {line.change.files[0]: line.missed for line in found.lines if line.missed} == {}
-    assert found.stale == 0
+    """That nothing is missing or old the step `selection` says: here it would keep this step from being recorded."""
+    found = [check for check in held(REPOSITORY, DECLARED, READS) if check.numbers["missed"]]
+    assert [f"{check.id}: {check.message}" for check in found] == []
 
 
-FORGETS = {
-    "data": lambda name: name.endswith((".toml", ".json", ".safetensors")),
-    "conftest": lambda name: name.endswith("conftest.py"),
-    "an import": lambda name: name.endswith("/strides.py"),
-    "tests": lambda name: "/test_" in name,
+TURNS_RED = {
+    "README.md": "pages",
+    "SECURITY.md": "pages",
+    "docker/README.md": "pages",
+    "kernels/amdgcn/README.md": "pages",
+    "kernels/pagedkv/vllm_plugin/README.md": "pages",
+    "tests/models/test_ranks.py": "pages",
+    "tests/evals/test_cli.py": "pages",
+    "ci/ADOPTING.md": "pages",
+    "kernels/pagedkv/audit/code_object.py": "images-units",
+    "kernels/pagedkv/errors.py": "images-units",
+    "kernels/pyproject.toml": "images-units",
+    "tests/conftest.py": "images-units",
+    "ci/project.yaml": "images-units",
+    "kernels/pagedkv/tuning/gfx942.toml": "routing",
 }
+"""File -> a step that an edit of it turned red, and that was not selected."""
 
 
-@pytest.fixture(scope="module")
-def seen():
-    files = sorted({*READS["kernels-cache"], "tests/conftest.py"})
-    changes = tuple(PastChange(number, (file,)) for number, file in enumerate(files))
-    assert replay_changes(changes, DECLARED, GRAPH, READS, {}).stale == 0
-    return changes
-
-
-@pytest.mark.parametrize("name", FORGETS)
-def test_a_key_that_forgets_a_file_is_seen(name, seen, monkeypatch, tmp_path):
-    """Planted: what a pass rests on lacks files that it was seen to read."""
-
-    def forgetful(notes, *rest):
-        return collect((note for note in notes if not FORGETS[name](note.rpartition(" ")[2])), *rest)
-
-    monkeypatch.setattr(replay, "collect", forgetful)
-    assert replay_changes(seen, DECLARED, GRAPH, READS, {}).stale > 0
-    changes = tmp_path / "changes.txt"
-    changes.write_text("kernels/pagedkv/strides.py => kernels-cache\n")
-    if name == "an import":
-        done = hilgate(REPOSITORY, "replay", str(changes))
-        assert done.returncode == 1
-        assert "a pass of kernels-cache would be reused, and it is known to break" in " ".join(done.stdout.split())
+@pytest.mark.parametrize("name", TURNS_RED)
+def test_a_file_selects_the_step_that_it_can_turn_red(name):
+    assert TURNS_RED[name] in select(DECLARED.areas, [name], GRAPH).reasons
 
 
 def test_reads_are_of_declared_steps_and_of_enough_of_them():

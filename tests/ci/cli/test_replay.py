@@ -107,7 +107,11 @@ def test_replay_counts_and_ends_red_when_a_step_is_missed(repository, tmp_path):
     assert [(one["id"], one["outcome"]) for one in findings] == [
         ("line 1: kernels/pagedkv/layout.py", "pass"),
         ("line 2: kernels/pagedkv/other.py", "fail"),
+        ("reads of plain", "fail"),
+        ("reads of reader", "fail"),
     ]
+    assert findings[2]["message"].startswith("nobody has recorded what it reads")
+    assert findings[3]["message"].startswith("it reads kernels/pagedkv/other.py, which does not select it")
     told = json.loads(hilgate(repository, "replay", "changes.txt", "--json").stdout)
     assert (told["missed"], told["lines"][1]["missed"][0]["step"]) == (1, "reader")
 

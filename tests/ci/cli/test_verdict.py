@@ -158,3 +158,102 @@ def test_a_quarantined_failure_at_a_desk_passes_and_is_named(tmp_path):
     entry |= {"added": "2020-01-01", "expires": "2020-01-10"}
     (root / "ci" / "quarantine.yaml").write_text(json.dumps({"tests": [entry]}))
     assert hilgate(root, "judge").returncode == Exit.FAIL
+
+
+EVERY_WAY = (("gate",), ("gate", "--all"), ("gate", "--steps", "a"), ("run", "a"), ("run", "a", "--", "-q"))
+"""Commands that decide on a change at a desk."""
+
+
+@pytest.mark.parametrize("command", EVERY_WAY, ids=" ".join)
+def test_no_way_to_run_a_change_takes_its_own_quarantine_or_tolerance(command, tmp_path):
+    root = write_repository(tmp_path, {"a": writes_findings(passing(), failing("x"), status=1)})
+    (root / "ci" / "protected.yaml").write_text("files:\n  - {paths: ['tests/**']}\n")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "the list")
+    git(root, "branch", "-M", "main")
+    git(root, "checkout", "-qb", "change")
+    entry = {"test": "x", "step": "a", "reason": "r", "owner": "o", "added": "2099-01-01", "expires": "2099-01-10"}
+    (root / "ci" / "quarantine.yaml").write_text(json.dumps({"tests": [entry]}))
+    done = hilgate(root, *command)
+    assert done.returncode == Exit.FAIL, done.stdout
+    area = root / "ci" / "areas" / "samples.yaml"
+    area.write_text(area.read_text().replace('\\"fail\\"', '\\"pass\\"').replace("sys.exit(1)", "sys.exit(0)"))
+    done = hilgate(root, *command)
+    assert done.returncode == Exit.INCONCLUSIVE, done.stdout
+    assert "changes its own gate: ci/areas/samples.yaml" in done.stdout
+    assert "compared with no merge base" not in done.stdout
+
+
+def test_a_verdict_that_was_compared_with_nothing_says_so(tmp_path):
+    root = write_repository(tmp_path, {"a": writes_findings(passing())})
+    for command in EVERY_WAY:
+        done = hilgate(root, *command)
+        assert done.returncode == Exit.PASS, done.stdout
+        assert "compared with no merge base: its own quarantine counts" in " ".join(done.stdout.split())
+
+
+def test_a_verdict_over_files_that_changed_since_is_no_pass(tmp_path):
+    root = write_repository(tmp_path, {"a": writes_findings(passing())})
+    (root / "page.md").write_text("")
+    assert hilgate(root, "gate").returncode == Exit.PASS
+    assert hilgate(root, "judge").returncode == Exit.PASS
+    (root / "page.md").write_text("edited")
+    done = hilgate(root, "judge")
+    assert done.returncode == Exit.INCONCLUSIVE
+    assert "the files are not those that its steps ran over" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("command", [("gate",), ("gate", "--fresh"), ("run", "a")], ids=" ".join)
+def test_files_that_change_while_steps_run_leave_no_pass(command, tmp_path):
+    edit = "pathlib.Path('page.md').write_text('edited')"
+    root = write_repository(tmp_path, {"a": writes_findings(passing(), then=edit)})
+    done = hilgate(root, *command)
+    assert done.returncode == Exit.INCONCLUSIVE, done.stdout
+    assert "changed since, or while they ran" in " ".join(done.stdout.split())
+    assert json.loads(next(root.glob("results/**/verdict.json")).read_text())["outcome"] == "inconclusive"
+    assert hilgate(root, *command).returncode == Exit.PASS
+
+
+HIDDEN = {
+    "assume-unchanged": lambda root: git(root, "update-index", "--assume-unchanged", "step.py"),
+    "skip-worktree": lambda root: git(root, "update-index", "--skip-worktree", "step.py"),
+    "no modes": lambda root: git(root, "config", "core.fileMode", "false"),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_file_that_git_was_told_to_overlook_is_a_change(name, tmp_path):
+    (tmp_path / "step.py").write_text("")
+    root = write_repository(tmp_path, {"a": writes_findings(passing())})
+    git(root, "branch", "-M", "main")
+    git(root, "checkout", "-qb", "change")
+    HIDDEN[name](root)
+    if name == "no modes":
+        (root / "step.py").chmod(0o755)
+    else:
+        (root / "step.py").write_text("raise SystemError")
+    done = hilgate(root, "plan", "--write", "results/plan.json")
+    assert "1 file changed against main" in done.stderr, done.stderr
+    made = Plan.load(root / "results/plan.json", "")
+    assert (made.changed_files, made.dirty) == (("step.py",), True)
+
+
+def test_a_private_list_of_exclusions_hides_no_file_of_the_repository(tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_x.py").write_text("")
+    root = write_repository(tmp_path, {"a": writes_findings(passing())})
+    git(root, "branch", "-M", "main")
+    git(root, "checkout", "-qb", "change")
+    hidden = ("conftest.py", "*.swp", "__pycache__/", "env/", "*~")
+    (root / ".git/info").mkdir(exist_ok=True)
+    (root / ".git/info/exclude").write_text("\n".join(hidden))
+    for name in ("env/lib/a.py", "tests/.test_x.py.swp", "tests/__pycache__/a.pyc", "tests/test_x.py~"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+    (root / ".git/info/exclude").write_text("\n".join((*hidden, ".triton")))
+    (root / ".triton").symlink_to("../.triton")
+    assert "no change against main" in hilgate(root, "plan").stderr
+    (root / "tests/conftest.py").write_text("raise SystemError")
+    assert hilgate(root, "plan", "--write", "results/plan.json").returncode == 0
+    made = Plan.load(root / "results/plan.json", "")
+    assert (made.changed_files, made.dirty) == (("tests/conftest.py",), True)

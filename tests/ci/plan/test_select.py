@@ -194,9 +194,9 @@ def test_repository_claims_what_it_should():
         (
             "kernels/pagedkv/mla/kernel.py",
             {"kernels-mla", "models", "codeobjects-triton36"},
-            {"kernels-cache", "routing"},
+            {"kernels-ssd", "routing"},
         ),
-        ("kernels/pagedkv/tuning/gfx942.toml", {"kernels-cache", "kernels-mla", "models"}, {"routing"}),
+        ("kernels/pagedkv/tuning/gfx942.toml", {"kernels-cache", "kernels-mla", "models", "routing"}, {"images-units"}),
         ("ci/hilgate/model.py", {"units-ci", "units-evals", "accuracy-pocket-hybrid"}, {"kernels-cache"}),
         ("tests/kernels/attention/test_window.py", {"kernels-semantics", "selftest"}, {"kernels-cache", "models"}),
     ],

@@ -142,6 +142,62 @@ def test_damaged_junit_is_a_problem(tmp_path, text, why):
     assert why in KINDS["junit"].collect(tmp_path, tmp_path).problem
 
 
+FILE = TEST.partition("::")[0]
+CASE = '<testcase classname="t" name="a"/>'
+CONTRADICTIONS = {
+    "announced failures": (f'<testsuite tests="1" failures="2" errors="1">{CASE}</testsuite>',
+                           "announces 3 failures and holds 0"),
+    "an announced error": (f'<testsuite tests="1" errors="1">{CASE}</testsuite>', "announces 1 failures and holds 0"),
+    "an error of the suite": (f'<testsuite tests="1">{CASE}<error message="m"/></testsuite>',
+                              "has <error> in a testsuite"),
+    "an inner suite": (f'<testsuite><testsuite tests="9">{CASE}</testsuite></testsuite>',
+                       "announces 9 tests and holds 1"),
+    "inner failures": (f'<testsuite><testsuite failures="1">{CASE}</testsuite></testsuite>', "announces 1 failures"),
+    "of all suites": (f'<testsuites tests="3"><testsuite>{CASE}</testsuite></testsuites>', "announces 3 tests"),
+    "a rerun that failed": (f'<testsuite>{CASE[:-2]}><rerunFailure message="m"/></testcase></testsuite>',
+                            "has <rerunFailure> in a testcase"),
+    "a flaky failure": (f'<testsuite>{CASE[:-2]}><flakyFailure message="m"/></testcase></testsuite>',
+                        "has <flakyFailure> in a testcase"),
+    "no number": (f'<testsuite failures="-1">{CASE}</testsuite>', "announces failures=-1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_junit_that_contradicts_itself_is_a_problem(name, tmp_path):
+    text, why = CONTRADICTIONS[name]
+    (tmp_path / "junit.xml").write_text(text if text.startswith("<testsuites") else f"<testsuites>{text}</testsuites>")
+    found = KINDS["junit"].collect(tmp_path, tmp_path)
+    assert why in found.problem
+    assert len(found.checks) == 1
+
+
+@pytest.mark.parametrize(
+    "order", [("fail", "pass"), ("pass", "fail"), ("fail", "skip"), ("skip", "fail")], ids=" ".join
+)
+def test_of_two_cases_of_one_test_the_failure_counts_in_either_order(order, tmp_path):
+    inside = {"fail": '<failure message="m"/>', "pass": "", "skip": '<skipped message="m"/>'}
+    cases = "".join(f"{CASE[:-2]}>{inside[one]}</testcase>" for one in order)
+    (tmp_path / "junit.xml").write_text(
+        f'<testsuites><testsuite tests="2" failures="1">{cases}</testsuite></testsuites>'
+    )
+    (check,) = KINDS["junit"].collect(tmp_path, tmp_path).checks
+    assert check.outcome is Outcome.FAIL
+
+
+def test_a_test_that_ends_the_session_with_status_0_is_seen(tmp_path):
+    code = (
+        "import pytest\ndef test_a(): ...\ndef test_b(): pytest.exit('enough', returncode=0)\ndef test_c(): assert 0\n"
+    )
+    (tmp_path / "test_x.py").write_text(code)
+    command = [sys.executable, "-m", "pytest", "test_x.py", "--junitxml=junit.xml", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0
+    (tmp_path / "log.txt").write_bytes(done.stdout)
+    found = KINDS["junit"].collect(tmp_path, tmp_path)
+    assert found.problem == "its junit.xml is of a session that a test ended (pytest.exit: enough)"
+    assert {check.outcome for check in found.checks} == {Outcome.PASS}
+
+
 @pytest.mark.parametrize(
     ("text", "why", "checks"),
     [
@@ -154,6 +210,8 @@ def test_damaged_junit_is_a_problem(tmp_path, text, why):
         ('{"schema_version": 2, "key": "a"}\n', "findings.jsonl:1: schema 2, this reads 1", 0),
         ('{"id": "a", "outcome": "pass", "numbers": {"x": NaN}}\n', "findings.jsonl:1", 0),
         ('{"id": "a", "outcome": "pass"}\n{"id": "a", "outcome": "pass"}\n', "appears twice", 1),
+        ('{"id": "a", "outcome": "fail", "message": "m", "outcome": "pass"}\n', "the key 'outcome' appears twice", 1),
+        ('{"id": "a", "outcome": "pass", "numbers": {"n": 1, "n": 2}}\n', "the key 'n' appears twice", 1),
         ("\xff\n\xff\n", "(and 1 more lines)", 0),
     ],
 )
@@ -250,10 +308,10 @@ def test_every_kind_that_a_declaration_may_name_has_its_class():
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("python -m pytest tests/a.py tests/b.py -q", f"python -m pytest -q '{TEST}'"),
-        ("python -m pytest tests/a.py::test_x", f"python -m pytest '{TEST}'"),
-        ("pytest --ignore tests/a.py tests -x", f"pytest --ignore tests/a.py -x '{TEST}'"),
-        ("pytest --ignore=tests/a.py tests", f"pytest --ignore=tests/a.py '{TEST}'"),
+        ("python -m pytest tests/a.py tests/b.py -q", f"python -m pytest -q {FILE}"),
+        ("python -m pytest tests/a.py::test_x", f"python -m pytest {FILE}"),
+        ("pytest --ignore tests/a.py tests -x", f"pytest --ignore tests/a.py -x {FILE}"),
+        ("pytest --ignore=tests/a.py tests", f"pytest --ignore=tests/a.py {FILE}"),
         ("pytest -q", ""),
         ("pytest no/such/path", ""),
         ("python -m hileval tests/a.py", ""),

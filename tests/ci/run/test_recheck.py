@@ -78,6 +78,14 @@ def test_a_regression_stays_one(repository):
     assert (ruled.outcome, ruled.ruling) == (Outcome.FAIL, Ruling.REGRESSION)
 
 
+def test_a_test_that_fails_behind_another_one_is_no_flake(repository):
+    """Alone it passes: the whole file is run again."""
+    text = "S = []\ndef test_a(): S.append(1)\ndef test_b(): assert not S, 'state of another test'\n"
+    (repository / "tests" / "test_samples.py").write_text(text)
+    _, ruled, _ = run_step(repository)
+    assert (ruled.outcome, ruled.ruling, ruled.flaky) == (Outcome.FAIL, Ruling.REGRESSION, ())
+
+
 def test_a_rerun_that_crashes_clears_nothing(repository):
     (repository / "tests" / "conftest.py").write_text(
         "import os, pathlib\ndef pytest_sessionfinish(session):\n"

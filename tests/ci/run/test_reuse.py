@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pass stands for a step again only while nothing it rests on has changed; a store that lies is not believed."""
+"""A pass stands for a step again while nothing that selects the step has changed, in the same environment."""
 
 from __future__ import annotations
 
@@ -7,83 +7,70 @@ import contextlib
 import datetime as dt
 import errno
 import json
-import shlex
+import os
+import resource
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-from support import plans
 from support.plans import git, hilgate, passing, python, write_repository, writes_findings
 
+from hilgate.declare.imports import build
+from hilgate.declare.load import load
 from hilgate.errors import Exit
+from hilgate.git import tracked_files
 from hilgate.model import Plan
-from hilgate.run import reuse, watch
+from hilgate.plan.select import basis_of, select
+from hilgate.run import reuse
 
-READS = """
-import contextlib, os, pathlib, subprocess, sys
-sys.path.insert(0, 'code')
-import helper
-open('data.txt').read()
-sorted(os.listdir('listed'))
-subprocess.run([sys.executable, '-c', "open('deep/by_the_child').read()"], check=True)
-if os.fork() == 0:
-    open('deep/by_the_fork').read()
-    os._exit(0)
-os.wait()
-pathlib.Path('/proc/self/stat').read_text()
-os.link('deep/linked', os.environ['HILGATE_OUT'] + '/link')
-open(os.environ['HILGATE_OUT'] + '/link').read()
-os.unlink(os.environ['HILGATE_OUT'] + '/link')
-open(os.environ['OUTSIDE']).read()
-with contextlib.suppress(OSError):
-    open('settings.ini')
-pathlib.Path(os.environ['HILGATE_OUT'], 'findings.jsonl').write_text('{"id": "a", "outcome": "pass"}')
+CODE = """
+import os, pathlib
+state = pathlib.Path(os.environ["STATE"])
+good = not state.exists() or state.read_text() == "good"
+found = '{"id": "a", "outcome": "pass"}' if good else '{"id": "a", "outcome": "fail", "message": "m"}'
+pathlib.Path(os.environ["HILGATE_OUT"], "findings.jsonl").write_text(found)
+raise SystemExit(0 if good else 1)
 """
-FILES = (
-    "code/helper.py",
-    "data.txt",
-    "listed/one",
-    "deep/by_the_child",
-    "deep/by_the_fork",
-    "deep/linked",
-    "unrelated.md",
-    "code/b.py",
-)
-AREA = {"area": "samples", "title": "Samples", "why": "Samples work.", "paths": ["selected.txt", "ci/"]}
+AREA = {"area": "samples", "title": "Samples", "why": "Samples work.", "paths": ["selected/", "step.py", "ci/"]}
 EVERY = {"area": "rest", "title": "Rest", "why": "Nothing is unclaimed.", "paths": ["*"]}
 
 
 @pytest.fixture
-def repository(tmp_path, monkeypatch):
-    """One step that reads far more than its area declares; another area claims every file."""
+def state(tmp_path, monkeypatch):
+    """A file outside the tree that decides how the step ends: what a key cannot hold."""
+    monkeypatch.setenv("STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def repository(tmp_path, state):
+    """One step that some files select; another area claims every file."""
     root = tmp_path / "clone"
-    for name in FILES:
+    for name in ("selected/one", "page.md"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("")
-    (tmp_path / "outside").write_text("1")
-    monkeypatch.setenv("OUTSIDE", str(tmp_path / "outside"))
-    write_repository(root, {"a": python(READS)})
+    (root / "step.py").write_text(CODE)
+    write_repository(root, {"a": "python step.py"})
     area = json.loads((root / "ci/areas/samples.yaml").read_text())
     (root / "ci/areas/samples.yaml").write_text(json.dumps(AREA | {"steps": area["steps"]}))
     other = area["steps"][0] | {"key": "other", "command": writes_findings(passing())}
     (root / "ci/areas/rest.yaml").write_text(json.dumps(EVERY | {"steps": [other]}))
-    (root / ".gitignore").write_text("results/\nignored/\n__pycache__/\n")
+    (root / ".gitignore").write_text("results/\n*.tmp\n__pycache__/\n")
     git(root, "add", "-A")
     git(root, "commit", "-qm", "areas")
+    assert state.parent == root.parent
     return root
 
 
-def gate(root, *options, **env):
-    """(what was run, what the command said) of a gate that must be green."""
+def gate(root, *options, status=Exit.PASS, **env):
+    """(what was run, what the command said) of a gate that must end so."""
     done = hilgate(root, "gate", "--steps", "a", *options, **env)
-    assert done.returncode == Exit.PASS, done.stdout + done.stderr
+    assert done.returncode == status, done.stdout + done.stderr
     return "a-cpu: started" in done.stderr, done.stdout + done.stderr
 
 
-def evidence(root):
-    (path,) = (root / "results" / "evidence").glob("*.json")
-    return path
+def kept(root, what="pass"):
+    return sorted((root / "results" / "evidence").glob(f"a-cpu-*.{what}.json"))
 
 
 def test_second_gate_reuses_says_so_and_judges_again(repository):
@@ -118,165 +105,192 @@ def write(text="changed"):
 
 
 CHANGES = {
-    "what-it-imports": ("code/helper.py", write("1"), True),
-    "data-that-no-area-declares": ("data.txt", write(), True),
-    "data-of-its-child": ("deep/by_the_child", write(), True),
-    "data-of-its-fork": ("deep/by_the_fork", write(), True),
-    "what-it-reads-under-another-name": ("deep/linked", write(), True),
-    "what-its-area-declares": ("selected.txt", write(), True),
-    "its-declaration": ("ci/areas/samples.yaml", lambda p: p.write_text(p.read_text().replace("a samples", "b")), True),
-    "new-in-a-listed-folder": ("listed/two", write(), True),
-    "gone-from-a-listed-folder": ("listed/one", Path.unlink, True),
-    "what-it-looked-for-in-vain": ("settings.ini", write(), True),
-    "a-conftest-anywhere": ("deep/conftest.py", write(""), True),
-    "a-module-that-hides-another": ("code/contextlib.py", write(""), True),
-    "a-mode": ("data.txt", lambda p: p.chmod(0o755), True),
-    "outside-of-the-repository": ("../outside", write("22"), True),
-    "a-page": ("unrelated.md", write(), False),
-    "a-module-that-it-does-not-import": ("code/b.py", write("1"), False),
-    "an-ignored-file": ("ignored/x", write(), False),
+    "what its area declares": ("selected/one", write(), True),
+    "new where its area looks": ("selected/two", write(), True),
+    "gone where its area looks": ("selected/one", Path.unlink, True),
+    "its declaration": ("ci/areas/samples.yaml", lambda p: p.write_text(p.read_text().replace("a samples", "b")), True),
+    "a mode": ("selected/one", lambda p: p.chmod(0o755), True),
+    "a page": ("page.md", write(), False),
+    "a file of another area": ("other", write(), False),
+    "an ignored file": ("x.tmp", write(), False),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_runs_the_step_again_where_it_concerns_it(name, repository):
+def test_a_change_runs_the_step_again_where_it_selects_it(name, repository):
     file, change, runs = CHANGES[name]
     assert gate(repository)[0]
     change(repository / file)
     assert gate(repository)[0] is runs
 
 
-def test_another_environment_machine_or_age_runs_it_again(repository, monkeypatch):
+def test_terminals_do_not_count_and_every_other_variable_does(repository):
     gate(repository)
     assert not gate(repository, TERM="dumb", SSH_TTY="x", MAKEFLAGS="-j", SHLVL="9")[0]
-    assert gate(repository, PYTEST_ADDOPTS="-x")[0]
-    assert gate(repository)[0]
-    with monkeypatch.context() as patch:
-        patch.setattr(reuse, "_installed", lambda: iter(["another-1.0.dist-info"]))
-        assert gate(repository)[0]
-    assert gate(repository)[0]
-    with monkeypatch.context() as patch:
-        patch.setattr("socket.gethostname", lambda: "another")
-        assert gate(repository)[0]
-    assert gate(repository)[0]
-    monkeypatch.setattr(reuse, "LONGEST", dt.timedelta(0))
-    assert gate(repository)[0]
-
-
-def edited(path, _):
-    path.write_bytes(path.read_bytes().replace(b'"id":"a"', b'"id":"b"'))
-
-
-def cut_off(path, _):
-    path.write_bytes(path.read_bytes()[:-9])
-
-
-def of_another_key(_, root):
-    shutil.rmtree(Path(plans.STATE.name, "hilgate"))
-    assert root
-
-
-DAMAGE = {"edited": edited, "cut off": cut_off, "empty JSON": lambda path, _: path.write_text("{}\n"),
-          "another user's or machine's": of_another_key}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", DAMAGE)
-def test_evidence_that_was_tampered_with_is_named_and_the_step_runs(name, repository):
-    gate(repository)
-    DAMAGE[name](evidence(repository), repository)
-    ran, said = gate(repository)
-    assert ran
-    assert said.count("a-cpu runs: its evidence is not as hilgate wrote it here (changed, cut off or copied)") == 1
+    for name in ("PYTEST_ADDOPTS", "TERMINATE_EARLY", "MAKE_IT_FAIL", "LC_ALL"):
+        assert gate(repository, **{name: "x"})[0], name
     assert not gate(repository)[0]
 
 
-def test_evidence_of_another_clone_is_not_used(repository, tmp_path):
-    gate(repository)
-    other = tmp_path / "other"
-    git(tmp_path, "clone", "-q", str(repository), str(other))
-    shutil.copytree(evidence(repository).parent, other / "results" / "evidence")
-    assert gate(other)[0]
+def importable(path):
+    (path / "sitecustomize.py").write_text("")
 
 
-def test_a_key_that_others_can_read_or_that_lies_in_the_repository_is_not_used(repository, tmp_path):
+def distribution(path):
+    (path / "one-1.0.dist-info/RECORD").write_text("one/a.py,sha256=2,9\none/a.so,,\n")
+
+
+def installed_file(path):
+    (path / "one/a.so").write_bytes(b"another library")
+
+
+@pytest.mark.parametrize("change", [importable, distribution, installed_file])
+def test_what_can_be_imported_counts(change, repository, tmp_path):
+    site = tmp_path / "site"
+    (site / "one").mkdir(parents=True)
+    (site / "one-1.0.dist-info").mkdir()
+    (site / "one/a.so").write_bytes(b"library")
+    (site / "one-1.0.dist-info/RECORD").write_text("one/a.py,sha256=1,9\none/a.so,,\n")
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    gate(repository, PYTHONPATH=path)
+    assert not gate(repository, PYTHONPATH=path)[0]
+    change(site)
+    assert gate(repository, PYTHONPATH=path)[0]
+
+
+@pytest.mark.parametrize("what", ["host", "limit", "affinity", "umask", "flags"])
+def test_the_machine_and_the_limits_count(what, repository, monkeypatch):
     gate(repository)
-    state = tmp_path / "state"
-    assert gate(repository, XDG_STATE_HOME=str(state))[0]
-    (state / "hilgate" / "evidence.key").chmod(0o644)
-    ran, said = gate(repository, XDG_STATE_HOME=str(state))
+    with monkeypatch.context() as patch:
+        text = reuse._text
+        if what == "host":
+            patch.setattr("socket.gethostname", lambda: "another")
+        elif what == "limit":
+            patch.setattr(resource, "getrlimit", lambda _: (100, 100))
+        elif what == "affinity":
+            patch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4, 5, 6})
+        else:
+            line = {"umask": "Umask:\t0777\n", "flags": "flags : none\n"}[what]
+            patch.setattr(reuse, "_text", lambda name: line if name.startswith("/proc/") else text(name))
+        assert gate(repository)[0]
+    assert not gate(repository)[0]
+
+
+def edited(path):
+    path.write_bytes(path.read_bytes().replace(b'"id":"a"', b'"id":"b"'))
+
+
+DAMAGE = {"edited": edited, "cut off": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+          "other JSON": lambda path: path.write_text("{}\n"), "empty": lambda path: path.write_bytes(b"")}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_evidence_that_is_damaged_is_named_and_the_step_runs(name, repository):
+    gate(repository)
+    DAMAGE[name](*kept(repository))
+    ran, said = gate(repository)
     assert ran
-    assert "passes are neither kept nor reused" in said
-    assert "would lie in the repository" in gate(repository, XDG_STATE_HOME=str(repository / "ignored"))[1]
-    assert (state / "hilgate").stat().st_mode & 0o077 == 0
+    assert said.count("is not as hilgate wrote it (changed or cut off)") == 1
+    assert not gate(repository)[0]
 
 
-def test_a_failure_takes_the_pass_away(repository):
+def test_evidence_of_another_step_or_state_is_not_taken_for_it(repository):
     gate(repository)
-    broken = repository / "ci/areas/samples.yaml"
-    text = broken.read_text()
-    broken.write_text(text.replace('\\"pass\\"', '\\"fail\\", \\"message\\": \\"x\\"'))
-    assert hilgate(repository, "gate", "--steps", "a").returncode == Exit.FAIL
-    broken.write_text(text)
+    (old,) = kept(repository)
+    (repository / "selected/one").write_text("other")
+    gate(repository)
+    (new,) = set(kept(repository)) - {old}
+    shutil.copy(old, new)
+    assert gate(repository)[0]
+
+
+@pytest.mark.parametrize("command", [("gate", "--steps", "a", "--fresh"), ("run", "a"), ("run", "a", "--", "-x"),
+                                     ("run", "a-cpu", "--plan", "results/plan.json")], ids=" ".join)  # fmt: skip
+def test_a_failed_run_takes_the_pass_away_whoever_started_it(command, repository, state):
+    gate(repository)
+    state.write_text("bad")
+    assert hilgate(repository, *command).returncode == Exit.FAIL
+    assert not kept(repository)
+    state.write_text("good")
+    assert gate(repository, status=None or (Exit.PASS if "--" in command else Exit.INCONCLUSIVE))[0]
+
+
+def test_a_failure_is_remembered_until_its_files_change(repository, state):
+    state.write_text("bad")
+    gate(repository, status=Exit.FAIL)
+    state.write_text("good")
+    for _ in range(2):  # a pass over the same files is no answer, however often
+        ran, said = gate(repository, status=Exit.INCONCLUSIVE)
+        assert ran
+        assert "over these files" in " ".join(said.split())
+    (repository / "selected/one").write_text("mended")
+    assert gate(repository)[0]
+    assert not gate(repository)[0]
+    (repository / "selected/one").write_text("")
+    gate(repository, status=Exit.INCONCLUSIVE)
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [("os.kill(os.getpid(), 11)", Exit.INCONCLUSIVE), ("os.kill(os.getpid(), 9)", Exit.PASS)],
+)
+def test_a_crash_that_passes_the_second_time_is_no_pass(end, outcome, tmp_path, state):
+    code = f"""
+import os, pathlib
+state = pathlib.Path(os.environ["STATE"])
+if not state.exists():
+    state.touch()
+    {end}
+pathlib.Path(os.environ["HILGATE_OUT"], "findings.jsonl").write_text('{{"id": "a", "outcome": "pass"}}')
+"""
+    root = write_repository(tmp_path / "clone", {"a": python(code)})
+    for options in ((), ("--resume",)):
+        state.unlink(missing_ok=True)
+        shutil.rmtree(root / "results", ignore_errors=True)
+        assert hilgate(root, "gate").returncode == Exit.NOTHING_RAN
+        assert hilgate(root, "gate", *options).returncode == outcome
+
+
+def test_a_run_is_not_resumed_in_another_environment(repository, state):
+    state.write_text("bad")
+    gate(repository, status=Exit.FAIL)
+    done = hilgate(repository, "gate", "--steps", "a", "--resume", BAD="1")
+    assert done.returncode == Exit.INVALID_DECLARATION
+    assert "the environment changed since these results were recorded" in done.stderr
+
+
+@pytest.mark.parametrize(("field", "value"), [("network", True), ("reuse", False)])
+def test_a_step_that_says_so_is_never_reused(field, value, repository):
+    area = json.loads((repository / "ci/areas/samples.yaml").read_text())
+    area["steps"][0][field] = value
+    (repository / "ci/areas/samples.yaml").write_text(json.dumps(area))
+    assert gate(repository)[0]
     assert gate(repository)[0]
 
 
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        ("pathlib.Path('data.txt').write_text('x'); open('data.txt').read()", "data.txt changed"),
-        (
-            "p = pathlib.Path(os.environ['OUTSIDE']); p.read_text(); p.write_text('22')",
-            "outside changed, which it had read",
-        ),
-        (
-            "import socket; s = socket.socket(); s.settimeout(0.1); s.connect_ex(('192.0.2.1', 9))",
-            "it called 192.0.2.1",
-        ),
+        ("pathlib.Path('selected/one').write_text('x')", "selected/one changed"),
+        ("p = pathlib.Path('selected/one'); p.write_text('x'); p.write_text('')", "selected/one was written"),
     ],
 )
-def test_a_pass_over_files_that_moved_or_with_the_network_is_not_kept(code, why, repository, monkeypatch):
-    # Without the folder of whoever watches this test, who would note the call as well.
-    monkeypatch.setattr(sys, "path", [part for part in sys.path if not Path(part, "lists").is_dir()])
-    area = json.loads((repository / "ci/areas/samples.yaml").read_text())
-    area["steps"][0]["command"] = python(READS + code)
-    (repository / "ci/areas/samples.yaml").write_text(json.dumps(area))
-    ran, said = gate(repository)
-    assert ran
-    assert f"the pass of a-cpu is not kept for reuse: {why}" in said.replace(str(repository.parent) + "/", "")
-    assert gate(repository)[0]
+def test_a_pass_over_files_that_changed_is_not_kept(code, why, repository):
+    (repository / "step.py").write_text(f"{CODE.replace('raise', f'{code}{chr(10)}raise')}")
+    done = hilgate(repository, "gate", "--steps", "a")
+    assert f"the pass of a-cpu is not kept for reuse: {why}" in done.stdout + done.stderr
+    assert not kept(repository)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("network", True), ("reuse", False), ("command", "git"), ("command", "sh"), ("command", "python -S")],
-    ids=str,
-)
-def test_a_step_that_says_so_or_whose_program_cannot_be_watched(field, value, repository):
-    """A program that nobody watches may have read every file, and the history."""
-    area = json.loads((repository / "ci/areas/samples.yaml").read_text())
-    code = READS.replace("pathlib.Path(os", "subprocess.run(['git', 'log', '-1'], check=True)\npathlib.Path(os")
-    line = shlex.join(["sh", "-c", 'echo "$1" > "$HILGATE_OUT/findings.jsonl"', "sh", json.dumps(passing())])
-    isolated = python(READS).replace("python", "python -S", 1)
-    commands = {"git": python(code), "sh": line, "python -S": isolated}
-    area["steps"][0][field] = commands.get(value, value)
-    (repository / "ci/areas/samples.yaml").write_text(json.dumps(area))
-    gate(repository)
-    assert gate(repository)[0] is (field != "command")
-    (repository / "unrelated.md").write_text("more")
-    assert gate(repository)[0]
-    git(repository, "commit", "-qam", "the same files")
-    assert gate(repository)[0]
-
-
-def test_what_a_named_step_needs_is_reused_and_a_part_leaves_no_evidence(repository):
+def test_what_a_named_step_needs_is_reused_and_a_part_leaves_no_pass_for_the_whole(repository):
     area = json.loads((repository / "ci/areas/rest.yaml").read_text())
     area["steps"][0] |= {"needs": ["a"]}
     (repository / "ci/areas/rest.yaml").write_text(json.dumps(area))
     hilgate(repository, "run", "a")
-    before = evidence(repository)
+    before = kept(repository)
     done = hilgate(repository, "run", "other", "--", "-x")
     assert (done.stderr.count("other-cpu: started"), done.stderr.count("a-cpu: started")) == (1, 0)
-    assert evidence(repository) == before
+    assert kept(repository) == before
     assert hilgate(repository, "run", "other", "--fresh").stderr.count("a-cpu: started") == 1
 
 
@@ -296,60 +310,52 @@ def test_a_full_disk_keeps_nothing_and_costs_no_pass(repository, monkeypatch):
     monkeypatch.setattr(reuse, "packed", full)
     ran, said = gate(repository)
     assert ran
-    assert "not kept for reuse: No space left on device" in said
-    assert [path.name for path in (repository / "results/evidence").iterdir()] == [".gitignore"]
+    assert "the pass of a-cpu is not kept: No space left on device" in said
+    assert not kept(repository)
 
 
-def test_an_environment_keeps_its_own_sitecustomize(repository, tmp_path):
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text("import os; os.environ['SITE'] = _folder = 'mine'")
-    area = json.loads((repository / "ci/areas/samples.yaml").read_text())
-    area["steps"][0]["command"] = writes_findings(passing(), then="import os; assert os.environ['SITE'] == 'mine'")
-    area["steps"][0]["env"] = {"PYTHONPATH": str(tmp_path / "site")}
-    (repository / "ci/areas/samples.yaml").write_text(json.dumps(area))
-    assert gate(repository)[0]
-    assert not gate(repository)[0]
+def test_old_evidence_makes_room(repository, monkeypatch):
+    monkeypatch.setattr(reuse, "MOST", 2)
+    for text in "abc":
+        (repository / "selected/one").write_text(text)
+        gate(repository)
+    assert len(kept(repository)) == 2
 
 
-def test_a_step_in_a_step_is_watched_once_by_each(repository, tmp_path):
-    """Each `sitecustomize` runs the one behind it, never the one before."""
-    outer = tmp_path / "outer"
-    (outer / "lists").mkdir(parents=True)
-    hook = Path(watch.__file__).read_text()
-    (outer / "sitecustomize.py").write_text(reuse._SITE.format(watch=hook, folder=str(outer), root=str(repository)))
-    area = json.loads((repository / "ci/areas/samples.yaml").read_text())
-    area["steps"][0]["command"] = writes_findings(passing())
-    area["steps"][0]["env"] = {"PYTHONPATH": str(outer)}
-    (repository / "ci/areas/samples.yaml").write_text(json.dumps(area))
-    assert gate(repository)[0]
-    for path in (outer / "lists").iterdir():
-        notes = path.read_bytes().split(b"\0")
-        assert len(notes) == len(set(notes))
+ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_a_note_that_cannot_be_written_stops_no_step_and_its_pass_is_not_kept(repository):
-    area = json.loads((repository / "ci/areas/samples.yaml").read_text())
-    # Its own folder alone: whoever watches the test that is this step loses nothing.
-    gone = (
-        "import os; notes = os.environ['PYTHONPATH'].partition(':')[0] + '/lists'; os.rename(notes, notes + '-gone'); "
-        "import decimal, fractions; os.rename(notes + '-gone', notes)"
-    )
-    area["steps"][0]["command"] = writes_findings(passing(), then=gone)
-    (repository / "ci/areas/samples.yaml").write_text(json.dumps(area))
-    ran, said = gate(repository)
-    assert ran
-    assert "a note was lost" in said
-    assert gate(repository)[0]
+@pytest.fixture(scope="module")
+def planner():
+    declarations = load(ROOT)
+    graph = build(ROOT, declarations.project.python_path)
+    tree = dict.fromkeys(tracked_files(ROOT), "as it is")  # names alone: this test rests on no content
+    return declarations.areas, graph, tree, basis_of(declarations.areas, tree, graph)
 
 
-def test_a_pass_after_a_failure_of_the_same_build_is_not_kept(tmp_path):
-    code = """
-import os, pathlib
-seen, out = pathlib.Path('results/seen'), pathlib.Path(os.environ['HILGATE_OUT'], 'findings.jsonl')
-out.write_text('{"id": "a", "outcome": "pass"}' if seen.exists() else '{"id": "a", "outcome": "fail", "message": "m"}')
-seen.touch()
-"""
-    root = write_repository(tmp_path, {"a": python(code)})
-    assert hilgate(root, "gate").returncode == Exit.FAIL
-    assert hilgate(root, "gate", "--resume").returncode == Exit.INCONCLUSIVE
-    assert not list((root / "results").glob("evidence/*.json"))
+def test_the_key_of_every_step_holds_what_the_planner_selects_it_by(planner):
+    """Each file of this repository, changed and new: the planner's answer and the key's are one."""
+    areas, graph, tree, bases = planner
+    for name in sorted(tree):
+        changed = select(areas, [name], graph).reasons
+        assert {key for key, basis in bases.items() if name in basis.contents} == set(changed), name
+        came = select(areas, [name], graph, [name]).reasons
+        assert {key for key, basis in bases.items() if name in basis.names} >= set(came), name
+
+
+def test_a_module_that_goes_changes_the_key_of_every_step_that_the_planner_selects(planner, tmp_path):
+    areas, graph, tree, bases = planner
+    gone = ["kernels/pagedkv/strides.py", "kernels/pagedkv/audit/isolation.py", "ci/hilgate/checks/zoo.py"]
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "kernels", tmp_path / "kernels", ignore=ignored, copy_function=os.symlink)
+    for folder in ("ci", "evals", "tests", "benchmarks"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    (tmp_path / gone[0]).unlink()
+    after = build(tmp_path, ("ci", "kernels", "evals", "."))
+    chosen = select(areas, gone[:1], after).reasons
+    left = {name: digest for name, digest in tree.items() if name != gone[0]}
+    now = basis_of(areas, left, after)
+    assert len(chosen) > 10
+    for key in chosen:
+        assert reuse.files_digest(bases[key], tree) != reuse.files_digest(now[key], left), key
+    assert graph.graph is not None

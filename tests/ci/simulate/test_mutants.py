@@ -24,7 +24,7 @@ from hilgate.simulate.scenarios import Kind
 ROOT = Path(__file__).parents[3]
 TODAY, WEEK = EPOCH.date(), dt.timedelta(days=7)
 read_all, judge, download = results.read_all, verdict.judge, Build.download
-why_not = reuse.why_not
+key_of = reuse.key_of
 
 
 def records_of(path):
@@ -128,11 +128,15 @@ def approved_by_anybody(plan, recorded, digest, **more):
 
 def without_looking(text, _):
     with contextlib.suppress(ValueError):  # a flipped bit may leave no JSON
-        return reuse.Evidence.model_validate_json(text.partition(b"\n")[0])
+        return reuse.Kept.model_validate_json(text.partition(b"\n")[0])
 
 
-def on_any_machine(found, key, of, variables, here):
-    return why_not(found.model_copy(update={"machine": here.machine}), key, of, variables, here)
+def over_any_files(of, _, surroundings):
+    return key_of(of, "any", surroundings)
+
+
+def on_any_machine(of, files, _):
+    return key_of(of, files, "any")
 
 
 def ended_well(_, attempt):
@@ -163,10 +167,10 @@ MUTANTS = {
     "quarantine never ends": (with_quarantine(added=TODAY, expires=TODAY + WEEK), {Kind.QUARANTINE_EXPIRED}),
     "quarantine holds everywhere": (with_quarantine(devices=()), {Kind.QUARANTINED_ELSEWHERE}),
     "nobody need approve": ((verdict, "judge", approved_by_anybody), {Kind.LOOSENED}),
-    "a pass stands whatever changed": ((reuse, "touched", lambda *_: ""), {Kind.EVIDENCE_STALE}),
-    "nobody looks who wrote a pass": ((reuse, "parse", without_looking), {Kind.EVIDENCE_EDITED}),
-    "a pass of any machine is as good": ((reuse, "why_not", on_any_machine), {Kind.EVIDENCE_COPIED}),
-    "a pass of any versions is as good": ((reuse, "why_not", on_any_machine), {Kind.EVIDENCE_OF_OTHER_VERSIONS}),
+    "a pass stands whatever changed": ((reuse, "key_of", over_any_files), {Kind.EVIDENCE_STALE}),
+    "nobody looks whether a pass is whole": ((reuse, "parse", without_looking), {Kind.EVIDENCE_EDITED}),
+    "a pass of any machine is as good": ((reuse, "key_of", on_any_machine), {Kind.EVIDENCE_COPIED}),
+    "a pass of any versions is as good": ((reuse, "key_of", on_any_machine), {Kind.EVIDENCE_OF_OTHER_VERSIONS}),
     "agents may reuse": ((judge_step, "DESK", {"pr"}), {Kind.REUSED_BY_AGENT}),
 }  # fmt: skip
 

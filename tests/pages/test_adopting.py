@@ -21,7 +21,7 @@ from hilgate.declare.init import flow
 from hilgate.declare.load import load
 from hilgate.errors import CannotRunHereError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "ci/ADOPTING.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 OTHERS = {
