@@ -18,6 +18,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadat
 from vllm.v1.attention.backends.mla import cpu_mla
 
 from pagedkv.attention import reference
+from pagedkv.device import INTERPRETED
 from pagedkv.vllm_plugin import GPU_MLA_NAME, errors, mla_backend
 
 HEADS, LATENT, ROPE = 4, 256, 64  # vLLM's metadata knows latent rows of 320, 512 and 576 channels
@@ -193,9 +194,10 @@ def test_the_dtype_of_the_model_may_be_named(make, where):
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.needs("device:cpu")  # compiled kernels compute bfloat16
 @pytest.mark.parametrize("where", IMPLS)
-def test_bfloat16_under_the_interpreter_is_refused_while_the_layer_is_made(make, where):
+def test_bfloat16_under_the_interpreter_is_refused_while_the_layer_is_made(make, where, lacks):
+    if not INTERPRETED:
+        lacks("device:cpu", "compiled kernels compute bfloat16")
     torch.set_default_dtype(torch.bfloat16)
     try:
         with pytest.raises(errors.UnsupportedFeatureError, match=r"bfloat16 under .* --dtype float32"):

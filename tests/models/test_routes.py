@@ -159,9 +159,10 @@ def test_a_measurement_is_logged_on_the_arch_where_it_was_made(make, arch, said)
     assert line.count("pagedkv.paged_attention") == 2
 
 
-@pytest.mark.needs("device:cpu")  # compiled kernels compute bfloat16
-def test_bfloat16_under_the_interpreter_is_refused_while_the_layer_is_made(make):
+def test_bfloat16_under_the_interpreter_is_refused_while_the_layer_is_made(make, lacks):
     """At the first request it would end a server that has started."""
+    if not device.INTERPRETED:
+        lacks("device:cpu", "compiled kernels compute bfloat16")
     torch.set_default_dtype(torch.bfloat16)
     try:
         with pytest.raises(errors.UnsupportedFeatureError, match=r"bfloat16 under .* --dtype float32") as raised:

@@ -124,7 +124,6 @@ def test_fetch_asks_for_one_source_by_its_hash(chain, scripts):
     assert (chain.folder / "got/source.tar.gz").is_file()
 
 
-NEEDS_PATCH = pytest.mark.needs("program:patch")
 PATCH = "--- a/scan.cuh\n+++ b/scan.cuh\n@@ -1,3 +1,3 @@\n one\n-two\n+deux\n three\n"
 
 
@@ -133,7 +132,6 @@ PATCH = "--- a/scan.cuh\n+++ b/scan.cuh\n@@ -1,3 +1,3 @@\n one\n-two\n+deux\n th
     [("one\ntwo\nthree\n", 0), ("one\ntwo\nfour\n", 1), ("one\ndeux\nthree\n", 1), ("", 1)],
     ids=["applies", "needs-fuzz", "is-applied", "other-file"],
 )
-@NEEDS_PATCH
 def test_unpack_applies_patches_exactly_or_stops(chain, scripts, tarball, tmp_path, text, status):
     tarball(tmp_path / "source.tar.gz", {"scan.cuh": text})
     (tmp_path / "a.patch").write_text(PATCH)
@@ -200,13 +198,7 @@ STAGES = {
 }
 
 
-PATCHED = "build-mamba"
-"""The stage whose source is patched."""
-
-
-@pytest.mark.parametrize(
-    "stage", [pytest.param(stage, marks=[NEEDS_PATCH] if stage == PATCHED else []) for stage in STAGES]
-)
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_wheel_stage_runs_from_pins_to_wheel(chain, tarball, variables, tmp_path, stage):
     image = tmp_path / "opt/image"
     image.mkdir(parents=True)
