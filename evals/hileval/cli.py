@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
+from typing import TYPE_CHECKING, Annotated, NoReturn, cast, get_args
 
 import typer
 from pydantic import Field
@@ -252,13 +252,13 @@ def drift_side(
     name: Annotated[str, typer.Argument(help="A drift gate.")],
     which: Annotated[SideName, typer.Argument(help="Whom to ask.")],
     file: Annotated[Path, typer.Option(help="Where the answers go.")],
-    given: Annotated[Path | None, typer.Option(help="What ours said; the peer is asked then.")] = None,
+    given: Annotated[list[str] | None, typer.Option(help="SIDE=FILE: what another side said, for the peer.")] = None,
 ) -> None:
     """One of the engines of a drift gate."""
     declared = load_gates()
     drift = declared.drifts[name]
-    ours = None if given is None else Side.unpack(given)
-    ask_side(which, name, declared.gates[drift.of], drift, ours).pack(file)
+    sides = {side: Side.unpack(Path(path)) for side, _, path in (one.partition("=") for one in given or ())}
+    ask_side(which, name, declared.gates[drift.of], drift, cast("dict[SideName, Side]", sides)).pack(file)
 
 
 class ProgressPrinter:

@@ -25,6 +25,8 @@ from hilgate.model import Check, Number, Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from hileval.ask.evaluation import Evaluation
     from hileval.gates.declare import Gate
     from hileval.gates.rule import Rule, Standing
@@ -180,6 +182,7 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
     lost, gained = [flip for flip in flips if flip.lost], [flip for flip in flips if not flip.lost]
     labels = {"filter": gate.filter, "state": standing.state.value, "churn": "yes" if churns else "no"}
     labels["baseline"] = f"{baseline.recorded} {baseline.identity.weights[:12]}"
+    labels["right"] = packed(new[0])
     if lost:
         labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
     by_line, line_numbers = _by_line(asked.samples)
@@ -214,6 +217,24 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
     }
     numbers |= ({} if d is None else {"d": d}) | line_numbers
     return Check(id=check_id, outcome=outcome, message=message, labels=labels, numbers=numbers, seconds=asked.seconds)
+
+
+def packed(right: statistics.Outcomes) -> str:
+    """Which questions were answered right, [questions] in the order of asking: their number, and bits in hexadecimal."""
+    return f"{right.size}:{np.packbits(right).tobytes().hex()}"
+
+
+def unpacked(text: str) -> NDArray[np.bool_]:
+    """What `packed` wrote.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    count, _, bits = text.partition(":")
+    right = np.unpackbits(np.frombuffer(bytes.fromhex(bits), dtype=np.uint8))
+    if not 0 < int(count) <= right.size < int(count) + 8:
+        raise ValueError(f"not the answers of {count} questions")
+    return right[: int(count)].astype(bool)
 
 
 def _unpinned(gate: Gate) -> str:
