@@ -191,7 +191,7 @@ class Figures:
     worst_role: tuple[str, str, str]
     """which is: ours, the peer, the second."""
     unnoticed: float
-    """In which one replaced block of each sequence is explained, in the mean of all roles."""
+    """In which one replaced block of one sequence is explained, in the mean of all roles."""
     ours: Drift
     """Ours reading, of all sequences, in the worst role,"""
     rounding: Drift
@@ -211,7 +211,8 @@ def false_alarms(said: Mapping[str, Said], dtype: str, *, drawn: int, replays: i
     rng = np.random.default_rng(seed)
     sequences = len(next(iter(said.values())).read)
     draws = [rng.choice(sequences, drawn, replace=False).tolist() for _ in range(replays)]
-    table = _Table(said, [*draws, list(range(sequences))])
+    everything = list(range(sequences))
+    table = _Table(said, [*draws, everything, *([one] for one in everything)])
     roles = list(itertools.permutations(said, 3))
     alone, beside, unnoticed = np.zeros((3, len(roles), replays), dtype=bool)
     for role, (ours, peer, second) in enumerate(roles):
@@ -222,13 +223,12 @@ def false_alarms(said: Mapping[str, Said], dtype: str, *, drawn: int, replays: i
             both = [Drift.largest(*pair) for pair in zip(own, others, strict=True)]
             alone[role, k] = not (read.within(own[0]) and wrote.within(own[1]))
             beside[role, k] = not (read.within(both[0]) and wrote.within(both[1]))
-            unnoticed[role, k] = table.ours("lost", peer, peer, k).within(both[0])
+            lost = table.ours("lost", peer, peer, replays + 1 + draws[k][0])
+            unnoticed[role, k] = lost.worst <= both[0].limit().worst
     shares = beside.mean(axis=1)
     worst = int(shares.argmax())
     ours, peer, second = roles[worst]
-    everything = Drift.largest(
-        table.rounding("alone", peer, peer, replays), table.rounding("read", second, peer, replays)
-    )
+    rounding = table.rounding("alone", peer, peer, replays), table.rounding("read", second, peer, replays)
     return Figures(
         dtype=dtype,
         alone=float(alone.mean()),
@@ -239,7 +239,7 @@ def false_alarms(said: Mapping[str, Said], dtype: str, *, drawn: int, replays: i
         worst_role=roles[worst],
         unnoticed=float(unnoticed.mean()),
         ours=table.ours("shuffled", ours, peer, replays),
-        rounding=everything,
+        rounding=Drift.largest(*rounding),
     )
 
 

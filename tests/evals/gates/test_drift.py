@@ -191,7 +191,6 @@ FAULTS = {
 @pytest.fixture(scope="module")
 def asked():
     """A pocket model on transformers with an attention that a fault is planted in, and what it says without one."""
-    patch = pytest.MonkeyPatch()
     engine = TransformersEngine(GATE.path(GATE.model))
     sequences = sides.sequences_of(GATE, DRIFT.model_copy(update={"lengths": {0: 50}}))
 
@@ -200,15 +199,15 @@ def asked():
         every, rows = fault.get("every", 1), []
         for i in some:
             served = planted if i % every == every - 1 else right
-            patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", served)
-            rows += engine.read([sequences[i]])
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", served)
+                rows += engine.read([sequences[i]])
         return rows
 
     engine.model.set_attn_implementation("eager")
     own = engine.read(sequences)
     engine.model.set_attn_implementation("sdpa")
-    yield read, own
-    patch.undo()
+    return read, own
 
 
 def test_right_attention_by_other_arithmetic_is_rounding(asked):
@@ -223,6 +222,34 @@ def test_each_of_seventeen_faults_is_seen(asked, fault):
     some = range(50) if "every" in FAULTS[fault] else range(1)
     found = Drift.between(read(FAULTS[fault], some), [own[i] for i in some])
     assert not found.within(flat(0.0)), f"{fault}: {found}"
+
+
+@pytest.fixture(scope="module")
+def coded():
+    """The sequences of the packed gate, and what its peer says of them: FP8 codes in float32 arithmetic."""
+    gate, drift = DECLARED.gates["pocket-packed"], DECLARED.drifts["pocket-packed-drift"]
+    sequences = sides.sequences_of(gate, drift)
+    peer = TransformersEngine(gate.path(gate.model), kv_cache_dtype=str(gate.engine_args["kv_cache_dtype"]))
+    return sequences, peer.read(sequences), drift.floor
+
+
+BESIDE_CODES = {name: fault for name, fault in FAULTS.items() if "codes" not in fault and "every" not in fault}
+
+
+@pytest.mark.parametrize("fault", ["none", *BESIDE_CODES])
+def test_a_peer_with_the_same_codes_sees_each_fault_beside_them(coded, monkeypatch, fault):
+    sequences, own, floor = coded
+    engine = TransformersEngine(GATE.path(GATE.model))
+    planted = faulty(BESIDE_CODES.get(fault, {}) | {"codes": True}, np.random.default_rng(1))
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", planted)
+    engine.model.set_attn_implementation("sdpa")
+    found = Drift.between(engine.read(sequences), own)
+    assert found.within(flat(0.0), floor) == (fault == "none"), found
+
+
+def test_codes_that_the_peer_does_not_know_are_refused():
+    with pytest.raises(EngineError, match="fp8_e5m2"):
+        TransformersEngine(GATE.path(GATE.model), kv_cache_dtype="fp8_e5m2")
 
 
 def test_the_sides_are_fixed_sequences_and_a_replaced_block():
