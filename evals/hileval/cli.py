@@ -74,6 +74,9 @@ def list_gates() -> None:
         where = f" on {', '.join(gate.arch)}" if gate.arch else ""
         floor = "no floor" if gate.floor is None else f"floor {gate.floor:.0%}"
         typer.echo(f"{name}: {gate.title}\n  {gate.engine}{attention}{where}, {floor}")
+    for name, drift in load_gates().drifts.items():
+        second = f" and {drift.second}" if drift.second else ""
+        typer.echo(f"{name}: drift of {drift.of}\n  beside {drift.peer}{second}, no baseline")
 
 
 @app.command("import")
@@ -98,6 +101,12 @@ def run_gate(
     """Run a gate and judge it against its baseline."""
     declared = load_gates()
     if name in declared.drifts:
+        if when is not None or limit is not None or engine is not None:
+            raise MisuseError(
+                "a drift gate has one rule and its own sequences",
+                where=name,
+                remedy="leave --when, --limit, --engine out",
+            )
         finish(name, out, lambda: run_drift(name, declared.drifts[name], out))
     if name.endswith((".yaml", ".yml")):
         name, gate = read_foreign(Path(name))
@@ -175,6 +184,8 @@ def judge_again(
     """Judge the stored answers of a gate once more, without an engine; nothing is written."""
     declared = load_gates()
     if name in declared.drifts:
+        if when is not None or limit is not None:
+            raise MisuseError("a drift gate has one rule", where=name, remedy="leave --when and --limit out")
         checks = judge_sides(name, declared.drifts[name], folder)
     else:
         gate = find_gate(name, declared)
@@ -236,7 +247,12 @@ def view(
 
 
 def finish(name: str, out: Path, judged: Callable[[], list[Check]]) -> NoReturn:
-    """Write and print the checks of a gate without a baseline, and exit as they say."""
+    """Write and print the checks of a gate without a baseline, and exit as they say.
+
+    Answers that another gate left in the folder go: findings of one over answers of another mislead.
+    """
+    for stale in ("samples.jsonl", "flips.md"):
+        (out / stale).unlink(missing_ok=True)
     try:
         checks = judged()
     except HilgateError as error:
@@ -292,7 +308,8 @@ def show(checks: Sequence[Check], out: Path) -> None:
         colour = COLOURS[check.outcome]
         console.print(f"[{colour}]{check.outcome.value:<12}[/] {check.id}: ", end="", highlight=False)
         console.print(check.message, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{out}/findings.jsonl, {out}/samples.jsonl", highlight=False)
+    written = [*sorted(out.glob("*.jsonl")), *sorted(out.glob("*.json.gz"))]
+    console.print(", ".join(map(str, written)) or f"nothing in {out}", highlight=False)
 
 
 def run(command: typer.Typer) -> NoReturn:
@@ -568,6 +585,9 @@ def print_power(
     for name in () if stress else names or declared.gates:
         gate = find_gate(name, declared)
         for when in gate.rules:
+            if not names and d is None and not gate.path(gate.baseline).exists():
+                typer.echo(f"{name}, {when}: no baseline says how noisy it is; name a --d to assume", err=True)
+                continue
             found = power_of_rule(name, gate, when, declared, d=d, replays=replays, seed=seed, of=of)
             if not found:
                 typer.echo(f"{name}, {when}: no baseline, published figure or floor to start from", err=True)

@@ -164,7 +164,8 @@ def ask_side(
         return side.model_copy(
             update={
                 "read_again": {
-                    writer: _last(engine.read(_joined(other)), other) for writer, other in ((given or {}) | {which: side}).items()
+                    writer: _last(engine.read(_joined(other)), other)
+                    for writer, other in ((given or {}) | {which: side}).items()
                 },
                 "read_alone": _kept([engine.read([tokens])[0] for tokens in sequences]),
                 "changed": [row[behind - 1 :] for row, (_, behind) in zip(rows, replaced, strict=True)],

@@ -51,9 +51,7 @@ class TransformersEngine:
 
     auto_class = "AutoModelForCausalLM"
 
-    def __init__(
-        self, model: Path, *, batch: int = 64, temperature: float = 0.0, kv_cache_dtype: str = "auto"
-    ) -> None:
+    def __init__(self, model: Path, *, batch: int = 64, temperature: float = 0.0, kv_cache_dtype: str = "auto") -> None:
         """Load the model in fp32. Answers are greedy, or drawn at a temperature from torch's generator.
 
         Args:

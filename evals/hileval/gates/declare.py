@@ -225,16 +225,22 @@ def first_problem(error: ValidationError) -> str:
 
 
 def find_gate(name: str, declared: Gates) -> Gate:
-    """The gate of that name.
+    """The gate of that name, which asks questions or documents.
 
     Raises:
         UnknownGateError: no such gate; the message offers the nearest name.
     """
-    gates = declared.gates
-    if name in gates:
-        return gates[name]
-    near = difflib.get_close_matches(name, gates, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"declared gates: {', '.join(sorted(gates))}"
+    if name in declared.gates:
+        return declared.gates[name]
+    if name in declared.drifts:
+        raise UnknownGateError(
+            f"{name!r} is a drift gate, which has no baseline and no rule",
+            where="evals/gates.yaml",
+            remedy=f"name {declared.drifts[name].of!r}, the gate whose model it is, or: python -m hileval gate {name}",
+        )
+    names = [*declared.gates, *declared.drifts]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"declared gates: {', '.join(sorted(names))}"
     raise UnknownGateError(f"no gate {name!r}", where="evals/gates.yaml", remedy=hint)
 
 

@@ -9,9 +9,11 @@ with the stored answer beside the new one.
 from __future__ import annotations
 
 import itertools
+import math
 import textwrap
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -148,11 +150,12 @@ class _Share:
     """Right answers among all, with their Wilson interval."""
 
     def __init__(self, correct: int, n: int, alpha: float) -> None:
+        self.confidence = f"{100 * (1 - alpha):.4g}%"
         self.correct, self.n, self.value = correct, n, correct / n
         self.low, self.high = statistics.interval(correct, n, alpha)
 
     def __str__(self) -> str:
-        return f"{self.correct}/{self.n} = {self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"
+        return f"{self.correct}/{self.n} = {self.value:.1%} [{self.low:.1%}, {self.high:.1%}] at {self.confidence}"
 
     @property
     def numbers(self) -> dict[str, Number]:
@@ -168,7 +171,7 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
     new = asked.outcomes(gate)
     standing = stand(rule, asked.base, new)
     distinct, d = baseline.distinct(gate.filter), baseline.d(gate.filter)
-    outcome, verdict = _verdict(rule, gate, distinct, standing)
+    outcome, verdict = _verdict(rule, gate, distinct, standing, len(rule.plan(len(asked.ids))))
     churns = standing.churn_p <= rule.alpha and standing.state is not State.FAIL
     if churns:
         verdict = (
@@ -250,8 +253,8 @@ def _by_line(samples: Sequence[Sample]) -> tuple[str, dict[str, Number]]:
     return text, {"lines": lines, "lines_right": right, "line_match": right / lines}
 
 
-def _verdict(rule: Rule, gate: Gate, distinct: int, standing: Standing) -> tuple[Outcome, str]:
-    """What a standing means for a merge or a release, in words."""
+def _verdict(rule: Rule, gate: Gate, distinct: int, standing: Standing, looks: int) -> tuple[Outcome, str]:
+    """What a standing means for a merge or a release, in words; the rule has so many `looks`."""
     p_value = max(standing.p_value, standing.p_difference)
     if standing.state is State.FAIL:
         return Outcome.FAIL, f"dropped by {standing.drop:.1%} (p={p_value:.1e})"
@@ -262,15 +265,35 @@ def _verdict(rule: Rule, gate: Gate, distinct: int, standing: Standing) -> tuple
             f"not failed (p={p_value:.2g}), but the baseline holds {distinct} distinct runs and the rule wants "
             f"{rule.baseline_runs}: one run's luck would be shared by every merge"
         )
-    bound = f"{1 - rule.beta:.0%} bound {standing.high:.1%}"
+    bound = f"{1 - rule.beta:.0%} bound {standing.high:.1%}" + (f" at one look of {looks}" if looks > 1 else "")
     excluded = f"a drop of {rule.margin:.1%} is excluded ({bound})"
     undecided = f"a drop of {rule.margin:.1%} is not excluded ({bound}, p={p_value:.2g})"
     if standing.state is State.PASS:
         return Outcome.PASS, excluded
     if standing.state is State.UNRESOLVED and rule.unresolved == "flag":
         return Outcome.PASS, f"FLAGGED, {undecided} after {standing.new_runs} runs of {standing.n} questions"
-    missing = "; more questions would tell" if standing.state in {State.ASK_MORE, State.RUN_AGAIN} else ""
-    return Outcome.INCONCLUSIVE, undecided + missing
+    if standing.state in {State.ASK_MORE, State.RUN_AGAIN}:
+        return Outcome.INCONCLUSIVE, f"{undecided}; more questions would tell"
+    return Outcome.INCONCLUSIVE, f"{undecided}; {_way_out(rule, standing)}"
+
+
+def _way_out(rule: Rule, standing: Standing) -> str:
+    """What would decide a gate that asked everything it may.
+
+    Where a share of the answers changes for good, as under another rounding, a mean moves by its square root over the
+    questions, however often they are asked.
+    """
+    smallest = NormalDist().inv_cdf(1 - rule.beta) * math.sqrt(standing.churned / standing.n)
+    hidden = (
+        f"with {standing.churned:.1%} of the answers changed, {standing.n} questions can exclude a drop from about "
+    )
+    if smallest <= rule.margin:
+        return f"{hidden}{smallest:.1%} on, so another run may decide: what was lost may be noise"
+    return (
+        f"{hidden}{smallest:.1%} on, and further runs of them cannot help. What decides: a margin of that size for this "
+        "model (`rules` in gates.yaml), more questions, or stored runs that share this rounding "
+        "(`baseline record --second` with an attention that rounds alike)"
+    )
 
 
 def _without_baseline(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) -> Check:

@@ -185,7 +185,9 @@ def _judge_step(step: str, nights: Sequence[Night]) -> Check:
             why = f"{lost} questions lost and {gained} gained, p={found[last]:.2g} that it is chance"
             why += "" if dropped else ": answers changed, as another rounding changes them, and no drop is shown"
         now, before = (np.average(drops[part], weights=answers[part]) for part in (slice(-last, None), slice(-last)))
-        message += f"; the last {last} lie {now - before:.2%} below those before them, since {nights[-last].build}: {why}"
+        message += (
+            f"; the last {last} lie {now - before:.2%} below those before them, since {nights[-last].build}: {why}"
+        )
     if outcome is Outcome.FAIL:
         message = (
             f"TREND: {message}. Find the change among the builds since then; if it is wanted, record and accept a new "
@@ -238,9 +240,7 @@ def alarms(
             # Which heads fall together is drawn once a history, so that one night is the same in all of its splits.
             coins = _tosses(heads[one, :end], tossed, np.random.default_rng([seed, int(one)]))
             gone = np.arange(lost[end - 1]) >= lost[:end, None]
-            right = np.hstack(
-                [coins, gone, np.repeat(before, moved[0, one], 1), np.repeat(since, moved[1, one], 1)]
-            )
+            right = np.hstack([coins, gone, np.repeat(before, moved[0, one], 1), np.repeat(since, moved[1, one], 1)])
             found = np.flatnonzero(splits[one] >= ALARM) + 1
             seen[one] = any(confirm(right, int(last), max(0, n - right.shape[1])) <= CONFIRMED for last in found)
     return float(seen.mean())

@@ -17,7 +17,17 @@ from hileval.ask import drift as sides
 from hileval.engines import EngineError
 from hileval.engines.transformers_engine import TransformersEngine
 from hileval.gates.declare import load_gates
-from hileval.gates.drift import ASKED, FLOOR, SLACKS, Compared, Drift, UnmeasuredError, distance, divergence, judge_drift
+from hileval.gates.drift import (
+    ASKED,
+    FLOOR,
+    SLACKS,
+    Compared,
+    Drift,
+    UnmeasuredError,
+    distance,
+    divergence,
+    judge_drift,
+)
 from hilgate.errors import RecordsError
 from hilgate.model import Check, Outcome
 

@@ -98,6 +98,25 @@ def test_answers_that_churn_without_a_drop_are_no_drop_and_say_so(plant, judged)
     assert judged(plant.run(before), plant.baseline(before))[0]["accuracy"].labels["churn"] == "no"
 
 
+@pytest.mark.parametrize(("churn", "way"), [(30, "further runs of them cannot help"), (3, "another run may decide")])
+def test_a_release_that_churn_leaves_open_says_what_would_decide_it(plant, judged, churn, way):
+    before = [i >= churn for i in range(N)]
+    after = [i < churn or i >= 2 * churn for i in range(N)]
+    check = judged(plant.run(after), plant.baseline(before), margin=0.03, beta=0.01)[0]["accuracy"]
+    assert check.outcome is INCONCLUSIVE
+    smallest = 2.326 * (2 * churn / N / N) ** 0.5
+    assert f"can exclude a drop from about {smallest:.1%} on" in check.message
+    assert way in check.message
+
+
+def test_the_level_of_an_interval_and_of_a_bound_stand_beside_them(plant, judged):
+    check = judged(plant.run(GOOD))[0]["accuracy"]
+    assert "] at 99%" in check.message
+    assert "at one look" not in check.message
+    looks = {"look_every": 25, "first_look": 50, "beta": 0.03, "margin": 0.05}
+    assert "(97% bound 4.6% at one look of 7)" in judged(plant.run(GOOD), **looks)[0]["accuracy"].message
+
+
 def test_without_a_baseline_only_the_floor_holds_and_it_says_so(plant, judged):
     blocked, _ = judged(plant.run(GOOD), None, None)
     assert {name: check.outcome for name, check in blocked.items()} == {
