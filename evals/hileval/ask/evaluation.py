@@ -121,10 +121,10 @@ def read_evaluation(
     number, file = 0, folder / "samples.jsonl"
     try:
         samples, checks = [], []
-        for number, line in json_lines(file):
+        for number, line in json_lines(file):  # noqa: B007 - the error names it
             samples.append(Sample.model_validate_json(line))
         number, file = 0, folder / FINDINGS_FILE
-        for number, line in json_lines(file):
+        for number, line in json_lines(file):  # noqa: B007 - the error names it
             checks.append(Check.model_validate_json(line))
     except (OSError, ValueError) as error:
         raise RecordsError(

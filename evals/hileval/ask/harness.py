@@ -248,7 +248,7 @@ def chat_of(gate: Gate) -> Chat:
 
 
 def turns(gate: Gate) -> dict[str, bool]:
-    """How examples reach a chat model: as one message with the question, as vLLM asks; lm-eval would make each a turn."""
+    """How a chat model gets its examples: in one message with the question, as vLLM asks; else lm-eval makes turns."""
     return {"fewshot_as_multiturn": False} if gate.protocol == "chat" else {}
 
 

@@ -50,7 +50,7 @@ def read_answers(path: Path, which: Filter, *, repeated: bool = False) -> dict[s
     found: dict[str, list[Answered]] = {}
     others, number = set[str](), 0
     try:
-        for number, line in json_lines(path):
+        for number, line in json_lines(path):  # noqa: B007 - the error names it
             row = json.loads(line)
             if "filter" in row and row["filter"] != FILTERS[which]:
                 others.add(str(row["filter"]))
@@ -60,7 +60,7 @@ def read_answers(path: Path, which: Filter, *, repeated: bool = False) -> dict[s
             if right not in (0, 1):
                 raise ValueError(f"a score of {right!r}")  # noqa: TRY301 - one place words what is wrong with a file
             if "doc_hash" not in row:
-                raise ValueError("no doc_hash: an lm-eval of before 0.4.3 wrote it")  # noqa: TRY301 - the same
+                raise KeyError("doc_hash, which lm-eval writes from 0.4.3 on")  # noqa: TRY301 - the same
             same = found.setdefault(row["doc_hash"], [])
             if same and not (repeated and ours):
                 raise ValueError(f"question {row['doc_id']} occurs twice")  # noqa: TRY301 - the same
@@ -79,8 +79,8 @@ def read_answers(path: Path, which: Filter, *, repeated: bool = False) -> dict[s
         raise RecordsError(
             f"not stored answers: {type(error).__name__}: {error}",
             where=f"{path}:{number}" if number else str(path),
-            remedy="name a samples.jsonl of a gate, or samples_<task>_<time>.jsonl of lm-eval 0.4.3 or later, of a task "
-            "with an exact_match",
+            remedy="name a samples.jsonl of a gate, or samples_<task>_<time>.jsonl of lm-eval 0.4.3 or later, of "
+            "a task with an exact_match",
         ) from error
     if not found:
         held = f"the file holds {', '.join(sorted(others))}; " if others else ""
@@ -109,14 +109,11 @@ def compare(before: Path, after: Path, which: Filter, *, alpha: float, margin: f
             where=f"{before}, {after}",
             remedy="compare runs of the same questions",
         )
-    other = [
-        one
-        for key, one in old.items()
-        if None not in (pair := (one.prompt_hash, new[key].prompt_hash)) and pair[0] != pair[1]
-    ]
+    asked = [(one, one.prompt_hash, new[key].prompt_hash) for key, one in old.items()]
+    other = [one for one, then, now in asked if None not in (then, now) and then != now]
     if other:
         raise RecordsError(
-            f"{len(other)} of {len(old)} questions were asked with another prompt, the first is question {other[0].doc_id}",
+            f"{len(other)} of {len(old)} questions were asked with another prompt, first question {other[0].doc_id}",
             where=f"{before}, {after}",
             remedy="compare runs of the same prompts: system prompt, examples and chat template included",
         )

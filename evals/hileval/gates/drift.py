@@ -66,7 +66,7 @@ def distance(got: Row, want: Row) -> float:
 
 
 def divergence(got: Row, want: Row) -> float:
-    """Kullback and Leibler's divergence of `got` from `want` in nats: of the ASKED likeliest tokens, the rest being one.
+    """Kullback and Leibler's divergence of `got` from `want` in nats: the ASKED likeliest tokens, and the rest as one.
 
     What a side does not name of the other's tokens is taken to be as near as its own row allows (`_completed`): two
     tokens of one probability that swap the last place cost nothing.
@@ -180,7 +180,8 @@ class Drift:
     def limit(self, floor: Floor = FLOOR) -> Drift:
         """The largest figures that this rounding explains."""
         figures = zip((self.half, self.most, self.worst), floor, SLACKS, strict=True)
-        return Drift(*(slack * max(rounding, least) for rounding, least, slack in figures), self.places)
+        half, most, worst = (slack * max(rounding, least) for rounding, least, slack in figures)
+        return Drift(half, most, worst, self.places)
 
     def __str__(self) -> str:
         return f"{self.half:.1e} / {self.most:.1e} / {self.worst:.1e}"

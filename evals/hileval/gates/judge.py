@@ -223,7 +223,7 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
 
 
 def packed(right: statistics.Outcomes) -> str:
-    """Which questions were answered right, [questions] in the order of asking: their number, and bits in hexadecimal."""
+    """Which questions were answered right, [questions] in the order of asking: how many, and bits in hexadecimal."""
     return f"{right.size}:{np.packbits(right).tobytes().hex()}"
 
 
@@ -272,9 +272,9 @@ def _verdict(rule: Rule, gate: Gate, distinct: int, standing: Standing, looks: i
         return Outcome.PASS, excluded
     if standing.state is State.UNRESOLVED and rule.unresolved == "flag":
         return Outcome.PASS, f"FLAGGED, {undecided} after {standing.new_runs} runs of {standing.n} questions"
-    if standing.state in {State.ASK_MORE, State.RUN_AGAIN}:
-        return Outcome.INCONCLUSIVE, f"{undecided}; more questions would tell"
-    return Outcome.INCONCLUSIVE, f"{undecided}; {_way_out(rule, standing)}"
+    asked_less = standing.state in {State.ASK_MORE, State.RUN_AGAIN}
+    way = "more questions would tell" if asked_less else _way_out(rule, standing)
+    return Outcome.INCONCLUSIVE, f"{undecided}; {way}"
 
 
 def _way_out(rule: Rule, standing: Standing) -> str:
@@ -290,8 +290,8 @@ def _way_out(rule: Rule, standing: Standing) -> str:
     if smallest <= rule.margin:
         return f"{hidden}{smallest:.1%} on, so another run may decide: what was lost may be noise"
     return (
-        f"{hidden}{smallest:.1%} on, and further runs of them cannot help. What decides: a margin of that size for this "
-        "model (`rules` in gates.yaml), more questions, or stored runs that share this rounding "
+        f"{hidden}{smallest:.1%} on, and further runs of them cannot help. What decides: a margin of that size for "
+        "this model (`rules` in gates.yaml), more questions, or stored runs that share this rounding "
         "(`baseline record --second` with an attention that rounds alike)"
     )
 

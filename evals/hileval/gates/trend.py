@@ -6,14 +6,15 @@ and the most improbable split is what counts,
 
     z = (mean drop of the last nights - mean drop before) / sqrt(v (1 / answers before + 1 / answers since)).
 
-Only nights are compared with nights: what their baseline was lucky with is in all of them. v, the variance of one answer, is d / 2 of the stored runs, or what neighbouring nights show if that is
-more (von Neumann 1941: half the mean squared difference of successive values), and never less than half a question a
-night. A split stands out from z >= ALARM on.
+Only nights are compared with nights: what their baseline was lucky with is in all of them. v, the variance of one
+answer, is d / 2 of the stored runs, or what neighbouring nights show if that is more (von Neumann 1941: half the mean
+squared difference of successive values), and never less than half a question a night. A split stands out from
+z >= ALARM on.
 
 A change of rounding moves the mean too: some questions are lost for good and some gained, and their difference stays.
-So a split that stands out is an alarm only if the questions themselves say that more were lost than gained: Student's t
-over what each question's share of right nights fell by (`statistics.difference_p`), at CONFIRMED. The largest of so many
-z has no closed form: `alarms` replays both.
+So a split that stands out is an alarm only if the questions themselves say that more were lost than gained: Student's
+t over what each question's share of right nights fell by (`statistics.difference_p`), at CONFIRMED. The largest of so
+many z has no closed form: `alarms` replays both.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def read_nights(history: Path) -> dict[str, list[Night]]:
 
 
 def scan(drops: Array, answers: Array, d: float) -> Array:
-    """z of each split after the last night, [..., WINDOW]: at i of the last i + 1 nights; zero where there are too few.
+    """Each split's z after the last night, [..., WINDOW]: at i of the last i + 1 nights; zero where nights are too few.
 
     Args:
         drops: Of each night, [..., nights].
@@ -146,7 +147,7 @@ def confirm(right: NDArray[np.bool_], last: int, others: int = 0) -> float:
 def judge_nights(series: Mapping[str, Sequence[Night]]) -> list[Check]:
     """One check per step: a confirmed drop fails, with the night since when and by how much.
 
-    Too few nights pass and say so; no night at all is nothing that ran. A split that stands out and cannot be confirmed,
+    Too few nights pass and say so; no night at all did not run. A split that stands out and cannot be confirmed,
     because nights do not say which questions they answered right, is inconclusive.
     """
     return [_judge_step(step, nights) for step, nights in series.items()] or [

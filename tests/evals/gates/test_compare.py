@@ -90,7 +90,10 @@ def test_recorded_runs_get_the_verdict_that_is_right_for_them(stored, monkeypatc
         (lambda lines: [*lines[:6], lines[6][:40]], "JSONDecodeError.*\n.*b:7"),
         (lambda _: [], "no answer of filter"),
         (lambda _: ["{}"], "KeyError"),
-        (lambda lines: [line.replace('"doc_hash"', '"no"') for line in lines], "no doc_hash: an lm-eval of before"),
+        (
+            lambda lines: [line.replace('"doc_hash"', '"no"') for line in lines],
+            "KeyError: .doc_hash, which lm-eval writes from",
+        ),
         (lambda lines: [line.replace('"prompt_hash": "', '"prompt_hash": "0') for line in lines], "another prompt"),
         (
             lambda _: ['{"filter": "strict_match", "exact_match": 1, "doc_hash": "a"}'],
