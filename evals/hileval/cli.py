@@ -309,7 +309,7 @@ def show(checks: Sequence[Check], out: Path) -> None:
         console.print(f"[{colour}]{check.outcome.value:<12}[/] {check.id}: ", end="", highlight=False)
         console.print(check.message, markup=False, highlight=False, soft_wrap=True)
     written = [*sorted(out.glob("*.jsonl")), *sorted(out.glob("*.json.gz"))]
-    console.print(", ".join(map(str, written)) or f"nothing in {out}", highlight=False)
+    console.print(", ".join(map(str, written)) or f"nothing in {out}", highlight=False, soft_wrap=True)
 
 
 def run(command: typer.Typer) -> NoReturn:
@@ -628,8 +628,8 @@ def power_of_gate(
 def print_trend(replays: int, seed: int) -> None:
     """How often a trend of nights of all questions alarms: of an unchanged model, and of half a point less a night."""
     typer.echo(
-        "trend: alarms in a year unchanged; after 30 nights, in 10 of -0.5 points, in 20, in 10 of -1, in 10 of -0.5 more "
-        "each; in 30 nights after a change of rounding of 0.5, 1 and 3 % lost and gained"
+        "trend: alarms in a year unchanged; after 30 nights, in 10 of -0.5 points, in 20, in 10 of -1, in 10 of -0.5 "
+        "more each; in 30 nights after a change of rounding of 0.5, 1 and 3 % lost and gained"
     )
     replayed = functools.partial(alarms, n=GSM8K_QUESTIONS, replays=replays, seed=seed)
     for d in (0.005, 0.01, 0.02, 0.04, 0.08):

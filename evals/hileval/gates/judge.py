@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from hileval.records.records import Filter, Sample
 
 
+NO_BASELINE = "no baseline"
+"""State of a gate without one."""
 SHOWN_FLIPS = 3
 """Flipped questions that a message quotes; all of them are in flips.md."""
 
@@ -72,11 +74,30 @@ def judge(
     ]
     if gate.floor is not None:
         checks.append(_floor(f"{name}/floor", gate.floor, _share_of_all(gate, rule, asked), baseline))
+    checks = [_with_reservations(check, gate) for check in checks]
     if served is None:
         return checks
     if served.outcome is not Outcome.PASS:
         checks = [_not_measured(check) for check in checks]
     return [served, *checks]
+
+
+def _with_reservations(check: Check, gate: Gate) -> Check:
+    """A pass of accuracy with what it does not prove: reports list such passes (`passed_but`)."""
+    if check.outcome is not Outcome.PASS or not check.id.endswith("/accuracy"):
+        return check
+    labels, told = check.labels, []
+    if labels["state"] == State.UNRESOLVED.value:
+        told.append("undecided after the last question and run")
+    if labels["state"] == NO_BASELINE:
+        told.append("no baseline yet, so only the floor holds")
+    if labels.get("churn") == "yes":
+        told.append("answers churn")
+    if unpinned := _unpinned(gate):
+        told.append(unpinned.removeprefix("; "))
+    if "changed" in labels:
+        told.append(f"changed since the baseline: {labels['changed']}")
+    return check.model_copy(update={"labels": labels | {"passed_but": "; ".join(told)}}) if told else check
 
 
 def exit_status(checks: Sequence[Check]) -> Exit:
@@ -313,7 +334,7 @@ def _without_baseline(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) 
         id=check_id,
         outcome=outcome,
         message=f"{share}{by_line}, {why}{_unpinned(gate)}; record one: python -m hileval baseline record",
-        labels={"filter": gate.filter, "state": "no baseline"},
+        labels={"filter": gate.filter, "state": NO_BASELINE},
         numbers=share.numbers | {"correct": share.correct} | line_numbers,
         seconds=asked.seconds,
     )

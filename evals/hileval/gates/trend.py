@@ -164,9 +164,10 @@ def _judge_step(step: str, nights: Sequence[Night]) -> Check:
     splits = scan(drops, answers, max(night.d for night in nights))
     z, last = float(splits.max()), int(splits.argmax()) + 1
     numbers: dict[str, Number] = {"nights": len(nights), "z": z, "since": last if z else 0, "alarm": ALARM}
+    but = ""
     outcome, message = Outcome.PASS, f"{len(nights)} nights: z {z:.1f}, looked into from {ALARM} on"
     if len(nights) < FEWEST:
-        message = f"{len(nights)} nights; a trend is looked for from {FEWEST} on"
+        message = but = f"{len(nights)} nights; a trend is looked for from {FEWEST} on"
     elif z >= ALARM:
         right = [night.outcomes for night in nights]
         named = [one for one in right if one is not None]
@@ -184,7 +185,9 @@ def _judge_step(step: str, nights: Sequence[Night]) -> Check:
             outcome = Outcome.FAIL if dropped else Outcome.PASS
             numbers |= {"p_value": found[last], "since": last, "lost": lost, "gained": gained}
             why = f"{lost} questions lost and {gained} gained, p={found[last]:.2g} that it is chance"
-            why += "" if dropped else ": answers changed, as another rounding changes them, and no drop is shown"
+            if not dropped:
+                but = "answers changed, as another rounding changes them, and no drop is shown"
+                why += f": {but}"
         now, before = (np.average(drops[part], weights=answers[part]) for part in (slice(-last, None), slice(-last)))
         message += (
             f"; the last {last} lie {now - before:.2%} below those before them, since {nights[-last].build}: {why}"
@@ -194,7 +197,8 @@ def _judge_step(step: str, nights: Sequence[Night]) -> Check:
             f"TREND: {message}. Find the change among the builds since then; if it is wanted, record and accept a new "
             "baseline, which begins a new series"
         )
-    return Check(id=f"{step}/trend", outcome=outcome, message=message, numbers=numbers)
+    labels = {"passed_but": but} if but else {}
+    return Check(id=f"{step}/trend", outcome=outcome, message=message, numbers=numbers, labels=labels)
 
 
 def alarms(

@@ -65,6 +65,7 @@ def test_an_undecided_merge_passes_with_a_flag_and_an_undecided_release_does_not
     run = plant.run(without(GOOD, 20))
     flagged = judged(run, unresolved="flag")[0]["accuracy"]
     assert flagged.outcome is PASS
+    assert flagged.labels["passed_but"] == "undecided after the last question and run"
     assert "FLAGGED" in flagged.message
     assert judged(run)[0]["accuracy"].outcome is INCONCLUSIVE
 
@@ -125,6 +126,9 @@ def test_without_a_baseline_only_the_floor_holds_and_it_says_so(plant, judged):
     flagged = judged(plant.run(GOOD), None, None, unresolved="flag")[0]["accuracy"]
     assert flagged.outcome is PASS
     assert "no baseline yet" in flagged.message
+    assert flagged.labels["passed_but"] == "no baseline yet, so only the floor holds"
+    assert "passed_but" not in judged(plant.run(GOOD))[0]["accuracy"].labels
+    assert "passed_but" not in blocked["accuracy"].labels
 
 
 def test_a_model_that_is_not_pinned_is_said_to_be(plant, gate, rule):
