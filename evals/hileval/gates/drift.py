@@ -221,14 +221,15 @@ def judge_drift(name: str, reading: Compared, writing: Compared, control: Drift,
         )
     ]
     for way, compared in ways.items():
+        limit = compared.rounding.limit(floor)
         close = compared.ours.within(compared.rounding, floor)
         outcome = Outcome.PASS if noticed[way] else Outcome.INCONCLUSIVE
         checks.append(
             Check(
                 id=f"{name}/{way}",
                 outcome=outcome if close else Outcome.FAIL,
-                message=f"{compared.ours} nats at {compared.ours.places} places; rounding is {compared.rounding}, and "
-                f"up to {compared.rounding.limit(floor)} {'it explains this' if close else 'would be explained by it'}",
+                message=f"{compared.ours} nats at {compared.ours.places} places "
+                f"{'are' if close else 'ARE NOT'} explained: rounding of {compared.rounding} explains up to {limit}",
                 numbers=_numbers(compared.ours),
             )
         )
