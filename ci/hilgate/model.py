@@ -684,7 +684,7 @@ class Check(Noun):
     message: str = ""
     """Why it is not a pass; for a pass, one line of evidence or nothing."""
     labels: dict[str, str] = Field(default_factory=dict)
-    """What it was: arch, kernel, dtype, layout ..."""
+    """What it was: arch, kernel, dtype ... `passed_but` says of a pass what it does not prove, and reports list it."""
     numbers: dict[str, Number] = Field(default_factory=dict)
     """What was measured, with the unit in the name: lds_bytes, max_abs_err, seconds_median."""
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
+from typing import TYPE_CHECKING, Annotated, NoReturn, cast, get_args
 
 import typer
 from pydantic import Field
@@ -74,6 +74,9 @@ def list_gates() -> None:
         where = f" on {', '.join(gate.arch)}" if gate.arch else ""
         floor = "no floor" if gate.floor is None else f"floor {gate.floor:.0%}"
         typer.echo(f"{name}: {gate.title}\n  {gate.engine}{attention}{where}, {floor}")
+    for name, drift in load_gates().drifts.items():
+        second = f" and {drift.second}" if drift.second else ""
+        typer.echo(f"{name}: drift of {drift.of}\n  beside {drift.peer}{second}, no baseline")
 
 
 @app.command("import")
@@ -98,6 +101,12 @@ def run_gate(
     """Run a gate and judge it against its baseline."""
     declared = load_gates()
     if name in declared.drifts:
+        if when is not None or limit is not None or engine is not None:
+            raise MisuseError(
+                "a drift gate has one rule and its own sequences",
+                where=name,
+                remedy="leave --when, --limit, --engine out",
+            )
         finish(name, out, lambda: run_drift(name, declared.drifts[name], out))
     if name.endswith((".yaml", ".yml")):
         name, gate = read_foreign(Path(name))
@@ -175,6 +184,8 @@ def judge_again(
     """Judge the stored answers of a gate once more, without an engine; nothing is written."""
     declared = load_gates()
     if name in declared.drifts:
+        if when is not None or limit is not None:
+            raise MisuseError("a drift gate has one rule", where=name, remedy="leave --when and --limit out")
         checks = judge_sides(name, declared.drifts[name], folder)
     else:
         gate = find_gate(name, declared)
@@ -236,7 +247,12 @@ def view(
 
 
 def finish(name: str, out: Path, judged: Callable[[], list[Check]]) -> NoReturn:
-    """Write and print the checks of a gate without a baseline, and exit as they say."""
+    """Write and print the checks of a gate without a baseline, and exit as they say.
+
+    Answers that another gate left in the folder go: findings of one over answers of another mislead.
+    """
+    for stale in ("samples.jsonl", "flips.md"):
+        (out / stale).unlink(missing_ok=True)
     try:
         checks = judged()
     except HilgateError as error:
@@ -252,13 +268,13 @@ def drift_side(
     name: Annotated[str, typer.Argument(help="A drift gate.")],
     which: Annotated[SideName, typer.Argument(help="Whom to ask.")],
     file: Annotated[Path, typer.Option(help="Where the answers go.")],
-    given: Annotated[Path | None, typer.Option(help="What ours said; the peer is asked then.")] = None,
+    given: Annotated[list[str] | None, typer.Option(help="SIDE=FILE: what another side said, for the peer.")] = None,
 ) -> None:
     """One of the engines of a drift gate."""
     declared = load_gates()
     drift = declared.drifts[name]
-    ours = None if given is None else Side.unpack(given)
-    ask_side(which, name, declared.gates[drift.of], drift, ours).pack(file)
+    sides = {side: Side.unpack(Path(path)) for side, _, path in (one.partition("=") for one in given or ())}
+    ask_side(which, name, declared.gates[drift.of], drift, cast("dict[SideName, Side]", sides)).pack(file)
 
 
 class ProgressPrinter:
@@ -292,7 +308,8 @@ def show(checks: Sequence[Check], out: Path) -> None:
         colour = COLOURS[check.outcome]
         console.print(f"[{colour}]{check.outcome.value:<12}[/] {check.id}: ", end="", highlight=False)
         console.print(check.message, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{out}/findings.jsonl, {out}/samples.jsonl", highlight=False)
+    written = [*sorted(out.glob("*.jsonl")), *sorted(out.glob("*.json.gz"))]
+    console.print(", ".join(map(str, written)) or f"nothing in {out}", highlight=False, soft_wrap=True)
 
 
 def run(command: typer.Typer) -> NoReturn:
@@ -566,15 +583,7 @@ def print_power(
     if stress:
         rows = [row for when in get_args(Occasion) for row in stress_rows(when, declared.rules[when], replays, seed)]
     for name in () if stress else names or declared.gates:
-        gate = find_gate(name, declared)
-        for when in gate.rules:
-            found = power_of_rule(name, gate, when, declared, d=d, replays=replays, seed=seed, of=of)
-            if not found:
-                typer.echo(f"{name}, {when}: no baseline, published figure or floor to start from", err=True)
-            if found and d is not None and found[0].noise.d < d:
-                typer.echo(f"{name}, {when}: d {d:.1%} cannot be at an accuracy of {found[0].noise.accuracy:.1%}; "
-                           f"{found[0].noise.d:.1%} is used", err=True)  # fmt: skip
-            rows += found
+        rows += power_of_gate(name, declared, named=bool(names), d=d, replays=replays, seed=seed, of=of)
     if as_json:
         typer.echo(json.dumps([row.model_dump() for row in rows], indent=1))
         return
@@ -593,17 +602,43 @@ def print_power(
         print_trend(replays, seed)
 
 
+def power_of_gate(
+    name: str, declared: Gates, *, named: bool, d: float | None, replays: int, seed: int, of: int | None
+) -> list[PowerRow]:
+    """The rows of one gate, and on stderr what could not be said; one without a baseline stops it only if `named`."""
+    gate = find_gate(name, declared)
+    rows: list[PowerRow] = []
+    for when in gate.rules:
+        if not named and d is None and not gate.path(gate.baseline).exists():
+            typer.echo(f"{name}, {when}: no baseline says how noisy it is; name a --d to assume", err=True)
+            continue
+        found = power_of_rule(name, gate, when, declared, d=d, replays=replays, seed=seed, of=of)
+        if not found:
+            typer.echo(f"{name}, {when}: no baseline, published figure or floor to start from", err=True)
+        if found and d is not None and found[0].noise.d < d:
+            most = found[0].noise
+            typer.echo(
+                f"{name}, {when}: d {d:.1%} cannot be at an accuracy of {most.accuracy:.1%}; {most.d:.1%} is used",
+                err=True,
+            )
+        rows += found
+    return rows
+
+
 def print_trend(replays: int, seed: int) -> None:
     """How often a trend of nights of all questions alarms: of an unchanged model, and of half a point less a night."""
     typer.echo(
-        "trend: alarms in a year unchanged; after 30 nights, in 10 of -0.5 points, in 20, in 10 of -0.5 more each"
+        "trend: alarms in a year unchanged; after 30 nights, in 10 of -0.5 points, in 20, in 10 of -1, in 10 of -0.5 "
+        "more each; in 30 nights after a change of rounding of 0.5, 1 and 3 % lost and gained"
     )
     replayed = functools.partial(alarms, n=GSM8K_QUESTIONS, replays=replays, seed=seed)
     for d in (0.005, 0.01, 0.02, 0.04, 0.08):
         still = replayed(d, good=0, nights=YEAR)
         low = [replayed(d, shift=0.005, good=30, nights=nights) for nights in (10, 20)]
+        lower = replayed(d, shift=0.01, good=30, nights=10)
         falling = replayed(d, ramp=0.005, good=30, nights=10)
-        typer.echo(f"{d:>6.1%}" + "".join(f"{share:>8.1%}" for share in (still, *low, falling)))
+        other = [replayed(d, rounding=share, good=30, nights=30) for share in (0.005, 0.01, 0.03)]
+        typer.echo(f"{d:>6.1%}" + "".join(f"{share:>8.1%}" for share in (still, *low, lower, falling, *other)))
 
 
 def stress_rows(when: str, rule: Rule, replays: int, seed: int) -> list[PowerRow]:

@@ -159,3 +159,37 @@ def test_missing_weights_cannot_run_here(run, monkeypatch, plant, tmp_path):
     assert code == 5
     assert "config.json is missing" in output.err
     assert findings[0].outcome is Outcome.DID_NOT_RUN
+
+
+def test_drift_gates_are_listed_and_their_names_are_offered(run):
+    _, output, _ = run("gates")
+    assert "pocket-hybrid-drift: drift of pocket-hybrid\n  beside vllm, no baseline" in output.out
+    assert "beside ROCM_ATTN and TRITON_ATTN" in output.out
+    code, output, _ = run("gate", "pocket-hybrid-drif")
+    assert (code, "did you mean 'pocket-hybrid-drift'?" in output.err) == (2, True)
+    code, output, _ = run("power", "pocket-hybrid-drift")
+    assert (code, "is a drift gate" in output.err) == (2, True)
+
+
+@pytest.mark.parametrize("option", [("--when", "release"), ("--limit", "5"), ("--engine", "transformers")])
+def test_an_option_that_a_drift_gate_has_no_use_for_is_refused(run, option):
+    code, output, _ = run("gate", "pocket-hybrid-drift", *option)
+    assert (code, "own sequences" in output.err) == (2, True)
+
+
+def test_findings_of_a_drift_gate_do_not_lie_beside_answers_of_another(run, monkeypatch, tmp_path):
+    (tmp_path / "samples.jsonl").write_text("{}\n")
+    monkeypatch.setattr(cli, "run_drift", lambda *_: [Check(id="g/reading", outcome=Outcome.PASS, message="m")])
+    _, output, findings = run("gate", "pocket-hybrid-drift")
+    assert [check.id for check in findings] == ["g/reading"]
+    assert not (tmp_path / "samples.jsonl").exists()
+    assert output.out.endswith(f"{tmp_path}/findings.jsonl\n")
+
+
+def test_power_of_every_gate_goes_on_past_one_without_a_baseline(run):
+    code, output, _ = run("power", "--replays", "10")
+    assert code == 0
+    assert "granite-4.0-h-small, pre-merge: no baseline says how noisy it is; name a --d to assume" in output.err
+    assert output.out.count("pocket-window, ") == 2
+    code, output, _ = run("power", "granite-4.0-h-small", "--replays", "10")
+    assert (code, "no baseline" in output.err) == (3, True)

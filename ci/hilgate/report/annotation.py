@@ -44,7 +44,7 @@ def _render(plan: Plan, recorded: Recorded, verdict: Verdict, detail: Detail, fa
     for problem in problems.problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts):
         parts += _problem(problem, detail)
     parts += [line for table in tables.tables(plan, recorded, verdict) if (line := _first_failing_cell(table))]
-    for one in problems.named(verdict):
+    for one in problems.named(verdict, recorded):
         title = f"**{one.kind}** in {markdown(one.step)} ({markdown(one.what)})"
         parts.append(f"{title}\n\n{_bullets(problems.at_most(one.ids, problems.NAMED_IDS), 300)}")
     passed = [step for step in verdict.steps if step.outcome is Outcome.PASS]

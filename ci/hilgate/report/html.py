@@ -54,7 +54,7 @@ def render(
             step_counts=problems.step_counts(verdict),
             problems=problems.problems(plan, recorded, verdict, limit=detail.failures_per_step, facts=facts),
             rulings=problems.RULINGS,
-            named=problems.named(verdict),
+            named=problems.named(verdict, recorded),
             named_limit=problems.NAMED_IDS,
             evidence_limit=problems.EVIDENCE_LINES,
             approval=problems.approval(verdict),

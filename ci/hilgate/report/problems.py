@@ -137,8 +137,12 @@ def _problem(
     )
 
 
-def named(verdict: Verdict) -> tuple[Named, ...]:
-    """Flaky and quarantined checks and unexpected passes of every step, green ones included."""
+PASSED_BUT = "passed_but"
+"""The label of a check that passes and does not prove all it is for."""
+
+
+def named(verdict: Verdict, recorded: Recorded) -> tuple[Named, ...]:
+    """Flaky and quarantined checks, unexpected passes and passes with a reservation, of every step, green ones too."""
     kinds = (
         ("flaky", "failed and then passed over the same files: not a pass", "flaky"),
         ("quarantined", "failed in quarantine: an owner has promised to mend it", "quarantined"),
@@ -149,6 +153,18 @@ def named(verdict: Verdict) -> tuple[Named, ...]:
         for step in verdict.steps
         for kind, what, attribute in kinds
         if (ids := getattr(step, attribute))
+    ) + tuple(
+        Named(step.key, "passed, but", "a pass that does not prove all it is for", told)
+        for step in verdict.steps
+        if (told := _reservations(recorded.last(step.key)))
+    )
+
+
+def _reservations(attempt: Attempt | None) -> tuple[str, ...]:
+    return tuple(
+        f"{check.id}: {check.labels[PASSED_BUT]}"
+        for check in (attempt.checks if attempt else ())
+        if check.outcome is Outcome.PASS and check.labels.get(PASSED_BUT)
     )
 
 

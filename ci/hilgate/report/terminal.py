@@ -146,7 +146,7 @@ def print_verdict(judged: Judged, *, every: bool = False) -> None:
         alike.setdefault(problem.step.key if problem.findings else problem.step.why, []).append(problem)
     for group in alike.values():
         _print_problem(console, group, desk=judged.plan.desk)
-    for one in named(verdict):
+    for one in named(verdict, recorded):
         console.print()
         say(console, f"{one.kind} in {one.step}: {', '.join(one.ids)}")
     console.print()

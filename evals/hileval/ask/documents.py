@@ -26,7 +26,7 @@ from pydantic import Field, ValidationError, model_validator
 from hileval.ask.task import INVALID, ScoreError, TaskError, data_folder, identify, model_folder
 from hileval.engines import ModelFilesError, Prompt, require_model_files
 from hileval.gates.declare import EVALS, first_problem
-from hileval.records.records import Sample, flags_of
+from hileval.records.records import Sample, flags_of, json_lines
 from hilgate.errors import RecordsError
 from hilgate.model import Noun
 
@@ -144,12 +144,12 @@ def _spoken(file: Path) -> Iterator[Document]:
     from hileval.pocket.data import speak
 
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = list(json_lines(file))
+    except OSError as error:
         raise DocumentError(
             f"cannot be read: {type(error).__name__}", where=str(file), remedy="restore it from git"
         ) from error
-    for number, line in enumerate(lines, 1):
+    for number, line in lines:
         try:
             row = json.loads(line)
             name, text = row["id"], row["text"]

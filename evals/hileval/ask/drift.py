@@ -15,7 +15,7 @@ from hileval.ask.evaluation import check_backend
 from hileval.ask.task import model_folder
 from hileval.engines import EngineError, Rows
 from hileval.gates.declare import engine_factory
-from hileval.gates.drift import Drift, Floor, judge_drift
+from hileval.gates.drift import Compared, Drift, Floor, judge_drift
 from hilgate.errors import RecordsError
 from hilgate.model import Check, Noun, Outcome
 
@@ -46,10 +46,8 @@ class Side(Noun):
     """what the engine wrote behind them,"""
     wrote: Rows
     """and from which distributions."""
-    read_again: Rows = Field(default_factory=list)
-    """Of the peer: the same places, where it is given all tokens at once; what ours wrote,"""
-    read_own: Rows = Field(default_factory=list)
-    """and what it wrote itself."""
+    read_again: dict[SideName, Rows] = Field(default_factory=dict)
+    """Of the peer: the places of what each side wrote, itself included, where it is given all tokens at once."""
     read_alone: Rows = Field(default_factory=list)
     """Of the peer: `read` again, each sequence alone, so that products are of another shape;"""
     changed: Rows = Field(default_factory=list)
@@ -124,8 +122,10 @@ def _encoder(gate: Gate) -> Callable[[str], list[int]]:
     return lambda text: list(slow.encode(text, add_special_tokens=False))
 
 
-def ask_side(which: SideName, name: str, gate: Gate, drift: DriftGate, given: Side | None) -> Side:
-    """Ask one engine everything: ours, the peer about what ours wrote too, or another trusted attention to read."""
+def ask_side(
+    which: SideName, name: str, gate: Gate, drift: DriftGate, given: dict[SideName, Side] | None = None
+) -> Side:
+    """Ask one engine everything; the peer, which is `given` the other sides, about what they wrote too."""
     from hileval.engines.transformers_engine import TransformersEngine
     from hileval.engines.vllm_engine import VllmEngine
 
@@ -140,11 +140,15 @@ def ask_side(which: SideName, name: str, gate: Gate, drift: DriftGate, given: Si
     )
     sequences = sequences_of(gate, drift)
     asked = [tokens[: max(2, len(tokens) * 3 // 5)] for tokens in sequences]
-    engine = engine_factory(gate, chosen)()
+    engine = (
+        TransformersEngine(gate.path(gate.model), kv_cache_dtype=str(gate.engine_args.get("kv_cache_dtype", "auto")))
+        if chosen == "transformers"
+        else engine_factory(gate, chosen)()
+    )
     assert isinstance(engine, (VllmEngine, TransformersEngine))
     try:
         read = _kept(engine.read(sequences))
-        written, wrote = ([], []) if which == "second" else engine.write(asked, drift.written)
+        written, wrote = engine.write(asked, drift.written)
         side = Side(
             name=engine.name,
             served=check_backend(name, gate, engine),
@@ -153,14 +157,16 @@ def ask_side(which: SideName, name: str, gate: Gate, drift: DriftGate, given: Si
             written=written,
             wrote=wrote,
         )
-        if given is None:
+        if which != "peer":
             return side
         replaced = [changed(tokens, sequences[i - 1]) for i, tokens in enumerate(sequences)]
         rows = engine.read([tokens for tokens, _ in replaced])
         return side.model_copy(
             update={
-                "read_again": _last(engine.read(_joined(given)), given),
-                "read_own": _last(engine.read(_joined(side)), side),
+                "read_again": {
+                    writer: _last(engine.read(_joined(other)), other)
+                    for writer, other in ((given or {}) | {which: side}).items()
+                },
                 "read_alone": _kept([engine.read([tokens])[0] for tokens in sequences]),
                 "changed": [row[behind - 1 :] for row, (_, behind) in zip(rows, replaced, strict=True)],
             }
@@ -192,21 +198,37 @@ def _last(rows: Rows, side: Side) -> Rows:
 
 def compare_sides(name: str, ours: Side, peer: Side, floor: Floor, second: Side | None = None) -> list[Check]:
     """The checks of a drift gate, and who served it."""
-    rounding = [Drift.rounding(peer.wrote, peer.read_own), Drift.rounding(peer.read_alone, peer.read)]
-    rounding += [] if second is None else [Drift.rounding(second.read, peer.read)]
+    reads = [Drift.rounding(peer.read_alone, peer.read)]
+    writes = [Drift.rounding(peer.wrote, peer.read_again["peer"])]
+    if second is not None:
+        reads.append(Drift.rounding(second.read, peer.read))
+        writes.append(Drift.rounding(second.wrote, peer.read_again["second"]))
     behind = [row[-len(changed_rows) :] for row, changed_rows in zip(peer.read, peer.changed, strict=True)]
     checks = judge_drift(
         name,
-        Drift.between(ours.read, peer.read),
-        Drift.between(ours.wrote, peer.read_again),
-        Drift.largest(*rounding),
+        Compared(Drift.between(ours.read, peer.read), Drift.largest(*reads)),
+        Compared(Drift.between(ours.wrote, peer.read_again["ours"]), Drift.largest(*writes)),
         Drift.between(peer.changed, behind),
         floor,
     )
     served = [side.served for side in (ours, peer, second) if side is not None and side.served is not None]
     if any(check.outcome is not Outcome.PASS for check in served):
         checks = [check.model_copy(update={"outcome": Outcome.DID_NOT_RUN}) for check in checks]
-    return [*served, *checks]
+    return [*served, *_second_is_another(name, peer, second), *checks]
+
+
+def _second_is_another(name: str, peer: Side, second: Side | None) -> list[Check]:
+    """Whether the second trusted attention is not the peer's own: from itself it differs too little."""
+    if second is None or peer.served is None or second.served is None:
+        return []
+    backends = [side.served.labels.get("backend") for side in (peer, second) if side.served is not None]
+    if None in backends or backends[0] != backends[1]:
+        return []
+    message = (
+        f"the second trusted attention is the peer's own, {backends[0]}: what two attentions differ is not known here; "
+        "name two backends, `peer` and `second`, that this machine serves differently"
+    )
+    return [Check(id=f"{name}/second", outcome=Outcome.INCONCLUSIVE, message=message)]
 
 
 def run_drift(name: str, drift: DriftGate, out: Path) -> list[Check]:
@@ -219,7 +241,8 @@ def run_drift(name: str, drift: DriftGate, out: Path) -> list[Check]:
     files = side_files(drift, out)
     for which, file in files.items():
         file.unlink(missing_ok=True)
-        given = ["--given", str(files["ours"])] if which == "peer" else []
+        others = [other for other in files if other != "peer"] if which == "peer" else []
+        given = [word for other in others for word in ("--given", f"{other}={files[other]}")]
         command = [sys.executable, "-m", "hileval", "drift-side", name, which, "--file", str(file), *given]
         if status := subprocess.run(command, check=False).returncode:
             raise EngineError(f"{which} ended with status {status}", where=name, remedy="read what it says above")
@@ -237,6 +260,6 @@ def judge_sides(name: str, drift: DriftGate, out: Path) -> list[Check]:
 
 
 def side_files(drift: DriftGate, out: Path) -> dict[SideName, Path]:
-    """Where the answers of each side are."""
-    names: tuple[SideName, ...] = ("ours", "peer", "second") if drift.second else ("ours", "peer")
+    """Where the answers of each side are, in the order of asking: the peer reads what the others wrote."""
+    names: tuple[SideName, ...] = ("ours", "second", "peer") if drift.second else ("ours", "peer")
     return {which: out / f"{which}.json.gz" for which in names}

@@ -15,7 +15,7 @@ import numpy as np
 
 from hileval.gates.rule import order
 from hileval.records.baseline import NOBODY, BaselineError
-from hileval.records.records import Identity, Run, Sample
+from hileval.records.records import Identity, Run, Sample, json_lines
 from hilgate.errors import RecordsError
 from hilgate.model import FINDINGS_FILE, Check, Outcome
 
@@ -118,15 +118,18 @@ def read_evaluation(
     Raises:
         RecordsError: They cannot be read, hold a question twice in a run, or are not what the baseline was asked.
     """
+    number, file = 0, folder / "samples.jsonl"
     try:
-        lines = (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()
-        samples = [Sample.model_validate_json(line) for line in lines]
-        findings = (folder / FINDINGS_FILE).read_text(encoding="utf-8").splitlines()
-        checks = [Check.model_validate_json(line) for line in findings]
+        samples, checks = [], []
+        for number, line in json_lines(file):  # noqa: B007 - the error names it
+            samples.append(Sample.model_validate_json(line))
+        number, file = 0, folder / FINDINGS_FILE
+        for number, line in json_lines(file):  # noqa: B007 - the error names it
+            checks.append(Check.model_validate_json(line))
     except (OSError, ValueError) as error:
         raise RecordsError(
             f"not the answers of a gate: {type(error).__name__}: {str(error).splitlines()[0]}",
-            where=str(folder),
+            where=f"{file}:{number}" if number else str(folder),
             remedy="name the folder that `gate` wrote",
         ) from error
     served = next((check for check in checks if f"/served-by-{gate.attention_backend}" in check.id), None)

@@ -204,7 +204,7 @@ class TaskQuestions:
         self._config = resolve_task(gate.path(gate.task), gate.num_fewshot) if real else _task_of(gate)
         self.identity = identify(
             gate,
-            task={key: value for key, value in self._config.items() if key != "dataset_kwargs"},
+            task={key: value for key, value in self._config.items() if key != "dataset_kwargs"} | turns(gate),
             tokenizer=("tokenizer.json", "tokenizer_config.json"),
             generation=self._config["generation_kwargs"],
             lm_eval=importlib.metadata.version("lm_eval"),
@@ -247,6 +247,11 @@ def chat_of(gate: Gate) -> Chat:
     )
 
 
+def turns(gate: Gate) -> dict[str, bool]:
+    """How a chat model gets its examples: in one message with the question, as vLLM asks; else lm-eval makes turns."""
+    return {"fewshot_as_multiturn": False} if gate.protocol == "chat" else {}
+
+
 def _simple_evaluate(adapter: Any, task: Any, name: str, ids: Sequence[int], gate: Gate) -> list[dict[str, Any]]:
     import lm_eval
     from lm_eval.tasks import TaskManager
@@ -258,6 +263,7 @@ def _simple_evaluate(adapter: Any, task: Any, name: str, ids: Sequence[int], gat
             task_manager=TaskManager(include_defaults=False),  # else it reads its 13,000 stock files at each look
             gen_kwargs={"max_gen_toks": gate.max_gen_toks},
             apply_chat_template=gate.protocol == "chat",
+            **turns(gate),
             samples={name: sorted(ids)},
             log_samples=True,
             bootstrap_iters=0,

@@ -23,17 +23,47 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+FP8_CODES = ("fp8", "fp8_e4m3")
+"""Words of vLLM for a cache of float8_e4m3fn."""
+CODED = "fp8_codes"
+"""What the attention with codes is called in transformers' registers."""
+
+
+def _register_codes() -> None:
+    """Torch's own attention, over keys and values that were rounded to e4m3fn as a cache of such codes has them."""
+    import torch
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    most = torch.finfo(torch.float8_e4m3fn).max
+
+    def attention(module: Any, query: Any, key: Any, value: Any, *others: Any, **named: Any) -> Any:
+        key, value = (side.clamp(-most, most).to(torch.float8_e4m3fn).to(side.dtype) for side in (key, value))
+        return plain(module, query, key, value, *others, **named)
+
+    ALL_ATTENTION_FUNCTIONS.register(CODED, attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(CODED, sdpa_mask)
+
+
 class TransformersEngine:
     """transformers' own generation, greedy; prompts of equal length share a batch, so there is no padding."""
 
     auto_class = "AutoModelForCausalLM"
 
-    def __init__(self, model: Path, *, batch: int = 64, temperature: float = 0.0) -> None:
+    def __init__(self, model: Path, *, batch: int = 64, temperature: float = 0.0, kv_cache_dtype: str = "auto") -> None:
         """Load the model in fp32. Answers are greedy, or drawn at a temperature from torch's generator.
+
+        Args:
+            model: Its folder.
+            batch: Prompts answered at once.
+            temperature: Of drawn answers.
+            kv_cache_dtype: vLLM's word for what keys and values are rounded to: `auto` is not at all, `fp8` and
+                `fp8_e4m3` are e4m3fn without a scale.
 
         Raises:
             ModelFilesError: see `require_model_files`.
-            EngineError: the files do not load.
+            EngineError: the files do not load, or K and V cannot be rounded so.
         """
         require_model_files(model)
         with as_engine_error("loading the model", str(model)):
@@ -48,6 +78,15 @@ class TransformersEngine:
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
             loader = getattr(transformers, self.auto_class)
             self.model = loader.from_pretrained(model, dtype=torch.float32).eval()
+        if kv_cache_dtype != "auto":
+            if kv_cache_dtype not in FP8_CODES:
+                raise EngineError(
+                    f"kv_cache_dtype {kv_cache_dtype!r} is not known here",
+                    where=self._where,
+                    remedy=f"auto, {', '.join(FP8_CODES)}, or another peer",
+                )
+            _register_codes()
+            self.model.set_attn_implementation(CODED)
 
     def attention_layers(self) -> None:
         """None: there is one attention only."""

@@ -132,7 +132,10 @@ class VllmEngine:
         )
 
     def read(self, sequences: Sequence[Sequence[int]]) -> Rows:
-        """The ASKED likeliest tokens before each token but the first, with log-probabilities; all tokens are given."""
+        """The ASKED likeliest tokens before each token but the first, with log-probabilities; all tokens are given.
+
+        vLLM adds the token that the prompt has there, however unlikely: a row may hold one more.
+        """
         with as_engine_error("reading", self._where):
             from vllm import SamplingParams
 

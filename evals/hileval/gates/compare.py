@@ -12,6 +12,7 @@ import numpy as np
 
 from hileval.gates import statistics
 from hileval.gates.judge import Flip
+from hileval.records.records import json_lines
 from hilgate.errors import RecordsError
 from hilgate.model import Check, Outcome
 
@@ -36,6 +37,8 @@ class Answered:
     right: float
     """Share of right answers: 0 or 1 where it was asked once."""
     flags: tuple[str, ...]
+    prompt_hash: str | None
+    """Of what was asked; None where the file does not say."""
 
 
 def read_answers(path: Path, which: Filter, *, repeated: bool = False) -> dict[str, Answered]:
@@ -45,14 +48,19 @@ def read_answers(path: Path, which: Filter, *, repeated: bool = False) -> dict[s
         RecordsError: Unreadable, not answers, a question twice, a score that is neither 0 nor 1, or none of the filter.
     """
     found: dict[str, list[Answered]] = {}
+    others, number = set[str](), 0
     try:
-        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        for number, line in json_lines(path):  # noqa: B007 - the error names it
+            row = json.loads(line)
             if "filter" in row and row["filter"] != FILTERS[which]:
+                others.add(str(row["filter"]))
                 continue
             ours = "strict_correct" in row
             right = row[f"{which}_correct"] if ours else row["exact_match"]
             if right not in (0, 1):
                 raise ValueError(f"a score of {right!r}")  # noqa: TRY301 - one place words what is wrong with a file
+            if "doc_hash" not in row:
+                raise KeyError("doc_hash, which lm-eval writes from 0.4.3 on")  # noqa: TRY301 - the same
             same = found.setdefault(row["doc_hash"], [])
             if same and not (repeated and ours):
                 raise ValueError(f"question {row['doc_id']} occurs twice")  # noqa: TRY301 - the same
@@ -64,16 +72,24 @@ def read_answers(path: Path, which: Filter, *, repeated: bool = False) -> dict[s
                     text=row["text"] if ours else row["resps"][0][0],
                     right=float(right),
                     flags=tuple(row["flags"]) if ours else (),
+                    prompt_hash=row.get("prompt_hash"),
                 )
             )
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise RecordsError(
             f"not stored answers: {type(error).__name__}: {error}",
-            where=str(path),
-            remedy="name a samples.jsonl of a gate, or lm-eval's samples_<task>_<time>.jsonl",
+            where=f"{path}:{number}" if number else str(path),
+            remedy="name a samples.jsonl of a gate, or samples_<task>_<time>.jsonl of lm-eval 0.4.3 or later, of "
+            "a task with an exact_match",
         ) from error
     if not found:
-        raise RecordsError(f"no answer of filter {FILTERS[which]}", where=str(path), remedy="use the other --filter")
+        held = f"the file holds {', '.join(sorted(others))}; " if others else ""
+        other = next((name for name in FILTERS if FILTERS[name] in others), None)
+        raise RecordsError(
+            f"no answer of filter {FILTERS[which]}",
+            where=str(path),
+            remedy=held + (f"use --filter {other}" if other else f"{' and '.join(FILTERS.values())} can be compared"),
+        )
     return {
         key: replace(same[0], right=math.fsum(one.right for one in same) / len(same)) for key, same in found.items()
     }
@@ -83,7 +99,8 @@ def compare(before: Path, after: Path, which: Filter, *, alpha: float, margin: f
     """Whether the second run is worse: both tests at alpha; a pass excludes a drop of the margin.
 
     Raises:
-        RecordsError: See `read_answers`; or the files share no question, or not all of them.
+        RecordsError: See `read_answers`; or the files share no question, or not all of them, or were asked with other
+            prompts.
     """
     old, new = read_answers(before, which), read_answers(after, which)
     if old.keys() != new.keys():
@@ -91,6 +108,14 @@ def compare(before: Path, after: Path, which: Filter, *, alpha: float, margin: f
             f"{len(old)} and {len(new)} questions, {len(old.keys() & new.keys())} of them the same",
             where=f"{before}, {after}",
             remedy="compare runs of the same questions",
+        )
+    asked = [(one, one.prompt_hash, new[key].prompt_hash) for key, one in old.items()]
+    other = [one for one, then, now in asked if None not in (then, now) and then != now]
+    if other:
+        raise RecordsError(
+            f"{len(other)} of {len(old)} questions were asked with another prompt, first question {other[0].doc_id}",
+            where=f"{before}, {after}",
+            remedy="compare runs of the same prompts: system prompt, examples and chat template included",
         )
     base, now = (np.array([[side[key].right > 0 for key in old]]) for side in (old, new))
     p_value = max(statistics.drop_p(base, now), float(statistics.difference_p(statistics.differences(base, now))))

@@ -146,11 +146,12 @@ class DriftGate(Noun):
     of: Key
     """The gate whose model, task, engine and attention it is."""
     peer: str = Field(default="vllm", pattern=r"^(vllm|transformers|[A-Z][A-Z0-9_]*)$")
-    """Whose attention is asked in the same job: vLLM's own, one of its by name, or transformers' where vLLM's cannot
-    serve the class."""
+    """Whose attention is asked in the same job: vLLM's own, one of its by name, or transformers' in float32 where
+    vLLM's cannot serve the class; with an FP8 cache its keys and values are rounded to the same codes."""
     second: str | None = Field(default=None, pattern=r"^[A-Z][A-Z0-9_]*$")
-    """Another attention of vLLM that is trusted: what it differs from the peer is rounding as well. In 16 bits a peer
-    that rounds alike in every batch says too little of that (`python -m hileval.pocket rounding`)."""
+    """Another attention of vLLM that is trusted: what it differs from the peer, reading and writing, is rounding as
+    well. In 16 bits a peer that rounds alike in every batch says too little (`python -m hileval.pocket rounding`).
+    Served by the peer's own backend it makes the gate inconclusive, so both are best named."""
     engine_args: dict[str, Scalar] = Field(default_factory=dict)
     """What differs from the other gate's, such as a longer `max_model_len`."""
     lengths: dict[int, int] = Field(default={0: 16}, min_length=1)
@@ -158,7 +159,7 @@ class DriftGate(Noun):
     written: int = Field(default=16, ge=1)
     """Tokens that are written behind the beginning of each sequence, one by one."""
     floor: Floor = FLOOR
-    """Nats of median, 90 % and worst that are explained whatever the peer differs from itself: what codes lose."""
+    """Nats of median, 90 % and worst that count as rounding at least, whatever the peer differs from itself."""
 
 
 class Gates(Noun):
@@ -225,16 +226,22 @@ def first_problem(error: ValidationError) -> str:
 
 
 def find_gate(name: str, declared: Gates) -> Gate:
-    """The gate of that name.
+    """The gate of that name, which asks questions or documents.
 
     Raises:
         UnknownGateError: no such gate; the message offers the nearest name.
     """
-    gates = declared.gates
-    if name in gates:
-        return gates[name]
-    near = difflib.get_close_matches(name, gates, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"declared gates: {', '.join(sorted(gates))}"
+    if name in declared.gates:
+        return declared.gates[name]
+    if name in declared.drifts:
+        raise UnknownGateError(
+            f"{name!r} is a drift gate, which has no baseline and no rule",
+            where="evals/gates.yaml",
+            remedy=f"name {declared.drifts[name].of!r}, the gate whose model it is, or: python -m hileval gate {name}",
+        )
+    names = [*declared.gates, *declared.drifts]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"declared gates: {', '.join(sorted(names))}"
     raise UnknownGateError(f"no gate {name!r}", where="evals/gates.yaml", remedy=hint)
 
 

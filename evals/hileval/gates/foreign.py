@@ -151,7 +151,7 @@ def _from_lm_eval(config: _LmEval, path: Path, gpus: int) -> Gate:
         raise ForeignConfigError(f"tasks: {names}; only gsm8k is gated here", where=str(path), remedy="take it out")
     if config.fewshot_as_multiturn:
         raise ForeignConfigError(
-            "fewshot_as_multiturn: examples are one text here",
+            "fewshot_as_multiturn: examples are one message here",
             where=str(path),
             remedy="set it to false: another prompt",
         )

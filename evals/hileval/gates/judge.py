@@ -9,9 +9,11 @@ with the stored answer beside the new one.
 from __future__ import annotations
 
 import itertools
+import math
 import textwrap
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +27,8 @@ from hilgate.model import Check, Number, Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from hileval.ask.evaluation import Evaluation
     from hileval.gates.declare import Gate
     from hileval.gates.rule import Rule, Standing
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
     from hileval.records.records import Filter, Sample
 
 
+NO_BASELINE = "no baseline"
+"""State of a gate without one."""
 SHOWN_FLIPS = 3
 """Flipped questions that a message quotes; all of them are in flips.md."""
 
@@ -68,11 +74,30 @@ def judge(
     ]
     if gate.floor is not None:
         checks.append(_floor(f"{name}/floor", gate.floor, _share_of_all(gate, rule, asked), baseline))
+    checks = [_with_reservations(check, gate) for check in checks]
     if served is None:
         return checks
     if served.outcome is not Outcome.PASS:
         checks = [_not_measured(check) for check in checks]
     return [served, *checks]
+
+
+def _with_reservations(check: Check, gate: Gate) -> Check:
+    """A pass of accuracy with what it does not prove: reports list such passes (`passed_but`)."""
+    if check.outcome is not Outcome.PASS or not check.id.endswith("/accuracy"):
+        return check
+    labels, told = check.labels, []
+    if labels["state"] == State.UNRESOLVED.value:
+        told.append("undecided after the last question and run")
+    if labels["state"] == NO_BASELINE:
+        told.append("no baseline yet, so only the floor holds")
+    if labels.get("churn") == "yes":
+        told.append("answers churn")
+    if unpinned := _unpinned(gate):
+        told.append(unpinned.removeprefix("; "))
+    if "changed" in labels:
+        told.append(f"changed since the baseline: {labels['changed']}")
+    return check.model_copy(update={"labels": labels | {"passed_but": "; ".join(told)}}) if told else check
 
 
 def exit_status(checks: Sequence[Check]) -> Exit:
@@ -146,11 +171,12 @@ class _Share:
     """Right answers among all, with their Wilson interval."""
 
     def __init__(self, correct: int, n: int, alpha: float) -> None:
+        self.confidence = f"{100 * (1 - alpha):.4g}%"
         self.correct, self.n, self.value = correct, n, correct / n
         self.low, self.high = statistics.interval(correct, n, alpha)
 
     def __str__(self) -> str:
-        return f"{self.correct}/{self.n} = {self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"
+        return f"{self.correct}/{self.n} = {self.value:.1%} [{self.low:.1%}, {self.high:.1%}] at {self.confidence}"
 
     @property
     def numbers(self) -> dict[str, Number]:
@@ -166,7 +192,7 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
     new = asked.outcomes(gate)
     standing = stand(rule, asked.base, new)
     distinct, d = baseline.distinct(gate.filter), baseline.d(gate.filter)
-    outcome, verdict = _verdict(rule, gate, distinct, standing)
+    outcome, verdict = _verdict(rule, gate, distinct, standing, len(rule.plan(len(asked.ids))))
     churns = standing.churn_p <= rule.alpha and standing.state is not State.FAIL
     if churns:
         verdict = (
@@ -180,6 +206,7 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
     lost, gained = [flip for flip in flips if flip.lost], [flip for flip in flips if not flip.lost]
     labels = {"filter": gate.filter, "state": standing.state.value, "churn": "yes" if churns else "no"}
     labels["baseline"] = f"{baseline.recorded} {baseline.identity.weights[:12]}"
+    labels["right"] = packed(new[0])
     if lost:
         labels["lost_questions"] = " ".join(str(flip.doc_id) for flip in lost[:20])
     by_line, line_numbers = _by_line(asked.samples)
@@ -216,6 +243,24 @@ def _accuracy(check_id: str, gate: Gate, rule: Rule, asked: Evaluation, baseline
     return Check(id=check_id, outcome=outcome, message=message, labels=labels, numbers=numbers, seconds=asked.seconds)
 
 
+def packed(right: statistics.Outcomes) -> str:
+    """Which questions were answered right, [questions] in the order of asking: how many, and bits in hexadecimal."""
+    return f"{right.size}:{np.packbits(right).tobytes().hex()}"
+
+
+def unpacked(text: str) -> NDArray[np.bool_]:
+    """What `packed` wrote.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    count, _, bits = text.partition(":")
+    right = np.unpackbits(np.frombuffer(bytes.fromhex(bits), dtype=np.uint8))
+    if not 0 < int(count) <= right.size < int(count) + 8:
+        raise ValueError(f"not the answers of {count} questions")
+    return right[: int(count)].astype(bool)
+
+
 def _unpinned(gate: Gate) -> str:
     return "; revision not pinned: this is main of today" if gate.weights == "hub" and not gate.revision else ""
 
@@ -229,8 +274,8 @@ def _by_line(samples: Sequence[Sample]) -> tuple[str, dict[str, Number]]:
     return text, {"lines": lines, "lines_right": right, "line_match": right / lines}
 
 
-def _verdict(rule: Rule, gate: Gate, distinct: int, standing: Standing) -> tuple[Outcome, str]:
-    """What a standing means for a merge or a release, in words."""
+def _verdict(rule: Rule, gate: Gate, distinct: int, standing: Standing, looks: int) -> tuple[Outcome, str]:
+    """What a standing means for a merge or a release, in words; the rule has so many `looks`."""
     p_value = max(standing.p_value, standing.p_difference)
     if standing.state is State.FAIL:
         return Outcome.FAIL, f"dropped by {standing.drop:.1%} (p={p_value:.1e})"
@@ -241,15 +286,35 @@ def _verdict(rule: Rule, gate: Gate, distinct: int, standing: Standing) -> tuple
             f"not failed (p={p_value:.2g}), but the baseline holds {distinct} distinct runs and the rule wants "
             f"{rule.baseline_runs}: one run's luck would be shared by every merge"
         )
-    bound = f"{1 - rule.beta:.0%} bound {standing.high:.1%}"
+    bound = f"{1 - rule.beta:.0%} bound {standing.high:.1%}" + (f" at one look of {looks}" if looks > 1 else "")
     excluded = f"a drop of {rule.margin:.1%} is excluded ({bound})"
     undecided = f"a drop of {rule.margin:.1%} is not excluded ({bound}, p={p_value:.2g})"
     if standing.state is State.PASS:
         return Outcome.PASS, excluded
     if standing.state is State.UNRESOLVED and rule.unresolved == "flag":
         return Outcome.PASS, f"FLAGGED, {undecided} after {standing.new_runs} runs of {standing.n} questions"
-    missing = "; more questions would tell" if standing.state in {State.ASK_MORE, State.RUN_AGAIN} else ""
-    return Outcome.INCONCLUSIVE, undecided + missing
+    asked_less = standing.state in {State.ASK_MORE, State.RUN_AGAIN}
+    way = "more questions would tell" if asked_less else _way_out(rule, standing)
+    return Outcome.INCONCLUSIVE, f"{undecided}; {way}"
+
+
+def _way_out(rule: Rule, standing: Standing) -> str:
+    """What would decide a gate that asked everything it may.
+
+    Where a share of the answers changes for good, as under another rounding, a mean moves by its square root over the
+    questions, however often they are asked.
+    """
+    smallest = NormalDist().inv_cdf(1 - rule.beta) * math.sqrt(standing.churned / standing.n)
+    hidden = (
+        f"with {standing.churned:.1%} of the answers changed, {standing.n} questions can exclude a drop from about "
+    )
+    if smallest <= rule.margin:
+        return f"{hidden}{smallest:.1%} on, so another run may decide: what was lost may be noise"
+    return (
+        f"{hidden}{smallest:.1%} on, and further runs of them cannot help. What decides: a margin of that size for "
+        "this model (`rules` in gates.yaml), more questions, or stored runs that share this rounding "
+        "(`baseline record --second` with an attention that rounds alike)"
+    )
 
 
 def _without_baseline(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) -> Check:
@@ -269,7 +334,7 @@ def _without_baseline(check_id: str, gate: Gate, rule: Rule, asked: Evaluation) 
         id=check_id,
         outcome=outcome,
         message=f"{share}{by_line}, {why}{_unpinned(gate)}; record one: python -m hileval baseline record",
-        labels={"filter": gate.filter, "state": "no baseline"},
+        labels={"filter": gate.filter, "state": NO_BASELINE},
         numbers=share.numbers | {"correct": share.correct} | line_numbers,
         seconds=asked.seconds,
     )

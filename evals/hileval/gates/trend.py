@@ -6,10 +6,15 @@ and the most improbable split is what counts,
 
     z = (mean drop of the last nights - mean drop before) / sqrt(v (1 / answers before + 1 / answers since)).
 
-Only nights are compared with nights: what their baseline was lucky with, or where ours rounds otherwise for good, is in
-all of them. v, the variance of one answer, is d / 2 of the stored runs, or what neighbouring nights show if that is
-more (von Neumann 1941: half the mean squared difference of successive values), and never less than half a question a
-night. An alarm is z >= ALARM. The largest of so many z has no closed form: `alarms` replays it.
+Only nights are compared with nights: what their baseline was lucky with is in all of them. v, the variance of one
+answer, is d / 2 of the stored runs, or what neighbouring nights show if that is more (von Neumann 1941: half the mean
+squared difference of successive values), and never less than half a question a night. A split stands out from
+z >= ALARM on.
+
+A change of rounding moves the mean too: some questions are lost for good and some gained, and their difference stays.
+So a split that stands out is an alarm only if the questions themselves say that more were lost than gained: Student's
+t over what each question's share of right nights fell by (`statistics.difference_p`), at CONFIRMED. The largest of so
+many z has no closed form: `alarms` replays both.
 """
 
 from __future__ import annotations
@@ -21,11 +26,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hileval.gates import statistics
+from hileval.gates.judge import FLIPPED, unpacked
 from hilgate.errors import CannotRunHereError, RecordsError
-from hilgate.model import PLAN_FILE, Check, Outcome
+from hilgate.model import PLAN_FILE, Check, Number, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
 
 ALARM = 4.5
 """In a year of nights of an unchanged model at most one in a hundred gives an alarm (`alarms`)."""
+CONFIRMED = 0.001
+"""Of a hundred changes of rounding one or two give an alarm within thirty nights, all nights and splits counted."""
 FEWEST, BEFORE, WINDOW = 10, 5, 30
 """Nights below which nothing is said; nights before a change at least; nights since it at most."""
 YEAR = 365
@@ -52,6 +61,13 @@ class Night:
     """Discordance of the stored runs."""
     baseline: str
     """Which one: a new baseline begins a new series."""
+    right: str = ""
+    """Which questions were answered right, as `judge` packs them; empty in nights of before it did."""
+
+    @property
+    def outcomes(self) -> NDArray[np.bool_] | None:
+        """[questions], in the order of asking; None where the night does not say."""
+        return unpacked(self.right) if self.right else None
 
 
 def read_nights(history: Path) -> dict[str, list[Night]]:
@@ -76,7 +92,12 @@ def read_nights(history: Path) -> dict[str, list[Night]]:
                 numbers, said = check["numbers"], check["labels"].get("baseline", "")
                 if check["outcome"] != Outcome.DID_NOT_RUN and "drop" in numbers:
                     answers = int(numbers["n"]) * int(numbers["runs"])
-                    night = Night(build.name, float(numbers["drop"]), answers, float(numbers.get("d", 0.0)), said)
+                    right = check["labels"].get("right", "")
+                    if right and len(unpacked(right)) != int(numbers["n"]):
+                        raise ValueError(f"{numbers['n']} questions, and `right` is of {len(unpacked(right))}")  # noqa: TRY301 - worded below
+                    night = Night(
+                        build.name, float(numbers["drop"]), answers, float(numbers.get("d", 0.0)), said, right
+                    )
                     found[line["step"]].append(night)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecordsError(
@@ -89,8 +110,8 @@ def read_nights(history: Path) -> dict[str, list[Night]]:
     }
 
 
-def scan(drops: Array, answers: Array, d: float) -> tuple[Array, NDArray[np.int64]]:
-    """Largest z after the last night, and how many nights it is of; zero where there are too few.
+def scan(drops: Array, answers: Array, d: float) -> Array:
+    """Each split's z after the last night, [..., WINDOW]: at i of the last i + 1 nights; zero where nights are too few.
 
     Args:
         drops: Of each night, [..., nights].
@@ -98,72 +119,138 @@ def scan(drops: Array, answers: Array, d: float) -> tuple[Array, NDArray[np.int6
         d: Discordance of the stored runs.
     """
     nights = drops.shape[-1]
-    z, since = np.zeros(drops.shape[:-1]), np.zeros(drops.shape[:-1], dtype=np.int64)
+    z = np.zeros((*drops.shape[:-1], WINDOW))
     if nights < FEWEST:
-        return z, since
+        return z
     steps = np.diff(drops) ** 2 / (1 / answers[1:] + 1 / answers[:-1])
     v = np.maximum(steps.mean(axis=-1), max(d / 2, 0.5 / float(answers.mean())))
     weight, total = answers.cumsum(), (drops * answers).cumsum(axis=-1)
     for last in range(1, min(WINDOW, nights - BEFORE) + 1):
         before, now = weight[-last - 1], weight[-1] - weight[-last - 1]
         moved = (total[..., -1] - total[..., -last - 1]) / now - total[..., -last - 1] / before
-        found = moved / np.sqrt(v * (1 / before + 1 / now))
-        since = np.where(found > z, last, since)
-        z = np.maximum(found, z)
-    return z, since
+        z[..., last - 1] = np.maximum(0.0, moved / np.sqrt(v * (1 / before + 1 / now)))
+    return z
+
+
+def confirm(right: NDArray[np.bool_], last: int, others: int = 0) -> float:
+    """p-value of the questions that no more of them were lost than gained by the last nights.
+
+    Args:
+        right: [nights, questions].
+        last: Nights since the split.
+        others: Further questions, each answered alike in all nights.
+    """
+    moved = statistics.differences(right[:-last], right[-last:])
+    return float(statistics.difference_p(np.concatenate([moved, np.zeros(others)])))
 
 
 def judge_nights(series: Mapping[str, Sequence[Night]]) -> list[Check]:
-    """One check per step: an alarm fails, with the night since when and by how much; too few nights pass and say so."""
-    checks = []
-    for step, nights in series.items():
-        drops, answers = (
-            np.array([getattr(night, key) for night in nights], dtype=float) for key in ("drop", "answers")
+    """One check per step: a confirmed drop fails, with the night since when and by how much.
+
+    Too few nights pass and say so; no night at all did not run. A split that stands out and cannot be confirmed,
+    because nights do not say which questions they answered right, is inconclusive.
+    """
+    return [_judge_step(step, nights) for step, nights in series.items()] or [
+        Check(
+            id="history/trend",
+            outcome=Outcome.DID_NOT_RUN,
+            message="no night of any gate is stored in the history; `hilgate history add` after each night fills it",
         )
-        z, since = scan(drops, answers, max(night.d for night in nights))
-        alarm, last = bool(z >= ALARM), int(since)
-        if len(nights) < FEWEST:
-            message = f"{len(nights)} nights; a trend is looked for from {FEWEST} on"
+    ]
+
+
+def _judge_step(step: str, nights: Sequence[Night]) -> Check:
+    drops, answers = (np.array([getattr(night, key) for night in nights], dtype=float) for key in ("drop", "answers"))
+    splits = scan(drops, answers, max(night.d for night in nights))
+    z, last = float(splits.max()), int(splits.argmax()) + 1
+    numbers: dict[str, Number] = {"nights": len(nights), "z": z, "since": last if z else 0, "alarm": ALARM}
+    but = ""
+    outcome, message = Outcome.PASS, f"{len(nights)} nights: z {z:.1f}, looked into from {ALARM} on"
+    if len(nights) < FEWEST:
+        message = but = f"{len(nights)} nights; a trend is looked for from {FEWEST} on"
+    elif z >= ALARM:
+        right = [night.outcomes for night in nights]
+        named = [one for one in right if one is not None]
+        if len(named) < len(nights) or len({len(one) for one in named}) > 1:
+            outcome = Outcome.INCONCLUSIVE
+            numbers |= {"p_value": 1.0}
+            why = "not all nights say which questions they answered right, so this may be another rounding"
         else:
-            now, before = np.average(drops[-last:], weights=answers[-last:]) if last else 0.0, 0.0
-            before = np.average(drops[:-last], weights=answers[:-last]) if last else 0.0
-            message = f"{len(nights)} nights: z {float(z):.1f}, an alarm from {ALARM} on"
-            if last:
-                message += (
-                    f"; the last {last} lie {now - before:.2%} below those before them, since {nights[-last].build}"
-                )
-        numbers = {"nights": len(nights), "z": float(z), "since": last, "alarm": ALARM}
-        outcome = Outcome.FAIL if alarm else Outcome.PASS
-        checks.append(
-            Check(
-                id=f"{step}/trend", outcome=outcome, message=f"TREND: {message}" if alarm else message, numbers=numbers
-            )
+            found = {int(i) + 1: confirm(np.array(named), int(i) + 1) for i in np.flatnonzero(splits >= ALARM)}
+            likeliest = min(found, key=found.__getitem__)
+            dropped = found[likeliest] <= CONFIRMED
+            last = likeliest if dropped else last
+            moved = statistics.differences(np.array(named)[:-last], np.array(named)[-last:])
+            lost, gained = int((moved >= FLIPPED).sum()), int((moved <= -FLIPPED).sum())
+            outcome = Outcome.FAIL if dropped else Outcome.PASS
+            numbers |= {"p_value": found[last], "since": last, "lost": lost, "gained": gained}
+            why = f"{lost} questions lost and {gained} gained, p={found[last]:.2g} that it is chance"
+            if not dropped:
+                but = "answers changed, as another rounding changes them, and no drop is shown"
+                why += f": {but}"
+        now, before = (np.average(drops[part], weights=answers[part]) for part in (slice(-last, None), slice(-last)))
+        message += (
+            f"; the last {last} lie {now - before:.2%} below those before them, since {nights[-last].build}: {why}"
         )
-    return checks or [Check(id="history/trend", outcome=Outcome.PASS, message="no night of any gate is stored yet")]
+    if outcome is Outcome.FAIL:
+        message = (
+            f"TREND: {message}. Find the change among the builds since then; if it is wanted, record and accept a new "
+            "baseline, which begins a new series"
+        )
+    labels = {"passed_but": but} if but else {}
+    return Check(id=f"{step}/trend", outcome=outcome, message=message, numbers=numbers, labels=labels)
 
 
 def alarms(
-    d: float, n: int, *, shift: float = 0.0, ramp: float = 0.0, good: int, nights: int, replays: int, seed: int
+    d: float,
+    n: int,
+    *,
+    shift: float = 0.0,
+    ramp: float = 0.0,
+    rounding: float = 0.0,
+    good: int,
+    nights: int,
+    replays: int,
+    seed: int,
 ) -> float:
     """Share of replayed histories with an alarm in one of `nights`, after `good` ones of the unchanged model.
 
-    A share 2 d of the questions is a coin toss each night, as in `hileval.gates.power`.
+    A share 2 d of the questions is a coin toss each night, as in `hileval.gates.power`; the others are answered alike
+    until something changes.
 
     Args:
         d: Discordance.
         n: Questions a night.
-        shift: Drop of each night after the good ones, as a share.
-        ramp: The same, more of it each night.
+        shift: Share of the questions that are lost after the good nights,
+        ramp: or further ones lost each night.
+        rounding: Each question is lost with this chance after the good nights, and gained with the same.
         good: Nights before; none of theirs counts as an alarm.
         nights: Nights looked at.
         replays: How many histories.
         seed: Of the replay.
     """
     rng = np.random.default_rng(seed)
-    tossed = round(2 * d * n)
-    later = np.maximum(np.arange(good + nights) - good + 1, 0)
-    drops = (tossed / 2 - rng.binomial(tossed, 0.5, (replays, good + nights))) / n + shift * (later > 0) + ramp * later
-    answers = np.full(good + nights, float(n))
-    ends: Iterable[int] = range(max(good, 0) + 1, good + nights + 1)
-    found = [scan(drops[:, :end], answers[:end], d)[0] >= ALARM for end in ends]
-    return float(np.any(found, axis=0).mean())
+    tossed, total = round(2 * d * n), good + nights
+    later = np.maximum(np.arange(total) - good + 1, 0)
+    lost = np.round(n * (shift * (later > 0) + ramp * later)).astype(int)
+    moved = rng.binomial(n, rounding, (2, replays))
+    heads = rng.binomial(tossed, 0.5, (replays, total))
+    drops = (tossed / 2 - heads + lost + np.subtract(*moved)[:, None] * (later > 0)) / n
+    answers = np.full(total, float(n))
+    seen = np.zeros(replays, dtype=bool)
+    for end in range(max(good, 0) + 1, total + 1):
+        splits = scan(drops[:, :end], answers[:end], d)
+        for one in np.flatnonzero(~seen & (splits.max(axis=-1) >= ALARM)):
+            since, before = later[:end, None] > 0, later[:end, None] == 0
+            # Which heads fall together is drawn once a history, so that one night is the same in all of its splits.
+            coins = _tosses(heads[one, :end], tossed, np.random.default_rng([seed, int(one)]))
+            gone = np.arange(lost[end - 1]) >= lost[:end, None]
+            right = np.hstack([coins, gone, np.repeat(before, moved[0, one], 1), np.repeat(since, moved[1, one], 1)])
+            found = np.flatnonzero(splits[one] >= ALARM) + 1
+            seen[one] = any(confirm(right, int(last), max(0, n - right.shape[1])) <= CONFIRMED for last in found)
+    return float(seen.mean())
+
+
+def _tosses(heads: NDArray[np.int64], tossed: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Which of the tossed questions are heads in each night, [nights, tossed], so many as `heads` says."""
+    return rng.random((len(heads), tossed)).argsort(axis=1).argsort(axis=1) < heads[:, None]

@@ -12,6 +12,7 @@ import jinja2
 from hileval.gates.compare import read_answers
 from hileval.gates.judge import FLIPPED
 from hileval.records.baseline import Baseline
+from hileval.records.records import json_lines
 from hilgate.errors import RecordsError
 from hilgate.model import FINDINGS_FILE, Check
 
@@ -92,8 +93,7 @@ def read_findings(folder: Path) -> list[Check]:
     """
     path = folder / FINDINGS_FILE
     try:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        return [Check.model_validate_json(line) for line in lines]
+        return [Check.model_validate_json(line) for _, line in json_lines(path)] if path.is_file() else []
     except (OSError, ValueError) as error:
         raise RecordsError("not the findings of a gate", where=str(path), remedy="run the gate again") from error
 

@@ -98,24 +98,27 @@ def measure(
 @app.command("rounding")
 def print_rounding(
     name: Name = "hybrid",
-    replays: Annotated[int, typer.Option(min=1, help="Gates per figure.")] = 500,
-    drawn: Annotated[int, typer.Option(min=1, help="Questions that a gate reads.")] = 10,
+    replays: Annotated[int, typer.Option(min=1, help="Gates for each of 120 roles.")] = 100,
+    drawn: Annotated[int, typer.Option(min=1, help="Sequences that a gate reads.")] = 10,
 ) -> None:
-    """How often a drift gate fails right attention that rounds otherwise, by dtype, batch size and order."""
+    """How often a drift gate fails an attention that is right, by dtype, over all roles of six right attentions."""
+    import numpy as np
+
     from hileval.ask.drift import sequences_of
     from hileval.gates.declare import load_gates
-    from hileval.pocket.rounding import false_alarms
+    from hileval.pocket.rounding import DTYPES, ask, false_alarms
 
     declared = load_gates()
-    drift = declared.drifts[f"pocket-{name}-drift"].model_copy(update={"lengths": {0: 60, 140: 20}})
+    drift = declared.drifts[f"pocket-{name}-drift"].model_copy(update={"lengths": {0: 24, 140: 8}})
     sequences = sequences_of(declared.gates[f"pocket-{name}"], drift)
-    typer.echo(
-        "dtype      batch  order     false alarms, with a second  unnoticed   ours | rounding of peer | of second, nats"
-    )
-    for row in false_alarms(MODELS / name, sequences, drawn=drawn, replays=replays, seed=1):
+    for dtype in DTYPES:
+        said = ask(MODELS / name, sequences, dtype, np.random.default_rng(1))
+        row = false_alarms(said, dtype, drawn=drawn, replays=replays, seed=1)
         typer.echo(
-            f"{row.dtype:<9}{row.batch:>7}  {'shuffled' if row.shuffled else 'plain':<9}{row.alone:>13.1%}"
-            f"{row.beside:>15.1%}{row.unnoticed:>11.1%}   {row.ours} | {row.own} | {row.second}"
+            f"{row.dtype}: fails {row.alone:.2%} by the peer's own rounding, {row.beside:.2%} with a second attention; "
+            f"more than 1 % in {row.often} of {row.roles} roles, at most {row.worst:.1%} (ours {row.worst_role[0]}, "
+            f"peer {row.worst_role[1]}, second {row.worst_role[2]}: {row.ours}, rounding {row.rounding} nats); "
+            f"a replaced block is not noticed in {row.unnoticed:.2%}"
         )
 
 

@@ -19,12 +19,26 @@ from hilgate.errors import RecordsError
 from hilgate.model import Noun, Scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 Sha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """64 hex digits."""
 Filter = Literal["strict", "flexible"]
 """Which of the two scores of an answer."""
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a JSON Lines file with their numbers, blank ones left out.
+
+    Split at line feeds alone: answers may hold U+2028, U+2029 and U+0085, which end a line of text and none of JSON.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        if line.strip():
+            yield number, line
 
 
 class DuplicateQuestionError(RecordsError):

@@ -82,6 +82,23 @@ def test_green_steps_with_flaky_or_quarantined_checks_are_named(show):
     assert "f20" not in text
 
 
+def test_a_pass_that_does_not_prove_all_it_is_for_is_listed(capsys):
+    """In a build without a problem too; a check that fails is listed once, as what it is."""
+    but = {"passed_but": "no baseline yet, so only the floor holds"}
+    build = built(
+        (gpu_step("gate"), [passed("g/floor"), passed("g/accuracy", labels=but)]), (step("x", "x"), [passed("y")])
+    )
+    terminal.print_verdict(Judged(*build, Path("report.html")))
+    for shown in (
+        page(*build, FACTS),
+        note(*build, FACTS).replace("\\", ""),
+        " ".join(capsys.readouterr().out.split()),
+    ):
+        assert shown.count("passed, but") == 1
+        assert "g/accuracy: no baseline yet, so only the floor holds" in shown
+        assert "g/floor:" not in shown
+
+
 @pytest.mark.parametrize("show", [page, note], ids=["report", "annotation"])
 @pytest.mark.parametrize(
     ("approved", "words"),

@@ -147,6 +147,27 @@ def test_a_conversation_is_asked_with_the_template_of_the_model(gate, monkeypatc
     assert [sample.text for sample in samples] == [" 1", " 1"]
 
 
+def test_examples_and_question_are_one_message_and_the_identity_says_so(monkeypatch):
+    """lm-eval would make five examples eleven turns; a configuration of vLLM that says `false` asks for one."""
+    said = []
+
+    class Plain(Canned):
+        def answer(self, prompts, **_):
+            return [Answer(" 1", "stop", 2, 0)] * len(prompts)
+
+    talk = Chat(lambda messages: said.append(messages) or "<s>", lambda _: [1])
+    monkeypatch.setattr(harness, "chat_of", lambda _: talk)
+    hub = (
+        load_gates().gates["granite-4.0-h-small"].model_copy(update={"weights": "drawn", "model": "drawn/falcon-h1-7b"})
+    )
+    monkeypatch.setattr(harness, "_task_of", lambda gate: resolve_task(gate.path(gate.task), 5))
+    chat = TaskQuestions(hub.model_copy(update={"protocol": "chat"}), Plain)
+    chat.ask([0], 0)
+    assert [len(messages) for messages in said] == [1]
+    assert said[0][0]["content"].count("Question: ") == 6
+    assert chat.identity.task != TaskQuestions(hub, Plain).identity.task
+
+
 def test_a_template_that_writes_the_first_token_is_not_given_a_second_one(gate, monkeypatch):
     """Jamba's, LFM2's and Llama's write BOS; a tokenizer that is given their text adds another."""
     tokenizer = mock.Mock(chat_template="x")

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import binomtest
 
 from hileval import cli
-from hileval.gates.compare import compare
+from hileval.gates.compare import compare, read_answers
 from hilgate.errors import Exit, RecordsError
 from hilgate.model import Outcome
 
@@ -28,7 +28,7 @@ def stored(plant, tmp_path):
         for sample in plant.run(right).samples:
             row = json.loads(sample.model_dump_json())
             if harness:
-                common = {key: row[key] for key in ("doc_id", "doc_hash", "target")}
+                common = {key: row[key] for key in ("doc_id", "doc_hash", "prompt_hash", "target")}
                 common |= {"doc": {"question": row["question"]}, "resps": [[row["text"]]]}
                 scores = {"strict-match": 0.0, "flexible-extract": float(row["flexible_correct"])}
                 lines += [common | {"filter": name, "exact_match": score} for name, score in scores.items()]
@@ -87,14 +87,46 @@ def test_recorded_runs_get_the_verdict_that_is_right_for_them(stored, monkeypatc
         (lambda lines: lines[:-1], "400 and 399 questions"),
         (lambda lines: [*lines, lines[0]], "question 0 occurs twice"),
         (lambda lines: [line.replace('"flexible_correct": true', '"flexible_correct": 0.5') for line in lines], "0.5"),
-        (lambda lines: [line[:40] for line in lines], "JSONDecodeError"),
+        (lambda lines: [*lines[:6], lines[6][:40]], "JSONDecodeError.*\n.*b:7"),
         (lambda _: [], "no answer of filter"),
         (lambda _: ["{}"], "KeyError"),
+        (
+            lambda lines: [line.replace('"doc_hash"', '"no"') for line in lines],
+            "KeyError: .doc_hash, which lm-eval writes from",
+        ),
+        (lambda lines: [line.replace('"prompt_hash": "', '"prompt_hash": "0') for line in lines], "another prompt"),
+        (
+            lambda _: ['{"filter": "strict_match", "exact_match": 1, "doc_hash": "a"}'],
+            r"(?s)no answer of filter flexible-extract.*holds strict_match; strict-match and flexible-extract can be",
+        ),
+        (lambda _: ['{"filter": "strict-match", "exact_match": 1}'], r"(?s)no answer.*use --filter strict"),
     ],
-    ids=["one less", "twice", "half right", "cut", "empty", "something else"],
+    ids=[
+        "one less",
+        "twice",
+        "half right",
+        "cut",
+        "empty",
+        "something else",
+        "an old lm-eval",
+        "other prompts",
+        "another task",
+        "the other filter",
+    ],
 )
 def test_what_cannot_be_paired_is_refused(stored, change, why):
     good, other = stored("a", GOOD), stored("b", GOOD)
     other.write_text("\n".join(change(other.read_text().splitlines())))
     with pytest.raises(RecordsError, match=why):
         compare(good, other, "flexible", **LEVELS)
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
+def test_an_answer_may_hold_what_ends_a_line_of_text(stored, plant, tmp_path, end):
+    text = f"first{end}second\n#### 16"
+    path = tmp_path / "ours.jsonl"
+    run = plant.run(GOOD, texts={3: text})
+    path.write_text("".join(f"{sample.model_dump_json()}\n" for sample in run.samples) + "\n", encoding="utf-8")
+    assert end in path.read_text(encoding="utf-8")
+    assert read_answers(path, "flexible")[run.samples[3].doc_hash].text == text
+    assert compare(path, stored("a", GOOD), "flexible", **LEVELS)[0].outcome is Outcome.PASS

@@ -3,6 +3,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -16,7 +17,17 @@ from hileval.ask import drift as sides
 from hileval.engines import EngineError
 from hileval.engines.transformers_engine import TransformersEngine
 from hileval.gates.declare import load_gates
-from hileval.gates.drift import FLOOR, Drift, UnmeasuredError, divergence, judge_drift
+from hileval.gates.drift import (
+    ASKED,
+    FLOOR,
+    SLACKS,
+    Compared,
+    Drift,
+    UnmeasuredError,
+    distance,
+    divergence,
+    judge_drift,
+)
 from hilgate.errors import RecordsError
 from hilgate.model import Check, Outcome
 
@@ -40,6 +51,39 @@ def test_divergence_is_kullback_and_leiblers_where_every_token_is_named():
     )
 
 
+def row_of(logits, prompt=None):
+    """The ASKED likeliest tokens, and the prompt's own as vLLM adds it."""
+    named = {*np.argsort(-logits)[:ASKED].tolist(), *([] if prompt is None else [prompt])}
+    return {token: float(logits[token]) for token in named}
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.01, 0.003])
+def test_an_unlikely_token_of_the_prompt_does_not_count(noise):
+    """A token that rounding moves from rank 20 to 21 is as likely as the 20th, and not as the prompt's own."""
+    rng, found = np.random.default_rng(1), []
+    for _ in range(50):
+        logits = 3 * rng.standard_normal(20_000)
+        want, got = log_softmax(logits), log_softmax(logits + noise * rng.standard_normal(20_000))
+        prompt = int(want.argmin())
+        found.append(divergence(row_of(got, prompt), row_of(want, prompt)))
+        assert found[-1] == divergence(row_of(got), row_of(want))
+        assert found[-1] <= float((np.exp(want) * (want - got)).sum())
+    assert max(found) < noise**2
+    swapped = dict.fromkeys(range(ASKED + 1), -4.0)
+    for prompt in ({}, {99: -15.0}):
+        one, other = ({k: v for k, v in swapped.items() if k != lost} | prompt for lost in (ASKED, 0))
+        assert divergence(one, other) == pytest.approx(0, abs=1e-9)
+
+
+def test_rows_without_a_token_in_common_are_far():
+    """All their tokens together are no bucket: what the one names, the other leaves no room for."""
+    for count in (1, 5, ASKED):
+        share = math.log(0.999 / count)
+        one, other = ({first + token: share for token in range(count)} for first in (0, 100))
+        assert divergence(one, other) > 0.5, count
+    assert distance({0: -1.0, 1: -2.0, 99: -40.0} | {2 + i: -3.0 for i in range(18)}, {50: -1.0}) == 2.0
+
+
 @pytest.mark.parametrize("row", [{}, {0: math.nan, 1: -1.0}, {0: -math.inf, 1: 0.0}])
 def test_what_is_no_distribution_is_infinitely_far(row):
     good = {0: -0.7, 1: -0.7}
@@ -56,17 +100,28 @@ def test_other_places_are_no_comparison():
 @pytest.mark.parametrize(
     ("reading", "writing", "control", "outcomes"),
     [
-        (1e-4, 1.9e-4, 1.0, "pass pass pass"),
-        (2.1e-4, 1e-4, 1.0, "pass fail pass"),
-        (1e-4, math.inf, 1.0, "pass pass fail"),
-        (1e-4, 1e-4, 1.9e-4, "inconclusive inconclusive inconclusive"),
+        (5.9e-2, 5.9e-4, 1.0, "pass pass pass"),
+        (6.1e-2, 5.9e-4, 1.0, "pass fail pass"),
+        (5.9e-2, 6.1e-4, 1.0, "pass pass fail"),
+        (5.9e-2, math.inf, 1.0, "pass pass fail"),
+        (5.9e-2, 5.9e-4, 5.9e-2, "inconclusive inconclusive pass"),
+        (5.9e-2, 5.9e-4, 5.9e-4, "inconclusive inconclusive inconclusive"),
     ],
-    ids=["twice the rounding", "more", "NaN", "a lost block is not noticed"],
+    ids=["rounding", "more, reading", "more, writing", "NaN", "a lost block is like reading", "and like writing"],
 )
-def test_rounding_explains_twice_itself_and_the_control_must_trip(reading, writing, control, outcomes):
-    checks = judge_drift("g", flat(reading), flat(writing), flat(1e-4), flat(control), FLOOR)
+def test_each_way_of_asking_has_its_own_rounding_and_the_control_must_trip(reading, writing, control, outcomes):
+    """Reading rounds by 1e-2 nats here and writing by 1e-4: the larger does not excuse a fault of decode."""
+    compared = Compared(flat(reading), flat(1e-2)), Compared(flat(writing), flat(1e-4))
+    checks = judge_drift("g", *compared, flat(control), FLOOR)
     assert [check.id for check in checks] == ["g/control", "g/reading", "g/writing"]
     assert " ".join(check.outcome.value for check in checks) == outcomes
+
+
+def test_the_worst_place_may_be_farther_from_rounding_than_the_others():
+    rounding = flat(1e-4)
+    assert Drift(*(0.99e-4 * slack for slack in SLACKS), 9).within(rounding)
+    for figure, slack in zip(("half", "most", "worst"), SLACKS, strict=True):
+        assert not replace(flat(1e-4), **{figure: 1.01e-4 * slack}).within(rounding)
 
 
 def test_one_sequence_in_fifty_is_seen_by_the_worst_place_alone():
@@ -146,7 +201,6 @@ FAULTS = {
 @pytest.fixture(scope="module")
 def asked():
     """A pocket model on transformers with an attention that a fault is planted in, and what it says without one."""
-    patch = pytest.MonkeyPatch()
     engine = TransformersEngine(GATE.path(GATE.model))
     sequences = sides.sequences_of(GATE, DRIFT.model_copy(update={"lengths": {0: 50}}))
 
@@ -155,15 +209,15 @@ def asked():
         every, rows = fault.get("every", 1), []
         for i in some:
             served = planted if i % every == every - 1 else right
-            patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", served)
-            rows += engine.read([sequences[i]])
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", served)
+                rows += engine.read([sequences[i]])
         return rows
 
     engine.model.set_attn_implementation("eager")
     own = engine.read(sequences)
     engine.model.set_attn_implementation("sdpa")
-    yield read, own
-    patch.undo()
+    return read, own
 
 
 def test_right_attention_by_other_arithmetic_is_rounding(asked):
@@ -178,6 +232,34 @@ def test_each_of_seventeen_faults_is_seen(asked, fault):
     some = range(50) if "every" in FAULTS[fault] else range(1)
     found = Drift.between(read(FAULTS[fault], some), [own[i] for i in some])
     assert not found.within(flat(0.0)), f"{fault}: {found}"
+
+
+@pytest.fixture(scope="module")
+def coded():
+    """The sequences of the packed gate, and what its peer says of them: FP8 codes in float32 arithmetic."""
+    gate, drift = DECLARED.gates["pocket-packed"], DECLARED.drifts["pocket-packed-drift"]
+    sequences = sides.sequences_of(gate, drift)
+    peer = TransformersEngine(gate.path(gate.model), kv_cache_dtype=str(gate.engine_args["kv_cache_dtype"]))
+    return sequences, peer.read(sequences), drift.floor
+
+
+BESIDE_CODES = {name: fault for name, fault in FAULTS.items() if "codes" not in fault and "every" not in fault}
+
+
+@pytest.mark.parametrize("fault", ["none", *BESIDE_CODES])
+def test_a_peer_with_the_same_codes_sees_each_fault_beside_them(coded, monkeypatch, fault):
+    sequences, own, floor = coded
+    engine = TransformersEngine(GATE.path(GATE.model))
+    planted = faulty(BESIDE_CODES.get(fault, {}) | {"codes": True}, np.random.default_rng(1))
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", planted)
+    engine.model.set_attn_implementation("sdpa")
+    found = Drift.between(engine.read(sequences), own)
+    assert found.within(flat(0.0), floor) == (fault == "none"), found
+
+
+def test_codes_that_the_peer_does_not_know_are_refused():
+    with pytest.raises(EngineError, match="fp8_e5m2"):
+        TransformersEngine(GATE.path(GATE.model), kv_cache_dtype="fp8_e5m2")
 
 
 def test_the_sides_are_fixed_sequences_and_a_replaced_block():
@@ -195,7 +277,8 @@ def test_another_backend_on_either_side_did_not_run():
     changed = [[{0: math.log(0.1), 1: math.log(0.9)}] * 2] * 2
     good = sides.Side(
         name="x", served=Check(id="g/served-by-vllm", outcome=Outcome.PASS, message="m"), read=rows, wrote=rows,
-        asked=[[1]] * 2, written=[[2]] * 2, read_again=rows, read_own=rows, read_alone=rows, changed=changed,
+        asked=[[1]] * 2, written=[[2]] * 2, read_again=dict.fromkeys(("ours", "second", "peer"), rows), read_alone=rows,
+        changed=changed,
     )  # fmt: skip
     assert {check.outcome for check in sides.compare_sides("g", good, good, FLOOR)} == {Outcome.PASS}
     bad = good.model_copy(update={"served": good.served.model_copy(update={"outcome": Outcome.DID_NOT_RUN})})
@@ -207,21 +290,23 @@ def test_another_backend_on_either_side_did_not_run():
 def a_side(row, name="x"):
     rows = [[row] * 5] * 2
     changed = [[{0: math.log(0.1), 1: math.log(0.9)}] * 2] * 2
-    served = Check(id=f"g/served-by-{name}", outcome=Outcome.PASS, message="m")
+    served = Check(id=f"g/served-by-{name}", outcome=Outcome.PASS, message="m", labels={"backend": name})
     return sides.Side(
-        name=name, served=served, read=rows, wrote=rows, asked=[[1]] * 2, written=[[2]] * 2, read_again=rows,
-        read_own=rows, read_alone=rows, changed=changed,
+        name=name, served=served, read=rows, wrote=rows, asked=[[1]] * 2, written=[[2]] * 2,
+        read_again=dict.fromkeys(("ours", "second", "peer"), rows), read_alone=rows, changed=changed,
     )  # fmt: skip
 
 
 def test_what_a_second_trusted_attention_differs_is_rounding():
-    near, far, farther = ({0: math.log(p), 1: math.log(1 - p)} for p in (0.9, 0.89, 0.85))
+    near, far, farther = ({0: math.log(p), 1: math.log(1 - p)} for p in (0.9, 0.89, 0.8))
     peer, ours = a_side(near), a_side(far)
     alone = {check.id: check.outcome for check in sides.compare_sides("g", ours, peer, FLOOR)}
     assert alone["g/reading"] is Outcome.FAIL
     beside = {check.id: check.outcome for check in sides.compare_sides("g", ours, peer, FLOOR, a_side(far, "B"))}
     assert set(beside.values()) == {Outcome.PASS}
     assert "g/served-by-B" in beside
+    itself = {check.id: check.outcome for check in sides.compare_sides("g", ours, peer, FLOOR, a_side(far))}
+    assert itself["g/second"] is Outcome.INCONCLUSIVE, "the second attention is the peer's own"
     checks = sides.compare_sides("g", a_side(farther), peer, FLOOR, a_side(far, "B"))
     assert {check.id: check.outcome for check in checks}["g/reading"] is Outcome.FAIL
 
@@ -232,14 +317,14 @@ def test_each_side_is_a_process_and_one_that_dies_is_no_answer(monkeypatch, tmp_
 
     def process(command, **_):
         which = command[5]
-        asked.append((which, "--given" in command))
+        asked.append((which, [word.partition("=")[0] for word in command[8:] if "=" in word]))
         if which != dies:
             a_side({0: math.log(0.9), 1: math.log(0.1)}, which).pack(Path(command[7]))
         return mock.Mock(returncode=int(which == dies))
 
     monkeypatch.setattr(sides.subprocess, "run", process)
     checks = sides.run_drift("g", drift, tmp_path)
-    assert asked == [("ours", False), ("peer", True), ("second", False)]
+    assert asked == [("ours", []), ("second", []), ("peer", ["ours", "second"])]
     assert {check.outcome for check in checks} == {Outcome.PASS}
     assert sides.judge_sides("g", drift, tmp_path) == checks
     dies = "second"
@@ -250,3 +335,13 @@ def test_each_side_is_a_process_and_one_that_dies_is_no_answer(monkeypatch, tmp_
     sides.side_files(drift, tmp_path)["second"].write_bytes(b"x")
     with pytest.raises(RecordsError, match="not the answers of a drift gate"):
         sides.judge_sides("g", drift, tmp_path)
+
+
+def test_hub_gates_name_two_attentions_and_fit_in_memory():
+    """A batch's log-probabilities take 6 bytes for each token and word, beside what vLLM measures for its cache."""
+    hubs = {name: drift for name, drift in DECLARED.drifts.items() if DECLARED.gates[drift.of].weights == "hub"}
+    assert len(hubs) == 13
+    for name, drift in hubs.items():
+        assert drift.second not in (None, drift.peer), name
+        assert drift.peer not in ("vllm", "transformers"), f"{name}: vLLM may choose the second one"
+        assert int(drift.engine_args["max_num_batched_tokens"]) * 200_000 * 6 < 2.5e9, name

@@ -100,7 +100,7 @@ def test_what_is_written_is_read_back_as_the_same_gate(read):
         (NANO + "backend: sglang\n", "backend: 'sglang'"),
         (NANO + 'gen_kwargs: "temperature=0.7"\n', "answers are sampled"),
         (NANO + 'gen_kwargs: "temperature=0,until=<|END|>"\n', "until cannot be passed on"),
-        (NANO + "fewshot_as_multiturn: true\n", "fewshot_as_multiturn: examples are one text here"),
+        (NANO + "fewshot_as_multiturn: true\n", "fewshot_as_multiturn: examples are one message here"),
         (NANO.replace("exact_match", "acc"), "no known metric in acc,strict-match"),
     ],
 )

@@ -65,6 +65,7 @@ def test_an_undecided_merge_passes_with_a_flag_and_an_undecided_release_does_not
     run = plant.run(without(GOOD, 20))
     flagged = judged(run, unresolved="flag")[0]["accuracy"]
     assert flagged.outcome is PASS
+    assert flagged.labels["passed_but"] == "undecided after the last question and run"
     assert "FLAGGED" in flagged.message
     assert judged(run)[0]["accuracy"].outcome is INCONCLUSIVE
 
@@ -98,6 +99,25 @@ def test_answers_that_churn_without_a_drop_are_no_drop_and_say_so(plant, judged)
     assert judged(plant.run(before), plant.baseline(before))[0]["accuracy"].labels["churn"] == "no"
 
 
+@pytest.mark.parametrize(("churn", "way"), [(30, "further runs of them cannot help"), (3, "another run may decide")])
+def test_a_release_that_churn_leaves_open_says_what_would_decide_it(plant, judged, churn, way):
+    before = [i >= churn for i in range(N)]
+    after = [i < churn or i >= 2 * churn for i in range(N)]
+    check = judged(plant.run(after), plant.baseline(before), margin=0.03, beta=0.01)[0]["accuracy"]
+    assert check.outcome is INCONCLUSIVE
+    smallest = 2.326 * (2 * churn / N / N) ** 0.5
+    assert f"can exclude a drop from about {smallest:.1%} on" in check.message
+    assert way in check.message
+
+
+def test_the_level_of_an_interval_and_of_a_bound_stand_beside_them(plant, judged):
+    check = judged(plant.run(GOOD))[0]["accuracy"]
+    assert "] at 99%" in check.message
+    assert "at one look" not in check.message
+    looks = {"look_every": 25, "first_look": 50, "beta": 0.03, "margin": 0.05}
+    assert "(97% bound 4.6% at one look of 7)" in judged(plant.run(GOOD), **looks)[0]["accuracy"].message
+
+
 def test_without_a_baseline_only_the_floor_holds_and_it_says_so(plant, judged):
     blocked, _ = judged(plant.run(GOOD), None, None)
     assert {name: check.outcome for name, check in blocked.items()} == {
@@ -106,6 +126,9 @@ def test_without_a_baseline_only_the_floor_holds_and_it_says_so(plant, judged):
     flagged = judged(plant.run(GOOD), None, None, unresolved="flag")[0]["accuracy"]
     assert flagged.outcome is PASS
     assert "no baseline yet" in flagged.message
+    assert flagged.labels["passed_but"] == "no baseline yet, so only the floor holds"
+    assert "passed_but" not in judged(plant.run(GOOD))[0]["accuracy"].labels
+    assert "passed_but" not in blocked["accuracy"].labels
 
 
 def test_a_model_that_is_not_pinned_is_said_to_be(plant, gate, rule):
