@@ -32,7 +32,11 @@ PREFIX = "hilgate-trusted-"
 """Of the copies' folders, followed by the job's id; the last hook of the job removes them."""
 
 REF = "refs/hilgate/base"
+OWN_REF = "refs/hilgate/own"
+"""The branch that a build says it is of."""
 FLOWS = ("pipeline", "rerun", "release", "watch")
+RELEASE_BRANCH = re.compile(r"release/[0-9]+(?:\.[0-9]+)*")
+"""Branches of patch releases: a release build of one is planned whole, as one of the default branch is."""
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
@@ -41,7 +45,8 @@ class Comparison:
     """What a build is: the change between a base and HEAD, or the default branch itself."""
 
     kind: str
-    """pull request, merge queue, branch or default branch: all but a branch post the required status."""
+    """pull request, merge queue, branch, release branch or default branch: all but the branches post the required
+    status. A release branch is one only in a release build; in others it is a branch."""
     ref: str
     """What is fetched: the default branch, or the commit that a merge queue built on."""
 
@@ -60,6 +65,8 @@ def compared(env: Mapping[str, str]) -> Comparison:
         found = Comparison("merge queue", env.get("BUILDKITE_MERGE_QUEUE_BASE_COMMIT", ""))
     elif default and branch == default:
         found = Comparison("default branch", default)
+    elif RELEASE_BRANCH.fullmatch(branch) and env.get("HILGATE_FLOW") == "release":
+        found = Comparison("release branch", default)
     else:
         found = Comparison("branch", default)
     wrong = not _COMMIT.fullmatch(found.ref) if found.kind == "merge queue" else found.ref.startswith("-")
@@ -77,19 +84,26 @@ def merge_base(checkout: Path, env: Mapping[str, str]) -> str:
 
     Raises:
         CannotRunHereError: The build says nothing to compare with, git cannot fetch it or knows no common history, or a
-            build that says it is of the default branch is of another commit.
+            build that says it is of the default branch, or a release of a release branch, is of another commit.
     """
     base = compared(env)
     source = base.ref if base.kind == "merge queue" else f"refs/heads/{base.ref}"
-    host.git(checkout, "fetch", "--quiet", "--no-tags", env.get("BUILDKITE_REPO", "origin"), f"+{source}:{REF}")
-    found = host.git(checkout, "merge-base", REF, "HEAD").strip()
-    if base.kind == "default branch" and found != host.git(checkout, "rev-parse", "HEAD").strip():
+    sources = [f"+{source}:{REF}"]
+    # The commit must be on the branch whose rules on the forge say who may push there.
+    own, ref = (base.ref, REF) if base.kind == "default branch" else ("", "")
+    if base.kind == "release branch":
+        own, ref = env["BUILDKITE_BRANCH"], OWN_REF
+        sources.append(f"+refs/heads/{own}:{OWN_REF}")
+    host.git(checkout, "fetch", "--quiet", "--no-tags", env.get("BUILDKITE_REPO", "origin"), *sources)
+    if own and (
+        host.git(checkout, "merge-base", ref, "HEAD").strip() != host.git(checkout, "rev-parse", "HEAD").strip()
+    ):
         raise CannotRunHereError(
-            f"this commit is not on {base.ref}, of which the build says that it is",
+            f"this commit is not on {own}, of which the build says that it is",
             where=str(checkout),
             remedy="build it as a pull request, or under the name of its own branch",
         )
-    return found
+    return host.git(checkout, "merge-base", REF, "HEAD").strip()
 
 
 def copy_code(checkout: Path, commit: str, folder: Path) -> Path:
@@ -131,7 +145,7 @@ def command(words: Sequence[str], checkout: Path, env: Mapping[str, str]) -> lis
     isolated = [sys.executable, "-I"]
     if words[:1] in (["job"], ["fetch"]):
         return [*isolated, str(package / "agent/__main__.py"), *words]
-    whole = compared(env).kind == "default branch"
+    whole = compared(env).kind in {"default branch", "release branch"}
     options = ["--base", base] if words[:1] == ["plan"] and not whole else []
     return [*isolated, str(package / "__main__.py"), *words, *options]
 

@@ -139,7 +139,8 @@ def make_plan(
     """Plan the change between `base` and the working tree (None: everything) for this machine or for the agents.
 
     `select` names areas, steps or planned steps, `models` names models: the steps of both and what they need are
-    planned, whatever changed and whichever profiles they belong to. `built` knows images that need no build.
+    planned, whatever changed and whichever profiles they belong to. `built` knows images that need no build; a release
+    builds each of its images, so that its evidence has how.
 
     Raises:
         InvalidDeclarationsError: A declaration is invalid.
@@ -158,7 +159,7 @@ def make_plan(
             where=", ".join(change.links[:5]),
             remedy="put the file itself there",
         )
-    facts = gather_facts(root, change, built if profile not in DESK else None)
+    facts = gather_facts(root, change, built if profile not in {*DESK, "release"} else None)
     if facts.fork and change.merge_base:
         declarations = as_permitted(declarations, root, change.merge_base)
     by_change = not select and not models and profile not in WHOLE
