@@ -26,14 +26,12 @@ from hilgate.declare.load import find_root
 from hilgate.errors import CannotRunHereError, Exit, MisuseError, RecordsError, ending
 from hilgate.git import tracked_files
 from hilgate.model import Check, Outcome
-from hilgate.release.bundle import sha256
+from hilgate.release.bundle import DIGEST_LABEL, WHEEL_LABEL, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 FOLDER: Final = "wheels"
-WHEEL, DIGEST = "wheel", "sha256"
-"""Labels of a check about a wheel: its file name, and `sha256:...` of its bytes."""
 LICENSE: Final = "Apache-2.0"
 SECONDS: Final = 300
 OTHERWISE: Final = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "1", "SOURCE_DATE_EPOCH": ""}
@@ -42,7 +40,7 @@ OTHERWISE: Final = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "1", "S
 
 def labels_of(wheel: Path) -> dict[str, str]:
     """The labels of a check about a wheel."""
-    return {WHEEL: wheel.name, DIGEST: f"sha256:{sha256(wheel)}"}
+    return {WHEEL_LABEL: wheel.name, DIGEST_LABEL: f"sha256:{sha256(wheel)}"}
 
 
 def copy(root: Path, target: Path) -> Path:
@@ -156,7 +154,8 @@ def _unusable(wheel: Path, folder: Path, name: str, version: str, packages: list
         return f"it cannot be installed: {failure}"
     commands = [[str(python), "-I", "-c", imported]]
     if program.exists():  # of hilgate: it writes the declarations of another repository from its own templates
-        (home / "test_it.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
+        (home / "tests").mkdir()
+        (home / "tests" / "test_it.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
         commands += [["git", "init", "--quiet"], *([str(program), word] for word in ("--version", "init", "plan"))]
     for words in commands:
         if failure := _fails(words, home):
@@ -205,7 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
         checks += [tried(wheel, scratch / "tried" / wheel.name) for wheel in wheels]
     Check.write_all(out, checks)
     for check in checks:
-        sys.stdout.write(f"{check.outcome.value:<5} {check.id}  {check.labels.get(DIGEST, '')[:19]} {check.message}\n")
+        sys.stdout.write(f"{check.outcome.value:<5} {check.id}  {check.labels.get(DIGEST_LABEL, '')[:19]} {check.message}\n")
     return int(Exit.PASS if all(check.outcome is Outcome.PASS for check in checks) else Exit.FAIL)
 
 
