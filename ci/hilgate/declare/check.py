@@ -137,7 +137,10 @@ def check_tools(areas: Sequence[Document[Area]], declarations: Declarations) -> 
                     there, place = declarations.agents.queues[queue].tools, f"on hosts of {queue!r}"
                     remedy = f"install it there and name it in queues.{queue}.tools of {declared.AGENTS_FILE}"
                 else:
-                    there, place = declarations.project.images.get(image, Image(recipe="")).tools, f"in the image {image!r}"
+                    there, place = (
+                        declarations.project.images.get(image, Image(recipe="")).tools,
+                        f"in the image {image!r}",
+                    )
                     remedy = f"name a queue without an image, or images.{image}.tools of {declared.PROJECT_FILE}"
                 if missing := [tool for tool in step.tools if tool not in there]:
                     what = f"on agents it runs {place}, which nobody says to have {', '.join(missing)}"

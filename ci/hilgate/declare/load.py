@@ -198,9 +198,7 @@ def load(root: Path) -> Declarations:
         raise InvalidDeclarationsError(mistakes)
     assert agents.noun is not None
     assert project.noun is not None
-    declarations = Declarations(
-        tuple(document.noun for document in areas if document.noun), agents.noun, project.noun
-    )
+    declarations = Declarations(tuple(document.noun for document in areas if document.noun), agents.noun, project.noun)
     check_tools(areas, declarations)  # where a step runs is known once everything else is right
     if mistakes := [mistake for document in areas for mistake in document.mistakes]:
         raise InvalidDeclarationsError(mistakes)

@@ -179,6 +179,20 @@ def make_plan(
     return plan.model_copy(update={"packages": own})
 
 
+def plan_whole(root: Path, *, profile: PlanProfile, digests: Mapping[Key, str] | None = None) -> Plan:
+    """The plan for the agents of everything that a checkout declares, whichever hilgate runs and wherever it runs.
+
+    `digests` are those of images that had been built already.
+
+    Raises:
+        InvalidDeclarationsError: A declaration is invalid.
+    """
+    declarations = load(root)
+    facts = ChangeFacts(images=contents(root), digests=digests or {})
+    plan = assemble(declarations, git.inspect(root, None), None, profile=profile, facts=facts)
+    return plan.model_copy(update={"packages": find_packages(root, declarations.project.python_path)})
+
+
 def find_packages(root: Path, folders: Iterable[str]) -> dict[str, str]:
     """Import packages directly in these folders -> where each stands; of two of one name the first, as for Python."""
     found: dict[str, str] = {}

@@ -157,12 +157,7 @@ def wheels_in(members: Mapping[str, Path], recorded: Recorded) -> dict[str, str]
         if wheel in built:
             raise RecordsError(f"two wheels are called {wheel}", where=name, remedy="build each in one step")
         built[wheel] = f"sha256:{sha256(path)}"
-    said: dict[tuple[str, str], str] = {}
-    for key in recorded.attempts:
-        last = recorded.last(key)
-        for check in last.checks if last else ():
-            if WHEEL_LABEL in check.labels:
-                said[check.labels[WHEEL_LABEL], check.labels.get(DIGEST_LABEL, "")] = key
+    said = _tried(recorded)
     for wheel, digest in built.items():
         if (wheel, digest) not in said:
             raise RecordsError(f"of the wheel {wheel} no check says that it is {digest[:19]}", where="results")
@@ -171,6 +166,17 @@ def wheels_in(members: Mapping[str, Path], recorded: Recorded) -> dict[str, str]
             is_built = built.get(wheel, "none of this name")
             raise RecordsError(f"{key} tried {wheel} of {digest[:19]}, and what was built is {is_built[:19]}")
     return built
+
+
+def _tried(recorded: Recorded) -> dict[tuple[str, str], Key]:
+    """File name and digest of each wheel that a check says it is about -> the step of the check."""
+    found: dict[tuple[str, str], Key] = {}
+    for key in recorded.attempts:
+        last = recorded.last(key)
+        for check in last.checks if last else ():
+            if WHEEL_LABEL in check.labels:
+                found[check.labels[WHEEL_LABEL], check.labels.get(DIGEST_LABEL, "")] = key
+    return found
 
 
 def read_records(folder: Path, plan: Plan) -> Recorded:
@@ -262,17 +268,7 @@ def make_sbom(
             made.properties.add(Property(name=f"hilgate:pin:{key}", value=value))
             if match := _HEX.fullmatch(value):
                 made.hashes.add(_sha256(match[1]))
-    for name, digest in sorted(manifest.images.items()):
-        purl = PackageURL(type="oci", name=name, version=digest)
-        _component(found, name, digest, purl, ComponentType.CONTAINER).hashes.add(
-            _sha256(digest.removeprefix("sha256:"))
-        )
-    for file, digest in sorted(manifest.wheels.items()):
-        name, version = file.split("-")[:2]
-        made = _component(found, name, version, PackageURL(type="pypi", name=name, version=version))
-        made.hashes.add(_sha256(digest.removeprefix("sha256:")))
-        made.properties.add(Property(name="hilgate:wheel", value=file))
-        made.licenses.add(DisjunctiveLicense(id="Apache-2.0"))
+    _add_what_was_built(found, manifest)
     subject = Component(
         name="hilgate", version=manifest.commit, type=ComponentType.APPLICATION, bom_ref="hilgate",
         properties=[Property(name="hilgate:plan-digest", value=manifest.plan_digest),
@@ -285,6 +281,21 @@ def make_sbom(
     )
     bom.register_dependency(subject, bom.components)
     return make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string(indent=1) + "\n"
+
+
+def _add_what_was_built(found: dict[str, Component], manifest: Manifest) -> None:
+    """The images and our own wheels."""
+    for name, digest in sorted(manifest.images.items()):
+        purl = PackageURL(type="oci", name=name, version=digest)
+        _component(found, name, digest, purl, ComponentType.CONTAINER).hashes.add(
+            _sha256(digest.removeprefix("sha256:"))
+        )
+    for file, digest in sorted(manifest.wheels.items()):
+        name, version = file.split("-")[:2]
+        made = _component(found, name, version, PackageURL(type="pypi", name=name, version=version))
+        made.hashes.add(_sha256(digest.removeprefix("sha256:")))
+        made.properties.add(Property(name="hilgate:wheel", value=file))
+        made.licenses.add(DisjunctiveLicense(id="Apache-2.0"))
 
 
 def _component(

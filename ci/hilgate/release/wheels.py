@@ -204,7 +204,9 @@ def main(arguments: list[str] | None = None) -> int:
         checks += [tried(wheel, scratch / "tried" / wheel.name) for wheel in wheels]
     Check.write_all(out, checks)
     for check in checks:
-        sys.stdout.write(f"{check.outcome.value:<5} {check.id}  {check.labels.get(DIGEST_LABEL, '')[:19]} {check.message}\n")
+        sys.stdout.write(
+            f"{check.outcome.value:<5} {check.id}  {check.labels.get(DIGEST_LABEL, '')[:19]} {check.message}\n"
+        )
     return int(Exit.PASS if all(check.outcome is Outcome.PASS for check in checks) else Exit.FAIL)
 
 
