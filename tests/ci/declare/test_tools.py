@@ -28,8 +28,8 @@ title: One
 why: It works.
 paths: ["*"]
 steps:
-  - {key: image, label: i, command: "true", devices: [cpu], queues: {cpu: hosts}, evidence: findings, timeout_minutes: 1,
-     tools: [docker], provides: small}
+  - {key: image, label: i, command: "true", devices: [cpu], queues: {cpu: hosts}, evidence: findings,
+     timeout_minutes: 1, tools: [docker], provides: small}
   - {key: works, label: w, command: "true", devices: [cpu], evidence: findings, timeout_minutes: 1, tools: [git]}
 """
 
@@ -78,11 +78,11 @@ def test_tools_that_are_there_are_no_mistake(tmp_path):
     [
         (
             {"areas/one": AREA.replace("[git]", "[git, buildah]")},
-            "ci/areas/one.yaml:8 steps[1].tools: on agents it runs in the image 'small', which nobody says to have buildah",
+            "one.yaml:8 steps[1].tools: on agents it runs in the image 'small', which nobody says to have buildah",
         ),
         (
             {"agents": AGENTS.replace(", tools: [docker]", "")},
-            "ci/areas/one.yaml:7 steps[0].tools: on agents it runs on hosts of 'hosts', which nobody says to have docker",
+            "one.yaml:7 steps[0].tools: on agents it runs on hosts of 'hosts', which nobody says to have docker",
         ),
         ({"project": "images: {small: {recipe: Dockerfile}}\n"}, "which nobody says to have git"),
         (
