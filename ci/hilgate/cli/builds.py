@@ -294,9 +294,10 @@ def attest(
     *,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The statement to write.")],
 ) -> None:
-    """Write the statement that a release's signature covers, of a bundle that is verified first.
+    """Write what the key of releases signs.
 
-    An in-toto statement with SLSA provenance: commit, plan, wheels and images by digest. `ssh-keygen -Y sign` signs it.
+    Of a bundle that is verified first: an in-toto statement with SLSA provenance, of commit, plan, wheels and images.
+    `ssh-keygen -Y sign` signs it.
     """
     from hilgate.model import Outcome
     from hilgate.release.provenance import built_by
