@@ -435,6 +435,21 @@ def _bytes(root: Path, *arguments: str, given: bytes = b"", index: str = "") -> 
     return done.stdout if done.returncode == 0 else None
 
 
+def clone_at(root: Path, commit: str, target: Path) -> None:
+    """A clone of a checkout at one of its commits, in a new folder; only what is committed is in it.
+
+    Raises:
+        CannotRunHereError: git is not installed, or cannot clone.
+        MisuseError: `root` is no checkout, or has no such commit.
+    """
+    if not re.fullmatch(r"[0-9a-f]{40,64}", commit) or not _is_checkout(root):
+        raise MisuseError("not a git checkout that has the commit", where=str(root), remedy="name a clone that has it")
+    if _git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
+        raise MisuseError(f"it has no commit {commit[:12]}", where=str(root), remedy="git fetch there")
+    _required(root, "clone", "--quiet", "--no-checkout", "--shared", "--", str(root.resolve()), str(target.resolve()))
+    _required(target, "-c", "advice.detachedHead=false", "checkout", "--quiet", "--detach", commit)
+
+
 def commit_time(root: Path, commit: str) -> int:
     """When a commit was made, in seconds since 1970 (UTC).
 

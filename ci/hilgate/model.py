@@ -217,6 +217,10 @@ class Queue(Noun):
     """Whether it runs only what decides (plan, recheck, verdict), and no step of a change."""
     agents: int = Field(default=0, ge=0)
     """How many agents of it must be connected and not paused, before `hilgate watch` says so; 0 for no number."""
+    signs: bool = False
+    """Whether its agents hold the key that signs releases; such a queue is a `gate` and signs, nothing else."""
+    tools: tuple[str, ...] = ()
+    """Programs that its hosts have, for steps that run there without an image."""
     wait_minutes: int = Field(default=120, gt=0)
     """How long a job may wait for an agent of it before `hilgate watch` says so."""
 
@@ -241,6 +245,8 @@ class Image(Noun):
     """Run in a freshly built one over the checkout, before anybody else may; empty for nothing."""
     gigabytes: float = Field(default=0, ge=0)
     """What it may hold at most; 0 for no budget."""
+    tools: tuple[str, ...] = ()
+    """Programs in it that steps may ask for by their `tools`."""
 
 
 def _place(path: str) -> str:
@@ -381,7 +387,7 @@ class Step(Noun):
     packages: tuple[str, ...] = ()
     """Distributions that must be installed, e.g. torch, triton, vllm."""
     tools: tuple[str, ...] = ()
-    """Programs that must be on the path, e.g. buildah."""
+    """Programs that must be on the path, e.g. buildah. On agents its image must have them, or without one its queue."""
     checkout: bool = False
     """Whether it asks git about the repository's files. Outside of a git checkout (a zip) it did not run."""
     imports: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -100,7 +101,12 @@ def test_the_page_says_how_large_it_is(wheel):
 
 
 @pytest.mark.engine
-def test_vllm_finds_it_where_nothing_else_of_ours_is_installed_and_it_answers_as_vllms_own_backend_did(wheel, tmp_path):
+def test_vllm_finds_it_where_nothing_else_of_ours_is_installed_and_it_answers_as_vllms_own_backend_did(
+    wheel, tmp_path, record_property
+):
+    # A release is sound only where these are the bytes that its wheel has (hilgate.release.bundle).
+    record_property("wheel", wheel.name)
+    record_property("sha256", f"sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}")
     fresh = tmp_path / "fresh"
     venv.create(fresh, symlinks=True)
     (site,) = fresh.glob("lib/python*/site-packages")

@@ -113,8 +113,8 @@ def without_lines(word, name=RECORDS):
     return change
 
 
-def first_problem(file, **demanded):
-    answer = verify.verify(file, demanded=demanded)
+def first_problem(file, asked=None, **demanded):
+    answer = verify.verify(file, asked or verify.Asked(demanded=demanded))
     assert not answer.sound
     assert answer.plan is None
     assert answer.verdict is None

@@ -175,7 +175,11 @@ def alive(pid: int) -> bool:
         return False
 
 
-AGENTS = "devices: {cpu: {}}\nqueues: {amd-cpu: {device: cpu, gpus: 0, memory_gib: 16}}\n"
+AGENTS = """devices: {cpu: {}}
+queues:
+  amd-cpu: {device: cpu, gpus: 0, memory_gib: 16, tools: [no-such-tool]}
+"""
+"""Its hosts have a program that no local machine has."""
 
 
 def write_repository(root: Path, commands: dict[str, str], **changes: object) -> Path:

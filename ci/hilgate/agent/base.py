@@ -23,6 +23,8 @@ QUEUE = "gh-readonly-queue"
 """What GitHub's merge queue calls its branches: `gh-readonly-queue/<branch>/pr-<number>-<commit>`."""
 
 REF, DEFAULT_REF, OWN_REF, QUEUE_REFS = (f"refs/hilgate/{name}" for name in ("base", "default", "own", "queue"))
+RELEASE_BRANCH = re.compile(r"release/[0-9]+(?:\.[0-9]+)*")
+"""Branches of patch releases: a release build of one is planned whole, as one of the default branch is."""
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
@@ -31,7 +33,8 @@ class Comparison:
     """What a build is: the change between a base and HEAD, or the default branch itself."""
 
     kind: str
-    """pull request, merge queue, branch or default branch: all but a branch post the required status."""
+    """pull request, merge queue, branch, release branch or default branch: all but the branches post the required
+    status. A release branch is one only in a release build; in others it is a branch."""
     ref: str
     """The default branch, or the commit that a merge queue built on."""
 
@@ -50,6 +53,8 @@ def compared(env: Mapping[str, str]) -> Comparison:
         found = Comparison("merge queue", env.get("BUILDKITE_MERGE_QUEUE_BASE_COMMIT", ""))
     elif default and branch == default:
         found = Comparison("default branch", default)
+    elif RELEASE_BRANCH.fullmatch(branch) and env.get("HILGATE_FLOW") == "release":
+        found = Comparison("release branch", default)
     else:
         found = Comparison("branch", default)
     wrong = default.startswith("-") or (found.kind == "merge queue" and not _COMMIT.fullmatch(found.ref))
@@ -98,8 +103,8 @@ def merge_base(place: Path, env: Mapping[str, str]) -> str:
 
     Raises:
         CannotRunHereError: The build says nothing to compare with, git cannot fetch it or knows no common history, a
-            build that says that it is of the default branch or of a merge queue is not, or the merge base is older than
-            the clone allows.
+            build that says that it is of the default branch, of a release branch or of a merge queue is not, or the
+            merge base is older than the clone allows.
     """
     base = compared(env)
     default = env["BUILDKITE_PIPELINE_DEFAULT_BRANCH"]
@@ -116,9 +121,14 @@ def merge_base(place: Path, env: Mapping[str, str]) -> str:
     else:
         host.git(place, "update-ref", REF, DEFAULT_REF)
     found = host.git(place, "merge-base", REF, head).strip()
-    if base.kind == "default branch" and found != head:
+    own, on_it = base.ref, base.kind != "default branch" or found == head
+    if base.kind == "release branch":
+        own = env["BUILDKITE_BRANCH"]
+        _fetch(place, env, f"+refs/heads/{own}:{OWN_REF}")
+        on_it = _contains(place, host.git(place, "rev-parse", OWN_REF).strip(), head)
+    if not on_it:
         raise CannotRunHereError(
-            f"this commit is not on {base.ref}, of which the build says that it is",
+            f"this commit is not on {own}, of which the build says that it is",
             where=str(place),
             remedy="build it as a pull request, or under the name of its own branch",
         )

@@ -78,7 +78,7 @@ def command(words: Sequence[str], checkout: Path, env: Mapping[str, str]) -> lis
         asked = ["--repository", str(place), "--base", commit] if words[0] == "approver" else []
         return [*isolated, str(package / "agent/__main__.py"), *words, *asked]
     base.fill(place)
-    whole = base.compared(env).kind == "default branch"
+    whole = base.compared(env).kind in {"default branch", "release branch"}
     options = ["--base", commit] if words[:1] == ["plan"] and not whole else []
     return [*isolated, str(package / "__main__.py"), "--root", str(place), *words, *options]
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_STEPS = 500
 """Steps per upload (buildkite-agent, clicommand/pipeline_upload.go)."""
 
-STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle", "watch"}
+STATIC_KEYS = RESERVED_KEYS | {"choose", "approve", "required", "bundle", "sign", "watch"}
 """Step keys of the files in `.buildkite`, which share a build with generated steps."""
 
 KILLED, LOST = 137, 255
@@ -46,7 +46,7 @@ GREENING = ("soft_fail", "block", "input", "skip", "if", "if_changed", "branches
 FLOWS = {
     "pipeline.yml": ("plan", "wait", "recheck", "wait", "verdict"),
     "rerun.yml": ("choose", "plan", "wait", "recheck", "wait", "verdict"),
-    "release.yml": ("plan", "wait", "recheck", "wait", "verdict", "bundle"),
+    "release.yml": ("plan", "wait", "recheck", "wait", "verdict", "bundle", "sign"),
     "approve.yml": ("approve", "required"),
     "watch.yml": ("watch",),
 }
@@ -54,6 +54,9 @@ FLOWS = {
 
 TOLD = {"email": "${HILGATE_TELL?the schedule names who is told}", "if": 'build.state == "failed"'}
 """The one notice of a whole build, of one that decides nothing; its schedule says to whom, or nothing is uploaded."""
+
+SIGNING = "sign"
+"""The step that signs a release: it alone runs where the key is."""
 
 POSTING = {"pipeline.yml": "verdict", "approve.yml": "required"}
 """The only steps that post the required status, in the files that every repository has."""
@@ -211,8 +214,11 @@ def _retry_problems(retry: Step, *, answers: bool) -> list[str]:
 
 
 def _queue_problems(step: Step, declarations: Declarations) -> list[str]:
-    queue, gate = (step.get("agents") or {}).get("queue"), declarations.gate_queue()
-    return [f"runs on the queue {queue!r} and not on {gate}, that of what decides"] if queue not in {None, gate} else []
+    queue = (step.get("agents") or {}).get("queue")
+    signs = step.get("key") == SIGNING
+    right = declarations.signing_queue() if signs else declarations.gate_queue()
+    of = "that of what signs" if signs else "that of what decides"
+    return [f"runs on the queue {queue!r} and not on {right}, {of}"] if queue not in {None, right} else []
 
 
 def _input_problems(step: Step, approvers: str) -> list[str]:

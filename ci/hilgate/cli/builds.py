@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about judged builds: the history (add, show, report) and bundles of evidence (bundle, verify-bundle)."""
+"""Commands about judged builds: history (add, show, report), bundles of evidence (bundle, attest, verify-bundle)."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 import math
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -253,21 +254,25 @@ def bundle(
 ) -> None:
     """Write the evidence of a judged build to one file.
 
-    Plan, records, verdict, pins, bill of materials and checksums.
+    Plan, records, verdict, wheels, lock files, pins, bill of materials and checksums.
     """
     from hilgate.cli.run import require_commit
     from hilgate.git import commit_time
     from hilgate.model import PLAN_FILE
     from hilgate.plan.make import read_plan
     from hilgate.release.bundle import write_bundle
-    from hilgate.release.verify import verify
+    from hilgate.release.verify import Asked, verify
 
     root = repository(ctx)
     folder = results or root / "results"
     plan = read_plan(folder / PLAN_FILE)
     require_commit(plan, root)  # its lock files and pins go into the bundle
     manifest = write_bundle(root, folder, out, committed=commit_time(root, plan.commit))
-    answer = verify(out)
+    try:
+        answer = verify(out, Asked(root=root if plan.profile == "release" else None, unsigned=True))
+    except BaseException:
+        out.unlink()
+        raise
     if not answer.sound:
         out.unlink()
         _print(answer, sys.stderr.write)
@@ -279,22 +284,82 @@ def bundle(
     sys.stderr.write(f"{words}, profile {manifest.profile}\n")
 
 
+Bundle = Annotated[Path, typer.Argument(metavar="FILE", help="What `hilgate bundle` wrote.")]
+
+
+@program.command()
+def attest(
+    ctx: typer.Context,
+    file: Bundle,
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The statement to write.")],
+) -> None:
+    """Write what the key of releases signs.
+
+    Of a bundle that is verified first: an in-toto statement with SLSA provenance, of commit, plan, wheels and images.
+    `ssh-keygen -Y sign` signs it.
+    """
+    from hilgate.model import Outcome
+    from hilgate.release.provenance import built_by
+    from hilgate.release.verify import Asked, statement_of
+
+    asked = Asked(demanded={"profile": "release"}, root=repository(ctx), unsigned=True)
+    answer, statement = statement_of(file, asked, *built_by(os.environ))
+    if statement is None or answer.verdict is None:
+        _print(answer, sys.stderr.write)
+        raise RecordsError("no statement is made of it", where=str(file), remedy="see above")
+    if answer.verdict.outcome is not Outcome.PASS:
+        what = f"it is no release: its verdict is {answer.verdict.outcome.value}"
+        raise RecordsError(what, where=str(file), remedy="see its report")
+    out.write_text(statement.text(), encoding="utf-8")
+    sys.stdout.write(f"{out}\n")
+
+
 @program.command()
 def verify_bundle(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `hilgate bundle` wrote.")],
+    file: Bundle,
     *,
     as_json: Json = False,
     profile: Annotated[
         str | None, typer.Option("--profile", metavar="NAME", help="Demand this profile, e.g. release.")
     ] = None,
     commit: Annotated[str | None, typer.Option("--commit", metavar="SHA", help="Demand this commit.")] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option("--root", metavar="CLONE", help="A clone that has its commit; a release is held against it."),
+    ] = None,
+    statement: Annotated[
+        Path | None,
+        typer.Option("--statement", metavar="FILE", help="The signed statement of a release; FILE.sig beside it."),
+    ] = None,
+    signers: Annotated[
+        Path | None,
+        typer.Option("--signers", metavar="FILE", help="Who may sign; by default ci/allowed_signers of the clone."),
+    ] = None,
+    unsigned: Annotated[
+        bool, typer.Option("--unsigned", help="Take a release without a statement: before it is signed.")
+    ] = False,
+    wheels: Annotated[
+        list[Path] | None,
+        typer.Option("--wheel", metavar="FILE", help="A wheel that must be one of it; may be repeated."),
+    ] = None,
 ) -> None:
     """Check a bundle and derive its verdict again. Exit status: 3 when it is not sound, else that of its verdict."""
     from hilgate.judge.verdict import exit_status
-    from hilgate.release.verify import verify
+    from hilgate.release.verify import Asked, verify
 
+    if unsigned and statement:
+        raise MisuseError("--unsigned and --statement exclude each other", remedy="leave out --unsigned")
     demanded = {"profile": profile, "commit": commit}
-    answer = verify(file, demanded={name: value for name, value in demanded.items() if value is not None})
+    asked = Asked(
+        demanded={name: value for name, value in demanded.items() if value is not None},
+        root=root,
+        statement=statement,
+        signers=signers,
+        unsigned=unsigned,
+        wheels=tuple(wheels or ()),
+    )
+    answer = verify(file, asked)
     verdict = answer.verdict
     if as_json:
         found = [finding.model_dump(mode="json") for finding in answer.findings]
@@ -315,5 +380,10 @@ def _print(answer: Answer, write: Callable[[str], object]) -> None:
             for part in textwrap.wrap(line.strip(), 80 - len(start), break_long_words=False, break_on_hyphens=False):
                 write(f"{start}{part}\n")
                 start = " " * len(start)
-    verdict = f"sound; its verdict: {answer.verdict.outcome.value}" if answer.verdict else ""
-    write(f"{verdict or 'NOT SOUND: nothing that it says counts'}\n")
+    if answer.verdict is None or answer.plan is None:
+        write("NOT SOUND: nothing that it says counts\n")
+        return
+    asked_for = [one for one in answer.plan.omissions if one.cause == "not asked for"]
+    what = f", of a part: {text.count(len(asked_for), 'step')} were not asked for" if asked_for else ""
+    signed = answer.findings[-1].sound
+    write(f"sound{' and signed' if signed else ''}; its verdict: {answer.verdict.outcome.value}{what}\n")

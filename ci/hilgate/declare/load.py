@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hilgate.agent.declared import AGENTS_FILE, PROJECT_FILE
 from hilgate.declare import imports
-from hilgate.declare.check import check, check_project, check_queues
+from hilgate.declare.check import check, check_project, check_queues, check_tools
 from hilgate.declare.yaml import Document, Mistake, parse, read
 from hilgate.errors import DeclarationError, MisuseError
 from hilgate.git import files_at, names_at
@@ -79,8 +79,12 @@ class Declarations:
 
     def gate_queue(self) -> Key | None:
         """The queue of what decides; without one of its own, the smallest of the cpu."""
-        own = (name for name, queue in self.agents.queues.items() if queue.gate)
+        own = (name for name, queue in self.agents.queues.items() if queue.gate and not queue.signs)
         return next(own, self.smallest_queue(CPU))
+
+    def signing_queue(self) -> Key | None:
+        """The queue whose agents hold the key of releases; None where nothing is signed."""
+        return next((name for name, queue in self.agents.queues.items() if queue.signs), None)
 
     def image_for(self, step: Step, device: Key) -> Key | None:
         """The image that a step's job on the agents runs in; what builds an image runs on the host."""
@@ -217,10 +221,13 @@ def load(root: Path) -> Declarations:
         check_queues(agents, root)
     if project.noun:
         check_project(project, root)
-    mistakes = [*project.mistakes, *agents.mistakes, *(mistake for document in areas for mistake in document.mistakes)]
-    if mistakes:
+    documents: list[Document[Project] | Document[Agents] | Document[Area]] = [project, agents, *areas]
+    if mistakes := [mistake for document in documents for mistake in document.mistakes]:
         raise InvalidDeclarationsError(mistakes)
     assert agents.noun is not None
     assert project.noun is not None
-    declared = tuple(document.noun for document in areas if document.noun)
-    return Declarations(declared, agents.noun, project.noun)
+    declarations = Declarations(tuple(document.noun for document in areas if document.noun), agents.noun, project.noun)
+    check_tools(areas, declarations)  # where a step runs is known once everything else is right
+    if mistakes := [mistake for document in areas for mistake in document.mistakes]:
+        raise InvalidDeclarationsError(mistakes)
+    return declarations

@@ -146,7 +146,8 @@ def make_plan(
     own gate, and whose quarantine counts.
 
     `select` names areas, steps or planned steps, `models` names models: the steps of both and what they need are
-    planned, whatever changed and whichever profiles they belong to. `built` knows images that need no build.
+    planned, whatever changed and whichever profiles they belong to. `built` knows images that need no build; a release
+    builds each of its images, so that its evidence has how.
 
     Raises:
         InvalidDeclarationsError: A declaration is invalid.
@@ -171,7 +172,7 @@ def make_plan(
             where=", ".join(change.unreadable[:5]),
             remedy="give it another name",
         )
-    facts = gather_facts(root, change, built if profile not in DESK else None)
+    facts = gather_facts(root, change, built if profile not in {*DESK, "release"} else None)
     known: frozenset[str] | None = None
     if facts.fork and change.merge_base:
         declarations, known = as_permitted(declarations, root, change.merge_base)
@@ -193,6 +194,20 @@ def make_plan(
     if known is not None:
         require_modest(plan.steps, known)
     return plan.model_copy(update={"packages": own})
+
+
+def plan_whole(root: Path, *, profile: PlanProfile, digests: Mapping[Key, str] | None = None) -> Plan:
+    """The plan for the agents of everything that a checkout declares, whichever hilgate runs and wherever it runs.
+
+    `digests` are those of images that had been built already.
+
+    Raises:
+        InvalidDeclarationsError: A declaration is invalid.
+    """
+    declarations = load(root)
+    facts = ChangeFacts(images=contents(root), digests=digests or {})
+    plan = assemble(declarations, git.inspect(root, None), None, profile=profile, facts=facts)
+    return plan.model_copy(update={"packages": find_packages(root, declarations.project.python_path)})
 
 
 def find_packages(root: Path, folders: Iterable[str]) -> dict[str, str]:

@@ -3,7 +3,8 @@
 
 The last is the software bill (SBOM) as CycloneDX 1.6 JSON: what was locked, installed where it ran, and pinned. The
 same build gives the same bytes: the time of the bill is the commit's, its serial number is made from the plan's digest.
-`hilgate.release.verify` reads a bundle back and believes none of it.
+`hilgate.release.verify` reads a bundle back and believes none of it; so that the bill can be made again from the bundle
+alone, the lock files and the pins that it was made from are in it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.license import DisjunctiveLicense
 from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
@@ -28,7 +30,7 @@ from packageurl import PackageURL
 from hilgate import __version__
 from hilgate.errors import RecordsError
 from hilgate.judge.verdict import read_verdict
-from hilgate.model import JOBS_FOLDER, PLAN_FILE, SCHEMA_VERSION, VERDICT_FILE, Key, Noun, Outcome, PlanProfile
+from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, Key, Noun, Outcome, PlanProfile
 from hilgate.plan.make import plan_digest, read_plan
 from hilgate.report import tables
 from hilgate.run import results
@@ -43,7 +45,11 @@ TOP = "evidence"
 MANIFEST_FILE, SUMS_FILE, SBOM_FILE, PINS_FILE = "manifest.json", "SHA256SUMS", "sbom.cdx.json", "pins.toml"
 REPORT_FILE = "report.html"
 OPTIONAL_FILES = ("annotation.md", "junit.xml", "quarantine.json")
+LOCKS = "locks"
+"""Folder of the lock files in a bundle."""
 PINS = Path("docker/pins.toml")
+WHEEL_LABEL, DIGEST_LABEL = "wheel", "sha256"
+"""Labels of a check about a wheel: its file name, and `sha256:...` of its bytes."""
 NAMESPACE = uuid.UUID("6b1f0f0e-2f6b-5d0e-9f9e-0d1c6a6f7a11")
 """Of the serial numbers of bills."""
 NAME = re.compile(r"(?!.*(?:^|/)\.{0,2}(?:/|$))[^\x00-\x1f\x7f\\]{1,240}")
@@ -54,7 +60,7 @@ and line breaks)."""
 class Manifest(Noun):
     """`manifest.json`: what a bundle is about, for those who look before they verify."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = 2
     hilgate: str
     """Version that wrote it."""
     commit: str
@@ -65,6 +71,8 @@ class Manifest(Noun):
     outcome: Outcome
     images: dict[Key, str]
     """Image -> digest, as built."""
+    wheels: dict[str, str]
+    """File name of each wheel that a step built -> `sha256:...`; the wheel itself is below `results/`."""
 
 
 def write_bundle(root: Path, folder: Path, out: Path, *, committed: int) -> Manifest:
@@ -84,6 +92,8 @@ def write_bundle(root: Path, folder: Path, out: Path, *, committed: int) -> Mani
             "a plan without a commit proves nothing", where=str(folder / PLAN_FILE), remedy="commit first"
         )
     recorded = read_records(folder, plan)
+    files = _files(folder)
+    locks, pins = lock_files(root), root / PINS
     manifest = Manifest(
         hilgate=__version__,
         commit=plan.commit,
@@ -92,21 +102,19 @@ def write_bundle(root: Path, folder: Path, out: Path, *, committed: int) -> Mani
         profile=plan.profile,
         outcome=read_verdict(folder / VERDICT_FILE).outcome,
         images=dict(sorted(recorded.digests(plan).items())),
+        wheels=wheels_in(files, recorded),
     )
-    pins = root / PINS
     bill = make_sbom(
         manifest,
-        locks={path.name: path.read_text("utf-8") for path in sorted((root / "requirements").glob("*.txt"))},
-        environments=[
-            *(build.environment for build in recorded.builds),
-            *(attempt.record.environment for attempts in recorded.attempts.values() for attempt in attempts),
-        ],
+        locks={path.name: path.read_text("utf-8") for path in locks.values()},
+        environments=environments_of(recorded),
         pins=tomllib.loads(pins.read_text("utf-8")) if pins.is_file() else {},
     )
     members: dict[str, bytes | Path] = {
         MANIFEST_FILE: (manifest.model_dump_json(indent=1) + "\n").encode(),
         SBOM_FILE: bill.encode(),
-        **_files(folder),
+        **files,
+        **locks,
         **({PINS_FILE: pins} if pins.is_file() else {}),
     }
     sums = {name: sha256(content) for name, content in members.items()}
@@ -120,6 +128,55 @@ def write_bundle(root: Path, folder: Path, out: Path, *, committed: int) -> Mani
     finally:
         fresh.unlink(missing_ok=True)
     return manifest
+
+
+def lock_files(root: Path) -> dict[str, Path]:
+    """Name in the bundle -> lock file of a repository."""
+    return {f"{LOCKS}/{path.name}": path for path in sorted((root / "requirements").glob("*.txt"))}
+
+
+def environments_of(recorded: Recorded) -> list[Environment]:
+    """Where the records of a build were made."""
+    return [
+        *(build.environment for build in recorded.builds),
+        *(attempt.record.environment for attempts in recorded.attempts.values() for attempt in attempts),
+    ]
+
+
+def wheels_in(members: Mapping[str, Path], recorded: Recorded) -> dict[str, str]:
+    """File name -> digest of the wheels among the files that jobs left, as the checks about them say.
+
+    Raises:
+        RecordsError: A wheel of which no check says the digest, two of one name, or checks of other bytes than these.
+    """
+    built: dict[str, str] = {}
+    for name, path in sorted(members.items()):
+        wheel = name.rpartition("/")[2]
+        if not (name.startswith("results/") and name.endswith(f"/wheels/{wheel}") and name.endswith(".whl")):
+            continue
+        if wheel in built:
+            raise RecordsError(f"two wheels are called {wheel}", where=name, remedy="build each in one step")
+        built[wheel] = f"sha256:{sha256(path)}"
+    said = _tried(recorded)
+    for wheel, digest in built.items():
+        if (wheel, digest) not in said:
+            raise RecordsError(f"of the wheel {wheel} no check says that it is {digest[:19]}", where="results")
+    for (wheel, digest), key in sorted(said.items()) if built else ():
+        if built.get(wheel) != digest:
+            is_built = built.get(wheel, "none of this name")
+            raise RecordsError(f"{key} tried {wheel} of {digest[:19]}, and what was built is {is_built[:19]}")
+    return built
+
+
+def _tried(recorded: Recorded) -> dict[tuple[str, str], Key]:
+    """File name and digest of each wheel that a check says it is about -> the step of the check."""
+    found: dict[tuple[str, str], Key] = {}
+    for key in recorded.attempts:
+        last = recorded.last(key)
+        for check in last.checks if last else ():
+            if WHEEL_LABEL in check.labels:
+                found[check.labels[WHEEL_LABEL], check.labels.get(DIGEST_LABEL, "")] = key
+    return found
 
 
 def read_records(folder: Path, plan: Plan) -> Recorded:
@@ -211,11 +268,7 @@ def make_sbom(
             made.properties.add(Property(name=f"hilgate:pin:{key}", value=value))
             if match := _HEX.fullmatch(value):
                 made.hashes.add(_sha256(match[1]))
-    for name, digest in sorted(manifest.images.items()):
-        purl = PackageURL(type="oci", name=name, version=digest)
-        _component(found, name, digest, purl, ComponentType.CONTAINER).hashes.add(
-            _sha256(digest.removeprefix("sha256:"))
-        )
+    _add_what_was_built(found, manifest)
     subject = Component(
         name="hilgate", version=manifest.commit, type=ComponentType.APPLICATION, bom_ref="hilgate",
         properties=[Property(name="hilgate:plan-digest", value=manifest.plan_digest),
@@ -228,6 +281,21 @@ def make_sbom(
     )
     bom.register_dependency(subject, bom.components)
     return make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string(indent=1) + "\n"
+
+
+def _add_what_was_built(found: dict[str, Component], manifest: Manifest) -> None:
+    """The images and our own wheels."""
+    for name, digest in sorted(manifest.images.items()):
+        purl = PackageURL(type="oci", name=name, version=digest)
+        _component(found, name, digest, purl, ComponentType.CONTAINER).hashes.add(
+            _sha256(digest.removeprefix("sha256:"))
+        )
+    for file, digest in sorted(manifest.wheels.items()):
+        name, version = file.split("-")[:2]
+        made = _component(found, name, version, PackageURL(type="pypi", name=name, version=version))
+        made.hashes.add(_sha256(digest.removeprefix("sha256:")))
+        made.properties.add(Property(name="hilgate:wheel", value=file))
+        made.licenses.add(DisjunctiveLicense(id="Apache-2.0"))
 
 
 def _component(

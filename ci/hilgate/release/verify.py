@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a bundle back and believe none of it: every file accounted for, every digest equal, the verdict derived again.
 
-Each check needs what the ones before it found sound; the first that fails is the answer. Whoever can write a whole
-bundle anew can write one that passes: only a signature of the file says who wrote it.
+Each check needs what the ones before it found sound; the first that fails is the answer. A clone that has the commit
+says what the bundle cannot say of itself: which steps, lock files and pins the commit declares. Whoever can write a
+whole bundle anew can write one that passes all of this: only a signature says who wrote it. A release needs both.
 """
 
 from __future__ import annotations
@@ -12,19 +13,24 @@ import re
 import shutil
 import tarfile
 import tempfile
-from dataclasses import dataclass
+import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from hilgate.declare.quarantine import read_used
-from hilgate.errors import HilgateError, RecordsError
+from hilgate import __version__, git
+from hilgate.agent.health import RECHECK_SUFFIX
+from hilgate.declare.load import load
+from hilgate.declare.quarantine import load_quarantine, read_used
+from hilgate.errors import CannotRunHereError, HilgateError, MisuseError, RecordsError
 from hilgate.judge.verdict import judge, read_verdict
-from hilgate.model import PLAN_FILE, VERDICT_FILE, Noun
-from hilgate.plan.make import plan_digest, read_plan
-from hilgate.release import bundle
+from hilgate.model import JOBS_FOLDER, PLAN_FILE, VERDICT_FILE, Noun
+from hilgate.plan.make import plan_digest, plan_whole, read_plan
+from hilgate.release import bundle, provenance
+from hilgate.report import tables
 from hilgate.text import count
 
 if TYPE_CHECKING:
@@ -33,7 +39,10 @@ if TYPE_CHECKING:
     from hilgate.model import Plan, Verdict
     from hilgate.run.results import Recorded
 
-CHECKS: Final = ("archive", "checksums", "plan", "records", "images", "verdict", "release", "bill")
+CHECKS: Final = (
+    *("archive", "checksums", "plan", "members", "records", "images", "wheels", "verdict", "release", "bill"),
+    *("commit", "signature"),
+)
 NOT_CHECKED: Final = "not checked: what stands above is not sound"
 
 MOST_MEMBERS = 100_000
@@ -59,6 +68,26 @@ class BundleFinding(Noun):
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a bundle is held against, besides itself."""
+
+    demanded: Mapping[str, str] = field(default_factory=dict)
+    """What its manifest must say, e.g. `{"profile": "release"}`."""
+    root: Path | None = None
+    """A clone that has its commit."""
+    statement: Path | None = None
+    """The statement of a release."""
+    signature: Path | None = None
+    """Of the statement; by default beside it, as `<statement>.sig`."""
+    signers: Path | None = None
+    """Who may sign; by default `ci/allowed_signers` of `root`."""
+    unsigned: bool = False
+    """Whether a release may be without one: before it is signed."""
+    wheels: tuple[Path, ...] = ()
+    """Wheels that must be those of the bundle."""
+
+
+@dataclass(frozen=True)
 class Answer:
     """All findings; the plan and the verdict only where everything is sound."""
 
@@ -68,47 +97,70 @@ class Answer:
 
     @property
     def sound(self) -> bool:
-        """Whether every check passed."""
-        return all(finding.sound for finding in self.findings)
+        """Whether no check failed; what nobody asked for is not checked, and fails nothing."""
+        return all(finding.sound is not False for finding in self.findings)
 
 
-def verify(file: Path, *, demanded: Mapping[str, str] | None = None) -> Answer:
+def verify(file: Path, asked: Asked | None = None) -> Answer:
     """Run every check on a bundle.
-
-    `demanded` is what its manifest must say, e.g. `{"profile": "release"}`.
 
     Raises:
         RecordsError: There is no such file.
+        MisuseError: What it is to be held against is not there.
+        CannotRunHereError: git or ssh-keygen are missing.
     """
     if not file.is_file():
         raise RecordsError("there is no bundle", where=str(file), remedy="make one with `hilgate bundle`")
     findings: list[BundleFinding] = []
     with tempfile.TemporaryDirectory(prefix="hilgate-bundle-") as name:
         folder = Path(name)
-        found = _check(file, folder, demanded or {})
+        found = _check(file, folder, asked or Asked())
         for check in CHECKS:
             try:
-                words = next(found, NOT_CHECKED)
-                findings.append(BundleFinding(check=check, sound=True if words != NOT_CHECKED else None, words=words))
+                sound, words = next(found, (None, NOT_CHECKED))
+                findings.append(BundleFinding(check=check, sound=sound, words=words))
+            except (CannotRunHereError, MisuseError) as error:
+                if isinstance(error, CannotRunHereError) or check in {"commit", "signature"}:
+                    raise  # nothing was learned about the bundle
+                findings.append(BundleFinding(check=check, sound=False, words=str(error)))
             except HilgateError as error:
                 words = str(error).replace(f"{folder / bundle.TOP}/", "")
                 findings.append(BundleFinding(check=check, sound=False, words=words))
         top = folder / bundle.TOP
-        sound = all(finding.sound for finding in findings)
+        sound = all(finding.sound is not False for finding in findings)
         plan, verdict = (read_plan(top / PLAN_FILE), read_verdict(top / VERDICT_FILE)) if sound else (None, None)
     return Answer(tuple(findings), plan, verdict)
 
 
-def _check(file: Path, folder: Path, demanded: Mapping[str, str]) -> Iterator[str]:
-    """What each of `CHECKS` found, in their order.
+def statement_of(file: Path, asked: Asked, builder: str, invocation: str) -> tuple[Answer, provenance.Statement | None]:
+    """Verify a bundle, and make the statement about it where it is sound; None where it is not.
+
+    Raises:
+        HilgateError: As `verify` does.
+    """
+    answer = verify(file, asked)
+    if answer.plan is None or answer.verdict is None:
+        return answer, None
+    with tempfile.TemporaryDirectory(prefix="hilgate-bundle-") as name:
+        members = unpack(file, Path(name))
+        manifest = bundle.Manifest.load(members[bundle.MANIFEST_FILE], "ask for the bundle again")
+        recorded = bundle.read_records(Path(name) / bundle.TOP / "results", answer.plan)
+        made = provenance.make(
+            file, members, manifest, recorded, answer.verdict, builder=builder, invocation=invocation
+        )
+    return answer, made
+
+
+def _check(file: Path, folder: Path, asked: Asked) -> Iterator[tuple[bool | None, str]]:
+    """What each of `CHECKS` found, in their order; None for what nobody asked for.
 
     Raises:
         HilgateError: What the first that fails found.
     """
     members = unpack(file, folder)
-    yield f"{len(members)} plain files in one folder"
+    yield True, f"{len(members)} plain files in one folder"
 
-    yield f"{check_sums(members)} checksums agree, nothing missing, nothing more"
+    yield True, f"{check_sums(members)} checksums agree, nothing missing, nothing more"
 
     manifest = bundle.Manifest.load(members[bundle.MANIFEST_FILE], "ask for the bundle again")
     plan = read_plan(members[PLAN_FILE])
@@ -120,9 +172,12 @@ def _check(file: Path, folder: Path, demanded: Mapping[str, str]) -> Iterator[st
         ("profile", manifest.profile, plan.profile),
     ):
         require(claimed == real, f"another plan: its {what} is {real[:40]}, the manifest says {claimed[:40]}")
-    for name, value in demanded.items():
+    for name, value in asked.demanded.items():
         require(getattr(manifest, name) == value, f"its {name} is {getattr(manifest, name)}, and {value} was asked for")
-    yield f"plan {digest[:12]} of commit {plan.commit[:12]}, profile {plan.profile}, {count(len(plan.steps), 'step')}"
+    steps = count(len(plan.steps), "step")
+    yield True, f"plan {digest[:12]} of commit {plan.commit[:12]}, profile {plan.profile}, {steps}{_part(plan)}"
+
+    yield True, _check_members(members, plan)
 
     recorded = bundle.read_records(folder / bundle.TOP / "results", plan)
     require(not recorded.damaged, "; ".join(f"{key}: {why}" for key, why in sorted(recorded.damaged.items())))
@@ -132,14 +187,72 @@ def _check(file: Path, folder: Path, demanded: Mapping[str, str]) -> Iterator[st
         len(trees) == 1 or plan.profile != "release", f"its jobs ran over {len(trees)} different states of the files"
     )
     attempts = sum(len(found) for found in recorded.attempts.values())
-    yield f"{count(attempts, 'step record')} of {count(len(recorded.builds), 'job')} answer this plan and this commit"
+    yield True, f"{count(attempts, 'step record')} of {count(len(recorded.builds), 'job')} answer this plan and commit"
 
-    yield _check_images(manifest, plan, recorded)
+    yield True, _check_images(manifest, plan, recorded)
 
-    stored = read_verdict(members[VERDICT_FILE])
+    yield True, _check_wheels(manifest, members, recorded, asked.wheels)
+
+    verdict = read_verdict(members[VERDICT_FILE])
+    yield True, _check_verdict(verdict, manifest, plan, recorded, folder / bundle.TOP)
+
+    yield True, _check_release(plan, recorded)
+
+    yield True, _check_bill(manifest, members, recorded)
+
+    yield _check_commit(asked.root, manifest, plan, members)
+
+    if asked.statement is None:
+        require(asked.unsigned or plan.profile != "release", "a release without its signed statement: --statement FILE")
+        yield None, "nobody says who wrote it: no --statement"
+    else:
+        yield True, _check_signature(file, asked, asked.statement, (members, manifest, recorded, verdict))
+
+
+def _part(plan: Plan) -> str:
+    """What a reader must know of a plan of named steps."""
+    left = sum(omission.cause == "not asked for" for omission in plan.omissions)
+    return f": a PART, {count(left, 'step')} were not asked for" if left else ""
+
+
+def _check_members(members: Mapping[str, Path], plan: Plan) -> str:
+    """Each file of a bundle is one that a build leaves."""
+    known = {*DEMANDED, *bundle.OPTIONAL_FILES, bundle.SUMS_FILE, bundle.PINS_FILE}
+    keys = {step.key for step in plan.steps}
+    strange = []
+    for name, path in members.items():
+        words = name.split("/")
+        if len(words) == 1:
+            known_here = name in known or tables.is_table(path)
+        elif words[0] == bundle.LOCKS:
+            known_here = len(words) == 2 and name.endswith(".txt")
+        else:
+            known_here = words[0] == "results" and words[1] in {JOBS_FOLDER, "steps"} and len(words) > 3
+            known_here = known_here and words[2].removesuffix(RECHECK_SUFFIX) in keys
+        strange += [] if known_here else [name]
+    require(not strange, f"no build leaves {', '.join(map(ascii, sorted(strange)[:5]))}")
+    return f"{len(members)} files, each of this build's steps or known by its name"
+
+
+def _check_wheels(
+    manifest: bundle.Manifest, members: Mapping[str, Path], recorded: Recorded, wheels: tuple[Path, ...]
+) -> str:
+    built = bundle.wheels_in(members, recorded)
+    require(built == manifest.wheels, f"its files have the wheels {built}, the manifest {manifest.wheels}")
+    for path in wheels:
+        if not path.is_file():
+            raise UnsoundError("there is no such wheel", where=str(path))
+        is_it = built.get(path.name) == f"sha256:{bundle.sha256(path)}"
+        require(is_it, f"{path.name} is not the wheel of this build, which is {built.get(path.name, 'none')}")
+    given = f", {len(wheels)} that were given among them" if wheels else ""
+    return f"{count(len(built), 'wheel')}{given}; checks about them are about these bytes"
+
+
+def _check_verdict(stored: Verdict, manifest: bundle.Manifest, plan: Plan, recorded: Recorded, top: Path) -> str:
+    digest = plan_digest(plan)
     where = f"plan {stored.plan_digest[:12]} and commit {stored.commit[:12]}"
     require((stored.plan_digest, stored.commit) == (digest, plan.commit), f"the verdict is of {where}")
-    quarantine = read_used(folder / bundle.TOP)
+    quarantine = read_used(top)
     derived = judge(
         plan,
         recorded,
@@ -155,15 +268,105 @@ def _check(file: Path, folder: Path, demanded: Mapping[str, str]) -> Iterator[st
     )
     require(derived == stored, f"the stored verdict is not what the records give: {_difference(stored, derived)}")
     require(stored.outcome is manifest.outcome, f"the manifest says {manifest.outcome}, the verdict {stored.outcome}")
-    yield f"derived again from the records: {stored.outcome.value}: {stored.why}"
+    return f"derived again from the records: {stored.outcome.value}: {stored.why}"
 
-    yield _check_release(plan, recorded)
 
+def _check_bill(manifest: bundle.Manifest, members: Mapping[str, Path], recorded: Recorded) -> str:
     text = members[bundle.SBOM_FILE].read_text("utf-8", errors="replace")
     problem = bill_problem(text)
     require(not problem, f"no CycloneDX 1.6 bill: {problem}")
-    require(manifest.commit in text and digest in text, "the bill is of another build")
-    yield "CycloneDX 1.6, of this commit and plan"
+    pins = members.get(bundle.PINS_FILE)
+    try:
+        derived = bundle.make_sbom(
+            manifest,
+            locks={
+                name.removeprefix(f"{bundle.LOCKS}/"): path.read_text("utf-8")
+                for name, path in members.items()
+                if name.startswith(f"{bundle.LOCKS}/")
+            },
+            environments=bundle.environments_of(recorded),
+            pins=tomllib.loads(pins.read_text("utf-8")) if pins else {},
+        )
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UnsoundError(f"its lock files or pins cannot be read: {error}") from error
+    mine, theirs = json.loads(derived), json.loads(text)
+    # What wrote it, and its version, is no fact about the build.
+    for bill in (mine, theirs):
+        bill["metadata"].pop("tools", None)
+    differ = [part for part in sorted({**mine, **theirs}) if mine.get(part) != theirs.get(part)]
+    if "components" in differ:  # all else may follow from it
+        purls = [{component.get("purl", "") for component in bill["components"]} for bill in (mine, theirs)]
+        odd = ", ".join(sorted(purls[0] ^ purls[1])[:3])
+        differ = [f"{len(purls[1])} components instead of {len(purls[0])}{odd and f' ({odd})'}"]
+    require(not differ, f"the bill is not what lock files, records and pins give: {', '.join(differ)}")
+    return f"CycloneDX 1.6, derived again: {count(len(mine.get('components', ())), 'component')}"
+
+
+def _check_commit(
+    root: Path | None, manifest: bundle.Manifest, plan: Plan, members: Mapping[str, Path]
+) -> tuple[bool | None, str]:
+    """What the commit itself says, in a clone of the clone: files of its working tree that differ do not count."""
+    if root is None:
+        needs = "a release is held against its commit: --root CLONE, of a clone that has it"
+        require(plan.profile != "release", needs)
+        return None, "not held against its commit: no --root"
+    with tempfile.TemporaryDirectory(prefix="hilgate-commit-") as name:
+        tree = Path(name) / "tree"
+        git.clone_at(root, manifest.commit, tree)
+        committed = git.commit_time(tree, manifest.commit)
+        require(manifest.committed == committed, f"its time is {manifest.committed}, the commit's {committed}")
+        theirs = {name for name in members if name.startswith(f"{bundle.LOCKS}/")}
+        ours = bundle.lock_files(tree)
+        if (tree / bundle.PINS).is_file():
+            ours[bundle.PINS_FILE] = tree / bundle.PINS
+        theirs |= {bundle.PINS_FILE} & members.keys()
+        odd = sorted(theirs ^ ours.keys()) or [
+            name for name, path in sorted(ours.items()) if bundle.sha256(path) != bundle.sha256(members[name])
+        ]
+        require(not odd, f"not as the commit has it: {', '.join(odd[:5])}")
+        files = f"{count(len(ours), 'file')} of locks and pins as the commit has them"
+        if plan.profile not in {"nightly", "release"} or plan.base is not None:
+            return True, f"{files}; a plan of a change depends on its machine and is not made again"
+        top = members[PLAN_FILE].parent
+        require(read_used(top) == load_quarantine(tree, load(tree)), "its quarantine is not that of the commit")
+        derived = plan_whole(tree, profile=plan.profile, digests=plan.digests)
+        require(plan_digest(derived) == plan_digest(plan), _other_plan(plan, derived, manifest))
+    return True, f"{files}; it declares these {count(len(plan.steps), 'step')}"
+
+
+def _other_plan(plan: Plan, derived: Plan, manifest: bundle.Manifest) -> str:
+    """How a plan differs from what its commit declares."""
+    mine, theirs = ({step.key: step for step in one.steps} for one in (derived, plan))
+    other = f" (it was planned by hilgate {manifest.hilgate}, this is {__version__})"
+    other = other if manifest.hilgate != __version__ else ""
+    for words, keys in (
+        ("lacks steps that its commit declares", mine.keys() - theirs.keys()),
+        ("has steps that its commit does not declare", theirs.keys() - mine.keys()),
+        (
+            "declares otherwise than its commit",
+            {key for key in mine.keys() & theirs.keys() if mine[key] != theirs[key]},
+        ),
+    ):
+        if keys:
+            return f"the plan {words}: {', '.join(sorted(keys)[:5])}{' ...' if len(keys) > 5 else ''}{other}"
+    names = [name for name in type(plan).model_fields if getattr(plan, name) != getattr(derived, name)]
+    return f"the plan is not what its commit gives: {', '.join(name for name in names if name != 'created')}{other}"
+
+
+def _check_signature(
+    file: Path, asked: Asked, statement: Path, facts: tuple[Mapping[str, Path], bundle.Manifest, Recorded, Verdict]
+) -> str:
+    signers = asked.signers or (asked.root / provenance.SIGNERS_FILE if asked.root else None)
+    if signers is None:
+        raise MisuseError("who may sign is not said", where="--statement", remedy="--signers FILE, or --root CLONE")
+    signature = asked.signature or statement.with_name(f"{statement.name}.sig")
+    words = provenance.require_signed(statement, signature, signers)
+    given = provenance.read(statement)
+    run = given.predicate.runDetails
+    made = provenance.make(file, *facts, builder=run.builder.id, invocation=run.metadata.invocationId)
+    difference = provenance.difference(given, made)
+    require(not difference, f"the statement is not of this bundle: {difference}")
+    return f"{words}; built by {run.builder.id}"
 
 
 def require(holds: bool, otherwise: str) -> None:
@@ -196,6 +399,11 @@ def unpack(file: Path, folder: Path) -> dict[str, Path]:
                 few = len(members) < MOST_MEMBERS and total <= MOST_BYTES
                 require(few, f"more than {MOST_MEMBERS} members or {MOST_BYTES} bytes: no build leaves as much")
                 members[name] = _copy_out(tar, entry, folder / entry.name)
+            behind = tar.offset
+        with file.open("rb") as raw:
+            raw.seek(behind)
+            while block := raw.read(1 << 20):
+                require(not block.strip(b"\0"), "there is data behind its end")
     except (tarfile.TarError, EOFError, OSError, ValueError, UnicodeError) as error:
         raise UnsoundError(f"no readable tar: {error}") from error
     return members

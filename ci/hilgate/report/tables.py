@@ -303,7 +303,7 @@ def write(folder: Path, plan: Plan, digest: str, recorded: Recorded, found: Iter
 
 def files_in(folder: Path) -> tuple[Path, ...]:
     """The files of tables in a results folder, of whatever plan."""
-    return tuple(path for path in sorted(folder.glob("*.json")) if path.is_file() and _is_table(path))
+    return tuple(path for path in sorted(folder.glob("*.json")) if path.is_file() and is_table(path))
 
 
 def clear(folder: Path) -> None:
@@ -312,7 +312,8 @@ def clear(folder: Path) -> None:
         path.unlink()
 
 
-def _is_table(path: Path) -> bool:
+def is_table(path: Path) -> bool:
+    """Whether a file begins as that of a table of its name."""
     opening = _OPENING.format(name=path.name).encode()
     with path.open("rb") as file:
         return file.read(len(opening)) == opening

@@ -3,21 +3,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
 from support.forks import BASE, project
 from support.nodes import ROOT
 from support.plans import git
 
 from hilgate.agent import host, trusted
+from hilgate.errors import CannotRunHereError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def test_the_last_hook_removes_the_copies_of_its_own_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +50,45 @@ def test_a_shallow_clone_that_has_no_common_history_is_refused_in_words(tmp_path
         [ROOT / "ci/bin/hilgate", "plan"], cwd=change.theirs, env=env, capture_output=True, text=True, check=False
     )
     assert (done.returncode, "git merge-base failed" in done.stderr) == (5, True)
+
+
+def release_branch(tmp_path: Path, **env: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """`hilgate plan --profile release` of a build of release/0.1, which has a commit more than main had."""
+    change = project(tmp_path)
+    change.write("src/limits.toml", "floor = 0.96\n")
+    change.write(".gitignore", "plan.json\n")
+    change.commit()
+    git(change.theirs, "push", "-q", "origin", "HEAD:release/0.1")
+    git(change.ours, "commit", "-q", "--allow-empty", "-m", "main goes on")
+    build = {"BUILDKITE_PULL_REQUEST": "false", "BUILDKITE_PULL_REQUEST_REPO": "", "BUILDKITE_BRANCH": "release/0.1"}
+    named = {**os.environ, **change.env(fork=False), **build, **env, "TMPDIR": str(tmp_path)}
+    words = [ROOT / "ci/bin/hilgate", "plan", "--profile", "release", "--write", "plan.json"]
+    done = subprocess.run(words, cwd=change.theirs, env=named, capture_output=True, text=True, check=False)
+    return done, change.theirs / "plan.json"
+
+
+def test_a_release_of_a_release_branch_is_planned_whole(tmp_path: Path) -> None:
+    done, plan = release_branch(tmp_path, HILGATE_FLOW="release")
+    assert done.returncode == 0, done.stderr
+    read = json.loads(plan.read_text())
+    assert (read["base"], read["profile"], read["dirty"]) == (None, "release", False)
+    assert [step["step"]["key"] for step in read["steps"]] == ["one"]
+
+
+@pytest.mark.parametrize(
+    "build", [{}, {"HILGATE_FLOW": "release", "BUILDKITE_BRANCH": "releases"}], ids=["no release", "another branch"]
+)
+def test_other_builds_of_it_are_compared_with_the_default_branch(tmp_path: Path, build: dict[str, str]) -> None:
+    done, plan = release_branch(tmp_path, **build)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(plan.read_text())["base"]
+
+
+def test_a_release_of_a_commit_that_is_not_on_its_branch_is_refused(tmp_path: Path) -> None:
+    change = project(tmp_path)
+    git(change.ours, "branch", "release/0.1", "main")
+    change.write("src/limits.toml", "floor = 0.01\n")
+    change.commit()
+    build = {"BUILDKITE_PULL_REQUEST": "false", "BUILDKITE_BRANCH": "release/0.1", "HILGATE_FLOW": "release"}
+    with pytest.raises(CannotRunHereError, match=r"this commit is not on release/0\.1"):
+        trusted.merge_base(change.theirs, change.env(**build))

@@ -209,6 +209,8 @@ def verdict_first(pipeline):
             "runs on the queue 'elsewhere' and not on amd-gate",
         ),
         ("pipeline.yml", change("verdict", agents={"queue": "amd-cpu"}), "not on amd-gate, that of what decides"),
+        ("release.yml", change("sign", agents={"queue": "amd-gate"}), "not on amd-release, that of what signs"),
+        ("release.yml", change("bundle", agents={"queue": "amd-release"}), "not on amd-gate, that of what decides"),
         ("pipeline.yml", lambda p: p.update(env={"PYTHONPATH": "ci"}), "it sets PYTHONPATH: what decides is Python"),
         ("pipeline.yml", change("verdict", notify=POST), "posts in builds that nobody asked to merge"),
         ("approve.yml", lambda p: find(p, "approve").update(input=find(p, "approve").pop("block")), "is no block step"),

@@ -51,7 +51,7 @@ def mistakes(root: Path) -> list[str]:
 def test_repository_declares_every_queue_of_the_fleet():
     queues = load(REPOSITORY).agents.queues
     fleet = {f"amd_mi{product}_{count}" for product in (250, 300, 325, 355) for count in (1, 2, 4, 8)}
-    assert set(queues) == fleet | {"amd-cpu", "amd-gate"}
+    assert set(queues) == fleet | {"amd-cpu", "amd-gate", "amd-image", "amd-release"}
     assert all(queue.device == "cpu" or queue.gpus == int(name[-1]) for name, queue in queues.items())
 
 

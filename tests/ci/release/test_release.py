@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A release from its plan to its signature, and a forger who can write everything but the commit and the key."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.bundles import edited, first_problem, forge, members_of
+from support.plans import git, hilgate, python, write_repository, writes_findings
+from support.static_steps import STEPS, script
+
+from hilgate.agent.trust import stays_inside
+from hilgate.declare.load import load_project
+from hilgate.declare.protected import entry_for, load
+from hilgate.errors import CannotRunHereError, MisuseError
+from hilgate.git import commit_time
+from hilgate.plan.make import read_plan
+from hilgate.release import bundle, provenance, verify
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+WHEEL = "samples-0.1.0-py3-none-any.whl"
+BUILDS = f"""\
+import hashlib, json, os, pathlib
+out = pathlib.Path(os.environ["HILGATE_OUT"])
+(out / "wheels").mkdir()
+(out / "wheels/{WHEEL}").write_bytes(b"a wheel")
+labels = {{"wheel": "{WHEEL}", "sha256": "sha256:" + hashlib.sha256(b"a wheel").hexdigest()}}
+(out / "findings.jsonl").write_text(json.dumps({{"id": "built twice", "outcome": "pass", "labels": labels}}) + chr(10))
+"""
+
+
+TODAY = dt.datetime.now(dt.UTC).date()
+ENTRY = {"test": "other", "step": "works", "reason": "r", "owner": "o"}
+QUARANTINED = json.dumps([{**ENTRY, "added": str(TODAY), "expires": str(TODAY + dt.timedelta(days=7))}]).encode()
+
+
+def key(folder: Path, name: str) -> Path:
+    """A key pair made for this test."""
+    path = folder / name
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(path)], check=True)
+    return path
+
+
+def sign(file: Path, private: Path, namespace: str = provenance.NAMESPACE) -> None:
+    file.with_name(f"{file.name}.sig").unlink(missing_ok=True)
+    words = ["ssh-keygen", "-q", "-Y", "sign", "-n", namespace, "-f", str(private), str(file)]
+    subprocess.run(words, check=True, capture_output=True)
+
+
+def judged(root: Path, *, profile: str = "release") -> None:
+    """Plan for the agents, run each step as a job does, and judge."""
+    shutil.rmtree(root / "results", ignore_errors=True)
+    assert hilgate(root, "plan", "--profile", profile, "--write", "results/plan.json").returncode == 0
+    for step in json.loads((root / "results/plan.json").read_text())["steps"]:
+        name = f"{step['step']['key']}-{step['device']}"
+        words = ("--plan", "results/plan.json", "--results", f"results/jobs/{name}")
+        done = hilgate(root, "run", name, *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+    words = ("--plan", "results/plan.json", "--jobs", "results/jobs", "--results", "results")
+    done = hilgate(root, "judge", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Release:
+    """A signed release of a repository of two steps, and who may sign."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "root").mkdir()
+        self.folder, self.bundle, self.statement = folder, folder / "evidence.tar", folder / "release.intoto.json"
+        commands = {"works": writes_findings({"id": "it works", "outcome": "pass"}), "wheels": python(BUILDS)}
+        self.root = write_repository(folder / "root", commands)
+        (self.root / "requirements").mkdir()
+        (self.root / "requirements/a.txt").write_text(f"torch==2.13.0 --hash=sha256:{'a' * 64}\n")
+        git(self.root, "add", "-A")
+        git(self.root, "commit", "-qm", "locks")
+        self.commit = git(self.root, "rev-parse", "HEAD")
+        judged(self.root)
+        self.said = [
+            hilgate(self.root, "bundle", "--out", str(self.bundle)),
+            hilgate(self.root, "attest", str(self.bundle), "--out", str(self.statement)),
+        ]
+        self.key, self.other = key(folder, "ours"), key(folder, "theirs")
+        self.signers = folder / "allowed_signers"
+        public = self.key.with_name("ours.pub").read_text()
+        self.signers.write_text(f'# who may\nrelease namespaces="{provenance.NAMESPACE}" {public}')
+        sign(self.statement, self.key)
+        self.asked = verify.Asked(
+            demanded={"profile": "release", "commit": self.commit},
+            root=self.root,
+            statement=self.statement,
+            signers=self.signers,
+        )
+
+    def forged(self, folder: Path, change) -> Path:
+        return forge(self.bundle, folder / "evidence.tar", change)
+
+    def attested_anew(self, folder: Path, bundle: Path, private: Path) -> verify.Asked:
+        """What a forger gives with another bundle: a statement about it, signed by this key."""
+        statement = folder / "release.intoto.json"
+        text = json.loads(self.statement.read_text())
+        digest = subprocess.run(["sha256sum", str(bundle)], capture_output=True, text=True, check=True).stdout[:64]
+        text["subject"][0]["digest"]["sha256"] = digest
+        statement.write_text(json.dumps(text))
+        sign(statement, private)
+        return replace(self.asked, statement=statement)
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory) -> Release:
+    return Release(tmp_path_factory.mktemp("release"))
+
+
+def words_of(release: Release) -> list[str]:
+    options = {
+        "--profile": "release",
+        "--commit": release.commit,
+        "--root": release.root,
+        "--statement": release.statement,
+        "--signers": release.signers,
+    }
+    return ["verify-bundle", str(release.bundle), *(str(word) for pair in options.items() for word in pair)]
+
+
+def rebilled(members: dict[str, bytes], folder: Path) -> dict[str, bytes]:
+    """The members with a bill that follows from the rest, as the most careful forger writes it."""
+    for name, data in members.items():
+        path = folder / "evidence" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    top = folder / "evidence"
+    recorded = bundle.read_records(top / "results", read_plan(top / "plan.json"))
+    bill = bundle.make_sbom(
+        bundle.Manifest.load(top / "manifest.json", ""),
+        locks={path.name: path.read_text() for path in (top / "locks").iterdir()},
+        environments=bundle.environments_of(recorded),
+        pins={},
+    )
+    return {**members, "sbom.cdx.json": bill.encode()}
+
+
+def test_a_release_is_cut_signed_and_verified(release, tmp_path):
+    assert [one.returncode for one in release.said] == [0, 0], [one.stderr for one in release.said]
+    wheel = tmp_path / WHEEL
+    wheel.write_bytes(b"a wheel")
+    done = hilgate(release.root, *words_of(release), "--wheel", str(wheel))
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.endswith("sound and signed; its verdict: pass\n")
+    assert "it declares these 2 steps" in " ".join(done.stdout.split())
+    assert 'Good "hilgate-release" signature for release' in " ".join(done.stdout.split())
+    wheel.write_bytes(b"another wheel")
+    done = hilgate(release.root, *words_of(release), "--wheel", str(wheel))
+    assert done.returncode == 3
+    assert "is not the wheel of this build" in done.stdout
+
+
+def test_the_statement_binds_commit_plan_wheels_and_materials(release):
+    statement = json.loads(release.statement.read_text())
+    assert (statement["_type"], statement["predicateType"]) == (
+        "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1")  # fmt: skip
+    assert [one["name"] for one in statement["subject"]] == ["evidence.tar", WHEEL]
+    definition = statement["predicate"]["buildDefinition"]
+    manifest = json.loads(members_of(release.bundle)["manifest.json"])
+    assert definition["externalParameters"] == {"commit": release.commit, "profile": "release"}
+    assert definition["internalParameters"]["planDigest"] == manifest["plan_digest"]
+    assert [one["uri"] for one in definition["resolvedDependencies"]] == [
+        f"git+commit:{release.commit}", "evidence:locks/a.txt"]  # fmt: skip
+    bill = json.loads(members_of(release.bundle)["sbom.cdx.json"])
+    (ours,) = [one for one in bill["components"] if one["purl"] == "pkg:pypi/samples@0.1.0"]
+    assert ours["hashes"][0]["content"] == statement["subject"][1]["digest"]["sha256"]
+    assert ours["licenses"] == [{"license": {"id": "Apache-2.0"}}]
+
+
+def test_a_clone_that_has_the_commit_is_enough(release, tmp_path):
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", str(release.root), str(clone)], check=True)
+    git(clone, "commit", "-q", "--allow-empty", "-m", "main goes on")
+    (clone / "ci/areas/samples.yaml").write_text("broken\n")
+    assert verify.verify(release.bundle, replace(release.asked, root=clone)).sound
+    git(clone, "checkout", "-q", "--orphan", "other")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    git(empty, "init", "-q")
+    with pytest.raises(MisuseError, match="it has no commit"):
+        verify.verify(release.bundle, replace(release.asked, root=empty))
+
+
+ROWS = {
+    "report.html replaced": edited("report.html", b"<", b"<b"),
+    "a log replaced": edited("results/jobs/works-cpu/steps/works-cpu/log.txt", b"", b"all is well"),
+    "a file added among the results": lambda m: {**m, "results/jobs/works-cpu/malware.bin": b"x"},
+    "another hilgate": edited("manifest.json", b'"hilgate": "', b'"hilgate": "9.'),
+}
+"""What nothing in the bundle or its commit tells."""
+
+ALONE = {
+    "a file added": (lambda m: {**m, "malware.bin": b"x"}, "members: no build leaves 'malware.bin'"),
+    "pins added": (lambda m: {**m, "pins.toml": b""}, "commit: not as the commit has it: pins.toml"),
+    "another time": (edited("manifest.json", b'"committed": 1', b'"committed": 2'), "commit: its time is 2"),
+    "other locks": (edited("locks/a.txt", b"2.13.0", b"2.14.0"), "commit: not as the commit has it: locks/a.txt"),
+    "a lock more": (
+        lambda m: {**m, "locks/b.txt": b"evil==1\n"}, "commit: not as the commit has it: locks/b.txt"),
+    "a quarantine": (
+        lambda m: {**m, "quarantine.json": m["quarantine.json"].replace(b"[]", QUARANTINED)},
+        "commit: its quarantine is not that of the commit"),
+    "another wheel": (
+        edited(f"results/jobs/wheels-cpu/steps/wheels-cpu/wheels/{WHEEL}", b"a wheel", b"another"), "wheels: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_what_nothing_derives_again_the_signature_covers(release, tmp_path, row):
+    file = release.forged(tmp_path, lambda m: rebilled(ROWS[row](m), tmp_path / "all"))
+    unsigned = replace(release.asked, statement=None, unsigned=True)
+    assert verify.verify(file, unsigned).sound, "it is the signature that finds it"
+    assert "signature: the statement is not of this bundle: " in first_problem(file, release.asked)
+    anew = release.attested_anew(tmp_path, file, release.other)
+    assert first_problem(file, anew).startswith("signature: not signed by a key that may")
+
+
+@pytest.mark.parametrize(("change", "words"), ALONE.values(), ids=ALONE)
+def test_what_can_be_derived_again_is_found_without_a_signature(release, tmp_path, change, words):
+    file = release.forged(tmp_path, lambda m: rebilled(change(m), tmp_path / "all"))
+    unsigned = replace(release.asked, statement=None, unsigned=True)
+    assert first_problem(file, unsigned).startswith(words)
+
+
+def test_an_emptied_bill_is_found(release, tmp_path):
+    def emptied(members):
+        return {
+            **members,
+            "sbom.cdx.json": json.dumps({**json.loads(members["sbom.cdx.json"]), "components": []}).encode(),
+        }
+
+    unsigned = replace(release.asked, statement=None, unsigned=True)
+    assert first_problem(release.forged(tmp_path, emptied), unsigned).startswith("bill: ")
+
+
+def test_no_release_passes_without_a_commit_or_without_a_signature(release):
+    assert first_problem(release.bundle, replace(release.asked, root=None)).startswith(
+        "commit: a release is held against its commit: --root CLONE"
+    )
+    unsigned = replace(release.asked, statement=None)
+    assert first_problem(release.bundle, unsigned).startswith("signature: a release without its signed statement")
+
+
+def test_a_release_of_one_step_is_found(release, tmp_path):
+    """Planned, run and judged with every word in order, and signed by the key itself: the commit declares more."""
+    root = tmp_path / "root"
+    shutil.copytree(release.root, root)
+    area = root / "ci/areas/samples.yaml"
+    declared = json.loads(area.read_text())
+    area.write_text(json.dumps({**declared, "steps": declared["steps"][:1]}))
+    git(root, "update-index", "--assume-unchanged", "ci/areas/samples.yaml")
+    judged(root)
+    assert hilgate(root, "bundle", "--out", "e.tar").returncode == 3, "it is not even bundled"
+    # A forger's program does not ask.
+    bundle.write_bundle(root, root / "results", root / "e.tar", committed=commit_time(root, release.commit))
+    asked = release.attested_anew(tmp_path, root / "e.tar", release.key)
+    problem = first_problem(root / "e.tar", asked)
+    assert problem.startswith("commit: the plan lacks steps that its commit declares: wheels-cpu"), problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ('"planDigest": "', '"planDigest": "f', "internalParameters.planDigest"),
+        ('"profile": "release"', '"profile": "nightly"', "externalParameters.profile"),
+        ('"evidence:locks/a.txt"', '"evidence:locks/b.txt"', "resolvedDependencies[1].uri"),
+        (WHEEL, "other.whl", "subject[1].name"),
+    ],
+)
+def test_a_statement_that_says_something_else_is_found_though_it_is_signed(release, tmp_path, old, new, place):
+    statement = tmp_path / "release.intoto.json"
+    assert old in release.statement.read_text()
+    statement.write_text(release.statement.read_text().replace(old, new))
+    sign(statement, release.key)
+    problem = first_problem(release.bundle, replace(release.asked, statement=statement))
+    assert problem.startswith("signature: the statement is not of this bundle: ")
+    assert place in problem
+
+
+SIGNATURES = {
+    "of another key": lambda release, file: sign(file, release.other),
+    "for another purpose": lambda release, file: sign(file, release.key, "git"),
+    "none": lambda _release, file: file.with_name(f"{file.name}.sig").unlink(),
+    "of another text": lambda _release, file: file.write_text(file.read_text() + " "),
+    "garbage": lambda _release, file: file.with_name(f"{file.name}.sig").write_text("x\n"),
+    "of no statement": lambda release, file: (file.write_text("{}"), sign(file, release.key)),
+}
+
+
+@pytest.mark.parametrize("what", SIGNATURES)
+def test_a_signature_that_is_none_of_ours_is_found(release, tmp_path, what):
+    statement = Path(shutil.copy(release.statement, tmp_path))
+    shutil.copy(f"{release.statement}.sig", tmp_path)
+    SIGNATURES[what](release, statement)
+    assert first_problem(release.bundle, replace(release.asked, statement=statement)).startswith("signature: ")
+
+
+def test_whoever_lists_no_key_verifies_nothing(release, tmp_path):
+    empty = Path(shutil.copy(REPOSITORY / provenance.SIGNERS_FILE, tmp_path))
+    problem = first_problem(release.bundle, replace(release.asked, signers=empty))
+    assert problem.startswith("signature: nobody may sign a release: it names no key")
+    with pytest.raises(MisuseError, match="no list of signers"):
+        verify.verify(release.bundle, replace(release.asked, signers=tmp_path / "none"))
+
+
+def test_a_machine_without_openssh_learns_nothing_about_the_bundle(release, monkeypatch):
+    only = shutil.which("git")
+    folder = release.folder / "bin"
+    folder.mkdir()
+    (folder / "git").symlink_to(only)
+    monkeypatch.setenv("PATH", str(folder))
+    with pytest.raises(CannotRunHereError, match="ssh-keygen is not installed"):
+        verify.verify(release.bundle, release.asked)
+
+
+def test_the_list_of_signers_is_protected_and_forks_cannot_change_it():
+    entries = load(REPOSITORY, git(REPOSITORY, "rev-parse", "HEAD"))
+    assert entry_for(entries, provenance.SIGNERS_FILE).flag == "any change"
+    assert not stays_inside(provenance.SIGNERS_FILE, load_project(REPOSITORY).forks_may_change)
+
+
+def test_no_private_key_is_in_the_repository():
+    words = ["git", "grep", "-l", "-e", "BEGIN OPENSSH PRIVATE " + "KEY"]
+    assert subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout == ""
+
+
+def test_nothing_is_attested_but_a_release_that_passed(release, tmp_path):
+    file = release.forged(tmp_path, edited("verdict.json", b'"pass"', b'"fail"'))
+    done = hilgate(release.root, "attest", str(file), "--out", str(tmp_path / "s.json"))
+    assert done.returncode == 3
+    assert not (tmp_path / "s.json").exists()
+    done = hilgate(release.root, "verify-bundle", str(release.bundle), "--unsigned", "--statement", "x")
+    assert done.returncode == 2
+
+
+def test_a_part_of_a_gate_says_that_it_is_one(tmp_path):
+    root = write_repository(tmp_path, {name: writes_findings({"id": "x", "outcome": "pass"}) for name in ("a", "b")})
+    assert hilgate(root, "gate", "--steps", "a").returncode == 0
+    assert hilgate(root, "bundle", "--out", "e.tar").returncode == 0
+    done = hilgate(root, "verify-bundle", "e.tar")
+    assert done.stdout.endswith("sound; its verdict: pass, of a part: 1 step were not asked for\n")
+    assert hilgate(root, "verify-bundle", "e.tar", "--profile", "release").returncode == 3
+
+
+AGENT = """#!/bin/sh
+case "$*" in "artifact download"*) cp "$EVIDENCE" results/evidence.tar ;; esac
+"""
+
+
+def signed_by_the_step(release: Release, folder: Path, **env: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """The step `sign` of release.yml as its host runs it, in a clone of its own."""
+    clone, programs = folder / "clone", folder / "bin"
+    subprocess.run(["git", "clone", "-q", str(release.root), str(clone)], check=True)
+    shutil.copy(release.signers, clone / provenance.SIGNERS_FILE)
+    programs.mkdir()
+    path = shlex.quote(str(REPOSITORY / "ci"))
+    program = f'#!/bin/sh\nPYTHONPATH={path} exec {shlex.quote(sys.executable)} -m hilgate "$@"\n'
+    for name, text in (("buildkite-agent", AGENT), ("hilgate", program)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    facts = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "EVIDENCE": str(release.bundle),
+        "BUILDKITE_COMMIT": release.commit,
+    }
+    words = ["bash", "-e", "-c", script(STEPS["release.yml", "sign"])]
+    done = subprocess.run(words, cwd=clone, env={**facts, **env}, capture_output=True, text=True, check=False)
+    return done, clone / "results"
+
+
+def test_the_step_that_signs_leaves_what_anybody_can_verify(release, tmp_path):
+    slugs = {"BUILDKITE_ORGANIZATION_SLUG": "acme", "BUILDKITE_PIPELINE_SLUG": "rocm", "BUILDKITE_BUILD_ID": "0193"}
+    done, left = signed_by_the_step(release, tmp_path, HILGATE_RELEASE_KEY=str(release.key), **slugs)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sound and signed" in done.stdout
+    answer = verify.verify(left / "evidence.tar", replace(release.asked, statement=left / "release.intoto.json"))
+    assert answer.sound
+    assert answer.findings[-1].words.endswith("built by https://buildkite.com/acme/rocm")
+
+
+def test_the_step_that_signs_signs_nothing_with_another_key_or_without_one(release, tmp_path):
+    for name, env, status in (("none", {}, 5), ("other", {"HILGATE_RELEASE_KEY": str(release.other)}, 3)):
+        (tmp_path / name).mkdir()
+        done, left = signed_by_the_step(release, tmp_path / name, **env)
+        assert done.returncode == status, done.stdout + done.stderr
+        assert "sound and signed" not in done.stdout
+    (tmp_path / "commit").mkdir()
+    done, left = signed_by_the_step(
+        release, tmp_path / "commit", HILGATE_RELEASE_KEY=str(release.key), BUILDKITE_COMMIT="0" * 40
+    )
+    assert done.returncode == 3
+    assert not (left / "release.intoto.json").exists()
