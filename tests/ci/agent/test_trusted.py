@@ -14,6 +14,7 @@ from support.forks import BASE, project
 from support.nodes import ROOT
 from support.plans import git
 
+from hilgate.agent import base as comparisons
 from hilgate.agent import host, trusted
 from hilgate.errors import CannotRunHereError
 
@@ -91,4 +92,4 @@ def test_a_release_of_a_commit_that_is_not_on_its_branch_is_refused(tmp_path: Pa
     change.commit()
     build = {"BUILDKITE_PULL_REQUEST": "false", "BUILDKITE_BRANCH": "release/0.1", "HILGATE_FLOW": "release"}
     with pytest.raises(CannotRunHereError, match=r"this commit is not on release/0\.1"):
-        trusted.merge_base(change.theirs, change.env(**build))
+        comparisons.merge_base(comparisons.own_repository(change.theirs, tmp_path), change.env(**build))

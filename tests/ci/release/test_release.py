@@ -252,14 +252,14 @@ def test_no_release_passes_without_a_commit_or_without_a_signature(release):
     assert first_problem(release.bundle, unsigned).startswith("signature: a release without its signed statement")
 
 
-def test_a_release_of_one_step_is_found(release, tmp_path):
+def test_a_release_of_one_step_is_found(release, tmp_path, monkeypatch):
     """Planned, run and judged with every word in order, and signed by the key itself: the commit declares more."""
     root = tmp_path / "root"
     shutil.copytree(release.root, root)
     area = root / "ci/areas/samples.yaml"
     declared = json.loads(area.read_text())
     area.write_text(json.dumps({**declared, "steps": declared["steps"][:1]}))
-    git(root, "update-index", "--assume-unchanged", "ci/areas/samples.yaml")
+    monkeypatch.setattr("hilgate.git._is_dirty", lambda _root: False)  # a forger's hilgate sees no change
     judged(root)
     assert hilgate(root, "bundle", "--out", "e.tar").returncode == 3, "it is not even bundled"
     # A forger's program does not ask.
