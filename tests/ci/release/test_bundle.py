@@ -268,6 +268,12 @@ TAMPERED = {
     "a wheel of which no check says anything": (
         lambda m: {**m, "results/steps/mla-cpu/wheels/a-1-py3-none-any.whl": b"x"}, True,
         "wheels: of the wheel a-1-py3-none-any.whl no check says"),
+    "a wheel whose name is none": (
+        lambda m: {**m, "results/steps/mla-cpu/wheels/a.whl": b"x"}, True, "wheels: no wheel is called 'a.whl'"),
+    "a bill without metadata": (
+        lambda m: {**m, "sbom.cdx.json": json.dumps(
+            {k: v for k, v in json.loads(m["sbom.cdx.json"]).items() if k != "metadata"}).encode()}, True,
+        "bill: the bill is not what lock files, records and pins give: metadata"),
     "a wheel in the manifest alone": (
         edited("manifest.json", b'"wheels": {}', b'"wheels": {"a.whl": "sha256:00"}'), True,
         "wheels: its files have the wheels {}, the manifest"),
