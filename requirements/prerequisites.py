@@ -98,6 +98,9 @@ PREREQUISITES = (
         "Python's ensurepip", _module("ensurepip"), "python3-venv", "python3", "the environment is made with it"
     ),
     Prerequisite(
+        "ssh-keygen", _program("ssh-keygen"), "openssh-client", "openssh-clients", "tests sign a release with it"
+    ),
+    Prerequisite(
         "libnuma.so.1",
         _library("libnuma.so.1"),
         "libnuma1",

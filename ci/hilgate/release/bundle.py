@@ -154,6 +154,8 @@ def wheels_in(members: Mapping[str, Path], recorded: Recorded) -> dict[str, str]
         wheel = name.rpartition("/")[2]
         if not (name.startswith("results/") and name.endswith(f"/wheels/{wheel}") and name.endswith(".whl")):
             continue
+        if not _WHEEL.fullmatch(wheel):
+            raise RecordsError(f"no wheel is called {wheel!a}", where=ascii(name), remedy="see the step that left it")
         if wheel in built:
             raise RecordsError(f"two wheels are called {wheel}", where=name, remedy="build each in one step")
         built[wheel] = f"sha256:{sha256(path)}"
@@ -225,6 +227,9 @@ def _files(folder: Path) -> dict[str, Path]:
             members[name] = path
     return members
 
+
+_WHEEL = re.compile(r"\w[\w.]*-\w[\w.+!]*(?:-[\w.]+){3,4}\.whl", re.ASCII)
+"""name-version(-build)-python-abi-platform.whl"""
 
 _LOCKED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==(?P<version>[^\s;\\#]+)(?P<rest>.*)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")

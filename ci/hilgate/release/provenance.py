@@ -235,9 +235,9 @@ def require_signed(file: Path, signature: Path, signers: Path) -> str:
     """
     try:
         keys = [line for line in signers.read_text("utf-8").splitlines() if line.strip() and not line.startswith("#")]
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         remedy = f"--signers FILE, by default {SIGNERS_FILE} of --root"
-        raise MisuseError(f"no list of signers: {error.strerror}", where=str(signers), remedy=remedy) from error
+        raise MisuseError(f"no list of signers: {error}", where=str(signers), remedy=remedy) from error
     if not keys:
         raise RecordsError(
             "nobody may sign a release: it names no key", where=str(signers), remedy="see its first lines"

@@ -292,7 +292,7 @@ def _check_bill(manifest: bundle.Manifest, members: Mapping[str, Path], recorded
     mine, theirs = json.loads(derived), json.loads(text)
     # What wrote it, and its version, is no fact about the build.
     for bill in (mine, theirs):
-        bill["metadata"].pop("tools", None)
+        bill.get("metadata", {}).pop("tools", None)
     differ = [part for part in sorted({**mine, **theirs}) if mine.get(part) != theirs.get(part)]
     if "components" in differ:  # all else may follow from it
         purls = [{component.get("purl", "") for component in bill["components"]} for bill in (mine, theirs)]

@@ -151,7 +151,7 @@ def test_the_command_says_it_all_in_a_second(tmp_path):
     assert done.returncode == Exit.CANNOT_RUN_HERE
     assert "git is missing" in done.stderr
     assert "a C++ compiler (g++) is missing" in done.stderr
-    assert "sudo apt-get install git g++\n" in done.stderr
+    assert "sudo apt-get install git g++ openssh-client\n" in done.stderr
 
 
 @pytest.mark.parametrize("reply", ["Python 3.10.13", "Python 3.14.0", ""])

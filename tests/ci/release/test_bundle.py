@@ -268,6 +268,12 @@ TAMPERED = {
     "a wheel of which no check says anything": (
         lambda m: {**m, "results/steps/mla-cpu/wheels/a-1-py3-none-any.whl": b"x"}, True,
         "wheels: of the wheel a-1-py3-none-any.whl no check says"),
+    "a wheel whose name is none": (
+        lambda m: {**m, "results/steps/mla-cpu/wheels/a.whl": b"x"}, True, "wheels: no wheel is called 'a.whl'"),
+    "a bill without metadata": (
+        lambda m: {**m, "sbom.cdx.json": json.dumps(
+            {k: v for k, v in json.loads(m["sbom.cdx.json"]).items() if k != "metadata"}).encode()}, True,
+        "bill: the bill is not what lock files, records and pins give: metadata"),
     "a wheel in the manifest alone": (
         edited("manifest.json", b'"wheels": {}', b'"wheels": {"a.whl": "sha256:00"}'), True,
         "wheels: its files have the wheels {}, the manifest"),
@@ -373,3 +379,19 @@ def test_the_order_of_members_does_not_count(sound, tmp_path):
 def test_no_bundle_of_a_smoke_run_is_written(tmp_path):
     with pytest.raises(MisuseError, match="a smoke run decides about no merge and no release"):
         write(tmp_path, profile="smoke", promised=9)
+
+
+def test_a_statement_names_the_bundle_and_the_images_by_digest(sound):
+    answer, statement = verify.statement_of(sound, verify.Asked(), "urn:hilgate:local", "")
+    assert answer.sound
+    assert [(one.name, one.digest["sha256"]) for one in statement.subject] == [
+        ("evidence.tar", bundle.sha256(sound)),
+        ("pkg:oci/rocm", DIGEST.removeprefix("sha256:")),
+    ]
+    made_from = [one.uri for one in statement.predicate.buildDefinition.resolvedDependencies]
+    assert made_from == [f"git+commit:{COMMIT}", "evidence:locks/a.txt", "evidence:pins.toml"]
+
+
+def test_of_a_bundle_that_is_not_sound_there_is_no_statement(sound, tmp_path):
+    file = forge(sound, tmp_path / "f.tar", without("report.html"))
+    assert verify.statement_of(file, verify.Asked(), "urn:hilgate:local", "")[1] is None

@@ -310,8 +310,10 @@ def test_whoever_lists_no_key_verifies_nothing(release, tmp_path):
     empty = Path(shutil.copy(REPOSITORY / provenance.SIGNERS_FILE, tmp_path))
     problem = first_problem(release.bundle, replace(release.asked, signers=empty))
     assert problem.startswith("signature: nobody may sign a release: it names no key")
-    with pytest.raises(MisuseError, match="no list of signers"):
-        verify.verify(release.bundle, replace(release.asked, signers=tmp_path / "none"))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name in ("none", "binary"):
+        with pytest.raises(MisuseError, match="no list of signers"):
+            verify.verify(release.bundle, replace(release.asked, signers=tmp_path / name))
 
 
 def test_a_machine_without_openssh_learns_nothing_about_the_bundle(release, monkeypatch):
