@@ -198,8 +198,9 @@ def test_a_step_that_fills_the_disk_is_ended_before_it_is_full(
     assert "less than 1 GiB are free" in capsys.readouterr().err
 
 
-OWN = {"results/plan.json", "'results/*.json'", "'results/*'"}
-"""What steps of the flow itself leave: `plan`, and in a release `verdict`."""
+OWN = {"results/plan.json", "'results/*.json'", "'results/*'", "results/evidence.tar"}
+OWN_STEPS = {"plan", "verdict", "bundle"}
+"""What steps of the flow itself leave: `plan`, and in a release `verdict` and `bundle`."""
 
 
 def test_only_what_the_flow_itself_has_made_is_downloaded_into_a_checkout() -> None:
@@ -207,7 +208,9 @@ def test_only_what_the_flow_itself_has_made_is_downloaded_into_a_checkout() -> N
     text = "".join(path.read_text() for path in flows)
     asked = re.findall(r"artifact download (.*?)(?: \|\||$)", text, re.MULTILINE)
     assert len(asked) > 10
-    assert [line for line in asked if line.split()[0] not in OWN or line.split()[-1] not in {"plan", "verdict"}] == []
+    assert [
+        line for line in asked if line.split()[0] not in OWN or line.split()[-1] not in {"plan", "verdict", "bundle"}
+    ] == []
 
 
 FORGES = """\
