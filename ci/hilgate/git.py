@@ -182,6 +182,10 @@ _OF_TOOLS = re.compile(
 """What editors and tools leave beside files for themselves."""
 
 
+_BYTECODE = re.compile(r"(?:^|/)__pycache__/[^/]+\.pyc$")
+"""What Python writes while it imports; `hilgate.run.bytecode` sees to it that none is stale."""
+
+
 def _untracked(root: Path, errors: str = "backslashreplace") -> set[str]:
     """Files that git would track, and those that a private list of exclusions hides in folders of the repository.
 
@@ -191,7 +195,8 @@ def _untracked(root: Path, errors: str = "backslashreplace") -> set[str]:
     """
 
     def listed(*options: str) -> set[str]:
-        return {one for one in _required(root, "ls-files", "-z", *options, errors=errors).split("\0") if one}
+        names = _required(root, "ls-files", "-z", *options, errors=errors).split("\0")
+        return {one for one in names if one and not _BYTECODE.search(one)}
 
     new = listed("--others", "--exclude-standard")
     hidden = listed("--others", "--exclude-per-directory=.gitignore") - new
@@ -392,7 +397,8 @@ def _for_opening(name: str) -> str:
 
 def _is_dirty(root: Path) -> bool:
     with _plain_index(root) as index:
-        return bool(_required(root, "status", "--porcelain", "-z", index=index)) or bool(_untracked(root))
+        tracked = _required(root, "status", "--porcelain", "--untracked-files=no", "-z", index=index)
+    return bool(tracked) or bool(_untracked(root))
 
 
 def _required(root: Path, *arguments: str, errors: str = "backslashreplace", index: str = "") -> str:

@@ -256,3 +256,15 @@ def test_why_git_says_nothing_about_a_tree_is_told_in_its_own_words(clone, monke
     assert raised.value.remedy == "clone the repository, or run `git init && git add --all` here"
     monkeypatch.setenv("PATH", str(unpacked))
     assert no_checkout(clone) == "git is not installed"
+
+
+def test_bytecode_that_python_writes_is_no_change(tmp_path):
+    """Python writes it while a step runs, in repositories that ignore it and in others; sources beside it count."""
+    git(tmp_path, "init", "-q")
+    (tmp_path / "package/__pycache__").mkdir(parents=True)
+    (tmp_path / "package/one.py").write_text("")
+    before = fingerprint(tmp_path)
+    (tmp_path / "package/__pycache__/one.cpython-311.pyc").write_bytes(b"code")
+    assert fingerprint(tmp_path) == before
+    (tmp_path / "package/__pycache__/conftest.py").write_text("")
+    assert fingerprint(tmp_path) != before
