@@ -170,8 +170,8 @@ def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
 def alive(pid: int) -> bool:
     """Whether a process still runs; one that nobody has waited for does not."""
     try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
